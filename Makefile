@@ -1,0 +1,63 @@
+# What a user or developer runs. Each target does its own set-up; `make demo` and `make test` are the two to start with.
+# PYTHON picks the interpreter, for example `make test PYTHON=python3.12 VENV=.venv-3.12`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all lint format bench e2e proto lock clean
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+install: $(STAMP) ## make .venv with the command .venv/bin/gpu-plugin, exact versions from requirements/dev.lock
+
+$(STAMP): pyproject.toml requirements/dev.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "gpu-plugin needs Python >= 3.11; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
+	  || { echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: install ## the real daemon on a simulated 8-GPU node under a stand-in kubelet: a timeline in under 20 s
+	$(BIN)/gpu-plugin demo
+
+test: install ## lint, types, and every test that needs no cluster
+	@$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest tests/unit tests/node
+
+test-all: ## the tests on each of Python 3.11 to 3.14 that this machine has
+	@VENV_ROOT="$(VENV)" ./.ci/every-python
+
+lint: install ## ruff, mypy, import-linter, codespell, and generated code as the .proto files give it
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/codespell
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python proto/generate.py --check
+
+format: install ## what lint would have
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: install ## speed and size, one table
+	$(BIN)/python -m bench
+
+e2e: install ## the daemon under a real kubelet, API server and container runtime (root; E2E_INSTALL=1 installs what is missing)
+	$(BIN)/python -m pytest tests/cluster
+
+proto: install ## generate gpu_plugin/kubelet/_api from proto/
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python proto/generate.py
+
+lock: install ## resolve requirements/*.lock anew from pyproject.toml
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11 pyproject.toml --extra kube --extra uvloop --group dev -o requirements/dev.lock
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11 pyproject.toml -o requirements/run.lock
+
+clean: ## remove virtual environments and caches
+	rm -rf $(VENV) $(VENV)-3.* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find gpu_plugin tests bench -name __pycache__ -prune -exec rm -rf {} +

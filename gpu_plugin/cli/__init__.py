@@ -1,0 +1,56 @@
+"""The `gpu-plugin` command. Each verb lives in a module of its own, imported only when it is the one asked for."""
+
+import importlib
+import sys
+
+import click
+
+from gpu_plugin import __version__
+
+VERBS = {
+    "run": "serve this node's GPUs to its kubelet until told to stop",
+    "fault": "make a GPU of a running simulated node fail, or heal it",
+    "demo": "the real daemon on a simulated 8-GPU node, as a timeline",
+}
+
+
+class Verbs(click.Group):
+    """Verbs by name: `gpu_plugin.cli.NAME` holds a click command called `command`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """The verbs, in the order of `VERBS`."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """The verb's command, imported now; None for no verb of ours."""
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"gpu_plugin.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Lists the verbs without importing one."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, "--version", message="gpu-plugin %(version)s")
+def group() -> None:
+    """An NVIDIA GPU device plugin for the kubelet."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line and returns its exit status: 2, with one line that says which and why, for bad usage."""
+    try:
+        result = group.main(arguments, prog_name="gpu-plugin", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        return 2
+    except click.ClickException as error:
+        verb = f" {error.ctx.info_name}" if isinstance(error, click.UsageError) and error.ctx and error.ctx.parent else ""
+        print(f"gpu-plugin{verb}: {' '.join(error.format_message().split())}", file=sys.stderr)
+        return error.exit_code
+    except click.Abort:
+        return 130
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,69 @@
+"""What a probe of the hardware found: the node's GPUs and how they are linked. Immutable."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """A GPU's own temperature limits, °C; None where the part does not say."""
+
+    shutdown: int | None = None
+    slowdown: int | None = None
+    memory_max: int | None = None
+    gpu_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One piece of hardware. None means that the part, the driver or the host does not say.
+
+    `unreadable` is why the driver could not describe it: such a GPU is listed and never handed out. Its `uuid` is then
+    the one remembered from an earlier probe, or a placeholder made of its index.
+    """
+
+    uuid: str
+    index: int
+    minor: int | None = None
+    pci_bus_id: str = ""
+    model: str = ""
+    architecture: int | None = None
+    memory_bytes: int | None = None
+    mig_enabled: bool = False
+    numa_node: int | None = None
+    thresholds: Thresholds = Thresholds()
+    event_types: int = 0
+    fields: frozenset[int] = frozenset()
+    unreadable: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What lies between two GPUs: the number of direct NVLinks, and the closest common PCIe ancestor.
+
+    `ancestor` is nvmlGpuTopologyLevel_t: 0 one board, 10 one switch, 20 several switches, 30 one host bridge, 40 one NUMA
+    node, 50 different ones. What could not be read is the worst.
+    """
+
+    nvlinks: int = 0
+    ancestor: int = 50
+
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The whole node as probed. `links` has every pair of uuids once, the lower first.
+
+    `device_nodes` are the paths under /dev that exist there; `imex_channels` those of its IMEX channels among them.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    links: Mapping[Pair, Link] = field(default_factory=dict)
+    driver_version: str = ""
+    device_nodes: frozenset[str] = frozenset()
+
+    def link(self, one: str, other: str) -> Link:
+        """The link of two GPUs by uuid, in either order; the worst there is where nothing is known."""
+        return self.links.get((one, other) if one < other else (other, one), Link())

@@ -1,0 +1,206 @@
+"""What this plugin asks of a GPU driver, as NVML names it: the port under which pynvml and the simulated driver sit.
+
+Calls are synchronous, may block for as long as the driver likes (a sick GPU can hold one for minutes), and are safe from
+any thread, as NVML's are. Values are plain: no ctypes leaves the adapter. Every refusal is an `NvmlError`.
+
+Numbers are NVML's own (nvml.h): return codes, temperature threshold kinds, event types, topology levels, field ids.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import NewType, Protocol
+
+Handle = NewType("Handle", int)
+"""A device handle: the value of NVML's opaque pointer, comparable between calls and with an event's device."""
+
+EventSet = NewType("EventSet", int)
+
+ALL_INSTANCES = 0xFFFFFFFF
+"""GPU or compute instance id of an event that is the whole GPU's (recorded on an H200)."""
+
+
+class Return(IntEnum):
+    """nvmlReturn_t, as far as this plugin tells codes apart."""
+
+    SUCCESS = 0
+    UNINITIALIZED = 1
+    INVALID_ARGUMENT = 2
+    NOT_SUPPORTED = 3
+    NO_PERMISSION = 4
+    NOT_FOUND = 6
+    DRIVER_NOT_LOADED = 9
+    TIMEOUT = 10
+    LIBRARY_NOT_FOUND = 12
+    FUNCTION_NOT_FOUND = 13
+    GPU_IS_LOST = 15
+    RESET_REQUIRED = 16
+    LIB_RM_VERSION_MISMATCH = 18
+    UNKNOWN = 999
+
+
+UNSUPPORTED = frozenset({Return.NOT_SUPPORTED, Return.NO_PERMISSION, Return.FUNCTION_NOT_FOUND})
+"""Codes that mean "this part or driver never answers that": learnt once, never a fault."""
+
+
+class NvmlError(Exception):
+    """A driver call refused. `code` is nvmlReturn_t (an int outside `Return` is possible), `call` NVML's function name."""
+
+    def __init__(self, code: int, call: str, text: str = "") -> None:
+        self.code = code
+        self.call = call
+        self.text = text or _name(code)
+        super().__init__(f"{call}: {self.text} ({code})")
+
+    @property
+    def unsupported(self) -> bool:
+        """Whether the part or the driver will never answer this call."""
+        return self.code in UNSUPPORTED
+
+
+def _name(code: int) -> str:
+    try:
+        return Return(code).name.replace("_", " ").lower()
+    except ValueError:
+        return "unnamed error"
+
+
+class Threshold(IntEnum):
+    """nvmlTemperatureThresholds_t: the kinds asked for, in degrees Celsius."""
+
+    SHUTDOWN = 0
+    SLOWDOWN = 1
+    MEM_MAX = 2
+    GPU_MAX = 3
+
+
+class EventType(IntFlag):
+    """nvmlEventType bits that say something about health."""
+
+    SINGLE_BIT_ECC = 0x1
+    DOUBLE_BIT_ECC = 0x2
+    XID_CRITICAL = 0x8
+    MIG_CONFIG_CHANGE = 0x100
+    SINGLE_BIT_ECC_STORM = 0x200
+    DRAM_RETIREMENT = 0x400
+    DRAM_RETIREMENT_FAILURE = 0x800
+    NON_FATAL_POISON = 0x1000
+    FATAL_POISON = 0x2000
+    GPU_UNAVAILABLE = 0x4000
+    GPU_RECOVERY_ACTION = 0x8000
+
+
+class TopologyLevel(IntEnum):
+    """nvmlGpuTopologyLevel_t: the closest common ancestor of two GPUs on PCIe; smaller is closer."""
+
+    INTERNAL = 0
+    SINGLE = 10
+    MULTIPLE = 20
+    HOSTBRIDGE = 30
+    NODE = 40
+    SYSTEM = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """nvmlEventData_t. `data` is the Xid for XID_CRITICAL; instances are ALL_INSTANCES when the whole GPU is meant."""
+
+    handle: Handle
+    kind: int
+    data: int
+    gpu_instance: int = ALL_INSTANCES
+    compute_instance: int = ALL_INSTANCES
+
+
+class Driver(Protocol):
+    """The calls. Each raises NvmlError; a name in a docstring is the NVML function behind it."""
+
+    def open(self) -> None:
+        """nvmlInit_v2. LIBRARY_NOT_FOUND says every path tried."""
+
+    def close(self) -> None:
+        """nvmlShutdown."""
+
+    def driver_version(self) -> str:
+        """nvmlSystemGetDriverVersion, such as 580.159.04."""
+
+    def device_count(self) -> int:
+        """nvmlDeviceGetCount_v2."""
+
+    def handle_by_index(self, index: int) -> Handle:
+        """nvmlDeviceGetHandleByIndex_v2."""
+
+    def handle_by_uuid(self, uuid: str) -> Handle:
+        """nvmlDeviceGetHandleByUUID."""
+
+    def uuid(self, handle: Handle) -> str:
+        """nvmlDeviceGetUUID, such as GPU-92e1c9b6-dd9b-778f-6e34-6f0d728ad189."""
+
+    def minor_number(self, handle: Handle) -> int:
+        """nvmlDeviceGetMinorNumber: N of /dev/nvidiaN."""
+
+    def pci_bus_id(self, handle: Handle) -> str:
+        """nvmlDeviceGetPciInfo_v3's busId, such as 00000000:00:06.0."""
+
+    def name(self, handle: Handle) -> str:
+        """nvmlDeviceGetName, such as NVIDIA H200."""
+
+    def architecture(self, handle: Handle) -> int:
+        """nvmlDeviceGetArchitecture: 6 Volta, 7 Turing, 7 Ampere is 7... as nvml.h numbers them; 9 is Hopper."""
+
+    def memory_total(self, handle: Handle) -> int:
+        """nvmlDeviceGetMemoryInfo's total, bytes. Some parts have none (NOT_SUPPORTED)."""
+
+    def mig_mode(self, handle: Handle) -> tuple[int, int]:
+        """nvmlDeviceGetMigMode: (current, pending), 1 is enabled."""
+
+    def numa_node(self, handle: Handle) -> int:
+        """nvmlDeviceGetNumaNodeId."""
+
+    def temperature(self, handle: Handle) -> int:
+        """nvmlDeviceGetTemperature of the GPU sensor, °C."""
+
+    def temperature_threshold(self, handle: Handle, kind: Threshold) -> int:
+        """nvmlDeviceGetTemperatureThreshold, °C."""
+
+    def total_energy(self, handle: Handle) -> int:
+        """nvmlDeviceGetTotalEnergyConsumption: mJ since the driver was last loaded; going backwards proves a reload."""
+
+    def supported_event_types(self, handle: Handle) -> int:
+        """nvmlDeviceGetSupportedEventTypes, a mask of EventType bits and others."""
+
+    def field_values(self, handle: Handle, fields: tuple[int, ...]) -> tuple[int | None, ...]:
+        """nvmlDeviceGetFieldValues: one integer a field, in order; None where that field was refused."""
+
+    def nvlink_remote_bus_id(self, handle: Handle, link: int) -> str | None:
+        """The PCI bus id at the far end of an active link (nvmlDeviceGetNvLinkState, ...GetNvLinkRemotePciInfo_v2).
+
+        None for a link that is there and down. NOT_SUPPORTED: no NVLink at all; INVALID_ARGUMENT: no such link.
+        """
+
+    def common_ancestor(self, one: Handle, other: Handle) -> int:
+        """nvmlDeviceGetTopologyCommonAncestor: a TopologyLevel."""
+
+    def event_set(self) -> EventSet:
+        """nvmlEventSetCreate."""
+
+    def free_event_set(self, events: EventSet) -> None:
+        """nvmlEventSetFree."""
+
+    def register_events(self, handle: Handle, mask: int, events: EventSet) -> None:
+        """nvmlDeviceRegisterEvents. NOT_SUPPORTED on parts too old for events."""
+
+    def wait(self, events: EventSet, timeout_ms: int) -> Event:
+        """nvmlEventSetWait_v2. Raises TIMEOUT when nothing came within `timeout_ms` milliseconds."""
+
+
+class HostView(Protocol):
+    """What the node's file system says about GPUs: /sys, /dev, /proc. Real, or a simulated node's."""
+
+    def numa_node(self, pci_bus_id: str) -> int | None:
+        """sysfs numa_node of a PCI device; None where the file is missing or negative (no node is known)."""
+
+    def device_nodes(self) -> frozenset[str]:
+        """Paths under /dev that an NVIDIA driver may own and that exist, such as /dev/nvidiactl."""
+
+    def boot_id(self) -> str:
+        """What changes with every boot (/proc/sys/kernel/random/boot_id)."""
