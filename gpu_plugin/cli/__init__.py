@@ -48,7 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(error.format_message())
         return 2
     except click.ClickException as error:
-        verb = f" {error.ctx.info_name}" if isinstance(error, click.UsageError) and error.ctx and error.ctx.parent else ""
+        verb = (
+            f" {error.ctx.info_name}" if isinstance(error, click.UsageError) and error.ctx and error.ctx.parent else ""
+        )
         print(f"gpu-plugin{verb}: {' '.join(error.format_message().split())}", file=sys.stderr)
         return error.exit_code
     except click.Abort:

@@ -1,0 +1,1 @@
+"""What a GPU's signals mean: evidence in, health out. Pure: the clock is an argument."""

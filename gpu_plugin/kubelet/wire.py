@@ -5,6 +5,7 @@ encoding of a message with fields [a, b] is the encoding of [a] followed by that
 one changed costs one encoding and a join, 0.1 ms instead of 170.
 """
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -100,23 +101,31 @@ class ListEncoder:
 
     def __init__(self) -> None:
         self._fragments: dict[tuple[str, bool, tuple[int, ...]], bytes] = {}
+        self._last: Sequence[Device] = ()
+        self._parts: list[bytes] = []
 
-    def missing(self, devices: Sequence[Device]) -> int:
-        """How many of `devices` were never encoded: about 50 µs of work each."""
-        known = self._fragments
-        return sum((d.id, not d.reason, d.numa) not in known for d in devices)
+    def fresh(self, devices: Sequence[Device]) -> int:
+        """How many of `devices` are not those of the last list: at most about 50 µs of work each."""
+        if len(devices) != len(self._last):
+            return len(devices)
+        return sum(map(operator.is_not, devices, self._last))
 
     def encode(self, devices: Sequence[Device]) -> bytes:
         """A ListAndWatchResponse of these devices."""
-        known = self._fragments
-        parts = []
-        for device in devices:
-            key = (device.id, not device.reason, device.numa)
-            fragment = known.get(key)
-            if fragment is None:
-                fragment = known[key] = _device(*key)
-            parts.append(fragment)
-        return b"".join(parts)
+        if len(devices) == len(self._last):
+            together = zip(devices, self._last, self._parts, strict=True)
+            self._parts = [part if new is old else self._fragment(new) for new, old, part in together]
+        else:
+            self._parts = [self._fragment(device) for device in devices]
+        self._last = devices
+        return b"".join(self._parts)
+
+    def _fragment(self, device: Device) -> bytes:
+        key = (device.id, not device.reason, device.numa)
+        fragment = self._fragments.get(key)
+        if fragment is None:
+            fragment = self._fragments[key] = _device(*key)
+        return fragment
 
 
 def _device(identifier: str, healthy: bool, numa: tuple[int, ...]) -> bytes:  # noqa: FBT001
@@ -189,4 +198,4 @@ def warm() -> None:
     encode_allocate([edits])
     encode_preferred([["a"]])
     encode_register("a", "b", pre_start=False, preferred=True)
-    _device("a", True, (0,))  # noqa: FBT003
+    _device("a", True, (0,))

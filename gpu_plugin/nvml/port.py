@@ -118,7 +118,7 @@ class Driver(Protocol):
         """nvmlInit_v2. LIBRARY_NOT_FOUND says every path tried."""
 
     def close(self) -> None:
-        """nvmlShutdown."""
+        """NvmlShutdown."""
 
     def driver_version(self) -> str:
         """nvmlSystemGetDriverVersion, such as 580.159.04."""
@@ -130,7 +130,7 @@ class Driver(Protocol):
         """nvmlDeviceGetHandleByIndex_v2."""
 
     def handle_by_uuid(self, uuid: str) -> Handle:
-        """nvmlDeviceGetHandleByUUID."""
+        """NvmlDeviceGetHandleByUUID."""
 
     def uuid(self, handle: Handle) -> str:
         """nvmlDeviceGetUUID, such as GPU-92e1c9b6-dd9b-778f-6e34-6f0d728ad189."""
@@ -148,16 +148,16 @@ class Driver(Protocol):
         """nvmlDeviceGetArchitecture: 6 Volta, 7 Turing, 7 Ampere is 7... as nvml.h numbers them; 9 is Hopper."""
 
     def memory_total(self, handle: Handle) -> int:
-        """nvmlDeviceGetMemoryInfo's total, bytes. Some parts have none (NOT_SUPPORTED)."""
+        """NvmlDeviceGetMemoryInfo's total, bytes. Some parts have none (NOT_SUPPORTED)."""
 
     def mig_mode(self, handle: Handle) -> tuple[int, int]:
         """nvmlDeviceGetMigMode: (current, pending), 1 is enabled."""
 
     def numa_node(self, handle: Handle) -> int:
-        """nvmlDeviceGetNumaNodeId."""
+        """NvmlDeviceGetNumaNodeId."""
 
     def temperature(self, handle: Handle) -> int:
-        """nvmlDeviceGetTemperature of the GPU sensor, °C."""
+        """NvmlDeviceGetTemperature of the GPU sensor, °C."""
 
     def temperature_threshold(self, handle: Handle, kind: Threshold) -> int:
         """nvmlDeviceGetTemperatureThreshold, °C."""
@@ -181,13 +181,13 @@ class Driver(Protocol):
         """nvmlDeviceGetTopologyCommonAncestor: a TopologyLevel."""
 
     def event_set(self) -> EventSet:
-        """nvmlEventSetCreate."""
+        """NvmlEventSetCreate."""
 
     def free_event_set(self, events: EventSet) -> None:
-        """nvmlEventSetFree."""
+        """NvmlEventSetFree."""
 
     def register_events(self, handle: Handle, mask: int, events: EventSet) -> None:
-        """nvmlDeviceRegisterEvents. NOT_SUPPORTED on parts too old for events."""
+        """NvmlDeviceRegisterEvents. NOT_SUPPORTED on parts too old for events."""
 
     def wait(self, events: EventSet, timeout_ms: int) -> Event:
         """nvmlEventSetWait_v2. Raises TIMEOUT when nothing came within `timeout_ms` milliseconds."""
@@ -197,7 +197,7 @@ class HostView(Protocol):
     """What the node's file system says about GPUs: /sys, /dev, /proc. Real, or a simulated node's."""
 
     def numa_node(self, pci_bus_id: str) -> int | None:
-        """sysfs numa_node of a PCI device; None where the file is missing or negative (no node is known)."""
+        """Sysfs numa_node of a PCI device; None where the file is missing or negative (no node is known)."""
 
     def device_nodes(self) -> frozenset[str]:
         """Paths under /dev that an NVIDIA driver may own and that exist, such as /dev/nvidiactl."""

@@ -1,0 +1,128 @@
+"""Device list strategies: how the runtime is told which devices a container gets.
+
+The answers are those of NVIDIA's plugin v0.20.0 (internal/plugin/server.go) field by field, with three differences that
+make them the same for the same devices every time: ids in the order of the resource's list, nothing twice, and the
+annotation key made from the ids instead of at random.
+"""
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpu_plugin.access.edits import ContainerEdits, DeviceSpec, Mount
+from gpu_plugin.devices.device import Device
+
+VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
+VOLUME_ROOT = "/var/run/nvidia-container-devices"
+CDI_VENDOR = "k8s.device-plugin.nvidia.com"
+
+CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+"""Nodes every GPU container needs, in the order in which NVIDIA's plugin names them; each only where it exists."""
+
+# What a CDI class stands for exists where one of its device nodes does.
+_CLASS_NODES = {"gdrcopy": "/dev/gdrdrv", "gds": "/dev/nvidia-fs", "mofed": "/dev/infiniband/"}
+
+_NAMESPACE = uuid.UUID("6ba7b811-9dad-11d1-80b4-00c04fd430c8")  # RFC 9562's namespace for URLs
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What the operator asked for and the node has, as far as Allocate needs it."""
+
+    strategies: tuple[str, ...] = ("envvar",)
+    id_strategy: str = "uuid"
+    pass_device_specs: bool = False
+    dev_root: str = "/"
+    annotation_prefix: str = "cdi.k8s.io/"
+    features: tuple[str, ...] = ()
+    cdi_classes: tuple[str, ...] = ()
+    imex_channels: tuple[int, ...] = ()
+    control_nodes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Draft:
+    envs: dict[str, str] = field(default_factory=dict)
+    mounts: list[Mount] = field(default_factory=list)
+    annotations: dict[str, str] = field(default_factory=dict)
+    cdi_devices: list[str] = field(default_factory=list)
+
+
+def existing(device_nodes: frozenset[str], paths: Sequence[str] = CONTROL_NODES) -> tuple[str, ...]:
+    """Those of `paths` that the node has."""
+    return tuple(path for path in paths if path in device_nodes)
+
+
+def cdi_classes(features: Sequence[str], device_nodes: frozenset[str]) -> tuple[str, ...]:
+    """The CDI classes beside gpu that a container is given: each feature asked for whose device nodes exist."""
+    return tuple(f for f in features if any(node.startswith(_CLASS_NODES[f]) for node in device_nodes))
+
+
+def imex_node(channel: int) -> str:
+    """The device node of an IMEX channel."""
+    return f"/dev/nvidia-caps-imex-channels/channel{channel}"
+
+
+def container_edits(devices: Sequence[Device], access: Access) -> ContainerEdits:
+    """The edits for a container that gets `devices`, which are in the order of their resource's list."""
+    ids = tuple(dict.fromkeys(d.visible_id if access.id_strategy == "uuid" else d.index for d in devices))
+    draft = _Draft()
+    for feature in access.features:
+        draft.envs[f"NVIDIA_{feature.upper()}"] = "enabled"
+    for name, strategy in STRATEGIES.items():
+        if name in access.strategies:
+            strategy(draft, ids, access)
+    specs: tuple[DeviceSpec, ...] = ()
+    if access.pass_device_specs and not all(name.startswith("cdi-") for name in access.strategies):
+        specs = _device_specs(devices, access)
+    return ContainerEdits(
+        draft.envs,
+        tuple(draft.mounts),
+        specs,
+        draft.annotations,
+        tuple(draft.cdi_devices),
+    )
+
+
+def _envvar(draft: _Draft, ids: tuple[str, ...], access: Access) -> None:
+    draft.envs[VISIBLE_DEVICES] = ",".join(ids)
+    if access.imex_channels:
+        draft.envs["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, access.imex_channels))
+
+
+def _volume_mounts(draft: _Draft, ids: tuple[str, ...], access: Access) -> None:
+    draft.envs[VISIBLE_DEVICES] = VOLUME_ROOT
+    draft.mounts += [Mount(f"{VOLUME_ROOT}/{identifier}", "/dev/null") for identifier in ids]
+    draft.mounts += [Mount(f"{VOLUME_ROOT}/imex/{channel}", "/dev/null") for channel in access.imex_channels]
+
+
+def _cdi_names(ids: tuple[str, ...], access: Access) -> list[str]:
+    names = [f"{CDI_VENDOR}/gpu={identifier}" for identifier in ids]
+    names += [f"{CDI_VENDOR}/imex-channel={channel}" for channel in access.imex_channels]
+    return names + [f"{CDI_VENDOR}/{kind}=all" for kind in access.cdi_classes]
+
+
+def _cdi_annotations(draft: _Draft, ids: tuple[str, ...], access: Access) -> None:
+    names = ",".join(_cdi_names(ids, access))
+    key = f"{access.annotation_prefix}nvidia-device-plugin_{uuid.uuid5(_NAMESPACE, names)}"
+    draft.annotations[key] = names
+
+
+def _cdi_cri(draft: _Draft, ids: tuple[str, ...], access: Access) -> None:
+    draft.cdi_devices += _cdi_names(ids, access)
+
+
+STRATEGIES: Mapping[str, Callable[[_Draft, tuple[str, ...], Access], None]] = {
+    "envvar": _envvar,
+    "volume-mounts": _volume_mounts,  # after envvar, whose variable it takes over
+    "cdi-annotations": _cdi_annotations,
+    "cdi-cri": _cdi_cri,
+}
+"""Device list strategies by name, in the order in which they are applied when several are asked for."""
+
+
+def _device_specs(devices: Sequence[Device], access: Access) -> tuple[DeviceSpec, ...]:
+    paths = [*access.control_nodes, *(node for device in devices for node in device.nodes)]
+    paths += [imex_node(channel) for channel in access.imex_channels]
+    root = access.dev_root.rstrip("/")
+    return tuple(DeviceSpec(path, f"{root}{path}") for path in dict.fromkeys(paths))

@@ -1,0 +1,65 @@
+"""The daemon's settings, resolved."""
+
+from dataclasses import dataclass
+
+DEVICE_PLUGIN_DIR = "/var/lib/kubelet/device-plugins"
+"""Where the kubelet looks for device plugins, whatever its own --root-dir (pkg/kubelet, DevicePluginPath)."""
+
+STATE_DIR = "/var/lib/gpu-plugin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Every option under its own name; durations are in seconds. Defaults are those of `options.OPTIONS`."""
+
+    mig_strategy: str
+    fail_on_init_error: bool
+    driver_root: str
+    dev_root: str
+    pass_device_specs: bool
+    device_list_strategy: tuple[str, ...]
+    device_id_strategy: str
+    gdrcopy_enabled: bool
+    gds_enabled: bool
+    mofed_enabled: bool
+    cdi_annotation_prefix: str
+    nvidia_cdi_hook_path: str
+    driver_root_ctr_path: str
+    mps_root: str
+    shared_devices_allocation_policy: str
+    device_discovery_strategy: str
+    imex_channel_ids: tuple[int, ...]
+    imex_required: bool
+    kubelet_socket: str | None
+    device_plugin_dir: str | None
+    config_file: str
+    cdi_feature_flags: tuple[str, ...]
+    cdi_disable_hooks: tuple[str, ...]
+    simulate: str
+    state_dir: str
+    log_format: str
+    log_level: str
+    health_poll_interval: float
+    temperature_recovery: float
+    nvml_timeout: float
+    disable_healthchecks: str
+    enable_healthchecks: str
+
+    @property
+    def socket_dir(self) -> str:
+        """The directory of kubelet.sock and of our own sockets: both always lie side by side."""
+        if self.device_plugin_dir is not None:
+            return self.device_plugin_dir
+        if self.kubelet_socket:
+            return self.kubelet_socket.rpartition("/")[0] or "/"
+        return DEVICE_PLUGIN_DIR
+
+    @property
+    def registration_socket(self) -> str:
+        """The kubelet's registration socket; empty where the operator asked for no registration."""
+        return f"{self.socket_dir}/kubelet.sock" if self.kubelet_socket is None else self.kubelet_socket
+
+    @property
+    def effective_dev_root(self) -> str:
+        """The host directory whose /dev holds the device nodes: the driver root unless told otherwise."""
+        return self.dev_root or self.driver_root

@@ -1,0 +1,157 @@
+"""One resource's life with the kubelet: listen, register, watch, and begin anew when anything of that is lost.
+
+The kubelet never repairs a broken connection to a plugin; whatever breaks, the plugin has to register again, and must
+have let go of everything old before it does. So there is one way to mend: end this incarnation, begin the next. Each
+listens on a socket of its own name, since kubelets from 1.37 on tell endpoints apart by path.
+"""
+
+import logging
+import random
+from pathlib import Path
+
+import anyio
+
+from gpu_plugin.kubelet.backoff import Backoff
+from gpu_plugin.kubelet.directory import NET
+from gpu_plugin.kubelet.feed import ListFeed
+from gpu_plugin.kubelet.registration import RegistrationError, register
+from gpu_plugin.kubelet.server import SocketServer
+from gpu_plugin.kubelet.service import DevicePluginService
+from gpu_plugin.kubelet.socket import Identity, identity, remove_stale, socket_path
+from gpu_plugin.pulse import Pulse
+from gpu_plugin.snapshot import SnapshotStore
+
+log = logging.getLogger(__name__)
+
+FIRST_STREAM = 30.0
+"""Seconds after a registration within which the kubelet must have opened its stream (it does so at once)."""
+
+
+class ResourceEndpoint:
+    """Keeps one resource registered for as long as `run` runs."""
+
+    def __init__(
+        self, resource: str, store: SnapshotStore, kubelet_socket: Path | None, directory: Path, look: Pulse
+    ) -> None:
+        """Takes the pulse that rings when something in `directory` may have changed.
+
+        `kubelet_socket` is `directory`/kubelet.sock, or None to serve without registering.
+        """
+        self.resource = resource
+        self.registrations = 0
+        self._store = store
+        self._feed = ListFeed(resource, store)
+        self._kubelet_socket = kubelet_socket
+        self._directory = directory
+        self._look = look
+        self._incarnation = 0
+        self._again = False
+
+    async def run(self) -> None:
+        """Serves until cancelled, then ends streams, connections and socket. One failure after the other is mended."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._feed.run)
+            await self._live()
+
+    def register_again(self) -> None:
+        """Ends the present incarnation and begins the next: what a reload of the configuration asks for."""
+        self._again = True
+        self._look.ring()
+
+    async def _live(self) -> None:
+        backoff = Backoff()
+        while True:
+            began = anyio.current_time()
+            seen = self._kubelet()
+            try:
+                why = await self._serve()
+                log.info("%s: %s; registering again", self.resource, why)
+            except RegistrationError as error:
+                log.warning("%s: registration failed: %s", self.resource, error)
+            except OSError as error:
+                log.warning("%s: cannot serve in %s: %s", self.resource, self._directory, error)
+            except Exception:
+                log.exception("%s: serving failed unexpectedly; beginning anew", self.resource)
+            now = anyio.current_time()
+            pause = backoff.delay(now, now - began, random.random())  # noqa: S311 - spreads retries, keeps no secret
+            await self._wait(pause, seen, backoff)
+
+    async def _wait(self, seconds: float, seen: Identity | None, backoff: Backoff) -> None:
+        """Waits before the next try; a kubelet.sock that is not the one of before ends the wait."""
+        deadline = anyio.current_time() + seconds
+        while self._kubelet() in (None, seen):
+            left = deadline - anyio.current_time()
+            if left <= 0:
+                return
+            await self._look.wait(left)
+        backoff.forget()
+
+    def _kubelet(self) -> Identity | None:
+        """Which kubelet socket there is now; where none is registered with, the directory stands for it."""
+        return identity(self._kubelet_socket or self._directory)
+
+    async def _serve(self) -> str:
+        """One incarnation: returns why it is over.
+
+        Raises:
+            RegistrationError: the kubelet did not take us.
+            OSError: the socket cannot be made.
+        """
+        kubelet = await self._kubelet_present()
+        self._again = False
+        remove_stale(self._directory)
+        self._incarnation += 1
+        path = socket_path(self._directory, self.resource, self._incarnation)
+        await self._feed.refresh()
+        service = DevicePluginService(self._feed, self._store, lambda _: self._look.ring())
+        server = SocketServer(service)
+        try:
+            await server.bind(path)
+            log.debug("%s: listening on %s", self.resource, path)
+            if self._kubelet_socket is not None:
+                await register(self._kubelet_socket, path.name, self.resource)
+                self.registrations += 1
+                log.info("%s: registered with the kubelet as %s", self.resource, path.name)
+            return await self._until_over(service, server, kubelet)
+        finally:
+            service.end_streams()
+            await server.end()
+
+    async def _kubelet_present(self) -> Identity:
+        """Waits for the kubelet's socket and says which one it is."""
+        told = False
+        while True:
+            found = self._kubelet()
+            if found is not None:
+                return found
+            if not told:
+                log.info(
+                    "%s: waiting for the kubelet: no %s yet", self.resource, self._kubelet_socket or self._directory
+                )
+                told = True
+            await self._look.wait(NET)
+
+    async def _until_over(self, service: DevicePluginService, server: SocketServer, kubelet: Identity) -> str:
+        registered = anyio.current_time()
+        while True:
+            why = self._over(service, server, kubelet, anyio.current_time() - registered)
+            if why:
+                return why
+            await self._look.wait(NET)
+
+    def _over(self, service: DevicePluginService, server: SocketServer, kubelet: Identity, age: float) -> str:
+        """Why this incarnation is over; empty while all is well. Looks at the present alone, so no stale event misleads."""
+        if self._again:
+            return "told to begin anew"
+        if not server.listening:
+            return "our socket is gone"
+        if self._kubelet_socket is None:
+            return ""
+        present = self._kubelet()
+        if present is not None and present != kubelet:
+            return "the kubelet has a new socket"
+        if service.streams_opened and not service.streams:
+            return "the kubelet dropped our stream"
+        if not service.streams_opened and age > FIRST_STREAM:
+            return f"the kubelet opened no stream within {FIRST_STREAM:g} s"
+        return ""

@@ -1,0 +1,76 @@
+"""One resource's device list as bytes: encoded once for all streams, only where something changed, bursts as one."""
+
+import logging
+
+import anyio
+import anyio.to_thread
+
+from gpu_plugin.devices.device import Device
+from gpu_plugin.kubelet import wire
+from gpu_plugin.pulse import Pulse
+from gpu_plugin.snapshot import SnapshotStore
+
+log = logging.getLogger(__name__)
+
+QUIET = 0.05
+"""Seconds between two lists: the first change goes out at once, those of a burst after it together."""
+
+OFF_LOOP = 2_000
+"""From so many devices never encoded before on (50 µs each) the work is done on a thread, so that the loop runs on."""
+
+
+class ListFeed:
+    """The newest list of a resource; streams wait for one they have not sent."""
+
+    def __init__(self, resource: str, store: SnapshotStore) -> None:
+        self.resource = resource
+        self.version = 0
+        self.payload = b""
+        self._store = store
+        self._encoder = wire.ListEncoder()
+        self._changed = Pulse()
+        self._devices: tuple[Device, ...] | None = None
+        self._refreshing = anyio.Lock()
+
+    async def run(self) -> None:
+        """Follows the store for as long as the process lives. Never returns."""
+        while True:
+            if await self.refresh():
+                await anyio.sleep(QUIET)
+            else:
+                await self._store.changed.wait()
+
+    async def refresh(self) -> bool:
+        """Takes in the newest snapshot. Returns whether the list is another than before."""
+        async with self._refreshing:
+            view = self._store.current.resources.get(self.resource)
+            devices = view.resource.devices if view else ()
+            if devices is self._devices:
+                return False
+            if self._encoder.fresh(devices) >= OFF_LOOP:
+                payload = await anyio.to_thread.run_sync(self._encoder.encode, devices)
+            else:
+                payload = self._encoder.encode(devices)
+            self._devices = devices
+            if len(payload) > wire.MAX_MESSAGE_BYTES:
+                log.error(
+                    "%s: a list of %d devices is %d bytes and the kubelet takes %d: %s. Ask for fewer replicas",
+                    self.resource,
+                    len(devices),
+                    len(payload),
+                    wire.MAX_MESSAGE_BYTES,
+                    "the last list stays" if self.version else "no device is offered",
+                )
+                payload = self.payload
+            if self.version and payload == self.payload:
+                return False
+            self.payload = payload
+            self.version += 1
+            self._changed.ring()
+            return True
+
+    async def newer(self, than: int) -> tuple[int, bytes]:
+        """The list once it is newer than version `than`."""
+        while self.version <= than:
+            await self._changed.wait()
+        return self.version, self.payload

@@ -1,0 +1,40 @@
+"""One call of the kubelet's Registration.Register."""
+
+from pathlib import Path
+
+from grpclib.client import Channel, UnaryUnaryMethod
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+
+from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet.codec import BytesCodec
+
+DEADLINE = 15.0
+"""Seconds. The kubelet itself allows 10 s for dialling us back: waiting longer lets its own words reach us."""
+
+
+class RegistrationError(Exception):
+    """The kubelet did not take our registration; the text says why, in its words where it had any."""
+
+
+async def register(kubelet_socket: Path, endpoint: str, resource: str, deadline: float = DEADLINE) -> None:
+    """Registers `resource` with the kubelet, to be served on the socket named `endpoint` beside the kubelet's.
+
+    Our server must be answering already: the kubelet dials it before it answers us.
+
+    Raises:
+        RegistrationError: it refused, could not be reached, or did not answer within `deadline` seconds.
+    """
+    channel = Channel(path=str(kubelet_socket), codec=BytesCodec())
+    try:
+        call: UnaryUnaryMethod[bytes, bytes] = UnaryUnaryMethod(channel, wire.REGISTER, bytes, bytes)
+        await call(wire.encode_register(endpoint, resource, pre_start=False, preferred=True), timeout=deadline)
+    except GRPCError as error:
+        raise RegistrationError(f"the kubelet refused: {error.message or error.status.name}") from None
+    except TimeoutError:
+        raise RegistrationError(f"the kubelet did not answer within {deadline:g} s") from None
+    except (StreamTerminatedError, ProtocolError) as error:
+        raise RegistrationError(f"the kubelet ended the call: {error}") from None
+    except OSError as error:
+        raise RegistrationError(f"nobody answers on {kubelet_socket}: {error.strerror or error}") from None
+    finally:
+        channel.close()

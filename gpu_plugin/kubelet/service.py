@@ -1,0 +1,187 @@
+"""The five calls of the kubelet's DevicePlugin API for one resource.
+
+The kubelet admits pods one after the other and waits for us without a deadline: every answer is a pure function of the
+request and the newest snapshot. No NVML, no files, no waiting.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import anyio
+import anyio.to_thread
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.exceptions import GRPCError
+from grpclib.server import Stream
+
+from gpu_plugin.access.container import container_edits
+from gpu_plugin.access.edits import ContainerEdits
+from gpu_plugin.devices.device import Device
+from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet.feed import ListFeed
+from gpu_plugin.placement.preferred import preferred
+from gpu_plugin.snapshot import ResourceView, SnapshotStore
+
+log = logging.getLogger(__name__)
+
+BytesStream = Stream[bytes, bytes]
+
+OFF_LOOP_BYTES = 64 * 1024
+"""From this size on a request (1,400 ids) is worked on in a thread, so that other calls are answered meanwhile."""
+
+
+class RequestRejectedError(Exception):
+    """A request we refuse; the text reaches the pod's events, so it names the device and the reason."""
+
+    status = Status.INVALID_ARGUMENT
+
+
+class UnknownDeviceError(RequestRejectedError):
+    """An id that is none of this resource's devices."""
+
+    status = Status.NOT_FOUND
+
+
+class UnhealthyDeviceError(RequestRejectedError):
+    """A device that is not fit for use."""
+
+    status = Status.FAILED_PRECONDITION
+
+
+class DevicePluginService:
+    """Serves one resource out of the store. `stream_ended` is told when a ListAndWatch stream is gone, and how many remain."""
+
+    def __init__(self, feed: ListFeed, store: SnapshotStore, stream_ended: Callable[[int], None]) -> None:
+        self.resource = feed.resource
+        self.streams = 0
+        self.streams_opened = 0
+        self._feed = feed
+        self._store = store
+        self._stream_ended = stream_ended
+        self._ending: set[anyio.CancelScope] = set()
+        self._ended = False
+
+    def __mapping__(self) -> Mapping[str, Handler]:
+        """Handlers by path, raw: grpclib's generated ones never close the generator behind a stream the kubelet left."""
+        unary, stream = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM
+        return {
+            wire.OPTIONS: Handler(self._options, unary, bytes, bytes),
+            wire.LIST_AND_WATCH: Handler(self._list_and_watch, stream, bytes, bytes),
+            wire.PREFERRED: Handler(self._answer(self.preferred_bytes), unary, bytes, bytes),
+            wire.ALLOCATE: Handler(self._answer(self.allocate_bytes), unary, bytes, bytes),
+            wire.PRE_START: Handler(self._answer(self.pre_start_bytes), unary, bytes, bytes),
+        }
+
+    def end_streams(self) -> None:
+        """Lets every ListAndWatch stream return with status OK, those open now and any that still comes."""
+        self._ended = True
+        for scope in tuple(self._ending):
+            scope.cancel()
+
+    async def _options(self, stream: BytesStream) -> None:
+        await stream.recv_message()
+        await stream.send_message(OPTIONS)
+
+    async def _list_and_watch(self, stream: BytesStream) -> None:
+        """Sends the whole list, and again after each change, until the kubelet leaves or we end it."""
+        await stream.recv_message()
+        self.streams += 1
+        self.streams_opened += 1
+        sent = 0
+        try:
+            with anyio.CancelScope() as scope:
+                self._ending.add(scope)
+                if self._ended:
+                    scope.cancel()
+                while True:
+                    sent, payload = await self._feed.newer(sent)
+                    await stream.send_message(payload)
+        finally:
+            self._ending.discard(scope)
+            self.streams -= 1
+            self._stream_ended(self.streams)
+
+    def _answer(self, work: Callable[[bytes], bytes]) -> "Callable[[BytesStream], _Handling]":
+        async def handle(stream: BytesStream) -> None:
+            request = await stream.recv_message()
+            if request is None:
+                raise GRPCError(Status.INVALID_ARGUMENT, "the request ended before its message")
+            try:
+                if len(request) > OFF_LOOP_BYTES:
+                    answer = await anyio.to_thread.run_sync(work, request)
+                else:
+                    answer = work(request)
+            except RequestRejectedError as error:
+                log.warning("%s", error)
+                raise GRPCError(error.status, str(error)) from None
+            except ValueError as error:
+                raise GRPCError(Status.INVALID_ARGUMENT, f"{self.resource}: {error}") from None
+            await stream.send_message(answer)
+
+        return handle
+
+    def allocate_bytes(self, request: bytes) -> bytes:
+        """An AllocateResponse to an AllocateRequest. Raises RequestRejectedError, or ValueError on bytes that are none."""
+        return wire.encode_allocate(self.allocate(wire.decode_allocate(request)))
+
+    def allocate(self, containers: Sequence[Sequence[str]]) -> list[ContainerEdits]:
+        """What each container must be given, in order.
+
+        Raises:
+            UnknownDeviceError: an id that is none of ours.
+            UnhealthyDeviceError: a device that is not fit for use.
+        """
+        view = self._view()
+        return [container_edits(self._devices(view, ids), view.access) for ids in containers]
+
+    def preferred_bytes(self, request: bytes) -> bytes:
+        """A PreferredAllocationResponse. Never raises: an error here fails the pod, an empty answer leaves it to the kubelet."""
+        try:
+            containers = wire.decode_preferred(request)
+        except ValueError as error:
+            log.warning("%s: GetPreferredAllocation: %s; leaving the choice to the kubelet", self.resource, error)
+            return wire.encode_preferred([()])
+        return wire.encode_preferred(self.preferred(containers))
+
+    def preferred(self, containers: Sequence[wire.PreferredRequest]) -> list[tuple[str, ...]]:
+        """The ids each container should get, in order; nothing for one that cannot be served or on any trouble of ours."""
+        try:
+            view = self._view()
+            devices = view.resource.devices
+            return [
+                preferred(c.available, c.must_include, c.size, devices, view.order, view.scores) for c in containers
+            ]
+        except Exception:
+            log.exception("%s: choosing devices failed; leaving the choice to the kubelet", self.resource)
+            return [() for _ in containers]
+
+    def pre_start_bytes(self, request: bytes) -> bytes:
+        """A PreStartContainerResponse: nothing is to be done, since our options do not ask for this call."""
+        wire.decode_pre_start(request)
+        return wire.EMPTY
+
+    def _view(self) -> ResourceView:
+        view = self._store.current.resources.get(self.resource)
+        if view is None:
+            raise RequestRejectedError(f"{self.resource} is not served by this node any more")
+        return view
+
+    def _devices(self, view: ResourceView, ids: Sequence[str]) -> list[Device]:
+        """The healthy devices of these ids, each once, in the order of the list."""
+        found = {}
+        for identifier in ids:
+            device = view.device(identifier)
+            if device is None:
+                raise UnknownDeviceError(
+                    f"invalid allocation request for {self.resource!r}: unknown device: {identifier!r}",
+                )
+            if device.reason:
+                raise UnhealthyDeviceError(
+                    f"invalid allocation request for {self.resource!r}: device {identifier} is unhealthy: {device.reason}",
+                )
+            found[view.order[identifier]] = device
+        return [found[at] for at in sorted(found)]
+
+
+OPTIONS = wire.encode_options(pre_start=False, preferred=True)
+
+_Handling = object

@@ -1,0 +1,164 @@
+"""The real driver: `port.Driver` over pynvml. The only module that imports it.
+
+pynvml gives ctypes no argument types, so a wrong one could crash the process: every argument is made here.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, TypeVar
+
+from gpu_plugin.nvml import library
+from gpu_plugin.nvml.port import Event, EventSet, Handle, NvmlError, Return, Threshold
+
+T = TypeVar("T")
+
+# pynvml.NVML_VALUE_TYPE_* to the member of the value union that holds it.
+_VALUE_MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+
+
+class PynvmlDriver:
+    """NVML through nvidia-ml-py. Safe from any thread, as NVML is; see `port.Driver` for what each call gives."""
+
+    def __init__(self, roots: Sequence[str] = ()) -> None:
+        """Takes the directories under which to look for the library, before the loader's own places."""
+        self._roots = tuple(roots)
+        self._nvml: ModuleType | None = None
+
+    def open(self) -> None:
+        """Loads the library if that has not been done yet, and initialises it."""
+        import pynvml  # noqa: PLC0415 - 9 ms and 3 MiB that a simulated node does not pay
+
+        if pynvml.nvmlLib is None:
+            pynvml.nvmlLib = library.load(self._roots)
+        self._nvml = pynvml
+        self._call(pynvml.nvmlInit)
+
+    def close(self) -> None:
+        """Ends the use of the library; it stays loaded."""
+        if self._nvml is not None:
+            self._call(self._nvml.nvmlShutdown)
+
+    def driver_version(self) -> str:
+        return str(self._call(self._lib.nvmlSystemGetDriverVersion))
+
+    def device_count(self) -> int:
+        return int(self._call(self._lib.nvmlDeviceGetCount))
+
+    def handle_by_index(self, index: int) -> Handle:
+        return _address(self._call(self._lib.nvmlDeviceGetHandleByIndex, index))
+
+    def handle_by_uuid(self, uuid: str) -> Handle:
+        return _address(self._call(self._lib.nvmlDeviceGetHandleByUUID, uuid))
+
+    def uuid(self, handle: Handle) -> str:
+        return str(self._call(self._lib.nvmlDeviceGetUUID, _pointer(self._lib, handle)))
+
+    def minor_number(self, handle: Handle) -> int:
+        return int(self._call(self._lib.nvmlDeviceGetMinorNumber, _pointer(self._lib, handle)))
+
+    def pci_bus_id(self, handle: Handle) -> str:
+        info = self._call(self._lib.nvmlDeviceGetPciInfo, _pointer(self._lib, handle))
+        return _text(info.busId)
+
+    def name(self, handle: Handle) -> str:
+        return str(self._call(self._lib.nvmlDeviceGetName, _pointer(self._lib, handle)))
+
+    def architecture(self, handle: Handle) -> int:
+        return int(self._call(self._lib.nvmlDeviceGetArchitecture, _pointer(self._lib, handle)))
+
+    def memory_total(self, handle: Handle) -> int:
+        return int(self._call(self._lib.nvmlDeviceGetMemoryInfo, _pointer(self._lib, handle)).total)
+
+    def mig_mode(self, handle: Handle) -> tuple[int, int]:
+        current, pending = self._call(self._lib.nvmlDeviceGetMigMode, _pointer(self._lib, handle))
+        return int(current), int(pending)
+
+    def numa_node(self, handle: Handle) -> int:
+        return int(self._call(self._lib.nvmlDeviceGetNumaNodeId, _pointer(self._lib, handle)))
+
+    def temperature(self, handle: Handle) -> int:
+        return int(self._call(self._lib.nvmlDeviceGetTemperature, _pointer(self._lib, handle), 0))
+
+    def temperature_threshold(self, handle: Handle, kind: Threshold) -> int:
+        return int(self._call(self._lib.nvmlDeviceGetTemperatureThreshold, _pointer(self._lib, handle), int(kind)))
+
+    def total_energy(self, handle: Handle) -> int:
+        return int(self._call(self._lib.nvmlDeviceGetTotalEnergyConsumption, _pointer(self._lib, handle)))
+
+    def supported_event_types(self, handle: Handle) -> int:
+        return int(self._call(self._lib.nvmlDeviceGetSupportedEventTypes, _pointer(self._lib, handle)))
+
+    def field_values(self, handle: Handle, fields: tuple[int, ...]) -> tuple[int | None, ...]:
+        answers = self._call(self._lib.nvmlDeviceGetFieldValues, _pointer(self._lib, handle), list(fields))
+        return tuple(_field(answer) for answer in answers)
+
+    def nvlink_remote_bus_id(self, handle: Handle, link: int) -> str | None:
+        pointer = _pointer(self._lib, handle)
+        if not self._call(self._lib.nvmlDeviceGetNvLinkState, pointer, link):
+            return None
+        return _text(self._call(self._lib.nvmlDeviceGetNvLinkRemotePciInfo, pointer, link).busId)
+
+    def common_ancestor(self, one: Handle, other: Handle) -> int:
+        lib = self._lib
+        return int(self._call(lib.nvmlDeviceGetTopologyCommonAncestor, _pointer(lib, one), _pointer(lib, other)))
+
+    def event_set(self) -> EventSet:
+        return EventSet(_value(self._call(self._lib.nvmlEventSetCreate)))
+
+    def free_event_set(self, events: EventSet) -> None:
+        self._call(self._lib.nvmlEventSetFree, _events(self._lib, events))
+
+    def register_events(self, handle: Handle, mask: int, events: EventSet) -> None:
+        lib = self._lib
+        self._call(lib.nvmlDeviceRegisterEvents, _pointer(lib, handle), mask, _events(lib, events))
+
+    def wait(self, events: EventSet, timeout_ms: int) -> Event:
+        lib = self._lib
+        data = self._call(lib.nvmlEventSetWait_v2, _events(lib, events), timeout_ms)
+        return Event(_address(data.device), data.eventType, data.eventData, data.gpuInstanceId, data.computeInstanceId)
+
+    @property
+    def _lib(self) -> ModuleType:
+        if self._nvml is None:
+            raise NvmlError(Return.UNINITIALIZED, "open")
+        return self._nvml
+
+    def _call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Calls pynvml and makes what it raises into NvmlError."""
+        assert self._nvml is not None
+        try:
+            return function(*arguments)
+        except self._nvml.NVMLError as error:
+            raise NvmlError(error.value, function.__name__) from None
+        except UnicodeDecodeError as error:  # seen on drivers in trouble: bytes that are no text
+            raise NvmlError(
+                Return.UNKNOWN, function.__name__, f"answered with bytes that are no text: {error}"
+            ) from None
+
+
+def _address(pointer: Any) -> Handle:
+    return Handle(_value(pointer))
+
+
+def _value(pointer: Any) -> int:
+    return ctypes.cast(pointer, ctypes.c_void_p).value or 0
+
+
+def _pointer(lib: ModuleType, handle: Handle) -> Any:
+    return ctypes.cast(ctypes.c_void_p(handle), lib.c_nvmlDevice_t)
+
+
+def _events(lib: ModuleType, events: EventSet) -> Any:
+    return ctypes.cast(ctypes.c_void_p(events), lib.c_nvmlEventSet_t)
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _field(answer: Any) -> int | None:
+    if answer.nvmlReturn != Return.SUCCESS:
+        return None
+    member = _VALUE_MEMBERS.get(answer.valueType)
+    return None if member is None else int(getattr(answer.value, member))

@@ -1,0 +1,97 @@
+"""The one thread that waits for the driver's events."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from gpu_plugin.nvml.port import Driver, Event, EventSet, EventType, Handle, NvmlError, Return
+
+log = logging.getLogger(__name__)
+
+WAIT_MS = 1000
+"""Longest stay in the driver, milliseconds: the thread looks up this often to see whether it should end."""
+
+WANTED = (
+    EventType.DOUBLE_BIT_ECC
+    | EventType.XID_CRITICAL
+    | EventType.MIG_CONFIG_CHANGE
+    | EventType.DRAM_RETIREMENT
+    | EventType.DRAM_RETIREMENT_FAILURE
+    | EventType.NON_FATAL_POISON
+    | EventType.FATAL_POISON
+    | EventType.GPU_UNAVAILABLE
+    | EventType.GPU_RECOVERY_ACTION
+)
+
+FIRST_PAUSE = 0.25
+LONGEST_PAUSE = 30.0
+REPEAT_LOG = 60.0
+
+
+class EventWaiter:
+    """Waits in NVML on a daemon thread and hands each event to the event loop.
+
+    A wait that keeps failing is repeated ever more slowly, at most four times a second, and said once a minute.
+    """
+
+    def __init__(
+        self, driver: Driver, events: EventSet, deliver: Callable[[Event], None], upset: Callable[[], None]
+    ) -> None:
+        """Takes the callbacks for an event and for a failed wait; both run on the event loop's thread."""
+        self._driver = driver
+        self._events = events
+        self._deliver = deliver
+        self._upset = upset
+        self._loop = asyncio.get_running_loop()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
+
+    def start(self) -> None:
+        """Begins to wait."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Asks the thread to end, which it does within a second; nobody waits for it."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        pause, said = FIRST_PAUSE, 0.0
+        while not self._stop.is_set():
+            try:
+                event = self._driver.wait(self._events, WAIT_MS)
+            except NvmlError as error:
+                if error.code == Return.TIMEOUT:
+                    pause = FIRST_PAUSE
+                    continue
+                if time.monotonic() - said >= REPEAT_LOG or not said:
+                    said = time.monotonic()
+                    log.warning(
+                        "waiting for driver events fails, health relies on polling until it works again: %s", error
+                    )
+                self._hand_over(self._upset)
+                self._stop.wait(pause)
+                pause = min(pause * 2, LONGEST_PAUSE)
+            else:
+                pause = FIRST_PAUSE
+                self._hand_over(lambda event=event: self._deliver(event))  # type: ignore[misc]
+
+    def _hand_over(self, callback: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop has closed: the process is leaving
+            self._loop.call_soon_threadsafe(callback)
+
+
+def register(driver: Driver, handle: Handle, supported: int, events: EventSet) -> str:
+    """Asks for every health event a GPU can report. Returns why none will come; empty where they will. Blocks."""
+    mask = int(WANTED) & supported
+    if not mask:
+        return "it reports no events"
+    try:
+        driver.register_events(handle, mask, events)
+    except NvmlError as error:
+        if error.unsupported:
+            return "it is too old to report events"
+        return str(error)
+    return ""

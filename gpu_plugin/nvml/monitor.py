@@ -1,0 +1,257 @@
+"""Keeps an eye on the node's GPUs: finds them, looks at each in turn, and passes on what the driver reports.
+
+Decides nothing: every look and every event goes to `observe`, every change of what is known of the hardware to `found`.
+A GPU that holds a call holds no other GPU: its call is left on its own thread until it comes back.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import anyio
+
+from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.health.observation import Observation, Sample, XidEvent
+from gpu_plugin.nvml import events, probe
+from gpu_plugin.nvml.port import Driver, Event, EventSet, EventType, Handle, HostView, NvmlError
+from gpu_plugin.nvml.sample import fault, sample
+from gpu_plugin.nvml.threads import DriverThreads, Job
+from gpu_plugin.pulse import Pulse
+
+log = logging.getLogger(__name__)
+
+PROBE_PATIENCE = 10.0
+"""Seconds one GPU may take to describe itself before the others go on; the first contact wakes a sleeping GPU."""
+
+LOOK_PATIENCE = 1.0
+"""Seconds one GPU may take to be looked at before the others' turn."""
+
+
+PLACEHOLDER = "GPU-unreadable-"
+"""Begins the made-up uuid of a GPU whose own is not known yet. Such a device is never healthy, so no pod can hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    """A GPU was asked for a new handle, and looked at through it."""
+
+    handle: Handle
+    sample: Sample
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A GPU with its handle (None: out of reach) and the call to it that is under way, if any."""
+
+    gpu: Gpu
+    handle: Handle | None
+    pending: "Job[Sample] | Job[_Reached] | Job[tuple[Handle, Gpu]] | Job[str] | None" = None
+    events: bool = False
+
+
+@dataclass(slots=True)
+class Monitor:
+    """Watches one node's GPUs. `poll` and `timeout` are in seconds; `remembered` are GPUs that this boot has seen before."""
+
+    driver: Driver
+    host: HostView
+    poll: float
+    timeout: float
+    remembered: Sequence[Gpu]
+    observe: Callable[[str, Observation], None]
+    found: Callable[[Node], None]
+    node: Node = field(default_factory=Node)
+    _watched: list[_Watched] = field(default_factory=list)
+    _by_handle: dict[Handle, str] = field(default_factory=dict)
+    _threads: DriverThreads = field(default_factory=DriverThreads)
+    _look: Pulse = field(default_factory=Pulse)
+    _events: EventSet | None = None
+
+    async def open(self) -> Node:
+        """Opens the driver and finds the GPUs.
+
+        Raises:
+            NvmlError: there is no driver, or it does not work.
+            TimeoutError: it does not answer.
+        """
+        await self._threads.run(self.driver.open, self.timeout)
+        version = await self._threads.run(self.driver.driver_version, self.timeout)
+        count = await self._threads.run(self.driver.device_count, self.timeout)
+        self._watched = [await self._probe(index) for index in range(count)]
+        self._add_remembered()
+        await self._publish(version)
+        return self.node
+
+    async def run(self) -> None:
+        """Watches until cancelled: events from one thread, and a look at every GPU each `poll` seconds."""
+        waiter = await self._listen()
+        try:
+            while True:
+                for watched in self._watched:
+                    await self._look_at(watched)
+                # Spread, so that the nodes of a fleet do not all wake at the same moment.
+                await self._look.wait(self.poll * (0.95 + 0.1 * random.random()))  # noqa: S311
+        finally:
+            if waiter is not None:
+                waiter.stop()
+            self._threads.close()
+
+    def look_now(self) -> None:
+        """Has the GPUs looked at without waiting for their turn. From the event loop's thread."""
+        self._look.ring()
+
+    async def _probe(self, index: int) -> _Watched:
+        """One GPU as the driver describes it, or what is known of it if it does not."""
+        patience = min(self.timeout, PROBE_PATIENCE)
+        job = await self._threads.submit(lambda: probe.probe_gpu(self.driver, self.host, index), patience)
+        placeholder = Gpu(uuid=f"{PLACEHOLDER}{index}", index=index)
+        if not job.done.done():
+            why = f"the driver has not described it within {patience:g} s"
+            log.error("GPU %d: %s; it is not handed out", index, why)
+            return _Watched(replace(placeholder, unreadable=why), None, job)
+        try:
+            handle, gpu = job.done.result()
+        except NvmlError as error:
+            seen = fault(error)
+            log.error("GPU %d cannot be read and is not handed out: %s", index, seen.detail)  # noqa: TRY400
+            return _Watched(replace(placeholder, unreadable=seen.detail), None)
+        self._by_handle[handle] = gpu.uuid
+        return _Watched(gpu, handle)
+
+    def _add_remembered(self) -> None:
+        """Gives GPUs that the driver cannot name their remembered names, and lists those that it no longer has."""
+        present = {watched.gpu.uuid for watched in self._watched}
+        missing = {gpu.index: gpu for gpu in self.remembered if gpu.uuid not in present}
+        for watched in self._watched:
+            known = missing.pop(watched.gpu.index, None) if watched.handle is None else None
+            if known is not None:
+                watched.gpu = replace(known, unreadable=watched.gpu.unreadable)
+        for gpu in missing.values():
+            why = "the driver does not find it any more"
+            log.error("GPU %s: %s; it stays listed and is not handed out", gpu.uuid, why)
+            self._watched.append(_Watched(replace(gpu, unreadable=why), None))
+        self._watched.sort(key=lambda w: (w.gpu.index, w.gpu.uuid))
+
+    async def _publish(self, version: str) -> None:
+        """Makes the node of what is known and passes it on."""
+        readable = {w.gpu.uuid: w.handle for w in self._watched if w.handle is not None and not w.gpu.unreadable}
+        gpus = [w.gpu for w in self._watched if w.gpu.uuid in readable]
+        links = dict(self.node.links)
+        if len(gpus) > 1:
+            job = await self._threads.submit(
+                lambda: probe.probe_links(self.driver, readable, gpus), min(self.timeout, PROBE_PATIENCE)
+            )
+            if job.done.done() and job.done.exception() is None:
+                links = job.done.result()
+            else:
+                log.error("the links between GPUs cannot be read; pods get GPUs without regard to what is unknown")
+        self.node = Node(
+            tuple(w.gpu for w in self._watched), links, version or self.node.driver_version, self.host.device_nodes()
+        )
+        self.found(self.node)
+
+    async def _listen(self) -> events.EventWaiter | None:
+        """Registers every GPU for its events and begins to wait for them; None where the driver has no events."""
+        try:
+            self._events = await self._threads.run(self.driver.event_set, self.timeout)
+        except (NvmlError, TimeoutError) as error:
+            log.warning("the driver reports no events, health relies on polling: %s", error)
+            return None
+        for watched in self._watched:
+            await self._register(watched)
+        waiter = events.EventWaiter(self.driver, self._events, self._deliver, self._look.ring)
+        waiter.start()
+        return waiter
+
+    async def _register(self, watched: _Watched) -> None:
+        handle, event_set = watched.handle, self._events
+        if handle is None or event_set is None or watched.events:
+            return
+        supported = watched.gpu.event_types
+        job = await self._threads.submit(
+            lambda: events.register(self.driver, handle, supported, event_set), LOOK_PATIENCE
+        )
+        if not job.done.done():
+            watched.pending = job
+            return
+        why = str(job.done.exception() or job.done.result() or "")
+        watched.events = True
+        if why:
+            log.warning("GPU %s: no events will come from it, health relies on polling: %s", watched.gpu.uuid, why)
+
+    def _deliver(self, event: Event) -> None:
+        """Passes an event on; runs on the event loop."""
+        uuid = self._by_handle.get(event.handle)
+        if uuid is None:
+            log.warning("an event (type %#x, data %d) came from no GPU known here", event.kind, event.data)
+        elif event.kind == EventType.XID_CRITICAL:
+            self.observe(uuid, XidEvent(event.data))
+        else:
+            log.info("GPU %s: driver event of type %#x, data %d", uuid, event.kind, event.data)
+        self._look.ring()  # whatever it was, the GPU's own answers tell more
+
+    async def _look_at(self, watched: _Watched) -> None:
+        """One look, unless an earlier one is still under way."""
+        patience = min(self.timeout, LOOK_PATIENCE)
+        if watched.pending is None:
+            handle, uuid = watched.handle, watched.gpu.uuid
+            if watched.gpu.unreadable:
+                index, known = watched.gpu.index, "" if uuid.startswith(PLACEHOLDER) else uuid
+                watched.pending = await self._threads.submit(
+                    lambda: probe.probe_gpu(self.driver, self.host, index, known), patience
+                )
+            elif handle is None:
+                watched.pending = await self._threads.submit(lambda: self._reach(uuid), patience)
+            else:
+                watched.pending = await self._threads.submit(lambda: sample(self.driver, handle), patience)
+        job = watched.pending
+        if not job.done.done():
+            age = anyio.current_time() - job.started
+            if age >= self.timeout:
+                self.observe(
+                    watched.gpu.uuid, Sample(fault="hung", detail=f"the driver has not answered for {age:.0f} s")
+                )
+            return
+        watched.pending = None
+        error = job.done.exception()
+        if error is not None:
+            watched.handle = None
+            seen = fault(error) if isinstance(error, NvmlError) else Sample(fault="error", detail=repr(error))
+            self.observe(watched.gpu.uuid, seen)
+            return
+        await self._take(watched, job.done.result())
+
+    async def _take(self, watched: _Watched, result: object) -> None:
+        """Takes in what a look brought."""
+        if isinstance(result, Sample):
+            if result.fault:
+                watched.handle = None  # handles from before a reset are worth nothing: ask for a new one next time
+            self.observe(watched.gpu.uuid, result)
+        elif isinstance(result, _Reached):
+            watched.handle = None if result.sample.fault else result.handle
+            if watched.handle is not None:
+                watched.events = watched.events and watched.handle in self._by_handle
+                self._by_handle[watched.handle] = watched.gpu.uuid
+                await self._register(watched)
+            self.observe(watched.gpu.uuid, result.sample)
+        elif isinstance(result, tuple):
+            await self._take_probed(watched, *result)
+        elif isinstance(result, str):  # a registration for events that took its time
+            watched.events = not result
+
+    async def _take_probed(self, watched: _Watched, handle: Handle, gpu: Gpu) -> None:
+        """A GPU that could not be read was probed again."""
+        if gpu.unreadable or any(other.gpu.uuid == gpu.uuid for other in self._watched if other is not watched):
+            self.observe(watched.gpu.uuid, Sample(fault="error", detail=gpu.unreadable or "another GPU answers for it"))
+            return
+        log.info("GPU %d (%s) can be read now", gpu.index, gpu.uuid)
+        watched.gpu, watched.handle = gpu, handle
+        self._by_handle[handle] = gpu.uuid
+        await self._publish("")
+        await self._register(watched)
+
+    def _reach(self, uuid: str) -> _Reached:
+        """A new handle and a look through it. Blocks."""
+        handle = self.driver.handle_by_uuid(uuid)
+        return _Reached(handle, sample(self.driver, handle))

@@ -1,0 +1,119 @@
+"""Asks the driver and the host what hardware there is. Each call here blocks: it runs on a driver thread.
+
+One unreadable GPU never hides the others, and one unanswered question never hides a GPU.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from gpu_plugin.devices.node import Gpu, Link, Thresholds
+from gpu_plugin.nvml.port import Driver, Handle, HostView, NvmlError, Return, Threshold, TopologyLevel
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RECOVERY_ACTION_FIELD = 230
+"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION."""
+
+PROBED_FIELDS = (RECOVERY_ACTION_FIELD,)
+
+MAX_NVLINKS = 36
+"""More links than any GPU has; the driver ends the count earlier with INVALID_ARGUMENT or NOT_SUPPORTED."""
+
+
+def probe_gpu(driver: Driver, host: HostView, index: int, known: str = "") -> tuple[Handle, Gpu]:
+    """One GPU by its uuid if that is `known`, else by its NVML index (which may change when another GPU goes).
+
+    Raises:
+        NvmlError: the driver gives no handle or no uuid for it. What else it does not say is None in the answer; one lost
+            midway comes back `unreadable`.
+    """
+    handle = driver.handle_by_uuid(known) if known else driver.handle_by_index(index)
+    uuid = driver.uuid(handle)
+    try:
+        return handle, _describe(driver, host, handle, uuid, index)
+    except NvmlError as error:
+        return handle, Gpu(uuid=uuid, index=index, unreadable=f"the driver cannot describe it: {error}")
+
+
+def _describe(driver: Driver, host: HostView, handle: Handle, uuid: str, index: int) -> Gpu:
+    bus_id = _ask(lambda: driver.pci_bus_id(handle), "")
+    return Gpu(
+        uuid=uuid,
+        index=index,
+        minor=_ask(lambda: driver.minor_number(handle), None),
+        pci_bus_id=bus_id,
+        model=_ask(lambda: driver.name(handle), ""),
+        architecture=_ask(lambda: driver.architecture(handle), None),
+        memory_bytes=_ask(lambda: driver.memory_total(handle), None),
+        mig_enabled=_ask(lambda: driver.mig_mode(handle)[0] == 1, default=False),
+        numa_node=_numa_node(driver, host, handle, bus_id),
+        thresholds=Thresholds(
+            *(_ask(lambda kind=kind: driver.temperature_threshold(handle, kind), None) for kind in Threshold),  # type: ignore[misc]
+        ),
+        event_types=_ask(lambda: driver.supported_event_types(handle), 0),
+        fields=_fields(driver, handle),
+    )
+
+
+def probe_links(driver: Driver, handles: Mapping[str, Handle], gpus: Sequence[Gpu]) -> dict[tuple[str, str], Link]:
+    """Every pair of these GPUs once; what cannot be read is the worst link."""
+    by_bus = {gpu.pci_bus_id.lower(): gpu.uuid for gpu in gpus if gpu.pci_bus_id}
+    nvlinks: dict[tuple[str, str], int] = {}
+    for gpu in gpus:
+        for remote in _nvlink_peers(driver, handles[gpu.uuid]):
+            peer = by_bus.get(remote.lower())
+            if peer is not None:
+                nvlinks[gpu.uuid, peer] = nvlinks.get((gpu.uuid, peer), 0) + 1
+    links = {}
+    for at, one in enumerate(gpus):
+        for other in gpus[at + 1 :]:
+            pair = (one.uuid, other.uuid) if one.uuid < other.uuid else (other.uuid, one.uuid)
+            level = _ask(lambda: driver.common_ancestor(handles[pair[0]], handles[pair[1]]), int(TopologyLevel.SYSTEM))  # noqa: B023
+            # The two ends may disagree while a link is coming up or going down: what both see is there.
+            count = min(nvlinks.get(pair, 0), nvlinks.get((pair[1], pair[0]), 0))
+            links[pair] = Link(count, level)
+    return links
+
+
+def _ask(question: Callable[[], T], default: T) -> T:
+    """The answer, or `default` where the part or the driver has none. A lost GPU is everybody's business: raised."""
+    try:
+        return question()
+    except NvmlError as error:
+        if error.code in (Return.GPU_IS_LOST, Return.RESET_REQUIRED):
+            raise
+        if not error.unsupported:
+            log.warning("a question stays unanswered: %s", error)
+        return default
+
+
+def _numa_node(driver: Driver, host: HostView, handle: Handle, bus_id: str) -> int | None:
+    """The host's word first; NVML's where the host has none, and never a negative one."""
+    node = host.numa_node(bus_id) if bus_id else None
+    if node is None:
+        node = _ask(lambda: driver.numa_node(handle), None)
+    return node if node is not None and node >= 0 else None
+
+
+def _fields(driver: Driver, handle: Handle) -> frozenset[int]:
+    unanswered: tuple[int | None, ...] = (None,) * len(PROBED_FIELDS)
+    answers = _ask(lambda: driver.field_values(handle, PROBED_FIELDS), unanswered)
+    return frozenset(field for field, value in zip(PROBED_FIELDS, answers, strict=True) if value is not None)
+
+
+def _nvlink_peers(driver: Driver, handle: Handle) -> list[str]:
+    peers = []
+    for link in range(MAX_NVLINKS):
+        try:
+            remote = driver.nvlink_remote_bus_id(handle, link)
+        except NvmlError as error:
+            if error.unsupported or error.code == Return.INVALID_ARGUMENT:
+                break  # no such link: there are none after it either
+            log.warning("NVLink %d cannot be read and counts as down: %s", link, error)
+            continue
+        if remote is not None:
+            peers.append(remote)
+    return peers

@@ -1,0 +1,73 @@
+"""The one truth: an immutable snapshot of resources, devices and their health, with everything an answer needs.
+
+Whatever serves a request reads the newest snapshot. One writer publishes; who waits is woken.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from gpu_plugin.access.container import Access
+from gpu_plugin.devices.device import Device, Resource, with_reason
+from gpu_plugin.placement.scores import Scores
+from gpu_plugin.pulse import Pulse
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceView:
+    """A resource, ready to be asked about. `order` is the position of each device id in the list."""
+
+    resource: Resource
+    order: Mapping[str, int]
+    access: Access = field(default_factory=Access)
+    scores: Scores = field(default_factory=Scores)
+
+    @classmethod
+    def of(cls, resource: Resource, access: Access, scores: Scores) -> "ResourceView":
+        """The view of a resource. Raises ValueError where a device id occurs twice: the kubelet would miscount."""
+        order = {device.id: at for at, device in enumerate(resource.devices)}
+        if len(order) != len(resource.devices):
+            raise ValueError(f"{resource.name}: a device id occurs twice")
+        return cls(resource, order, access, scores)
+
+    def device(self, identifier: str) -> Device | None:
+        """The device of that id, if there is one."""
+        at = self.order.get(identifier)
+        return None if at is None else self.resource.devices[at]
+
+    def with_reasons(self, reasons: Mapping[str, str]) -> "ResourceView":
+        """The view after GPUs got these reasons (by uuid; "" is healthy); the very same one where nothing changes."""
+        changed = False
+        devices = []
+        for device in self.resource.devices:
+            new = with_reason(device, reasons[device.gpu]) if device.gpu in reasons else device
+            changed = changed or new is not device
+            devices.append(new)
+        return replace(self, resource=Resource(self.resource.name, tuple(devices))) if changed else self
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Every resource by name, at one moment. A greater version is newer."""
+
+    version: int = 0
+    resources: Mapping[str, ResourceView] = field(default_factory=dict)
+
+
+class SnapshotStore:
+    """Holds the newest snapshot. One writer; any number of readers on the same event loop."""
+
+    def __init__(self) -> None:
+        self.current = Snapshot()
+        self.changed = Pulse()
+
+    def publish(self, resources: Mapping[str, ResourceView]) -> Snapshot:
+        """Makes these resources the truth and wakes who waits; nothing happens where they are the same objects."""
+        if self.current.version and _same(self.current.resources, resources):
+            return self.current
+        self.current = Snapshot(self.current.version + 1, dict(resources))
+        self.changed.ring()
+        return self.current
+
+
+def _same(one: Mapping[str, ResourceView], other: Mapping[str, ResourceView]) -> bool:
+    return one.keys() == other.keys() and all(view is other[name] for name, view in one.items())

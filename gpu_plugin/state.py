@@ -1,0 +1,64 @@
+"""What outlives this process: small files in the state directory, each written whole or not at all.
+
+A directory that cannot be written or a file that cannot be read is said once and costs nothing but memory of the past.
+"""
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+MODE = 0o600
+
+
+class StateDirectory:
+    """Reads and writes JSON files below one directory. Every call blocks for as long as the disk does."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._refused: set[str] = set()
+
+    def read(self, name: str, kind: type[T]) -> T | None:
+        """What `write` wrote under this name; None where there is nothing, or nothing that can be read."""
+        file = self.path / name
+        try:
+            return msgspec.json.decode(file.read_bytes(), type=kind)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError) as error:
+            log.error("%s cannot be read, what it remembered is lost: %s", file, error)  # noqa: TRY400
+            return None
+
+    def write(self, name: str, content: object) -> bool:
+        """Replaces the file's content atomically and durably, mode 0600. Returns whether that worked."""
+        file = self.path / name
+        temporary = None
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=self.path)
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+                stream.flush()
+                os.fchmod(stream.fileno(), MODE)
+                os.fsync(stream.fileno())
+            Path(temporary).replace(file)
+            temporary = None
+        except OSError as error:
+            if name not in self._refused:
+                self._refused.add(name)
+                log.error("%s cannot be written; a restart will not remember what is known now: %s", file, error)  # noqa: TRY400
+            return False
+        finally:
+            if temporary is not None:
+                Path(temporary).unlink(missing_ok=True)
+        if name in self._refused:
+            self._refused.discard(name)
+            log.info("%s can be written again", file)
+        return True
