@@ -1,0 +1,267 @@
+"""How a command talks to the running daemon: a Unix socket in the state directory, one JSON line each way.
+
+A request is `{"verb": "fault", ...fields}`; the reply `{"ok": true, ...fields}` or `{"ok": false, "error": "a sentence"}`.
+Only the daemon's own user (and root) can connect. `request` is all that a command needs and imports little; `serve` is
+the daemon's side.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import stat
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpu_plugin.config.errors import ConfigError
+
+if TYPE_CHECKING:
+    import asyncio
+
+SOCKET = "control.sock"
+
+Verb = Callable[[Mapping[str, object]], Awaitable[Mapping[str, object]]]
+"""Takes a request's fields, gives the reply's. A ConfigError's text is the answer; anything else is a fault of ours."""
+
+_LONGEST_LINE = 64 * 1024
+"""Bytes of a request or a reply."""
+
+_SECONDS_TO_ASK = 5.0
+"""How long a client may take to send its line or fetch its reply: it is a local program, and has it ready."""
+
+_SECONDS_TO_ANSWER = 10.0
+"""How long a verb may take."""
+
+_LONGEST_ADDRESS = 107
+"""sun_path has 108 bytes, the last a zero (unix(7))."""
+
+_log = logging.getLogger(__name__)
+
+
+class ControlError(Exception):
+    """No daemon answers, or it refuses; `str()` is a sentence to show."""
+
+
+class UnknownVerbError(ControlError):
+    """The daemon is there and has no such verb."""
+
+
+def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
+    """Asks the daemon that uses `state_dir` and gives its reply's fields.
+
+    Raises:
+        UnknownVerbError: the daemon has no such verb.
+        ControlError: no daemon answers there, in time, or it refuses.
+    """
+    path = state_dir / SOCKET
+    line = _line({**fields, "verb": verb})
+    if len(line) > _LONGEST_LINE:
+        raise ControlError(f"{verb}: {len(line)} bytes are too long for a request: up to {_LONGEST_LINE} go")
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_SECONDS_TO_ANSWER + 1)
+            with _directory(state_dir) as directory:
+                connection.connect(_address(state_dir, directory))
+            connection.sendall(line)
+            reply = _read_line(connection)
+    except (FileNotFoundError, ConnectionError):
+        raise ControlError(f"no daemon answers at {path}: is one running with this state directory?") from None
+    except TimeoutError:
+        raise ControlError(f"the daemon at {path} does not answer in time") from None
+    except OSError as error:
+        raise ControlError(f"{path}: {error.strerror or error}") from None
+    try:
+        answer = json.loads(reply)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict) or not isinstance(answer.get("ok"), bool):
+        raise ControlError(f"what answers at {path} is no gpu-plugin daemon")
+    if not answer.pop("ok"):
+        refused = UnknownVerbError if answer.get("unknown_verb") else ControlError
+        raise refused(str(answer.get("error") or "refused without a reason"))
+    return answer
+
+
+@contextlib.asynccontextmanager
+async def serve(state_dir: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[None]:
+    """Answers requests for as long as the context lasts; on leaving it, connections end and the socket goes.
+
+    `state_dir` is made if need be. A socket left by a killed daemon is replaced. Leaving takes no longer than a turn of
+    the event loop: what is under way is cancelled, not waited for.
+
+    Raises:
+        ConfigError: another daemon uses this state directory, or it cannot be used.
+    """
+    import asyncio  # noqa: PLC0415 - a command that only asks does without
+
+    conversations: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(_converse(reader, writer, verbs))
+        conversations[task] = writer
+        task.add_done_callback(conversations.pop)
+
+    with contextlib.ExitStack() as stack:
+        try:
+            directory = stack.enter_context(_directory(state_dir, make=True))
+            listener = _bind(state_dir, directory)
+        except OSError as error:
+            raise ConfigError(f"{state_dir / SOCKET}: {error.strerror or error}") from None
+        stack.callback(_unlink_if_ours, directory, _identity(directory))
+        stack.callback(listener.close)
+        server = await asyncio.start_unix_server(connected, sock=listener, limit=_LONGEST_LINE, start_serving=False)
+        try:
+            await server.start_serving()
+            yield
+        finally:
+            server.close()  # not wait_closed(): since Python 3.12 it waits for clients to hang up
+            for task, writer in conversations.items():
+                task.cancel()
+                writer.transport.abort()  # one that has not begun yet would not
+
+
+async def _converse(reader: "asyncio.StreamReader", writer: "asyncio.StreamWriter", verbs: Mapping[str, Verb]) -> None:
+    """One request and its reply."""
+    import asyncio  # noqa: PLC0415 - as in serve
+
+    try:
+        async with asyncio.timeout(_SECONDS_TO_ASK):
+            try:
+                line = await reader.readuntil(b"\n")
+            except asyncio.LimitOverrunError:
+                line = b""
+        writer.write(await _answer(line, verbs))
+        async with asyncio.timeout(_SECONDS_TO_ASK):
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+    except (OSError, EOFError) as error:
+        _log.debug(f"control socket: a client left or was too slow: {error!r}")
+    finally:
+        writer.transport.abort()
+
+
+async def _answer(line: bytes, verbs: Mapping[str, Verb]) -> bytes:
+    """The reply's line to a request's."""
+    import asyncio  # noqa: PLC0415 - as in serve
+
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict) or not isinstance(name := fields.pop("verb", None), str):
+        return _refusal(f'a request is one line of JSON, {{"verb": "...", ...}}, of up to {_LONGEST_LINE} bytes')
+    if name not in verbs:
+        known = ", ".join(sorted(verbs)) or "none"
+        return _refusal(f"this daemon has no verb {name}; it has: {known}", unknown_verb=True)
+    try:
+        async with asyncio.timeout(_SECONDS_TO_ANSWER) as limit:
+            fields = await verbs[name](fields)
+        reply = _line({**fields, "ok": True})
+    except ConfigError as error:
+        return _refusal(str(error))
+    except Exception:  # noqa: BLE001 - whatever a verb does, the daemon lives on
+        if limit.expired():
+            return _refusal(f"{name} took longer than {_SECONDS_TO_ANSWER:g} s and was given up")
+        _log.exception(f"control socket: {name} failed")
+        return _refusal("internal error: the daemon's log has the details")
+    return reply if len(reply) <= _LONGEST_LINE else _refusal(f"{name}: the reply is too long for one line")
+
+
+def _line(message: Mapping[str, object]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _refusal(sentence: str, **more: object) -> bytes:
+    return _line({"ok": False, "error": sentence, **more})
+
+
+def _bind(state_dir: Path, directory: int) -> socket.socket:
+    """A listening socket, mode 0600 before anyone can connect."""
+    import fcntl  # noqa: PLC0415 - a command that only asks does without
+
+    address, path = _address(state_dir, directory), state_dir / SOCKET
+    try:
+        # Two daemons starting at once must not take turns at removing each other's socket.
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"{path}: another daemon is starting with this state directory") from None
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        _remove_stale(address, path, directory)
+        listener.bind(address)
+        os.chmod(SOCKET, 0o600, dir_fd=directory)
+        listener.listen()
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        fcntl.flock(directory, fcntl.LOCK_UN)
+    return listener
+
+
+def _remove_stale(address: str, path: Path, directory: int) -> None:
+    try:
+        there = os.stat(SOCKET, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(there.st_mode):
+        raise ConfigError(f"{path}: is in the way of the control socket: remove it")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(address)
+        except ConnectionRefusedError:
+            os.unlink(SOCKET, dir_fd=directory)
+            return
+        except BlockingIOError:
+            _log.debug(f"{path}: its daemon is too busy to accept, so it is there")
+    raise ConfigError(f"{path}: another daemon already uses this state directory: stop it, or name another directory")
+
+
+def _identity(directory: int) -> tuple[int, int, int] | None:
+    """What tells our socket from one put in its place, even under the same inode number."""
+    try:
+        there = os.stat(SOCKET, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return there.st_dev, there.st_ino, there.st_mtime_ns
+
+
+def _unlink_if_ours(directory: int, ours: tuple[int, int, int] | None) -> None:
+    if ours and _identity(directory) == ours:
+        os.unlink(SOCKET, dir_fd=directory)
+
+
+@contextlib.contextmanager
+def _directory(state_dir: Path, *, make: bool = False) -> Iterator[int]:
+    """A descriptor of the directory: what it names stays the same when the path comes to mean another."""
+    if make:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _address(state_dir: Path, directory: int) -> str:
+    """The socket's path or, where that is too long for sun_path, a short one that leads to the same place."""
+    path = str(state_dir / SOCKET)
+    return path if len(os.fsencode(path)) <= _LONGEST_ADDRESS else f"/proc/self/fd/{directory}/{SOCKET}"
+
+
+def _read_line(connection: socket.socket) -> bytes:
+    deadline = time.monotonic() + _SECONDS_TO_ANSWER + 1
+    received = b""
+    while not received.endswith(b"\n"):
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        chunk = connection.recv(_LONGEST_LINE)
+        received += chunk
+        if not chunk or len(received) > _LONGEST_LINE:
+            break
+    return received

@@ -1,0 +1,108 @@
+"""Device nodes for a simulated node, so that a real container runtime has something to put into a container."""
+
+import logging
+import os
+import re
+import stat
+from pathlib import Path
+
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.simulation.hardware import SimulatedNode
+from gpu_plugin.simulation.profile import Profile
+
+_MODE = 0o666
+
+_NUMBERS = (
+    # 195 is NVIDIA's in the kernel's list of majors, with these minors. The other majors are given out at load time:
+    # 238 and 241 were those on an H200 host, the rest are what their drivers commonly get.
+    (r"/dev/nvidia(\d+)", 195, 0),
+    (r"/dev/nvidiactl", 195, 255),
+    (r"/dev/nvidia-modeset", 195, 254),
+    (r"/dev/nvidia-uvm", 238, 0),
+    (r"/dev/nvidia-uvm-tools", 238, 1),
+    (r"/dev/nvidia-caps/nvidia-cap(\d+)", 241, 0),
+    (r"/dev/nvidia-caps-imex-channels/channel(\d+)", 242, 0),
+    (r"/dev/nvidia-fs(\d+)", 243, 0),
+    (r"/dev/gdrdrv", 244, 0),
+    (r"/dev/infiniband/uverbs(\d+)", 231, 192),
+    (r"/dev/infiniband/rdma_cm", 10, 58),
+)
+"""Pattern of a path, major, minor; a number in the path is added to the minor."""
+
+_OTHER_MAJOR = 240
+"""The first major that the kernel's list leaves for local use; minors are given in the order of the paths."""
+
+_log = logging.getLogger(__name__)
+
+
+def make(profile_or_node: Profile | SimulatedNode, root: Path) -> Path | None:
+    """Makes every device node of a simulated /dev under `root`: /dev/nvidia0 as `root`/dev/nvidia0, open to all.
+
+    Gives `root`, the place whose dev/ now holds exactly these; doing it again changes nothing, and nodes left by another
+    profile go. None, with one line in the log, where the process may not make device nodes. The numbers are real ones: on
+    a host with an NVIDIA driver these nodes reach its GPUs.
+
+    Raises:
+        ConfigError: `root` is the host's own root, or something there is in the way.
+        OSError: `root` cannot be written to.
+    """
+    profile = profile_or_node.profile if isinstance(profile_or_node, SimulatedNode) else profile_or_node
+    folder = root / "dev"
+    if folder.exists() and folder.samefile("/dev"):
+        raise ConfigError(f"{folder}: is the host's own /dev: simulated device nodes need a directory of their own")
+    if os.geteuid() != 0:
+        _log.info("simulated device nodes are not made: only root may make them")
+        return None
+    numbers = device_numbers(profile.device_nodes)
+    wanted = {folder / path.removeprefix("/dev/"): number for path, number in numbers.items()}
+    _remove_stale(folder, wanted)
+    try:
+        for path, number in wanted.items():
+            _make_one(path, number)
+    except PermissionError as error:
+        _log.info(f"simulated device nodes are not made: {error.filename or folder}: {error.strerror}")
+        return None
+    return root
+
+
+def device_numbers(paths: frozenset[str]) -> dict[str, int]:
+    """The device number (dev_t) of each path, as os.makedev makes them."""
+    numbers = {}
+    others = 0
+    for path in sorted(paths):
+        for pattern, major, first in _NUMBERS:
+            if match := re.fullmatch(pattern, path):
+                numbers[path] = os.makedev(major, first + int(match[1] if match.lastindex else 0))
+                break
+        else:
+            numbers[path] = os.makedev(_OTHER_MAJOR, others)
+            others += 1
+    return numbers
+
+
+def _make_one(path: Path, number: int) -> None:
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    try:
+        there = path.lstat()
+    except FileNotFoundError:
+        there = None
+    if there and not stat.S_ISCHR(there.st_mode):
+        raise ConfigError(f"{path}: is in the way of a simulated device node: remove it")
+    if there and there.st_rdev != number:
+        path.unlink()
+        there = None
+    if not there:
+        os.mknod(path, _MODE | stat.S_IFCHR, number)
+    if not there or stat.S_IMODE(there.st_mode) != _MODE:
+        path.chmod(_MODE)  # mknod heeds the umask
+
+
+def _remove_stale(folder: Path, wanted: dict[Path, int]) -> None:
+    """Removes the device nodes that are not wanted and the folders then empty; nothing else is ever ours."""
+    for parent, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            path = Path(parent, name)
+            if path not in wanted and stat.S_ISCHR(path.lstat().st_mode):
+                path.unlink()
+        if Path(parent) != folder and not os.listdir(parent):  # noqa: PTH208 - one read, no Path for each entry
+            Path(parent).rmdir()

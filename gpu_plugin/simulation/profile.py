@@ -1,0 +1,297 @@
+"""What a simulated node is made of: a profile, read from a file under `profiles/` or from anywhere else.
+
+A profile file says what all GPUs have in common once (`gpu`), what differs by index (`gpus`), how they are linked
+(`nvlink` or `nvswitch`, `pcie`) and what else lies under /dev (`dev`). `profiles/hgx-h100.yaml` shows most of it.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.nvml.port import TopologyLevel
+
+_FOLDER = Path(__file__).parent / "profiles"
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+_UUID_NAMESPACE = "6f0d1a52-9c1e-5d0e-8a3b-0f5f4f1f2c77"
+"""Made once for this plugin. A GPU without a written uuid has uuid5(this, "<profile name>/<index>"), for ever."""
+
+BusId = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]$")]
+_Celsius = Annotated[int, msgspec.Meta(ge=-40, le=200)]
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Mask = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
+
+
+class _Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A block of a profile file; a key it does not know is an error."""
+
+
+class ThresholdsProfile(_Block, frozen=True):
+    """°C by nvmlTemperatureThresholds_t kind; None answers NOT_SUPPORTED."""
+
+    shutdown: _Celsius | None = None
+    slowdown: _Celsius | None = None
+    memory_max: _Celsius | None = None
+    gpu_max: _Celsius | None = None
+
+
+class GpuProfile(_Block, frozen=True):
+    """One GPU. None answers NOT_SUPPORTED. In a file every key may be left out: `gpu`, then a derived value, fills it."""
+
+    name: str = ""
+    uuid: Annotated[str, msgspec.Meta(pattern="^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")] = ""
+    minor: Annotated[int, msgspec.Meta(ge=0, le=253)] = 0
+    """N of /dev/nvidiaN; left out: the index. 254 and 255 are nvidia-modeset's and nvidiactl's."""
+    pci_bus_id: BusId = ""
+    """As NVML writes it; left out: 00000000:<0x10 + index>:00.0."""
+    architecture: int | None = None
+    """nvmlDeviceArchitecture_t: 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell (nvml.h)."""
+    memory_bytes: _Count | None = None
+    mig_mode: tuple[Annotated[int, msgspec.Meta(ge=0, le=1)], Annotated[int, msgspec.Meta(ge=0, le=1)]] | None = None
+    """(current, pending); 1 is enabled."""
+    numa_node: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    """sysfs numa_node of the PCI device: -1 is unknown."""
+    nvml_numa_node: _Count | None = None
+    """nvmlDeviceGetNumaNodeId: only where a GPU's memory is itself a NUMA node, so NOT_SUPPORTED on PCIe hosts."""
+    thresholds: ThresholdsProfile = ThresholdsProfile()
+    event_types: _Mask | None = None
+    """Mask of nvmlDeviceGetSupportedEventTypes; None: too old for events."""
+    fields: dict[Annotated[int, msgspec.Meta(ge=0)], int] = {}
+    """Value by field id (NVML_FI_*); an id not listed is refused."""
+    idle_temperature: _Celsius = 30
+    idle_watts: Annotated[int, msgspec.Meta(ge=1, le=2000)] = 60
+    """How fast the energy counter grows. Not measured: only its growth is ever looked at."""
+
+
+class _NvLink(_Block, frozen=True):
+    """GPU to GPU: `links` a GPU, and `pairs` as "0-1:2 0-2:1": two links between 0 and 1, one between 0 and 2."""
+
+    links: Annotated[int, msgspec.Meta(ge=1, le=18)]
+    pairs: str
+
+
+class _NvSwitch(_Block, frozen=True):
+    """Every one of a GPU's `links` ends at a switch; the switches take turns."""
+
+    links: Annotated[int, msgspec.Meta(ge=1, le=18)]
+    bus_ids: Annotated[tuple[BusId, ...], msgspec.Meta(min_length=1)] = ("00000000:05:00.0",)
+
+
+class _Pcie(_Block, frozen=True):
+    """Groups of GPU indices by the closest thing they share; on no list: by NUMA node, where both have a known one."""
+
+    board: tuple[tuple[_Count, ...], ...] = ()
+    switch: tuple[tuple[_Count, ...], ...] = ()
+    switches: tuple[tuple[_Count, ...], ...] = ()
+    host_bridge: tuple[tuple[_Count, ...], ...] = ()
+
+
+class _File(_Block, frozen=True):
+    """A profile file as a whole."""
+
+    name: str = ""
+    about: str = ""
+    driver_version: str = "580.159.04"
+    count: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
+    gpu: GpuProfile = GpuProfile()
+    gpus: Annotated[tuple[GpuProfile, ...], msgspec.Meta(max_length=64)] = ()
+    nvlink: _NvLink | None = None
+    nvswitch: _NvSwitch | None = None
+    pcie: _Pcie = _Pcie()
+    dev: tuple[Annotated[str, msgspec.Meta(pattern=r"^/dev(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+$")], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A simulated node as it leaves the factory.
+
+    `remotes[gpu]` is the PCI bus id at the far end of each of that GPU's NVLinks by link number, None for one that leads
+    nowhere; no links at all means no NVLink. `ancestors` has nvmlGpuTopologyLevel_t of every pair, the lower index first.
+    `device_nodes` are all paths under /dev, those of the GPUs included.
+    """
+
+    name: str
+    driver_version: str
+    gpus: tuple[GpuProfile, ...]
+    remotes: tuple[tuple[str | None, ...], ...]
+    ancestors: dict[tuple[int, int], int]
+    device_nodes: frozenset[str]
+
+    def ancestor(self, one: int, other: int) -> int:
+        """The closest common ancestor of two GPUs by index; INTERNAL of a GPU and itself."""
+        return TopologyLevel.INTERNAL if one == other else self.ancestors[min(one, other), max(one, other)]
+
+
+def names() -> list[str]:
+    """The profiles that come with the plugin."""
+    return sorted(file.stem for file in _FOLDER.glob("*.yaml"))
+
+
+def load(name_or_path: str) -> Profile:
+    """The profile of that name, or in that file (anything with a `/`, ending in .yaml, .yml or .json, or that exists).
+
+    Raises:
+        ConfigError: no such profile, or a fault in the file, with the file and the path inside it.
+    """
+    known = names()
+    if name_or_path in known:
+        return _read(_FOLDER / f"{name_or_path}.yaml")
+    path = Path(name_or_path)
+    if "/" in name_or_path or name_or_path.endswith(_SUFFIXES) or path.is_file():
+        return _read(path)
+    import difflib  # noqa: PLC0415 - only once something is wrong
+
+    close = difflib.get_close_matches(name_or_path, known, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    raise ConfigError(
+        f"no simulated node is called {name_or_path!r}.{hint} There are: {', '.join(known)}; or name a file."
+    )
+
+
+def parse(content: object, default_name: str = "node") -> Profile:
+    """A profile from the plain objects that YAML or JSON gives.
+
+    Raises:
+        ConfigError: a fault, as `$.gpus[3].minor: what is wrong`.
+    """
+    try:
+        file = msgspec.convert(content, _File, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_located(str(error))) from None
+    assert isinstance(content, dict)
+    name = file.name or default_name
+    gpus = _gpus(name, file, content)
+    return Profile(
+        name=name,
+        driver_version=file.driver_version,
+        gpus=gpus,
+        remotes=_remotes(file, gpus),
+        ancestors=_ancestors(file.pcie, gpus),
+        device_nodes=frozenset(file.dev) | {f"/dev/nvidia{gpu.minor}" for gpu in gpus},
+    )
+
+
+def _read(path: Path) -> Profile:
+    import yaml  # noqa: PLC0415 - 9 ms that only a file needs
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 - both loaders are the safe kind
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(f"{path}: {where}{error.problem or 'not YAML'}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    try:
+        return parse(content, path.stem)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _located(text: str) -> str:
+    """The sentence of msgspec with the path in front and without back-ticks."""
+    text, _, path = text.partition(" - at ")
+    path = path.replace("`", "").removeprefix("key in ") or "$"
+    prefix, unknown, field = text.partition("Object contains unknown field ")
+    if unknown and not prefix:
+        return f"{path}.{field.strip('`')}: unknown key"
+    return f"{path}: {text[:1].lower()}{text[1:].replace('`', '')}"
+
+
+def _gpus(name: str, file: _File, content: dict[str, Any]) -> tuple[GpuProfile, ...]:
+    """Every GPU complete: what the file says of it, else of all, else what its index gives."""
+    count = file.count or len(file.gpus)
+    if not count:
+        raise ConfigError("$.count: missing: how many GPUs the node has")
+    if len(file.gpus) > count:
+        raise ConfigError(f"$.gpus: describes {len(file.gpus)} GPUs, but count is {count}")
+    common, each = content.get("gpu", {}), content.get("gpus", [])
+    gpus = []
+    for index in range(count):
+        merged = {"minor": index, "pci_bus_id": f"00000000:{0x10 + index:02X}:00.0"}
+        merged |= common | (each[index] if index < len(each) else {})
+        if "uuid" not in merged:
+            merged["uuid"] = _uuid(name, index)
+        gpus.append(msgspec.convert(merged, GpuProfile, str_keys=True))
+        if not gpus[index].name:
+            raise ConfigError(f"$.gpus[{index}].name: missing here and in $.gpu: the model, such as NVIDIA H200")
+    for key in ("uuid", "minor", "pci_bus_id"):
+        seen: dict[object, int] = {}
+        for index, gpu in enumerate(gpus):
+            if (first := seen.setdefault(getattr(gpu, key), index)) != index:
+                raise ConfigError(f"$.gpus[{index}].{key}: {getattr(gpu, key)} is GPU {first}'s already")
+    return tuple(gpus)
+
+
+def _uuid(name: str, index: int) -> str:
+    import uuid  # noqa: PLC0415 - 7 ms that only a simulated node needs
+
+    return f"GPU-{uuid.uuid5(uuid.UUID(_UUID_NAMESPACE), f'{name}/{index}')}"
+
+
+def _remotes(file: _File, gpus: tuple[GpuProfile, ...]) -> tuple[tuple[str | None, ...], ...]:
+    if file.nvlink and file.nvswitch:
+        raise ConfigError("$.nvswitch: a node has nvlink or nvswitch, not both")
+    if file.nvswitch:
+        buses = file.nvswitch.bus_ids
+        for number, bus in enumerate(buses):
+            if any(bus == gpu.pci_bus_id for gpu in gpus):
+                raise ConfigError(f"$.nvswitch.bus_ids[{number}]: {bus} is a GPU's")
+        return (tuple(buses[link % len(buses)] for link in range(file.nvswitch.links)),) * len(gpus)
+    if file.nvlink:
+        return _paired(file.nvlink, gpus)
+    return ((),) * len(gpus)
+
+
+def _paired(nvlink: _NvLink, gpus: tuple[GpuProfile, ...]) -> tuple[tuple[str | None, ...], ...]:
+    remotes: list[list[str | None]] = [[] for _ in gpus]
+    seen = set()
+    for pair in nvlink.pairs.split():
+        where = f"$.nvlink.pairs: {pair}"
+        form = re.fullmatch(r"([0-9]{1,3})-([0-9]{1,3}):([1-9][0-9]?)", pair)
+        if not form:
+            raise ConfigError(f"{where}: a pair reads GPU-GPU:LINKS, such as 0-1:2")
+        low, high = sorted((int(form[1]), int(form[2])))
+        if high >= len(gpus):
+            raise ConfigError(f"{where}: GPU {high}: this node has GPUs 0 to {len(gpus) - 1}")
+        if low == high or (low, high) in seen:
+            raise ConfigError(f"{where}: {'a GPU and itself' if low == high else 'this pair stands there already'}")
+        seen.add((low, high))
+        remotes[low] += [gpus[high].pci_bus_id] * int(form[3])
+        remotes[high] += [gpus[low].pci_bus_id] * int(form[3])
+    for index, taken in enumerate(remotes):
+        if len(taken) > nvlink.links:
+            raise ConfigError(f"$.nvlink.pairs: GPU {index} has {nvlink.links} links, and {len(taken)} are taken")
+    return tuple(tuple(taken + [None] * (nvlink.links - len(taken))) for taken in remotes)
+
+
+def _ancestors(pcie: _Pcie, gpus: tuple[GpuProfile, ...]) -> dict[tuple[int, int], int]:
+    levels: dict[tuple[int, int], int] = {}
+    for high, gpu in enumerate(gpus):
+        for low in range(high):
+            same = gpu.numa_node == gpus[low].numa_node >= 0
+            levels[low, high] = TopologyLevel.NODE if same else TopologyLevel.SYSTEM
+    for key, level in (
+        ("host_bridge", TopologyLevel.HOSTBRIDGE),  # the farthest first: a closer one then takes its place
+        ("switches", TopologyLevel.MULTIPLE),
+        ("switch", TopologyLevel.SINGLE),
+        ("board", TopologyLevel.INTERNAL),
+    ):
+        placed: set[int] = set()
+        for number, group in enumerate(getattr(pcie, key)):
+            for index in group:
+                if index >= len(gpus):
+                    where = f"$.pcie.{key}[{number}]: GPU {index}"
+                    raise ConfigError(f"{where}: this node has GPUs 0 to {len(gpus) - 1}")
+                if index in placed:
+                    raise ConfigError(f"$.pcie.{key}[{number}]: GPU {index} is in another group or here twice")
+                placed.add(index)
+            levels |= {(low, high): level for high in group for low in group if low < high}
+    return levels

@@ -1,0 +1,124 @@
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.simulation import device_nodes, profile
+from gpu_plugin.simulation.hardware import SimulatedNode
+
+H200 = {
+    "/dev/nvidia-caps/nvidia-cap1": (241, 1),
+    "/dev/nvidia-caps/nvidia-cap2": (241, 2),
+    "/dev/nvidia-uvm": (238, 0),
+    "/dev/nvidia-uvm-tools": (238, 1),
+    "/dev/nvidia0": (195, 0),
+    "/dev/nvidiactl": (195, 255),
+}
+
+
+def can_make_nodes(folder):
+    try:
+        os.mknod(folder / "probe", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    except PermissionError:
+        return False
+    (folder / "probe").unlink()
+    return True
+
+
+@pytest.fixture
+def root(tmp_path):
+    if not can_make_nodes(tmp_path):
+        pytest.skip("needs the right to make device nodes")
+    return tmp_path
+
+
+def made(root):
+    found = {}
+    for parent, _, files in os.walk(root / "dev"):
+        for path in (Path(parent, name) for name in files):
+            status = path.lstat()
+            assert stat.S_ISCHR(status.st_mode)
+            assert stat.S_IMODE(status.st_mode) == 0o666
+            found[f"/{path.relative_to(root)}"] = os.major(status.st_rdev), os.minor(status.st_rdev)
+    return found
+
+
+def test_numbers_are_the_real_ones():
+    numbers = device_nodes.device_numbers(profile.load("h200").device_nodes)
+    assert {path: (os.major(number), os.minor(number)) for path, number in numbers.items()} == H200
+
+
+@pytest.mark.parametrize("name", profile.names())
+def test_no_two_paths_share_a_number(name):
+    numbers = device_nodes.device_numbers(profile.load(name).device_nodes | {"/dev/one", "/dev/two"})
+    assert len(set(numbers.values())) == len(numbers)
+
+
+def test_nodes_are_made_and_made_once(root):
+    node = SimulatedNode(profile.load("h200"))
+    assert device_nodes.make(node, root) == root
+    assert made(root) == H200
+    first = (root / "dev/nvidia0").lstat()
+    assert device_nodes.make(node.profile, root) == root
+    assert (root / "dev/nvidia0").lstat() == first
+
+
+def test_the_umask_takes_nothing_away(root):
+    before = os.umask(0o077)
+    try:
+        device_nodes.make(profile.load("h200"), root)
+    finally:
+        os.umask(before)
+    assert made(root) == H200
+
+
+def test_nodes_of_another_profile_go_and_nothing_else(root):
+    device_nodes.make(profile.load("hgx-h100"), root)
+    (root / "dev/note").write_text("not ours")
+    os.mknod(root / "dev/nvidia-fs9", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    (root / "dev/nvidiactl").unlink()
+    os.mknod(root / "dev/nvidiactl", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    (root / "dev/nvidia-uvm").chmod(0o600)
+    device_nodes.make(profile.load("h200"), root)
+    assert (root / "dev/note").read_text() == "not ours"
+    (root / "dev/note").unlink()
+    assert made(root) == H200
+    assert not (root / "dev/infiniband").exists()
+
+
+def test_a_file_in_the_way_is_left_and_named(root):
+    (root / "dev").mkdir()
+    (root / "dev/nvidia0").write_text("")
+    with pytest.raises(ConfigError, match=r"dev/nvidia0: is in the way"):
+        device_nodes.make(profile.load("h200"), root)
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_the_host_s_own_dev_is_never_touched(tmp_path, link):
+    if link:
+        (tmp_path / "dev").symlink_to("/dev")
+    with pytest.raises(ConfigError, match="the host's own /dev"):
+        device_nodes.make(profile.load("h200"), tmp_path if link else Path("/"))
+
+
+def test_without_the_right_it_says_so_once(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert device_nodes.make(profile.load("h200"), tmp_path) is None
+    assert caplog.messages == ["simulated device nodes are not made: only root may make them"]
+    assert not (tmp_path / "dev").exists()
+
+
+def test_a_root_that_may_not_either(tmp_path, monkeypatch, caplog):
+    def refused(path, *_):
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    caplog.set_level("INFO")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "mknod", refused)
+    assert device_nodes.make(profile.load("h200"), tmp_path) is None
+    (line,) = caplog.messages
+    assert line.startswith("simulated device nodes are not made: ")
+    assert line.endswith(": Operation not permitted")

@@ -1,0 +1,468 @@
+import json
+import logging
+import threading
+import time
+
+import pytest
+
+from gpu_plugin.nvml import port
+from gpu_plugin.nvml.port import NvmlError, Return, Threshold
+from gpu_plugin.simulation import profile
+from gpu_plugin.simulation.driver import NVML_FUNCTIONS, SimulatedDriver
+from gpu_plugin.simulation.hardware import STATE_FILE, SimulatedNode
+from gpu_plugin.simulation.host import SimulatedHost
+
+XID = port.EventType.XID_CRITICAL
+
+
+class Clock:
+    def __init__(self, now=1000.0):
+        self.now = now
+
+    def __call__(self):
+        return self.now
+
+
+class Caller(threading.Thread):
+    """Makes one call on a thread of its own, as the plugin does."""
+
+    def __init__(self, call):
+        super().__init__(daemon=True)
+        self.call = call
+        self.result = self.error = None
+        self.ended = 0.0
+        self.begun = threading.Event()
+        self.start()
+        assert self.begun.wait(5)
+
+    def run(self):
+        self.begun.set()
+        try:
+            self.result = self.call()
+        except NvmlError as error:
+            self.error = error
+        self.ended = time.perf_counter()
+
+    def end(self):
+        self.join(5)
+        assert not self.is_alive()
+        return self
+
+
+def make_node(name="hgx-h100", state=None, **more):
+    return SimulatedNode(profile.load(name), state, **more)
+
+
+def opened(node, **more):
+    driver = SimulatedDriver(node, **more)
+    driver.open()
+    return driver
+
+
+def handles(driver):
+    return [driver.handle_by_index(index) for index in range(driver.device_count())]
+
+
+def code(call, *arguments):
+    with pytest.raises(NvmlError) as caught:
+        call(*arguments)
+    return caught.value.code
+
+
+DEVICE_CALLS = {
+    "uuid": (),
+    "minor_number": (),
+    "pci_bus_id": (),
+    "name": (),
+    "architecture": (),
+    "memory_total": (),
+    "mig_mode": (),
+    "numa_node": (),
+    "temperature": (),
+    "temperature_threshold": (Threshold.SHUTDOWN,),
+    "total_energy": (),
+    "supported_event_types": (),
+    "field_values": ((230,),),
+    "nvlink_remote_bus_id": (0,),
+    "register_events": (8, port.EventSet(1)),
+}
+
+
+def test_it_is_the_whole_port():
+    node = make_node()
+    driver: port.Driver = SimulatedDriver(node)
+    host: port.HostView = SimulatedHost(node)
+    calls = {name for name in vars(port.Driver) if not name.startswith("_")}
+    assert set(NVML_FUNCTIONS) == calls
+    assert all(callable(getattr(driver, name)) for name in calls)
+    assert host.boot_id() == node.boot_id
+
+
+def test_the_h200_answers_as_recorded():
+    driver = opened(make_node("h200"))
+    (gpu,) = handles(driver)
+    assert driver.driver_version() == "580.159.04"
+    assert driver.uuid(gpu) == "GPU-92e1c9b6-dd9b-778f-6e34-6f0d728ad189"
+    assert driver.handle_by_uuid(driver.uuid(gpu)) == gpu
+    assert (driver.minor_number(gpu), driver.pci_bus_id(gpu)) == (0, "00000000:00:06.0")
+    assert (driver.name(gpu), driver.architecture(gpu)) == ("NVIDIA H200", 9)
+    assert (driver.memory_total(gpu), driver.mig_mode(gpu)) == (150754820096, (0, 0))
+    assert (driver.temperature(gpu), driver.supported_event_types(gpu)) == (32, 65439)
+    assert [driver.temperature_threshold(gpu, kind) for kind in Threshold] == [95, 89, 95, 87]
+    assert driver.field_values(gpu, (230, 82)) == (0, None)
+    assert code(driver.numa_node, gpu) == Return.NOT_SUPPORTED
+    assert code(driver.nvlink_remote_bus_id, gpu, 0) == Return.NOT_SUPPORTED
+    assert driver.common_ancestor(gpu, gpu) == port.TopologyLevel.INTERNAL
+    host = SimulatedHost(make_node("h200"))
+    assert host.numa_node("00000000:00:06.0") is None
+    assert "/dev/nvidiactl" in host.device_nodes()
+
+
+def test_host_knows_a_gpu_by_either_form_of_its_bus_id():
+    host = SimulatedHost(make_node())
+    assert host.numa_node("00000000:9D:00.0") == host.numa_node("0000:9d:00.0") == 1
+    assert host.numa_node("0000:1b:00.0") == 0
+    assert host.numa_node("0000:ff:00.0") is None
+
+
+@pytest.mark.parametrize("call", sorted(set(NVML_FUNCTIONS) - {"open"}))
+def test_before_open_nothing_answers(call):
+    driver = SimulatedDriver(make_node())
+    arguments = {
+        "handle_by_index": (0,),
+        "handle_by_uuid": ("",),
+        "common_ancestor": (port.Handle(0), port.Handle(0)),
+        "free_event_set": (port.EventSet(1),),
+        "wait": (port.EventSet(1), 0),
+        "close": (),
+        "driver_version": (),
+        "device_count": (),
+        "event_set": (),
+    }
+    given = arguments[call] if call in arguments else (port.Handle(0), *DEVICE_CALLS[call])
+    with pytest.raises(NvmlError) as caught:
+        getattr(driver, call)(*given)
+    assert (caught.value.code, caught.value.call) == (Return.UNINITIALIZED, NVML_FUNCTIONS[call])
+
+
+def test_open_is_counted():
+    driver = opened(make_node())
+    driver.open()
+    driver.close()
+    assert driver.device_count() == 8
+    driver.close()
+    assert code(driver.device_count) == Return.UNINITIALIZED
+
+
+def test_bad_arguments():
+    driver = opened(make_node())
+    gpu = driver.handle_by_index(0)
+    assert code(driver.handle_by_index, 8) == Return.INVALID_ARGUMENT
+    assert code(driver.handle_by_index, -1) == Return.INVALID_ARGUMENT
+    assert code(driver.handle_by_uuid, "GPU-none") == Return.NOT_FOUND
+    assert code(driver.uuid, port.Handle(gpu + 1)) == Return.INVALID_ARGUMENT
+    assert code(driver.common_ancestor, gpu, port.Handle(0)) == Return.INVALID_ARGUMENT
+    assert code(driver.temperature_threshold, gpu, 9) == Return.INVALID_ARGUMENT
+    assert code(driver.nvlink_remote_bus_id, gpu, 18) == Return.INVALID_ARGUMENT
+
+
+def test_what_a_part_lacks_is_not_supported():
+    driver = opened(make_node("l40s-pcie-8"))
+    gpu = driver.handle_by_index(0)
+    assert code(driver.mig_mode, gpu) == Return.NOT_SUPPORTED
+    assert code(driver.temperature_threshold, gpu, Threshold.MEM_MAX) == Return.NOT_SUPPORTED
+    driver = opened(SimulatedNode(profile.parse({"count": 1, "gpu": {"name": "old"}})))
+    gpu = driver.handle_by_index(0)
+    for call in ("architecture", "memory_total", "supported_event_types"):
+        assert code(getattr(driver, call), gpu) == Return.NOT_SUPPORTED
+    assert code(driver.register_events, gpu, 8, driver.event_set()) == Return.NOT_SUPPORTED
+
+
+def test_links_lead_to_peers_by_number():
+    driver = opened(make_node("dgx1-v100"))
+    gpus = handles(driver)
+    remotes = [driver.nvlink_remote_bus_id(gpus[0], link) for link in range(6)]
+    assert [remotes.count(driver.pci_bus_id(gpu)) for gpu in gpus] == [0, 1, 1, 2, 2, 0, 0, 0]
+    assert driver.common_ancestor(gpus[0], gpus[1]) == port.TopologyLevel.SINGLE
+    assert driver.common_ancestor(gpus[7], gpus[0]) == port.TopologyLevel.SYSTEM
+    short = {"count": 2, "gpu": {"name": "x"}, "nvlink": {"links": 2, "pairs": "0-1:1"}}
+    driver = opened(SimulatedNode(profile.parse(short)))
+    assert driver.nvlink_remote_bus_id(driver.handle_by_index(0), 1) is None
+
+
+def test_every_call_is_counted():
+    driver = opened(make_node())
+    gpus = handles(driver)
+    assert code(driver.handle_by_index, 99) == Return.INVALID_ARGUMENT
+    driver.uuid(gpus[0])
+    assert driver.calls == {"open": 1, "device_count": 1, "handle_by_index": 9, "uuid": 1}
+
+
+def test_a_call_takes_as_long_as_asked():
+    slept: list[float] = []
+    driver = opened(make_node(), latency={"mig_mode": 0.000156}, sleep=slept.append)
+    gpu = driver.handle_by_index(0)
+    driver.uuid(gpu)
+    driver.mig_mode(gpu)
+    assert slept == [0.000156]
+    with pytest.raises(ValueError, match="mig: no such driver call"):
+        SimulatedDriver(make_node(), latency={"mig": 1})
+
+
+# Events
+
+
+def test_events_come_in_order_to_every_set_that_asked():
+    node = make_node()
+    driver = opened(node)
+    gpus = handles(driver)
+    one, other, none = driver.event_set(), driver.event_set(), driver.event_set()
+    for gpu in gpus:
+        driver.register_events(gpu, XID, one)
+    driver.register_events(gpus[3], XID, other)
+    driver.register_events(gpus[3], 0x4, none)
+    assert node.post(3, XID, 79) == 2
+    assert node.post(4, XID, 31) == 1
+    assert driver.wait(one, 0) == port.Event(gpus[3], 8, 79, port.ALL_INSTANCES, port.ALL_INSTANCES)
+    assert driver.wait(one, 0) == port.Event(gpus[4], 8, 31)
+    assert driver.wait(other, 0).handle == gpus[3]
+    for events in (one, other, none):
+        assert code(driver.wait, events, 0) == Return.TIMEOUT
+
+
+def test_registering_again_adds_and_starts_now():
+    node = make_node()
+    driver = opened(node)
+    gpu = driver.handle_by_index(0)
+    events = driver.event_set()
+    node.post(0, XID, 1)
+    driver.register_events(gpu, 0x2, events)
+    driver.register_events(gpu, XID, events)
+    node.post(0, 0x2, 7)
+    node.post(0, XID, 48)
+    assert [driver.wait(events, 0).data for _ in range(2)] == [7, 48]
+
+
+def test_masks_are_judged_as_nvml_does():
+    driver = opened(make_node("t4-4"))
+    gpu = driver.handle_by_index(0)
+    events = driver.event_set()
+    assert code(driver.register_events, gpu, 0x8000 | XID, events) == Return.NOT_SUPPORTED
+    assert code(driver.register_events, gpu, 0x10000, events) == Return.INVALID_ARGUMENT
+    assert code(driver.register_events, gpu, XID, port.EventSet(99)) == Return.INVALID_ARGUMENT
+    driver.register_events(gpu, driver.supported_event_types(gpu), events)
+
+
+def test_a_wait_ends_as_the_event_comes():
+    node = make_node()
+    driver = opened(node)
+    events = driver.event_set()
+    driver.register_events(driver.handle_by_index(0), XID, events)
+    waiter = Caller(lambda: driver.wait(events, 60_000))
+    while not driver.calls["wait"]:
+        threading.Event().wait(0.001)
+    posted = time.perf_counter()
+    node.post(0, XID, 79)
+    assert waiter.end().result.data == 79
+    assert waiter.ended - posted < 0.5  # under a millisecond on an idle machine
+
+
+def test_a_wait_ends_with_its_event_set_and_with_the_driver():
+    driver = opened(make_node())
+    freed, left = driver.event_set(), driver.event_set()
+    waiter = Caller(lambda: driver.wait(freed, 60_000))
+    driver.free_event_set(freed)
+    assert waiter.end().error.code == Return.INVALID_ARGUMENT
+    assert code(driver.free_event_set, freed) == Return.INVALID_ARGUMENT
+    waiter = Caller(lambda: driver.wait(left, 60_000))
+    driver.close()
+    assert waiter.end().error.code == Return.UNINITIALIZED
+
+
+# Faults
+
+
+@pytest.mark.parametrize("call", sorted(DEVICE_CALLS))
+def test_a_lost_gpu_answers_nothing_else(call):
+    node = make_node()
+    driver = opened(node)
+    gpus = handles(driver)
+    node.lose(3)
+    with pytest.raises(NvmlError) as caught:
+        getattr(driver, call)(gpus[3], *DEVICE_CALLS[call])
+    assert (caught.value.code, caught.value.call) == (Return.GPU_IS_LOST, NVML_FUNCTIONS[call])
+    assert driver.uuid(gpus[2])
+    node.heal(3)
+    assert driver.uuid(gpus[3])
+
+
+def test_a_lost_gpu_is_counted_and_has_no_handle():
+    node = make_node()
+    driver = opened(node)
+    uuid = driver.uuid(driver.handle_by_index(3))
+    gpus = handles(driver)
+    node.lose(3)
+    assert driver.device_count() == 8
+    assert code(driver.handle_by_index, 3) == Return.GPU_IS_LOST
+    assert code(driver.handle_by_uuid, uuid) == Return.GPU_IS_LOST
+    assert code(driver.common_ancestor, gpus[0], gpus[3]) == Return.GPU_IS_LOST
+    assert code(driver.common_ancestor, gpus[3], gpus[0]) == Return.GPU_IS_LOST
+    events = driver.event_set()
+    assert code(driver.wait, events, 0) == Return.TIMEOUT
+
+
+def test_a_hung_gpu_blocks_its_calls_alone_until_healed():
+    node = make_node()
+    driver = opened(node)
+    gpus = handles(driver)
+    node.hang(3, 3600)
+    stuck = [Caller(lambda: driver.uuid(gpus[3])), Caller(lambda: driver.handle_by_index(3))]
+    assert driver.uuid(gpus[2])
+    assert driver.device_count() == 8
+    assert code(driver.wait, driver.event_set(), 0) == Return.TIMEOUT
+    assert all(caller.is_alive() for caller in stuck)
+    node.heal(3)
+    uuid, handle = (caller.end().result for caller in stuck)
+    assert (uuid, handle) == (node.profile.gpus[3].uuid, gpus[3])
+
+
+def test_close_ends_no_hang():
+    node = make_node()
+    driver = opened(node)
+    gpu = driver.handle_by_index(3)
+    node.hang(3, 3600)
+    stuck = Caller(lambda: driver.uuid(gpu))
+    while driver.calls["uuid"] < 1:
+        threading.Event().wait(0.001)
+    driver.close()
+    stuck.join(0.02)
+    assert stuck.is_alive()
+    node.heal(3)
+    stuck.end()
+
+
+def test_a_hang_ends_by_itself():
+    node = make_node()
+    driver = opened(node)
+    gpu = driver.handle_by_index(3)
+    node.hang(3, 0.02)
+    begun = time.perf_counter()
+    driver.uuid(gpu)
+    assert time.perf_counter() - begun > 0.015
+
+
+def test_temperature_stays_until_healed():
+    node = make_node()
+    driver = opened(node)
+    gpu = driver.handle_by_index(1)
+    node.set_temperature(1, 93)
+    assert (driver.temperature(gpu), driver.temperature(driver.handle_by_index(0))) == (93, 32)
+    node.heal(1)
+    assert driver.temperature(gpu) == 32
+
+
+def test_energy_grows_and_starts_again_when_healed():
+    wall = Clock()
+    node = make_node("h200", wall_clock=wall)
+    driver = opened(node)
+    gpu = driver.handle_by_index(0)
+    assert driver.total_energy(gpu) == 0
+    wall.now += 10
+    assert driver.total_energy(gpu) == 10 * 60 * 1000
+    node.heal(0)
+    assert driver.total_energy(gpu) == 0
+    wall.now -= 100  # the wall clock may be set
+    assert driver.total_energy(gpu) == 0
+
+
+def test_any_call_can_be_refused():
+    node = make_node()
+    driver = opened(node)
+    gpus = handles(driver)
+    node.refuse("uuid", Return.UNKNOWN, gpu=3, times=2)
+    assert code(driver.uuid, gpus[3]) == Return.UNKNOWN
+    assert driver.uuid(gpus[2])
+    assert code(driver.uuid, gpus[3]) == Return.UNKNOWN
+    assert driver.uuid(gpus[3])
+    node.refuse("device_count", 12345)
+    assert [code(driver.device_count) for _ in range(3)] == [12345] * 3
+    node.refuse("open", Return.DRIVER_NOT_LOADED)
+    assert code(SimulatedDriver(node).open) == Return.DRIVER_NOT_LOADED
+    with pytest.raises(ValueError, match="uid: no such driver call"):
+        node.refuse("uid", Return.UNKNOWN)
+
+
+def test_all_threads_at_once():
+    node = make_node()
+    driver = opened(node)
+    gpus = handles(driver)
+    events = driver.event_set()
+    for gpu in gpus:
+        driver.register_events(gpu, XID, events)
+    callers = [Caller(lambda gpu=gpu: [driver.temperature(gpu) for _ in range(200)]) for gpu in gpus]
+    posters = [Caller(lambda index=index: [node.post(index, XID, 13) for _ in range(50)]) for index in range(8)]
+    got = [driver.wait(events, 5000) for _ in range(400)]
+    for caller in callers + posters:
+        caller.end()
+    assert driver.calls["temperature"] == 1600
+    assert [got.count(port.Event(gpu, 8, 13)) for gpu in gpus] == [50] * 8
+
+
+# Memory
+
+
+def test_hardware_does_not_heal_when_a_daemon_restarts(tmp_path):
+    clock, wall = Clock(), Clock(1e9)
+    node = make_node(state=tmp_path, clock=clock, wall_clock=wall)
+    node.lose(3)
+    node.set_temperature(4, 91)
+    node.hang(5, 60)
+    file = tmp_path / STATE_FILE
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == [STATE_FILE]
+
+    later, wall_later = Clock(5.0), Clock(1e9 + 40)
+    again = make_node(state=tmp_path, clock=later, wall_clock=wall_later)
+    driver = opened(again)
+    assert again.boot_id == node.boot_id
+    assert code(driver.handle_by_index, 3) == Return.GPU_IS_LOST
+    assert driver.temperature(driver.handle_by_index(4)) == 91
+    assert driver.total_energy(driver.handle_by_index(0)) == 40 * 70 * 1000
+    stuck = Caller(lambda: driver.handle_by_index(5))
+    stuck.join(0.01)
+    assert stuck.is_alive()
+    later.now += 20  # the minute is over
+    again.set_temperature(4, 90)
+    again.heal(5)
+    stuck.end()
+
+    again.heal(3)
+    again.heal(4)
+    healed = opened(make_node(state=tmp_path, clock=later, wall_clock=wall_later))
+    assert healed.temperature(healed.handle_by_index(4)) == 32
+    assert len(handles(healed)) == 8
+
+
+def test_another_profile_starts_fresh(tmp_path):
+    node = make_node(state=tmp_path)
+    node.lose(0)
+    other = make_node("dgx-a100", state=tmp_path)
+    assert other.boot_id != node.boot_id
+    assert len(handles(opened(other))) == 8
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"profile": 1}', b"\xff\x00"])
+def test_a_corrupt_file_is_warned_about_and_replaced(tmp_path, caplog, content):
+    (tmp_path / STATE_FILE).write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        node = make_node(state=tmp_path)
+    assert "starts fresh, without its earlier faults" in caplog.text
+    assert json.loads((tmp_path / STATE_FILE).read_bytes())["boot_id"] == node.boot_id
+
+
+def test_an_unwritable_state_directory_does_not_stop_a_fault(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    node = make_node(state=tmp_path / "file" / "state")
+    node.lose(0)
+    assert "will not outlive this daemon" in caplog.text
+    assert code(opened(node).handle_by_index, 0) == Return.GPU_IS_LOST

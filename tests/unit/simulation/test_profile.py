@@ -1,0 +1,203 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.nvml.port import TopologyLevel
+from gpu_plugin.simulation import profile
+
+SMALL = {"count": 4, "gpu": {"name": "NVIDIA X"}}
+
+
+def fault(content: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        profile.parse(content)
+    return str(caught.value)
+
+
+def test_the_profiles_that_come_with_the_plugin():
+    counts = {name: len(profile.load(name).gpus) for name in profile.names()}
+    assert counts == {
+        "dgx-a100": 8,
+        "dgx1-v100": 8,
+        "dgx2-16": 16,
+        "h200": 1,
+        "hgx-h100": 8,
+        "l40s-pcie-8": 8,
+        "t4-4": 4,
+    }
+
+
+@pytest.mark.parametrize("name", profile.names())
+def test_every_profile_has_what_a_driver_needs(name):
+    node = profile.load(name)
+    assert node.name == name
+    assert {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia0"} <= node.device_nodes
+    for gpu in node.gpus:
+        assert gpu.uuid.startswith("GPU-")
+        assert gpu.architecture
+        assert gpu.memory_bytes
+        assert gpu.event_types
+        assert gpu.event_types & 0x8
+        assert gpu.thresholds.slowdown
+        assert gpu.idle_temperature < gpu.thresholds.slowdown
+
+
+def test_uuids_never_change():
+    assert profile.load("hgx-h100").gpus[0].uuid == "GPU-0dd872bc-79b8-50d8-b0c2-df8d24062139"
+    assert profile.load("t4-4").gpus[3].uuid == profile.load("t4-4").gpus[3].uuid
+    uuids = [gpu.uuid for name in profile.names() for gpu in profile.load(name).gpus]
+    assert len(set(uuids)) == len(uuids)
+
+
+def test_the_h200_is_the_recorded_one():
+    node = profile.load("h200")
+    (gpu,) = node.gpus
+    assert (gpu.uuid, gpu.minor) == ("GPU-92e1c9b6-dd9b-778f-6e34-6f0d728ad189", 0)
+    assert (gpu.pci_bus_id, gpu.numa_node, gpu.nvml_numa_node) == ("00000000:00:06.0", -1, None)
+    assert (gpu.event_types, gpu.fields, gpu.mig_mode) == (65439, {230: 0}, (0, 0))
+    assert (gpu.thresholds.shutdown, gpu.thresholds.slowdown) == (95, 89)
+    assert (gpu.thresholds.memory_max, gpu.thresholds.gpu_max) == (95, 87)
+    assert node.remotes == ((),)
+    assert node.device_nodes == {
+        "/dev/nvidia-caps/nvidia-cap1",
+        "/dev/nvidia-caps/nvidia-cap2",
+        "/dev/nvidia-uvm",
+        "/dev/nvidia-uvm-tools",
+        "/dev/nvidia0",
+        "/dev/nvidiactl",
+    }
+
+
+def test_dgx1_links_are_those_of_the_hybrid_cube_mesh():
+    node = profile.load("dgx1-v100")
+    bus = [gpu.pci_bus_id for gpu in node.gpus]
+    assert [node.remotes[0].count(other) for other in bus] == [0, 1, 1, 2, 2, 0, 0, 0]
+    assert all(len(links) == 6 and None not in links for links in node.remotes)
+    assert node.ancestor(0, 1) == node.ancestor(1, 0) == TopologyLevel.SINGLE
+    assert node.ancestor(0, 2) == TopologyLevel.HOSTBRIDGE
+    assert node.ancestor(0, 4) == TopologyLevel.SYSTEM
+    assert node.ancestor(3, 3) == TopologyLevel.INTERNAL
+
+
+def test_nvswitch_links_end_at_no_gpu():
+    node = profile.load("hgx-h100")
+    bus = {gpu.pci_bus_id for gpu in node.gpus}
+    assert all(len(links) == 18 and not bus & set(links) for links in node.remotes)
+
+
+def test_what_a_file_leaves_out_follows_from_the_index():
+    node = profile.parse(SMALL, "small")
+    assert [gpu.minor for gpu in node.gpus] == [0, 1, 2, 3]
+    assert node.gpus[2].pci_bus_id == "00000000:12:00.0"
+    assert node.ancestor(0, 1) == TopologyLevel.SYSTEM
+    assert node.name == "small"
+    assert node.device_nodes == {f"/dev/nvidia{minor}" for minor in range(4)}
+
+
+def test_a_gpu_says_more_than_all_gpus():
+    node = profile.parse(SMALL | {"gpus": [{}, {"name": "NVIDIA Y", "numa_node": 1}]})
+    assert [gpu.name for gpu in node.gpus] == ["NVIDIA X", "NVIDIA Y", "NVIDIA X", "NVIDIA X"]
+    assert [gpu.numa_node for gpu in node.gpus] == [-1, 1, -1, -1]
+
+
+def test_a_closer_group_wins():
+    groups = {"host_bridge": [[0, 1, 2, 3]], "switches": [[0, 1, 2]], "switch": [[0, 1]], "board": [[2, 3]]}
+    node = profile.parse(SMALL | {"pcie": groups})
+    assert [node.ancestor(0, 1), node.ancestor(1, 2), node.ancestor(2, 3), node.ancestor(0, 3)] == [10, 20, 0, 30]
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (None, "$: expected object, got null"),
+        ([], "$: expected object, got array"),
+        ({}, "$.count: missing"),
+        ({"count": 0}, "$.count: expected int >= 1"),
+        ({"count": 1}, "$.gpus[0].name: missing"),
+        ({"gpus": [{"name": "x", "minor": "0"}]}, "$.gpus[0].minor: expected int, got str"),
+        ({"gpus": [{"minr": 0}]}, "$.gpus[0].minr: unknown key"),
+        ({"gpu": {"minor": 1}} | {"count": 2, "gpus": [{"name": "x"}, {"name": "x"}]}, "$.gpus[1].minor: 1 is GPU 0's"),
+        (SMALL | {"gpu": {"thresholds": {"shutdown": True}}}, "$.gpu.thresholds.shutdown: expected int"),
+        (SMALL | {"gpu": {"fields": {"x": 1}}}, "$.gpu.fields: expected int"),
+        (SMALL | {"count": 1, "gpus": [{}, {}]}, "$.gpus: describes 2 GPUs, but count is 1"),
+        (SMALL | {"gpus": [{"pci_bus_id": "00000000:11:00.0"}]}, "$.gpus[1].pci_bus_id: 00000000:11:00.0 is GPU 0's"),
+        (SMALL | {"gpus": [{"uuid": "GPU-1"}]}, "$.gpus[0].uuid: expected str matching regex"),
+        (SMALL | {"nvlink": {"links": 6, "pairs": "0-4:1"}}, "0-4:1: GPU 4: this node has GPUs 0 to 3"),
+        (SMALL | {"nvlink": {"links": 6, "pairs": "0-1"}}, "0-1: a pair reads GPU-GPU:LINKS"),
+        (SMALL | {"nvlink": {"links": 6, "pairs": "1-1:1"}}, "1-1:1: a GPU and itself"),
+        (SMALL | {"nvlink": {"links": 6, "pairs": "0-1:1 1-0:1"}}, "1-0:1: this pair stands there already"),
+        (SMALL | {"nvlink": {"links": 6, "pairs": "0-1:7"}}, "GPU 0 has 6 links, and 7 are taken"),
+        (SMALL | {"nvlink": {"links": 6, "pairs": ""}, "nvswitch": {"links": 6}}, "$.nvswitch: a node has nvlink or"),
+        (
+            SMALL | {"nvswitch": {"links": 6, "bus_ids": ["00000000:10:00.0"]}},
+            "$.nvswitch.bus_ids[0]: 00000000:10:00.0",
+        ),
+        (SMALL | {"pcie": {"switch": [[0, 4]]}}, "$.pcie.switch[0]: GPU 4: this node has GPUs 0 to 3"),
+        (SMALL | {"pcie": {"switch": [[0, 1], [1, 2]]}}, "$.pcie.switch[1]: GPU 1 is in another group"),
+        (SMALL | {"dev": ["/dev/../etc/shadow"]}, "$.dev[0]: expected str matching regex"),
+        (SMALL | {"dev": ["/etc/shadow"]}, "$.dev[0]: expected str matching regex"),
+    ],
+)
+def test_a_fault_says_where(content, text):
+    assert text in fault(content)
+
+
+BLOCKS = {
+    "$": lambda key: SMALL | {key: 1},
+    "$.gpu": lambda key: SMALL | {"gpu": {"name": "x", key: 1}},
+    "$.gpus[1]": lambda key: SMALL | {"gpus": [{}, {key: 1}]},
+    "$.gpu.thresholds": lambda key: SMALL | {"gpu": {"thresholds": {key: 1}}},
+    "$.nvswitch": lambda key: SMALL | {"nvswitch": {"links": 1, key: 1}},
+    "$.pcie": lambda key: SMALL | {"pcie": {key: 1}},
+}
+
+
+@given(st.sampled_from(sorted(BLOCKS)), st.text("abcxyz_-", min_size=1).map(lambda text: f"no_{text}"))
+def test_an_unknown_key_is_refused_with_its_path(block, key):
+    assert fault(BLOCKS[block](key)) == f"{block}.{key}: unknown key"
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(ConfigError, match=r"'hgx-h10'. Did you mean hgx-h100. There are: dgx-a100, dgx1-v100,"):
+        profile.load("hgx-h10")
+    with pytest.raises(ConfigError, match="no simulated node is called ''"):
+        profile.load("")
+
+
+def test_a_file_of_ones_own(tmp_path):
+    as_yaml = tmp_path / "mine.yaml"
+    as_yaml.write_text("count: 2\ngpu: {name: NVIDIA X, fields: {230: 0}}\nnvlink: {links: 2, pairs: 0-1:2}\n")
+    node = profile.load(str(as_yaml))
+    assert (node.name, len(node.gpus), node.gpus[0].fields) == ("mine", 2, {230: 0})
+    as_json = tmp_path / "mine.json"
+    as_json.write_text(json.dumps({"count": 2, "gpu": {"name": "NVIDIA X", "fields": {"230": 0}}}))
+    assert profile.load(str(as_json)).gpus == node.gpus
+    bare = tmp_path / "bare"
+    bare.write_text("count: 1\nname: other\ngpu: {name: NVIDIA X}\n")
+    assert profile.load(str(bare)).name == "other"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"gpus: [{name: x}, {}, {}, {minor: one}]", ": $.gpus[3].minor: expected int, got str"),
+        (b"name: count: 8", ": line 1, column 12: mapping values are not allowed"),
+        (b"name: \xff", ": not YAML: "),
+        (b"name: 2026-99-99", ": not YAML: "),
+        (b"gpus: [{pci_bus_id: 00000000:18:00.0}]", ": $.gpus[0].pci_bus_id: expected str, got float"),
+    ],
+)
+def test_a_fault_in_a_file_names_the_file(tmp_path, content, text):
+    path = tmp_path / "node.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        profile.load(str(path))
+    assert str(caught.value).startswith(f"{path}{text}")
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path):
+    with pytest.raises(ConfigError, match=r"none.yaml: No such file or directory"):
+        profile.load(str(tmp_path / "none.yaml"))

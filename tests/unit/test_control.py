@@ -1,0 +1,286 @@
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+
+import anyio
+import pytest
+from anyio import to_thread
+
+from gpu_plugin import cli, control
+from gpu_plugin.config.errors import ConfigError
+
+
+async def echo(request):
+    return {"got": dict(request)}
+
+
+async def ask(state, verb, **fields):
+    return await to_thread.run_sync(lambda: control.request(state, verb, **fields))
+
+
+async def say(state, line):
+    """A client's raw bytes and the reply's."""
+    reader, writer = await asyncio.open_unix_connection(str(state / control.SOCKET))
+    writer.write(line)
+    reply = await reader.read()
+    writer.close()
+    return reply
+
+
+async def test_a_request_and_its_reply(tmp_path):
+    async with control.serve(tmp_path, {"echo": echo}):
+        assert await ask(tmp_path, "echo", gpu=3, text="\n°") == {"got": {"gpu": 3, "text": "\n°"}}
+        assert await ask(tmp_path, "echo") == {"got": {}}
+        assert (tmp_path / control.SOCKET).stat().st_mode & 0o777 == 0o600
+    assert not (tmp_path / control.SOCKET).exists()
+
+
+async def test_a_state_directory_is_made(tmp_path):
+    state = tmp_path / "new" / "state"
+    async with control.serve(state, {"echo": echo}):
+        assert await ask(state, "echo") == {"got": {}}
+        assert state.stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_directory_too_long_for_a_socket_address(tmp_path):
+    state = tmp_path / ("d" * 120)
+    state.mkdir()
+    async with control.serve(state, {"echo": echo}):
+        assert await ask(state, "echo", gpu=1) == {"got": {"gpu": 1}}
+    assert not any(state.iterdir())
+
+
+async def test_refusals(tmp_path, caplog):
+    async def refuse(_):
+        raise ConfigError("GPU 9: this node has GPUs 0 to 7")
+
+    async def broken(_):
+        raise KeyError("secret")
+
+    async def unspeakable(_):
+        return {"it": object()}
+
+    async def endless(_):
+        return {"it": "x" * 70000}
+
+    verbs = {"refuse": refuse, "broken": broken, "unspeakable": unspeakable, "endless": endless, "echo": echo}
+    async with control.serve(tmp_path, verbs):
+        with pytest.raises(control.ControlError, match=r"^GPU 9: this node has GPUs 0 to 7$"):
+            await ask(tmp_path, "refuse")
+        for verb in ("broken", "unspeakable"):
+            with pytest.raises(control.ControlError, match=r"^internal error: the daemon's log has the details$"):
+                await ask(tmp_path, verb)
+        assert "KeyError: 'secret'" in caplog.text
+        with pytest.raises(control.ControlError, match=r"endless: the reply is too long"):
+            await ask(tmp_path, "endless")
+        with pytest.raises(control.UnknownVerbError, match=r"no verb no; it has: broken, echo, endless, refuse"):
+            await ask(tmp_path, "no")
+        with pytest.raises(control.ControlError, match="echo: 70027 bytes are too long for a request"):
+            await ask(tmp_path, "echo", it="x" * 70000)
+        assert await ask(tmp_path, "echo") == {"got": {}}
+
+
+@pytest.mark.parametrize(
+    "line", [b"\n", b"no\n", b"[]\n", b'{"verb": 1}\n', b"[" * 60000 + b"\n", b"\xff\n", b"x" * 65537]
+)
+async def test_a_line_that_is_no_request(tmp_path, line):
+    async with control.serve(tmp_path, {"echo": echo}):
+        reply = json.loads(await say(tmp_path, line))
+        assert not reply["ok"]
+        assert reply["error"].startswith("a request is one line of JSON")
+
+
+async def test_a_verb_that_takes_too_long_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(control, "_SECONDS_TO_ANSWER", 0.02)
+
+    async def forever(_):
+        await anyio.sleep_forever()
+
+    async with control.serve(tmp_path, {"forever": forever}):
+        with pytest.raises(control.ControlError, match=r"forever took longer than 0.02 s and was given up"):
+            await ask(tmp_path, "forever")
+
+
+async def test_a_client_that_says_nothing_is_hung_up_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(control, "_SECONDS_TO_ASK", 0.02)
+    async with control.serve(tmp_path, {"echo": echo}):
+        assert await say(tmp_path, b'{"verb"') == b""
+
+
+async def test_leaving_ends_connections_at_once(tmp_path):
+    began = anyio.Event()
+
+    async def forever(_):
+        began.set()
+        await anyio.sleep_forever()
+
+    async with control.serve(tmp_path, {"forever": forever}):
+        silent, silent_writer = await asyncio.open_unix_connection(str(tmp_path / control.SOCKET))
+        busy, busy_writer = await asyncio.open_unix_connection(str(tmp_path / control.SOCKET))
+        busy_writer.write(b'{"verb": "forever"}\n')
+        await began.wait()
+        left = time.perf_counter()
+    assert await silent.read() == b""
+    assert await busy.read() == b""
+    assert time.perf_counter() - left < 1  # milliseconds on an idle machine
+    for writer in (silent_writer, busy_writer):
+        writer.close()
+
+
+async def test_leaving_by_cancellation(tmp_path):
+    async def daemon(*, task_status):
+        async with control.serve(tmp_path, {"echo": echo}):
+            task_status.started()
+            await anyio.sleep_forever()
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            await group.start(lambda *, task_status: daemon(task_status=task_status))
+            _, writer = await asyncio.open_unix_connection(str(tmp_path / control.SOCKET))
+            group.cancel_scope.cancel()
+    assert not (tmp_path / control.SOCKET).exists()
+    writer.close()
+    await asyncio.sleep(0)
+
+
+async def test_a_socket_of_a_killed_daemon_is_replaced(tmp_path):
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(tmp_path / control.SOCKET))
+    dead.close()
+    async with control.serve(tmp_path, {"echo": echo}):
+        assert await ask(tmp_path, "echo") == {"got": {}}
+
+
+async def test_a_second_daemon_is_told_about_the_first(tmp_path):
+    async with control.serve(tmp_path, {"echo": echo}):
+        with pytest.raises(ConfigError, match=r"control.sock: another daemon already uses this state directory"):
+            async with control.serve(tmp_path, {}):
+                pass
+        assert await ask(tmp_path, "echo") == {"got": {}}
+
+
+async def test_another_s_socket_is_left_alone(tmp_path):
+    async with control.serve(tmp_path, {"echo": echo}):
+        (tmp_path / control.SOCKET).unlink()
+        other = socket.socket(socket.AF_UNIX)
+        other.bind(str(tmp_path / control.SOCKET))
+    assert (tmp_path / control.SOCKET).exists()
+    other.close()
+
+
+async def test_what_is_in_the_way_is_named(tmp_path):
+    (tmp_path / control.SOCKET).write_text("")
+    with pytest.raises(ConfigError, match=r"control.sock: is in the way of the control socket"):
+        async with control.serve(tmp_path, {}):
+            pass
+    with pytest.raises(ConfigError, match=r"control.sock/control.sock: .*(exists|directory)"):
+        async with control.serve(tmp_path / control.SOCKET, {}):
+            pass
+
+
+def test_no_daemon(tmp_path):
+    for state in (tmp_path, tmp_path / "none"):
+        with pytest.raises(control.ControlError, match=r"no daemon answers at .*control.sock: is one running"):
+            control.request(state, "echo")
+
+
+def answer_once(tmp_path, reply):
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / control.SOCKET))
+    listener.listen()
+
+    def serve():
+        connection, _ = listener.accept()
+        connection.recv(65536)
+        connection.sendall(reply)
+        connection.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return listener, thread
+
+
+@pytest.mark.parametrize("reply", [b"", b"hello\n", b"[]\n", b'{"ok": 1}\n', b"x" * 100000])
+def test_something_else_that_listens_there(tmp_path, reply):
+    listener, thread = answer_once(tmp_path, reply)
+    with pytest.raises(control.ControlError, match=r"is no gpu-plugin daemon|no daemon answers"):
+        control.request(tmp_path, "echo")
+    thread.join(5)
+    listener.close()
+
+
+# The command
+
+
+def fault(state, *arguments):
+    return cli.main(["fault", "--state-dir", str(state), *arguments])
+
+
+async def test_the_fault_command_sends_one_fault(tmp_path, capsys):
+    asked = []
+
+    async def verb(request):
+        asked.append(dict(request))
+        return {"done": "GPU 3: done."}
+
+    async with control.serve(tmp_path, {"fault": verb}):
+        for arguments in (
+            ["--gpu", "3", "--xid", "79"],
+            ["--gpu", "GPU-x", "--temperature", "-5"],
+            ["--gpu", "3", "--lost"],
+            ["--gpu", "3", "--hang", "2.5"],
+            ["--gpu", "3", "--heal"],
+        ):
+            assert await to_thread.run_sync(partial(fault, tmp_path, *arguments)) == 0
+    assert capsys.readouterr().out == "GPU 3: done.\n" * 5
+    assert asked == [
+        {"gpu": 3, "xid": 79},
+        {"gpu": "GPU-x", "temperature": -5},
+        {"gpu": 3, "lost": True},
+        {"gpu": 3, "hang": 2.5},
+        {"gpu": 3, "heal": True},
+    ]
+
+
+async def test_the_fault_command_against_real_gpus(tmp_path, capsys):
+    async with control.serve(tmp_path, {"echo": echo}):
+        assert await to_thread.run_sync(lambda: fault(tmp_path, "--gpu", "0", "--lost")) == 1
+    assert "only one with --simulate takes faults" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["--gpu", "0"], 2, "one fault at a time, of --xid, --temperature, --lost, --hang, --heal: none given"),
+        (["--gpu", "0", "--lost", "--xid", "1"], 2, "--xid and --lost given"),
+        (["--lost"], 2, "Missing option '--gpu'"),
+        (["--gpu", "0", "--xid", "x"], 2, "'x' is not a valid integer"),
+        (["--gpu", "0", "--lost"], 1, "no daemon answers at "),
+    ],
+)
+def test_the_fault_command_used_wrongly(tmp_path, capsys, arguments, status, text):
+    assert fault(tmp_path, *arguments) == status
+    error = capsys.readouterr().err
+    assert text in error
+    assert error.count("\n") == 1
+
+
+def test_the_state_directory_comes_from_the_environment(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("STATE_DIR", str(tmp_path / "other"))
+    assert cli.main(["fault", "--gpu", "0", "--lost"]) == 1
+    assert str(tmp_path / "other" / "control.sock") in capsys.readouterr().err
+
+
+def test_the_fault_command_is_light():
+    code = (
+        "import sys, gpu_plugin.cli.fault;"
+        "heavy = {'asyncio', 'anyio', 'grpclib', 'betterproto', 'msgspec', 'yaml'} & set(sys.modules);"
+        "sys.exit(', '.join(heavy) or 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=dict(os.environ))
