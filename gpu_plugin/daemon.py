@@ -414,11 +414,8 @@ def _simulated(settings: Settings) -> Hardware:
         log.warning("no device nodes for the simulated node: %s", error)
         made = None
 
-    async def fault(request: Mapping[str, object]) -> Mapping[str, object]:
-        return {"done": faults.apply(node, request)}
-
     dev_root = str(made) if made is not None else settings.effective_dev_root
-    return Hardware(SimulatedDriver(node), SimulatedHost(node), dev_root, {"fault": fault})
+    return Hardware(SimulatedDriver(node), SimulatedHost(node), dev_root, {"fault": faults.verb(node)})
 
 
 async def serve(settings: Settings, reload: Callable[[], Settings]) -> int:

@@ -127,9 +127,9 @@ def _cross_check(settings: Settings) -> None:
         )
     if settings.device_discovery_strategy == "tegra":
         raise ConfigError("--device-discovery-strategy: tegra is not served by this version; use auto or nvml")
-    # The kernel's limit for a socket path is 107 bytes (sun_path); our shortest file name needs 28 of them.
-    if len(settings.socket_dir.encode()) > 78:
+    # The kernel's limit for a socket path is 107 bytes (sun_path); our shortest file name needs up to 34 of them.
+    if len(settings.socket_dir.encode()) > 72:
         raise ConfigError(
             f"--device-plugin-dir {settings.socket_dir}: too long, a socket in it would pass the kernel's 107 bytes; "
-            "use a path of at most 78 bytes",
+            "use a path of at most 72 bytes",
         )

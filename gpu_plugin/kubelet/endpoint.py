@@ -7,6 +7,7 @@ listens on a socket of its own name, since kubelets from 1.37 on tell endpoints 
 
 import logging
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -134,24 +135,48 @@ class ResourceEndpoint:
     async def _until_over(self, service: DevicePluginService, server: SocketServer, kubelet: Identity) -> str:
         registered = anyio.current_time()
         while True:
-            why = self._over(service, server, kubelet, anyio.current_time() - registered)
+            view = View(
+                told=self._again,
+                listening=server.listening,
+                registering=self._kubelet_socket is not None,
+                kubelet_before=kubelet,
+                kubelet_now=self._kubelet(),
+                streams=service.streams,
+                streams_opened=service.streams_opened,
+                age=anyio.current_time() - registered,
+            )
+            why = over(view)
             if why:
                 return why
             await self._look.wait(NET)
 
-    def _over(self, service: DevicePluginService, server: SocketServer, kubelet: Identity, age: float) -> str:
-        """Why this incarnation is over; empty while all is well. Looks at the present alone, so no stale event misleads."""
-        if self._again:
-            return "told to begin anew"
-        if not server.listening:
-            return "our socket is gone"
-        if self._kubelet_socket is None:
-            return ""
-        present = self._kubelet()
-        if present is not None and present != kubelet:
-            return "the kubelet has a new socket"
-        if service.streams_opened and not service.streams:
-            return "the kubelet dropped our stream"
-        if not service.streams_opened and age > FIRST_STREAM:
-            return f"the kubelet opened no stream within {FIRST_STREAM:g} s"
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An incarnation as it stands: `age` is in seconds since its registration, identities are of kubelet.sock."""
+
+    told: bool
+    listening: bool
+    registering: bool
+    kubelet_before: Identity
+    kubelet_now: Identity | None
+    streams: int
+    streams_opened: int
+    age: float
+
+
+def over(view: View) -> str:
+    """Why this incarnation is over; empty while all is well. Looks at the present alone, so no stale event misleads."""
+    if view.told:
+        return "told to begin anew"
+    if not view.listening:
+        return "our socket is gone"
+    if not view.registering:
         return ""
+    if view.kubelet_now not in (None, view.kubelet_before):
+        return "the kubelet has a new socket"
+    if view.streams_opened and not view.streams:
+        return "the kubelet dropped our stream"
+    if not view.streams_opened and view.age > FIRST_STREAM:
+        return f"the kubelet opened no stream within {FIRST_STREAM:g} s"
+    return ""

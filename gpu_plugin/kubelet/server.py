@@ -94,7 +94,8 @@ class SocketServer(grpclib.server.Server):
 
     async def bind(self, path: Path) -> None:
         """Listens on `path`, for this user alone. Raises OSError."""
-        await self.start(path=str(path))
+        with anyio.CancelScope(shield=True):  # cancelled halfway, asyncio would lose the listening socket
+            await self.start(path=str(path))
         os.chmod(path, SOCKET_MODE)  # noqa: PTH101 - a local file system's answer, microseconds
         status = os.stat(path)  # noqa: PTH116
         self._path, self._identity = path, (status.st_dev, status.st_ino)

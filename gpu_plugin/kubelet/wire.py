@@ -42,7 +42,7 @@ def decode(kind: type[M], data: bytes) -> M:
     try:
         return kind().parse(data)
     except Exception as error:
-        raise ValueError(f"not a {kind.__name__} message: {error}") from error
+        raise ValueError(f"no {kind.__name__} message: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ class Driver(Protocol):
         """nvmlInit_v2. LIBRARY_NOT_FOUND says every path tried."""
 
     def close(self) -> None:
-        """NvmlShutdown."""
+        """nvmlShutdown."""
 
     def driver_version(self) -> str:
         """nvmlSystemGetDriverVersion, such as 580.159.04."""
@@ -130,7 +130,7 @@ class Driver(Protocol):
         """nvmlDeviceGetHandleByIndex_v2."""
 
     def handle_by_uuid(self, uuid: str) -> Handle:
-        """NvmlDeviceGetHandleByUUID."""
+        """nvmlDeviceGetHandleByUUID."""
 
     def uuid(self, handle: Handle) -> str:
         """nvmlDeviceGetUUID, such as GPU-92e1c9b6-dd9b-778f-6e34-6f0d728ad189."""
@@ -145,19 +145,19 @@ class Driver(Protocol):
         """nvmlDeviceGetName, such as NVIDIA H200."""
 
     def architecture(self, handle: Handle) -> int:
-        """nvmlDeviceGetArchitecture: 6 Volta, 7 Turing, 7 Ampere is 7... as nvml.h numbers them; 9 is Hopper."""
+        """nvmlDeviceGetArchitecture: 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell."""
 
     def memory_total(self, handle: Handle) -> int:
-        """NvmlDeviceGetMemoryInfo's total, bytes. Some parts have none (NOT_SUPPORTED)."""
+        """nvmlDeviceGetMemoryInfo's total, bytes. Some parts have none (NOT_SUPPORTED)."""
 
     def mig_mode(self, handle: Handle) -> tuple[int, int]:
         """nvmlDeviceGetMigMode: (current, pending), 1 is enabled."""
 
     def numa_node(self, handle: Handle) -> int:
-        """NvmlDeviceGetNumaNodeId."""
+        """nvmlDeviceGetNumaNodeId."""
 
     def temperature(self, handle: Handle) -> int:
-        """NvmlDeviceGetTemperature of the GPU sensor, °C."""
+        """nvmlDeviceGetTemperature of the GPU sensor, °C."""
 
     def temperature_threshold(self, handle: Handle, kind: Threshold) -> int:
         """nvmlDeviceGetTemperatureThreshold, °C."""
@@ -181,13 +181,13 @@ class Driver(Protocol):
         """nvmlDeviceGetTopologyCommonAncestor: a TopologyLevel."""
 
     def event_set(self) -> EventSet:
-        """NvmlEventSetCreate."""
+        """nvmlEventSetCreate."""
 
     def free_event_set(self, events: EventSet) -> None:
-        """NvmlEventSetFree."""
+        """nvmlEventSetFree."""
 
     def register_events(self, handle: Handle, mask: int, events: EventSet) -> None:
-        """NvmlDeviceRegisterEvents. NOT_SUPPORTED on parts too old for events."""
+        """nvmlDeviceRegisterEvents. NOT_SUPPORTED on parts too old for events."""
 
     def wait(self, events: EventSet, timeout_ms: int) -> Event:
         """nvmlEventSetWait_v2. Raises TIMEOUT when nothing came within `timeout_ms` milliseconds."""

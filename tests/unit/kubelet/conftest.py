@@ -1,0 +1,26 @@
+"""A device plugin directory and a kubelet over it."""
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A device plugin directory with a path short enough for sockets."""
+    path = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(params=["1.36", "1.37"])
+async def kubelet(request, directory) -> AsyncIterator[StandInKubelet]:
+    """A running kubelet of either generation; its contract must be whole at the end."""
+    async with StandInKubelet(directory, generation=request.param) as running:
+        yield running
+    running.check()

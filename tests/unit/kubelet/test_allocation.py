@@ -1,0 +1,244 @@
+"""Allocate, GetPreferredAllocation and PreStartContainer, as the kubelet meets them."""
+
+import random
+from dataclasses import replace
+
+import anyio
+import pytest
+from grpclib.client import Channel, UnaryUnaryMethod
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_plugin.kubelet import service as service_module
+from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet.codec import BytesCodec
+from gpu_plugin.kubelet.feed import ListFeed
+from gpu_plugin.kubelet.server import SocketServer
+from gpu_plugin.kubelet.service import DevicePluginService, UnhealthyDeviceError, UnknownDeviceError
+from gpu_plugin.simulation.stand_in_kubelet import AdmissionError
+from gpu_plugin.snapshot import SnapshotStore
+from tests.unit.kubelet.serving import GPU, devices, registered, serving, view
+
+IDS = [d.id for d in devices(8)]
+
+
+def made(listed=None) -> DevicePluginService:
+    store = SnapshotStore()
+    store.publish({GPU: view(devices(8) if listed is None else listed)})
+    feed = ListFeed.__new__(ListFeed)
+    feed.resource = GPU
+    return DevicePluginService(feed, store, lambda _: None)
+
+
+def test_n_requests_get_n_answers_in_order():
+    answers = made().allocate([[IDS[3]], [IDS[1], IDS[0]], [IDS[7]]])
+    assert [a.envs["NVIDIA_VISIBLE_DEVICES"] for a in answers] == [IDS[3], f"{IDS[0]},{IDS[1]}", IDS[7]]
+
+
+@given(st.lists(st.sampled_from(IDS), min_size=1, max_size=12), st.randoms())
+@settings(max_examples=100)
+def test_the_same_devices_get_the_same_bytes_in_any_order_and_number(ids, rng):
+    service = made()
+    shuffled = ids + [rng.choice(ids)]
+    rng.shuffle(shuffled)
+    request, other = (
+        bytes(wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest(list(each))]))
+        for each in (ids, shuffled)
+    )
+    assert service.allocate_bytes(request) == service.allocate_bytes(other) == made().allocate_bytes(request)
+
+
+@pytest.mark.parametrize("identifier", ["", "GPU-of-another-node", IDS[0] + "::0", "é\n" * 10])
+def test_an_unknown_device_is_refused_by_name(identifier):
+    with pytest.raises(UnknownDeviceError) as refused:
+        made().allocate([[IDS[0]], [identifier]])
+    assert repr(identifier) in str(refused.value)
+    assert refused.value.status is Status.NOT_FOUND
+
+
+def test_an_unhealthy_device_is_refused_by_name_and_reason():
+    listed = list(devices(8))
+    listed[2] = replace(listed[2], reason="Xid 79 (GPU has fallen off the bus)")
+    with pytest.raises(UnhealthyDeviceError, match=f"{IDS[2]} is unhealthy: Xid 79") as refused:
+        made(tuple(listed)).allocate([[IDS[2]]])
+    assert refused.value.status is Status.FAILED_PRECONDITION
+
+
+async def test_a_pods_event_names_the_device_and_the_reason(kubelet, directory):
+    async with serving(directory, 1) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        uuid = devices(1)[0].id
+        # The kubelet has not heard of it yet: health changed a moment ago.
+        current = plugin.store.current.resources[GPU]
+        plugin.store.current = replace(
+            plugin.store.current, resources={GPU: current.with_reasons({uuid: "Xid 48 (double-bit ECC error)"})}
+        )
+        with pytest.raises(AdmissionError) as refused:
+            await kubelet.admit("pod", {GPU: 1})
+        assert "code = FailedPrecondition" in str(refused.value)
+        assert f"{uuid} is unhealthy: Xid 48 (double-bit ECC error)" in str(refused.value)
+
+
+async def test_pods_get_what_they_ask_for_and_keep_it(kubelet, directory):
+    async with serving(directory):
+        await kubelet.wait_for(registered(kubelet))
+        taken = set()
+        for pod, size in (("a", 1), ("b", 2), ("c", 4)):
+            admission = await kubelet.admit(pod, {GPU: size})
+            [allocation] = admission.allocations
+            assert len(set(allocation.ids)) == size
+            assert not taken & set(allocation.ids)
+            taken |= set(allocation.ids)
+            assert set(allocation.response.envs["NVIDIA_VISIBLE_DEVICES"].split(",")) == set(allocation.ids)
+
+
+async def test_a_pod_keeps_its_answer_over_a_restart_of_the_plugin(kubelet, directory):
+    responses = []
+    for _ in range(2):
+        async with serving(directory) as plugin:
+            await kubelet.wait_for(lambda: GPU in kubelet.resources and kubelet.resources[GPU].allocatable == 8)
+            request = bytes(wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest(IDS[:3])]))
+            responses.append(await call(plugin.sockets[0], wire.ALLOCATE, request))
+    assert responses[0] == responses[1]
+
+
+async def call(path, method, request):
+    channel = Channel(path=str(path), codec=BytesCodec())
+    try:
+        return await UnaryUnaryMethod(channel, method, bytes, bytes)(request, timeout=5)
+    finally:
+        channel.close()
+
+
+async def test_many_calls_at_once_do_not_disturb_each_other(kubelet, directory):
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        answers = {}
+
+        async def one(n):
+            ids = random.Random(n).sample(IDS, 1 + n % 8)
+            request = bytes(wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest(ids)]))
+            response = wire.decode(
+                wire.messages.AllocateResponse, await call(plugin.sockets[0], wire.ALLOCATE, request)
+            )
+            answers[n] = (set(ids), set(response.container_responses[0].envs["NVIDIA_VISIBLE_DEVICES"].split(",")))
+
+        async with anyio.create_task_group() as calls:
+            for n in range(40):
+                calls.start_soon(one, n)
+        assert len(answers) == 40
+        assert all(asked == got for asked, got in answers.values())
+
+
+@pytest.mark.parametrize("method", [wire.ALLOCATE, wire.PRE_START])
+async def test_bytes_that_are_no_request_get_a_clear_status(kubelet, directory, method):
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        with pytest.raises(GRPCError) as refused:
+            await call(plugin.sockets[0], method, b"\x0a\xff\xff\xff\xff")
+        assert refused.value.status is Status.INVALID_ARGUMENT
+
+
+async def test_pre_start_answers_at_once_and_as_often_as_asked(kubelet, directory):
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        request = bytes(wire.messages.PreStartContainerRequest(IDS[:2]))
+        for _ in range(3):
+            assert await call(plugin.sockets[0], wire.PRE_START, request) == b""
+
+
+async def test_options_ask_for_preferences_and_for_no_pre_start(kubelet, directory):
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        answer = wire.decode(wire.messages.DevicePluginOptions, await call(plugin.sockets[0], wire.OPTIONS, wire.EMPTY))
+        assert answer.get_preferred_allocation_available
+        assert not answer.pre_start_required
+
+
+def preferred_request(*asks):
+    return bytes(
+        wire.messages.PreferredAllocationRequest(
+            [wire.messages.ContainerPreferredAllocationRequest(list(a), list(m), s) for a, m, s in asks]
+        )
+    )
+
+
+def preferences(data):
+    return [
+        list(c.device_ids) for c in wire.decode(wire.messages.PreferredAllocationResponse, data).container_responses
+    ]
+
+
+@given(st.data())
+@settings(max_examples=150)
+def test_a_preference_is_exact_or_empty(data):
+    available = data.draw(st.lists(st.sampled_from(IDS), unique=True))
+    must = data.draw(st.lists(st.sampled_from([*IDS, "stranger"]), unique=True, max_size=4))
+    size = data.draw(st.integers(-2, 10))
+    [answer] = preferences(made().preferred_bytes(preferred_request((available, must, size))))
+    possible = 0 < size <= len(available) and set(must) <= set(available) and len(must) <= size
+    if possible:
+        assert len(answer) == len(set(answer)) == size
+        assert set(must) <= set(answer) <= set(available)
+    else:
+        assert answer == []
+
+
+def test_each_container_gets_an_answer_of_its_own():
+    answers = preferences(made().preferred_bytes(preferred_request((IDS, [], 2), (IDS[:1], [], 2), (IDS, [IDS[5]], 1))))
+    assert [len(a) for a in answers] == [2, 0, 1]
+
+
+def test_a_preference_never_fails_whatever_goes_wrong(monkeypatch, caplog):
+    def broken(*_):
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr(service_module, "preferred", broken)
+    assert preferences(made().preferred_bytes(preferred_request((IDS, [], 2)))) == [[]]
+    assert "a fault of ours" in caplog.text
+    assert made().preferred_bytes(b"\x0a\xff\xff\xff\xff") == b"\x0a\x00"
+
+
+def test_a_preference_for_a_resource_that_is_gone_is_left_to_the_kubelet():
+    service = made()
+    service._store.publish({})
+    assert preferences(service.preferred_bytes(preferred_request((IDS, [], 2)))) == [[]]
+
+
+async def test_sixty_thousand_ids_are_answered_without_holding_up_other_calls(directory):
+    listed = devices(60_000)
+    service = made(listed)
+    server = SocketServer(service)
+    path = directory / "large.sock"
+    await server.bind(path)
+    ids = [d.id for d in listed]
+    question = b"".join(_one_by_one(ids, ids[:2], 5))
+    answered = []
+
+    async def large():
+        answered.append(preferences(await call(path, wire.PREFERRED, question))[0])
+
+    async with anyio.create_task_group() as calls:
+        calls.start_soon(large)
+        meanwhile = 0
+        while not answered:
+            await call(path, wire.OPTIONS, wire.EMPTY)
+            meanwhile += 1
+    await server.end()
+    assert len(answered[0]) == 5
+    assert set(ids[:2]) <= set(answered[0])
+    assert meanwhile > 3
+
+
+def _one_by_one(available, must, size):
+    """A PreferredAllocationRequest made by hand: betterproto would take seconds for so many ids."""
+    inner = b"".join(b"\x0a" + bytes([len(i)]) + i.encode() for i in available)
+    inner += b"".join(b"\x12" + bytes([len(i)]) + i.encode() for i in must) + b"\x18" + bytes([size])
+    length, varint = len(inner), bytearray()
+    while length > 127:
+        varint.append(length & 127 | 128)
+        length >>= 7
+    yield b"\x0a" + bytes([*varint, length])
+    yield inner

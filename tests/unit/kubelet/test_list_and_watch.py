@@ -1,0 +1,171 @@
+"""The list of devices and the streams that carry it."""
+
+from dataclasses import replace
+
+import anyio
+import pytest
+from grpclib.client import Channel, UnaryStreamMethod
+
+from gpu_plugin.kubelet import feed, wire
+from gpu_plugin.kubelet.codec import BytesCodec
+from gpu_plugin.kubelet.feed import ListFeed
+from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
+from gpu_plugin.snapshot import SnapshotStore
+from tests.unit.kubelet.serving import GPU, devices, registered, serving, view
+
+
+def lists(kubelet):
+    return [event for event in kubelet.events if event.kind is EventKind.LIST]
+
+
+async def test_the_first_list_comes_at_once_and_whole(kubelet, directory):
+    async with serving(directory, 16):
+        await kubelet.wait_for(registered(kubelet))
+        table = kubelet.resources[GPU]
+        assert table.capacity == 16
+        assert {numa for numa in table.numa.values()} == {(0,), (1,)}
+
+
+async def test_an_empty_list_is_sent_too(kubelet, directory):
+    async with serving(directory, 0):
+        await kubelet.wait_for(lambda: lists(kubelet))
+        assert kubelet.resources[GPU].capacity == 0
+
+
+async def test_a_change_sends_the_whole_list_and_no_change_sends_nothing(kubelet, directory):
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        plugin.fail(3)
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 7)
+        assert kubelet.resources[GPU].capacity == 8
+        sent = len(lists(kubelet))
+        plugin.fail(3, "another reason")  # nothing the kubelet could see
+        plugin.publish(tuple(replace(d) for d in plugin.store.current.resources[GPU].resource.devices))
+        plugin.fail(4)
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 6)
+        assert len(lists(kubelet)) == sent + 1
+
+
+async def test_a_burst_of_changes_is_sent_as_few_lists_and_ends_true(kubelet, directory):
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        sent = len(lists(kubelet))
+        for turn in range(200):
+            plugin.fail(turn % 8, "sick" if turn < 196 else "")
+            await anyio.lowlevel.checkpoint()
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 4)
+        assert len(lists(kubelet)) - sent <= 5
+
+
+async def test_order_and_ids_are_the_same_after_a_restart(directory):
+    orders = []
+    for _ in range(2):
+        async with StandInKubelet(directory) as kubelet, serving(directory):
+            await kubelet.wait_for(registered(kubelet))
+            orders.append(list(kubelet.resources[GPU].devices))
+    assert orders[0] == orders[1] == [d.id for d in devices(8)]
+
+
+async def open_stream(path):
+    """A ListAndWatch of our own, beside the kubelet's: the channel, the stream, and its first list."""
+    channel = Channel(path=str(path), codec=BytesCodec())
+    method = UnaryStreamMethod(channel, wire.LIST_AND_WATCH, bytes, bytes)
+    stream = method.open()
+    await stream.__aenter__()
+    await stream.send_message(wire.EMPTY, end=True)
+    return channel, stream, await stream.recv_message()
+
+
+async def test_every_open_stream_gets_every_change_and_closed_ones_take_none(kubelet, directory):
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        opened = [await open_stream(plugin.sockets[0]) for _ in range(3)]
+        for channel, stream, _ in opened[:2]:
+            await stream.cancel()
+            channel.close()
+        plugin.fail(5)
+        with anyio.fail_after(1):
+            second = await opened[2][1].recv_message()
+        assert b"Unhealthy" in second
+        assert b"Unhealthy" not in opened[2][2]
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 7)
+        assert kubelet.registrations[GPU].total == 1  # a debugging client's leaving is not the kubelet's
+        await opened[2][1].cancel()
+        opened[2][0].close()
+
+
+class TestFeed:
+    async def test_a_list_too_long_for_one_message_is_refused_and_said(self, monkeypatch, caplog):
+        monkeypatch.setattr(wire, "MAX_MESSAGE_BYTES", 2_000)
+        store = SnapshotStore()
+        store.publish({GPU: view(devices(8))})
+        fed = ListFeed(GPU, store)
+        await fed.refresh()
+        good = fed.payload
+        store.publish({GPU: view(devices(100))})
+        assert not await fed.refresh()
+        assert fed.payload == good
+        assert "100 devices" in caplog.text
+        assert "the last list stays" in caplog.text
+
+    async def test_a_first_list_too_long_offers_nothing(self, monkeypatch, caplog):
+        monkeypatch.setattr(wire, "MAX_MESSAGE_BYTES", 100)
+        store = SnapshotStore()
+        store.publish({GPU: view(devices(8))})
+        fed = ListFeed(GPU, store)
+        assert await fed.refresh()
+        assert await fed.newer(0) == (1, b"")
+        assert "no device is offered" in caplog.text
+
+    async def test_a_long_list_is_encoded_off_the_loop_and_right(self, monkeypatch):
+        monkeypatch.setattr(feed, "OFF_LOOP", 10)
+        store = SnapshotStore()
+        store.publish({GPU: view(devices(40))})
+        fed = ListFeed(GPU, store)
+        await fed.refresh()
+        assert len(wire.decode(wire.messages.ListAndWatchResponse, fed.payload).devices) == 40
+
+    async def test_a_resource_that_is_gone_has_an_empty_list(self):
+        store = SnapshotStore()
+        store.publish({GPU: view(devices(2))})
+        fed = ListFeed(GPU, store)
+        await fed.refresh()
+        store.publish({})
+        await fed.refresh()
+        assert fed.payload == b""
+
+
+class TestWire:
+    def test_numa_node_zero_is_sent_and_unknown_is_not(self):
+        known, unknown = devices(1)[0], replace(devices(1)[0], numa=())
+        encoder = wire.ListEncoder()
+        with_node = wire.decode(wire.messages.ListAndWatchResponse, encoder.encode((known,))).devices[0]
+        without = wire.decode(wire.messages.ListAndWatchResponse, encoder.encode((unknown,))).devices[0]
+        assert [node.id for node in with_node.topology.nodes] == [0]
+        assert without.topology.nodes == []
+        assert encoder.encode((known,)).endswith(b"\x1a\x02\x0a\x00")
+
+    def test_joined_fragments_are_what_one_encoding_gives(self):
+        listed = devices(20)
+        whole = wire.messages.ListAndWatchResponse(
+            [
+                wire.messages.Device(d.id, "Healthy", wire.messages.TopologyInfo([wire.messages.NumaNode(d.numa[0])]))
+                for d in listed
+            ]
+        )
+        assert wire.ListEncoder().encode(listed) == bytes(whole)
+
+    def test_an_encoder_follows_changes_of_health_and_length(self):
+        encoder = wire.ListEncoder()
+        listed = list(devices(6))
+        encoder.encode(tuple(listed))
+        listed[2] = replace(listed[2], reason="sick")
+        assert encoder.fresh(tuple(listed)) == 1
+        assert encoder.encode(tuple(listed)) == wire.ListEncoder().encode(tuple(listed))
+        del listed[0]
+        assert encoder.encode(tuple(listed)) == wire.ListEncoder().encode(tuple(listed))
+
+    def test_bytes_that_are_no_message_are_a_value_error(self):
+        with pytest.raises(ValueError, match="no AllocateRequest message"):
+            wire.decode_allocate(b"\x0a" + b"\xff" * 11)

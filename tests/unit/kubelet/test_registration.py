@@ -1,0 +1,300 @@
+"""Registering, and registering again after everything that can part a plugin from its kubelet."""
+
+import os
+import socket
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gpu_plugin.kubelet import backoff, endpoint, registration
+from gpu_plugin.kubelet.backoff import Backoff
+from gpu_plugin.kubelet.registration import RegistrationError, register
+from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
+from tests.unit.kubelet.serving import GPU, registered, serving
+
+
+async def test_serves_before_it_registers_and_says_who_it_is(kubelet, directory):
+    async with serving(directory):
+        await kubelet.wait_for(registered(kubelet))
+        count = kubelet.registrations[GPU]
+        assert (count.total, count.accepted, count.most_in_flight) == (1, 1, 1)
+        first = next(e for e in kubelet.events if e.kind is EventKind.REGISTER)
+        assert Path(first.endpoint).parent == directory
+        assert kubelet.resources[GPU].allocatable == 8
+
+
+async def test_a_refusal_is_logged_in_the_kubelets_words_and_tried_again(kubelet, directory, caplog):
+    kubelet.refuse_next_register("no room at the inn", times=2)
+    async with serving(directory):
+        await kubelet.wait_for(registered(kubelet))
+        assert kubelet.registrations[GPU].total == 3
+        assert kubelet.resources[GPU].streams == 1
+    assert caplog.text.count("the kubelet refused: no room at the inn") == 2
+
+
+async def test_a_register_that_loses_its_connection_is_tried_again(kubelet, directory):
+    kubelet.reset_next_register(times=2)
+    async with serving(directory):
+        await kubelet.wait_for(registered(kubelet))
+        assert kubelet.registrations[GPU].most_in_flight == 1
+
+
+async def test_a_register_that_hangs_is_given_up_at_its_deadline_and_tried_again(kubelet, directory, monkeypatch):
+    async def impatient(*arguments):
+        await register(*arguments, deadline=0.1)
+
+    monkeypatch.setattr(endpoint, "register", impatient)
+    kubelet.hang_next_register()
+    async with serving(directory):
+        await kubelet.wait_for(registered(kubelet))
+        assert kubelet.registrations[GPU].most_in_flight == 1
+
+
+def test_the_kubelets_own_ten_seconds_end_before_our_deadline():
+    assert registration.DEADLINE > 10
+
+
+async def test_an_answer_that_comes_late_is_still_an_answer(kubelet, directory):
+    kubelet.delay_register(0.3, answer_only=True)
+    async with serving(directory):
+        await kubelet.wait_for(registered(kubelet))
+        assert kubelet.registrations[GPU].total == 1
+
+
+async def test_waits_for_a_kubelet_that_is_not_there_yet(directory):
+    async with serving(directory) as plugin:
+        assert plugin.sockets == []
+        kubelet = StandInKubelet(directory)
+        await kubelet.start(bind_to_listen=0.05)  # the socket appears before anyone listens on it
+        await kubelet.wait_for(registered(kubelet))
+        assert kubelet.registrations[GPU].total == 1
+        await kubelet.stop()
+        kubelet.check()
+
+
+async def test_waits_for_a_directory_that_is_not_there_yet(directory):
+    inner = directory / "a" / "b"
+    async with serving(inner):
+        inner.mkdir(parents=True)
+        async with StandInKubelet(inner) as kubelet:
+            await kubelet.wait_for(registered(kubelet), timeout=2)
+
+
+@pytest.mark.parametrize("how", ["goaway", "close", "rst"])
+async def test_a_dropped_stream_leads_to_one_new_registration_within_a_second(kubelet, directory, how):
+    async with serving(directory):
+        await kubelet.wait_for(registered(kubelet))
+        await kubelet.drop_stream(GPU, how)
+        await kubelet.wait_for(registered(kubelet, 2), timeout=1)
+        assert kubelet.registrations[GPU].total == 2
+        assert kubelet.resources[GPU].allocatable == 8
+
+
+async def test_streams_dropped_again_and_again_are_met_ever_more_slowly(kubelet, directory):
+    async with serving(directory):
+        for times in range(1, 6):
+            await kubelet.wait_for(registered(kubelet, times))
+            await kubelet.drop_stream(GPU)
+        await kubelet.wait_for(registered(kubelet, 6), timeout=3)
+    began = [event.at for event in kubelet.events if event.kind is EventKind.REGISTER]
+    gaps = [later - earlier for earlier, later in zip(began, began[1:], strict=False)]
+    assert gaps[-1] > 3 * backoff.FIRST
+    assert gaps[-1] > gaps[0]
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+async def test_a_kubelet_restart_leads_to_one_new_registration_on_a_new_socket(kubelet, directory, orderly):
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        before = plugin.sockets
+        await kubelet.restart(orderly=orderly)
+        await kubelet.wait_for(registered(kubelet, 2), timeout=1)
+        assert kubelet.registrations[GPU].total == 2
+        assert plugin.sockets != before
+        assert len(plugin.sockets) == 1
+
+
+async def test_a_kubelet_that_stays_away_is_awaited_and_met_at_once(kubelet, directory):
+    async with serving(directory):
+        await kubelet.wait_for(registered(kubelet))
+        await kubelet.restart(pause=0.8)
+        await kubelet.wait_for(registered(kubelet, 2), timeout=0.5)
+        assert kubelet.registrations[GPU].total == 2
+
+
+async def test_our_socket_alone_unlinked_is_bound_and_registered_again(kubelet, directory):
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        plugin.sockets[0].unlink()
+        await kubelet.wait_for(registered(kubelet, 2), timeout=1)
+        assert len(plugin.sockets) == 1
+
+
+async def test_a_directory_removed_and_made_again_is_found_again(directory):
+    inner = directory / "device-plugins"
+    inner.mkdir()
+    async with serving(inner):
+        kubelet = StandInKubelet(inner)
+        await kubelet.start()
+        await kubelet.wait_for(registered(kubelet))
+        await kubelet.stop()
+        for entry in inner.iterdir():
+            entry.unlink()
+        inner.rmdir()
+        await kubelet.start()
+        await kubelet.wait_for(registered(kubelet, 2), timeout=1)
+        await kubelet.stop()
+        kubelet.check()
+
+
+async def test_a_stale_event_for_the_socket_in_use_changes_nothing(kubelet, directory):
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        for _ in range(3):
+            plugin.look.ring()
+            await anyio.lowlevel.checkpoint()
+        (directory / "somebody-else.sock").touch()
+        plugin.fail(0)
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 7)
+        assert kubelet.registrations[GPU].total == 1
+
+
+async def test_two_instances_live_side_by_side_and_the_newer_stays(kubelet, directory, monkeypatch):
+    async with serving(directory) as old:
+        await kubelet.wait_for(registered(kubelet))
+        monkeypatch.setattr(endpoint, "socket_path", lambda d, r, n: d / f"gpu-plugin-newer-{n}.sock")
+        async with serving(directory) as new:
+            await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 2)
+            await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 2)
+            assert len(old.sockets) == 2  # nobody removed the other's living socket
+            old.scope.cancel()
+            await kubelet.wait_for(
+                lambda: kubelet.resources[GPU].streams == 1 and kubelet.resources[GPU].allocatable == 8
+            )
+            new.fail(0)
+            await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 7)
+
+
+async def test_a_server_that_died_is_begun_again_and_others_do_not_notice(kubelet, directory, monkeypatch):
+    servers = []
+    bind = endpoint.SocketServer.bind
+
+    async def remembered(server, path):
+        servers.append(server)
+        await bind(server, path)
+
+    monkeypatch.setattr(endpoint.SocketServer, "bind", remembered)
+    async with serving(directory) as one, serving(directory, 2, "nvidia.com/other"):
+        await kubelet.wait_for(registered(kubelet))
+        await kubelet.wait_for(registered(kubelet, resource="nvidia.com/other"))
+        ours = next(s for s in servers if "-gpu-" in str(s._path))
+        ours._server.close()
+        one.look.ring()
+        await kubelet.wait_for(registered(kubelet, 2), timeout=1)
+        assert kubelet.registrations["nvidia.com/other"].total == 1
+
+
+async def test_an_unexpected_failure_while_serving_is_mended(kubelet, directory, monkeypatch, caplog):
+    calls = []
+
+    async def failing_once(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise RuntimeError("never seen before")
+        await register(*arguments)
+
+    monkeypatch.setattr(endpoint, "register", failing_once)
+    async with serving(directory):
+        await kubelet.wait_for(registered(kubelet))
+    assert "never seen before" in caplog.text
+
+
+async def test_a_directory_that_cannot_be_served_in_is_said_and_tried_again(kubelet, directory, monkeypatch, caplog):
+    bind = endpoint.SocketServer.bind
+    refusals = [OSError(28, "No space left on device")] * 2
+
+    async def refused(server, path):
+        if refusals:
+            raise refusals.pop()
+        await bind(server, path)
+
+    monkeypatch.setattr(endpoint.SocketServer, "bind", refused)
+    async with serving(directory):
+        await kubelet.wait_for(registered(kubelet))
+    assert caplog.text.count("No space left on device") == 2
+
+
+HERE, OTHER = (1, 2, 3), (1, 2, 4)
+WELL = endpoint.View(
+    told=False,
+    listening=True,
+    registering=True,
+    kubelet_before=HERE,
+    kubelet_now=HERE,
+    streams=1,
+    streams_opened=1,
+    age=1.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, ""),
+        ({"streams": 2, "streams_opened": 5}, ""),
+        ({"kubelet_now": None}, ""),  # a dead kubelet's socket may go long before its stream does
+        ({"streams": 0, "streams_opened": 0}, ""),
+        ({"streams": 0, "streams_opened": 0, "age": 31.0}, "opened no stream"),
+        ({"streams": 0}, "dropped our stream"),
+        ({"kubelet_now": OTHER}, "new socket"),
+        ({"listening": False}, "socket is gone"),
+        ({"told": True}, "told to begin anew"),
+        ({"registering": False, "streams": 0, "kubelet_now": OTHER}, ""),
+        ({"registering": False, "listening": False}, "socket is gone"),
+    ],
+)
+def test_what_ends_an_incarnation(change, reason):
+    said = endpoint.over(replace(WELL, **change))
+    assert reason in said
+    assert bool(said) == bool(reason)
+
+
+async def test_without_a_kubelet_socket_it_serves_and_does_not_register(directory):
+    async with serving(directory, register=False) as plugin:
+        while not plugin.sockets:
+            await plugin.look.wait(1)
+        mode = plugin.sockets[0].stat().st_mode
+        assert stat.S_ISSOCK(mode)
+        assert stat.S_IMODE(mode) == 0o600
+
+
+async def test_nobody_listening_is_a_registration_error_with_the_path(directory):
+    dead = directory / "kubelet.sock"
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(os.fspath(dead))
+    with pytest.raises(RegistrationError, match=r"kubelet\.sock: Connection refused"):
+        await register(dead, "x.sock", GPU)
+    with pytest.raises(RegistrationError, match="No such file"):
+        await register(directory / "none.sock", "x.sock", GPU)
+
+
+class TestBackoff:
+    def test_first_at_once_then_twice_as_long_up_to_the_longest(self):
+        waits = Backoff()
+        delays = [waits.delay(now, 0.0, 0.5) for now in range(20)]
+        assert delays[:4] == [0.0, 0.05, 0.1, 0.2]
+        assert delays[-1] == backoff.LONGEST
+
+    def test_what_worked_for_long_begins_anew(self):
+        waits = Backoff()
+        for now in range(5):
+            waits.delay(now, 0.0, 0.5)
+        assert waits.delay(9.0, backoff.STABLE, 0.5) == 0.0
+
+    def test_the_dice_spread_a_wait_by_a_tenth(self):
+        low, high = Backoff(failures=10), Backoff(failures=10)
+        assert low.delay(0, 0, 0.0) == pytest.approx(high.delay(0, 0, 1.0) * 0.9 / 1.1)

@@ -1,0 +1,149 @@
+"""The end: streams closed in order, GOAWAY, sockets gone if they are ours. And nothing left behind by a long life."""
+
+import asyncio
+import gc
+import os
+import socket
+import threading
+
+import anyio
+import pytest
+from grpclib.client import Channel
+
+from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet.codec import BytesCodec
+from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
+from tests.unit.kubelet.serving import GPU, registered, serving
+from tests.unit.kubelet.test_list_and_watch import open_stream
+
+
+async def test_the_stream_ends_in_order_and_the_socket_goes(kubelet, directory):
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        plugin.scope.cancel()
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 0, timeout=1)
+        ended = next(e for e in kubelet.events if e.kind is EventKind.STREAM_ENDED)
+        assert ended.text in {"EOF", "OK"} or ended.text.startswith("EOF")
+        assert plugin.sockets == []
+
+
+async def test_a_socket_that_somebody_put_in_the_place_of_ours_stays(kubelet, directory):
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        path = plugin.sockets[0]
+        path.unlink()
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(str(path))
+            other.listen()
+            plugin.scope.cancel()
+            await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 0, timeout=1)
+            assert path.exists()
+
+
+async def test_a_peer_that_does_not_read_does_not_hold_up_the_end(directory):
+    async with serving(directory, 10_000, register=False) as plugin:
+        while not plugin.sockets:
+            await plugin.look.wait(1)
+        raw = socket.socket(socket.AF_UNIX)
+        raw.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(raw, str(plugin.sockets[0]))
+        channel, stream, _ = await open_stream(plugin.sockets[0])
+        with anyio.fail_after(1):
+            plugin.scope.cancel()
+            while plugin.sockets:
+                await plugin.look.wait(0.05)
+        await stream.cancel()
+        channel.close()
+        raw.close()
+
+
+async def test_a_reload_lets_go_of_everything_old_before_it_registers_again(kubelet, directory):
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        for times in range(2, 5):
+            plugin.endpoint.register_again()
+            await kubelet.wait_for(registered(kubelet, times), timeout=2)
+        assert kubelet.registrations[GPU].most_in_flight == 1
+        assert len(plugin.sockets) == 1
+
+
+def left_behind():
+    gc.collect()
+    return len(asyncio.all_tasks()), threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+
+async def test_a_thousand_streams_come_and_go_without_a_trace(kubelet, directory):
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        channel = Channel(path=str(plugin.sockets[0]), codec=BytesCodec())
+        await channel.__connect__()
+        channel.close()
+
+        async def cycle():
+            connection, stream, first = await open_stream(plugin.sockets[0])
+            assert first
+            await stream.cancel()
+            connection.close()
+
+        for _ in range(50):
+            await cycle()
+        await settle(plugin)
+        before, memory = left_behind(), resident()
+        for _ in range(950):
+            await cycle()
+        await settle(plugin)
+        after = left_behind()
+        assert after[0] <= before[0] + 1
+        assert after[1:] == before[1:]
+        assert resident() - memory < 4 * 1024 * 1024
+        assert kubelet.registrations[GPU].total == 1
+
+
+async def settle(plugin):
+    """Lets the server notice the connections that are gone."""
+    for _ in range(20):
+        await anyio.lowlevel.checkpoint()
+    await anyio.sleep(0.05)
+
+
+def resident():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.timeout(120)
+async def test_two_hundred_kubelet_restarts_leave_nothing_behind(kubelet, directory):
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        for times in range(2, 22):
+            await kubelet.restart(orderly=bool(times % 2))
+            await kubelet.wait_for(registered(kubelet, times))
+        before, memory = left_behind(), resident()
+        for times in range(22, 202):
+            await kubelet.restart(orderly=bool(times % 2))
+            await kubelet.wait_for(registered(kubelet, times))
+        after = left_behind()
+        assert after[0] <= before[0] + 2
+        assert after[1] == before[1]
+        assert after[2] <= before[2] + 2
+        assert resident() - memory < 6 * 1024 * 1024
+        assert len(plugin.sockets) == 1
+        assert kubelet.registrations[GPU].total == 201
+        kubelet.check()
+
+
+async def test_an_unknown_http2_frame_costs_that_connection_only(kubelet, directory):
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        reader, writer = await asyncio.open_unix_connection(str(plugin.sockets[0]))
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+        writer.write(b"\x00\x00\x04\xee\x00\x00\x00\x00\x00abcd")  # type 0xee is nobody's
+        writer.write(b"garbage that is no frame at all" * 10)
+        await writer.drain()
+        with anyio.fail_after(2):
+            await reader.read()  # what the server says, up to its end
+        writer.close()
+        plugin.fail(1)
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 7)
+        assert kubelet.registrations[GPU].total == 1
+        assert wire.VERSION == "v1beta1"
