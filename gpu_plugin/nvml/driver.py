@@ -4,6 +4,7 @@ pynvml gives ctypes no argument types, so a wrong one could crash the process: e
 """
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
@@ -58,8 +59,7 @@ class PynvmlDriver:
         return int(self._call(self._lib.nvmlDeviceGetMinorNumber, _pointer(self._lib, handle)))
 
     def pci_bus_id(self, handle: Handle) -> str:
-        info = self._call(self._lib.nvmlDeviceGetPciInfo, _pointer(self._lib, handle))
-        return _text(info.busId)
+        return self._bus_id(self._lib.nvmlDeviceGetPciInfo, _pointer(self._lib, handle))
 
     def name(self, handle: Handle) -> str:
         return str(self._call(self._lib.nvmlDeviceGetName, _pointer(self._lib, handle)))
@@ -97,7 +97,7 @@ class PynvmlDriver:
         pointer = _pointer(self._lib, handle)
         if not self._call(self._lib.nvmlDeviceGetNvLinkState, pointer, link):
             return None
-        return _text(self._call(self._lib.nvmlDeviceGetNvLinkRemotePciInfo, pointer, link).busId)
+        return self._bus_id(self._lib.nvmlDeviceGetNvLinkRemotePciInfo, pointer, link)
 
     def common_ancestor(self, one: Handle, other: Handle) -> int:
         lib = self._lib
@@ -124,6 +124,14 @@ class PynvmlDriver:
             raise NvmlError(Return.UNINITIALIZED, "open")
         return self._nvml
 
+    def _bus_id(self, function: Callable[..., Any], *arguments: Any) -> str:
+        """The bus id in the PCI description that a function gives."""
+        info = self._call(function, *arguments)
+        try:
+            return str(info.busId)  # made into text by pynvml, on being looked at
+        except UnicodeDecodeError as error:
+            raise _no_text(function, error) from None
+
     def _call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Calls pynvml and makes what it raises into NvmlError."""
         assert self._nvml is not None
@@ -132,9 +140,7 @@ class PynvmlDriver:
         except self._nvml.NVMLError as error:
             raise NvmlError(error.value, function.__name__) from None
         except UnicodeDecodeError as error:  # seen on drivers in trouble: bytes that are no text
-            raise NvmlError(
-                Return.UNKNOWN, function.__name__, f"answered with bytes that are no text: {error}"
-            ) from None
+            raise _no_text(function, error) from None
 
 
 def _address(pointer: Any) -> Handle:
@@ -153,12 +159,12 @@ def _events(lib: ModuleType, events: EventSet) -> Any:
     return ctypes.cast(ctypes.c_void_p(events), lib.c_nvmlEventSet_t)
 
 
-def _text(value: object) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+def _no_text(function: Callable[..., Any], error: UnicodeDecodeError) -> NvmlError:
+    return NvmlError(Return.UNKNOWN, function.__name__, f"answered with bytes that are no text: {error}")
 
 
 def _field(answer: Any) -> int | None:
     if answer.nvmlReturn != Return.SUCCESS:
         return None
-    member = _VALUE_MEMBERS.get(answer.valueType)
-    return None if member is None else int(getattr(answer.value, member))
+    value = getattr(answer.value, _VALUE_MEMBERS.get(answer.valueType, ""), None)
+    return int(value) if value is not None and math.isfinite(value) else None

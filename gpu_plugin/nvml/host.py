@@ -22,10 +22,11 @@ class LinuxHost:
 
     def numa_node(self, pci_bus_id: str) -> int | None:
         """Sysfs's numa_node of a PCI device; None where there is no such file or no such node (-1)."""
-        # NVML writes the PCI domain with eight digits and in capitals, sysfs with four and in small letters.
+        # NVML writes the PCI domain with eight digits and in capitals, sysfs with at least four and in small letters.
         domain, _, rest = pci_bus_id.lower().partition(":")
         try:
-            node = int((self._sysfs / "bus/pci/devices" / f"{domain[-4:]}:{rest}" / "numa_node").read_text())
+            address = f"{int(domain, 16):04x}:{rest}"
+            node = int((self._sysfs / "bus/pci/devices" / address / "numa_node").read_text())
         except (OSError, ValueError):
             return None
         return node if node >= 0 else None

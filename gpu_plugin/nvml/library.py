@@ -3,7 +3,6 @@
 import ctypes
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from gpu_plugin.nvml.port import NvmlError, Return
 
@@ -29,10 +28,18 @@ DIRECTORIES = (
 installer and prebuilt images."""
 
 
-def candidates(roots: Sequence[str]) -> list[str]:
-    """Files that may be the library, best first: under each root that is not the real one, then by its bare name."""
-    found = [str(Path(root, directory, SONAME)) for root in roots if root not in ("", "/") for directory in DIRECTORIES]
-    return [*dict.fromkeys(found), SONAME]
+_MOST_LINKS = 40
+"""Links on the way to one file, as the kernel counts them: more are a circle."""
+
+
+def candidates(roots: Sequence[str]) -> list[tuple[str, str]]:
+    """Files that may be the library, best first, each with the root that it lies under.
+
+    Those under each root that is not the real one; then, under no root, the bare name.
+    """
+    other = dict.fromkeys(root.rstrip("/") for root in roots)
+    found = [(root, f"{root}/{directory}/{SONAME}") for root in other if root for directory in DIRECTORIES]
+    return [*found, ("", SONAME)]
 
 
 def load(roots: Sequence[str]) -> ctypes.CDLL:
@@ -42,9 +49,8 @@ def load(roots: Sequence[str]) -> ctypes.CDLL:
         NvmlError: LIBRARY_NOT_FOUND, naming every path tried and what to do.
     """
     tried = []
-    for candidate in candidates(roots):
-        # A link under a driver root may be absolute, and would then lead out of the root: follow it inside.
-        path = candidate if candidate == SONAME else _inside(candidate, roots)
+    for root, candidate in candidates(roots):
+        path = _inside(root, candidate) if root else candidate
         if path is None:
             tried.append(candidate)
             continue
@@ -60,16 +66,34 @@ def load(roots: Sequence[str]) -> ctypes.CDLL:
     )
 
 
-def _inside(candidate: str, roots: Sequence[str]) -> str | None:
-    """The file behind `candidate`, absolute links taken as meant within the root; None where there is none."""
-    path = candidate
-    for _ in range(16):
+def _inside(root: str, candidate: str) -> str | None:
+    """The file behind `candidate`, every link on the way taken as meant within `root`; None where there is none.
+
+    An absolute link in a driver root is meant for who has that root as his own: followed as it stands, it leaves it.
+    """
+    at, links = root, 0
+    left = _steps(candidate.removeprefix(root))
+    while left:
+        step = left.pop()
+        if step == "..":
+            at = at if at == root else os.path.dirname(at)  # noqa: PTH120
+            continue
+        path = f"{at}/{step}"
         if not os.path.islink(path):  # noqa: PTH114
-            return path if os.path.exists(path) else None  # noqa: PTH110
+            at = path
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            return None
         target = os.readlink(path)  # noqa: PTH115
         if target.startswith("/"):
-            root = next((r for r in roots if path.startswith(r.rstrip("/") + "/")), "")
-            path = target if root and target.startswith(root.rstrip("/") + "/") else root.rstrip("/") + target
-        else:
-            path = os.path.normpath(os.path.join(os.path.dirname(path), target))  # noqa: PTH118, PTH120
-    return None
+            at = root
+            if target.startswith(f"{root}/"):
+                target = target.removeprefix(root)  # written by someone who saw the root where it is mounted
+        left += _steps(target)
+    return at if os.path.exists(at) else None  # noqa: PTH110
+
+
+def _steps(path: str) -> list[str]:
+    """The parts of a path, the last one first."""
+    return [part for part in reversed(path.split("/")) if part not in ("", ".")]

@@ -80,12 +80,16 @@ class Monitor:
         count = await self._threads.run(self.driver.device_count, self.timeout)
         self._watched = [await self._probe(index) for index in range(count)]
         self._add_remembered()
+        await self._register_all()  # before anyone is told of a GPU: from then on no event of it goes unheard
         await self._publish(version)
         return self.node
 
     async def run(self) -> None:
         """Watches until cancelled: events from one thread, and a look at every GPU each `poll` seconds."""
-        waiter = await self._listen()
+        waiter = None
+        if self._events is not None:
+            waiter = events.EventWaiter(self.driver, self._events, self._deliver, self._look.ring)
+            waiter.start()
         try:
             while True:
                 for watched in self._watched:
@@ -151,18 +155,15 @@ class Monitor:
         )
         self.found(self.node)
 
-    async def _listen(self) -> events.EventWaiter | None:
-        """Registers every GPU for its events and begins to wait for them; None where the driver has no events."""
+    async def _register_all(self) -> None:
+        """Registers every GPU for its events; without, health relies on looking."""
         try:
             self._events = await self._threads.run(self.driver.event_set, self.timeout)
         except (NvmlError, TimeoutError) as error:
             log.warning("the driver reports no events, health relies on polling: %s", error)
-            return None
+            return
         for watched in self._watched:
             await self._register(watched)
-        waiter = events.EventWaiter(self.driver, self._events, self._deliver, self._look.ring)
-        waiter.start()
-        return waiter
 
     async def _register(self, watched: _Watched) -> None:
         handle, event_set = watched.handle, self._events

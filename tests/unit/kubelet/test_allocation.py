@@ -41,7 +41,7 @@ def test_n_requests_get_n_answers_in_order():
 @settings(max_examples=100)
 def test_the_same_devices_get_the_same_bytes_in_any_order_and_number(ids, rng):
     service = made()
-    shuffled = ids + [rng.choice(ids)]
+    shuffled = [*ids, rng.choice(ids)]
     rng.shuffle(shuffled)
     request, other = (
         bytes(wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest(list(each))]))

@@ -24,7 +24,7 @@ async def test_the_first_list_comes_at_once_and_whole(kubelet, directory):
         await kubelet.wait_for(registered(kubelet))
         table = kubelet.resources[GPU]
         assert table.capacity == 16
-        assert {numa for numa in table.numa.values()} == {(0,), (1,)}
+        assert set(table.numa.values()) == {(0,), (1,)}
 
 
 async def test_an_empty_list_is_sent_too(kubelet, directory):

@@ -4,6 +4,7 @@ import os
 import socket
 import stat
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import anyio
@@ -101,7 +102,7 @@ async def test_streams_dropped_again_and_again_are_met_ever_more_slowly(kubelet,
             await kubelet.drop_stream(GPU)
         await kubelet.wait_for(registered(kubelet, 6), timeout=3)
     began = [event.at for event in kubelet.events if event.kind is EventKind.REGISTER]
-    gaps = [later - earlier for earlier, later in zip(began, began[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(began)]
     assert gaps[-1] > 3 * backoff.FIRST
     assert gaps[-1] > gaps[0]
 

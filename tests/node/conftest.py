@@ -1,0 +1,35 @@
+"""A simulated node: a directory, a stand-in kubelet over it, and the daemon as a process."""
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from tests.node.daemon import DaemonProcess
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A device plugin directory with a path short enough for sockets."""
+    path = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+async def kubelet(directory) -> AsyncIterator[StandInKubelet]:
+    """A running kubelet whose contract must be whole at the end."""
+    async with StandInKubelet(directory) as running:
+        yield running
+    running.check()
+
+
+@pytest.fixture
+def daemon(directory) -> Iterator[DaemonProcess]:
+    """A daemon, not started yet, on the simulated 8-GPU node."""
+    made = DaemonProcess(directory)
+    yield made
+    made.kill()

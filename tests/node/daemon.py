@@ -1,0 +1,96 @@
+"""The daemon as its own process on a simulated node, for tests."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from asyncinotify import Inotify, Mask
+
+from gpu_plugin.control import request
+from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+
+GPU = "nvidia.com/gpu"
+
+
+class DaemonProcess:
+    """One `gpu-plugin run`. Ended by its process id, whatever the test does."""
+
+    def __init__(self, directory: Path, *, profile: str = "hgx-h100", state: str = "state") -> None:
+        self.directory = directory
+        self.state = directory / state
+        self.log = directory / "daemon.log"
+        self.profile = profile
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *flags: str, environ: Mapping[str, str] | None = None, in_directory: bool = True) -> None:
+        command = [sys.executable, "-m", "gpu_plugin", "run"]
+        if in_directory:
+            command += ["--device-plugin-dir", str(self.directory)]
+        command += ["--state-dir", str(self.state), "--health-poll-interval", "100ms", "--log-level", "debug"]
+        if self.profile:
+            command += ["--simulate", self.profile]
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("DP_")}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, *flags], stderr=log, stdout=log, env={**inherited, **(environ or {})}
+            )
+
+    def fault(self, gpu: int, **fault: object) -> None:
+        request(self.state, "fault", gpu=gpu, **fault)
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    async def exit(self, seconds: float = 5) -> int:
+        """The exit status, once it has ended by itself."""
+        assert self.process is not None
+        return await anyio.to_thread.run_sync(lambda: self.process.wait(seconds))  # type: ignore[union-attr]
+
+    async def stop(self) -> tuple[int, float]:
+        """Exit status after SIGTERM, and the seconds it took."""
+        began = time.perf_counter()
+        self.signal(15)
+        return await self.exit(), time.perf_counter() - began
+
+    def kill(self) -> None:
+        if self.process is not None:
+            if self.process.poll() is None:
+                self.process.kill()
+            self.process.wait()
+
+    async def said(self, text: str, seconds: float = 10) -> None:
+        """Returns once the log holds `text`."""
+        await self._holds(self.log, text, seconds)
+
+    async def wrote(self, name: str, text: str, seconds: float = 10) -> None:
+        """Returns once a file of the state directory holds `text`."""
+        await self._holds(self.state / name, text, seconds)
+
+    async def _holds(self, file: Path, text: str, seconds: float) -> None:
+        with Inotify() as changes, anyio.move_on_after(seconds):
+            changes.add_watch(file.parent, Mask.MODIFY | Mask.MOVED_TO | Mask.CREATE)
+            while not file.exists() or text not in file.read_text():
+                await changes.get()
+            return
+        raise AssertionError(f"{file.name} never held {text!r}. The log:\n{self.log.read_text()[-3000:]}")
+
+
+def healthy(kubelet: StandInKubelet, count: int, resource: str = GPU):
+    """Whether the kubelet may hand out so many devices of a live plugin."""
+
+    def met() -> bool:
+        table = kubelet.resources.get(resource)
+        return table is not None and table.streams == 1 and table.allocatable == count
+
+    return met
+
+
+def ids(kubelet: StandInKubelet, resource: str = GPU) -> list[str]:
+    """Device ids in the order of the list."""
+    return list(kubelet.resources[resource].devices)

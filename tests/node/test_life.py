@@ -1,0 +1,254 @@
+"""Start, stop, restart and misuse of the real process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
+from tests.node.daemon import GPU, DaemonProcess, healthy, ids
+
+
+@pytest.mark.parametrize(
+    ("profile", "count", "numa"),
+    [
+        ("hgx-h100", 8, {(0,), (1,)}),
+        ("dgx1-v100", 8, {(0,), (1,)}),
+        ("dgx2-16", 16, {(0,), (1,)}),
+        ("l40s-pcie-8", 8, {(0,), (1,)}),
+        ("t4-4", 4, {(0,), (1,)}),
+        ("h200", 1, {()}),
+    ],
+)
+async def test_every_profile_is_served_with_its_numa_nodes(kubelet, directory, profile, count, numa):
+    daemon = DaemonProcess(directory, profile=profile)
+    try:
+        daemon.start()
+        await kubelet.wait_for(healthy(kubelet, count))
+        assert set(kubelet.resources[GPU].numa.values()) == numa
+        status, _ = await daemon.stop()
+        assert status == 0
+    finally:
+        daemon.kill()
+
+
+async def test_sigterm_ends_the_stream_in_order_and_leaves_no_socket(kubelet, directory, daemon):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    status, seconds = await daemon.stop()
+    assert status == 0
+    assert seconds < 1
+    await kubelet.wait_for(lambda: any(e.kind is EventKind.STREAM_ENDED for e in kubelet.events))
+    ended = next(e for e in kubelet.events if e.kind is EventKind.STREAM_ENDED)
+    assert ended.text == "OK"
+    assert list(directory.glob("gpu-plugin-*")) == []
+    assert not (daemon.state / "control.sock").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
+async def test_other_ends_are_clean_too(kubelet, daemon, number):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    daemon.signal(number)
+    assert await daemon.exit() == 0
+
+
+async def test_pods_keep_their_gpus_over_restarts_of_everything(kubelet, daemon):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    held = (await kubelet.admit("long", {GPU: 3})).allocations[0]
+    await kubelet.restart()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    daemon.signal(signal.SIGKILL)
+    await daemon.exit()
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    fresh = (await kubelet.admit("fresh", {GPU: 5})).allocations[0]
+    assert not set(held.ids) & set(fresh.ids)
+    assert held.ids == tuple(kubelet.pods["long"].held["main"][GPU].ids)
+    assert len(list(daemon.directory.glob("gpu-plugin-*"))) == 1  # what the killed one left is gone
+
+
+async def test_starts_before_the_kubelet_and_meets_it(directory, daemon):
+    daemon.start()
+    await daemon.said("waiting for the kubelet")
+    async with StandInKubelet(directory) as kubelet:
+        await kubelet.wait_for(healthy(kubelet, 8))
+        kubelet.check()
+
+
+async def test_our_sockets_lie_beside_the_kubelets_wherever_that_is(directory):
+    daemon = DaemonProcess(directory)
+    elsewhere = directory / "elsewhere"
+    try:
+        async with StandInKubelet(elsewhere) as kubelet:
+            daemon.start(f"--kubelet-socket={elsewhere}/kubelet.sock", in_directory=False)
+            await kubelet.wait_for(healthy(kubelet, 8))
+            assert len(list(elsewhere.glob("gpu-plugin-*.sock"))) == 1
+            await daemon.stop()
+            kubelet.check()
+    finally:
+        daemon.kill()
+
+
+async def test_a_second_daemon_takes_over_when_the_first_ends(kubelet, directory, daemon):
+    second = DaemonProcess(directory)
+    try:
+        daemon.start()
+        await kubelet.wait_for(healthy(kubelet, 8))
+        second.start()
+        await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 2)
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 2)
+        await daemon.stop()
+        await kubelet.wait_for(healthy(kubelet, 8))
+        assert (await kubelet.admit("pod", {GPU: 8})).allocations[0].ids
+    finally:
+        second.kill()
+
+
+async def test_allocate_answers_the_same_before_and_after_a_restart(kubelet, daemon):
+    answers = []
+    for pod in ("a", "b"):
+        daemon.start(
+            "--device-list-strategy=envvar,cdi-annotations,cdi-cri", "--pass-device-specs", "--gdrcopy-enabled"
+        )
+        await kubelet.wait_for(healthy(kubelet, 8))
+        answers.append((await kubelet.admit(pod, {GPU: 8})).allocations[0].response)
+        kubelet.release(pod)
+        await daemon.stop()
+    assert answers[0] == answers[1]
+    assert len(answers[0].devices) >= 8 + 3
+    assert len(answers[0].cdi_devices) == 9
+
+
+async def test_sighup_takes_a_new_configuration_and_keeps_the_old_one_if_it_is_bad(kubelet, directory, daemon):
+    config = directory / "config.yaml"
+    config.write_text("version: v1\nflags: {plugin: {deviceIDStrategy: uuid}}\n")
+    daemon.start("--config-file", str(config))
+    await kubelet.wait_for(healthy(kubelet, 8))
+
+    async def visible(pod):
+        response = (await kubelet.admit(pod, {GPU: 8})).allocations[0].response
+        kubelet.release(pod)
+        return response.envs["NVIDIA_VISIBLE_DEVICES"]
+
+    assert (await visible("a")).startswith("GPU-")
+    config.write_text("version: v1\nflags: {plugin: {deviceIDStrategy: index}}\n")
+    daemon.signal(signal.SIGHUP)
+    await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 2)
+    await kubelet.wait_for(healthy(kubelet, 8))
+    assert await visible("b") == "0,1,2,3,4,5,6,7"
+    config.write_text("version: v1\nflags: {plugin: {deviceIdStrategy: uuid}}\n")
+    daemon.signal(signal.SIGHUP)
+    await daemon.said("did you mean flags.plugin.deviceIDStrategy?")
+    assert await visible("c") == "0,1,2,3,4,5,6,7"
+    assert kubelet.registrations[GPU].accepted == 2
+
+
+async def test_a_state_directory_that_cannot_be_written_costs_only_memory(kubelet, directory, daemon):
+    (directory / "in-the-way").write_text("")
+    daemon.state = directory / "in-the-way" / "state"
+    daemon.profile = "t4-4"
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 4))
+    await daemon.said("cannot be written")
+    assert (await daemon.stop())[0] == 0
+
+
+async def test_json_log_lines_are_json(kubelet, daemon):
+    daemon.start("--log-format", "json")
+    await kubelet.wait_for(healthy(kubelet, 8))
+    await daemon.stop()
+    lines = [json.loads(line) for line in daemon.log.read_text().splitlines()]
+    assert {"time", "level", "logger", "message"} <= set(lines[0])
+    assert lines[-1]["message"] == "stopped"
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpu_plugin", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        env={**os.environ, **environ},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "words"),
+    [
+        (["run", "--mig-strategy", "some"], {}, "--mig-strategy: 'some' is not one of none, single, mixed"),
+        (["run", "--no-such-flag"], {}, "--no-such-flag"),
+        (["run"], {"PASS_DEVICE_SPECS": "perhaps"}, "environment variable PASS_DEVICE_SPECS: 'perhaps' is neither"),
+        (["run", "--health-poll-interval", "soon"], {}, "--health-poll-interval: 'soon' is not a duration"),
+        (["run", "--config-file", "/no/such/file"], {}, "--config-file /no/such/file: No such file or directory"),
+        (["run", "--simulate", "hgx-h10"], {}, "hgx-h100"),
+        (["run", "--imex-channel-ids", "3"], {}, "channel IDs must be [] or [0], not [3]"),
+        (["run", "--device-list-strategy", "envvar,cdi"], {}, "'cdi' is not one of envvar"),
+        (["fault", "--gpu", "1"], {}, "--xid"),
+        (["fault", "--gpu", "1", "--xid", "79", "--lost"], {}, "one"),
+        (["fault", "--gpu", "one", "--xid", "many"], {}, "many"),
+    ],
+)
+def test_a_bad_flag_or_value_exits_2_with_one_line_that_says_which_and_why(arguments, environ, words):
+    done = run(*arguments, **environ)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    [line] = done.stderr.splitlines()
+    assert words in line
+
+
+def test_help_and_version_say_what_there_is():
+    assert "gpu-plugin 0." in run("--version").stdout
+    assert "--device-plugin-dir" in run("run", "--help").stdout
+    assert "fault" in run("--help").stdout
+
+
+@pytest.mark.parametrize("strategy", ["envvar", "cdi-cri"])
+def test_without_a_driver_it_exits_with_the_remedy(directory, strategy):
+    done = run(
+        "run", "--device-plugin-dir", str(directory), "--state-dir", str(directory / "s"), "--device-list-strategy", strategy,
+        "--driver-root-ctr-path", str(directory / "no-driver"), LD_LIBRARY_PATH="",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "--fail-on-init-error=false" in done.stderr
+    assert f"{directory}/no-driver/usr/lib64/libnvidia-ml.so.1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("strategy", ["envvar", "cdi-cri"])
+async def test_without_a_driver_it_waits_if_told_to_and_leaves_cleanly(kubelet, daemon, strategy):
+    daemon.profile = ""
+    daemon.start("--fail-on-init-error=false", "--device-list-strategy", strategy)
+    await daemon.said("looking again in")
+    assert GPU not in kubelet.registrations
+    status, seconds = await daemon.stop()
+    assert (status, seconds < 1) == (0, True)
+
+
+async def test_an_imex_channel_that_must_be_there_and_is_not_ends_it(daemon):
+    daemon.start("--imex-channel-ids", "0", "--imex-required")
+    assert await daemon.exit() == 1
+    await daemon.said("IMEX channel 0 is required")
+
+
+async def test_fault_names_a_gpu_that_is_not_there(kubelet, daemon):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    done = run("fault", "--state-dir", str(daemon.state), "--gpu", "9", "--xid", "79")
+    assert done.returncode != 0
+    [line] = done.stderr.splitlines()
+    assert "9" in line
+    assert "0 to 7" in line
+    assert len(ids(kubelet)) == 8
+
+
+def test_fault_without_a_daemon_says_so(directory):
+    done = run("fault", "--state-dir", str(directory), "--gpu", "0", "--lost")
+    assert done.returncode == 1
+    assert "is one running" in done.stderr
