@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint format bench e2e proto lock clean
+.PHONY: help install demo test test-all lint format bench e2e proto proto-check lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -31,7 +31,7 @@ test: install ## lint, types, and every test that needs no cluster
 	$(BIN)/python -m pytest tests/unit tests/node
 
 test-all: ## the tests on each of Python 3.11 to 3.14 that this machine has
-	@VENV_ROOT="$(VENV)" ./.ci/every-python
+	@.ci/every-python
 
 lint: install ## ruff, mypy, import-linter, codespell, and generated code as the .proto files give it
 	$(BIN)/ruff check .
@@ -39,6 +39,9 @@ lint: install ## ruff, mypy, import-linter, codespell, and generated code as the
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/codespell
+	@$(MAKE) --no-print-directory proto-check
+
+proto-check: install
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python proto/generate.py --check
 
 format: install ## what lint would have
