@@ -93,11 +93,14 @@ def flatten(file: Mapping[str, object], where: str) -> dict[str, object]:
             if value:
                 raise ConfigError(f"{where}: {key}: this version of gpu-plugin cannot do that; remove the section")
         else:
-            _descend(str(key), value, known, found, where)
+            _descend("", str(key), value, known, found, where)
     return found
 
 
-def _descend(key: str, value: object, known: set[str], found: dict[str, object], where: str) -> None:
+def _descend(above: str, name: str, value: object, known: set[str], found: dict[str, object], where: str) -> None:
+    key = f"{above}{name}"
+    if "." in name:
+        raise ConfigError(f"{where}: {key}: unknown key; nest mappings instead of writing dots")
     if key in known:
         if value is not None:
             found[key] = value
@@ -109,7 +112,7 @@ def _descend(key: str, value: object, known: set[str], found: dict[str, object],
         if not isinstance(value, Mapping):
             raise ConfigError(f"{where}: {key}: a mapping is needed here, not {value!r}")
         for below, inner in value.items():
-            _descend(f"{key}.{below}", inner, known, found, where)
+            _descend(f"{key}.", str(below), inner, known, found, where)
     else:
         near = difflib.get_close_matches(
             key, [*known, *_FOREIGN, *_UNSERVED, "version", "flags", "flags.plugin", "imex"], 1
@@ -120,7 +123,7 @@ def _descend(key: str, value: object, known: set[str], found: dict[str, object],
 
 def _cross_check(settings: Settings) -> None:
     socket, directory = settings.kubelet_socket, settings.device_plugin_dir
-    if socket and directory is not None and (socket.rpartition("/")[0] or "/") != directory.rstrip("/"):
+    if socket and directory is not None and socket.rpartition("/")[0].rstrip("/") != directory.rstrip("/"):
         raise ConfigError(
             f"--kubelet-socket {socket} does not lie in --device-plugin-dir {directory}: "
             "the kubelet looks for our socket beside its own",

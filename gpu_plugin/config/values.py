@@ -44,9 +44,9 @@ def boolean(written: object) -> bool:
     """True or false, in the spellings of Go's ParseBool."""
     if isinstance(written, bool):
         return written
-    if written in _TRUE:
+    if isinstance(written, str) and written in _TRUE:
         return True
-    if written in _FALSE:
+    if isinstance(written, str) and written in _FALSE:
         return False
     raise ValueError(f"{written!r} is neither true nor false")
 

@@ -44,7 +44,7 @@ def whole_gpu(gpu: Gpu) -> Device:
         visible_id=gpu.uuid,
         index=str(gpu.index),
         nodes=() if gpu.minor is None else (f"/dev/nvidia{gpu.minor}",),
-        numa=() if gpu.numa_node is None else (gpu.numa_node,),
+        numa=() if gpu.numa_node is None or gpu.numa_node < 0 else (gpu.numa_node,),
         reason="",
     )
 

@@ -107,10 +107,13 @@ class ResourceEndpoint:
         service = DevicePluginService(self._feed, self._store, lambda _: self._look.ring())
         server = SocketServer(service)
         try:
-            await server.bind(path)
+            try:
+                await server.bind(path)
+            except FileNotFoundError:
+                return "our socket went as soon as it was made"
             log.debug("%s: listening on %s", self.resource, path)
             if self._kubelet_socket is not None:
-                await register(self._kubelet_socket, path.name, self.resource)
+                await register(self._kubelet_socket, path.name, self.resource, lambda: server.listening)
                 self.registrations += 1
                 log.info("%s: registered with the kubelet as %s", self.resource, path.name)
             return await self._until_over(service, server, kubelet)

@@ -45,9 +45,12 @@ class _TrackedProtocol(H2Protocol):
 
     open_connections: "set[_TrackedProtocol]"
     lost: Pulse
+    transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport  # grpclib forgets its own as soon as it closes it
         self.open_connections.add(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -64,16 +67,18 @@ class _TrackedProtocol(H2Protocol):
 
     def goodbye(self) -> None:
         """GOAWAY, then the end of the connection once what is buffered has been written."""
+        if self.transport.is_closing():
+            return
         try:
             self.connection._connection.close_connection()  # noqa: SLF001 - grpclib has no way to say GOAWAY
             self.connection.flush()
         except ProtocolError as error:
             log.debug("no GOAWAY on a connection already broken: %s", error)
-        self.connection.close()
+        self.transport.close()
 
     def abort(self) -> None:
         """The end at once, whatever was not written yet."""
-        self.connection._transport.abort()  # noqa: SLF001 - grpclib keeps the transport to itself
+        self.transport.abort()
 
 
 class SocketServer(grpclib.server.Server):

@@ -23,6 +23,10 @@ MAX_NVLINKS = 36
 """More links than any GPU has; the driver ends the count earlier with INVALID_ARGUMENT or NOT_SUPPORTED."""
 
 
+_GONE = frozenset({Return.GPU_IS_LOST, Return.RESET_REQUIRED})
+"""Codes with which a GPU answers everything once it is gone."""
+
+
 def probe_gpu(driver: Driver, host: HostView, index: int, known: str = "") -> tuple[Handle, Gpu]:
     """One GPU by its uuid if that is `known`, else by its NVML index (which may change when another GPU goes).
 
@@ -71,7 +75,7 @@ def probe_links(driver: Driver, handles: Mapping[str, Handle], gpus: Sequence[Gp
     for at, one in enumerate(gpus):
         for other in gpus[at + 1 :]:
             pair = (one.uuid, other.uuid) if one.uuid < other.uuid else (other.uuid, one.uuid)
-            level = _ask(lambda: driver.common_ancestor(handles[pair[0]], handles[pair[1]]), int(TopologyLevel.SYSTEM))  # noqa: B023
+            level = _ancestor(driver, handles[pair[0]], handles[pair[1]])
             # The two ends may disagree while a link is coming up or going down: what both see is there.
             count = min(nvlinks.get(pair, 0), nvlinks.get((pair[1], pair[0]), 0))
             links[pair] = Link(count, level)
@@ -83,7 +87,7 @@ def _ask(question: Callable[[], T], default: T) -> T:
     try:
         return question()
     except NvmlError as error:
-        if error.code in (Return.GPU_IS_LOST, Return.RESET_REQUIRED):
+        if error.code in _GONE:
             raise
         if not error.unsupported:
             log.warning("a question stays unanswered: %s", error)
@@ -112,8 +116,20 @@ def _nvlink_peers(driver: Driver, handle: Handle) -> list[str]:
         except NvmlError as error:
             if error.unsupported or error.code == Return.INVALID_ARGUMENT:
                 break  # no such link: there are none after it either
+            if error.code in _GONE:
+                log.warning("NVLinks %d and up cannot be read and count as down: %s", link, error)
+                break
             log.warning("NVLink %d cannot be read and counts as down: %s", link, error)
             continue
         if remote is not None:
             peers.append(remote)
     return peers
+
+
+def _ancestor(driver: Driver, one: Handle, other: Handle) -> int:
+    try:
+        return driver.common_ancestor(one, other)
+    except NvmlError as error:
+        if not error.unsupported and error.code not in _GONE:  # of one that is gone, its own look tells
+            log.warning("a pair of GPUs counts as farthest apart: %s", error)
+        return TopologyLevel.SYSTEM

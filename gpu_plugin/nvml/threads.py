@@ -65,11 +65,13 @@ class DriverThreads:
             threading.Thread(target=_work, args=(self._queue,), name="nvml-calls", daemon=True).start()
         mine = self._queue
         mine.put(job)
-        with anyio.move_on_after(patience):
-            await asyncio.wait([job.done])
-        if not job.done.done() and self._queue is mine:
-            self._queue = None
-            mine.put(None)  # the thread ends itself if the call ever comes back
+        try:
+            with anyio.move_on_after(patience):
+                await asyncio.wait([job.done])
+        finally:
+            if not job.done.done() and self._queue is mine:
+                self._queue = None
+                mine.put(None)  # the thread ends itself if the call ever comes back
         return job
 
     async def run(self, call: Callable[[], T], timeout: float) -> T:

@@ -55,6 +55,21 @@ async def test_a_register_that_hangs_is_given_up_at_its_deadline_and_tried_again
         assert kubelet.registrations[GPU].most_in_flight == 1
 
 
+async def test_a_kubelet_that_removed_our_socket_while_starting_is_not_asked_to_dial_it(kubelet, directory):
+    with pytest.raises(RegistrationError, match="our socket went"):
+        await register(directory / "kubelet.sock", "x.sock", GPU, lambda: False)
+    assert GPU not in kubelet.registrations
+
+
+async def test_a_restart_at_any_moment_is_over_within_a_second(kubelet, directory):
+    async with serving(directory):
+        await kubelet.wait_for(registered(kubelet))
+        for turn in range(40):
+            accepted = kubelet.registrations[GPU].accepted
+            await kubelet.restart(orderly=bool(turn % 2), pause=(0, 0.0005, 0.001, 0.003)[turn % 4])
+            await kubelet.wait_for(registered(kubelet, accepted + 1), timeout=1)
+
+
 def test_the_kubelets_own_ten_seconds_end_before_our_deadline():
     assert registration.DEADLINE > 10
 
@@ -278,9 +293,9 @@ async def test_nobody_listening_is_a_registration_error_with_the_path(directory)
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(os.fspath(dead))
     with pytest.raises(RegistrationError, match=r"kubelet\.sock: Connection refused"):
-        await register(dead, "x.sock", GPU)
+        await register(dead, "x.sock", GPU, lambda: True)
     with pytest.raises(RegistrationError, match="No such file"):
-        await register(directory / "none.sock", "x.sock", GPU)
+        await register(directory / "none.sock", "x.sock", GPU, lambda: True)
 
 
 class TestBackoff:

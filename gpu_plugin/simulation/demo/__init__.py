@@ -1,0 +1,97 @@
+"""The demo: a day in the life of the daemon on a simulated 8-GPU node, in a few seconds.
+
+The daemon is the real one, in a process of its own; the node under it is simulated and the kubelet over it is the
+stand-in. A step that does not happen ends the demo.
+"""
+
+import asyncio
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import TextIO
+
+from gpu_plugin.simulation.demo.daemon_process import daemon_process
+from gpu_plugin.simulation.demo.scenario import HEALTH_POLL, TEMPERATURE_RECOVERY, Scenario, StepFailedError
+from gpu_plugin.simulation.demo.timeline import BAD, DIM, GOOD, Timeline
+from gpu_plugin.simulation.profile import Profile, load
+from gpu_plugin.simulation.stand_in_kubelet import Generation, NumaPolicy, StandInKubelet
+
+PROFILE = "hgx-h100"
+GENERATION: Generation = "1.36"
+NUMA_POLICY: NumaPolicy = "best-effort"
+
+LONGEST_TEMPORARY = 50
+"""Characters of the temporary directory's parent that leave room for socket names: a socket's path has 107 bytes."""
+
+
+def about(profile: Profile) -> str:
+    """A profile in a sentence."""
+    models = " and ".join(sorted({gpu.name for gpu in profile.gpus}))
+    nodes = len({gpu.numa_node for gpu in profile.gpus})
+    return f"Node {profile.name}: {len(profile.gpus)} x {models} on {nodes} NUMA nodes."
+
+
+async def play(out: TextIO) -> int:
+    """Plays the demo onto `out`. Returns the exit status: 0 when every step happened and no rule was broken."""
+    timeline, profile = Timeline(out), load(PROFILE)
+    parent = tempfile.gettempdir()
+    with tempfile.TemporaryDirectory(prefix="gpd-", dir=parent if len(parent) <= LONGEST_TEMPORARY else "/tmp") as made:  # noqa: S108
+        directory, state = Path(made), Path(made) / "state"
+        flags = {
+            "simulate": PROFILE,
+            "device-plugin-dir": directory,
+            "state-dir": state,
+            "health-poll-interval": HEALTH_POLL,
+            "temperature-recovery": TEMPERATURE_RECOVERY,
+        }
+        timeline.say(
+            "The real gpu-plugin daemon, in a process of its own, on a simulated node under a stand-in kubelet."
+        )
+        timeline.say(f"{about(profile)} The kubelet has the rules of {GENERATION}, NUMA policy {NUMA_POLICY}.")
+        timeline.say(
+            f"Simulated: the driver and the kubelet. Real: the daemon, its sockets in {directory}, every number."
+        )
+        timeline.say()
+        timeline.say("    at         took  what", DIM)
+        async with StandInKubelet(directory, generation=GENERATION, numa_policy=NUMA_POLICY) as kubelet:
+            started = time.perf_counter()
+            async with daemon_process(flags, kubelet.wake) as daemon:
+                try:
+                    await Scenario(timeline, kubelet, daemon, profile, state).play(started)
+                    kubelet.check()
+                except (StepFailedError, AssertionError) as error:
+                    await daemon.end()
+                    timeline.say(f"FAILED after {timeline.elapsed:.2f} s: {error}", BAD)
+                    timeline.say(f"The last {len(daemon.tail)} lines of the daemon's log:")
+                    timeline.say("\n".join(daemon.tail) or "(none)")
+                    return 1
+        timeline.say()
+        timeline.say(
+            f"All {timeline.steps} steps happened, in {timeline.elapsed:.1f} s. Breaches of the kubelet's contract: "
+            f"{len(kubelet.violations)}.",
+            GOOD,
+        )
+    return 0
+
+
+def run(out: TextIO) -> int:
+    """`play` on an event loop of its own; on SIGTERM the daemon is ended, too, and the status is 143."""
+    return asyncio.run(_until_told(out))
+
+
+async def _until_told(out: TextIO) -> int:
+    this, terminated = asyncio.current_task(), asyncio.Event()
+    assert this
+
+    def terminate() -> None:
+        terminated.set()
+        this.cancel()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+    try:
+        return await play(out)
+    except asyncio.CancelledError:
+        if terminated.is_set():
+            return 128 + signal.SIGTERM
+        raise  # Ctrl-C

@@ -1,0 +1,86 @@
+"""The real daemon as a child process, with its log read as it comes."""
+
+import asyncio
+import collections
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from gpu_plugin.config.options import OPTIONS
+
+EXIT_SECONDS = 5.0
+LOG_TAIL = 15
+
+
+class DaemonProcess:
+    """The daemon as a child process. Its log lines are taken in as they come, and `wake` is called for each."""
+
+    def __init__(self, process: asyncio.subprocess.Process, wake: Callable[[], None]) -> None:
+        self.pid = process.pid
+        self.messages: list[str] = []
+        self.tail: collections.deque[str] = collections.deque(maxlen=LOG_TAIL)
+        self._process = process
+        self._wake = wake
+        self._reader = asyncio.create_task(self._read())
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is over and its whole log read."""
+        return self._reader.done()
+
+    @property
+    def status(self) -> int | None:
+        """Exit status; negative for a signal, None while the process runs."""
+        return self._process.returncode
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        async for raw in self._process.stdout:
+            line = raw.decode(errors="replace").rstrip()
+            self.tail.append(line)
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # a line that is no log record has no message
+                self.messages.append(str(json.loads(line)["message"]))
+            self._wake()
+        await self._process.wait()
+        asyncio.get_running_loop().call_soon(self._wake)
+
+    def terminate(self) -> None:
+        """Sends SIGTERM."""
+        self._process.terminate()
+
+    async def end(self) -> None:
+        """Makes sure that the process is over: in order if it still can, else killed."""
+        if self._process.returncode is None:
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(EXIT_SECONDS):
+                await asyncio.shield(self._reader)
+        except TimeoutError:
+            self._process.kill()
+            await self._reader
+
+
+@contextlib.asynccontextmanager
+async def daemon_process(flags: Mapping[str, object], wake: Callable[[], None]) -> AsyncIterator[DaemonProcess]:
+    """Runs `gpu-plugin run` with `flags` (without their dashes) for as long as the context lasts, logging as JSON."""
+    arguments = {**flags, "log-format": "json"}
+    given = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
+    ours = {
+        name for option in OPTIONS for name in option.envs
+    }  # what configures a daemon elsewhere is not for this one
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gpu_plugin", "run", *given),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=environment,
+        limit=1 << 20,
+    )
+    daemon = DaemonProcess(process, wake)
+    try:
+        yield daemon
+    finally:
+        await daemon.end()

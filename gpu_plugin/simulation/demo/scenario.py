@@ -1,0 +1,312 @@
+"""What happens in the demo. Every number told was measured and every outcome received."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from gpu_plugin import control
+from gpu_plugin.simulation.demo.daemon_process import DaemonProcess
+from gpu_plugin.simulation.demo.timeline import BAD, GOOD, Timeline, milliseconds
+from gpu_plugin.simulation.profile import Profile
+from gpu_plugin.simulation.stand_in_kubelet import (
+    Admission,
+    AdmissionError,
+    Allocation,
+    Event,
+    EventKind,
+    StandInKubelet,
+)
+
+T = TypeVar("T")
+
+RESOURCE = "nvidia.com/gpu"
+HEALTH_POLL = "200ms"
+TEMPERATURE_RECOVERY = "1s"
+
+STEP_SECONDS = 8.0
+"""Longest wait for one thing to happen: several times what a busy machine needs."""
+
+KUBELET_AWAY = 0.5
+"""Seconds between the death of a kubelet and the next one."""
+
+_APPLICATION_XID = 31  # MMU fault: an application's own error
+_FATAL_XID = 79  # the GPU has fallen off the bus
+_TOO_HOT, _COOL = 96, 40  # °C
+
+
+class StepFailedError(Exception):
+    """Something the demo promises did not happen; the text says what."""
+
+
+class Scenario:
+    """The steps, in order; each one prints what it saw or raises StepFailedError."""
+
+    def __init__(
+        self, timeline: Timeline, kubelet: StandInKubelet, daemon: DaemonProcess, profile: Profile, state: Path
+    ) -> None:
+        self._timeline = timeline
+        self._kubelet = kubelet
+        self._daemon = daemon
+        self._state = state
+        self._profile = profile
+        self._index = {gpu.uuid: index for index, gpu in enumerate(self._profile.gpus)}
+
+    async def play(self, started: float) -> None:
+        """All of it; `started` is time.perf_counter() at the daemon's start."""
+        await self._register(started)
+        for name, count in (("notebook", 1), ("finetune", 2), ("train", 4)):
+            await self._admit(name, count)
+        finetune = self._gpus(self._kubelet.pods["finetune"].ids(RESOURCE))
+        train = self._gpus(self._kubelet.pods["train"].ids(RESOURCE))
+        await self._application_xid(train[0])
+        await self._fatal_xid(finetune[0])
+        await self._overheat(train[1])
+        await self._heal(finetune[0])
+        await self._restart_kubelet()
+        await self._admit("late", 1)
+        await self._stop()
+
+    # Steps
+
+    async def _register(self, started: float) -> None:
+        listed = await self._until(lambda: self._event(EventKind.LIST), f"the daemon registers {RESOURCE}")
+        register, answered = self._event(EventKind.REGISTER), self._event(EventKind.REGISTERED)
+        opened = self._event(EventKind.STREAM_OPENED)
+        assert register
+        assert answered
+        assert opened
+        self._timeline.step(
+            "register",
+            f"{RESOURCE} by process {register.pid}, timed from its start\n"
+            f"the kubelet dialled back and answered in {milliseconds(answered.at - register.at)}",
+            register.at - started,
+        )
+        state = self._kubelet.resources[RESOURCE]
+        want = {gpu.uuid: (gpu.numa_node,) for gpu in self._profile.gpus}
+        if state.numa != want:
+            raise StepFailedError(f"the list should name {want}, it names {state.numa}")
+        nodes = sorted({node for numa in want.values() for node in numa})
+        places = ", ".join(f"NUMA node {n}: {self._name(u for u, numa in want.items() if n in numa)}" for n in nodes)
+        self._timeline.step(
+            "list", f"{state.allocatable} of {state.capacity} devices Healthy; {places}", listed.at - opened.at
+        )
+
+    async def _admit(self, name: str, count: int) -> None:
+        admission = await self._admitted(name, count)
+        given = admission.only
+        visible = given.response.envs.get("NVIDIA_VISIBLE_DEVICES", "")
+        if set(visible.split(",")) != set(given.ids):
+            raise StepFailedError(f"the container of {name} sees GPUs {list(given.ids)}: it is told {visible!r}")
+        shown = f"={visible}" if count == 1 else f" names the {count}"
+        self._timeline.step(
+            f"pod of {count}",
+            f"{name} gets {self._name(given.ids)}: {self._place(given.ids)}\n{self._reason(given)}\n"
+            f"its container's NVIDIA_VISIBLE_DEVICES{shown}",
+            admission.seconds,
+        )
+
+    async def _application_xid(self, gpu: int) -> None:
+        mark = len(self._kubelet.events)
+        command = ["fault", "--state-dir", str(self._state), "--gpu", str(gpu), "--xid", str(_APPLICATION_XID)]
+        begun = time.perf_counter()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gpu_plugin", *command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        said, _ = await process.communicate()
+        took = time.perf_counter() - begun
+        if process.returncode:
+            raise StepFailedError(f"`gpu-plugin {' '.join(command)}` works: it says {said.decode().strip()!r}")
+        uuid = self._profile.gpus[gpu].uuid
+        heard = await self._until(
+            lambda: next((m for m in self._daemon.messages if uuid in m and f"Xid {_APPLICATION_XID}" in m), ""),
+            f"the daemon says that it counted Xid {_APPLICATION_XID}",
+        )
+        if self._event(EventKind.LIST, mark):
+            raise StepFailedError(f"Xid {_APPLICATION_XID} changes nothing: a list was sent")
+        self._timeline.step(
+            f"Xid {_APPLICATION_XID}",
+            f"`gpu-plugin fault --gpu {gpu} --xid {_APPLICATION_XID}` changes nothing: no list was sent\n"
+            f"the daemon says: {self._short(heard)}\nthe time is the whole command's, Python's start included",
+            took,
+        )
+
+    async def _fatal_xid(self, gpu: int) -> None:
+        event, took = await self._fault(gpu, "Unhealthy", xid=_FATAL_XID)
+        self._timeline.step(
+            f"Xid {_FATAL_XID}",
+            f"GPU {gpu} Unhealthy at the kubelet, the other {len(self._profile.gpus) - len(event.changed)} as before; "
+            f"timed from telling the daemon\nthe daemon says: {self._said(gpu)}\n{self._status(gpu)}",
+            took,
+            BAD,
+        )
+
+    async def _overheat(self, gpu: int) -> None:
+        limit = self._profile.gpus[gpu].thresholds.shutdown
+        event, took = await self._fault(gpu, "Unhealthy", temperature=_TOO_HOT)
+        self._timeline.step(
+            "overheated",
+            f"GPU {gpu} at {_TOO_HOT} °C, which shuts down at {limit} °C: Unhealthy, the other "
+            f"{len(self._profile.gpus) - len(event.changed)} as before\n"
+            f"the daemon looks every {HEALTH_POLL}, and says: {self._said(gpu)}",
+            took,
+            BAD,
+        )
+        _, took = await self._fault(gpu, "Healthy", temperature=_COOL)
+        self._timeline.step(
+            "cooled down",
+            f"GPU {gpu} at {_COOL} °C: Healthy again, which takes {TEMPERATURE_RECOVERY} of staying cool",
+            took,
+            GOOD,
+        )
+
+    async def _heal(self, gpu: int) -> None:
+        _, took = await self._fault(gpu, "Healthy", heal=True)
+        state = self._kubelet.resources[RESOURCE]
+        self._timeline.step(
+            "repaired",
+            f"GPU {gpu} was reset: Healthy again, {state.allocatable} of {state.capacity} allocatable\n{self._status(gpu)}",
+            took,
+            GOOD,
+        )
+
+    async def _restart_kubelet(self) -> None:
+        held = {name: self._gpus(pod.ids(RESOURCE)) for name, pod in self._kubelet.pods.items()}
+        mark = len(self._kubelet.events)
+        await self._kubelet.restart(orderly=False, pause=KUBELET_AWAY)
+        listed = await self._until(lambda: self._event(EventKind.LIST, mark), "the daemon registers again")
+        begun, register = self._event(EventKind.STARTED, mark), self._event(EventKind.REGISTER, mark)
+        assert begun
+        assert register
+        state = self._kubelet.resources[RESOURCE]
+        for name, gpus in held.items():
+            again = await self._admitted(name, len(gpus))
+            if self._gpus(again.ids) != gpus or not state.healthy.issuperset(again.ids):
+                raise StepFailedError(f"pod {name} keeps GPUs {gpus} over the kubelet's restart: {again.ids} now")
+        pods = ", ".join(f"{name} {self._name(self._kubelet.pods[name].ids(RESOURCE))}" for name in held)
+        self._timeline.step(
+            "kubelet back",
+            f"it was killed; timed from the new kubelet.sock to the list, Register came after "
+            f"{milliseconds(register.at - begun.at)}\n"
+            f"{state.allocatable} of {state.capacity} Healthy; pods keep what they hold: {pods}",
+            listed.at - begun.at,
+        )
+
+    async def _stop(self) -> None:
+        endpoint = Path(self._kubelet.resources[RESOURCE].endpoint)
+        mark = len(self._kubelet.events)
+        begun = time.perf_counter()
+        self._daemon.terminate()
+        ended = await self._until(lambda: self._event(EventKind.STREAM_ENDED, mark), "SIGTERM ends the stream")
+        await self._until(lambda: self._daemon.ended, "SIGTERM ends the daemon")
+        took = time.perf_counter() - begun
+        left = sorted(
+            path.name for path in endpoint.parent.iterdir() if path.is_socket() and path.name != "kubelet.sock"
+        )
+        if (ended.text, self._daemon.status, left) != ("OK", 0, []):
+            raise StepFailedError(
+                "on SIGTERM the stream ends with OK, the process with status 0, and no socket stays: stream "
+                f"{ended.text}, status {self._daemon.status}, sockets {left}"
+            )
+        self._timeline.step(
+            "SIGTERM",
+            f"the stream ended with {ended.text} after {milliseconds(ended.at - begun)}; exit status "
+            f"{self._daemon.status}, socket removed",
+            took,
+        )
+
+    # What steps share
+
+    async def _fault(self, gpu: int, health: str, **fault: object) -> tuple[Event, float]:
+        """Tells the daemon, as `gpu-plugin fault` does; gives the list that shows `health` and its seconds from then."""
+        mark = len(self._kubelet.events)
+        uuid = self._profile.gpus[gpu].uuid
+
+        def tell() -> float:
+            told = time.perf_counter()
+            control.request(self._state, "fault", gpu=gpu, **fault)
+            return told
+
+        try:
+            told = await asyncio.to_thread(tell)
+        except control.ControlError as error:
+            raise StepFailedError(f"the daemon takes the fault {fault} of GPU {gpu}: {error}") from error
+        event = await self._until(lambda: self._event(EventKind.LIST, mark), f"GPU {gpu} becomes {health} on {fault}")
+        if event.changed != {uuid: health}:
+            raise StepFailedError(f"{fault} makes GPU {gpu} {health} and no other: the list changed {event.changed}")
+        return event, event.at - told
+
+    async def _admitted(self, name: str, count: int) -> Admission:
+        try:
+            async with asyncio.timeout(STEP_SECONDS):
+                return await self._kubelet.admit(name, {RESOURCE: count})
+        except (AdmissionError, TimeoutError) as error:
+            raise StepFailedError(f"pod {name} with {count} GPUs is admitted: {error or 'no answer'}") from error
+
+    async def _until(self, predicate: Callable[[], T | None], what: str) -> T:
+        try:
+            await self._kubelet.wait_for(lambda: predicate() or self._daemon.ended, STEP_SECONDS, what)
+        except TimeoutError as error:
+            raise StepFailedError(str(error)) from None
+        found = predicate()
+        if not found:
+            raise StepFailedError(f"{what}: the daemon ended instead, with status {self._daemon.status}")
+        return found
+
+    def _event(self, kind: EventKind, mark: int = 0) -> Event | None:
+        return next((event for event in self._kubelet.events[mark:] if event.kind is kind), None)
+
+    def _gpus(self, ids: Iterable[str]) -> list[int]:
+        return sorted(self._index[identifier] for identifier in ids)
+
+    def _name(self, ids: Iterable[str]) -> str:
+        numbers = self._gpus(ids)
+        text = ", ".join(map(str, numbers))
+        if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+            text = f"{numbers[0]}-{numbers[-1]}"
+        return f"GPU{'s' * (len(numbers) > 1)} {text}"
+
+    def _reason(self, given: Allocation) -> str:
+        nodes = "none" if given.numa_nodes is None else f"node {', '.join(map(str, sorted(given.numa_nodes)))}"
+        if given.ask is None:
+            return f"NUMA hint: {nodes}, with just as many free, so the kubelet took them without asking the daemon"
+        preferred = self._name(given.preferred) if given.preferred else "none"
+        return f"NUMA hint: {nodes}; on offer: {self._name(given.ask.available)}; the daemon preferred {preferred}"
+
+    def _place(self, ids: Iterable[str]) -> str:
+        gpus = self._gpus(ids)
+        nodes = sorted({self._profile.gpus[gpu].numa_node for gpu in gpus})
+        place = f"NUMA node {', '.join(map(str, nodes))}"
+        if len(gpus) == 1:
+            return place
+        own = {gpu.pci_bus_id for gpu in self._profile.gpus}
+        links = [{end for end in self._profile.remotes[gpu] if end} for gpu in gpus]
+        if links[0] and not links[0] & own and all(ends == links[0] for ends in links):
+            count = min(len([end for end in self._profile.remotes[gpu] if end]) for gpu in gpus)
+            return f"{place}, {count} NVLinks each into the same NVSwitches"
+        return place
+
+    def _said(self, gpu: int) -> str:
+        uuid = self._profile.gpus[gpu].uuid
+        return self._short(
+            next((message for message in reversed(self._daemon.messages) if uuid in message), "nothing yet")
+        )
+
+    def _short(self, message: str) -> str:
+        for uuid, index in self._index.items():
+            message = message.replace(uuid, str(index))
+        return message
+
+    def _status(self, gpu: int) -> str:
+        uuid = self._profile.gpus[gpu].uuid
+        for name in self._kubelet.pods:
+            health = self._kubelet.pod_health(name)["main"][RESOURCE]
+            if uuid in health:
+                each = ", ".join(f"GPU {self._index[identifier]} {health[identifier]}" for identifier in health)
+                return f"status of pod {name}: {each}"
+        return "no pod holds it"

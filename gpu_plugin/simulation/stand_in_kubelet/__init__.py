@@ -1,0 +1,34 @@
+"""A stand-in for the kubelet's device manager, strict about every rule of its contract with device plugins.
+
+It serves Registration on kubelet.sock, dials plugins back, keeps their lists, admits pods through GetPreferredAllocation,
+Allocate and PreStartContainer, restarts, drops streams, and writes down every breach. Tests and the demo run the real
+plugin under it.
+"""
+
+from gpu_plugin.simulation.stand_in_kubelet.admission import AdmissionError
+from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
+from gpu_plugin.simulation.stand_in_kubelet.journal import Event, EventKind
+from gpu_plugin.simulation.stand_in_kubelet.kubelet import StandInKubelet
+from gpu_plugin.simulation.stand_in_kubelet.naming import is_extended_resource_name
+from gpu_plugin.simulation.stand_in_kubelet.pods import Admission, Allocation, Container, Pod
+from gpu_plugin.simulation.stand_in_kubelet.registration import RegistrationCount
+from gpu_plugin.simulation.stand_in_kubelet.registry import Generation
+from gpu_plugin.simulation.stand_in_kubelet.selection import PreferredAsk
+from gpu_plugin.simulation.stand_in_kubelet.topology import NumaPolicy
+
+__all__ = [
+    "Admission",
+    "AdmissionError",
+    "Allocation",
+    "Container",
+    "Event",
+    "EventKind",
+    "Generation",
+    "NumaPolicy",
+    "Pod",
+    "PreferredAsk",
+    "RegistrationCount",
+    "ResourceState",
+    "StandInKubelet",
+    "is_extended_resource_name",
+]

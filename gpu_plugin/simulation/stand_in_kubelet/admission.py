@@ -1,0 +1,280 @@
+"""Admits pods: NUMA hint, GetPreferredAllocation, Allocate, PreStartContainer, one pod after another.
+
+Sources: pkg/kubelet/cm/devicemanager/manager.go (Allocate, allocateContainerResources, devicesToAllocate,
+GetDeviceRunContainerOptions), topologymanager (scope container), lifecycle/predicate.go.
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from gpu_plugin.kubelet import wire
+from gpu_plugin.simulation.stand_in_kubelet import topology
+from gpu_plugin.simulation.stand_in_kubelet.client import CallError
+from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
+from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
+from gpu_plugin.simulation.stand_in_kubelet.pods import (
+    Admission,
+    Allocation,
+    Container,
+    Pod,
+    conflicts,
+    edits,
+    response_breaches,
+)
+from gpu_plugin.simulation.stand_in_kubelet.registry import Endpoint, PluginRegistry
+from gpu_plugin.simulation.stand_in_kubelet.selection import (
+    PreferredAsk,
+    SelectionError,
+    check_serving,
+    complete,
+    preferred_breaches,
+    select,
+)
+from gpu_plugin.simulation.stand_in_kubelet.topology import Hint, NumaPolicy
+
+PRE_START_SECONDS = 30.0
+UNEXPECTED = "UnexpectedAdmissionError"
+TOPOLOGY = "TopologyAffinityError"
+
+Answer = tuple[bytes, float]
+
+
+class AdmissionError(Exception):
+    """A pod was not admitted or not started: the kubelet's message, and its `reason` as pod.status.reason shows it."""
+
+    def __init__(self, message: str, reason: str = UNEXPECTED) -> None:
+        self.reason = reason
+        super().__init__(message)
+
+
+class PodAdmission:
+    """The pods of one kubelet and how they get their devices.
+
+    Attributes:
+        pods: by name; they outlive restarts of the kubelet.
+        in_flight: device ids of each resource with an Allocate under way.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        policy: NumaPolicy,
+        rng: random.Random,
+        registry: Callable[[], PluginRegistry],
+        checkpoint: Callable[[], None],
+    ) -> None:
+        self.pods: dict[str, Pod] = {}
+        self.in_flight: Counter[tuple[str, str]] = Counter()
+        self._journal = journal
+        self._policy = policy
+        self._rng = rng
+        self._registry = registry
+        self._checkpoint = checkpoint
+        self._serial = asyncio.Lock()
+
+    async def admit(self, name: str, containers: Sequence[Container], *, start: bool) -> Admission:
+        """Admits a pod, or admits again one that is known, and starts its containers if `start`.
+
+        Raises AdmissionError; the pod then holds nothing and is not known any more.
+        """
+        begun = time.perf_counter()
+        pod = self.pods.setdefault(name, Pod(name, tuple(containers)))
+        pod.containers = tuple(containers)
+        try:
+            async with self._serial:
+                if not pod.running:  # a running pod has what it needs; nothing is asked of the plugin
+                    await self._allocate_pod(pod)
+            pre_start = await self._start(pod) if start else {}
+        except AdmissionError as error:
+            self._journal.note(EventKind.REJECTED, text=f"{name}: {error}")
+            self._discard(pod)
+            raise
+        except BaseException:
+            self._discard(pod)
+            raise
+        held = [allocation for by_resource in pod.held.values() for allocation in by_resource.values()]
+        done = tuple(_with_pre_start(each, pre_start.get((each.container, each.resource), 0.0)) for each in held)
+        self._journal.note(EventKind.ADMITTED, text=name)
+        return Admission(name, done, time.perf_counter() - begun)
+
+    def release(self, name: str) -> None:
+        """The pod ended: its devices are free again; no plugin is told. Raises KeyError for an unknown pod."""
+        self._discard(self.pods[name])
+        self._journal.note(EventKind.RELEASED, text=name)
+
+    def held(self, resource: str) -> set[str]:
+        """Every device id of a resource that a pod holds."""
+        return {identifier for pod in self.pods.values() for identifier in pod.ids(resource)}
+
+    def recount(self) -> None:
+        """Counts as taken what pods hold, and nothing else."""
+        for resource, state in self._registry().tables.items():
+            state.allocated = self.held(resource)
+
+    def _discard(self, pod: Pod) -> None:
+        self.pods.pop(pod.name, None)
+        if pod.held:  # without, the kubelet has nothing to collect and does not count again
+            self.recount()
+            self._checkpoint()
+
+    async def _allocate_pod(self, pod: Pod) -> None:
+        reusable: dict[str, set[str]] = {}
+        order = [c for c in pod.containers if c.kind != "app"] + [c for c in pod.containers if c.kind == "app"]
+        for container in order:
+            await self._allocate_container(pod, container, reusable)
+            for resource, allocation in pod.held.get(container.name, {}).items():
+                if container.kind == "init":
+                    reusable.setdefault(resource, set()).update(allocation.ids)
+                else:
+                    reusable.get(resource, set()).difference_update(allocation.ids)
+
+    async def _allocate_container(self, pod: Pod, container: Container, reusable: dict[str, set[str]]) -> None:
+        limits = {resource: count for resource, count in container.limits.items() if count}
+        for resource, count in limits.items():
+            if resource not in self._registry().tables:
+                # The device manager would admit it without devices; the scheduler's predicate comes first.
+                raise AdmissionError(
+                    f"Node didn't have enough resource: {resource}, requested: {count}, used: 0, capacity: 0",
+                    f"OutOf{resource}",
+                )
+        hint = self._hint(pod, container, limits, reusable)
+        wanted = list(limits.items())
+        self._rng.shuffle(wanted)  # a Go map has no order
+        for resource, count in wanted:
+            try:
+                await self._allocate(pod, container, resource, count, reusable.get(resource, set()), hint)
+            except (SelectionError, CallError) as error:
+                raise AdmissionError(f"Allocate failed due to {error}, which is unexpected") from error
+        answers = [each.response for each in pod.held.get(container.name, {}).values()]
+        for conflict in conflicts(answers):
+            self._journal.breach("", conflict)
+
+    def _hint(self, pod: Pod, container: Container, limits: dict[str, int], reusable: dict[str, set[str]]) -> Hint:
+        if self._policy == "none":
+            return Hint(None, preferred=True)
+        tables = self._registry().tables
+        hints = []
+        for resource, count in limits.items():
+            state, again = tables[resource], pod.held.get(container.name, {}).get(resource)
+            free = set(again.ids) if again else state.free
+            known = state.devices.keys() & free if state.numa else free
+            left = state.devices.keys() & reusable.get(resource, set())
+            hints.append(topology.resource_hints(state.numa, known, left, count))
+        nodes = {n for state in tables.values() for numa in state.numa.values() for n in numa if n >= 0}
+        hint, admitted = topology.merge(self._policy, hints, nodes)
+        if not admitted:
+            raise AdmissionError("Resources cannot be allocated with Topology locality", TOPOLOGY)
+        return hint
+
+    async def _allocate(
+        self, pod: Pod, container: Container, resource: str, count: int, reusable: set[str], hint: Hint
+    ) -> None:
+        state = self._registry().tables[resource]
+        held = pod.held.get(container.name, {}).get(resource)
+        if held is not None and len(held.ids) != count:
+            raise SelectionError(
+                f'pod "{pod.name}" container "{container.name}" changed request for resource "{resource}" '
+                f"from {len(held.ids)} to {count}"
+            )
+        check_serving(state, held.ids if held else ())
+        if held is not None:
+            return
+        selection = select(state, count, reusable, hint, self._rng)
+        state.allocated.update(selection.taken)
+        endpoint = self._registry().endpoints.get(resource)
+        preferred: tuple[str, ...] = ()
+        preferred_seconds = 0.0
+        ask = selection.ask
+        if ask is not None and (endpoint is None or not endpoint.preferred_available):
+            ask = None
+        if ask is not None and endpoint is not None:
+            preferred, preferred_seconds = await self._ask_preferred(state, endpoint, ask)
+        ids = complete(selection, preferred, self._rng)
+        state.allocated.update(ids)
+        if endpoint is None:
+            self.recount()
+            raise SelectionError(f"unknown Device Plugin {resource}")
+        answer, seconds = await self._call_allocate(state, endpoint, ids)
+        responses = wire.decode(wire.messages.AllocateResponse, answer).container_responses
+        if len(responses) != 1:
+            self._journal.breach(resource, f"Allocate of 1 container answered with {len(responses)} responses")
+        if not responses:
+            raise SelectionError(
+                "no containers return in allocation response "
+            )  # its ids stay taken, as in the kubelet
+        response = edits(responses[0])
+        for breach in response_breaches(response):
+            self._journal.breach(resource, breach)
+        pod.held.setdefault(container.name, {})[resource] = Allocation(
+            container.name, resource, ids, hint.nodes, ask, preferred, response, preferred_seconds, seconds
+        )
+        self._checkpoint()
+
+    async def _ask_preferred(
+        self, state: ResourceState, endpoint: Endpoint, ask: PreferredAsk
+    ) -> tuple[tuple[str, ...], float]:
+        container = wire.messages.ContainerPreferredAllocationRequest(
+            list(ask.available), list(ask.must_include), ask.size
+        )
+        request = bytes(wire.messages.PreferredAllocationRequest([container]))
+        try:
+            data, seconds = await self._call(state, endpoint, wire.PREFERRED, request)
+        except CallError as error:
+            self._journal.breach(state.resource, f"GetPreferredAllocation failed, which fails the pod: {error}")
+            raise SelectionError(f"device plugin GetPreferredAllocation rpc failed with err: {error}") from error
+        responses = wire.decode(wire.messages.PreferredAllocationResponse, data).container_responses
+        answer = tuple(responses[0].device_ids) if responses else ()
+        for breach in preferred_breaches(ask, answer):
+            self._journal.breach(state.resource, breach)
+        return answer, seconds
+
+    async def _call_allocate(self, state: ResourceState, endpoint: Endpoint, ids: tuple[str, ...]) -> Answer:
+        request = wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest(list(ids))])
+        keys = [(state.resource, identifier) for identifier in ids]
+        self.in_flight.update(keys)
+        try:
+            return await self._call(state, endpoint, wire.ALLOCATE, bytes(request))
+        except BaseException:
+            self.recount()
+            raise
+        finally:
+            self.in_flight.subtract(keys)
+            self.in_flight += Counter()  # drops what fell to zero
+
+    async def _call(
+        self, state: ResourceState, endpoint: Endpoint, method: str, request: bytes, timeout: float | None = None
+    ) -> Answer:
+        if state.stopped_at is not None:
+            raise SelectionError(f"endpoint {endpoint.client.path} has been stopped")
+        begun = time.perf_counter()
+        data = await endpoint.client.call(method, request, timeout=timeout)
+        return data, time.perf_counter() - begun
+
+    async def _start(self, pod: Pod) -> dict[tuple[str, str], float]:
+        """Starts the containers; gives the seconds of each PreStartContainer by container and resource."""
+        took = {}
+        for container, held in pod.held.items():
+            for resource, allocation in held.items():
+                endpoint = self._registry().endpoints.get(resource)
+                if pod.running or endpoint is None or not endpoint.pre_start_required:
+                    continue
+                request = bytes(wire.messages.PreStartContainerRequest(list(allocation.ids)))
+                state = self._registry().tables[resource]
+                try:
+                    _, seconds = await self._call(state, endpoint, wire.PRE_START, request, PRE_START_SECONDS)
+                except (CallError, SelectionError) as error:
+                    if isinstance(error, CallError) and error.code == "DeadlineExceeded":
+                        self._journal.breach(resource, f"PreStartContainer took over {PRE_START_SECONDS:g} s")
+                    message = f"device plugin PreStartContainer rpc failed with err: {error}"
+                    raise AdmissionError(message, "CreateContainerError") from error
+                took[container, resource] = seconds
+        pod.running = True
+        return took
+
+
+def _with_pre_start(allocation: Allocation, seconds: float) -> Allocation:
+    return replace(allocation, pre_start_seconds=seconds)

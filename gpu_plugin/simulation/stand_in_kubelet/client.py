@@ -1,0 +1,243 @@
+"""One connection from the kubelet to a plugin, behaving as grpc-go's client does where a plugin can tell.
+
+Source: pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go (dial, Run) and grpc-go's error texts.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from grpclib.client import Channel, Handler
+from grpclib.config import Configuration
+from grpclib.const import Cardinality, Status
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+from grpclib.protocol import H2Protocol
+from h2.config import H2Configuration
+from h2.errors import ErrorCodes
+from h2.events import ConnectionTerminated, RemoteSettingsChanged
+
+from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet.codec import BytesCodec
+from gpu_plugin.simulation.stand_in_kubelet.server import close_connection, peer_pid
+
+DropKind = Literal["close", "goaway", "rst"]
+"""How a stream is taken from a plugin: the connection cut, closed in order, or only the stream reset."""
+
+_BACKOFF_FACTOR = 1.6
+_BACKOFF_JITTER = 0.2
+
+
+class CallError(Exception):
+    """A call to a plugin failed; the text is grpc-go's: `rpc error: code = X desc = Y`."""
+
+    def __init__(self, code: str, description: str) -> None:
+        self.code = code
+        self.description = description
+        super().__init__(f"rpc error: code = {code} desc = {description}")
+
+
+class DialError(Exception):
+    """Nobody answered at the endpoint in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """How a ListAndWatch ended: `code` is grpc-go's name, OK for an end without error, and `description` its text."""
+
+    code: str
+    description: str
+
+    def __str__(self) -> str:
+        return self.code if self.code == "OK" else f"{self.code}: {self.description}"
+
+
+def code_name(status: Status) -> str:
+    """A status as grpc-go spells it: INVALID_ARGUMENT is InvalidArgument."""
+    if status in (Status.OK, Status.CANCELLED):
+        return {Status.OK: "OK", Status.CANCELLED: "Canceled"}[status]
+    return "".join(part.capitalize() for part in status.name.split("_"))
+
+
+class _Protocol(H2Protocol):
+    """A connection that knows whether the peer's SETTINGS came, and outlives a GOAWAY until the peer closes."""
+
+    def __init__(self, handler: Handler, config: Configuration, h2_config: H2Configuration) -> None:
+        super().__init__(handler, config, h2_config)
+        self._state = handler
+        self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.pid = 0
+        self.goaway = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.pid = peer_pid(transport)
+        self.processor.processors[RemoteSettingsChanged] = self._settings
+        self.processor.processors[ConnectionTerminated] = self._terminated
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._answer(connected=False)
+        super().connection_lost(exc)
+
+    def _settings(self, event: RemoteSettingsChanged) -> None:
+        self.processor.process_remote_settings_changed(event)
+        self._answer(connected=True)
+
+    def _terminated(self, event: ConnectionTerminated) -> None:
+        # grpclib would fail every stream here, also one whose last message and status came in the same segment.
+        code = ErrorCodes(event.error_code or 0).name
+        self.goaway = f", received prior goaway: code: {code}"
+        self._state.connection_lost = True  # the channel opens another connection for new calls
+
+    def _answer(self, *, connected: bool) -> None:
+        if not self.ready.done():
+            self.ready.set_result(connected)
+
+
+class _Channel(Channel):
+    def __init__(self, path: str) -> None:
+        super().__init__(path=path, codec=BytesCodec())
+        self.opened: list[_Protocol] = []
+
+    def _get_authority(self, host: str, port: int) -> str:  # noqa: ARG002
+        return "localhost"
+
+    def _protocol_factory(self) -> _Protocol:
+        protocol = _Protocol(Handler(), self._config, self._h2_config)
+        self.opened.append(protocol)
+        return protocol
+
+
+class PluginClient:
+    """The kubelet's client of one registration of one resource.
+
+    Attributes:
+        connected: between a successful dial and our own close.
+        watching: while its ListAndWatch runs.
+        lingering: its stream was reset by `drop_stream` and the connection is to stay open.
+    """
+
+    def __init__(self, resource: str, path: str) -> None:
+        self.resource = resource
+        self.path = path
+        self.connected = False
+        self.watching = False
+        self.lingering = False
+        self._channel = _Channel(path)
+        self._stream_ends: Callable[[], None] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of who listens at the endpoint; 0 before the first connection."""
+        return self._channel.opened[-1].pid if self._channel.opened else 0
+
+    async def dial(self, timeout: float, backoff: float, rng: random.Random) -> None:
+        """Connects and waits for the peer's SETTINGS, trying again after `backoff` seconds, then longer.
+
+        Raises DialError after `timeout` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while not await self._connect():
+                    await asyncio.sleep(backoff * rng.uniform(1 - _BACKOFF_JITTER, 1 + _BACKOFF_JITTER))
+                    backoff *= _BACKOFF_FACTOR
+        except TimeoutError:
+            raise DialError("failed to dial device plugin: context deadline exceeded") from None
+        self.connected = True
+
+    async def _connect(self) -> bool:
+        try:
+            await self._channel.__connect__()
+        except OSError:
+            return False
+        return await self._channel.opened[-1].ready
+
+    async def call(self, method: str, request: bytes, *, timeout: float | None = None) -> bytes:
+        """The answer to a unary call, without a deadline unless `timeout` seconds are given. Raises CallError."""
+        # In a task of its own: grpclib wakes a call that lost its connection by cancelling the task it runs in, which
+        # would leave a mark on a caller's task.
+        return await asyncio.create_task(self._call(method, request, timeout))
+
+    async def _call(self, method: str, request: bytes, timeout: float | None) -> bytes:
+        try:
+            async with self._channel.request(method, Cardinality.UNARY_UNARY, bytes, bytes, timeout=timeout) as stream:
+                await stream.send_message(request, end=True)
+                reply = await stream.recv_message()
+        except GRPCError as error:
+            raise CallError(code_name(error.status), error.message or "") from error
+        except TimeoutError as error:
+            raise CallError("DeadlineExceeded", "context deadline exceeded") from error
+        except OSError as error:
+            raise CallError("Unavailable", self._dialing_failed(error)) from error
+        except (StreamTerminatedError, ProtocolError, AssertionError) as error:
+            raise CallError("Unavailable", self._reading_failed(error)) from error
+        if reply is None:
+            raise CallError("Internal", "cardinality violation: received no response message from non-streaming RPC")
+        return reply
+
+    async def watch(self, receive: Callable[[bytes, float], None]) -> StreamEnd:
+        """Runs ListAndWatch to its end. `receive` gets each list's bytes and time.perf_counter() at its arrival."""
+        self.watching = True
+        try:
+            return await self._watch(receive)
+        finally:
+            self.watching = False
+            self._stream_ends = None
+
+    async def _watch(self, receive: Callable[[bytes, float], None]) -> StreamEnd:
+        try:
+            async with self._channel.request(wire.LIST_AND_WATCH, Cardinality.UNARY_STREAM, bytes, bytes) as stream:
+                await stream.send_message(wire.EMPTY, end=True)
+                h2_stream = stream._stream  # noqa: SLF001 - grpclib has no way to reset from another task
+
+                def reset() -> None:
+                    if h2_stream.closable:
+                        h2_stream.reset_nowait(ErrorCodes.CANCEL)
+                    h2_stream.__terminated__("reset by the kubelet")
+
+                self._stream_ends = reset
+                while (data := await stream.recv_message()) is not None:
+                    arrived = time.perf_counter()
+                    if len(data) > wire.MAX_MESSAGE_BYTES:
+                        raise GRPCError(
+                            Status.RESOURCE_EXHAUSTED,
+                            f"grpc: received message larger than max ({len(data)} vs. {wire.MAX_MESSAGE_BYTES})",
+                        )
+                    receive(data, arrived)
+                if not stream._trailers_only and h2_stream.trailers is None:  # noqa: SLF001
+                    raise GRPCError(Status.INTERNAL, "server closed the stream without sending trailers")
+        except GRPCError as error:
+            return StreamEnd(code_name(error.status), error.message or "")
+        except OSError as error:
+            return StreamEnd("Unavailable", self._dialing_failed(error))
+        except (StreamTerminatedError, ProtocolError, AssertionError) as error:
+            return StreamEnd("Unavailable", self._reading_failed(error))
+        return StreamEnd("OK", "EOF")
+
+    def drop_stream(self, how: DropKind) -> None:
+        """Ends the ListAndWatch from our side; after "rst" the connection stays open."""
+        if how == "rst":
+            self.lingering = True
+            if self._stream_ends is not None:
+                self._stream_ends()
+            return
+        self.close(goaway=how == "goaway")
+
+    def close(self, *, goaway: bool = True) -> None:
+        """Closes every connection of this client, with GOAWAY as grpc-go's ClientConn.Close does, or cut."""
+        self.connected = False
+        for protocol in self._channel.opened:
+            close_connection(protocol, goaway=goaway)
+        self._channel.close()
+
+    def _dialing_failed(self, error: OSError) -> str:
+        reason = (error.strerror or str(error)).lower()
+        return f'connection error: desc = "transport: Error while dialing: dial unix {self.path}: connect: {reason}"'
+
+    def _reading_failed(self, error: Exception) -> str:
+        if "reset by remote party" in str(error):
+            return f"stream terminated by RST_STREAM: {error}"
+        goaway = self._channel.opened[-1].goaway if self._channel.opened else ""
+        return f"error reading from server: EOF{goaway}"

@@ -1,0 +1,98 @@
+"""What happened between the kubelet and its plugins, in order, and a way to wait for it without polling."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class EventKind(StrEnum):
+    """What an `Event` records."""
+
+    STARTED = "kubelet started"
+    STOPPED = "kubelet stopped"
+    PANICKED = "kubelet panicked"
+    REGISTER = "Register received"
+    REGISTERED = "registered"
+    REFUSED = "Register refused"
+    STREAM_OPENED = "ListAndWatch opened"
+    LIST = "list received"
+    STREAM_ENDED = "ListAndWatch ended"
+    RETIRED = "free device ids left the list"
+    FORGOTTEN = "resource forgotten"
+    ADMITTED = "pod admitted"
+    REJECTED = "pod rejected"
+    RELEASED = "pod released"
+    VIOLATION = "contract violated"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened.
+
+    `at` is time.perf_counter() in seconds: for a list, taken when its last byte was read, before it was decoded.
+    `endpoint` is the plugin's socket path, `pid` its process id as the socket tells (0 where there is none). `changed`
+    maps the device ids of a list that are new or whose health differs from the list before to what they are now.
+    """
+
+    at: float
+    kind: EventKind
+    resource: str = ""
+    endpoint: str = ""
+    pid: int = 0
+    text: str = ""
+    changed: Mapping[str, str] = field(default_factory=dict)
+
+
+class Journal:
+    """Events and violations of one kubelet, over all its restarts."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.violations: list[str] = []
+        self._changed = asyncio.Event()
+
+    def note(
+        self,
+        kind: EventKind,
+        resource: str = "",
+        *,
+        endpoint: str = "",
+        pid: int = 0,
+        text: str = "",
+        changed: Mapping[str, str] | None = None,
+        at: float | None = None,
+    ) -> None:
+        """Records an event and wakes everybody who waits."""
+        moment = time.perf_counter() if at is None else at
+        self.events.append(Event(moment, kind, resource, endpoint, pid, text, changed or {}))
+        self.wake()
+
+    def breach(self, resource: str, text: str) -> None:
+        """Records that a plugin broke the contract."""
+        said = f"{resource}: {text}" if resource else text
+        self.violations.append(said)
+        self.note(EventKind.VIOLATION, resource, text=said)
+
+    def wake(self) -> None:
+        """Makes those who wait look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait_for(self, predicate: Callable[[], T], timeout: float, what: str = "") -> T:
+        """The first true value of `predicate`, tried now and after each event.
+
+        Raises TimeoutError after `timeout` seconds, saying `what` was awaited and what happened last.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while not (value := predicate()):
+                    await self._changed.wait()
+                return value
+        except TimeoutError:
+            last = "; ".join(f"{e.kind} {e.resource} {e.text}".strip() for e in self.events[-6:])
+            raise TimeoutError(f"not within {timeout:g} s: {what or 'the awaited state'}. Last: {last}") from None

@@ -1,0 +1,330 @@
+"""The stand-in kubelet: one node's device manager, in process, over a directory of its own."""
+
+import asyncio
+import json
+import random
+import stat
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from gpu_plugin.simulation.stand_in_kubelet.admission import PodAdmission
+from gpu_plugin.simulation.stand_in_kubelet.client import DropKind
+from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
+from gpu_plugin.simulation.stand_in_kubelet.journal import Event, EventKind, Journal
+from gpu_plugin.simulation.stand_in_kubelet.pods import Admission, Container, Pod
+from gpu_plugin.simulation.stand_in_kubelet.registration import Fault, RegistrationCount, RegistrationService
+from gpu_plugin.simulation.stand_in_kubelet.registry import DIAL_SECONDS, Generation, PluginRegistry
+from gpu_plugin.simulation.stand_in_kubelet.server import SocketServer
+from gpu_plugin.simulation.stand_in_kubelet.topology import NumaPolicy
+
+T = TypeVar("T")
+
+SOCKET = "kubelet.sock"
+CHECKPOINT = "kubelet_internal_checkpoint"
+DIRECTORY_MODE = 0o750
+
+
+class StandInKubelet:
+    """A kubelet's device manager, as far as a device plugin can tell it from a real one, and strict about its contract.
+
+    It lives on the running asyncio loop. Use it as an async context manager, or call `start` and `stop`.
+
+    Args:
+        directory: the device plugin directory; made if missing. Keep it short: sockets take 107 bytes of path.
+        generation: "1.36" finds clients by resource name, "1.37" by socket path (see registry.py).
+        numa_policy: the topology manager's policy, scope container; NUMA nodes are those that lists name.
+        clock: seconds; only the five-minute grace period is measured with it.
+        dial_timeout: seconds Register tries to connect to the plugin.
+        seed: of the order in which ids are sent and taken, which is random in Go.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        generation: Generation = "1.36",
+        numa_policy: NumaPolicy = "none",
+        clock: Callable[[], float] = time.monotonic,
+        dial_timeout: float = DIAL_SECONDS,
+        seed: int = 0,
+    ) -> None:
+        self.directory = directory
+        self.panicked = ""
+        self.running = False
+        self._policy = numa_policy
+        self._generation = generation
+        self._clock = clock
+        self._dial_timeout = dial_timeout
+        self._rng = random.Random(seed)  # noqa: S311 - an order, not a secret
+        self._journal = Journal()
+        self._registry = self._new_registry()
+        self._admission = PodAdmission(
+            self._journal, numa_policy, self._rng, lambda: self._registry, self._write_checkpoint
+        )
+        self._registration = RegistrationService(self._journal, directory, self._connect)
+        self._server: SocketServer | None = None
+
+    @property
+    def socket(self) -> Path:
+        """Where plugins register."""
+        return self.directory / SOCKET
+
+    @property
+    def events(self) -> list[Event]:
+        """Everything that happened, in order, over all restarts."""
+        return self._journal.events
+
+    @property
+    def violations(self) -> list[str]:
+        """Every breach of the contract by a plugin, over all restarts."""
+        return self._journal.violations
+
+    @property
+    def resources(self) -> Mapping[str, ResourceState]:
+        """What the node reports, by resource name. Asking forgets what has been without a plugin for too long."""
+        self._registry.forget_expired()
+        return self._registry.tables
+
+    @property
+    def registrations(self) -> Mapping[str, RegistrationCount]:
+        """Registers by resource name, over all restarts."""
+        return self._registration.counts
+
+    @property
+    def pods(self) -> Mapping[str, Pod]:
+        """Who holds what, by pod name; pods outlive restarts."""
+        return self._admission.pods
+
+    async def start(self, *, bind_to_listen: float = 0.0) -> None:
+        """Starts as the kubelet does: cleans the directory of sockets, recalls its pods, listens on kubelet.sock.
+
+        Allocatable is 0 until plugins register again. `bind_to_listen` seconds pass between the appearance of the
+        socket and the first accepted connection. Raises OSError when the directory or the socket cannot be made, and
+        RuntimeError when it runs already.
+        """
+        if self.running:
+            raise RuntimeError("the stand-in kubelet runs already: stop it first")
+        await self._wait_dropped()  # what a panic left
+        known = list(self._registry.tables)
+        self.panicked = ""
+        self._registry = self._new_registry()
+        for resource in {*known, *self._held_resources()}:
+            self._registry.remember(resource)
+        self._admission.recount()
+        self.directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        clean(self.directory)
+        self._server = SocketServer([self._registration])
+        self.running = True
+        try:
+            await self._server.listen(self.socket, bind_to_listen=bind_to_listen)
+        except BaseException:
+            self.running = False
+            self._server = None
+            raise
+        self._journal.note(EventKind.STARTED)
+
+    async def stop(self, *, orderly: bool = True) -> None:
+        """Ends all connections, with GOAWAY if `orderly`, else as a killed process does.
+
+        kubelet.sock stays, dead; pods keep running. Nothing happens when it does not run.
+        """
+        was = self.running
+        self._drop(orderly=orderly)
+        await self._wait_dropped()
+        if was:
+            self._journal.note(EventKind.STOPPED, text="in order" if orderly else "killed")
+
+    async def restart(self, *, orderly: bool = True, pause: float = 0.0, bind_to_listen: float = 0.0) -> None:
+        """Stops, stays away for `pause` seconds, and starts."""
+        await self.stop(orderly=orderly)
+        if pause:
+            await asyncio.sleep(pause)
+        await self.start(bind_to_listen=bind_to_listen)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def wait_for(self, predicate: Callable[[], T], timeout: float = 10.0, what: str = "") -> T:
+        """The first true value of `predicate`, tried now and after every event, never by polling.
+
+        Raises TimeoutError after `timeout` seconds, saying `what` was awaited and what happened last.
+        """
+        return await self._journal.wait_for(predicate, timeout, what)
+
+    def wake(self) -> None:
+        """Makes those in `wait_for` look again, where what they wait for is not an event of the kubelet."""
+        self._journal.wake()
+
+    async def admit(
+        self,
+        pod: str,
+        limits: Mapping[str, int] | None = None,
+        *,
+        containers: Sequence[Container] = (),
+        start: bool = True,
+    ) -> Admission:
+        """Admits a pod of one container with `limits`, or of `containers`, and starts it unless told otherwise.
+
+        A pod of that name that runs keeps what it has; one that does not is admitted again against current health.
+        Admissions are serial; a plugin that does not answer stalls them, for Allocate has no deadline.
+
+        Raises AdmissionError with the kubelet's text, and RuntimeError when the kubelet does not run.
+        """
+        if not self.running:
+            raise RuntimeError(f"the stand-in kubelet does not run, so pod {pod} cannot be admitted: start it first")
+        return await self._admission.admit(pod, containers or (Container("main", limits or {}),), start=start)
+
+    def release(self, pod: str) -> None:
+        """The pod ended and its devices are free; plugins are not told. Raises KeyError for an unknown pod."""
+        self._admission.release(pod)
+
+    def exit_containers(self, pod: str) -> None:
+        """A pod's containers ended while the pod stays: the next `admit` of it checks health and calls no Allocate."""
+        self._admission.pods[pod].running = False
+
+    def pod_health(self, pod: str) -> dict[str, dict[str, dict[str, str]]]:
+        """A pod's allocatedResourcesStatus: container name → resource name → device id → Healthy or Unhealthy.
+
+        Init containers that are no sidecars have none (manager.go: UpdateAllocatedResourcesStatus).
+        """
+        record = self._admission.pods[pod]
+        regular = {container.name for container in record.containers if container.kind == "app"}
+        return {
+            container: {
+                resource: {identifier: self._health(resource, identifier) for identifier in allocation.ids}
+                for resource, allocation in held.items()
+            }
+            for container, held in record.held.items()
+            if container in regular
+        }
+
+    async def drop_stream(self, resource: str, how: DropKind = "goaway") -> None:
+        """Ends the ListAndWatch of a resource; kubelet.sock stays as it is. Returns when the kubelet has noticed.
+
+        "close" cuts the connection, "goaway" closes it in order, "rst" resets only the stream and leaves the connection
+        open. Raises KeyError when the resource has no stream.
+        """
+        ended = sum(event.kind is EventKind.STREAM_ENDED for event in self.events)
+        self._registry.drop_stream(resource, how)
+        await self.wait_for(
+            lambda: sum(event.kind is EventKind.STREAM_ENDED for event in self.events) > ended,
+            what=f"the end of the ListAndWatch of {resource}",
+        )
+
+    def refuse_next_register(self, message: str, times: int = 1) -> None:
+        """The next `times` Registers fail with status UNKNOWN and `message`."""
+        self._registration.faults.extend([Fault("refuse", message)] * times)
+
+    def hang_next_register(self, times: int = 1) -> None:
+        """The next `times` Registers are never answered: until the plugin's deadline, or until the kubelet stops."""
+        self._registration.faults.extend([Fault("hang")] * times)
+
+    def reset_next_register(self, times: int = 1) -> None:
+        """The next `times` Registers lose their connection before an answer."""
+        self._registration.faults.extend([Fault("reset")] * times)
+
+    def delay_register(self, seconds: float, *, answer_only: bool = False) -> None:
+        """From now on every Register waits so long before it is looked at or, if `answer_only`, before its answer."""
+        if answer_only:
+            self._registration.late = seconds
+        else:
+            self._registration.delay = seconds
+
+    def check(self) -> None:
+        """Raises AssertionError with every violation so far."""
+        if self.violations:
+            listed = "\n  ".join(self.violations)
+            raise AssertionError(f"the plugin broke the kubelet's contract {len(self.violations)} times:\n  {listed}")
+
+    def _new_registry(self) -> PluginRegistry:
+        return PluginRegistry(
+            self._journal,
+            generation=self._generation,
+            clock=self._clock,
+            rng=self._rng,
+            dial_timeout=self._dial_timeout,
+            list_received=self._list_received,
+        )
+
+    async def _connect(self, resource: str, path: Path) -> None:
+        await self._registry.connect(resource, path)
+
+    def _list_received(self, resource: str, gone: set[str]) -> None:
+        state = self._registry.tables[resource]
+        held = self._admission.held(resource)
+        in_flight = {identifier for name, identifier in self._admission.in_flight if name == resource}
+        lost = held - state.devices.keys()
+        if breach := gone & (held | in_flight):
+            self._journal.breach(
+                resource, f"device ids {sorted(breach)} vanished from the list while pods may hold them"
+            )
+        if gone - held - in_flight:
+            self._journal.note(EventKind.RETIRED, resource, text=" ".join(sorted(gone - held - in_flight)))
+        if gone & in_flight:
+            self._panic(f"{resource}: {sorted(gone & in_flight)} left the list during their Allocate")
+        elif state.lists == 1 and lost and self._policy != "none":
+            self._journal.breach(resource, f"device ids {sorted(lost)}, held by pods, are not listed after a restart")
+            self._panic(f"{resource}: pods are admitted again with {sorted(lost)}, which no list has")
+        self._write_checkpoint()
+
+    def _panic(self, cause: str) -> None:
+        """What a nil dereference does to a kubelet: everything is dropped at once and kubelet.sock is left dead."""
+        self.panicked = cause
+        self._drop(orderly=False)
+        self._journal.note(EventKind.PANICKED, text=cause)
+
+    def _drop(self, *, orderly: bool) -> None:
+        self.running = False
+        if self._server is not None:
+            self._server.drop(orderly=orderly)
+        self._registry.drop(orderly=orderly)
+
+    async def _wait_dropped(self) -> None:
+        await self._registry.wait_dropped()
+        if self._server is not None:
+            await self._server.wait_dropped()
+            self._server = None
+
+    def _held_resources(self) -> set[str]:
+        return {name for pod in self.pods.values() for held in pod.held.values() for name in held}
+
+    def _health(self, resource: str, identifier: str) -> str:
+        state = self._registry.tables.get(resource) or ResourceState(resource)
+        return state.health_of(identifier)
+
+    def _write_checkpoint(self) -> None:
+        """Writes the file a kubelet writes on every list and allocation, by renaming; for people and watchers to see."""
+        entries: list[dict[str, Any]] = [
+            {"PodUID": pod.name, "ContainerName": name, "ResourceName": resource, "DeviceIDs": list(each.ids)}
+            for pod in self.pods.values()
+            for name, held in pod.held.items()
+            for resource, each in held.items()
+        ]
+        registered = {name: sorted(state.healthy) for name, state in self._registry.tables.items()}
+        data = json.dumps({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered}})
+        if not self.running:
+            return
+        fresh = self.directory / f".{CHECKPOINT}"
+        fresh.touch(mode=0o600)
+        fresh.write_text(data)
+        fresh.replace(self.directory / CHECKPOINT)
+
+
+def clean(directory: Path) -> None:
+    """Removes the sockets directly in `directory`, also through links; files, pipes and folders stay (server.go)."""
+    for entry in list(directory.iterdir()):
+        try:
+            is_socket = stat.S_ISSOCK(entry.stat().st_mode)
+        except OSError:  # a link to nowhere, or gone meanwhile: neither is a socket
+            continue
+        if is_socket:
+            entry.unlink(missing_ok=True)

@@ -1,0 +1,123 @@
+"""Pods, what their containers hold, and the answers a plugin gave for them, as plain data."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpu_plugin.access.edits import ContainerEdits, DeviceSpec, Mount
+from gpu_plugin.kubelet import wire
+from gpu_plugin.simulation.stand_in_kubelet.selection import PreferredAsk
+
+ContainerKind = Literal["init", "sidecar", "app"]
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container's name and its limits by resource name. `sidecar` is a restartable init container."""
+
+    name: str
+    limits: Mapping[str, int]
+    kind: ContainerKind = "app"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Devices of one resource given to one container.
+
+    `numa_nodes` is the NUMA hint (None: no preference); `ask` the GetPreferredAllocation request, None where the kubelet
+    did not ask, and `preferred` its answer as sent; `response` the plugin's answer. Latencies are seconds of the calls
+    as the kubelet saw them, 0 for a call not made.
+    """
+
+    container: str
+    resource: str
+    ids: tuple[str, ...]
+    numa_nodes: frozenset[int] | None
+    ask: PreferredAsk | None
+    preferred: tuple[str, ...]
+    response: ContainerEdits
+    preferred_seconds: float = 0.0
+    allocate_seconds: float = 0.0
+    pre_start_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """An admitted pod: one allocation for each container and resource, in order; `seconds` from asking to the end."""
+
+    pod: str
+    allocations: tuple[Allocation, ...]
+    seconds: float
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Every device id the pod holds, each once."""
+        return tuple(dict.fromkeys(identifier for each in self.allocations for identifier in each.ids))
+
+    @property
+    def only(self) -> Allocation:
+        """The one allocation of a pod with one container and one resource. Raises ValueError for any other."""
+        (allocation,) = self.allocations
+        return allocation
+
+
+@dataclass(slots=True)
+class Pod:
+    """A pod the kubelet runs. `held` is by container name, then resource name; `running` whether containers run."""
+
+    name: str
+    containers: tuple[Container, ...]
+    held: dict[str, dict[str, Allocation]] = field(default_factory=dict)
+    running: bool = False
+
+    def ids(self, resource: str) -> set[str]:
+        """Device ids of a resource that any container of the pod holds."""
+        return {i for held in self.held.values() if resource in held for i in held[resource].ids}
+
+
+def edits(response: wire.messages.ContainerAllocateResponse) -> ContainerEdits:
+    """A container response as plain data."""
+    return ContainerEdits(
+        dict(response.envs),
+        tuple(Mount(m.container_path, m.host_path, m.read_only) for m in response.mounts),
+        tuple(DeviceSpec(d.container_path, d.host_path, d.permissions) for d in response.devices),
+        dict(response.annotations),
+        tuple(device.name for device in response.cdi_devices),
+    )
+
+
+def response_breaches(answer: ContainerEdits) -> list[str]:
+    """What a runtime or the kubelet's merge would trip over in one container's answer."""
+    found = []
+    paths = [spec.container_path for spec in answer.devices]
+    mounts = [mount.container_path for mount in answer.mounts]
+    for what, names in (("device", paths), ("mount", mounts), ("CDI device", list(answer.cdi_devices))):
+        if double := sorted({name for name in names if names.count(name) > 1}):
+            found.append(f"Allocate answers with {what} {', '.join(double)} twice")
+    hosts = [spec.host_path for spec in answer.devices] + [mount.host_path for mount in answer.mounts]
+    found += [
+        f"Allocate answers with path {path!r}, which is not absolute"
+        for path in (*paths, *mounts, *hosts)
+        if not path.startswith("/")
+    ]
+    found += [
+        f"Allocate gives {spec.container_path} permissions {spec.permissions!r}: letters of rwm expected"
+        for spec in answer.devices
+        if not spec.permissions or set(spec.permissions) - set("rwm")
+    ]
+    for name in answer.cdi_devices:
+        kind, _, device = name.partition("=")
+        if "/" not in kind or not device:
+            found.append(f"Allocate answers with CDI device {name!r}: vendor.com/class=name expected")
+    return found
+
+
+def conflicts(answers: Sequence[ContainerEdits]) -> list[str]:
+    """Environment variables that two resources of one container set differently: the kubelet keeps one at random."""
+    first: dict[str, str] = {}
+    found = []
+    for answer in answers:
+        for name, value in answer.envs.items():
+            if first.setdefault(name, value) != value:
+                found.append(f"two resources of one container set {name}, to {first[name]!r} and {value!r}")
+    return found

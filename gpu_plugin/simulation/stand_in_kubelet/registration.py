@@ -1,0 +1,137 @@
+"""The kubelet's Registration service, with the ways in which a kubelet can let a plugin down.
+
+Source: pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go (Register): its order of steps and its error texts, which
+are plain Go errors and reach the plugin with status UNKNOWN.
+"""
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.exceptions import GRPCError
+from grpclib.server import Stream
+
+from gpu_plugin.kubelet import wire
+from gpu_plugin.simulation.stand_in_kubelet.client import CallError, DialError
+from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
+from gpu_plugin.simulation.stand_in_kubelet.naming import endpoint_breaches, is_extended_resource_name
+from gpu_plugin.simulation.stand_in_kubelet.server import caller_pid
+
+FaultKind = Literal["refuse", "hang", "reset"]
+
+
+@dataclass(slots=True)
+class RegistrationCount:
+    """Registers of one resource over all lives of a kubelet.
+
+    `total` received, `accepted` answered without error, `in_flight` being served, `most_in_flight` the most at once.
+    """
+
+    total: int = 0
+    accepted: int = 0
+    in_flight: int = 0
+    most_in_flight: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens to one Register: refused with `message`, never answered, or its connection cut."""
+
+    kind: FaultKind
+    message: str = ""
+
+
+Connect = Callable[[str, Path], Awaitable[None]]
+"""Connects to a plugin of a resource at a socket path: PluginRegistry.connect."""
+
+
+class RegistrationService:
+    """Serves /v1beta1.Registration/Register of one kubelet, over all its restarts.
+
+    Attributes:
+        counts: by resource name.
+        faults: for the next Registers, one each, in order.
+        delay: seconds every Register waits before it is looked at.
+        late: seconds every answer waits after all is done.
+    """
+
+    def __init__(self, journal: Journal, directory: Path, connect: Connect) -> None:
+        self.counts: dict[str, RegistrationCount] = {}
+        self.faults: deque[Fault] = deque()
+        self.delay = 0.0
+        self.late = 0.0
+        self._journal = journal
+        self._directory = directory
+        self._connect = connect
+        self._in_flight: list[tuple[str, int | str]] = []
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """The one method, for grpclib's server."""
+        return {wire.REGISTER: Handler(self._register, Cardinality.UNARY_UNARY, bytes, bytes)}
+
+    async def _register(self, stream: Stream[bytes, bytes]) -> None:
+        data = await stream.recv_message()
+        request = wire.decode(wire.messages.RegisterRequest, data or b"")
+        pid = caller_pid(stream)
+        name = request.resource_name
+        caller = (name, request.endpoint if pid in (0, os.getpid()) else pid)
+        count = self.counts.setdefault(name, RegistrationCount())
+        count.total += 1
+        count.in_flight += 1
+        count.most_in_flight = max(count.most_in_flight, count.in_flight)
+        path = self._directory / request.endpoint.lstrip("/")  # Go's filepath.Join keeps an absolute one below, too
+        self._journal.note(EventKind.REGISTER, name, endpoint=str(path), pid=pid)
+        if caller in self._in_flight:
+            self._journal.breach(name, f"process {pid} has two Registers in flight")
+        self._in_flight.append(caller)
+        try:
+            await self._serve(stream, request, path)
+        except (DialError, CallError, GRPCError) as error:
+            text = error.message or "" if isinstance(error, GRPCError) else str(error)
+            if isinstance(error, CallError):
+                text = f"failed to get device plugin options: {error}"
+            self._journal.note(EventKind.REFUSED, name, endpoint=str(path), pid=pid, text=text)
+            raise GRPCError(Status.UNKNOWN, text) from None
+        finally:
+            count.in_flight -= 1
+            self._in_flight.remove(caller)
+            self._journal.wake()
+        count.accepted += 1
+        self._journal.note(EventKind.REGISTERED, name, endpoint=str(path), pid=pid)
+        await stream.send_message(wire.EMPTY)
+
+    async def _serve(self, stream: Stream[bytes, bytes], request: Any, path: Path) -> None:
+        if self.delay:
+            await asyncio.sleep(self.delay)
+        await self._misbehave(stream)
+        name = request.resource_name
+        if request.version != wire.VERSION:
+            self._journal.breach(name, f"Register with API version {request.version!r}, not {wire.VERSION!r}")
+            raise GRPCError(
+                Status.UNKNOWN,
+                f'requested API version "{request.version}" is not supported by kubelet. '
+                f'Supported version is ["{wire.VERSION}"]',
+            )
+        if not is_extended_resource_name(name):
+            self._journal.breach(name, f"resource name {name!r} is invalid")
+            raise GRPCError(Status.UNKNOWN, f'the ResourceName "{name}" is invalid')
+        for breach in endpoint_breaches(request.endpoint, str(path)):
+            self._journal.breach(name, breach)
+        await self._connect(name, path)
+        if self.late:
+            await asyncio.sleep(self.late)
+
+    async def _misbehave(self, stream: Stream[bytes, bytes]) -> None:
+        if not self.faults:
+            return
+        fault = self.faults.popleft()
+        if fault.kind == "refuse":
+            raise GRPCError(Status.UNKNOWN, fault.message)
+        if fault.kind == "reset":
+            stream._stream.connection._transport.abort()  # noqa: SLF001 - grpclib cannot cut a connection
+        await asyncio.get_running_loop().create_future()  # until the caller, or this kubelet, goes away

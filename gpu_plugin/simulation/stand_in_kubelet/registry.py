@@ -1,0 +1,232 @@
+"""Plugins by resource: who is connected, whose stream feeds which table, and what an ending stream takes with it.
+
+Sources: pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go (connectClient, runClient, disconnectClient) and
+devicemanager/manager.go (PluginConnected, PluginDisconnected). Up to 1.36 clients are found by resource name, so the end
+of an old stream disconnects the newer client; from 1.37 on by socket path, so that it does not.
+"""
+
+import asyncio
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gpu_plugin.kubelet import wire
+from gpu_plugin.simulation.stand_in_kubelet.client import CallError, DropKind, PluginClient
+from gpu_plugin.simulation.stand_in_kubelet.device_table import (
+    ListedDevice,
+    ResourceState,
+    list_breaches,
+    missing,
+    parse,
+)
+from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
+
+Generation = Literal["1.36", "1.37"]
+
+DIAL_SECONDS = 10.0
+DIAL_BACKOFF_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where requests for a resource go, and the options the plugin gave when it registered."""
+
+    client: PluginClient
+    pre_start_required: bool
+    preferred_available: bool
+
+
+class PluginRegistry:
+    """All plugins of one running kubelet. Made anew at each start, like the process it stands for.
+
+    Attributes:
+        tables: what the kubelet knows, by resource name.
+        endpoints: who serves a resource; the entry stays when the plugin goes, and its table says it stopped.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        generation: Generation,
+        clock: Callable[[], float],
+        rng: random.Random,
+        dial_timeout: float,
+        list_received: Callable[[str, set[str]], None],
+    ) -> None:
+        self.tables: dict[str, ResourceState] = {}
+        self.endpoints: dict[str, Endpoint] = {}
+        self._journal = journal
+        self._generation = generation
+        self._clock = clock
+        self._rng = rng
+        self._dial_timeout = dial_timeout
+        self._list_received = list_received
+        self._clients: dict[str, PluginClient] = {}
+        self._every_client: set[PluginClient] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    def remember(self, resource: str) -> None:
+        """Takes a resource from the checkpoint: known, stopped, without devices."""
+        self.tables[resource] = ResourceState(resource, stopped_at=self._clock())
+
+    async def connect(self, resource: str, path: Path) -> None:
+        """Dials a plugin that registers, asks its options and starts its ListAndWatch.
+
+        Raises client.DialError, or client.CallError when the options cannot be had; then no client of that name is
+        known any more, also none that was before, as in the kubelet.
+        """
+        client = PluginClient(resource, str(path))
+        key = self._key(client)
+        self._clients[key] = client
+        self._every_client.add(client)
+        try:
+            await client.dial(self._dial_timeout, DIAL_BACKOFF_SECONDS, self._rng)
+            options = wire.decode(wire.messages.DevicePluginOptions, await client.call(wire.OPTIONS, wire.EMPTY))
+        except BaseException as error:
+            self._clients.pop(key, None)
+            if not isinstance(error, CallError):  # the kubelet leaves a connection open whose options call failed
+                client.close()
+                self._every_client.discard(client)
+            raise
+        required, available = options.pre_start_required, options.get_preferred_allocation_available
+        self.endpoints[resource] = Endpoint(client, required, available)
+        if resource in self.tables:  # a new one appears with its first list
+            self._serve_from(self.endpoints[resource])
+        self._spawn(client)
+
+    def drop_stream(self, resource: str, how: DropKind) -> None:
+        """Ends every ListAndWatch of a resource from our side. Raises KeyError where there is none."""
+        clients = self._watching(resource)
+        if not clients:
+            raise KeyError(f"no ListAndWatch stream of {resource} is open")
+        for client in clients:
+            client.drop_stream(how)
+
+    def forget_expired(self) -> None:
+        """What a node status update does: resources without a plugin for over five minutes are forgotten."""
+        now = self._clock()
+        for resource in [name for name, state in self.tables.items() if state.grace_over(now)]:
+            del self.tables[resource]
+            self.endpoints.pop(resource, None)
+            self._journal.note(EventKind.FORGOTTEN, resource, text="no plugin for over five minutes: capacity 0")
+
+    def drop(self, *, orderly: bool) -> None:
+        """Closes every connection to a plugin now, with GOAWAY if `orderly`."""
+        self._stopping = True
+        for client in self._every_client:
+            client.close(goaway=orderly)
+
+    async def wait_dropped(self) -> None:
+        """Returns when the tasks of what `drop` closed have ended."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _key(self, client: PluginClient) -> str:
+        return client.resource if self._generation == "1.36" else client.path
+
+    def _watching(self, resource: str) -> list[PluginClient]:
+        return [client for client in self._every_client if client.resource == resource and client.watching]
+
+    def _spawn(self, client: PluginClient) -> None:
+        task = asyncio.create_task(self._run(client), name=f"ListAndWatch of {client.resource} at {client.path}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._journal.breach("", f"the stand-in kubelet itself failed: {error!r}")
+
+    async def _run(self, client: PluginClient) -> None:
+        resource = client.resource
+        process = _process(client)
+        twins = [other for other in self._watching(resource) if _process(other) == process]
+        if twins:
+            self._journal.breach(
+                resource,
+                f"process {client.pid} has {len(twins) + 1} live ListAndWatch streams, at "
+                f"{' and '.join(sorted({other.path for other in twins} | {client.path}))}: "
+                "close the old transports before registering again",
+            )
+        self._journal.note(EventKind.STREAM_OPENED, resource, endpoint=client.path, pid=client.pid)
+        self._count_streams(resource, opening=client)
+        before: list[ListedDevice] | None = None
+
+        def receive(data: bytes, arrived: float) -> None:
+            nonlocal before
+            before = self._receive(client, data, arrived, before)
+
+        try:
+            end = await client.watch(receive)
+        finally:
+            self._count_streams(resource)
+        self._journal.note(EventKind.STREAM_ENDED, resource, endpoint=client.path, pid=client.pid, text=str(end))
+        if end.code == "ResourceExhausted":
+            self._journal.breach(resource, f"list over {wire.MAX_MESSAGE_BYTES} bytes: {end.description}")
+        if not self._stopping:
+            self._disconnect(client)
+
+    def _disconnect(self, ended: PluginClient) -> None:
+        """The client found under the ended one's key goes, and its resource stops; an orphan's end is not noticed."""
+        client = self._clients.pop(self._key(ended), None)
+        if client is None:
+            return
+        if not client.lingering and client.connected:
+            client.close()
+            self._every_client.discard(client)
+        endpoint = self.endpoints.get(client.resource)
+        if endpoint is None or (self._generation != "1.36" and endpoint.client.path != client.path):
+            return
+        self._table(client.resource).mark_unhealthy(self._clock())
+        self._journal.wake()
+
+    def _receive(
+        self,
+        client: PluginClient,
+        data: bytes,
+        arrived: float,
+        before: list[ListedDevice] | None,
+    ) -> list[ListedDevice]:
+        resource = client.resource
+        try:
+            devices = parse(data)
+        except ValueError as error:
+            self._journal.breach(resource, f"a list that cannot be read: {error}")
+            return []
+        for breach in list_breaches(devices, before):
+            self._journal.breach(resource, breach)
+        state = self._table(resource)
+        gone = missing(state.devices, devices)
+        changed = state.replace(devices)
+        text = f"{state.allocatable} healthy of {state.capacity}"
+        self._journal.note(
+            EventKind.LIST, resource, endpoint=client.path, pid=client.pid, text=text, changed=changed, at=arrived
+        )
+        self._list_received(resource, gone)
+        return devices
+
+    def _table(self, resource: str) -> ResourceState:
+        if resource not in self.tables:
+            self.tables[resource] = ResourceState(resource, streams=len(self._watching(resource)))
+            if resource in self.endpoints:
+                self._serve_from(self.endpoints[resource])
+        return self.tables[resource]
+
+    def _serve_from(self, endpoint: Endpoint) -> None:
+        state = self.tables[endpoint.client.resource]
+        state.endpoint, state.stopped_at = endpoint.client.path, None
+
+    def _count_streams(self, resource: str, opening: PluginClient | None = None) -> None:
+        if resource in self.tables:
+            self.tables[resource].streams = len({*self._watching(resource), *([opening] if opening else [])})
+
+
+def _process(client: PluginClient) -> int | str:
+    """Which process a client talks to; endpoints of this very process stand for processes of their own."""
+    return client.path if client.pid in (0, os.getpid()) else client.pid

@@ -1,0 +1,101 @@
+"""The socket a kubelet listens on, closed the way a process closes it: at once, with its connections.
+
+grpclib's Server.close() ends no stream and closes no connection, and since Python 3.12 its wait_closed() waits for the
+peers to do so; so connections are remembered here and closed by hand. The socket file is never unlinked on closing: a
+kubelet that stopped or died leaves it behind, dead.
+"""
+
+import asyncio
+import os
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+from grpclib.protocol import H2Protocol
+from grpclib.server import Handler, Server, Stream
+
+from gpu_plugin.kubelet.codec import BytesCodec
+
+SOCKET_MODE = 0o755
+"""What a Go process with umask 022 leaves on a unix socket."""
+
+
+class SocketServer(Server):
+    """A grpclib server on one unix socket."""
+
+    def __init__(self, services: list[Any]) -> None:
+        super().__init__(services, codec=BytesCodec())
+        self._connections: set[H2Protocol] = set()
+        self._accepted: set[Handler] = set()
+        self._listener: asyncio.AbstractServer | None = None
+
+    def _protocol_factory(self) -> H2Protocol:
+        handler = Handler(self._mapping, self._codec, self._status_details_codec, self.__dispatch__)
+        protocol = H2Protocol(handler, self._config, self._h2_config)
+        self._connections = {known for known in self._connections if not known.handler.closing} | {protocol}  # type: ignore[attr-defined]
+        self._accepted = {known for known in self._accepted if not (known.closing and known.check_closed())} | {handler}
+        return protocol
+
+    async def listen(self, path: Path, *, bind_to_listen: float = 0.0) -> None:
+        """Binds `path` and listens, `bind_to_listen` seconds later: until then a connect is refused.
+
+        Raises OSError, for instance where something is bound there already.
+        """
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            bound.bind(str(path))
+            os.chmod(path, SOCKET_MODE)  # noqa: PTH101 - one system call, as bind is
+            if bind_to_listen:
+                await asyncio.sleep(bind_to_listen)
+            keep_file: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+            loop = asyncio.get_running_loop()
+            self._listener = await loop.create_unix_server(self._protocol_factory, sock=bound, **keep_file)
+        except BaseException:
+            bound.close()
+            raise
+
+    def drop(self, *, orderly: bool) -> None:
+        """Stops listening and closes every connection now, with GOAWAY if `orderly`."""
+        if self._listener is not None:
+            self._listener.close()
+        for protocol in self._connections:
+            close_connection(protocol, goaway=orderly)
+
+    async def wait_dropped(self) -> None:
+        """Returns when what `drop` ended has ended: handlers, connections, the listener."""
+        for handler in self._accepted:
+            await handler.wait_closed()
+        if self._listener is not None:
+            await self._listener.wait_closed()
+
+
+def close_connection(protocol: H2Protocol, *, goaway: bool) -> None:
+    """Closes a connection of either side without waiting for the peer; nothing where it is closed or was never made."""
+    connection = getattr(protocol, "connection", None)
+    transport = getattr(connection, "_transport", None)
+    if connection is None or transport is None:
+        return
+    if goaway and not transport.is_closing():
+        connection._connection.close_connection()  # noqa: SLF001 - grpclib offers no GOAWAY
+        connection.flush()
+    protocol.processor.close()
+    if not goaway or transport.get_write_buffer_size():
+        transport.abort()  # close() would wait for a peer that does not read
+
+
+def peer_pid(transport: asyncio.BaseTransport) -> int:
+    """Process id at the other end of a unix connection: of who connected, or of who called listen(); 0 if unknown."""
+    end = transport.get_extra_info("socket")
+    if end is None:
+        return 0
+    size = struct.calcsize("3i")
+    pid, _, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return int(pid)
+
+
+def caller_pid(stream: Stream[Any, Any]) -> int:
+    """Process id of who made a call to us."""
+    peer = stream.peer
+    return 0 if peer is None else peer_pid(peer._transport)  # noqa: SLF001 - Peer tells nothing of a unix socket

@@ -1,0 +1,20 @@
+"""The demo shows what it says, or fails."""
+
+import io
+
+from gpu_plugin.simulation import demo
+from gpu_plugin.simulation.demo import scenario
+
+
+def test_every_step_of_the_demo_happens():
+    out = io.StringIO()
+    assert demo.run(out) == 0, out.getvalue()
+    assert "All 13 steps happened" in out.getvalue()
+    assert "Breaches of the kubelet's contract: 0" in out.getvalue()
+
+
+def test_a_daemon_that_cannot_start_makes_the_demo_fail_with_its_log(monkeypatch):
+    monkeypatch.setattr(scenario, "PROFILE", "no-such-node", raising=True)
+    out = io.StringIO()
+    assert demo.run(out) != 0
+    assert "no simulated node is called 'no-such-node'" in out.getvalue()

@@ -1,0 +1,42 @@
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+
+
+def open_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@pytest.fixture
+def directory():
+    """A short path: unix sockets take 107 bytes of it."""
+    made = Path(tempfile.mkdtemp(prefix="k", dir="/tmp"))
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+async def kubelets(directory):
+    """Makes started kubelets over `directory`; stops them and looks for descriptors left open."""
+    before = open_descriptors()
+    made: list[StandInKubelet] = []
+
+    async def start(**settings):
+        kubelet = StandInKubelet(directory, **settings)
+        made.append(kubelet)
+        await kubelet.start()
+        return kubelet
+
+    yield start
+    for kubelet in made:
+        await kubelet.stop()
+    assert open_descriptors() == before
+
+
+@pytest.fixture
+async def kubelet(kubelets):
+    return await kubelets()

@@ -1,0 +1,160 @@
+"""Lists: what they do to the table, and which ones break the contract (contract 3, 4.6, 5, 7)."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_plugin.kubelet import wire
+from gpu_plugin.simulation.stand_in_kubelet import AdmissionError, EventKind, is_extended_resource_name
+
+from .fake_plugin import device, healthy, plugin
+
+GPU = "nvidia.com/gpu"
+
+
+@pytest.mark.parametrize(
+    ("listed", "capacity", "allocatable", "violation"),
+    [
+        ([], 0, 0, ""),
+        (healthy("a", "a"), 1, 1, "'a' is in one list twice"),
+        ([device("a"), device("a", "Unhealthy")], 2, 1, "'a' is in one list twice"),
+        ([device("a", "healthy")], 1, 0, "health 'healthy'"),
+        ([device("a", "")], 1, 0, "health ''"),
+        ([device("a", "Unknown")], 1, 0, "health 'Unknown'"),
+        ([device("a" * 63)], 1, 1, ""),
+        ([device("a" * 64)], 1, 1, "64 characters"),
+        ([device("")], 1, 1, "without an id"),
+        ([device("a", "Healthy", -1)], 1, 1, "NUMA node -1"),
+        ([device("a", "Healthy", 0)], 1, 1, ""),
+    ],
+)
+async def test_takes_any_list_and_says_what_is_wrong_with_it(kubelet, listed, capacity, allocatable, violation):
+    async with plugin(kubelet, devices=listed):
+        state = kubelet.resources[GPU]
+        assert (state.capacity, state.allocatable) == (capacity, allocatable)
+    assert len(kubelet.violations) == bool(violation)
+    assert violation in "".join(kubelet.violations)
+
+
+async def test_an_unchanged_list_is_a_violation_on_one_stream_only(kubelet):
+    async with plugin(kubelet, devices=healthy("a", "b")) as fake:
+        await kubelet.drop_stream(GPU)
+        await fake.register()
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].lists == 2, 1)
+        kubelet.check()
+        fake.send(healthy("b", "a"))
+        await kubelet.wait_for(lambda: kubelet.violations, 1)
+    assert "an unchanged list of 2 devices" in kubelet.violations[0]
+
+
+async def test_tells_what_changed_and_when(kubelet):
+    async with plugin(kubelet, devices=healthy("a", "b")) as fake:
+        fake.send([device("a", "Unhealthy"), device("b")])
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].lists == 2, 1)
+        lists = [event for event in kubelet.events if event.kind is EventKind.LIST]
+        assert [dict(event.changed) for event in lists] == [{"a": "Healthy", "b": "Healthy"}, {"a": "Unhealthy"}]
+        assert lists[0].at < lists[1].at
+
+
+async def test_a_list_over_four_mebibytes_ends_the_stream(kubelet):
+    async with plugin(kubelet, devices=healthy("a")) as fake:
+        fake.send([device(f"{n:0300}") for n in range(wire.MAX_MESSAGE_BYTES // 310)])
+        await kubelet.wait_for(lambda: not kubelet.resources[GPU].streams, 10)
+        assert (kubelet.resources[GPU].capacity, kubelet.resources[GPU].allocatable) == (1, 0)
+    assert "received message larger than max" in kubelet.violations[0]
+
+
+async def test_an_id_may_leave_when_no_pod_holds_it(kubelet):
+    async with plugin(kubelet, devices=healthy("a", "b")) as fake:
+        fake.send(healthy("a"))
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].lists == 2, 1)
+        assert [event.text for event in kubelet.events if event.kind is EventKind.RETIRED] == ["b"]
+    kubelet.check()
+
+
+async def test_an_id_that_a_pod_holds_must_not_leave(kubelet):
+    async with plugin(kubelet, devices=healthy("a")) as fake:
+        await kubelet.admit("p", {GPU: 1})
+        fake.send(healthy("b"))
+        await kubelet.wait_for(lambda: kubelet.violations, 1)
+        assert kubelet.pod_health("p") == {"main": {GPU: {"a": "Healthy"}}}  # the kubelet's default for a lost id
+    assert "['a'] vanished" in kubelet.violations[0]
+    assert not kubelet.panicked
+
+
+async def test_an_id_that_leaves_during_its_allocate_kills_the_kubelet(kubelet):
+    async with plugin(kubelet, devices=healthy("a")) as fake:
+        fake.may_allocate.clear()
+        admission = asyncio.create_task(kubelet.admit("p", {GPU: 1}))
+        await asyncio.wait_for(fake.allocating.wait(), 1)
+        fake.send(healthy("b"))
+        with pytest.raises(AdmissionError):
+            await admission
+        assert "left the list during their Allocate" in kubelet.panicked
+        assert not kubelet.running
+        assert kubelet.socket.is_socket()
+        with pytest.raises(ConnectionRefusedError):
+            await fake.register()
+
+
+async def test_an_allocated_id_missing_after_a_restart_kills_a_numa_aware_kubelet_again_and_again(kubelets):
+    kubelet = await kubelets(numa_policy="best-effort")
+    async with plugin(kubelet, devices=[device("a", "Healthy", 0)]) as fake:
+        await kubelet.admit("p", {GPU: 1})
+        fake.devices = [device("b", "Healthy", 0)]
+        for _ in range(2):
+            await kubelet.restart()
+            await fake.serve()
+            await fake.register()
+            await kubelet.wait_for(lambda: kubelet.panicked, 1)
+            await fake.close()
+    assert kubelet.violations
+
+
+async def test_pod_health_follows_the_lists(kubelet):
+    async with plugin(kubelet, devices=healthy("a")) as fake:
+        await kubelet.admit("p", {GPU: 1})
+        shown = [kubelet.pod_health("p")["main"][GPU]["a"]]
+        for health in ("Unhealthy", "Healthy", "Unhealthy"):
+            fake.send([device("a", health)])
+            await kubelet.wait_for(lambda: kubelet.resources[GPU].devices["a"].health == fake.devices[0].health, 1)
+            shown.append(kubelet.pod_health("p")["main"][GPU]["a"])
+        await fake.close()
+        await kubelet.wait_for(lambda: not kubelet.resources[GPU].streams, 1)
+        shown.append(kubelet.pod_health("p")["main"][GPU]["a"])
+    assert shown == ["Healthy", "Unhealthy", "Healthy", "Unhealthy", "Unhealthy"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nvidia.com/GPU",
+        "nvidia.com/" + "a" * 63,
+        "nvidia.com/gpu.shared",
+        "nvidia.com/mig-1g.10gb.me",
+        "a" * 244 + "/g",
+    ],
+)
+def test_takes_resource_names(name):
+    assert is_extended_resource_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("gpu", "nvidia.com/gpu/x", "kubernetes.io/gpu", "x.kubernetes.io/gpu", "requests.nvidia.com/gpu", "/gpu"),
+        *("NVIDIA.com/gpu", "nvidia.com/" + "a" * 64, "nvidia.com/-a", "nvidia.com/", "hugepages-2Mi", ""),
+        *("nvidia.com/mig-1g.10gb+me", "a" * 245 + "/g", "nvidia.com/gpu\n", "nvidia..com/gpu"),
+    ],
+)
+def test_refuses_resource_names(name):
+    assert not is_extended_resource_name(name)
+
+
+@given(
+    st.from_regex(r"[a-z0-9]{1,20}(\.[a-z0-9]{1,9}){0,3}/[A-Za-z0-9]([-A-Za-z0-9_.]{0,60}[A-Za-z0-9])?", fullmatch=True)
+)
+def test_takes_every_qualified_name(name):
+    assert is_extended_resource_name(name) != name.startswith("requests.") or "kubernetes.io/" in name

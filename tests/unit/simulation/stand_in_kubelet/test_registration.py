@@ -1,0 +1,213 @@
+"""Register: its order, its error texts, and whom it leaves connected (contract 2.1, 2.2)."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError, StreamTerminatedError
+
+from gpu_plugin.simulation.stand_in_kubelet import AdmissionError, EventKind
+
+from .fake_plugin import device, healthy, plugin
+
+GPU = "nvidia.com/gpu"
+
+
+async def test_lists_devices_of_a_plugin_that_registers(kubelet):
+    async with plugin(kubelet, devices=[device("a", "Healthy", 0), device("b", "Unhealthy", 1), device("c")]):
+        state = kubelet.resources[GPU]
+        assert (state.healthy, state.unhealthy) == ({"a", "c"}, {"b"})
+        assert state.numa == {"a": (0,), "b": (1,), "c": ()}
+        assert (state.capacity, state.allocatable, state.streams, state.lists) == (3, 2, 1, 1)
+        assert state.endpoint == str(kubelet.directory / "a.sock")
+        count = kubelet.registrations[GPU]
+        assert (count.total, count.accepted, count.in_flight, count.most_in_flight) == (1, 1, 0, 1)
+        kubelet.check()
+
+
+async def test_answers_with_the_error_texts_of_the_kubelet(kubelet):
+    async with plugin(kubelet, registered=False) as fake:
+        texts = []
+        wrongs: list[dict[str, Any]] = [{"version": "v1alpha1"}, {"resource": "gpu"}]
+        for wrong in wrongs:
+            with pytest.raises(GRPCError) as raised:
+                await fake.register(**wrong)
+            assert raised.value.status is Status.UNKNOWN
+            texts.append(raised.value.message)
+        fake.options_error = GRPCError(Status.INTERNAL, "no driver")
+        with pytest.raises(
+            GRPCError, match="failed to get device plugin options: rpc error: code = Internal desc = no driver"
+        ):
+            await fake.register()
+    assert texts == [
+        'requested API version "v1alpha1" is not supported by kubelet. Supported version is ["v1beta1"]',
+        'the ResourceName "gpu" is invalid',
+    ]
+    assert GPU not in kubelet.resources
+
+
+async def test_gives_up_dialling_an_endpoint_nobody_serves(kubelets):
+    kubelet = await kubelets(dial_timeout=0.05)
+    async with plugin(kubelet, registered=False) as fake:
+        with pytest.raises(GRPCError, match=r"^.*failed to dial device plugin: context deadline exceeded"):
+            await fake.register(endpoint="other.sock")
+
+
+async def test_waits_for_the_settings_of_the_plugin(kubelets):
+    kubelet = await kubelets(dial_timeout=0.05)
+    silent = await asyncio.start_unix_server(lambda reader, writer: writer.close(), kubelet.directory / "mute.sock")
+    async with plugin(kubelet, registered=False) as fake:
+        with pytest.raises(GRPCError, match="failed to dial"):
+            await fake.register(endpoint="mute.sock")
+    silent.close()
+    await silent.wait_closed()
+
+
+async def test_the_plugins_own_deadline_ends_a_register(kubelet):
+    async with plugin(kubelet, registered=False) as fake:
+        with pytest.raises((TimeoutError, StreamTerminatedError, GRPCError)):
+            await fake.register(endpoint="other.sock", timeout=0.05)
+        await kubelet.wait_for(lambda: not kubelet.registrations[GPU].in_flight, 1)
+
+
+async def test_older_kubelet_disconnects_the_newer_plugin_when_the_older_one_ends(kubelet):
+    async with plugin(kubelet, "a.sock", healthy("x")) as a, plugin(kubelet, "b.sock", healthy("x", "y")) as b:
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 2, 1)
+        assert kubelet.resources[GPU].streams == 2
+        a.send(healthy("x"))  # both feed the table, the last message wins
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 1, 1)
+        await a.close()
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 0, 1)
+        await kubelet.wait_for(lambda: not kubelet.resources[GPU].streams, 1)
+        await asyncio.wait_for(b.was_dropped.wait(), 1)
+        await b.register()
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 2, 1)
+
+
+async def test_newer_kubelet_leaves_the_newer_plugin_alone(kubelets):
+    kubelet = await kubelets(generation="1.37")
+    async with plugin(kubelet, "a.sock", healthy("x")) as a, plugin(kubelet, "b.sock", healthy("x")) as b:
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 2, 1)
+        await a.close()
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 1, 1)
+        assert b.dropped == 0
+        assert kubelet.resources[GPU].allocatable == 1
+        assert (await kubelet.admit("p", {GPU: 1})).ids == ("x",)
+
+
+async def test_a_failed_second_register_orphans_the_first_plugin(kubelet):
+    async with plugin(kubelet, "a.sock", healthy("x")) as a:
+        async with plugin(kubelet, "b.sock", registered=False) as b:
+            b.options_error = GRPCError(Status.INTERNAL, "no")
+            with pytest.raises(GRPCError):
+                await b.register()
+        assert kubelet.resources[GPU].streams == 1
+        await a.close()
+        (kubelet.directory / "a.sock").unlink()
+        await kubelet.wait_for(lambda: not kubelet.resources[GPU].streams, 1)
+        assert kubelet.resources[GPU].allocatable == 1  # nobody noticed
+        with pytest.raises(AdmissionError, match=r"Unavailable.*connect: no such file or directory"):
+            await kubelet.admit("p", {GPU: 1})
+
+
+async def test_one_process_with_two_streams_is_a_violation(kubelet):
+    async with plugin(kubelet, devices=healthy("x")) as fake:
+        await fake.register()
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 2, 1)
+    assert "2 live ListAndWatch streams" in kubelet.violations[0]
+    with pytest.raises(AssertionError, match="close the old transports"):
+        kubelet.check()
+
+
+async def test_two_registers_in_flight_are_a_violation(kubelet):
+    kubelet.hang_next_register(2)
+    async with plugin(kubelet, registered=False) as fake:
+        results = await asyncio.gather(fake.register(timeout=0.1), fake.register(timeout=0.1), return_exceptions=True)
+    assert all(isinstance(result, BaseException) for result in results)
+    assert kubelet.registrations[GPU].most_in_flight == 2
+    assert any("two Registers in flight" in text for text in kubelet.violations)
+
+
+async def test_lets_a_register_down_as_told(kubelet):
+    kubelet.refuse_next_register("not now")
+    kubelet.reset_next_register()
+    kubelet.hang_next_register()
+    async with plugin(kubelet, registered=False) as fake:
+        with pytest.raises(GRPCError, match="not now"):
+            await fake.register()
+        with pytest.raises((StreamTerminatedError, ConnectionError)):
+            await fake.register()
+        with pytest.raises((TimeoutError, StreamTerminatedError, GRPCError)):
+            await fake.register(timeout=0.05)
+        for answer_only in (False, True):
+            kubelet.delay_register(0.05, answer_only=answer_only)
+            begun = time.perf_counter()
+            await fake.register()
+            assert time.perf_counter() - begun >= 0.05
+            kubelet.delay_register(0, answer_only=answer_only)
+            await kubelet.wait_for(lambda: fake.streams, 1)
+            await kubelet.drop_stream(GPU)
+    assert kubelet.registrations[GPU].accepted == 2
+    kubelet.check()
+
+
+async def test_endpoint_with_a_directory_part_is_a_violation(kubelet):
+    (kubelet.directory / "sub").mkdir()
+    async with plugin(kubelet, "sub/a.sock", healthy("x")):
+        assert kubelet.resources[GPU].allocatable == 1  # it works all the same
+    assert "directory part" in kubelet.violations[0]
+
+
+async def test_a_socket_path_longer_than_the_system_takes_is_a_violation(kubelets):
+    kubelet = await kubelets(dial_timeout=0.01)
+    async with plugin(kubelet, registered=False) as fake:
+        with pytest.raises(GRPCError):
+            await fake.register(endpoint="x" * 108)
+    assert "unix sockets take 107" in kubelet.violations[0]
+
+
+@pytest.mark.parametrize("how", ["close", "goaway", "rst"])
+async def test_drops_a_stream_and_never_opens_it_again(kubelet, how):
+    async with plugin(kubelet, devices=healthy("x")) as fake:
+        await kubelet.drop_stream(GPU, how)
+        state = kubelet.resources[GPU]
+        assert (state.capacity, state.allocatable, state.streams) == (1, 0, 0)
+        await asyncio.wait_for(fake.was_dropped.wait(), 1)
+        await fake.register()
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 1, 1)
+        assert kubelet.registrations[GPU].total == 2
+    kubelet.check()
+
+
+async def test_records_how_a_stream_ended(kubelet):
+    async with plugin(kubelet, devices=healthy("x")) as fake:
+        for end, text in ((None, "OK"), (GRPCError(Status.ABORTED, "enough"), "Aborted: enough")):
+            fake.send(end)
+            await kubelet.wait_for(lambda: not kubelet.resources[GPU].streams, 1)
+            ended = [event for event in kubelet.events if event.kind is EventKind.STREAM_ENDED]
+            assert ended[-1].text == text
+            await fake.register()
+            await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 1 and fake.streams, 1)
+        await fake.close()
+        await kubelet.wait_for(lambda: not kubelet.resources[GPU].streams, 1)
+    assert "received prior goaway: code: NO_ERROR" in kubelet.events[-1].text
+
+
+async def test_forgets_a_resource_five_minutes_after_its_plugin(kubelets):
+    now = 0.0
+    kubelet = await kubelets(clock=lambda: now)
+    async with plugin(kubelet, devices=healthy("x", "y")):
+        pass
+    await kubelet.wait_for(lambda: not kubelet.resources[GPU].streams, 1)
+    with pytest.raises(
+        AdmissionError, match=r"no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu"
+    ):
+        await kubelet.admit("p", {GPU: 1})
+    now = 299.0
+    assert (kubelet.resources[GPU].capacity, kubelet.resources[GPU].allocatable) == (2, 0)
+    now = 301.0
+    assert GPU not in kubelet.resources
+    with pytest.raises(AdmissionError, match=r"Node didn't have enough resource: nvidia.com/gpu"):
+        await kubelet.admit("p", {GPU: 1})
