@@ -11,8 +11,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
@@ -20,20 +19,24 @@ import anyio.abc
 import anyio.to_thread
 
 from gpu_plugin import __version__, control
-from gpu_plugin.access.container import Access, cdi_classes, existing, imex_node
+from gpu_plugin.access.container import imex_node
+from gpu_plugin.access.plan import missing_channels, plan_access
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import plan
-from gpu_plugin.health.latch import Limits, Verdict
+from gpu_plugin.hardware import Hardware, hardware_for
+from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import Evidence, HealthLedger, Transition
 from gpu_plugin.health.observation import Observation, XidEvent
-from gpu_plugin.health.xids import XidPolicy, describe, parse_xid_list
+from gpu_plugin.health.policy import complaints, limits, policy
+from gpu_plugin.health.xids import describe
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoint import ResourceEndpoint
-from gpu_plugin.nvml.monitor import PLACEHOLDER, Monitor
-from gpu_plugin.nvml.port import Driver, HostView, NvmlError
+from gpu_plugin.memory import Memory
+from gpu_plugin.nvml.monitor import Monitor
+from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.placement.scores import scores
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.snapshot import ResourceView, SnapshotStore
@@ -44,51 +47,6 @@ log = logging.getLogger(__name__)
 FIRST_RETRY = 1.0
 LONGEST_RETRY = 30.0
 """Seconds between two attempts to find a driver, or to begin a failed part again."""
-
-HEALTH_FILE = "health.json"
-GPUS_FILE = "gpus.json"
-
-
-@dataclass(frozen=True, slots=True)
-class HealthMemory:
-    """What `HEALTH_FILE` holds."""
-
-    boot_id: str
-    evidence: tuple[Evidence, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class KnownGpu:
-    """A GPU as `GPUS_FILE` remembers it: enough to list it again when the driver cannot describe it."""
-
-    uuid: str
-    index: int
-    minor: int | None = None
-    pci_bus_id: str = ""
-    model: str = ""
-    numa_node: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GpuMemory:
-    """What `GPUS_FILE` holds."""
-
-    boot_id: str
-    gpus: tuple[KnownGpu, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """The driver and host that this daemon serves, real or simulated.
-
-    `dev_root` is where the host keeps the device nodes that containers are given; `verbs` what can be asked of it through
-    the control socket.
-    """
-
-    driver: Driver
-    host: HostView
-    dev_root: str
-    verbs: Mapping[str, control.Verb] = field(default_factory=dict)
 
 
 class NoDriverError(Exception):
@@ -104,14 +62,12 @@ class Daemon:
         self.hardware = hardware
         self.store = SnapshotStore()
         self._reload = reload
-        self._state = StateDirectory(Path(settings.state_dir))
-        self._boot_id = hardware.host.boot_id()
+        self._memory = Memory(StateDirectory(Path(settings.state_dir)), hardware.host.boot_id())
+        self._past: tuple[Evidence, ...] = ()
         self._ledger = HealthLedger(policy(settings))
-        self._memory: tuple[Evidence, ...] = ()
         self._node = Node()
         self._held: dict[str, str] = {}
         self._unsaved = Pulse()
-        self._saved: dict[str, object] = {}
         self._look = Pulse()
         self._endpoints: dict[str, ResourceEndpoint] = {}
         self._monitor: Monitor | None = None
@@ -133,7 +89,11 @@ class Daemon:
 
     async def _begin(self) -> None:
         log.info("gpu-plugin %s starting", __version__)
-        self._remember()
+        self._past = self._memory.evidence()
+        for entry in self._past:
+            log.warning("GPU %s is remembered as unfit: %s", entry.uuid, entry.detail)
+        for complaint in complaints(self._ledger.policy):
+            log.warning("%s", complaint)
         wire.warm()
         self._parts.start_soon(self._part, "the control socket", self._control)
         self._parts.start_soon(self._part, "the directory watch", self._watch)
@@ -174,7 +134,7 @@ class Daemon:
         """Answers commands; another daemon on the same state directory is waited out."""
         while True:
             try:
-                async with control.serve(self._state.path, self.hardware.verbs):
+                async with control.serve(Path(self.settings.state_dir), self.hardware.verbs):
                     await anyio.sleep_forever()
             except ConfigError as error:
                 log.warning("commands cannot reach this daemon: %s", error)
@@ -189,7 +149,7 @@ class Daemon:
                 self.hardware.host,
                 self.settings.health_poll_interval,
                 self.settings.nvml_timeout,
-                self._remembered_gpus(),
+                self._memory.gpus(),
                 self._observe,
                 self._found,
             )
@@ -215,11 +175,13 @@ class Daemon:
     def _found(self, node: Node) -> None:
         """Plans resources for what the monitor found and publishes them."""
         self._node = node
-        access = access_for(self.settings, node, self.hardware.dev_root)
+        access = plan_access(self.settings, node, self.hardware.dev_root)
+        for channel in missing_channels(self.settings, node):
+            log.warning("IMEX channel %d is left out: %s does not exist on this node", channel, imex_node(channel))
         for gpu in node.gpus:
             self._ledger.watch(gpu.uuid, limits(gpu, self.settings))
-        self._ledger.replay(self._memory)
-        self._memory = ()
+        self._ledger.replay(self._past)
+        self._past = ()
         planned = plan(node, self.settings, {})
         self._held = {device.gpu: device.reason for resource in planned for device in resource.devices}
         pair_scores = scores(node)
@@ -265,40 +227,15 @@ class Daemon:
 
     # Memory
 
-    def _remember(self) -> None:
-        """Reads what an earlier process of this boot wrote. Another boot is judged afresh."""
-        memory = self._state.read(HEALTH_FILE, HealthMemory)
-        if memory is not None and memory.boot_id == self._boot_id:
-            self._memory = memory.evidence
-            for entry in memory.evidence:
-                log.warning("GPU %s is remembered as unfit: %s", entry.uuid, entry.detail)
-
-    def _remembered_gpus(self) -> tuple[Gpu, ...]:
-        memory = self._state.read(GPUS_FILE, GpuMemory)
-        if memory is None or memory.boot_id != self._boot_id:
-            return ()
-        return tuple(Gpu(g.uuid, g.index, g.minor, g.pci_bus_id, g.model, numa_node=g.numa_node) for g in memory.gpus)
-
     async def _save(self) -> None:
-        """Writes down what changed, away from the event loop, the newest alone where changes come fast."""
+        """Writes down what changed, away from the event loop; the newest alone where changes come fast."""
         while True:
-            wanted: dict[str, object] = {HEALTH_FILE: HealthMemory(self._boot_id, self._ledger.evidence())}
-            known = tuple(
-                KnownGpu(g.uuid, g.index, g.minor, g.pci_bus_id, g.model, g.numa_node)
-                for g in self._node.gpus
-                if not g.uuid.startswith(PLACEHOLDER)
-            )
-            if known:
-                wanted[GPUS_FILE] = GpuMemory(self._boot_id, known)
-            due = {
-                name: content
-                for name, content in wanted.items()
-                if self._saved.get(name) != content and (known or name != HEALTH_FILE)
-            }
-            for name, content in due.items():
-                if await anyio.to_thread.run_sync(self._state.write, name, content):
-                    self._saved[name] = content
-            if not due or any(name not in self._saved for name in due):
+            if not self._node.gpus:  # what an earlier process wrote still stands
+                await self._unsaved.wait()
+                continue
+            evidence, node = self._ledger.evidence(), self._node
+            await anyio.to_thread.run_sync(self._memory.write, evidence, node)
+            if (evidence, node) == (self._ledger.evidence(), self._node):
                 await self._unsaved.wait()
 
     # Configuration
@@ -326,96 +263,12 @@ class Daemon:
             endpoint.register_again()
 
 
-def policy(settings: Settings) -> XidPolicy:
-    """The Xid policy that the operator's variables ask for; what cannot be read of them is said and left out."""
-    lists = []
-    for name in ("disable_healthchecks", "enable_healthchecks"):
-        read = parse_xid_list(getattr(settings, name))
-        for item in read.malformed:
-            log.warning("DP_%s: %r is neither an Xid, nor 'xids', nor 'all'; ignored", name.upper(), item)
-        lists.append(read)
-    return XidPolicy(*lists)
-
-
-def limits(gpu: Gpu, settings: Settings) -> Limits:
-    """A GPU's limits for the health rules."""
-    return Limits(
-        gpu.thresholds.shutdown,
-        gpu.thresholds.slowdown,
-        settings.temperature_recovery,
-        policy(settings).watch_temperature,
-    )
-
-
-def access_for(settings: Settings, node: Node, dev_root: str) -> Access:
-    """What Allocate needs of the settings and the node.
-
-    Raises:
-        ConfigError: an IMEX channel is required and the node has none.
-    """
-    wanted = {"gdrcopy": settings.gdrcopy_enabled, "gds": settings.gds_enabled, "mofed": settings.mofed_enabled}
-    features = tuple(name for name, enabled in wanted.items() if enabled)
-    channels = []
-    for channel in settings.imex_channel_ids:
-        if imex_node(channel) in node.device_nodes:
-            channels.append(channel)
-        elif settings.imex_required:
-            raise ConfigError(
-                f"IMEX channel {channel} is required and {imex_node(channel)} does not exist on this node: "
-                "start nvidia-imex, or run with --imex-required=false",
-            )
-        else:
-            log.warning("IMEX channel %d is left out: %s does not exist on this node", channel, imex_node(channel))
-    return Access(
-        strategies=settings.device_list_strategy,
-        id_strategy=settings.device_id_strategy,
-        pass_device_specs=settings.pass_device_specs,
-        dev_root=dev_root,
-        annotation_prefix=settings.cdi_annotation_prefix,
-        features=features,
-        cdi_classes=cdi_classes(features, node.device_nodes),
-        imex_channels=tuple(channels),
-        control_nodes=existing(node.device_nodes),
-    )
-
-
 def tell(change: Transition) -> None:
     """One log line for a change of verdict."""
     if change.verdict is Verdict.OK:
         log.warning("GPU %s: %s is over: %s", change.uuid, change.signal, change.detail)
     else:
         log.error("GPU %s is not fit for use: %s", change.uuid, change.detail)
-
-
-def hardware_for(settings: Settings) -> Hardware:
-    """The real driver, or the simulated node that the settings ask for. Raises ConfigError for one that cannot be."""
-    if settings.simulate:
-        return _simulated(settings)
-    from gpu_plugin.nvml.driver import PynvmlDriver  # noqa: PLC0415
-    from gpu_plugin.nvml.host import LinuxHost  # noqa: PLC0415
-
-    roots = (settings.driver_root_ctr_path, settings.driver_root)
-    return Hardware(PynvmlDriver(roots), LinuxHost(roots), settings.effective_dev_root)
-
-
-def _simulated(settings: Settings) -> Hardware:
-    from gpu_plugin.simulation import device_nodes, faults  # noqa: PLC0415
-    from gpu_plugin.simulation.driver import SimulatedDriver  # noqa: PLC0415
-    from gpu_plugin.simulation.hardware import SimulatedNode  # noqa: PLC0415
-    from gpu_plugin.simulation.host import SimulatedHost  # noqa: PLC0415
-    from gpu_plugin.simulation.profile import load  # noqa: PLC0415
-
-    profile = load(settings.simulate)
-    state = Path(settings.state_dir)
-    node = SimulatedNode(profile, state)
-    try:
-        made = None if settings.dev_root else device_nodes.make(profile, state)
-    except OSError as error:
-        log.warning("no device nodes for the simulated node: %s", error)
-        made = None
-
-    dev_root = str(made) if made is not None else settings.effective_dev_root
-    return Hardware(SimulatedDriver(node), SimulatedHost(node), dev_root, {"fault": faults.verb(node)})
 
 
 async def serve(settings: Settings, reload: Callable[[], Settings]) -> int:

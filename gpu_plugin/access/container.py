@@ -19,9 +19,6 @@ CDI_VENDOR = "k8s.device-plugin.nvidia.com"
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 """Nodes every GPU container needs, in the order in which NVIDIA's plugin names them; each only where it exists."""
 
-# What a CDI class stands for exists where one of its device nodes does.
-_CLASS_NODES = {"gdrcopy": "/dev/gdrdrv", "gds": "/dev/nvidia-fs", "mofed": "/dev/infiniband/"}
-
 _NAMESPACE = uuid.UUID("6ba7b811-9dad-11d1-80b4-00c04fd430c8")  # RFC 9562's namespace for URLs
 
 
@@ -46,16 +43,6 @@ class _Draft:
     mounts: list[Mount] = field(default_factory=list)
     annotations: dict[str, str] = field(default_factory=dict)
     cdi_devices: list[str] = field(default_factory=list)
-
-
-def existing(device_nodes: frozenset[str], paths: Sequence[str] = CONTROL_NODES) -> tuple[str, ...]:
-    """Those of `paths` that the node has."""
-    return tuple(path for path in paths if path in device_nodes)
-
-
-def cdi_classes(features: Sequence[str], device_nodes: frozenset[str]) -> tuple[str, ...]:
-    """The CDI classes beside gpu that a container is given: each feature asked for whose device nodes exist."""
-    return tuple(f for f in features if any(node.startswith(_CLASS_NODES[f]) for node in device_nodes))
 
 
 def imex_node(channel: int) -> str:

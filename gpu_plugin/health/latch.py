@@ -25,7 +25,7 @@ class Latch:
 
     `verdict` is OK while evidence is still being gathered. `since` is Unix time in seconds. `streak` counts samples in a row
     for whatever the signal is waiting for; `quiet_since` is when its exit condition began to hold. `energy` is the
-    driver's counter as last seen before the evidence; `reset` whether the GPU was seen to be reset since.
+    driver's counter as last seen; `reset` whether it was seen to go backwards since the evidence: the GPU was reset.
     """
 
     verdict: Verdict = Verdict.OK

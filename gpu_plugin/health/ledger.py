@@ -96,8 +96,8 @@ class HealthLedger:
         record = self._records.get(uuid)
         if record is None:
             return ""
-        fatal = (latch for latch in record.latches.values() if latch.verdict is Verdict.FATAL)
-        return "; ".join(latch.detail for latch in sorted(fatal, key=lambda latch: latch.since))
+        fatal = sorted((latch.since, name) for name, latch in record.latches.items() if latch.verdict is Verdict.FATAL)
+        return "; ".join(record.latches[name].detail or name for _, name in fatal)
 
     def reasons(self) -> dict[str, str]:
         """Every watched GPU's reason, by uuid."""
@@ -116,9 +116,9 @@ class HealthLedger:
         """Opens again what was open when it was written down, for GPUs that are watched. Unknown signals are left out."""
         for entry in evidence:
             record = self._records.get(entry.uuid)
-            if record is not None and entry.signal in SIGNALS and entry.signal not in record.latches:
-                verdict = _verdict(entry.verdict)
-                if verdict is not Verdict.OK:
+            if record is not None and entry.signal in SIGNALS:
+                known, verdict = record.latches.get(entry.signal, Latch()), _verdict(entry.verdict)
+                if known.verdict is Verdict.OK and verdict is not Verdict.OK:
                     record.latches[entry.signal] = Latch(
                         verdict, entry.detail, entry.since, energy=entry.energy, reset=entry.reset
                     )

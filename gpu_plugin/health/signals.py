@@ -31,7 +31,7 @@ def xid(
         if latch is None:
             return Latch(Verdict.FATAL, words, now, energy=energy)
         known = latch.detail if words in latch.detail.split(", ") else f"{latch.detail}, {words}"
-        return replace(latch, detail=known, streak=0, reset=False, energy=energy)
+        return replace(latch, detail=known, streak=0, reset=False)
     return latch and _after_reset(latch, seen)
 
 
@@ -47,7 +47,7 @@ def lost(
     if isinstance(seen, Sample) and seen.fault in {"lost", "reset-required"}:
         if latch is None:
             return Latch(Verdict.FATAL, seen.detail, now, energy=energy)
-        return replace(latch, detail=seen.detail, streak=0)
+        return replace(latch, detail=seen.detail, streak=0, reset=False)
     return latch and _after_reset(latch, seen, back_is_proof=latch.energy is None)
 
 
@@ -85,9 +85,9 @@ def temperature(
     """Opens at 2 °C under the shutdown threshold in two samples; closes after a time 5 °C under the slowdown one."""
     if not isinstance(seen, Sample):
         return latch
-    if limits.shutdown is None or not limits.watch_temperature:
+    if not limits.watch_temperature:
         return None
-    if seen.temperature is None:  # silence is no proof of coolness: the time starts anew
+    if limits.shutdown is None or seen.temperature is None:  # silence is no proof of coolness: the time starts anew
         return latch and (None if latch.verdict is Verdict.OK else replace(latch, quiet_since=None))
     if latch is None or latch.verdict is Verdict.OK:
         if seen.temperature < limits.shutdown - 2:
@@ -123,8 +123,8 @@ def _after_reset(latch: Latch, seen: Observation, *, back_is_proof: bool = False
         return latch
     if seen.fault:
         return replace(latch, streak=0)
-    reset = latch.reset or back_is_proof
-    if not reset and seen.energy is not None:
-        reset = latch.energy is not None and seen.energy < latch.energy
-    streak = latch.streak + 1
-    return None if reset and streak >= CLEAN_SAMPLES else replace(latch, reset=reset, streak=streak)
+    reset, energy, streak = latch.reset or back_is_proof, latch.energy, latch.streak + 1
+    if seen.energy is not None:
+        reset = reset or (energy is not None and seen.energy < energy)
+        energy = seen.energy
+    return None if reset and streak >= CLEAN_SAMPLES else replace(latch, reset=reset, streak=streak, energy=energy)

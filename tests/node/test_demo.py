@@ -3,7 +3,7 @@
 import io
 
 from gpu_plugin.simulation import demo
-from gpu_plugin.simulation.demo import scenario
+from gpu_plugin.simulation.demo.daemon_process import daemon_process
 
 
 def test_every_step_of_the_demo_happens():
@@ -14,7 +14,7 @@ def test_every_step_of_the_demo_happens():
 
 
 def test_a_daemon_that_cannot_start_makes_the_demo_fail_with_its_log(monkeypatch):
-    monkeypatch.setattr(scenario, "PROFILE", "no-such-node", raising=True)
+    monkeypatch.setattr(demo, "daemon_process", lambda flags, wake: daemon_process({**flags, "mig-strategy": "odd"}, wake))
     out = io.StringIO()
     assert demo.run(out) != 0
-    assert "no simulated node is called 'no-such-node'" in out.getvalue()
+    assert "--mig-strategy: 'odd' is not one of" in out.getvalue()

@@ -1,0 +1,57 @@
+"""Which driver and host a daemon serves: the real ones, or a simulated node's. Imports only what is asked for."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpu_plugin import control
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.nvml.port import Driver, HostView
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The driver and host that this daemon serves, real or simulated.
+
+    `dev_root` is where the host keeps the device nodes that containers are given; `verbs` what can be asked of it through
+    the control socket.
+    """
+
+    driver: Driver
+    host: HostView
+    dev_root: str
+    verbs: Mapping[str, control.Verb] = field(default_factory=dict)
+
+
+def hardware_for(settings: Settings) -> Hardware:
+    """The real driver, or the simulated node that the settings ask for. Raises ConfigError for one that cannot be."""
+    if settings.simulate:
+        return _simulated(settings)
+    from gpu_plugin.nvml.driver import PynvmlDriver  # noqa: PLC0415
+    from gpu_plugin.nvml.host import LinuxHost  # noqa: PLC0415
+
+    roots = (settings.driver_root_ctr_path, settings.driver_root)
+    return Hardware(PynvmlDriver(roots), LinuxHost(roots), settings.effective_dev_root)
+
+
+def _simulated(settings: Settings) -> Hardware:
+    from gpu_plugin.simulation import device_nodes, faults  # noqa: PLC0415
+    from gpu_plugin.simulation.driver import SimulatedDriver  # noqa: PLC0415
+    from gpu_plugin.simulation.hardware import SimulatedNode  # noqa: PLC0415
+    from gpu_plugin.simulation.host import SimulatedHost  # noqa: PLC0415
+    from gpu_plugin.simulation.profile import load  # noqa: PLC0415
+
+    profile = load(settings.simulate)
+    state = Path(settings.state_dir)
+    node = SimulatedNode(profile, state)
+    try:
+        made = None if settings.dev_root else device_nodes.make(profile, state)
+    except OSError as error:
+        log.warning("no device nodes for the simulated node: %s", error)
+        made = None
+
+    dev_root = str(made) if made is not None else settings.effective_dev_root
+    return Hardware(SimulatedDriver(node), SimulatedHost(node), dev_root, {"fault": faults.verb(node)})

@@ -1,0 +1,173 @@
+"""The daemon's parts together, in this process, where a test can count calls and break single parts."""
+
+import shutil
+import tempfile
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gpu_plugin import daemon as daemon_module
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.daemon import Daemon
+from gpu_plugin.hardware import Hardware
+from gpu_plugin.nvml.port import Return
+from gpu_plugin.simulation.driver import SimulatedDriver
+from gpu_plugin.simulation.hardware import SimulatedNode
+from gpu_plugin.simulation.host import SimulatedHost
+from gpu_plugin.simulation.profile import load
+from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+
+GPU = "nvidia.com/gpu"
+
+
+@pytest.fixture
+def directory():
+    path = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+async def kubelet(directory):
+    async with StandInKubelet(directory) as running:
+        yield running
+    running.check()
+
+
+@pytest.fixture
+def node():
+    return SimulatedNode(load("hgx-h100"))
+
+
+@asynccontextmanager
+async def running(directory, node, **flags):
+    """A daemon over `node`; gives it with its driver and a box for its exit status."""
+    asked = {
+        "device_plugin_dir": str(directory),
+        "state_dir": str(directory / "state"),
+        "health_poll_interval": "50ms",
+        "fail_on_init_error": "false",
+        **flags,
+    }
+    driver = SimulatedDriver(node)
+    daemon = Daemon(resolve(asked, {}), Hardware(driver, SimulatedHost(node), "/"), lambda: resolve(asked, {}))
+    status = []
+
+    async def run():
+        status.append(await daemon.run())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        yield daemon, driver, status
+        tasks.cancel_scope.cancel()
+
+
+def healthy(kubelet, count):
+    return lambda: GPU in kubelet.resources and kubelet.resources[GPU].allocatable == count
+
+
+async def test_a_driver_that_comes_late_is_found_and_served(kubelet, directory, node, monkeypatch, caplog):
+    monkeypatch.setattr(daemon_module, "FIRST_RETRY", 0.01)
+    node.refuse("open", Return.DRIVER_NOT_LOADED, times=3)
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+    assert caplog.text.count("the NVIDIA driver cannot be used") == 3
+
+
+async def test_a_node_without_gpus_is_looked_at_again(kubelet, directory, node, monkeypatch, caplog):
+    monkeypatch.setattr(daemon_module, "FIRST_RETRY", 0.01)
+    counts = [0, 0]
+    real = SimulatedDriver.device_count
+    monkeypatch.setattr(SimulatedDriver, "device_count", lambda self: counts.pop() if counts else real(self))
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+    assert caplog.text.count("finds no GPU on this node") == 2
+
+
+async def test_without_gpus_it_ends_with_the_remedy_if_told_to(directory, node, monkeypatch, caplog):
+    monkeypatch.setattr(SimulatedDriver, "device_count", lambda _: 0)
+    async with running(directory, node, fail_on_init_error="true") as (_daemon, _, status):
+        with anyio.fail_after(5):
+            while not status:
+                await anyio.lowlevel.checkpoint()
+    assert status == [1]
+    assert "--fail-on-init-error=false" in caplog.text
+
+
+async def test_no_rpc_calls_the_driver(kubelet, directory, node):
+    async with running(directory, node, health_poll_interval="1h") as (_, driver, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        with anyio.fail_after(5):  # the first look at every GPU comes after registration
+            while driver.calls["temperature"] < 8:
+                await anyio.lowlevel.checkpoint()
+        before = {name: count for name, count in driver.calls.items() if name != "wait"}
+        for pod, size in enumerate((1, 2, 3)):
+            await kubelet.admit(f"pod-{pod}", {GPU: size})
+        assert {name: count for name, count in driver.calls.items() if name != "wait"} == before
+
+
+async def test_a_lost_gpu_does_not_disturb_preferences_for_the_others(kubelet, directory, node):
+    async with running(directory, node) as (_, _driver, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        node.lose(2)
+        await kubelet.wait_for(healthy(kubelet, 7))
+        admission = await kubelet.admit("pod", {GPU: 2})
+        assert len(admission.allocations[0].preferred) == 2
+
+
+async def test_calls_are_answered_while_every_gpu_hangs(kubelet, directory, node):
+    async with running(directory, node) as (_, _driver, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        for gpu in range(8):
+            node.hang(gpu, 3600)
+        try:
+            await kubelet.drop_stream(GPU)
+            await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 2, timeout=1)
+            await kubelet.wait_for(healthy(kubelet, 8), timeout=1)
+            with anyio.fail_after(1):
+                await kubelet.admit("pod", {GPU: 2})
+        finally:
+            for gpu in range(8):
+                node.heal(gpu)
+
+
+async def test_a_part_that_fails_is_begun_again_and_the_rest_runs_on(kubelet, directory, node, monkeypatch, caplog):
+    monkeypatch.setattr(daemon_module, "FIRST_RETRY", 0.01)
+    failures = [RuntimeError("inotify is tired")]
+    watch = daemon_module.watch
+
+    async def failing(*arguments):
+        if failures:
+            raise failures.pop()
+        await watch(*arguments)
+
+    monkeypatch.setattr(daemon_module, "watch", failing)
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        await kubelet.restart()
+        await kubelet.wait_for(healthy(kubelet, 8), timeout=2)
+    assert "the directory watch failed" in caplog.text
+
+
+async def test_a_driver_without_events_is_watched_by_looking(kubelet, directory, node, caplog):
+    node.refuse("event_set", Return.NOT_SUPPORTED)
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        node.lose(1)
+        await kubelet.wait_for(healthy(kubelet, 7))
+        node.heal(1)
+        await kubelet.wait_for(healthy(kubelet, 8))
+    assert "health relies on polling" in caplog.text
+
+
+async def test_words_that_are_no_xids_are_said(kubelet, directory, node, caplog):
+    asked = {"DP_DISABLE_HEALTHCHECKS": "48,heat"}
+    settings = resolve({"device_plugin_dir": str(directory), "state_dir": str(directory / "state")}, asked)
+    daemon = Daemon(settings, Hardware(SimulatedDriver(node), SimulatedHost(node), "/"), lambda: settings)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(daemon.run)
+        await kubelet.wait_for(healthy(kubelet, 8))
+        tasks.cancel_scope.cancel()
+    assert "DP_DISABLE_HEALTHCHECKS: 'heat' is neither an Xid" in caplog.text
