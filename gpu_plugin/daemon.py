@@ -6,6 +6,7 @@
 One task group holds every part. A part that fails is begun again and takes no other with it.
 """
 
+import importlib.util
 import logging
 import os
 import random
@@ -277,6 +278,8 @@ async def serve(settings: Settings, reload: Callable[[], Settings]) -> int:
 
 
 def run(settings: Settings, reload: Callable[[], Settings]) -> int:
-    """`serve` on an event loop of its own."""
+    """`serve` on an event loop of its own. Raises ConfigError where the loop that is asked for is not installed."""
+    if settings.event_loop == "uvloop" and importlib.util.find_spec("uvloop") is None:
+        raise ConfigError("--event-loop: uvloop is not installed; install gpu-plugin[uvloop], or use asyncio")
     os.umask(0o022)
-    return anyio.run(serve, settings, reload)
+    return anyio.run(serve, settings, reload, backend_options={"use_uvloop": settings.event_loop == "uvloop"})

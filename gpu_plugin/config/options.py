@@ -272,6 +272,15 @@ OPTIONS: tuple[Option, ...] = (
         "how long an NVML call may take before its GPU counts as hung",
     ),
     Option(
+        "event_loop",
+        ("event-loop",),
+        ("EVENT_LOOP",),
+        "flags.eventLoop",
+        "asyncio",
+        values.choice("asyncio", "uvloop"),
+        "event loop: asyncio, or uvloop where the extra of that name is installed (a tenth faster, 2 MiB more)",
+    ),
+    Option(
         "disable_healthchecks",
         (),
         ("DP_DISABLE_HEALTHCHECKS",),

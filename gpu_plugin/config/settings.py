@@ -42,6 +42,7 @@ class Settings:
     health_poll_interval: float
     temperature_recovery: float
     nvml_timeout: float
+    event_loop: str
     disable_healthchecks: str
     enable_healthchecks: str
 

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import anyio
 import grpclib.const
@@ -49,8 +49,7 @@ class _TrackedProtocol(H2Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport  # grpclib forgets its own as soon as it closes it
+        self.transport = cast("asyncio.Transport", transport)  # grpclib forgets its own as soon as it closes it
         self.open_connections.add(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:

@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 PROBE_PATIENCE = 10.0
 """Seconds one GPU may take to describe itself before the others go on; the first contact wakes a sleeping GPU."""
 
-LOOK_GAP = 0.1
 LOOK_PATIENCE = 1.0
 """Seconds one GPU may take to be looked at before the others' turn."""
 

@@ -14,7 +14,9 @@ def test_every_step_of_the_demo_happens():
 
 
 def test_a_daemon_that_cannot_start_makes_the_demo_fail_with_its_log(monkeypatch):
-    monkeypatch.setattr(demo, "daemon_process", lambda flags, wake: daemon_process({**flags, "mig-strategy": "odd"}, wake))
+    monkeypatch.setattr(
+        demo, "daemon_process", lambda flags, wake: daemon_process({**flags, "mig-strategy": "odd"}, wake)
+    )
     out = io.StringIO()
     assert demo.run(out) != 0
     assert "--mig-strategy: 'odd' is not one of" in out.getvalue()

@@ -252,3 +252,15 @@ def test_fault_without_a_daemon_says_so(directory):
     done = run("fault", "--state-dir", str(directory), "--gpu", "0", "--lost")
     assert done.returncode == 1
     assert "is one running" in done.stderr
+
+
+async def test_it_lives_as_well_on_uvloop(kubelet, daemon):
+    daemon.start("--event-loop", "uvloop")
+    await kubelet.wait_for(healthy(kubelet, 8))
+    daemon.fault(1, xid=79)
+    await kubelet.wait_for(healthy(kubelet, 7))
+    await kubelet.restart()
+    await kubelet.wait_for(healthy(kubelet, 7))
+    status, seconds = await daemon.stop()
+    assert (status, seconds < 1) == (0, True)
+    assert list(daemon.directory.glob("gpu-plugin-*")) == []
