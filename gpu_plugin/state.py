@@ -6,6 +6,7 @@ A directory that cannot be written or a file that cannot be read is said once an
 import logging
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,17 +25,22 @@ class StateDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._refused: set[str] = set()
+        self._unreadable: set[str] = set()
 
     def read(self, name: str, kind: type[T]) -> T | None:
         """What `write` wrote under this name; None where there is nothing, or nothing that can be read."""
         file = self.path / name
         try:
-            return msgspec.json.decode(file.read_bytes(), type=kind)
+            content = msgspec.json.decode(file.read_bytes(), type=kind)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError) as error:
-            log.error("%s cannot be read, what it remembered is lost: %s", file, error)  # noqa: TRY400
+        except (OSError, msgspec.MsgspecError, RecursionError) as error:
+            if name not in self._unreadable:
+                self._unreadable.add(name)
+                log.error("%s cannot be read, what it remembered is lost: %s", file, error)  # noqa: TRY400
             return None
+        self._unreadable.discard(name)
+        return content
 
     def write(self, name: str, content: object) -> bool:
         """Replaces the file's content atomically and durably, mode 0600. Returns whether that worked."""
@@ -57,7 +63,8 @@ class StateDirectory:
             return False
         finally:
             if temporary is not None:
-                Path(temporary).unlink(missing_ok=True)
+                with suppress(OSError):
+                    Path(temporary).unlink()
         if name in self._refused:
             self._refused.discard(name)
             log.info("%s can be written again", file)

@@ -113,7 +113,13 @@ class ResourceEndpoint:
                 return "our socket went as soon as it was made"
             log.debug("%s: listening on %s", self.resource, path)
             if self._kubelet_socket is not None:
-                await register(self._kubelet_socket, path.name, self.resource, lambda: server.listening)
+
+                def listening() -> bool:
+                    nonlocal kubelet  # the one that took the connection, should another have come since
+                    kubelet = self._kubelet() or kubelet
+                    return server.listening
+
+                await register(self._kubelet_socket, path.name, self.resource, listening)
                 self.registrations += 1
                 log.info("%s: registered with the kubelet as %s", self.resource, path.name)
             return await self._until_over(service, server, kubelet)

@@ -16,7 +16,7 @@ QUIET = 0.05
 """Seconds between two lists: the first change goes out at once, those of a burst after it together."""
 
 OFF_LOOP = 2_000
-"""From so many devices never encoded before on (50 µs each) the work is done on a thread, so that the loop runs on."""
+"""From so many devices never encoded before on (20 µs each) the work is done on a thread, so that the loop runs on."""
 
 
 class ListFeed:

@@ -100,12 +100,11 @@ class ListEncoder:
     """
 
     def __init__(self) -> None:
-        self._fragments: dict[tuple[str, bool, tuple[int, ...]], bytes] = {}
         self._last: Sequence[Device] = ()
         self._parts: list[bytes] = []
 
     def fresh(self, devices: Sequence[Device]) -> int:
-        """How many of `devices` are not those of the last list: at most about 50 µs of work each."""
+        """How many of `devices` are not those of the last list: at most about 20 µs of work each."""
         if len(devices) != len(self._last):
             return len(devices)
         return sum(map(operator.is_not, devices, self._last))
@@ -114,25 +113,32 @@ class ListEncoder:
         """A ListAndWatchResponse of these devices."""
         if len(devices) == len(self._last):
             together = zip(devices, self._last, self._parts, strict=True)
-            self._parts = [part if new is old else self._fragment(new) for new, old, part in together]
+            self._parts = [part if new is old else _device(new) for new, old, part in together]
         else:
-            self._parts = [self._fragment(device) for device in devices]
+            self._parts = [_device(device) for device in devices]
         self._last = devices
         return b"".join(self._parts)
 
-    def _fragment(self, device: Device) -> bytes:
-        key = (device.id, not device.reason, device.numa)
-        fragment = self._fragments.get(key)
-        if fragment is None:
-            fragment = self._fragments[key] = _device(*key)
-        return fragment
+
+def _device(device: Device) -> bytes:
+    return _nested(_device_id(device.id) + _health(not device.reason) + _topology(device.numa))
 
 
-def _device(identifier: str, healthy: bool, numa: tuple[int, ...]) -> bytes:  # noqa: FBT001
-    device = messages.Device(identifier, HEALTHY if healthy else UNHEALTHY)
-    if numa:  # no topology message at all where the node is unknown: the kubelet takes node -1 for a real one
-        device.topology = messages.TopologyInfo([messages.NumaNode(node) for node in numa])
-    return bytes(messages.ListAndWatchResponse([device]))
+@lru_cache(1 << 17)
+def _device_id(identifier: str) -> bytes:
+    return bytes(messages.Device(identifier))
+
+
+@lru_cache(2)
+def _health(healthy: bool) -> bytes:  # noqa: FBT001
+    return bytes(messages.Device(health=HEALTHY if healthy else UNHEALTHY))
+
+
+@lru_cache(256)
+def _topology(numa: tuple[int, ...]) -> bytes:
+    if not numa:  # no topology message at all where the node is unknown: the kubelet takes node -1 for a real one
+        return b""
+    return bytes(messages.Device(topology=messages.TopologyInfo([messages.NumaNode(node) for node in numa])))
 
 
 def _nested(payload: bytes) -> bytes:
@@ -198,4 +204,4 @@ def warm() -> None:
     encode_allocate([edits])
     encode_preferred([["a"]])
     encode_register("a", "b", pre_start=False, preferred=True)
-    _device("a", True, (0,))
+    _device(Device("a", "a", "a", "0", numa=(0,)))

@@ -40,7 +40,7 @@ class EventWaiter:
     def __init__(
         self, driver: Driver, events: EventSet, deliver: Callable[[Event], None], upset: Callable[[], None]
     ) -> None:
-        """Takes an event set, to be freed at the end, and callbacks for an event and a failed wait, run on the event loop."""
+        """Takes the callbacks for an event and for a failed wait; both run on the event loop's thread."""
         self._driver = driver
         self._events = events
         self._deliver = deliver
@@ -79,8 +79,6 @@ class EventWaiter:
             else:
                 pause = FIRST_PAUSE
                 self._hand_over(lambda event=event: self._deliver(event))  # type: ignore[misc]
-        with suppress(NvmlError):  # only here, where no wait for it is under way
-            self._driver.free_event_set(self._events)
 
     def _hand_over(self, callback: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop has closed: the process is leaving

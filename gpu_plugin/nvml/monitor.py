@@ -7,6 +7,7 @@ A GPU that holds a call holds no other GPU: its call is left on its own thread u
 import logging
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -27,6 +28,8 @@ PROBE_PATIENCE = 10.0
 LOOK_PATIENCE = 1.0
 """Seconds one GPU may take to be looked at before the others' turn."""
 
+LOOK_GAP = 0.1
+"""Seconds between two rounds at least, so that a storm of events is no storm of looks."""
 
 PLACEHOLDER = "GPU-unreadable-"
 """Begins the made-up uuid of a GPU whose own is not known yet. Such a device is never healthy, so no pod can hold it."""
@@ -66,6 +69,7 @@ class Monitor:
     _by_handle: dict[Handle, str] = field(default_factory=dict)
     _threads: DriverThreads = field(default_factory=DriverThreads)
     _look: Pulse = field(default_factory=Pulse)
+    _due: bool = False
     _events: EventSet | None = None
 
     async def open(self) -> Node:
@@ -75,27 +79,41 @@ class Monitor:
             NvmlError: there is no driver, or it does not work.
             TimeoutError: it does not answer.
         """
-        await self._threads.run(self.driver.open, self.timeout)
-        version = await self._threads.run(self.driver.driver_version, self.timeout)
-        count = await self._threads.run(self.driver.device_count, self.timeout)
-        self._watched = [await self._probe(index) for index in range(count)]
-        self._add_remembered()
-        await self._register_all()  # before anyone is told of a GPU: from then on no event of it goes unheard
-        await self._publish(version)
+        try:
+            await self._threads.run(self.driver.open, self.timeout)
+            try:
+                version = await self._threads.run(self.driver.driver_version, self.timeout)
+                count = await self._threads.run(self.driver.device_count, self.timeout)
+            except NvmlError:
+                await self._close()
+                raise
+            self._watched = await self._probe_all(count)
+            self._add_remembered()
+            if self._watched:
+                await self._register_all()  # before anyone is told of a GPU: from then on no event of it goes unheard
+                await self._publish(version)
+            else:
+                await self._close()
+        finally:
+            if not self._watched:
+                self._threads.close()
         return self.node
 
     async def run(self) -> None:
         """Watches until cancelled: events from one thread, and a look at every GPU each `poll` seconds."""
         waiter = None
         if self._events is not None:
-            waiter = events.EventWaiter(self.driver, self._events, self._deliver, self._look.ring)
+            waiter = events.EventWaiter(self.driver, self._events, self._deliver, self.look_now)
             waiter.start()
         try:
             while True:
+                self._due = False
                 for watched in self._watched:
                     await self._look_at(watched)
-                # Spread, so that the nodes of a fleet do not all wake at the same moment.
-                await self._look.wait(self.poll * (0.95 + 0.1 * random.random()))  # noqa: S311
+                await anyio.sleep(LOOK_GAP)
+                if not self._due:
+                    # Spread, so that the nodes of a fleet do not all wake at the same moment.
+                    await self._look.wait(self.poll * (0.95 + 0.1 * random.random()))  # noqa: S311
         finally:
             if waiter is not None:
                 waiter.stop()
@@ -103,29 +121,55 @@ class Monitor:
 
     def look_now(self) -> None:
         """Has the GPUs looked at without waiting for their turn. From the event loop's thread."""
+        self._due = True  # in a round under way some GPUs' turn is over: it is followed by another
         self._look.ring()
+
+    async def _close(self) -> None:
+        """Closes the driver, which counts GPUs when it is opened: a later attempt then finds what has come since."""
+        with suppress(NvmlError, TimeoutError):
+            await self._threads.run(self.driver.close, self.timeout)
+
+    async def _probe_all(self, count: int) -> list[_Watched]:
+        """Every GPU, all at once: the first contact with one may take seconds."""
+        probed: dict[int, _Watched] = {}
+
+        async def one(index: int) -> None:
+            probed[index] = await self._probe(index)
+
+        async with anyio.create_task_group() as group:
+            for index in range(count):
+                group.start_soon(one, index)
+        return [probed[index] for index in range(count)]
 
     async def _probe(self, index: int) -> _Watched:
         """One GPU as the driver describes it, or what is known of it if it does not."""
         patience = min(self.timeout, PROBE_PATIENCE)
-        job = await self._threads.submit(lambda: probe.probe_gpu(self.driver, self.host, index), patience)
+        threads = DriverThreads()
+        try:
+            job = await threads.submit(lambda: probe.probe_gpu(self.driver, self.host, index), patience)
+        finally:
+            threads.close()
         placeholder = Gpu(uuid=f"{PLACEHOLDER}{index}", index=index)
         if not job.done.done():
             why = f"the driver has not described it within {patience:g} s"
             log.error("GPU %d: %s; it is not handed out", index, why)
             return _Watched(replace(placeholder, unreadable=why), None, job)
-        try:
-            handle, gpu = job.done.result()
-        except NvmlError as error:
-            seen = fault(error)
-            log.error("GPU %d cannot be read and is not handed out: %s", index, seen.detail)  # noqa: TRY400
-            return _Watched(replace(placeholder, unreadable=seen.detail), None)
+        error = job.done.exception()
+        if error is not None:
+            why = _failed(error).detail
+            log.error("GPU %d cannot be read and is not handed out: %s", index, why)
+            return _Watched(replace(placeholder, unreadable=why), None)
+        handle, gpu = job.done.result()
         self._by_handle[handle] = gpu.uuid
         return _Watched(gpu, handle)
 
     def _add_remembered(self) -> None:
         """Gives GPUs that the driver cannot name their remembered names, and lists those that it no longer has."""
-        present = {watched.gpu.uuid for watched in self._watched}
+        present = {watched.gpu.uuid: watched for watched in self._watched}
+        for gpu in self.remembered:
+            lost = present.get(gpu.uuid)
+            if lost is not None and lost.gpu.unreadable:  # midway: the driver gave no more than its name
+                lost.gpu = replace(gpu, index=lost.gpu.index, unreadable=lost.gpu.unreadable)
         missing = {gpu.index: gpu for gpu in self.remembered if gpu.uuid not in present}
         for watched in self._watched:
             known = missing.pop(watched.gpu.index, None) if watched.handle is None else None
@@ -139,7 +183,8 @@ class Monitor:
 
     async def _publish(self, version: str) -> None:
         """Makes the node of what is known and passes it on."""
-        readable = {w.gpu.uuid: w.handle for w in self._watched if w.handle is not None and not w.gpu.unreadable}
+        answering = [w for w in self._watched if w.pending is None and not w.gpu.unreadable]
+        readable = {w.gpu.uuid: w.handle for w in answering if w.handle is not None}
         gpus = [w.gpu for w in self._watched if w.gpu.uuid in readable]
         links = dict(self.node.links)
         if len(gpus) > 1:
@@ -147,7 +192,7 @@ class Monitor:
                 lambda: probe.probe_links(self.driver, readable, gpus), min(self.timeout, PROBE_PATIENCE)
             )
             if job.done.done() and job.done.exception() is None:
-                links = job.done.result()
+                links |= job.done.result()  # what was known of GPUs that are out of reach now still holds
             else:
                 log.error("the links between GPUs cannot be read; pods get GPUs without regard to what is unknown")
         self.node = Node(
@@ -176,7 +221,10 @@ class Monitor:
         if not job.done.done():
             watched.pending = job
             return
-        why = str(job.done.exception() or job.done.result() or "")
+        self._registered(watched, str(job.done.exception() or job.done.result()))
+
+    def _registered(self, watched: _Watched, why: str) -> None:
+        """Events were asked for: `why` none will come, empty where they will. Not asked again but for a new handle."""
         watched.events = True
         if why:
             log.warning("GPU %s: no events will come from it, health relies on polling: %s", watched.gpu.uuid, why)
@@ -190,7 +238,7 @@ class Monitor:
             self.observe(uuid, XidEvent(event.data))
         else:
             log.info("GPU %s: driver event of type %#x, data %d", uuid, event.kind, event.data)
-        self._look.ring()  # whatever it was, the GPU's own answers tell more
+        self.look_now()  # whatever it was, the GPU's own answers tell more
 
     async def _look_at(self, watched: _Watched) -> None:
         """One look, unless an earlier one is still under way."""
@@ -218,8 +266,7 @@ class Monitor:
         error = job.done.exception()
         if error is not None:
             watched.handle = None
-            seen = fault(error) if isinstance(error, NvmlError) else Sample(fault="error", detail=repr(error))
-            self.observe(watched.gpu.uuid, seen)
+            self.observe(watched.gpu.uuid, _failed(error))
             return
         await self._take(watched, job.done.result())
 
@@ -239,7 +286,7 @@ class Monitor:
         elif isinstance(result, tuple):
             await self._take_probed(watched, *result)
         elif isinstance(result, str):  # a registration for events that took its time
-            watched.events = not result
+            self._registered(watched, result)
 
     async def _take_probed(self, watched: _Watched, handle: Handle, gpu: Gpu) -> None:
         """A GPU that could not be read was probed again."""
@@ -256,3 +303,8 @@ class Monitor:
         """A new handle and a look through it. Blocks."""
         handle = self.driver.handle_by_uuid(uuid)
         return _Reached(handle, sample(self.driver, handle))
+
+
+def _failed(error: BaseException) -> Sample:
+    """The sample that a failed call is."""
+    return fault(error) if isinstance(error, NvmlError) else Sample(fault="error", detail=repr(error))

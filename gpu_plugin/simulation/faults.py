@@ -1,5 +1,6 @@
 """Faults: what `gpu-plugin fault` can do to a GPU of a simulated node. A new one is a function and its line in `FAULTS`."""
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from gpu_plugin.config.errors import ConfigError
@@ -86,14 +87,22 @@ def apply(node: SimulatedNode, request: Mapping[str, object]) -> str:
 
 
 def verb(node: SimulatedNode) -> Callable[[Mapping[str, object]], Awaitable[Mapping[str, object]]]:
-    """`apply` as a verb of the daemon's control socket: a request's fields in, `{"done": sentence}` out."""
+    """`apply` as a verb of the daemon's control socket: a request's fields in, `{"done": sentence, "at": seconds}` out.
+
+    `at` is when it was applied on this machine's monotonic clock, for whoever measures what follows.
+    """
 
     async def fault(request: Mapping[str, object]) -> Mapping[str, object]:
         from anyio import to_thread  # noqa: PLC0415 - a profile's reader needs no event loop
 
-        return {"done": await to_thread.run_sync(apply, node, request)}
+        return await to_thread.run_sync(_timed, node, request)
 
     return fault
+
+
+def _timed(node: SimulatedNode, request: Mapping[str, object]) -> Mapping[str, object]:
+    at = time.monotonic()
+    return {"done": apply(node, request), "at": at}
 
 
 def _gpu(node: SimulatedNode, value: object) -> int:

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from gpu_plugin.config.errors import ConfigError
@@ -98,8 +100,9 @@ def test_a_node_of_one_gpu_says_so():
 
 async def test_as_a_verb(node):
     fault = faults.verb(node)
-    assert await fault({"gpu": 3, "heal": True}) == {
-        "done": f"GPU 3 ({node.profile.gpus[3].uuid}): repaired and reset."
-    }
+    before = time.monotonic()
+    reply = await fault({"gpu": 3, "heal": True})
+    assert reply["done"] == f"GPU 3 ({node.profile.gpus[3].uuid}): repaired and reset."
+    assert before <= reply["at"] <= time.monotonic()
     with pytest.raises(ConfigError, match="GPU 9"):
         await fault({"gpu": 9, "heal": True})

@@ -1,0 +1,95 @@
+"""`python -m bench`: measures everything, prints one table. The exit status is 1 where something could not be measured."""
+
+import argparse
+import compileall
+import dataclasses
+import json
+import os
+import platform
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from bench import calls, footprint, health, lifecycle, lists
+from bench.plan import Plan
+from bench.process import PROFILE, ROOT, stolen
+from bench.table import Row, render, verdict
+from gpu_plugin import __version__
+
+Figures = Callable[[Plan, Path], list[Row]]
+
+FIGURES: dict[str, Figures] = {
+    "start": lifecycle.start_and_end,
+    "calls": calls.measure,
+    "xid": health.xid_to_streams,
+    "restart": lifecycle.kubelet_restart,
+    "footprint": footprint.memory_and_idling,
+    "list": lists.health_change,
+    "gpu": lists.gpu_change,
+    "ids": lists.many_ids,
+}
+"""By name, in the order of the table. Each gets a directory of its own that does not exist yet, or makes do without."""
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit status."""
+    asked = _arguments(arguments)
+    plan = Plan(asked.rounds, asked.calls)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was begun is ended
+    for package in ("gpu_plugin", "bench"):
+        compileall.compile_dir(ROOT / package, quiet=1)
+    rows: list[Row] = []
+    unmeasured = []
+    before = stolen()
+    with tempfile.TemporaryDirectory(prefix="gp-") as scratch:
+        for name in asked.only or FIGURES:
+            print(f"measuring {name} ...", file=sys.stderr, flush=True)
+            try:
+                rows += FIGURES[name](plan, Path(scratch) / name)
+            except Exception:  # noqa: BLE001 - the others can still be measured
+                traceback.print_exc()
+                unmeasured.append(name)
+    head = _head(plan, before)
+    print(head)
+    print(render(rows))
+    print(verdict(rows, unmeasured))
+    if asked.json:
+        content = {"head": head, "unmeasured": unmeasured, "rows": [dataclasses.asdict(row) for row in rows]}
+        asked.json.write_text(json.dumps(content, indent=1) + "\n")
+    return 1 if unmeasured else 0
+
+
+def _arguments(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Speed and size of gpu-plugin, one table.")
+    parser.add_argument("--rounds", type=_positive, default=Plan().rounds, help="rounds of each figure [%(default)s]")
+    parser.add_argument(
+        "--calls", type=_positive, default=Plan().calls, help="calls of a kind in a round [%(default)s]"
+    )
+    parser.add_argument("--only", action="append", choices=list(FIGURES), help="measure this alone; may be repeated")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures and what is behind them there")
+    return parser.parse_args(arguments)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def _head(plan: Plan, before: tuple[float, float]) -> str:
+    """What was measured and on what; the load of the last minute and the host's share since `before` say how far to trust it."""
+    steal, total = (now - then for now, then in zip(stolen(), before, strict=True))
+    cores = len(os.sched_getaffinity(0))
+    machine = f"{cores} cores, load {os.getloadavg()[0]:.1f}, steal {steal / total if total else 0:.0%}"
+    python = f"{platform.python_implementation()} {platform.python_version()}, Linux {platform.release()}"
+    return (
+        f"gpu-plugin {__version__}, {PROFILE} simulated; {machine}; {python}; {plan.rounds} rounds, {plan.calls} calls"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,168 @@
+"""Round trips of Allocate and GetPreferredAllocation, in turn with a bare grpclib server that answers as many bytes."""
+
+import gc
+import itertools
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.kubelet import dial, unary
+from bench.node import Node, serving
+from bench.plan import MeasurementError, Plan
+from bench.process import Child, cpu_seconds, running
+from bench.quantiles import median, median_ratio, percentile
+from bench.table import Row
+from gpu_plugin.kubelet import wire
+
+WARM_UP = 64
+"""Calls before the first timed one of a kind, more than there are different requests of it."""
+
+PREFERRED_SIZE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of call: requests prepared beforehand, sent in turn, and the p50 (ms) and ratio it may have, if any."""
+
+    figure: str
+    path: str
+    requests: Sequence[bytes]
+    budget: float | None = None
+    ratio_budget: float | None = None
+
+
+@dataclass(slots=True)
+class Side:
+    """One of the two servers under a kind of call: microseconds a call, and of server CPU a call, round by round."""
+
+    process: Child
+    call: Callable[[bytes], bytes]
+    requests: "itertools.cycle[bytes]"
+    p50: list[float] = field(default_factory=list)
+    p99: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    def round(self, calls: int) -> None:
+        """One round of calls, one after the other."""
+        requests = list(itertools.islice(self.requests, calls))
+        call, clock = self.call, time.perf_counter
+        taken = []
+        cpu = cpu_seconds(self.process.pid)
+        gc.disable()  # the client's own; the server's runs as it does
+        try:
+            for request in requests:
+                began = clock()
+                call(request)
+                taken.append(clock() - began)
+        finally:
+            gc.enable()
+        self.cpu.append((cpu_seconds(self.process.pid) - cpu) / calls * 1e6)
+        self.p50.append(percentile(taken, 50) * 1e6)
+        self.p99.append(percentile(taken, 99) * 1e6)
+
+
+def measure(plan: Plan, directory: Path) -> list[Row]:
+    """The rows of all kinds of calls."""
+    directory.mkdir()
+    with ExitStack() as stack:
+        plain = stack.enter_context(serving(directory / "plain"))
+        specs = stack.enter_context(serving(directory / "specs", "--pass-device-specs=true"))
+        kinds = [
+            (plain, Kind("Allocate 1", wire.ALLOCATE, [allocate([i]) for i in plain.ids], 0.45, 1.5)),
+            (plain, Kind("GetPreferredAllocation 4 of 8", wire.PREFERRED, preferred_requests(plain.ids), 0.5, 1.8)),
+            (specs, Kind("Allocate 1, device specs", wire.ALLOCATE, [allocate([i]) for i in specs.ids])),
+            (plain, Kind("Allocate 8", wire.ALLOCATE, [allocate(plain.ids)])),
+        ]
+        calls = [_connected(stack, node, kind) for node, kind in kinds]
+        answers = [_checked(kind, call) for (_, kind), call in zip(kinds, calls, strict=True)]
+        socket = directory / "bare.sock"
+        paths = [f"/bare/{at}" for at in range(len(kinds))]
+        fixed = [f"{path}={answer.hex()}" for path, answer in zip(paths, answers, strict=True)]
+        bare = stack.enter_context(
+            running([sys.executable, "-m", "bench.bare_server", str(socket), *fixed], directory / "bare-log")
+        )
+        if not bare.output.readline():
+            raise MeasurementError(f"the bare server does not start: {bare.log_tail()}")
+        channel = stack.enter_context(dial(socket))
+        pairs = [
+            (
+                Side(node.daemon, call, itertools.cycle(kind.requests)),
+                Side(bare, unary(channel, path), itertools.cycle(kind.requests)),
+            )
+            for (node, kind), call, path in zip(kinds, calls, paths, strict=True)
+        ]
+        for side in itertools.chain.from_iterable(pairs):
+            for request in itertools.islice(side.requests, WARM_UP):
+                side.call(request)
+        for _ in range(plan.rounds):
+            for served, compared in pairs:
+                served.round(plan.calls)
+                compared.round(plan.calls)
+        return [_row(kind, plan, served, compared) for (_, kind), (served, compared) in zip(kinds, pairs, strict=True)]
+
+
+def allocate(ids: Sequence[str]) -> bytes:
+    """An AllocateRequest of one container."""
+    return bytes(wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest(list(ids))]))
+
+
+def preferred(available: Sequence[str], must_include: Sequence[str], size: int) -> bytes:
+    """A PreferredAllocationRequest of one container."""
+    container = wire.messages.ContainerPreferredAllocationRequest(list(available), list(must_include), size)
+    return bytes(wire.messages.PreferredAllocationRequest([container]))
+
+
+def preferred_requests(ids: Sequence[str]) -> list[bytes]:
+    """Requests for 4 of all ids in ever another order, every second with one or two that must be in the answer."""
+    dice = random.Random(8)
+    return [
+        preferred(dice.sample(ids, len(ids)), dice.sample(ids, required), PREFERRED_SIZE)
+        for required in (0, 1, 0, 2) * (WARM_UP // 4)
+    ]
+
+
+def _connected(stack: ExitStack, node: Node, kind: Kind) -> Callable[[bytes], bytes]:
+    channel = stack.enter_context(dial(node.registration.socket))
+    return unary(channel, kind.path)
+
+
+def _checked(kind: Kind, call: Callable[[bytes], bytes]) -> bytes:
+    """The answer to the first request, after a look at whether all answers are such: an error would be fast, too."""
+    answers = [call(request) for request in kind.requests]
+    for answer in answers:
+        if kind.path == wire.PREFERRED:
+            [chosen] = wire.decode(wire.messages.PreferredAllocationResponse, answer).container_responses
+            right = len(set(chosen.device_ids)) == PREFERRED_SIZE
+        else:
+            [container] = wire.decode(wire.messages.AllocateResponse, answer).container_responses
+            right = bool(container.envs) and ("specs" in kind.figure) == bool(container.devices)
+        if not right or len(answer) != len(answers[0]):
+            raise MeasurementError(f"{kind.figure}: not the answer one would expect: {answer!r}")
+    return answers[0]
+
+
+def _row(kind: Kind, plan: Plan, served: Side, bare: Side) -> Row:
+    return Row(
+        kind.figure,
+        "ms",
+        plan.rounds * plan.calls,
+        median(served.p50) / 1000,
+        median(served.p99) / 1000,
+        kind.budget,
+        bare=median(bare.p50) / 1000,
+        ratio=median_ratio(served.p50, bare.p50),
+        ratio_budget=kind.ratio_budget,
+        note=f"server CPU {median(served.cpu):.0f} us a call, bare {median(bare.cpu):.0f}",
+        series={
+            "p50_us": served.p50,
+            "p99_us": served.p99,
+            "cpu_us": served.cpu,
+            "bare_p50_us": bare.p50,
+            "bare_p99_us": bare.p99,
+            "bare_cpu_us": bare.cpu,
+        },
+    )

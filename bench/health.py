@@ -1,0 +1,80 @@
+"""From a fault in the hardware to the kubelet's knowledge of it."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.kubelet import DeviceList, ListStream
+from bench.node import serving
+from bench.plan import Plan
+from bench.process import state_dir
+from bench.quantiles import median, percentile
+from bench.table import Judged, Row
+from gpu_plugin import control
+
+XID = 79
+APPLICATION_XID = 13
+"""An Xid that says nothing against the GPU: no list follows."""
+
+BETWEEN = 0.1
+"""Seconds between two changes: twice the time for which the daemon gathers changes into one list."""
+
+
+def xid_to_streams(plan: Plan, directory: Path) -> list[Row]:
+    """An Xid on each GPU in turn, then all healed: from the Xid in the driver to the list on the slower of two streams.
+
+    The daemon says when the simulated driver raised it, on the clock that perf_counter reads too (CLOCK_MONOTONIC).
+    """
+    taken, asked = [], []
+    with serving(directory, "--health-poll-interval=100ms") as node:
+        state = state_dir(directory)
+        second = ListStream(node.registration.socket)
+        try:
+            second.next()
+            streams = (node.stream, second)
+            gpus = range(len(node.ids))
+            for _ in range(2 * plan.rounds):
+                for gpu in gpus:
+                    time.sleep(BETWEEN)
+                    raised = float(control.request(state, "fault", gpu=gpu, xid=XID)["at"])
+                    lists = [stream.next() for stream in streams]
+                    _read_until(streams, lists, unhealthy=gpu + 1)
+                    taken.append((max(received.at for received in lists) - raised) * 1000)
+                for gpu in gpus:
+                    control.request(state, "fault", gpu=gpu, heal=True)
+                _read_until(streams, lists, unhealthy=0)
+                time.sleep(BETWEEN)
+                sent = time.perf_counter()
+                control.request(state, "fault", gpu=0, xid=APPLICATION_XID)
+                asked.append((time.perf_counter() - sent) * 1000)
+        finally:
+            second.close()
+    return [
+        Row(
+            "Xid to both streams",
+            "ms",
+            len(taken),
+            median(taken),
+            percentile(taken, 99),
+            5,
+            Judged.P99,
+            note=f"worst {max(taken):.1f} ms",
+            series={"ms": taken},
+        ),
+        Row(
+            "asking for a fault, alone",
+            "ms",
+            len(asked),
+            median(asked),
+            percentile(asked, 99),
+            note="a round trip on the control socket; not in the row above",
+            series={"ms": asked},
+        ),
+    ]
+
+
+def _read_until(streams: Sequence[ListStream], lists: list[DeviceList], unhealthy: int) -> None:
+    """Reads on, stream by stream, until each one's newest list has so many Unhealthy devices; `lists` holds the newest."""
+    for at, stream in enumerate(streams):
+        while lists[at].unhealthy != unhealthy:
+            lists[at] = stream.next()

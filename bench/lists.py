@@ -1,0 +1,195 @@
+"""Event loop time of long device lists, in this process: no kubelet, no sockets."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from bench.calls import preferred
+from bench.plan import MeasurementError, Plan
+from bench.quantiles import median, percentile
+from bench.table import Judged, Row
+from gpu_plugin.access.container import Access
+from gpu_plugin.devices.device import Device, Resource
+from gpu_plugin.health.latch import Limits
+from gpu_plugin.health.ledger import HealthLedger
+from gpu_plugin.health.observation import XidEvent
+from gpu_plugin.health.xids import XidPolicy, parse_xid_list
+from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet.feed import ListFeed
+from gpu_plugin.kubelet.service import DevicePluginService
+from gpu_plugin.placement.scores import Scores
+from gpu_plugin.snapshot import ResourceView, SnapshotStore
+
+NAME = "nvidia.com/gpu"
+DEVICES = 2_000
+CHANGES = 200
+GPUS = 8
+MANY_IDS = 60_000
+LONG_CALLS = 5
+TICK = 0.001
+"""Seconds between two looks at whether the event loop still turns."""
+
+
+def health_change(plan: Plan, directory: Path) -> list[Row]:
+    """One device of 2,000 changes its health."""
+    del plan, directory
+    return asyncio.run(_health_change())
+
+
+def gpu_change(plan: Plan, directory: Path) -> list[Row]:
+    """One GPU of eight with 250 devices each changes its health."""
+    del plan, directory
+    return asyncio.run(_gpu_change())
+
+
+def many_ids(plan: Plan, directory: Path) -> list[Row]:
+    """GetPreferredAllocation of 4 out of 60,000."""
+    del plan, directory
+    return asyncio.run(_many_ids())
+
+
+async def _health_change() -> list[Row]:
+    """Each change is of a device that never was Unhealthy before, so nothing of it has been encoded."""
+    uuids = [_uuid(at) for at in range(DEVICES)]
+    store = _store([Device(uuid, uuid, uuid, str(at), numa=(at % 2,)) for at, uuid in enumerate(uuids)])
+    feed = ListFeed(NAME, store)
+    ledger = HealthLedger(XidPolicy(parse_xid_list(""), parse_xid_list("")))
+    for uuid in uuids:
+        ledger.watch(uuid, Limits())
+    await feed.refresh()
+    publishing, whole = [], []
+    for uuid in uuids[:: DEVICES // CHANGES]:
+        began = time.perf_counter()
+        ledger.observe(uuid, XidEvent(79), 0.0)
+        reasons = {each: ledger.reason(each) for each in uuids}
+        view = store.current.resources[NAME].with_reasons(reasons)
+        ready = time.perf_counter()
+        store.publish({NAME: view})
+        changed = await feed.refresh()
+        ended = time.perf_counter()
+        if not changed or uuid.encode() not in feed.payload:
+            raise MeasurementError("a health change did not change the list")
+        publishing.append((ended - ready) * 1000)
+        whole.append((ended - began) * 1000)
+    figure = f"health change in {DEVICES:,} devices"
+    return [
+        Row(
+            f"{figure}: publish, list",
+            "ms",
+            len(publishing),
+            median(publishing),
+            percentile(publishing, 99),
+            1,
+            note="event loop time",
+            series={"ms": publishing},
+        ),
+        Row(
+            f"{figure}: from the Xid on",
+            "ms",
+            len(whole),
+            median(whole),
+            percentile(whole, 99),
+            note="the same with ledger, reasons and view",
+            series={"ms": whole},
+        ),
+    ]
+
+
+async def _gpu_change() -> list[Row]:
+    """Each GPU's devices become Unhealthy for the first time."""
+    taken = []
+    store = _store([_replica(at) for at in range(DEVICES)])
+    feed = ListFeed(NAME, store)
+    await feed.refresh()
+    for gpu in range(GPUS):
+        began = time.perf_counter()
+        store.publish({NAME: store.current.resources[NAME].with_reasons({_uuid(gpu): "Xid 79"})})
+        changed = await feed.refresh()
+        taken.append((time.perf_counter() - began) * 1000)
+        if not changed:
+            raise MeasurementError("a health change did not change the list")
+    figure = f"health change of {DEVICES // GPUS} in {DEVICES:,} devices"
+    note = "event loop time, one of 8 GPUs shared by 250"
+    return [Row(figure, "ms", GPUS, median(taken), percentile(taken, 99), note=note, series={"ms": taken})]
+
+
+async def _many_ids() -> list[Row]:
+    devices = [_replica(at) for at in range(MANY_IDS)]
+    ids = [device.id for device in devices]
+    store = _store(devices)
+    service = DevicePluginService(ListFeed(NAME, store), store, lambda _: None)
+    handle: Callable[[Any], Awaitable[None]] = service.__mapping__()[wire.PREFERRED].func
+    request = preferred(ids, (), 4)
+    taken, stalls = [], []
+    for _ in range(LONG_CALLS):
+        stream = _OneCall(request)
+        ticking = asyncio.create_task(_longest_stall())
+        await asyncio.sleep(2 * TICK)
+        began = time.perf_counter()
+        await handle(stream)
+        taken.append((time.perf_counter() - began) * 1000)
+        ticking.cancel()
+        stalls.append(await ticking)
+        [chosen] = wire.decode(wire.messages.PreferredAllocationResponse, stream.answer).container_responses
+        if len(chosen.device_ids) != 4:
+            raise MeasurementError(f"{len(chosen.device_ids)} devices were preferred instead of 4")
+    figure = f"GetPreferredAllocation 4 of {MANY_IDS:,}"
+    return [
+        Row(figure, "ms", LONG_CALLS, median(taken), percentile(taken, 99), note="on a thread", series={"ms": taken}),
+        Row(
+            f"{figure}: loop stall",
+            "ms",
+            LONG_CALLS,
+            median(stalls),
+            percentile(stalls, 99),
+            judged=Judged.P99,
+            note="longest of each call",
+            series={"ms": stalls},
+        ),
+    ]
+
+
+class _OneCall:
+    """A stream of one request."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self.answer = b""
+
+    async def recv_message(self) -> bytes:
+        return self._request
+
+    async def send_message(self, answer: bytes) -> None:
+        self.answer = answer
+
+
+async def _longest_stall() -> float:
+    """The longest time, in ms, by which the event loop came late; ends when cancelled."""
+    longest = 0.0
+    last = time.perf_counter()
+    try:
+        while True:
+            await asyncio.sleep(TICK)
+            now = time.perf_counter()
+            longest = max(longest, now - last - TICK)
+            last = now
+    except asyncio.CancelledError:
+        return max(longest, time.perf_counter() - last - TICK) * 1000
+
+
+def _uuid(at: int) -> str:
+    return f"GPU-{at:08x}-0000-4000-8000-{at:012x}"
+
+
+def _replica(at: int) -> Device:
+    """One of the devices into which 8 GPUs are shared."""
+    gpu = at % GPUS
+    return Device(f"{_uuid(gpu)}::{at}", _uuid(gpu), _uuid(gpu), str(gpu), numa=(gpu // 4,))
+
+
+def _store(devices: list[Device]) -> SnapshotStore:
+    store = SnapshotStore()
+    store.publish({NAME: ResourceView.of(Resource(NAME, tuple(devices)), Access(), Scores())})
+    return store

@@ -1,0 +1,37 @@
+"""A daemon on a simulated node under a kubelet of ours, registered and with an open stream: where most figures begin."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.kubelet import Kubelet, ListStream, Registration, listening
+from bench.process import Child, daemon_command, running
+
+
+@dataclass(slots=True)
+class Node:
+    """`stream` has delivered its first list, whose ids are `ids`."""
+
+    directory: Path
+    kubelet: Kubelet
+    daemon: Child
+    registration: Registration
+    stream: ListStream
+    ids: list[str]
+
+
+@contextmanager
+def serving(directory: Path, *flags: str) -> Iterator[Node]:
+    """A served node in an empty `directory`, for as long as the context lasts."""
+    directory.mkdir()
+    with ExitStack() as stack:
+        kubelet = stack.enter_context(listening(directory))
+        daemon = stack.enter_context(running(daemon_command(directory, *flags), directory / "log"))
+        registration = kubelet.registered()
+        node = Node(directory, kubelet, daemon, registration, ListStream(registration.socket), [])
+        try:
+            node.ids = node.stream.next().ids()
+            yield node
+        finally:
+            node.stream.close()  # whichever is there by then: a figure may have opened it anew
