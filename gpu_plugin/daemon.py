@@ -183,7 +183,8 @@ class Daemon:
         for gpu in node.gpus:
             self._ledger.watch(gpu.uuid, limits(gpu, self.settings))
         self._ledger.replay(self._past)
-        self._past = ()
+        known = {gpu.uuid for gpu in node.gpus}
+        self._past = tuple(entry for entry in self._past if entry.uuid not in known)  # for GPUs still to be named
         planned = plan(node, self.settings, {})
         self._held = {device.gpu: device.reason for resource in planned for device in resource.devices}
         pair_scores = scores(node)
@@ -212,12 +213,13 @@ class Daemon:
 
     def _observe(self, uuid: str, seen: Observation) -> None:
         """Takes in one observation: says what it changed, and publishes the new health."""
+        revision = self._ledger.revision
         changes = self._ledger.observe(uuid, seen, time.time())
         if isinstance(seen, XidEvent) and self._ledger.application_xid(seen):
             log.info("GPU %s: %s is an application's own error; the GPU stays as it is", uuid, describe(seen.xid))
         for change in changes:
             tell(change)
-        if changes:
+        if self._ledger.revision != revision:
             resources = self.store.current.resources
             reasons = {uuid: self._ledger.reason(uuid) or self._held[uuid]} if uuid in self._held else {}
             self.store.publish({name: view.with_reasons(reasons) for name, view in resources.items()})
@@ -235,9 +237,10 @@ class Daemon:
             if not self._node.gpus:  # what an earlier process wrote still stands
                 await self._unsaved.wait()
                 continue
-            evidence, node = self._ledger.evidence(), self._node
+            revision, node = self._ledger.revision, self._node
+            evidence = (*self._ledger.evidence(), *self._past)
             await anyio.to_thread.run_sync(self._memory.write, evidence, node)
-            if (evidence, node) == (self._ledger.evidence(), self._node):
+            if (revision, node) == (self._ledger.revision, self._node):
                 await self._unsaved.wait()
 
     # Configuration

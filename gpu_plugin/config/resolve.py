@@ -27,8 +27,9 @@ def resolve(
     Raises:
         ConfigError: a value that cannot be, a key nobody knows, or two options that contradict each other.
     """
-    written = flatten(file or {}, where=str(flags.get("config_file") or environ.get("CONFIG_FILE") or "config file"))
-    settings = Settings(**{option.name: _value(option, flags, environ, written) for option in OPTIONS})  # type: ignore[arg-type]
+    where = chosen(flags, environ) or "config file"
+    written = flatten(file or {}, where)
+    settings = Settings(**{option.name: _value(option, flags, environ, written, where) for option in OPTIONS})  # type: ignore[arg-type]
     _cross_check(settings)
     return settings
 
@@ -56,7 +57,11 @@ def ineffective(
 
 
 def _value(
-    option: Option, flags: Mapping[str, object], environ: Mapping[str, str], file: Mapping[str, object]
+    option: Option,
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    file: Mapping[str, object],
+    where: str,
 ) -> object:
     flag = flags.get(option.name)
     if flag is not None:
@@ -66,7 +71,7 @@ def _value(
         if written or (written is not None and option.name == "kubelet_socket"):
             return _read(option, written, f"environment variable {env}")
     if option.file and option.file in file:
-        return _read(option, file[option.file], f"config file: {option.file}")
+        return _read(option, file[option.file], f"{where}: {option.file}")
     if option.default is None:
         return None
     return option.parse(option.default)

@@ -49,6 +49,8 @@ class HealthLedger:
 
     def __init__(self, policy: XidPolicy) -> None:
         self.policy = policy
+        self.revision = 0
+        """Grows whenever evidence that must outlive the process changed: a verdict, its words, or a reset that was seen."""
         self._records: dict[str, _Record] = {}
 
     def watch(self, uuid: str, limits: Limits) -> None:
@@ -72,6 +74,7 @@ class HealthLedger:
                 record.latches.pop(name, None)
             else:
                 record.latches[name] = after
+            self.revision += _told(before) != _told(after)
             was = before.verdict if before else Verdict.OK
             verdict = after.verdict if after else Verdict.OK
             if was is not verdict:
@@ -122,6 +125,13 @@ class HealthLedger:
                     record.latches[entry.signal] = Latch(
                         verdict, entry.detail, entry.since, energy=entry.energy, reset=entry.reset
                     )
+
+
+def _told(latch: Latch | None) -> tuple[Verdict, str, bool]:
+    """What of a latch others are told and a restart must remember; its counters may be measured anew."""
+    if latch is None or latch.verdict is Verdict.OK:
+        return Verdict.OK, "", False
+    return latch.verdict, latch.detail, latch.reset
 
 
 _VERDICTS: Mapping[str, Verdict] = {verdict.name: verdict for verdict in Verdict}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import anyio
 
+from gpu_plugin.devices.naming import resource_name_fault
 from gpu_plugin.kubelet.backoff import Backoff
 from gpu_plugin.kubelet.directory import NET
 from gpu_plugin.kubelet.feed import ListFeed
@@ -36,8 +37,12 @@ class ResourceEndpoint:
     ) -> None:
         """Takes the pulse that rings when something in `directory` may have changed.
 
-        `kubelet_socket` is `directory`/kubelet.sock, or None to serve without registering.
+        `kubelet_socket` is `directory`/kubelet.sock, or None to serve without registering. Raises ValueError for a name
+        that no kubelet would take.
         """
+        fault = resource_name_fault(resource)
+        if fault:
+            raise ValueError(fault)
         self.resource = resource
         self.registrations = 0
         self._store = store

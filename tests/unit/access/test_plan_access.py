@@ -1,0 +1,85 @@
+import dataclasses
+
+import pytest
+
+from gpu_plugin.access.container import CONTROL_NODES, Access
+from gpu_plugin.access.plan import cdi_classes, existing, missing_channels, plan_access
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.devices.node import Node
+
+DEFAULTS = resolve({}, {})
+CHANNEL = "/dev/nvidia-caps-imex-channels/channel0"
+
+
+def planned(*device_nodes: str, **asked: object) -> Access:
+    """The access on a node with these device nodes."""
+    settings = dataclasses.replace(DEFAULTS, **asked)  # type: ignore[arg-type]
+    return plan_access(settings, Node(device_nodes=frozenset(device_nodes)), "/host")
+
+
+def test_what_is_asked_for_is_given():
+    assert planned() == Access(dev_root="/host")
+    assert planned(
+        device_list_strategy=("cdi-cri", "envvar"),
+        device_id_strategy="index",
+        pass_device_specs=True,
+        cdi_annotation_prefix="a.example/",
+    ) == Access(
+        ("cdi-cri", "envvar"), "index", pass_device_specs=True, dev_root="/host", annotation_prefix="a.example/"
+    )
+
+
+def test_the_control_nodes_of_an_h200_without_modeset():
+    found = planned(
+        "/dev/nvidia-caps",
+        "/dev/nvidia-caps/nvidia-cap1",
+        "/dev/nvidia-caps/nvidia-cap2",
+        "/dev/nvidia-uvm",
+        "/dev/nvidia-uvm-tools",
+        "/dev/nvidia0",
+        "/dev/nvidiactl",
+    )
+    assert found.control_nodes == ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+
+
+@pytest.mark.parametrize("missing", CONTROL_NODES)
+def test_control_nodes_are_those_that_exist_in_a_fixed_order(missing):
+    assert existing(frozenset(CONTROL_NODES) - {missing}) == tuple(n for n in CONTROL_NODES if n != missing)
+
+
+@pytest.mark.parametrize("asked", [("gdrcopy",), ("gds",), ("mofed",), ("gdrcopy", "gds", "mofed"), ()])
+def test_features_are_those_asked_for_whatever_the_node_has(asked):
+    found = planned(**{f"{feature}_enabled": True for feature in asked})
+    assert (found.features, found.cdi_classes) == (asked, ())
+
+
+@pytest.mark.parametrize(
+    ("features", "found", "classes"),
+    [
+        (("gdrcopy", "gds", "mofed"), {"/dev/gdrdrv", "/dev/nvidia-fs0", "/dev/infiniband/uverbs0"}, 3),
+        (("gdrcopy",), {"/dev/gdrdrv", "/dev/nvidia-fs0", "/dev/infiniband/uverbs0"}, 1),
+        (("gdrcopy", "gds", "mofed"), {"/dev/nvidia0"}, 0),
+        ((), {"/dev/gdrdrv"}, 0),
+    ],
+)
+def test_a_feature_is_a_cdi_class_where_its_device_nodes_exist(features, found, classes):
+    assert cdi_classes(features, frozenset(found)) == features[:classes]
+
+
+def test_an_imex_channel_that_exists_is_given():
+    assert planned(CHANNEL, imex_channel_ids=(0,), imex_required=True).imex_channels == (0,)
+    assert planned(CHANNEL).imex_channels == ()
+
+
+def test_an_imex_channel_that_does_not_exist_is_left_out():
+    assert planned(imex_channel_ids=(0,)).imex_channels == ()
+    settings = dataclasses.replace(DEFAULTS, imex_channel_ids=(0,))
+    assert missing_channels(settings, Node()) == (0,)
+    assert missing_channels(settings, Node(device_nodes=frozenset({CHANNEL}))) == ()
+
+
+def test_an_imex_channel_that_is_required_and_does_not_exist_is_a_fault():
+    with pytest.raises(ConfigError, match=f"^IMEX channel 0 is required and {CHANNEL} does not exist on this node: "):
+        planned(imex_channel_ids=(0,), imex_required=True)
+    assert planned(imex_required=True).imex_channels == ()

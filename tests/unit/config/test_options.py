@@ -1,0 +1,84 @@
+import dataclasses
+
+import pytest
+
+from gpu_plugin.config.options import OPTIONS
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.settings import Settings
+
+# NVIDIA's plugin v0.20.0: flags, environment names in the order they are looked up, key in the config file, default.
+NVIDIA = [
+    (["mig-strategy"], ["MIG_STRATEGY"], "flags.migStrategy", "none"),
+    (["fail-on-init-error"], ["FAIL_ON_INIT_ERROR"], "flags.failOnInitError", True),
+    (["driver-root", "nvidia-driver-root"], ["NVIDIA_DRIVER_ROOT"], "flags.nvidiaDriverRoot", "/"),
+    (["dev-root", "nvidia-dev-root"], ["NVIDIA_DEV_ROOT"], "flags.nvidiaDevRoot", ""),
+    (["pass-device-specs"], ["PASS_DEVICE_SPECS"], "flags.plugin.passDeviceSpecs", False),
+    (["device-list-strategy"], ["DEVICE_LIST_STRATEGY"], "flags.plugin.deviceListStrategy", ("envvar",)),
+    (["device-id-strategy"], ["DEVICE_ID_STRATEGY"], "flags.plugin.deviceIDStrategy", "uuid"),
+    (["gdrcopy-enabled"], ["GDRCOPY_ENABLED"], "flags.gdrcopyEnabled", False),
+    (["gds-enabled"], ["GDS_ENABLED"], "flags.gdsEnabled", False),
+    (["mofed-enabled"], ["MOFED_ENABLED"], "flags.mofedEnabled", False),
+    (["cdi-annotation-prefix"], ["CDI_ANNOTATION_PREFIX"], "flags.plugin.cdiAnnotationPrefix", "cdi.k8s.io/"),
+    (
+        ["nvidia-cdi-hook-path", "nvidia-ctk-path"],
+        ["NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"],
+        "flags.plugin.nvidiaCTKPath",
+        "/usr/bin/nvidia-ctk",
+    ),
+    (
+        ["driver-root-ctr-path", "container-driver-root"],
+        ["DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"],
+        "flags.plugin.containerDriverRoot",
+        "/driver-root",
+    ),
+    (["mps-root"], ["MPS_ROOT"], "flags.mpsRoot", ""),
+    (
+        ["shared-devices-allocation-policy"],
+        ["SHARED_DEVICES_ALLOCATION_POLICY"],
+        "flags.plugin.sharedDevicesAllocationPolicy",
+        "distributed",
+    ),
+    (["device-discovery-strategy"], ["DEVICE_DISCOVERY_STRATEGY"], "flags.deviceDiscoveryStrategy", "auto"),
+    (["imex-channel-ids"], ["IMEX_CHANNEL_IDS"], "imex.channelIDs", ()),
+    (["imex-required"], ["IMEX_REQUIRED"], "imex.required", False),
+    (["kubelet-socket"], ["KUBELET_SOCKET"], "", None),
+    (["config-file"], ["CONFIG_FILE"], "", ""),
+    (["cdi-feature-flags"], ["CDI_FEATURE_FLAGS"], "", ()),
+    (["cdi-disable-hooks"], ["CDI_DISABLE_HOOKS"], "", ()),
+    ([], ["DP_DISABLE_HEALTHCHECKS"], "", ""),
+    ([], ["DP_ENABLE_HEALTHCHECKS"], "", ""),
+]
+
+
+@pytest.mark.parametrize(("flags", "envs", "file", "default"), NVIDIA, ids=[row[1][0] for row in NVIDIA])
+def test_every_option_of_nvidias_plugin_is_known_by_its_names_and_has_its_default(flags, envs, file, default):
+    [option] = [option for option in OPTIONS if option.envs == tuple(envs)]
+    assert (option.flags, option.file) == (tuple(flags), file)
+    assert getattr(resolve({}, {}), option.name) == default
+
+
+def test_without_a_kubelet_socket_we_register_where_nvidias_plugin_does():
+    assert resolve({}, {}).registration_socket == "/var/lib/kubelet/device-plugins/kubelet.sock"
+
+
+def test_options_and_settings_name_the_same_things():
+    assert {option.name for option in OPTIONS} == {field.name for field in dataclasses.fields(Settings)}
+
+
+@pytest.mark.parametrize("part", ["flags", "envs"])
+def test_no_name_means_two_options(part):
+    names = [name for option in OPTIONS for name in getattr(option, part)]
+    assert len(names) == len(set(names))
+
+
+def test_no_file_key_means_two_options_or_lies_within_another():
+    keys = [option.file for option in OPTIONS if option.file]
+    assert len(keys) == len(set(keys))
+    assert not [(one, other) for one in keys for other in keys if other.startswith(f"{one}.")]
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_every_option_can_be_set_and_says_what_it_does(option):
+    assert option.envs
+    assert option.help
+    assert all(env == env.upper() for env in option.envs)

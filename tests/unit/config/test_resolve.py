@@ -1,0 +1,439 @@
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.options import OPTIONS, Option
+from gpu_plugin.config.resolve import chosen, flatten, ineffective, resolve
+from gpu_plugin.config.values import boolean, path, text
+
+BOUNDED = hypothesis_settings(max_examples=80, deadline=None)
+
+# Two values of every option as somebody may write them, neither of them the default where there is a third.
+VALUES: dict[str, tuple[str, str]] = {
+    "mig_strategy": ("single", "mixed"),
+    "driver_root": ("/run/nvidia/driver", "/opt/driver"),
+    "dev_root": ("/run/nvidia", "/opt"),
+    "device_list_strategy": ("cdi-cri", "volume-mounts,envvar"),
+    "device_id_strategy": ("index", "uuid"),
+    "cdi_annotation_prefix": ("a.example/", "b.example/"),
+    "nvidia_cdi_hook_path": ("/a/hook", "/b/hook"),
+    "driver_root_ctr_path": ("/a", "/b"),
+    "mps_root": ("/a/mps", "/b/mps"),
+    "shared_devices_allocation_policy": ("packed", "distributed"),
+    "device_discovery_strategy": ("nvml", "auto"),
+    "imex_channel_ids": ("0", ","),
+    "kubelet_socket": ("/a/kubelet.sock", "/b/kubelet.sock"),
+    "config_file": ("/a.yaml", "/b.yaml"),
+    "cdi_feature_flags": ("one", "two,three"),
+    "cdi_disable_hooks": ("all", "chmod"),
+    "device_plugin_dir": ("/a", "/b"),
+    "simulate": ("h200", "dgx-a100"),
+    "state_dir": ("/a", "/b"),
+    "event_loop": ("uvloop", "asyncio"),
+    "log_format": ("json", "text"),
+    "log_level": ("debug", "error"),
+    "health_poll_interval": ("1s", "100ms"),
+    "temperature_recovery": ("1m", "2m"),
+    "nvml_timeout": ("10s", "20s"),
+    "disable_healthchecks": ("all", "13"),
+    "enable_healthchecks": ("79", "all"),
+} | {option.name: ("true", "false") for option in OPTIONS if option.switch}
+
+WITH_FLAG = [option for option in OPTIONS if option.flags]
+WITH_FILE = [option for option in OPTIONS if option.file]
+
+
+def each(options: Iterable[Option]) -> pytest.MarkDecorator:
+    """One test for each of these options."""
+    return pytest.mark.parametrize("option", options, ids=lambda option: option.name)
+
+
+def in_file(key: str, value: object) -> dict[str, Any]:
+    """The file that holds one value."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def got(option: Option, flag: str | None = None, env: str | None = None, file: object = None) -> object:
+    """What one option becomes."""
+    return getattr(
+        resolve(
+            {option.name: flag},
+            {} if env is None else {option.envs[0]: env},
+            None if file is None else in_file(option.file, file),
+        ),
+        option.name,
+    )
+
+
+# Precedence
+
+
+@each(WITH_FLAG)
+def test_a_flag_wins_over_the_environment(option):
+    one, other = VALUES[option.name]
+    assert got(option, flag=one, env=other) == option.parse(one)
+    assert got(option, flag=other, env=one) == option.parse(other)
+    assert option.parse(one) != option.parse(other)
+
+
+@each(WITH_FILE)
+def test_the_environment_wins_over_the_file(option):
+    one, other = VALUES[option.name]
+    assert got(option, env=one, file=other) == option.parse(one)
+    assert got(option, env=other, file=one) == option.parse(other)
+
+
+@each([option for option in WITH_FILE if option.flags])
+def test_a_flag_wins_over_the_file(option):
+    one, other = VALUES[option.name]
+    assert got(option, flag=one, file=other) == option.parse(one)
+    assert got(option, flag=other, file=one) == option.parse(other)
+
+
+@each(WITH_FILE)
+def test_the_file_wins_over_the_default(option):
+    for written in VALUES[option.name]:
+        assert got(option, file=written) == option.parse(written)
+
+
+@each(OPTIONS)
+def test_the_environment_wins_over_the_default(option):
+    for written in VALUES[option.name]:
+        assert got(option, env=written) == option.parse(written)
+
+
+@each(OPTIONS)
+def test_what_nobody_sets_is_the_default(option):
+    default = None if option.default is None else option.parse(option.default)
+    assert got(option) == default
+
+
+@each(WITH_FILE)
+def test_null_in_the_file_counts_as_not_set(option):
+    default = None if option.default is None else option.parse(option.default)
+    assert getattr(resolve({}, {}, in_file(option.file, None)), option.name) == default
+
+
+@each([option for option in OPTIONS if len(option.envs) > 1])
+def test_the_first_environment_name_wins_over_the_later_ones(option):
+    one, other = VALUES[option.name]
+    first, second = option.envs
+    assert getattr(resolve({}, {first: one, second: other}), option.name) == one
+    assert getattr(resolve({}, {second: other}), option.name) == other
+    assert getattr(resolve({}, {first: "", second: other}), option.name) == other
+
+
+@each([option for option in OPTIONS if option.name != "kubelet_socket"])
+def test_an_empty_environment_variable_counts_as_not_set(option):
+    assert got(option, env="") == got(option)
+    if option.file:
+        written = VALUES[option.name][0]
+        assert got(option, env="", file=written) == option.parse(written)
+
+
+def test_a_kubelet_socket_set_to_nothing_asks_for_no_registration():
+    assert resolve({}, {"KUBELET_SOCKET": ""}).registration_socket == ""
+    assert resolve({"kubelet_socket": ""}, {"KUBELET_SOCKET": "/a/kubelet.sock"}).registration_socket == ""
+    assert resolve({}, {}).registration_socket != ""
+
+
+# What files hand over
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "value"),
+    [
+        ({"flags": {"failOnInitError": False}}, "fail_on_init_error", False),
+        ({"flags": {"failOnInitError": "false"}}, "fail_on_init_error", False),
+        ({"flags": {"plugin": {"passDeviceSpecs": True}}}, "pass_device_specs", True),
+        (
+            {"flags": {"plugin": {"deviceListStrategy": ["envvar", "cdi-cri"]}}},
+            "device_list_strategy",
+            ("envvar", "cdi-cri"),
+        ),
+        (
+            {"flags": {"plugin": {"deviceListStrategy": "envvar,cdi-cri"}}},
+            "device_list_strategy",
+            ("envvar", "cdi-cri"),
+        ),
+        ({"imex": {"channelIDs": [0], "required": True}}, "imex_channel_ids", (0,)),
+        ({"imex": {"channelIDs": []}}, "imex_channel_ids", ()),
+    ],
+)
+def test_what_yaml_makes_of_a_value_is_read(file, name, value):
+    assert getattr(resolve({}, {}, file), name) == value
+
+
+@pytest.mark.parametrize("version", ["v1", "", None])
+def test_a_file_of_version_v1_or_none_is_read(version):
+    file = {"version": version, "flags": {"migStrategy": "single"}}
+    assert resolve({}, {}, file).mig_strategy == "single"
+
+
+@pytest.mark.parametrize("version", ["v2", "V1", 1, [], {}])
+def test_a_file_of_another_version_is_refused(version):
+    with pytest.raises(ConfigError, match=r"^config file: version: unknown version .*; this plugin reads v1$"):
+        resolve({}, {}, {"version": version})
+
+
+@pytest.mark.parametrize("section", ["sharing", "resources"])
+def test_a_section_that_this_version_cannot_honour_is_refused(section):
+    wanted = {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}
+    with pytest.raises(
+        ConfigError, match=f"^config file: {section}: this version of gpu-plugin cannot do that; remove"
+    ):
+        resolve({}, {}, {section: wanted})
+
+
+@pytest.mark.parametrize("section", ["sharing", "resources"])
+@pytest.mark.parametrize("nothing", [None, {}])
+def test_an_empty_section_asks_for_nothing(section, nothing):
+    assert resolve({}, {}, {section: nothing}) == resolve({}, {})
+
+
+def test_what_is_another_programs_business_is_read_past():
+    file = {"flags": {"gfd": {"oneshot": False, "sleepInterval": "60s"}, "useNodeFeatureAPI": True}}
+    assert resolve({}, {}, file) == resolve({}, {})
+
+
+@pytest.mark.parametrize("file", [{"flags": None}, {"flags": {"plugin": None}}, {"imex": None}, {}])
+def test_empty_mappings_are_read_past(file):
+    assert resolve({}, {}, file) == resolve({}, {})
+
+
+@pytest.mark.parametrize(
+    ("file", "key"),
+    [
+        ({"flags": []}, "flags"),
+        ({"flags": "migStrategy"}, "flags"),
+        ({"flags": {"plugin": ["passDeviceSpecs"]}}, "flags.plugin"),
+        ({"imex": 0}, "imex"),
+    ],
+)
+def test_what_must_be_a_mapping_is_named(file, key):
+    with pytest.raises(ConfigError, match=f"^config file: {key}: a mapping is needed here, not "):
+        resolve({}, {}, file)
+
+
+def test_a_file_that_is_no_mapping_is_named():
+    with pytest.raises(ConfigError, match=r"^/etc/plugin\.yaml: the file is a list, not a mapping$"):
+        flatten(["flags"], where="/etc/plugin.yaml")  # type: ignore[arg-type]
+
+
+# Unknown keys
+
+HOLDERS = ("", "flags", "flags.plugin", "imex")
+KNOWN = {option.file for option in WITH_FILE} | {"flags.gfd", "flags.useNodeFeatureAPI"}
+VALID = KNOWN | set(HOLDERS) | {"version", "sharing", "resources"}
+
+
+@st.composite
+def valid_files(draw: st.DrawFn) -> dict[str, Any]:
+    """A file that resolves, with every mapping of the schema in it."""
+    file: dict[str, Any] = {"flags": {"plugin": {}}, "imex": {}}
+    for option in draw(st.lists(st.sampled_from(WITH_FILE), unique=True)):
+        *above, last = option.file.split(".")
+        holder = file
+        for part in above:
+            holder = holder[part]
+        holder[last] = draw(st.sampled_from(VALUES[option.name]))
+    if draw(st.booleans()):
+        file["version"] = "v1"
+    if draw(st.booleans()):
+        file["flags"]["gfd"] = {"oneshot": True}
+    return file
+
+
+def holder_of(file: dict[str, Any], where: str) -> dict[str, Any]:
+    for part in filter(None, where.split(".")):
+        file = file[part]
+    return file
+
+
+misspelt = st.sampled_from(sorted(KNOWN)).map(lambda key: key.rpartition(".")[2]).flatmap(
+    lambda key: st.integers(0, len(key) - 1).map(lambda at: key[:at] + key[at + 1 :])
+)  # fmt: skip
+words = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S", "Zs"]), min_size=1, max_size=20)
+
+
+@BOUNDED
+@given(valid_files(), st.sampled_from(HOLDERS), words | misspelt, st.sampled_from([None, 1, "x", [], {}, {"a": {}}]))
+def test_an_unknown_key_anywhere_is_refused_by_its_dotted_name(file, where, key, value):
+    resolve({}, {}, file)
+    dotted = f"{where}.{key}" if where else key
+    if dotted in VALID:
+        return
+    holder_of(file, where)[key] = value
+    with pytest.raises(ConfigError) as caught:
+        resolve({}, {}, file)
+    assert str(caught.value).startswith(f"config file: {dotted}: unknown key")
+
+
+@each(WITH_FILE)
+def test_a_misspelt_key_is_told_the_right_one(option):
+    with pytest.raises(ConfigError) as caught:
+        resolve({}, {}, in_file(f"{option.file}s", "x"))
+    assert str(caught.value) == f"config file: {option.file}s: unknown key; did you mean {option.file}?"
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ({"flag": {}}, "flag: unknown key; did you mean flags?"),
+        ({"flags": {"plugins": {}}}, "flags.plugins: unknown key; did you mean flags.plugin?"),
+        ({"Sharing": {}}, "Sharing: unknown key; did you mean sharing?"),
+        ({"flags": {"migstrategy": "single"}}, "flags.migstrategy: unknown key; did you mean flags.migStrategy?"),
+        ({"xyz": 1}, "xyz: unknown key"),
+        ({3: 1}, "3: unknown key"),
+    ],
+)
+def test_a_key_that_is_none(file, message):
+    with pytest.raises(ConfigError) as caught:
+        resolve({"config_file": "/etc/plugin.yaml"}, {}, file)
+    assert str(caught.value) == f"/etc/plugin.yaml: {message}"
+
+
+def test_a_dotted_key_does_not_stand_for_nested_ones():
+    for file in ({"flags": {"plugin.passDeviceSpecs": True}}, {"flags.migStrategy": "single"}, {"imex.required": True}):
+        with pytest.raises(ConfigError, match="unknown key; nest mappings instead of writing dots"):
+            resolve({}, {}, file)
+
+
+# Bad values
+
+
+def bad(option: Option) -> str:
+    """Something that this option cannot be."""
+    if option.parse is boolean:
+        return "maybe"
+    if option.parse is text:
+        return "a\nb"
+    if option.parse is path:
+        return "relative"
+    return "7\n7"
+
+
+@each(WITH_FLAG)
+def test_a_bad_flag_is_named_in_one_line(option):
+    with pytest.raises(ConfigError) as caught:
+        got(option, flag=bad(option))
+    assert str(caught.value).startswith(f"--{option.flags[0]}: ")
+    assert "\n" not in str(caught.value)
+
+
+@each(OPTIONS)
+def test_a_bad_environment_variable_is_named_in_one_line(option):
+    for env in option.envs:
+        with pytest.raises(ConfigError) as caught:
+            resolve({}, {env: bad(option)})
+        assert str(caught.value).startswith(f"environment variable {env}: ")
+        assert "\n" not in str(caught.value)
+
+
+@each(WITH_FILE)
+def test_a_bad_value_in_the_file_is_named_in_one_line(option):
+    with pytest.raises(ConfigError) as caught:
+        got(option, file=bad(option))
+    assert str(caught.value).startswith(f"config file: {option.file}: ")
+    assert "\n" not in str(caught.value)
+
+
+anything = st.recursive(
+    st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@BOUNDED
+@given(st.sampled_from(WITH_FILE), anything)
+def test_whatever_stands_in_the_file_is_a_value_or_a_named_fault(option, value):
+    try:
+        settings = resolve({}, {}, in_file(option.file, value))
+    except ConfigError as error:
+        assert option.file in str(error) or "--" in str(error)  # noqa: PT017
+    else:
+        hash(getattr(settings, option.name))
+
+
+# Options that must agree
+
+
+def test_our_sockets_follow_the_kubelets():
+    settings = resolve({"kubelet_socket": "/run/other/kubelet.sock"}, {})
+    assert (settings.socket_dir, settings.registration_socket) == ("/run/other", "/run/other/kubelet.sock")
+
+
+def test_the_kubelets_socket_follows_the_directory():
+    settings = resolve({}, {"DEVICE_PLUGIN_DIR": "/run/other"})
+    assert (settings.socket_dir, settings.registration_socket) == ("/run/other", "/run/other/kubelet.sock")
+
+
+@pytest.mark.parametrize(
+    ("socket", "directory"),
+    [
+        ("/run/a/kubelet.sock", "/run/a"),
+        ("/run/a/kubelet.sock", "/run/a/"),
+        ("/run/a//kubelet.sock", "/run/a"),
+        ("/run/a/other.sock", "/run/a"),
+        ("/kubelet.sock", "/"),
+        ("", "/run/a"),
+    ],
+)
+def test_a_socket_in_the_directory_agrees_with_it(socket, directory):
+    settings = resolve({"kubelet_socket": socket, "device_plugin_dir": directory}, {})
+    assert (settings.socket_dir, settings.registration_socket) == (directory, socket)
+
+
+@pytest.mark.parametrize(
+    ("socket", "directory"),
+    [("/run/a/kubelet.sock", "/run/b"), ("/run/a/kubelet.sock", "/run"), ("/run/a/x/kubelet.sock", "/run/a")],
+)
+def test_a_socket_outside_the_directory_is_a_contradiction(socket, directory):
+    with pytest.raises(
+        ConfigError, match=f"^--kubelet-socket {socket} does not lie in --device-plugin-dir {directory}: "
+    ):
+        resolve({"kubelet_socket": socket}, {"DEVICE_PLUGIN_DIR": directory})
+
+
+@pytest.mark.parametrize("letter", ["x", "é"])
+def test_a_directory_too_long_for_sockets_is_refused(letter):
+    width = len(letter.encode())
+    fits = "/" + letter * (71 // width)  # the longest name of a socket takes the 35 that are left
+    assert resolve({"device_plugin_dir": fits}, {}).socket_dir == fits
+    for flags in ({"device_plugin_dir": fits + letter}, {"kubelet_socket": f"{fits}{letter}/kubelet.sock"}):
+        with pytest.raises(ConfigError, match="too long, a socket in it would pass the kernel's 107 bytes"):
+            resolve(flags, {})
+
+
+def test_tegra_is_refused():
+    with pytest.raises(ConfigError, match="tegra is not served by this version; use auto or nvml"):
+        resolve({"device_discovery_strategy": "tegra"}, {})
+
+
+# Which file, and what has no effect
+
+
+def test_the_config_file_is_that_of_the_flag_then_the_environment():
+    assert chosen({"config_file": "/a"}, {"CONFIG_FILE": "/b"}) == "/a"
+    assert chosen({"config_file": None}, {"CONFIG_FILE": "/b"}) == "/b"
+    assert chosen({}, {}) == ""
+
+
+@each(OPTIONS)
+def test_options_without_effect_are_named_where_somebody_sets_them(option):
+    expected = [] if option.effective else [option.flags[0]]
+    written = VALUES[option.name][0]
+    assert ineffective({option.name: written}, {}, None) == expected
+    assert ineffective({}, {option.envs[-1]: written}, {}) == expected
+    if option.file:
+        assert ineffective({}, {}, in_file(option.file, written)) == expected
+    assert ineffective({option.name: None}, {option.envs[0]: ""}, None) == []

@@ -1,0 +1,158 @@
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from gpu_plugin.config import values
+
+BOUNDED = hypothesis_settings(max_examples=60, deadline=None)
+
+
+@pytest.mark.parametrize("written", ["1", "t", "T", "TRUE", "true", "True", True])
+def test_what_go_reads_as_true_is_true(written):
+    assert values.boolean(written) is True
+
+
+@pytest.mark.parametrize("written", ["0", "f", "F", "FALSE", "false", "False", False])
+def test_what_go_reads_as_false_is_false(written):
+    assert values.boolean(written) is False
+
+
+@pytest.mark.parametrize(
+    "written", ["", "yes", "no", "on", "off", "tRUE", "y", " true", "2", 1, 0, 1.0, None, [], ["true"], {"true": 1}]
+)
+def test_nothing_else_is_true_or_false(written):
+    with pytest.raises(ValueError, match="is neither true nor false"):
+        values.boolean(written)
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [
+        ("200ms", 0.2),
+        ("15s", 15.0),
+        ("5m", 300.0),
+        ("1h30m", 5400.0),
+        ("1m0.5s", 60.5),
+        ("1.5h", 5400.0),
+        (".5s", 0.5),
+        (" 5s ", 5.0),
+        ("0s", 0.0),
+        ("24h", 86400.0),
+    ],
+)
+def test_durations(written, seconds):
+    assert values.duration(0, 86400)(written) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "written", ["", "5", 5, 5.0, True, None, "s", "5 s", "-5s", "5d", "5s5", "1e3s", "1..5s", "5s,", ["5s"], {"5s": 1}]
+)
+def test_what_is_no_duration(written):
+    with pytest.raises(ValueError, match="is not a duration such as 200ms, 15s or 5m"):
+        values.duration(0, 86400)(written)
+
+
+@pytest.mark.parametrize("written", ["49ms", "61m", "0s", "9" * 400 + "h"])
+def test_a_duration_beyond_its_limits_is_told_the_limits(written):
+    with pytest.raises(ValueError, match="is not between 50ms and 1h"):
+        values.duration(0.05, 3600)(written)
+
+
+@pytest.mark.parametrize(("written", "seconds"), [("50ms", 0.05), ("1h", 3600), ("60m", 3600), ("3600s", 3600)])
+def test_the_limits_of_a_duration_belong_to_it(written, seconds):
+    assert values.duration(0.05, 3600)(written) == seconds
+
+
+@BOUNDED
+@given(st.integers(0, 10**8))
+def test_a_duration_that_is_spelt_out_is_read_back(milliseconds):
+    spelt = values.spell_duration(milliseconds / 1000)
+    assert values.duration(0, 10**6)(spelt) == pytest.approx(milliseconds / 1000, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("written", "items"),
+    [
+        ("a,b", ("a", "b")),
+        (" a , b ", ("a", "b")),
+        ("a,,b,", ("a", "b")),
+        ("", ()),
+        (",", ()),
+        (["a", " b "], ("a", "b")),
+        (("a",), ("a",)),
+        (["a,b"], ("a,b",)),
+        ([], ()),
+    ],
+)
+def test_text_split_at_commas_or_a_list(written, items):
+    assert values.texts(written) == items
+
+
+@pytest.mark.parametrize("written", [3, None, {"a": 1}, ["a", 3], [["a"]]])
+def test_what_is_no_list_of_texts(written):
+    with pytest.raises(ValueError, match="is not text"):
+        values.texts(written)
+
+
+def test_choices_are_kept_in_order_and_each_once():
+    assert values.choices("a", "b", "c")("c,a,c") == ("c", "a")
+    assert values.choices("a", "b", "c")(["b", "b"]) == ("b",)
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ("a,x", "'x' is not one of a, b"),
+        ("A", "'A' is not one of a, b"),
+        ("", "names none of a, b"),
+        ([], "names none of a, b"),
+        (["a", 1], "1 is not text"),
+    ],
+)
+def test_choices_outside_what_is_allowed(written, reason):
+    with pytest.raises(ValueError, match=f"^{reason}$"):
+        values.choices("a", "b")(written)
+
+
+@pytest.mark.parametrize("written", ["c", "", "a,b", None, ["a"], {"a": 1}, 1])
+def test_one_choice_outside_what_is_allowed(written):
+    with pytest.raises(ValueError, match=r"is not one of a, b$"):
+        values.choice("a", "b")(written)
+
+
+@pytest.mark.parametrize(
+    ("written", "numbers"), [("1,2", (1, 2)), ("", ()), (7, (7,)), ([0, "3"], (0, 3)), ([], ()), (" 1 ,", (1,))]
+)
+def test_whole_numbers(written, numbers):
+    assert values.integers(written) == numbers
+
+
+@pytest.mark.parametrize("written", ["x", "1.5", True, [True], [1.5], ["x"], [None], [[0]], "9" * 5000 + "x"])
+def test_what_is_no_whole_number(written):
+    with pytest.raises(ValueError, match="is not a whole number"):
+        values.integers(written)
+
+
+@pytest.mark.parametrize(("written", "channels"), [("", ()), ([], ()), ("0", (0,)), (0, (0,)), ([0], (0,))])
+def test_imex_channels_are_none_or_the_first(written, channels):
+    assert values.imex_channels(written) == channels
+
+
+@pytest.mark.parametrize("written", ["1", [1], [0, 0], "0,1", -1])
+def test_other_imex_channels_are_refused(written):
+    with pytest.raises(ValueError, match=r"channel IDs must be \[\] or \[0\], not \["):
+        values.imex_channels(written)
+
+
+@pytest.mark.parametrize("written", ["", "relative/path", "./x", "~", 1, None, ["/"], "/a\nb", "/a\0b"])
+def test_what_is_no_absolute_path(written):
+    with pytest.raises(ValueError, match=r"is not an absolute path|is not text|holds a line break"):
+        values.path(written)
+
+
+def test_an_optional_path_may_be_nothing():
+    assert values.optional_path("") == ""
+    assert values.optional_path("/dev") == "/dev"
+    with pytest.raises(ValueError, match="is not an absolute path"):
+        values.optional_path("dev")
