@@ -22,8 +22,8 @@ from gpu_plugin.pulse import Pulse
 
 log = logging.getLogger(__name__)
 
-PROBE_PATIENCE = 10.0
-"""Seconds one GPU may take to describe itself before the others go on; the first contact wakes a sleeping GPU."""
+PROBE_PATIENCE = 5.0
+"""Seconds a GPU may take to describe itself before the node is served without it; the first contact wakes a sleeping one."""
 
 LOOK_PATIENCE = 1.0
 """Seconds one GPU may take to be looked at before the others' turn."""
@@ -279,7 +279,7 @@ class Monitor:
         elif isinstance(result, _Reached):
             watched.handle = None if result.sample.fault else result.handle
             if watched.handle is not None:
-                watched.events = watched.events and watched.handle in self._by_handle
+                watched.events = False  # a registration does not survive the reset that a new handle may come from
                 self._by_handle[watched.handle] = watched.gpu.uuid
                 await self._register(watched)
             self.observe(watched.gpu.uuid, result.sample)

@@ -12,6 +12,7 @@ from gpu_plugin import daemon as daemon_module
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon import Daemon
 from gpu_plugin.hardware import Hardware
+from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.nvml.port import Return
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
@@ -136,7 +137,6 @@ async def test_calls_are_answered_while_every_gpu_hangs(kubelet, directory, node
 async def test_a_part_that_fails_is_begun_again_and_the_rest_runs_on(kubelet, directory, node, monkeypatch, caplog):
     monkeypatch.setattr(daemon_module, "FIRST_RETRY", 0.01)
     failures = [RuntimeError("inotify is tired")]
-    watch = daemon_module.watch
 
     async def failing(*arguments):
         if failures:

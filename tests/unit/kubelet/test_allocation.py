@@ -84,7 +84,7 @@ async def test_a_pods_event_names_the_device_and_the_reason(kubelet, directory):
 async def test_pods_get_what_they_ask_for_and_keep_it(kubelet, directory):
     async with serving(directory):
         await kubelet.wait_for(registered(kubelet))
-        taken = set()
+        taken: set[str] = set()
         for pod, size in (("a", 1), ("b", 2), ("c", 4)):
             admission = await kubelet.admit(pod, {GPU: size})
             [allocation] = admission.allocations

@@ -13,6 +13,7 @@ import pytest
 from gpu_plugin.kubelet import backoff, endpoint, registration
 from gpu_plugin.kubelet.backoff import Backoff
 from gpu_plugin.kubelet.registration import RegistrationError, register
+from gpu_plugin.kubelet.server import SocketServer
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
 from tests.unit.kubelet.serving import GPU, registered, serving
@@ -45,8 +46,8 @@ async def test_a_register_that_loses_its_connection_is_tried_again(kubelet, dire
 
 
 async def test_a_register_that_hangs_is_given_up_at_its_deadline_and_tried_again(kubelet, directory, monkeypatch):
-    async def impatient(*arguments):
-        await register(*arguments, deadline=0.1)
+    async def impatient(path, name, resource, listening):
+        await register(path, name, resource, listening, deadline=0.1)
 
     monkeypatch.setattr(endpoint, "register", impatient)
     kubelet.hang_next_register()
@@ -197,13 +198,13 @@ async def test_two_instances_live_side_by_side_and_the_newer_stays(kubelet, dire
 
 async def test_a_server_that_died_is_begun_again_and_others_do_not_notice(kubelet, directory, monkeypatch):
     servers = []
-    bind = endpoint.SocketServer.bind
+    bind = SocketServer.bind
 
     async def remembered(server, path):
         servers.append(server)
         await bind(server, path)
 
-    monkeypatch.setattr(endpoint.SocketServer, "bind", remembered)
+    monkeypatch.setattr(SocketServer, "bind", remembered)
     async with serving(directory) as one, serving(directory, 2, "nvidia.com/other"):
         await kubelet.wait_for(registered(kubelet))
         await kubelet.wait_for(registered(kubelet, resource="nvidia.com/other"))
@@ -230,7 +231,7 @@ async def test_an_unexpected_failure_while_serving_is_mended(kubelet, directory,
 
 
 async def test_a_directory_that_cannot_be_served_in_is_said_and_tried_again(kubelet, directory, monkeypatch, caplog):
-    bind = endpoint.SocketServer.bind
+    bind = SocketServer.bind
     refusals = [OSError(28, "No space left on device")] * 2
 
     async def refused(server, path):
@@ -238,7 +239,7 @@ async def test_a_directory_that_cannot_be_served_in_is_said_and_tried_again(kube
             raise refusals.pop()
         await bind(server, path)
 
-    monkeypatch.setattr(endpoint.SocketServer, "bind", refused)
+    monkeypatch.setattr(SocketServer, "bind", refused)
     async with serving(directory):
         await kubelet.wait_for(registered(kubelet))
     assert caplog.text.count("No space left on device") == 2

@@ -103,6 +103,6 @@ async def test_as_a_verb(node):
     before = time.monotonic()
     reply = await fault({"gpu": 3, "heal": True})
     assert reply["done"] == f"GPU 3 ({node.profile.gpus[3].uuid}): repaired and reset."
-    assert before <= reply["at"] <= time.monotonic()
+    assert before <= float(str(reply["at"])) <= time.monotonic()
     with pytest.raises(ConfigError, match="GPU 9"):
         await fault({"gpu": 9, "heal": True})

@@ -1,0 +1,192 @@
+# ruff: noqa: N802 - methods are named as the functions they answer for
+"""A library as the loader would give it: real C functions with NVML's own signatures, answered in Python.
+
+pynvml calls them through untyped pointers, as it calls the real ones: an argument of the wrong kind shows here.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import pynvml
+
+FIRST, SECOND = 0x7F00_1234_5000, 0x7F00_1234_6000
+"""Handles of the two GPUs: wider than 32 bits, as pointers are."""
+
+EVENTS = 0x7F00_9876_0000
+
+_U = ctypes.c_uint
+_UP = ctypes.POINTER(ctypes.c_uint)
+_ULL = ctypes.POINTER(ctypes.c_ulonglong)
+_HANDLE = ctypes.c_void_p
+_HANDLE_P = ctypes.POINTER(ctypes.c_void_p)
+_BUFFER = ctypes.POINTER(ctypes.c_char)
+_PCI = ctypes.POINTER(pynvml.nvmlPciInfo_t)
+
+SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "nvmlInitWithFlags": (_U,),
+    "nvmlShutdown": (),
+    "nvmlSystemGetDriverVersion": (_BUFFER, _U),
+    "nvmlDeviceGetCount_v2": (_UP,),
+    "nvmlDeviceGetHandleByIndex_v2": (_U, _HANDLE_P),
+    "nvmlDeviceGetHandleByUUID": (ctypes.c_char_p, _HANDLE_P),
+    "nvmlDeviceGetUUID": (_HANDLE, _BUFFER, _U),
+    "nvmlDeviceGetMinorNumber": (_HANDLE, _UP),
+    "nvmlDeviceGetPciInfo_v3": (_HANDLE, _PCI),
+    "nvmlDeviceGetName": (_HANDLE, _BUFFER, _U),
+    "nvmlDeviceGetArchitecture": (_HANDLE, _UP),
+    "nvmlDeviceGetMemoryInfo": (_HANDLE, ctypes.POINTER(pynvml.c_nvmlMemory_t)),
+    "nvmlDeviceGetMigMode": (_HANDLE, _UP, _UP),
+    "nvmlDeviceGetNumaNodeId": (_HANDLE, ctypes.POINTER(ctypes.c_int)),
+    "nvmlDeviceGetTemperature": (_HANDLE, _U, _UP),
+    "nvmlDeviceGetTemperatureThreshold": (_HANDLE, _U, _UP),
+    "nvmlDeviceGetTotalEnergyConsumption": (_HANDLE, _ULL),
+    "nvmlDeviceGetSupportedEventTypes": (_HANDLE, _ULL),
+    "nvmlDeviceGetFieldValues": (_HANDLE, ctypes.c_int, ctypes.POINTER(pynvml.c_nvmlFieldValue_t)),
+    "nvmlDeviceGetNvLinkState": (_HANDLE, _U, _UP),
+    "nvmlDeviceGetNvLinkRemotePciInfo_v2": (_HANDLE, _U, _PCI),
+    "nvmlDeviceGetTopologyCommonAncestor": (_HANDLE, _HANDLE, _UP),
+    "nvmlEventSetCreate": (_HANDLE_P,),
+    "nvmlEventSetFree": (_HANDLE,),
+    "nvmlDeviceRegisterEvents": (_HANDLE, ctypes.c_ulonglong, _HANDLE),
+    "nvmlEventSetWait_v2": (_HANDLE, ctypes.POINTER(pynvml.c_nvmlEventData_t), _U),
+}
+"""NVML's functions as nvml.h declares them; each gives an nvmlReturn_t."""
+
+
+class FakeLibrary:
+    """Two GPUs. `calls` are the functions called, each with the arguments that go in; `refusals` their codes by function.
+
+    `values` is what the functions answer. A function in `missing` is not in the library.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.refusals: dict[str, int] = {}
+        self.missing: set[str] = set()
+        self.fields: dict[int, tuple[int, int, str, float]] = {}
+        self.event = (SECOND, 8, 79, 0xFFFFFFFF, 0xFFFFFFFF)
+        self.active_links = {0: 1, 1: 0}
+        self.values: dict[str, Any] = {
+            "driver_version": b"580.159.04",
+            "uuid": b"GPU-92e1c9b6-dd9b-778f-6e34-6f0d728ad189",
+            "name": b"NVIDIA H200",
+            "bus_id": b"00000000:00:06.0",
+            "remote_bus_id": b"00000000:1B:00.0",
+            "memory": 150754820096,
+            "energy": 0x1_2345_6789_ABCD,
+            "numa_node": 1,
+        }
+        self._made: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in SIGNATURES or name in self.missing:
+            raise AttributeError(name)
+        if name not in self._made:
+            typed = ctypes.CFUNCTYPE(ctypes.c_int, *SIGNATURES[name])(self._function(name))
+            untyped = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.cast(typed, ctypes.c_void_p).value or 0)
+            self._made[name] = (typed, untyped)
+        return self._made[name][1]
+
+    def _function(self, name: str) -> Callable[..., int]:
+        answer: Callable[..., None] = getattr(self, f"_{name}")
+
+        def function(*arguments: Any) -> int:
+            self.calls.append((name, *(a for a in arguments if a is None or isinstance(a, int | bytes))))
+            if name in self.refusals:
+                return self.refusals[name]
+            answer(*arguments)
+            return 0
+
+        return function
+
+    def _nvmlInitWithFlags(self, flags):
+        pass
+
+    def _nvmlShutdown(self):
+        pass
+
+    def _nvmlSystemGetDriverVersion(self, buffer, size):
+        _fill(buffer, size, self.values["driver_version"])
+
+    def _nvmlDeviceGetCount_v2(self, count):
+        count[0] = 2
+
+    def _nvmlDeviceGetHandleByIndex_v2(self, index, handle):
+        handle[0] = (FIRST, SECOND)[index]
+
+    def _nvmlDeviceGetHandleByUUID(self, uuid, handle):
+        handle[0] = FIRST
+
+    def _nvmlDeviceGetUUID(self, handle, buffer, size):
+        _fill(buffer, size, self.values["uuid"])
+
+    def _nvmlDeviceGetMinorNumber(self, handle, minor):
+        minor[0] = 5
+
+    def _nvmlDeviceGetPciInfo_v3(self, handle, info):
+        info[0].busIdLegacy = b"legacy"
+        info[0].busId = self.values["bus_id"]
+
+    def _nvmlDeviceGetName(self, handle, buffer, size):
+        _fill(buffer, size, self.values["name"])
+
+    def _nvmlDeviceGetArchitecture(self, handle, architecture):
+        architecture[0] = 9
+
+    def _nvmlDeviceGetMemoryInfo(self, handle, memory):
+        memory[0].total = self.values["memory"]
+
+    def _nvmlDeviceGetMigMode(self, handle, current, pending):
+        current[0], pending[0] = 0, 1
+
+    def _nvmlDeviceGetNumaNodeId(self, handle, node):
+        node[0] = self.values["numa_node"]
+
+    def _nvmlDeviceGetTemperature(self, handle, sensor, celsius):
+        celsius[0] = 32
+
+    def _nvmlDeviceGetTemperatureThreshold(self, handle, kind, celsius):
+        celsius[0] = 90 + kind
+
+    def _nvmlDeviceGetTotalEnergyConsumption(self, handle, energy):
+        energy[0] = self.values["energy"]
+
+    def _nvmlDeviceGetSupportedEventTypes(self, handle, mask):
+        mask[0] = 0x1_0000_FF9F
+
+    def _nvmlDeviceGetFieldValues(self, handle, count, values):
+        for at in range(count):
+            code, kind, member, value = self.fields.get(values[at].fieldId, (3, 0, "ullVal", 0))
+            values[at].nvmlReturn = code
+            values[at].valueType = kind
+            setattr(values[at].value, member, value)
+
+    def _nvmlDeviceGetNvLinkState(self, handle, link, active):
+        active[0] = self.active_links[link]
+
+    def _nvmlDeviceGetNvLinkRemotePciInfo_v2(self, handle, link, info):
+        info[0].busId = self.values["remote_bus_id"]
+
+    def _nvmlDeviceGetTopologyCommonAncestor(self, one, other, level):
+        level[0] = 30
+
+    def _nvmlEventSetCreate(self, events):
+        events[0] = EVENTS
+
+    def _nvmlEventSetFree(self, events):
+        pass
+
+    def _nvmlDeviceRegisterEvents(self, handle, mask, events):
+        pass
+
+    def _nvmlEventSetWait_v2(self, events, data, timeout):
+        handle, kind, number, gpu_instance, compute_instance = self.event
+        ctypes.cast(data, _HANDLE_P)[0] = handle  # the first member
+        data[0].eventType, data[0].eventData = kind, number
+        data[0].gpuInstanceId, data[0].computeInstanceId = gpu_instance, compute_instance
+
+
+def _fill(buffer: Any, size: int, text: bytes) -> None:
+    assert len(text) < size
+    ctypes.memmove(buffer, text + b"\0", len(text) + 1)

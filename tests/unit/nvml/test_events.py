@@ -1,0 +1,230 @@
+import asyncio
+import logging
+import threading
+from types import SimpleNamespace
+
+import anyio
+import pytest
+
+from gpu_plugin.nvml import events
+from gpu_plugin.nvml.events import EventWaiter, register
+from gpu_plugin.nvml.port import Event, EventSet, EventType, Handle, NvmlError, Return
+
+SET = EventSet(7)
+GPU = Handle(0x1000)
+LONG = 5.0
+
+QUIET = NvmlError(Return.TIMEOUT, "nvmlEventSetWait_v2")
+BROKEN = NvmlError(Return.UNKNOWN, "nvmlEventSetWait_v2")
+
+
+class Pauses:
+    """In the place of the waiter's stop flag: a pause takes no time but the clock's, and is written down."""
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.flag = threading.Event()
+        self.taken = []
+
+    def is_set(self):
+        return self.flag.is_set()
+
+    def set(self):
+        self.flag.set()
+
+    def wait(self, seconds):
+        self.taken.append(seconds)
+        self.clock.now += seconds
+
+
+class Script:
+    """A driver whose waits go as written, and end with the waiter's."""
+
+    def __init__(self, script, clock):
+        self.script = list(script)
+        self.clock = clock
+        self.waits = []
+        self.end = lambda: None
+
+    def wait(self, event_set, timeout_ms):
+        assert (event_set, timeout_ms) == (SET, events.WAIT_MS)
+        self.waits.append(self.clock.now)
+        step = self.script.pop(0)
+        if not self.script:
+            self.end()
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+
+class Outcome:
+    """What a script led to, and on which threads."""
+
+    def __init__(self):
+        self.events = []
+        self.upsets = 0
+        self.threads = set()
+
+    def deliver(self, event):
+        self.threads.add(threading.current_thread())
+        self.events.append(event)
+
+    def upset(self):
+        self.threads.add(threading.current_thread())
+        self.upsets += 1
+
+
+@pytest.fixture
+def play(monkeypatch):
+    """Lets a waiter go through a script to its end; gives the driver, the pauses and the outcome."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    async def run(script):
+        driver, outcome, pauses = Script(script, clock), Outcome(), Pauses(clock)
+        waiter = EventWaiter(driver, SET, outcome.deliver, outcome.upset)  # type: ignore[arg-type]
+        waiter._stop = pauses  # type: ignore[assignment]
+        driver.end = waiter.stop
+        waiter.start()
+        await anyio.to_thread.run_sync(waiter._thread.join, LONG)
+        assert not waiter._thread.is_alive()
+        assert waiter._thread.daemon
+        return driver, pauses, outcome
+
+    return run
+
+
+def event(number):
+    return Event(GPU, EventType.XID_CRITICAL, number)
+
+
+async def test_events_arrive_in_order_on_the_event_loop(play):
+    sent = [event(number) for number in (13, 79, 79, 48, 31)]
+    _, pauses, outcome = await play([sent[0], QUIET, *sent[1:3], QUIET, *sent[3:], QUIET])
+    assert outcome.events == sent
+    assert outcome.threads == {threading.current_thread()}
+    assert (outcome.upsets, pauses.taken) == (0, [])
+
+
+async def test_silence_is_no_trouble(play, caplog):
+    driver, pauses, outcome = await play([QUIET] * 50)
+    assert len(driver.waits) == 50
+    assert (outcome.events, outcome.upsets, pauses.taken, caplog.records) == ([], 0, [], [])
+
+
+async def test_a_wait_that_always_fails_is_made_less_than_five_times_a_second_and_said_once(play, caplog):
+    driver, pauses, outcome = await play([*[BROKEN] * 7, QUIET])
+    assert pauses.taken == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
+    for at in driver.waits:
+        assert sum(at <= other < at + 1 for other in driver.waits) < 5
+    assert outcome.upsets == 7, "each failure is a reason to look for oneself"
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert str(BROKEN) in record.getMessage()
+
+
+async def test_a_wait_that_fails_for_ever_is_said_once_a_minute_and_pauses_at_most_half_a_minute(play, caplog):
+    driver, pauses, _ = await play([*[BROKEN] * 40, QUIET])
+    assert max(pauses.taken) == 30.0
+    minutes = (driver.waits[-1] - driver.waits[0]) / 60
+    assert 0.8 * minutes <= len(caplog.records) <= minutes + 1
+
+
+@pytest.mark.parametrize("step", [QUIET, event(79)])
+async def test_a_wait_that_works_again_starts_the_pauses_anew(play, step):
+    _, pauses, _ = await play([BROKEN, BROKEN, BROKEN, step, BROKEN, BROKEN, QUIET])
+    assert pauses.taken == [0.25, 0.5, 1.0, 0.25, 0.5]
+
+
+async def test_failures_between_events_are_paused_for_too(play, caplog):
+    script = [step for number in range(20) for step in (event(number), BROKEN)]
+    driver, _, outcome = await play([*script, QUIET])
+    assert len(outcome.events) == 20
+    for at in driver.waits:
+        assert sum(at <= other < at + 1 for other in driver.waits) <= 8
+    assert len(caplog.records) == 1
+
+
+async def test_an_event_of_the_last_wait_is_not_lost(play):
+    _, _, outcome = await play([event(79)])  # stopped while it waits
+    assert outcome.events == [event(79)]
+
+
+async def test_a_wait_that_fails_on_the_way_out_is_not_said(play, caplog):
+    _, pauses, outcome = await play([BROKEN])
+    assert caplog.records == []
+    assert (pauses.taken, outcome.upsets) == ([], 0)
+
+
+def test_the_loop_may_close_while_the_thread_waits():
+    waiting, go, outcome = threading.Event(), threading.Event(), Outcome()
+
+    class Late:
+        def wait(self, event_set, timeout_ms):
+            waiting.set()
+            assert go.wait(LONG)
+            return event(79)
+
+    async def leave():
+        waiter = EventWaiter(Late(), SET, outcome.deliver, outcome.upset)  # type: ignore[arg-type]
+        waiter.start()
+        await anyio.to_thread.run_sync(waiting.wait, LONG)
+        waiter.stop()
+        return waiter
+
+    waiter = asyncio.run(leave())
+    go.set()
+    waiter._thread.join(LONG)
+    assert not waiter._thread.is_alive()
+    assert outcome.events == []
+
+
+class Registering:
+    def __init__(self, code=0):
+        self.code = code
+        self.asked = []
+
+    def register_events(self, handle, mask, event_set):
+        self.asked.append((handle, mask, event_set))
+        if self.code:
+            raise NvmlError(self.code, "nvmlDeviceRegisterEvents")
+
+
+@pytest.mark.parametrize(
+    ("supported", "mask"),
+    [
+        (0xFF9F, EventType.DOUBLE_BIT_ECC | EventType.XID_CRITICAL | 0xFD00),
+        (0x1F, EventType.DOUBLE_BIT_ECC | EventType.XID_CRITICAL),
+        (0x8, EventType.XID_CRITICAL),
+        (0xFFFF_FFFF_0008, EventType.XID_CRITICAL),
+    ],
+)
+def test_what_is_wanted_and_supported_is_registered(supported, mask):
+    driver = Registering()
+    assert register(driver, GPU, supported, SET) == ""  # type: ignore[arg-type]
+    assert driver.asked == [(GPU, mask, SET)]
+    assert type(driver.asked[0][1]) is int
+
+
+@pytest.mark.parametrize("supported", [0, 0x1, 0x10 | 0x4, 0x200])
+def test_a_part_without_any_health_event_is_not_asked(supported):
+    driver = Registering()
+    assert register(driver, GPU, supported, SET) == "it reports no events"  # type: ignore[arg-type]
+    assert driver.asked == []
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (Return.NOT_SUPPORTED, "too old"),
+        (Return.UNKNOWN, "nvmlDeviceRegisterEvents: unknown (999)"),
+        (Return.GPU_IS_LOST, "nvmlDeviceRegisterEvents: gpu is lost (15)"),
+    ],
+)
+def test_a_refused_registration_says_why(code, why):
+    assert why in register(Registering(code), GPU, 8, SET)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [EventType.SINGLE_BIT_ECC, EventType.SINGLE_BIT_ECC_STORM])
+def test_corrected_errors_are_not_asked_for(kind):
+    assert not events.WANTED & kind

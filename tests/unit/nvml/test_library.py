@@ -1,0 +1,178 @@
+import ctypes
+from pathlib import Path
+
+import pytest
+
+from gpu_plugin.nvml.library import DIRECTORIES, SONAME, load
+from gpu_plugin.nvml.port import NvmlError, Return
+
+GOOD = b"a library"
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """What was asked of the loader, which here takes any file that says it is a library, and knows no bare name."""
+    asked = []
+
+    def cdll(path):
+        asked.append(path)
+        if "/" not in path:
+            raise OSError(f"{path}: cannot open shared object file: No such file or directory")
+        if Path(path).read_bytes() != GOOD:
+            raise OSError(f"{path}: invalid ELF header")
+        return path
+
+    monkeypatch.setattr(ctypes, "CDLL", cdll)
+    return asked
+
+
+@pytest.fixture
+def root(tmp_path):
+    path = tmp_path / "driver"
+    path.mkdir()
+    return path
+
+
+def put(root, path, content=GOOD):
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+    return str(file)
+
+
+def link(root, path, target):
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.symlink_to(target)
+
+
+def refusal(roots):
+    with pytest.raises(NvmlError) as caught:
+        load(roots)
+    return caught.value
+
+
+@pytest.mark.parametrize("directory", DIRECTORIES)
+def test_every_place_under_a_root_is_looked_at(root, loads, directory):
+    file = put(root, f"{directory}/{SONAME}")
+    assert load([str(root)]) == file
+    assert loads == [file]
+
+
+def test_the_first_root_that_has_it_wins(tmp_path, loads):
+    second = put(tmp_path, f"b/lib/{SONAME}")
+    assert load([str(tmp_path / "a"), str(tmp_path / "b")]) == second
+    first = put(tmp_path, f"a/opt/nvidia/lib64/{SONAME}")
+    assert load([str(tmp_path / "a"), str(tmp_path / "b")]) == first
+
+
+@pytest.mark.parametrize("roots", [[], ["/"], ["", "/"]])
+def test_the_real_root_is_left_to_the_loader(roots, loads):
+    refusal(roots)
+    assert loads == [SONAME]
+
+
+def test_the_error_names_every_path_and_what_to_do(tmp_path, loads):
+    roots = [str(tmp_path / "a"), "/", str(tmp_path / "b"), str(tmp_path / "a")]
+    error = refusal(roots)
+    assert error.code == Return.LIBRARY_NOT_FOUND
+    for root in (roots[0], roots[2]):
+        for directory in DIRECTORIES:
+            assert str(error).count(f"{root}/{directory}/{SONAME}") == 1
+    assert f"{SONAME} ({SONAME}: cannot open shared object file" in str(error)
+    assert "Install the NVIDIA driver" in str(error)
+    assert "--driver-root-ctr-path" in str(error)
+
+
+def test_a_file_that_is_no_library_is_said_so_and_passed_over(root, loads):
+    bad = put(root, f"usr/lib64/{SONAME}", b"not an ELF file")
+    good = put(root, f"lib/{SONAME}")
+    assert load([str(root)]) == good
+    assert loads == [bad, good]
+
+
+def test_the_real_loader_refuses_a_file_that_is_no_library(root, monkeypatch):
+    bad = put(root, f"usr/lib64/{SONAME}", b"not an ELF file")
+    real = ctypes.CDLL
+
+    def only_files(path):
+        if path == SONAME:  # this machine may have the library
+            raise OSError("none here")
+        return real(path)
+
+    monkeypatch.setattr(ctypes, "CDLL", only_files)
+    error = refusal([str(root)])
+    assert f"{bad} ({bad}: " in str(error)
+    assert "none here" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("at", "target"),
+    [
+        ("usr/lib64", "libnvidia-ml.so.580.159.04"),
+        ("usr/lib64", "/usr/lib64/libnvidia-ml.so.580.159.04"),
+        ("usr/lib64", "../lib64/./libnvidia-ml.so.580.159.04"),
+        ("lib/x86_64-linux-gnu", "../../usr/lib64/libnvidia-ml.so.580.159.04"),
+        ("usr/lib", "../../../../../../../../usr/lib64/libnvidia-ml.so.580.159.04"),
+    ],
+)
+def test_a_link_is_followed_within_the_root(root, loads, at, target):
+    file = put(root, "usr/lib64/libnvidia-ml.so.580.159.04")
+    link(root, f"{at}/{SONAME}", target)
+    assert load([str(root)]) == file
+
+
+def test_a_chain_of_absolute_links_is_followed_within_the_root(root, loads):
+    file = put(root, "usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.535.1")
+    link(root, f"usr/lib/x86_64-linux-gnu/{SONAME}", f"/etc/alternatives/glx--{SONAME}")
+    link(root, f"etc/alternatives/glx--{SONAME}", f"/usr/lib/x86_64-linux-gnu/nvidia/current/{SONAME}")
+    link(root, f"usr/lib/x86_64-linux-gnu/nvidia/current/{SONAME}", "libnvidia-ml.so.535.1")
+    assert load([str(root)]) == file
+
+
+def test_an_absolute_link_of_a_directory_is_followed_within_the_root(root, loads):
+    file = put(root, f"opt/drivers/580/{SONAME}")
+    link(root, "usr/local/nvidia", "/opt/drivers/current")
+    link(root, "opt/drivers/current", "580")
+    link(root, "usr/local/nvidia-test", "/nowhere")
+    (root / "opt/drivers/580/lib64").mkdir()
+    link(root, f"opt/drivers/580/lib64/{SONAME}", f"/usr/local/nvidia/{SONAME}")
+    assert load([str(root)]) == file
+
+
+def test_a_link_written_by_someone_who_saw_the_root_mounted_is_followed(root, loads):
+    file = put(root, "usr/lib64/libnvidia-ml.so.1.2.3")
+    link(root, f"lib/{SONAME}", str(root / "usr/lib64/libnvidia-ml.so.1.2.3"))
+    assert load([str(root)]) == file
+
+
+@pytest.mark.parametrize("others", [["/"], [""]])
+def test_a_link_stays_within_its_own_root_whatever_the_other_roots_are(tmp_path, root, loads, others):
+    put(tmp_path, "elsewhere/lib")
+    inside = put(root, f"{tmp_path}/elsewhere/lib".lstrip("/"))
+    link(root, f"usr/lib64/{SONAME}", f"{tmp_path}/elsewhere/lib")
+    assert load([*others, str(tmp_path / "empty"), str(root)]) == inside
+
+
+def test_a_link_that_leads_to_nothing_in_the_root_is_passed_over(tmp_path, root, loads):
+    outside = put(tmp_path, "outside")
+    link(root, f"usr/lib64/{SONAME}", outside)
+    link(root, f"lib64/{SONAME}", f"../../../{'../' * 20}{outside.lstrip('/')}")
+    good = put(root, f"lib/{SONAME}")
+    assert load([str(root)]) == good
+    assert loads == [good]
+
+
+def test_links_that_go_in_circles_are_passed_over(root, loads):
+    link(root, f"usr/lib64/{SONAME}", "one")
+    link(root, "usr/lib64/one", SONAME)
+    link(root, "lib64", "/lib64")
+    error = refusal([str(root)])
+    assert str(root / "usr/lib64" / SONAME) in str(error)
+    assert loads == [SONAME]
+
+
+def test_a_root_may_be_written_with_a_slash_behind(root, loads):
+    file = put(root, "usr/lib64/real")
+    link(root, f"usr/lib64/{SONAME}", "/usr/lib64/real")
+    assert load([f"{root}/"]) == file

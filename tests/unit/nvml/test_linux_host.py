@@ -1,0 +1,133 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from gpu_plugin.nvml import port
+from gpu_plugin.nvml.host import LinuxHost
+
+
+@pytest.fixture
+def sysfs(tmp_path):
+    """A /sys whose PCI devices are on these NUMA nodes."""
+    for bus_id, content in {
+        "0000:00:06.0": "0\n",
+        "0000:1b:00.0": "1\n",
+        "0000:1c:00.0": "-1\n",
+        "0000:1d:00.0": "many\n",
+        "0000:1e:00.0": "",
+        "10000:01:00.0": "7\n",
+        "0000:01:00.0": "3\n",
+        "abcd:02:00.0": "4\n",
+    }.items():
+        device = tmp_path / "sys/bus/pci/devices" / bus_id
+        device.mkdir(parents=True)
+        (device / "numa_node").write_text(content)
+    (tmp_path / "sys/bus/pci/devices/0000:1f:00.0").mkdir()
+    (tmp_path / "sys/bus/pci/devices/0000:20:00.0/numa_node").mkdir(parents=True)
+    (tmp_path / "sys/bus/pci/devices/0000:21:00.0").mkdir()
+    (tmp_path / "sys/bus/pci/devices/0000:21:00.0/numa_node").write_bytes(b"\xff\xfe")
+    return str(tmp_path / "sys")
+
+
+@pytest.mark.parametrize(
+    ("bus_id", "node"),
+    [
+        ("00000000:00:06.0", 0),
+        ("00000000:1B:00.0", 1),
+        ("0000:1b:00.0", 1),
+        ("0000ABCD:02:00.0", 4),
+        ("00010000:01:00.0", 7),  # a domain beyond 16 bits has five digits in sysfs
+        ("00000000:1C:00.0", None),  # -1
+        ("00000000:1D:00.0", None),  # no number
+        ("00000000:1E:00.0", None),  # empty
+        ("00000000:1F:00.0", None),  # no such file
+        ("00000000:20:00.0", None),  # a directory
+        ("00000000:21:00.0", None),  # no text
+        ("00000000:99:00.0", None),  # no such device
+        ("", None),
+        ("no bus id", None),
+        ("xyz:00:06.0", None),
+        ("0000:\0", None),
+    ],
+)
+def test_the_numa_node_of_a_pci_device(sysfs, bus_id, node):
+    assert LinuxHost(sysfs=sysfs).numa_node(bus_id) == node
+
+
+def test_without_sysfs_no_numa_node_is_known(tmp_path):
+    assert LinuxHost(sysfs=str(tmp_path / "none")).numa_node("00000000:00:06.0") is None
+
+
+def device(root, path):
+    """A character device: a link to one, since making one takes a privilege."""
+    node = root / path
+    node.parent.mkdir(parents=True, exist_ok=True)
+    node.symlink_to("/dev/null")
+
+
+def under(root):
+    """The host whose only root is `root`."""
+    seen = LinuxHost()
+    seen._roots = (str(root),)
+    return seen
+
+
+def test_device_nodes_are_the_character_devices_a_container_could_get(tmp_path):
+    wanted = {
+        "/dev/nvidia0",
+        "/dev/nvidia17",
+        "/dev/nvidiactl",
+        "/dev/nvidia-uvm",
+        "/dev/nvidia-caps/nvidia-cap1",
+        "/dev/nvidia-caps-imex-channels/channel0",
+        "/dev/gdrdrv",
+        "/dev/infiniband/uverbs0",
+    }
+    for path in (*wanted, "/dev/null", "/dev/sda", "/etc/nvidia0"):
+        device(tmp_path, path.lstrip("/"))
+    (tmp_path / "dev/nvidia-file").write_text("a file")
+    (tmp_path / "dev/nvidia-gone").symlink_to("nothing")
+    assert under(tmp_path).device_nodes() == wanted
+
+
+def test_nodes_under_another_root_go_by_their_path_under_dev(tmp_path):
+    device(tmp_path, "driver/dev/nvidia93")
+    nodes = LinuxHost([str(tmp_path / "driver"), "/", str(tmp_path / "absent")]).device_nodes()
+    assert "/dev/nvidia93" in nodes
+    assert all(node.startswith("/dev/") for node in nodes)
+
+
+def test_without_a_dev_there_are_no_nodes(tmp_path):
+    assert under(tmp_path).device_nodes() == frozenset()
+
+
+def test_a_directory_that_cannot_be_read_hides_no_other(tmp_path, monkeypatch):
+    device(tmp_path, "dev/nvidia-caps/nvidia-cap1")
+    device(tmp_path, "dev/gdrdrv")
+    real = Path.is_char_device
+
+    def refuse(self):
+        if "cap1" in self.name:
+            raise PermissionError(13, "no")
+        return real(self)
+
+    monkeypatch.setattr(Path, "is_char_device", refuse)
+    assert under(tmp_path).device_nodes() == {"/dev/gdrdrv"}
+
+
+def test_the_boot_id_is_the_kernels_or_nothing(monkeypatch):
+    boot_id = LinuxHost().boot_id()
+    assert boot_id == LinuxHost().boot_id()
+    assert re.fullmatch(r"[0-9a-f-]{36}|", boot_id)
+
+    def gone(self):
+        raise FileNotFoundError(self)
+
+    monkeypatch.setattr(Path, "read_text", gone)
+    assert LinuxHost().boot_id() == ""
+
+
+def test_it_is_the_port():
+    view: port.HostView = LinuxHost()
+    assert view.numa_node("ffffffff:ff:1f.7") is None

@@ -1,0 +1,664 @@
+import threading
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from gpu_plugin.devices.node import Gpu, Link, Node
+from gpu_plugin.health.observation import Sample, XidEvent
+from gpu_plugin.nvml import monitor
+from gpu_plugin.nvml.monitor import PLACEHOLDER, Monitor
+from gpu_plugin.nvml.port import Event, EventType, Handle, NvmlError, Return
+from gpu_plugin.simulation import profile
+from gpu_plugin.simulation.driver import SimulatedDriver
+from gpu_plugin.simulation.hardware import SimulatedNode
+from gpu_plugin.simulation.host import SimulatedHost
+
+from .conftest import driver_threads
+
+LONG = 5.0
+NEVER = 3600.0
+FOREVER = 3600.0
+
+
+class Bench:
+    """A monitor on a simulated node, and all that it said."""
+
+    def __init__(self, name="hgx-h100", *, poll=0.01, timeout=LONG, remembered=(), driver=SimulatedDriver):
+        self.node = SimulatedNode(profile.load(name))
+        self.driver = driver(self.node)
+        self.uuids = [gpu.uuid for gpu in self.node.profile.gpus]
+        self.seen: list[tuple[str, Sample | XidEvent]] = []
+        self.nodes: list[Node] = []
+        self._news = anyio.Event()
+        self.monitor = Monitor(
+            self.driver, SimulatedHost(self.node), poll, timeout, remembered, self._observe, self._found
+        )
+
+    def _observe(self, uuid, observation):
+        self.seen.append((uuid, observation))
+        self._tell()
+
+    def _found(self, node):
+        self.nodes.append(node)
+        self._tell()
+
+    def _tell(self):
+        news, self._news = self._news, anyio.Event()
+        news.set()
+
+    @asynccontextmanager
+    async def running(self):
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.monitor.run)
+            yield
+            group.cancel_scope.cancel()
+
+    async def until(self, condition):
+        with anyio.fail_after(LONG):
+            while not condition():
+                await self._news.wait()
+
+    def of(self, gpu, since=0):
+        return [observation for uuid, observation in self.seen[since:] if uuid == self.uuids[gpu]]
+
+    def samples(self, gpu, since=0):
+        return [seen for seen in self.of(gpu, since) if isinstance(seen, Sample)]
+
+    def faults(self, gpu, since=0):
+        return [seen.fault for seen in self.samples(gpu, since)]
+
+    async def rounds(self, count=1, gpus=None):
+        """Until each GPU has been looked at so often from now on; gives where in `seen` that began."""
+        since = len(self.seen)
+        wanted = range(len(self.uuids)) if gpus is None else gpus
+        await self.until(lambda: all(len(self.samples(gpu, since)) >= count for gpu in wanted))
+        return since
+
+    def unreadable(self, at=-1):
+        return {gpu.uuid: gpu.unreadable for gpu in self.nodes[at].gpus if gpu.unreadable}
+
+
+@pytest.fixture(autouse=True)
+def no_gap(monkeypatch):
+    monkeypatch.setattr(monitor, "LOOK_GAP", 0.0)
+
+
+async def gone(threads):
+    for thread in threads:
+        await anyio.to_thread.run_sync(thread.join, LONG)
+    return not any(thread.is_alive() for thread in threads)
+
+
+def gpus_but(*left_out):
+    return [gpu for gpu in range(8) if gpu not in left_out]
+
+
+# Finding the GPUs
+
+
+async def test_open_finds_every_gpu_and_says_so_once():
+    bench = Bench()
+    node = await bench.monitor.open()
+    assert bench.nodes == [node]
+    assert [gpu.uuid for gpu in node.gpus] == bench.uuids
+    assert bench.unreadable() == {}
+    assert node.driver_version == bench.node.profile.driver_version
+    assert node.device_nodes == bench.node.profile.device_nodes
+    assert len(node.links) == 28
+    bench.monitor._threads.close()
+
+
+async def test_all_gpus_are_probed_at_once():
+    together = threading.Barrier(8, timeout=LONG)
+
+    class Meeting(SimulatedDriver):
+        def uuid(self, handle):
+            together.wait()  # goes on when all eight are here
+            return super().uuid(handle)
+
+    bench = Bench(driver=Meeting)
+    node = await bench.monitor.open()
+    assert [gpu.uuid for gpu in node.gpus] == bench.uuids
+    assert [gpu.index for gpu in node.gpus] == list(range(8))
+    bench.monitor._threads.close()
+
+
+@pytest.mark.parametrize("call", ["open", "driver_version", "device_count"])
+async def test_without_a_driver_open_is_refused_and_leaves_nothing_behind(call):
+    bench, before = Bench(), driver_threads()
+    bench.node.refuse(call, Return.LIB_RM_VERSION_MISMATCH)
+    with pytest.raises(NvmlError) as caught:
+        await bench.monitor.open()
+    assert caught.value.code == Return.LIB_RM_VERSION_MISMATCH
+    assert bench.nodes == []
+    assert await gone(set(driver_threads()) - set(before))
+    # The driver counts its GPUs when it is opened first: a later attempt must not find it open.
+    assert bench.driver._opened == 0
+
+
+async def test_a_driver_that_does_not_answer_is_not_waited_for():
+    free = threading.Event()
+    bench = Bench(
+        timeout=0.02, driver=lambda node: SimulatedDriver(node, latency={"open": 1}, sleep=lambda _: free.wait())
+    )
+    with pytest.raises(TimeoutError):
+        await bench.monitor.open()
+    free.set()
+    assert await gone(driver_threads())
+
+
+class Empty(SimulatedDriver):
+    def device_count(self):
+        super().device_count()
+        return 0
+
+
+async def test_without_a_gpu_nothing_is_published_and_nothing_left_behind():
+    bench = Bench(driver=Empty)
+    node = await bench.monitor.open()
+    assert node.gpus == ()
+    assert bench.nodes == []
+    assert bench.driver._opened == 0
+    assert await gone(driver_threads())
+
+
+async def test_where_only_remembered_gpus_are_left_they_are_listed():
+    known = Gpu("GPU-known", 0, minor=0, model="NVIDIA Known")
+    bench = Bench(driver=Empty, remembered=[known])
+    node = await bench.monitor.open()
+    assert node.gpus == (replace(known, unreadable="the driver does not find it any more"),)
+    assert bench.nodes == [node]
+    bench.monitor._threads.close()
+
+
+async def test_a_gpu_lost_at_start_hides_no_other():
+    bench = Bench()
+    bench.node.lose(3)
+    node = await bench.monitor.open()
+    assert [gpu.uuid for gpu in node.gpus] == [*bench.uuids[:3], f"{PLACEHOLDER}3", *bench.uuids[4:]]
+    assert list(bench.unreadable()) == [f"{PLACEHOLDER}3"]
+    assert "the GPU is lost" in bench.unreadable()[f"{PLACEHOLDER}3"]
+    assert len(node.links) == 7 * 6 // 2
+    assert node.link(bench.uuids[0], f"{PLACEHOLDER}3") == Link()
+    bench.monitor._threads.close()
+
+
+def remembered(name="hgx-h100"):
+    return [
+        Gpu(gpu.uuid, index, gpu.minor, gpu.pci_bus_id, gpu.name, numa_node=1)
+        for index, gpu in enumerate(profile.load(name).gpus)
+    ]
+
+
+async def test_a_remembered_gpu_lost_at_start_keeps_its_name():
+    known = remembered()
+    bench = Bench(remembered=known)
+    bench.node.lose(3)
+    node = await bench.monitor.open()
+    assert [gpu.uuid for gpu in node.gpus] == bench.uuids
+    assert node.gpus[3] == replace(known[3], unreadable=node.gpus[3].unreadable)
+    assert list(bench.unreadable()) == [bench.uuids[3]]
+    bench.monitor._threads.close()
+
+
+async def test_a_remembered_gpu_lost_midway_keeps_its_description():
+    known = remembered()
+    bench = Bench(remembered=known)
+    bench.node.refuse("memory_total", Return.GPU_IS_LOST, gpu=3)
+    node = await bench.monitor.open()
+    assert node.gpus[3].unreadable is not None
+    assert "nvmlDeviceGetMemoryInfo" in node.gpus[3].unreadable
+    assert node.gpus[3] == replace(known[3], unreadable=node.gpus[3].unreadable)
+    bench.monitor._threads.close()
+
+
+async def test_a_remembered_gpu_that_the_driver_no_longer_has_is_listed():
+    vanished = Gpu("GPU-vanished", 4, minor=9, model="NVIDIA Vanished")
+    bench = Bench(remembered=[*remembered()[:2], vanished])
+    node = await bench.monitor.open()
+    assert len(node.gpus) == 9
+    assert bench.unreadable() == {"GPU-vanished": "the driver does not find it any more"}
+    assert next(gpu for gpu in node.gpus if gpu.uuid == "GPU-vanished").minor == 9
+    async with bench.running():
+        await bench.rounds()
+        assert {seen.fault for uuid, seen in bench.seen if uuid == "GPU-vanished" and isinstance(seen, Sample)} == {
+            "error"
+        }
+        assert bench.faults(0)[0] == ""
+
+
+async def test_a_gpu_that_hangs_at_start_hides_no_other_and_joins_when_it_is_back(caplog):
+    bench = Bench(timeout=0.2)
+    bench.node.hang(3, FOREVER)
+    node = await bench.monitor.open()
+    assert bench.unreadable() == {f"{PLACEHOLDER}3": "the driver has not described it within 0.2 s"}
+    assert len(node.links) == 7 * 6 // 2
+    async with bench.running():
+        await bench.until(lambda: (f"{PLACEHOLDER}3", "hung") in [(u, getattr(s, "fault", "")) for u, s in bench.seen])
+        await bench.rounds(2, gpus_but(3))
+        bench.node.heal(3)
+        await bench.until(lambda: len(bench.nodes) == 2)
+        assert bench.unreadable() == {}
+        assert [gpu.uuid for gpu in bench.nodes[1].gpus] == bench.uuids
+        assert len(bench.nodes[1].links) == 28
+        assert bench.nodes[1].driver_version == node.driver_version
+        since = await bench.rounds(2)
+        assert set(bench.faults(3, since)) == {""}
+    assert bench.driver.calls["register_events"] == 8
+
+
+async def test_a_gpu_lost_at_start_joins_with_its_events_when_it_is_back():
+    bench = Bench()
+    bench.node.lose(3)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.until(lambda: (f"{PLACEHOLDER}3", "lost") in [(u, getattr(s, "fault", "")) for u, s in bench.seen])
+        bench.node.heal(3)
+        await bench.until(lambda: len(bench.nodes) == 2)
+        assert [gpu.uuid for gpu in bench.nodes[1].gpus] == bench.uuids
+        await bench.rounds()
+        assert bench.node.post(3, EventType.XID_CRITICAL, 48) == 1
+        await bench.until(lambda: XidEvent(48) in bench.of(3))
+
+
+async def test_a_remembered_gpu_is_reached_by_its_own_name_when_it_is_back():
+    bench = Bench(remembered=remembered())
+    bench.node.lose(3)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.heal(3)
+        await bench.until(lambda: len(bench.nodes) == 2)
+        assert bench.unreadable() == {}
+        assert bench.nodes[1].gpus[3].memory_bytes is not None
+
+
+async def test_a_gpu_that_answers_for_another_is_not_taken_for_two():
+    bench = Bench()
+    bench.node.lose(3)
+    await bench.monitor.open()
+    real = bench.driver.handle_by_index
+    bench.driver.handle_by_index = lambda index: real(4 if index == 3 else index)
+    async with bench.running():
+        await bench.until(
+            lambda: (f"{PLACEHOLDER}3", Sample(fault="error", detail="another GPU answers for it")) in bench.seen
+        )
+    assert len(bench.nodes) == 1
+
+
+async def test_an_odd_exception_about_one_gpu_hides_no_other(monkeypatch):
+    bench = Bench()
+    host = bench.monitor.host
+
+    def odd(bus_id):
+        if bus_id == bench.node.profile.gpus[2].pci_bus_id:
+            raise RuntimeError("odd")
+        return 0
+
+    monkeypatch.setattr(host, "numa_node", odd)
+    node = await bench.monitor.open()
+    assert bench.unreadable() == {f"{PLACEHOLDER}2": "RuntimeError('odd')"}
+    assert len(node.gpus) == 8
+    bench.monitor._threads.close()
+
+
+async def test_a_pair_that_cannot_be_read_spoils_no_other():
+    bench = Bench("dgx1-v100")
+    whole = await bench.monitor.open()
+    bench.monitor._threads.close()
+    other = Bench("dgx1-v100")
+    other.node.refuse("nvlink_remote_bus_id", Return.GPU_IS_LOST, gpu=5)
+    found = await other.monitor.open()
+    other.monitor._threads.close()
+    apart = {pair: link for pair, link in whole.links.items() if whole.gpus[5].uuid not in pair}
+    assert {pair: found.links[pair] for pair in apart} == apart
+    assert {found.links[pair].nvlinks for pair in set(whole.links) - set(apart)} == {0}
+
+
+async def test_what_is_known_of_links_outlives_another_gpus_recovery():
+    bench = Bench("dgx1-v100", timeout=0.3)
+    bench.node.lose(3)
+    await bench.monitor.open()
+    known = {pair: link for pair, link in bench.nodes[0].links.items() if bench.uuids[5] in pair}
+    assert {link.nvlinks for link in known.values()} == {0, 1, 2}
+    async with bench.running():
+        await bench.rounds(1, gpus_but(3))
+        bench.node.lose(5)
+        bench.node.hang(6, FOREVER)
+        await bench.until(lambda: "lost" in bench.faults(5) and "hung" in bench.faults(6))
+        bench.node.heal(3)
+        await bench.until(lambda: len(bench.nodes) == 2)
+        bench.node.heal(6)
+    whole = Bench("dgx1-v100")
+    everything = (await whole.monitor.open()).links
+    whole.monitor._threads.close()
+    links = bench.nodes[1].links
+    assert {pair: links[pair] for pair in known} == known
+    three, apart = bench.uuids[3], {bench.uuids[5], bench.uuids[6]}  # which could not be asked when 3 came back
+    assert {pair: links.get(pair) for pair in everything if not (three in pair and apart & {*pair})} == {
+        pair: link for pair, link in everything.items() if not (three in pair and apart & {*pair})
+    }
+
+
+# Watching them
+
+
+async def test_each_gpu_is_looked_at_again_and_again():
+    bench = Bench()
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds(3)
+    assert all(set(bench.faults(gpu)) == {""} for gpu in range(8))
+    assert all(sample.temperature is not None for sample in bench.samples(0))
+
+
+async def test_an_xid_is_its_own_gpus_alone():
+    bench = Bench(poll=NEVER)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        looked = len(bench.samples(5))
+        assert bench.node.post(5, EventType.XID_CRITICAL, 79) == 1
+        await bench.until(lambda: XidEvent(79) in bench.of(5))
+        await bench.until(lambda: len(bench.samples(5)) > looked)  # an event has every GPU looked at
+    assert [(uuid, seen) for uuid, seen in bench.seen if isinstance(seen, XidEvent)] == [(bench.uuids[5], XidEvent(79))]
+
+
+async def test_events_of_another_kind_are_a_reason_to_look():
+    bench = Bench(poll=NEVER)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        since = len(bench.seen)
+        assert bench.node.post(2, EventType.GPU_UNAVAILABLE, 1) == 1
+        await bench.until(lambda: bench.samples(2, since))
+    assert not [seen for _, seen in bench.seen if isinstance(seen, XidEvent)]
+
+
+async def test_an_event_that_comes_during_a_round_brings_another_round():
+    bench = Bench(poll=NEVER)
+    await bench.monitor.open()
+    observe, first = bench.monitor.observe, bench.uuids[0]
+
+    def during(uuid, seen):
+        if uuid == bench.uuids[1] and len(bench.samples(0)) == 1:
+            bench.monitor.look_now()  # the first one's turn is over already
+        observe(uuid, seen)
+
+    bench.monitor.observe = during
+    async with bench.running():
+        await bench.until(lambda: len([uuid for uuid, _ in bench.seen if uuid == first]) >= 2)
+    assert len(bench.samples(0)) >= 2
+
+
+async def test_a_storm_of_events_is_no_storm_of_looks(monkeypatch):
+    monkeypatch.setattr(monitor, "LOOK_GAP", NEVER)
+    bench = Bench("h200", poll=NEVER)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        for _ in range(50):
+            bench.node.post(0, EventType.XID_CRITICAL, 31)
+        await bench.until(lambda: bench.of(0).count(XidEvent(31)) == 50)
+    assert len(bench.samples(0)) == 1
+
+
+async def test_an_event_of_an_unknown_gpu_is_nobodys(caplog):
+    bench = Bench("h200", poll=NEVER)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.monitor._deliver(Event(Handle(1), EventType.XID_CRITICAL, 79))
+        await bench.rounds()
+    assert not [seen for _, seen in bench.seen if isinstance(seen, XidEvent)]
+    assert "came from no GPU known here" in caplog.text
+
+
+async def test_a_lost_gpu_is_lost_alone_and_clean_after_its_repair():
+    bench = Bench()
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.lose(2)
+        await bench.until(lambda: bench.faults(2).count("lost") >= 3)
+        bench.node.heal(2)
+        await bench.until(lambda: bench.faults(2)[-1] == "")
+        since = await bench.rounds(2)
+        assert set(bench.faults(2, since)) == {""}
+        assert bench.driver.calls["handle_by_uuid"] >= 3
+    assert all(set(bench.faults(gpu)) == {""} for gpu in gpus_but(2))
+    assert set(bench.faults(2)) == {"", "lost"}
+    energy = [sample.energy for sample in bench.samples(2) if sample.energy is not None]
+    assert energy[-1] < energy[0]
+
+
+class Renumbering(SimulatedDriver):
+    """Gives a GPU a new handle each time it is asked for one by uuid, and knows the newest alone."""
+
+    def __init__(self, node):
+        super().__init__(node)
+        self.newest: dict[int, int] = {}
+
+    def handle_by_uuid(self, uuid):
+        plain = super().handle_by_uuid(uuid)
+        self.newest[plain] = self.newest.get(plain, 0) + 1
+        return self._new(plain)
+
+    def wait(self, event_set, timeout_ms):
+        event = super().wait(event_set, timeout_ms)
+        return replace(event, handle=self._new(event.handle))
+
+    def _new(self, plain):
+        return Handle(plain + (self.newest.get(plain, 0) << 48))
+
+    def _find(self, handle):
+        plain = Handle(handle & ((1 << 48) - 1))
+        return super()._find(plain) if handle == self._new(plain) else None
+
+
+async def test_after_a_repair_the_new_handle_is_used_for_looks_and_events():
+    bench = Bench(driver=Renumbering)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.lose(2)
+        await bench.until(lambda: "lost" in bench.faults(2))
+        bench.node.heal(2)
+        await bench.until(lambda: bench.faults(2)[-1] == "")
+        since = await bench.rounds(2)
+        assert set(bench.faults(2, since)) == {""}
+        assert bench.driver.newest == {bench.driver.handle_by_index(2): 1}
+        assert bench.driver.calls["register_events"] == 9
+        assert bench.node.post(2, EventType.XID_CRITICAL, 94) == 1
+        await bench.until(lambda: XidEvent(94) in bench.of(2))
+
+
+async def test_a_hung_gpu_holds_no_other_and_comes_back():
+    bench = Bench(timeout=0.5)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.hang(2, FOREVER)
+        began = anyio.current_time()
+        since = await bench.rounds(3, gpus_but(2))
+        await bench.until(lambda: "hung" in bench.faults(2, since))
+        assert anyio.current_time() - began >= 0.5
+        assert set(bench.faults(2, since)) <= {"", "hung"}
+        await bench.rounds(3, gpus_but(2))  # they go on while it hangs
+        assert bench.faults(2)[-1] == "hung"
+        detail = bench.samples(2)[-1].detail
+        assert detail.startswith("the driver has not answered for ")
+        bench.node.heal(2)
+        await bench.until(lambda: bench.faults(2)[-1] == "")
+        since = await bench.rounds(2)
+        assert set(bench.faults(2, since)) == {""}
+    assert all(set(bench.faults(gpu)) == {""} for gpu in gpus_but(2))
+
+
+async def test_a_hung_gpu_takes_one_thread_however_long_it_hangs():
+    bench = Bench(timeout=0.1)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.hang(2, FOREVER)
+        await bench.until(lambda: bench.faults(2).count("hung") >= 5)
+        calls = [thread for thread in driver_threads() if thread.name == "nvml-calls"]
+        assert len(calls) <= 2
+        bench.node.heal(2)
+        await bench.until(lambda: bench.faults(2)[-1] == "")
+
+
+async def test_a_refusal_that_is_no_loss_is_an_error_until_it_is_over():
+    bench = Bench()
+    await bench.monitor.open()
+    bench.node.refuse("temperature", Return.UNKNOWN, gpu=6, times=2)
+    async with bench.running():
+        await bench.until(lambda: bench.faults(6)[-1:] == [""])
+    assert bench.faults(6)[:2] == ["error", "error"]
+    assert all(set(bench.faults(gpu)) <= {""} for gpu in gpus_but(6))
+
+
+async def test_an_odd_exception_of_a_look_is_an_error():
+    bench = Bench("h200")
+    await bench.monitor.open()
+    real = bench.driver.temperature
+    bench.driver.temperature = lambda handle: 1 // 0
+    async with bench.running():
+        await bench.until(lambda: bench.seen)
+        bench.driver.temperature = real
+        await bench.until(lambda: bench.faults(0)[-1] == "")
+    assert bench.samples(0)[0].fault == "error"
+    assert "ZeroDivisionError" in bench.samples(0)[0].detail
+
+
+async def test_a_failed_wait_is_a_reason_to_look():
+    bench = Bench(poll=NEVER)
+    await bench.monitor.open()
+    bench.node.refuse("wait", Return.UNKNOWN, times=1)
+    async with bench.running():
+        await bench.rounds(2)
+    assert bench.driver.calls["wait"] >= 1
+
+
+@pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.UNKNOWN])
+async def test_without_events_the_looks_go_on(code, caplog):
+    bench = Bench()
+    bench.node.refuse("event_set", code)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds(2)
+        bench.node.lose(1)
+        await bench.until(lambda: "lost" in bench.faults(1))
+        bench.node.heal(1)
+        await bench.until(lambda: bench.faults(1)[-1] == "")
+    assert bench.driver.calls["wait"] == 0
+    assert caplog.text.count("the driver reports no events, health relies on polling") == 1
+
+
+async def test_one_gpu_without_events_is_said_once_and_the_others_have_theirs(caplog):
+    bench = Bench()
+    bench.node.refuse("register_events", Return.NOT_SUPPORTED, gpu=4)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds(3)
+        assert bench.node.post(4, EventType.XID_CRITICAL, 79) == 0
+        assert bench.node.post(5, EventType.XID_CRITICAL, 79) == 1
+        await bench.until(lambda: XidEvent(79) in bench.of(5))
+    assert caplog.text.count("no events will come from it") == 1
+    assert f"GPU {bench.uuids[4]}" in caplog.text
+    assert "too old" in caplog.text
+
+
+class LateRegistering(SimulatedDriver):
+    """Takes its time to register the GPU at index 2 until let go, and then answers as it would have, or as `refused`."""
+
+    def __init__(self, node):
+        super().__init__(node)
+        self.free = threading.Event()
+        self.refused: NvmlError | None = None
+
+    def register_events(self, handle, mask, events):
+        if handle == self.handle_by_index(2):
+            assert self.free.wait(LONG)
+            if self.refused:
+                raise self.refused
+        super().register_events(handle, mask, events)
+
+
+async def test_a_gpu_that_hangs_while_its_events_are_asked_for_has_them_afterwards(monkeypatch):
+    monkeypatch.setattr(monitor, "LOOK_PATIENCE", 0.05)
+    bench = Bench(driver=LateRegistering)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds(2, gpus_but(2))
+        assert bench.of(2) == []
+        bench.driver.free.set()
+        await bench.rounds(2)
+        assert bench.node.post(2, EventType.XID_CRITICAL, 79) == 1
+        await bench.until(lambda: XidEvent(79) in bench.of(2))
+    assert bench.driver.calls["register_events"] == 8
+
+
+async def test_a_late_refusal_of_events_is_said(monkeypatch, caplog):
+    monkeypatch.setattr(monitor, "LOOK_PATIENCE", 0.05)
+    bench = Bench(driver=LateRegistering)
+    bench.driver.refused = NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceRegisterEvents")
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds(1, gpus_but(2))
+        assert "no events will come" not in caplog.text
+        bench.driver.free.set()
+        await bench.rounds(2)
+    assert caplog.text.count("no events will come from it, health relies on polling: it is too old") == 1
+
+
+async def test_a_run_begun_again_has_the_events_of_meanwhile_and_those_that_follow():
+    bench = Bench()
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+    assert await gone(driver_threads())
+    assert bench.node.post(1, EventType.XID_CRITICAL, 48) == 1
+    async with bench.running():
+        await bench.until(lambda: XidEvent(48) in bench.of(1))
+        assert bench.node.post(1, EventType.XID_CRITICAL, 79) == 1
+        await bench.until(lambda: XidEvent(79) in bench.of(1))
+    assert [seen for _, seen in bench.seen if isinstance(seen, XidEvent)] == [XidEvent(48), XidEvent(79)]
+
+
+async def test_an_event_between_open_and_run_is_not_lost():
+    bench = Bench(poll=NEVER)
+
+    def published(node):
+        bench.node.post(6, EventType.XID_CRITICAL, 79)
+
+    bench.monitor.found = published
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.until(lambda: XidEvent(79) in bench.of(6))
+    assert [uuid for uuid, seen in bench.seen if isinstance(seen, XidEvent)] == [bench.uuids[6]]
+
+
+async def test_after_the_end_no_thread_is_left():
+    bench = Bench()
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        assert {thread.name for thread in driver_threads()} == {"nvml-calls", "nvml-events"}
+        assert all(thread.daemon for thread in driver_threads())
+    assert await gone(driver_threads())
+
+
+async def test_a_hung_gpu_does_not_hold_the_end():
+    bench = Bench(timeout=0.1)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.hang(2, FOREVER)
+        await bench.until(lambda: "hung" in bench.faults(2))
+    hung = [thread for thread in driver_threads() if thread.name == "nvml-calls"]
+    assert hung
+    bench.node.heal(2)
+    assert await gone(driver_threads())

@@ -1,0 +1,269 @@
+import pytest
+
+from gpu_plugin.devices.node import Link
+from gpu_plugin.nvml import probe
+from gpu_plugin.nvml.port import NvmlError, Return, Threshold, TopologyLevel
+from gpu_plugin.simulation import profile
+from gpu_plugin.simulation.driver import SimulatedDriver
+from gpu_plugin.simulation.hardware import SimulatedNode
+from gpu_plugin.simulation.host import SimulatedHost
+
+
+class Machine:
+    """A simulated node with its driver open."""
+
+    def __init__(self, name="dgx1-v100", **gpu):
+        content = profile.parse({"count": 1, "gpu": {"name": "NVIDIA Test", **gpu}}) if gpu else profile.load(name)
+        self.node = SimulatedNode(content)
+        self.driver = SimulatedDriver(self.node)
+        self.driver.open()
+        self.host = SimulatedHost(self.node)
+
+    def probe(self, index=0, known=""):
+        return probe.probe_gpu(self.driver, self.host, index, known)
+
+    def links(self, bus_ids=None):
+        probed = [self.probe(index) for index in range(len(self.node.profile.gpus))]
+        handles = {gpu.uuid: handle for handle, gpu in probed}
+        return [gpu.uuid for _, gpu in probed], lambda: probe.probe_links(
+            self.driver, handles, [gpu for _, gpu in probed]
+        )
+
+
+def pair(one, other):
+    return min(one, other), max(one, other)
+
+
+@pytest.mark.parametrize("name", profile.names())
+def test_every_profile_probes_to_what_it_says(name, caplog):
+    machine = Machine(name)
+    for index, built in enumerate(machine.node.profile.gpus):
+        handle, gpu = machine.probe(index)
+        assert handle == machine.driver.handle_by_uuid(built.uuid)
+        assert gpu.unreadable is None
+        assert (gpu.uuid, gpu.index, gpu.minor, gpu.pci_bus_id) == (built.uuid, index, built.minor, built.pci_bus_id)
+        assert (gpu.model, gpu.architecture, gpu.memory_bytes) == (built.name, built.architecture, built.memory_bytes)
+        assert gpu.mig_enabled == (built.mig_mode is not None and built.mig_mode[0] == 1)
+        assert gpu.numa_node == (built.numa_node if built.numa_node >= 0 else built.nvml_numa_node)
+        limits = built.thresholds
+        assert gpu.thresholds.shutdown == limits.shutdown
+        assert gpu.thresholds.slowdown == limits.slowdown
+        assert gpu.thresholds.memory_max == limits.memory_max
+        assert gpu.thresholds.gpu_max == limits.gpu_max
+        assert gpu.event_types == (built.event_types or 0)
+        assert gpu.fields == set(probe.PROBED_FIELDS) & set(built.fields)
+    assert not caplog.records
+
+
+def test_a_part_that_answers_hardly_anything_is_a_gpu_all_the_same(caplog):
+    machine = Machine(pci_bus_id="00000000:09:00.0", minor=4)
+    _, gpu = machine.probe()
+    assert gpu.unreadable is None
+    assert (gpu.model, gpu.minor, gpu.pci_bus_id) == ("NVIDIA Test", 4, "00000000:09:00.0")
+    assert (gpu.memory_bytes, gpu.numa_node, gpu.architecture) == (None, None, None)
+    assert (gpu.mig_enabled, gpu.event_types, gpu.fields) == (False, 0, frozenset())
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("mode", "enabled"), [((0, 0), False), ((1, 1), True), ((1, 0), True), ((0, 1), False), (None, False)]
+)
+def test_mig_is_enabled_where_it_is_so_now(mode, enabled):
+    assert Machine(mig_mode=mode).probe()[1].mig_enabled is enabled
+
+
+@pytest.mark.parametrize(
+    ("sysfs", "nvml", "known"), [(1, 0, 1), (0, 1, 0), (-1, 1, 1), (-1, 0, 0), (-1, None, None), (1, None, 1)]
+)
+def test_sysfs_knows_the_numa_node_first(sysfs, nvml, known):
+    machine = Machine(numa_node=sysfs, nvml_numa_node=nvml)
+    assert machine.probe()[1].numa_node == known
+    assert machine.driver.calls["numa_node"] == (sysfs < 0)
+
+
+@pytest.mark.parametrize(("answer", "known"), [(-1, None), (0, 0), (3, 3)])
+def test_a_negative_numa_node_is_none(monkeypatch, answer, known):
+    machine = Machine("h200")
+    monkeypatch.setattr(machine.driver, "numa_node", lambda handle: answer)
+    assert machine.probe()[1].numa_node == known
+
+
+def test_a_gpu_without_a_bus_id_has_the_numa_node_that_nvml_says():
+    machine = Machine(numa_node=1, nvml_numa_node=0)
+    machine.node.refuse("pci_bus_id", Return.NOT_SUPPORTED)
+    _, gpu = machine.probe()
+    assert (gpu.pci_bus_id, gpu.numa_node) == ("", 0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "minor_number",
+        "pci_bus_id",
+        "name",
+        "architecture",
+        "memory_total",
+        "mig_mode",
+        "temperature_threshold",
+        "supported_event_types",
+        "field_values",
+    ],
+)
+@pytest.mark.parametrize(
+    "code", [Return.NOT_SUPPORTED, Return.NO_PERMISSION, Return.FUNCTION_NOT_FOUND, Return.UNKNOWN]
+)
+def test_one_unanswered_question_hides_no_gpu(call, code, caplog):
+    machine = Machine("hgx-h100")
+    _, whole = machine.probe(2)
+    machine.node.refuse(call, code)
+    _, gpu = machine.probe(2)
+    assert gpu.unreadable is None
+    assert (gpu != whole) == (call != "mig_mode")  # which is off, as where it is not known
+    assert (gpu.uuid, gpu.index) == (whole.uuid, 2)
+    # Lack of support is normal; anything else is said.
+    assert bool(caplog.records) == (code == Return.UNKNOWN)
+
+
+def test_one_unanswered_threshold_leaves_the_others(monkeypatch):
+    machine = Machine("h200")
+    real = machine.driver.temperature_threshold
+
+    def some(handle, kind):
+        if kind == Threshold.MEM_MAX:
+            raise NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceGetTemperatureThreshold")
+        return real(handle, kind)
+
+    monkeypatch.setattr(machine.driver, "temperature_threshold", some)
+    limits = machine.probe()[1].thresholds
+    assert (limits.shutdown, limits.slowdown, limits.memory_max, limits.gpu_max) == (95, 89, None, 87)
+
+
+@pytest.mark.parametrize("code", [Return.GPU_IS_LOST, Return.RESET_REQUIRED])
+def test_a_gpu_lost_midway_keeps_its_name_and_is_unreadable(code):
+    machine = Machine("hgx-h100")
+    machine.node.refuse("memory_total", code, gpu=3)
+    handle, gpu = machine.probe(3)
+    assert handle == machine.driver.handle_by_index(3)
+    assert (gpu.uuid, gpu.index) == (machine.node.profile.gpus[3].uuid, 3)
+    assert gpu.unreadable is not None
+    assert "nvmlDeviceGetMemoryInfo" in gpu.unreadable
+    assert machine.probe(4)[1].unreadable is None
+
+
+@pytest.mark.parametrize("call", ["handle_by_index", "uuid"])
+def test_a_gpu_without_a_handle_or_a_name_is_a_refusal(call):
+    machine = Machine("hgx-h100")
+    machine.node.refuse(call, Return.UNKNOWN, gpu=3)
+    with pytest.raises(NvmlError) as caught:
+        machine.probe(3)
+    assert caught.value.code == Return.UNKNOWN
+
+
+def test_a_known_gpu_is_asked_for_by_its_uuid():
+    machine = Machine("hgx-h100")
+    uuid = machine.node.profile.gpus[5].uuid
+    handle, gpu = machine.probe(3, uuid)
+    assert handle == machine.driver.handle_by_index(5)
+    assert gpu.uuid == uuid
+
+
+def test_links_are_those_of_the_profile_each_pair_once():
+    machine = Machine("dgx1-v100")
+    uuids, links = machine.links()
+    found = links()
+    built = machine.node.profile
+    assert len(found) == 8 * 7 // 2
+    for (one, other), link in found.items():
+        assert one < other
+        first, second = uuids.index(one), uuids.index(other)
+        assert link.nvlinks == built.remotes[first].count(built.gpus[second].pci_bus_id)
+        assert link.nvlinks == built.remotes[second].count(built.gpus[first].pci_bus_id)
+        assert link.ancestor == built.ancestor(first, second)
+    assert {link.nvlinks for link in found.values()} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("hgx-h100", 8), ("t4-4", 4), ("h200", 1), ("l40s-pcie-8", 8)])
+def test_without_direct_links_only_the_ancestor_is_known(name, gpus, caplog):
+    machine = Machine(name)
+    uuids, links = machine.links()
+    found = links()
+    assert len(found) == gpus * (gpus - 1) // 2
+    assert {link.nvlinks for link in found.values()} <= {0}
+    assert not caplog.records
+    for (one, other), link in found.items():
+        assert link.ancestor == machine.node.profile.ancestor(uuids.index(one), uuids.index(other))
+
+
+def test_bus_ids_are_compared_without_regard_to_their_letters(monkeypatch):
+    machine = Machine("dgx1-v100")
+    _, links = machine.links()
+    whole = links()
+    real = machine.driver.nvlink_remote_bus_id
+    monkeypatch.setattr(machine.driver, "nvlink_remote_bus_id", lambda h, n: (real(h, n) or "").lower() or None)
+    assert links() == whole
+
+
+def test_a_link_down_at_one_end_is_not_counted(monkeypatch):
+    machine = Machine("dgx1-v100")
+    uuids, links = machine.links()
+    whole = links()
+    built = machine.node.profile
+    at = 0
+    neighbour = [gpu.pci_bus_id for gpu in built.gpus].index(built.remotes[0][at] or "")
+    first, real = machine.driver.handle_by_index(0), machine.driver.nvlink_remote_bus_id
+
+    def one_end_down(handle, link):
+        return None if (handle, link) == (first, at) else real(handle, link)
+
+    monkeypatch.setattr(machine.driver, "nvlink_remote_bus_id", one_end_down)
+    found = links()
+    changed = pair(uuids[0], uuids[neighbour])
+    assert found[changed].nvlinks == whole[changed].nvlinks - 1
+    assert {key: link for key, link in found.items() if key != changed} == {
+        key: link for key, link in whole.items() if key != changed
+    }
+
+
+def test_a_link_that_cannot_be_read_counts_as_down_and_hides_no_other(monkeypatch, caplog):
+    machine = Machine("dgx1-v100")
+    uuids, links = machine.links()
+    whole = links()
+    first, real = machine.driver.handle_by_index(0), machine.driver.nvlink_remote_bus_id
+
+    def unreadable(handle, link):
+        if (handle, link) == (first, 0):
+            raise NvmlError(Return.UNKNOWN, "nvmlDeviceGetNvLinkState")
+        return real(handle, link)
+
+    monkeypatch.setattr(machine.driver, "nvlink_remote_bus_id", unreadable)
+    found = links()
+    assert sum(link.nvlinks for link in found.values()) == sum(link.nvlinks for link in whole.values()) - 1
+    assert {key: link for key, link in found.items() if uuids[0] not in key} == {
+        key: link for key, link in whole.items() if uuids[0] not in key
+    }
+    assert len(caplog.records) == 1
+
+
+def test_an_ancestor_that_cannot_be_read_is_the_farthest():
+    machine = Machine("dgx1-v100")
+    _, links = machine.links()
+    nvlinks = {key: link.nvlinks for key, link in links().items()}
+    machine.node.refuse("common_ancestor", Return.UNKNOWN)
+    assert links() == {key: Link(count, TopologyLevel.SYSTEM) for key, count in nvlinks.items()}
+
+
+@pytest.mark.parametrize("lost", [0, 3, 7])
+def test_a_gpu_lost_meanwhile_has_the_worst_links_and_the_others_keep_theirs(lost, caplog):
+    machine = Machine("dgx1-v100")
+    uuids, links = machine.links()
+    whole = links()
+    machine.node.lose(lost)
+    assert links() == {key: Link() if uuids[lost] in key else link for key, link in whole.items()}
+    assert 0 < len(caplog.records) <= 2, "once, not once a link"
+
+
+def test_no_gpu_and_one_gpu_have_no_links():
+    machine = Machine("h200")
+    handle, gpu = machine.probe()
+    assert probe.probe_links(machine.driver, {}, []) == {}
+    assert probe.probe_links(machine.driver, {gpu.uuid: handle}, [gpu]) == {}
