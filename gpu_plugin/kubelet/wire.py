@@ -6,10 +6,10 @@ one changed costs one encoding and a join, 0.1 ms instead of 170.
 """
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import betterproto
 
@@ -55,21 +55,61 @@ class PreferredRequest:
 
 
 def decode_allocate(data: bytes) -> list[list[str]]:
-    """The device ids of each container of an AllocateRequest."""
-    return [container.device_ids for container in decode(messages.AllocateRequest, data).container_requests]
-
-
-def decode_preferred(data: bytes) -> list[PreferredRequest]:
-    """The containers of a PreferredAllocationRequest."""
+    """The device ids of each container of an AllocateRequest. Raises ValueError on bytes that are none."""
     return [
-        PreferredRequest(c.available_device_ids, c.must_include_device_ids, c.allocation_size)
-        for c in decode(messages.PreferredAllocationRequest, data).container_requests
+        [_text(field) for field in _fields(_bytes(container)) if field.number == 1]
+        for container in _fields(data)
+        if container.number == 1
     ]
 
 
+def decode_preferred(data: bytes) -> list[PreferredRequest]:
+    """The containers of a PreferredAllocationRequest. Raises ValueError on bytes that are none."""
+    return [_preferred_request(_bytes(container)) for container in _fields(data) if container.number == 1]
+
+
 def decode_pre_start(data: bytes) -> list[str]:
-    """The device ids of a PreStartContainerRequest."""
-    return decode(messages.PreStartContainerRequest, data).device_ids
+    """The device ids of a PreStartContainerRequest. Raises ValueError on bytes that are none."""
+    return [_text(field) for field in _fields(data) if field.number == 1]
+
+
+def _preferred_request(data: bytes) -> PreferredRequest:
+    ids: dict[int, list[str]] = {1: [], 2: []}
+    size = 0
+    for field in _fields(data):
+        if field.number in ids:
+            ids[field.number].append(_text(field))
+        elif field.number == 3:
+            size = _int32(field)
+    return PreferredRequest(ids[1], ids[2], size)
+
+
+# betterproto's walk over fields, without building its messages: these requests are nothing but strings, and the kubelet
+# waits for each answer (40 µs instead of 170 for 8 ids).
+
+
+def _fields(data: bytes) -> Iterator[betterproto.ParsedField]:
+    try:
+        yield from betterproto.parse_fields(data)
+    except EOFError as error:
+        raise ValueError(f"the message ends within a field: {error}") from None
+
+
+def _bytes(field: betterproto.ParsedField) -> bytes:
+    if not isinstance(field.value, bytes):
+        raise ValueError(f"field {field.number} is a number where text or a message belongs")
+    return field.value
+
+
+def _text(field: betterproto.ParsedField) -> str:
+    return _bytes(field).decode()
+
+
+def _int32(field: betterproto.ParsedField) -> int:
+    if not isinstance(field.value, int):
+        raise ValueError(f"field {field.number} is text where a number belongs")
+    value = field.value & 0xFFFFFFFF  # a negative int32 travels as ten bytes of 64 bits
+    return value - (1 << 32) if value >= 1 << 31 else value
 
 
 def encode_options(*, pre_start: bool, preferred: bool) -> bytes:
@@ -190,17 +230,6 @@ def _cdi(name: str) -> bytes:
 def warm() -> None:
     """Makes betterproto build its tables now, so that the kubelet's first call does not pay for it."""
     edits = ContainerEdits({"": "a"}, (Mount("a", "b"),), (DeviceSpec("a", "b"),), {"a": "b"}, ("a",))
-    samples: list[tuple[type[Any], bytes]] = [
-        (messages.AllocateRequest, bytes(messages.AllocateRequest([messages.ContainerAllocateRequest(["a"])]))),
-        (
-            messages.PreferredAllocationRequest,
-            bytes(
-                messages.PreferredAllocationRequest([messages.ContainerPreferredAllocationRequest(["a"], ["a"], 1)]),
-            ),
-        ),
-    ]
-    for kind, data in samples:
-        decode(kind, data)
     encode_allocate([edits])
     encode_preferred([["a"]])
     encode_register("a", "b", pre_start=False, preferred=True)

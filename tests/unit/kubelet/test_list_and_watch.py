@@ -5,6 +5,8 @@ from dataclasses import replace
 import anyio
 import pytest
 from grpclib.client import Channel, UnaryStreamMethod
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpu_plugin.kubelet import feed, wire
 from gpu_plugin.kubelet.codec import BytesCodec
@@ -166,6 +168,27 @@ class TestWire:
         del listed[0]
         assert encoder.encode(tuple(listed)) == wire.ListEncoder().encode(tuple(listed))
 
-    def test_bytes_that_are_no_message_are_a_value_error(self):
-        with pytest.raises(ValueError, match="no AllocateRequest message"):
-            wire.decode_allocate(b"\x0a" + b"\xff" * 11)
+    @pytest.mark.parametrize(
+        "data",
+        [b"\x0a", b"\x0a" + b"\xff" * 11, b"\x08\x01", b"\x0a\x02\x08\x01", b"\x0a\x03\x0a\x01\xff"],
+    )
+    def test_bytes_that_are_no_request_are_a_value_error(self, data):
+        for decode in (wire.decode_allocate, wire.decode_preferred):
+            with pytest.raises(ValueError, match=r"."):
+                decode(data)
+
+    @given(st.lists(st.tuples(st.lists(st.text()), st.lists(st.text()), st.integers(-(2**31), 2**31 - 1))))
+    @settings(max_examples=100)
+    def test_requests_are_read_as_betterproto_reads_them(self, asks):
+        message = wire.messages.PreferredAllocationRequest(
+            [wire.messages.ContainerPreferredAllocationRequest(a, m, size) for a, m, size in asks]
+        )
+        read = [(list(c.available), list(c.must_include), c.size) for c in wire.decode_preferred(bytes(message))]
+        assert read == asks
+        ids = [a for a, _, _ in asks]
+        message = wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest(each) for each in ids])
+        assert wire.decode_allocate(bytes(message)) == ids
+        assert wire.decode_pre_start(bytes(wire.messages.PreStartContainerRequest(["a", "b"]))) == ["a", "b"]
+
+    def test_unknown_fields_are_passed_over(self):
+        assert wire.decode_allocate(b"\x7a\x01x\x0a\x05\x0a\x01a\x50\x07") == [["a"]]
