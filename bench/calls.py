@@ -2,11 +2,12 @@
 
 import gc
 import itertools
+import os
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,6 +70,8 @@ def measure(plan: Plan, directory: Path) -> list[Row]:
     """The rows of all kinds of calls."""
     directory.mkdir()
     with ExitStack() as stack:
+        client, server = stack.enter_context(two_processors())
+        os.sched_setaffinity(0, client)
         plain = stack.enter_context(serving(directory / "plain"))
         specs = stack.enter_context(serving(directory / "specs", "--pass-device-specs=true"))
         kinds = [
@@ -88,6 +91,8 @@ def measure(plan: Plan, directory: Path) -> list[Row]:
         if not bare.output.readline():
             raise MeasurementError(f"the bare server does not start: {bare.log_tail()}")
         channel = stack.enter_context(dial(socket))
+        for process in (plain.daemon, specs.daemon, bare):
+            os.sched_setaffinity(process.pid, server)
         pairs = [
             (
                 Side(node.daemon, call, itertools.cycle(kind.requests)),
@@ -103,6 +108,20 @@ def measure(plan: Plan, directory: Path) -> list[Row]:
                 served.round(plan.calls)
                 compared.round(plan.calls)
         return [_row(kind, plan, served, compared) for (_, kind), (served, compared) in zip(kinds, pairs, strict=True)]
+
+
+@contextmanager
+def two_processors() -> Iterator[tuple[set[int], set[int]]]:
+    """One processor for the client and another for the servers where there are two; given back in the end.
+
+    A call goes back and forth between two processes: where they meet is the scheduler's whim, and not what is measured.
+    """
+    allowed = os.sched_getaffinity(0)
+    first, *others = sorted(allowed)
+    try:
+        yield {others[0] if others else first}, {first}
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def allocate(ids: Sequence[str]) -> bytes:
