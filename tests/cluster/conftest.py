@@ -1,0 +1,150 @@
+"""One cluster for the whole session, put in order again after each test."""
+
+import os
+import signal
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from .harness import binaries
+from .harness.cluster import Cluster, last_logs
+from .harness.guardian import OccupiedError
+from .harness.layout import Layout
+from .harness.node import foreign_files
+from .harness.plugin import GPUS
+from .harness.process import PieceError
+from .harness.sweep import LeftoverError
+from .harness.wait import DeadlineError
+
+TEST_TIMEOUT = 180
+"""Seconds for one test without its fixtures; every wait inside has its own, shorter deadline."""
+
+INSTALL = os.environ.get("E2E_INSTALL") == "1"
+REQUIRED = os.environ.get("E2E") == "required"
+PLUGIN = Path(os.environ.get("E2E_PLUGIN") or Path(sys.executable).parent / "gpu-plugin")
+
+
+def obstacle() -> str:
+    """Why there can be no cluster on this machine; empty if there can."""
+    if not sys.platform.startswith("linux"):
+        return f"a kubelet needs Linux, and this is {sys.platform}"
+    if os.geteuid() != 0:
+        return "a kubelet needs root"
+    if strangers := foreign_files(Layout()):
+        return strangers
+    if not INSTALL:
+        try:
+            binaries.find()
+        except binaries.MissingError as missing:
+            return f"{missing}; E2E_INSTALL=1 installs them"
+    return ""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    ours = [item for item in items if Path(__file__).parent in item.path.parents]
+    if config.pluginmanager.hasplugin("timeout"):
+        for item in ours:
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT, func_only=True))
+    if not ours or config.option.collectonly:
+        return
+    if reason := obstacle():
+        if REQUIRED or len(ours) == len(items):
+            pytest.exit(f"no cluster tests: {reason}", returncode=1 if REQUIRED else 0)
+        for item in ours:
+            item.add_marker(pytest.mark.skip(reason=f"no cluster tests: {reason}"))
+    elif not PLUGIN.exists():
+        pytest.exit(f"no cluster tests: {PLUGIN} is not there; make install", returncode=1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    del call
+    report = yield
+    cluster = getattr(item, "funcargs", {}).get("cluster")
+    if report.failed and isinstance(cluster, Cluster):
+        node = (cluster.containerd, cluster.kubelet, cluster.plugin)
+        report.sections += [(f"end of the log of {piece.name}", piece.log_tail()) for piece in node]
+        report.sections.append(("whole logs of this run, once it has ended", str(last_logs())))
+    return report
+
+
+@pytest.fixture(scope="session")
+def _end_in_order() -> Iterator[None]:
+    """SIGTERM ends the session as Ctrl-C does: through the teardown of every fixture."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del frame
+        pytest.exit(f"ended by {signal.Signals(number).name}", returncode=128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="session")
+def _programs(_end_in_order: None, request: pytest.FixtureRequest) -> binaries.Binaries:
+    """The programs of the cluster, installed and built where that was asked for."""
+    if not INSTALL:
+        return binaries.find()
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def say(step: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(f"\ncluster: {step}", flush=True)
+
+    try:
+        return binaries.install(say)
+    except binaries.MissingError as missing:
+        pytest.exit(f"no cluster tests: {missing}", returncode=1)
+
+
+@pytest.fixture(scope="session")
+def _running_cluster(_programs: binaries.Binaries) -> Iterator[Cluster]:
+    try:
+        with Cluster(_programs, PLUGIN) as cluster:
+            yield cluster
+    except (PieceError, DeadlineError, OccupiedError, LeftoverError, OSError) as error:
+        pytest.exit("\n".join([f"no cluster: {error}", *getattr(error, "__notes__", [])]), returncode=1)
+
+
+@pytest.fixture
+def cluster(_running_cluster: Cluster) -> Iterator[Cluster]:
+    """The running cluster: healthy, with no pod; whatever the test breaks is put in order after it."""
+    cluster = _running_cluster
+    log_begins = cluster.plugin.log_size()
+    yield cluster
+    wrong = [f"{piece.name} ended by itself" for piece in cluster.pieces if piece.crashed]
+    for piece in cluster.pieces:
+        if not piece.running:
+            piece.start()
+    cluster.pods.delete_all()
+    cluster.plugin.heal_all()
+    if cluster.plugin.extra:
+        cluster.plugin.extra = ()
+        cluster.plugin.restart()
+    cluster.wait_allocatable(GPUS)
+    log = cluster.plugin.log_since(log_begins)
+    if "Traceback" in log:
+        wrong.append(f"the daemon logged a failure that it did not foresee:\n{log}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.fixture(scope="session")
+def numbers(_running_cluster: Cluster) -> dict[str, int]:
+    """GPU number by device id, as pods of one GPU each see them: the N of their /dev/nvidiaN."""
+    pods = _running_cluster.pods
+    names = [f"number-{count}" for count in range(GPUS)]
+    for name in names:
+        pods.create(name, gpus=1)
+    found = {}
+    for name in names:
+        pod = pods.wait_running(name)
+        (device_id,) = pod.device_health
+        (found[device_id],) = pods.gpu_numbers(pod)
+    pods.delete(*names)
+    return found

@@ -1,0 +1,258 @@
+"""The programs that the cluster is made of: where they are, and building those that no distribution packages.
+
+What is built lies in `${XDG_CACHE_HOME:-~/.cache}/gpu-plugin-e2e`, in one directory for each version and source, which
+appears there whole or not at all; only a machine's first run pays.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+KUBERNETES_VERSION = "v1.36.3"
+CONTAINERD_VERSION = "v2.4.2"
+GO_OLDEST = (1, 21)  # the first that fetches the newer toolchain which a module asks for
+
+KUBERNETES_SOURCE = Path(__file__).parent / "kubernetes"
+KUBERNETES_PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
+CONTAINERD_PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr")
+CONTAINERD_PACKAGES = "github.com/containerd/containerd/v2/cmd"
+
+SYSTEM_PATH = (
+    *os.environ.get("PATH", "").split(os.pathsep),
+    "/usr/local/sbin",
+    "/usr/local/bin",
+    "/usr/sbin",
+    "/usr/bin",
+)
+CNI_DIRECTORIES = (Path("/usr/lib/cni"), Path("/opt/cni/bin"), Path("/usr/libexec/cni"))
+CNI_PLUGINS = ("bridge", "host-local")
+
+# Program, and the Debian and Ubuntu packages that may carry it, first the newer name.
+PACKAGES = {
+    "etcd": ("etcd-server", "etcd"),
+    "runc": ("runc",),
+    "static busybox": ("busybox-static",),
+    "ip": ("iproute2",),
+    "openssl": ("openssl",),
+    "umount": ("mount",),
+    "CNI plugins": ("containernetworking-plugins",),
+}
+
+
+class MissingError(Exception):
+    """Programs that the cluster needs are not on this machine, or cannot be installed; the text says which."""
+
+
+@dataclass(frozen=True)
+class Binaries:
+    """Where each program is."""
+
+    etcd: Path
+    runc: Path
+    busybox: Path
+    cni: Path
+    kubernetes_directory: Path
+    containerd_directory: Path
+
+    def kubernetes(self, program: str) -> str:
+        return str(self.kubernetes_directory / program)
+
+    def containerd(self, program: str) -> str:
+        return str(self.containerd_directory / program)
+
+
+def cache_directory() -> Path:
+    """Where built programs, and the logs of the last run, are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-plugin-e2e"
+
+
+def find() -> Binaries:
+    """All programs, as they are on this machine.
+
+    Raises:
+        MissingError: with everything that is not there.
+    """
+    missing = [*_missing_packaged()]
+    missing += [
+        directory.name for directory in (_kubernetes_directory(), _containerd_directory()) if not directory.is_dir()
+    ]
+    if missing:
+        raise MissingError(f"not on this machine: {', '.join(missing)}")
+    etcd, runc, busybox = (_program(name) for name in ("etcd", "runc", "busybox"))
+    cni = _cni()
+    assert etcd is not None and runc is not None and busybox is not None and cni is not None  # noqa: PT018
+    return Binaries(etcd, runc, busybox, cni, _kubernetes_directory(), _containerd_directory())
+
+
+def install(say: Callable[[str], None]) -> Binaries:
+    """Install and build what `find` misses, as root, through apt and Go.
+
+    Args:
+        say: told of each long step before it starts.
+
+    Raises:
+        MissingError: something cannot be had; the text says what and why.
+    """
+    if missing := _missing_packaged():
+        say(f"installing {', '.join(missing)}")
+        _install_packages(missing)
+    cache = cache_directory()
+    cache.mkdir(parents=True, exist_ok=True)
+    with _locked(cache / "lock"):
+        for abandoned in cache.glob("building-*"):
+            shutil.rmtree(abandoned)
+        if not (directory := _containerd_directory()).is_dir():
+            say(f"building containerd {CONTAINERD_VERSION}: about 2 minutes, once")
+            _build(directory, _build_containerd)
+        if not (directory := _kubernetes_directory()).is_dir():
+            say(f"building Kubernetes {KUBERNETES_VERSION}: about 7 minutes on 2 cores, once")
+            _build(directory, _build_kubernetes)
+    return find()
+
+
+def _missing_packaged() -> list[str]:
+    programs = (name for name in PACKAGES if name not in {"CNI plugins", "static busybox"})
+    missing = [name for name in programs if _program(name) is None]
+    if (busybox := _program("busybox")) is None or not _static(busybox):
+        missing.append("static busybox")
+    return missing + (["CNI plugins"] if _cni() is None else [])
+
+
+def _program(name: str) -> Path | None:
+    found = shutil.which(name, path=os.pathsep.join(SYSTEM_PATH))
+    return Path(found) if found else None
+
+
+def _static(program: Path) -> bool:
+    """Whether a 64-bit ELF program names no dynamic loader (a program header of type 3), so that it runs by itself."""
+    content = program.read_bytes()
+    (table,), (size, count) = struct.unpack_from("<Q", content, 32), struct.unpack_from("<HH", content, 54)
+    return 3 not in {struct.unpack_from("<I", content, table + size * each)[0] for each in range(count)}
+
+
+def _cni() -> Path | None:
+    return next((path for path in CNI_DIRECTORIES if all((path / plugin).exists() for plugin in CNI_PLUGINS)), None)
+
+
+def _kubernetes_directory() -> Path:
+    source = hashlib.sha256()
+    for name in ("main.go", "go.mod", "go.sum"):
+        source.update((KUBERNETES_SOURCE / name).read_bytes())
+    return cache_directory() / f"kubernetes-{KUBERNETES_VERSION}-{source.hexdigest()[:12]}"
+
+
+def _containerd_directory() -> Path:
+    return cache_directory() / f"containerd-{CONTAINERD_VERSION}"
+
+
+def _install_packages(missing: list[str]) -> None:
+    if shutil.which("apt-get") is None:
+        raise MissingError(f"{', '.join(missing)}: there is no apt-get here to install them with; install them by hand")
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    _apt(["apt-get", "update"], environment)
+    packages = [_available(PACKAGES[name], environment) for name in missing]
+    # Another apt may be at work on a machine that has just booted.
+    _apt(
+        ["apt-get", "install", "--option=DPkg::Lock::Timeout=120", "--yes", "--no-install-recommends", *packages],
+        environment,
+    )
+    if still := _missing_packaged():
+        raise MissingError(f"{', '.join(still)}: still not there after installing {', '.join(packages)}")
+
+
+def _available(names: tuple[str, ...], environment: dict[str, str]) -> str:
+    for name in names:
+        shown = subprocess.run(
+            ["apt-cache", "show", "--no-all-versions", name], capture_output=True, env=environment, check=False
+        )
+        if shown.returncode == 0 and shown.stdout:
+            return name
+    raise MissingError(f"apt knows no package {' or '.join(names)}")
+
+
+def _apt(command: list[str], environment: dict[str, str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise MissingError(
+            f"{' '.join(command)}: exit status {done.returncode}:\n{_last_lines(done.stderr or done.stdout)}"
+        )
+
+
+def _build(directory: Path, build: Callable[[Path], None]) -> None:
+    # Built beside its place and renamed into it: an interrupted build leaves nothing that looks finished.
+    place = Path(tempfile.mkdtemp(prefix="building-", dir=directory.parent))
+    build(place)
+    place.chmod(0o755)
+    place.rename(directory)
+
+
+def _build_kubernetes(place: Path) -> None:
+    with tempfile.TemporaryDirectory() as source:
+        for name in ("main.go", "go.mod", "go.sum"):
+            shutil.copy(KUBERNETES_SOURCE / name, source)
+        major, minor, _ = KUBERNETES_VERSION.removeprefix("v").split(".")
+        version = {"gitVersion": KUBERNETES_VERSION, "gitMajor": major, "gitMinor": minor}
+        flags = " ".join(f"-X k8s.io/component-base/version.{key}={value}" for key, value in version.items())
+        _go(["build", "-ldflags", f"-s -w {flags}", "-o", str(place / "kubernetes"), "."], source, {})
+    for program in KUBERNETES_PROGRAMS:
+        (place / program).symlink_to("kubernetes")
+
+
+def _build_containerd(place: Path) -> None:
+    packages = [f"{CONTAINERD_PACKAGES}/{program}@{CONTAINERD_VERSION}" for program in CONTAINERD_PROGRAMS]
+    _go(["install", "-ldflags", "-s -w", *packages], str(place), {"GOBIN": str(place)})
+
+
+def _go(arguments: list[str], directory: str, environment: dict[str, str]) -> None:
+    verb, *rest = arguments
+    # -p bounds memory as well as load: one compiler at a time for each core, about 1 GiB each at its largest.
+    command = [_go_program(), verb, "-trimpath", "-buildvcs=false", "-p", str(os.cpu_count() or 1), *rest]
+    settings = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "auto", "GOWORK": "off"} | environment
+    with tempfile.TemporaryFile("w+") as output:
+        building = subprocess.Popen(
+            command, cwd=directory, env=os.environ | settings, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            status = building.wait()
+        finally:
+            # On the way out of an interrupted run: the compilers too, which Go starts in its own process group.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(building.pid, signal.SIGKILL)
+        output.seek(0)
+        if status:
+            raise MissingError(f"{' '.join(command)}: exit status {status}:\n{_last_lines(output.read())}")
+
+
+def _go_program() -> str:
+    needed = f"Go {GO_OLDEST[0]}.{GO_OLDEST[1]} or newer on PATH or in /usr/local/go"
+    found = shutil.which("go", path=os.pathsep.join((*SYSTEM_PATH, "/usr/local/go/bin")))
+    if found is None:
+        raise MissingError(f"building Kubernetes and containerd needs {needed}; there is none")
+    reported = subprocess.run([found, "version"], capture_output=True, text=True, check=False).stdout
+    version = re.search(r"go(\d+)\.(\d+)", reported)
+    if version is None or (int(version[1]), int(version[2])) < GO_OLDEST:
+        raise MissingError(
+            f"building Kubernetes and containerd needs {needed}; {found} is {reported.strip() or 'unknown'}"
+        )
+    return found
+
+
+def _last_lines(text: str, count: int = 15) -> str:
+    return "\n".join(text.strip().splitlines()[-count:])
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,46 @@
+"""The one cgroup below which all containers of the cluster live, in cgroup v2 and in each hierarchy of v1."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from .layout import CGROUP
+from .wait import expect, wait_until
+
+_MOUNT = Path("/sys/fs/cgroup")
+
+GONE_WITHIN = 20.0
+"""Seconds that the kernel may take to let go of a cgroup whose processes were killed."""
+
+
+def _tops() -> list[Path]:
+    hierarchies = [_MOUNT] if (_MOUNT / "cgroup.controllers").exists() else sorted(_MOUNT.iterdir())
+    return [path / CGROUP for path in hierarchies if not path.is_symlink() and (path / "cgroup.procs").exists()]
+
+
+def create() -> None:
+    """Make the cgroup; the kubelet wants it to be there before it starts."""
+    for top in _tops():
+        top.mkdir(exist_ok=True)
+        for setting in ("cpuset.cpus", "cpuset.mems"):
+            # In v1 a new cpuset is empty, and no process can enter it.
+            if (top / setting).exists() and (top.parent / "cpuset.cpus").exists():
+                (top / setting).write_text((top.parent / setting).read_text())
+
+
+def remove() -> None:
+    """Remove the cgroup and all below it.
+
+    Raises:
+        DeadlineError: something still runs there.
+    """
+
+    def gone() -> None:
+        left = [top for top in _tops() if top.exists()]
+        for top in left:
+            for directory, _, _ in os.walk(top, topdown=False):
+                with contextlib.suppress(OSError):  # busy while the kernel still takes the killed processes apart
+                    Path(directory).rmdir()
+        expect(holds=not left, seen=", ".join(map(str, left)))
+
+    wait_until(gone, "no cgroup of the cluster is left", within=GONE_WITHIN)

@@ -1,0 +1,166 @@
+"""The whole cluster: its pieces, started in order and cleared away in the end."""
+
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from .api import Api
+from .binaries import Binaries, cache_directory
+from .control_plane import ApiServer, ControllerManager, Credentials, Etcd, Scheduler
+from .guardian import Guardian
+from .layout import NODE, Layout, Ports
+from .node import Containerd, Kubelet
+from .plugin import GPUS, RESOURCE, Plugin
+from .pods import Pods
+from .process import Piece
+from .sweep import sweep
+from .wait import expect, wait_until
+
+NODE_PATH = f"/api/v1/nodes/{NODE}"
+
+
+class Cluster:
+    """One node with its control plane, as host processes on 127.0.0.1.
+
+    A context manager: all of it runs inside, and nothing of it is left after, however the inside ends.
+    """
+
+    def __init__(self, binaries: Binaries, plugin: Path) -> None:
+        """Describe the cluster; nothing is started yet.
+
+        Args:
+            binaries: the programs.
+            plugin: the daemon's command, `gpu-plugin`.
+        """
+        self.layout = layout = Layout()
+        ports = Ports.free()
+        self._credentials = credentials = Credentials(layout, ports)
+        self.api = Api(ports.apiserver, layout.ca, credentials.admin)
+        self.etcd = Etcd(layout, binaries, ports)
+        self.apiserver = ApiServer(layout, binaries, ports, credentials, self.api)
+        self.controller_manager = ControllerManager(layout, binaries, credentials, self.api)
+        self.scheduler = Scheduler(layout, binaries, credentials)
+        self.containerd = Containerd(layout, binaries)
+        self.kubelet = Kubelet(layout, binaries, ports, credentials)
+        self.plugin = Plugin(layout, plugin)
+        self.pods = Pods(self.api, layout, self.containerd)
+        self._guardian: Guardian | None = None
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """All processes, in the order in which they start."""
+        return [
+            self.etcd,
+            self.containerd,
+            self.apiserver,
+            self.controller_manager,
+            self.scheduler,
+            self.kubelet,
+            self.plugin,
+        ]
+
+    def __enter__(self) -> Self:
+        self._guardian = Guardian(self.layout)
+        try:
+            sweep(self.layout)
+            self._make_directories()
+            self._credentials.write()
+            self._start()
+        except BaseException as error:
+            error.add_note(self.log_tails())
+            self._clear_away()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._clear_away()
+
+    def node_gpus(self) -> tuple[int, int]:
+        """Capacity and allocatable of the GPU resource, as a node status written after this call has them.
+
+        Raises:
+            DeadlineError: the kubelet writes no status, though it does so every second.
+        """
+        asked = datetime.now(UTC)
+
+        def fresh() -> tuple[int, int]:
+            status = self.api.get(NODE_PATH)["status"]
+            ready = next(each for each in status["conditions"] if each["type"] == "Ready")
+            # The time stamp has whole seconds only, rounded down: a later one is surely from after the call.
+            expect(
+                holds=datetime.fromisoformat(ready["lastHeartbeatTime"]) > asked,
+                seen=f"the node status of {ready['lastHeartbeatTime']}",
+            )
+            return int(status["capacity"].get(RESOURCE, "0")), int(status["allocatable"].get(RESOURCE, "0"))
+
+        return wait_until(fresh, "the kubelet writes a new node status", within=30)
+
+    def wait_allocatable(self, count: int, *, within: float = 30.0) -> None:
+        """Wait until a new node status offers exactly `count` GPUs.
+
+        Raises:
+            DeadlineError: none does within `within` seconds.
+        """
+
+        def offered() -> None:
+            capacity, allocatable = self.node_gpus()
+            expect(holds=allocatable == count, seen=f"capacity {capacity}, allocatable {allocatable}")
+
+        wait_until(offered, f"{count} GPUs are allocatable", within=within)
+
+    def log_tails(self, lines: int = 20) -> str:
+        """The end of every piece's log."""
+        return "\n".join(f"=== {piece.name} ===\n{piece.log_tail(lines)}" for piece in self.pieces)
+
+    def _start(self) -> None:
+        self.etcd.start(wait=False)
+        self.containerd.start(wait=False)
+        self.etcd.wait_ready()
+        self.apiserver.start(wait=False)
+        self.containerd.wait_ready()
+        self.containerd.import_image()
+        self.apiserver.wait_ready()
+        self.controller_manager.start(wait=False)
+        self.scheduler.start()
+        self.kubelet.start(wait=False)
+        self.plugin.start(wait=False)
+        self.controller_manager.wait_ready()
+        self.kubelet.wait_ready()
+        self.plugin.wait_ready()
+        wait_until(self._node_ready, "the node is Ready", within=60)
+        self.wait_allocatable(GPUS)
+
+    def _node_ready(self) -> None:
+        expect(holds=self.api.exists(NODE_PATH), seen="the kubelet has not made its node object")
+        expect(holds=self._ready_condition().get("status") == "True", seen=self._ready_condition())
+
+    def _ready_condition(self) -> dict[str, str]:
+        conditions = self.api.get(NODE_PATH)["status"].get("conditions", [])
+        return next((each for each in conditions if each["type"] == "Ready"), {})
+
+    def _make_directories(self) -> None:
+        self.layout.root.mkdir(mode=0o700, parents=True)
+        for directory in (self.layout.logs, self.layout.root / "tmp", self.layout.root / "run"):
+            directory.mkdir()
+
+    def _clear_away(self) -> None:
+        for piece in reversed(self.pieces):
+            piece.kill()
+        self._keep_logs()
+        assert self._guardian is not None
+        self._guardian.release()
+
+    def _keep_logs(self) -> None:
+        kept = last_logs()
+        shutil.rmtree(kept, ignore_errors=True)
+        if self.layout.logs.is_dir():
+            shutil.copytree(self.layout.logs, kept)
+
+
+def last_logs() -> Path:
+    """Where the logs of the last run's pieces are kept."""
+    return cache_directory() / "last-logs"

@@ -1,0 +1,96 @@
+"""The one image of the cluster: a static busybox, as an OCI archive written here so that nothing is pulled or built.
+
+Layout of the archive: the OCI image specification's image-layout, one uncompressed layer, one manifest.
+"""
+
+import hashlib
+import io
+import json
+import platform
+import tarfile
+from pathlib import Path
+
+from .process import run
+
+IMAGE = "localhost/gpu-plugin-e2e/busybox:1"
+
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def write_archive(path: Path, *, busybox: Path) -> None:
+    """Write the image to `path`.
+
+    The image's own command sleeps for ever, so that the same image serves as the sandbox (pause) container.
+
+    Args:
+        path: the archive.
+        busybox: a statically linked busybox on this machine.
+    """
+    architecture = _ARCHITECTURES.get(platform.machine(), platform.machine())
+    layer = _layer(busybox.read_bytes(), run([str(busybox), "--list"]).split())
+    config = _json(
+        {
+            "architecture": architecture,
+            "os": "linux",
+            "config": {"Env": ["PATH=/bin"], "Cmd": ["/bin/sleep", "infinity"]},
+            "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
+        }
+    )
+    manifest = _json(
+        {
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "config": _descriptor("application/vnd.oci.image.config.v1+json", config),
+            "layers": [_descriptor("application/vnd.oci.image.layer.v1.tar", layer)],
+        }
+    )
+    entry = _descriptor("application/vnd.oci.image.manifest.v1+json", manifest) | {
+        "platform": {"architecture": architecture, "os": "linux"},
+        "annotations": {"io.containerd.image.name": IMAGE, "org.opencontainers.image.ref.name": IMAGE},
+    }
+    with tarfile.open(path, "w") as archive:
+        _add(archive, "oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
+        _add(archive, "index.json", _json({"schemaVersion": 2, "manifests": [entry]}))
+        for blob in (layer, config, manifest):
+            _add(archive, f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}", blob)
+
+
+def _layer(busybox: bytes, applets: list[str]) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as layer:
+        for name, mode in (
+            ("bin", 0o755),
+            ("dev", 0o755),
+            ("etc", 0o755),
+            ("proc", 0o555),
+            ("sys", 0o555),
+            ("tmp", 0o1777),
+        ):
+            directory = tarfile.TarInfo(name)
+            directory.type, directory.mode = tarfile.DIRTYPE, mode
+            layer.addfile(directory)
+        _add(layer, "bin/busybox", busybox, mode=0o755)
+        for applet in applets:
+            if applet != "busybox":
+                link = tarfile.TarInfo(f"bin/{applet}")
+                link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+                layer.addfile(link)
+    return file.getvalue()
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes, *, mode: int = 0o644) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = len(content), mode
+    archive.addfile(entry, io.BytesIO(content))
+
+
+def _descriptor(media_type: str, content: bytes) -> dict[str, object]:
+    return {"mediaType": media_type, "digest": _digest(content), "size": len(content)}
+
+
+def _digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode()

@@ -1,0 +1,129 @@
+"""Where the cluster keeps its files, and the ports it listens on.
+
+The directory is always the same one, owned by root, so that a run can find and clear away what a killed run left
+behind. The device plugin directory is the one place outside it: no kubelet option moves that.
+"""
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/var/lib/gpu-plugin-e2e")
+LOCK = Path("/run/gpu-plugin-e2e.lock")
+DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
+
+NODE = "node-1"
+BRIDGE = "gpu-e2e0"
+NETWORK = "gpu-plugin-e2e"
+CGROUP = "gpu-plugin-e2e"
+
+MARK = "GPU_PLUGIN_E2E"
+"""Environment variable of every process of the cluster; how a later run recognises one as ours."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Directories and files of the cluster, below one root."""
+
+    root: Path = ROOT
+
+    @property
+    def logs(self) -> Path:
+        """One log file for each piece, kept over its restarts."""
+        return self.root / "logs"
+
+    @property
+    def etcd(self) -> Path:
+        return self.root / "etcd"
+
+    @property
+    def credentials(self) -> Path:
+        """Certificates, tokens, kubeconfig files and the service account key."""
+        return self.root / "credentials"
+
+    @property
+    def ca(self) -> Path:
+        """The API server's own certificate chain, which it writes at its first start."""
+        return self.credentials / "apiserver.crt"
+
+    @property
+    def kubelet(self) -> Path:
+        """The kubelet's --root-dir."""
+        return self.root / "kubelet"
+
+    @property
+    def pod_logs(self) -> Path:
+        return self.root / "pod-logs"
+
+    @property
+    def containerd(self) -> Path:
+        return self.root / "containerd"
+
+    @property
+    def containerd_socket(self) -> Path:
+        return self.root / "run" / "containerd.sock"
+
+    @property
+    def containerd_state(self) -> Path:
+        return self.root / "run" / "containerd"
+
+    @property
+    def tasks(self) -> Path:
+        """One bundle directory for each running container, made by containerd."""
+        return self.containerd_state / "io.containerd.runtime.v2.task" / "k8s.io"
+
+    @property
+    def cni(self) -> Path:
+        return self.root / "cni"
+
+    @property
+    def owns_device_plugins(self) -> Path:
+        """Present while the content of the device plugin directory is this cluster's."""
+        return self.root / "owns-device-plugins"
+
+    @property
+    def tunables(self) -> Path:
+        """The kernel settings as they were before the first kubelet."""
+        return self.root / "tunables.json"
+
+    @property
+    def plugin_state(self) -> Path:
+        """The daemon's --state-dir: the simulated node and the health verdicts."""
+        return self.root / "plugin"
+
+
+@dataclass(frozen=True)
+class Ports:
+    """TCP ports on 127.0.0.1, chosen once so that a restarted piece comes back where it was."""
+
+    etcd_client: int
+    etcd_peer: int
+    apiserver: int
+    kubelet: int
+    kubelet_healthz: int
+
+    @classmethod
+    def free(cls) -> "Ports":
+        """Ports that nobody listens on now.
+
+        Raises:
+            OSError: fewer than five are free.
+        """
+        ports = _free_ports()
+        try:
+            return cls(*(next(ports) for _ in range(5)))
+        except StopIteration:
+            raise OSError("no free TCP ports on 127.0.0.1 between 21000 and 22000") from None
+
+
+def _free_ports() -> Iterator[int]:
+    # Below the range that the kernel gives to outgoing connections, so that a piece finds its port free at a restart.
+    for port in range(21000, 22000):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        yield port

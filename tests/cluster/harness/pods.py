@@ -1,0 +1,232 @@
+"""Pods of the default namespace: making them, waiting for them, and looking inside."""
+
+import os
+import re
+import signal
+import stat
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from .api import Api, ApiError, Object
+from .image import IMAGE
+from .layout import Layout
+from .node import Containerd
+from .plugin import RESOURCE
+from .wait import NotYet, expect, wait_until
+
+NAMESPACE = "default"
+CONTAINER = "main"
+PATH = f"/api/v1/namespaces/{NAMESPACE}/pods"
+
+FOREVER = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
+"""Shell words that do nothing until told to end, and end at once then."""
+
+GPU_DEVICE = re.compile(r"nvidia\d+")
+"""Name in /dev of a GPU, as against the devices that all GPUs share."""
+
+GRACE = 2
+"""Seconds between SIGTERM and SIGKILL for a container."""
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line that a container wrote, with the time at which the runtime read it."""
+
+    when: datetime
+    text: str
+
+
+class Pod:
+    """One pod as the API server gave it at one moment."""
+
+    def __init__(self, content: Object) -> None:
+        self.content = content
+
+    @property
+    def name(self) -> str:
+        return str(self.content["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.content["metadata"]["uid"])
+
+    @property
+    def phase(self) -> str:
+        """Pending, Running, Succeeded or Failed."""
+        return str(self.content["status"].get("phase", "Pending"))
+
+    @property
+    def reason(self) -> str:
+        """Why the pod is in its phase, in the kubelet's words; often empty."""
+        status = self.content["status"]
+        return f"{status.get('reason', '')} {status.get('message', '')}".strip()
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The container's status; empty before the kubelet has seen the pod."""
+        statuses: list[dict[str, Any]] = self.content["status"].get("containerStatuses", [])
+        return statuses[0] if statuses else {}
+
+    @property
+    def container_id(self) -> str:
+        """The runtime's id, empty before the container is made."""
+        return str(self.status.get("containerID", "")).removeprefix("containerd://")
+
+    @property
+    def restarts(self) -> int:
+        return int(self.status.get("restartCount", 0))
+
+    @property
+    def running(self) -> bool:
+        return "running" in self.status.get("state", {})
+
+    @property
+    def device_health(self) -> dict[str, str]:
+        """Health by device id of the GPUs that the kubelet gave to the container."""
+        resources: list[dict[str, Any]] = self.status.get("allocatedResourcesStatus", [])
+        entries = [entry for each in resources if each["name"] == RESOURCE for entry in each.get("resources", [])]
+        return {entry["resourceID"]: entry["health"] for entry in entries}
+
+    def __str__(self) -> str:
+        waiting = self.status.get("state", {}).get("waiting", {})
+        return f"{self.name}: {self.phase} {self.reason} {waiting or ''}".strip()
+
+
+class Pods:
+    """The pods of one cluster."""
+
+    def __init__(self, api: Api, layout: Layout, containerd: Containerd) -> None:
+        self._api = api
+        self._layout = layout
+        self._containerd = containerd
+
+    def create(self, name: str, *, gpus: int, shell: str = FOREVER, restart: str = "Never") -> Pod:
+        """Make a pod of one container.
+
+        Args:
+            name: of the pod.
+            gpus: how many it asks for; 0 for none.
+            shell: what its container runs.
+            restart: the pod's restartPolicy: Never, OnFailure or Always.
+        """
+        limits = {"limits": {RESOURCE: str(gpus)}} if gpus else {}
+        container = {
+            "name": CONTAINER,
+            "image": IMAGE,
+            "imagePullPolicy": "Never",
+            "command": ["/bin/sh", "-c", shell],
+            "resources": limits,
+        }
+        spec = {
+            "containers": [container],
+            "restartPolicy": restart,
+            "terminationGracePeriodSeconds": GRACE,
+            "automountServiceAccountToken": False,
+            "dnsPolicy": "Default",
+            "enableServiceLinks": False,
+        }
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+        return Pod(self._api.create(PATH, body))
+
+    def get(self, name: str) -> Pod:
+        return Pod(self._api.get(f"{PATH}/{name}"))
+
+    def all(self) -> list[Pod]:
+        return [Pod(content) for content in self._api.get(PATH)["items"]]
+
+    def run(self, name: str, *, gpus: int, shell: str = FOREVER, restart: str = "Never") -> Pod:
+        """Make a pod and wait until its container runs."""
+        self.create(name, gpus=gpus, shell=shell, restart=restart)
+        return self.wait_running(name)
+
+    def wait_running(self, name: str, *, within: float = 30.0) -> Pod:
+        """The pod, once its container runs.
+
+        Raises:
+            DeadlineError: it does not after `within` seconds.
+            AssertionError: it has failed.
+        """
+
+        def running() -> Pod:
+            pod = self.get(name)
+            assert pod.phase != "Failed", f"pod {pod}"
+            expect(holds=pod.running, seen=pod)
+            return pod
+
+        return wait_until(running, f"pod {name} runs", within=within)
+
+    def delete(self, *names: str, within: float = 60.0) -> None:
+        """End pods and wait until the kubelet has let go of them and their devices.
+
+        Raises:
+            DeadlineError: one is still there after `within` seconds.
+        """
+        for name in names:
+            try:
+                self._api.delete(f"{PATH}/{name}", grace=GRACE)
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+
+        def gone() -> None:
+            left = [pod for pod in self.all() if pod.name in names]
+            expect(holds=not left, seen="; ".join(map(str, left)))
+
+        wait_until(gone, f"pods {', '.join(names)} are gone", within=within)
+
+    def delete_all(self) -> None:
+        """End every pod there is."""
+        self.delete(*(pod.name for pod in self.all()))
+
+    def events(self, name: str) -> list[str]:
+        """What was reported about a pod, as `Reason: message`."""
+        selector = f"fieldSelector=involvedObject.name={name}"
+        events = self._api.get(f"/api/v1/namespaces/{NAMESPACE}/events?{selector}")["items"]
+        return [f"{event['reason']}: {event['message']}" for event in events]
+
+    def log(self, pod: Pod) -> list[LogLine]:
+        """What the container wrote, its restarts included."""
+        directory = self._layout.pod_logs / f"{NAMESPACE}_{pod.name}_{pod.uid}" / CONTAINER
+        lines = [line for file in sorted(directory.glob("*.log")) for line in file.read_text().splitlines()]
+        return [_log_line(line) for line in lines]
+
+    def execute(self, pod: Pod, *command: str) -> str:
+        """Run a program inside the pod's container and give its standard output."""
+        return self._containerd.execute(pod.container_id, list(command))
+
+    def signal(self, pod: Pod, number: signal.Signals) -> None:
+        """Send a signal to the pod's first process."""
+        os.kill(int(self._process(pod).name), number)
+
+    def environment(self, pod: Pod) -> dict[str, str]:
+        """The environment that the pod's first process was started with, read from outside the container."""
+        entries = (self._process(pod) / "environ").read_text().split("\0")
+        return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+    def devices(self, pod: Pod) -> dict[str, int]:
+        """Device number by name of the character devices in the container's /dev named nvidia..., seen from outside."""
+        found = {}
+        for path in (self._process(pod) / "root" / "dev").glob("nvidia*"):
+            status = path.lstat()
+            if stat.S_ISCHR(status.st_mode):
+                found[path.name] = status.st_rdev
+        return found
+
+    def gpu_numbers(self, pod: Pod) -> set[int]:
+        """N of each /dev/nvidiaN in the container."""
+        return {int(name.removeprefix("nvidia")) for name in self.devices(pod) if GPU_DEVICE.fullmatch(name)}
+
+    def _process(self, pod: Pod) -> Path:
+        try:
+            return Path("/proc") / (self._layout.tasks / pod.container_id / "init.pid").read_text()
+        except FileNotFoundError:
+            raise NotYet(f"container {pod.container_id} of pod {pod} does not run") from None
+
+
+def _log_line(line: str) -> LogLine:
+    # The CRI's log format: time, stream, F for a whole line or P for a part, text.
+    when, _, _, text = line.split(" ", 3)
+    seconds, _, fraction = when.removesuffix("Z").partition(".")
+    return LogLine(datetime.fromisoformat(f"{seconds}.{fraction[:6]:0<6}").replace(tzinfo=UTC), text)

@@ -1,0 +1,130 @@
+"""Clearing away all that a cluster leaves on the machine: processes, mounts, the bridge, cgroups, kernel settings
+and files.
+
+Each thing is known as the cluster's by its own mark or place, never by a guess, and all of it is looked for anew, so
+that the same code ends a run in order and clears away after one that was killed.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+from pathlib import Path
+
+from . import cgroups, tunables
+from .layout import BRIDGE, CGROUP, DEVICE_PLUGINS, MARK, NETWORK, Layout
+from .process import run
+from .wait import DeadlineError, expect, wait_until
+
+ENDS_WITHIN = 20.0
+"""Seconds that killed processes may take to be gone."""
+
+_CNI_RESULTS = Path("/var/lib/cni/results")
+_LOG_LINKS = Path("/var/log/containers")
+
+
+class LeftoverError(Exception):
+    """Something of an earlier run cannot be cleared away; the text says what."""
+
+
+def sweep(layout: Layout) -> None:
+    """End every process of the cluster and remove everything it made.
+
+    Raises:
+        LeftoverError: a process, mount or cgroup is still there.
+        PieceError: a system tool failed.
+    """
+    try:
+        _end_processes(layout)
+        _unmount(layout)
+        _remove_network()
+        cgroups.remove()
+        tunables.restore(layout)
+    except DeadlineError as error:
+        raise LeftoverError(f"left over from a run of the cluster tests: {error}") from error
+    _remove_log_links(layout)
+    _empty_device_plugins(layout)
+    if layout.root.exists():
+        shutil.rmtree(layout.root)
+
+
+def _end_processes(layout: Layout) -> None:
+    def none_left() -> None:
+        processes = _processes(layout)
+        for pid in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        expect(holds=not processes, seen=f"processes {sorted(processes)}")
+
+    wait_until(none_left, "no process of the cluster is left", within=ENDS_WITHIN)
+
+
+def _processes(layout: Layout) -> set[int]:
+    """Every process with the mark in its environment, all that descend from one, and all in a container's cgroup."""
+    mark = f"{MARK}={layout.root}".encode()
+    parents: dict[int, int] = {}
+    ours: set[int] = set()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            status = (entry / "stat").read_text()
+            groups = (entry / "cgroup").read_text()
+            environment = (entry / "environ").read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # ended while being looked at
+        except PermissionError:
+            environment = []  # refused even to root for some process; not for those that the cluster starts
+        state, parent = status.rpartition(")")[2].split()[:2]
+        if state == "Z":
+            continue  # dead already; its parent's to collect
+        parents[int(entry.name)] = int(parent)
+        if mark in environment or any(f":/{CGROUP}/" in line for line in groups.splitlines()):
+            ours.add(int(entry.name))
+    while heirs := {pid for pid, parent in parents.items() if parent in ours and pid not in ours}:
+        ours |= heirs
+    return ours
+
+
+def _unmount(layout: Layout) -> None:
+    for point in reversed(_mounts(layout)):
+        run(["umount", "--lazy", point])
+    if left := _mounts(layout):
+        raise LeftoverError(f"still mounted below {layout.root}: {', '.join(left)}")
+
+
+def _mounts(layout: Layout) -> list[str]:
+    """Mount points below the cluster's directory, outer before inner."""
+    points = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return sorted(point for point in points if point.startswith(f"{layout.root}/"))
+
+
+def _remove_network() -> None:
+    if (Path("/sys/class/net") / BRIDGE).exists():
+        run(["ip", "link", "delete", BRIDGE])
+    for result in _CNI_RESULTS.glob(f"{NETWORK}-*"):
+        result.unlink()
+    _remove_empty(_CNI_RESULTS, _CNI_RESULTS.parent)
+
+
+def _remove_log_links(layout: Layout) -> None:
+    for link in _LOG_LINKS.glob("*.log"):
+        if link.is_symlink() and link.readlink().is_relative_to(layout.pod_logs):
+            link.unlink()
+
+
+def _empty_device_plugins(layout: Layout) -> None:
+    if not layout.owns_device_plugins.exists() or not DEVICE_PLUGINS.is_dir():
+        return
+    for entry in DEVICE_PLUGINS.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    _remove_empty(DEVICE_PLUGINS, DEVICE_PLUGINS.parent)
+
+
+def _remove_empty(*directories: Path) -> None:
+    for directory in directories:
+        if directory.is_dir() and not any(directory.iterdir()):
+            directory.rmdir()
