@@ -119,7 +119,7 @@ async def _many_ids() -> list[Row]:
     devices = [_replica(at) for at in range(MANY_IDS)]
     ids = [device.id for device in devices]
     store = _store(devices)
-    service = DevicePluginService(ListFeed(NAME, store), store, lambda _: None)
+    service = DevicePluginService(ListFeed(NAME, store), store, lambda: None)
     handle: Callable[[Any], Awaitable[None]] = service.__mapping__()[wire.PREFERRED].func
     request = preferred(ids, (), 4)
     taken, stalls = [], []

@@ -1,9 +1,13 @@
 """From the settings and what the node has to what Allocate needs to know."""
 
+import logging
+
 from gpu_plugin.access.container import CONTROL_NODES, Access, imex_node
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.node import Node
+
+log = logging.getLogger(__name__)
 
 # What a CDI class stands for exists where one of its device nodes does.
 _CLASS_NODES = {"gdrcopy": "/dev/gdrdrv", "gds": "/dev/nvidia-fs", "mofed": "/dev/infiniband/"}
@@ -23,6 +27,8 @@ def plan_access(settings: Settings, node: Node, dev_root: str) -> Access:
             f"IMEX channel {missing[0]} is required and {imex_node(missing[0])} does not exist on this node: "
             "start nvidia-imex, or run with --imex-required=false",
         )
+    for channel in missing:
+        log.warning("IMEX channel %d is left out: %s does not exist on this node", channel, imex_node(channel))
     return Access(
         strategies=settings.device_list_strategy,
         id_strategy=settings.device_id_strategy,

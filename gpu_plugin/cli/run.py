@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -38,14 +39,30 @@ def _read(name: str) -> Mapping[str, object]:
     if len(text) > MAX_CONFIG_BYTES:
         raise ConfigError(f"--config-file {name}: more than {MAX_CONFIG_BYTES} bytes")
     try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        content = yaml.load(text, _strict_loader(yaml))  # noqa: S506 - a safe loader, made stricter
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"--config-file {name}: {' '.join(str(error).split())}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"--config-file {name}: holds a {type(content).__name__}, not a mapping")
     return content
+
+
+def _strict_loader(yaml: ModuleType) -> Any:
+    """The safe loader, which refuses a key that stands twice instead of taking the last."""
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002
+            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+            for at, key in enumerate(keys):
+                if key in keys[:at]:
+                    raise yaml.YAMLError(
+                        f"the key {key!r} stands twice, again on line {node.value[at][0].start_mark.line + 1}"
+                    )
+            return super().construct_mapping(node, deep)
+
+    return Loader
 
 
 def _flag(option: Option) -> Callable[[Any], Any]:
@@ -77,10 +94,9 @@ def command(**given: object) -> int:
     reads the configuration again.
     """
     flags = {
-        name: ",".join(value) if isinstance(value, tuple) and value else value or None for name, value in given.items()
+        name: (",".join(value) if value else None) if isinstance(value, tuple) else value
+        for name, value in given.items()
     }
-    if given.get("kubelet_socket") == "":
-        flags["kubelet_socket"] = ""
     try:
         settings, idle = settings_from(flags, os.environ)
     except ConfigError as error:

@@ -51,7 +51,7 @@ def ineffective(
         and (
             flags.get(option.name) is not None
             or any(environ.get(env) for env in option.envs)
-            or (option.file and option.file in written)
+            or (option.file and written.get(option.file))
         )
     ]
 

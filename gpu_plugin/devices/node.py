@@ -56,7 +56,7 @@ Pair = tuple[str, str]
 class Node:
     """The whole node as probed. `links` has every pair of uuids once, the lower first.
 
-    `device_nodes` are the paths under /dev that exist there; `imex_channels` those of its IMEX channels among them.
+    `device_nodes` are the paths under /dev that exist there.
     """
 
     gpus: tuple[Gpu, ...] = ()

@@ -102,9 +102,19 @@ class HealthLedger:
         fatal = sorted((latch.since, name) for name, latch in record.latches.items() if latch.verdict is Verdict.FATAL)
         return "; ".join(record.latches[name].detail or name for _, name in fatal)
 
-    def reasons(self) -> dict[str, str]:
-        """Every watched GPU's reason, by uuid."""
-        return {uuid: self.reason(uuid) for uuid in self._records}
+    def suspicious(self, uuid: str) -> bool:
+        """Whether evidence against a GPU, or proof for it, is being gathered: another look soon would tell."""
+        record = self._records.get(uuid)
+        return record is not None and any(latch.streak for latch in record.latches.values())
+
+    def rename(self, old: str, new: str) -> None:
+        """A GPU known under a made-up name turned out to be `new`: what is held against it goes with it."""
+        record = self._records.pop(old, None)
+        if record is not None:
+            self.revision += 1
+            known = self._records.setdefault(new, record)
+            for name, latch in record.latches.items():
+                known.latches.setdefault(name, latch)
 
     def evidence(self) -> tuple[Evidence, ...]:
         """Every open latch, in a stable order."""

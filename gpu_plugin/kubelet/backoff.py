@@ -14,14 +14,12 @@ class Backoff:
     """Waits 0 s after the first failure, then from `FIRST` on twice as long each time, up to `LONGEST`."""
 
     failures: int = 0
-    last: float = float("-inf")
 
-    def delay(self, now: float, worked_for: float, dice: float) -> float:
-        """Seconds to wait after a failure at `now`, having worked for `worked_for` seconds; `dice` in [0, 1) spreads it."""
+    def delay(self, worked_for: float, dice: float) -> float:
+        """Seconds to wait after a failure, having worked for `worked_for` seconds; `dice` in [0, 1) spreads it."""
         if worked_for >= STABLE:
             self.failures = 0
         self.failures += 1
-        self.last = now
         if self.failures == 1:
             return 0.0
         return float(min(FIRST * FACTOR ** min(self.failures - 2, 16), LONGEST)) * (0.9 + 0.2 * dice)

@@ -44,7 +44,6 @@ class ResourceEndpoint:
         if fault:
             raise ValueError(fault)
         self.resource = resource
-        self.registrations = 0
         self._store = store
         self._feed = ListFeed(resource, store)
         self._kubelet_socket = kubelet_socket
@@ -66,20 +65,25 @@ class ResourceEndpoint:
 
     async def _live(self) -> None:
         backoff = Backoff()
+        said = ""
         while True:
             began = anyio.current_time()
             seen = self._kubelet()
+            trouble = ""
             try:
                 why = await self._serve()
                 log.info("%s: %s; registering again", self.resource, why)
             except RegistrationError as error:
-                log.warning("%s: registration failed: %s", self.resource, error)
+                trouble = f"registration failed: {error}"
             except OSError as error:
-                log.warning("%s: cannot serve in %s: %s", self.resource, self._directory, error)
+                trouble = f"cannot serve in {self._directory}: {error}"
             except Exception:
                 log.exception("%s: serving failed unexpectedly; beginning anew", self.resource)
-            now = anyio.current_time()
-            pause = backoff.delay(now, now - began, random.random())  # noqa: S311 - spreads retries, keeps no secret
+            if trouble:  # a kubelet that is away is asked many times: once is worth a line
+                log.log(logging.DEBUG if trouble == said else logging.WARNING, "%s: %s", self.resource, trouble)
+            said = trouble
+            worked_for = anyio.current_time() - began
+            pause = backoff.delay(worked_for, random.random())  # noqa: S311 - spreads retries, keeps no secret
             await self._wait(pause, seen, backoff)
 
     async def _wait(self, seconds: float, seen: Identity | None, backoff: Backoff) -> None:
@@ -93,8 +97,10 @@ class ResourceEndpoint:
         backoff.forget()
 
     def _kubelet(self) -> Identity | None:
-        """Which kubelet socket there is now; where none is registered with, the directory stands for it."""
-        return identity(self._kubelet_socket or self._directory)
+        """Which kubelet socket there is now; where none is registered with, any directory will do."""
+        if self._kubelet_socket is None:
+            return (0, 0, 0) if self._directory.is_dir() else None
+        return identity(self._kubelet_socket)
 
     async def _serve(self) -> str:
         """One incarnation: returns why it is over.
@@ -109,7 +115,7 @@ class ResourceEndpoint:
         self._incarnation += 1
         path = socket_path(self._directory, self.resource, self._incarnation)
         await self._feed.refresh()
-        service = DevicePluginService(self._feed, self._store, lambda _: self._look.ring())
+        service = DevicePluginService(self._feed, self._store, self._look.ring)
         server = SocketServer(service)
         try:
             try:
@@ -118,19 +124,43 @@ class ResourceEndpoint:
                 return "our socket went as soon as it was made"
             log.debug("%s: listening on %s", self.resource, path)
             if self._kubelet_socket is not None:
-
-                def listening() -> bool:
-                    nonlocal kubelet  # the one that took the connection, should another have come since
-                    kubelet = self._kubelet() or kubelet
-                    return server.listening
-
-                await register(self._kubelet_socket, path.name, self.resource, listening)
-                self.registrations += 1
+                kubelet = await self._register(self._kubelet_socket, path.name, server) or kubelet
                 log.info("%s: registered with the kubelet as %s", self.resource, path.name)
             return await self._until_over(service, server, kubelet)
         finally:
             service.end_streams()
             await server.end()
+
+    async def _register(self, kubelet_socket: Path, name: str, server: SocketServer) -> Identity | None:
+        """Registers, and keeps our socket in its place meanwhile: the kubelet goes on dialling it for 10 s.
+
+        Returns which kubelet it was. Raises RegistrationError.
+        """
+        dialled: Identity | None = None
+
+        def listening() -> bool:
+            nonlocal dialled  # the one that took the connection, should another have come since
+            dialled = identity(kubelet_socket)
+            return server.listening
+
+        async def keep_in_place() -> None:
+            while True:
+                await self._look.wait(NET)
+                if dialled is not None and not server.listening and self._directory.is_dir():
+                    log.warning("%s: our socket went while we registered; making it again", self.resource)
+                    await server.rebind()
+
+        failure: RegistrationError | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(keep_in_place)
+            try:
+                await register(kubelet_socket, name, self.resource, listening)
+            except RegistrationError as error:
+                failure = error
+            tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return dialled
 
     async def _kubelet_present(self) -> Identity:
         """Waits for the kubelet's socket and says which one it is."""

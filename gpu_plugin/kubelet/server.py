@@ -69,8 +69,9 @@ class _TrackedProtocol(H2Protocol):
         if self.transport.is_closing():
             return
         try:
-            self.connection._connection.close_connection()  # noqa: SLF001 - grpclib has no way to say GOAWAY
-            self.connection.flush()
+            h2 = self.connection._connection  # noqa: SLF001 - grpclib has no way to say GOAWAY
+            h2.close_connection()
+            self.transport.write(h2.data_to_send())
         except ProtocolError as error:
             log.debug("no GOAWAY on a connection already broken: %s", error)
         self.transport.close()
@@ -103,6 +104,13 @@ class SocketServer(grpclib.server.Server):
         os.chmod(path, SOCKET_MODE)  # noqa: PTH101 - a local file system's answer, microseconds
         status = os.stat(path)  # noqa: PTH116
         self._path, self._identity = path, (status.st_dev, status.st_ino)
+
+    async def rebind(self) -> None:
+        """Listens on the same path again, where the socket there was removed; connections that are open stay so."""
+        if self._server is not None and self._path is not None:
+            self._server.close()
+            self._server = None
+            await self.bind(self._path)
 
     @property
     def listening(self) -> bool:

@@ -5,7 +5,8 @@ request and the newest snapshot. No NVML, no files, no waiting.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from weakref import WeakSet
 
 import anyio
 import anyio.to_thread
@@ -48,12 +49,17 @@ class UnhealthyDeviceError(RequestRejectedError):
 
 
 class DevicePluginService:
-    """Serves one resource out of the store. `stream_ended` is told when a ListAndWatch stream is gone, and how many remain."""
+    """Serves one resource out of the store; `stream_ended` is called when a ListAndWatch stream is gone.
 
-    def __init__(self, feed: ListFeed, store: SnapshotStore, stream_ended: Callable[[int], None]) -> None:
+    A kubelet asks for the options and opens its stream on one connection: such streams are its own, and whether one is
+    left is what counts. Other clients may come and go. Who never asks for options is taken for a kubelet if alone.
+    """
+
+    def __init__(self, feed: ListFeed, store: SnapshotStore, stream_ended: Callable[[], None]) -> None:
         self.resource = feed.resource
-        self.streams = 0
-        self.streams_opened = 0
+        self._asked: WeakSet[object] = WeakSet()
+        self._open: dict[bool, int] = {True: 0, False: 0}
+        self._opened: dict[bool, int] = {True: 0, False: 0}
         self._feed = feed
         self._store = store
         self._stream_ended = stream_ended
@@ -77,15 +83,27 @@ class DevicePluginService:
         for scope in tuple(self._ending):
             scope.cancel()
 
+    @property
+    def streams(self) -> int:
+        """Streams of the kubelet that are open."""
+        return self._open[bool(self._opened[True])]
+
+    @property
+    def streams_opened(self) -> int:
+        """Streams of the kubelet that were ever opened."""
+        return self._opened[bool(self._opened[True])]
+
     async def _options(self, stream: BytesStream) -> None:
         await stream.recv_message()
+        self._asked.add(_connection(stream))
         await stream.send_message(OPTIONS)
 
     async def _list_and_watch(self, stream: BytesStream) -> None:
         """Sends the whole list, and again after each change, until the kubelet leaves or we end it."""
         await stream.recv_message()
-        self.streams += 1
-        self.streams_opened += 1
+        own = _connection(stream) in self._asked
+        self._open[own] += 1
+        self._opened[own] += 1
         sent = 0
         try:
             with anyio.CancelScope() as scope:
@@ -97,10 +115,10 @@ class DevicePluginService:
                     await stream.send_message(payload)
         finally:
             self._ending.discard(scope)
-            self.streams -= 1
-            self._stream_ended(self.streams)
+            self._open[own] -= 1
+            self._stream_ended()
 
-    def _answer(self, work: Callable[[bytes], bytes]) -> "Callable[[BytesStream], _Handling]":
+    def _answer(self, work: Callable[[bytes], bytes]) -> Callable[[BytesStream], Awaitable[None]]:
         async def handle(stream: BytesStream) -> None:
             request = await stream.recv_message()
             if request is None:
@@ -182,6 +200,8 @@ class DevicePluginService:
         return [found[at] for at in sorted(found)]
 
 
-OPTIONS = wire.encode_options(pre_start=False, preferred=True)
+def _connection(stream: BytesStream) -> object:
+    return stream._stream.connection  # noqa: SLF001 - grpclib does not say which connection a call came on
 
-_Handling = object
+
+OPTIONS = wire.encode_options(pre_start=False, preferred=True)

@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import socket
+import stat
 from contextlib import closing
 from pathlib import Path
 
@@ -60,9 +61,9 @@ Identity = tuple[int, int, int]
 
 
 def identity(path: Path) -> Identity | None:
-    """Which file lies at `path`: device, inode and change time, since an inode number may come again. None: no file."""
+    """Which socket lies at `path`: device, inode and change time, since an inode number may come again. None: no socket."""
     try:
         status = os.stat(path)  # noqa: PTH116 - as cheap as can be, it is asked often
     except OSError:
         return None
-    return status.st_dev, status.st_ino, status.st_ctime_ns
+    return (status.st_dev, status.st_ino, status.st_ctime_ns) if stat.S_ISSOCK(status.st_mode) else None

@@ -60,18 +60,24 @@ class EventWaiter:
     def _run(self) -> None:
         pause, said = FIRST_PAUSE, 0.0
         while not self._stop.is_set():
+            began = time.monotonic()
             try:
                 event = self._driver.wait(self._events, WAIT_MS)
-            except NvmlError as error:
-                if error.code == Return.TIMEOUT:
+            except Exception as error:  # noqa: BLE001 - whatever it is, a thread that ended would hear nothing ever after
+                if isinstance(error, NvmlError) and error.code == Return.TIMEOUT:
                     pause = FIRST_PAUSE
+                    if (
+                        time.monotonic() - began < WAIT_MS / 2000
+                    ):  # a driver that does not wait must not be asked in a loop
+                        self._stop.wait(min(FIRST_PAUSE, WAIT_MS / 1000))
                     continue
                 if self._stop.is_set():
                     break  # whatever it is, nobody wants to know any more
                 if time.monotonic() - said >= REPEAT_LOG or not said:
                     said = time.monotonic()
                     log.warning(
-                        "waiting for driver events fails, health relies on polling until it works again: %s", error
+                        "waiting for driver events fails, health relies on polling until it works again: %s",
+                        error if isinstance(error, NvmlError) else repr(error),
                     )
                 self._hand_over(self._upset)
                 self._stop.wait(pause)
@@ -86,7 +92,14 @@ class EventWaiter:
 
 
 def register(driver: Driver, handle: Handle, supported: int, events: EventSet) -> str:
-    """Asks for every health event a GPU can report. Returns why none will come; empty where they will. Blocks."""
+    """Asks for every health event a GPU can report. Blocks.
+
+    Returns:
+        Why none will ever come from it; empty where they will.
+
+    Raises:
+        NvmlError: the driver refused for another reason than lack of support; it is worth asking again.
+    """
     mask = int(WANTED) & supported
     if not mask:
         return "it reports no events"
@@ -95,5 +108,5 @@ def register(driver: Driver, handle: Handle, supported: int, events: EventSet) -
     except NvmlError as error:
         if error.unsupported:
             return "it is too old to report events"
-        return str(error)
+        raise
     return ""

@@ -4,6 +4,7 @@ Decides nothing: every look and every event goes to `observe`, every change of w
 A GPU that holds a call holds no other GPU: its call is left on its own thread until it comes back.
 """
 
+import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
@@ -12,13 +13,13 @@ from dataclasses import dataclass, field, replace
 
 import anyio
 
-from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.devices.node import Gpu, Link, Node, Pair
 from gpu_plugin.health.observation import Observation, Sample, XidEvent
 from gpu_plugin.nvml import events, probe
 from gpu_plugin.nvml.port import Driver, Event, EventSet, EventType, Handle, HostView, NvmlError
 from gpu_plugin.nvml.sample import fault, sample
-from gpu_plugin.nvml.threads import DriverThreads, Job
 from gpu_plugin.pulse import Pulse
+from gpu_plugin.threads import DaemonThreads, Job
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +29,14 @@ PROBE_PATIENCE = 5.0
 LOOK_PATIENCE = 1.0
 """Seconds one GPU may take to be looked at before the others' turn."""
 
+CONFIRM = 1.0
+"""Seconds until the next round at most where the last one raised a suspicion that one look cannot settle."""
+
 LOOK_GAP = 0.1
 """Seconds between two rounds at least, so that a storm of events is no storm of looks."""
+
+REOPEN_AFTER = 6
+"""Rounds in a row without an answer from any GPU after which the driver is opened anew."""
 
 PLACEHOLDER = "GPU-unreadable-"
 """Begins the made-up uuid of a GPU whose own is not known yet. Such a device is never healthy, so no pod can hold it."""
@@ -51,6 +58,8 @@ class _Watched:
     handle: Handle | None
     pending: "Job[Sample] | Job[_Reached] | Job[tuple[Handle, Gpu]] | Job[str] | None" = None
     events: bool = False
+    refused: str = ""
+    """Why events were refused last, said once."""
 
 
 @dataclass(slots=True)
@@ -62,15 +71,23 @@ class Monitor:
     poll: float
     timeout: float
     remembered: Sequence[Gpu]
-    observe: Callable[[str, Observation], None]
+    observe: Callable[[str, Observation], bool]
+    """Takes in an observation; returns whether another soon would settle something."""
     found: Callable[[Node], None]
     node: Node = field(default_factory=Node)
     _watched: list[_Watched] = field(default_factory=list)
     _by_handle: dict[Handle, str] = field(default_factory=dict)
-    _threads: DriverThreads = field(default_factory=DriverThreads)
+    _threads: DaemonThreads = field(default_factory=DaemonThreads)
     _look: Pulse = field(default_factory=Pulse)
     _due: bool = False
+    _soon: bool = False
+    _out_of_reach: int = 0
+    _opening: "Job[None] | None" = None
+    _linking: "Job[dict[Pair, Link]] | None" = None
     _events: EventSet | None = None
+    _waiter: events.EventWaiter | None = None
+    _deaf: str = ""
+    _no_events: str = ""
 
     async def open(self) -> Node:
         """Opens the driver and finds the GPUs.
@@ -80,14 +97,8 @@ class Monitor:
             TimeoutError: it does not answer.
         """
         try:
-            await self._threads.run(self.driver.open, self.timeout)
-            try:
-                version = await self._threads.run(self.driver.driver_version, self.timeout)
-                count = await self._threads.run(self.driver.device_count, self.timeout)
-            except NvmlError:
-                await self._close()
-                raise
-            self._watched = await self._probe_all(count)
+            version, count = await self._open_driver()
+            self._watched = self._distinct(await self._probe_all(count))
             self._add_remembered()
             if self._watched:
                 await self._register_all()  # before anyone is told of a GPU: from then on no event of it goes unheard
@@ -101,23 +112,103 @@ class Monitor:
 
     async def run(self) -> None:
         """Watches until cancelled: events from one thread, and a look at every GPU each `poll` seconds."""
-        waiter = None
-        if self._events is not None:
-            waiter = events.EventWaiter(self.driver, self._events, self._deliver, self.look_now)
-            waiter.start()
         try:
             while True:
-                self._due = False
+                self._due = self._soon = False
+                self._listen()
                 for watched in self._watched:
                     await self._look_at(watched)
+                await self._keep_up()
                 await anyio.sleep(LOOK_GAP)
                 if not self._due:
                     # Spread, so that the nodes of a fleet do not all wake at the same moment.
-                    await self._look.wait(self.poll * (0.95 + 0.1 * random.random()))  # noqa: S311
+                    pause = self.poll * (0.95 + 0.1 * random.random())  # noqa: S311
+                    await self._look.wait(min(pause, CONFIRM) if self._soon else pause)
         finally:
-            if waiter is not None:
-                waiter.stop()
+            self._stop_listening()
             self._threads.close()
+
+    async def _open_driver(self) -> tuple[str, int]:
+        """Opens the driver: its version, and how many GPUs it counts. One attempt at a time, however long it hangs."""
+        if self._opening is None:
+            self._opening = await self._threads.submit(self.driver.open, self.timeout)
+        else:
+            with anyio.move_on_after(self.timeout):
+                await asyncio.wait([self._opening.done])
+        if not self._opening.done.done():
+            raise TimeoutError(f"no answer for {self.timeout:g} s")
+        opened, self._opening = self._opening, None
+        opened.done.result()
+        try:
+            version = await self._threads.run(self.driver.driver_version, self.timeout)
+            return version, await self._threads.run(self.driver.device_count, self.timeout)
+        except NvmlError:
+            await self._close()
+            raise
+
+    def _listen(self) -> None:
+        """Begins to wait for events as soon as there is something to wait on."""
+        if self._waiter is None and self._events is not None:
+            self._waiter = events.EventWaiter(self.driver, self._events, self._deliver, self.look_now)
+            self._waiter.start()
+
+    def _stop_listening(self) -> None:
+        if self._waiter is not None:
+            self._waiter.stop()
+        self._waiter = None
+
+    async def _keep_up(self) -> None:
+        """What belongs to a round beside the looks: events still refused, links still owed, nodes that came, a lost driver."""
+        if self._events is None:
+            await self._register_all()
+        if self._linking is not None and self._linking.done.done():
+            await self._publish("")
+        else:
+            job = await self._threads.submit(self.host.device_nodes, min(self.timeout, LOOK_PATIENCE))
+            if job.done.done() and job.done.exception() is None and job.done.result() != self.node.device_nodes:
+                self.node = replace(self.node, device_nodes=job.done.result())
+                self.found(self.node)
+        out = all(w.handle is None and w.pending is None for w in self._watched)
+        self._out_of_reach = self._out_of_reach + 1 if out else 0
+        if self._out_of_reach and self._out_of_reach % REOPEN_AFTER == 0:
+            await self._reopen()
+
+    async def _reopen(self) -> None:
+        """Begins anew with the driver: it counts GPUs when it is opened, and a reloaded one knows no handle of before."""
+        log.warning("no GPU has answered for %d rounds; opening the driver anew", self._out_of_reach)
+        self._stop_listening()
+        self._events = None
+        await self._close()
+        try:
+            version, count = await self._open_driver()
+        except (NvmlError, TimeoutError) as error:
+            log.warning("the driver cannot be opened: %s", error)
+            return
+        by_uuid = {watched.gpu.uuid: watched for watched in self._watched}
+        for probed in self._distinct(await self._probe_all(count)):
+            known = by_uuid.get(probed.gpu.uuid)
+            if probed.handle is None or probed.gpu.unreadable:
+                continue
+            if known is None:
+                self._watched.append(probed)
+            else:
+                known.gpu, known.handle, known.events = probed.gpu, probed.handle, False
+        self._watched.sort(key=lambda w: (w.gpu.index, w.gpu.uuid))
+        await self._register_all()
+        await self._publish(version)
+
+    @staticmethod
+    def _distinct(probed: "list[_Watched]") -> "list[_Watched]":
+        """GPUs that claim another's uuid are listed under a name of their own, and never handed out."""
+        seen: set[str] = set()
+        for watched in probed:
+            if watched.gpu.uuid in seen:
+                why = f"it claims the uuid of another GPU, {watched.gpu.uuid}"
+                log.error("GPU %d: %s; it is not handed out", watched.gpu.index, why)
+                name = f"{PLACEHOLDER}{watched.gpu.index}"
+                watched.gpu, watched.handle = replace(watched.gpu, uuid=name, unreadable=why), None
+            seen.add(watched.gpu.uuid)
+        return probed
 
     def look_now(self) -> None:
         """Has the GPUs looked at without waiting for their turn. From the event loop's thread."""
@@ -144,7 +235,7 @@ class Monitor:
     async def _probe(self, index: int) -> _Watched:
         """One GPU as the driver describes it, or what is known of it if it does not."""
         patience = min(self.timeout, PROBE_PATIENCE)
-        threads = DriverThreads()
+        threads = DaemonThreads()
         try:
             job = await threads.submit(lambda: probe.probe_gpu(self.driver, self.host, index), patience)
         finally:
@@ -183,32 +274,56 @@ class Monitor:
 
     async def _publish(self, version: str) -> None:
         """Makes the node of what is known and passes it on."""
+        links = dict(self.node.links)
+        job = self._linking
+        if job is None or job.done.done():
+            job = await self._read_links()
+        if job is not None and job.done.done() and job.done.exception() is None:
+            links |= job.done.result()  # what was known of GPUs that are out of reach now still holds
+        elif job is not None:
+            log.error("the links between GPUs cannot be read; pods get GPUs without regard to what is unknown")
+        self._linking = job if job is not None and not job.done.done() else None
+        nodes = await self._threads.submit(self.host.device_nodes, min(self.timeout, PROBE_PATIENCE))
+        device_nodes = self.node.device_nodes
+        if nodes.done.done() and nodes.done.exception() is None:
+            device_nodes = nodes.done.result()
+        self.node = Node(tuple(w.gpu for w in self._watched), links, version or self.node.driver_version, device_nodes)
+        self.found(self.node)
+
+    async def _read_links(self) -> "Job[dict[Pair, Link]] | None":
+        """Asks for the links between all GPUs that answer; None where there are not two of them."""
         answering = [w for w in self._watched if w.pending is None and not w.gpu.unreadable]
         readable = {w.gpu.uuid: w.handle for w in answering if w.handle is not None}
         gpus = [w.gpu for w in self._watched if w.gpu.uuid in readable]
-        links = dict(self.node.links)
-        if len(gpus) > 1:
-            job = await self._threads.submit(
-                lambda: probe.probe_links(self.driver, readable, gpus), min(self.timeout, PROBE_PATIENCE)
-            )
-            if job.done.done() and job.done.exception() is None:
-                links |= job.done.result()  # what was known of GPUs that are out of reach now still holds
-            else:
-                log.error("the links between GPUs cannot be read; pods get GPUs without regard to what is unknown")
-        self.node = Node(
-            tuple(w.gpu for w in self._watched), links, version or self.node.driver_version, self.host.device_nodes()
+        if len(gpus) < 2:
+            return None
+        return await self._threads.submit(
+            lambda: probe.probe_links(self.driver, readable, gpus), min(self.timeout, PROBE_PATIENCE)
         )
-        self.found(self.node)
 
     async def _register_all(self) -> None:
-        """Registers every GPU for its events; without, health relies on looking."""
+        """Registers every GPU for its events; what is refused for lack of support is not asked for again."""
+        if self._deaf:
+            return
         try:
             self._events = await self._threads.run(self.driver.event_set, self.timeout)
-        except (NvmlError, TimeoutError) as error:
-            log.warning("the driver reports no events, health relies on polling: %s", error)
+        except NvmlError as error:
+            if error.unsupported:
+                self._deaf = str(error)
+            self._say_no_events(str(error))
             return
+        except TimeoutError as error:
+            self._say_no_events(str(error))
+            return
+        self._no_events = ""
         for watched in self._watched:
+            watched.events = False
             await self._register(watched)
+
+    def _say_no_events(self, why: str) -> None:
+        if why != self._no_events:
+            log.warning("the driver reports no events, health relies on polling: %s", why)
+        self._no_events = why
 
     async def _register(self, watched: _Watched) -> None:
         handle, event_set = watched.handle, self._events
@@ -220,14 +335,20 @@ class Monitor:
         )
         if not job.done.done():
             watched.pending = job
-            return
-        self._registered(watched, str(job.done.exception() or job.done.result()))
+        elif job.done.exception() is not None:
+            self._refused(watched, str(job.done.exception()))
+        else:
+            self._registered(watched, job.done.result())
 
     def _registered(self, watched: _Watched, why: str) -> None:
-        """Events were asked for: `why` none will come, empty where they will. Not asked again but for a new handle."""
+        """Events were asked for: `why` none will ever come, empty where they will. Not asked again but for a new handle."""
         watched.events = True
-        if why:
-            log.warning("GPU %s: no events will come from it, health relies on polling: %s", watched.gpu.uuid, why)
+        self._refused(watched, why)
+
+    def _refused(self, watched: _Watched, why: str) -> None:
+        if why and why != watched.refused:
+            log.warning("GPU %s: no events come from it, health relies on polling: %s", watched.gpu.uuid, why)
+        watched.refused = why
 
     def _deliver(self, event: Event) -> None:
         """Passes an event on; runs on the event loop."""
@@ -235,7 +356,7 @@ class Monitor:
         if uuid is None:
             log.warning("an event (type %#x, data %d) came from no GPU known here", event.kind, event.data)
         elif event.kind == EventType.XID_CRITICAL:
-            self.observe(uuid, XidEvent(event.data))
+            self._saw(uuid, XidEvent(event.data))
         else:
             log.info("GPU %s: driver event of type %#x, data %d", uuid, event.kind, event.data)
         self.look_now()  # whatever it was, the GPU's own answers tell more
@@ -258,15 +379,14 @@ class Monitor:
         if not job.done.done():
             age = anyio.current_time() - job.started
             if age >= self.timeout:
-                self.observe(
-                    watched.gpu.uuid, Sample(fault="hung", detail=f"the driver has not answered for {age:.0f} s")
-                )
+                why = f"the driver has not answered for over {self.timeout:g} s"
+                self._saw(watched.gpu.uuid, Sample(fault="hung", detail=why))
             return
         watched.pending = None
         error = job.done.exception()
         if error is not None:
             watched.handle = None
-            self.observe(watched.gpu.uuid, _failed(error))
+            self._saw(watched.gpu.uuid, _failed(error))
             return
         await self._take(watched, job.done.result())
 
@@ -275,14 +395,16 @@ class Monitor:
         if isinstance(result, Sample):
             if result.fault:
                 watched.handle = None  # handles from before a reset are worth nothing: ask for a new one next time
-            self.observe(watched.gpu.uuid, result)
+            elif not watched.events:
+                await self._register(watched)
+            self._saw(watched.gpu.uuid, result)
         elif isinstance(result, _Reached):
             watched.handle = None if result.sample.fault else result.handle
             if watched.handle is not None:
                 watched.events = False  # a registration does not survive the reset that a new handle may come from
                 self._by_handle[watched.handle] = watched.gpu.uuid
                 await self._register(watched)
-            self.observe(watched.gpu.uuid, result.sample)
+            self._saw(watched.gpu.uuid, result.sample)
         elif isinstance(result, tuple):
             await self._take_probed(watched, *result)
         elif isinstance(result, str):  # a registration for events that took its time
@@ -291,13 +413,17 @@ class Monitor:
     async def _take_probed(self, watched: _Watched, handle: Handle, gpu: Gpu) -> None:
         """A GPU that could not be read was probed again."""
         if gpu.unreadable or any(other.gpu.uuid == gpu.uuid for other in self._watched if other is not watched):
-            self.observe(watched.gpu.uuid, Sample(fault="error", detail=gpu.unreadable or "another GPU answers for it"))
+            self._saw(watched.gpu.uuid, Sample(fault="error", detail=gpu.unreadable or "another GPU answers for it"))
             return
         log.info("GPU %d (%s) can be read now", gpu.index, gpu.uuid)
         watched.gpu, watched.handle = gpu, handle
         self._by_handle[handle] = gpu.uuid
         await self._publish("")
         await self._register(watched)
+
+    def _saw(self, uuid: str, seen: Observation) -> None:
+        if self.observe(uuid, seen):
+            self._soon = True
 
     def _reach(self, uuid: str) -> _Reached:
         """A new handle and a look through it. Blocks."""

@@ -31,7 +31,8 @@ class DaemonProcess:
         command = [sys.executable, "-m", "gpu_plugin", "run"]
         if in_directory:
             command += ["--device-plugin-dir", str(self.directory)]
-        command += ["--state-dir", str(self.state), "--health-poll-interval", "100ms", "--log-level", "debug"]
+        command += ["--state-dir", str(self.state)]
+        command += ["--health-poll-interval", "100ms", "--log-level", "debug"]
         if self.profile:
             command += ["--simulate", self.profile]
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("DP_")}

@@ -149,6 +149,30 @@ async def test_sighup_takes_a_new_configuration_and_keeps_the_old_one_if_it_is_b
     assert kubelet.registrations[GPU].accepted == 2
 
 
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("imex: {channelIDs: [0], required: true}", "IMEX channel 0 is required"),
+        ("flags: {stateDir: 2024-13-45}", "nothing is changed"),
+        ("flags: {nvidiaDevRoot: /elsewhere}", "dev_root cannot change while the daemon runs"),
+        ("flags: {migStrategy: none, migStrategy: mixed}", "stands twice"),
+        ("[" * 3000, "nothing is changed"),
+    ],
+)
+async def test_a_reload_that_cannot_be_done_leaves_everything_as_it_was(kubelet, directory, daemon, written, said):
+    daemon.profile = "h200"
+    config = directory / "config.yaml"
+    config.write_text("version: v1\n")
+    daemon.start("--config-file", str(config))
+    await kubelet.wait_for(healthy(kubelet, 1))
+    config.write_text(f"version: v1\n{written}\n")
+    daemon.signal(signal.SIGHUP)
+    await daemon.said(said)
+    await kubelet.admit("pod", {GPU: 1})
+    assert kubelet.registrations[GPU].total == 1
+    assert "Traceback" not in daemon.log.read_text()
+
+
 async def test_a_state_directory_that_cannot_be_written_costs_only_memory(kubelet, directory, daemon):
     (directory / "in-the-way").write_text("")
     daemon.state = directory / "in-the-way" / "state"
@@ -190,6 +214,8 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         (["run", "--simulate", "hgx-h10"], {}, "hgx-h100"),
         (["run", "--imex-channel-ids", "3"], {}, "channel IDs must be [] or [0], not [3]"),
         (["run", "--device-list-strategy", "envvar,cdi"], {}, "'cdi' is not one of envvar"),
+        (["run", "--mig-strategy="], {"MIG_STRATEGY": "single"}, "--mig-strategy: '' is not one of"),
+        (["run", "--kubelet-socket", "relative.sock"], {}, "'relative.sock' is not an absolute path"),
         (["fault", "--gpu", "1"], {}, "--xid"),
         (["fault", "--gpu", "1", "--xid", "79", "--lost"], {}, "one"),
         (["fault", "--gpu", "one", "--xid", "many"], {}, "many"),
@@ -199,6 +225,26 @@ def test_a_bad_flag_or_value_exits_2_with_one_line_that_says_which_and_why(argum
     done = run(*arguments, **environ)
     assert done.returncode == 2
     assert done.stdout == ""
+    [line] = done.stderr.splitlines()
+    assert words in line
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("flags: {stateDir: 2024-13-45}", "month must be in 1..12"),
+        ("[" * 3000, "config.yaml"),
+        ("flags: {migStrategy: none, migStrategy: mixed}", "'migStrategy' stands twice, again on line 1"),
+        ("- a list", "holds a list, not a mapping"),
+        ("flags: {migStrategi: none}", "did you mean flags.migStrategy?"),
+        ("a: b: c", "mapping values are not allowed here"),
+    ],
+)
+def test_a_file_that_cannot_be_taken_is_one_line(tmp_path, content, words):
+    file = tmp_path / "config.yaml"
+    file.write_text(content)
+    done = run("run", "--config-file", str(file))
+    assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert words in line
 

@@ -2,6 +2,8 @@
 
 import shutil
 import tempfile
+import threading
+import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -74,7 +76,7 @@ async def test_a_driver_that_comes_late_is_found_and_served(kubelet, directory, 
     node.refuse("open", Return.DRIVER_NOT_LOADED, times=3)
     async with running(directory, node):
         await kubelet.wait_for(healthy(kubelet, 8))
-    assert caplog.text.count("the NVIDIA driver cannot be used") == 3
+    assert caplog.text.count("the NVIDIA driver cannot be used") == 1  # the same is said once
 
 
 async def test_a_node_without_gpus_is_looked_at_again(kubelet, directory, node, monkeypatch, caplog):
@@ -84,7 +86,7 @@ async def test_a_node_without_gpus_is_looked_at_again(kubelet, directory, node, 
     monkeypatch.setattr(SimulatedDriver, "device_count", lambda self: counts.pop() if counts else real(self))
     async with running(directory, node):
         await kubelet.wait_for(healthy(kubelet, 8))
-    assert caplog.text.count("finds no GPU on this node") == 2
+    assert caplog.text.count("finds no GPU on this node") == 1
 
 
 async def test_without_gpus_it_ends_with_the_remedy_if_told_to(directory, node, monkeypatch, caplog):
@@ -171,3 +173,126 @@ async def test_words_that_are_no_xids_are_said(kubelet, directory, node, caplog)
         await kubelet.wait_for(healthy(kubelet, 8))
         tasks.cancel_scope.cancel()
     assert "DP_DISABLE_HEALTHCHECKS: 'heat' is neither an Xid" in caplog.text
+
+
+async def test_two_gpus_of_one_uuid_hide_no_other(kubelet, directory, node, monkeypatch, caplog):
+    real = SimulatedDriver.uuid
+    twin = node.profile.gpus[4].uuid
+
+    def uuid(self, handle):
+        said = real(self, handle)
+        return twin if said == node.profile.gpus[5].uuid else said
+
+    monkeypatch.setattr(SimulatedDriver, "uuid", uuid)
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 7))
+        assert kubelet.resources[GPU].capacity == 8
+    assert "claims the uuid of another GPU" in caplog.text
+
+
+async def test_a_driver_that_fails_in_a_way_nobody_foresaw_is_tried_again(
+    kubelet, directory, node, monkeypatch, caplog
+):
+    monkeypatch.setattr(daemon_module, "FIRST_RETRY", 0.01)
+    real = SimulatedDriver.open
+    failures = [PermissionError("not today")]
+
+    def failing(self):
+        if failures:
+            raise failures.pop()
+        real(self)
+
+    monkeypatch.setattr(SimulatedDriver, "open", failing)
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+    assert "not today" in caplog.text
+
+
+async def test_device_nodes_that_come_late_reach_pods(kubelet, directory, node, monkeypatch):
+    shown = {"/dev/nvidiactl"}
+    monkeypatch.setattr(SimulatedHost, "device_nodes", lambda _: frozenset(shown))
+    async with running(directory, node, pass_device_specs="true"):
+        await kubelet.wait_for(healthy(kubelet, 8))
+
+        async def control_nodes(pod):
+            response = (await kubelet.admit(pod, {GPU: 1})).allocations[0].response
+            return [spec.container_path for spec in response.devices][:-1]
+
+        assert await control_nodes("early") == ["/dev/nvidiactl"]
+        shown.add("/dev/nvidia-uvm")
+        with anyio.fail_after(5):
+            for attempt in range(7):
+                await anyio.sleep(0.2)
+                if await control_nodes(f"late-{attempt}") == ["/dev/nvidiactl", "/dev/nvidia-uvm"]:
+                    break
+            else:
+                raise AssertionError("the node that came late reached no pod")
+
+
+async def test_an_event_set_refused_once_is_asked_for_again(kubelet, directory, node):
+    node.refuse("event_set", Return.UNKNOWN, times=1)
+    async with running(directory, node) as (_, driver, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        with anyio.fail_after(5):
+            while not driver.calls["wait"]:
+                await anyio.sleep(0.01)
+        node.post(3, 8, 79)
+        await kubelet.wait_for(healthy(kubelet, 7))
+
+
+async def test_a_driver_that_forgot_everything_is_opened_anew(kubelet, directory, node):
+    async with running(directory, node) as (_, driver, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        driver.close()  # as when the kernel module is taken out and put back: no handle is worth anything
+        await kubelet.wait_for(healthy(kubelet, 0))
+        await kubelet.wait_for(healthy(kubelet, 8))
+        with anyio.fail_after(5):
+            while not node.post(3, 8, 79):
+                await anyio.sleep(0.05)
+        await kubelet.wait_for(healthy(kubelet, 7))
+
+
+async def test_a_write_that_fails_is_tried_again(kubelet, directory, node, monkeypatch):
+    monkeypatch.setattr(daemon_module, "DISK_RETRY", 0.05)
+    state = directory / "state"
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        shutil.rmtree(state)
+        state.write_text("in the way")
+        node.post(2, 8, 48)
+        await kubelet.wait_for(healthy(kubelet, 7))
+        state.unlink()
+        with anyio.fail_after(5):
+            while not (state / "health.json").exists() or "Xid 48" not in (state / "health.json").read_text():
+                await anyio.sleep(0.02)
+
+
+async def test_a_disk_that_stalls_does_not_hold_up_the_end(kubelet, directory, node, monkeypatch):
+    stalled = threading.Event()
+    async with running(directory, node) as (daemon, _, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        monkeypatch.setattr(daemon._memory, "write", lambda *_: stalled.wait(30))
+        node.post(2, 8, 48)
+        await kubelet.wait_for(healthy(kubelet, 7))
+        began = time.monotonic()
+    assert time.monotonic() - began < 2
+    stalled.set()
+
+
+async def test_an_application_xid_raised_by_the_hundred_is_said_once(kubelet, directory, node, caplog):
+    caplog.set_level("INFO")
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        for _ in range(300):
+            node.post(1, 8, 31)
+        node.post(1, 8, 79)
+        await kubelet.wait_for(healthy(kubelet, 7))
+    assert caplog.text.count("is an application's own error") == 1
+
+
+async def test_gpus_that_are_held_back_are_named_with_the_reason(kubelet, directory, node, monkeypatch, caplog):
+    monkeypatch.setattr(SimulatedDriver, "mig_mode", lambda *_: (1, 1))
+    async with running(directory, node, mig_strategy="single"):
+        await kubelet.wait_for(lambda: GPU in kubelet.resources and kubelet.resources[GPU].capacity == 8)
+        assert kubelet.resources[GPU].allocatable == 0
+    assert caplog.text.count("is in MIG mode and MIG strategy single is not served") == 8

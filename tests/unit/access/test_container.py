@@ -211,7 +211,7 @@ def service(access: Access) -> DevicePluginService:
     store = SnapshotStore()
     resource = Resource(NAME, tuple(whole_gpu(Gpu(uuid=f"GPU-{i}", index=i, minor=7 - i)) for i in range(8)))
     store.publish({NAME: ResourceView.of(resource, access, Scores())})
-    return DevicePluginService(ListFeed(NAME, store), store, lambda _: None)
+    return DevicePluginService(ListFeed(NAME, store), store, lambda: None)
 
 
 @settings(max_examples=60, deadline=None)

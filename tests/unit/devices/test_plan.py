@@ -13,9 +13,9 @@ DEFAULTS = resolve({}, {})
 UUID = "GPU-2985e854-40cd-f248-81fa-d0a07042f66d"
 
 
-def devices(*gpus, mig_strategy="none", reasons=None):
+def devices(*gpus, mig_strategy="none"):
     """The planned devices of the one resource there is."""
-    [resource] = plan(Node(gpus), dataclasses.replace(DEFAULTS, mig_strategy=mig_strategy), reasons or {})
+    [resource] = plan(Node(gpus), dataclasses.replace(DEFAULTS, mig_strategy=mig_strategy))
     assert resource.name == GPU_RESOURCE
     return resource.devices
 
@@ -93,17 +93,9 @@ def test_a_gpu_that_cannot_be_read_is_listed_with_the_reason_and_hides_no_other(
     assert fine.healthy
 
 
-def test_reasons_reach_the_gpus_they_name_and_no_others():
-    one, other = devices(
-        Gpu(uuid="GPU-a", index=0), Gpu(uuid="GPU-b", index=1), reasons={"GPU-a": "too hot", "GPU-b": "", "GPU-c": "x"}
-    )
-    assert (one.reason, other.reason) == ("too hot", "")
-
-
-def test_a_reason_from_health_is_told_before_those_of_the_hardware():
+def test_a_gpu_that_cannot_be_read_is_so_before_it_is_in_mig_mode():
     gpu = Gpu(uuid=UUID, index=0, mig_enabled=True, unreadable="no answer")
-    assert [d.reason for d in devices(gpu, mig_strategy="single", reasons={UUID: "too hot"})] == ["too hot"]
-    assert [d.reason for d in devices(gpu, mig_strategy="single", reasons={UUID: ""})] == ["no answer"]
+    assert [d.reason for d in devices(gpu, mig_strategy="single")] == ["no answer"]
 
 
 @given(st.uuids().map("GPU-{}".format) | st.integers(0, 255).map("GPU-unreadable-{}".format))

@@ -29,7 +29,7 @@ def made(listed=None) -> DevicePluginService:
     store.publish({GPU: view(devices(8) if listed is None else listed)})
     feed = ListFeed.__new__(ListFeed)
     feed.resource = GPU
-    return DevicePluginService(feed, store, lambda _: None)
+    return DevicePluginService(feed, store, lambda: None)
 
 
 def test_n_requests_get_n_answers_in_order():

@@ -186,8 +186,8 @@ class TestWire:
         read = [(list(c.available), list(c.must_include), c.size) for c in wire.decode_preferred(bytes(message))]
         assert read == asks
         ids = [a for a, _, _ in asks]
-        message = wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest(each) for each in ids])
-        assert wire.decode_allocate(bytes(message)) == ids
+        allocate = wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest(each) for each in ids])
+        assert wire.decode_allocate(bytes(allocate)) == ids
         assert wire.decode_pre_start(bytes(wire.messages.PreStartContainerRequest(["a", "b"]))) == ["a", "b"]
 
     def test_unknown_fields_are_passed_over(self):

@@ -138,7 +138,6 @@ async def test_an_unknown_http2_frame_costs_that_connection_only(kubelet, direct
         reader, writer = await asyncio.open_unix_connection(str(plugin.sockets[0]))
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
         writer.write(b"\x00\x00\x04\xee\x00\x00\x00\x00\x00abcd")  # type 0xee is nobody's
-        writer.write(b"garbage that is no frame at all" * 10)
         await writer.drain()
         with anyio.fail_after(2):
             await reader.read()  # what the server says, up to its end

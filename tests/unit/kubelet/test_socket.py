@@ -65,3 +65,4 @@ def test_a_socket_made_again_is_another_one_even_under_the_same_inode_number(dir
     bound(path).close()
     assert identity(path) != first
     assert identity(directory / "none") is None
+    assert identity(directory) is None

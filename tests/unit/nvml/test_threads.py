@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from gpu_plugin.nvml.port import NvmlError, Return
-from gpu_plugin.nvml.threads import DriverThreads
+from gpu_plugin.threads import DaemonThreads
 
 from .conftest import driver_threads
 
@@ -36,7 +36,7 @@ class Hang:
 
 @pytest.fixture
 def threads():
-    made = DriverThreads()
+    made = DaemonThreads()
     yield made
     made.close()
 
@@ -86,14 +86,14 @@ async def test_an_exception_passes_and_the_thread_lives_on(threads, error):
 
 
 async def test_a_hung_call_leaves_others_free(threads, hang):
-    with pytest.raises(TimeoutError, match=r"no answer from the driver for 0\.01 s"):
+    with pytest.raises(TimeoutError, match=r"no answer for 0\.01 s"):
         await threads.run(hang, SOON)
     assert [await threads.run(lambda n=n: n, LONG) for n in range(3)] == [0, 1, 2]
     assert hang.thread.is_alive()
 
 
 async def test_several_hung_calls_leave_others_free():
-    threads, hangs = DriverThreads(), [Hang() for _ in range(3)]
+    threads, hangs = DaemonThreads(), [Hang() for _ in range(3)]
     jobs = [await threads.submit(hang, SOON) for hang in hangs]
     assert await threads.run(lambda: "answer", LONG) == "answer"
     for hang in hangs:
@@ -150,7 +150,7 @@ async def test_close_before_any_call_does_nothing(threads):
 
 def test_a_loop_may_close_while_a_call_is_under_way(hang):
     async def leave():
-        threads = DriverThreads()
+        threads = DaemonThreads()
         job = await threads.submit(hang, SOON)
         threads.close()
         return job
@@ -166,10 +166,10 @@ def test_a_loop_may_close_while_a_call_is_under_way(hang):
 def test_a_hung_call_does_not_hold_the_process():
     code = """
 import anyio, threading
-from gpu_plugin.nvml.threads import DriverThreads
+from gpu_plugin.threads import DaemonThreads
 
 async def main():
-    job = await DriverThreads().submit(threading.Event().wait, 0.01)
+    job = await DaemonThreads().submit(threading.Event().wait, 0.01)
     print("hung" if not job.done.done() else "done")
 
 anyio.run(main)

@@ -1,7 +1,7 @@
-"""Driver calls on daemon threads of our own, so that one that hangs holds nothing but itself.
+"""Blocking calls on daemon threads of our own, so that one that hangs holds nothing but itself.
 
-A pool's threads would be waited for at exit, and a hung NVML call cannot be ended: so each thread here is a daemon, and
-one that does not come back is left behind and replaced.
+A pool's threads would be waited for at exit, and a hung NVML call or disk write cannot be ended: so each thread here is
+a daemon, and one that does not come back is left behind and replaced.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Job(Generic[T]):
-    """One driver call under way. Its outcome stays readable however late it comes."""
+    """One call under way. Its outcome stays readable however late it comes."""
 
     def __init__(self, call: Callable[[], T], loop: asyncio.AbstractEventLoop) -> None:
         self._call = call
@@ -50,10 +50,11 @@ class Job(Generic[T]):
             self.done.exception()  # marks it as seen: a call given up on may fail unheard
 
 
-class DriverThreads:
-    """Runs driver calls one after the other on a daemon thread, and on a fresh one once a call is given up on."""
+class DaemonThreads:
+    """Runs calls one after the other on a daemon thread called `name`, and on a fresh one once a call is given up on."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "nvml-calls") -> None:
+        self._name = name
         self._queue: queue.SimpleQueue[Job[Any] | None] | None = None
 
     async def submit(self, call: Callable[[], T], patience: float) -> Job[T]:
@@ -62,7 +63,7 @@ class DriverThreads:
         job = Job(call, loop)
         if self._queue is None:
             self._queue = queue.SimpleQueue()
-            threading.Thread(target=_work, args=(self._queue,), name="nvml-calls", daemon=True).start()
+            threading.Thread(target=_work, args=(self._queue,), name=self._name, daemon=True).start()
         mine = self._queue
         mine.put(job)
         try:
@@ -78,7 +79,7 @@ class DriverThreads:
         """The call's result. Raises what the call raises, and TimeoutError after `timeout` seconds."""
         job = await self.submit(call, timeout)
         if not job.done.done():
-            raise TimeoutError(f"no answer from the driver for {timeout:g} s")
+            raise TimeoutError(f"no answer for {timeout:g} s")
         return job.done.result()
 
     def close(self) -> None:
