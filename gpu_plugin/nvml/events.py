@@ -57,6 +57,11 @@ class EventWaiter:
         """Asks the thread to end, which it does within a second; nobody waits for it."""
         self._stop.set()
 
+    def join(self, seconds: float) -> bool:
+        """Waits until the thread has ended, at most so long. Returns whether it has. Blocks."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
     def _run(self) -> None:
         pause, said = FIRST_PAUSE, 0.0
         while not self._stop.is_set():

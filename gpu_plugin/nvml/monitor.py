@@ -36,7 +36,7 @@ LOOK_GAP = 0.1
 """Seconds between two rounds at least, so that a storm of events is no storm of looks."""
 
 REOPEN_AFTER = 6
-"""Rounds in a row without an answer from any GPU after which the driver is opened anew."""
+"""Rounds in a row without an answer from any GPU after which the driver is opened anew, and then ever more rarely."""
 
 PLACEHOLDER = "GPU-unreadable-"
 """Begins the made-up uuid of a GPU whose own is not known yet. Such a device is never healthy, so no pod can hold it."""
@@ -170,13 +170,21 @@ class Monitor:
                 self.found(self.node)
         out = all(w.handle is None and w.pending is None for w in self._watched)
         self._out_of_reach = self._out_of_reach + 1 if out else 0
-        if self._out_of_reach and self._out_of_reach % REOPEN_AFTER == 0:
+        times, odd = divmod(self._out_of_reach, REOPEN_AFTER)
+        if times and not odd and times & (times - 1) == 0:  # after 6, 12, 24, 48 ... rounds
             await self._reopen()
 
     async def _reopen(self) -> None:
         """Begins anew with the driver: it counts GPUs when it is opened, and a reloaded one knows no handle of before."""
         log.warning("no GPU has answered for %d rounds; opening the driver anew", self._out_of_reach)
+        waiter = self._waiter
         self._stop_listening()
+        if waiter is not None:  # it must be out of the driver before that is closed
+            seconds = 2 * events.WAIT_MS / 1000
+            left = await self._threads.submit(lambda: waiter.join(seconds), seconds + LOOK_GAP)
+            if not (left.done.done() and left.done.result()):
+                log.warning("the driver holds the wait for its events; it cannot be opened anew now")
+                return
         self._events = None
         await self._close()
         try:
