@@ -93,6 +93,7 @@ class Daemon:
         self._held: dict[str, str] = {}
         self._began = time.time() - time.monotonic()
         self._application_xids: dict[tuple[str, int], tuple[float, int]] = {}
+        self._told_to_stop = False
         self._unsaved = Pulse()
         self._look = Pulse()
         self._endpoints: dict[str, ResourceEndpoint] = {}
@@ -109,6 +110,9 @@ class Daemon:
         except* (NoDriverError, ConfigError) as group:
             for error in group.exceptions:
                 log.error("%s", error)  # noqa: TRY400 - the sentence is for people, a trace would bury it
+            status = 1
+        if status == 0 and not self._told_to_stop:
+            log.error("ended without being told to")
             status = 1
         log.info("stopped")
         return status
@@ -154,6 +158,7 @@ class Daemon:
                     self._apply_reload()
                 else:
                     log.info("%s: stopping", signal.Signals(number).name)
+                    self._told_to_stop = True
                     self._parts.cancel_scope.cancel()
                     return
 

@@ -151,13 +151,21 @@ class ResourceEndpoint:
                     await server.rebind()
 
         failure: RegistrationError | None = None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(keep_in_place)
+
+        async def attempt() -> None:
+            # In a task of its own: when a connection breaks, grpclib cancels the task that waits on it and swallows that,
+            # and whoever runs on in that task stands half cancelled.
+            nonlocal failure
             try:
                 await register(kubelet_socket, name, self.resource, listening)
             except RegistrationError as error:
                 failure = error
-            tasks.cancel_scope.cancel()
+            finally:
+                tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(keep_in_place)
+            tasks.start_soon(attempt)
         if failure is not None:
             raise failure
         return dialled

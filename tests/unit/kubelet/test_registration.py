@@ -1,5 +1,6 @@
 """Registering, and registering again after everything that can part a plugin from its kubelet."""
 
+import asyncio
 import os
 import socket
 import stat
@@ -45,6 +46,28 @@ async def test_a_register_that_loses_its_connection_is_tried_again(kubelet, dire
     async with serving(directory):
         await kubelet.wait_for(registered(kubelet))
         assert kubelet.registrations[GPU].most_in_flight == 1
+
+
+@pytest.mark.parametrize("grace", [0.0, 0.0005, 0.002, 0.01])
+async def test_a_kubelet_that_hangs_up_at_any_moment_is_asked_again(directory, grace):
+    """A kubelet on its way out takes the connection and drops it, sooner or later."""
+    taken = 0
+
+    async def hang_up(_reader, writer):
+        nonlocal taken
+        taken += 1
+        await asyncio.sleep(grace)
+        writer.transport.abort()
+
+    server = await asyncio.start_unix_server(hang_up, directory / "kubelet.sock")
+    async with serving(directory) as plugin:
+        with anyio.move_on_after(0.5):
+            while True:
+                await plugin.look.wait(0.05)
+        assert taken > 2
+        server.close()
+        async with StandInKubelet(directory) as kubelet:
+            await kubelet.wait_for(registered(kubelet), timeout=2)
 
 
 async def test_a_register_that_hangs_is_given_up_at_its_deadline_and_tried_again(kubelet, directory, monkeypatch):
