@@ -36,8 +36,9 @@ from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoint import ResourceEndpoint
 from gpu_plugin.memory import Memory
-from gpu_plugin.nvml.monitor import PLACEHOLDER, Monitor
+from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import NvmlError
+from gpu_plugin.nvml.watched import PLACEHOLDER
 from gpu_plugin.placement.scores import scores
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.snapshot import ResourceView, SnapshotStore

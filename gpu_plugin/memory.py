@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.ledger import Evidence
-from gpu_plugin.nvml.monitor import PLACEHOLDER
+from gpu_plugin.nvml.watched import PLACEHOLDER
 from gpu_plugin.state import StateDirectory
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,11 @@ import anyio
 
 from gpu_plugin.devices.node import Gpu, Link, Node, Pair
 from gpu_plugin.health.observation import Observation, Sample, XidEvent
-from gpu_plugin.nvml import events, probe
-from gpu_plugin.nvml.port import Driver, Event, EventSet, EventType, Handle, HostView, NvmlError
+from gpu_plugin.nvml import probe
+from gpu_plugin.nvml.port import Driver, Event, EventType, Handle, HostView, NvmlError
 from gpu_plugin.nvml.sample import fault, sample
+from gpu_plugin.nvml.subscription import EventSubscription
+from gpu_plugin.nvml.watched import PLACEHOLDER, Reached, Watched
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.threads import DaemonThreads, Job
 
@@ -38,29 +40,6 @@ LOOK_GAP = 0.1
 REOPEN_AFTER = 6
 """Rounds in a row without an answer from any GPU after which the driver is opened anew, and then ever more rarely."""
 
-PLACEHOLDER = "GPU-unreadable-"
-"""Begins the made-up uuid of a GPU whose own is not known yet. Such a device is never healthy, so no pod can hold it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Reached:
-    """A GPU was asked for a new handle, and looked at through it."""
-
-    handle: Handle
-    sample: Sample
-
-
-@dataclass(slots=True)
-class _Watched:
-    """A GPU with its handle (None: out of reach) and the call to it that is under way, if any."""
-
-    gpu: Gpu
-    handle: Handle | None
-    pending: "Job[Sample] | Job[_Reached] | Job[tuple[Handle, Gpu]] | Job[str] | None" = None
-    events: bool = False
-    refused: str = ""
-    """Why events were refused last, said once."""
-
 
 @dataclass(slots=True)
 class Monitor:
@@ -75,7 +54,7 @@ class Monitor:
     """Takes in an observation; returns whether another soon would settle something."""
     found: Callable[[Node], None]
     node: Node = field(default_factory=Node)
-    _watched: list[_Watched] = field(default_factory=list)
+    _watched: list[Watched] = field(default_factory=list)
     _by_handle: dict[Handle, str] = field(default_factory=dict)
     _threads: DaemonThreads = field(default_factory=DaemonThreads)
     _look: Pulse = field(default_factory=Pulse)
@@ -84,10 +63,10 @@ class Monitor:
     _out_of_reach: int = 0
     _opening: "Job[None] | None" = None
     _linking: "Job[dict[Pair, Link]] | None" = None
-    _events: EventSet | None = None
-    _waiter: events.EventWaiter | None = None
-    _deaf: str = ""
-    _no_events: str = ""
+    _events: EventSubscription = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._events = EventSubscription(self.driver, self._threads)
 
     async def open(self) -> Node:
         """Opens the driver and finds the GPUs.
@@ -101,7 +80,9 @@ class Monitor:
             self._watched = self._distinct(await self._probe_all(count))
             self._add_remembered()
             if self._watched:
-                await self._register_all()  # before anyone is told of a GPU: from then on no event of it goes unheard
+                await self._events.begin(
+                    self._watched, self.timeout
+                )  # before anyone is told of a GPU: from then on no event of it goes unheard
                 await self._publish(version)
             else:
                 await self._close()
@@ -115,7 +96,7 @@ class Monitor:
         try:
             while True:
                 self._due = self._soon = False
-                self._listen()
+                self._events.listen(self._deliver, self.look_now)
                 for watched in self._watched:
                     await self._look_at(watched)
                 await self._keep_up()
@@ -125,7 +106,7 @@ class Monitor:
                     pause = self.poll * (0.95 + 0.1 * random.random())  # noqa: S311
                     await self._look.wait(min(pause, CONFIRM) if self._soon else pause)
         finally:
-            self._stop_listening()
+            self._events.stop()
             self._threads.close()
 
     async def _open_driver(self) -> tuple[str, int]:
@@ -146,21 +127,10 @@ class Monitor:
             await self._close()
             raise
 
-    def _listen(self) -> None:
-        """Begins to wait for events as soon as there is something to wait on."""
-        if self._waiter is None and self._events is not None:
-            self._waiter = events.EventWaiter(self.driver, self._events, self._deliver, self.look_now)
-            self._waiter.start()
-
-    def _stop_listening(self) -> None:
-        if self._waiter is not None:
-            self._waiter.stop()
-        self._waiter = None
-
     async def _keep_up(self) -> None:
         """What belongs to a round beside the looks: events still refused, links still owed, nodes that came, a lost driver."""
-        if self._events is None:
-            await self._register_all()
+        if self._events.owed:
+            await self._events.begin(self._watched, self.timeout)
         if self._linking is not None and self._linking.done.done():
             await self._publish("")
         else:
@@ -177,15 +147,9 @@ class Monitor:
     async def _reopen(self) -> None:
         """Begins anew with the driver: it counts GPUs when it is opened, and a reloaded one knows no handle of before."""
         log.warning("no GPU has answered for %d rounds; opening the driver anew", self._out_of_reach)
-        waiter = self._waiter
-        self._stop_listening()
-        if waiter is not None:  # it must be out of the driver before that is closed
-            seconds = 2 * events.WAIT_MS / 1000
-            left = await self._threads.submit(lambda: waiter.join(seconds), seconds + LOOK_GAP)
-            if not (left.done.done() and left.done.result()):
-                log.warning("the driver holds the wait for its events; it cannot be opened anew now")
-                return
-        self._events = None
+        if not await self._events.leave():
+            log.warning("the driver holds the wait for its events; it cannot be opened anew now")
+            return
         await self._close()
         try:
             version, count = await self._open_driver()
@@ -202,11 +166,11 @@ class Monitor:
             else:
                 known.gpu, known.handle, known.events = probed.gpu, probed.handle, False
         self._watched.sort(key=lambda w: (w.gpu.index, w.gpu.uuid))
-        await self._register_all()
+        await self._events.begin(self._watched, self.timeout)
         await self._publish(version)
 
     @staticmethod
-    def _distinct(probed: "list[_Watched]") -> "list[_Watched]":
+    def _distinct(probed: "list[Watched]") -> "list[Watched]":
         """GPUs that claim another's uuid are listed under a name of their own, and never handed out."""
         seen: set[str] = set()
         for watched in probed:
@@ -228,9 +192,9 @@ class Monitor:
         with suppress(NvmlError, TimeoutError):
             await self._threads.run(self.driver.close, self.timeout)
 
-    async def _probe_all(self, count: int) -> list[_Watched]:
+    async def _probe_all(self, count: int) -> list[Watched]:
         """Every GPU, all at once: the first contact with one may take seconds."""
-        probed: dict[int, _Watched] = {}
+        probed: dict[int, Watched] = {}
 
         async def one(index: int) -> None:
             probed[index] = await self._probe(index)
@@ -240,7 +204,7 @@ class Monitor:
                 group.start_soon(one, index)
         return [probed[index] for index in range(count)]
 
-    async def _probe(self, index: int) -> _Watched:
+    async def _probe(self, index: int) -> Watched:
         """One GPU as the driver describes it, or what is known of it if it does not."""
         patience = min(self.timeout, PROBE_PATIENCE)
         threads = DaemonThreads()
@@ -252,15 +216,15 @@ class Monitor:
         if not job.done.done():
             why = f"the driver has not described it within {patience:g} s"
             log.error("GPU %d: %s; it is not handed out", index, why)
-            return _Watched(replace(placeholder, unreadable=why), None, job)
+            return Watched(replace(placeholder, unreadable=why), None, job)
         error = job.done.exception()
         if error is not None:
             why = _failed(error).detail
             log.error("GPU %d cannot be read and is not handed out: %s", index, why)
-            return _Watched(replace(placeholder, unreadable=why), None)
+            return Watched(replace(placeholder, unreadable=why), None)
         handle, gpu = job.done.result()
         self._by_handle[handle] = gpu.uuid
-        return _Watched(gpu, handle)
+        return Watched(gpu, handle)
 
     def _add_remembered(self) -> None:
         """Gives GPUs that the driver cannot name their remembered names, and lists those that it no longer has."""
@@ -277,7 +241,7 @@ class Monitor:
         for gpu in missing.values():
             why = "the driver does not find it any more"
             log.error("GPU %s: %s; it stays listed and is not handed out", gpu.uuid, why)
-            self._watched.append(_Watched(replace(gpu, unreadable=why), None))
+            self._watched.append(Watched(replace(gpu, unreadable=why), None))
         self._watched.sort(key=lambda w: (w.gpu.index, w.gpu.uuid))
 
     async def _publish(self, version: str) -> None:
@@ -309,55 +273,6 @@ class Monitor:
             lambda: probe.probe_links(self.driver, readable, gpus), min(self.timeout, PROBE_PATIENCE)
         )
 
-    async def _register_all(self) -> None:
-        """Registers every GPU for its events; what is refused for lack of support is not asked for again."""
-        if self._deaf:
-            return
-        try:
-            self._events = await self._threads.run(self.driver.event_set, self.timeout)
-        except NvmlError as error:
-            if error.unsupported:
-                self._deaf = str(error)
-            self._say_no_events(str(error))
-            return
-        except TimeoutError as error:
-            self._say_no_events(str(error))
-            return
-        self._no_events = ""
-        for watched in self._watched:
-            watched.events = False
-            await self._register(watched)
-
-    def _say_no_events(self, why: str) -> None:
-        if why != self._no_events:
-            log.warning("the driver reports no events, health relies on polling: %s", why)
-        self._no_events = why
-
-    async def _register(self, watched: _Watched) -> None:
-        handle, event_set = watched.handle, self._events
-        if handle is None or event_set is None or watched.events:
-            return
-        supported = watched.gpu.event_types
-        job = await self._threads.submit(
-            lambda: events.register(self.driver, handle, supported, event_set), LOOK_PATIENCE
-        )
-        if not job.done.done():
-            watched.pending = job
-        elif job.done.exception() is not None:
-            self._refused(watched, str(job.done.exception()))
-        else:
-            self._registered(watched, job.done.result())
-
-    def _registered(self, watched: _Watched, why: str) -> None:
-        """Events were asked for: `why` none will ever come, empty where they will. Not asked again but for a new handle."""
-        watched.events = True
-        self._refused(watched, why)
-
-    def _refused(self, watched: _Watched, why: str) -> None:
-        if why and why != watched.refused:
-            log.warning("GPU %s: no events come from it, health relies on polling: %s", watched.gpu.uuid, why)
-        watched.refused = why
-
     def _deliver(self, event: Event) -> None:
         """Passes an event on; runs on the event loop."""
         uuid = self._by_handle.get(event.handle)
@@ -369,7 +284,7 @@ class Monitor:
             log.info("GPU %s: driver event of type %#x, data %d", uuid, event.kind, event.data)
         self.look_now()  # whatever it was, the GPU's own answers tell more
 
-    async def _look_at(self, watched: _Watched) -> None:
+    async def _look_at(self, watched: Watched) -> None:
         """One look, unless an earlier one is still under way."""
         patience = min(self.timeout, LOOK_PATIENCE)
         if watched.pending is None:
@@ -398,27 +313,27 @@ class Monitor:
             return
         await self._take(watched, job.done.result())
 
-    async def _take(self, watched: _Watched, result: object) -> None:
+    async def _take(self, watched: Watched, result: object) -> None:
         """Takes in what a look brought."""
         if isinstance(result, Sample):
             if result.fault:
                 watched.handle = None  # handles from before a reset are worth nothing: ask for a new one next time
             elif not watched.events:
-                await self._register(watched)
+                await self._events.ask(watched)
             self._saw(watched.gpu.uuid, result)
-        elif isinstance(result, _Reached):
+        elif isinstance(result, Reached):
             watched.handle = None if result.sample.fault else result.handle
             if watched.handle is not None:
                 watched.events = False  # a registration does not survive the reset that a new handle may come from
                 self._by_handle[watched.handle] = watched.gpu.uuid
-                await self._register(watched)
+                await self._events.ask(watched)
             self._saw(watched.gpu.uuid, result.sample)
         elif isinstance(result, tuple):
             await self._take_probed(watched, *result)
         elif isinstance(result, str):  # a registration for events that took its time
-            self._registered(watched, result)
+            self._events.settled(watched, result)
 
-    async def _take_probed(self, watched: _Watched, handle: Handle, gpu: Gpu) -> None:
+    async def _take_probed(self, watched: Watched, handle: Handle, gpu: Gpu) -> None:
         """A GPU that could not be read was probed again."""
         if gpu.unreadable or any(other.gpu.uuid == gpu.uuid for other in self._watched if other is not watched):
             self._saw(watched.gpu.uuid, Sample(fault="error", detail=gpu.unreadable or "another GPU answers for it"))
@@ -427,16 +342,16 @@ class Monitor:
         watched.gpu, watched.handle = gpu, handle
         self._by_handle[handle] = gpu.uuid
         await self._publish("")
-        await self._register(watched)
+        await self._events.ask(watched)
 
     def _saw(self, uuid: str, seen: Observation) -> None:
         if self.observe(uuid, seen):
             self._soon = True
 
-    def _reach(self, uuid: str) -> _Reached:
+    def _reach(self, uuid: str) -> Reached:
         """A new handle and a look through it. Blocks."""
         handle = self.driver.handle_by_uuid(uuid)
-        return _Reached(handle, sample(self.driver, handle))
+        return Reached(handle, sample(self.driver, handle))
 
 
 def _failed(error: BaseException) -> Sample:

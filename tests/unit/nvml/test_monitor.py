@@ -8,8 +8,9 @@ import pytest
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.health.observation import Sample, XidEvent
 from gpu_plugin.nvml import monitor
-from gpu_plugin.nvml.monitor import PLACEHOLDER, Monitor
+from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import Event, EventType, Handle, NvmlError, Return
+from gpu_plugin.nvml.watched import PLACEHOLDER
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
