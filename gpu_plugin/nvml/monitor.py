@@ -35,7 +35,7 @@ CONFIRM = 1.0
 """Seconds until the next round at most where the last one raised a suspicion that one look cannot settle."""
 
 LOOK_GAP = 0.1
-"""Seconds between two rounds at least, so that a storm of events is no storm of looks."""
+"""Seconds between an event and the round it brings, and between two rounds: a storm of events is no storm of looks."""
 
 REOPEN_AFTER = 6
 """Rounds in a row without an answer from any GPU after which the driver is opened anew, and then ever more rarely."""
@@ -100,11 +100,11 @@ class Monitor:
                 for watched in self._watched:
                     await self._look_at(watched)
                 await self._keep_up()
-                await anyio.sleep(LOOK_GAP)
                 if not self._due:
                     # Spread, so that the nodes of a fleet do not all wake at the same moment.
                     pause = self.poll * (0.95 + 0.1 * random.random())  # noqa: S311
                     await self._look.wait(min(pause, CONFIRM) if self._soon else pause)
+                await anyio.sleep(LOOK_GAP)  # first let the kubelet hear of the event that may have brought this round
         finally:
             self._events.stop()
             self._threads.close()
