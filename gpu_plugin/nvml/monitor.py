@@ -38,7 +38,7 @@ LOOK_GAP = 0.1
 """Seconds between an event and the round it brings, and between two rounds: a storm of events is no storm of looks."""
 
 REOPEN_AFTER = 6
-"""Rounds in a row without an answer from any GPU after which the driver is opened anew, and then ever more rarely."""
+"""Rounds in a row without an answer from any GPU after which the driver is opened anew; if in vain, more rarely."""
 
 
 @dataclass(slots=True)
@@ -61,6 +61,7 @@ class Monitor:
     _due: bool = False
     _soon: bool = False
     _out_of_reach: int = 0
+    _closed: bool = False
     _opening: "Job[None] | None" = None
     _linking: "Job[dict[Pair, Link]] | None" = None
     _events: EventSubscription = field(init=False)
@@ -80,9 +81,8 @@ class Monitor:
             self._watched = self._distinct(await self._probe_all(count))
             self._add_remembered()
             if self._watched:
-                await self._events.begin(
-                    self._watched, self.timeout
-                )  # before anyone is told of a GPU: from then on no event of it goes unheard
+                # Before anyone is told of a GPU: from then on no event of it goes unheard.
+                await self._events.begin(self._watched, self.timeout)
                 await self._publish(version)
             else:
                 await self._close()
@@ -140,8 +140,8 @@ class Monitor:
                 self.found(self.node)
         out = all(w.handle is None and w.pending is None for w in self._watched)
         self._out_of_reach = self._out_of_reach + 1 if out else 0
-        times, odd = divmod(self._out_of_reach, REOPEN_AFTER)
-        if times and not odd and times & (times - 1) == 0:  # after 6, 12, 24, 48 ... rounds
+        times, between = divmod(self._out_of_reach, REOPEN_AFTER)
+        if times and not between and (self._closed or times in (1, 2, 4) or times % 8 == 0):
             await self._reopen()
 
     async def _reopen(self) -> None:
@@ -151,11 +151,13 @@ class Monitor:
             log.warning("the driver holds the wait for its events; it cannot be opened anew now")
             return
         await self._close()
+        self._closed = True
         try:
             version, count = await self._open_driver()
         except (NvmlError, TimeoutError) as error:
             log.warning("the driver cannot be opened: %s", error)
             return
+        self._closed = False
         by_uuid = {watched.gpu.uuid: watched for watched in self._watched}
         for probed in self._distinct(await self._probe_all(count)):
             known = by_uuid.get(probed.gpu.uuid)

@@ -15,6 +15,7 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon import Daemon
 from gpu_plugin.hardware import Hardware
 from gpu_plugin.kubelet.directory import watch
+from gpu_plugin.nvml import monitor
 from gpu_plugin.nvml.port import Return
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
@@ -296,3 +297,14 @@ async def test_gpus_that_are_held_back_are_named_with_the_reason(kubelet, direct
         await kubelet.wait_for(lambda: GPU in kubelet.resources and kubelet.resources[GPU].capacity == 8)
         assert kubelet.resources[GPU].allocatable == 0
     assert caplog.text.count("is in MIG mode and MIG strategy single is not served") == 8
+
+
+async def test_a_driver_that_is_away_for_long_is_met_when_it_comes_back(kubelet, directory, node, monkeypatch):
+    monkeypatch.setattr(monitor, "LOOK_GAP", 0.01)
+    async with running(directory, node) as (_, driver, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        node.refuse("open", Return.DRIVER_NOT_LOADED, times=4)
+        driver.close()
+        await kubelet.wait_for(healthy(kubelet, 0))
+        await kubelet.wait_for(healthy(kubelet, 8))
+        assert driver.calls["open"] == 6
