@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from gpu_plugin.access.container import Access
 from gpu_plugin.devices.device import Device, Resource, with_reason
+from gpu_plugin.devices.naming import MAX_DEVICE_ID
 from gpu_plugin.placement.scores import Scores
 from gpu_plugin.pulse import Pulse
 
@@ -23,10 +24,16 @@ class ResourceView:
 
     @classmethod
     def of(cls, resource: Resource, access: Access, scores: Scores) -> "ResourceView":
-        """The view of a resource. Raises ValueError where a device id occurs twice: the kubelet would miscount."""
+        """The view of a resource.
+
+        Raises ValueError where a device id occurs twice, which the kubelet would miscount, or is longer than its API allows.
+        """
         order = {device.id: at for at, device in enumerate(resource.devices)}
         if len(order) != len(resource.devices):
             raise ValueError(f"{resource.name}: a device id occurs twice")
+        longest = max(order, key=len, default="")
+        if len(longest) > MAX_DEVICE_ID:
+            raise ValueError(f"{resource.name}: the device id {longest} has more than {MAX_DEVICE_ID} characters")
         return cls(resource, order, access, scores)
 
     def device(self, identifier: str) -> Device | None:

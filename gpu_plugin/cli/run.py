@@ -54,11 +54,14 @@ def _strict_loader(yaml: ModuleType) -> Any:
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002
-            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+            written = [
+                key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"
+            ]  # "<<" yields to what stands here
+            keys = [self.construct_object(key, deep=True) for key in written]
             for at, key in enumerate(keys):
                 if key in keys[:at]:
                     raise yaml.YAMLError(
-                        f"the key {key!r} stands twice, again on line {node.value[at][0].start_mark.line + 1}"
+                        f"the key {key!r} stands twice, again on line {written[at].start_mark.line + 1}"
                     )
             return super().construct_mapping(node, deep)
 

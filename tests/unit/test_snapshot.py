@@ -26,6 +26,12 @@ def test_an_id_that_occurs_twice_is_refused():
         view("a", "b", "a")
 
 
+def test_an_id_longer_than_the_api_allows_is_refused():
+    assert view("a" * 63).order == {"a" * 63: 0}
+    with pytest.raises(ValueError, match="has more than 63 characters"):
+        view("a", "b" * 64)
+
+
 def test_reasons_change_the_devices_they_name_and_leave_the_others_the_very_same():
     before = view("a", "b", "c")
     after = before.with_reasons({"GPU-b": "too hot", "GPU-c": "", "GPU-x": "lost"})

@@ -11,7 +11,6 @@ import anyio
 import pytest
 from grpclib.client import Channel
 
-from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
 from tests.unit.kubelet.serving import GPU, registered, serving
@@ -132,7 +131,7 @@ async def test_two_hundred_kubelet_restarts_leave_nothing_behind(kubelet, direct
         kubelet.check()
 
 
-async def test_an_unknown_http2_frame_costs_that_connection_only(kubelet, directory):
+async def test_an_unknown_http2_frame_costs_that_connection_only(kubelet, directory, caplog):
     async with serving(directory) as plugin:
         await kubelet.wait_for(registered(kubelet))
         reader, writer = await asyncio.open_unix_connection(str(plugin.sockets[0]))
@@ -145,4 +144,4 @@ async def test_an_unknown_http2_frame_costs_that_connection_only(kubelet, direct
         plugin.fail(1)
         await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 7)
         assert kubelet.registrations[GPU].total == 1
-        assert wire.VERSION == "v1beta1"
+    assert "HTTP/2 frame nobody knows" in caplog.text
