@@ -15,11 +15,32 @@ class Thresholds:
 
 
 @dataclass(frozen=True, slots=True)
+class MigDevice:
+    """A slice of a GPU in MIG mode: a compute instance, with the GPU instance that it is part or all of.
+
+    `index` is its MIG index on its GPU; `profile` is NVIDIA's word for its size, such as 1g.10gb, 1g.10gb+me or 1c.3g.40gb;
+    `whole` is False where the compute instance is smaller than its GPU instance. `gpu_instance_cap` and
+    `compute_instance_cap` are N of /dev/nvidia-caps/nvidia-capN; None where the host does not say.
+    """
+
+    uuid: str
+    index: int
+    gpu_instance: int
+    compute_instance: int
+    profile: str
+    whole: bool = True
+    memory_bytes: int | None = None
+    gpu_instance_cap: int | None = None
+    compute_instance_cap: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One piece of hardware. None means that the part, the driver or the host does not say.
 
     `unreadable` is why the driver could not describe it: such a GPU is listed and never handed out. Its `uuid` is then
-    the one remembered from an earlier probe, or a placeholder made of its index.
+    the one remembered from an earlier probe, or a placeholder made of its index. `mig_devices` are in the order of their
+    index, and only looked at while `mig_enabled`.
     """
 
     uuid: str
@@ -30,6 +51,7 @@ class Gpu:
     architecture: int | None = None
     memory_bytes: int | None = None
     mig_enabled: bool = False
+    mig_devices: tuple[MigDevice, ...] = ()
     numa_node: int | None = None
     thresholds: Thresholds = Thresholds()
     event_types: int = 0

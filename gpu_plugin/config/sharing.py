@@ -1,0 +1,58 @@
+"""What the config file asks for beyond single values: shared devices, names by pattern. Immutable, already checked."""
+
+from dataclasses import dataclass
+
+TIME_SLICING = "time-slicing"
+MPS = "mps"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChoice:
+    """Which devices of a resource an entry takes: the first `count` of those left, those `listed`, or all if neither is set.
+
+    A listed one is a GPU index ("0"), a MIG index ("0:1"), GPU-<uuid>, MIG-<uuid> or MIG-GPU-<uuid>/<gi>/<ci>.
+    """
+
+    count: int = 0
+    listed: tuple[str, ...] = ()
+
+    @property
+    def everything(self) -> bool:
+        """Whether every device of the resource is meant."""
+        return not self.count and not self.listed
+
+
+@dataclass(frozen=True, slots=True)
+class MpsLimits:
+    """What each client of an MPS daemon may use at most; None: an equal share among the replicas.
+
+    `active_thread_percentage` is 1 to 100; `pinned_memory` is MiB of device memory.
+    """
+
+    active_thread_percentage: float | None = None
+    pinned_memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SharedResource:
+    """One entry under `sharing`: `devices` of the resource `name` are offered `replicas` times each as `offered_as`.
+
+    Both names are whole, as in nvidia.com/gpu; `strategy` is TIME_SLICING or MPS. `single_requests` refuses a container
+    that asks for more than one (failRequestsGreaterThanOne).
+    """
+
+    name: str
+    offered_as: str
+    replicas: int
+    strategy: str = TIME_SLICING
+    devices: DeviceChoice = DeviceChoice()
+    single_requests: bool = False
+    limits: MpsLimits = MpsLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class NamePattern:
+    """Whatever matches `pattern` ("*" stands for any text, all else for itself) is counted under `name`, a whole one."""
+
+    pattern: str
+    name: str
