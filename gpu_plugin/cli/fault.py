@@ -6,13 +6,13 @@ import click
 
 from gpu_plugin import control
 
-_FLAGS = ("xid", "temperature", "lost", "hang", "heal")
+_FLAGS = ("xid", "temperature", "lost", "hang", "mig", "heal")
 
 
 @click.command(
     "fault",
-    help="Make a GPU of a running simulated node fail, or heal it. The daemon must run with --simulate.",
-    epilog="Faults outlive the daemon: only --heal ends --lost and --temperature.",
+    help="Make a GPU of a running simulated node fail, heal it, or cut it anew. The daemon must run with --simulate.",
+    epilog="Faults outlive the daemon: only --heal ends --lost and --temperature, and only another --mig ends a --mig.",
 )
 @click.option(
     "--state-dir",
@@ -28,8 +28,13 @@ _FLAGS = ("xid", "temperature", "lost", "hang", "heal")
 @click.option("--temperature", type=int, metavar="CELSIUS", help="Hold this temperature.")
 @click.option("--lost", is_flag=True, default=None, help="Fall off the bus.")
 @click.option("--hang", type=float, metavar="SECONDS", help="Block every driver call for so long.")
-@click.option("--heal", is_flag=True, default=None, help="Repair and reset: all of the above is over.")
-def command(state_dir: Path, gpu: str, **faults: float | bool | None) -> None:
+@click.option(
+    "--mig",
+    metavar="PROFILES",
+    help="Cut into these MIG devices, such as 3g.20gb,1c.3g.20gb,1g.5gb+me; empty: MIG mode without any; none: no MIG mode.",
+)
+@click.option("--heal", is_flag=True, default=None, help="Repair and reset: all of the above but --mig is over.")
+def command(state_dir: Path, gpu: str, **faults: float | str | bool | None) -> None:
     """Sends one fault to the daemon and prints what was done."""
     asked = {name: faults[name] for name in _FLAGS if faults[name] is not None}
     if len(asked) != 1:

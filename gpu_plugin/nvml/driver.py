@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from gpu_plugin.nvml import library
-from gpu_plugin.nvml.port import Event, EventSet, Handle, NvmlError, Return, Threshold
+from gpu_plugin.nvml.port import Event, EventSet, Handle, MigAttributes, NvmlError, Return, Threshold
 
 T = TypeVar("T")
 
@@ -74,8 +74,31 @@ class PynvmlDriver:
         current, pending = self._call(self._lib.nvmlDeviceGetMigMode, _pointer(self._lib, handle))
         return int(current), int(pending)
 
+    def max_mig_devices(self, handle: Handle) -> int:
+        return int(self._call(self._lib.nvmlDeviceGetMaxMigDeviceCount, _pointer(self._lib, handle)))
+
+    def mig_handle(self, handle: Handle, index: int) -> Handle:
+        lib = self._lib
+        return _address(self._call(lib.nvmlDeviceGetMigDeviceHandleByIndex, _pointer(lib, handle), index))
+
+    def gpu_instance_id(self, handle: Handle) -> int:
+        return int(self._call(self._lib.nvmlDeviceGetGpuInstanceId, _pointer(self._lib, handle)))
+
+    def compute_instance_id(self, handle: Handle) -> int:
+        return int(self._call(self._lib.nvmlDeviceGetComputeInstanceId, _pointer(self._lib, handle)))
+
+    def mig_attributes(self, handle: Handle) -> MigAttributes:
+        found = self._call(self._lib.nvmlDeviceGetAttributes_v2, _pointer(self._lib, handle))
+        return MigAttributes(found.gpuInstanceSliceCount, found.computeInstanceSliceCount, found.memorySizeMB)
+
     def numa_node(self, handle: Handle) -> int:
         return int(self._call(self._lib.nvmlDeviceGetNumaNodeId, _pointer(self._lib, handle)))
+
+    def compute_mode(self, handle: Handle) -> int:
+        return int(self._call(self._lib.nvmlDeviceGetComputeMode, _pointer(self._lib, handle)))
+
+    def set_compute_mode(self, handle: Handle, mode: int) -> None:
+        self._call(self._lib.nvmlDeviceSetComputeMode, _pointer(self._lib, handle), mode)
 
     def temperature(self, handle: Handle) -> int:
         return int(self._call(self._lib.nvmlDeviceGetTemperature, _pointer(self._lib, handle), 0))

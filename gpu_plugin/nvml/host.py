@@ -1,6 +1,8 @@
 """What the node's own /sys, /dev and /proc say about its GPUs."""
 
-from collections.abc import Sequence
+import re
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 # Every node under /dev that a container could be given on account of a GPU, as patterns under a root.
@@ -10,15 +12,27 @@ _NODE_PATTERNS = (
     "dev/nvidia-caps-imex-channels/*",
     "dev/gdrdrv",
     "dev/infiniband/*",
+    "dev/dxg",
 )
+
+_MIG_MINORS = "driver/nvidia-caps/mig-minors"
+
+# A line of it that is a GPU or compute instance's: "gpu0/gi2/ci0/access 22". The others are config and monitor.
+_MIG_MINOR = re.compile(rb"^(gpu[0-9]+/gi[0-9]+(?:/ci[0-9]+)?/access) ([0-9]+)$", re.MULTILINE)
 
 
 class LinuxHost:
-    """`port.HostView` of this machine. A `roots` entry is a directory whose dev/ may hold the nodes, besides / itself."""
+    """`port.HostView` of this machine. A `roots` entry is a directory whose dev/ may hold the nodes, besides / itself.
 
-    def __init__(self, roots: Sequence[str] = (), sysfs: str = "/sys") -> None:
+    Its proc/ is looked into where `procfs` does not say.
+    """
+
+    def __init__(self, roots: Sequence[str] = (), sysfs: str = "/sys", procfs: str = "/proc") -> None:
         self._roots = tuple(dict.fromkeys(("/", *roots)))
         self._sysfs = Path(sysfs)
+        self._procfs = Path(procfs)
+        self._parsing = threading.Lock()
+        self._mig_minors: tuple[bytes, Mapping[str, int]] = (b"", {})
 
     def numa_node(self, pci_bus_id: str) -> int | None:
         """Sysfs's numa_node of a PCI device; None where there is no such file or no such node (-1)."""
@@ -43,9 +57,26 @@ class LinuxHost:
                     continue  # an unreadable directory has no nodes for us
         return frozenset(found)
 
+    def mig_minors(self) -> Mapping[str, int]:
+        """Minors of the capability nodes of MIG instances, by the driver's names; empty where it lists none.
+
+        A driver lists every instance that there could be, over 4000 lines: they are parsed again only if they changed.
+        """
+        content = b""
+        for proc in (self._procfs, *(Path(root, "proc") for root in self._roots if root != "/")):
+            try:
+                content = (proc / _MIG_MINORS).read_bytes()
+            except OSError:
+                continue
+            break
+        with self._parsing:  # once, not once for every GPU that is probed at the start
+            if content != self._mig_minors[0]:
+                self._mig_minors = content, {name.decode(): int(minor) for name, minor in _MIG_MINOR.findall(content)}
+            return self._mig_minors[1]
+
     def boot_id(self) -> str:
         """The kernel's id of this boot; empty where /proc does not say."""
         try:
-            return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            return (self._procfs / "sys/kernel/random/boot_id").read_text().strip()
         except OSError:
             return ""

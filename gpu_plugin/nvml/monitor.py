@@ -16,10 +16,11 @@ import anyio
 from gpu_plugin.devices.node import Gpu, Link, Node, Pair
 from gpu_plugin.health.observation import Observation, Sample, XidEvent
 from gpu_plugin.nvml import probe
+from gpu_plugin.nvml.mig import with_caps
 from gpu_plugin.nvml.port import Driver, Event, EventType, Handle, HostView, NvmlError
-from gpu_plugin.nvml.sample import fault, sample
+from gpu_plugin.nvml.sample import Look, fault, look
 from gpu_plugin.nvml.subscription import EventSubscription
-from gpu_plugin.nvml.watched import PLACEHOLDER, Reached, Watched
+from gpu_plugin.nvml.watched import PLACEHOLDER, Watched
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.threads import DaemonThreads, Job
 
@@ -128,16 +129,17 @@ class Monitor:
             raise
 
     async def _keep_up(self) -> None:
-        """What belongs to a round beside the looks: events still refused, links still owed, nodes that came, a lost driver."""
+        """What belongs to a round beside the looks: events still refused, links still owed, what is new, a lost driver."""
         if self._events.owed:
             await self._events.begin(self._watched, self.timeout)
         if self._linking is not None and self._linking.done.done():
             await self._publish("")
         else:
-            job = await self._threads.submit(self.host.device_nodes, min(self.timeout, LOOK_PATIENCE))
-            if job.done.done() and job.done.exception() is None and job.done.result() != self.node.device_nodes:
-                self.node = replace(self.node, device_nodes=job.done.result())
-                self.found(self.node)
+            device_nodes = await self._see_host(LOOK_PATIENCE)
+            node = replace(self.node, gpus=tuple(w.gpu for w in self._watched), device_nodes=device_nodes)
+            if node != self.node:
+                self.node = node
+                self.found(node)
         out = all(w.handle is None and w.pending is None for w in self._watched)
         self._out_of_reach = self._out_of_reach + 1 if out else 0
         times, between = divmod(self._out_of_reach, REOPEN_AFTER)
@@ -257,12 +259,22 @@ class Monitor:
         elif job is not None:
             log.error("the links between GPUs cannot be read; pods get GPUs without regard to what is unknown")
         self._linking = job if job is not None and not job.done.done() else None
-        nodes = await self._threads.submit(self.host.device_nodes, min(self.timeout, PROBE_PATIENCE))
-        device_nodes = self.node.device_nodes
-        if nodes.done.done() and nodes.done.exception() is None:
-            device_nodes = nodes.done.result()
+        device_nodes = await self._see_host(PROBE_PATIENCE)
         self.node = Node(tuple(w.gpu for w in self._watched), links, version or self.node.driver_version, device_nodes)
         self.found(self.node)
+
+    async def _see_host(self, patience: float) -> frozenset[str]:
+        """The device nodes that the host has now, else those it had; MIG devices get the capability minors it says."""
+        sliced = any(watched.gpu.mig_devices for watched in self._watched)
+        job = await self._threads.submit(
+            lambda: (self.host.device_nodes(), self.host.mig_minors() if sliced else {}), min(self.timeout, patience)
+        )
+        if not job.done.done() or job.done.exception() is not None:
+            return self.node.device_nodes
+        device_nodes, minors = job.done.result()
+        for watched in self._watched:
+            watched.gpu = with_caps(watched.gpu, minors)
+        return device_nodes
 
     async def _read_links(self) -> "Job[dict[Pair, Link]] | None":
         """Asks for the links between all GPUs that answer; None where there are not two of them."""
@@ -290,16 +302,18 @@ class Monitor:
         """One look, unless an earlier one is still under way."""
         patience = min(self.timeout, LOOK_PATIENCE)
         if watched.pending is None:
-            handle, uuid = watched.handle, watched.gpu.uuid
-            if watched.gpu.unreadable:
-                index, known = watched.gpu.index, "" if uuid.startswith(PLACEHOLDER) else uuid
+            handle, gpu, divisible = watched.handle, watched.gpu, watched.divisible
+            if gpu.unreadable:
+                index, known = gpu.index, "" if gpu.uuid.startswith(PLACEHOLDER) else gpu.uuid
                 watched.pending = await self._threads.submit(
                     lambda: probe.probe_gpu(self.driver, self.host, index, known), patience
                 )
             elif handle is None:
-                watched.pending = await self._threads.submit(lambda: self._reach(uuid), patience)
+                watched.pending = await self._threads.submit(lambda: self._reach(gpu), patience)
             else:
-                watched.pending = await self._threads.submit(lambda: sample(self.driver, handle), patience)
+                watched.pending = await self._threads.submit(
+                    lambda: look(self.driver, handle, gpu, divisible=divisible), patience
+                )
         job = watched.pending
         if not job.done.done():
             age = anyio.current_time() - job.started
@@ -317,18 +331,16 @@ class Monitor:
 
     async def _take(self, watched: Watched, result: object) -> None:
         """Takes in what a look brought."""
-        if isinstance(result, Sample):
-            if result.fault:
-                watched.handle = None  # handles from before a reset are worth nothing: ask for a new one next time
-            elif not watched.events:
-                await self._events.ask(watched)
-            self._saw(watched.gpu.uuid, result)
-        elif isinstance(result, Reached):
+        if isinstance(result, Look):
+            if watched.handle is None:
+                watched.events = False  # a registration does not survive the reset that a new handle may come from
+            # Handles from before a reset are worth nothing: after a fault, ask for a new one next time.
             watched.handle = None if result.sample.fault else result.handle
             if watched.handle is not None:
-                watched.events = False  # a registration does not survive the reset that a new handle may come from
                 self._by_handle[watched.handle] = watched.gpu.uuid
-                await self._events.ask(watched)
+                self._soon |= watched.recut(result)
+                if not watched.events:
+                    await self._events.ask(watched)
             self._saw(watched.gpu.uuid, result.sample)
         elif isinstance(result, tuple):
             await self._take_probed(watched, *result)
@@ -350,10 +362,9 @@ class Monitor:
         if self.observe(uuid, seen):
             self._soon = True
 
-    def _reach(self, uuid: str) -> Reached:
+    def _reach(self, gpu: Gpu) -> Look:
         """A new handle and a look through it. Blocks."""
-        handle = self.driver.handle_by_uuid(uuid)
-        return Reached(handle, sample(self.driver, handle))
+        return look(self.driver, self.driver.handle_by_uuid(gpu.uuid), gpu)
 
 
 def _failed(error: BaseException) -> Sample:

@@ -6,6 +6,7 @@ any thread, as NVML's are. Values are plain: no ctypes leaves the adapter. Every
 Numbers are NVML's own (nvml.h): return codes, temperature threshold kinds, event types, topology levels, field ids.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import NewType, Protocol
@@ -73,6 +74,13 @@ class Threshold(IntEnum):
     GPU_MAX = 3
 
 
+class ComputeMode(IntEnum):
+    """nvmlComputeMode_t, as far as this plugin sets it: whether one process alone may use the GPU."""
+
+    DEFAULT = 0
+    EXCLUSIVE_PROCESS = 3
+
+
 class EventType(IntFlag):
     """nvmlEventType bits that say something about health."""
 
@@ -111,6 +119,15 @@ class Event:
     compute_instance: int = ALL_INSTANCES
 
 
+@dataclass(frozen=True, slots=True)
+class MigAttributes:
+    """nvmlDeviceAttributes_t of a MIG device, as far as it tells its size: slices, and memorySizeMB, which are MiB."""
+
+    gpu_instance_slices: int
+    compute_instance_slices: int
+    memory_mb: int
+
+
 class Driver(Protocol):
     """The calls. Each raises NvmlError; a name in a docstring is the NVML function behind it."""
 
@@ -133,7 +150,7 @@ class Driver(Protocol):
         """nvmlDeviceGetHandleByUUID."""
 
     def uuid(self, handle: Handle) -> str:
-        """nvmlDeviceGetUUID, such as GPU-92e1c9b6-dd9b-778f-6e34-6f0d728ad189."""
+        """nvmlDeviceGetUUID, such as GPU-92e1c9b6-dd9b-778f-6e34-6f0d728ad189; of a MIG device MIG-<uuid>."""
 
     def minor_number(self, handle: Handle) -> int:
         """nvmlDeviceGetMinorNumber: N of /dev/nvidiaN."""
@@ -142,7 +159,7 @@ class Driver(Protocol):
         """nvmlDeviceGetPciInfo_v3's busId, such as 00000000:00:06.0."""
 
     def name(self, handle: Handle) -> str:
-        """nvmlDeviceGetName, such as NVIDIA H200."""
+        """nvmlDeviceGetName, such as NVIDIA H200; of a MIG device NVIDIA H200 MIG 1g.18gb."""
 
     def architecture(self, handle: Handle) -> int:
         """nvmlDeviceGetArchitecture: 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell."""
@@ -153,8 +170,32 @@ class Driver(Protocol):
     def mig_mode(self, handle: Handle) -> tuple[int, int]:
         """nvmlDeviceGetMigMode: (current, pending), 1 is enabled."""
 
+    def max_mig_devices(self, handle: Handle) -> int:
+        """nvmlDeviceGetMaxMigDeviceCount: how many MIG indices there are; 0 while MIG mode is off."""
+
+    def mig_handle(self, handle: Handle, index: int) -> Handle:
+        """nvmlDeviceGetMigDeviceHandleByIndex. NOT_FOUND: no MIG device has that index now.
+
+        It is worth something only as long as the MIG device exists, and may come to mean another one after that.
+        """
+
+    def gpu_instance_id(self, handle: Handle) -> int:
+        """nvmlDeviceGetGpuInstanceId of a MIG device."""
+
+    def compute_instance_id(self, handle: Handle) -> int:
+        """nvmlDeviceGetComputeInstanceId of a MIG device, counted within its GPU instance."""
+
+    def mig_attributes(self, handle: Handle) -> MigAttributes:
+        """nvmlDeviceGetAttributes_v2 of a MIG device."""
+
     def numa_node(self, handle: Handle) -> int:
         """nvmlDeviceGetNumaNodeId."""
+
+    def compute_mode(self, handle: Handle) -> int:
+        """nvmlDeviceGetComputeMode: a ComputeMode or another of nvmlComputeMode_t."""
+
+    def set_compute_mode(self, handle: Handle, mode: int) -> None:
+        """nvmlDeviceSetComputeMode, until the driver is unloaded. NO_PERMISSION for users other than root."""
 
     def temperature(self, handle: Handle) -> int:
         """nvmlDeviceGetTemperature of the GPU sensor, °C."""
@@ -201,6 +242,13 @@ class HostView(Protocol):
 
     def device_nodes(self) -> frozenset[str]:
         """Paths under /dev that an NVIDIA driver may own and that exist, such as /dev/nvidiactl."""
+
+    def mig_minors(self) -> Mapping[str, int]:
+        """N of /dev/nvidia-caps/nvidia-capN by what it gives access to (/proc/driver/nvidia-caps/mig-minors).
+
+        Such as gpu0/gi2/access and gpu0/gi2/ci0/access, where 0 is the GPU's minor number. Empty where there is no such file;
+        the same object for as long as nothing in it changes.
+        """
 
     def boot_id(self) -> str:
         """What changes with every boot (/proc/sys/kernel/random/boot_id)."""

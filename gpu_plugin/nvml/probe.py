@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from gpu_plugin.devices.node import Gpu, Link, Thresholds
+from gpu_plugin.nvml.mig import GONE, cut, read_partition, with_caps
 from gpu_plugin.nvml.port import Driver, Handle, HostView, NvmlError, Return, Threshold, TopologyLevel
 
 log = logging.getLogger(__name__)
@@ -21,10 +22,6 @@ PROBED_FIELDS = (RECOVERY_ACTION_FIELD,)
 
 MAX_NVLINKS = 36
 """More links than any GPU has; the driver ends the count earlier with INVALID_ARGUMENT or NOT_SUPPORTED."""
-
-
-_GONE = frozenset({Return.GPU_IS_LOST, Return.RESET_REQUIRED})
-"""Codes with which a GPU answers everything once it is gone."""
 
 
 def probe_gpu(driver: Driver, host: HostView, index: int, known: str = "") -> tuple[Handle, Gpu]:
@@ -44,7 +41,7 @@ def probe_gpu(driver: Driver, host: HostView, index: int, known: str = "") -> tu
 
 def _describe(driver: Driver, host: HostView, handle: Handle, uuid: str, index: int) -> Gpu:
     bus_id = _ask(lambda: driver.pci_bus_id(handle), "")
-    return Gpu(
+    whole = Gpu(
         uuid=uuid,
         index=index,
         minor=_ask(lambda: driver.minor_number(handle), None),
@@ -52,7 +49,6 @@ def _describe(driver: Driver, host: HostView, handle: Handle, uuid: str, index: 
         model=_ask(lambda: driver.name(handle), ""),
         architecture=_ask(lambda: driver.architecture(handle), None),
         memory_bytes=_ask(lambda: driver.memory_total(handle), None),
-        mig_enabled=_ask(lambda: driver.mig_mode(handle)[0] == 1, default=False),
         numa_node=_numa_node(driver, host, handle, bus_id),
         thresholds=Thresholds(
             *(_ask(lambda kind=kind: driver.temperature_threshold(handle, kind), None) for kind in Threshold),  # type: ignore[misc]
@@ -60,6 +56,12 @@ def _describe(driver: Driver, host: HostView, handle: Handle, uuid: str, index: 
         event_types=_ask(lambda: driver.supported_event_types(handle), 0),
         fields=_fields(driver, handle),
     )
+    partition = _ask(lambda: read_partition(driver, handle, memory_bytes=whole.memory_bytes), None)
+    if partition is None or not partition.enabled:
+        return whole
+    for at, why in partition.unreadable.items():
+        log.warning("GPU %s: MIG device %d cannot be read and is not offered: %s", uuid, at, why)
+    return with_caps(cut(whole, partition), host.mig_minors())
 
 
 def probe_links(driver: Driver, handles: Mapping[str, Handle], gpus: Sequence[Gpu]) -> dict[tuple[str, str], Link]:
@@ -87,7 +89,7 @@ def _ask(question: Callable[[], T], default: T) -> T:
     try:
         return question()
     except NvmlError as error:
-        if error.code in _GONE:
+        if error.code in GONE:
             raise
         if not error.unsupported:
             log.warning("a question stays unanswered: %s", error)
@@ -116,7 +118,7 @@ def _nvlink_peers(driver: Driver, handle: Handle) -> list[str]:
         except NvmlError as error:
             if error.unsupported or error.code == Return.INVALID_ARGUMENT:
                 break  # no such link: there are none after it either
-            if error.code in _GONE:
+            if error.code in GONE:
                 log.warning("NVLinks %d and up cannot be read and count as down: %s", link, error)
                 break
             log.warning("NVLink %d cannot be read and counts as down: %s", link, error)
@@ -130,6 +132,6 @@ def _ancestor(driver: Driver, one: Handle, other: Handle) -> int:
     try:
         return driver.common_ancestor(one, other)
     except NvmlError as error:
-        if not error.unsupported and error.code not in _GONE:  # of one that is gone, its own look tells
+        if not error.unsupported and error.code not in GONE:  # of one that is gone, its own look tells
             log.warning("a pair of GPUs counts as farthest apart: %s", error)
         return TopologyLevel.SYSTEM

@@ -1,22 +1,18 @@
 """What the monitor keeps of each GPU."""
 
+import logging
 from dataclasses import dataclass
 
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.observation import Sample
+from gpu_plugin.nvml.mig import UNREADABLE_LOOKS, cut
 from gpu_plugin.nvml.port import Handle
+from gpu_plugin.nvml.sample import Look
 from gpu_plugin.threads import Job
+
+log = logging.getLogger(__name__)
 
 PLACEHOLDER = "GPU-unreadable-"
 """Begins the made-up uuid of a GPU whose own is not known yet. Such a device is never healthy, so no pod can hold it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """A GPU was asked for a new handle, and looked at through it."""
-
-    handle: Handle
-    sample: Sample
 
 
 @dataclass(slots=True)
@@ -25,7 +21,36 @@ class Watched:
 
     gpu: Gpu
     handle: Handle | None
-    pending: "Job[Sample] | Job[Reached] | Job[tuple[Handle, Gpu]] | Job[str] | None" = None
+    pending: "Job[Look] | Job[tuple[Handle, Gpu]] | Job[str] | None" = None
     events: bool = False
     refused: str = ""
     """Why events were refused last, said once."""
+    divisible: bool = True
+    """Whether it can be cut into MIG devices, as far as is known: a part that never can is not asked again."""
+    unreadable_looks: int = 0
+    """Looks in a row in which a MIG device of it was unreadable."""
+    untold: str = ""
+    """Why the last look did not tell how it is cut, said once."""
+
+    def recut(self, found: Look) -> bool:
+        """Takes in how a look found the GPU to be cut. Returns whether another look soon would settle something."""
+        self.divisible = found.divisible
+        if found.untold and found.untold != self.untold:
+            log.warning("GPU %s: how it is cut into MIG devices is not known now: %s", self.gpu.uuid, found.untold)
+        self.untold = found.untold
+        partition = found.partition
+        if partition is None:
+            return False
+        if partition.unreadable and not self.unreadable_looks:
+            for index, why in partition.unreadable.items():
+                log.warning("GPU %s: MIG device %d cannot be read: %s", self.gpu.uuid, index, why)
+        self.unreadable_looks = self.unreadable_looks + 1 if partition.unreadable else 0
+        gpu = cut(self.gpu, partition, hold=self.unreadable_looks < UNREADABLE_LOOKS)
+        if gpu is self.gpu:
+            return 0 < self.unreadable_looks < UNREADABLE_LOOKS
+        if gpu.mig_enabled != self.gpu.mig_enabled:
+            self.events = False  # the mode is switched by a reset, which a registration may not survive
+        into = ", ".join(device.profile for device in gpu.mig_devices) or "no MIG devices"
+        log.info("GPU %s: %s", gpu.uuid, f"MIG mode, cut into {into}" if gpu.mig_enabled else "MIG mode is off")
+        self.gpu = gpu
+        return True

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from gpu_plugin.nvml.port import Event, EventSet, Handle, NvmlError, Return, Threshold
-from gpu_plugin.simulation.hardware import SimulatedNode
+from gpu_plugin.nvml.port import Event, EventSet, Handle, MigAttributes, NvmlError, Return, Threshold
+from gpu_plugin.simulation.hardware import SimulatedNode, Slice
+from gpu_plugin.simulation.mig import COMPUTE_SLICES
 from gpu_plugin.simulation.profile import GpuProfile
 
 NVML_FUNCTIONS = {
@@ -24,7 +25,14 @@ NVML_FUNCTIONS = {
     "architecture": "nvmlDeviceGetArchitecture",
     "memory_total": "nvmlDeviceGetMemoryInfo",
     "mig_mode": "nvmlDeviceGetMigMode",
+    "max_mig_devices": "nvmlDeviceGetMaxMigDeviceCount",
+    "mig_handle": "nvmlDeviceGetMigDeviceHandleByIndex",
+    "gpu_instance_id": "nvmlDeviceGetGpuInstanceId",
+    "compute_instance_id": "nvmlDeviceGetComputeInstanceId",
+    "mig_attributes": "nvmlDeviceGetAttributes_v2",
     "numa_node": "nvmlDeviceGetNumaNodeId",
+    "compute_mode": "nvmlDeviceGetComputeMode",
+    "set_compute_mode": "nvmlDeviceSetComputeMode",
     "temperature": "nvmlDeviceGetTemperature",
     "temperature_threshold": "nvmlDeviceGetTemperatureThreshold",
     "total_energy": "nvmlDeviceGetTotalEnergyConsumption",
@@ -45,6 +53,12 @@ _ALL_EVENT_TYPES = 0xFF9F
 _FIRST_HANDLE, _HANDLE_STRIDE = 0x7F0000001000, 0x1000
 """Handles look like the pointers they are in NVML; the index of a GPU is not a handle."""
 
+_FIRST_MIG_HANDLE, _MIG_GPU_STRIDE, _MIG_STRIDE = 0x7F8000000000, 0x100000000, 0x100
+"""Those of MIG devices, by GPU and then by the number of the slice."""
+
+_COMPUTE_MODES = range(4)
+"""nvmlComputeMode_t: default, exclusive thread, prohibited, exclusive process."""
+
 _THRESHOLDS = {
     Threshold.SHUTDOWN: "shutdown",
     Threshold.SLOWDOWN: "slowdown",
@@ -62,6 +76,7 @@ class SimulatedDriver:
     - A lost GPU: GPU_IS_LOST from every call about it, getting its handle included. Handles stay valid over heal.
     - A hung GPU: every call about it blocks in the calling thread until the hang ends; `close` does not end it.
     - What the profile lacks: NOT_SUPPORTED.
+    - The handle of a MIG device that is no more: INVALID_ARGUMENT from every call.
 
     `latency` makes a call, by its name here, take that many seconds longer. `calls` counts calls by name, refused ones
     included.
@@ -125,7 +140,8 @@ class SimulatedDriver:
         return self._handle("handle_by_uuid", index)
 
     def uuid(self, handle: Handle) -> str:
-        return self._gpu("uuid", handle).uuid
+        found = self._slice("uuid", handle)
+        return found.uuid if found else self._gpu("uuid", handle).uuid
 
     def minor_number(self, handle: Handle) -> int:
         return self._gpu("minor_number", handle).minor
@@ -134,7 +150,10 @@ class SimulatedDriver:
         return self._gpu("pci_bus_id", handle).pci_bus_id
 
     def name(self, handle: Handle) -> str:
-        return self._gpu("name", handle).name
+        found = self._slice("name", handle)
+        if found is None:
+            return self._gpu("name", handle).name
+        return f"{self._profile.gpus[_gpu_of_mig(handle)].name} MIG {found.instance.profile}"
 
     def architecture(self, handle: Handle) -> int:
         return _supported("architecture", self._gpu("architecture", handle).architecture)
@@ -144,12 +163,52 @@ class SimulatedDriver:
         return _supported("memory_total", self._gpu("memory_total", handle).memory_bytes)
 
     def mig_mode(self, handle: Handle) -> tuple[int, int]:
-        """The profile's (current, pending)."""
-        return _supported("mig_mode", self._gpu("mig_mode", handle).mig_mode)
+        """The profile's (current, pending), until the GPU is cut anew."""
+        index = self._reach("mig_mode", handle)
+        built = _supported("mig_mode", self._profile.gpus[index].mig_mode)
+        enabled = int(self._node.cut(index) is not None)
+        return built if built[0] == enabled else (enabled, enabled)
+
+    def max_mig_devices(self, handle: Handle) -> int:
+        """0 outside MIG mode, and for parts that have none: NVML gives no error here."""
+        return COMPUTE_SLICES if self._node.cut(self._reach("max_mig_devices", handle)) else 0
+
+    def mig_handle(self, handle: Handle, index: int) -> Handle:
+        """NOT_SUPPORTED outside MIG mode; NOT_FOUND for an index without a device, INVALID_ARGUMENT beyond the last one."""
+        gpu = self._reach("mig_handle", handle)
+        slices = _supported("mig_handle", self._node.cut(gpu)).slices
+        if not 0 <= index < COMPUTE_SLICES:
+            raise _refused("mig_handle", Return.INVALID_ARGUMENT)
+        if index >= len(slices):
+            raise _refused("mig_handle", Return.NOT_FOUND)
+        return Handle(_FIRST_MIG_HANDLE + gpu * _MIG_GPU_STRIDE + slices[index].number * _MIG_STRIDE)
+
+    def gpu_instance_id(self, handle: Handle) -> int:
+        """NOT_SUPPORTED for a handle that is a whole GPU's."""
+        return self._mig("gpu_instance_id", handle).instance.gpu_instance
+
+    def compute_instance_id(self, handle: Handle) -> int:
+        """NOT_SUPPORTED for a handle that is a whole GPU's."""
+        return self._mig("compute_instance_id", handle).instance.compute_instance
+
+    def mig_attributes(self, handle: Handle) -> MigAttributes:
+        """NOT_SUPPORTED for a handle that is a whole GPU's."""
+        found = self._mig("mig_attributes", handle).instance
+        return MigAttributes(found.gpu_instance_slices, found.compute_slices, found.memory_mb)
 
     def numa_node(self, handle: Handle) -> int:
         """NOT_SUPPORTED but where a GPU's memory is a NUMA node; sysfs knows the node a PCIe GPU is near."""
         return _supported("numa_node", self._gpu("numa_node", handle).nvml_numa_node)
+
+    def compute_mode(self, handle: Handle) -> int:
+        return self._node.compute_modes.get(self._reach("compute_mode", handle))
+
+    def set_compute_mode(self, handle: Handle, mode: int) -> None:
+        """INVALID_ARGUMENT for a mode that NVML does not know."""
+        index = self._reach("set_compute_mode", handle)
+        if mode not in _COMPUTE_MODES:
+            raise _refused("set_compute_mode", Return.INVALID_ARGUMENT)
+        self._node.compute_modes.set(index, mode)
 
     def temperature(self, handle: Handle) -> int:
         """°C now."""
@@ -248,6 +307,27 @@ class SimulatedDriver:
     def _gpu(self, call: str, handle: Handle) -> GpuProfile:
         return self._profile.gpus[self._reach(call, handle)]
 
+    def _slice(self, call: str, handle: Handle) -> Slice | None:
+        """The slice that a handle is about, after what every call goes through; None for a handle that is no slice's."""
+        if handle < _FIRST_MIG_HANDLE:
+            return None
+        gpu, number = _gpu_of_mig(handle), (handle - _FIRST_MIG_HANDLE) % _MIG_GPU_STRIDE
+        known = gpu < len(self._profile.gpus)
+        self._begin(call, gpu if known else None)
+        if known:
+            self._check_answers(call, gpu)
+            cut = self._node.cut(gpu)
+            for each in cut.slices if cut else ():
+                if each.number * _MIG_STRIDE == number:
+                    return each
+        raise _refused(call, Return.INVALID_ARGUMENT)
+
+    def _mig(self, call: str, handle: Handle) -> Slice:
+        found = self._slice(call, handle)
+        if found is None:
+            self._reach(call, handle)
+        return _supported(call, found)
+
     def _handle(self, call: str, index: int) -> Handle:
         self._check_answers(call, index)
         return _handle_of(index)
@@ -269,6 +349,10 @@ class SimulatedDriver:
 
 def _handle_of(index: int) -> Handle:
     return Handle(_FIRST_HANDLE + index * _HANDLE_STRIDE)
+
+
+def _gpu_of_mig(handle: Handle) -> int:
+    return (handle - _FIRST_MIG_HANDLE) // _MIG_GPU_STRIDE
 
 
 def _refused(call: str, code: Return) -> NvmlError:

@@ -5,7 +5,11 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.nvml.port import EventType
+from gpu_plugin.simulation import device_nodes
 from gpu_plugin.simulation.hardware import SimulatedNode
+
+_NONE, _EMPTY = "none", "empty"
+"""What `mig` takes besides profiles: no MIG mode, and MIG mode without a MIG device (as an empty text is)."""
 
 Fault = Callable[[SimulatedNode, int, object], str]
 """Applies a fault to a GPU by index with the value asked for; gives what was done, to follow "GPU 3 (GPU-...): ".
@@ -51,6 +55,23 @@ def _hang(node: SimulatedNode, gpu: int, value: object) -> str:
     return f"every driver call hangs for {value:g} s"
 
 
+def _mig(node: SimulatedNode, gpu: int, value: object) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(
+            f"mig: {value!r} is not a list of MIG profiles such as 3g.20gb,3g.20gb, nor {_EMPTY} nor {_NONE}"
+        )
+    profiles = [part.strip() for part in value.split(",")] if value.strip() not in ("", _EMPTY, _NONE) else []
+    try:
+        node.partition(gpu, None if value.strip() == _NONE else profiles)
+    except ConfigError as error:
+        raise ConfigError(f"mig: {error}") from None
+    device_nodes.remake(node)
+    node.post(gpu, EventType.MIG_CONFIG_CHANGE, 0)
+    if value.strip() == _NONE:
+        return "out of MIG mode"
+    return f"in MIG mode, cut into {', '.join(profiles) or 'nothing'}"
+
+
 def _heal(node: SimulatedNode, gpu: int, value: object) -> str:
     _said("heal", value)
     node.heal(gpu)
@@ -62,6 +83,7 @@ FAULTS: Mapping[str, Fault] = {
     "temperature": _temperature,
     "lost": _lost,
     "hang": _hang,
+    "mig": _mig,
     "heal": _heal,
 }
 """By the key that asks for it, which is also the flag of `gpu-plugin fault`."""

@@ -1,18 +1,20 @@
 """The hardware of a simulated node: what changes while it runs, what a fault does to it, and what outlives the daemon."""
 
 import collections
-import logging
-import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.nvml.port import Driver, EventSet
-from gpu_plugin.simulation.profile import Profile
+from gpu_plugin.simulation.compute_modes import SimulatedComputeModes
+from gpu_plugin.simulation.mig import MigInstance, capability_nodes, lay_out
+from gpu_plugin.simulation.profile import GpuProfile, Profile, mig_uuid
+from gpu_plugin.simulation.saved import SavedGpu, SavedNode, read, write
 
 STATE_FILE = "simulated-node.json"
 
@@ -22,17 +24,36 @@ _QUEUE_LENGTH = 1024
 _LOADED_BEFORE = 86400.0
 """Seconds that the driver has been loaded when a node is first seen: its energy counters have a day behind them."""
 
-_log = logging.getLogger(__name__)
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A MIG device of a GPU. No other ever has the `number`; the same instance made again has the same `uuid`."""
+
+    number: int
+    uuid: str
+    instance: MigInstance
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a GPU in MIG mode is cut: the profiles asked for, and the MIG devices by MIG index."""
+
+    profiles: tuple[str, ...] = ()
+    slices: tuple[Slice, ...] = ()
 
 
 @dataclass(slots=True)
 class _Gpu:
-    """What changes about one GPU. `hung_until` is on the node's clock, `energy_since` on its wall clock; both seconds."""
+    """What changes about one GPU. `hung_until` is on the node's clock, `energy_since` on its wall clock; both seconds.
+
+    `cut` is None out of MIG mode.
+    """
 
     temperature: int
     energy_since: float
     lost: bool = False
     hung_until: float = 0.0
+    cut: Cut | None = None
 
 
 @dataclass(slots=True)
@@ -53,29 +74,13 @@ class _Refusal:
     left: int | None
 
 
-class _SavedGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """`temperature` is None when idle; `hung_until` and `energy_since` are seconds of the wall clock."""
-
-    energy_since: float
-    temperature: int | None = None
-    lost: bool = False
-    hung_until: float | None = None
-
-
-class _Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `STATE_FILE`."""
-
-    profile: str
-    boot_id: str
-    gpus: list[_SavedGpu]
-
-
 class SimulatedNode:
     """The GPUs of one node, safe from any thread.
 
     `state` is the directory that remembers faults, boot id and energy counters, because hardware does not heal when a
     daemon restarts; None remembers nothing. `clock` (seconds, never goes back) times hangs; `wall_clock` (seconds since
-    the epoch) carries them and the energy counters over restarts. A GPU is named by its index everywhere.
+    the epoch) carries them and the energy counters over restarts. A GPU is named by its index everywhere. `device_root` is the
+    directory under which its device nodes were made, None where they were not.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class SimulatedNode:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.profile = profile
+        self.device_root: Path | None = None
         self._file = state / STATE_FILE if state else None
         self._clock = clock
         self._wall_clock = wall_clock
@@ -95,7 +101,8 @@ class SimulatedNode:
         self._listeners: dict[EventSet, _Listener] = {}
         self._last_listener = 0
         self._refusals: list[_Refusal] = []
-        saved = self._load()
+        self._last_slice = 0
+        saved = read(self._file, profile) if self._file else None
         now, wall = clock(), wall_clock()
         if saved:
             self.boot_id = saved.boot_id
@@ -105,15 +112,19 @@ class SimulatedNode:
                     energy_since=was.energy_since,
                     lost=was.lost,
                     hung_until=0.0 if was.hung_until is None else now + was.hung_until - wall,
+                    cut=self._cut(gpu, _built(gpu) if was.mig is msgspec.UNSET else was.mig),
                 )
                 for gpu, was in zip(profile.gpus, saved.gpus, strict=True)
             ]
         else:
             self.boot_id = _new_boot_id()
             self._gpus = [
-                _Gpu(temperature=gpu.idle_temperature, energy_since=wall - _LOADED_BEFORE) for gpu in profile.gpus
+                _Gpu(gpu.idle_temperature, wall - _LOADED_BEFORE, cut=self._cut(gpu, _built(gpu)))
+                for gpu in profile.gpus
             ]
             self._save()
+
+        self.compute_modes = SimulatedComputeModes(state, self.boot_id)
 
     # What a driver sees
 
@@ -134,6 +145,19 @@ class SimulatedNode:
         with self._changed:
             seconds = max(0.0, self._wall_clock() - self._gpus[gpu].energy_since)
         return int(seconds * self.profile.gpus[gpu].idle_watts * 1000)
+
+    def cut(self, gpu: int) -> Cut | None:
+        """How the GPU is cut into MIG devices; None out of MIG mode."""
+        with self._changed:
+            return self._gpus[gpu].cut
+
+    def device_nodes(self) -> frozenset[str]:
+        """Every path under /dev: the profile's, and the capabilities of the MIG devices that there are."""
+        nodes = self.profile.device_nodes
+        for gpu, built in enumerate(self.profile.gpus):
+            if cut := self.cut(gpu):
+                nodes |= capability_nodes(built.minor, [each.instance for each in cut.slices])
+        return nodes
 
     def refusal(self, call: str, gpu: int | None) -> int | None:
         """The code with which `refuse` wants this call to fail, using up one of its times; None lets it pass."""
@@ -225,10 +249,27 @@ class SimulatedNode:
             self._changed.notify_all()
         self._save()
 
-    def heal(self, gpu: int) -> None:
-        """Repair and reset in one: answers again, idle temperature, energy counter at 0 as after a driver reload."""
+    def partition(self, gpu: int, profiles: Sequence[str] | None) -> None:
+        """Cuts the GPU into these MIG devices, in place of what it was cut into; None takes it out of MIG mode.
+
+        Raises:
+            ConfigError: its model cannot be cut so; nothing was done.
+        """
+        built = self.profile.gpus[gpu]
+        if built.mig_mode is None or built.mig_profiles is None:
+            raise ConfigError(f"{built.name}: the simulated node knows of no MIG profiles for it")
         with self._changed:
-            self._gpus[gpu] = _Gpu(self.profile.gpus[gpu].idle_temperature, self._wall_clock())
+            self._gpus[gpu].cut = self._cut(built, profiles)
+        self._save()
+
+    def heal(self, gpu: int) -> None:
+        """Repair and reset in one: answers again, idle temperature, energy counter at 0 as after a driver reload.
+
+        It stays cut as it was, unlike a real one, which keeps the mode alone: its owner is taken to have cut it again.
+        """
+        with self._changed:
+            idle = self.profile.gpus[gpu].idle_temperature
+            self._gpus[gpu] = _Gpu(idle, self._wall_clock(), cut=self._gpus[gpu].cut)
             self._changed.notify_all()
         self._save()
 
@@ -243,66 +284,49 @@ class SimulatedNode:
         with self._changed:
             self._refusals.append(_Refusal(call, code, gpu, times))
 
+    def _cut(self, gpu: GpuProfile, profiles: Sequence[str] | None) -> Cut | None:
+        if profiles is None:
+            return None
+        slices = []
+        for instance in lay_out(gpu.mig_profiles, profiles) if gpu.mig_profiles else ():
+            self._last_slice += 1
+            slices.append(Slice(self._last_slice, mig_uuid(gpu.uuid, instance), instance))
+        return Cut(tuple(profiles), tuple(slices))
+
     # Memory
 
-    def _load(self) -> _Saved | None:
-        """What the state file remembers of this very node; None, with a warning where it should, to start fresh."""
-        if not self._file:
-            return None
-        try:
-            saved = msgspec.json.decode(self._file.read_bytes(), type=_Saved)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.DecodeError) as error:
-            _log.warning(f"{self._file}: {error}: the simulated node starts fresh, without its earlier faults")
-            return None
-        if saved.profile != self.profile.name or len(saved.gpus) != len(self.profile.gpus):
-            _log.info(f"{self._file}: of another node, {saved.profile} with {len(saved.gpus)} GPUs: starting fresh")
-            return None
-        return saved
-
     def _save(self) -> None:
-        """Writes the state file: all of it or nothing, and on disk before a fault is acknowledged."""
+        """Writes the state file, which is on disk before a fault is acknowledged."""
         if not self._file:
             return
         with self._saving:
-            content = msgspec.json.format(msgspec.json.encode(self._snapshot()))
-            try:
-                _replace(self._file, content)
-            except OSError as error:
-                _log.warning(f"{self._file}: {error}: the simulated node's faults will not outlive this daemon")
+            write(self._file, self._snapshot())
 
-    def _snapshot(self) -> _Saved:
+    def _snapshot(self) -> SavedNode:
         with self._changed:
             now, wall = self._clock(), self._wall_clock()
-            return _Saved(
+            return SavedNode(
                 profile=self.profile.name,
                 boot_id=self.boot_id,
                 gpus=[
-                    _SavedGpu(
+                    SavedGpu(
                         energy_since=gpu.energy_since,
                         temperature=None if gpu.temperature == built.idle_temperature else gpu.temperature,
                         lost=gpu.lost,
                         hung_until=wall + gpu.hung_until - now if gpu.hung_until > now else None,
+                        mig=list(gpu.cut.profiles) if gpu.cut else None,
                     )
                     for gpu, built in zip(self._gpus, self.profile.gpus, strict=True)
                 ],
             )
 
 
+def _built(gpu: GpuProfile) -> Sequence[str] | None:
+    """What the GPU is cut into as it leaves the factory; None out of MIG mode."""
+    return gpu.mig or () if gpu.mig_mode is not None and gpu.mig_mode[0] else None
+
+
 def _new_boot_id() -> str:
     import uuid  # noqa: PLC0415 - 7 ms, and only for a node's first boot
 
     return str(uuid.uuid4())
-
-
-def _replace(file: Path, content: bytes) -> None:
-    """Puts `content` in the place of `file` at once, readable by its owner alone."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    new = file.with_name(f"{file.name}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(descriptor)
-    new.replace(file)

@@ -1,5 +1,8 @@
 """What /sys, /dev and /proc of a simulated node say."""
 
+from collections.abc import Mapping
+
+from gpu_plugin.simulation import mig
 from gpu_plugin.simulation.hardware import SimulatedNode
 
 
@@ -9,6 +12,7 @@ class SimulatedHost:
     def __init__(self, node: SimulatedNode) -> None:
         self._node = node
         self._numa = {gpu.pci_bus_id: gpu.numa_node for gpu in node.profile.gpus}
+        self._mig_minors: Mapping[str, int] = {}
 
     def numa_node(self, pci_bus_id: str) -> int | None:
         """The profile's, for a bus id as NVML (00000000:1B:00.0) or sysfs (0000:1b:00.0) writes it; None: not known."""
@@ -17,8 +21,15 @@ class SimulatedHost:
         return node if node >= 0 else None
 
     def device_nodes(self) -> frozenset[str]:
-        """The profile's, those of lost GPUs included: udev removes none."""
-        return self._node.profile.device_nodes
+        """The profile's and those of MIG devices, those of lost GPUs included: udev removes none."""
+        return self._node.device_nodes()
+
+    def mig_minors(self) -> Mapping[str, int]:
+        """Of every MIG instance that the node's GPUs could have, in use or not, as a real driver lists them."""
+        if not self._mig_minors:
+            gpus = [gpu for gpu in self._node.profile.gpus if gpu.mig_profiles]
+            self._mig_minors = {name: minor for gpu in gpus for name, minor in mig.minors(gpu.minor).items()}
+        return self._mig_minors
 
     def boot_id(self) -> str:
         """Changes when the node's state is gone, and at no other time."""

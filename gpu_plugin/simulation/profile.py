@@ -7,18 +7,22 @@ A profile file says what all GPUs have in common once (`gpu`), what differs by i
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.nvml.port import TopologyLevel
+from gpu_plugin.simulation.mig import MigInstance, lay_out
 
 _FOLDER = Path(__file__).parent / "profiles"
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 _UUID_NAMESPACE = "6f0d1a52-9c1e-5d0e-8a3b-0f5f4f1f2c77"
-"""Made once for this plugin. A GPU without a written uuid has uuid5(this, "<profile name>/<index>"), for ever."""
+"""Made once for this plugin. A GPU without a written uuid has uuid5(this, "<profile name>/<index>"), for ever.
+
+A MIG device has uuid5(this, "<its GPU's uuid>/<GPU instance>/<compute instance>/<MIG profile>").
+"""
 
 BusId = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]$")]
 _Celsius = Annotated[int, msgspec.Meta(ge=-40, le=200)]
@@ -52,7 +56,11 @@ class GpuProfile(_Block, frozen=True):
     """nvmlDeviceArchitecture_t: 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell (nvml.h)."""
     memory_bytes: _Count | None = None
     mig_mode: tuple[Annotated[int, msgspec.Meta(ge=0, le=1)], Annotated[int, msgspec.Meta(ge=0, le=1)]] | None = None
-    """(current, pending); 1 is enabled."""
+    """(current, pending); 1 is enabled. None: the part has no MIG."""
+    mig: tuple[str, ...] | None = None
+    """The MIG devices that it is cut into, such as [3g.20gb, 1c.3g.20gb], in MIG mode; None: none, in the mode above."""
+    mig_profiles: Literal["a100-40gb", "a100-80gb", "h100-80gb", "h200-141gb", "b200-180gb"] | None = None
+    """Whose table of MIG profiles is its own (`simulation/mig.py`); without one it cannot be cut."""
     numa_node: Annotated[int, msgspec.Meta(ge=-1)] = -1
     """sysfs numa_node of the PCI device: -1 is unknown."""
     nvml_numa_node: _Count | None = None
@@ -111,7 +119,7 @@ class Profile:
 
     `remotes[gpu]` is the PCI bus id at the far end of each of that GPU's NVLinks by link number, None for one that leads
     nowhere; no links at all means no NVLink. `ancestors` has nvmlGpuTopologyLevel_t of every pair, the lower index first.
-    `device_nodes` are all paths under /dev, those of the GPUs included.
+    `device_nodes` are all paths under /dev but those of MIG devices, which come and go; the GPUs' own are included.
     """
 
     name: str
@@ -150,6 +158,11 @@ def load(name_or_path: str) -> Profile:
     raise ConfigError(
         f"no simulated node is called {name_or_path!r}.{hint} There are: {', '.join(known)}; or name a file."
     )
+
+
+def mig_uuid(gpu_uuid: str, instance: MigInstance) -> str:
+    """The uuid of a MIG device, the same whenever the same instance of the same GPU is made."""
+    return _uuid("MIG", f"{gpu_uuid}/{instance.gpu_instance}/{instance.compute_instance}/{instance.profile}")
 
 
 def parse(content: object, default_name: str = "node") -> Profile:
@@ -218,8 +231,8 @@ def _gpus(name: str, file: _File, content: dict[str, Any]) -> tuple[GpuProfile, 
         merged = {"minor": index, "pci_bus_id": f"00000000:{0x10 + index:02X}:00.0"}
         merged |= common | (each[index] if index < len(each) else {})
         if "uuid" not in merged:
-            merged["uuid"] = _uuid(name, index)
-        gpus.append(msgspec.convert(merged, GpuProfile, str_keys=True))
+            merged["uuid"] = _uuid("GPU", f"{name}/{index}")
+        gpus.append(_cut(index, msgspec.convert(merged, GpuProfile, str_keys=True)))
         if not gpus[index].name:
             raise ConfigError(f"$.gpus[{index}].name: missing here and in $.gpu: the model, such as NVIDIA H200")
     for key in ("uuid", "minor", "pci_bus_id"):
@@ -230,10 +243,25 @@ def _gpus(name: str, file: _File, content: dict[str, Any]) -> tuple[GpuProfile, 
     return tuple(gpus)
 
 
-def _uuid(name: str, index: int) -> str:
+def _cut(index: int, gpu: GpuProfile) -> GpuProfile:
+    """The GPU in MIG mode if it is cut into MIG devices, which must fit."""
+    if gpu.mig is None:
+        return gpu
+    if gpu.mig_profiles is None:
+        raise ConfigError(
+            f"$.gpus[{index}].mig_profiles: missing here and in $.gpu: of which model its MIG profiles are"
+        )
+    try:
+        lay_out(gpu.mig_profiles, gpu.mig)
+    except ConfigError as error:
+        raise ConfigError(f"$.gpus[{index}].mig: {error}") from None
+    return msgspec.structs.replace(gpu, mig_mode=(1, 1))
+
+
+def _uuid(kind: str, name: str) -> str:
     import uuid  # noqa: PLC0415 - 7 ms that only a simulated node needs
 
-    return f"GPU-{uuid.uuid5(uuid.UUID(_UUID_NAMESPACE), f'{name}/{index}')}"
+    return f"{kind}-{uuid.uuid5(uuid.UUID(_UUID_NAMESPACE), name)}"
 
 
 def _remotes(file: _File, gpus: tuple[GpuProfile, ...]) -> tuple[tuple[str | None, ...], ...]:

@@ -258,7 +258,7 @@ async def test_the_fault_command_against_real_gpus(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (["--gpu", "0"], 2, "one fault at a time, of --xid, --temperature, --lost, --hang, --heal: none given"),
+        (["--gpu", "0"], 2, "one fault at a time, of --xid, --temperature, --lost, --hang, --mig, --heal: none given"),
         (["--gpu", "0", "--lost", "--xid", "1"], 2, "--xid and --lost given"),
         (["--lost"], 2, "Missing option '--gpu'"),
         (["--gpu", "0", "--xid", "x"], 2, "'x' is not a valid integer"),

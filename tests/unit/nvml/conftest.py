@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_plugin.nvml import events
+from gpu_plugin.nvml import events, monitor
 
 
 def driver_threads():
@@ -21,3 +21,8 @@ def ended_threads(monkeypatch) -> Iterator[None]:
     for thread in left:
         thread.join(5)
     assert not [thread for thread in left if thread.is_alive()]
+
+
+@pytest.fixture(autouse=True)
+def no_gap(monkeypatch):
+    monkeypatch.setattr(monitor, "LOOK_GAP", 0.0)

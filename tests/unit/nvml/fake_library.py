@@ -13,6 +13,9 @@ import pynvml
 FIRST, SECOND = 0x7F00_1234_5000, 0x7F00_1234_6000
 """Handles of the two GPUs: wider than 32 bits, as pointers are."""
 
+MIG = 0x7F00_5555_7000
+"""Handle of the first one's only MIG device."""
+
 EVENTS = 0x7F00_9876_0000
 
 _U = ctypes.c_uint
@@ -37,6 +40,13 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "nvmlDeviceGetArchitecture": (_HANDLE, _UP),
     "nvmlDeviceGetMemoryInfo": (_HANDLE, ctypes.POINTER(pynvml.c_nvmlMemory_t)),
     "nvmlDeviceGetMigMode": (_HANDLE, _UP, _UP),
+    "nvmlDeviceGetMaxMigDeviceCount": (_HANDLE, _UP),
+    "nvmlDeviceGetMigDeviceHandleByIndex": (_HANDLE, _U, _HANDLE_P),
+    "nvmlDeviceGetGpuInstanceId": (_HANDLE, _UP),
+    "nvmlDeviceGetComputeInstanceId": (_HANDLE, _UP),
+    "nvmlDeviceGetAttributes_v2": (_HANDLE, ctypes.POINTER(pynvml.c_nvmlDeviceAttributes)),
+    "nvmlDeviceGetComputeMode": (_HANDLE, _UP),
+    "nvmlDeviceSetComputeMode": (_HANDLE, _U),
     "nvmlDeviceGetNumaNodeId": (_HANDLE, ctypes.POINTER(ctypes.c_int)),
     "nvmlDeviceGetTemperature": (_HANDLE, _U, _UP),
     "nvmlDeviceGetTemperatureThreshold": (_HANDLE, _U, _UP),
@@ -74,6 +84,7 @@ class FakeLibrary:
             "bus_id": b"00000000:00:06.0",
             "remote_bus_id": b"00000000:1B:00.0",
             "memory": 150754820096,
+            "mig_memory": 0x1_0000_4E00,
             "energy": 0x1_2345_6789_ABCD,
             "numa_node": 1,
         }
@@ -139,6 +150,29 @@ class FakeLibrary:
 
     def _nvmlDeviceGetMigMode(self, handle, current, pending):
         current[0], pending[0] = 0, 1
+
+    def _nvmlDeviceGetMaxMigDeviceCount(self, handle, count):
+        count[0] = 7
+
+    def _nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index, mig):
+        mig[0] = MIG
+
+    def _nvmlDeviceGetGpuInstanceId(self, handle, number):
+        number[0] = 13
+
+    def _nvmlDeviceGetComputeInstanceId(self, handle, number):
+        number[0] = 1
+
+    def _nvmlDeviceGetAttributes_v2(self, handle, attributes):
+        attributes[0].multiprocessorCount = 14
+        attributes[0].gpuInstanceSliceCount, attributes[0].computeInstanceSliceCount = 3, 2
+        attributes[0].memorySizeMB = self.values["mig_memory"]
+
+    def _nvmlDeviceGetComputeMode(self, handle, mode):
+        mode[0] = 3
+
+    def _nvmlDeviceSetComputeMode(self, handle, mode):
+        pass
 
     def _nvmlDeviceGetNumaNodeId(self, handle, node):
         node[0] = self.values["numa_node"]

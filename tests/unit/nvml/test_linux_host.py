@@ -116,6 +116,72 @@ def test_a_directory_that_cannot_be_read_hides_no_other(tmp_path, monkeypatch):
     assert under(tmp_path).device_nodes() == {"/dev/gdrdrv"}
 
 
+# Of an H200's, with lines that no driver writes in between.
+MINORS = b"""config 1
+monitor 2
+gpu0/gi0/access 3
+gpu0/gi0/ci0/access 4
+gpu0/gi14/ci7/access 137
+gpu31/gi14/ci7/access 4322
+
+gpu1/gi0/access
+gpu1/gi0/ci0/access many
+gpu1/gi0/ci0 139
+gpu1/gi/access 140
+gpu1/gi2/access -1
+gpu1/gi3/access 7 7
+xgpu1/gi3/access 165
+gpu1/gi4/access 174 \xff\xfe
+gpu1/gi5/access\t183
+gpu1/gi6/access 192
+"""
+LISTED = {
+    "gpu0/gi0/access": 3,
+    "gpu0/gi0/ci0/access": 4,
+    "gpu0/gi14/ci7/access": 137,
+    "gpu31/gi14/ci7/access": 4322,
+    "gpu1/gi6/access": 192,
+}
+
+
+def minors(proc, content=MINORS):
+    file = proc / "driver/nvidia-caps/mig-minors"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+    return file
+
+
+def test_mig_minors_are_those_of_instances_whatever_else_is_in_the_file(tmp_path):
+    minors(tmp_path)
+    assert LinuxHost(procfs=str(tmp_path)).mig_minors() == LISTED
+
+
+def test_without_the_file_there_are_no_mig_minors(tmp_path):
+    host = LinuxHost([str(tmp_path / "root")], procfs=str(tmp_path / "proc"))
+    assert host.mig_minors() == {}
+    (tmp_path / "proc/driver/nvidia-caps/mig-minors").mkdir(parents=True)
+    assert host.mig_minors() == {}
+
+
+def test_mig_minors_of_another_root_count_where_proc_has_none(tmp_path):
+    host = LinuxHost([str(tmp_path / "absent"), str(tmp_path / "driver"), "/"], procfs=str(tmp_path / "proc"))
+    minors(tmp_path / "driver/proc", b"gpu0/gi1/access 12\n")
+    assert host.mig_minors() == {"gpu0/gi1/access": 12}
+    minors(tmp_path / "proc")
+    assert host.mig_minors() == LISTED
+
+
+def test_mig_minors_follow_the_file_and_stay_the_same_object_while_it_does(tmp_path):
+    file = minors(tmp_path)
+    host = LinuxHost(procfs=str(tmp_path))
+    before = host.mig_minors()
+    assert host.mig_minors() is before
+    file.write_bytes(b"gpu0/gi0/access 30\n")
+    assert host.mig_minors() == {"gpu0/gi0/access": 30}
+    file.unlink()
+    assert host.mig_minors() == {}
+
+
 def test_the_boot_id_is_the_kernels_or_nothing(monkeypatch):
     boot_id = LinuxHost().boot_id()
     assert boot_id == LinuxHost().boot_id()
@@ -126,6 +192,12 @@ def test_the_boot_id_is_the_kernels_or_nothing(monkeypatch):
 
     monkeypatch.setattr(Path, "read_text", gone)
     assert LinuxHost().boot_id() == ""
+
+
+def test_the_boot_id_is_that_of_the_given_proc(tmp_path):
+    (tmp_path / "sys/kernel/random").mkdir(parents=True)
+    (tmp_path / "sys/kernel/random/boot_id").write_text("6f0d1a52-9c1e-5d0e-8a3b-0f5f4f1f2c77\n")
+    assert LinuxHost(procfs=str(tmp_path)).boot_id() == "6f0d1a52-9c1e-5d0e-8a3b-0f5f4f1f2c77"
 
 
 def test_it_is_the_port():

@@ -1,89 +1,19 @@
 import threading
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import anyio
 import pytest
 
-from gpu_plugin.devices.node import Gpu, Link, Node
+from gpu_plugin.devices.node import Gpu, Link
 from gpu_plugin.health.observation import Sample, XidEvent
 from gpu_plugin.nvml import monitor
-from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import Event, EventType, Handle, NvmlError, Return
 from gpu_plugin.nvml.watched import PLACEHOLDER
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
-from gpu_plugin.simulation.hardware import SimulatedNode
-from gpu_plugin.simulation.host import SimulatedHost
 
 from .conftest import driver_threads
-
-LONG = 5.0
-NEVER = 3600.0
-FOREVER = 3600.0
-
-
-class Bench:
-    """A monitor on a simulated node, and all that it said."""
-
-    def __init__(self, name="hgx-h100", *, poll=0.01, timeout=LONG, remembered=(), driver=SimulatedDriver):
-        self.node = SimulatedNode(profile.load(name))
-        self.driver = driver(self.node)
-        self.uuids = [gpu.uuid for gpu in self.node.profile.gpus]
-        self.seen: list[tuple[str, Sample | XidEvent]] = []
-        self.nodes: list[Node] = []
-        self._news = anyio.Event()
-        self.monitor = Monitor(
-            self.driver, SimulatedHost(self.node), poll, timeout, remembered, self._observe, self._found
-        )
-
-    def _observe(self, uuid, observation):
-        self.seen.append((uuid, observation))
-        self._tell()
-
-    def _found(self, node):
-        self.nodes.append(node)
-        self._tell()
-
-    def _tell(self):
-        news, self._news = self._news, anyio.Event()
-        news.set()
-
-    @asynccontextmanager
-    async def running(self):
-        async with anyio.create_task_group() as group:
-            group.start_soon(self.monitor.run)
-            yield
-            group.cancel_scope.cancel()
-
-    async def until(self, condition):
-        with anyio.fail_after(LONG):
-            while not condition():
-                await self._news.wait()
-
-    def of(self, gpu, since=0):
-        return [observation for uuid, observation in self.seen[since:] if uuid == self.uuids[gpu]]
-
-    def samples(self, gpu, since=0):
-        return [seen for seen in self.of(gpu, since) if isinstance(seen, Sample)]
-
-    def faults(self, gpu, since=0):
-        return [seen.fault for seen in self.samples(gpu, since)]
-
-    async def rounds(self, count=1, gpus=None):
-        """Until each GPU has been looked at so often from now on; gives where in `seen` that began."""
-        since = len(self.seen)
-        wanted = range(len(self.uuids)) if gpus is None else gpus
-        await self.until(lambda: all(len(self.samples(gpu, since)) >= count for gpu in wanted))
-        return since
-
-    def unreadable(self, at=-1):
-        return {gpu.uuid: gpu.unreadable for gpu in self.nodes[at].gpus if gpu.unreadable}
-
-
-@pytest.fixture(autouse=True)
-def no_gap(monkeypatch):
-    monkeypatch.setattr(monitor, "LOOK_GAP", 0.0)
+from .monitored import FOREVER, LONG, NEVER, Bench
 
 
 async def gone(threads):

@@ -1,3 +1,4 @@
+import dataclasses
 import inspect
 
 import pynvml
@@ -6,13 +7,13 @@ import pytest
 from gpu_plugin.nvml import library as loader
 from gpu_plugin.nvml import port
 from gpu_plugin.nvml.driver import PynvmlDriver
-from gpu_plugin.nvml.port import Event, EventSet, Handle, NvmlError, Return, Threshold
+from gpu_plugin.nvml.port import Event, EventSet, Handle, MigAttributes, NvmlError, Return, Threshold
 
-from .fake_library import EVENTS, FIRST, SECOND, FakeLibrary
+from .fake_library import EVENTS, FIRST, MIG, SECOND, FakeLibrary
 
 UUID = "GPU-92e1c9b6-dd9b-778f-6e34-6f0d728ad189"
 MASK = 0x1_0000_0008
-H, E = Handle(FIRST), EventSet(EVENTS)
+H, M, E = Handle(FIRST), Handle(MIG), EventSet(EVENTS)
 
 # Each call of the port: its arguments, its answer, and what arrives in the library for it.
 CALLS = [
@@ -27,6 +28,13 @@ CALLS = [
     ("architecture", (H,), 9, [("nvmlDeviceGetArchitecture", FIRST)]),
     ("memory_total", (H,), 150754820096, [("nvmlDeviceGetMemoryInfo", FIRST)]),
     ("mig_mode", (H,), (0, 1), [("nvmlDeviceGetMigMode", FIRST)]),
+    ("max_mig_devices", (H,), 7, [("nvmlDeviceGetMaxMigDeviceCount", FIRST)]),
+    ("mig_handle", (H, 6), MIG, [("nvmlDeviceGetMigDeviceHandleByIndex", FIRST, 6)]),
+    ("gpu_instance_id", (M,), 13, [("nvmlDeviceGetGpuInstanceId", MIG)]),
+    ("compute_instance_id", (M,), 1, [("nvmlDeviceGetComputeInstanceId", MIG)]),
+    ("mig_attributes", (M,), MigAttributes(3, 2, 0x1_0000_4E00), [("nvmlDeviceGetAttributes_v2", MIG)]),
+    ("compute_mode", (H,), 3, [("nvmlDeviceGetComputeMode", FIRST)]),
+    ("set_compute_mode", (H, 3), None, [("nvmlDeviceSetComputeMode", FIRST, 3)]),
     ("numa_node", (H,), 1, [("nvmlDeviceGetNumaNodeId", FIRST)]),
     ("temperature", (H,), 32, [("nvmlDeviceGetTemperature", FIRST, 0)]),
     ("temperature_threshold", (H, Threshold.SHUTDOWN), 90, [("nvmlDeviceGetTemperatureThreshold", FIRST, 0)]),
@@ -85,7 +93,8 @@ def test_the_table_here_has_the_whole_port():
 def test_a_call_reaches_its_function_and_gives_plain_values(driver, library, call, arguments, answer, arrived):
     got = getattr(driver, call)(*arguments)
     assert got == answer
-    assert isinstance(got, Event) or plain(got)
+    assert isinstance(got, Event | MigAttributes) or plain(got)
+    assert not isinstance(got, MigAttributes) or plain(dataclasses.astuple(got))
     assert library.calls == arrived
 
 

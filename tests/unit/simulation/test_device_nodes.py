@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.simulation import device_nodes, profile
+from gpu_plugin.simulation import device_nodes, faults, profile
 from gpu_plugin.simulation.hardware import SimulatedNode
 
 H200 = {
@@ -93,6 +93,48 @@ def test_a_file_in_the_way_is_left_and_named(root):
     (root / "dev/nvidia0").write_text("")
     with pytest.raises(ConfigError, match=r"dev/nvidia0: is in the way"):
         device_nodes.make(profile.load("h200"), root)
+
+
+def caps(root):
+    return {
+        path.removeprefix("/dev/nvidia-caps/nvidia-cap"): numbers
+        for path, numbers in made(root).items()
+        if "cap" in path
+    }
+
+
+def test_the_nodes_of_mig_devices_follow_what_a_gpu_is_cut_into(root):
+    node = SimulatedNode(profile.load("h200"))
+    device_nodes.make(node, root)
+    assert node.device_root == root
+    faults.apply(node, {"gpu": 0, "mig": "3g.71gb,1c.3g.71gb"})
+    assert caps(root) == {str(n): (241, n) for n in (1, 2, 12, 13, 21, 22)}
+    faults.apply(node, {"gpu": 0, "mig": "1g.18gb"})
+    assert caps(root) == {str(n): (241, n) for n in (1, 2, 66, 67)}
+    faults.apply(node, {"gpu": 0, "mig": "none"})
+    assert made(root) == H200
+
+
+def test_a_node_that_starts_cut_has_the_nodes_of_it(root):
+    node = SimulatedNode(profile.load("a100-mig-mixed"))
+    device_nodes.make(node, root)
+    assert {path for path in made(root) if "caps" in path} == {p for p in node.device_nodes() if "caps" in p}
+    assert len(caps(root)) == 2 + 14 + 4 + 8 + 5
+
+
+def test_where_no_nodes_were_made_none_are_made_later(tmp_path):
+    node = SimulatedNode(profile.load("h200"), tmp_path)
+    faults.apply(node, {"gpu": 0, "mig": "1g.18gb"})
+    assert node.device_root is None
+    assert not (tmp_path / "dev").exists()
+
+
+def test_nodes_that_cannot_follow_are_said_and_spoil_no_fault(tmp_path, caplog):
+    node = SimulatedNode(profile.load("h200"))
+    (tmp_path / "dev").symlink_to("/dev")
+    node.device_root = tmp_path
+    assert faults.apply(node, {"gpu": 0, "mig": "1g.18gb"}).endswith("cut into 1g.18gb.")
+    assert "the device nodes of the simulated node stay as they were: " in caplog.text
 
 
 @pytest.mark.parametrize("link", [True, False])

@@ -3,7 +3,7 @@ import time
 import pytest
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.nvml.port import NvmlError, Return
+from gpu_plugin.nvml.port import Event, EventType, NvmlError, Return
 from gpu_plugin.simulation import faults, profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
@@ -54,6 +54,50 @@ def test_hang():
     assert not node.is_lost(0)
 
 
+def sizes(driver, gpu):
+    found: list[str] = []
+    while len(found) < driver.max_mig_devices(gpu):
+        try:
+            handle = driver.mig_handle(gpu, len(found))
+        except NvmlError:
+            break
+        found.append(driver.name(handle).rpartition(" ")[2])
+    return found
+
+
+def test_mig(node, driver):
+    gpu, events = driver.handle_by_index(3), driver.event_set()
+    driver.register_events(gpu, EventType.MIG_CONFIG_CHANGE, events)
+    said = faults.apply(node, {"gpu": 3, "mig": " 3g.40gb, 1c.3g.40gb "})
+    assert said.endswith(": in MIG mode, cut into 3g.40gb, 1c.3g.40gb.")
+    assert (driver.mig_mode(gpu), sizes(driver, gpu)) == ((1, 1), ["3g.40gb", "1c.3g.40gb"])
+    assert driver.wait(events, 0) == Event(gpu, EventType.MIG_CONFIG_CHANGE, 0)
+    for nothing in ("", "empty", " empty "):
+        assert faults.apply(node, {"gpu": 3, "mig": nothing}).endswith(": in MIG mode, cut into nothing.")
+        assert (driver.mig_mode(gpu), sizes(driver, gpu)) == ((1, 1), [])
+        assert driver.wait(events, 0).kind == EventType.MIG_CONFIG_CHANGE
+    assert faults.apply(node, {"gpu": 3, "mig": "none"}).endswith(": out of MIG mode.")
+    assert (driver.mig_mode(gpu), sizes(driver, gpu)) == ((0, 0), [])
+    assert driver.wait(events, 0).data == 0
+
+
+def test_mig_of_a_gpu_that_is_lost_or_hangs(node, driver):
+    gpu = driver.handle_by_index(3)
+    node.lose(3)
+    node.hang(3, 3600)
+    faults.apply(node, {"gpu": 3, "mig": "7g.80gb"})
+    faults.apply(node, {"gpu": 3, "heal": True})
+    assert sizes(driver, gpu) == ["7g.80gb"]
+
+
+@pytest.mark.parametrize("name", ["l40s-pcie-8", "dgx1-v100", "t4-4"])
+def test_mig_of_a_part_without_it(name):
+    node = SimulatedNode(profile.load(name))
+    with pytest.raises(ConfigError) as caught:
+        faults.apply(node, {"gpu": 0, "mig": "none"})
+    assert str(caught.value) == f"mig: {node.profile.gpus[0].name}: the simulated node knows of no MIG profiles for it"
+
+
 @pytest.mark.parametrize(
     ("request_", "sentence"),
     [
@@ -62,12 +106,12 @@ def test_hang():
         ({"gpu": "GPU-no", "lost": True}, "GPU GPU-no: this node has no such uuid; say an index from 0 to 7"),
         ({"lost": True}, "gpu: missing: which GPU, by index or uuid"),
         ({"gpu": True, "lost": True}, "gpu: missing: which GPU, by index or uuid"),
-        ({"gpu": 0}, "one fault at a time, of xid, temperature, lost, hang, heal: none given"),
+        ({"gpu": 0}, "one fault at a time, of xid, temperature, lost, hang, mig, heal: none given"),
         (
             {"gpu": 0, "lost": True, "xid": 79},
-            "one fault at a time, of xid, temperature, lost, hang, heal: xid and lost",
+            "one fault at a time, of xid, temperature, lost, hang, mig, heal: xid and lost",
         ),
-        ({"gpu": 0, "melt": 1}, "melt: no such fault; there are xid, temperature, lost, hang, heal"),
+        ({"gpu": 0, "melt": 1}, "melt: no such fault; there are xid, temperature, lost, hang, mig, heal"),
         ({"gpu": 0, "xid": 0}, "xid: 0: from 1 to 999"),
         ({"gpu": 0, "xid": 1000}, "xid: 1000: from 1 to 999"),
         ({"gpu": 0, "xid": True}, "xid: True is not a whole number"),
@@ -82,6 +126,15 @@ def test_hang():
         ({"gpu": 0, "hang": float("inf")}, "hang: inf: from above 0"),
         ({"gpu": 0, "hang": 10**400}, "hang: 1000"),
         ({"gpu": 0, "hang": "1"}, "hang: '1' is not a number of seconds"),
+        ({"gpu": 0, "mig": ["3g.40gb"]}, "mig: ['3g.40gb'] is not a list of MIG profiles such as 3g.20gb,3g.20gb, nor"),
+        ({"gpu": 0, "mig": True}, "mig: True is not a list of MIG profiles"),
+        (
+            {"gpu": 0, "mig": "3g.20gb"},
+            "mig: 3g.20gb: no such MIG profile; there are 1g.10gb, 1g.10gb+me, 1g.20gb, 2g.",
+        ),
+        ({"gpu": 0, "mig": "3g.40gb,"}, "mig: : no such MIG profile"),
+        ({"gpu": 0, "mig": "none,3g.40gb"}, "mig: none: no such MIG profile"),
+        ({"gpu": 0, "mig": "4g.40gb,4g.40gb"}, "mig: 4g.40gb: 2 of them: a GPU has room for 1"),
         ({"gpu": 0, "lost": False}, "lost: False: it is either asked for with true or left out"),
         ({"gpu": 0, "heal": 1}, "heal: 1: it is either asked for with true or left out"),
     ],
@@ -91,6 +144,7 @@ def test_what_cannot_be_is_refused_and_does_nothing(node, driver, request_, sent
         faults.apply(node, request_)
     assert str(caught.value).startswith(sentence)
     assert [driver.temperature(driver.handle_by_index(index)) for index in range(8)] == [32] * 8
+    assert [driver.mig_mode(driver.handle_by_index(index)) for index in range(8)] == [(0, 0)] * 8
 
 
 def test_a_node_of_one_gpu_says_so():

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.nvml.port import TopologyLevel
-from gpu_plugin.simulation import profile
+from gpu_plugin.simulation import mig, profile
 
 SMALL = {"count": 4, "gpu": {"name": "NVIDIA X"}}
+CUT = {"count": 4, "gpu": {"name": "NVIDIA X", "mig_mode": [0, 0], "mig_profiles": "a100-40gb"}}
 
 
 def fault(content: object) -> str:
@@ -20,9 +21,11 @@ def fault(content: object) -> str:
 def test_the_profiles_that_come_with_the_plugin():
     counts = {name: len(profile.load(name).gpus) for name in profile.names()}
     assert counts == {
+        "a100-mig-mixed": 8,
         "dgx-a100": 8,
         "dgx1-v100": 8,
         "dgx2-16": 16,
+        "h100-mig-single": 8,
         "h200": 1,
         "hgx-h100": 8,
         "l40s-pcie-8": 8,
@@ -109,6 +112,28 @@ def test_a_closer_group_wins():
     assert [node.ancestor(0, 1), node.ancestor(1, 2), node.ancestor(2, 3), node.ancestor(0, 3)] == [10, 20, 0, 30]
 
 
+def test_a_gpu_that_is_cut_is_in_mig_mode():
+    node = profile.parse(CUT | {"gpus": [{"mig": ["3g.20gb"]}, {"mig": []}, {"mig": None}]})
+    assert [(gpu.mig, gpu.mig_mode) for gpu in node.gpus] == [
+        (("3g.20gb",), (1, 1)),
+        ((), (1, 1)),
+        (None, (0, 0)),
+        (None, (0, 0)),
+    ]
+
+
+def test_the_tables_of_mig_profiles_are_those_that_a_file_may_name():
+    for model in mig.MODELS:
+        assert profile.parse({"count": 1, "gpu": {"name": "x", "mig_profiles": model}}).gpus[0].mig_profiles == model
+
+
+def test_the_cut_profiles_are_cut():
+    mixed, single = profile.load("a100-mig-mixed"), profile.load("h100-mig-single")
+    assert [gpu.mig is not None for gpu in mixed.gpus] == [False] * 4 + [True] * 4
+    assert {part for gpu in mixed.gpus for part in gpu.mig or ()} >= {"1g.5gb", "1g.5gb+me", "1c.3g.20gb", "3g.20gb"}
+    assert {gpu.mig for gpu in single.gpus} == {("1g.10gb",) * 7}
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [
@@ -125,6 +150,11 @@ def test_a_closer_group_wins():
         (SMALL | {"count": 1, "gpus": [{}, {}]}, "$.gpus: describes 2 GPUs, but count is 1"),
         (SMALL | {"gpus": [{"pci_bus_id": "00000000:11:00.0"}]}, "$.gpus[1].pci_bus_id: 00000000:11:00.0 is GPU 0's"),
         (SMALL | {"gpus": [{"uuid": "GPU-1"}]}, "$.gpus[0].uuid: expected str matching regex"),
+        (SMALL | {"gpus": [{}, {"mig": []}]}, "$.gpus[1].mig_profiles: missing here and in $.gpu"),
+        (SMALL | {"gpus": [{"mig_profiles": "a100"}]}, "$.gpus[0].mig_profiles: invalid enum value 'a100'"),
+        (CUT | {"gpus": [{}, {"mig": "3g.20gb"}]}, "$.gpus[1].mig: expected array | null, got str"),
+        (CUT | {"gpus": [{}, {"mig": ["3g.40gb"]}]}, "$.gpus[1].mig: 3g.40gb: no such MIG profile; there are 1g.5gb,"),
+        (CUT | {"gpus": [{"mig": ["4g.20gb"] * 2}]}, "$.gpus[0].mig: 4g.20gb: 2 of them: a GPU has room for 1"),
         (SMALL | {"nvlink": {"links": 6, "pairs": "0-4:1"}}, "0-4:1: GPU 4: this node has GPUs 0 to 3"),
         (SMALL | {"nvlink": {"links": 6, "pairs": "0-1"}}, "0-1: a pair reads GPU-GPU:LINKS"),
         (SMALL | {"nvlink": {"links": 6, "pairs": "1-1:1"}}, "1-1:1: a GPU and itself"),
@@ -161,7 +191,7 @@ def test_an_unknown_key_is_refused_with_its_path(block, key):
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ConfigError, match=r"'hgx-h10'. Did you mean hgx-h100. There are: dgx-a100, dgx1-v100,"):
+    with pytest.raises(ConfigError, match=r"'hgx-h10'. Did you mean hgx-h100. There are: a100-mig-mixed, dgx-a100,"):
         profile.load("hgx-h10")
     with pytest.raises(ConfigError, match="no simulated node is called ''"):
         profile.load("")

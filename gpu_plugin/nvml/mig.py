@@ -1,0 +1,169 @@
+"""How a GPU is cut into MIG devices. The reading blocks: it runs on a driver thread; the rest is pure.
+
+A driver that is about to cut a GPU anew says much that is true for a moment only: MIG mode without devices, indices that
+cannot be described. None of it is a fault of the GPU.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from gpu_plugin.devices.node import Gpu, MigDevice
+from gpu_plugin.nvml.port import Driver, Handle, MigAttributes, NvmlError, Return
+
+UNREADABLE_LOOKS = 3
+"""Looks in a row in which a MIG device that was there may be unreadable before it counts as gone: a GPU's own looks' number."""
+
+GONE = frozenset({Return.GPU_IS_LOST, Return.RESET_REQUIRED})
+"""Codes with which a GPU answers everything once it is gone."""
+
+# What the name of a MIG device ends in, as in "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb" and "... MIG 1g.5gb+me".
+_PROFILE = re.compile(r" MIG ((?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[+-][A-Za-z0-9][A-Za-z0-9.,]*)*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """What one reading found: whether MIG mode is on, the devices by MIG index, and why each unreadable index is so."""
+
+    enabled: bool = False
+    devices: tuple[MigDevice, ...] = ()
+    unreadable: Mapping[int, str] = field(default_factory=dict)
+
+
+def read_partition(
+    driver: Driver,
+    handle: Handle,
+    *,
+    memory_bytes: int | None = None,
+    known: Iterable[MigDevice] = (),
+) -> Partition | None:
+    """How the GPU is cut now; None where it can never be cut.
+
+    Devices among `known` that are still there are given back as they are, at the cost of a handle and a uuid each; of
+    new ones the capability minors are unknown still. `memory_bytes` is the GPU's own.
+
+    Raises:
+        NvmlError: the driver does not say, or the GPU is gone.
+    """
+    try:
+        enabled = driver.mig_mode(handle)[0] == 1
+    except NvmlError as error:
+        if error.unsupported:
+            return None
+        raise
+    if not enabled:
+        return Partition()
+    before = {(device.index, device.uuid): device for device in known}
+    devices: dict[str, MigDevice] = {}
+    unreadable: dict[int, str] = {}
+    for index in range(_indices(driver, handle)):
+        try:
+            mig = driver.mig_handle(handle, index)
+        except NvmlError as error:
+            if error.code in GONE:
+                raise
+            if error.code != Return.NOT_FOUND and not error.unsupported:
+                unreadable[index] = str(error)
+            continue
+        try:
+            uuid = driver.uuid(mig)
+            if uuid in devices:
+                unreadable[index] = f"it claims the uuid of MIG device {devices[uuid].index}, {uuid}"
+            else:
+                devices[uuid] = before.get((index, uuid)) or _describe(driver, mig, index, uuid, memory_bytes)
+        except NvmlError as error:
+            if error.code in GONE:
+                raise
+            unreadable[index] = str(error)
+    return Partition(enabled, tuple(devices.values()), unreadable)
+
+
+def cut(gpu: Gpu, partition: Partition, *, hold: bool = False) -> Gpu:
+    """The GPU as that reading describes it; the very same object where nothing changes.
+
+    `hold` keeps the devices known at indices that were unreadable this time.
+    """
+    there = {device.uuid for device in partition.devices}
+    held = [d for d in gpu.mig_devices if hold and d.index in partition.unreadable and d.uuid not in there]
+    devices = tuple(sorted([*partition.devices, *held], key=lambda device: device.index))
+    if (gpu.mig_enabled, gpu.mig_devices) == (partition.enabled, devices):
+        return gpu
+    return replace(gpu, mig_enabled=partition.enabled, mig_devices=devices)
+
+
+def with_caps(gpu: Gpu, minors: Mapping[str, int]) -> Gpu:
+    """The GPU with the capability minors of its MIG devices; the very same object where nothing changes."""
+    devices = tuple(_with_caps(device, gpu.minor, minors) for device in gpu.mig_devices)
+    return gpu if devices == gpu.mig_devices else replace(gpu, mig_devices=devices)
+
+
+def profile_of(name: str, attributes: MigAttributes | None, memory_bytes: int | None) -> str:
+    """NVIDIA's word for a MIG device's size: from its name, else made as NVIDIA makes it; empty if nothing says."""
+    if match := _PROFILE.search(name):
+        return match[1]
+    if attributes is None:
+        return ""
+    compute, slices = attributes.compute_instance_slices, attributes.gpu_instance_slices
+    size = f"{slices}g.{_gigabytes(attributes.memory_mb, memory_bytes)}gb"
+    return size if compute == slices else f"{compute}c.{size}"
+
+
+def _indices(driver: Driver, handle: Handle) -> int:
+    """How many MIG indices there are to ask for; none where the driver does not know of any."""
+    try:
+        return driver.max_mig_devices(handle)
+    except NvmlError as error:
+        if error.unsupported:
+            return 0
+        raise
+
+
+def _describe(driver: Driver, mig: Handle, index: int, uuid: str, memory_bytes: int | None) -> MigDevice:
+    """One MIG device. Raises NvmlError where the driver does not say which instance it is, or of what size."""
+    gpu_instance, compute_instance = driver.gpu_instance_id(mig), driver.compute_instance_id(mig)
+    name, attributes, refusal = "", None, None
+    try:
+        name = driver.name(mig)
+    except NvmlError as error:
+        refusal = error
+    try:
+        attributes = driver.mig_attributes(mig)
+    except NvmlError as error:
+        refusal = error
+    if refusal is not None and refusal.code in GONE:
+        raise refusal
+    profile = profile_of(name, attributes, memory_bytes)
+    if not profile:
+        raise refusal or NvmlError(Return.UNKNOWN, "nvmlDeviceGetName", f"names no MIG profile: {name!r}")
+    return MigDevice(
+        uuid=uuid,
+        index=index,
+        gpu_instance=gpu_instance,
+        compute_instance=compute_instance,
+        profile=profile,
+        whole=_whole(profile, attributes),
+        memory_bytes=None if attributes is None else attributes.memory_mb << 20,
+    )
+
+
+def _whole(profile: str, attributes: MigAttributes | None) -> bool:
+    if attributes is None:
+        return "c." not in profile
+    return attributes.compute_instance_slices == attributes.gpu_instance_slices
+
+
+def _gigabytes(memory_mb: int, memory_bytes: int | None) -> int:
+    """NVIDIA's figure (go-nvlib, mig_profile.go): as many eighths of the GPU's memory, in whole GiB, as it takes."""
+    if not memory_bytes:
+        return math.ceil(memory_mb / 1024)
+    eighths = math.ceil((memory_mb << 23) / memory_bytes)
+    return math.floor(eighths / 8 * math.ceil(memory_bytes / (1 << 30)) + 0.5)
+
+
+def _with_caps(device: MigDevice, minor: int | None, minors: Mapping[str, int]) -> MigDevice:
+    instance = f"gpu{minor}/gi{device.gpu_instance}"
+    caps = minors.get(f"{instance}/access"), minors.get(f"{instance}/ci{device.compute_instance}/access")
+    if caps == (device.gpu_instance_cap, device.compute_instance_cap):
+        return device
+    return replace(device, gpu_instance_cap=caps[0], compute_instance_cap=caps[1])

@@ -1,0 +1,178 @@
+"""How a simulated GPU can be cut into MIG devices: what profiles its model has, where they fit, what they are called.
+
+Pure: the node keeps what this lays out. Sources are NVIDIA's MIG user guide (profiles, placements, mig-minors) and what
+nvidia-smi prints of GPU instances.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from gpu_plugin.config.errors import ConfigError
+
+COMPUTE_SLICES = 7
+MEMORY_SLICES = 8
+"""What a GPU of any model here has to give away."""
+
+MEDIA = "+me"
+"""Ends the profile that has the media engines; of those there is one set."""
+
+_MEMORY: Mapping[str, tuple[tuple[int, int], ...]] = {
+    # By the memory slices 1, 2, 4 and 8: gigabytes in the profile's name, and MiB of `nvidia-smi mig -lgip`. Of the H200
+    # all but the first, and of the B200 all MiB are not recorded: figures that give the names by NVIDIA's own rule.
+    "a100-40gb": ((5, 4864), (10, 9856), (20, 19968), (40, 40192)),
+    "a100-80gb": ((10, 9728), (20, 19968), (40, 40192), (80, 80640)),
+    "h100-80gb": ((10, 9984), (20, 20096), (40, 40448), (80, 81152)),
+    "h200-141gb": ((18, 16384), (35, 33280), (71, 67072), (141, 134656)),
+    "b200-180gb": ((23, 22144), (45, 44800), (90, 90112), (180, 180736)),
+}
+
+MODELS = tuple(_MEMORY)
+"""The tables of profiles there are, by the model they are of."""
+
+# Compute slices that a compute instance may have, by those of its GPU instance.
+_COMPUTE_INSTANCES = {1: (1,), 2: (1, 2), 3: (1, 2, 3), 4: (1, 2, 4), 7: (1, 2, 3, 4, 7)}
+
+# GPU instance ids by memory slices, in the order in which instances get them; there are 15 in all.
+_INSTANCE_IDS = {8: (0,), 4: (1, 2), 2: (3, 4, 5, 6), 1: (7, 8, 9, 10, 11, 12, 13)}
+
+_FIRST_MINOR, _MINORS_PER_INSTANCE, _INSTANCES_PER_GPU = 3, 9, 15
+"""mig-minors: after config (1) and monitor (2) come, by GPU minor and GPU instance, its own and those of eight parts."""
+
+_NAME = re.compile(r"(?:([0-9]+)c\.)?([0-9]+)g\.([0-9]+)gb([+-][a-z.]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInstanceProfile:
+    """A size of GPU instance, of which a GPU can have `most`.
+
+    Where their slices and these numbers suffice for all, so do the places at which the driver lets them begin.
+    """
+
+    name: str
+    compute: int
+    memory: int
+    memory_mb: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """A compute instance of a simulated GPU, with the GPU instance that it is part of, as NVML tells of it."""
+
+    profile: str
+    gpu_instance: int
+    compute_instance: int
+    gpu_instance_slices: int
+    compute_slices: int
+    memory_mb: int
+
+
+@cache
+def gpu_instance_profiles(model: str) -> Mapping[str, GpuInstanceProfile]:
+    """The profiles of a model of `MODELS`, by name, the smallest first."""
+    (one, one_mb), (two, two_mb), (four, four_mb), (eight, eight_mb) = _MEMORY[model]
+    return {
+        profile.name: profile
+        for profile in (
+            GpuInstanceProfile(f"1g.{one}gb", 1, 1, one_mb, 7),
+            GpuInstanceProfile(f"1g.{one}gb{MEDIA}", 1, 1, one_mb, 1),
+            GpuInstanceProfile(f"1g.{two}gb", 1, 2, two_mb, 4),
+            GpuInstanceProfile(f"2g.{two}gb", 2, 2, two_mb, 3),
+            GpuInstanceProfile(f"3g.{four}gb", 3, 4, four_mb, 2),
+            GpuInstanceProfile(f"4g.{four}gb", 4, 4, four_mb, 1),
+            GpuInstanceProfile(f"7g.{eight}gb", 7, 8, eight_mb, 1),
+        )
+    }
+
+
+def lay_out(model: str, profiles: Sequence[str]) -> tuple[MigInstance, ...]:
+    """The MIG devices of a GPU cut into these, in the order of their MIG index: by GPU instance, then compute instance.
+
+    A profile such as 1c.3g.20gb is a compute instance in the last GPU instance of 3g.20gb that still has room for it, or in
+    a new one.
+
+    Raises:
+        ConfigError: no such profile, or more than the GPU has room for.
+    """
+    instances: list[tuple[GpuInstanceProfile, list[int]]] = []
+    for name in profiles:
+        profile, compute = _find(model, name)
+        with_room = (parts for of, parts in reversed(instances) if of is profile and sum(parts) + compute <= of.compute)
+        parts = next(with_room, None)
+        if parts is None:
+            instances.append((profile, [compute]))
+        else:
+            parts.append(compute)
+    _check_room([profile for profile, _ in instances])
+    ids = {size: iter(numbers) for size, numbers in _INSTANCE_IDS.items()}
+    found = [
+        MigInstance(
+            profile=profile.name if compute == profile.compute else f"{compute}c.{profile.name}",
+            gpu_instance=number,
+            compute_instance=at,
+            gpu_instance_slices=profile.compute,
+            compute_slices=compute,
+            memory_mb=profile.memory_mb,
+        )
+        for (profile, parts), number in ((i, next(ids[i[0].memory])) for i in instances)
+        for at, compute in enumerate(parts)
+    ]
+    return tuple(sorted(found, key=lambda instance: (instance.gpu_instance, instance.compute_instance)))
+
+
+def minors(gpu_minor: int) -> dict[str, int]:
+    """What mig-minors lists of one GPU: every instance that there could be."""
+    listed = {}
+    for number in range(_INSTANCES_PER_GPU):
+        minor = _minor(gpu_minor, number)
+        listed[f"gpu{gpu_minor}/gi{number}/access"] = minor
+        for part in range(_MINORS_PER_INSTANCE - 1):
+            listed[f"gpu{gpu_minor}/gi{number}/ci{part}/access"] = minor + 1 + part
+    return listed
+
+
+def capability_nodes(gpu_minor: int, instances: Iterable[MigInstance]) -> frozenset[str]:
+    """The device nodes of these instances of one GPU."""
+    numbers = set()
+    for instance in instances:
+        minor = _minor(gpu_minor, instance.gpu_instance)
+        numbers |= {minor, minor + 1 + instance.compute_instance}
+    return frozenset(f"/dev/nvidia-caps/nvidia-cap{number}" for number in numbers)
+
+
+def _minor(gpu_minor: int, gpu_instance: int) -> int:
+    return _FIRST_MINOR + _MINORS_PER_INSTANCE * (_INSTANCES_PER_GPU * gpu_minor + gpu_instance)
+
+
+def _find(model: str, name: str) -> tuple[GpuInstanceProfile, int]:
+    """The GPU instance profile that a name is about, and the compute slices that it wants of it."""
+    known = gpu_instance_profiles(model)
+    form = _NAME.fullmatch(name)
+    profile = known.get(name[name.find(".") + 1 :] if form and form[1] else name)
+    if form is None or profile is None:
+        raise ConfigError(
+            f"{name}: no such MIG profile; there are {', '.join(known)}, and parts such as 1c.{_part(known)}"
+        )
+    compute = int(form[1] or profile.compute)
+    if form[1] and (compute == profile.compute or compute not in _COMPUTE_INSTANCES[profile.compute]):
+        sizes = ", ".join(f"{size}c" for size in _COMPUTE_INSTANCES[profile.compute] if size < profile.compute)
+        raise ConfigError(f"{name}: {profile.name} {f'has parts of {sizes}' if sizes else 'has no parts'}")
+    return profile, compute
+
+
+def _part(known: Mapping[str, GpuInstanceProfile]) -> str:
+    return next(profile.name for profile in known.values() if profile.compute == 3)
+
+
+def _check_room(profiles: Sequence[GpuInstanceProfile]) -> None:
+    for profile in profiles:
+        if profiles.count(profile) > profile.most:
+            raise ConfigError(f"{profile.name}: {profiles.count(profile)} of them: a GPU has room for {profile.most}")
+    compute, memory = sum(p.compute for p in profiles), sum(p.memory for p in profiles)
+    if compute > COMPUTE_SLICES or memory > MEMORY_SLICES:
+        raise ConfigError(
+            f"{', '.join(p.name for p in profiles)}: {compute} compute slices and {memory} memory slices: "
+            f"a GPU has {COMPUTE_SLICES} and {MEMORY_SLICES}"
+        )

@@ -1,0 +1,72 @@
+"""What of a simulated node outlives the daemon, and the file that keeps it."""
+
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.simulation.mig import lay_out
+from gpu_plugin.simulation.profile import Profile
+
+_log = logging.getLogger(__name__)
+
+
+class SavedGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """`temperature` is None when idle; `hung_until` and `energy_since` are seconds of the wall clock.
+
+    `mig` are the profiles that it was cut into, None out of MIG mode; left out: as the node's profile says.
+    """
+
+    energy_since: float
+    temperature: int | None = None
+    lost: bool = False
+    hung_until: float | None = None
+    mig: list[str] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class SavedNode(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the file."""
+
+    profile: str
+    boot_id: str
+    gpus: list[SavedGpu]
+
+
+def read(file: Path, profile: Profile) -> SavedNode | None:
+    """What the file remembers of this very node; None, with a warning where it should, to start fresh."""
+    try:
+        saved = msgspec.json.decode(file.read_bytes(), type=SavedNode)
+        if saved.profile != profile.name or len(saved.gpus) != len(profile.gpus):
+            _log.info(f"{file}: of another node, {saved.profile} with {len(saved.gpus)} GPUs: starting fresh")
+            return None
+        for gpu, was in zip(profile.gpus, saved.gpus, strict=True):
+            if was.mig and gpu.mig_profiles:
+                lay_out(gpu.mig_profiles, was.mig)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError, ConfigError) as error:
+        _log.warning(f"{file}: {error}: the simulated node starts fresh, without its earlier faults")
+        return None
+    return saved
+
+
+def write(file: Path, saved: SavedNode) -> None:
+    """Writes the file, readable by its owner alone: all of it or nothing, and on disk when this returns."""
+    content = msgspec.json.format(msgspec.json.encode(saved))
+    try:
+        _replace(file, content)
+    except OSError as error:
+        _log.warning(f"{file}: {error}: the simulated node's faults will not outlive this daemon")
+
+
+def _replace(file: Path, content: bytes) -> None:
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = file.with_name(f"{file.name}.new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(descriptor)
+    new.replace(file)

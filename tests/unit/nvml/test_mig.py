@@ -1,0 +1,324 @@
+from dataclasses import replace
+
+import pytest
+
+from gpu_plugin.devices.node import Gpu, MigDevice
+from gpu_plugin.nvml import probe
+from gpu_plugin.nvml.mig import Partition, cut, profile_of, read_partition, with_caps
+from gpu_plugin.nvml.port import MigAttributes, NvmlError, Return
+from gpu_plugin.simulation import profile
+from gpu_plugin.simulation.driver import NVML_FUNCTIONS, SimulatedDriver
+from gpu_plugin.simulation.hardware import SimulatedNode
+from gpu_plugin.simulation.host import SimulatedHost
+
+GIB = 1 << 30
+
+
+class Machine:
+    """One A100 cut as asked (None: not in MIG mode), its driver open. `refuse` makes a call about one MIG index fail."""
+
+    def __init__(self, *profiles, mode=True, **gpu):
+        content = {"name": "NVIDIA A100-SXM4-40GB", "memory_bytes": 40 * GIB, "mig_profiles": "a100-40gb"}
+        content |= {"mig": list(profiles)} if mode else {"mig_mode": [0, 0]}
+        self.node = SimulatedNode(profile.parse({"count": 1, "gpu": content | gpu}))
+        self.driver = SimulatedDriver(self.node)
+        self.driver.open()
+        self.handle = self.driver.handle_by_index(0)
+
+    def refuse(self, monkeypatch, call, index, code):
+        real, mine = getattr(self.driver, call), self.driver.mig_handle(self.handle, index)
+
+        def some(handle, *rest):
+            if (handle, *rest) == ((self.handle, index) if call == "mig_handle" else (mine,)):
+                raise NvmlError(code, NVML_FUNCTIONS[call])
+            return real(handle, *rest)
+
+        monkeypatch.setattr(self.driver, call, some)
+
+    def read(self, known=()):
+        return read_partition(self.driver, self.handle, memory_bytes=40 * GIB, known=known)
+
+    def probe(self):
+        return probe.probe_gpu(self.driver, SimulatedHost(self.node), 0)[1]
+
+
+# Reading
+
+
+def test_every_device_is_described():
+    machine = Machine("3g.20gb", "1c.3g.20gb", "2c.3g.20gb")
+    uuids = [machine.driver.uuid(machine.driver.mig_handle(machine.handle, index)) for index in range(3)]
+    assert machine.read() == Partition(
+        True,
+        (
+            MigDevice(uuids[0], 0, 1, 0, "3g.20gb", True, 19968 << 20),
+            MigDevice(uuids[1], 1, 2, 0, "1c.3g.20gb", False, 19968 << 20),
+            MigDevice(uuids[2], 2, 2, 1, "2c.3g.20gb", False, 19968 << 20),
+        ),
+    )
+
+
+def test_mig_mode_without_devices_is_that():
+    assert Machine().read() == Partition(True)
+
+
+def test_outside_mig_mode_nothing_more_is_asked():
+    machine = Machine(mode=False)
+    assert machine.read() == Partition(False)
+    assert machine.driver.calls["max_mig_devices"] == machine.driver.calls["mig_handle"] == 0
+
+
+@pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND, Return.NO_PERMISSION])
+def test_a_part_or_a_library_without_mig_cannot_be_cut(code):
+    machine = Machine("3g.20gb")
+    machine.node.refuse("mig_mode", code)
+    assert machine.read() is None
+
+
+@pytest.mark.parametrize("call", ["max_mig_devices", "mig_handle"])
+@pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND])
+def test_a_library_that_cannot_list_devices_has_none(call, code):
+    machine = Machine("3g.20gb")
+    machine.node.refuse(call, code)
+    assert machine.read() == Partition(True)
+
+
+@pytest.mark.parametrize("call", ["mig_mode", "max_mig_devices"])
+@pytest.mark.parametrize("code", [Return.UNKNOWN, Return.GPU_IS_LOST])
+def test_a_driver_that_does_not_say_is_a_refusal(call, code):
+    machine = Machine("3g.20gb")
+    machine.node.refuse(call, code)
+    with pytest.raises(NvmlError) as caught:
+        machine.read()
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("call", ["mig_handle", "uuid", "gpu_instance_id", "compute_instance_id"])
+@pytest.mark.parametrize("code", [Return.UNKNOWN, Return.INVALID_ARGUMENT])
+def test_one_unreadable_device_hides_no_other(monkeypatch, call, code):
+    machine = Machine("1g.5gb", "1g.5gb", "1g.5gb")
+    machine.refuse(monkeypatch, call, 1, code)
+    found = machine.read()
+    assert [device.index for device in found.devices] == [0, 2]
+    assert list(found.unreadable) == [1]
+    assert NVML_FUNCTIONS[call] in found.unreadable[1]
+
+
+def test_an_index_without_a_device_is_no_trouble(monkeypatch):
+    machine = Machine("1g.5gb", "1g.5gb", "1g.5gb")
+    machine.refuse(monkeypatch, "mig_handle", 1, Return.NOT_FOUND)
+    found = machine.read()
+    assert [device.index for device in found.devices] == [0, 2]
+    assert found.unreadable == {}
+
+
+@pytest.mark.parametrize("call", ["mig_handle", "uuid", "gpu_instance_id", "name", "mig_attributes"])
+@pytest.mark.parametrize("code", [Return.GPU_IS_LOST, Return.RESET_REQUIRED])
+def test_a_gpu_lost_midway_is_no_matter_of_one_device(monkeypatch, call, code):
+    machine = Machine("1g.5gb", "1g.5gb")
+    machine.refuse(monkeypatch, call, 1, code)
+    with pytest.raises(NvmlError) as caught:
+        machine.read()
+    assert caught.value.code == code
+
+
+def test_two_devices_of_one_uuid_are_not_taken_for_two(monkeypatch):
+    machine = Machine("1g.5gb", "1g.5gb")
+    first = machine.driver.uuid(machine.driver.mig_handle(machine.handle, 0))
+    monkeypatch.setattr(machine.driver, "uuid", lambda handle: first)
+    found = machine.read()
+    assert [device.index for device in found.devices] == [0]
+    assert found.unreadable == {1: f"it claims the uuid of MIG device 0, {first}"}
+
+
+@pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND, Return.UNKNOWN])
+def test_without_a_name_the_profile_is_computed(monkeypatch, code):
+    machine = Machine("1g.10gb", "3g.20gb", "1c.2g.10gb")
+    whole = machine.read()
+    for index in range(3):
+        machine.refuse(monkeypatch, "name", index, code)
+    assert machine.read() == whole
+
+
+def test_without_attributes_the_name_says_it(monkeypatch):
+    machine = Machine("3g.20gb", "1c.3g.20gb")
+    known = machine.read().devices
+    for index in range(2):
+        machine.refuse(monkeypatch, "mig_attributes", index, Return.FUNCTION_NOT_FOUND)
+    assert machine.read().devices == tuple(replace(device, memory_bytes=None) for device in known)
+
+
+def test_with_neither_it_is_unreadable(monkeypatch):
+    machine = Machine("3g.20gb", "3g.20gb")
+    machine.refuse(monkeypatch, "mig_attributes", 0, Return.UNKNOWN)
+    machine.refuse(monkeypatch, "name", 0, Return.UNKNOWN)
+    found = machine.read()
+    assert [device.index for device in found.devices] == [1]
+    assert "nvmlDeviceGetAttributes_v2" in found.unreadable[0]
+
+
+def test_a_known_device_costs_a_handle_and_a_uuid():
+    machine = Machine("3g.20gb", "3g.20gb")
+    known = tuple(replace(device, gpu_instance_cap=12) for device in machine.read().devices)
+    machine.driver.calls.clear()
+    assert machine.read(known).devices == known
+    assert machine.driver.calls == {"mig_mode": 1, "max_mig_devices": 1, "mig_handle": 7, "uuid": 2}
+
+
+def test_a_known_device_at_another_index_is_described_anew():
+    machine = Machine("3g.20gb", "3g.20gb")
+    first, second = machine.read().devices
+    assert machine.read((replace(first, index=1, gpu_instance=9), second)).devices == (first, second)
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "1g.5gb"),
+        ("NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb", "1c.3g.20gb"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", "1g.10gb+me"),
+        ("NVIDIA H100 80GB HBM3 MIG 2c.4g.40gb+me", "2c.4g.40gb+me"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition MIG 1g.24gb+gfx", "1g.24gb+gfx"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition MIG 1g.24gb+me.all", "1g.24gb+me.all"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition MIG 1g.24gb-me", "1g.24gb-me"),
+        ("NVIDIA H200 MIG 7g.141gb", "7g.141gb"),
+        ("NVIDIA H200", ""),
+        ("NVIDIA H200 MIG", ""),
+        ("NVIDIA H200 MIG large", ""),
+        ("NVIDIA H200 MIG 1g.18gb too", ""),
+        ("NVIDIA H200 MIG 1g.18gb+", ""),
+        ("", ""),
+    ],
+)
+def test_the_profile_in_a_name(name, word):
+    assert profile_of(name, None, None) == word
+
+
+@pytest.mark.parametrize(
+    ("slices", "compute", "mebibytes", "gpu", "word"),
+    [
+        (1, 1, 4864, 40 * GIB, "1g.5gb"),
+        (1, 1, 9856, 40 * GIB, "1g.10gb"),
+        (3, 1, 19968, 40 * GIB, "1c.3g.20gb"),
+        (7, 7, 40192, 40 * GIB, "7g.40gb"),
+        (1, 1, 9984, 85520809984, "1g.10gb"),
+        (7, 7, 81152, 85520809984, "7g.80gb"),
+        (1, 1, 16384, 150754820096, "1g.18gb"),
+        (2, 2, 33280, 150754820096, "2g.35gb"),
+        (3, 3, 67072, 150754820096, "3g.71gb"),  # half of 141 is 70.5, which is rounded up
+        (7, 7, 143360, 150754820096, "7g.141gb"),
+        (7, 2, 143360, 150754820096, "2c.7g.141gb"),
+        (1, 1, 4864, None, "1g.5gb"),
+        (3, 3, 19968, 0, "3g.20gb"),
+    ],
+)
+def test_the_profile_by_nvidias_rule(slices, compute, mebibytes, gpu, word):
+    assert profile_of("", MigAttributes(slices, compute, mebibytes), gpu) == word
+
+
+@pytest.mark.parametrize("name", ["a100-mig-mixed", "h100-mig-single"])
+def test_the_rule_gives_the_names_that_devices_have_but_for_their_engines(name):
+    node = SimulatedNode(profile.load(name))
+    for index, built in enumerate(node.profile.gpus):
+        way = node.cut(index)
+        for slice_ in way.slices if way else ():
+            made = slice_.instance
+            attributes = MigAttributes(made.gpu_instance_slices, made.compute_slices, made.memory_mb)
+            assert profile_of("", attributes, built.memory_bytes) == made.profile.removesuffix("+me")
+
+
+# What a GPU is made of a reading
+
+GPU = Gpu("GPU-a", 0, minor=2)
+ONE, TWO, THREE = (MigDevice(f"MIG-{index}", index, 7 + index, 0, "1g.5gb") for index in range(3))
+
+
+def test_a_gpu_that_is_cut_the_same_is_the_same():
+    whole = replace(GPU, mig_enabled=True, mig_devices=(ONE, TWO))
+    assert cut(whole, Partition(True, (ONE, TWO))) is whole
+    assert cut(GPU, Partition(False)) is GPU
+
+
+def test_a_gpu_is_cut_as_it_was_read():
+    assert cut(GPU, Partition(True, (ONE,))) == replace(GPU, mig_enabled=True, mig_devices=(ONE,))
+    assert cut(GPU, Partition(True)) == replace(GPU, mig_enabled=True)
+    assert cut(replace(GPU, mig_enabled=True, mig_devices=(ONE, TWO)), Partition(False)) == GPU
+
+
+@pytest.mark.parametrize(("hold", "left"), [(True, (ONE, TWO, THREE)), (False, (ONE, THREE))])
+def test_an_unreadable_device_is_held_while_that_is_wanted(hold, left):
+    known = replace(GPU, mig_enabled=True, mig_devices=(ONE, TWO, THREE))
+    assert cut(known, Partition(True, (ONE, THREE), {1: "why"}), hold=hold).mig_devices == left
+
+
+def test_nothing_is_held_that_is_gone_or_has_moved():
+    known = replace(GPU, mig_enabled=True, mig_devices=(ONE, TWO))
+    assert cut(known, Partition(True, (ONE,)), hold=True).mig_devices == (ONE,)
+    moved = replace(TWO, index=0)
+    assert cut(known, Partition(True, (moved,), {1: "why"}), hold=True).mig_devices == (moved,)
+    assert cut(known, Partition(False), hold=True) == GPU
+
+
+def test_capability_minors_are_looked_up_by_the_gpus_minor_and_the_instances():
+    gpu = replace(GPU, mig_enabled=True, mig_devices=(ONE, replace(TWO, compute_instance=3)))
+    listed = {"gpu2/gi7/access": 336, "gpu2/gi7/ci0/access": 337, "gpu2/gi8/access": 345, "gpu2/gi8/ci3/access": 349}
+    found = with_caps(gpu, listed | {"gpu0/gi7/access": 1, "gpu2/gi8/ci0/access": 2})
+    assert [(d.gpu_instance_cap, d.compute_instance_cap) for d in found.mig_devices] == [(336, 337), (345, 349)]
+    assert with_caps(found, listed) is found
+    without = with_caps(found, {"gpu2/gi7/access": 336})
+    assert [(d.gpu_instance_cap, d.compute_instance_cap) for d in without.mig_devices] == [(336, None), (None, None)]
+    assert with_caps(GPU, listed) is GPU
+
+
+def test_without_the_gpus_minor_nothing_is_known_of_capabilities():
+    gpu = replace(GPU, minor=None, mig_enabled=True, mig_devices=(ONE,))
+    assert with_caps(gpu, {"gpu0/gi7/access": 66}) is gpu
+
+
+# The probe
+
+
+def test_a_probe_describes_devices_with_their_capabilities():
+    found = Machine("3g.20gb", "1g.5gb+me", minor=1, numa_node=1, pci_bus_id="00000000:07:00.0").probe()
+    assert (found.mig_enabled, found.numa_node) == (True, 1)
+    assert [(d.profile, d.gpu_instance_cap, d.compute_instance_cap) for d in found.mig_devices] == [
+        ("3g.20gb", 147, 148),
+        ("1g.5gb+me", 201, 202),
+    ]
+
+
+def test_one_unreadable_device_hides_neither_the_others_nor_the_gpu(monkeypatch, caplog):
+    machine = Machine("1g.5gb", "1g.5gb", "1g.5gb")
+    machine.refuse(monkeypatch, "gpu_instance_id", 1, Return.UNKNOWN)
+    found = machine.probe()
+    assert found.unreadable is None
+    assert [device.index for device in found.mig_devices] == [0, 2]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "MIG device 1 cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize("call", ["mig_mode", "max_mig_devices"])
+def test_a_gpu_that_does_not_say_how_it_is_cut_is_a_gpu(call, caplog):
+    machine = Machine("3g.20gb")
+    machine.node.refuse(call, Return.UNKNOWN)
+    found = machine.probe()
+    assert (found.unreadable, found.mig_enabled, found.mig_devices) == (None, False, ())
+    assert "a question stays unanswered" in caplog.text
+
+
+@pytest.mark.parametrize("call", ["max_mig_devices", "mig_handle", "compute_instance_id"])
+def test_a_gpu_lost_while_its_devices_are_read_is_unreadable(call):
+    machine = Machine("3g.20gb")
+    machine.node.refuse(call, Return.GPU_IS_LOST)
+    found = machine.probe()
+    assert found.unreadable is not None
+    assert NVML_FUNCTIONS[call] in found.unreadable
+
+
+def test_outside_mig_mode_the_host_is_not_asked_for_capabilities(monkeypatch):
+    machine = Machine(mode=False)
+    monkeypatch.setattr(SimulatedHost, "mig_minors", lambda self: pytest.fail("asked"))
+    assert machine.probe().mig_devices == ()

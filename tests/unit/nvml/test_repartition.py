@@ -1,0 +1,309 @@
+"""GPUs that are cut anew while the monitor watches."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from gpu_plugin.nvml import monitor
+from gpu_plugin.nvml.port import EventType, NvmlError, Return
+from gpu_plugin.simulation import faults
+
+from .monitored import FOREVER, NEVER, Bench
+
+MIXED = "a100-mig-mixed"
+SEVEN, HALVES = 4, 5
+"""Indices of GPUs of that node: cut into seven, and into two."""
+
+
+def profiles(node, gpu):
+    return [device.profile for device in node.gpus[gpu].mig_devices]
+
+
+def recut(bench, gpu, value):
+    faults.apply(bench.node, {"gpu": gpu, "mig": value})
+
+
+def only_good_looks(bench):
+    return {sample.fault for gpu in range(len(bench.uuids)) for sample in bench.samples(gpu)} == {""}
+
+
+async def test_open_finds_every_slice_with_its_capabilities():
+    bench = Bench(MIXED)
+    node = await bench.monitor.open()
+    bench.monitor._threads.close()
+    assert [len(gpu.mig_devices) for gpu in node.gpus] == [0, 0, 0, 0, 7, 2, 4, 3]
+    assert [gpu.mig_enabled for gpu in node.gpus] == [False] * 4 + [True] * 4
+    minors = bench.monitor.host.mig_minors()
+    for gpu in node.gpus:
+        for device in gpu.mig_devices:
+            instance = f"gpu{gpu.minor}/gi{device.gpu_instance}"
+            assert device.gpu_instance_cap == minors[f"{instance}/access"]
+            assert device.compute_instance_cap == minors[f"{instance}/ci{device.compute_instance}/access"]
+            assert f"/dev/nvidia-caps/nvidia-cap{device.compute_instance_cap}" in node.device_nodes
+
+
+async def test_an_event_of_it_is_asked_for_and_noticed_within_one_look():
+    bench = Bench(MIXED, poll=NEVER)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        recut(bench, HALVES, "1g.5gb,2g.10gb")
+        await bench.until(lambda: profiles(bench.nodes[-1], HALVES) == ["2g.10gb", "1g.5gb"])
+        node = bench.nodes[-1]
+        looked = len(bench.samples(HALVES))
+    assert looked == 2, "one before, one on account of the event"
+    assert [device.gpu_instance_cap for device in node.gpus[HALVES].mig_devices] == [705, 741]
+    assert "/dev/nvidia-caps/nvidia-cap742" in node.device_nodes
+    assert only_good_looks(bench)
+    assert [gpu for gpu in node.gpus if gpu.index != HALVES] == [
+        gpu for gpu in bench.nodes[0].gpus if gpu.index != HALVES
+    ]
+
+
+async def test_after_a_change_the_gpus_are_looked_at_again_soon(monkeypatch):
+    monkeypatch.setattr(monitor, "CONFIRM", 0.01)
+    bench = Bench(MIXED, poll=NEVER)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        recut(bench, HALVES, "7g.40gb")
+        await bench.until(lambda: len(bench.samples(HALVES)) >= 3)
+    assert len(bench.samples(HALVES)) == 3, "and then no more"
+
+
+async def test_without_events_the_poll_notices_it():
+    bench = Bench(MIXED)
+    bench.node.refuse("register_events", Return.NOT_SUPPORTED)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        assert bench.node.post(HALVES, EventType.MIG_CONFIG_CHANGE, 0) == 0
+        recut(bench, HALVES, "4g.20gb")
+        await bench.until(lambda: profiles(bench.nodes[-1], HALVES) == ["4g.20gb"])
+    assert only_good_looks(bench)
+
+
+async def test_other_minors_for_the_same_slices_are_passed_on(monkeypatch):
+    bench = Bench(MIXED)
+    await bench.monitor.open()
+    host = bench.monitor.host
+    moved = {name: minor + 1000 for name, minor in host.mig_minors().items()}
+    async with bench.running():
+        await bench.rounds()
+        assert len(bench.nodes) == 1
+        monkeypatch.setattr(host, "mig_minors", lambda: moved)
+        await bench.until(lambda: len(bench.nodes) == 2)
+        await bench.rounds(2)
+    assert [device.gpu_instance_cap for device in bench.nodes[0].gpus[HALVES].mig_devices] == [687, 696]
+    assert [device.gpu_instance_cap for device in bench.nodes[1].gpus[HALVES].mig_devices] == [1687, 1696]
+    assert len(bench.nodes) == 2
+
+
+async def test_a_host_that_cannot_be_asked_leaves_what_was_known(monkeypatch):
+    bench = Bench(MIXED)
+    await bench.monitor.open()
+
+    def odd():
+        raise RuntimeError("odd")
+
+    async with bench.running():
+        await bench.rounds()
+        monkeypatch.setattr(bench.monitor.host, "mig_minors", odd)
+        recut(bench, HALVES, "3g.20gb")
+        await bench.until(lambda: len(bench.nodes) == 2)
+    first = bench.nodes[0]
+    assert bench.nodes[1].gpus[SEVEN] == first.gpus[SEVEN]
+    assert bench.nodes[1].device_nodes == first.device_nodes
+    assert bench.nodes[1].gpus[HALVES].mig_devices == first.gpus[HALVES].mig_devices[:1]
+
+
+async def test_mig_mode_off_and_on_again():
+    bench = Bench(MIXED)
+    whole = await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        recut(bench, HALVES, "none")
+        await bench.until(lambda: not bench.nodes[-1].gpus[HALVES].mig_enabled)
+        assert bench.nodes[-1].gpus[HALVES] == replace(whole.gpus[HALVES], mig_enabled=False, mig_devices=())
+        recut(bench, HALVES, "3g.20gb,3g.20gb")
+        await bench.until(lambda: bench.nodes[-1].gpus[HALVES].mig_enabled)
+        assert bench.nodes[-1].gpus == whole.gpus, "the very same devices"
+        recut(bench, 0, "7g.40gb")
+        await bench.until(lambda: profiles(bench.nodes[-1], 0) == ["7g.40gb"])
+        await bench.until(lambda: bench.driver.calls["register_events"] == 8 + 3)
+        assert bench.node.post(0, EventType.MIG_CONFIG_CHANGE, 0) == 1
+    assert only_good_looks(bench)
+
+
+async def test_mig_mode_without_slices_is_no_fault():
+    bench = Bench(MIXED)
+    whole = await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        recut(bench, HALVES, "empty")
+        await bench.until(lambda: not bench.nodes[-1].gpus[HALVES].mig_devices)
+        await bench.rounds(3)
+    assert bench.nodes[-1].gpus[HALVES] == replace(whole.gpus[HALVES], mig_devices=())
+    assert bench.unreadable() == {}
+    assert only_good_looks(bench)
+
+
+async def test_a_partition_that_flaps_is_followed_to_its_last_state():
+    bench = Bench(MIXED)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        for turn in range(40):
+            recut(bench, HALVES, ("1g.5gb", "none", "3g.20gb,3g.20gb", "empty", "1c.3g.20gb")[turn % 5])
+            if not turn % 7:
+                await bench.rounds()
+        await bench.until(lambda: profiles(bench.nodes[-1], HALVES) == ["1c.3g.20gb"])
+        await bench.rounds(3)
+        assert profiles(bench.nodes[-1], HALVES) == ["1c.3g.20gb"]
+    assert only_good_looks(bench)
+    assert all(one != other for one, other in pairwise(bench.nodes)), "nothing twice in a row"
+
+
+class Slices:
+    """Makes one MIG index of one GPU unreadable."""
+
+    def __init__(self, bench, monkeypatch, gpu, index, code=Return.UNKNOWN, call="uuid"):
+        self.failing = False
+        self.asked = 0
+        real = getattr(bench.driver, call)
+        handle = bench.driver.handle_by_index
+
+        def some(of, *rest):
+            mine = bench.driver.mig_handle(handle(gpu), index) if call == "uuid" else handle(gpu)
+            if self.failing and of == mine and (call == "uuid" or rest == (index,)):
+                self.asked += 1
+                raise NvmlError(code, f"nvml {call}")
+            return real(of, *rest)
+
+        monkeypatch.setattr(bench.driver, call, some)
+
+
+async def test_a_slice_that_is_unreadable_for_a_moment_stays(monkeypatch, caplog):
+    monkeypatch.setattr(monitor, "CONFIRM", 0.01)
+    bench = Bench(MIXED, poll=NEVER)
+    await bench.monitor.open()
+    slices = Slices(bench, monkeypatch, HALVES, 1)
+    async with bench.running():
+        await bench.rounds()
+        slices.failing = True
+        bench.monitor.look_now()
+        await bench.until(lambda: len(bench.samples(HALVES)) >= 3)  # looked at again soon
+        slices.failing = False
+        bench.monitor.look_now()
+        await bench.rounds(1)
+    assert slices.asked == 2
+    assert len(bench.nodes) == 1
+    assert only_good_looks(bench)
+    assert caplog.text.count("MIG device 1 cannot be read") == 1
+
+
+@pytest.mark.parametrize("call", ["uuid", "mig_handle"])
+async def test_a_slice_that_stays_unreadable_counts_as_gone_and_the_others_stay(monkeypatch, caplog, call):
+    bench = Bench(MIXED)
+    await bench.monitor.open()
+    slices = Slices(bench, monkeypatch, SEVEN, 3, Return.INVALID_ARGUMENT, call)
+    async with bench.running():
+        await bench.rounds()
+        slices.failing = True
+        await bench.until(lambda: len(bench.nodes) == 2)
+        assert [device.index for device in bench.nodes[1].gpus[SEVEN].mig_devices] == [0, 1, 2, 4, 5, 6]
+        assert bench.unreadable() == {}
+        slices.failing = False
+        await bench.until(lambda: len(bench.nodes) == 3)
+        assert bench.nodes[2].gpus == bench.nodes[0].gpus
+    assert only_good_looks(bench)
+    assert caplog.text.count("MIG device 3 cannot be read") == 1
+
+
+@pytest.mark.parametrize("call", ["mig_mode", "max_mig_devices"])
+@pytest.mark.parametrize("code", [Return.UNKNOWN, Return.GPU_IS_LOST])
+async def test_a_driver_that_does_not_say_how_a_gpu_is_cut_changes_nothing(call, code, caplog):
+    bench = Bench(MIXED)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.refuse(call, code, gpu=SEVEN, times=3)
+        await bench.rounds(4)
+    assert bench.driver.calls[call] >= 12
+    assert caplog.text.count("how it is cut into MIG devices is not known now") == 1
+    assert len(bench.nodes) == 1
+    assert only_good_looks(bench)
+
+
+async def test_a_lost_gpu_stays_cut_as_it_was_and_is_read_again_after_its_repair():
+    bench = Bench(MIXED)
+    whole = await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.lose(HALVES)
+        await bench.until(lambda: "lost" in bench.faults(HALVES))
+        recut(bench, HALVES, "2g.10gb")
+        await bench.rounds(2)
+        assert bench.nodes[-1].gpus == whole.gpus
+        bench.node.heal(HALVES)
+        await bench.until(lambda: profiles(bench.nodes[-1], HALVES) == ["2g.10gb"])
+        assert {device.gpu_instance_cap for device in bench.nodes[-1].gpus[HALVES].mig_devices} == {705}
+    assert bench.faults(HALVES)[-1] == ""
+
+
+async def test_a_hung_gpu_holds_no_other_that_is_cut_anew():
+    bench = Bench(MIXED, timeout=0.3)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.hang(HALVES, FOREVER)
+        await bench.until(lambda: "hung" in bench.faults(HALVES))
+        recut(bench, SEVEN, "7g.40gb")
+        recut(bench, HALVES, "4g.20gb")
+        await bench.until(lambda: profiles(bench.nodes[-1], SEVEN) == ["7g.40gb"])
+        assert profiles(bench.nodes[-1], HALVES) == ["3g.20gb", "3g.20gb"]
+        bench.node.heal(HALVES)
+        await bench.until(lambda: profiles(bench.nodes[-1], HALVES) == ["4g.20gb"])
+
+
+async def test_a_gpu_lost_at_the_start_joins_with_its_slices():
+    bench = Bench(MIXED)
+    bench.node.lose(SEVEN)
+    node = await bench.monitor.open()
+    assert node.gpus[SEVEN].mig_devices == ()
+    async with bench.running():
+        await bench.rounds(1, [gpu for gpu in range(8) if gpu != SEVEN])
+        bench.node.heal(SEVEN)
+        await bench.until(lambda: len(bench.nodes) == 2)
+    assert profiles(bench.nodes[1], SEVEN) == ["1g.5gb"] * 7
+    assert {device.gpu_instance_cap is None for device in bench.nodes[1].gpus[SEVEN].mig_devices} == {False}
+
+
+async def test_parts_without_mig_are_asked_once():
+    bench = Bench("l40s-pcie-8")
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds(4)
+    assert bench.driver.calls["mig_mode"] == 8 + 8, "by the probe, and by the first look"
+    assert bench.driver.calls["max_mig_devices"] == 0
+
+
+async def test_outside_mig_mode_a_look_asks_for_the_mode_alone(monkeypatch):
+    bench = Bench("hgx-h100")
+    monkeypatch.setattr(bench.monitor.host, "mig_minors", lambda: pytest.fail("asked"))
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds(3)
+    assert bench.driver.calls["mig_mode"] >= 8 * 4
+    assert bench.driver.calls["max_mig_devices"] == bench.driver.calls["mig_handle"] == 0
+
+
+async def test_slices_that_stay_are_not_described_again():
+    bench = Bench("h100-mig-single")
+    await bench.monitor.open()
+    described = bench.driver.calls["mig_attributes"]
+    async with bench.running():
+        await bench.rounds(3)
+    assert bench.driver.calls["mig_attributes"] == described == 56
+    assert len(bench.nodes) == 1

@@ -1,0 +1,61 @@
+import threading
+
+import pytest
+
+from gpu_plugin.nvml.port import ComputeMode, NvmlError, Return
+from gpu_plugin.simulation.compute_modes import STATE_FILE, SimulatedComputeModes
+from gpu_plugin.simulation.driver import SimulatedDriver
+from gpu_plugin.simulation.hardware import SimulatedNode
+from gpu_plugin.simulation.profile import load
+
+
+def test_a_mode_that_one_process_sets_is_seen_by_all(tmp_path):
+    one, other = SimulatedComputeModes(tmp_path, "boot"), SimulatedComputeModes(tmp_path, "boot")
+    assert one.get(3) == ComputeMode.DEFAULT
+    one.set(3, ComputeMode.EXCLUSIVE_PROCESS)
+    other.set(4, 2)
+    assert [one.get(gpu) for gpu in range(6)] == [0, 0, 0, 3, 2, 0]
+    assert [other.get(gpu) for gpu in range(6)] == [0, 0, 0, 3, 2, 0]
+
+
+def test_modes_set_at_once_are_all_kept(tmp_path):
+    threads = [threading.Thread(target=SimulatedComputeModes(tmp_path, "boot").set, args=(gpu, 3)) for gpu in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [SimulatedComputeModes(tmp_path, "boot").get(gpu) for gpu in range(8)] == [3] * 8
+
+
+@pytest.mark.parametrize("content", [None, b"{", b""])
+def test_a_reboot_or_a_broken_file_makes_every_mode_default(tmp_path, content):
+    SimulatedComputeModes(tmp_path, "boot").set(0, 3)
+    if content is not None:
+        (tmp_path / STATE_FILE).write_bytes(content)
+    modes = SimulatedComputeModes(tmp_path, "boot" if content is not None else "next")
+    assert modes.get(0) == 0
+    modes.set(1, 3)
+    assert (modes.get(0), modes.get(1)) == (0, 3)
+
+
+def test_without_a_directory_they_are_kept_in_memory():
+    modes = SimulatedComputeModes(None, "boot")
+    modes.set(0, 3)
+    assert (modes.get(0), modes.get(1)) == (3, 0)
+
+
+def test_the_driver_sets_and_tells_modes_as_nvml_does():
+    node = SimulatedNode(load("h200"))
+    driver = SimulatedDriver(node)
+    driver.open()
+    handle = driver.handle_by_index(0)
+    assert driver.compute_mode(handle) == ComputeMode.DEFAULT
+    driver.set_compute_mode(handle, ComputeMode.EXCLUSIVE_PROCESS)
+    assert driver.compute_mode(handle) == ComputeMode.EXCLUSIVE_PROCESS
+    with pytest.raises(NvmlError) as caught:
+        driver.set_compute_mode(handle, 4)
+    assert (caught.value.code, caught.value.call) == (Return.INVALID_ARGUMENT, "nvmlDeviceSetComputeMode")
+    node.lose(0)
+    with pytest.raises(NvmlError) as caught:
+        driver.compute_mode(handle)
+    assert caught.value.code == Return.GPU_IS_LOST
