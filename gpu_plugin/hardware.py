@@ -32,9 +32,11 @@ def hardware_for(settings: Settings) -> Hardware:
         return _simulated(settings)
     from gpu_plugin.nvml.driver import PynvmlDriver  # noqa: PLC0415
     from gpu_plugin.nvml.host import LinuxHost  # noqa: PLC0415
+    from gpu_plugin.platforms.driver import PlatformDriver  # noqa: PLC0415
 
     roots = (settings.driver_root_ctr_path, settings.driver_root)
-    return Hardware(PynvmlDriver(roots), LinuxHost(roots), settings.effective_dev_root)
+    driver = PlatformDriver(PynvmlDriver(roots), (*roots, "/"), settings.device_discovery_strategy)
+    return Hardware(driver, LinuxHost(roots), settings.effective_dev_root)
 
 
 def _simulated(settings: Settings) -> Hardware:
@@ -48,7 +50,7 @@ def _simulated(settings: Settings) -> Hardware:
     state = Path(settings.state_dir)
     node = SimulatedNode(profile, state)
     try:
-        made = None if settings.dev_root else device_nodes.make(profile, state)
+        made = None if settings.dev_root else device_nodes.make(node, state)
     except OSError as error:
         log.warning("no device nodes for the simulated node: %s", error)
         made = None

@@ -1,0 +1,106 @@
+"""Platforms that show all their GPUs as one device and say nothing else of it."""
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from gpu_plugin.devices.device import WSL_GPUS
+from gpu_plugin.nvml.port import Driver, Handle, NvmlError, Return
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+TEGRA_GPU = "tegra"
+"""What NVIDIA's plugin calls the GPU of a Tegra chip (internal/rm/tegra_devices.go)."""
+
+_ONLY = Handle(1)
+
+
+def _unanswered(call: Callable[P, T]) -> Callable[P, T]:
+    """The call of a driver that never answers it."""
+
+    def refused(*_arguments: P.args, **_named: P.kwargs) -> T:
+        raise NvmlError(Return.NOT_SUPPORTED, call.__name__, "not known on this platform")
+
+    return refused
+
+
+class OneDeviceDriver:
+    """`port.Driver` of a node with one device of this uuid, at index 0; what else NVML can be asked is NOT_SUPPORTED.
+
+    The device is there for as long as the platform is: none of these platforms tells of its GPUs' health, memory, place
+    or events, to NVIDIA's plugin either.
+    """
+
+    def __init__(self, uuid: str) -> None:
+        self._uuid = uuid
+
+    def open(self) -> None:
+        """Nothing needs to be opened."""
+
+    def close(self) -> None:
+        """Nothing needs to be closed."""
+
+    def driver_version(self) -> str:
+        """Empty: it is not known here."""
+        return ""
+
+    def device_count(self) -> int:
+        """One."""
+        return 1
+
+    def handle_by_index(self, index: int) -> Handle:
+        """That of the device. INVALID_ARGUMENT for any index but 0."""
+        if index:
+            raise NvmlError(Return.INVALID_ARGUMENT, "handle_by_index")
+        return _ONLY
+
+    def handle_by_uuid(self, uuid: str) -> Handle:
+        """That of the device. NOT_FOUND for any uuid but its own."""
+        if uuid != self._uuid:
+            raise NvmlError(Return.NOT_FOUND, "handle_by_uuid")
+        return _ONLY
+
+    def uuid(self, handle: Handle) -> str:
+        """Its name, whatever the handle: there is no other."""
+        del handle
+        return self._uuid
+
+    minor_number = _unanswered(Driver.minor_number)
+    pci_bus_id = _unanswered(Driver.pci_bus_id)
+    name = _unanswered(Driver.name)
+    architecture = _unanswered(Driver.architecture)
+    memory_total = _unanswered(Driver.memory_total)
+    mig_mode = _unanswered(Driver.mig_mode)
+    max_mig_devices = _unanswered(Driver.max_mig_devices)
+    mig_handle = _unanswered(Driver.mig_handle)
+    gpu_instance_id = _unanswered(Driver.gpu_instance_id)
+    compute_instance_id = _unanswered(Driver.compute_instance_id)
+    mig_attributes = _unanswered(Driver.mig_attributes)
+    numa_node = _unanswered(Driver.numa_node)
+    compute_mode = _unanswered(Driver.compute_mode)
+    set_compute_mode = _unanswered(Driver.set_compute_mode)
+    temperature = _unanswered(Driver.temperature)
+    temperature_threshold = _unanswered(Driver.temperature_threshold)
+    total_energy = _unanswered(Driver.total_energy)
+    supported_event_types = _unanswered(Driver.supported_event_types)
+    field_values = _unanswered(Driver.field_values)
+    nvlink_remote_bus_id = _unanswered(Driver.nvlink_remote_bus_id)
+    common_ancestor = _unanswered(Driver.common_ancestor)
+    event_set = _unanswered(Driver.event_set)
+    free_event_set = _unanswered(Driver.free_event_set)
+    register_events = _unanswered(Driver.register_events)
+    wait = _unanswered(Driver.wait)
+
+
+class WslDriver(OneDeviceDriver):
+    """All GPUs of the Windows host as one device: behind /dev/dxg they cannot be told apart."""
+
+    def __init__(self) -> None:
+        super().__init__(WSL_GPUS)
+
+
+class TegraDriver(OneDeviceDriver):
+    """The GPU that is part of a Tegra chip."""
+
+    def __init__(self) -> None:
+        super().__init__(TEGRA_GPU)

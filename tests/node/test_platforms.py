@@ -1,0 +1,109 @@
+"""Nodes whose GPUs NVML does not tell of, as the real process finds them under a root of their own."""
+
+import ctypes
+from pathlib import Path
+
+import pytest
+
+from tests.node.daemon import GPU, healthy, ids
+
+
+def _library() -> bool:
+    """Whether this machine has an NVML library wherever the loader looks."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
+
+
+WITHOUT_LIBRARY = pytest.mark.skipif(
+    _library(), reason="this machine has an NVML library, so it is no Tegra without one"
+)
+
+
+@pytest.fixture
+def root(directory) -> Path:
+    """The root that a driver is looked for under; empty."""
+    path = Path(directory / "root")
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def platform(daemon, root):
+    """Starts the daemon on whatever lies under the root."""
+    daemon.profile = ""
+
+    def start(*flags: str) -> None:
+        daemon.start("--driver-root-ctr-path", str(root), *flags)
+
+    return start
+
+
+def tegra(root: Path) -> None:
+    (root / "etc").mkdir()
+    (root / "etc/nv_tegra_release").write_text("# R36 (release), REVISION: 4.3\n")
+
+
+def windows(root: Path) -> None:
+    for path in ("usr/lib/wsl/lib/libdxcore.so", "dev/dxg"):
+        file = root / path
+        file.parent.mkdir(parents=True)
+        file.touch()
+
+
+async def visible(kubelet, pod: str) -> tuple[str, list[str]]:
+    """What a pod that asks for the one device is told to see, and the nodes that are its own."""
+    response = (await kubelet.admit(pod, {GPU: 1})).allocations[0].response
+    nodes = [
+        device.container_path for device in response.devices if not device.container_path.startswith("/dev/nvidia")
+    ]
+    return response.envs["NVIDIA_VISIBLE_DEVICES"], nodes
+
+
+@pytest.mark.parametrize("strategy", [pytest.param("auto", marks=WITHOUT_LIBRARY), "tegra"])
+async def test_a_tegra_system_is_one_device(kubelet, daemon, platform, root, strategy):
+    tegra(root)
+    platform("--device-discovery-strategy", strategy, "--pass-device-specs")
+    await kubelet.wait_for(healthy(kubelet, 1))
+    assert ids(kubelet) == ["tegra"]
+    assert kubelet.resources[GPU].numa == {"tegra": ()}
+    assert await visible(kubelet, "pod") == ("tegra", [])
+    status, seconds = await daemon.stop()
+    assert (status, seconds < 1) == (0, True)
+    assert "Traceback" not in daemon.log.read_text()
+
+
+@pytest.mark.parametrize("strategy", ["auto", "nvml"])
+async def test_all_gpus_of_a_windows_host_are_one_device(kubelet, daemon, platform, root, strategy):
+    windows(root)
+    platform("--device-discovery-strategy", strategy, "--pass-device-specs")
+    await kubelet.wait_for(healthy(kubelet, 1))
+    assert ids(kubelet) == ["all"]
+    assert await visible(kubelet, "pod") == ("all", ["/dev/dxg"])
+    await kubelet.restart()
+    await kubelet.wait_for(healthy(kubelet, 1))
+    status, seconds = await daemon.stop()
+    assert (status, seconds < 1) == (0, True)
+    log = daemon.log.read_text()
+    assert f"platform is wsl: {root}/usr/lib/wsl/lib/libdxcore.so" in log
+    assert "Traceback" not in log
+
+
+@WITHOUT_LIBRARY
+@pytest.mark.parametrize(("appear", "device"), [(tegra, "tegra"), (windows, "all")])
+async def test_with_cdi_and_without_a_library_it_waits_and_serves_what_comes(
+    kubelet, daemon, platform, root, appear, device
+):
+    platform("--fail-on-init-error=false", "--device-list-strategy=cdi-cri")
+    await daemon.said("looking again in")
+    assert "no libnvidia-ml.so.1" in daemon.log.read_text()
+    assert GPU not in kubelet.registrations
+    appear(root)
+    await kubelet.wait_for(healthy(kubelet, 1), timeout=15)
+    assert ids(kubelet) == [device]
+    allocation = (await kubelet.admit("pod", {GPU: 1})).allocations[0]
+    assert allocation.response.cdi_devices == (f"k8s.device-plugin.nvidia.com/gpu={device}",)
+    status, _ = await daemon.stop()
+    assert status == 0

@@ -1,0 +1,132 @@
+import logging
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from gpu_plugin.devices.device import whole_gpu
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.health.observation import Sample
+from gpu_plugin.nvml.host import LinuxHost
+from gpu_plugin.nvml.monitor import Monitor
+from gpu_plugin.nvml.port import Driver, EventSet, Handle, NvmlError, Return
+from gpu_plugin.platforms.one_device import TegraDriver, WslDriver
+
+LONG = 10.0
+
+BOTH = pytest.mark.parametrize(
+    ("driver", "uuid"), [(WslDriver(), "all"), (TegraDriver(), "tegra")], ids=["wsl", "tegra"]
+)
+
+
+class Watching:
+    """The real monitor on such a driver, and all that it said."""
+
+    def __init__(self, driver: Driver, host: LinuxHost, *, remembered: tuple[Gpu, ...] = ()) -> None:
+        self.seen: list[tuple[str, object]] = []
+        self._news = anyio.Event()
+        self.monitor = Monitor(driver, host, 0.001, LONG, remembered, self._observe, lambda _: None)
+
+    def _observe(self, uuid, observation):
+        self.seen.append((uuid, observation))
+        news, self._news = self._news, anyio.Event()
+        news.set()
+        return False
+
+    @asynccontextmanager
+    async def running(self):
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.monitor.run)
+            yield
+            group.cancel_scope.cancel()
+
+    async def looks(self, count):
+        with anyio.fail_after(LONG):
+            while len(self.seen) < count:
+                await self._news.wait()
+
+
+@BOTH
+def test_there_is_one_device_at_index_0(driver, uuid):
+    driver.open()
+    assert driver.device_count() == 1
+    handle = driver.handle_by_index(0)
+    assert driver.handle_by_uuid(uuid) == handle
+    assert driver.uuid(handle) == uuid
+    assert driver.driver_version() == ""
+    driver.close()
+
+
+@BOTH
+def test_there_is_no_other(driver, uuid):
+    with pytest.raises(NvmlError) as caught:
+        driver.handle_by_index(1)
+    assert caught.value.code == Return.INVALID_ARGUMENT
+    with pytest.raises(NvmlError) as caught:
+        driver.handle_by_uuid(f"{uuid}-2")
+    assert caught.value.code == Return.NOT_FOUND
+
+
+ANSWERED = {"open", "close", "driver_version", "device_count", "handle_by_index", "handle_by_uuid", "uuid"}
+ARGUMENTS = {
+    "mig_handle": (Handle(1), 0),
+    "set_compute_mode": (Handle(1), 0),
+    "temperature_threshold": (Handle(1), 0),
+    "field_values": (Handle(1), (230,)),
+    "nvlink_remote_bus_id": (Handle(1), 0),
+    "common_ancestor": (Handle(1), Handle(1)),
+    "event_set": (),
+    "free_event_set": (EventSet(1),),
+    "register_events": (Handle(1), 8, EventSet(1)),
+    "wait": (EventSet(1), 1),
+}
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "call", sorted(name for name in vars(Driver) if not name.startswith("_") and name not in ANSWERED)
+)
+def test_whatever_else_nvml_can_be_asked_is_not_supported(driver, uuid, call):
+    with pytest.raises(NvmlError) as caught:
+        getattr(driver, call)(*ARGUMENTS.get(call, (Handle(1),)))
+    assert caught.value.code == Return.NOT_SUPPORTED
+    assert caught.value.unsupported
+    assert caught.value.call == call
+
+
+@BOTH
+async def test_the_monitor_serves_it_as_healthy_and_says_so_once(driver, uuid, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    watching = Watching(driver, LinuxHost([str(tmp_path)]))
+    node = await watching.monitor.open()
+    assert node.gpus == (Gpu(uuid=uuid, index=0),)
+    async with watching.running():
+        await watching.looks(3)
+        said = len(caplog.records)
+        await watching.looks(30)
+    assert set(watching.seen) == {(uuid, Sample())}
+    assert len(caplog.records) == said
+    assert [record.getMessage() for record in caplog.records] == [
+        "the driver reports no events, health relies on polling: event_set: not known on this platform (3)"
+    ]
+
+
+@BOTH
+async def test_what_this_boot_remembers_of_it_is_it(driver, uuid, tmp_path):
+    watching = Watching(driver, LinuxHost([str(tmp_path)]), remembered=(Gpu(uuid=uuid, index=0),))
+    node = await watching.monitor.open()
+    watching.monitor._threads.close()
+    assert node.gpus == (Gpu(uuid=uuid, index=0),)
+
+
+@pytest.mark.parametrize(("driver", "nodes"), [(WslDriver(), ("/dev/dxg",)), (TegraDriver(), ())])
+def test_its_device_has_the_nodes_that_nvidias_plugin_gives_it(driver, nodes):
+    device = whole_gpu(Gpu(uuid=driver.uuid(Handle(1)), index=0))
+    assert (device.nodes, device.numa, device.index) == (nodes, (), "0")
+
+
+def test_the_dxg_device_is_a_node_of_the_host(tmp_path):
+    node = tmp_path / "dev/dxg"
+    node.parent.mkdir()
+    node.symlink_to("/dev/null")  # a character device, which to make takes a privilege
+    assert "/dev/dxg" in LinuxHost([str(tmp_path)]).device_nodes()
