@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from math import comb
 
-from gpu_plugin.devices.device import Device
+from gpu_plugin.devices.device import GPU, Device
+from gpu_plugin.placement import shared
 from gpu_plugin.placement.scores import Scores
 
 EXHAUSTIVE = 256
@@ -18,8 +19,12 @@ def preferred(
     devices: Sequence[Device],
     order: Mapping[str, int],
     scores: Scores,
+    policy: str = shared.DISTRIBUTED,
 ) -> tuple[str, ...]:
-    """`size` distinct ids out of `available` that hold all of `must_include` and are best linked to each other.
+    """`size` distinct ids out of `available` that hold all of `must_include` and suit a container best.
+
+    Whole GPUs that are given out once are those best linked to each other. Where there are MIG devices or shared ones to
+    choose from, the policy says which GPUs they are taken from.
 
     Args:
         available: ids the kubelet may still hand out, in any order.
@@ -28,6 +33,7 @@ def preferred(
         devices: the resource's list.
         order: the position of each id in that list; the answer is in this order.
         scores: how well two GPUs are linked.
+        policy: which GPUs shared devices and MIG devices are taken from, a name of `shared.POLICIES`.
 
     Returns:
         The ids, or nothing where no such answer exists (the kubelet then chooses): an impossible size, an id that is
@@ -43,6 +49,8 @@ def preferred(
     missing = size - len(required)
     if missing == 0:
         chosen = required
+    elif any(_part_of_a_gpu(devices[order[i]]) for i in pool):
+        chosen = shared.taken(required, free, missing, devices, policy)
     elif comb(len(free), missing) <= EXHAUSTIVE:
         chosen = _best(required, free, missing, devices, scores)
     elif len(pool) <= 64:
@@ -50,6 +58,10 @@ def preferred(
     else:
         chosen = _near(required, free, missing, devices)
     return tuple(devices[at].id for at in sorted(chosen))
+
+
+def _part_of_a_gpu(device: Device) -> bool:
+    return device.kind != GPU or device.sharing is not None
 
 
 def _best(required: list[int], free: list[int], missing: int, devices: Sequence[Device], scores: Scores) -> list[int]:
