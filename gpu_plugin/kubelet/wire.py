@@ -6,7 +6,7 @@ one changed costs one encoding and a join, 0.1 ms instead of 170.
 """
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
@@ -31,6 +31,10 @@ LIST_AND_WATCH = "/v1beta1.DevicePlugin/ListAndWatch"
 PREFERRED = "/v1beta1.DevicePlugin/GetPreferredAllocation"
 ALLOCATE = "/v1beta1.DevicePlugin/Allocate"
 PRE_START = "/v1beta1.DevicePlugin/PreStartContainer"
+
+POD_RESOURCES_LIST = "/v1.PodResourcesLister/List"
+POD_RESOURCES_ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
+POD_RESOURCES_GET = "/v1.PodResourcesLister/Get"
 
 EMPTY = b""
 
@@ -112,6 +116,65 @@ def _int32(field: betterproto.ParsedField) -> int:
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
+def decode_held(data: bytes) -> frozenset[tuple[str, str]]:
+    """The pairs of resource name and device id in a ListPodResourcesResponse. Raises ValueError on bytes that are none.
+
+    A device is there once for each of its NUMA nodes, and may be in several containers; here it is once.
+    """
+    found: set[tuple[bytes, bytes]] = set()
+    for pod in _spans(data, (0, len(data)), 1):
+        for container in _spans(data, pod, 3):
+            for devices in _spans(data, container, 2):
+                names = [data[begin:end] for begin, end in _spans(data, devices, 1)]
+                resource = names[-1] if names else b""
+                found.update((resource, data[begin:end]) for begin, end in _spans(data, devices, 2))
+    return frozenset((resource.decode(), identifier.decode()) for resource, identifier in found)
+
+
+# A walk without copies: an answer tells of every pod of the node, and of memory, CPUs and claims besides, all of which is
+# stepped over (2 ms for 110 pods with 660 devices; betterproto's messages take 100).
+
+Span = tuple[int, int]
+"""Where a message lies in the bytes: its first byte, and the one after its last."""
+
+
+def _spans(data: bytes, within: Span, number: int) -> Iterator[Span]:
+    """Where the fields `number` of a message lie that are text or messages. Raises ValueError on bytes that are none."""
+    at, end = within
+    while at < end:
+        key, at = (data[at], at + 1) if data[at] < 0x80 else _varint(data, at, end)
+        kind = key & 7
+        if kind == 2:
+            size, at = (data[at], at + 1) if at < end and data[at] < 0x80 else _varint(data, at, end)
+            if size > end - at:
+                raise ValueError(f"field {key >> 3} has {size} bytes where {end - at} are left")
+            if key >> 3 == number:
+                yield at, at + size
+            at += size
+        elif kind == 0:
+            _, at = _varint(data, at, end)
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"field {key >> 3} has wire type {kind}, which no message has")
+    if at > end:
+        raise ValueError("the message ends within a field")
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """The number at `at` and where it ends. Raises ValueError where it does not end in time."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= end:
+            raise ValueError("the message ends within a number")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError("a number of more than ten bytes")
+
+
 def encode_options(*, pre_start: bool, preferred: bool) -> bytes:
     """A DevicePluginOptions."""
     return bytes(messages.DevicePluginOptions(pre_start, preferred))
@@ -131,6 +194,57 @@ def encode_allocate(answers: Iterable[ContainerEdits]) -> bytes:
 def encode_preferred(answers: Iterable[Sequence[str]]) -> bytes:
     """A PreferredAllocationResponse with one container response for each of `answers`, in order."""
     return b"".join(_nested(b"".join(map(_preferred_id, ids))) for ids in answers)
+
+
+HeldDevice = tuple[str, str, tuple[int, ...]]
+"""A device of a container: its resource, its id, its NUMA node ids (empty: none known)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodListing:
+    """One pod as PodResources tells of it: what its `containers` hold, by their names."""
+
+    name: str
+    namespace: str
+    containers: Mapping[str, Sequence[HeldDevice]]
+
+
+def encode_pod_resources(pods: Iterable[PodListing]) -> bytes:
+    """A ListPodResourcesResponse, or a GetPodResourcesResponse where it is one pod: the kubelet's side of the service."""
+    return b"".join(_nested(_pod(pod)) for pod in pods)
+
+
+def encode_allocatable(devices: Iterable[HeldDevice]) -> bytes:
+    """An AllocatableResourcesResponse."""
+    return b"".join(_nested(part) for device in devices for part in _container_devices(device))
+
+
+def decode_pod_request(data: bytes) -> tuple[str, str]:
+    """Name and namespace of a GetPodResourcesRequest. Raises ValueError on bytes that are none."""
+    text = {field.number: _text(field) for field in _fields(data)}
+    return text.get(1, ""), text.get(2, "")
+
+
+def _pod(pod: PodListing) -> bytes:
+    from gpu_plugin.kubelet._api import v1  # noqa: PLC0415 - 2 ms that only the kubelet's side pays
+
+    parts = [bytes(v1.PodResources(pod.name, pod.namespace))]
+    for name, devices in pod.containers.items():
+        entries = [_nested(part, 2) for device in devices for part in _container_devices(device)]
+        parts.append(_nested(b"".join([bytes(v1.ContainerResources(name)), *entries]), 3))
+    return b"".join(parts)
+
+
+@lru_cache(4096)
+def _container_devices(device: HeldDevice) -> tuple[bytes, ...]:
+    """A ContainerDevices for each NUMA node of a device, as the kubelet makes them; one without topology where it has none."""
+    from gpu_plugin.kubelet._api import v1  # noqa: PLC0415 - as above
+
+    resource, identifier, numa = device
+    places = [v1.TopologyInfo([v1.NumaNode(node)]) for node in numa]
+    if not places:
+        return (bytes(v1.ContainerDevices(resource, [identifier])),)
+    return tuple(bytes(v1.ContainerDevices(resource, [identifier], place)) for place in places)
 
 
 class ListEncoder:
@@ -181,9 +295,9 @@ def _topology(numa: tuple[int, ...]) -> bytes:
     return bytes(messages.Device(topology=messages.TopologyInfo([messages.NumaNode(node) for node in numa])))
 
 
-def _nested(payload: bytes) -> bytes:
-    """`payload` as field 1 of an outer message, a nested message: the key 0x0a, its length, itself."""
-    return b"\x0a" + betterproto.encode_varint(len(payload)) + payload
+def _nested(payload: bytes, field: int = 1) -> bytes:
+    """`payload` as a field (up to 15) of an outer message, a nested message: the key (0x0a for 1), its length, itself."""
+    return bytes((field << 3 | 2,)) + betterproto.encode_varint(len(payload)) + payload
 
 
 def _container(edits: ContainerEdits) -> bytes:

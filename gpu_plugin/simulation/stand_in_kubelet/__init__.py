@@ -1,8 +1,8 @@
 """A stand-in for the kubelet's device manager, strict about every rule of its contract with device plugins.
 
 It serves Registration on kubelet.sock, dials plugins back, keeps their lists, admits pods through GetPreferredAllocation,
-Allocate and PreStartContainer, restarts, drops streams, and writes down every breach. Tests and the demo run the real
-plugin under it.
+Allocate and PreStartContainer, tells through PodResources who holds what, restarts, drops streams, panics where a real one
+may, and writes down every breach. Tests and the demo run the real plugin under it.
 """
 
 from gpu_plugin.simulation.stand_in_kubelet.admission import AdmissionError
@@ -10,6 +10,7 @@ from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
 from gpu_plugin.simulation.stand_in_kubelet.journal import Event, EventKind
 from gpu_plugin.simulation.stand_in_kubelet.kubelet import StandInKubelet
 from gpu_plugin.simulation.stand_in_kubelet.naming import is_extended_resource_name
+from gpu_plugin.simulation.stand_in_kubelet.panic import KubeletPanicError
 from gpu_plugin.simulation.stand_in_kubelet.pods import Admission, Allocation, Container, Pod
 from gpu_plugin.simulation.stand_in_kubelet.registration import RegistrationCount
 from gpu_plugin.simulation.stand_in_kubelet.registry import Generation
@@ -24,6 +25,7 @@ __all__ = [
     "Event",
     "EventKind",
     "Generation",
+    "KubeletPanicError",
     "NumaPolicy",
     "Pod",
     "PreferredAsk",

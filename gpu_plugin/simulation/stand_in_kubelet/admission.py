@@ -16,6 +16,7 @@ from gpu_plugin.simulation.stand_in_kubelet import topology
 from gpu_plugin.simulation.stand_in_kubelet.client import CallError
 from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
+from gpu_plugin.simulation.stand_in_kubelet.panic import KubeletPanicError, admission_panic
 from gpu_plugin.simulation.stand_in_kubelet.pods import (
     Admission,
     Allocation,
@@ -66,6 +67,7 @@ class PodAdmission:
         rng: random.Random,
         registry: Callable[[], PluginRegistry],
         checkpoint: Callable[[], None],
+        panic: Callable[[str], None],
     ) -> None:
         self.pods: dict[str, Pod] = {}
         self.in_flight: Counter[tuple[str, str]] = Counter()
@@ -74,6 +76,7 @@ class PodAdmission:
         self._rng = rng
         self._registry = registry
         self._checkpoint = checkpoint
+        self._panic = panic
         self._serial = asyncio.Lock()
 
     async def admit(self, name: str, containers: Sequence[Container], *, start: bool) -> Admission:
@@ -92,6 +95,8 @@ class PodAdmission:
         except AdmissionError as error:
             self._journal.note(EventKind.REJECTED, text=f"{name}: {error}")
             self._discard(pod)
+            raise
+        except KubeletPanicError:  # the pod and what it holds outlive this kubelet
             raise
         except BaseException:
             self._discard(pod)
@@ -160,6 +165,10 @@ class PodAdmission:
         hints = []
         for resource, count in limits.items():
             state, again = tables[resource], pod.held.get(container.name, {}).get(resource)
+            if again and (cause := admission_panic(state, again.ids)):
+                self._journal.breach(resource, cause)
+                self._panic(cause)
+                raise KubeletPanicError(cause)
             free = set(again.ids) if again else state.free
             known = state.devices.keys() & free if state.numa else free
             left = state.devices.keys() & reusable.get(resource, set())
@@ -209,8 +218,9 @@ class PodAdmission:
         response = edits(responses[0])
         for breach in response_breaches(response):
             self._journal.breach(resource, breach)
+        numa = {each: state.devices[each].numa for each in ids if each in state.devices}
         pod.held.setdefault(container.name, {})[resource] = Allocation(
-            container.name, resource, ids, hint.nodes, ask, preferred, response, preferred_seconds, seconds
+            container.name, resource, ids, hint.nodes, ask, preferred, response, numa, preferred_seconds, seconds
         )
         self._checkpoint()
 

@@ -1,19 +1,20 @@
 """The stand-in kubelet: one node's device manager, in process, over a directory of its own."""
 
 import asyncio
-import json
 import random
-import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
-from gpu_plugin.simulation.stand_in_kubelet.admission import PodAdmission
+from gpu_plugin.simulation.stand_in_kubelet.admission import AdmissionError, PodAdmission
 from gpu_plugin.simulation.stand_in_kubelet.client import DropKind
 from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
+from gpu_plugin.simulation.stand_in_kubelet.directory import clean, write_checkpoint
 from gpu_plugin.simulation.stand_in_kubelet.journal import Event, EventKind, Journal
+from gpu_plugin.simulation.stand_in_kubelet.panic import Claims, KubeletPanicError, list_panic
+from gpu_plugin.simulation.stand_in_kubelet.pod_resources import PodResourcesService, default_socket
 from gpu_plugin.simulation.stand_in_kubelet.pods import Admission, Container, Pod
 from gpu_plugin.simulation.stand_in_kubelet.registration import Fault, RegistrationCount, RegistrationService
 from gpu_plugin.simulation.stand_in_kubelet.registry import DIAL_SECONDS, Generation, PluginRegistry
@@ -23,14 +24,14 @@ from gpu_plugin.simulation.stand_in_kubelet.topology import NumaPolicy
 T = TypeVar("T")
 
 SOCKET = "kubelet.sock"
-CHECKPOINT = "kubelet_internal_checkpoint"
 DIRECTORY_MODE = 0o750
 
 
 class StandInKubelet:
     """A kubelet's device manager, as far as a device plugin can tell it from a real one, and strict about its contract.
 
-    It lives on the running asyncio loop. Use it as an async context manager, or call `start` and `stop`.
+    It lives on the running asyncio loop. Use it as an async context manager, or call `start` and `stop`. When it panics,
+    whoever awaits it gets a KubeletPanicError, until it is started again.
 
     Args:
         directory: the device plugin directory; made if missing. Keep it short: sockets take 107 bytes of path.
@@ -39,6 +40,12 @@ class StandInKubelet:
         clock: seconds; only the five-minute grace period is measured with it.
         dial_timeout: seconds Register tries to connect to the plugin.
         seed: of the order in which ids are sent and taken, which is random in Go.
+        pod_resources_socket: where PodResources is served; None: nowhere. "beside" is ../pod-resources/kubelet.sock where
+            `directory` is called device-plugins, else nowhere.
+        strict: whether every list that lacks an id that a pod holds is a panic, and not only where a real kubelet panics.
+
+    Attributes:
+        panicked: the cause of a panic, until the next start; "" while all is well.
     """
 
     def __init__(
@@ -50,8 +57,13 @@ class StandInKubelet:
         clock: Callable[[], float] = time.monotonic,
         dial_timeout: float = DIAL_SECONDS,
         seed: int = 0,
+        pod_resources_socket: Path | Literal["beside"] | None = "beside",
+        strict: bool = True,
     ) -> None:
         self.directory = directory
+        self.pod_resources_socket = (
+            default_socket(directory) if pod_resources_socket == "beside" else pod_resources_socket
+        )
         self.panicked = ""
         self.running = False
         self._policy = numa_policy
@@ -62,10 +74,14 @@ class StandInKubelet:
         self._journal = Journal()
         self._registry = self._new_registry()
         self._admission = PodAdmission(
-            self._journal, numa_policy, self._rng, lambda: self._registry, self._write_checkpoint
+            self._journal, numa_policy, self._rng, lambda: self._registry, self._write_checkpoint, self._panic
         )
         self._registration = RegistrationService(self._journal, directory, self._connect)
-        self._server: SocketServer | None = None
+        self._pod_resources = PodResourcesService(lambda: self.pods, lambda: self.resources)
+        self._servers: list[SocketServer] = []
+        self._strict = strict
+        self._panics = 0
+        self._last_panic = ""
 
     @property
     def socket(self) -> Path:
@@ -98,6 +114,11 @@ class StandInKubelet:
         """Who holds what, by pod name; pods outlive restarts."""
         return self._admission.pods
 
+    @property
+    def pod_resources_lists(self) -> int:
+        """How often PodResources List was answered, over all restarts."""
+        return self._pod_resources.lists
+
     async def start(self, *, bind_to_listen: float = 0.0) -> None:
         """Starts as the kubelet does: cleans the directory of sockets, recalls its pods, listens on kubelet.sock.
 
@@ -116,20 +137,20 @@ class StandInKubelet:
         self._admission.recount()
         self.directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         clean(self.directory)
-        self._server = SocketServer([self._registration])
         self.running = True
         try:
-            await self._server.listen(self.socket, bind_to_listen=bind_to_listen)
+            await self._serve(self._registration, self.socket, bind_to_listen=bind_to_listen)
+            await self._serve_pod_resources()
         except BaseException:
-            self.running = False
-            self._server = None
+            self._drop(orderly=False)
+            await self._wait_dropped()
             raise
         self._journal.note(EventKind.STARTED)
 
     async def stop(self, *, orderly: bool = True) -> None:
         """Ends all connections, with GOAWAY if `orderly`, else as a killed process does.
 
-        kubelet.sock stays, dead; pods keep running. Nothing happens when it does not run.
+        The sockets stay, dead; pods keep running. Nothing happens when it does not run.
         """
         was = self.running
         self._drop(orderly=orderly)
@@ -156,9 +177,17 @@ class StandInKubelet:
     async def wait_for(self, predicate: Callable[[], T], timeout: float = 10.0, what: str = "") -> T:
         """The first true value of `predicate`, tried now and after every event, never by polling.
 
-        Raises TimeoutError after `timeout` seconds, saying `what` was awaited and what happened last.
+        Raises TimeoutError after `timeout` seconds, saying `what` was awaited and what happened last, and
+        KubeletPanicError when the kubelet panicked and `predicate` still is not true.
         """
-        return await self._journal.wait_for(predicate, timeout, what)
+
+        def met() -> T:
+            value = predicate()
+            if not value and self.panicked:
+                raise KubeletPanicError(self.panicked)
+            return value
+
+        return await self._journal.wait_for(met, timeout, what)
 
     def wake(self) -> None:
         """Makes those in `wait_for` look again, where what they wait for is not an event of the kubelet."""
@@ -177,14 +206,23 @@ class StandInKubelet:
         A pod of that name that runs keeps what it has; one that does not is admitted again against current health.
         Admissions are serial; a plugin that does not answer stalls them, for Allocate has no deadline.
 
-        Raises AdmissionError with the kubelet's text, and RuntimeError when the kubelet does not run.
+        Raises AdmissionError with the kubelet's text, KubeletPanicError when the kubelet panicked before or meanwhile, and
+        RuntimeError when it does not run otherwise.
         """
+        if self.panicked:
+            raise KubeletPanicError(self.panicked)
         if not self.running:
             raise RuntimeError(f"the stand-in kubelet does not run, so pod {pod} cannot be admitted: start it first")
-        return await self._admission.admit(pod, containers or (Container("main", limits or {}),), start=start)
+        panics = self._panics
+        try:
+            return await self._admission.admit(pod, containers or (Container("main", limits or {}),), start=start)
+        except AdmissionError as error:
+            if self._panics == panics:
+                raise
+            raise KubeletPanicError(self._last_panic) from error
 
     def release(self, pod: str) -> None:
-        """The pod ended and its devices are free; plugins are not told. Raises KeyError for an unknown pod."""
+        """The pod ended: PodResources has it no more, its devices are free, no plugin is told. Raises KeyError if unknown."""
         self._admission.release(pod)
 
     def exit_containers(self, pod: str) -> None:
@@ -262,37 +300,47 @@ class StandInKubelet:
         state = self._registry.tables[resource]
         held = self._admission.held(resource)
         in_flight = {identifier for name, identifier in self._admission.in_flight if name == resource}
-        lost = held - state.devices.keys()
         if breach := gone & (held | in_flight):
             self._journal.breach(
                 resource, f"device ids {sorted(breach)} vanished from the list while pods may hold them"
             )
+        elif state.lists == 1 and (lost := held - state.devices.keys()):
+            self._journal.breach(resource, f"device ids {sorted(lost)}, held by pods, are not listed after a restart")
         if gone - held - in_flight:
             self._journal.note(EventKind.RETIRED, resource, text=" ".join(sorted(gone - held - in_flight)))
-        if gone & in_flight:
-            self._panic(f"{resource}: {sorted(gone & in_flight)} left the list during their Allocate")
-        elif state.lists == 1 and lost and self._policy != "none":
-            self._journal.breach(resource, f"device ids {sorted(lost)}, held by pods, are not listed after a restart")
-            self._panic(f"{resource}: pods are admitted again with {sorted(lost)}, which no list has")
+        if cause := list_panic(state, gone, Claims(held, in_flight), self._policy, strict=self._strict):
+            self._panic(cause)
         self._write_checkpoint()
 
     def _panic(self, cause: str) -> None:
-        """What a nil dereference does to a kubelet: everything is dropped at once and kubelet.sock is left dead."""
-        self.panicked = cause
+        """What a nil dereference does to a kubelet: everything is dropped at once and its sockets are left dead."""
+        self.panicked = self._last_panic = cause
+        self._panics += 1
         self._drop(orderly=False)
         self._journal.note(EventKind.PANICKED, text=cause)
 
+    async def _serve(self, service: Any, path: Path, *, bind_to_listen: float = 0.0) -> None:
+        server = SocketServer([service])
+        self._servers.append(server)
+        await server.listen(path, bind_to_listen=bind_to_listen)
+
+    async def _serve_pod_resources(self) -> None:
+        path = self.pod_resources_socket
+        if path is not None:
+            path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            await self._serve(self._pod_resources, path)
+
     def _drop(self, *, orderly: bool) -> None:
         self.running = False
-        if self._server is not None:
-            self._server.drop(orderly=orderly)
+        for server in self._servers:
+            server.drop(orderly=orderly)
         self._registry.drop(orderly=orderly)
 
     async def _wait_dropped(self) -> None:
         await self._registry.wait_dropped()
-        if self._server is not None:
-            await self._server.wait_dropped()
-            self._server = None
+        while self._servers:
+            await self._servers.pop().wait_dropped()
 
     def _held_resources(self) -> set[str]:
         return {name for pod in self.pods.values() for held in pod.held.values() for name in held}
@@ -302,29 +350,5 @@ class StandInKubelet:
         return state.health_of(identifier)
 
     def _write_checkpoint(self) -> None:
-        """Writes the file a kubelet writes on every list and allocation, by renaming; for people and watchers to see."""
-        entries: list[dict[str, Any]] = [
-            {"PodUID": pod.name, "ContainerName": name, "ResourceName": resource, "DeviceIDs": list(each.ids)}
-            for pod in self.pods.values()
-            for name, held in pod.held.items()
-            for resource, each in held.items()
-        ]
-        registered = {name: sorted(state.healthy) for name, state in self._registry.tables.items()}
-        data = json.dumps({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered}})
-        if not self.running:
-            return
-        fresh = self.directory / f".{CHECKPOINT}"
-        fresh.touch(mode=0o600)
-        fresh.write_text(data)
-        fresh.replace(self.directory / CHECKPOINT)
-
-
-def clean(directory: Path) -> None:
-    """Removes the sockets directly in `directory`, also through links; files, pipes and folders stay (server.go)."""
-    for entry in list(directory.iterdir()):
-        try:
-            is_socket = stat.S_ISSOCK(entry.stat().st_mode)
-        except OSError:  # a link to nowhere, or gone meanwhile: neither is a socket
-            continue
-        if is_socket:
-            entry.unlink(missing_ok=True)
+        if self.running:
+            write_checkpoint(self.directory, self.pods.values(), self._registry.tables)

@@ -25,8 +25,8 @@ class Allocation:
     """Devices of one resource given to one container.
 
     `numa_nodes` is the NUMA hint (None: no preference); `ask` the GetPreferredAllocation request, None where the kubelet
-    did not ask, and `preferred` its answer as sent; `response` the plugin's answer. Latencies are seconds of the calls
-    as the kubelet saw them, 0 for a call not made.
+    did not ask, and `preferred` its answer as sent; `response` the plugin's answer; `numa` the NUMA nodes of each id as
+    listed at the time. Latencies are seconds of the calls as the kubelet saw them, 0 for a call not made.
     """
 
     container: str
@@ -36,6 +36,7 @@ class Allocation:
     ask: PreferredAsk | None
     preferred: tuple[str, ...]
     response: ContainerEdits
+    numa: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     preferred_seconds: float = 0.0
     allocate_seconds: float = 0.0
     pre_start_seconds: float = 0.0

@@ -13,10 +13,12 @@ def open_descriptors() -> int:
 
 @pytest.fixture
 def directory():
-    """A short path: unix sockets take 107 bytes of it."""
-    made = Path(tempfile.mkdtemp(prefix="k", dir="/tmp"))
+    """A device plugin directory in a root of its own, with a short path: unix sockets take 107 bytes of it."""
+    root = Path(tempfile.mkdtemp(prefix="k", dir="/tmp"))
+    made = root / "device-plugins"
+    made.mkdir()
     yield made
-    shutil.rmtree(made)
+    shutil.rmtree(root)
 
 
 @pytest.fixture

@@ -1,0 +1,132 @@
+"""One question to the kubelet's PodResources service: which devices do pods hold now."""
+
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from grpclib.client import Channel, Handler, UnaryUnaryMethod
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+from grpclib.protocol import H2Protocol
+
+from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet.codec import BytesCodec
+
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+"""What is read of one answer at most: the usual limit of the Go clients of this service."""
+
+
+OFF_LOOP_BYTES = 64 * 1024
+"""From so many bytes on an answer is read on a thread (30 µs a KiB), so that the loop runs on."""
+
+
+class PodResourcesError(Exception):
+    """The kubelet did not say what pods hold: nothing follows about any device. The text says why."""
+
+
+async def held(socket: Path, timeout: float = 5.0) -> frozenset[tuple[str, str]]:
+    """The pairs of resource name and device id that active pods hold, asked of the kubelet at `socket`.
+
+    Some that a pod holds are not among them: those of an Allocate under way, and those that only a plain init container
+    was given, which stay the pod's to its end. Kubelets before 1.34 list pods that have ended, too. The kubelet answers
+    100 calls a second and 10 at once; all others are refused.
+
+    Raises:
+        PodResourcesError: there is no such socket, nobody answers on it, the kubelet refuses, does not answer within
+            `timeout` seconds, or answers something else.
+    """
+    outcome: frozenset[tuple[str, str]] | PodResourcesError | None = None
+
+    async def ask() -> None:
+        # In a task of its own: when a connection breaks, grpclib cancels the task that waits on it and swallows that, and
+        # whoever runs on in that task stands half cancelled.
+        nonlocal outcome
+        try:
+            answer = await _list(socket, timeout)
+            if len(answer) < OFF_LOOP_BYTES:
+                outcome = wire.decode_held(answer)
+            else:
+                outcome = await anyio.to_thread.run_sync(wire.decode_held, answer)
+        except ValueError as error:
+            outcome = PodResourcesError(
+                f"{socket} answers, but not as the kubelet's PodResources service does: {error}"
+            )
+        except PodResourcesError as error:
+            outcome = error
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+    if outcome is None:
+        raise PodResourcesError(f"the kubelet's PodResources service at {socket} hung up in the middle of the call")
+    if isinstance(outcome, PodResourcesError):
+        raise outcome
+    return outcome
+
+
+async def _list(socket: Path, timeout: float) -> bytes:
+    """The bytes of a ListPodResourcesResponse. Raises PodResourcesError."""
+    channel = _Channel(path=str(socket), codec=BytesCodec())
+    call: UnaryUnaryMethod[bytes, bytes] = UnaryUnaryMethod(channel, wire.POD_RESOURCES_LIST, bytes, bytes)
+    try:
+        return await call(wire.EMPTY, timeout=timeout)
+    except FileNotFoundError:
+        raise PodResourcesError(
+            f"there is no PodResources socket at {socket}: mount the kubelet's pod-resources directory into the "
+            "container, or name the socket with --pod-resources-socket"
+        ) from None
+    except TimeoutError:
+        raise PodResourcesError(_late(socket, timeout)) from None
+    except OSError as error:
+        reason = error.strerror or error
+        raise PodResourcesError(f"nobody answers on the kubelet's PodResources socket {socket}: {reason}") from None
+    except GRPCError as error:
+        if error.status is Status.DEADLINE_EXCEEDED and not error.message:
+            raise PodResourcesError(_late(socket, timeout)) from None
+        said = f"{error.status.name} {error.message or ''}".strip()
+        raise PodResourcesError(f"the kubelet's PodResources service at {socket} refused: {said}") from None
+    except (StreamTerminatedError, ProtocolError) as error:
+        raise PodResourcesError(
+            f"the kubelet's PodResources service at {socket} ended the call: {channel.fault or error}"
+        ) from None
+    except Exception as error:  # what does not speak gRPC meets h2's and grpclib's own assertions
+        raise PodResourcesError(
+            f"{socket} answers, but not as the kubelet's PodResources service does: {error!r}"
+        ) from error
+    finally:
+        channel.close()
+
+
+def _late(socket: Path, timeout: float) -> str:
+    return f"the kubelet's PodResources service at {socket} did not answer within {timeout:g} s"
+
+
+class _Channel(Channel):
+    """A channel for one call. `fault` is why we cut its connection, which grpclib forgets as soon as it is cut."""
+
+    fault = ""
+
+    def _protocol_factory(self) -> H2Protocol:
+        return _Bounded(self)
+
+
+class _Bounded(H2Protocol):
+    """A connection for one call that reads no more than an answer may have: grpclib itself would read on for ever."""
+
+    def __init__(self, channel: _Channel) -> None:
+        super().__init__(Handler(), channel._config, channel._h2_config)  # noqa: SLF001 - as Channel itself makes them
+        self._channel = channel
+        self._read = 0
+
+    def data_received(self, data: bytes) -> None:
+        self._read += len(data)
+        if self._read > MAX_ANSWER_BYTES:
+            self._cut(f"its answer has more than {MAX_ANSWER_BYTES} bytes")
+            return
+        try:
+            super().data_received(data)
+        except NotImplementedError as error:  # what grpclib makes of frames that it does not know
+            self._cut(f"it sent {error}")
+
+    def _cut(self, fault: str) -> None:
+        self._channel.fault = fault
+        self.processor.close(fault)

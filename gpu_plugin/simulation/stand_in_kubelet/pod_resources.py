@@ -1,0 +1,113 @@
+"""The kubelet's PodResources service, v1: who holds what, told to whoever asks on a socket of its own.
+
+Sources: pkg/kubelet/apis/podresources/server_v1.go (which pods and containers are told), cm/container_manager.go
+(containerDevicesFromResourceDeviceInstances: an entry for each device and NUMA node), apis/grpc/ratelimit.go.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.exceptions import GRPCError
+from grpclib.server import Stream
+
+from gpu_plugin.kubelet import wire
+from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
+from gpu_plugin.simulation.stand_in_kubelet.pods import Pod
+
+PLUGIN_DIRECTORY = "device-plugins"
+DIRECTORY = "pod-resources"
+SOCKET = "kubelet.sock"
+NAMESPACE = "default"
+"""Where all pods of the stand-in are."""
+
+CALLS_A_SECOND = 100.0
+BURST = 10.0
+
+
+def default_socket(directory: Path) -> Path | None:
+    """Where PodResources is served beside a device plugin directory: in the kubelet's root directory.
+
+    None where the directory is not called device-plugins: what lies above it is then no kubelet's root to write in.
+    """
+    return directory.parent / DIRECTORY / SOCKET if directory.name == PLUGIN_DIRECTORY else None
+
+
+class PodResourcesService:
+    """Serves /v1.PodResourcesLister of one kubelet, over all its restarts.
+
+    The rate of calls is measured with `clock`, in seconds.
+
+    Attributes:
+        lists: how many List calls were answered.
+    """
+
+    def __init__(
+        self,
+        pods: Callable[[], Mapping[str, Pod]],
+        tables: Callable[[], Mapping[str, ResourceState]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.lists = 0
+        self._pods = pods
+        self._tables = tables
+        self._clock = clock
+        self._allowance = BURST
+        self._counted_at = clock()
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """The three methods, for grpclib's server."""
+        unary = Cardinality.UNARY_UNARY
+        return {
+            wire.POD_RESOURCES_LIST: Handler(self._list, unary, bytes, bytes),
+            wire.POD_RESOURCES_ALLOCATABLE: Handler(self._allocatable, unary, bytes, bytes),
+            wire.POD_RESOURCES_GET: Handler(self._get, unary, bytes, bytes),
+        }
+
+    async def _list(self, stream: Stream[bytes, bytes]) -> None:
+        await self._request(stream)
+        self.lists += 1
+        await stream.send_message(wire.encode_pod_resources(map(listing, self._pods().values())))
+
+    async def _allocatable(self, stream: Stream[bytes, bytes]) -> None:
+        await self._request(stream)
+        healthy = [
+            (resource, identifier, state.devices[identifier].numa)
+            for resource, state in self._tables().items()
+            for identifier in sorted(state.healthy)
+        ]
+        await stream.send_message(wire.encode_allocatable(healthy))
+
+    async def _get(self, stream: Stream[bytes, bytes]) -> None:
+        name, namespace = wire.decode_pod_request(await self._request(stream))
+        pod = self._pods().get(name)
+        if pod is None or namespace != NAMESPACE:
+            raise GRPCError(Status.UNKNOWN, f"pod {name} in namespace {namespace} not found")
+        await stream.send_message(wire.encode_pod_resources([listing(pod)]))
+
+    async def _request(self, stream: Stream[bytes, bytes]) -> bytes:
+        now = self._clock()
+        self._allowance = min(BURST, self._allowance + (now - self._counted_at) * CALLS_A_SECOND)
+        self._counted_at = now
+        if self._allowance < 1:
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
+        self._allowance -= 1
+        return await stream.recv_message() or b""
+
+
+def listing(pod: Pod) -> wire.PodListing:
+    """A pod as the service tells of it: init containers are not, unless they are sidecars, whatever they hold."""
+    order = [c for c in pod.containers if c.kind == "sidecar"] + [c for c in pod.containers if c.kind == "app"]
+    return wire.PodListing(
+        pod.name,
+        NAMESPACE,
+        {
+            container.name: [
+                (resource, identifier, allocation.numa.get(identifier, ()))
+                for resource, allocation in pod.held.get(container.name, {}).items()
+                for identifier in allocation.ids
+            ]
+            for container in order
+        },
+    )

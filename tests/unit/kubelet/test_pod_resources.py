@@ -1,0 +1,324 @@
+"""Asking the kubelet what pods hold: what it says, and every way in which it does not."""
+
+import asyncio
+import os
+import re
+import socket
+from collections.abc import Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.exceptions import GRPCError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_plugin.access.edits import ContainerEdits
+from gpu_plugin.kubelet import pod_resources, wire
+from gpu_plugin.kubelet._api import v1
+from gpu_plugin.kubelet.pod_resources import PodResourcesError, held
+from gpu_plugin.simulation.stand_in_kubelet import Allocation, Container, Pod, StandInKubelet
+from gpu_plugin.simulation.stand_in_kubelet.pod_resources import PodResourcesService
+from gpu_plugin.simulation.stand_in_kubelet.server import SocketServer
+from tests.unit.simulation.stand_in_kubelet.fake_plugin import device, healthy, plugin
+
+GPU = "nvidia.com/gpu"
+MIG = "nvidia.com/mig-1g.10gb"
+
+
+@pytest.fixture
+def path(directory: Path) -> Path:
+    return directory / "p.sock"
+
+
+@asynccontextmanager
+async def answering(path, answer):
+    """A gRPC server on `path` whose List does what `answer` does with the stream."""
+
+    class Lister:
+        def __mapping__(self) -> Mapping[str, Handler]:
+            return {wire.POD_RESOURCES_LIST: Handler(answer, Cardinality.UNARY_UNARY, bytes, bytes)}
+
+    async with serving(path, Lister()):
+        yield
+
+
+@asynccontextmanager
+async def serving(path, service):
+    server = SocketServer([service])
+    await server.listen(path)
+    try:
+        yield
+    finally:
+        server.drop(orderly=False)
+        await server.wait_dropped()
+
+
+@asynccontextmanager
+async def listening(path, handle):
+    """A server of bytes on `path`; connections still open at the end are cut."""
+    writers = []
+
+    async def accept(reader, writer):
+        writers.append(writer)
+        await handle(reader, writer)
+
+    server = await asyncio.start_unix_server(accept, path)
+    try:
+        yield
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+        await server.wait_closed()
+
+
+def sends(data):
+    async def answer(stream):
+        await stream.recv_message()
+        await stream.send_message(data)
+
+    return answer
+
+
+class TestWithTheStandIn:
+    async def test_says_what_pods_hold_and_no_more_once_they_ended(self, directory):
+        async with StandInKubelet(directory / "device-plugins", numa_policy="best-effort") as kubelet:
+            where = kubelet.pod_resources_socket
+            assert where is not None
+            assert await held(where) == frozenset()
+            listed = [device("a", "Healthy", 0, 1), device("b", "Healthy", 1), device("c")]
+            async with (
+                plugin(kubelet, "a.sock", listed),
+                plugin(kubelet, "b.sock", healthy("m", "n"), resource=MIG),
+            ):
+                both = await kubelet.admit("p", containers=[Container("x", {GPU: 2}), Container("y", {MIG: 1})])
+                expected = {(each.resource, i) for each in both.allocations for i in each.ids}
+                assert len(expected) == 3
+                assert await held(where) == expected
+                more = {(MIG, i) for i in (await kubelet.admit("q", {MIG: 1})).ids}
+                assert await held(where) == expected | more
+                kubelet.release("p")
+                assert await held(where) == more
+            await kubelet.restart()
+            assert await held(where) == more
+            kubelet.check()
+
+    async def test_a_thousand_pods(self, path):
+        pods = {}
+        for at in range(1000):
+            ids = tuple(f"GPU-{at:08d}-0000-0000-0000-000000000000::{n}" for n in range(2))
+            numa = dict.fromkeys(ids, (0, 1))
+            given_ = Allocation("main", GPU, ids, None, None, (), ContainerEdits(), numa)
+            containers = (Container("main", {GPU: 2}), Container("idle", {}))
+            pods[f"p{at}"] = Pod(f"p{at}", containers, {"main": {GPU: given_}}, running=True)
+        service = PodResourcesService(lambda: pods, dict)
+        assert len(wire.encode_pod_resources([])) == 0
+        async with serving(path, service):
+            told = await held(path, 30)
+        assert told == {(GPU, i) for pod in pods.values() for i in pod.ids(GPU)}
+        assert len(told) == 2000
+
+    async def test_a_refusal_is_told_in_the_kubelets_words(self, path):
+        service = PodResourcesService(dict, dict, lambda: 0.0)
+        async with serving(path, service):
+            for _ in range(10):
+                assert await held(path) == frozenset()
+            with pytest.raises(PodResourcesError, match="refused: RESOURCE_EXHAUSTED rejected by rate limit"):
+                await held(path)
+
+    async def test_a_socket_of_another_service_is_a_refusal(self, directory):
+        async with StandInKubelet(directory) as kubelet:
+            # grpclib ends calls of unknown methods without a content type, a Go server with UNIMPLEMENTED
+            with pytest.raises(PodResourcesError, match=f"{kubelet.socket} refused: UN"):
+                await held(kubelet.socket)
+
+
+class TestWhereNobodyAnswersRightly:
+    async def test_no_socket(self, path):
+        with pytest.raises(PodResourcesError, match=f"no PodResources socket at {path}: .*--pod-resources-socket"):
+            await held(path)
+
+    async def test_a_dead_socket(self, path):
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(os.fspath(path))
+        with pytest.raises(PodResourcesError, match=f"socket {path}: Connection refused"):
+            await held(path)
+
+    async def test_something_that_is_no_socket_or_has_too_long_a_path(self, directory):
+        with pytest.raises(PodResourcesError, match="nobody answers"):
+            await held(directory)
+        with pytest.raises(PodResourcesError, match="path too long"):
+            await held(directory / ("x" * 120))
+
+    async def test_one_that_takes_the_connection_and_says_nothing(self, path):
+        gone = asyncio.Event()
+
+        async def swallow(reader, _writer):
+            while await reader.read(4096):
+                pass
+            gone.set()
+
+        async with listening(path, swallow):
+            with pytest.raises(PodResourcesError, match=r"did not answer within 0\.05 s"):
+                await held(path, 0.05)
+            await asyncio.wait_for(gone.wait(), 10)  # we hung up
+
+    async def test_a_service_that_never_answers(self, path):
+        async def never(stream):
+            await stream.recv_message()
+            await asyncio.get_running_loop().create_future()
+
+        async with answering(path, never):
+            with pytest.raises(PodResourcesError, match=r"did not answer within 0\.05 s"):
+                await held(path, 0.05)
+
+    @pytest.mark.parametrize("received", [0, 1, 24, 60])
+    async def test_one_that_hangs_up_at_any_moment(self, path, received):
+        async def hang_up(reader, writer):
+            await reader.read(received)
+            writer.transport.abort()
+
+        async with listening(path, hang_up):
+            for _ in range(5):
+                with pytest.raises(PodResourcesError, match=re.escape(str(path))):
+                    await held(path, 10)
+                task = asyncio.current_task()
+                assert task
+                assert not task.cancelling()  # grpclib cancels whom it wakes
+                await asyncio.sleep(0)
+
+    @pytest.mark.parametrize(
+        "said",
+        [
+            b"HTTP/1.1 400 Bad Request\r\n\r\n",
+            b"\x00" * 100,
+            b"\xff" * 100,
+            b"\x00\x00\x00\x04\x00\x00\x00\x00\x00" + b"\x00\x00\x04\x63\x00\x00\x00\x00\x01abcd",  # an unknown frame
+        ],
+    )
+    async def test_one_that_speaks_something_else(self, path, said):
+        async def speak(_reader, writer):
+            writer.write(said)
+            writer.close()
+
+        async with listening(path, speak):
+            with pytest.raises(PodResourcesError, match=re.escape(str(path))):
+                await held(path, 10)
+
+    @pytest.mark.parametrize("data", [b"\x0a\x05ab", b"\x0a", b"\xff" * 11, b"\x0b", b"\x0a\x04\x1a\x02\x12\xff"])
+    async def test_an_answer_that_is_no_message(self, path, data):
+        async with answering(path, sends(data)):
+            with pytest.raises(PodResourcesError, match="not as the kubelet's PodResources service does"):
+                await held(path)
+
+    async def test_no_answer_at_all(self, path):
+        async def ends(stream):
+            await stream.recv_message()
+
+        async with answering(path, ends):
+            with pytest.raises(PodResourcesError):
+                await held(path)
+
+    async def test_an_error_status(self, path):
+        async def fails(stream):
+            await stream.recv_message()
+            raise GRPCError(Status.INTERNAL, "the checkpoint is gone")
+
+        async with answering(path, fails):
+            with pytest.raises(PodResourcesError, match="refused: INTERNAL the checkpoint is gone"):
+                await held(path)
+
+    async def test_an_answer_without_end_is_read_up_to_a_limit(self, path, monkeypatch):
+        monkeypatch.setattr(pod_resources, "MAX_ANSWER_BYTES", 100_000)
+        async with answering(path, sends(wire.encode_pod_resources([wire.PodListing("p" * 200_000, "default", {})]))):
+            with pytest.raises(PodResourcesError, match="its answer has more than 100000 bytes"):
+                await held(path)
+        path.unlink()
+        async with answering(path, sends(wire.encode_pod_resources([wire.PodListing("p" * 90_000, "default", {})]))):
+            assert await held(path) == frozenset()
+
+    async def test_one_who_asks_may_lose_patience(self, path):
+        asked = asyncio.Event()
+        dropped = asyncio.Event()
+
+        async def never(stream):
+            asked.set()
+            try:
+                await stream.recv_message()
+                await asyncio.get_running_loop().create_future()
+            finally:
+                dropped.set()
+
+        before = asyncio.all_tasks()
+        async with answering(path, never):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(held, path)
+                await asyncio.wait_for(asked.wait(), 10)
+                tasks.cancel_scope.cancel()
+            await asyncio.wait_for(dropped.wait(), 10)
+        assert asyncio.all_tasks() <= before
+
+
+texts = st.text(max_size=8)
+resources = st.lists(
+    st.builds(
+        v1.ContainerDevices,
+        texts,
+        st.lists(texts, max_size=3),
+        st.builds(v1.TopologyInfo, st.lists(st.builds(v1.NumaNode, st.integers(-1, 3)), max_size=2)),
+    ),
+    max_size=3,
+)
+memory = st.lists(st.builds(v1.ContainerMemory, texts, st.integers(0, 2**64 - 1)), max_size=2)
+numbers = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3)
+claims = st.lists(st.builds(v1.DynamicResource, texts, texts), max_size=2)
+containers = st.lists(st.builds(v1.ContainerResources, texts, resources, numbers, memory, claims), max_size=3)
+answers = st.builds(
+    v1.ListPodResourcesResponse,
+    st.lists(st.builds(v1.PodResources, texts, texts, containers, numbers, memory), max_size=3),
+)
+
+
+@given(answers)
+def test_reads_what_generated_code_writes(answer):
+    expected = {
+        (devices.resource_name, identifier)
+        for pod in answer.pod_resources
+        for container in pod.containers
+        for devices in container.devices
+        for identifier in devices.device_ids
+    }
+    assert wire.decode_held(bytes(answer)) == expected
+
+
+@given(answers, st.data())
+def test_an_answer_cut_short_is_read_to_a_part_or_refused(answer, data):
+    whole = bytes(answer)
+    cut = whole[: data.draw(st.integers(0, len(whole)))]
+    try:
+        told = wire.decode_held(cut)
+    except ValueError:
+        return
+    assert told <= wire.decode_held(whole)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(data):
+    try:
+        told = wire.decode_held(data)
+    except ValueError:
+        return
+    assert all(isinstance(part, str) for pair in told for part in pair)
+
+
+def test_fields_of_every_kind_that_are_not_ours_are_stepped_over():
+    varint, fixed64, fixed32, text = b"\x30\x96\x01", b"\x39" + b"8" * 8, b"\x45" + b"4" * 4, b"\x4a\x02ab"
+    devices = varint + b"\x0a\x01r" + fixed64 + b"\x12\x01i" + fixed32 + text
+    container = fixed32 + b"\x12" + bytes([len(devices)]) + devices + varint
+    pod = text + b"\x1a" + bytes([len(container)]) + container + fixed64
+    assert wire.decode_held(fixed64 + b"\x0a" + bytes([len(pod)]) + pod + fixed32) == {("r", "i")}
+    with pytest.raises(ValueError, match="ends within a field"):
+        wire.decode_held(fixed64[:-1])
