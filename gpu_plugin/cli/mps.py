@@ -1,0 +1,88 @@
+"""`gpu-plugin mps`: the MPS daemons of a node."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from gpu_plugin.cli.options import given_flags, settings_from, with_options
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.settings import Settings
+
+
+@click.command(name="mps")
+@with_options
+@click.option(
+    "--mps-control-binary",
+    envvar="MPS_CONTROL_BINARY",
+    metavar="FILE",
+    help="the MPS control program [default: nvidia-cuda-mps-control in the driver root's usr/bin, then on the search path] "
+    "[$MPS_CONTROL_BINARY]",
+)
+@click.option(
+    "--mount-shm",
+    is_flag=True,
+    help="only mount a tmpfs of half the node's memory at shm in the MPS root, where none is mounted yet, and exit",
+)
+def command(mps_control_binary: str | None, mount_shm: bool, **given: object) -> int:  # noqa: FBT001
+    """Run the MPS daemons of this node's shared GPUs until told to stop.
+
+    Takes the options of `gpu-plugin run`, and should be given the same. Starts a daemon for each resource that the
+    configuration shares by MPS, starts it again when it fails, and tells the device plugin which are up. Ends them all on
+    SIGTERM, SIGINT or SIGQUIT; SIGHUP reads the configuration again.
+    """
+    flags = given_flags(given)
+    try:
+        settings, _ = settings_from(flags, os.environ)
+        if mount_shm and not settings.mps_root:
+            raise ConfigError("--mount-shm: say with --mps-root where")
+    except ConfigError as error:
+        raise click.UsageError(str(error), click.get_current_context()) from None
+
+    from gpu_plugin.telemetry import logs  # noqa: PLC0415 - usage and help need none of it
+
+    logs.configure(settings.log_format, settings.log_level)
+    if mount_shm:
+        return _mount_shm(settings)
+
+    from gpu_plugin.hardware import hardware_for  # noqa: PLC0415
+    from gpu_plugin.mps import service  # noqa: PLC0415
+
+    def control() -> Sequence[str]:
+        return _control(settings, mps_control_binary)
+
+    try:
+        hardware = hardware_for(settings)
+        return service.run(
+            settings, lambda path: settings_from(flags, os.environ, path)[0], hardware.driver, hardware.host, control
+        )
+    except ConfigError as error:
+        raise click.UsageError(str(error), click.get_current_context()) from None
+
+
+def _control(settings: Settings, binary: str | None) -> Sequence[str]:
+    """The control program with the arguments that it always gets. Raises MpsError where there is none."""
+    from gpu_plugin.mps import control_daemon  # noqa: PLC0415
+
+    if binary:
+        return (binary,)
+    if settings.simulate:
+        from gpu_plugin.simulation import mps_control  # noqa: PLC0415
+
+        return mps_control.COMMAND
+    return (control_daemon.find_program((settings.driver_root_ctr_path, settings.driver_root)),)
+
+
+def _mount_shm(settings: Settings) -> int:
+    from gpu_plugin.mps import directories  # noqa: PLC0415
+    from gpu_plugin.mps.errors import MpsError  # noqa: PLC0415
+    from gpu_plugin.mps.plan import shm_directory  # noqa: PLC0415
+
+    shm, size = Path(shm_directory(settings.mps_root)), directories.half_of_memory()
+    try:
+        mounted = directories.mount_shm(shm, size)
+    except MpsError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"{shm}: {f'a tmpfs of {size // 2**20} MiB mounted' if mounted else 'mounted already'}")
+    return 0

@@ -1,0 +1,122 @@
+"""The compute modes of GPUs that MPS shares: EXCLUSIVE_PROCESS while it does, and afterwards what they were before.
+
+What they were before is written down before it is changed, so that the successor of a supervisor that was killed still
+knows. A mode does not outlive the driver, so what another boot wrote down is void.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import anyio
+import msgspec
+
+from gpu_plugin.mps.errors import MpsError
+from gpu_plugin.nvml.port import ComputeMode, Driver, NvmlError, Return
+from gpu_plugin.state import StateDirectory
+from gpu_plugin.threads import DaemonThreads
+
+log = logging.getLogger(__name__)
+
+FILE = ".compute-modes.json"
+
+_DISK_PATIENCE = 2.0
+"""Seconds for a write."""
+
+T = TypeVar("T")
+
+
+class _Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `FILE`: modes as NVML numbers them, by uuid."""
+
+    boot_id: str
+    modes: dict[str, int]
+
+
+class ComputeModes:
+    """Sets and restores compute modes. Each call to the driver has a thread of its own: one that hangs holds no other."""
+
+    def __init__(self, driver: Driver, memory: StateDirectory, boot_id: str, timeout: float) -> None:
+        """`timeout` is in seconds, for each call; nothing is read before `recall`."""
+        self._driver = driver
+        self._memory = memory
+        self._boot_id = boot_id
+        self._timeout = timeout
+        self._before: dict[str, int] = {}
+        self._files = DaemonThreads("mps-files")
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """Uuids of the GPUs whose mode is to be restored some day."""
+        return frozenset(self._before)
+
+    def recall(self) -> None:
+        """Takes up what an earlier supervisor of this boot wrote down. Blocks for as long as the disk does."""
+        saved = self._memory.read(FILE, _Saved)
+        if saved is not None and saved.boot_id == self._boot_id:
+            self._before = dict(saved.modes)
+
+    async def make_exclusive(self, uuid: str) -> None:
+        """One process alone, the MPS server, may use the GPU from here on.
+
+        A part that has no compute modes stays as it is.
+
+        Raises:
+            MpsError: the driver refuses, or does not answer in time.
+        """
+        try:
+            mode = await self._run(lambda: self._driver.compute_mode(self._driver.handle_by_uuid(uuid)))
+            if mode == ComputeMode.EXCLUSIVE_PROCESS:
+                return  # set by an earlier supervisor, whose record holds, or by the operator, who wants it so
+            self._before[uuid] = mode
+            await self._save()
+            await self._set(uuid, ComputeMode.EXCLUSIVE_PROCESS)
+        except NvmlError as error:
+            if error.code == Return.NOT_SUPPORTED:
+                log.warning("GPU %s has no compute modes: nothing keeps processes from using it beside MPS", uuid)
+                return
+            raise MpsError(
+                f"GPU {uuid} cannot be put into compute mode EXCLUSIVE_PROCESS: {error}; run as root"
+            ) from None
+        except TimeoutError as error:
+            raise MpsError(f"GPU {uuid} cannot be put into compute mode EXCLUSIVE_PROCESS: {error}") from None
+
+    async def restore(self, uuids: Iterable[str], timeout: float | None = None) -> None:
+        """Gives these GPUs their modes back, all at once; what cannot be done now is said and stays written down."""
+        changed = [uuid for uuid in uuids if uuid in self._before]
+        async with anyio.create_task_group() as group:
+            for uuid in changed:
+                group.start_soon(self._restore, uuid, timeout)
+        if changed:
+            await self._save()
+
+    async def _restore(self, uuid: str, timeout: float | None) -> None:
+        mode = self._before[uuid]
+        try:
+            await self._set(uuid, mode, timeout)
+        except (NvmlError, TimeoutError) as error:
+            log.warning("GPU %s keeps compute mode EXCLUSIVE_PROCESS, it cannot be restored now: %s", uuid, error)
+        else:
+            del self._before[uuid]
+
+    async def _set(self, uuid: str, mode: int, timeout: float | None = None) -> None:
+        await self._run(lambda: self._driver.set_compute_mode(self._driver.handle_by_uuid(uuid), mode), timeout)
+
+    async def _run(self, call: Callable[[], T], timeout: float | None = None) -> T:
+        threads = DaemonThreads()
+        try:
+            return await threads.run(call, self._timeout if timeout is None else timeout)
+        finally:
+            threads.close()
+
+    async def _save(self) -> None:
+        """Writes down what is to be restored, also when everything ends; a disk that takes long is waited for no longer."""
+        saved = _Saved(boot_id=self._boot_id, modes=dict(self._before))
+        with anyio.CancelScope(shield=True):
+            job = await self._files.submit(lambda: self._memory.write(FILE, saved), _DISK_PATIENCE)
+        if not job.done.done():
+            log.warning("%s has not been written for %g s", FILE, _DISK_PATIENCE)
+
+    def close(self) -> None:
+        """Lets the thread that writes end."""
+        self._files.close()

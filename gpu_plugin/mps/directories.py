@@ -1,0 +1,115 @@
+"""The directories of MPS daemons on this node, and the memory that all of them and their clients share. Every call blocks."""
+
+import ctypes
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from gpu_plugin.mps.errors import MpsError
+
+OPEN_TO_ALL = 0o755
+"""Containers of any user enter and find the daemon's sockets, whose own modes let them connect; only root puts any there.
+
+A pipe directory that all may write to would let one pod stand in for the daemon of the others.
+"""
+
+SHM_MODE = 0o1777
+"""As /dev/shm, whose place it takes in containers."""
+
+MOST_LOG = 16 * 1024 * 1024
+"""Bytes that a log may occupy; the MPS root is often on a tmpfs."""
+
+SELINUX_LABEL = b"system_u:object_r:container_file_t:s0\0"
+"""What containers may touch under SELinux's targeted policy (NVIDIA's daemon sets the same)."""
+
+_SELINUX = "security.selinux"
+_SELINUX_FILESYSTEM = Path("/sys/fs/selinux/enforce")
+
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_RELATIME = 2, 4, 8, 1 << 21  # mount(2), linux/mount.h
+
+
+def make_root(root: Path) -> None:
+    """Makes the MPS root. Raises MpsError where that cannot be."""
+    _make(root, OPEN_TO_ALL)
+
+
+def make(root: Path, pipe: Path, log: Path, shm: Path) -> None:
+    """Makes what one daemon needs, and whatever leads there below `root`, or mends its modes where it is.
+
+    Raises:
+        MpsError: one of them cannot be made.
+    """
+    below = dict.fromkeys(
+        directory
+        for leaf in (pipe, log)
+        for directory in (*reversed(leaf.parents), leaf)
+        if directory.is_relative_to(root)
+    )
+    for directory in below:
+        _make(directory, OPEN_TO_ALL)
+    if not os.path.ismount(shm):
+        _make(shm, SHM_MODE)
+    if _SELINUX_FILESYSTEM.exists():
+        _label(pipe)
+
+
+def _make(directory: Path, mode: int) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if directory.stat().st_mode & 0o7777 != mode:
+            directory.chmod(mode)  # mkdir heeds the umask
+    except OSError as error:
+        raise MpsError(f"the directory {directory} cannot be made: {error.strerror}; is --mps-root writable?") from None
+
+
+def _label(directory: Path) -> None:
+    try:
+        os.setxattr(directory, _SELINUX, SELINUX_LABEL)
+    except OSError as error:
+        if error.errno not in (errno.ENOTSUP, errno.EINVAL):  # no labels on this file system, or no such type here
+            raise MpsError(
+                f"{directory} cannot be labelled for containers (SELinux is on): {error.strerror}; run as root, privileged"
+            ) from None
+
+
+def trim_logs(log: Path) -> None:
+    """Empties logs that have grown past `MOST_LOG`: the daemon writes lines for every command and client, for ever.
+
+    What it occupies counts, not its size: one that is not written at its end keeps its size when it is emptied.
+    """
+    for file in log.glob("*.log"):
+        with suppress(OSError):  # a log is not worth a daemon
+            if file.stat().st_blocks * 512 > MOST_LOG:
+                os.truncate(file, 0)
+
+
+def mount_shm(shm: Path, bytes_in_all: int) -> bool:
+    """Mounts a tmpfs of so many bytes at `shm`, made if need be; False where something is mounted there already.
+
+    Raises:
+        MpsError: it cannot be mounted, as without the capability SYS_ADMIN.
+    """
+    _make(shm.parent, OPEN_TO_ALL)
+    if os.path.ismount(shm):
+        return False
+    _make(shm, SHM_MODE)
+    libc = ctypes.CDLL(None, use_errno=True)
+    flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC | _MS_RELATIME
+    options = f"mode={SHM_MODE:o},size={bytes_in_all}".encode()
+    if libc.mount(b"shm", os.fsencode(shm), b"tmpfs", ctypes.c_ulong(flags), options) != 0:
+        why = os.strerror(ctypes.get_errno())
+        raise MpsError(f"{shm}: a tmpfs cannot be mounted there: {why}; run it as root with the capability SYS_ADMIN")
+    return True
+
+
+def half_of_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Half of the node's memory in bytes; 64 MiB, as a container's own /dev/shm, where the kernel does not say."""
+    try:
+        for line in meminfo.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == "MemTotal":
+                return int(value.split()[0]) * 1024 // 2
+    except (OSError, ValueError, IndexError):
+        return 64 * 1024 * 1024
+    return 64 * 1024 * 1024

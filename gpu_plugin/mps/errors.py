@@ -1,0 +1,5 @@
+"""What goes wrong with an MPS daemon."""
+
+
+class MpsError(Exception):
+    """A daemon cannot be started, reached or kept; `str()` is a sentence that says why."""

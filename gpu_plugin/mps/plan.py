@@ -1,0 +1,218 @@
+"""Which MPS daemons a node needs: one for each resource that is shared by MPS. Pure.
+
+Directories, limits and the order of commands are those of NVIDIA's plugin v0.20.0 (cmd/mps-control-daemon/mps), so that
+what containers are given reaches these daemons as it reaches its.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from gpu_plugin.config.sharing import MPS, MpsLimits
+from gpu_plugin.devices.device import MIG, Device, Resource
+from gpu_plugin.devices.node import Gpu, Node
+
+VOLTA = 5
+"""NVML_DEVICE_ARCH_VOLTA: the first whose clients the hardware keeps apart."""
+
+CLIENTS = 48
+CLIENTS_BEFORE_VOLTA = 16
+"""Clients that one GPU's MPS server takes: 48 from compute capability 7.0 on (V100 included), 16 before
+(nvidia-cuda-mps-control(1))."""
+
+MAX_SOCKET_PATH = 107
+"""Bytes of a Unix socket's path (sun_path less its closing zero)."""
+
+_LONGEST_SOCKET = "control_privileged"
+"""The longest of the names under which the control daemon listens in its pipe directory."""
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class MpsResource:
+    """A resource that is shared by MPS: its GPUs in the order of their devices, how often each is given out, and the limits.
+
+    `trouble` is why no daemon can serve it, known already from its devices; empty where they are in order.
+    """
+
+    name: str
+    gpus: tuple[Gpu, ...]
+    replicas: int
+    limits: MpsLimits = field(default_factory=MpsLimits)
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MpsDaemon:
+    """One MPS control daemon, whole: equal ones need no restart.
+
+    `gpus` are uuids; `environment` is what the daemon and the commands to it are run with; `commands` are what it is told
+    once it answers, before anyone may use it.
+    """
+
+    resource: str
+    pipe: str
+    log: str
+    gpus: tuple[str, ...]
+    replicas: int
+    commands: tuple[str, ...]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that make a control daemon this one and no other on the node.
+
+        Its GPUs are named by uuid: a daemon that sees all of a node's would take those of other resources as well.
+        """
+        return {
+            "CUDA_MPS_PIPE_DIRECTORY": self.pipe,
+            "CUDA_MPS_LOG_DIRECTORY": self.log,
+            "CUDA_VISIBLE_DEVICES": ",".join(self.gpus),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class MpsPlan:
+    """The daemons to run, and for each resource that gets none a sentence that says why. `warnings` are for the operator."""
+
+    daemons: tuple[MpsDaemon, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def resource_directory(root: str, resource: str) -> str:
+    """Where all that belongs to one resource's daemon lies."""
+    return f"{root.rstrip('/')}/{resource}"
+
+
+def pipe_directory(root: str, resource: str) -> str:
+    """Where clients of a resource meet its daemon; containers get it as /mps/<resource>/pipe."""
+    return f"{resource_directory(root, resource)}/pipe"
+
+
+def log_directory(root: str, resource: str) -> str:
+    """Where the daemon of a resource and its servers write their logs."""
+    return f"{resource_directory(root, resource)}/log"
+
+
+def shm_directory(root: str) -> str:
+    """The shared memory of all daemons and clients; containers get it as /dev/shm."""
+    return f"{root.rstrip('/')}/shm"
+
+
+def most_clients(gpu: Gpu) -> int:
+    """How many clients may use the GPU at once; the lower of both where it does not say what it is."""
+    return CLIENTS if (gpu.architecture or 0) >= VOLTA else CLIENTS_BEFORE_VOLTA
+
+
+def mps_resources(resources: Iterable[Resource], node: Node) -> tuple[MpsResource, ...]:
+    """Those of the resources that have devices shared by MPS, each GPU once; devices shared otherwise are left out."""
+    gpus = {gpu.uuid: gpu for gpu in node.gpus}
+    found = []
+    for resource in resources:
+        devices = [device for device in resource.devices if device.shared == MPS and not device.retired]
+        if devices:
+            found.append(_mps_resource(resource.name, devices, gpus))
+    return tuple(found)
+
+
+def _mps_resource(name: str, devices: list[Device], gpus: Mapping[str, Gpu]) -> MpsResource:
+    trouble = ""
+    uuids = tuple(dict.fromkeys(device.gpu for device in devices))
+    slices = [device.visible_id for device in devices if device.kind == MIG]
+    unknown = [uuid for uuid in uuids if uuid not in gpus]
+    if slices:
+        trouble = f"{slices[0]} is a MIG device, and MPS shares whole GPUs only; share it by time-slicing"
+    elif unknown:
+        trouble = f"{unknown[0]} is no GPU that NVML describes, and MPS needs one; share it by time-slicing"
+    elif len({(device.replicas, device.limits) for device in devices}) > 1:
+        trouble = (
+            "its GPUs have different replicas or limits, and one MPS daemon has the same for all; "
+            "offer them under different names"
+        )
+    first = devices[0]
+    return MpsResource(name, tuple(gpus[uuid] for uuid in uuids if uuid in gpus), first.replicas, first.limits, trouble)
+
+
+def plan_daemons(root: str, resources: Iterable[MpsResource]) -> MpsPlan:
+    """The daemons of these resources under the MPS root. A resource that cannot be served takes no other with it.
+
+    Args:
+        root: the directory of all daemons (--mps-root).
+        resources: what is shared by MPS; of two that want the same GPU, the first has it.
+    """
+    daemons: list[MpsDaemon] = []
+    refused: dict[str, str] = {}
+    warnings: list[str] = []
+    taken: dict[str, str] = {}
+    for resource in resources:
+        readable = tuple(gpu for gpu in resource.gpus if not gpu.unreadable)
+        why = _fault(root, resource, readable, taken)
+        if why:
+            refused[resource.name] = why
+            continue
+        warnings += [
+            f"{resource.name}: GPU {gpu.uuid} is left out of its MPS daemon until the next start or reload: {gpu.unreadable}"
+            for gpu in resource.gpus
+            if gpu.unreadable
+        ]
+        taken |= {gpu.uuid: resource.name for gpu in readable}
+        daemons.append(
+            MpsDaemon(
+                resource=resource.name,
+                pipe=pipe_directory(root, resource.name),
+                log=log_directory(root, resource.name),
+                gpus=tuple(gpu.uuid for gpu in readable),
+                replicas=resource.replicas,
+                commands=limit_commands(readable, resource.replicas, resource.limits),
+            )
+        )
+    return MpsPlan(tuple(daemons), refused, tuple(warnings))
+
+
+def _fault(root: str, resource: MpsResource, gpus: tuple[Gpu, ...], taken: Mapping[str, str]) -> str:
+    """Why this resource can have no daemon; empty where it can."""
+    if resource.trouble:
+        return resource.trouble
+    if not gpus:
+        return "none of its GPUs can be read"
+    for gpu in gpus:
+        if gpu.mig_enabled:
+            return (
+                f"GPU {gpu.uuid} is in MIG mode, and MPS shares whole GPUs only; disable MIG mode, or share its slices"
+            )
+        if gpu.uuid in taken:
+            return f"GPU {gpu.uuid} is shared by the MPS daemon of {taken[gpu.uuid]} already; a GPU has one daemon"
+        if resource.replicas > most_clients(gpu):
+            return (
+                f"{resource.replicas} replicas are more than the {most_clients(gpu)} MPS clients that GPU {gpu.uuid} "
+                f"({gpu.model or 'of unknown model'}) takes; lower sharing.mps.resources[].replicas"
+            )
+    if len({(gpu.architecture or 0) >= VOLTA for gpu in gpus}) > 1:
+        return (
+            "some of its GPUs are older than Volta, and one MPS daemon leaves those out beside newer ones; "
+            "offer them under different names"
+        )
+    longest = f"{pipe_directory(root, resource.name)}/{_LONGEST_SOCKET}"
+    if len(longest.encode()) > MAX_SOCKET_PATH:
+        return f"{longest} is too long a path for a Unix socket (over {MAX_SOCKET_PATH} bytes); shorten --mps-root"
+    return ""
+
+
+def limit_commands(gpus: tuple[Gpu, ...], replicas: int, limits: MpsLimits) -> tuple[str, ...]:
+    """What a daemon of these GPUs is told before it has clients: what each of them may use at most.
+
+    A GPU is named by its place in the daemon's CUDA_VISIBLE_DEVICES, not by its NVML index: the daemon counts only the
+    devices that this variable leaves it, in its order, whatever CUDA_DEVICE_ORDER says. Memory is in MiB, rounded down,
+    and a part that does not say how much it has gets no equal share. The threads' equal share is a whole percentage,
+    rounded down, as with NVIDIA's plugin.
+    """
+    commands = []
+    for ordinal, gpu in enumerate(gpus):
+        share = limits.pinned_memory
+        if share is None and gpu.memory_bytes:
+            share = gpu.memory_bytes // replicas // _MIB
+        if share is not None:
+            commands.append(f"set_default_device_pinned_mem_limit {ordinal} {share}M")
+    threads = limits.active_thread_percentage
+    commands.append(f"set_default_active_thread_percentage {100 // replicas if threads is None else threads:g}")
+    return tuple(commands)

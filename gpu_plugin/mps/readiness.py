@@ -1,0 +1,208 @@
+"""How the device plugin knows that the MPS daemon of a resource is up: a lock that its supervisor holds.
+
+The kernel lets go of a lock with the process that holds it, however that ends, so none is ever left behind. Files under
+the MPS root:
+
+    .supervisor          locked for as long as `gpu-plugin mps` runs
+    <resource>/.ready    locked for as long as the resource's daemon is up, a `Mark` as JSON
+    <resource>/.down     a sentence: why it is not
+
+`ready` waits for nobody and reads little: it may be asked every second.
+"""
+
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from gpu_plugin.mps.errors import MpsError
+
+READY = ".ready"
+DOWN = ".down"
+SUPERVISOR = ".supervisor"
+
+STALE = 60.0
+"""Seconds after which a mark that its supervisor has not confirmed counts for nothing: several times its probes' interval."""
+
+_MODE = 0o644
+_LONGEST = 64 * 1024
+_TRIES = 50
+_BETWEEN_TRIES = 0.002
+"""Seconds. A reader holds a lock for some microseconds; a writer that meets one tries again."""
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """What a supervisor says of a daemon that is up.
+
+    `pid` is the daemon's, `since` Unix time in seconds, `gpus` uuids; `confirmed` is when it last answered, in seconds of
+    CLOCK_MONOTONIC, which all processes of a node share.
+    """
+
+    pid: int
+    since: float
+    replicas: int
+    gpus: tuple[str, ...]
+    confirmed: float
+
+
+def lock(path: Path) -> int | None:
+    """An exclusive lock on `path`, made if need be: the descriptor that holds it. None where another process has it.
+
+    Raises:
+        MpsError: the file cannot be made or opened.
+    """
+    descriptor = _lock_file(path)
+    for _ in range(_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_BETWEEN_TRIES)
+        else:
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
+def wait_for_lock(path: Path) -> int:
+    """As `lock`, blocking for as long as another process has it."""
+    descriptor = _lock_file(path)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def _lock_file(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
+    except OSError as error:
+        raise MpsError(f"{path} cannot be opened: {error.strerror}; is --mps-root writable?") from None
+
+
+class ReadyMark:
+    """The supervisor's end: one resource's daemon, up or down. It is down until `up` is called."""
+
+    def __init__(self, directory: Path) -> None:
+        """Takes the resource's directory, which need not exist before the daemon is up."""
+        self._ready = directory / READY
+        self._down = directory / DOWN
+        self._descriptor: int | None = None
+
+    def up(self, mark: Mark) -> None:
+        """The daemon is up, or confirmed to be so still.
+
+        Raises:
+            MpsError: the mark cannot be written, or another process holds it.
+        """
+        if self._descriptor is None:
+            self._descriptor = lock(self._ready)
+            if self._descriptor is None:
+                raise MpsError(f"another process holds {self._ready}; is there a second gpu-plugin mps on this node?")
+            with suppress(OSError):  # it is not looked at while the daemon is up
+                self._down.unlink()
+        content = msgspec.json.encode(mark) + b"\n"
+        try:
+            os.pwrite(self._descriptor, content, 0)
+            os.ftruncate(self._descriptor, len(content))
+        except OSError as error:
+            raise MpsError(f"{self._ready} cannot be written: {error.strerror}") from None
+
+    def down(self, why: str = "") -> None:
+        """The daemon is down; without a reason there is none to be."""
+        if self._descriptor is not None:
+            with suppress(OSError):
+                self._ready.unlink()
+            os.close(self._descriptor)
+            self._descriptor = None
+        with suppress(OSError):  # where it cannot be written, readers are told less
+            if why:
+                self._down.parent.mkdir(parents=True, exist_ok=True)
+                self._down.write_text(f"{why}\n")
+            else:
+                self._down.unlink()
+
+
+def ready(mps_root: Path, resource: str, *, gpus: Collection[str] = (), replicas: int = 0, now: float = 0.0) -> str:
+    """Why the MPS daemon of a resource cannot be used; empty where it can.
+
+    Args:
+        mps_root: the directory of all daemons.
+        resource: its whole name, such as nvidia.com/gpu.
+        gpus: uuids that the daemon must serve.
+        replicas: how often it must share each of them; 0: however often.
+        now: CLOCK_MONOTONIC in seconds, for tests; 0: as it is.
+    """
+    found = _mark(mps_root / resource / READY)
+    if found is None:
+        return f"its MPS daemon is down: {_why_down(mps_root, resource)}"
+    age = (now or time.monotonic()) - found.confirmed
+    if age > STALE:
+        return f"its MPS daemon is down: it has not been seen to answer for {age:.0f} s; is gpu-plugin mps stuck?"
+    missing = [uuid for uuid in gpus if uuid not in found.gpus]
+    if missing:
+        return f"its MPS daemon does not serve GPU {missing[0]} (yet)"
+    if replicas and replicas != found.replicas:
+        return f"its MPS daemon shares each GPU among {found.replicas} clients, not {replicas} (yet)"
+    return ""
+
+
+def _mark(path: Path) -> Mark | None:
+    """What a living supervisor says there; None where nobody holds the lock."""
+    for _ in range(3):  # a writer may be half through
+        descriptor = _open(path)
+        if descriptor is None:
+            return None
+        try:
+            if not _held(descriptor):
+                return None
+            return msgspec.json.decode(os.read(descriptor, _LONGEST), type=Mark)
+        except (OSError, msgspec.DecodeError):
+            continue
+        finally:
+            os.close(descriptor)
+    return None
+
+
+def _why_down(root: Path, resource: str) -> str:
+    descriptor = _open(root / SUPERVISOR)
+    if descriptor is None:
+        return f"gpu-plugin mps has not run on this node, or not with --mps-root {root}"
+    try:
+        if not _held(descriptor):
+            return "gpu-plugin mps does not run on this node"
+    finally:
+        os.close(descriptor)
+    descriptor = _open(root / resource / DOWN)
+    if descriptor is None:
+        return "gpu-plugin mps runs none for it (yet); has it the same configuration?"
+    try:
+        return os.read(descriptor, _LONGEST).decode(errors="replace").strip() or "it is being started"
+    except OSError as error:
+        return f"{root / resource / DOWN} cannot be read: {error.strerror}"
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: Path) -> int | None:
+    """A regular file to read, without ever waiting for one; None where there is none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _held(descriptor: int) -> bool:
+    """Whether another process holds the exclusive lock of an open file. Takes a shared one for a moment."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False

@@ -1,0 +1,260 @@
+"""The MPS side of a node as a process: finds its GPUs, plans its resources, and supervises the daemons they need."""
+
+import asyncio
+import logging
+import os
+import random
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+import anyio.abc
+
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.devices.plan import plan
+from gpu_plugin.mps.compute_modes import ComputeModes
+from gpu_plugin.mps.errors import MpsError
+from gpu_plugin.mps.plan import mps_resources
+from gpu_plugin.mps.supervisor import Supervisor, Tempo
+from gpu_plugin.nvml import probe
+from gpu_plugin.nvml.port import Driver, HostView, NvmlError
+from gpu_plugin.nvml.watched import PLACEHOLDER
+from gpu_plugin.parts import forever
+from gpu_plugin.pulse import Pulse
+from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with
+from gpu_plugin.state import StateDirectory
+from gpu_plugin.threads import DaemonThreads, Job
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY = 1.0
+LONGEST_RETRY = 30.0
+"""Seconds between two attempts to find a driver or a readable GPU."""
+
+PROBE_PATIENCE = 5.0
+"""Seconds a GPU may take to describe itself before the daemons are planned without it."""
+
+UNCHANGEABLE = ("mps_root", "state_dir", "simulate", "driver_root", "driver_root_ctr_path")
+"""Settings that a running process cannot change."""
+
+
+class NothingToServeError(Exception):
+    """There is no driver or no GPU and the operator wants to hear of it at once; the text says what to do."""
+
+
+class MpsService:
+    """One node's `gpu-plugin mps`, from start to clean exit."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        driver: Driver,
+        host: HostView,
+        control: Callable[[], Sequence[str]],
+        tempo: Tempo | None = None,
+    ) -> None:
+        """Takes the configuration to follow, and the hardware.
+
+        `control` gives the control program with the arguments it always gets; it raises MpsError while there is none.
+        """
+        self.settings = configuration.settings
+        self._configuration = configuration
+        self._driver = driver
+        self._host = host
+        self._control = control
+        self._tempo = tempo
+        self._supervisor: Supervisor | None = None
+        self._look = Pulse()
+        self._opening: Job[None] | None = None
+        self._opened = False
+        self._said = ""
+        self._told_to_stop = False
+        self._parts: anyio.abc.TaskGroup
+
+    async def run(self) -> int:
+        """Runs until a signal ends it. Returns the exit status."""
+        status = 0
+        try:
+            async with anyio.create_task_group() as self._parts:
+                self._parts.start_soon(self._signals)
+                self._parts.start_soon(forever, "the configuration watch", self._configuration.watch)
+                self._parts.start_soon(forever, "the configuration", self._configure)
+                self._parts.start_soon(self._serve)
+        except* (NothingToServeError, ConfigError, MpsError) as group:
+            for error in group.exceptions:
+                log.error("%s", error)  # noqa: TRY400 - the sentence is for people, a trace would bury it
+            status = 1
+        log.info("stopped")
+        return status if self._told_to_stop or status else 1
+
+    async def _signals(self) -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP) as signals:
+            async for number in signals:
+                if number == signal.SIGHUP:
+                    log.info("SIGHUP: reading the configuration again")
+                    self._configuration.ask()
+                else:
+                    log.info("%s: stopping", signal.Signals(number).name)
+                    self._told_to_stop = True
+                    self._parts.cancel_scope.cancel()
+                    return
+
+    async def _configure(self) -> None:
+        await self._configuration.run(self._take_settings)
+
+    def _take_settings(self, new: Settings) -> None:
+        """Has the GPUs looked at under newer settings."""
+        self.settings = new
+        self._look.ring()
+
+    async def _serve(self) -> None:
+        """Finds the GPUs and has their daemons run; again after each reload, and for as long as no GPU can be read."""
+        pause = FIRST_RETRY
+        while True:
+            settings = self.settings
+            try:
+                again = self._plan(await self._find_gpus(), settings)
+            except _NoGpusError as error:
+                self._complain(str(error), pause)
+                again = True
+            except ConfigError as error:
+                if self._supervisor is None:
+                    raise
+                log.error("%s; what was served before is served on", error)  # noqa: TRY400
+                again = False
+            except Exception:
+                if self._supervisor is None:
+                    raise
+                log.exception("planning the MPS daemons failed; what was served before is served on")
+                again = True
+            if self.settings is not settings:
+                continue  # it was reloaded meanwhile
+            if again:
+                await self._look.wait(pause * (0.9 + 0.2 * random.random()))  # noqa: S311 - spreads retries
+                pause = min(pause * 2, LONGEST_RETRY)
+            else:
+                await self._look.wait()
+                pause = FIRST_RETRY
+
+    def _complain(self, trouble: str, pause: float) -> None:
+        """Says why there is nothing to serve. Raises NothingToServeError where the operator wants no waiting for it."""
+        if self.settings.fail_on_init_error and self._supervisor is None:
+            raise NothingToServeError(
+                f"{trouble}. Is the driver installed and loaded (does nvidia-smi work here)? "
+                "On nodes without a GPU, do not run gpu-plugin mps, or run it with --fail-on-init-error=false"
+            )
+        level = logging.DEBUG if trouble == self._said else logging.WARNING  # the same is worth a line once
+        log.log(level, "%s; looking again in %g s, and ever more slowly", trouble, pause)
+        self._said = trouble
+
+    async def _find_gpus(self) -> Node:
+        """The node's GPUs, as the driver describes them now. Raises _NoGpusError where there are none to be had."""
+        try:
+            await self._open()
+            threads = DaemonThreads()
+            try:
+                version = await threads.run(self._driver.driver_version, self.settings.nvml_timeout)
+                count = await threads.run(self._driver.device_count, self.settings.nvml_timeout)
+            finally:
+                threads.close()
+        except (NvmlError, TimeoutError) as error:
+            raise _NoGpusError(f"the NVIDIA driver cannot be used: {error}") from None
+        gpus: dict[int, Gpu] = {}
+
+        async def one(index: int) -> None:
+            gpus[index] = await self._probe(index)
+
+        async with anyio.create_task_group() as group:
+            for index in range(count):
+                group.start_soon(one, index)
+        found = tuple(gpus[index] for index in range(count))
+        if all(gpu.unreadable for gpu in found):
+            await self._close()
+            raise _NoGpusError(
+                f"the NVIDIA driver cannot read GPU {found[0].index}: {found[0].unreadable}"
+                if found
+                else "the NVIDIA driver finds no GPU on this node"
+            )
+        self._said = ""
+        return Node(found, driver_version=version)
+
+    async def _open(self) -> None:
+        """Opens the driver once; one attempt at a time, however long it hangs."""
+        if self._opened:
+            return
+        if self._opening is None:
+            self._opening = await DaemonThreads().submit(self._driver.open, 0)
+        with anyio.move_on_after(self.settings.nvml_timeout):
+            await asyncio.wait([self._opening.done])
+        if not self._opening.done.done():
+            raise TimeoutError(f"no answer for {self.settings.nvml_timeout:g} s")
+        opened, self._opening = self._opening, None
+        opened.done.result()
+        self._opened = True
+
+    async def _close(self) -> None:
+        """Closes the driver, which counts GPUs when it is opened: a later attempt then finds what has come since."""
+        self._opened = False
+        threads = DaemonThreads()
+        with suppress(NvmlError, TimeoutError):
+            await threads.run(self._driver.close, self.settings.nvml_timeout)
+        threads.close()
+
+    async def _probe(self, index: int) -> Gpu:
+        """One GPU as the driver describes it; unreadable, with the reason, where it does not."""
+        threads = DaemonThreads()
+        try:
+            return (await threads.run(lambda: probe.probe_gpu(self._driver, self._host, index), PROBE_PATIENCE))[1]
+        except (NvmlError, TimeoutError) as error:
+            return Gpu(uuid=f"{PLACEHOLDER}{index}", index=index, unreadable=str(error))
+        finally:
+            threads.close()
+
+    def _plan(self, node: Node, settings: Settings) -> bool:
+        """Has the daemons run that the settings ask for on this node. Returns whether looking again would serve more.
+
+        Raises:
+            ConfigError: the settings ask for what the node cannot do.
+        """
+        resources = mps_resources(plan(node, settings).resources, node)
+        if resources and not settings.mps_root:
+            raise ConfigError(
+                f"{resources[0].name} is shared by MPS: say with --mps-root where its daemon's directory lies"
+            )
+        if not resources:
+            log.info("no resource of this node is shared by MPS: nothing to do until the configuration changes")
+        if self._supervisor is None and settings.mps_root:
+            root = Path(settings.mps_root)
+            modes = ComputeModes(self._driver, StateDirectory(root), self._host.boot_id(), settings.nvml_timeout)
+            self._supervisor = Supervisor(root, self._control, modes, self._tempo)
+            self._parts.start_soon(self._supervisor.run)
+        if self._supervisor is not None:
+            self._supervisor.apply(resources)
+        return any(all(gpu.unreadable for gpu in resource.gpus) for resource in resources)
+
+
+class _NoGpusError(Exception):
+    """No GPU can be had now; the text says why."""
+
+
+def run(
+    settings: Settings,
+    resolve: Resolve,
+    driver: Driver,
+    host: HostView,
+    control: Callable[[], Sequence[str]],
+) -> int:
+    """Runs an `MpsService` on an event loop of its own until a signal ends it. Returns the exit status."""
+
+    async def serve() -> int:
+        begun = await begin_with(settings, resolve)
+        if begun is None:
+            return 0
+        return await MpsService(Configuration(*begun, resolve, UNCHANGEABLE), driver, host, control).run()
+
+    os.umask(0o022)
+    return anyio.run(serve)

@@ -1,0 +1,281 @@
+"""Keeps the MPS daemons of a node running: a task for each resource, whose trouble is its own.
+
+A resource is ready while its supervisor holds the lock that `readiness` looks at. What is wanted is given by `apply` at any
+time: daemons that are wanted as they are run on, the others end before new ones start, since a GPU has one daemon.
+"""
+
+import logging
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import anyio.abc
+
+from gpu_plugin.mps import directories, readiness
+from gpu_plugin.mps.compute_modes import ComputeModes
+from gpu_plugin.mps.control_daemon import PROBE_COMMAND, ControlDaemon, end_leftovers
+from gpu_plugin.mps.errors import MpsError
+from gpu_plugin.mps.plan import MpsDaemon, MpsPlan, MpsResource, plan_daemons, shm_directory
+from gpu_plugin.mps.readiness import Mark, ReadyMark
+from gpu_plugin.pulse import Pulse
+from gpu_plugin.threads import DaemonThreads
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Tempo:
+    """How long things may take, in seconds.
+
+    A daemon counts as stuck when `misses` probes in a row were not answered: ending it ends the work of all its clients.
+    """
+
+    start: float = 15.0
+    """From its start until its control answers."""
+    answer: float = 5.0
+    """For a command."""
+    probe: float = 10.0
+    """Between two probes; that a daemon exits is seen at once, without one."""
+    misses: int = 3
+    quit: float = 3.0
+    """For a daemon to quit before it is killed."""
+    restore: float = 2.0
+    """For the driver to restore a compute mode: a GPU that hangs holds up neither others nor the exit."""
+    first_pause: float = 1.0
+    longest_pause: float = 60.0
+    """Until a daemon that went down is started again: the first, doubled each time, up to the longest."""
+    forget: float = 60.0
+    """A daemon that was ready for so long begins with the first pause again."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A daemon that is kept running, and how to end that."""
+
+    daemon: MpsDaemon
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    over: anyio.Event = field(default_factory=anyio.Event)
+
+
+class Supervisor:
+    """Runs the MPS daemons of one node under one root."""
+
+    def __init__(
+        self, root: Path, control: Callable[[], Sequence[str]], modes: ComputeModes, tempo: Tempo | None = None
+    ) -> None:
+        """Takes the MPS root and what sets compute modes.
+
+        `control` gives the control program with the arguments it always gets; it raises MpsError while there is none.
+        """
+        self._root = root
+        self._control = control
+        self._modes = modes
+        self._tempo = tempo or Tempo()
+        self._plan: MpsPlan | None = None
+        self._changed = Pulse()
+        self._kept: dict[str, _Kept] = {}
+        self._refused: dict[str, str] = {}
+
+    def apply(self, resources: Iterable[MpsResource]) -> None:
+        """From now on these resources are wanted, each with a daemon of its own. From the event loop's thread."""
+        self._plan = plan_daemons(str(self._root), resources)
+        for warning in self._plan.warnings:
+            log.warning("%s", warning)
+        self._changed.ring()
+
+    async def run(self) -> None:
+        """Keeps running what is wanted until cancelled; then ends every daemon and restores every compute mode.
+
+        Raises:
+            MpsError: the MPS root cannot be used.
+        """
+        async with self._alone():
+            left = await end_leftovers(self._root)
+            if left:
+                log.warning("killed what an earlier gpu-plugin mps left: processes %s", left)
+            self._modes.recall()
+            try:
+                async with anyio.create_task_group() as tasks:
+                    while True:
+                        done = self._plan
+                        if done is not None:
+                            await self._reconcile(tasks, done)
+                        if self._plan is done:
+                            await self._changed.wait()
+            finally:
+                for resource in self._refused:
+                    self._mark(resource).down()
+                with anyio.CancelScope(shield=True):
+                    await self._modes.restore(self._modes.changed, self._tempo.restore)
+                self._modes.close()
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Holds the lock of the MPS root, once whoever has it lets go."""
+        directories.make_root(self._root)
+        path = self._root / readiness.SUPERVISOR
+        descriptor = readiness.lock(path)
+        if descriptor is None:
+            log.warning("%s is held by another gpu-plugin mps on this node; waiting for it to end", path)
+            threads = DaemonThreads("mps-lock")
+            try:
+                job = await threads.submit(lambda: readiness.wait_for_lock(path), float("inf"))
+                descriptor = job.done.result()
+            finally:
+                threads.close()
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    async def _reconcile(self, tasks: anyio.abc.TaskGroup, plan: MpsPlan) -> None:
+        """Ends what is not wanted as it is, then begins what is wanted and not there."""
+        wanted = {daemon.resource: daemon for daemon in plan.daemons}
+        ending = [kept for resource, kept in self._kept.items() if kept.daemon != wanted.get(resource)]
+        for kept in ending:
+            log.info("%s: its MPS daemon is not wanted as it is; ending it", kept.daemon.resource)
+            kept.scope.cancel()
+        for kept in ending:
+            await kept.over.wait()
+            del self._kept[kept.daemon.resource]
+        in_use = {uuid for daemon in plan.daemons for uuid in daemon.gpus}
+        await self._modes.restore(self._modes.changed - in_use, self._tempo.restore)
+        for resource in self._refused.keys() - plan.refused.keys() - wanted.keys():
+            self._mark(resource).down()
+        for resource, why in plan.refused.items():
+            if self._refused.get(resource) != why:
+                log.error("%s: no MPS daemon can serve it: %s", resource, why)
+            self._mark(resource).down(why)
+        self._refused = dict(plan.refused)
+        for daemon in plan.daemons:
+            if daemon.resource not in self._kept:
+                kept = self._kept[daemon.resource] = _Kept(daemon)
+                tasks.start_soon(self._keep, kept)
+
+    def _mark(self, resource: str) -> ReadyMark:
+        return ReadyMark(self._root / resource)
+
+    async def _keep(self, kept: _Kept) -> None:
+        """Runs one resource's daemon again and again, ever more slowly, until it is not wanted any more."""
+        daemon, tempo = kept.daemon, self._tempo
+        mark = self._mark(daemon.resource)
+        pause = tempo.first_pause
+        try:
+            with kept.scope:
+                mark.down("it is being started")
+                while True:
+                    began = anyio.current_time()
+                    try:
+                        why = await self._run_once(daemon, mark)
+                    except MpsError as error:
+                        why = str(error)
+                    except Exception as error:
+                        log.exception("%s: running its MPS daemon failed unexpectedly", daemon.resource)
+                        why = repr(error)
+                    mark.down(why)
+                    if anyio.current_time() - began >= tempo.forget:
+                        pause = tempo.first_pause
+                    log.error("%s: its MPS daemon is down: %s; starting it again in %g s", daemon.resource, why, pause)
+                    await anyio.sleep(pause * (0.9 + 0.1 * random.random()))  # noqa: S311 - spreads retries
+                    pause = min(pause * 2, tempo.longest_pause)
+        finally:
+            mark.down()
+            kept.over.set()
+
+    async def _run_once(self, daemon: MpsDaemon, mark: ReadyMark) -> str:
+        """One daemon from its start to its end; gives why it ended. Nothing of it is left then.
+
+        Raises:
+            MpsError: it cannot be started, or does not do its work.
+        """
+        control = ControlDaemon(daemon, self._root, self._control())
+        try:
+            await control.end_leftovers()
+            directories.make(self._root, Path(daemon.pipe), Path(daemon.log), Path(shm_directory(str(self._root))))
+            for uuid in daemon.gpus:
+                await self._modes.make_exclusive(uuid)
+            await control.start()
+            return await self._until_exit(control, mark)
+        finally:
+            mark.down("it is being stopped")
+            with anyio.CancelScope(shield=True):
+                await control.end(self._tempo.quit)
+
+    async def _until_exit(self, control: ControlDaemon, mark: ReadyMark) -> str:
+        """Serves with a started daemon until it exits, which is told of at once, or cannot be used (MpsError)."""
+        outcome: list[str | MpsError] = []
+        async with anyio.create_task_group() as group:
+
+            async def exited() -> None:
+                outcome.append(await control.exited())
+                group.cancel_scope.cancel()
+
+            async def served() -> None:
+                try:
+                    await self._serve(control, mark)
+                except MpsError as error:
+                    outcome.append(error)
+                    group.cancel_scope.cancel()
+
+            group.start_soon(exited)
+            group.start_soon(served)
+        return str(outcome[0])
+
+    async def _serve(self, control: ControlDaemon, mark: ReadyMark) -> None:
+        """Makes the daemon ready and confirms that it is, until it does not answer any more.
+
+        Raises:
+            MpsError: it does not answer, or refuses a limit.
+        """
+        daemon, tempo = control.daemon, self._tempo
+        await self._first_answer(control)
+        for command in daemon.commands:
+            await control.ask(command, tempo.answer)
+        since, misses = time.time(), 0
+        self._confirm(control, mark, since)
+        log.info(
+            "%s: MPS daemon ready (process %d): %d GPUs, %d clients each",
+            daemon.resource,
+            control.pid,
+            len(daemon.gpus),
+            daemon.replicas,
+        )
+        while True:
+            await anyio.sleep(tempo.probe)
+            try:
+                await control.ask(PROBE_COMMAND, tempo.answer)
+            except MpsError as error:
+                misses += 1
+                if misses >= tempo.misses:
+                    raise
+                log.warning("%s: %s; probing again", daemon.resource, error)
+            else:
+                misses = 0
+                self._confirm(control, mark, since)
+            directories.trim_logs(Path(daemon.log))
+
+    async def _first_answer(self, control: ControlDaemon) -> None:
+        """Waits until the daemon answers; it listens some time after it was started, and nothing tells when."""
+        tempo = self._tempo
+        until = anyio.current_time() + tempo.start
+        while True:
+            try:
+                await control.ask(PROBE_COMMAND, min(tempo.answer, max(0.1, until - anyio.current_time())))
+            except MpsError:
+                if anyio.current_time() >= until:
+                    raise
+                await anyio.sleep(min(tempo.probe, 0.1))
+            else:
+                return
+
+    @staticmethod
+    def _confirm(control: ControlDaemon, mark: ReadyMark, since: float) -> None:
+        daemon = control.daemon
+        mark.up(
+            Mark(pid=control.pid, since=since, replicas=daemon.replicas, gpus=daemon.gpus, confirmed=time.monotonic())
+        )

@@ -1,0 +1,233 @@
+"""`gpu-plugin mps` as a process on a simulated node."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gpu_plugin.mps.leftovers import VARIABLE
+from gpu_plugin.mps.readiness import ready
+from gpu_plugin.simulation import mps_control
+from gpu_plugin.simulation.compute_modes import STATE_FILE
+from tests.node.daemon import GPU, DaemonProcess
+
+PATIENCE = 30.0
+SHARED = "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}\n"
+ALONE = "version: v1\n"
+
+
+class MpsProcess(DaemonProcess):
+    """One `gpu-plugin mps`."""
+
+    def __init__(self, directory, *, profile="hgx-h100"):
+        super().__init__(directory, profile=profile)
+        self.root = directory / "mps"
+        self.config = directory / "config.yaml"
+        self.config.write_text(SHARED % 4)
+
+    def run(self, *flags, environ=None, mps_root=True):
+        command = [sys.executable, "-m", "gpu_plugin", "mps", "--state-dir", str(self.state), "--log-level", "debug"]
+        command += ["--config-file", str(self.config)]
+        if mps_root:
+            command += ["--mps-root", str(self.root)]
+        if self.profile:
+            command += ["--simulate", self.profile]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, *flags], stderr=log, stdout=log, env={**os.environ, **(environ or {})}
+            )
+
+    def why(self, **expected):
+        return ready(self.root, GPU, **expected)
+
+    async def until(self, condition, seconds=PATIENCE):
+        with anyio.move_on_after(seconds):
+            while not condition():
+                assert self.process is not None
+                assert self.process.poll() is None, self.log.read_text()
+                await anyio.sleep(0.02)
+            return
+        raise AssertionError(f"it never came to be. The log:\n{self.log.read_text()[-3000:]}")
+
+    def modes(self):
+        """Compute modes by index, but for DEFAULT."""
+        try:
+            modes = json.loads((self.state / STATE_FILE).read_bytes())["modes"]
+        except FileNotFoundError:
+            return {}
+        return {int(index): mode for index, mode in modes.items() if mode}
+
+    def children(self):
+        """Processes of the daemons under this root."""
+        status = self.root.stat()
+        value = f"{VARIABLE}={status.st_dev}:{status.st_ino}:".encode()
+        found = []
+        for process in Path("/proc").iterdir():
+            try:
+                if process.name.isdecimal() and value in (process / "environ").read_bytes():
+                    found.append(int(process.name))
+            except OSError:
+                continue
+        return found
+
+
+@pytest.fixture
+def mps(directory):
+    made = MpsProcess(directory)
+    yield made
+    made.kill()
+    for pid in made.children() if made.root.exists() else []:
+        os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_shared_resource_has_a_daemon_until_sigterm_which_leaves_nothing(mps):
+    mps.run()
+    await mps.until(lambda: not mps.why(replicas=4))
+    assert mps.modes() == dict.fromkeys(range(8), 3)
+    (daemon,) = mps.children()
+    status, seconds = await mps.stop()
+    assert (status, seconds < 5) == (0, True)
+    assert mps.children() == []
+    assert not Path(f"/proc/{daemon}").exists()
+    assert mps.modes() == {}
+    assert not list(mps.root.rglob(".ready"))
+    assert "gpu-plugin mps does not run" in mps.why()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
+async def test_other_ends_are_clean_too(mps, number):
+    mps.run()
+    await mps.until(lambda: not mps.why())
+    mps.signal(number)
+    assert await mps.exit(10) == 0
+    assert mps.children() == []
+
+
+async def test_the_kernel_tells_of_a_killed_supervisor_and_the_next_cleans_up(mps):
+    log = mps.root / GPU / "log"
+    log.mkdir(parents=True)
+    (log / mps_control.FAULT).write_text("server")
+    mps.run()
+    await mps.until(lambda: not mps.why())
+    daemon, server = sorted(mps.children())
+    mps.signal(signal.SIGKILL)
+    await mps.exit()
+    assert "gpu-plugin mps does not run" in mps.why()
+    assert mps.modes() == dict.fromkeys(range(8), 3)
+    mps.process = None
+    (log / mps_control.FAULT).unlink()
+    mps.run()
+    await mps.until(lambda: not mps.why())
+    assert not {daemon, server} & set(mps.children())
+    status, _ = await mps.stop()
+    assert status == 0
+    assert mps.modes() == {}
+
+
+async def test_sighup_takes_a_new_configuration_and_keeps_the_old_one_if_it_is_bad(mps):
+    mps.run()
+    await mps.until(lambda: not mps.why(replicas=4))
+    (daemon,) = mps.children()
+    mps.config.write_text("version: v7\n")
+    mps.signal(signal.SIGHUP)
+    await mps.said("nothing is changed")
+    mps.signal(signal.SIGHUP)
+    assert mps.children() == [daemon]
+    mps.config.write_text(SHARED % 6)
+    mps.signal(signal.SIGHUP)
+    await mps.until(lambda: not mps.why(replicas=6))
+    assert daemon not in mps.children()
+    mps.config.write_text(ALONE)
+    mps.signal(signal.SIGHUP)
+    await mps.until(lambda: not mps.modes())
+    assert mps.children() == []
+    assert "runs none for it" in mps.why()
+    await mps.said("no resource of this node is shared by MPS")
+    status, _ = await mps.stop()
+    assert status == 0
+
+
+async def test_without_a_shared_resource_it_idles_until_there_is_one(mps):
+    mps.config.write_text(ALONE)
+    mps.run()
+    await mps.said("no resource of this node is shared by MPS")
+    mps.config.write_text(SHARED % 2)
+    mps.signal(signal.SIGHUP)
+    await mps.until(lambda: not mps.why(replicas=2))
+
+
+async def test_a_control_program_of_the_operators_is_run(mps, directory):
+    program = directory / "nvidia-cuda-mps-control"
+    mps.run(environ={"MPS_CONTROL_BINARY": str(program)})
+    await mps.until(lambda: f"{program} cannot be started: No such file" in mps.why())
+    program.write_text(f'#!/bin/sh\nexec {" ".join(mps_control.COMMAND)} "$@"\n')
+    program.chmod(0o755)
+    await mps.until(lambda: not mps.why())
+
+
+async def test_more_replicas_than_an_older_gpu_takes_are_told_and_cost_no_exit(mps, directory):
+    newer = Path(mps_control.__file__).parent / "profiles/t4-4.yaml"
+    pascal = directory / "pascal.yaml"
+    pascal.write_text(newer.read_text().replace("architecture: 6", "architecture: 4"))
+    mps.profile = str(pascal)
+    mps.config.write_text(SHARED % 17)
+    mps.run()
+    await mps.until(lambda: "17 replicas are more than the 16 MPS clients" in mps.why())
+    assert mps.children() == []
+    mps.config.write_text(SHARED % 16)
+    mps.signal(signal.SIGHUP)
+    await mps.until(lambda: not mps.why(replicas=16))
+
+
+async def test_a_v100_takes_48_clients(directory):
+    mps = MpsProcess(directory, profile="dgx1-v100")
+    try:
+        mps.config.write_text(SHARED % 48)
+        mps.run()
+        await mps.until(lambda: not mps.why(replicas=48))
+        await mps.stop()
+    finally:
+        mps.kill()
+
+
+async def test_without_a_driver_it_ends_at_once_or_waits_for_one(mps, directory):
+    mps.profile = ""
+    nowhere = ("--driver-root-ctr-path", str(directory / "nowhere"))
+    mps.run(*nowhere)
+    assert await mps.exit(30) == 1
+    await mps.said("the NVIDIA driver cannot be used")
+    mps.run(*nowhere, "--fail-on-init-error=false")
+    await mps.said("looking again in")
+    status, seconds = await mps.stop()
+    assert (status, seconds < 5) == (0, True)
+
+
+async def test_what_the_command_line_gets_wrong_is_one_line(mps):
+    mps.config.write_text(ALONE)
+    mps.run("--mount-shm", mps_root=False, environ={"MPS_ROOT": ""})
+    assert await mps.exit(30) == 2
+    assert mps.log.read_text().strip() == "gpu-plugin mps: --mount-shm: say with --mps-root where"
+
+
+async def test_shared_memory_is_mounted_once_and_by_itself(mps):
+    if os.geteuid() != 0:
+        pytest.skip("only root mounts")
+    shm = mps.root / "shm"
+    try:
+        mps.run("--mount-shm")
+        if await mps.exit(30):
+            assert "cannot be mounted there" in mps.log.read_text()
+            pytest.skip("mounts are not allowed here")
+        assert "MiB mounted" in mps.log.read_text()
+        assert shm.is_mount()
+        mps.run("--mount-shm")
+        assert await mps.exit(30) == 0
+        assert "mounted already" in mps.log.read_text()
+    finally:
+        if shm.is_mount():
+            await anyio.run_process(["umount", str(shm)])

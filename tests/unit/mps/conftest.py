@@ -1,0 +1,129 @@
+"""A simulated node whose MPS daemons the stand-in control program plays, and a supervisor over it."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gpu_plugin.config.sharing import MpsLimits
+from gpu_plugin.mps.compute_modes import ComputeModes
+from gpu_plugin.mps.leftovers import VARIABLE
+from gpu_plugin.mps.plan import MpsResource
+from gpu_plugin.mps.readiness import ready
+from gpu_plugin.mps.supervisor import Supervisor, Tempo
+from gpu_plugin.nvml.probe import probe_gpu
+from gpu_plugin.simulation import mps_control
+from gpu_plugin.simulation.driver import SimulatedDriver
+from gpu_plugin.simulation.hardware import SimulatedNode
+from gpu_plugin.simulation.host import SimulatedHost
+from gpu_plugin.simulation.profile import load
+from gpu_plugin.state import StateDirectory
+
+GPU = "nvidia.com/gpu"
+OTHER = "nvidia.com/gpu.shared"
+QUICK = Tempo(start=10, answer=10, probe=0.05, misses=2, quit=5, first_pause=0.01, longest_pause=0.05, forget=60)
+PATIENCE = 30.0
+
+
+async def until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
+    """Returns once the condition holds."""
+    with anyio.move_on_after(seconds):
+        while not condition():
+            await anyio.sleep(0.01)
+        return
+    raise AssertionError("it never came to be")
+
+
+def marked(root: Path) -> list[int]:
+    """Processes of daemons under this root, by their environment; zombies have none."""
+    value = f"{VARIABLE}={root.stat().st_dev}:{root.stat().st_ino}:".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and value in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+class Mps:
+    """One node's MPS root, its simulated GPUs, and supervisors over them."""
+
+    def __init__(self, directory: Path, profile: str = "hgx-h100") -> None:
+        self.root = directory / "mps"
+        self.state = directory / "state"
+        self.node = SimulatedNode(load(profile), self.state)
+        self.driver = SimulatedDriver(self.node)
+        self.driver.open()
+        host = SimulatedHost(self.node)
+        self.gpus = [probe_gpu(self.driver, host, index)[1] for index in range(len(self.node.profile.gpus))]
+        self.control: Callable[[], tuple[str, ...]] = lambda: mps_control.COMMAND
+
+    def _control(self) -> tuple[str, ...]:
+        return self.control()
+
+    def resource(self, *indices: int, name: str = GPU, replicas: int = 4, limits: MpsLimits | None = None):
+        return MpsResource(name, tuple(self.gpus[index] for index in indices), replicas, limits or MpsLimits())
+
+    def modes(self) -> ComputeModes:
+        return ComputeModes(self.driver, StateDirectory(self.root), self.node.boot_id, 5)
+
+    def mode(self, index: int) -> int:
+        return self.node.compute_modes.get(index)
+
+    def why(self, name: str = GPU) -> str:
+        return ready(self.root, name)
+
+    def is_ready(self, name: str = GPU) -> bool:
+        return not self.why(name)
+
+    def fault(self, fault: str, name: str = GPU) -> None:
+        log = self.root / name / "log"
+        log.mkdir(parents=True, exist_ok=True)
+        (log / mps_control.FAULT).write_text(fault)
+
+    def heal(self, name: str = GPU) -> None:
+        (self.root / name / "log" / mps_control.FAULT).unlink()
+
+    def told(self, name: str = GPU) -> list[str]:
+        """What the daemons of a resource were told so far, probes left out."""
+        lines = (self.root / name / "log" / mps_control.LOG).read_text().splitlines()
+        return [line for line in lines if "get_default_active" not in line]
+
+    @asynccontextmanager
+    async def supervised(self, *resources: MpsResource, tempo: Tempo = QUICK):
+        """A running supervisor that is ended in order; nothing of it is left."""
+        supervisor = Supervisor(self.root, self._control, self.modes(), tempo)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(supervisor.run)
+            supervisor.apply(resources)
+            try:
+                yield supervisor
+            finally:
+                tasks.cancel_scope.cancel()
+        assert marked(self.root) == []
+        assert not list(self.root.rglob(".ready"))
+        assert not list(self.root.rglob(".down"))
+
+
+@pytest.fixture
+def short_path():
+    """A directory with a path short enough for sockets."""
+    path = Path(tempfile.mkdtemp(prefix="mps", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def mps(short_path):
+    made = Mps(short_path)
+    yield made
+    if made.root.exists():
+        for pid in marked(made.root):
+            os.kill(pid, 9)

@@ -1,0 +1,109 @@
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpu_plugin.mps import tether
+from gpu_plugin.mps.control_daemon import PROGRAM, ControlDaemon, find_program
+from gpu_plugin.mps.errors import MpsError
+from gpu_plugin.mps.plan import plan_daemons
+
+from .conftest import GPU, until
+
+
+def program(directory):
+    directory.mkdir(parents=True)
+    made = directory / PROGRAM
+    made.touch(0o755)
+    return str(made)
+
+
+def test_the_control_program_of_the_driver_root_comes_first(tmp_path):
+    ours, theirs = program(tmp_path / "root/usr/bin"), program(tmp_path / "bin")
+    roots = (str(tmp_path / "absent"), f"{tmp_path}/root/", "/")
+    assert find_program(roots, str(tmp_path / "bin")) == ours
+    Path(ours).chmod(0o644)
+    assert find_program(roots, str(tmp_path / "bin")) == theirs
+
+
+def test_where_there_is_no_control_program_every_place_looked_at_is_named(tmp_path):
+    place = re.escape(f"no {PROGRAM} at {tmp_path}/usr/bin/{PROGRAM}, $PATH; ")
+    with pytest.raises(MpsError, match=place + ".*--mps-control-binary"):
+        find_program((str(tmp_path), "/"), str(tmp_path))
+
+
+@pytest.fixture
+def script(mps):
+    """Makes a control program of a shell script."""
+
+    def make(text):
+        mps.root.mkdir(parents=True, exist_ok=True)
+        path = mps.root / PROGRAM
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        (daemon,) = plan_daemons(str(mps.root), [mps.resource(1, 0)]).daemons
+        return ControlDaemon(daemon, mps.root, (str(path), "fixed"))
+
+    return make
+
+
+async def test_a_daemon_gets_its_own_environment_and_what_it_says_last_is_kept(script, mps, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "3")
+    control = script('env > "$0.env"; echo "$@" > "$0.arguments"; echo first; printf "last\\377 word"; exit 3')
+    await control.start()
+    assert control.pid
+    assert (await control.exited()).startswith(f"{PROGRAM} exited with status 3: last")
+    await control.end(5)
+    environment = dict(line.split("=", 1) for line in (mps.root / f"{PROGRAM}.env").read_text().splitlines())
+    assert environment["CUDA_VISIBLE_DEVICES"] == f"{mps.gpus[1].uuid},{mps.gpus[0].uuid}"
+    assert environment["CUDA_MPS_PIPE_DIRECTORY"] == f"{mps.root}/{GPU}/pipe"
+    assert environment["CUDA_MPS_LOG_DIRECTORY"] == f"{mps.root}/{GPU}/log"
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in environment
+    assert environment["PATH"].startswith(f"{mps.root}:")  # the server lies beside it
+    assert (mps.root / f"{PROGRAM}.arguments").read_text() == "fixed -f\n"
+
+
+async def test_a_daemon_that_talks_without_end_and_takes_no_notice_is_killed(script):
+    control = script("trap '' TERM; while :; do echo chatter; done")
+    await control.start()
+    await control.end(0.2)
+    assert await control.exited() == f"{PROGRAM} was killed by SIGKILL: chatter"
+
+
+async def test_a_command_is_one_line_of_input_and_its_answer_comes_back(script):
+    assert await script("cat; echo and more").ask("some command", 10) == "some command and more"
+
+
+async def test_a_command_that_fails_or_takes_too_long_is_told(script):
+    with pytest.raises(MpsError, match="its control answers 'quit' with status 2: no such daemon"):
+        await script("echo no such daemon; exit 2").ask("quit", 10)
+    with pytest.raises(MpsError, match=r"its control has not answered 'quit' for 0\.2 s"):
+        await script("exec sleep 600").ask("quit", 0.2)
+
+
+async def test_the_daemon_dies_with_its_parent(tmp_path):
+    source = (
+        "import subprocess, sys, os\n"
+        f"p = subprocess.Popen([sys.executable, '-I', '-S', {tether.__file__!r}, str(os.getpid()), 'sh', '-c', "
+        "'echo $$; sleep 600'], stdout=subprocess.PIPE)\n"
+        "print(p.stdout.readline().decode(), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: ASYNC220
+    assert parent.stdout is not None
+    child = Path("/proc", parent.stdout.readline().decode().strip())
+    assert child.exists()
+    parent.send_signal(signal.SIGKILL)
+    parent.communicate()
+    await until(lambda: not child.exists() or (child / "stat").read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+def test_one_whose_parent_is_gone_already_does_not_start(tmp_path):
+    command = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid() + 1), "touch", str(tmp_path / "started")]
+    assert subprocess.run(command, check=False).returncode == 1
+    assert not (tmp_path / "started").exists()

@@ -1,0 +1,143 @@
+import ctypes
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gpu_plugin.mps import directories
+from gpu_plugin.mps.errors import MpsError
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def made(root):
+    below = root / "nvidia.com/gpu"
+    directories.make(root, below / "pipe", below / "log", root / "shm")
+    return below
+
+
+@pytest.fixture
+def umask():
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+def test_containers_of_any_user_may_enter_and_none_may_put_another_daemon_there(tmp_path, umask):
+    below = made(tmp_path / "mps")
+    for directory in (tmp_path / "mps", below.parent, below, below / "pipe", below / "log"):
+        assert mode(directory) == 0o755
+    assert mode(tmp_path / "mps/shm") == 0o1777
+
+
+def test_modes_that_somebody_changed_are_mended_and_content_stays(tmp_path):
+    below = made(tmp_path)
+    (below / "pipe/control").touch()
+    (below / "pipe").chmod(0o700)
+    made(tmp_path)
+    assert mode(below / "pipe") == 0o755
+    assert (below / "pipe/control").exists()
+
+
+def test_nothing_above_the_root_is_touched(tmp_path, umask):
+    above = tmp_path / "above"
+    above.mkdir(mode=0o700)
+    made(above / "mps")
+    assert mode(above) == 0o700
+
+
+def test_a_file_in_the_way_is_told(tmp_path):
+    (tmp_path / "nvidia.com").touch()
+    with pytest.raises(MpsError, match=r"nvidia\.com cannot be made"):
+        made(tmp_path)
+
+
+@pytest.mark.parametrize("refusal", [None, "ENOTSUP", "EINVAL"])
+def test_the_pipe_directory_is_labelled_where_selinux_is_on(tmp_path, monkeypatch, refusal):
+    labels = []
+
+    def setxattr(path, name, value):
+        labels.append((path, name, value))
+        if refusal:
+            raise OSError(getattr(errno, refusal), refusal)
+
+    monkeypatch.setattr(os, "setxattr", setxattr)
+    monkeypatch.setattr(directories, "_SELINUX_FILESYSTEM", tmp_path)
+    below = made(tmp_path / "mps")
+    assert labels == [(below / "pipe", "security.selinux", b"system_u:object_r:container_file_t:s0\0")]
+
+
+def test_a_label_that_may_not_be_set_is_told(tmp_path, monkeypatch):
+    def setxattr(path, name, value):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "setxattr", setxattr)
+    monkeypatch.setattr(directories, "_SELINUX_FILESYSTEM", tmp_path)
+    with pytest.raises(MpsError, match="SELinux"):
+        made(tmp_path / "mps")
+
+
+def test_no_label_where_there_is_no_selinux(tmp_path, monkeypatch):
+    monkeypatch.setattr(directories, "_SELINUX_FILESYSTEM", tmp_path / "absent")
+    monkeypatch.setattr(os, "setxattr", lambda *_: pytest.fail("labelled"))
+    made(tmp_path / "mps")
+
+
+def test_a_log_that_has_grown_too_long_is_emptied_and_others_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(directories, "MOST_LOG", 64 * 1024)
+    (tmp_path / "control.log").write_bytes(b"x" * 100_000)
+    (tmp_path / "server.log").write_bytes(b"x" * 1000)
+    (tmp_path / "other").write_bytes(b"x" * 100_000)
+    (tmp_path / "gone.log").symlink_to(tmp_path / "nowhere")
+    directories.trim_logs(tmp_path)
+    sizes = {file.name: file.stat().st_size for file in tmp_path.iterdir() if file.exists()}
+    assert sizes == {"control.log": 0, "server.log": 1000, "other": 100_000}
+
+
+def test_half_of_memory_in_bytes(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemFree: 3 kB\nMemTotal:       1024 kB\n")
+    assert directories.half_of_memory(meminfo) == 512 * 1024
+    meminfo.write_text("nothing of the kind\n")
+    assert directories.half_of_memory(meminfo) == 64 * 1024 * 1024
+    assert directories.half_of_memory(tmp_path / "absent") == 64 * 1024 * 1024
+    assert directories.half_of_memory() == int(Path("/proc/meminfo").read_text().split()[1]) * 512
+
+
+def test_shared_memory_is_mounted_once(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root mounts")
+    shm = tmp_path / "mps/shm"
+    try:
+        if not directories.mount_shm(shm, 4096 * 16):
+            pytest.fail("it was mounted already")
+    except MpsError as error:
+        pytest.skip(f"mounts are not allowed here: {error}")
+    try:
+        assert os.path.ismount(shm)
+        assert mode(shm) == 0o1777
+        assert os.statvfs(shm).f_blocks * os.statvfs(shm).f_frsize == 4096 * 16
+        assert os.statvfs(shm).f_flag & os.ST_NOEXEC
+        assert not directories.mount_shm(shm, 4096)
+        made(tmp_path / "mps")
+        assert os.statvfs(shm).f_blocks * os.statvfs(shm).f_frsize == 4096 * 16
+    finally:
+        assert ctypes.CDLL(None).umount(os.fsencode(shm)) == 0
+
+
+def test_a_mount_that_is_refused_is_told_in_one_sentence(tmp_path, monkeypatch):
+    class Libc:
+        @staticmethod
+        def mount(*_):
+            return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Libc)
+    monkeypatch.setattr(ctypes, "get_errno", lambda: 1)
+    with pytest.raises(
+        MpsError, match=r"shm: a tmpfs cannot be mounted there: Operation not permitted; run it as root"
+    ):
+        directories.mount_shm(tmp_path / "shm", 4096)

@@ -1,0 +1,155 @@
+from dataclasses import replace
+
+import pytest
+
+from gpu_plugin.config.sharing import MPS, TIME_SLICING, MpsLimits, SharedResource
+from gpu_plugin.devices.device import Device, Resource, mig_slice, whole_gpu
+from gpu_plugin.devices.node import Gpu, MigDevice, Node
+from gpu_plugin.mps.plan import MpsResource, limit_commands, most_clients, mps_resources, plan_daemons
+
+NAME = "nvidia.com/gpu"
+MIB = 1024 * 1024
+PASCAL, VOLTA, HOPPER = 4, 5, 9
+
+
+def gpu(index, architecture=HOPPER, memory=80 * 1024 * MIB, **more):
+    return Gpu(
+        f"GPU-{index}", index, architecture=architecture, memory_bytes=memory, model=f"model {architecture}", **more
+    )
+
+
+def shared(device, replicas=2, strategy=MPS, **more):
+    entry = SharedResource(NAME, NAME, replicas, strategy, **more)
+    return [replace(device, id=f"{device.id}::{n}", sharing=entry) for n in range(replicas)]
+
+
+def resource(devices, name=NAME):
+    return Resource(name, tuple(devices))
+
+
+def refused(mps_resource, root="/run/nvidia/mps"):
+    planned = plan_daemons(root, [mps_resource])
+    assert not planned.daemons
+    return planned.refused[mps_resource.name]
+
+
+def test_a_daemon_has_nvidias_directories_and_sees_its_own_gpus_alone():
+    (daemon,) = plan_daemons("/run/nvidia/mps/", [MpsResource(NAME, (gpu(3), gpu(5)), 4)]).daemons
+    assert daemon.pipe == "/run/nvidia/mps/nvidia.com/gpu/pipe"
+    assert daemon.log == "/run/nvidia/mps/nvidia.com/gpu/log"
+    assert daemon.environment == {
+        "CUDA_MPS_PIPE_DIRECTORY": "/run/nvidia/mps/nvidia.com/gpu/pipe",
+        "CUDA_MPS_LOG_DIRECTORY": "/run/nvidia/mps/nvidia.com/gpu/log",
+        "CUDA_VISIBLE_DEVICES": "GPU-3,GPU-5",
+    }
+    assert (daemon.resource, daemon.gpus, daemon.replicas) == (NAME, ("GPU-3", "GPU-5"), 4)
+
+
+def test_equal_shares_are_rounded_down_and_gpus_counted_as_the_daemon_counts_them():
+    gpus = (gpu(3, memory=1000 * MIB + 1), gpu(5, memory=40 * 1024 * MIB))
+    assert limit_commands(gpus, 3, MpsLimits()) == (
+        "set_default_device_pinned_mem_limit 0 333M",
+        "set_default_device_pinned_mem_limit 1 13653M",
+        "set_default_active_thread_percentage 33",
+    )
+
+
+def test_limits_that_are_asked_for_win_over_equal_shares():
+    assert limit_commands((gpu(0),), 4, MpsLimits(active_thread_percentage=62.5, pinned_memory=6000)) == (
+        "set_default_device_pinned_mem_limit 0 6000M",
+        "set_default_active_thread_percentage 62.5",
+    )
+    assert limit_commands((gpu(0),), 4, MpsLimits(active_thread_percentage=100.0))[-1].endswith(" 100")
+
+
+def test_a_part_that_does_not_say_its_memory_gets_no_share_of_it_unless_one_is_asked_for():
+    silent = (gpu(0, memory=None),)
+    assert limit_commands(silent, 2, MpsLimits()) == ("set_default_active_thread_percentage 50",)
+    assert limit_commands(silent, 2, MpsLimits(pinned_memory=9))[0] == "set_default_device_pinned_mem_limit 0 9M"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "most"), [(None, 16), (2, 16), (PASCAL, 16), (VOLTA, 48), (6, 48), (HOPPER, 48), (10, 48)]
+)
+def test_v100_and_later_take_48_clients_and_those_before_16(architecture, most):
+    one = gpu(0, architecture)
+    assert most_clients(one) == most
+    assert plan_daemons("/mps", [MpsResource(NAME, (one,), most)]).daemons
+    why = refused(MpsResource(NAME, (one,), most + 1))
+    assert f"{most + 1} replicas are more than the {most} MPS clients that GPU GPU-0" in why
+
+
+def test_each_gpu_of_a_resource_is_served_once_whatever_its_replicas():
+    node = Node((gpu(0), gpu(1)))
+    devices = [*shared(whole_gpu(node.gpus[1]), 3), *shared(whole_gpu(node.gpus[0]), 3)]
+    limits = MpsLimits(pinned_memory=7)
+    assert mps_resources([resource(devices)], node) == (MpsResource(NAME, (node.gpus[1], node.gpus[0]), 3),)
+    limited = [*shared(whole_gpu(node.gpus[1]), 2, limits=limits)]
+    assert mps_resources([resource(limited)], node) == (MpsResource(NAME, (node.gpus[1],), 2, limits),)
+
+
+def test_what_is_not_shared_by_mps_needs_no_daemon():
+    node = Node((gpu(0), gpu(1), gpu(2)))
+    alone = whole_gpu(node.gpus[0])
+    sliced = shared(whole_gpu(node.gpus[1]), 2, TIME_SLICING)
+    by_mps = shared(whole_gpu(node.gpus[2]))
+    assert mps_resources([resource([alone]), resource(sliced, "nvidia.com/sliced")], node) == ()
+    (found,) = mps_resources([resource([alone, *sliced, *by_mps])], node)
+    assert found.gpus == (node.gpus[2],)
+    retired = [replace(device, retired=True) for device in by_mps]
+    assert mps_resources([resource(retired)], node) == ()
+
+
+def test_mig_devices_are_refused_before_any_daemon():
+    sliced = gpu(0, mig_enabled=True)
+    mig = mig_slice(sliced, MigDevice("MIG-1", 0, 1, 0, "1g.10gb"))
+    node = Node((sliced, gpu(1)))
+    found = mps_resources([resource([*shared(whole_gpu(node.gpus[1])), *shared(mig)])], node)
+    assert "MIG-1 is a MIG device" in refused(found[0])
+    found = mps_resources([resource(shared(whole_gpu(sliced)))], node)
+    assert "GPU GPU-0 is in MIG mode" in refused(found[0])
+
+
+def test_devices_that_nvml_does_not_describe_are_refused():
+    found = mps_resources([resource(shared(Device("all", "all", "all", "0")))], Node())
+    assert "all is no GPU that NVML describes" in refused(found[0])
+
+
+def test_one_daemon_has_the_same_replicas_and_limits_for_all_its_gpus():
+    node = Node((gpu(0), gpu(1)))
+    found = mps_resources([resource([*shared(whole_gpu(node.gpus[0]), 2), *shared(whole_gpu(node.gpus[1]), 4)])], node)
+    assert "different replicas or limits" in refused(found[0])
+
+
+def test_one_daemon_does_not_mix_gpus_from_before_volta_with_later_ones():
+    assert "older than Volta" in refused(MpsResource(NAME, (gpu(0, PASCAL), gpu(1, VOLTA)), 2))
+
+
+def test_a_gpu_has_one_daemon():
+    planned = plan_daemons("/mps", [MpsResource("a/one", (gpu(0),), 2), MpsResource("a/two", (gpu(1), gpu(0)), 2)])
+    assert [daemon.resource for daemon in planned.daemons] == ["a/one"]
+    assert planned.refused == {"a/two": "GPU GPU-0 is shared by the MPS daemon of a/one already; a GPU has one daemon"}
+
+
+def test_a_path_too_long_for_the_daemons_sockets_is_refused():
+    longest = 107 - len("/nvidia.com/gpu/pipe/control_privileged")
+    assert plan_daemons("/" + "x" * (longest - 1), [MpsResource(NAME, (gpu(0),), 2)]).daemons
+    assert "too long a path" in refused(MpsResource(NAME, (gpu(0),), 2), "/" + "x" * longest)
+
+
+def test_an_unreadable_gpu_takes_no_other_with_it():
+    lost = gpu(1, unreadable="the GPU is lost")
+    planned = plan_daemons("/mps", [MpsResource(NAME, (gpu(0), lost, gpu(2)), 2)])
+    (daemon,) = planned.daemons
+    assert daemon.gpus == ("GPU-0", "GPU-2")
+    assert [command.split()[1] for command in daemon.commands[:-1]] == ["0", "1"]
+    (warning,) = planned.warnings
+    assert "GPU GPU-1 is left out" in warning
+    assert "the GPU is lost" in warning
+    assert refused(MpsResource(NAME, (lost,), 2)) == "none of its GPUs can be read"
+
+
+def test_one_refused_resource_takes_no_other_with_it():
+    planned = plan_daemons("/mps", [MpsResource("a/many", (gpu(0),), 49), MpsResource("a/few", (gpu(1),), 48)])
+    assert [daemon.resource for daemon in planned.daemons] == ["a/few"]
+    assert list(planned.refused) == ["a/many"]

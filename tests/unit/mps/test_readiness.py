@@ -1,0 +1,157 @@
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gpu_plugin.mps.errors import MpsError
+from gpu_plugin.mps.readiness import STALE, Mark, ReadyMark, lock, ready, wait_for_lock
+
+NAME = "nvidia.com/gpu"
+
+HOLDER = """
+import sys, pathlib
+from gpu_plugin.mps.readiness import Mark, ReadyMark, lock
+root = pathlib.Path(sys.argv[1])
+held = lock(root / ".supervisor")
+ReadyMark(root / "nvidia.com/gpu").up(Mark(pid=1, since=0.0, replicas=2, gpus=("GPU-a",), confirmed=float(sys.argv[2])))
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / NAME).mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.fixture
+def supervisor(root):
+    """The lock that a running supervisor holds."""
+    descriptor = lock(root / ".supervisor")
+    assert descriptor is not None
+    yield
+    os.close(descriptor)
+
+
+def mark(confirmed=None, replicas=2, gpus=("GPU-a", "GPU-b")):
+    return Mark(
+        pid=7, since=1.0, replicas=replicas, gpus=gpus, confirmed=time.monotonic() if confirmed is None else confirmed
+    )
+
+
+@pytest.fixture
+def made(root):
+    made = ReadyMark(root / NAME)
+    yield made
+    made.down()
+
+
+def test_a_daemon_is_ready_from_up_to_down(root, supervisor, made):
+    assert "runs none for it" in ready(root, NAME)
+    made.down("it is being started")
+    assert ready(root, NAME) == "its MPS daemon is down: it is being started"
+    made.up(mark())
+    assert ready(root, NAME) == ""
+    made.up(mark())
+    assert ready(root, NAME) == ""
+    made.down("it fell over")
+    assert ready(root, NAME) == "its MPS daemon is down: it fell over"
+    made.up(mark())
+    assert ready(root, NAME) == ""
+    made.down()
+    assert not list((root / NAME).iterdir())
+
+
+def test_without_a_supervisor_nothing_else_is_believed(root, made):
+    made.down("it fell over")
+    assert "has not run on this node" in ready(root, NAME)
+    assert str(root) in ready(root, NAME)
+    (root / ".supervisor").touch()
+    assert ready(root, NAME) == "its MPS daemon is down: gpu-plugin mps does not run on this node"
+
+
+def test_a_killed_supervisor_leaves_nothing_ready(root):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(root), str(time.monotonic())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        assert ready(root, NAME) == ""
+    finally:
+        process.kill()
+        process.communicate()
+    assert (root / NAME / ".ready").exists()
+    assert "gpu-plugin mps does not run" in ready(root, NAME)
+
+
+def test_a_mark_that_nobody_confirms_counts_for_nothing(root, supervisor, made):
+    made.up(mark(confirmed=1000.0))
+    assert ready(root, NAME, now=1000.0 + STALE) == ""
+    assert "not been seen to answer for 61 s" in ready(root, NAME, now=1001.0 + STALE)
+
+
+def test_other_gpus_or_replicas_than_expected_are_told(root, supervisor, made):
+    made.up(mark())
+    assert ready(root, NAME, gpus=("GPU-b",), replicas=2) == ""
+    assert ready(root, NAME, gpus=("GPU-a", "GPU-c")) == "its MPS daemon does not serve GPU GPU-c (yet)"
+    assert "among 2 clients, not 4" in ready(root, NAME, replicas=4)
+
+
+def test_a_shorter_mark_replaces_a_longer_one_whole(root, supervisor, made):
+    made.up(mark(gpus=tuple(f"GPU-{n}" for n in range(16))))
+    made.up(mark(gpus=("GPU-a",)))
+    assert ready(root, NAME, gpus=("GPU-a",)) == ""
+    assert "GPU-15" in ready(root, NAME, gpus=("GPU-15",))
+
+
+def test_a_reader_in_the_way_does_not_keep_a_daemon_from_being_ready(root, supervisor, made):
+    (root / NAME / ".ready").touch()
+    descriptor = os.open(root / NAME / ".ready", os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        with pytest.raises(MpsError, match="another process holds"):
+            made.up(mark())
+    finally:
+        os.close(descriptor)
+    made.up(mark())
+    assert ready(root, NAME) == ""
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"pid": "x"}'])
+def test_a_mark_that_says_nothing_is_not_ready(root, supervisor, made, content):
+    made.up(mark())
+    (root / NAME / ".ready").write_bytes(content)
+    assert ready(root, NAME).startswith("its MPS daemon is down")
+
+
+def test_a_pipe_or_a_link_in_the_place_of_a_mark_holds_nobody_up(root, supervisor):
+    os.mkfifo(root / NAME / ".ready")
+    os.mkfifo(root / NAME / ".down")
+    assert "runs none for it" in ready(root, NAME)
+    (root / NAME / ".ready").unlink()
+    (root / NAME / ".ready").symlink_to("/etc/hostname")
+    assert "runs none for it" in ready(root, NAME)
+
+
+def test_one_lock_at_a_time(tmp_path):
+    first = lock(tmp_path / "lock")
+    assert first is not None
+    assert lock(tmp_path / "lock") is None
+    os.close(first)
+    second = wait_for_lock(tmp_path / "lock")
+    os.close(second)
+
+
+def test_a_lock_that_cannot_be_made_is_told(tmp_path):
+    with pytest.raises(MpsError, match=os.strerror(errno.ENOENT)):
+        lock(tmp_path / "nowhere" / "lock")
+    with pytest.raises(MpsError, match="writable"):
+        ReadyMark(tmp_path / "nowhere").up(mark())

@@ -1,0 +1,206 @@
+import logging
+import os
+import signal
+import threading
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.sharing import MPS, SharedResource
+from gpu_plugin.mps import service
+from gpu_plugin.mps.service import UNCHANGEABLE, MpsService
+from gpu_plugin.nvml.port import Return
+from gpu_plugin.simulation import mps_control
+from gpu_plugin.simulation.driver import SimulatedDriver
+from gpu_plugin.simulation.host import SimulatedHost
+from gpu_plugin.sources.configuration import Configuration
+from gpu_plugin.sources.source import ConfigSource
+
+from .conftest import GPU, QUICK, marked, until
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Looks for GPUs again soon."""
+    monkeypatch.setattr(service, "FIRST_RETRY", 0.02)
+    monkeypatch.setattr(service, "LONGEST_RETRY", 0.05)
+    monkeypatch.setattr(service, "PROBE_PATIENCE", 0.3)
+
+
+@pytest.fixture
+def settings(mps):
+    return replace(resolve({}, {}), mps_root=str(mps.root), sharing=(by_mps(4),), nvml_timeout=5.0)
+
+
+def by_mps(replicas, name=GPU):
+    return SharedResource(name, name, replicas, MPS)
+
+
+class Running:
+    """A service in this process; `settings` are what it reads at SIGHUP."""
+
+    def __init__(self, mps, settings):
+        self.settings = settings
+        self.status: int | None = None
+        self.driver = SimulatedDriver(mps.node)
+        configuration = Configuration(settings, ConfigSource(settings), self.read, UNCHANGEABLE)
+        self.service = MpsService(
+            configuration, self.driver, SimulatedHost(mps.node), lambda: mps_control.COMMAND, QUICK
+        )
+
+    def read(self, _):
+        if isinstance(self.settings, Exception):
+            raise self.settings
+        return self.settings
+
+    def reload(self, settings):
+        self.settings = settings
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    async def run(self):
+        self.status = await self.service.run()
+
+
+@asynccontextmanager
+async def serving(mps, settings):
+    """A service that is told to stop at the end, and then has left nothing."""
+    running = Running(mps, settings)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(running.run)
+        try:
+            yield running
+        finally:
+            if running.status is None:
+                os.kill(os.getpid(), signal.SIGTERM)
+    assert running.status == 0
+    assert marked(mps.root) == []
+    assert [mps.mode(index) for index in range(len(mps.gpus))] == [0] * len(mps.gpus)
+
+
+async def test_no_driver_ends_it_where_the_operator_wants_that(mps, settings, caplog):
+    mps.node.refuse("open", Return.DRIVER_NOT_LOADED)
+    running = Running(mps, settings)
+    await running.run()
+    assert running.status == 1
+    assert "the NVIDIA driver cannot be used: nvmlInit_v2" in caplog.text
+    assert "--fail-on-init-error=false" in caplog.text
+
+
+async def test_a_driver_that_comes_late_is_found(mps, settings, caplog, hasty):
+    caplog.set_level(logging.DEBUG)
+    mps.node.refuse("open", Return.DRIVER_NOT_LOADED, times=4)
+    async with serving(mps, replace(settings, fail_on_init_error=False)):
+        await until(mps.is_ready)
+    said = [record.levelname for record in caplog.records if "cannot be used" in record.message]
+    assert said == ["WARNING", "DEBUG", "DEBUG", "DEBUG"]
+
+
+async def test_a_driver_that_hangs_is_waited_for_with_one_call(mps, settings, caplog, monkeypatch, hasty):
+    running = Running(mps, replace(settings, fail_on_init_error=False, nvml_timeout=0.1))
+    opened, gate, begun = running.driver.open, threading.Event(), []
+
+    def hang():
+        begun.append("open")
+        assert gate.wait(60)
+        opened()
+
+    monkeypatch.setattr(running.driver, "open", hang)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(running.run)
+        await until(lambda: "no answer for 0.1 s; looking again" in caplog.text)
+        gate.set()
+        await until(mps.is_ready)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert begun == ["open"]
+    assert running.status == 0
+
+
+async def test_a_lost_gpu_is_left_out_and_the_others_are_shared(mps, settings, caplog):
+    mps.node.lose(3)
+    async with serving(mps, settings):
+        await until(mps.is_ready)
+        assert mps.told()[0] == f"Start, devices {','.join(gpu.uuid for gpu in mps.gpus if gpu.index != 3)}"
+        mps.node.heal(3)
+    assert "is left out of its MPS daemon" in caplog.text
+
+
+async def test_a_node_whose_gpus_are_all_lost_is_looked_at_until_one_is_back(mps, settings, hasty):
+    for index in range(8):
+        mps.node.lose(index)
+    async with serving(mps, replace(settings, fail_on_init_error=False)) as running:
+        await until(lambda: running.driver.calls["close"] >= 2)
+        for index in range(8):
+            mps.node.heal(index)
+        await until(mps.is_ready)
+
+
+async def test_a_gpu_that_hangs_holds_up_no_other(mps, settings, hasty):
+    mps.node.hang(2, 3600)
+    async with serving(mps, settings):
+        await until(mps.is_ready)
+        assert mps.gpus[2].uuid not in mps.told()[0]
+        mps.node.heal(2)
+
+
+async def test_sharing_by_mps_needs_a_root(mps, settings, caplog):
+    running = Running(mps, replace(settings, mps_root=""))
+    await running.run()
+    assert running.status == 1
+    assert f"{GPU} is shared by MPS: say with --mps-root" in caplog.text
+
+
+async def test_without_a_root_and_without_mps_it_idles(mps, settings, caplog):
+    caplog.set_level(logging.INFO)
+    running = Running(mps, replace(settings, mps_root="", sharing=()))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(running.run)
+        await until(lambda: "nothing to do until the configuration changes" in caplog.text)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert running.status == 0
+    assert not mps.root.exists()
+
+
+async def test_a_root_that_cannot_be_made_is_told(mps, settings, caplog):
+    mps.root.touch()
+    running = Running(mps, settings)
+    await running.run()
+    assert running.status == 1
+    assert f"the directory {mps.root} cannot be made" in caplog.text
+    mps.root.unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"mps_root": "/elsewhere"}, "mps_root cannot change while the process runs"),
+        ({"simulate": "t4-4"}, "simulate cannot change"),
+    ],
+)
+async def test_what_cannot_change_in_a_running_process_changes_nothing(mps, settings, caplog, change, said):
+    async with serving(mps, settings) as running:
+        await until(mps.is_ready)
+        processes = marked(mps.root)
+        running.reload(replace(settings, **change))
+        await until(lambda: said in caplog.text)
+        assert marked(mps.root) == processes
+
+
+async def test_a_configuration_that_cannot_be_read_changes_nothing_and_the_next_one_counts(mps, settings, caplog):
+    caplog.set_level(logging.INFO)
+    async with serving(mps, settings) as running:
+        await until(mps.is_ready)
+        processes = marked(mps.root)
+        running.reload(ConfigError("no such file"))
+        await until(lambda: "configuration: nothing is changed: no such file" in caplog.text)
+        running.reload(ZeroDivisionError("odd"))
+        await until(lambda: "configuration: nothing is changed: odd" in caplog.text)
+        running.reload(replace(settings, log_level="debug"))
+        await until(lambda: "configuration: applied" in caplog.text)
+        assert marked(mps.root) == processes
+        running.reload(replace(settings, sharing=(by_mps(3),)))
+        await until(lambda: "Cmd:set_default_active_thread_percentage 33" in mps.told())
+        await until(mps.is_ready)

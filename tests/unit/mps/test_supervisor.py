@@ -1,0 +1,303 @@
+import logging
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import pytest
+
+from gpu_plugin.config.sharing import MpsLimits
+from gpu_plugin.mps.errors import MpsError
+from gpu_plugin.mps.leftovers import VARIABLE, mark
+from gpu_plugin.mps.readiness import READY, Mark, lock, ready
+from gpu_plugin.nvml.port import ComputeMode, Return
+from gpu_plugin.simulation import mps_control
+from gpu_plugin.state import StateDirectory
+
+from .conftest import GPU, OTHER, PATIENCE, QUICK, marked, until
+
+DEFAULT, EXCLUSIVE = ComputeMode.DEFAULT, ComputeMode.EXCLUSIVE_PROCESS
+
+
+def pid(mps, name=GPU):
+    """The process of a resource's daemon that is up."""
+    return msgspec.json.decode((mps.root / name / READY).read_bytes(), type=Mark).pid
+
+
+def orphan(value):
+    """A process that carries the mark of a daemon."""
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", "import time; print(flush=True); time.sleep(600)"],
+        env={VARIABLE: value},
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+async def test_a_daemon_is_ready_once_it_was_told_its_limits_and_everything_is_undone_at_the_end(mps):
+    async with mps.supervised(mps.resource(2, 5)):
+        await until(mps.is_ready)
+        uuids = [mps.gpus[2].uuid, mps.gpus[5].uuid]
+        memory = mps.gpus[2].memory_bytes // 4 // 2**20
+        assert mps.told() == [
+            f"Start, devices {','.join(uuids)}",
+            f"Cmd:set_default_device_pinned_mem_limit 0 {memory}M",
+            f"Cmd:set_default_device_pinned_mem_limit 1 {memory}M",
+            "Cmd:set_default_active_thread_percentage 25",
+        ]
+        assert ready(mps.root, GPU, gpus=uuids, replicas=4) == ""
+        assert [mps.mode(index) for index in range(8)] == [0, 0, 3, 0, 0, 3, 0, 0]
+        assert os.getpgid(pid(mps)) == pid(mps) != os.getpgid(0)
+    assert mps.told()[-1] == "Cmd:quit"
+    assert [mps.mode(index) for index in range(8)] == [0] * 8
+    assert "does not run" in mps.why()
+
+
+async def test_a_daemon_that_crashes_is_down_and_started_again(mps, caplog):
+    async with mps.supervised(mps.resource(0)):
+        await until(mps.is_ready)
+        first = pid(mps)
+        mps.fault("crash")
+        await until(lambda: "exited with status 1: simulated crash" in mps.why())
+        assert mps.mode(0) == EXCLUSIVE
+        mps.heal()
+        await until(mps.is_ready)
+        assert pid(mps) != first
+        assert mps.told().count("Cmd:set_default_active_thread_percentage 25") == 2
+    lines = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert "simulated crash" in lines[0]
+    assert "starting it again in 0.01 s" in lines[0]
+
+
+async def test_a_daemon_that_is_killed_is_noticed_at_once(mps):
+    async with mps.supervised(mps.resource(0), tempo=replace(QUICK, probe=3600, first_pause=3600)):
+        await until(mps.is_ready)
+        os.kill(pid(mps), signal.SIGKILL)
+        await until(lambda: "was killed by SIGKILL" in mps.why())
+
+
+async def test_a_daemon_that_fails_again_and_again_is_started_ever_more_slowly(mps, caplog):
+    mps.fault("crash")
+    tempo = replace(QUICK, first_pause=0.01, longest_pause=0.04)
+    async with mps.supervised(mps.resource(0), tempo=tempo):
+        await until(lambda: sum("starting it again" in record.message for record in caplog.records) >= 5)
+    pauses = [record.args[2] for record in caplog.records if "starting it again" in record.msg]
+    assert pauses[:5] == [0.01, 0.02, 0.04, 0.04, 0.04]
+
+
+async def test_a_daemon_that_ran_for_long_begins_with_the_first_pause_again(mps, caplog):
+    mps.fault("crash")
+    async with mps.supervised(mps.resource(0), tempo=replace(QUICK, forget=0.0)):
+        await until(lambda: sum("starting it again" in record.message for record in caplog.records) >= 3)
+    pauses = [record.args[2] for record in caplog.records if "starting it again" in record.msg]
+    assert set(pauses) == {QUICK.first_pause}
+
+
+async def test_a_daemon_that_answers_no_more_is_replaced(mps, caplog):
+    async with mps.supervised(mps.resource(0), tempo=replace(QUICK, answer=1, quit=0.2)):
+        await until(mps.is_ready)
+        first = pid(mps)
+        mps.fault("hang")
+        await until(lambda: "has not answered" in mps.why())
+        mps.heal()
+        await until(mps.is_ready)
+        assert pid(mps) != first
+    assert any("probing again" in record.message for record in caplog.records)
+
+
+async def test_a_daemon_that_never_answers_is_down_and_leaves_nothing(mps):
+    mps.fault("hang")
+    async with mps.supervised(mps.resource(0), tempo=replace(QUICK, start=0.5, answer=0.2, quit=0.2, first_pause=3600)):
+        await until(lambda: "has not answered" in mps.why())
+        await until(lambda: marked(mps.root) == [])
+
+
+@pytest.mark.parametrize("refused", ["set_default_device_pinned_mem_limit", "set_default_active_thread_percentage"])
+async def test_a_daemon_that_refuses_a_limit_is_never_ready(mps, refused):
+    mps.fault(f"refuse {refused}")
+    async with mps.supervised(mps.resource(0), tempo=replace(QUICK, first_pause=3600)):
+        await until(lambda: f"its control answers '{refused}" in mps.why())
+        assert "with status 1: simulated refusal" in mps.why()
+        await until(lambda: marked(mps.root) == [])
+
+
+async def test_servers_that_outlive_their_daemon_are_killed(mps):
+    mps.fault("server")
+    async with mps.supervised(mps.resource(0)):
+        await until(mps.is_ready)
+        assert len(marked(mps.root)) == 2
+        server = int((mps.root / GPU / "log" / mps_control.SERVER).read_text())
+        mps.fault("crash")
+        await until(lambda: not mps.is_ready())
+        await until(lambda: server not in marked(mps.root))
+
+
+async def test_one_resources_trouble_is_its_own(mps):
+    other = mps.resource(4, 5, name=OTHER, replicas=2)
+    mps.fault("crash")
+    mps.node.hang(1, 3600)
+    async with mps.supervised(mps.resource(0), other, mps.resource(1, name="a/hung"), tempo=QUICK):
+        await until(lambda: mps.is_ready(OTHER))
+        await until(lambda: "simulated crash" in mps.why())
+        kept = pid(mps, OTHER)
+        mps.heal()
+        await until(mps.is_ready)
+        assert mps.is_ready(OTHER)
+        assert pid(mps, OTHER) == kept
+        assert mps.told(OTHER).count("Cmd:set_default_active_thread_percentage 50") == 1
+        assert "a/hung" not in [str(path.parent.name) for path in mps.root.rglob(READY)]
+    mps.node.heal(1)
+
+
+async def test_only_what_changed_is_started_again(mps):
+    one, two = mps.resource(0), mps.resource(1, name=OTHER)
+    async with mps.supervised(one, two) as supervisor:
+        await until(lambda: mps.is_ready() and mps.is_ready(OTHER))
+        kept, changed = pid(mps), pid(mps, OTHER)
+        supervisor.apply([one, mps.resource(1, name=OTHER, limits=MpsLimits(pinned_memory=512))])
+        await until(lambda: "Cmd:set_default_device_pinned_mem_limit 0 512M" in mps.told(OTHER))
+        await until(lambda: mps.is_ready(OTHER))
+        assert pid(mps) == kept
+        assert pid(mps, OTHER) != changed
+        assert mps.is_ready()
+        supervisor.apply([mps.resource(1)])  # the GPU goes from one resource's daemon to the other's
+        await until(lambda: ready(mps.root, GPU, gpus=(mps.gpus[1].uuid,)) == "")
+        assert "runs none for it" in mps.why(OTHER)
+        assert (mps.mode(0), mps.mode(1)) == (DEFAULT, EXCLUSIVE)
+        supervisor.apply([])
+        await until(lambda: marked(mps.root) == [])
+        await until(lambda: mps.mode(1) == DEFAULT)
+
+
+async def test_changes_in_quick_succession_settle_on_the_last(mps):
+    async with mps.supervised() as supervisor:
+        for replicas in (2, 3, 5, 8):
+            supervisor.apply([mps.resource(0, replicas=replicas)])
+            await anyio.lowlevel.checkpoint()
+        await until(lambda: ready(mps.root, GPU, replicas=8) == "")
+
+
+async def test_what_cannot_be_shared_is_told_to_the_device_plugin(mps, caplog):
+    async with mps.supervised(mps.resource(0, replicas=49), mps.resource(1, name=OTHER, replicas=48)) as supervisor:
+        await until(lambda: mps.is_ready(OTHER))
+        assert "49 replicas are more than the 48 MPS clients" in mps.why()
+        supervisor.apply([mps.resource(0)])
+        await until(mps.is_ready)
+    assert "no MPS daemon can serve it" in caplog.text
+
+
+async def test_a_mode_that_the_operator_set_stays_and_another_comes_back(mps):
+    mps.node.compute_modes.set(0, EXCLUSIVE)
+    mps.node.compute_modes.set(1, 2)
+    async with mps.supervised(mps.resource(0, 1)):
+        await until(mps.is_ready)
+        assert (mps.mode(0), mps.mode(1)) == (EXCLUSIVE, EXCLUSIVE)
+    assert (mps.mode(0), mps.mode(1)) == (EXCLUSIVE, 2)
+
+
+async def test_a_gpu_without_compute_modes_is_shared_all_the_same(mps, caplog):
+    mps.node.refuse("compute_mode", Return.NOT_SUPPORTED, gpu=0)
+    async with mps.supervised(mps.resource(0)):
+        await until(mps.is_ready)
+    assert "has no compute modes" in caplog.text
+
+
+async def test_a_compute_mode_that_may_not_be_set_keeps_the_daemon_down(mps):
+    mps.node.refuse("set_compute_mode", Return.NO_PERMISSION, gpu=0)
+    async with mps.supervised(mps.resource(0)):
+        await until(lambda: "cannot be put into compute mode EXCLUSIVE_PROCESS" in mps.why())
+        assert "nvmlDeviceSetComputeMode" in mps.why()
+        assert marked(mps.root) == []
+
+
+async def test_a_mode_that_cannot_be_restored_is_left_to_the_next_supervisor(mps, caplog):
+    async with mps.supervised(mps.resource(0)):
+        await until(mps.is_ready)
+        mps.node.refuse("set_compute_mode", Return.UNKNOWN, gpu=0, times=1)
+    assert mps.mode(0) == EXCLUSIVE
+    assert "it cannot be restored now" in caplog.text
+    async with mps.supervised():
+        await until(lambda: mps.mode(0) == DEFAULT)
+
+
+async def test_what_another_boot_wrote_down_is_void(mps):
+    mps.root.mkdir(parents=True)
+    StateDirectory(mps.root).write(".compute-modes.json", {"boot_id": "another", "modes": {mps.gpus[0].uuid: 2}})
+    mps.node.compute_modes.set(0, EXCLUSIVE)
+    async with mps.supervised(mps.resource(0)):
+        await until(mps.is_ready)
+    assert mps.mode(0) == EXCLUSIVE
+
+
+async def test_what_a_killed_supervisor_left_is_killed_wanted_or_not(mps):
+    mps.root.mkdir(parents=True)
+    orphans = [orphan(mark(mps.root, name)) for name in (GPU, "nvidia.com/gone")]
+    bystander = orphan(f"0:0:{GPU}")
+    try:
+        async with mps.supervised(mps.resource(0)):
+            await until(mps.is_ready)
+            assert not {process.pid for process in orphans} & set(marked(mps.root))
+        assert bystander.poll() is None
+    finally:
+        for process in (*orphans, bystander):
+            process.kill()
+            process.communicate()
+
+
+async def test_a_second_supervisor_waits_for_the_first_to_end(mps, caplog):
+    mps.root.mkdir(parents=True)
+    held = lock(mps.root / ".supervisor")
+    assert held is not None
+    async with mps.supervised(mps.resource(0)):
+        await until(lambda: "held by another gpu-plugin mps" in caplog.text)
+        assert marked(mps.root) == []
+        os.close(held)
+        await until(mps.is_ready)
+
+
+async def test_without_a_control_program_the_resource_is_down_until_there_is_one(mps):
+    def nowhere():
+        raise MpsError("no nvidia-cuda-mps-control anywhere")
+
+    control, mps.control = mps.control, nowhere
+    async with mps.supervised(mps.resource(0)):
+        await until(lambda: mps.why() == "its MPS daemon is down: no nvidia-cuda-mps-control anywhere")
+        mps.control = lambda: ("/nowhere/nvidia-cuda-mps-control",)
+        await until(lambda: "/nowhere/nvidia-cuda-mps-control cannot be started: No such file" in mps.why())
+        mps.control = control
+        await until(mps.is_ready)
+
+
+async def test_an_unforeseen_failure_of_one_resource_is_not_the_end_of_the_others(mps, caplog):
+    def odd():
+        if not mps.is_ready(OTHER):
+            return control()
+        raise ZeroDivisionError("odd")
+
+    control, mps.control = mps.control, odd
+    async with mps.supervised(mps.resource(1, name=OTHER)) as supervisor:
+        await until(lambda: mps.is_ready(OTHER))
+        supervisor.apply([mps.resource(1, name=OTHER), mps.resource(0)])
+        await until(lambda: "ZeroDivisionError" in mps.why())
+        assert mps.is_ready(OTHER)
+    assert "failed unexpectedly" in caplog.text
+
+
+async def test_the_end_comes_soon_even_if_a_daemon_and_a_gpu_hang(mps):
+    async with mps.supervised(
+        mps.resource(0), mps.resource(1, name=OTHER), tempo=replace(QUICK, probe=3600, quit=0.3, restore=1)
+    ):
+        await until(lambda: mps.is_ready() and mps.is_ready(OTHER))
+        mps.fault("hang")
+        mps.node.hang(1, 3600)
+        began = anyio.current_time()
+    assert anyio.current_time() - began < PATIENCE
+    assert mps.node.compute_modes.get(1) == EXCLUSIVE
+    assert mps.mode(0) == DEFAULT
+    mps.node.heal(1)
