@@ -1,0 +1,1 @@
+"""Where configuration comes from, and how one hears that it changed."""

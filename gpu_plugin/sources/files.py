@@ -1,0 +1,146 @@
+"""Says that the content of files changed, however they are changed.
+
+A file is rewritten in place, or another is renamed over it; a ConfigMap's is reached through `..data`, a link that is made to
+point elsewhere; directories go and come. So nothing that is heard is believed: it is only a reason to look at the content
+again, and to hear more, along the way as it leads now. A look now and then makes up for what is not heard.
+"""
+
+import errno
+import hashlib
+import logging
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import anyio
+
+from gpu_plugin.pulse import Pulse
+from gpu_plugin.sources.directories import Directories, Place, route
+from gpu_plugin.threads import DaemonThreads
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+NET = 1.5
+"""Seconds after which one looks even if nothing was heard, so that nothing stays unnoticed for two."""
+
+SETTLE = 0.075
+LONGEST_SETTLE = 0.4
+"""Seconds of quiet after which changes are looked at, and how long one waits for that quiet at most."""
+
+PATIENCE = 5.0
+"""Seconds for a look: a dead network file system must hold up nothing but its thread."""
+
+MAX_BYTES = 3 * 1024 * 1024
+"""Of a larger file, which is refused as configuration anyway, size and time stand for the content."""
+
+ABSENT = "absent"
+
+
+def fingerprint(path: Path) -> str:
+    """What tells one content of a file from another: a digest, or why there is none (`ABSENT`, for one). Never raises."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe nobody writes to would block
+    except FileNotFoundError:
+        return ABSENT
+    except OSError as error:
+        return f"unreadable: {errno.errorcode.get(error.errno or 0, error.errno)}"
+    try:
+        with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 - a descriptor, not a path
+            there = os.fstat(descriptor)
+            if not stat.S_ISREG(there.st_mode):
+                return f"no regular file: {there.st_mode:o} {there.st_rdev}"  # what is read from a pipe is lost
+            if there.st_size > MAX_BYTES:
+                return f"too large: {there.st_size} {there.st_mtime_ns}"
+            digest = hashlib.blake2b(digest_size=16)
+            left = MAX_BYTES
+            while left > 0 and (piece := file.read(min(left, 1 << 16))):
+                digest.update(piece)
+                left -= len(piece)
+            return digest.hexdigest()
+    except OSError as error:
+        return f"unreadable: {errno.errorcode.get(error.errno or 0, error.errno)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sight(Generic[T]):
+    """What was seen, and all the places where a change could make it another."""
+
+    seen: T
+    places: frozenset[Place]
+
+
+class Lookout(Generic[T]):
+    """Looks again whenever there may be something new to see, once what happens has calmed down, and now and then anyway."""
+
+    def __init__(self, look: Callable[[], Sight[T]], take: Callable[[T], None]) -> None:
+        """`look` runs on a thread and may block; `take` gets all that it sees, on the event loop, changed or not."""
+        self._look = look
+        self._take = take
+        self._stirred = False
+        self._bell = Pulse()
+        self._patient = True
+
+    def stir(self) -> None:
+        """Something that `look` depends on changed. From the event loop's thread only."""
+        self._stirred = True
+        self._bell.ring()
+
+    async def run(self) -> None:
+        """Looks at once, then for ever."""
+        threads = DaemonThreads("configuration-files")
+        try:
+            with Directories(self.stir) as directories:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(directories.listen)
+                    while True:
+                        self._stirred = False
+                        await self._look_once(threads, directories)
+                        await self._wait()
+        finally:
+            threads.close()
+
+    async def _look_once(self, threads: DaemonThreads, directories: Directories) -> None:
+        try:
+            sight = await threads.run(self._look, PATIENCE)
+            if directories.arm(sight.places):  # what happened there before it was watched was not heard
+                sight = await threads.run(self._look, PATIENCE)
+                directories.arm(sight.places)
+        except TimeoutError:
+            if self._patient:
+                log.warning(
+                    "configuration files cannot be looked at: the file system does not answer for %g s", PATIENCE
+                )
+            self._patient = False
+            return
+        self._patient = True
+        self._take(sight.seen)
+
+    async def _wait(self) -> None:
+        if not self._stirred:
+            await self._bell.wait(NET)
+        until = anyio.current_time() + LONGEST_SETTLE
+        while self._stirred and anyio.current_time() < until:
+            self._stirred = False
+            await anyio.sleep(SETTLE)
+
+
+async def watch_file(path: Path, changed: Callable[[], None], known: str | None = None) -> None:
+    """Calls `changed` whenever the content of `path` is another than at the last call. Never returns.
+
+    Another content is any whose `fingerprint` differs: so is none at all, or one that cannot be read. `known` is the
+    fingerprint taken before the content was read first; without it, the first call comes at once.
+    """
+    last = known
+
+    def take(seen: str) -> None:
+        nonlocal last
+        if seen != last:
+            last = seen
+            changed()
+
+    await Lookout(lambda: Sight(fingerprint(path), route(path)), take).run()

@@ -1,0 +1,186 @@
+"""As much of a Kubernetes API server as following a node's labels needs, and every way in which one can fail."""
+
+import asyncio
+import json
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import anyio
+
+NODE = "node-a"
+LABEL = "nvidia.com/device-plugin.config"
+
+_INSECURE = {"insecure-skip-tls-verify": True}
+"""There is no TLS here, and reading every certificate authority of the world takes time."""
+
+
+class FakeApiServer:
+    """Serves lists and watches of one node on 127.0.0.1. A context manager; may be stopped and started in between."""
+
+    def __init__(self) -> None:
+        self.labels: dict[str, str] | None = {}
+        self.version = 1000
+        self.port = 0
+        self.refusals: list[tuple[str, int]] = []
+        self.requests: list[tuple[str, dict[str, str], dict[str, str]]] = []
+        self.token = "let-me-in"
+        self.silent = False
+        self.ends_at_once = False
+        self._server: asyncio.Server | None = None
+        self._watchers: set[asyncio.StreamWriter] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._changed = anyio.Event()
+
+    async def __aenter__(self):
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_):
+        await self.stop()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for writer in tuple(self._writers):
+            writer.transport.abort()
+        await self.until(lambda: not self._writers)
+
+    @property
+    def connections(self) -> int:
+        return len(self._writers)
+
+    @property
+    def watchers(self) -> int:
+        return len(self._watchers)
+
+    def verbs(self) -> list[str]:
+        return [verb for verb, _, _ in self.requests]
+
+    async def until(self, met, seconds: float = 10) -> None:
+        """Returns once `met()`."""
+        with anyio.fail_after(seconds):
+            while not met():
+                await self._changed.wait()
+
+    def kubeconfig(self, directory: Path, **user: str) -> str:
+        """The path of a kubeconfig that leads here."""
+        path = directory / "kubeconfig"
+        content = {
+            "current-context": "here",
+            "clusters": [{"name": "here", "cluster": {"server": f"http://127.0.0.1:{self.port}", **_INSECURE}}],
+            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+            "users": [{"name": "me", "user": user or {"token": self.token}}],
+        }
+        path.write_text(json.dumps(content))
+        return str(path)
+
+    def label(self, value: str | None) -> None:
+        """Sets or removes the label, and tells who watches."""
+        self.labels = {} if value is None else {LABEL: value}
+        self.tell("MODIFIED")
+
+    def tell(self, kind: str) -> None:
+        self.version += 1
+        self.event(kind, self._node())
+
+    def remove(self) -> None:
+        """Deletes the node."""
+        self.tell("DELETED")
+        self.labels = None
+
+    def expire(self) -> None:
+        """What the server says when the version asked for is too old for it."""
+        self.version += 1
+        self.event("ERROR", _status(410, "too old resource version"))
+
+    def event(self, kind: str, content: dict[str, object]) -> None:
+        line = json.dumps({"type": kind, "object": content}).encode() + b"\n"
+        for writer in self._watchers:
+            middle = len(line) // 2  # in two pieces, as networks deliver
+            for piece in (line[:middle], line[middle:]):
+                writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+
+    def break_streams(self) -> None:
+        """Ends every watch in the middle of an event."""
+        for writer in tuple(self._watchers):
+            writer.write(b'14\r\n{"type": "MODIFIED",\r\n')
+            writer.transport.abort()
+
+    def end_streams(self) -> None:
+        """Ends every watch as a server does whose time is up."""
+        for writer in tuple(self._watchers):
+            writer.write(b"0\r\n\r\n")
+            self._watchers.discard(writer)
+        self._ring()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                await self._answer(head.decode(), writer)
+        except (EOFError, OSError):
+            pass
+        finally:
+            self._watchers.discard(writer)
+            self._writers.discard(writer)
+            self._ring()
+            writer.transport.abort()
+
+    async def _answer(self, head: str, writer: asyncio.StreamWriter) -> None:
+        first, *lines = head.strip().split("\r\n")
+        method, target, _ = first.split()
+        headers = {key.lower(): value for key, value in (line.split(": ", 1) for line in lines)}
+        url = urlsplit(target)
+        asked = {key: values[0] for key, values in parse_qs(url.query).items()}
+        verb = "watch" if asked.get("watch") == "true" else "list"
+        self.requests.append((verb, asked, headers))
+        self._ring()
+        if self.silent:
+            return
+        if method != "GET" or url.path != "/api/v1/nodes":
+            self._send(writer, 404, _status(404, f"{method} {url.path} is not known"))
+        elif headers.get("authorization") != f"Bearer {self.token}":
+            self._send(writer, 401, _status(401, "Unauthorized"))
+        elif self.refusals and self.refusals[0][0] == verb:
+            code = self.refusals.pop(0)[1]
+            self._send(writer, code, _status(code, f'nodes is forbidden: User "us" cannot {verb} resource "nodes"'))
+        elif asked.get("fieldSelector") != f"metadata.name={NODE}":
+            self._send(writer, 200, self._list([]))
+        elif verb == "list":
+            self._send(writer, 200, self._list([] if self.labels is None else [self._node()]))
+        elif asked["resourceVersion"] != str(self.version):
+            self._send(writer, 410, _status(410, "too old resource version"))
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+            if self.ends_at_once:
+                writer.write(b"0\r\n\r\n")
+            else:
+                self._watchers.add(writer)
+                self._ring()
+
+    def _send(self, writer: asyncio.StreamWriter, code: int, content: dict[str, object]) -> None:
+        body = json.dumps(content).encode()
+        head = f"HTTP/1.1 {code} So\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+
+    def _node(self) -> dict[str, object]:
+        metadata: dict[str, object] = {"name": NODE, "resourceVersion": str(self.version), "annotations": {"a": "b"}}
+        if self.labels:
+            metadata["labels"] = {**self.labels, "kubernetes.io/hostname": NODE}
+        return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata}
+
+    def _list(self, items: list[dict[str, object]]) -> dict[str, object]:
+        return {"kind": "List", "metadata": {"resourceVersion": str(self.version)}, "items": items or None}
+
+    def _ring(self) -> None:
+        event, self._changed = self._changed, anyio.Event()
+        event.set()
+
+
+def _status(code: int, message: str) -> dict[str, object]:
+    return {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message}

@@ -1,0 +1,337 @@
+"""The label as the API tells it, and as it does not."""
+
+import importlib.util
+import socket
+import time
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from gpu_plugin.cluster import connection, node_label
+from gpu_plugin.cluster.node_label import pause, watch_label
+from gpu_plugin.config.errors import ConfigError
+from tests.unit.cluster.api_server import LABEL, NODE
+
+
+class Told:
+    def __init__(self):
+        self.values = []
+        self._event = anyio.Event()
+
+    def __call__(self, value):
+        self.values.append(value)
+        event, self._event = self._event, anyio.Event()
+        event.set()
+
+    async def until(self, *values):
+        with anyio.fail_after(10):
+            while self.values != list(values):
+                await self._event.wait()
+
+
+@asynccontextmanager
+async def following(kubeconfig, node=NODE):
+    told = Told()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch_label, node, LABEL, kubeconfig, told)
+        yield told
+        tasks.cancel_scope.cancel()
+
+
+@pytest.fixture
+def kubeconfig(api, tmp_path, monkeypatch):
+    monkeypatch.setattr(node_label, "FIRST_PAUSE", 0.01)
+    return api.kubeconfig(tmp_path)
+
+
+async def test_the_value_is_told_at_once_and_each_other_one(api, kubeconfig):
+    api.label("a100")
+    async with following(kubeconfig) as told:
+        await told.until("a100")
+        await api.until(lambda: api.watchers)
+        began = time.monotonic()
+        for value in ("h100", None, "b200"):
+            api.label(value)
+        await told.until("a100", "h100", None, "b200")
+        assert time.monotonic() - began < 1
+    assert api.verbs() == ["list", "watch"]
+
+
+async def test_only_our_own_node_s_metadata_is_asked_for(api, kubeconfig):
+    async with following(kubeconfig) as told:
+        await told.until(None)
+        await api.until(lambda: api.watchers)
+    (_, listed, headers), (_, watched, more_headers) = api.requests
+    assert listed == {"fieldSelector": f"metadata.name={NODE}"}
+    assert watched["fieldSelector"] == f"metadata.name={NODE}"
+    assert watched["resourceVersion"] == str(api.version)
+    assert int(watched["timeoutSeconds"]) > 60
+    assert "as=PartialObjectMetadataList;" in headers["accept"]
+    assert "as=PartialObjectMetadata;" in more_headers["accept"]
+
+
+async def test_what_changes_beside_the_label_is_not_told(api, kubeconfig):
+    api.label("a100")
+    async with following(kubeconfig) as told:
+        await api.until(lambda: api.watchers)
+        api.labels = {LABEL: "a100", "another": "label"}
+        api.tell("MODIFIED")
+        api.event("BOOKMARK", {"metadata": {"resourceVersion": "1"}})
+        api.label("h100")
+        await told.until("a100", "h100")
+
+
+@pytest.mark.parametrize("end", ["break_streams", "end_streams", "expire"])
+async def test_a_watch_that_ends_is_begun_again(api, kubeconfig, end, caplog):
+    api.label("a100")
+    async with following(kubeconfig) as told:
+        await api.until(lambda: api.watchers)
+        getattr(api, end)()
+        api.labels = {LABEL: "h100"}
+        api.version += 1
+        await told.until("a100", "h100")
+        await api.until(lambda: api.watchers)
+        api.label("b200")
+        await told.until("a100", "h100", "b200")
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+async def test_a_version_too_old_for_a_watch_is_asked_for_anew(api, kubeconfig, caplog):
+    api.refusals = [("watch", 410)]
+    api.label("a100")
+    async with following(kubeconfig) as told:
+        await api.until(lambda: api.watchers)
+        assert told.values == ["a100"]
+    assert api.verbs() == ["list", "watch", "list", "watch"]
+    assert caplog.records == []
+
+
+async def test_missing_rights_are_said_once_and_waited_for(api, kubeconfig, caplog):
+    caplog.set_level("INFO")
+    api.refusals = [("list", 403)] * 3 + [("watch", 403)] * 2
+    api.label("a100")
+    async with following(kubeconfig) as told:
+        await api.until(lambda: api.watchers)
+        api.label("h100")
+        await told.until("a100", "h100")
+    assert caplog.text.count('cannot list resource "nodes"') == 1
+    assert caplog.text.count('cannot watch resource "nodes"') == 1
+    assert "a ClusterRole that allows get, list and watch of nodes" in caplog.text
+    assert caplog.text.count("followed again") == 1
+
+
+async def test_refused_credentials_are_said_once_and_read_again(api, tmp_path, caplog):
+    token = tmp_path / "token"
+    token.write_text("of yesterday")
+    async with following(api.kubeconfig(tmp_path, tokenFile=str(token))) as told:
+        await api.until(lambda: len(api.requests) >= 4)
+        token.write_text(api.token)
+        await told.until(None)
+    assert caplog.text.count("does not accept our credentials") == 1
+
+
+@pytest.mark.parametrize("code", [429, 500, 503])
+async def test_a_server_in_trouble_is_asked_again(api, kubeconfig, code, caplog):
+    api.refusals = [("list", code), ("watch", code)]
+    async with following(kubeconfig) as told:
+        await api.until(lambda: api.watchers)
+        assert told.values == [None]
+    assert caplog.text.count(f"answered {code}") == 1
+
+
+async def test_an_error_amid_a_watch_is_said(api, kubeconfig, caplog):
+    async with following(kubeconfig):
+        await api.until(lambda: api.watchers)
+        api.event("ERROR", {"code": 500, "message": "etcd is away"})
+        await api.until(lambda: api.verbs() == ["list", "watch"] * 2)
+    assert caplog.text.count("etcd is away") == 1
+
+
+async def test_an_api_that_is_away_at_the_start_is_waited_for(api, kubeconfig, caplog):
+    caplog.set_level("INFO")
+    api.label("a100")
+    await api.stop()
+    async with following(kubeconfig) as told:
+        with anyio.fail_after(10):
+            while "cannot be reached" not in caplog.text:
+                await anyio.sleep(0.01)
+        await anyio.sleep(0.3)
+        assert told.values == []
+        await api.start()
+        await told.until("a100")
+        await api.until(lambda: api.watchers)
+        await anyio.lowlevel.checkpoint()
+    assert caplog.text.count("cannot be reached") == 1
+
+
+async def test_an_api_that_restarts_is_met_again(api, kubeconfig):
+    api.label("a100")
+    async with following(kubeconfig) as told:
+        await api.until(lambda: api.watchers)
+        await api.stop()
+        api.label("h100")
+        await api.start()
+        await told.until("a100", "h100")
+
+
+async def test_a_server_that_ends_every_watch_at_once_is_not_hurried(api, kubeconfig, monkeypatch):
+    monkeypatch.setattr(node_label, "FIRST_PAUSE", 0.2)
+    api.ends_at_once = True
+    async with following(kubeconfig) as told:
+        await told.until(None)
+        await anyio.sleep(1)
+        assert api.verbs().count("watch") <= 5
+
+
+async def test_a_server_that_does_not_answer_is_given_up_on(api, kubeconfig, monkeypatch, caplog):
+    monkeypatch.setattr(node_label, "ANSWER_TIMEOUT", 0.05)
+    api.silent = True
+    async with following(kubeconfig) as told:
+        await api.until(lambda: len(api.requests) >= 2)
+        api.silent = False
+        await told.until(None)
+    assert caplog.text.count("did not answer within") == 1
+
+
+async def test_a_watch_that_says_nothing_for_too_long_is_begun_again(api, kubeconfig, monkeypatch):
+    monkeypatch.setattr(node_label, "WATCH_SECONDS", 0)
+    monkeypatch.setattr(node_label, "GRACE", 0.1)
+    async with following(kubeconfig):
+        await api.until(lambda: api.verbs().count("watch") >= 3)
+
+
+async def test_a_node_that_is_not_known_tells_nothing_until_it_is(api, kubeconfig, caplog):
+    api.labels = None
+    async with following(kubeconfig) as told:
+        await api.until(lambda: api.watchers)
+        assert told.values == []
+        api.expire()
+        await api.until(lambda: api.verbs() == ["list", "watch"] * 2)
+        await api.until(lambda: api.watchers)
+        api.labels = {LABEL: "a100"}
+        api.tell("ADDED")
+        await told.until("a100")
+    assert caplog.text.count(f"knows no node {NODE}") == 1
+
+
+async def test_a_node_that_is_removed_keeps_its_label_until_it_is_back(api, kubeconfig):
+    api.label("a100")
+    async with following(kubeconfig) as told:
+        await api.until(lambda: api.watchers)
+        api.remove()
+        api.labels = {LABEL: "h100"}
+        api.tell("ADDED")
+        await told.until("a100", "h100")
+
+
+@pytest.mark.parametrize("answer", [b"not json", b'{"items": 5}', b'{"items": []}'])
+async def test_an_answer_that_is_none_is_said_once(api, kubeconfig, answer, caplog, monkeypatch):
+    lists = [answer, answer]
+
+    async def body(response):
+        content = await real(response)
+        return lists.pop() if lists else content
+
+    real = node_label._body
+    monkeypatch.setattr(node_label, "_body", body)
+    async with following(kubeconfig) as told:
+        await told.until(None)
+    assert caplog.text.count("cannot be used") == 1
+
+
+async def test_an_answer_without_end_is_cut(api, kubeconfig, caplog, monkeypatch):
+    monkeypatch.setattr(node_label, "LONGEST_MESSAGE", 400)
+    async with following(kubeconfig):
+        await api.until(lambda: api.watchers)
+        api.event("MODIFIED", {"metadata": {"labels": {LABEL: "x" * 2000}}})
+        await api.until(lambda: api.verbs() == ["list", "watch"] * 2)
+    assert "longer than 400 bytes" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "not found"),
+        ("clusters: [", "cannot be used"),
+        ("current-context: x\nclusters: []\ncontexts: []", "cannot be used"),
+    ],
+)
+async def test_a_kubeconfig_that_cannot_be_used_is_said_and_read_again(api, tmp_path, caplog, content, says):
+    path = tmp_path / "kubeconfig"
+    if content is not None:
+        path.write_text(content)
+    async with following(str(path)) as told:
+        with anyio.fail_after(10):
+            while says not in caplog.text:
+                await anyio.sleep(0.01)
+        api.kubeconfig(tmp_path)
+        await told.until(None)
+    assert str(path) in caplog.text
+
+
+async def test_a_kubeconfig_without_a_user_is_enough_where_the_server_asks_for_none(api, tmp_path):
+    path = tmp_path / "kubeconfig"
+    server = f"http://127.0.0.1:{api.port}"
+    path.write_text(
+        f"{{current-context: c, clusters: [{{name: c, cluster: {{server: '{server}'}}}}], "
+        "contexts: [{name: c, context: {cluster: c}}]}"
+    )
+    async with following(str(path)):
+        await api.until(lambda: api.requests)
+    assert "authorization" not in api.requests[0][2]
+
+
+async def test_outside_a_pod_the_lack_of_a_service_account_is_said(monkeypatch, caplog):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    async with following(""):
+        with anyio.fail_after(10):
+            while "no usable service account in this pod" not in caplog.text:
+                await anyio.sleep(0.01)
+    assert "--kubeconfig" in caplog.text
+
+
+async def test_a_resolver_that_hangs_holds_up_nothing(api, tmp_path, monkeypatch, caplog):
+    path = api.kubeconfig(tmp_path)
+    asked = []
+
+    def hang(*_, **__):
+        asked.append(time.monotonic())
+        time.sleep(0.5)
+        return []
+
+    monkeypatch.setattr(connection, "CONNECT_TIMEOUT", 0.05)
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    async with following(path):
+        with anyio.fail_after(10):
+            while "is not resolved within" not in caplog.text:
+                await anyio.sleep(0.01)
+        began = time.monotonic()
+    assert time.monotonic() - began < 0.3
+    assert asked
+    assert api.requests == []
+
+
+@pytest.mark.parametrize("moment", ["while connecting", "while listing", "while following"])
+async def test_it_ends_at_once_and_closes_its_connections(api, kubeconfig, moment):
+    api.silent = moment == "while listing"
+    async with following(kubeconfig):
+        if moment == "while listing":
+            await api.until(lambda: api.requests)
+        elif moment == "while following":
+            await api.until(lambda: api.watchers)
+        began = time.monotonic()
+    assert time.monotonic() - began < 1
+    await api.until(lambda: not api.connections)
+
+
+async def test_without_lightkube_the_extra_is_named(monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lightkube" else real(name))
+    with pytest.raises(ConfigError, match=r"install gpu-plugin\[kube\]"):
+        await watch_label(NODE, LABEL, "", lambda _: None)
+
+
+def test_pauses_grow_to_a_bound_and_are_spread():
+    assert [pause(failures, 1) for failures in (1, 2, 3, 9, 10, 1000)] == [0.1, 0.2, 0.4, 25.6, 30, 30]
+    assert [pause(failures, 0) for failures in (1, 1000)] == [0.05, 15]

@@ -1,0 +1,61 @@
+"""A ConfigMap's volume as the kubelet keeps it (pkg/volume/util/atomic_writer.go), and someone who listens to a watch."""
+
+import itertools
+import shutil
+from pathlib import Path
+
+import anyio
+
+
+class ConfigMapVolume:
+    """Files behind `..data`, a link that is renamed over to bring all new contents at once."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._times = itertools.count()
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def write(self, **contents: str) -> None:
+        """Replaces everything; `a_b="x"` is the file a.b."""
+        data = self.directory / "..data"
+        old = data.readlink() if data.is_symlink() else None
+        new = self.directory / f"..2026_01_01_{next(self._times)}"
+        new.mkdir()
+        names = {name.replace("_", "."): content for name, content in contents.items()}
+        for name, content in names.items():
+            (new / name).write_text(content)
+        temporary = self.directory / "..data_tmp"
+        temporary.symlink_to(new.name)
+        temporary.rename(data)
+        for name in names:
+            if not (self.directory / name).is_symlink():
+                (self.directory / name).symlink_to(f"..data/{name}")
+        for link in self.directory.iterdir():
+            if not link.name.startswith("..") and link.name not in names:
+                link.unlink()
+        if old is not None:
+            shutil.rmtree(self.directory / old)
+
+
+class Listener:
+    """Counts calls, and waits for them."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._event = anyio.Event()
+
+    def __call__(self) -> None:
+        self.calls += 1
+        event, self._event = self._event, anyio.Event()
+        event.set()
+
+    async def until(self, met, seconds: float = 10) -> None:
+        """Returns once `met()` after a call."""
+        with anyio.fail_after(seconds):
+            while not met():
+                await self._event.wait()
+
+    async def called(self, times: int) -> None:
+        """Returns once there were `times` calls in all."""
+        await self.until(lambda: self.calls >= times)
+        assert self.calls == times

@@ -1,0 +1,187 @@
+import os
+import signal
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.sources import configuration as module
+from gpu_plugin.sources.configuration import Configuration, begin_with
+from gpu_plugin.sources.source import ConfigSource
+
+BASE = resolve({}, {})
+
+
+class Wanted:
+    """What the next reading of the configuration gives, and how often it was read."""
+
+    def __init__(self, settings):
+        self.settings = settings
+        self.paths = []
+
+    def __call__(self, path):
+        self.paths.append(path)
+        if isinstance(self.settings, Exception):
+            raise self.settings
+        return self.settings
+
+
+@asynccontextmanager
+async def running(wanted, unchangeable=(), take=None):
+    configuration = Configuration(BASE, ConfigSource(BASE), wanted, unchangeable)
+    taken: list[Settings] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(configuration.run, take or taken.append)
+        yield configuration, taken
+        tasks.cancel_scope.cancel()
+
+
+async def counted(configuration, **counts):
+    with anyio.fail_after(10):
+        while not counts.items() <= configuration.status()["reloads"].items():
+            await anyio.sleep(0.005)
+
+
+async def test_newer_settings_are_taken_and_in_force():
+    new = replace(BASE, mig_strategy="mixed")
+    async with running(Wanted(new)) as (configuration, taken):
+        configuration.ask()
+        await counted(configuration, applied=1)
+        assert taken == [new]
+        assert configuration.settings is new
+
+
+async def test_the_same_settings_are_taken_by_nobody():
+    async with running(Wanted(replace(BASE))) as (configuration, taken):
+        configuration.ask()
+        await counted(configuration, unchanged=1)
+        assert taken == []
+
+
+@pytest.mark.parametrize("error", [ConfigError("config.yaml:3: no"), ZeroDivisionError("odd")])
+async def test_what_cannot_be_read_is_said_once_and_the_last_good_one_stays(error, caplog):
+    wanted = Wanted(error)
+    async with running(wanted) as (configuration, taken):
+        for times in range(1, 4):
+            configuration.ask()
+            await counted(configuration, refused=times)
+        assert configuration.settings is BASE
+        assert configuration.status()["refused"] == str(error)
+        assert caplog.text.count(f"nothing is changed: {error}") == 1
+        wanted.settings = replace(BASE, mig_strategy="single")
+        configuration.ask()
+        await counted(configuration, applied=1)
+        assert configuration.status()["refused"] == ""
+        assert len(taken) == 1
+
+
+async def test_what_takes_a_restart_is_refused(caplog):
+    async with running(Wanted(replace(BASE, state_dir="/elsewhere")), ("state_dir",)) as (configuration, taken):
+        configuration.ask()
+        await counted(configuration, refused=1)
+    assert "state_dir cannot change while the process runs" in caplog.text
+    assert taken == []
+
+
+async def test_what_cannot_be_taken_is_not_in_force():
+    def refuse(_):
+        raise ConfigError("this node cannot")
+
+    async with running(Wanted(replace(BASE, mig_strategy="mixed")), take=refuse) as (configuration, _):
+        configuration.ask()
+        await counted(configuration, refused=1)
+        assert configuration.settings is BASE
+
+
+async def test_many_wishes_at_once_are_one_more_reading():
+    wanted = Wanted(replace(BASE))
+    async with running(wanted) as (configuration, _):
+        for _ in range(100):
+            configuration.ask()
+        await counted(configuration, unchanged=1)
+    assert len(wanted.paths) == 1
+
+
+async def test_without_a_label_to_choose_by_one_begins_as_told():
+    begun = await begin_with(BASE, Wanted(ZeroDivisionError()))
+    assert begun is not None
+    assert begun[0] is BASE
+
+
+class Chosen:
+    """In place of a `ConfigSource`: a file that is known when told to be."""
+
+    made: "Chosen"
+
+    def __init__(self, _):
+        Chosen.made = self
+        self.known, self.again = anyio.Event(), anyio.Event()
+
+    def current(self):
+        return "/config/default"
+
+    async def settled(self):
+        await self.known.wait()
+
+    async def run(self, changed):
+        await self.again.wait()
+        changed()
+        await anyio.sleep_forever()
+
+
+@pytest.fixture
+def by_label(monkeypatch):
+    monkeypatch.setattr(module, "ConfigSource", Chosen)
+    return replace(BASE, config_file_srcdir="/config", node_name="node")
+
+
+async def test_one_begins_with_the_file_that_the_label_names(by_label):
+    wanted, begun = Wanted(replace(by_label, mig_strategy="mixed")), []
+
+    async def begin():
+        begun.append(await begin_with(by_label, wanted))
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(begin)
+            await anyio.wait_all_tasks_blocked()
+            assert wanted.paths == []
+            Chosen.made.known.set()
+    assert begun == [(wanted.settings, Chosen.made)]  # what it was chosen from goes on with what it knows
+    assert wanted.paths == ["/config/default"]
+
+
+async def test_one_waits_for_a_good_file_to_begin_with(by_label, caplog):
+    wanted, begun = Wanted(ConfigError("default:1: no")), []
+
+    async def begin():
+        begun.append(await begin_with(by_label, wanted))
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(begin)
+            await anyio.wait_all_tasks_blocked()
+            Chosen.made.known.set()
+            while "nothing is served until there is a good one: default:1: no" not in caplog.text:
+                await anyio.sleep(0.005)
+            wanted.settings = by_label
+            Chosen.made.again.set()
+    assert begun == [(by_label, Chosen.made)]
+
+
+async def test_a_signal_ends_the_wait(by_label):
+    begun = []
+
+    async def begin():
+        begun.append(await begin_with(by_label, Wanted(by_label)))
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(begin)
+            await anyio.wait_all_tasks_blocked()
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert begun == [None]

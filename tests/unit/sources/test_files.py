@@ -1,0 +1,415 @@
+"""Every way in which a file comes to hold something else, heard of and, without inotify, found."""
+
+import errno
+import os
+import shutil
+import threading
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+from asyncinotify import Inotify
+
+from gpu_plugin.sources import directories, files
+from gpu_plugin.sources.files import ABSENT, MAX_BYTES, fingerprint, watch_file
+from tests.unit.sources.config_map import ConfigMapVolume, Listener
+
+
+@pytest.fixture(params=["told", "looking"])
+def net(request, monkeypatch):
+    """Changes are told of and never looked for, or looked for alone because inotify has run out."""
+    if request.param == "told":
+        monkeypatch.setattr(files, "NET", 3600)
+    else:
+        monkeypatch.setattr(files, "NET", 0.02)
+        monkeypatch.setattr(directories, "Inotify", exhausted)
+    return request.param
+
+
+def exhausted(*_):
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+@asynccontextmanager
+async def watching(path, known=None):
+    """Someone who was told of the content as it is now and hears of every other."""
+    listener = Listener()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch_file, path, listener, known)
+        await listener.called(1)
+        yield listener
+        tasks.cancel_scope.cancel()
+
+
+def rewrite(path):
+    path.write_text("version: v2")
+
+
+def rename_over(path):
+    new = path.with_name("new.yaml")
+    new.write_text("version: v2")
+    new.replace(path)
+
+
+def append(path):
+    with path.open("a") as file:
+        file.write("# more")
+
+
+def rewrite_at_the_same_size_and_time(path):
+    there = path.stat()
+    path.write_text("version: v9")
+    os.utime(path, ns=(there.st_atime_ns, there.st_mtime_ns))
+
+
+def remove(path):
+    path.unlink()
+
+
+def remove_with_its_directory(path):
+    shutil.rmtree(path.parent)
+
+
+def move_the_directory_away(path):
+    path.parent.rename(path.parent.with_name("elsewhere"))
+
+
+def make_a_directory_of_it(path):
+    path.unlink()
+    path.mkdir()
+
+
+def make_a_dangling_link_of_it(path):
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+def make_a_link_to_itself_of_it(path):
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        rewrite,
+        rename_over,
+        append,
+        rewrite_at_the_same_size_and_time,
+        remove,
+        remove_with_its_directory,
+        move_the_directory_away,
+        make_a_directory_of_it,
+        make_a_dangling_link_of_it,
+        make_a_link_to_itself_of_it,
+    ],
+)
+async def test_a_change_is_reported_and_so_is_the_way_back(tmp_path, net, change):
+    path = tmp_path / "etc" / "config.yaml"
+    path.parent.mkdir()
+    path.write_text("version: v1")
+    async with watching(path) as listener:
+        change(path)
+        await listener.called(2)
+        shutil.rmtree(path.parent, ignore_errors=True)
+        await listener.until(lambda: fingerprint(path) == ABSENT)
+        path.parent.mkdir()
+        before = listener.calls
+        path.write_text("version: v3")
+        await listener.until(lambda: listener.calls > before)
+
+
+async def test_a_file_that_does_not_exist_yet_is_waited_for_down_all_its_directories(tmp_path, net):
+    path = tmp_path / "a" / "b" / "c" / "config.yaml"
+    async with watching(path) as listener:
+        path.parent.mkdir(parents=True)
+        path.write_text("version: v1")
+        await listener.called(2)
+
+
+async def test_a_config_map_s_swap_is_reported(tmp_path, net):
+    volume = ConfigMapVolume(tmp_path / "config")
+    volume.write(config_yaml="version: v1")
+    async with watching(tmp_path / "config" / "config.yaml") as listener:
+        for calls in (2, 3, 4):
+            volume.write(config_yaml=f"version: {calls}")
+            await listener.called(calls)
+        volume.write(another_yaml="version: v1")
+        await listener.called(5)
+        volume.write(config_yaml="version: v1")
+        await listener.called(6)
+
+
+async def test_a_file_behind_several_links_is_followed(tmp_path, net):
+    (tmp_path / "real" / "one").mkdir(parents=True)
+    (tmp_path / "real" / "two").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / "real" / name / "config.yaml").write_text(name)
+    (tmp_path / "current").symlink_to("real/one")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "config.yaml").symlink_to("../current/./config.yaml")
+    async with watching(tmp_path / "sub" / "config.yaml") as listener:
+        (tmp_path / "next").symlink_to(tmp_path / "real" / "two")
+        (tmp_path / "next").rename(tmp_path / "current")
+        await listener.called(2)
+        (tmp_path / "real" / "two" / "config.yaml").write_text("three")
+        await listener.called(3)
+
+
+async def test_a_dangling_link_is_followed_to_where_its_end_appears(tmp_path, net):
+    path = tmp_path / "config.yaml"
+    path.symlink_to(tmp_path / "far" / "away.yaml")
+    async with watching(path) as listener:
+        (tmp_path / "far").mkdir()
+        (tmp_path / "far" / "away.yaml").write_text("version: v1")
+        await listener.called(2)
+
+
+async def test_equal_content_is_no_change(tmp_path, net):
+    path = tmp_path / "config.yaml"
+    path.write_text("version: v1")
+    volume = ConfigMapVolume(tmp_path / "config")
+    volume.write(config_yaml="version: v1")
+    async with watching(path) as listener, watching(tmp_path / "config" / "config.yaml") as of_the_volume:
+        path.write_text("version: v1")
+        path.chmod(0o600)
+        rename = tmp_path / "same"
+        rename.write_text("version: v1")
+        rename.replace(path)
+        volume.write(config_yaml="version: v1")
+        await anyio.sleep(0.6)
+        path.write_text("version: v2")
+        await listener.called(2)
+        volume.write(config_yaml="version: v2")
+        await of_the_volume.called(2)
+
+
+async def test_a_burst_is_one_change(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "NET", 3600)
+    monkeypatch.setattr(files, "SETTLE", 0.3)
+    monkeypatch.setattr(files, "LONGEST_SETTLE", 30)
+    path = tmp_path / "config.yaml"
+    async with watching(path) as listener:
+        for count in range(20):
+            path.write_text(str(count))
+        await listener.called(2)
+
+
+async def test_a_storm_is_followed_and_settles_on_the_last(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("first")
+    read = []
+    listener = Listener()
+
+    def changed():
+        read.append((time.monotonic(), path.read_text()))
+        listener()
+
+    over = threading.Event()
+
+    def storm():
+        for count in range(2000):
+            if count >= 200 and listener.calls >= 3:
+                break
+            temporary = path.with_suffix(".new")
+            temporary.write_text(f"write {count}")
+            temporary.replace(path)
+            over.wait(0.01)
+        path.write_text("the last")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch_file, path, changed)
+        await listener.called(1)
+        began = time.monotonic()
+        await anyio.to_thread.run_sync(storm)
+        lasted = time.monotonic() - began
+        await listener.until(lambda: read[-1][1] == "the last")
+        tasks.cancel_scope.cancel()
+    assert 4 <= len(read) <= 5 + lasted / files.SETTLE  # followed while it lasted, and not each write
+
+
+async def test_inotify_that_runs_out_is_said_once_and_used_once_there_is_more(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(files, "NET", 0.02)
+    monkeypatch.setattr(directories, "Inotify", exhausted)
+    path = tmp_path / "config.yaml"
+    async with watching(path) as listener:
+        path.write_text("version: v1")
+        await listener.called(2)
+        monkeypatch.setattr(directories, "Inotify", Inotify)
+        path.write_text("version: v2")
+        await listener.called(3)
+        await anyio.sleep(0.1)
+        monkeypatch.setattr(files, "NET", 3600)
+        path.write_text("version: v3")
+        await listener.called(4)
+    assert caplog.text.count("looked for now and then") == 1
+    assert "max_user_instances" in caplog.text
+
+
+async def test_watches_that_run_out_leave_the_looks(tmp_path, monkeypatch, caplog):
+    class Small(Inotify):
+        def add_watch(self, path, mask):
+            if len(self.watches) >= 2:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            return super().add_watch(path, mask)
+
+    monkeypatch.setattr(files, "NET", 0.02)
+    monkeypatch.setattr(directories, "Inotify", Small)
+    path = tmp_path / "a" / "b" / "config.yaml"
+    path.parent.mkdir(parents=True)
+    async with watching(path) as listener:
+        path.write_text("version: v1")
+        await listener.called(2)
+    assert caplog.text.count("looked for now and then") == 1
+
+
+async def test_what_happens_before_a_place_is_watched_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "NET", 3600)
+    path = tmp_path / "config.yaml"
+    path.write_text("version: v1")
+    known = fingerprint(path)
+    real = directories.Directories.arm
+
+    def late(self, places):
+        if not path.read_text().endswith("v2"):
+            path.write_text("version: v2")
+        return real(self, places)
+
+    monkeypatch.setattr(directories.Directories, "arm", late)
+    async with watching(path, known) as listener:
+        assert listener.calls == 1
+
+
+async def test_places_that_matter_no_more_are_watched_no_more(tmp_path, monkeypatch):
+    made = []
+
+    class Kept(Inotify):
+        def __init__(self):
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(directories, "Inotify", Kept)
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "config.yaml").write_text("version: 0")
+    path = tmp_path / "config.yaml"
+    path.symlink_to("old/config.yaml")
+    async with watching(path) as listener:
+        before = len(made[0].watches)
+        for calls in range(2, 5):
+            new = tmp_path / f"version-{calls}"
+            new.mkdir()
+            (new / "config.yaml").write_text(f"version: {calls}")
+            (tmp_path / "link").symlink_to(f"version-{calls}/config.yaml")
+            (tmp_path / "link").rename(path)
+            await listener.called(calls)
+        with anyio.fail_after(10):
+            while len(made[0].watches) != before:
+                await anyio.sleep(0.01)
+        assert len(made) == 1
+
+
+async def test_a_known_content_is_not_reported_and_another_is(tmp_path, net):
+    path = tmp_path / "config.yaml"
+    path.write_text("version: v1")
+    known = fingerprint(path)
+    listener = Listener()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch_file, path, listener, known)
+        await anyio.sleep(0.3)
+        assert listener.calls == 0
+        path.write_text("version: v2")
+        await listener.called(1)
+        tasks.cancel_scope.cancel()
+    async with watching(path, known) as listener:  # changed before the watch began
+        assert listener.calls == 1
+
+
+async def test_a_file_system_that_hangs_is_said_once_and_holds_up_nothing(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(files, "NET", 0.02)
+    monkeypatch.setattr(files, "PATIENCE", 0.05)
+    dead = threading.Event()
+    real = files.fingerprint
+
+    def hang(path):
+        if not dead.is_set():
+            dead.wait(30)
+        return real(path)
+
+    path = tmp_path / "config.yaml"
+    path.write_text("version: v1")
+    monkeypatch.setattr(files, "fingerprint", hang)
+    listener = Listener()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch_file, path, listener)
+        with anyio.fail_after(10):
+            while "does not answer" not in caplog.text:
+                await anyio.sleep(0.01)
+        await anyio.sleep(0.2)
+        dead.set()
+        await listener.called(1)
+        tasks.cancel_scope.cancel()
+    assert caplog.text.count("does not answer") == 1
+
+
+def open_files():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_it_ends_at_once_and_leaves_nothing_open(tmp_path):
+    before = open_files()
+    for _ in range(5):
+        async with watching(tmp_path / "config.yaml"):
+            pass
+    assert open_files() == before
+    with anyio.fail_after(10):
+        while any(thread.name == "configuration-files" for thread in threading.enumerate()):
+            await anyio.sleep(0.01)
+
+
+def test_fingerprints_tell_contents_apart(tmp_path):
+    path = tmp_path / "config.yaml"
+    seen = [fingerprint(path)]
+    for content in (b"", b"a", b"b", b"c" * 100_000, b"c" * 100_001, b"d" * MAX_BYTES, b"d" * (MAX_BYTES + 1)):
+        path.write_bytes(content)
+        seen.append(fingerprint(path))
+    path.unlink()
+    os.mkfifo(path)
+    seen.append(fingerprint(path))
+    path.unlink()
+    path.mkdir()
+    seen.append(fingerprint(path))
+    path.rmdir()
+    path.symlink_to(path.name)
+    seen.append(fingerprint(path))
+    assert len(set(seen)) == len(seen)
+    path.unlink()
+    path.write_bytes(b"a")
+    assert fingerprint(path) == seen[2]
+
+
+def test_a_route_names_every_look_up(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real/../real")
+    whole = directories.route(tmp_path / "link" / "absent" / "config.yaml")
+    here = {(place.directory, place.name) for place in whole if place.directory.startswith(str(tmp_path))}
+    assert here == {(str(tmp_path), "link"), (str(tmp_path), "real"), (f"{tmp_path}/real", "absent")}
+    assert directories.Place("/", tmp_path.parts[1]) in whole
+
+
+def test_a_route_through_links_without_end_ends(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    names = {place.name for place in directories.route(tmp_path / "a" / "config.yaml")}
+    assert {"a", "b"} <= names
+    assert "config.yaml" not in names
+
+
+def test_a_relative_path_begins_where_we_are(tmp_path, monkeypatch):
+    (tmp_path / "config.yaml").write_text("version: v1")
+    monkeypatch.chdir(tmp_path)
+    place = directories.Place(str(tmp_path), "config.yaml", content=True)
+    assert place in directories.route(Path("config.yaml"))

@@ -1,0 +1,246 @@
+"""Which config file is in force, whoever or whatever chooses it."""
+
+import importlib.util
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+import pytest
+
+from gpu_plugin.cluster import node_label
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.sources import source as source_module
+from gpu_plugin.sources.files import fingerprint
+from gpu_plugin.sources.source import ConfigSource
+from tests.unit.cluster.api_server import LABEL, NODE, FakeApiServer
+from tests.unit.sources.config_map import ConfigMapVolume, Listener
+
+
+@pytest.fixture
+async def api():
+    async with FakeApiServer() as running:
+        yield running
+
+
+@pytest.fixture
+def volume(tmp_path):
+    made = ConfigMapVolume(tmp_path / "configs")
+    made.write(a100="a", default="d", h100="h")
+    return made
+
+
+@dataclass
+class Running:
+    source: ConfigSource
+    heard: Listener
+
+    def file(self):
+        path = self.source.current()
+        return path.name if path else None
+
+    async def becomes(self, name):
+        await self.heard.until(lambda: self.file() == name)
+
+
+@asynccontextmanager
+async def running(source):
+    heard = Listener()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(source.run, heard)
+        yield Running(source, heard)
+        tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def by_label(api, volume, tmp_path, **more):
+    asked = {
+        "config_file_srcdir": str(volume.directory),
+        "node_name": NODE,
+        "kubeconfig": api.kubeconfig(tmp_path),
+        **more,
+    }
+    async with running(ConfigSource(resolve(asked, {}))) as made:
+        yield made
+
+
+async def test_without_a_file_there_is_none_and_nothing_changes():
+    async with running(ConfigSource(resolve({}, {}))) as made:
+        await made.source.settled()
+        await anyio.sleep(0.1)
+        assert made.source.current() is None
+        assert made.heard.calls == 0
+
+
+async def test_one_file_is_followed(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("version: v1")
+    source = ConfigSource(resolve({"config_file": str(path)}, {}), fingerprint(path))
+    await source.settled()
+    assert source.current() == path
+    async with running(source) as made:
+        path.write_text("version: v2")
+        await made.heard.called(1)
+
+
+async def test_one_file_that_was_read_at_an_unknown_time_is_asked_to_be_read_again(tmp_path):
+    path = tmp_path / "config.yaml"
+    async with running(ConfigSource(resolve({"config_file": str(path)}, {}))) as made:
+        await made.heard.called(1)
+
+
+async def test_the_label_chooses_and_every_change_of_it_is_followed(api, volume, tmp_path):
+    api.label("h100")
+    async with by_label(api, volume, tmp_path) as made:
+        await made.source.settled()
+        assert made.source.current() == volume.directory / "h100"
+        assert made.heard.calls == 1
+        await api.until(lambda: api.watchers)
+        api.label("a100")
+        await made.becomes("a100")
+        api.label(None)
+        await made.becomes("default")
+        assert made.heard.calls == 3
+
+
+async def test_the_default_and_the_fallbacks_hold_without_a_label(api, volume, tmp_path):
+    async with by_label(api, volume, tmp_path, default_config="h100") as made:
+        await made.becomes("h100")
+    async with by_label(api, volume, tmp_path, fallback_strategies="single,named") as made:
+        await made.becomes("default")
+    async with by_label(api, volume, tmp_path, fallback_strategies="empty") as made:
+        await made.heard.called(1)
+        assert made.source.current() is None
+
+
+async def test_an_unknown_label_keeps_the_last_and_is_said_once_a_value(api, volume, tmp_path, caplog):
+    api.label("h100")
+    async with by_label(api, volume, tmp_path) as made:
+        await made.becomes("h100")
+        await api.until(lambda: api.watchers)
+        for value in ("b200", "gb200"):
+            api.label(value)
+            with anyio.fail_after(10):
+                while f"specified config {value} " not in caplog.text:
+                    await anyio.sleep(0.01)
+        volume.write(a100="other", default="d", h100="h")
+        await anyio.sleep(0.3)
+        assert made.file() == "h100"
+        assert made.heard.calls == 1
+        volume.write(a100="a", gb200="g", h100="h")
+        await made.becomes("gb200")
+    assert caplog.text.count("specified config b200") == 1
+    assert caplog.text.count("specified config gb200") == 1
+    assert "config h100 stays in force" in caplog.text
+
+
+async def test_the_file_in_force_may_go_and_come_back_as_another(api, volume, tmp_path, caplog):
+    api.label("h100")
+    async with by_label(api, volume, tmp_path) as made:
+        await made.becomes("h100")
+        volume.write(a100="a", default="d")
+        with anyio.fail_after(10):
+            while "specified config h100" not in caplog.text:
+                await anyio.sleep(0.01)
+        assert made.file() == "h100"
+        assert made.heard.calls == 1
+        volume.write(a100="a", default="d", h100="another")
+        await made.heard.called(2)
+        assert made.file() == "h100"
+
+
+async def test_only_the_content_of_the_chosen_file_matters(api, volume, tmp_path):
+    api.label("h100")
+    async with by_label(api, volume, tmp_path) as made:
+        await made.heard.called(1)
+        volume.write(a100="changed", default="changed", h100="h")
+        await anyio.sleep(0.3)
+        assert made.heard.calls == 1
+        volume.write(a100="changed", default="changed", h100="changed")
+        await made.heard.called(2)
+
+
+async def test_hidden_entries_and_directories_are_no_configs(api, tmp_path):
+    volume = ConfigMapVolume(tmp_path / "configs")
+    volume.write(only="o")
+    (volume.directory / ".hidden").write_text("x")
+    (volume.directory / "directory").mkdir()
+    (volume.directory / "dangling").symlink_to("nowhere")
+    async with by_label(api, volume, tmp_path, fallback_strategies="single") as made:
+        await made.becomes("only")
+
+
+async def test_a_directory_that_comes_late_is_waited_for(api, tmp_path, caplog):
+    volume = ConfigMapVolume(tmp_path / "configs")
+    api.label("h100")
+    async with by_label(api, volume, tmp_path, fallback_strategies="named") as made:
+        await made.heard.called(1)
+        assert made.source.current() is None
+        assert "no configuration files are available" in caplog.text
+        volume.write(default="d")
+        await made.becomes("default")  # nothing was in force that could be kept
+        volume.write(default="d", h100="h")
+        await made.becomes("h100")
+
+
+async def test_an_api_that_is_away_is_waited_for_and_then_the_default_is_used_until_it_is_back(
+    api, volume, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(source_module, "LABEL_PATIENCE", 0.3)
+    api.label("h100")
+    kubeconfig = api.kubeconfig(tmp_path)
+    await api.stop()
+    async with by_label(api, volume, tmp_path, kubeconfig=kubeconfig) as made:
+        assert not made.source._settled.is_set()
+        await made.becomes("default")
+        assert "did not tell the label" in caplog.text
+        await api.start()
+        await made.becomes("h100")
+        await api.until(lambda: api.watchers)
+        await api.stop()
+        await anyio.sleep(0.2)
+        assert made.file() == "h100"
+        assert made.heard.calls == 2
+
+
+async def test_nothing_is_decided_before_the_label_is_told(api, volume, tmp_path, monkeypatch):
+    monkeypatch.setattr(node_label, "FIRST_PAUSE", 0.01)
+    api.refusals = [("list", 503)] * 3
+    api.label("h100")
+    async with by_label(api, volume, tmp_path, default_config="a100") as made:
+        await made.source.settled()
+        assert made.file() == "h100"
+        assert made.heard.calls == 1
+
+
+async def test_another_label_can_be_named(api, volume, tmp_path):
+    api.labels = {LABEL: "a100", "example.com/config": "h100"}
+    async with by_label(api, volume, tmp_path, node_label="example.com/config") as made:
+        await made.becomes("h100")
+
+
+async def test_a_source_that_is_run_again_remembers_and_calls_for_what_changed_meanwhile(api, volume, tmp_path):
+    api.label("h100")
+    async with by_label(api, volume, tmp_path) as made:
+        await made.becomes("h100")
+    async with running(made.source) as again:
+        await api.until(lambda: api.watchers)
+        await anyio.sleep(0.3)
+        assert again.heard.calls == 0
+        assert again.file() == "h100"
+    volume.write(default="d", h100="changed")
+    async with running(made.source) as again:
+        await again.heard.called(1)
+
+
+async def test_cancelling_closes_everything(api, volume, tmp_path):
+    async with by_label(api, volume, tmp_path):
+        await api.until(lambda: api.watchers)
+    await api.until(lambda: not api.connections)
+
+
+def test_the_missing_client_is_said_before_anything_runs(tmp_path, monkeypatch):
+    settings = resolve({"config_file_srcdir": str(tmp_path), "node_name": NODE}, {})
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"install gpu-plugin\[kube\]"):
+        ConfigSource(settings)
