@@ -9,6 +9,9 @@ from gpu_plugin import __version__
 
 VERBS = {
     "run": "serve this node's GPUs to its kubelet until told to stop",
+    "mps": "run the MPS daemons of this node's shared GPUs",
+    "status": "what the running daemon serves, and under which configuration",
+    "validate": "judge config files without a node, and print what they come to",
     "fault": "make a GPU of a running simulated node fail, or heal it",
     "demo": "the real daemon on a simulated 8-GPU node, as a timeline",
 }

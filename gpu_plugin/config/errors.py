@@ -1,5 +1,35 @@
-"""The error that a person can mend: a flag, an environment variable or a file that asks for what cannot be."""
+"""What a person can mend: a flag, an environment variable or a file that asks for what cannot be."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong: `source` is a file, a flag or a variable, `line` counts from 1, `path` leads to a value in a file.
+
+    0 and empty text: not known, or there is none.
+    """
+
+    reason: str
+    source: str = ""
+    line: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.source}:{self.line}" if self.line else self.source
+        return ": ".join(part for part in (where, self.path, self.reason) if part)
 
 
 class ConfigError(ValueError):
     """What is wrong, where, and what would be right, in one sentence. `str()` of it is shown as it is."""
+
+    faults: tuple[Fault, ...] = ()
+
+    @classmethod
+    def of(cls, faults: Sequence[Fault]) -> "ConfigError":
+        """All of these faults; its text is the first and the number of the others."""
+        more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
+        error = cls(f"{faults[0]}{more}")
+        error.faults = tuple(faults)
+        return error

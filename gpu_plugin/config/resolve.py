@@ -1,36 +1,59 @@
 """Flag > environment > file > default, each value read once and every fault named with the place it stands at."""
 
-import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
 
-from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.document import Document, Place
+from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.options import OPTIONS, Option
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.sharing import MPS
 
-# Sections of NVIDIA's schema that are another program's business: read past, never obeyed.
-_FOREIGN = frozenset({"flags.gfd", "flags.useNodeFeatureAPI"})
-# Sections of the schema that this version cannot honour: an operator who wrote them must hear of it.
-_UNSERVED = ("sharing", "resources")
+File = Document | Mapping[str, object] | None
+"""A config file with its lines, one that is parsed only, or none."""
 
 
-def resolve(
-    flags: Mapping[str, object], environ: Mapping[str, str], file: Mapping[str, object] | None = None
-) -> Settings:
-    """The settings that these sources ask for.
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What a file says: its values, read, and what is wrong with it."""
+
+    document: Document
+    content: Mapping[str, object]
+    sections: Mapping[str, Any]
+    faults: tuple[Fault, ...]
+
+
+def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File = None) -> Settings:
+    """The settings that these sources ask for. A file is judged whole, what flags and environment overrule included.
 
     Args:
         flags: values of the command line by option name; None for a flag that was not given.
         environ: environment variables. One that is set but empty counts as not set (NVIDIA's plugin differs: there it
             sets the option to false or nothing). KUBELET_SOCKET alone may be set to nothing, which asks for no registration.
-        file: the parsed config file.
+        file: the config file.
 
     Raises:
-        ConfigError: a value that cannot be, a key nobody knows, or two options that contradict each other.
+        ConfigError: values that cannot be, keys nobody knows, options that contradict each other: `faults` has them all.
     """
-    where = chosen(flags, environ) or "config file"
-    written = flatten(file or {}, where)
-    settings = Settings(**{option.name: _value(option, flags, environ, written, where) for option in OPTIONS})  # type: ignore[arg-type]
-    _cross_check(settings)
+    written = _read_file(_document(flags, environ, file))
+    found: dict[str, object] = {}
+    faults: list[Fault] = []
+    for option in OPTIONS:
+        try:
+            found[option.name] = _value(option, flags, environ, written.content)
+        except ConfigError as error:
+            faults += error.faults
+    faults += written.faults
+    if faults:
+        known = {option.name: found.get(option.name, _default(option)) for option in OPTIONS}
+        sure = {option.name for option in OPTIONS if option.name in found} - _faulty(written)
+    else:
+        known, sure = found, set(found)
+    settings = Settings(**known, **written.sections)  # type: ignore[arg-type]
+    faults += [fault for fault, names in _contradictions(settings, written.document) if names <= sure]
+    if faults:
+        raise ConfigError.of(sorted(faults, key=lambda fault: fault.line))
     return settings
 
 
@@ -39,11 +62,9 @@ def chosen(flags: Mapping[str, object], environ: Mapping[str, str]) -> str:
     return str(flags.get("config_file") or environ.get("CONFIG_FILE") or "")
 
 
-def ineffective(
-    flags: Mapping[str, object], environ: Mapping[str, str], file: Mapping[str, object] | None
-) -> list[str]:
+def ineffective(flags: Mapping[str, object], environ: Mapping[str, str], file: File = None) -> list[str]:
     """Names of options that somebody set and that this version accepts without acting on them."""
-    written = flatten(file or {}, where="config file")
+    document = _document(flags, environ, file)
     return [
         option.flags[0]
         for option in OPTIONS
@@ -51,18 +72,61 @@ def ineffective(
         and (
             flags.get(option.name) is not None
             or any(environ.get(env) for env in option.envs)
-            or (option.file and written.get(option.file))
+            or (option.file and at(document.content, tuple(option.file.split("."))))
         )
     ]
 
 
+def at(content: object, place: Place) -> object:
+    """What stands at a place of mappings in mappings; None where nothing does."""
+    for key in place:
+        content = content.get(key) if isinstance(content, Mapping) else None
+    return content
+
+
+def _document(flags: Mapping[str, object], environ: Mapping[str, str], file: File) -> Document:
+    return file if isinstance(file, Document) else Document.of(file, chosen(flags, environ) or "config file")
+
+
+def _read_file(document: Document) -> _Written:
+    if not document.content:
+        return _Written(document, {}, {}, ())
+    # Only those who have a file need the schema.
+    from gpu_plugin.config.schema import Checked  # noqa: PLC0415
+    from gpu_plugin.config.schema_v1 import SCHEMA, name_patterns  # noqa: PLC0415
+    from gpu_plugin.config.sharing_section import shared_resources  # noqa: PLC0415
+
+    checked = Checked(document, SCHEMA)
+    gpu_names, gpu_faults = name_patterns(document, checked.content, "gpus")
+    mig_names, mig_faults = name_patterns(document, checked.content, "mig")
+    sharing, sharing_faults = shared_resources(
+        document,
+        cast("Mapping[str, Any]", checked.content.get("sharing", {})),
+        [pattern.name for pattern in mig_names],
+    )
+    faults = (*checked.faults, *gpu_faults, *mig_faults, *sharing_faults)
+    sections = {"sharing": sharing, "gpu_names": gpu_names, "mig_names": mig_names}
+    return _Written(document, checked.content, sections, faults)
+
+
+def _faulty(written: _Written) -> set[str]:
+    """Names of options whose value in the file is at fault."""
+    places = {option.name: tuple(option.file.split(".")) for option in OPTIONS if option.file}
+    return {
+        name
+        for name, place in places.items()
+        if at(written.document.content, place) is not None and at(written.content, place) is None
+    }
+
+
+def _default(option: Option) -> object:
+    return None if option.default is None else option.parse(option.default)
+
+
 def _value(
-    option: Option,
-    flags: Mapping[str, object],
-    environ: Mapping[str, str],
-    file: Mapping[str, object],
-    where: str,
+    option: Option, flags: Mapping[str, object], environ: Mapping[str, str], content: Mapping[str, object]
 ) -> object:
+    """An option's value. Raises ConfigError for a flag or a variable that cannot be; the file is read already."""
     flag = flags.get(option.name)
     if flag is not None:
         return _read(option, flag, f"--{option.flags[0]}")
@@ -70,74 +134,52 @@ def _value(
         written = environ.get(env)
         if written or (written is not None and option.name == "kubelet_socket"):
             return _read(option, written, f"environment variable {env}")
-    if option.file and option.file in file:
-        return _read(option, file[option.file], f"{where}: {option.file}")
-    if option.default is None:
-        return None
-    return option.parse(option.default)
+    in_file = at(content, tuple(option.file.split("."))) if option.file else None
+    return _default(option) if in_file is None else in_file
 
 
-def _read(option: Option, written: object, where: str) -> object:
+def _read(option: Option, written: object, source: str) -> object:
     try:
         return option.parse(written)
     except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError.of([Fault(str(error), source)]) from None
 
 
-def flatten(file: Mapping[str, object], where: str) -> dict[str, object]:
-    """The config file's values by dotted key. Raises ConfigError for a key that is none, or a section we cannot honour."""
-    if not isinstance(file, Mapping):
-        raise ConfigError(f"{where}: the file is a {type(file).__name__}, not a mapping")
-    known = {option.file for option in OPTIONS if option.file}
-    found: dict[str, object] = {}
-    for key, value in file.items():
-        if key == "version":
-            if value not in ("v1", "", None):
-                raise ConfigError(f"{where}: version: unknown version {value!r}; this plugin reads v1")
-        elif key in _UNSERVED:
-            if value:
-                raise ConfigError(f"{where}: {key}: this version of gpu-plugin cannot do that; remove the section")
-        else:
-            _descend("", str(key), value, known, found, where)
-    return found
-
-
-def _descend(above: str, name: str, value: object, known: set[str], found: dict[str, object], where: str) -> None:
-    key = f"{above}{name}"
-    if "." in name:
-        raise ConfigError(f"{where}: {key}: unknown key; nest mappings instead of writing dots")
-    if key in known:
-        if value is not None:
-            found[key] = value
-    elif key in _FOREIGN:
-        return
-    elif any(name.startswith(f"{key}.") for name in known):
-        if value is None:
-            return
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{where}: {key}: a mapping is needed here, not {value!r}")
-        for below, inner in value.items():
-            _descend(f"{key}.", str(below), inner, known, found, where)
-    else:
-        near = difflib.get_close_matches(
-            key, [*known, *_FOREIGN, *_UNSERVED, "version", "flags", "flags.plugin", "imex"], 1
-        )
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"{where}: {key}: unknown key{hint}")
-
-
-def _cross_check(settings: Settings) -> None:
+def _contradictions(settings: Settings, document: Document) -> Iterator[tuple[Fault, set[str]]]:
+    """What cannot be together, and the options that are to blame for it."""
     socket, directory = settings.kubelet_socket, settings.device_plugin_dir
     if socket and directory is not None and socket.rpartition("/")[0].rstrip("/") != directory.rstrip("/"):
-        raise ConfigError(
+        reason = (
             f"--kubelet-socket {socket} does not lie in --device-plugin-dir {directory}: "
-            "the kubelet looks for our socket beside its own",
+            "the kubelet looks for our socket beside its own"
         )
-    if settings.device_discovery_strategy == "tegra":
-        raise ConfigError("--device-discovery-strategy: tegra is not served by this version; use auto or nvml")
+        yield Fault(reason), {"kubelet_socket", "device_plugin_dir"}
     # The kernel's limit for a socket path is 107 bytes (sun_path); our shortest file name needs up to 34 of them.
-    if len(settings.socket_dir.encode()) > 72:
-        raise ConfigError(
+    elif len(settings.socket_dir.encode(errors="surrogateescape")) > 72:
+        reason = (
             f"--device-plugin-dir {settings.socket_dir}: too long, a socket in it would pass the kernel's 107 bytes; "
-            "use a path of at most 72 bytes",
+            "use a path of at most 72 bytes"
         )
+        yield Fault(reason), {"kubelet_socket", "device_plugin_dir"}
+    if settings.config_file and settings.config_file_srcdir:
+        reason = (
+            f"--config-file {settings.config_file} and --config-file-srcdir {settings.config_file_srcdir}: "
+            "the settings come from one file, or from one that a node label names; leave one of them out"
+        )
+        yield Fault(reason), {"config_file", "config_file_srcdir"}
+    if settings.config_file_srcdir and not settings.node_name:
+        reason = (
+            "invalid --node-name: must not be empty with --config-file-srcdir, since that node's label names the file"
+        )
+        yield Fault(reason), {"config_file_srcdir", "node_name"}
+    both = [gpu for gpu in settings.include_gpus if gpu in settings.exclude_gpus]
+    if both:
+        reason = f"--include-gpus and --exclude-gpus both name {', '.join(both)}"
+        yield Fault(reason), {"include_gpus", "exclude_gpus"}
+    if any(entry.strategy == MPS for entry in settings.sharing):
+        if settings.mig_strategy == "mixed":
+            reason = "using --mig-strategy=mixed is not supported with MPS"
+            yield document.fault(("sharing", "mps"), reason), {"mig_strategy"}
+        if not settings.mps_root:
+            reason = "using MPS requires --mps-root to be specified: the host directory that its clients find it in"
+            yield document.fault(("sharing", "mps"), reason), {"mps_root"}

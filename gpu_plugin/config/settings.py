@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from gpu_plugin.config.sharing import NamePattern, SharedResource
+
 DEVICE_PLUGIN_DIR = "/var/lib/kubelet/device-plugins"
 """Where the kubelet looks for device plugins, whatever its own --root-dir (pkg/kubelet, DevicePluginPath)."""
 
@@ -10,7 +12,11 @@ STATE_DIR = "/var/lib/gpu-plugin"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Every option under its own name; durations are in seconds. Defaults are those of `options.OPTIONS`."""
+    """Every option under its own name; durations are in seconds. Defaults are those of `options.OPTIONS`.
+
+    The last three stand in the config file alone, each in the file's order: what is shared, and the names of whole GPUs by
+    model and of MIG devices by profile, of which the first that matches counts.
+    """
 
     mig_strategy: str
     fail_on_init_error: bool
@@ -35,6 +41,15 @@ class Settings:
     config_file: str
     cdi_feature_flags: tuple[str, ...]
     cdi_disable_hooks: tuple[str, ...]
+    config_file_srcdir: str
+    default_config: str
+    fallback_strategies: tuple[str, ...]
+    node_name: str
+    node_label: str
+    kubeconfig: str
+    pod_resources_socket: str | None
+    include_gpus: tuple[str, ...]
+    exclude_gpus: tuple[str, ...]
     simulate: str
     state_dir: str
     log_format: str
@@ -45,6 +60,9 @@ class Settings:
     event_loop: str
     disable_healthchecks: str
     enable_healthchecks: str
+    sharing: tuple[SharedResource, ...] = ()
+    gpu_names: tuple[NamePattern, ...] = ()
+    mig_names: tuple[NamePattern, ...] = ()
 
     @property
     def socket_dir(self) -> str:
@@ -59,6 +77,13 @@ class Settings:
     def registration_socket(self) -> str:
         """The kubelet's registration socket; empty where the operator asked for no registration."""
         return f"{self.socket_dir}/kubelet.sock" if self.kubelet_socket is None else self.kubelet_socket
+
+    @property
+    def effective_pod_resources_socket(self) -> str:
+        """The socket of the kubelet's PodResources service: under the kubelet's own directory, the parent of the plugins'."""
+        if self.pod_resources_socket is not None:
+            return self.pod_resources_socket
+        return f"{self.socket_dir.rstrip('/').rpartition('/')[0]}/pod-resources/kubelet.sock"
 
     @property
     def effective_dev_root(self) -> str:

@@ -1,23 +1,67 @@
 """How the text of a flag, an environment variable or a file becomes a value.
 
-Every function takes what was written and returns the value, or raises ValueError with the reason alone: the caller knows
-where it stood. Files may hand over what YAML made of the text (a bool, a number, a list), so each takes those too.
+Every reading takes what was written and returns the value, or raises ValueError with the reason alone: the caller knows
+where it stood. Files may hand over what YAML made of the text (a bool, a number, a list), so each takes those too, and
+tells by a JSON Schema what it takes from a file.
 """
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-Parse = Callable[[object], object]
+from gpu_plugin.config.names import label_key_fault
+
+T = TypeVar("T")
+Value_co = TypeVar("Value_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading(Generic[Value_co]):
+    """A function that reads what was written, and the JSON Schema of what it takes from a file, null apart."""
+
+    read: Callable[[object], Value_co]
+    schema: Mapping[str, object]
+
+    def __call__(self, written: object) -> Value_co:
+        """The value. Raises ValueError with the reason, or ItemError where one item of a list is to blame."""
+        return self.read(written)
+
+
+class ItemError(ValueError):
+    """An item of a list that cannot be; `index` counts from 0."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(reason)
+        self.index = index
+
+
+def reading(schema: Mapping[str, object]) -> Callable[[Callable[[object], T]], Reading[T]]:
+    """Makes a function a Reading of this JSON Schema."""
+    return lambda read: Reading(read, schema)
+
 
 # Go's strconv.ParseBool, which NVIDIA's plugin reads its flags with.
-_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
-_FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
+_TRUE = ("1", "t", "T", "TRUE", "true", "True")
+_FALSE = ("0", "f", "F", "FALSE", "false", "False")
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ms|s|m|h)")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ms|s|m|h)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
+ONE_LINE = r"^[^\n\u0000]*$"
+"""Pattern of any text."""
 
+TEXTS: Mapping[str, object] = {
+    "anyOf": [
+        {"type": "string", "pattern": ONE_LINE},
+        {"type": "array", "items": {"type": "string", "pattern": ONE_LINE}},
+    ]
+}
+"""Text split at commas, or a list."""
+
+
+@reading({"type": "string", "pattern": ONE_LINE})
 def text(written: object) -> str:
     """Any text."""
     if not isinstance(written, str):
@@ -27,6 +71,7 @@ def text(written: object) -> str:
     return written
 
 
+@reading({"type": "string", "pattern": r"^/[^\n\u0000]*$"})
 def path(written: object) -> str:
     """An absolute path."""
     value = text(written)
@@ -35,11 +80,23 @@ def path(written: object) -> str:
     return value
 
 
+@reading({"type": "string", "pattern": r"^(/[^\n\u0000]*)?$"})
 def optional_path(written: object) -> str:
     """An absolute path, or nothing."""
     return path(written) if written != "" else ""
 
 
+@reading({"type": "string", "pattern": ONE_LINE})
+def label_key(written: object) -> str:
+    """The key of a node label."""
+    value = text(written)
+    fault = label_key_fault(value)
+    if fault:
+        raise ValueError(fault)
+    return value
+
+
+@reading({"enum": [True, False, *_TRUE, *_FALSE]})
 def boolean(written: object) -> bool:
     """True or false, in the spellings of Go's ParseBool."""
     if isinstance(written, bool):
@@ -51,21 +108,30 @@ def boolean(written: object) -> bool:
     raise ValueError(f"{written!r} is neither true nor false")
 
 
-def choice(*allowed: str) -> Parse:
+def choice(*allowed: str) -> Reading[str]:
     """One of `allowed`."""
 
-    def parse(written: object) -> object:
-        if written in allowed:
+    @reading({"enum": list(allowed)})
+    def parse(written: object) -> str:
+        if isinstance(written, str) and written in allowed:
             return written
         raise ValueError(f"{written!r} is not one of {', '.join(allowed)}")
 
     return parse
 
 
-def choices(*allowed: str) -> Parse:
+def choices(*allowed: str) -> Reading[tuple[str, ...]]:
     """Some of `allowed`: text split at commas, or a list; in order, each once."""
+    one = "|".join(re.escape(word) for word in allowed)
+    schema = {
+        "anyOf": [
+            {"type": "string", "pattern": f"^[ ,]*({one})( *,[ ,]*({one}))*[ ,]*$"},
+            {"type": "array", "items": {"enum": list(allowed)}, "minItems": 1},
+        ]
+    }
 
-    def parse(written: object) -> object:
+    @reading(schema)
+    def parse(written: object) -> tuple[str, ...]:
         items = texts(written)
         for item in items:
             if item not in allowed:
@@ -77,12 +143,22 @@ def choices(*allowed: str) -> Parse:
     return parse
 
 
+@reading(TEXTS)
 def texts(written: object) -> tuple[str, ...]:
     """Text split at commas, or a list of texts; blanks around an item and empty items do not count."""
     items = written if isinstance(written, list | tuple) else text(written).split(",")
     return tuple(stripped for item in items if (stripped := text(item).strip()))
 
 
+@reading(
+    {
+        "anyOf": [
+            {"type": "string", "pattern": r"^[ ,]*(-?\d+( *,[ ,]*-?\d+)*)?[ ,]*$"},
+            {"type": "integer"},
+            {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": r"^-?\d+$"}]}},
+        ]
+    }
+)
 def integers(written: object) -> tuple[int, ...]:
     """Numbers split at commas, or a list of numbers."""
     items = (
@@ -99,6 +175,7 @@ def integers(written: object) -> tuple[int, ...]:
     return tuple(numbers)
 
 
+@reading({"anyOf": [{"enum": ["", "0", 0]}, {"type": "array", "items": {"enum": [0, "0"]}, "maxItems": 1}]})
 def imex_channels(written: object) -> tuple[int, ...]:
     """No IMEX channel, or channel 0: the only ones NVIDIA's plugin knows."""
     numbers = integers(written)
@@ -107,10 +184,11 @@ def imex_channels(written: object) -> tuple[int, ...]:
     return numbers
 
 
-def duration(low: float, high: float) -> Parse:
+def duration(low: float, high: float) -> Reading[float]:
     """Seconds from text such as 200ms, 5m or 1h30m, between `low` and `high` seconds."""
 
-    def parse(written: object) -> object:
+    @reading({"type": "string", "pattern": r"^((\d+(\.\d+)?|\.\d+)(ms|s|m|h))+$"})
+    def parse(written: object) -> float:
         seconds = _seconds(written)
         if not low <= seconds <= high:
             raise ValueError(f"{written!r} is not between {spell_duration(low)} and {spell_duration(high)}")
@@ -128,9 +206,12 @@ def _seconds(written: object) -> float:
 
 
 def spell_duration(seconds: float) -> str:
-    """Seconds as `duration` would read them."""
+    """Seconds as `duration` reads them, to the last bit."""
     for unit in ("h", "m", "s"):
-        size = _SECONDS[unit]
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:g}{unit}"
-    return f"{seconds * 1000:g}ms" if seconds < 1 else f"{seconds:g}s"
+        if seconds >= _SECONDS[unit] and seconds % _SECONDS[unit] == 0:
+            return f"{seconds / _SECONDS[unit]:.0f}{unit}"
+    shorter = f"{seconds * 1000:g}ms"
+    if seconds < 1 and "e" not in shorter and _seconds(shorter) == seconds:
+        return shorter
+    # More digits than a float has where repr would write an exponent, which no duration has.
+    return f"{seconds:.30f}s" if "e" in repr(seconds) else f"{seconds!r}s"

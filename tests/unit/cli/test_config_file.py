@@ -1,6 +1,6 @@
 import pytest
 
-from gpu_plugin.cli.run import settings_from
+from gpu_plugin.cli.options import settings_from
 from gpu_plugin.config.errors import ConfigError
 
 
@@ -29,5 +29,5 @@ def test_an_empty_file_asks_for_nothing(settings):
 
 
 def test_a_key_that_stands_twice_is_refused_with_its_line(settings):
-    with pytest.raises(ConfigError, match="'migStrategy' stands twice, again on line 3"):
+    with pytest.raises(ConfigError, match=r"config\.yaml:3: flags\.migStrategy: stands twice, first on line 2$"):
         settings("flags:\n  migStrategy: none\n  migStrategy: mixed\n")

@@ -45,6 +45,13 @@ NVIDIA = [
     (["config-file"], ["CONFIG_FILE"], "", ""),
     (["cdi-feature-flags"], ["CDI_FEATURE_FLAGS"], "", ()),
     (["cdi-disable-hooks"], ["CDI_DISABLE_HOOKS"], "", ()),
+    # Of its config-manager.
+    (["config-file-srcdir"], ["CONFIG_FILE_SRCDIR"], "", ""),
+    (["default-config"], ["DEFAULT_CONFIG"], "", ""),
+    (["fallback-strategies"], ["FALLBACK_STRATEGIES"], "", ("named", "single")),
+    (["node-name"], ["NODE_NAME"], "", ""),
+    (["node-label"], ["NODE_LABEL"], "", "nvidia.com/device-plugin.config"),
+    (["kubeconfig"], ["KUBECONFIG"], "", ""),
     ([], ["DP_DISABLE_HEALTHCHECKS"], "", ""),
     ([], ["DP_ENABLE_HEALTHCHECKS"], "", ""),
 ]
@@ -62,7 +69,10 @@ def test_without_a_kubelet_socket_we_register_where_nvidias_plugin_does():
 
 
 def test_options_and_settings_name_the_same_things():
-    assert {option.name for option in OPTIONS} == {field.name for field in dataclasses.fields(Settings)}
+    in_the_file_alone = {"sharing", "gpu_names", "mig_names"}
+    assert {option.name for option in OPTIONS} | in_the_file_alone == {
+        field.name for field in dataclasses.fields(Settings)
+    }
 
 
 @pytest.mark.parametrize("part", ["flags", "envs"])

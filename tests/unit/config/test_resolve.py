@@ -6,9 +6,11 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from gpu_plugin.config.device_names import selected_gpus
+from gpu_plugin.config.document import Document, spell
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.options import OPTIONS, Option
-from gpu_plugin.config.resolve import chosen, flatten, ineffective, resolve
+from gpu_plugin.config.resolve import chosen, ineffective, resolve
 from gpu_plugin.config.values import boolean, path, text
 
 BOUNDED = hypothesis_settings(max_examples=80, deadline=None)
@@ -31,7 +33,16 @@ VALUES: dict[str, tuple[str, str]] = {
     "config_file": ("/a.yaml", "/b.yaml"),
     "cdi_feature_flags": ("one", "two,three"),
     "cdi_disable_hooks": ("all", "chmod"),
+    "config_file_srcdir": ("/a/available", "/b/available"),
+    "default_config": ("a", "b"),
+    "fallback_strategies": ("empty", "single,named"),
+    "node_name": ("node-a", "node-b"),
+    "node_label": ("a.example/config", "config"),
+    "kubeconfig": ("/a/config", "/b/config"),
     "device_plugin_dir": ("/a", "/b"),
+    "pod_resources_socket": ("/a/kubelet.sock", "/b/kubelet.sock"),
+    "include_gpus": ("0,GPU-00000000-0000-4000-8000-00000000000a", "*H100*"),
+    "exclude_gpus": ("1", "0000:3b:00.0"),
     "simulate": ("h200", "dgx-a100"),
     "state_dir": ("/a", "/b"),
     "event_loop": ("uvloop", "asyncio"),
@@ -43,6 +54,9 @@ VALUES: dict[str, tuple[str, str]] = {
     "disable_healthchecks": ("all", "13"),
     "enable_healthchecks": ("79", "all"),
 } | {option.name: ("true", "false") for option in OPTIONS if option.switch}
+
+# What must be given beside an option.
+BESIDE: dict[str, dict[str, object]] = {"config_file_srcdir": {"node_name": "node-a"}}
 
 WITH_FLAG = [option for option in OPTIONS if option.flags]
 WITH_FILE = [option for option in OPTIONS if option.file]
@@ -65,7 +79,7 @@ def got(option: Option, flag: str | None = None, env: str | None = None, file: o
     """What one option becomes."""
     return getattr(
         resolve(
-            {option.name: flag},
+            BESIDE.get(option.name, {}) | {option.name: flag},
             {} if env is None else {option.envs[0]: env},
             None if file is None else in_file(option.file, file),
         ),
@@ -184,16 +198,7 @@ def test_a_file_of_another_version_is_refused(version):
         resolve({}, {}, {"version": version})
 
 
-@pytest.mark.parametrize("section", ["sharing", "resources"])
-def test_a_section_that_this_version_cannot_honour_is_refused(section):
-    wanted = {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}
-    with pytest.raises(
-        ConfigError, match=f"^config file: {section}: this version of gpu-plugin cannot do that; remove"
-    ):
-        resolve({}, {}, {section: wanted})
-
-
-@pytest.mark.parametrize("section", ["sharing", "resources"])
+@pytest.mark.parametrize("section", ["sharing", "resources", "selection"])
 @pytest.mark.parametrize("nothing", [None, {}])
 def test_an_empty_section_asks_for_nothing(section, nothing):
     assert resolve({}, {}, {section: nothing}) == resolve({}, {})
@@ -223,14 +228,15 @@ def test_what_must_be_a_mapping_is_named(file, key):
         resolve({}, {}, file)
 
 
-def test_a_file_that_is_no_mapping_is_named():
-    with pytest.raises(ConfigError, match=r"^/etc/plugin\.yaml: the file is a list, not a mapping$"):
-        flatten(["flags"], where="/etc/plugin.yaml")  # type: ignore[arg-type]
+@pytest.mark.parametrize(("content", "noun"), [(["flags"], "a list"), ("flags", "text"), (3, "3")])
+def test_a_file_that_is_no_mapping_is_named(content, noun):
+    with pytest.raises(ConfigError, match=rf"^/etc/plugin\.yaml: holds {noun}, not a mapping$"):
+        resolve({"config_file": "/etc/plugin.yaml"}, {}, content)
 
 
 # Unknown keys
 
-HOLDERS = ("", "flags", "flags.plugin", "imex")
+HOLDERS = ("", "flags", "flags.plugin", "imex", "selection")
 KNOWN = {option.file for option in WITH_FILE} | {"flags.gfd", "flags.useNodeFeatureAPI"}
 VALID = KNOWN | set(HOLDERS) | {"version", "sharing", "resources"}
 
@@ -238,7 +244,7 @@ VALID = KNOWN | set(HOLDERS) | {"version", "sharing", "resources"}
 @st.composite
 def valid_files(draw: st.DrawFn) -> dict[str, Any]:
     """A file that resolves, with every mapping of the schema in it."""
-    file: dict[str, Any] = {"flags": {"plugin": {}}, "imex": {}}
+    file: dict[str, Any] = {"flags": {"plugin": {}}, "imex": {}, "selection": {}}
     for option in draw(st.lists(st.sampled_from(WITH_FILE), unique=True)):
         *above, last = option.file.split(".")
         holder = file
@@ -274,7 +280,8 @@ def test_an_unknown_key_anywhere_is_refused_by_its_dotted_name(file, where, key,
     holder_of(file, where)[key] = value
     with pytest.raises(ConfigError) as caught:
         resolve({}, {}, file)
-    assert str(caught.value).startswith(f"config file: {dotted}: unknown key")
+    place = spell((*filter(None, where.split(".")), key))
+    assert str(caught.value).startswith(f"config file: {place}: unknown key")
 
 
 @each(WITH_FILE)
@@ -314,7 +321,7 @@ def bad(option: Option) -> str:
     """Something that this option cannot be."""
     if option.parse is boolean:
         return "maybe"
-    if option.parse is text:
+    if option.parse is text or option.parse is selected_gpus:
         return "a\nb"
     if option.parse is path:
         return "relative"
@@ -414,9 +421,47 @@ def test_a_directory_too_long_for_sockets_is_refused(letter):
             resolve(flags, {})
 
 
-def test_tegra_is_refused():
-    with pytest.raises(ConfigError, match="tegra is not served by this version; use auto or nvml"):
-        resolve({"device_discovery_strategy": "tegra"}, {})
+def test_settings_come_from_one_file_or_from_a_directory():
+    with pytest.raises(ConfigError, match=r"^--config-file /a and --config-file-srcdir /b: .* leave one of them out$"):
+        resolve({"config_file": "/a", "config_file_srcdir": "/b", "node_name": "n"}, {})
+
+
+def test_a_directory_of_files_needs_the_node_whose_label_chooses():
+    with pytest.raises(ConfigError, match=r"^invalid --node-name: must not be empty with --config-file-srcdir"):
+        resolve({}, {"CONFIG_FILE_SRCDIR": "/b"})
+    assert resolve({}, {"CONFIG_FILE_SRCDIR": "/b", "NODE_NAME": "n"}).node_name == "n"
+
+
+def test_a_gpu_both_included_and_excluded_is_a_contradiction():
+    with pytest.raises(ConfigError, match=r"^--include-gpus and --exclude-gpus both name 3, \*H100\*$"):
+        resolve({"include_gpus": "0,3,*H100*", "exclude_gpus": "03,*H100*"}, {})
+
+
+def test_all_faults_are_told_and_the_first_is_the_text():
+    file = Document.of(
+        {"flags": {"migStrategy": "x", "logLevel": "y"}}, "f", {("flags", "migStrategy"): 3, ("flags", "logLevel"): 2}
+    )
+    with pytest.raises(ConfigError) as caught:
+        resolve({"log_format": "z"}, {"NVML_TIMEOUT": "1y"}, file)
+    assert [(fault.source, fault.line) for fault in caught.value.faults] == [
+        ("--log-format", 0),
+        ("environment variable NVML_TIMEOUT", 0),
+        ("f", 2),
+        ("f", 3),
+    ]
+    assert str(caught.value) == "--log-format: 'z' is not one of text, json; and 3 more"
+
+
+def test_a_file_is_judged_where_a_flag_overrules_it_too():
+    with pytest.raises(ConfigError, match=r"^config file: flags\.migStrategy: 'x' is not one of"):
+        resolve({"mig_strategy": "none"}, {"MIG_STRATEGY": "none"}, {"flags": {"migStrategy": "x"}})
+
+
+def test_a_value_at_fault_contradicts_nothing():
+    wanted = {"mps": {"resources": [{"name": "gpu", "replicas": 2}]}}
+    with pytest.raises(ConfigError) as caught:
+        resolve({"mps_root": "relative"}, {}, {"sharing": wanted})
+    assert [str(fault) for fault in caught.value.faults] == ["--mps-root: 'relative' is not an absolute path"]
 
 
 # Which file, and what has no effect

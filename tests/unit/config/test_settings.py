@@ -20,6 +20,21 @@ def test_a_socket_at_the_root_lies_in_the_root():
     assert dataclasses.replace(DEFAULTS, kubelet_socket="/kubelet.sock").socket_dir == "/"
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, "/var/lib/kubelet/pod-resources/kubelet.sock"),
+        ({"device_plugin_dir": "/run/k/device-plugins/"}, "/run/k/pod-resources/kubelet.sock"),
+        ({"kubelet_socket": "/run/k/device-plugins/kubelet.sock"}, "/run/k/pod-resources/kubelet.sock"),
+        ({"device_plugin_dir": "/plugins"}, "/pod-resources/kubelet.sock"),
+        ({"device_plugin_dir": "/"}, "/pod-resources/kubelet.sock"),
+        ({"device_plugin_dir": "/a/b", "pod_resources_socket": "/c/d.sock"}, "/c/d.sock"),
+    ],
+)
+def test_the_pod_resources_socket_lies_in_the_kubelets_directory_unless_told_otherwise(flags, expected):
+    assert resolve(flags, {}).effective_pod_resources_socket == expected
+
+
 def test_settings_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         DEFAULTS.simulate = "h200"  # type: ignore[misc]

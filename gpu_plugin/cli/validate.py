@@ -1,0 +1,117 @@
+"""`gpu-plugin validate`: config files judged without a node."""
+
+import json
+import sys
+from collections.abc import Mapping
+
+import click
+
+from gpu_plugin.cli.options import given_flags, read_document, with_hidden_options
+from gpu_plugin.config.document import MAX_BYTES, Document, parse, spell
+from gpu_plugin.config.errors import ConfigError, Fault
+from gpu_plugin.config.options import OPTIONS
+from gpu_plugin.config.resolve import at, resolve
+
+
+@click.command(
+    "validate",
+    help="Judge config files as `gpu-plugin run` would, without a node, and print what they come to. FILE - is standard input.",
+    epilog="Takes the flags of `gpu-plugin run` too, for files that need some: --mps-root above all. Looks at no environment "
+    "variables. Exit status 2 if any file is wrong.",
+)
+@click.argument("files", nargs=-1, metavar="FILE...")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: an object for each file, in a list.")
+@click.option("--schema", is_flag=True, help="Print the JSON Schema of config files, for editors, and nothing else.")
+@with_hidden_options
+def command(files: tuple[str, ...], as_json: bool, schema: bool, **given: object) -> int:  # noqa: FBT001
+    """Prints a verdict on each file; the exit status is 0 when all are valid."""
+    if schema:
+        from gpu_plugin.config import json_schema  # noqa: PLC0415
+
+        click.echo(json_schema.text(), nl=False)
+        return 0
+    if not files:
+        raise click.UsageError("name a file, or - for standard input")
+    flags = given_flags(given)
+    for option in OPTIONS:
+        if flags.get(option.name) and option.name in {"config_file", "config_file_srcdir"}:
+            raise click.UsageError(f"--{option.flags[0]}: name files without it")
+    verdicts = [_judge(file, flags) for file in files]
+    if as_json:
+        click.echo(json.dumps([_as_json(verdict) for verdict in verdicts], indent=2))
+    else:
+        for verdict in verdicts:
+            _print(verdict)
+    return 0 if all(verdict.valid for verdict in verdicts) else 2
+
+
+class _Verdict:
+    """What became of one file."""
+
+    def __init__(
+        self, file: str, faults: tuple[Fault, ...], warnings: list[Fault], config: Mapping[str, object]
+    ) -> None:
+        self.file = file
+        self.valid = not faults
+        self.faults = faults
+        self.warnings = warnings
+        self.config = config
+
+
+def _judge(file: str, flags: Mapping[str, object]) -> _Verdict:
+    from gpu_plugin.config.written import written  # noqa: PLC0415 - usage and help need none of it
+
+    document = None
+    try:
+        document = _read(file)
+        settings = resolve(flags, {}, document)
+    except ConfigError as error:
+        return _Verdict(file, error.faults or (Fault(str(error), file),), _idle(document), {})
+    return _Verdict(file, (), _idle(document), written(settings))
+
+
+def _read(file: str) -> Document:
+    if file == "-":
+        return parse(sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>")
+    return read_document(file)
+
+
+def _idle(document: Document | None) -> list[Fault]:
+    """What stands in the file and has no effect here."""
+    from gpu_plugin.config.schema_v1 import FOREIGN  # noqa: PLC0415
+
+    if document is None:
+        return []
+    idle = [tuple(option.file.split(".")) for option in OPTIONS if option.file and not option.effective]
+    reasons = dict.fromkeys(idle, "accepted without effect in this version") | dict.fromkeys(
+        FOREIGN, "read by gpu-feature-discovery, not by this plugin"
+    )
+    found = [
+        Fault(f"warning: {reason}", document.source, document.line(place), spell(place))
+        for place, reason in reasons.items()
+        if at(document.content, place) is not None
+    ]
+    return sorted(found, key=lambda fault: fault.line)
+
+
+def _print(verdict: _Verdict) -> None:
+    import yaml  # noqa: PLC0415
+
+    for fault in (*verdict.faults, *verdict.warnings):
+        click.echo(str(fault))
+    if verdict.valid:
+        click.echo(f"{verdict.file}: valid")
+        click.echo(yaml.safe_dump(verdict.config, sort_keys=False, width=120), nl=False)
+
+
+def _as_json(verdict: _Verdict) -> dict[str, object]:
+    return {
+        "file": verdict.file,
+        "valid": verdict.valid,
+        "faults": [{"line": one.line, "path": one.path, "reason": one.reason} for one in verdict.faults],
+        "warnings": [
+            {"line": one.line, "path": one.path, "reason": one.reason.removeprefix("warning: ")}
+            for one in verdict.warnings
+        ],
+        "config": verdict.config,
+    }

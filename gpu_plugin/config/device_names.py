@@ -1,0 +1,113 @@
+"""What an operator may call a GPU or a MIG device: the forms, checked and spelt one way."""
+
+import re
+
+from gpu_plugin.config.values import ItemError, reading, text
+
+_UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_INDEX = re.compile(r"\d{1,9}", re.ASCII)
+_MIG_INDEX = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
+_GPU_UUID = re.compile(f"GPU-{_UUID}", re.IGNORECASE)
+_MIG_UUID = re.compile(rf"MIG-{_UUID}|MIG-GPU-{_UUID}/\d{{1,9}}/\d{{1,9}}", re.IGNORECASE | re.ASCII)
+_BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
+
+_HEX = "[0-9a-fA-F]"
+_ANY_UUID = f"{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"
+
+LISTED = {
+    "anyOf": [
+        {"type": "integer", "minimum": 0, "maximum": 999_999_999},
+        {
+            "type": "string",
+            "pattern": rf"^(\d{{1,9}}|\d{{1,9}}:\d{{1,9}}|(GPU|MIG)-{_ANY_UUID}|MIG-GPU-{_ANY_UUID}/\d{{1,9}}/\d{{1,9}})$",
+        },
+    ]
+}
+"""JSON Schema of what `listed_device` takes."""
+
+SELECTED = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 999_999_999}, {"type": "string", "minLength": 1}]}
+"""JSON Schema of what `selected_gpu` takes, and of a little more."""
+
+
+def listed_device(written: object) -> str:
+    """One of a sharing entry's devices: GPU index, MIG index ("0:1"), GPU-<uuid>, MIG-<uuid> or MIG-GPU-<uuid>/<gi>/<ci>.
+
+    These are the forms of NVIDIA's plugin (api/config/v1/replicas.go). Raises ValueError for any other.
+    """
+    item = _index(written)
+    if item is not None:
+        return item
+    if isinstance(written, str):
+        pair = _MIG_INDEX.fullmatch(written)
+        if pair:
+            return f"{int(pair[1])}:{int(pair[2])}"
+        if _GPU_UUID.fullmatch(written) or _MIG_UUID.fullmatch(written):
+            return _spelt(written)
+    raise ValueError(
+        f"unsupported type for device in devices list: {written!r} is no GPU index, MIG index such as '0:1', GPU-<uuid>, "
+        "MIG-<uuid> or MIG-GPU-<uuid>/<gi>/<ci>"
+    )
+
+
+def selected_gpu(written: object) -> str:
+    """One of the GPUs to include or exclude: index, GPU-<uuid>, PCI bus id (NVML's or sysfs's spelling) or model pattern.
+
+    Raises ValueError for what begins like one of these and is none.
+    """
+    item = _index(written)
+    if item is not None:
+        return item
+    if not isinstance(written, str) or not text(written).strip():
+        raise ValueError(f"{written!r} is no GPU index, GPU-<uuid>, PCI bus id or model pattern")
+    item = written.strip()
+    if item.upper().startswith("GPU-"):
+        if not _GPU_UUID.fullmatch(item):
+            raise ValueError(f"{item!r} is not GPU- and a uuid, as nvidia-smi -L prints it")
+        return _spelt(item)
+    if item.upper().startswith("MIG-"):
+        raise ValueError(f"{item!r} is a MIG device: name the GPU that it is on")
+    if ":" in item:
+        if not _BUS_ID.fullmatch(item):
+            raise ValueError(f"{item!r} is not a PCI bus id such as 00000000:3B:00.0 or 0000:3b:00.0")
+        return item.lower()
+    if re.fullmatch(r"[-+.\d]+", item):
+        raise ValueError(f"{item!r} is not a GPU index: those count from 0")
+    return item
+
+
+@reading(
+    {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "integer", "minimum": 0, "maximum": 999_999_999},
+            {"type": "array", "items": SELECTED},
+        ]
+    }
+)
+def selected_gpus(written: object) -> tuple[str, ...]:
+    """GPUs to include or exclude: text split at commas, or a list; in order, each once. See `selected_gpu`."""
+    if isinstance(written, list | tuple):
+        chosen = []
+        for index, item in enumerate(written):
+            try:
+                chosen.append(selected_gpu(item))
+            except ValueError as error:
+                raise ItemError(index, str(error)) from None
+        return tuple(dict.fromkeys(chosen))
+    items = [item for item in text(written).split(",") if item.strip()] if isinstance(written, str) else [written]
+    return tuple(dict.fromkeys(selected_gpu(item) for item in items))
+
+
+def _index(written: object) -> str | None:
+    """An index without leading zeros; None for what is none."""
+    if isinstance(written, int) and not isinstance(written, bool):
+        written = str(written)
+    if isinstance(written, str) and _INDEX.fullmatch(written.strip()):
+        return str(int(written))
+    return None
+
+
+def _spelt(name: str) -> str:
+    """A uuid in NVML's spelling: the prefix in capitals, the digits small."""
+    kinds, digits = re.fullmatch(r"((?:[A-Za-z]{3}-)+)(.*)", name, re.DOTALL).groups()  # type: ignore[union-attr]
+    return f"{kinds.upper()}{digits.lower()}"

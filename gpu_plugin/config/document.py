@@ -1,0 +1,275 @@
+"""A config file's text as plain values, and the line that each of them stands on. JSON is YAML, and read as such."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from gpu_plugin.config.errors import ConfigError, Fault
+
+Place = tuple[str | int, ...]
+"""The way to a value: keys, and indices of list items."""
+
+MAX_BYTES = 1024 * 1024
+"""As much as a ConfigMap can hold (Kubernetes, MaxSecretSize and etcd's limit for an object)."""
+
+MAX_VALUES = 20_000
+"""Keys and values in a file, those that aliases repeat counted again: more is no configuration but an attack or an accident."""
+
+MAX_DEPTH = 50
+_MAX_INTEGER = 2**63
+_LONGEST_KEY = 80  # as much of a key as a message shows
+
+_YAML = "tag:yaml.org,2002:"
+_NOUNS: Mapping[type, str] = {list: "a list", str: "text"}
+_KINDS = {"int": "whole number", "float": "number", "bool": "true or false"}
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What a config file says. `lines` counts from 1 and has the line of every key and list item; `source` is the file's name."""
+
+    content: Mapping[str, object]
+    source: str = "config file"
+    lines: Mapping[Place, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, content: object, source: str = "config file", lines: Mapping[Place, int] | None = None) -> "Document":
+        """A document of what is already parsed. Raises ConfigError for what is no mapping."""
+        if content is None:
+            content = {}
+        if not isinstance(content, Mapping):
+            raise ConfigError.of([Fault(f"holds {_NOUNS.get(type(content), repr(content))}, not a mapping", source)])
+        return cls(content, source, lines or {})
+
+    def fault(self, place: Place, reason: str) -> Fault:
+        """A fault of the value at this place."""
+        return Fault(reason, self.source, self.line(place), spell(place))
+
+    def line(self, place: Place) -> int:
+        """The line of a place, or of the closest thing around it that is there; 0 where no lines are known."""
+        return next((self.lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in self.lines), 0)
+
+
+def spell(place: Place) -> str:
+    """A place as a person reads it: sharing.timeSlicing.resources[1].replicas."""
+    spelt = ""
+    for step in place:
+        if isinstance(step, int):
+            spelt += f"[{step}]"
+        else:
+            short = step if len(step) <= _LONGEST_KEY else f"{step[:_LONGEST_KEY]}..."
+            shown = short if short.isprintable() and short else repr(short)
+            spelt += f".{shown}" if spelt else shown
+    return spelt
+
+
+def parse(written: bytes, source: str) -> Document:
+    """The document of a file's bytes: one YAML or JSON mapping in UTF-8.
+
+    Raises:
+        ConfigError: it is too long, no YAML, or holds what no configuration holds; with the lines.
+    """
+    import yaml  # noqa: PLC0415 - 9 ms and 1 MiB for those alone who have a file
+
+    if len(written) > MAX_BYTES:
+        raise ConfigError.of([Fault(f"more than {MAX_BYTES} bytes, the most that a ConfigMap holds", source)])
+    try:
+        text = written.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = written.count(b"\n", 0, error.start) + 1
+        raise ConfigError.of([Fault("not UTF-8 text", source, line)]) from None
+    try:
+        loader = _loader()(_without_tabs(text))
+        root = loader.get_single_node()
+    except yaml.reader.ReaderError as error:
+        reason = f"the character #x{_code(error.character):04x} is not allowed in YAML"
+        raise ConfigError.of([Fault(reason, source, text.count("\n", 0, error.position) + 1)]) from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 0
+        raise ConfigError.of([Fault(_reason(error), source, line)]) from None
+    if root is None:
+        return Document.of(None, source)
+    reader = _Values(loader, source)
+    content = reader.value(root, ())
+    if reader.faults:
+        raise ConfigError.of(reader.faults)
+    return Document.of(content, source, reader.lines)
+
+
+@cache
+def _loader() -> Any:
+    import yaml  # noqa: PLC0415
+
+    class Loader(yaml.SafeLoader):
+        """The safe loader, which stops at documents too deep or too large."""
+
+        left = MAX_VALUES
+        depth = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            self.left -= 1
+            self.depth += 1
+            if self.left < 0 or self.depth > MAX_DEPTH:
+                problem = f"more than {MAX_VALUES} values" if self.left < 0 else f"nested more than {MAX_DEPTH} deep"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+            node = super().compose_node(parent, index)
+            self.depth -= 1
+            return node
+
+    return Loader
+
+
+class _TooManyError(Exception):
+    """Aliases make more of the file than anybody wrote."""
+
+
+class _Values:
+    """Turns composed nodes into plain values, and notes their lines and what is wrong with them."""
+
+    def __init__(self, loader: Any, source: str) -> None:
+        self.faults: list[Fault] = []
+        self.lines: dict[Place, int] = {}
+        self._loader = loader
+        self._source = source
+        self._left = MAX_VALUES
+        self._open: list[Any] = []  # the nodes around the one that is read
+
+    def value(self, node: Any, place: Place) -> object:
+        """The plain value of a whole document."""
+        try:
+            return self._value(node, place)
+        except _TooManyError:
+            self.faults = [Fault(f"aliases make more than {MAX_VALUES} values of it", self._source, _line(node))]
+            return None
+
+    def _value(self, node: Any, place: Place) -> object:
+        self._left -= 1
+        if self._left < 0:
+            raise _TooManyError
+        self.lines.setdefault(place, _line(node))
+        if any(node is around for around in self._open):
+            return self._fault(node, place, "an alias of what stands around it")
+        if node.id == "scalar":
+            return self._scalar(node, place)
+        if node.tag not in {f"{_YAML}map", f"{_YAML}seq"}:
+            return self._fault(node, place, f"the tag {_tag(node)} has no meaning here")
+        self._open.append(node)
+        try:
+            if node.id == "mapping":
+                return self._mapping(node, place)
+            return [self._value(item, (*place, index)) for index, item in enumerate(node.value)]
+        finally:
+            self._open.pop()
+
+    def _mapping(self, node: Any, place: Place) -> dict[str, object]:
+        found: dict[str, object] = {}
+        merged: list[tuple[Any, Any]] = []
+        stands: dict[str, int] = {}
+        for key, inner in node.value:
+            if key.id != "scalar":
+                self._fault(key, place, "a key here is no text")
+                continue
+            name = str(key.value)
+            if name in stands:
+                self._fault(key, (*place, name), f"stands twice, first on line {stands[name]}")
+                continue
+            stands[name] = _line(key)
+            if key.tag == f"{_YAML}merge":
+                merged.append((key, inner))
+                continue
+            if not _whole(name):
+                self._fault(key, (*place, name), "half of a surrogate pair is no character")
+                continue
+            self.lines[(*place, name)] = _line(key)
+            found[name] = self._value(inner, (*place, name))
+        for key, inner in merged:
+            # What stands here comes first, then the merged mappings in their order (YAML's merge key, yaml.org/type/merge).
+            for other in inner.value if inner.id == "sequence" else [inner]:
+                if other.id != "mapping" or any(other is around for around in self._open):
+                    self._fault(key, place, "'<<' merges other mappings, and nothing else")
+                    continue
+                found |= self._merged(other, place, found)
+        return found
+
+    def _merged(self, node: Any, place: Place, found: Mapping[str, object]) -> dict[str, object]:
+        """What a merged mapping adds to those found."""
+        lines, self.lines = self.lines, {}
+        self._open.append(node)
+        try:
+            new = {name: value for name, value in self._mapping(node, place).items() if name not in found}
+        finally:
+            self._open.pop()
+            added, self.lines = self.lines, lines
+        depth = len(place)
+        self.lines |= {where: line for where, line in added.items() if len(where) > depth and where[depth] in new}
+        return new
+
+    def _scalar(self, node: Any, place: Place) -> object:
+        kind = node.tag.removeprefix(_YAML)
+        if not _whole(node.value):
+            return self._fault(node, place, "half of a surrogate pair is no character")
+        # 1:30 is 90 to YAML 1.1 and text to NVIDIA's parser (and a MIG index); a date is text to it too.
+        if kind in {"str", "timestamp", "value"} or (kind in {"int", "float"} and ":" in node.value):
+            return str(node.value)
+        if kind == "null":
+            return None
+        try:
+            if kind == "bool":
+                return bool(self._loader.bool_values[node.value.lower()])
+            if kind == "int":
+                number = self._loader.construct_yaml_int(node)
+                if abs(number) >= _MAX_INTEGER:
+                    raise ValueError
+                return int(number)
+            if kind == "float":
+                return float(self._loader.construct_yaml_float(node))
+        except (ValueError, KeyError, IndexError):
+            return self._fault(node, place, f"{node.value[:40]!r} is no {_KINDS[kind]} that can be read")
+        return self._fault(node, place, f"the tag {_tag(node)} has no meaning here")
+
+    def _fault(self, node: Any, place: Place, reason: str) -> object:
+        """Notes a fault. The value is none then."""
+        self.faults.append(Fault(reason, self._source, _line(node), spell(place)))
+        return None
+
+
+def _line(node: Any) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _tag(node: Any) -> str:
+    return str(node.tag).replace(_YAML, "!!")[:80]
+
+
+def _whole(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _without_tabs(text: str) -> str:
+    """JSON may be indented with tabs; YAML may not. No string of a JSON text holds one."""
+    if "\t" in text and text.lstrip().startswith("{"):
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+        return text.replace("\t", " ")
+    return text
+
+
+def _code(character: object) -> int:
+    return ord(character) if isinstance(character, str) else int(str(character))
+
+
+def _reason(error: Any) -> str:
+    """A parser's complaint as one sentence."""
+    problem = " ".join(str(error.problem or "").split())
+    if "'\\t'" in problem:
+        return "a tab where YAML wants blanks"
+    if problem == "but found another document":
+        return "a second document begins here; one is read"
+    context = " ".join(str(error.context or "").split())
+    if problem == "second occurrence":
+        return context.partition(";")[0]
+    return f"{context}: {problem}" if context else problem

@@ -1,0 +1,62 @@
+"""The JSON Schema of the config file, made of the tree that the daemon reads files by.
+
+`schema.json` beside this module is what `text` returns. It takes every file that the daemon takes; what is beyond JSON Schema
+(two entries that contradict each other, Kubernetes' rule for names) `gpu-plugin validate` alone finds.
+"""
+
+import json
+from collections.abc import Mapping
+
+from gpu_plugin.config.schema import Branch, Leaf, Node
+from gpu_plugin.config.schema_v1 import SCHEMA
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def json_schema() -> dict[str, object]:
+    """JSON Schema 2020-12 of the whole file."""
+    return {"$schema": DIALECT, "title": "gpu-plugin configuration", **_of(SCHEMA)}
+
+
+def text() -> str:
+    """That schema as `schema.json` holds it."""
+    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _of(node: Node) -> dict[str, object]:
+    about = {"description": node.help} if node.help else {}
+    if isinstance(node, Leaf):
+        default = {} if node.default in (None, "") else {"default": node.default}
+        return {**about, **_or_null(node.parse.schema), **default}
+    if isinstance(node, Branch):
+        required = [key for key, inner in node.keys.items() if inner.missing]
+        keys = {key: _of(inner) if not inner.missing else _never_null(_of(inner)) for key, inner in node.keys.items()}
+        return {
+            **about,
+            "type": ["object", "null"],
+            "properties": keys,
+            "additionalProperties": False,
+            **({"required": required} if required else {}),
+        }
+    rows = {"type": ["array", "null"], "items": _never_null(_of(node.row))}
+    return {**about, **rows, **({"minItems": 1} if node.missing else {})}
+
+
+def _or_null(schema: Mapping[str, object]) -> dict[str, object]:
+    """The same, or null: that counts as not set."""
+    if "enum" in schema:
+        assert isinstance(schema["enum"], list)
+        return {**schema, "enum": [*schema["enum"], None]}
+    if "anyOf" in schema:
+        assert isinstance(schema["anyOf"], list)
+        return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
+    kinds = schema["type"]
+    return {**schema, "type": [*(kinds if isinstance(kinds, list) else [kinds]), "null"]}
+
+
+def _never_null(schema: dict[str, object]) -> dict[str, object]:
+    """The same without null."""
+    kinds = schema["type"]
+    assert isinstance(kinds, list)
+    left = [kind for kind in kinds if kind != "null"]
+    return {**schema, "type": left[0] if len(left) == 1 else left}

@@ -1,0 +1,140 @@
+"""What may stand in a config file, as a tree of data, and the strict reading of a document by such a tree."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from gpu_plugin.config.document import Document, Place, spell
+from gpu_plugin.config.errors import Fault
+from gpu_plugin.config.values import ItemError, Reading
+
+MAX_HINTS = 20
+"""Unknown keys of one file that are told what was meant: looking for it takes longer than all the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A value. `missing` is what to say where it is not given; empty: it need not be."""
+
+    parse: Reading[object]
+    help: str = ""
+    default: object = None
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A mapping of these keys and no others."""
+
+    keys: Mapping[str, "Node"]
+    help: str = ""
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A list of mappings. `missing` as for a value; an empty list is none."""
+
+    row: Branch
+    help: str = ""
+    missing: str = ""
+
+
+Node = Leaf | Branch | Rows
+
+
+class Checked:
+    """A document read by a tree.
+
+    `content` has the shape of the document, with every value read: a key that was not given, is null or is at fault is not in
+    it. Rows keep their places. `faults` is all that is wrong, in the order of the document.
+    """
+
+    def __init__(self, document: Document, tree: Branch) -> None:
+        self.faults: list[Fault] = []
+        self._document = document
+        self._tree = tree
+        self._hints = MAX_HINTS
+        self.content = self._branch((), tree, document.content)
+
+    def _branch(self, place: Place, branch: Branch, written: Mapping[str, object]) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for key, value in written.items():
+            name = str(key)
+            node = branch.keys.get(name)
+            if node is None:
+                self._fault((*place, name), self._unknown(place, branch, name))
+            elif value is not None:
+                faults = len(self.faults)
+                read = self._node((*place, name), node, value)
+                if len(self.faults) == faults or not isinstance(node, Leaf):
+                    found[name] = read
+        for name, node in branch.keys.items():
+            if node.missing and written.get(name) is None:
+                self._fault(place, node.missing)
+        return found
+
+    def _node(self, place: Place, node: Node, value: object) -> object:
+        if isinstance(node, Leaf):
+            return self._leaf(place, node, value)
+        if isinstance(node, Rows):
+            if not isinstance(value, list | tuple):
+                self._fault(place, f"a list is needed here, not {shown(value)}")
+                return []
+            if not value and node.missing:
+                self._fault(place, node.missing)
+            return [self._node((*place, index), node.row, row) for index, row in enumerate(value)]
+        if not isinstance(value, Mapping):
+            self._fault(place, f"a mapping is needed here, not {shown(value)}")
+            return {}
+        return self._branch(place, node, value)
+
+    def _leaf(self, place: Place, leaf: Leaf, value: object) -> object:
+        try:
+            return leaf.parse(value)
+        except ItemError as error:
+            self._fault((*place, error.index), str(error))
+        except ValueError as error:
+            self._fault(place, str(error))
+        return None
+
+    def _fault(self, place: Place, reason: str) -> None:
+        self.faults.append(self._document.fault(place, reason if len(reason) <= 400 else f"{reason[:397]}..."))
+
+    def _unknown(self, place: Place, branch: Branch, name: str) -> str:
+        if "." in name:
+            return "unknown key; nest mappings instead of writing dots"
+        self._hints -= 1
+        near = self._meant(place, branch, name) if self._hints >= 0 else ""
+        return f"unknown key; did you mean {near}?" if near else "unknown key"
+
+    def _meant(self, place: Place, branch: Branch, name: str) -> str:
+        """The path that was probably meant: a key of the same mapping, or that key in another one; empty for no idea."""
+        import difflib  # noqa: PLC0415 - for those alone who misspell
+
+        name = name[:80]
+        here = {_folded(key): spell((*place, key)) for key in branch.keys}
+        elsewhere = {_folded(key): path for key, path in _paths(self._tree)}
+        for known, cutoff in ((here, 1.0), (elsewhere, 1.0), (here, 0.6), (elsewhere, 0.8)):
+            near = difflib.get_close_matches(_folded(name), known, 1, cutoff)
+            if near:
+                return known[near[0]]
+        return ""
+
+
+def shown(value: object) -> str:
+    """A value in a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _folded(key: str) -> str:
+    """A key as all spellings of it look alike: migStrategy, mig-strategy and MIG_STRATEGY."""
+    return key.replace("-", "").replace("_", "").lower()
+
+
+def _paths(branch: Branch, above: Place = ()) -> Iterator[tuple[str, str]]:
+    """Every key outside of lists, with its path."""
+    for key, node in branch.keys.items():
+        yield key, spell((*above, key))
+        if isinstance(node, Branch):
+            yield from _paths(node, (*above, key))

@@ -1,0 +1,265 @@
+"""The section `sharing` of a config file: its keys, and the shared resources that it asks for.
+
+Keys, forms and rules are those of NVIDIA's plugin v0.20.0 (api/config/v1/sharing.go, replicas.go), but that `rename` and
+`devices` are honoured, several entries may share one resource's devices among them, and contradictions are refused.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_plugin.config import values
+from gpu_plugin.config.device_names import LISTED, listed_device
+from gpu_plugin.config.document import Document, Place, spell
+from gpu_plugin.config.errors import Fault
+from gpu_plugin.config.names import resource_name_fault, whole_name
+from gpu_plugin.config.schema import Branch, Leaf, Rows
+from gpu_plugin.config.sharing import MPS, TIME_SLICING, DeviceChoice, MpsLimits, SharedResource
+from gpu_plugin.config.values import ItemError, Reading, reading
+
+MAX_REPLICAS = 4 * 1024 * 1024 // 50
+"""More devices than this make a list that no kubelet reads: 4 MiB at most, and each takes some 50 bytes at least."""
+
+MAX_MPS_REPLICAS = 48
+"""Clients of an MPS daemon on Volta and later (CUDA MPS documentation, "Volta MPS"). Older parts take fewer."""
+
+SECTIONS = {"timeSlicing": TIME_SLICING, "mps": MPS}
+"""Keys of the section, and the strategy that each stands for."""
+
+_MEMORY = re.compile(r"(\d{1,9})([MG]i)", re.ASCII)
+_MIB = {"Mi": 1, "Gi": 1024}
+
+_NO_RESOURCES = "no resources specified"
+
+
+@reading({"type": "string", "minLength": 1})
+def resource_name(written: object) -> str:
+    """The name of a resource, nvidia.com/ put before it where it has no domain."""
+    name = whole_name(values.text(written))
+    fault = resource_name_fault(name)
+    if fault:
+        hint = "; the + of a MIG profile is written . in names" if "+" in name else ""
+        raise ValueError(f"incorrect format for resource name {fault}{hint}")
+    return name
+
+
+@reading(
+    {
+        "anyOf": [
+            {"const": "all"},
+            {"type": "integer", "minimum": 1},
+            {"type": "array", "items": LISTED, "minItems": 1, "uniqueItems": True},
+        ]
+    }
+)
+def device_choice(written: object) -> DeviceChoice:
+    """Which devices: "all", how many, or a list."""
+    if isinstance(written, str):
+        if written != "all":
+            raise ValueError(f"devices set as {written!r} but the only valid string input is 'all'")
+        return DeviceChoice()
+    if isinstance(written, int) and not isinstance(written, bool):
+        if written < 1:
+            raise ValueError(f"devices set as '{written}' but a count of devices must be > 0")
+        return DeviceChoice(count=written)
+    if not isinstance(written, list | tuple):
+        raise ValueError(f"unrecognized type for devices spec: {written!r} is neither 'all' nor a count nor a list")
+    if not written:
+        raise ValueError("devices set as an empty list: name some, or leave it out for all")
+    listed: list[str] = []
+    for index, item in enumerate(written):
+        try:
+            name = listed_device(item)
+        except ValueError as error:
+            raise ItemError(index, str(error)) from None
+        if name in listed:
+            raise ItemError(index, f"device {name} stands in the list twice")
+        listed.append(name)
+    return DeviceChoice(listed=tuple(listed))
+
+
+def _replicas(most: int, why: str) -> Reading[int]:
+    @reading({"type": "integer", "minimum": 2, "maximum": most})
+    def parse(written: object) -> int:
+        if not isinstance(written, int) or isinstance(written, bool):
+            raise ValueError(f"{written!r} is not a whole number")
+        if written < 2:
+            raise ValueError(f"number of replicas must be >= 2, not {written}")
+        if written > most:
+            raise ValueError(f"maximum allowed replicas exceeded: {written} > {most}, {why}")
+        return written
+
+    return parse
+
+
+@reading({"type": "number", "minimum": 1, "maximum": 100})
+def thread_percentage(written: object) -> float:
+    """How much of a GPU's threads a client may use, in percent."""
+    if not isinstance(written, int | float) or isinstance(written, bool) or not 1 <= written <= 100:
+        raise ValueError(f"{written!r} is not a percentage from 1 to 100")
+    return float(written)
+
+
+@reading({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^0*[1-9]\d{0,8}[MG]i$"}]})
+def memory_mib(written: object) -> int:
+    """An amount of memory in MiB, from text such as 8Gi or 8192Mi, or a number of MiB."""
+    size = written if isinstance(written, int) and not isinstance(written, bool) else 0
+    form = _MEMORY.fullmatch(written) if isinstance(written, str) else None
+    if form:
+        size = int(form[1]) * _MIB[form[2]]
+    if size < 1:
+        raise ValueError(f"{written!r} is not an amount of memory such as 8Gi, 8192Mi or 8192 (MiB)")
+    return size
+
+
+def _section(text: str, single: bool, replicas: Reading[int], more: Mapping[str, Branch]) -> Branch:  # noqa: FBT001
+    row = Branch(
+        {
+            "name": Leaf(
+                resource_name,
+                "the resource whose devices are shared; without a domain, one of nvidia.com/",
+                missing="no resource name specified",
+            ),
+            "rename": Leaf(resource_name, "the resource that the shared devices are offered as"),
+            "devices": Leaf(
+                device_choice,
+                "which devices: all that no other entry takes, how many, or a list of GPU indices, MIG indices, uuids",
+                "all",
+            ),
+            "replicas": Leaf(replicas, "how many times each device is offered", missing="no replicas specified"),
+            **more,
+        },
+        "a resource, or some devices of it",
+    )
+    return Branch(
+        {
+            "renameByDefault": Leaf(values.boolean, "offer shared devices as <name>.shared", default=False),
+            "failRequestsGreaterThanOne": Leaf(
+                values.boolean, "refuse a container that asks for more than one", default=single
+            ),
+            "resources": Rows(row, "what is shared", missing=_NO_RESOURCES),
+        },
+        text,
+    )
+
+
+_LIMITS = Branch(
+    {
+        "activeThreadPercentage": Leaf(thread_percentage, "percent of a GPU's threads that each client may use"),
+        "pinnedMemory": Leaf(memory_mib, "device memory that each client may use: 8Gi, 8192Mi, or a number of MiB"),
+    },
+    "limits of each client, in place of equal shares",
+)
+
+SHARING = Branch(
+    {
+        "timeSlicing": _section(
+            "devices offered several times; whoever gets one takes turns with the others",
+            False,
+            _replicas(MAX_REPLICAS, "a longer list of devices than any kubelet reads (4 MiB)"),
+            {},
+        ),
+        "mps": _section(
+            "GPUs shared through CUDA's Multi-Process Service",
+            True,
+            _replicas(MAX_MPS_REPLICAS, "the most clients that an MPS daemon takes"),
+            {"limits": _LIMITS},
+        ),
+    },
+    "resources that several containers use at once",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    place: Place
+    shared: SharedResource
+    all_written: bool  # devices: all stands there, in so many words
+
+
+def shared_resources(
+    document: Document, sharing: Mapping[str, Any], mig_names: Sequence[str]
+) -> tuple[tuple[SharedResource, ...], list[Fault]]:
+    """What a section asks for, and its contradictions.
+
+    Args:
+        document: where the section stands.
+        sharing: the section as `schema.Checked` read it by `SHARING`.
+        mig_names: resources that MIG devices are counted under by the operator's wish.
+    """
+    faults: list[Fault] = []
+    entries: list[_Entry] = []
+    for entry in _entries(document, sharing, faults):
+        name, place = entry.shared.name, entry.place
+        if entry.shared.strategy == MPS and (name.partition("/")[2].startswith("mig-") or name in mig_names):
+            faults.append(document.fault((*place, "name"), "sharing using MPS is not supported for MIG devices"))
+        fault = next(filter(None, (_contradiction(document, other, entry) for other in entries)), None)
+        if fault:
+            faults.append(fault)
+        entries.append(entry)
+    return tuple(entry.shared for entry in entries), faults
+
+
+def _entries(document: Document, sharing: Mapping[str, Any], faults: list[Fault]) -> Iterator[_Entry]:
+    """The entries that can be judged: those without a fault of their own."""
+    for key, strategy in SECTIONS.items():
+        section = sharing.get(key, {})
+        single = section.get("failRequestsGreaterThanOne", strategy == MPS)
+        for index, row in enumerate(section.get("resources", ())):
+            if not {"name", "replicas"} <= row.keys():
+                continue
+            place = ("sharing", key, "resources", index)
+            name = row["name"]
+            offered = row.get("rename") or (f"{name}.shared" if section.get("renameByDefault") else name)
+            fault = resource_name_fault(offered)
+            if fault:
+                faults.append(document.fault(place, f"renamed by default, {fault}"))
+            limits = row.get("limits", {})
+            shared = SharedResource(
+                name=name,
+                offered_as=offered,
+                replicas=row["replicas"],
+                strategy=strategy,
+                devices=row.get("devices", DeviceChoice()),
+                single_requests=single,
+                limits=MpsLimits(limits.get("activeThreadPercentage"), limits.get("pinnedMemory")),
+            )
+            yield _Entry(place, shared, "devices" in row and shared.devices.everything)
+
+
+def _contradiction(document: Document, first: _Entry, second: _Entry) -> Fault | None:
+    """Why these two entries cannot both be meant, told at the second; None where they can."""
+    one, other = first.shared, second.shared
+    there = _where(document, first.place)
+    if one.strategy != other.strategy:
+        if one.name == other.name:
+            reason = f"{one.name} is shared by {one.strategy} too, at {there}: a resource is shared by {TIME_SLICING} or {MPS}"
+            return document.fault((*second.place, "name"), reason)
+        if one.offered_as == other.offered_as:
+            reason = (
+                f"{one.offered_as} is offered by {one.strategy} too, from {one.name} at {there}; rename one of them"
+            )
+            return document.fault(second.place, reason)
+        return None
+    if one.name != other.name:
+        return None
+    if one.devices.everything and other.devices.everything:
+        return document.fault(
+            (*second.place, "name"), f"all devices of {one.name} are shared by the entry at {there} already"
+        )
+    if first.all_written or second.all_written:
+        reason = (
+            f"all devices of {one.name} are in one entry and some in another, at {there}; leave out 'all' for the rest"
+        )
+        return document.fault((*second.place, "devices"), reason)
+    for index, name in enumerate(other.devices.listed):
+        if name in one.devices.listed:
+            reason = f"device {name} of {one.name} is in the entry at {there} already"
+            return document.fault((*second.place, "devices", index), reason)
+    return None
+
+
+def _where(document: Document, place: Place) -> str:
+    line = document.line(place)
+    return f"{spell(place)} (line {line})" if line else spell(place)

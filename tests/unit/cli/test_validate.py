@@ -1,0 +1,161 @@
+import io
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from gpu_plugin import cli
+from gpu_plugin.cli.options import settings_from
+from gpu_plugin.config import json_schema
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.settings import Settings
+
+SHARED = "sharing:\n  timeSlicing:\n    resources:\n      - {name: gpu, replicas: 4, rename: gpu.shared}\n"
+MPS = "sharing:\n  mps:\n    resources:\n      - {name: gpu, replicas: 4}\n"
+WRONG = "flags:\n  migStrategi: none\nsharing:\n  timeSlicing:\n    resources: []\n"
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text, name="config.yaml"):
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_a_valid_file_is_said_to_be_and_written_out(file, capsys):
+    name = file(SHARED)
+    assert cli.main(["validate", name]) == 0
+    first, _, rest = capsys.readouterr().out.partition("\n")
+    assert first == f"{name}: valid"
+    config = yaml.safe_load(rest)
+    assert config["flags"]["migStrategy"] == "none"
+    assert config["flags"]["healthPollInterval"] == "5s"
+    assert config["sharing"]["timeSlicing"] == {
+        "failRequestsGreaterThanOne": False,
+        "resources": [{"name": "nvidia.com/gpu", "rename": "nvidia.com/gpu.shared", "replicas": 4}],
+    }
+    assert resolve({}, {}, config) == resolve({}, {}, yaml.safe_load(SHARED))
+
+
+def test_every_fault_is_a_line(file, capsys):
+    name = file(WRONG)
+    assert cli.main(["validate", name]) == 2
+    assert capsys.readouterr().out.splitlines() == [
+        f"{name}:2: flags.migStrategi: unknown key; did you mean flags.migStrategy?",
+        f"{name}:5: sharing.timeSlicing.resources: no resources specified",
+    ]
+
+
+def test_each_of_several_files_has_its_verdict(file, capsys):
+    good, wrong, missing = file(SHARED, "good.yaml"), file(WRONG, "wrong.yaml"), "/no/such/file"
+    assert cli.main(["validate", wrong, good, missing]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{wrong}:2: ")
+    assert f"{good}: valid" in lines
+    assert lines[-1] == f"{missing}: No such file or directory"
+    assert cli.main(["validate", good, file(SHARED, "other.yaml")]) == 0
+
+
+def test_a_file_that_is_no_yaml_is_one_line(file, capsys):
+    name = file("a: 1\nb: c: d\n")
+    assert cli.main(["validate", name]) == 2
+    assert capsys.readouterr().out == f"{name}:2: mapping values are not allowed here\n"
+
+
+def test_what_has_no_effect_is_warned_of_with_its_line_and_is_no_fault(file, capsys):
+    name = file("flags:\n  gfd: {oneshot: true}\n  plugin:\n    nvidiaCTKPath: /a\n")
+    assert cli.main(["validate", name]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        f"{name}:2: flags.gfd: warning: read by gpu-feature-discovery, not by this plugin",
+        f"{name}:4: flags.plugin.nvidiaCTKPath: warning: accepted without effect in this version",
+        f"{name}: valid",
+    ]
+
+
+def test_json(file, capsys):
+    good, wrong = file(SHARED, "good.yaml"), file(f"{WRONG}imex: {{channelIDs: []}}\n", "wrong.yaml")
+    assert cli.main(["validate", "--json", good, wrong]) == 2
+    one, other = json.loads(capsys.readouterr().out)
+    assert (one["file"], one["valid"], one["faults"], one["warnings"]) == (good, True, [], [])
+    assert one["config"]["sharing"]["timeSlicing"]["resources"][0]["rename"] == "nvidia.com/gpu.shared"
+    assert (other["valid"], other["config"]) == (False, {})
+    assert other["faults"][1] == {
+        "line": 5,
+        "path": "sharing.timeSlicing.resources",
+        "reason": "no resources specified",
+    }
+
+
+@pytest.mark.parametrize(("text", "status"), [(SHARED, 0), (WRONG, 2)])
+def test_standard_input(text, status, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+    assert cli.main(["validate", "-"]) == status
+    out = capsys.readouterr().out
+    assert out.startswith("-: valid\n" if status == 0 else "<stdin>:2: flags.migStrategi: ")
+
+
+def test_files_are_judged_with_the_flags_they_are_meant_for_and_without_the_environment(file, capsys, monkeypatch):
+    monkeypatch.setenv("MPS_ROOT", "/run/nvidia/mps")
+    monkeypatch.setenv("MIG_STRATEGY", "nonsense")
+    name = file(MPS)
+    assert cli.main(["validate", name]) == 2
+    assert "using MPS requires --mps-root to be specified" in capsys.readouterr().out
+    assert cli.main(["validate", "--mps-root", "/run/nvidia/mps", name]) == 0
+    assert "mpsRoot: /run/nvidia/mps" in capsys.readouterr().out
+    assert cli.main(["validate", "--mps-root=/a", "--mig-strategy=mixed", name]) == 2
+    assert capsys.readouterr().out == (f"{name}:2: sharing.mps: using --mig-strategy=mixed is not supported with MPS\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "name a file, or - for standard input"),
+        (["--config-file", "/a", "/b"], "--config-file: name files without it"),
+        (["--config-file-srcdir", "/a", "/b"], "--config-file-srcdir: name files without it"),
+        (["--no-such-flag", "/b"], "No such option"),
+    ],
+)
+def test_bad_usage_is_one_line(arguments, words, capsys):
+    assert cli.main(["validate", *arguments]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("gpu-plugin validate: ")
+    assert words in line
+
+
+def test_the_schema_is_printed_for_editors(capsys):
+    assert cli.main(["validate", "--schema"]) == 0
+    assert capsys.readouterr().out == json_schema.text()
+
+
+def test_the_help_has_no_flags_of_run(capsys):
+    assert cli.main(["validate", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "--schema" in out
+    assert "--log-level" not in out
+
+
+def test_without_a_file_nothing_of_files_is_loaded():
+    code = (
+        "import sys\nfrom gpu_plugin.cli.options import settings_from\nimport gpu_plugin.cli.run\n"
+        "settings_from({}, {})\n"
+        "print([name for name in ('yaml', 'difflib', 'gpu_plugin.config.schema') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_settings_may_come_from_a_file_that_no_flag_names(file):
+    settings, idle = settings_from(
+        {"config_file_srcdir": "/a", "node_name": "n"},
+        {},
+        file("flags: {migStrategy: single, plugin: {nvidiaCTKPath: /x}}"),
+    )
+    assert isinstance(settings, Settings)
+    assert (settings.mig_strategy, settings.config_file, idle) == ("single", "", ["nvidia-cdi-hook-path"])

@@ -1,0 +1,240 @@
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from gpu_plugin.config.document import MAX_BYTES, MAX_VALUES, Document, parse, spell
+from gpu_plugin.config.errors import ConfigError
+
+BOUNDED = hypothesis_settings(max_examples=60, deadline=None)
+
+
+def faults(text: str | bytes) -> list[str]:
+    """What is wrong with a text."""
+    with pytest.raises(ConfigError) as caught:
+        parse(text if isinstance(text, bytes) else text.encode(), "f")
+    return [str(fault) for fault in caught.value.faults]
+
+
+def content(text: str) -> object:
+    return parse(text.encode(), "f").content
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        ("-1", -1),
+        ("0x10", 16),
+        ("010", 8),
+        ("08", "08"),
+        ("1.5", 1.5),
+        ("true", True),
+        ("off", False),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("text", "text"),
+        ("'1'", "1"),
+        ("1:1", "1:1"),
+        ("0:1", "0:1"),
+        ("1:30.5", "1:30.5"),
+        ("2020-01-01", "2020-01-01"),
+        ("=", "="),
+        ("[1, a]", [1, "a"]),
+        ("{b: {c: 1}}", {"b": {"c": 1}}),
+        ("!!str 1", "1"),
+        ("|\n  two\n  lines", "two\nlines"),
+    ],
+)
+def test_values_are_what_nvidias_parser_makes_of_them(text, value):
+    assert content(f"a: {text}") == {"a": value}
+
+
+@pytest.mark.parametrize("key", ["1", "true", "null", "~", "2020-01-01", "1.5"])
+def test_keys_are_text_as_it_is_written(key):
+    assert content(f"{key}: x") == {key: "x"}
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "null", "---\n...\n", "\ufeff"])
+def test_a_file_of_nothing_is_an_empty_mapping(text):
+    assert content(text) == {}
+
+
+def test_json_is_read_as_it_is_printed_with_blanks_or_tabs():
+    for text in ('{"a": {"b": [1, "x\\ty"]}}', '{\n\t"a":\t{\n\t\t"b": [\n\t\t\t1,\n\t\t\t"x\\ty"\n\t\t]\n\t}\n}\n'):
+        assert content(text) == {"a": {"b": [1, "x\ty"]}}
+
+
+def test_a_byte_order_mark_is_read_past():
+    assert parse(b"\xef\xbb\xbfa: 1", "f").content == {"a": 1}
+
+
+def test_merged_mappings_yield_to_what_stands_there_and_to_those_before_them():
+    text = "x: &x {a: 1, b: 1}\ny: &y {b: 2, c: 2}\nz:\n  <<: [*x, *y]\n  a: 3\n"
+    assert content(text) == {"x": {"a": 1, "b": 1}, "y": {"b": 2, "c": 2}, "z": {"a": 3, "b": 1, "c": 2}}
+
+
+# Lines
+
+NESTED = """\
+a: 1
+b:
+  c:
+    - d: 2
+      e: 3
+
+    - 4
+  "f g": {h: 5,
+    i: [6,
+      7]}
+"""
+
+
+def test_every_key_and_item_has_its_line():
+    lines = parse(NESTED.encode(), "f").lines
+    assert {spell(place): line for place, line in lines.items() if place} == {
+        "a": 1,
+        "b": 2,
+        "b.c": 3,
+        "b.c[0]": 4,
+        "b.c[0].d": 4,
+        "b.c[0].e": 5,
+        "b.c[1]": 7,
+        "b.f g": 8,
+        "b.f g.h": 8,
+        "b.f g.i": 9,
+        "b.f g.i[0]": 9,
+        "b.f g.i[1]": 10,
+    }
+
+
+def test_what_is_not_there_has_the_line_of_what_is_around_it():
+    read = parse(NESTED.encode(), "f")
+    assert read.line(("b", "c", 1, "x", "y")) == 7
+    assert read.line(("z",)) == 0
+    assert Document.of({"a": 1}).line(("a",)) == 0
+
+
+def test_aliased_and_merged_values_have_the_line_where_they_are_written():
+    read = parse(b"x: &x\n  a: 1\ny: *x\nz:\n  <<: *x\n  b: 2\n", "f")
+    assert [read.line(place) for place in (("y",), ("y", "a"), ("z", "a"), ("z", "b"))] == [3, 2, 2, 6]
+
+
+keys = st.text("abcxyz", min_size=1, max_size=4).filter(lambda key: yaml.safe_load(key) == key)
+trees = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(allow_nan=False) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@BOUNDED
+@given(st.dictionaries(keys, trees, min_size=1, max_size=5), st.booleans())
+def test_what_yaml_writes_is_read_back_and_each_line_is_the_right_one(tree, flow):
+    text = yaml.safe_dump(tree, default_flow_style=flow)
+    read = parse(text.encode(), "f")
+    assert read.content == tree
+    lines = [*text.split("\n")]
+    for place, line in read.lines.items():
+        if place and isinstance(place[-1], str):
+            assert f"{place[-1]}:" in lines[line - 1]
+
+
+# What cannot be read
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a: 1\na: 2", "f:2: a: stands twice, first on line 1"),
+        ('{"a": 1,\n "a": 1}', "f:2: a: stands twice, first on line 1"),
+        ("a:\n- b: 1\n  c: 2\n  b: 3", "f:4: a[0].b: stands twice, first on line 2"),
+        ("a: b: c", "f:1: mapping values are not allowed here"),
+        ("x: 1\na: [1, 2\n", "f:3: while parsing a flow sequence: expected ',' or ']', but got '<stream end>'"),
+        ("a: 1\nb: *x", "f:2: found undefined alias 'x'"),
+        ("a: &x 1\nb: &x 2", "f:2: found duplicate anchor 'x'"),
+        ("a: 1\n---\nb: 2", "f:2: a second document begins here; one is read"),
+        ("a:\n\t- b", "f:2: a tab where YAML wants blanks"),
+        ("a:\n  b: \0", "f:2: the character #x0000 is not allowed in YAML"),
+        ("- a", "f: holds a list, not a mapping"),
+        ("text", "f: holds text, not a mapping"),
+        ("3", "f: holds 3, not a mapping"),
+        ("a: &a [*a]", "f:1: a[0]: an alias of what stands around it"),
+        ("a: &a\n  <<: *a", "f:2: a: '<<' merges other mappings, and nothing else"),
+        ("a:\n  <<: 1", "f:2: a: '<<' merges other mappings, and nothing else"),
+        ("a: 1\n[b]: 2", "f:2: a key here is no text"),
+        ("a: !!binary abc", "f:1: a: the tag !!binary has no meaning here"),
+        ("a: !!set {b}", "f:1: a: the tag !!set has no meaning here"),
+        ("a: !!python/name:os.system x", "f:1: a: the tag !!python/name:os.system has no meaning here"),
+        ("a: !!int x", "f:1: a: 'x' is no whole number that can be read"),
+        ("a: !!bool x", "f:1: a: 'x' is no true or false that can be read"),
+        ("a: !!float ''", "f:1: a: '' is no number that can be read"),
+        (f"a: {2**63}", f"f:1: a: '{2**63}' is no whole number that can be read"),
+        (f"a: {'9' * 5000}", f"f:1: a: '{'9' * 40}' is no whole number that can be read"),
+        ('a: "\\ud83d"', "f:1: a: half of a surrogate pair is no character"),
+        ('"\\ud83d": a', "f:1: '\\ud83d': half of a surrogate pair is no character"),
+        (b"a: b\nc: \xff", "f:2: not UTF-8 text"),
+        ("[" * 60, "f:1: nested more than 50 deep"),
+        ("{a: " * 60, "f:1: nested more than 50 deep"),
+        ("[" + "1," * MAX_VALUES + "]", f"f:1: more than {MAX_VALUES} values"),
+        (b"#" * (MAX_BYTES + 1), f"f: more than {MAX_BYTES} bytes, the most that a ConfigMap holds"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(text, fault):
+    assert faults(text) == [fault]
+    assert "\n" not in fault
+
+
+@pytest.mark.parametrize("doubling", ["{a%d: &a%d [*a%d, *a%d, *a%d]}", "&a%d {<<: [*a%d, *a%d, *a%d], b%d: 1}"])
+def test_an_alias_bomb_is_refused_before_it_goes_off(doubling):
+    first = "- &a0 {x: 1}\n"
+    if doubling.startswith("{"):
+        rows = [doubling % (at, at, at - 1, at - 1, at - 1) for at in range(1, 40)]
+    else:
+        rows = [doubling % (at, at - 1, at - 1, at - 1, at) for at in range(1, 40)]
+    [fault] = faults("all:\n" + first + "".join(f"- {row}\n" for row in rows))
+    assert fault == f"f:1: aliases make more than {MAX_VALUES} values of it"
+
+
+def test_every_fault_of_the_values_is_told():
+    assert faults("a: !!int x\nb: 1\nb: 2\nc: !!set {d}\n") == [
+        "f:1: a: 'x' is no whole number that can be read",
+        "f:3: b: stands twice, first on line 2",
+        "f:4: c: the tag !!set has no meaning here",
+    ]
+
+
+@BOUNDED
+@given(st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass")))
+def test_whatever_is_in_a_file_is_a_document_or_faults_of_one_line(written):
+    try:
+        read = parse(written, "f")
+    except ConfigError as error:
+        assert error.faults  # noqa: PT017
+        assert all("\n" not in str(fault) for fault in error.faults)  # noqa: PT017
+    else:
+        assert isinstance(read.content, dict)
+
+
+# Places
+
+
+@pytest.mark.parametrize(
+    ("place", "spelt"),
+    [
+        ((), ""),
+        (("a",), "a"),
+        (("a", "b", 0, "c"), "a.b[0].c"),
+        (("a", 0, 1), "a[0][1]"),
+        (("",), "''"),
+        (("a\nb", "c"), "'a\\nb'.c"),
+        (("k" * 100,), "k" * 80 + "..."),
+    ],
+)
+def test_places_as_a_person_reads_them(place, spelt):
+    assert spell(place) == spelt

@@ -1,0 +1,104 @@
+"""Config files as Hypothesis makes them: the content of valid ones, with everything of the schema in it somewhere."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from gpu_plugin.config.options import OPTIONS
+
+UUID = "01234567-89ab-4cde-8f01-23456789abcd"
+NAMES = ["gpu", "nvidia.com/gpu", "example.com/gpu", "mig-1g.5gb.me", "nvidia.com/mig-2g.10gb", "GPU_x.9"]
+FOREIGN = {"oneshot": True, "noTimestamp": False, "sleepInterval": "60s", "outputFile": "/a", "machineTypeFile": "/b"}
+
+booleans = st.booleans() | st.sampled_from(["true", "F", "1"])
+names = st.sampled_from(NAMES)
+devices = (
+    st.just("all")
+    | st.integers(1, 16)
+    | st.lists(
+        st.integers(0, 15) | st.sampled_from(["0:1", "16", f"GPU-{UUID}", f"MIG-{UUID}", f"MIG-GPU-{UUID}/1/0"]),
+        min_size=1,
+        max_size=4,
+        unique=True,
+    )
+)
+durations = st.integers(100, 3_000_000).map(lambda ms: f"{ms}ms") | st.sampled_from(["1h", "1m0.5s", ".25s", "1.125m"])
+paths = st.sampled_from(["/a", "/run/nvidia", "/"])
+texts = st.text(st.characters(codec="utf-8", exclude_categories=["C"]), max_size=8).filter(lambda t: "\n" not in t)
+
+# What a file may hold for an option, where neither its enumeration nor its being a switch says so.
+WRITTEN: dict[str, st.SearchStrategy[Any]] = {
+    "device_list_strategy": st.sampled_from(["envvar", "cdi-cri,envvar", ["volume-mounts"], ["cdi-cri", "envvar"]]),
+    "cdi_annotation_prefix": texts,
+    "driver_root": paths,
+    "dev_root": paths | st.just(""),
+    "nvidia_cdi_hook_path": paths | st.just(""),
+    "driver_root_ctr_path": paths,
+    "mps_root": paths,
+    "imex_channel_ids": st.sampled_from([[], [0], "", "0", 0, ["0"]]),
+    "device_plugin_dir": paths,
+    "pod_resources_socket": paths,
+    "state_dir": paths,
+    "health_poll_interval": durations,
+    "temperature_recovery": durations,
+    "nvml_timeout": durations,
+    "include_gpus": st.sampled_from(["0,1", 2, [3, "*H100*"], f"GPU-{UUID}", ["NVIDIA T4"], []]),
+    "exclude_gpus": st.sampled_from(["7", [8, "0000:3b:00.0"], "00000000:3B:00.0", "*A100*", ""]),
+}
+
+
+def _option(name: str, schema: Any) -> st.SearchStrategy[Any]:
+    return WRITTEN[name] if name in WRITTEN else st.sampled_from(schema["enum"])
+
+
+@st.composite
+def rows(draw: st.DrawFn, limits: bool) -> dict[str, Any]:
+    """One entry of a sharing section."""
+    row: dict[str, Any] = {"name": draw(names), "replicas": draw(st.integers(2, 48))}
+    for key, value in (("rename", names), ("devices", devices | st.none())):
+        if draw(st.booleans()):
+            row[key] = draw(value)
+    if limits and draw(st.booleans()):
+        amounts = st.integers(1, 10**6) | st.sampled_from(["8Gi", "8192Mi"])
+        row["limits"] = {"activeThreadPercentage": draw(st.floats(1, 100)), "pinnedMemory": draw(amounts)}
+    return row
+
+
+@st.composite
+def sections(draw: st.DrawFn, limits: bool) -> dict[str, Any]:
+    """A sharing section, one entry for each resource."""
+    whole = {"gpu": "nvidia.com/gpu"}
+    several = st.lists(rows(limits), min_size=1, max_size=3, unique_by=lambda row: whole.get(row["name"], row["name"]))
+    section: dict[str, Any] = {"resources": draw(several)}
+    for key in ("renameByDefault", "failRequestsGreaterThanOne"):
+        if draw(st.booleans()):
+            section[key] = draw(booleans)
+    return section
+
+
+@st.composite
+def contents(draw: st.DrawFn) -> dict[str, Any]:
+    """The content of a file that resolves, every mapping of the schema in it but for the sections under sharing."""
+    content: dict[str, Any] = {"flags": {"plugin": {}, "gfd": {}}, "imex": {}, "selection": {}, "resources": {}}
+    for option in draw(st.lists(st.sampled_from([option for option in OPTIONS if option.file]), unique=True)):
+        *above, last = option.file.split(".")
+        holder = content
+        for part in above:
+            holder = holder[part]
+        holder[last] = draw(_option(option.name, option.parse.schema))
+    content["flags"]["gfd"] = {key: FOREIGN[key] for key in draw(st.lists(st.sampled_from([*FOREIGN]), unique=True))}
+    if draw(st.booleans()):
+        content["version"] = draw(st.sampled_from(["v1", ""]))
+    for key in draw(st.lists(st.sampled_from(["gpus", "mig"]), unique=True)):
+        patterns = st.lists(texts.filter(bool), max_size=3, unique=True)
+        content["resources"][key] = [{"pattern": pattern, "name": draw(names)} for pattern in draw(patterns)]
+    strategy = draw(st.sampled_from([None, "timeSlicing", "mps"]))
+    if strategy:
+        content["sharing"] = {strategy: draw(sections(strategy == "mps"))}
+    if strategy == "mps":
+        content["flags"]["mpsRoot"] = "/run/nvidia/mps"
+        content["flags"]["migStrategy"] = draw(st.sampled_from(["none", "single"]))
+        content["resources"].pop("mig", None)
+        for row in content["sharing"]["mps"]["resources"]:
+            row["name"] = row["name"].replace("mig-", "")
+    return content
