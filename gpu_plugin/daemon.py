@@ -1,7 +1,9 @@
 """The daemon: builds the parts and lets them run together. The only module that knows all others.
 
-    Monitor ──observations──▶ HealthLedger ──reasons──▶ SnapshotStore ──▶ ResourceEndpoint of each resource ──▶ kubelet
-        └───────node───────▶ plan ─────────resources───────▲
+    Configuration ──settings──▶ offer ◀──────node────── Monitor ──observations──▶ HealthLedger
+                                  │                                                   │ reasons
+                                  ▼                                                   ▼
+    PodResources ──who holds──▶ Inventory ──▶ SnapshotStore ──▶ Endpoints, one a resource ──▶ kubelet
 
 One task group holds every part. A part that fails is begun again and takes no other with it.
 """
@@ -13,53 +15,45 @@ import os
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import anyio
 import anyio.abc
 
 from gpu_plugin import __version__, control
-from gpu_plugin.access.container import Access
-from gpu_plugin.access.plan import plan_access
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Node
-from gpu_plugin.devices.plan import plan
 from gpu_plugin.hardware import Hardware, hardware_for
-from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.ledger import Evidence, HealthLedger, Transition
+from gpu_plugin.health.ledger import Evidence, HealthLedger
 from gpu_plugin.health.observation import Observation, XidEvent
 from gpu_plugin.health.policy import complaints, limits, policy
-from gpu_plugin.health.xids import describe
+from gpu_plugin.inventory import Inventory, offer
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.directory import watch
-from gpu_plugin.kubelet.endpoint import ResourceEndpoint
+from gpu_plugin.kubelet.endpoints import Endpoints
 from gpu_plugin.memory import Memory
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import NvmlError
-from gpu_plugin.nvml.watched import PLACEHOLDER
-from gpu_plugin.placement.scores import scores
+from gpu_plugin.offering import Offering
+from gpu_plugin.parts import FIRST_RETRY, LONGEST_RETRY, forever
 from gpu_plugin.pulse import Pulse
-from gpu_plugin.snapshot import ResourceView, SnapshotStore
+from gpu_plugin.snapshot import SnapshotStore
+from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with
 from gpu_plugin.state import StateDirectory
+from gpu_plugin.telemetry.health_log import ApplicationXids, tell
 from gpu_plugin.telemetry.logs import configure
 from gpu_plugin.threads import DaemonThreads
 
 log = logging.getLogger(__name__)
 
-FIRST_RETRY = 1.0
-LONGEST_RETRY = 30.0
-"""Seconds between two attempts to find a driver, or to begin a failed part again."""
-
-
-REPEAT_LOG = 60.0
-"""Seconds between two lines that say the same."""
-
 DISK_PATIENCE = 10.0
 DISK_RETRY = 5.0
 LAST_WRITE = 0.2
 """Seconds for a write of what must outlive the process, until a failed one is tried again, and for the one at the exit."""
+
 
 UNCHANGEABLE = (
     "socket_dir",
@@ -69,9 +63,10 @@ UNCHANGEABLE = (
     "driver_root",
     "dev_root",
     "driver_root_ctr_path",
+    "device_discovery_strategy",
     "event_loop",
 )
-"""Settings that a running process cannot change."""
+"""Settings that a running process cannot change, besides where they come from."""
 
 
 class NoDriverError(Exception):
@@ -81,24 +76,27 @@ class NoDriverError(Exception):
 class Daemon:
     """One node's plugin, from start to clean exit."""
 
-    def __init__(self, settings: Settings, hardware: Hardware, reload: Callable[[], Settings]) -> None:
-        """Takes resolved settings, what to serve, and how to resolve the settings anew (it raises ConfigError)."""
-        self.settings = settings
+    def __init__(self, configuration: Configuration, hardware: Hardware) -> None:
+        self.configuration = configuration
         self.hardware = hardware
         self.store = SnapshotStore()
-        self._reload = reload
-        self._memory = Memory(StateDirectory(Path(settings.state_dir)), hardware.host.boot_id())
+        self._memory = Memory(StateDirectory(Path(self.settings.state_dir)), hardware.host.boot_id())
         self._past: tuple[Evidence, ...] = ()
-        self._ledger = HealthLedger(policy(settings))
-        self._node = Node()
-        self._held: dict[str, str] = {}
-        self._began = time.time() - time.monotonic()
-        self._application_xids: dict[tuple[str, int], tuple[float, int]] = {}
-        self._told_to_stop = False
+        self._ledger = HealthLedger(policy(self.settings))
+        self._inventory = Inventory(self.store, self._ledger.reason)
         self._unsaved = Pulse()
+        self._offering = Offering(self._inventory, lambda: self.settings, self._unsaved.ring)
+        self._node = Node()
+        self._began = time.time() - time.monotonic()
+        self._application_xids = ApplicationXids()
+        self._told_to_stop = False
         self._look = Pulse()
-        self._endpoints: dict[str, ResourceEndpoint] = {}
         self._monitor: Monitor | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self.configuration.settings
 
     async def run(self) -> int:
         """Runs until a signal ends it. Returns the exit status."""
@@ -121,6 +119,7 @@ class Daemon:
     async def _begin(self) -> None:
         log.info("gpu-plugin %s starting", __version__)
         self._past = self._memory.evidence()
+        self._inventory.remember(self._memory.listed())
         for entry in self._past:
             log.warning("GPU %s is remembered as unfit: %s", entry.uuid, entry.detail)
         for complaint in complaints(self._ledger.policy):
@@ -130,45 +129,43 @@ class Daemon:
                 "CDI devices are named and their specs not written by this version: they must come from elsewhere"
             )
         wire.warm()
-        self._parts.start_soon(self._part, "the control socket", self._control)
-        self._parts.start_soon(self._part, "the directory watch", self._watch)
-        self._parts.start_soon(self._part, "the state directory", self._save)
+        for name, run in (
+            ("the control socket", self._control),
+            ("the directory watch", self._watch),
+            ("the state directory", self._save),
+            ("the configuration watch", self.configuration.watch),
+            ("the configuration", self._configure),
+            ("the retirement of devices", self._offering.settle),
+            ("the watch on MPS daemons", self._offering.watch_mps),
+            ("the endpoints", self._serve),
+        ):
+            self._parts.start_soon(forever, name, run)
         monitor = await self._find_gpus()
         self._monitor = monitor
-        await self._part("the GPU monitor", monitor.run)
-
-    async def _part(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Runs an eternal part; one that ends or fails is begun again, ever more slowly."""
-        pause = FIRST_RETRY
-        while True:
-            began = anyio.current_time()
-            try:
-                await run()
-                log.error("%s ended, which it should not; beginning it again", name)
-            except Exception:
-                log.exception("%s failed; beginning it again", name)
-            if anyio.current_time() - began > LONGEST_RETRY:
-                pause = FIRST_RETRY
-            await anyio.sleep(pause)
-            pause = min(pause * 2, LONGEST_RETRY)
+        await forever("the GPU monitor", monitor.run)
 
     async def _signals(self) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP) as signals:
             async for number in signals:
                 if number == signal.SIGHUP:
-                    self._apply_reload()
+                    log.info("SIGHUP: reading the configuration again")
+                    self.configuration.ask()
                 else:
                     log.info("%s: stopping", signal.Signals(number).name)
                     self._told_to_stop = True
                     self._parts.cancel_scope.cancel()
                     return
 
+    async def _serve(self) -> None:
+        registration = Path(self.settings.registration_socket) if self.settings.registration_socket else None
+        await Endpoints(self.store, registration, Path(self.settings.socket_dir), self._look).run()
+
     async def _watch(self) -> None:
         await watch(Path(self.settings.socket_dir), self._look)
 
     async def _control(self) -> None:
         """Answers commands; another daemon on the same state directory is waited out."""
-        verbs = {name: self._then_look(verb) for name, verb in self.hardware.verbs.items()}
+        verbs = {name: self._then_look(verb) for name, verb in self.hardware.verbs.items()} | {"status": self._status}
         while True:
             try:
                 async with control.serve(Path(self.settings.state_dir), verbs):
@@ -228,52 +225,29 @@ class Daemon:
     # The hardware
 
     def _found(self, node: Node) -> None:
-        """Plans resources for what the monitor found and publishes them. What cannot be planned changes nothing.
+        """Takes in what the monitor found, and offers what it is good for. What cannot be offered changes nothing there.
 
         Raises:
             ConfigError: at the first time, where the settings ask for what the node does not have.
         """
-        try:
-            access = plan_access(self.settings, node, self.hardware.dev_root)
-        except ConfigError as error:
-            if not self._node.gpus:
-                raise
-            log.error("%s; what was served before is served on", error)  # noqa: TRY400
-            return
-        self._publish(node, self.settings, access)
-
-    def _publish(self, node: Node, settings: Settings, access: Access) -> None:
-        planned = plan(node, settings)
-        pair_scores = scores(node)
-        views = {resource.name: ResourceView.of(resource, access, pair_scores) for resource in planned}
+        first = not self._node.gpus
         for old, new in _named(self._node, node):
             self._ledger.rename(old, new)
+        try:
+            found = offer(node, self.settings, self.hardware.dev_root)
+        except ConfigError as error:
+            if first:
+                raise
+            log.error("%s; what was served before is served on", error)  # noqa: TRY400
+            found = None
         self._node = node
         for gpu in node.gpus:
-            self._ledger.watch(gpu.uuid, limits(gpu, settings))
+            self._ledger.watch(gpu.uuid, limits(gpu, self.settings))
         self._ledger.replay(self._past)
         known = {gpu.uuid for gpu in node.gpus}
         self._past = tuple(entry for entry in self._past if entry.uuid not in known)  # for GPUs still to be named
-        held = {device.gpu: device.reason for resource in planned for device in resource.devices}
-        for uuid, reason in held.items():
-            if reason and reason != self._held.get(uuid):
-                log.warning("GPU %s is not handed out: %s", uuid, reason)
-        self._held = held
-        reasons = {uuid: self._ledger.reason(uuid) or reason for uuid, reason in held.items()}
-        self.store.publish({name: view.with_reasons(reasons) for name, view in views.items()})
-        for name, view in self.store.current.resources.items():
-            listed = view.resource.devices
-            healthy = sum(device.healthy for device in listed)
-            log.info("%s: %d devices, %d healthy, driver %s", name, len(listed), healthy, node.driver_version)
-            if name not in self._endpoints:
-                self._serve(name)
-        self._unsaved.ring()
-
-    def _serve(self, resource: str) -> None:
-        registration = Path(self.settings.registration_socket) if self.settings.registration_socket else None
-        endpoint = ResourceEndpoint(resource, self.store, registration, Path(self.settings.socket_dir), self._look)
-        self._endpoints[resource] = endpoint
-        self._parts.start_soon(self._part, resource, endpoint.run)
+        if found is not None:
+            self._offering.take(found)
 
     # Health
 
@@ -285,30 +259,17 @@ class Daemon:
         revision = self._ledger.revision
         changes = self._ledger.observe(uuid, seen, self._now())
         if isinstance(seen, XidEvent) and self._ledger.application_xid(seen):
-            self._count_application_xid(uuid, seen.xid)
+            self._application_xids.count(uuid, seen.xid)
         for change in changes:
             tell(change)
         if self._ledger.revision != revision:
-            resources = self.store.current.resources
-            reasons = {uuid: self._ledger.reason(uuid) or self._held[uuid]} if uuid in self._held else {}
-            self.store.publish({name: view.with_reasons(reasons) for name, view in resources.items()})
+            self._inventory.health_changed(uuid)
             self._unsaved.ring()
         return self._ledger.suspicious(uuid)
 
     def _now(self) -> float:
         """Unix time in seconds as of the start, and steady from there on: a clock that is set heals no GPU."""
         return self._began + time.monotonic()
-
-    def _count_application_xid(self, uuid: str, xid: int) -> None:
-        """Says it once a minute for each GPU and Xid, with how many there were: a failing pod raises them by the hundred."""
-        now = time.monotonic()
-        said, since = self._application_xids.get((uuid, xid), (float("-inf"), 0))
-        if now - said < REPEAT_LOG:
-            self._application_xids[uuid, xid] = said, since + 1
-            return
-        self._application_xids[uuid, xid] = now, 0
-        more = f" ({since} more since this was last said)" if since else ""
-        log.info("GPU %s: %s is an application's own error; the GPU stays as it is%s", uuid, describe(xid), more)
 
     # Memory
 
@@ -317,9 +278,9 @@ class Daemon:
         threads = DaemonThreads("state-files")
         try:
             while True:
-                revision, node = self._ledger.revision, self._node
-                saved = await self._write(threads, DISK_PATIENCE) if node.gpus else True
-                if saved and (revision, node) == (self._ledger.revision, self._node):
+                now = (self._ledger.revision, self._node, self.store.current.version)
+                saved = await self._write(threads, DISK_PATIENCE) if self._node.gpus else True
+                if saved and now == (self._ledger.revision, self._node, self.store.current.version):
                     await self._unsaved.wait()
                 elif not saved:
                     await self._unsaved.wait(DISK_RETRY)
@@ -330,39 +291,30 @@ class Daemon:
             threads.close()
 
     async def _write(self, threads: DaemonThreads, patience: float) -> bool:
-        evidence, node = (*self._ledger.evidence(), *self._past), self._node
-        job = await threads.submit(lambda: self._memory.write(evidence, node), patience)
+        evidence, node, listed = (*self._ledger.evidence(), *self._past), self._node, self._inventory.listed
+        job = await threads.submit(lambda: self._memory.write(evidence, node, listed), patience)
         return job.done.done() and job.done.exception() is None and job.done.result()
 
     # Configuration
 
-    def _apply_reload(self) -> None:
-        """Resolves the settings anew, applies what can change in a running process, and registers every resource again.
+    async def _configure(self) -> None:
+        await self.configuration.run(self._take_settings)
 
-        All of it or nothing: a reload that cannot be done whole leaves everything as it was.
-        """
-        try:
-            new = self._reload()
-            kept = [name for name in UNCHANGEABLE if getattr(new, name) != getattr(self.settings, name)]
-            if kept:
-                raise ConfigError(f"{', '.join(kept)} cannot change while the daemon runs; restart it for that")
-            access = plan_access(new, self._node, self.hardware.dev_root) if self._node.gpus else None
-        except ConfigError as error:
-            log.error("SIGHUP: nothing is changed: %s", error)  # noqa: TRY400
-            return
-        except Exception:
-            log.exception("SIGHUP: nothing is changed: the configuration cannot be taken")
-            return
-        self.settings = new
+    def _take_settings(self, new: Settings) -> None:
+        """Has newer settings obeyed. Raises ConfigError, with nothing changed, where the node cannot do what they ask."""
+        found = offer(self._node, new, self.hardware.dev_root) if self._node.gpus else None
         self._ledger.policy = policy(new)
         configure(new.log_format, new.log_level)
+        for gpu in self._node.gpus:
+            self._ledger.watch(gpu.uuid, limits(gpu, new))
         if self._monitor is not None:
             self._monitor.poll, self._monitor.timeout = new.health_poll_interval, new.nvml_timeout
-        if access is not None:
-            self._publish(self._node, new, access)
-        log.info("SIGHUP: configuration reloaded")
-        for endpoint in self._endpoints.values():
-            endpoint.register_again()
+        if found is not None:
+            self._offering.take(found)
+
+    async def _status(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
+        """What is served and under which configuration, for `gpu-plugin status`."""
+        return {"configuration": self.configuration.status(), "resources": self._inventory.status()}
 
 
 def _named(before: Node, after: Node) -> list[tuple[str, str]]:
@@ -373,24 +325,25 @@ def _named(before: Node, after: Node) -> list[tuple[str, str]]:
     return [(gpu.uuid, by_index[gpu.index]) for gpu in gone if gpu.index in by_index]
 
 
-def tell(change: Transition) -> None:
-    """One log line for a change of verdict."""
-    if change.verdict is Verdict.OK:
-        log.warning("GPU %s: %s is over: %s", change.uuid, change.signal, change.detail)
-    else:
-        log.error("GPU %s is not fit for use: %s", change.uuid, change.detail)
+async def serve(settings: Settings, resolve: Resolve) -> int:
+    """Runs the daemon with these settings until a signal ends it. Returns the exit status.
+
+    Where the node's label chooses the configuration, it begins once there is a good one.
+    """
+    begun = await begin_with(settings, resolve)
+    if begun is None:
+        log.info("stopped")
+        return 0
+    settings, source = begun
+    configure(settings.log_format, settings.log_level)
+    return await Daemon(Configuration(settings, source, resolve, UNCHANGEABLE), hardware_for(settings)).run()
 
 
-async def serve(settings: Settings, reload: Callable[[], Settings]) -> int:
-    """Runs the daemon with these settings until a signal ends it. Returns the exit status."""
-    return await Daemon(settings, hardware_for(settings), reload).run()
-
-
-def run(settings: Settings, reload: Callable[[], Settings]) -> int:
+def run(settings: Settings, resolve: Resolve) -> int:
     """`serve` on an event loop of its own. Raises ConfigError where the loop that is asked for is not installed."""
     if settings.event_loop == "uvloop" and importlib.util.find_spec("uvloop") is None:
         raise ConfigError("--event-loop: uvloop is not installed; install gpu-plugin[uvloop], or use asyncio")
     os.umask(0o022)
-    status = anyio.run(serve, settings, reload, backend_options={"use_uvloop": settings.event_loop == "uvloop"})
+    status = anyio.run(serve, settings, resolve, backend_options={"use_uvloop": settings.event_loop == "uvloop"})
     gc.freeze()  # at its end the interpreter would search every object for cycles: 0.1 s of a node's shutdown
     return status

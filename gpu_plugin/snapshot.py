@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gpu_plugin.access.container import Access
+from gpu_plugin.config.sharing import MPS
 from gpu_plugin.devices.device import Device, Resource, with_reason
 from gpu_plugin.devices.naming import MAX_DEVICE_ID
 from gpu_plugin.placement.scores import Scores
@@ -15,15 +16,23 @@ from gpu_plugin.pulse import Pulse
 
 @dataclass(frozen=True, slots=True)
 class ResourceView:
-    """A resource, ready to be asked about. `order` is the position of each device id in the list."""
+    """A resource, ready to be asked about.
+
+    `order` is the position of each device id in the list; `policy` says which GPUs shared devices are taken from;
+    `mps_down` is why devices that are shared by MPS cannot be used now, empty where they can.
+    """
 
     resource: Resource
     order: Mapping[str, int]
     access: Access = field(default_factory=Access)
     scores: Scores = field(default_factory=Scores)
+    policy: str = "distributed"
+    mps_down: str = ""
 
     @classmethod
-    def of(cls, resource: Resource, access: Access, scores: Scores) -> "ResourceView":
+    def of(
+        cls, resource: Resource, access: Access, scores: Scores, policy: str = "distributed", mps_down: str = ""
+    ) -> "ResourceView":
         """The view of a resource.
 
         Raises ValueError where a device id occurs twice, which the kubelet would miscount, or is longer than its API allows.
@@ -34,7 +43,7 @@ class ResourceView:
         longest = max(order, key=len, default="")
         if len(longest) > MAX_DEVICE_ID:
             raise ValueError(f"{resource.name}: the device id {longest} has more than {MAX_DEVICE_ID} characters")
-        return cls(resource, order, access, scores)
+        return cls(resource, order, access, scores, policy, mps_down)
 
     def device(self, identifier: str) -> Device | None:
         """The device of that id, if there is one."""
@@ -42,11 +51,17 @@ class ResourceView:
         return None if at is None else self.resource.devices[at]
 
     def with_reasons(self, reasons: Mapping[str, str]) -> "ResourceView":
-        """The view after GPUs got these reasons (by uuid; "" is healthy); the very same one where nothing changes."""
+        """The view after GPUs got these reasons (by uuid; "" is healthy); the very same one where nothing changes.
+
+        A device that the plan holds back, or whose MPS daemon is down, is no healthier than that.
+        """
         changed = False
         devices = []
         for device in self.resource.devices:
-            new = with_reason(device, reasons[device.gpu]) if device.gpu in reasons else device
+            new = device
+            if device.gpu in reasons:
+                down = self.mps_down if device.shared == MPS else ""
+                new = with_reason(device, device.held if device.retired else reasons[device.gpu] or device.held or down)
             changed = changed or new is not device
             devices.append(new)
         return replace(self, resource=Resource(self.resource.name, tuple(devices))) if changed else self

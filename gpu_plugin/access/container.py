@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_plugin.access.edits import ContainerEdits, DeviceSpec, Mount
+from gpu_plugin.config.sharing import MPS
 from gpu_plugin.devices.device import Device
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
@@ -20,6 +21,24 @@ CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "
 """Nodes every GPU container needs, in the order in which NVIDIA's plugin names them; each only where it exists."""
 
 _NAMESPACE = uuid.UUID("6ba7b811-9dad-11d1-80b4-00c04fd430c8")  # RFC 9562's namespace for URLs
+
+
+@dataclass(frozen=True, slots=True)
+class MpsDirectories:
+    """Where a resource's MPS daemon meets its clients.
+
+    `host_pipe` and `host_shm` are directories on the host, `pipe` is where a container finds the first; NVIDIA's plugin
+    has the same (cmd/mps-control-daemon/mps, Root and Daemon).
+    """
+
+    host_pipe: str
+    host_shm: str
+    pipe: str
+
+    @classmethod
+    def of(cls, root: str, resource: str) -> "MpsDirectories":
+        """Those of a resource under the host's `root`."""
+        return cls(f"{root}/{resource}/pipe", f"{root}/shm", f"/mps/{resource}/pipe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +54,7 @@ class Access:
     cdi_classes: tuple[str, ...] = ()
     imex_channels: tuple[int, ...] = ()
     control_nodes: tuple[str, ...] = ()
+    mps: MpsDirectories | None = None
 
 
 @dataclass(slots=True)
@@ -54,6 +74,9 @@ def container_edits(devices: Sequence[Device], access: Access) -> ContainerEdits
     """The edits for a container that gets `devices`, which are in the order of their resource's list."""
     ids = tuple(dict.fromkeys(d.visible_id if access.id_strategy == "uuid" else d.index for d in devices))
     draft = _Draft()
+    if access.mps and any(device.shared == MPS for device in devices):
+        draft.envs["CUDA_MPS_PIPE_DIRECTORY"] = access.mps.pipe
+        draft.mounts += [Mount(access.mps.pipe, access.mps.host_pipe), Mount("/dev/shm", access.mps.host_shm)]  # noqa: S108
     for feature in access.features:
         draft.envs[f"NVIDIA_{feature.upper()}"] = "enabled"
     for name, strategy in STRATEGIES.items():

@@ -2,16 +2,29 @@
 
 from dataclasses import dataclass, replace
 
-from gpu_plugin.devices.node import Gpu
+from gpu_plugin.config.sharing import MpsLimits, SharedResource
+from gpu_plugin.devices.node import Gpu, MigDevice
+
+GPU = "gpu"
+MIG = "mig"
+
+WSL_GPUS = "all"
+"""What NVIDIA's plugin calls all GPUs of a Windows host together, as its Linux guests see them (0.19.1 and later)."""
+
+_OWN_NODES = {WSL_GPUS: ("/dev/dxg",)}
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
     """One device of a resource, as the kubelet knows it.
 
-    `id` is at most 63 characters and never changes its meaning; `visible_id` is what a container is told to see: the GPU's
-    uuid; `index` its NVML index as text; `nodes` the /dev paths that are this device's own; `numa` its NUMA nodes, empty
-    where unknown; `reason` says why it is not healthy, and is empty where it is.
+    `id` is at most 63 characters and never changes its meaning; `visible_id` is what a container is told to see: the uuid of
+    the GPU or MIG device; `index` its NVML index as text ("0", or "0:1" of a MIG device); `gpu` the uuid of the hardware
+    that its health follows; `nodes` the /dev paths that are this device's own; `numa` its NUMA nodes, empty where unknown.
+    `kind` is GPU or MIG; `sharing` is why there are several of it, None for one that is given out once.
+
+    `reason` says why it is not healthy, and is empty where it is; `held` is a reason that no proof of health takes away;
+    `retired` means that it is gone, and listed for the sake of a pod that may hold it.
     """
 
     id: str
@@ -21,11 +34,30 @@ class Device:
     nodes: tuple[str, ...] = ()
     numa: tuple[int, ...] = ()
     reason: str = ""
+    held: str = ""
+    kind: str = GPU
+    sharing: SharedResource | None = None
+    retired: bool = False
 
     @property
     def healthy(self) -> bool:
         """Whether the kubelet may hand it out."""
         return not self.reason
+
+    @property
+    def shared(self) -> str:
+        """How it is shared: TIME_SLICING or MPS of `config.sharing`; empty for one that is given out once."""
+        return self.sharing.strategy if self.sharing else ""
+
+    @property
+    def replicas(self) -> int:
+        """How often its hardware is given out."""
+        return self.sharing.replicas if self.sharing else 1
+
+    @property
+    def limits(self) -> MpsLimits:
+        """What each client may use under MPS."""
+        return self.sharing.limits if self.sharing else MpsLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +75,43 @@ def whole_gpu(gpu: Gpu) -> Device:
         gpu=gpu.uuid,
         visible_id=gpu.uuid,
         index=str(gpu.index),
-        nodes=() if gpu.minor is None else (f"/dev/nvidia{gpu.minor}",),
-        numa=() if gpu.numa_node is None or gpu.numa_node < 0 else (gpu.numa_node,),
-        reason="",
+        nodes=_nodes(gpu),
+        numa=_numa(gpu),
     )
+
+
+def mig_slice(gpu: Gpu, mig: MigDevice) -> Device:
+    """The device that is one slice of a GPU in MIG mode: its id is the slice's uuid, its NUMA node the GPU's.
+
+    Its nodes are the GPU's own and the capability nodes of both instances, as NVIDIA's plugin gives them.
+    """
+    caps = (mig.gpu_instance_cap, mig.compute_instance_cap)
+    return Device(
+        id=mig.uuid,
+        gpu=gpu.uuid,
+        visible_id=mig.uuid,
+        index=f"{gpu.index}:{mig.index}",
+        nodes=(*_nodes(gpu), *(f"/dev/nvidia-caps/nvidia-cap{cap}" for cap in caps if cap is not None)),
+        numa=_numa(gpu),
+        kind=MIG,
+    )
+
+
+def with_held(device: Device, held: str) -> Device:
+    """The device, held back for that reason (empty: not held); the very same object where nothing changes."""
+    return device if device.held == held == device.reason else replace(device, held=held, reason=held)
 
 
 def with_reason(device: Device, reason: str) -> Device:
     """The device with that reason (empty: healthy); the very same object where nothing changes."""
     return device if device.reason == reason else replace(device, reason=reason)
+
+
+def _nodes(gpu: Gpu) -> tuple[str, ...]:
+    if gpu.uuid in _OWN_NODES:
+        return _OWN_NODES[gpu.uuid]
+    return () if gpu.minor is None else (f"/dev/nvidia{gpu.minor}",)
+
+
+def _numa(gpu: Gpu) -> tuple[int, ...]:
+    return () if gpu.numa_node is None or gpu.numa_node < 0 else (gpu.numa_node,)

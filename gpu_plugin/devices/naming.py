@@ -1,31 +1,19 @@
 """Names: which resource names a kubelet takes, and how a device id is made and read."""
 
-import re
+from gpu_plugin.config.names import DOMAIN, resource_name_fault
 
-_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+__all__ = ["DOMAIN", "MAX_DEVICE_ID", "MAX_LIST_BYTES", "PLACEHOLDER", "mig_resource", "resource_name_fault"]
 
 MAX_DEVICE_ID = 63
 """Longest device id the API's own comment allows (k8s.io/kubelet, deviceplugin/v1beta1, Device.ID)."""
 
+MAX_LIST_BYTES = 4 * 1024 * 1024
+"""The longest message that the kubelet's gRPC client reads (grpc-go, defaultClientMaxReceiveMessageSize)."""
 
-def resource_name_fault(name: str) -> str:
-    """Why the kubelet would refuse this resource name; empty if it would not.
+PLACEHOLDER = "GPU-unreadable-"
+"""Begins the made-up uuid of a GPU whose own is not known yet. Such a device is never healthy, so no pod can hold it."""
 
-    The rule is Kubernetes' own for extended resources (pkg/apis/core/v1/helper, IsExtendedResourceName): with "requests."
-    put before it, the name must still be a qualified name.
-    """
-    if "/" not in name:
-        return f"{name!r} has no domain: write it as in nvidia.com/gpu"
-    if "kubernetes.io/" in name:
-        return f"{name!r} lies in kubernetes.io, which Kubernetes keeps for itself"
-    if name.startswith("requests."):
-        return f"{name!r} starts with 'requests.', which quotas keep for themselves"
-    domain, _, rest = name.partition("/")
-    if "/" in rest:
-        return f"{name!r} has more than one '/'"
-    if len(domain) > 244 or not all(_LABEL.fullmatch(label) for label in domain.split(".")):
-        return f"{name!r}: the domain {domain!r} is not a lower-case DNS name of at most 244 characters"
-    if len(rest) > 63 or not _NAME.fullmatch(rest):
-        return f"{name!r}: {rest!r} is not 1 to 63 letters, digits, '-', '_' or '.', starting and ending with a letter or digit"
-    return ""
+
+def mig_resource(profile: str) -> str:
+    """The resource that MIG devices of a profile are counted under: nvidia.com/mig-1g.10gb.me for 1g.10gb+me."""
+    return f"{DOMAIN}/mig-{profile.replace('+', '.')}"

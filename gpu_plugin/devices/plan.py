@@ -1,13 +1,29 @@
 """From the node's hardware and the settings to the resources the kubelet is told of."""
 
-from gpu_plugin.config.settings import Settings
-from gpu_plugin.devices.device import Device, Resource, whole_gpu, with_reason
-from gpu_plugin.devices.node import Gpu, Node
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-GPU_RESOURCE = "nvidia.com/gpu"
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.sharing import NamePattern
+from gpu_plugin.devices.device import Resource, mig_slice, whole_gpu, with_held
+from gpu_plugin.devices.naming import DOMAIN, MAX_LIST_BYTES, mig_resource, resource_name_fault
+from gpu_plugin.devices.node import Gpu, MigDevice, Node
+from gpu_plugin.devices.selection import matches, selected, unmatched
+from gpu_plugin.devices.sharing import Named, share
+
+GPU_RESOURCE = f"{DOMAIN}/gpu"
 
 # What NVIDIA's own library leaves out of its devices (go-nvlib, device/api.go): the display part of a DGX Station.
 _SKIPPED_MODELS = frozenset({"DGX Display", "NVIDIA DGX Display"})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The resources of a node, and a sentence for everything in it that the operator will not expect."""
+
+    resources: tuple[Resource, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def served(gpu: Gpu) -> bool:
@@ -15,22 +31,132 @@ def served(gpu: Gpu) -> bool:
     return gpu.model not in _SKIPPED_MODELS
 
 
-def plan(node: Node, settings: Settings) -> tuple[Resource, ...]:
-    """The resources of a node, devices in the order of their GPUs' indices.
+def plan(node: Node, settings: Settings) -> Plan:
+    """The resources of a node, in the order of their first device; devices in the order of their indices.
 
     Args:
         node: what the probe found.
         settings: the operator's wishes.
 
-    A GPU in MIG mode is a whole GPU under `none`, as with NVIDIA's plugin. Under `single` and `mixed` it is listed and
-    held back, since its slices are not served yet and the whole of it cannot run a workload.
+    Raises:
+        ConfigError: the settings ask for what this node cannot do: one device in two sharing entries, or a list of devices
+            longer than the kubelet reads.
     """
-    devices = [_device(gpu, settings) for gpu in sorted(node.gpus, key=lambda g: (g.index, g.uuid)) if served(gpu)]
-    return (Resource(GPU_RESOURCE, tuple(devices)),)
+    known = [gpu for gpu in sorted(node.gpus, key=lambda g: (g.index, g.uuid)) if served(gpu)]
+    gpus = selected(known, settings.include_gpus, settings.exclude_gpus)
+    warnings = [
+        f"{item!r} on the list of GPUs to {word} is none of this node's GPUs"
+        for word, items in (("include", settings.include_gpus), ("exclude", settings.exclude_gpus))
+        for item in unmatched(known, items)
+    ]
+    named, more = STRATEGIES[settings.mig_strategy](gpus, settings)
+    shared, and_more = share(_valid(named, warnings), settings.sharing)
+    resources = tuple(Resource(name, tuple(devices)) for name, devices in shared.items())
+    for resource in resources:
+        _check_length(resource)
+    return Plan(resources, (*warnings, *more, *and_more))
 
 
-def _device(gpu: Gpu, settings: Settings) -> Device:
-    reason = gpu.unreadable or ""
-    if not reason and gpu.mig_enabled and settings.mig_strategy != "none":
-        reason = f"the GPU is in MIG mode and MIG strategy {settings.mig_strategy} is not served by this version"
-    return with_reason(whole_gpu(gpu), reason)
+def _none(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[str]]:
+    """Every GPU is a whole one, whatever its MIG mode, as with NVIDIA's plugin."""
+    return [_whole(gpu, settings) for gpu in gpus], []
+
+
+def _mixed(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[str]]:
+    """Slices are counted by profile, whole GPUs beside them; a compute instance smaller than its GPU instance has a name too."""
+    named = []
+    for gpu in gpus:
+        if gpu.mig_enabled:
+            named += [_slice(gpu, mig, settings, mig_resource(mig.profile)) for mig in gpu.mig_devices]
+        else:
+            named.append(_whole(gpu, settings))
+    return named, _empty(gpus)
+
+
+def _single(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[str]]:
+    """Slices are counted as GPUs, which takes a node whose GPUs are all cut alike; any other is said and held back."""
+    named = []
+    for gpu in gpus:
+        if gpu.mig_enabled:
+            named += [_slice(gpu, mig, settings, GPU_RESOURCE) for mig in gpu.mig_devices]
+        else:
+            named.append(_whole(gpu, settings))
+    why = _unequal(gpus)
+    if not why:
+        return named, _empty(gpus)
+    held = [Named(n.name, with_held(n.device, n.device.held or why), n.aliases) for n in named]
+    return held, [*_empty(gpus), f"no device is handed out: {why}"]
+
+
+STRATEGIES = {"none": _none, "single": _single, "mixed": _mixed}
+"""MIG strategies by name: GPUs and settings in, devices with the names they are counted under and warnings out."""
+
+
+def _unequal(gpus: Sequence[Gpu]) -> str:
+    """Why MIG strategy single cannot serve these GPUs; empty where it can."""
+    readable = [gpu for gpu in gpus if not gpu.unreadable]
+    if len({gpu.mig_enabled for gpu in readable}) > 1:
+        modes = ", ".join(f"{gpu.index} {'on' if gpu.mig_enabled else 'off'}" for gpu in readable)
+        return f"MIG strategy single needs all GPUs with the same MIG mode; here it is, by index: {modes}. Use mixed"
+    profiles = sorted({mig.profile for gpu in readable if gpu.mig_enabled for mig in gpu.mig_devices})
+    if len(profiles) > 1:
+        return f"MIG strategy single needs slices of one size; here are {', '.join(profiles)}. Use mixed"
+    return ""
+
+
+def _empty(gpus: Iterable[Gpu]) -> list[str]:
+    return [
+        f"GPU {gpu.index} ({gpu.uuid}) is in MIG mode and has no MIG devices: nothing of it is offered"
+        for gpu in gpus
+        if gpu.mig_enabled and not gpu.mig_devices and not gpu.unreadable
+    ]
+
+
+def _whole(gpu: Gpu, settings: Settings) -> Named:
+    name = _named_by(settings.gpu_names, gpu.model) or GPU_RESOURCE
+    return Named(name, with_held(whole_gpu(gpu), gpu.unreadable or ""), (str(gpu.index), gpu.uuid))
+
+
+def _slice(gpu: Gpu, mig: MigDevice, settings: Settings, default: str) -> Named:
+    legacy = f"MIG-{gpu.uuid}/{mig.gpu_instance}/{mig.compute_instance}"  # as drivers before 470 called it
+    aliases = (f"{gpu.index}:{mig.index}", mig.uuid, legacy)
+    device = with_held(mig_slice(gpu, mig), gpu.unreadable or "")
+    return Named(_named_by(settings.mig_names, mig.profile) or default, device, aliases)
+
+
+def _named_by(patterns: Iterable[NamePattern], text: str) -> str:
+    """The name of the first pattern that matches; empty where none does."""
+    return next((pattern.name for pattern in patterns if matches(text, pattern.pattern)), "")
+
+
+def _valid(named: Iterable[Named], warnings: list[str]) -> Mapping[str, list[Named]]:
+    """By name; what no kubelet would take is left out and said."""
+    by_name: dict[str, list[Named]] = {}
+    seen: set[str] = set()
+    for one in named:
+        if one.device.id in seen:
+            warnings.append(f"{one.name}: two devices claim the id {one.device.id}; the second is not offered")
+            continue
+        seen.add(one.device.id)
+        by_name.setdefault(one.name, []).append(one)
+    for name in list(by_name):
+        fault = resource_name_fault(name)
+        if fault:
+            left_out = by_name.pop(name)
+            warnings.append(f"{len(left_out)} devices are not offered, the first is {left_out[0].device.id}: {fault}")
+    return by_name
+
+
+def list_bytes(resource: Resource) -> int:
+    """Bytes that a list of these devices takes at most, all unhealthy."""
+    # A device is its id, "Unhealthy", its NUMA nodes, and their tags and lengths: never more than this.
+    return sum(len(device.id) + 19 + 11 * len(device.numa) for device in resource.devices)
+
+
+def _check_length(resource: Resource) -> None:
+    size = list_bytes(resource)
+    if size > MAX_LIST_BYTES:
+        raise ConfigError(
+            f"{resource.name}: {len(resource.devices)} devices make a list of {size} bytes and the kubelet reads "
+            f"{MAX_LIST_BYTES}: ask for fewer replicas",
+        )

@@ -5,6 +5,7 @@ have let go of everything old before it does. So there is one way to mend: end t
 listens on a socket of its own name, since kubelets from 1.37 on tell endpoints apart by path.
 """
 
+import itertools
 import logging
 import random
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from gpu_plugin.pulse import Pulse
 from gpu_plugin.snapshot import SnapshotStore
 
 log = logging.getLogger(__name__)
+
+_INCARNATIONS = itertools.count(1)
+"""One count for all resources of the process: two may share the part of their name that fits into a socket's."""
 
 FIRST_STREAM = 30.0
 """Seconds after a registration within which the kubelet must have opened its stream (it does so at once)."""
@@ -49,19 +53,12 @@ class ResourceEndpoint:
         self._kubelet_socket = kubelet_socket
         self._directory = directory
         self._look = look
-        self._incarnation = 0
-        self._again = False
 
     async def run(self) -> None:
         """Serves until cancelled, then ends streams, connections and socket. One failure after the other is mended."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._feed.run)
             await self._live()
-
-    def register_again(self) -> None:
-        """Ends the present incarnation and begins the next: what a reload of the configuration asks for."""
-        self._again = True
-        self._look.ring()
 
     async def _live(self) -> None:
         backoff = Backoff()
@@ -110,10 +107,8 @@ class ResourceEndpoint:
             OSError: the socket cannot be made.
         """
         kubelet = await self._kubelet_present()
-        self._again = False
         remove_stale(self._directory)
-        self._incarnation += 1
-        path = socket_path(self._directory, self.resource, self._incarnation)
+        path = socket_path(self._directory, self.resource, next(_INCARNATIONS))
         await self._feed.refresh()
         service = DevicePluginService(self._feed, self._store, self._look.ring)
         server = SocketServer(service)
@@ -188,7 +183,6 @@ class ResourceEndpoint:
         registered = anyio.current_time()
         while True:
             view = View(
-                told=self._again,
                 listening=server.listening,
                 registering=self._kubelet_socket is not None,
                 kubelet_before=kubelet,
@@ -207,7 +201,6 @@ class ResourceEndpoint:
 class View:
     """An incarnation as it stands: `age` is in seconds since its registration, identities are of kubelet.sock."""
 
-    told: bool
     listening: bool
     registering: bool
     kubelet_before: Identity
@@ -219,8 +212,6 @@ class View:
 
 def over(view: View) -> str:
     """Why this incarnation is over; empty while all is well. Looks at the present alone, so no stale event misleads."""
-    if view.told:
-        return "told to begin anew"
     if not view.listening:
         return "our socket is gone"
     if not view.registering:

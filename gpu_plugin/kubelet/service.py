@@ -147,6 +147,7 @@ class DevicePluginService:
         Raises:
             UnknownDeviceError: an id that is none of ours.
             UnhealthyDeviceError: a device that is not fit for use.
+            RequestRejectedError: several shared devices for one container, where the operator forbids that.
         """
         view = self._view()
         return [container_edits(self._devices(view, ids), view.access) for ids in containers]
@@ -166,7 +167,8 @@ class DevicePluginService:
             view = self._view()
             devices = view.resource.devices
             return [
-                preferred(c.available, c.must_include, c.size, devices, view.order, view.scores) for c in containers
+                preferred(c.available, c.must_include, c.size, devices, view.order, view.scores, view.policy)
+                for c in containers
             ]
         except Exception:
             log.exception("%s: choosing devices failed; leaving the choice to the kubelet", self.resource)
@@ -197,6 +199,11 @@ class DevicePluginService:
                     f"invalid allocation request for {self.resource!r}: device {identifier} is unhealthy: {device.reason}",
                 )
             found[view.order[identifier]] = device
+        if len(found) > 1 and any(d.sharing is not None and d.sharing.single_requests for d in found.values()):
+            raise RequestRejectedError(
+                f"invalid allocation request for {self.resource!r}: maximum request size for shared resources is 1; "
+                f"found {len(found)}",
+            )
         return [found[at] for at in sorted(found)]
 
 

@@ -7,7 +7,7 @@ TEXT = "%(asctime)s %(levelname)-7s %(message)s"
 JSON = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 # These libraries tell of every request and connection at INFO, which is our debugging.
-_CHATTY = ("grpclib", "asyncio", "hpack", "h2")
+_CHATTY = ("grpclib", "asyncio", "hpack", "h2", "httpx", "httpcore", "httpx2", "httpcore2")
 
 
 def configure(form: str, level: str) -> None:

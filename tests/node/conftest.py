@@ -14,9 +14,11 @@ from tests.node.daemon import DaemonProcess
 @pytest.fixture
 def directory() -> Iterator[Path]:
     """A device plugin directory with a path short enough for sockets."""
-    path = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
+    root = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
+    path = root / "device-plugins"  # as under the kubelet's own directory: PodResources is beside it
+    path.mkdir()
     yield path
-    shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(root, ignore_errors=True)
 
 
 @pytest.fixture

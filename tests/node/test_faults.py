@@ -98,7 +98,7 @@ async def test_a_gpu_never_seen_before_and_lost_is_listed_and_later_named(kubele
     daemon.fault(3, lost=True)
     await kubelet.wait_for(healthy(kubelet, 7))
     await daemon.stop()
-    for memory in ("health.json", "gpus.json"):
+    for memory in ("health.json", "gpus.json", "devices.json"):
         (daemon.state / memory).unlink()
     await kubelet.restart()
     daemon.start()
@@ -143,7 +143,7 @@ async def test_a_corrupt_memory_is_said_and_costs_nothing_else(kubelet, daemon):
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 8))
     await daemon.stop()
-    for memory in ("health.json", "gpus.json"):
+    for memory in ("health.json", "gpus.json", "devices.json"):
         (daemon.state / memory).write_text('{"boot_id": 7')
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 8))

@@ -22,6 +22,8 @@ from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
 from gpu_plugin.simulation.profile import load
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from gpu_plugin.sources.configuration import Configuration
+from gpu_plugin.sources.source import ConfigSource
 
 GPU = "nvidia.com/gpu"
 
@@ -56,7 +58,9 @@ async def running(directory, node, **flags):
         **flags,
     }
     driver = SimulatedDriver(node)
-    daemon = Daemon(resolve(asked, {}), Hardware(driver, SimulatedHost(node), "/"), lambda: resolve(asked, {}))
+    settings = resolve(asked, {})
+    configuration = Configuration(settings, ConfigSource(settings), lambda _: resolve(asked, {}), daemon_module.UNCHANGEABLE)
+    daemon = Daemon(configuration, Hardware(driver, SimulatedHost(node), "/"))
     status = []
 
     async def run():
@@ -168,7 +172,8 @@ async def test_a_driver_without_events_is_watched_by_looking(kubelet, directory,
 async def test_words_that_are_no_xids_are_said(kubelet, directory, node, caplog):
     asked = {"DP_DISABLE_HEALTHCHECKS": "48,heat"}
     settings = resolve({"device_plugin_dir": str(directory), "state_dir": str(directory / "state")}, asked)
-    daemon = Daemon(settings, Hardware(SimulatedDriver(node), SimulatedHost(node), "/"), lambda: settings)
+    configuration = Configuration(settings, ConfigSource(settings), lambda _: settings, ())
+    daemon = Daemon(configuration, Hardware(SimulatedDriver(node), SimulatedHost(node), "/"))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(daemon.run)
         await kubelet.wait_for(healthy(kubelet, 8))
@@ -258,7 +263,7 @@ async def test_a_write_that_fails_is_tried_again(kubelet, directory, node, monke
     state = directory / "state"
     async with running(directory, node):
         await kubelet.wait_for(healthy(kubelet, 8))
-        shutil.rmtree(state)
+        state.rename(directory / "away")  # at once, whatever is being written there
         state.write_text("in the way")
         node.post(2, 8, 48)
         await kubelet.wait_for(healthy(kubelet, 7))
@@ -291,12 +296,15 @@ async def test_an_application_xid_raised_by_the_hundred_is_said_once(kubelet, di
     assert caplog.text.count("is an application's own error") == 1
 
 
-async def test_gpus_that_are_held_back_are_named_with_the_reason(kubelet, directory, node, monkeypatch, caplog):
-    monkeypatch.setattr(SimulatedDriver, "mig_mode", lambda *_: (1, 1))
+async def test_a_node_that_single_cannot_serve_hands_out_nothing_and_says_why(kubelet, directory, node, caplog):
+    node.partition(0, ["1g.10gb", "1g.10gb"])
     async with running(directory, node, mig_strategy="single"):
-        await kubelet.wait_for(lambda: GPU in kubelet.resources and kubelet.resources[GPU].capacity == 8)
+        await kubelet.wait_for(lambda: GPU in kubelet.resources and kubelet.resources[GPU].capacity == 9)
         assert kubelet.resources[GPU].allocatable == 0
-    assert caplog.text.count("is in MIG mode and MIG strategy single is not served") == 8
+        for gpu in range(1, 8):
+            node.partition(gpu, ["1g.10gb", "1g.10gb"])
+        await kubelet.wait_for(healthy(kubelet, 16))
+    assert "needs all GPUs with the same MIG mode; here it is, by index: 0 on, 1 off" in caplog.text
 
 
 async def test_a_driver_that_is_away_for_long_is_met_when_it_comes_back(kubelet, directory, node, monkeypatch):

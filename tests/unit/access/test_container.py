@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_plugin.access.container import CONTROL_NODES, STRATEGIES, Access, container_edits, imex_node
+from gpu_plugin.access.container import CONTROL_NODES, STRATEGIES, Access, MpsDirectories, container_edits, imex_node
 from gpu_plugin.access.edits import ContainerEdits
+from gpu_plugin.config.sharing import MPS, SharedResource
 from gpu_plugin.devices.device import Resource, whole_gpu
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.kubelet.feed import ListFeed
@@ -301,3 +302,34 @@ def test_no_imex_channel_leaves_no_trace():
 
 def test_the_device_node_of_an_imex_channel():
     assert imex_node(0) == "/dev/nvidia-caps-imex-channels/channel0"
+
+
+# MPS
+
+MPS_ENTRY = SharedResource(NAME, NAME, 2, MPS)
+MPS_ACCESS = Access(mps=MpsDirectories.of("/run/nvidia/mps", NAME))
+
+
+def test_mps_is_reached_as_with_nvidias_plugin():
+    replica = dataclasses.replace(A, id="GPU-aaaa::1", sharing=MPS_ENTRY)
+    assert shown(container_edits([replica], MPS_ACCESS)) == {
+        "envs": {"NVIDIA_VISIBLE_DEVICES": "GPU-aaaa", "CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu/pipe"},
+        "mounts": [
+            {"containerPath": "/mps/nvidia.com/gpu/pipe", "hostPath": "/run/nvidia/mps/nvidia.com/gpu/pipe"},
+            {"containerPath": "/dev/shm", "hostPath": "/run/nvidia/mps/shm"},
+        ],
+    }
+
+
+def test_mps_comes_with_every_strategy():
+    replica = dataclasses.replace(A, id="GPU-aaaa::1", sharing=MPS_ENTRY)
+    for strategy in STRATEGIES:
+        edits = container_edits([replica], dataclasses.replace(MPS_ACCESS, strategies=(strategy,)))
+        assert edits.envs["CUDA_MPS_PIPE_DIRECTORY"] == "/mps/nvidia.com/gpu/pipe"
+        assert {"/mps/nvidia.com/gpu/pipe", "/dev/shm"} <= {mount.container_path for mount in edits.mounts}
+
+
+def test_a_gpu_that_is_not_shared_has_nothing_of_mps():
+    assert shown(container_edits([A], MPS_ACCESS)) == {"envs": {"NVIDIA_VISIBLE_DEVICES": "GPU-aaaa"}}
+    sliced = dataclasses.replace(A, sharing=SharedResource(NAME, NAME, 2))
+    assert shown(container_edits([sliced], MPS_ACCESS)) == {"envs": {"NVIDIA_VISIBLE_DEVICES": "GPU-aaaa"}}

@@ -11,12 +11,18 @@ from grpclib.exceptions import GRPCError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.kubelet import service as service_module
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.server import SocketServer
-from gpu_plugin.kubelet.service import DevicePluginService, UnhealthyDeviceError, UnknownDeviceError
+from gpu_plugin.kubelet.service import (
+    DevicePluginService,
+    RequestRejectedError,
+    UnhealthyDeviceError,
+    UnknownDeviceError,
+)
 from gpu_plugin.simulation.stand_in_kubelet import AdmissionError
 from gpu_plugin.snapshot import SnapshotStore
 from tests.unit.kubelet.serving import GPU, devices, registered, serving, view
@@ -64,6 +70,25 @@ def test_an_unhealthy_device_is_refused_by_name_and_reason():
     with pytest.raises(UnhealthyDeviceError, match=f"{IDS[2]} is unhealthy: Xid 79") as refused:
         made(tuple(listed)).allocate([[IDS[2]]])
     assert refused.value.status is Status.FAILED_PRECONDITION
+
+
+def shared(count, *, single):
+    entry = SharedResource(GPU, GPU, 2, single_requests=single)
+    return tuple(replace(d, id=f"{d.id}::{n}", sharing=entry) for d in devices(count) for n in range(2))
+
+
+def test_several_shared_devices_for_one_container_are_refused_where_the_operator_forbids_it():
+    listed = shared(2, single=True)
+    with pytest.raises(RequestRejectedError, match="maximum request size for shared resources is 1; found 2"):
+        made(listed).allocate([[listed[0].id, listed[2].id]])
+    one_each = made(listed).allocate([[listed[0].id], [listed[1].id, listed[1].id]])
+    assert [a.envs["NVIDIA_VISIBLE_DEVICES"] for a in one_each] == [devices(2)[0].id] * 2
+
+
+def test_replicas_of_one_gpu_are_that_gpu_once():
+    listed = shared(2, single=False)
+    [answer] = made(listed).allocate([[listed[1].id, listed[0].id, listed[2].id]])
+    assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == f"{devices(2)[0].id},{devices(2)[1].id}"
 
 
 async def test_a_pods_event_names_the_device_and_the_reason(kubelet, directory):

@@ -313,7 +313,6 @@ async def test_a_directory_that_cannot_be_served_in_is_said_and_tried_again(kube
 
 HERE, OTHER = (1, 2, 3), (1, 2, 4)
 WELL = endpoint.View(
-    told=False,
     listening=True,
     registering=True,
     kubelet_before=HERE,
@@ -335,7 +334,6 @@ WELL = endpoint.View(
         ({"streams": 0}, "dropped our stream"),
         ({"kubelet_now": OTHER}, "new socket"),
         ({"listening": False}, "socket is gone"),
-        ({"told": True}, "told to begin anew"),
         ({"registering": False, "streams": 0, "kubelet_now": OTHER}, ""),
         ({"registering": False, "listening": False}, "socket is gone"),
     ],

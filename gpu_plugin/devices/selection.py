@@ -1,0 +1,44 @@
+"""Which of a node's GPUs are served at all: the operator's include and exclude lists."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from gpu_plugin.devices.node import Gpu
+
+_BUS_ID = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
+
+
+def matches(text: str, pattern: str) -> bool:
+    """Whether all of `text` is what `pattern` describes: "*" stands for any text, all else for itself."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text) is not None
+
+
+def means(item: str, gpu: Gpu) -> bool:
+    """Whether a list's item means this GPU: its index, its uuid, its PCI bus id (NVML's or sysfs's spelling), or its model."""
+    if item.isdecimal():
+        return int(item) == gpu.index
+    if item.startswith("GPU-"):
+        return item == gpu.uuid
+    bus_id = _bus_id(item)
+    if bus_id is not None:
+        return bus_id == _bus_id(gpu.pci_bus_id)
+    return matches(gpu.model, item)
+
+
+def selected(gpus: Iterable[Gpu], include: Sequence[str], exclude: Sequence[str]) -> list[Gpu]:
+    """The GPUs that are on `include` (or all, where that is empty) and not on `exclude`."""
+    return [
+        gpu
+        for gpu in gpus
+        if (not include or any(means(item, gpu) for item in include)) and not any(means(item, gpu) for item in exclude)
+    ]
+
+
+def unmatched(gpus: Sequence[Gpu], items: Iterable[str]) -> list[str]:
+    """The items that mean none of these GPUs."""
+    return [item for item in items if not any(means(item, gpu) for gpu in gpus)]
+
+
+def _bus_id(text: str) -> tuple[int, ...] | None:
+    form = _BUS_ID.fullmatch(text)
+    return tuple(int(part, 16) for part in form.groups()) if form else None

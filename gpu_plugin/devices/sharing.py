@@ -1,0 +1,75 @@
+"""Shared devices: one piece of hardware offered several times, under its own or another name."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.sharing import MPS, SharedResource
+from gpu_plugin.devices.device import MIG, Device, with_held
+
+REPLICA = "::"
+"""Between the id of what is shared and the replica's number, as NVIDIA's plugin writes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A device with the resource name it is counted under and what an operator may call it: index, uuid, legacy MIG name."""
+
+    name: str
+    device: Device
+    aliases: tuple[str, ...]
+
+
+def share(
+    named: Mapping[str, Sequence[Named]], entries: Sequence[SharedResource]
+) -> tuple[dict[str, list[Device]], list[str]]:
+    """Devices by the name they are offered under, after every entry has taken its own; and what the operator should hear.
+
+    Entries of one resource take what they list first, then counts in their order, then the one that takes all that is left.
+    An entry for a resource that the node does not have asks for nothing.
+
+    Raises:
+        ConfigError: two entries list the same device, one perhaps by index and the other by uuid.
+    """
+    offered: dict[str, list[Device]] = {}
+    warnings: list[str] = []
+    for name, devices in named.items():
+        own = [entry for entry in entries if entry.name == name]
+        taken = _taken(devices, own, warnings)
+        for one in devices:
+            entry = taken.get(one.device.id)
+            if entry is None:
+                offered.setdefault(name, []).append(one.device)
+            else:
+                offered.setdefault(entry.offered_as, []).extend(_replicas(one.device, entry))
+    return offered, warnings
+
+
+def _taken(
+    devices: Sequence[Named], entries: Sequence[SharedResource], warnings: list[str]
+) -> dict[str, SharedResource]:
+    """The entry that each device falls to, by device id; a device that is left alone is in none."""
+    taken: dict[str, SharedResource] = {}
+    by_alias = {alias: one.device.id for one in devices for alias in one.aliases}
+    for entry in entries:
+        for item in entry.devices.listed:
+            identifier = by_alias.get(item)
+            if identifier is None:
+                warnings.append(f"sharing of {entry.name}: {item} is none of its devices on this node")
+            elif taken.setdefault(identifier, entry) is not entry:
+                raise ConfigError(f"sharing of {entry.name}: device {identifier} is listed in two entries, here as {item}")
+    for entry in sorted((e for e in entries if not e.devices.listed), key=lambda e: e.devices.everything):
+        free = [one.device.id for one in devices if one.device.id not in taken]
+        wanted = len(free) if entry.devices.everything else entry.devices.count
+        if wanted > len(free):
+            warnings.append(f"sharing of {entry.name}: {wanted} devices are to be shared, and {len(free)} are there")
+        taken |= dict.fromkeys(free[:wanted], entry)
+    return taken
+
+
+def _replicas(device: Device, entry: SharedResource) -> Iterable[Device]:
+    held = device.held
+    if not held and entry.strategy == MPS and device.kind == MIG:
+        held = "sharing using MPS is not supported for MIG devices"
+    one = with_held(replace(device, sharing=entry), held)
+    return [replace(one, id=f"{device.id}{REPLICA}{number}") for number in range(entry.replicas)]

@@ -1,0 +1,166 @@
+"""What the kubelet is told: the plan for the node, less what is unfit, plus what is gone and may still be held by a pod."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from gpu_plugin.access.container import Access, MpsDirectories
+from gpu_plugin.access.plan import plan_access
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.sharing import MPS
+from gpu_plugin.devices.device import Resource
+from gpu_plugin.devices.naming import PLACEHOLDER
+from gpu_plugin.devices.node import Node
+from gpu_plugin.devices.plan import Plan, plan
+from gpu_plugin.devices.retirement import Held, Retirement, retire
+from gpu_plugin.placement.scores import Scores, scores
+from gpu_plugin.snapshot import ResourceView, SnapshotStore
+
+WITHDRAW = 2.0
+"""Seconds that a resource without a device is still served: the kubelet must read the empty list before we leave."""
+
+MPS_UNKNOWN = "it is not known yet whether its MPS daemon is up"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What this node has for pods under these settings, before health."""
+
+    plan: Plan = field(default_factory=Plan)
+    access: Access = field(default_factory=Access)
+    scores: Scores = field(default_factory=Scores)
+    policy: str = "distributed"
+    mps_root: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MpsShared:
+    """A resource that is shared by MPS: the uuids of its GPUs that can be used, and how often each is given out."""
+
+    name: str
+    gpus: tuple[str, ...]
+    replicas: int
+
+
+def offer(node: Node, settings: Settings, dev_root: str) -> Offer:
+    """What a node has for pods. Raises ConfigError where the settings ask for what it cannot do."""
+    return Offer(
+        plan(node, settings),
+        plan_access(settings, node, dev_root),
+        scores(node),
+        settings.shared_devices_allocation_policy,
+        settings.mps_root.rstrip("/"),
+    )
+
+
+class Inventory:
+    """Keeps the store true to an offer, to the health of the hardware and to what pods hold. Does no I/O.
+
+    `health` gives the reason why the hardware of a uuid is unfit, empty where it is fit.
+    """
+
+    def __init__(self, store: SnapshotStore, health: Callable[[str], str]) -> None:
+        self.store = store
+        self.offer = Offer()
+        self._health = health
+        self._remembered: tuple[Resource, ...] = ()
+        self._retirement = Retirement()
+        self._empty_since: dict[str, float] = {}
+        self._mps_down: dict[str, str] = {}
+
+    @property
+    def listed(self) -> tuple[Resource, ...]:
+        """The resources as the kubelet is told of them; before there is anything to tell, those of an earlier process."""
+        if not self.store.current.version:
+            return self._remembered
+        return tuple(view.resource for view in self.store.current.resources.values())
+
+    @property
+    def mps_resources(self) -> tuple[MpsShared, ...]:
+        """Resources some of whose devices are shared by MPS, with what their daemons should serve."""
+        found = []
+        for resource in self.offer.plan.resources:
+            devices = [device for device in resource.devices if device.shared == MPS]
+            if devices:
+                gpus = dict.fromkeys(device.gpu for device in devices if not device.held)
+                found.append(MpsShared(resource.name, tuple(gpus), devices[0].replicas))
+        return tuple(found)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether something is still listed that is to go: `settle` is owed now and then."""
+        return bool(self._retirement.since or self._empty_since)
+
+    def remember(self, resources: Iterable[Resource]) -> None:
+        """Takes what an earlier process of this boot had listed: pods may hold it."""
+        self._remembered = tuple(resources)
+
+    def would_retire(self, new: Offer) -> bool:
+        """Whether ids that are listed now would be gone under another offer: whoever holds them should be known first."""
+        planned = {r.name: {d.id for d in r.devices} for r in new.plan.resources}
+        return any(
+            d.id not in planned.get(r.name, ()) and not d.id.startswith(PLACEHOLDER)
+            for r in self.listed
+            for d in r.devices
+        )
+
+    def apply(self, new: Offer, held: Held | None, now: float) -> None:
+        """Publishes an offer. `held` is what pods hold, if that is known; `now` is in seconds of a steady clock."""
+        listed = self.listed
+        self.offer = new
+        resources, self._retirement = retire(listed, new.plan.resources, self._retirement, held, now)
+        names = {resource.name for resource in resources}
+        emptied = {resource.name for resource in listed} - names
+        self._empty_since = {name: self._empty_since.get(name, now) for name in emptied}
+        withdrawn = {name for name, since in self._empty_since.items() if now - since >= WITHDRAW}
+        for name in withdrawn:
+            del self._empty_since[name]
+        lasting = [Resource(name) for name in (r.name for r in listed) if name in emptied and name not in withdrawn]
+        self.store.publish({r.name: self._view(r) for r in (*resources, *lasting)})
+
+    def settle(self, held: Held | None, now: float) -> None:
+        """Lets go of what no pod holds any more, as far as the kubelet says."""
+        self.apply(self.offer, held, now)
+
+    def health_changed(self, uuid: str) -> None:
+        """Publishes the health of one piece of hardware."""
+        reasons = {uuid: self._health(uuid)}
+        self.store.publish(
+            {name: view.with_reasons(reasons) for name, view in self.store.current.resources.items()},
+        )
+
+    def mps_changed(self, resource: str, down: str) -> bool:
+        """Publishes whether the MPS daemon of a resource is up; `down` is why it is not. Returns whether that is news."""
+        if self._mps_down.get(resource) == down:
+            return False
+        self._mps_down[resource] = down
+        views = dict(self.store.current.resources)
+        if resource in views:
+            views[resource] = self._with_health(replace(views[resource], mps_down=down))
+            self.store.publish(views)
+        return True
+
+    def status(self) -> Mapping[str, object]:
+        """By resource: how many devices are listed, healthy, and retired, and how they are shared."""
+        return {
+            name: {
+                "devices": len(view.resource.devices),
+                "healthy": sum(device.healthy for device in view.resource.devices),
+                "retired": sum(device.retired for device in view.resource.devices),
+                "sharing": sorted({device.shared for device in view.resource.devices if device.shared}),
+            }
+            for name, view in self.store.current.resources.items()
+        }
+
+    def _view(self, resource: Resource) -> ResourceView:
+        access = self.offer.access
+        down = ""
+        if any(device.shared == MPS for device in resource.devices):
+            access = replace(access, mps=MpsDirectories.of(self.offer.mps_root, resource.name))
+            down = self._mps_down.get(resource.name, MPS_UNKNOWN)
+        new = self._with_health(ResourceView.of(resource, access, self.offer.scores, self.offer.policy, down))
+        old = self.store.current.resources.get(resource.name)
+        return old if old == new else new
+
+    def _with_health(self, view: ResourceView) -> ResourceView:
+        reasons = {gpu: self._health(gpu) for gpu in {device.gpu for device in view.resource.devices}}
+        return view.with_reasons(reasons)

@@ -1,0 +1,49 @@
+"""One endpoint for each resource in the store: begun when a resource appears, ended when it is gone."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import anyio.abc
+
+from gpu_plugin.kubelet.endpoint import ResourceEndpoint
+from gpu_plugin.parts import forever
+from gpu_plugin.pulse import Pulse
+from gpu_plugin.snapshot import SnapshotStore
+
+log = logging.getLogger(__name__)
+
+
+class Endpoints:
+    """Serves every resource of the store on a socket of its own. One resource's trouble never reaches another."""
+
+    def __init__(self, store: SnapshotStore, kubelet_socket: Path | None, directory: Path, look: Pulse) -> None:
+        """Takes what each `ResourceEndpoint` takes."""
+        self._store = store
+        self._make: Callable[[str], ResourceEndpoint] = lambda name: ResourceEndpoint(
+            name, store, kubelet_socket, directory, look
+        )
+        self._running: dict[str, anyio.CancelScope] = {}
+
+    async def run(self) -> None:
+        """Follows the store until cancelled, then ends every endpoint."""
+        async with anyio.create_task_group() as tasks:
+            while True:
+                names = self._store.current.resources.keys()
+                for name in [name for name in self._running if name not in names]:
+                    log.info("%s: withdrawn", name)
+                    self._running.pop(name).cancel()
+                for name in names - self._running.keys():
+                    self._running[name] = anyio.CancelScope()
+                    tasks.start_soon(self._serve, name, self._running[name])
+                await self._store.changed.wait()
+
+    async def _serve(self, name: str, scope: anyio.CancelScope) -> None:
+        with scope:
+            try:
+                endpoint = self._make(name)
+            except ValueError as error:
+                log.error("cannot be served: %s", error)  # noqa: TRY400 - the sentence is all there is to say
+            else:
+                await forever(name, endpoint.run)

@@ -1,0 +1,138 @@
+"""What is offered, kept true to what pods hold and to the MPS daemons' state: the edges around the inventory."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+
+import anyio
+
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.devices.device import Resource
+from gpu_plugin.devices.retirement import Held
+from gpu_plugin.inventory import Inventory, MpsShared, Offer
+from gpu_plugin.kubelet import pod_resources
+from gpu_plugin.mps.readiness import ready
+from gpu_plugin.pulse import Pulse
+from gpu_plugin.threads import DaemonThreads
+
+log = logging.getLogger(__name__)
+
+HOLDERS_PATIENCE = 1.0
+HOLDERS_POLL = 2.0
+"""Seconds that the kubelet may take to say which devices pods hold, and between two questions while something is retired."""
+
+MPS_POLL = 1.0
+"""Seconds between two looks at whether MPS daemons are up."""
+
+MPS_MOUNT = Path("/mps")
+"""Where NVIDIA's manifests mount the host's MPS root for the plugin; without it, the root itself is looked at."""
+
+
+class Offering:
+    """Publishes offers through an inventory; what an offer does away with goes when no pod holds it any more."""
+
+    def __init__(self, inventory: Inventory, settings: Callable[[], Settings], published: Callable[[], None]) -> None:
+        """Takes how to learn the settings in force (which sockets to ask), and what to call when the lists may be others."""
+        self._inventory = inventory
+        self._settings = settings
+        self._published = published
+        self._unsettled = Pulse()
+        self._next: Offer | None = None
+        self._said: frozenset[str] = frozenset()
+        self._no_answer = ""
+
+    def take(self, new: Offer) -> None:
+        """Has an offer published: at once, or once it is known who holds what it does away with."""
+        if self._next is not None or self._inventory.would_retire(new):
+            self._next = new
+            self._unsettled.ring()
+        else:
+            self._apply(new, None)
+
+    def _apply(self, new: Offer, held: Held | None) -> None:
+        before = {name: view.resource for name, view in self._inventory.store.current.resources.items()}
+        self._inventory.apply(new, held, anyio.current_time())
+        told = {*new.plan.warnings, *_held_back(self._inventory.listed)}
+        for sentence in sorted(told - self._said):
+            log.warning("%s", sentence)
+        self._said = frozenset(told)
+        self._tell_resources(before)
+        self._unsettled.ring()
+
+    def _tell_resources(self, before: Mapping[str, object]) -> None:
+        for name, view in self._inventory.store.current.resources.items():
+            if before.get(name) != view.resource:
+                listed = view.resource.devices
+                healthy, gone = (sum(d.healthy for d in listed), sum(d.retired for d in listed))
+                more = f", {gone} of them retired" if gone else ""
+                log.info("%s: %d devices, %d healthy%s", name, len(listed), healthy, more)
+        self._published()
+
+    async def settle(self) -> None:
+        """Publishes offers that do away with devices, and withdraws those that no pod holds any more."""
+        while True:
+            if self._next is not None:
+                held = await self._holders()
+                new, self._next = self._next, None
+                self._apply(new, held)
+            elif self._inventory.leaving:
+                await self._unsettled.wait(HOLDERS_POLL)
+                if self._next is None:
+                    self._withdraw(await self._holders())
+            else:
+                await self._unsettled.wait()
+
+    def _withdraw(self, held: Held | None) -> None:
+        before = {name: view.resource for name, view in self._inventory.store.current.resources.items()}
+        self._inventory.settle(held, anyio.current_time())
+        self._tell_resources(before)
+
+    async def _holders(self) -> Held | None:
+        """Which devices pods hold, as the kubelet says; None where it does not, which is said once."""
+        socket = Path(self._settings().effective_pod_resources_socket)
+        try:
+            held = await pod_resources.held(socket, HOLDERS_PATIENCE)
+        except pod_resources.PodResourcesError as error:
+            if str(error) != self._no_answer:
+                log.warning("it is not known which devices pods hold, so those that are gone stay listed: %s", error)
+            self._no_answer = str(error)
+            return None
+        self._no_answer = ""
+        return held
+
+    async def watch_mps(self) -> None:
+        """Keeps devices that are shared by MPS unhealthy for as long as their daemon is down."""
+        threads = DaemonThreads("mps-readiness")
+        try:
+            while True:
+                shared = self._inventory.mps_resources
+                if not shared:
+                    await self._inventory.store.changed.wait()
+                    continue
+                job = await threads.submit(partial(_mps_down, self._settings().mps_root, shared), MPS_POLL)
+                unread = dict.fromkeys((r.name for r in shared), "its MPS daemon's state cannot be read in time")
+                for name, down in (job.done.result() if job.done.done() else unread).items():
+                    if self._inventory.mps_changed(name, down):
+                        log.log(logging.WARNING if down else logging.INFO, "%s: %s", name, down or "its MPS daemon is up")
+                await anyio.sleep(MPS_POLL)
+        finally:
+            threads.close()
+
+
+def _mps_down(root: str, shared: Iterable[MpsShared]) -> dict[str, str]:
+    """Why the MPS daemon of each resource is down, empty where it is up. Blocks."""
+    at = MPS_MOUNT if MPS_MOUNT.is_dir() else Path(root)
+    return {r.name: ready(at, r.name, gpus=r.gpus, replicas=r.replicas) for r in shared}
+
+
+def _held_back(resources: Iterable[Resource]) -> Iterable[str]:
+    """A sentence for each reason that the plan itself holds devices back for."""
+    for resource in resources:
+        ids: dict[str, list[str]] = {}
+        for device in resource.devices:
+            if device.held and not device.retired:
+                ids.setdefault(device.held, []).append(device.id)
+        for why, of in ids.items():
+            more = f" and {len(of) - 1} more are" if len(of) > 1 else " is"
+            yield f"{resource.name}: {of[0]}{more} not handed out: {why}"

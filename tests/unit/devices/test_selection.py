@@ -1,0 +1,52 @@
+import pytest
+
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.devices.selection import matches, means, selected, unmatched
+
+H100 = Gpu("GPU-a", 0, pci_bus_id="00000000:1B:00.0", model="NVIDIA H100 80GB HBM3")
+H200 = Gpu("GPU-b", 1, pci_bus_id="00000000:43:00.0", model="NVIDIA H200")
+FAR = Gpu("GPU-c", 12, pci_bus_id="00010000:43:00.0", model="NVIDIA A100-SXM4-40GB")
+GPUS = (H100, H200, FAR)
+
+
+@pytest.mark.parametrize(
+    ("item", "gpu"),
+    [
+        ("0", H100),
+        ("12", FAR),
+        ("GPU-b", H200),
+        ("00000000:43:00.0", H200),
+        ("0000:43:00.0", H200),
+        ("10000:43:00.0", FAR),
+        ("0000:1b:00.0", H100),
+        ("NVIDIA H200", H200),
+        ("*A100*", FAR),
+        ("NVIDIA H1*", H100),
+    ],
+)
+def test_an_item_means_one_gpu_and_no_other(item, gpu):
+    assert [other for other in GPUS if means(item, other)] == [gpu]
+
+
+@pytest.mark.parametrize("item", ["1b", "3", "GPU-", "NVIDIA", "H200", "0000:43:00.1", "nvidia h200"])
+def test_an_item_that_means_none(item):
+    assert selected(GPUS, (item,), ()) == []
+    assert unmatched(GPUS, [item]) == [item]
+
+
+def test_nothing_included_is_everything():
+    assert selected(GPUS, (), ()) == list(GPUS)
+
+
+def test_what_is_excluded_is_out_even_if_it_is_included():
+    assert selected(GPUS, ("NVIDIA*",), ("1",)) == [H100, FAR]
+    assert selected(GPUS, ("1",), ("GPU-b",)) == []
+
+
+def test_a_pattern_is_text_but_for_its_stars():
+    assert matches("a.c", "a.c")
+    assert not matches("abc", "a.c")
+    assert matches("", "*")
+    assert matches("anything (at all)", "any*(*)")
+    assert not matches("NVIDIA H100 PCIe", "NVIDIA H100")
+    assert not matches("a\nb", "a")

@@ -1,0 +1,93 @@
+"""Several resources at once: each its own socket, server and registration."""
+
+from contextlib import asynccontextmanager
+
+import anyio
+
+from gpu_plugin.kubelet import endpoint as endpoint_module
+from gpu_plugin.kubelet.directory import watch
+from gpu_plugin.kubelet.endpoints import Endpoints
+from gpu_plugin.kubelet.registration import RegistrationError, register
+from gpu_plugin.pulse import Pulse
+from gpu_plugin.snapshot import SnapshotStore
+from tests.unit.kubelet.serving import devices, view
+
+ONE, TWO, SAME_SUFFIX = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "example.com/gpu"
+
+
+@asynccontextmanager
+async def serving_all(directory, store):
+    look = Pulse()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch, directory, look)
+        tasks.start_soon(Endpoints(store, directory / "kubelet.sock", directory, look).run)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+def publish(store, **counts):
+    store.publish({name: store.current.resources.get(name) or view(devices(n), name) for name, n in counts.items()})
+
+
+def serves(kubelet, name, count):
+    def met():
+        table = kubelet.resources.get(name)
+        return table is not None and table.streams == 1 and table.allocatable == count
+
+    return met
+
+
+def sockets(directory):
+    return sorted(path.name for path in directory.glob("gpu-plugin-*.sock"))
+
+
+async def test_each_resource_has_a_socket_of_its_own(kubelet, directory):
+    store = SnapshotStore()
+    publish(store, **{ONE: 8, TWO: 7, SAME_SUFFIX: 2})
+    async with serving_all(directory, store):
+        for name, count in ((ONE, 8), (TWO, 7), (SAME_SUFFIX, 2)):
+            await kubelet.wait_for(serves(kubelet, name, count))
+        assert len(sockets(directory)) == 3
+
+
+async def test_a_resource_that_comes_or_goes_touches_no_other(kubelet, directory):
+    store = SnapshotStore()
+    publish(store, **{ONE: 8})
+    async with serving_all(directory, store):
+        await kubelet.wait_for(serves(kubelet, ONE, 8))
+        [first] = sockets(directory)
+        publish(store, **{ONE: 8, TWO: 7})
+        await kubelet.wait_for(serves(kubelet, TWO, 7))
+        publish(store, **{ONE: 8})
+        await kubelet.wait_for(lambda: kubelet.resources[TWO].streams == 0)
+        with anyio.fail_after(5):
+            while sockets(directory) != [first]:
+                await anyio.sleep(0.01)
+        assert serves(kubelet, ONE, 8)()
+        assert kubelet.registrations[ONE].total == 1
+        publish(store, **{ONE: 8, TWO: 3})
+        await kubelet.wait_for(serves(kubelet, TWO, 3))
+        assert kubelet.registrations[ONE].total == 1
+
+
+async def test_one_that_cannot_be_registered_keeps_no_other_back(kubelet, directory, monkeypatch):
+    async def refuse_one(kubelet_socket, name, resource, listening):
+        if resource == TWO:
+            raise RegistrationError("not this one")
+        return await register(kubelet_socket, name, resource, listening)
+
+    monkeypatch.setattr(endpoint_module, "register", refuse_one)
+    store = SnapshotStore()
+    publish(store, **{TWO: 7, ONE: 8})
+    async with serving_all(directory, store):
+        await kubelet.wait_for(serves(kubelet, ONE, 8))
+        assert kubelet.registrations[ONE].total == 1
+        assert TWO not in kubelet.resources
+
+
+async def test_a_name_that_no_kubelet_takes_keeps_no_other_back(kubelet, directory, caplog):
+    store = SnapshotStore()
+    publish(store, **{"gpu": 1, ONE: 8})
+    async with serving_all(directory, store):
+        await kubelet.wait_for(serves(kubelet, ONE, 8))
+    assert "'gpu' has no domain" in caplog.text

@@ -1,0 +1,181 @@
+"""What the kubelet is told, step by step: offers, health, retirement, withdrawal."""
+
+import dataclasses
+
+import pytest
+
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.sharing import MPS, NamePattern, SharedResource
+from gpu_plugin.devices.device import Device, Resource
+from gpu_plugin.devices.naming import PLACEHOLDER
+from gpu_plugin.devices.node import Gpu, MigDevice, Node
+from gpu_plugin.devices.retirement import SETTLE
+from gpu_plugin.inventory import MPS_UNKNOWN, WITHDRAW, Inventory, MpsShared, offer
+from gpu_plugin.snapshot import SnapshotStore
+
+GPU = "nvidia.com/gpu"
+NONE: frozenset[tuple[str, str]] = frozenset()
+NODE = Node((Gpu("GPU-a", 0), Gpu("GPU-b", 1)))
+
+
+def offered(node=NODE, **settings):
+    return offer(node, dataclasses.replace(resolve({}, {}), **settings), "/")
+
+
+def cut(gpu, *names):
+    slices = tuple(MigDevice(f"MIG-{name}", at, 7 + at, 0, "1g.10gb") for at, name in enumerate(names))
+    return dataclasses.replace(gpu, mig_enabled=True, mig_devices=slices)
+
+
+@pytest.fixture
+def sick():
+    return {}
+
+
+@pytest.fixture
+def inventory(sick):
+    return Inventory(SnapshotStore(), lambda uuid: sick.get(uuid, ""))
+
+
+def told(inventory):
+    """Device ids by resource; unhealthy ones with an exclamation mark."""
+    return {
+        name: [device.id + "!" * (not device.healthy) for device in view.resource.devices]
+        for name, view in inventory.store.current.resources.items()
+    }
+
+
+def test_an_offer_is_published_with_the_health_there_is(inventory, sick):
+    sick["GPU-b"] = "Xid 79"
+    inventory.apply(offered(), None, 0)
+    assert told(inventory) == {GPU: ["GPU-a", "GPU-b!"]}
+    sick.clear()
+    inventory.health_changed("GPU-b")
+    assert told(inventory) == {GPU: ["GPU-a", "GPU-b"]}
+
+
+def test_the_same_offer_again_publishes_nothing(inventory):
+    inventory.apply(offered(), None, 0)
+    version = inventory.store.current.version
+    inventory.apply(offered(), NONE, 1)
+    inventory.settle(None, 2)
+    assert inventory.store.current.version == version
+
+
+def test_a_change_of_one_resource_leaves_the_others_the_very_same(inventory):
+    names = (NamePattern("x", "nvidia.com/x"),)
+    node = Node((Gpu("GPU-a", 0), Gpu("GPU-b", 1, model="x")))
+    inventory.apply(offered(node, gpu_names=names), None, 0)
+    before = inventory.store.current.resources
+    shared = (SharedResource("nvidia.com/x", "nvidia.com/x", 2),)
+    inventory.apply(offered(node, gpu_names=names, sharing=shared), NONE, 1)
+    after = inventory.store.current.resources
+    assert after[GPU] is before[GPU]
+    assert after["nvidia.com/x"] is not before["nvidia.com/x"]
+
+
+def test_a_resource_is_emptied_before_it_is_withdrawn(inventory):
+    inventory.apply(offered(), None, 0)
+    renamed = offered(gpu_names=(NamePattern("*", "nvidia.com/h100"),))
+    assert inventory.would_retire(renamed)
+    inventory.apply(renamed, NONE, 10)
+    assert told(inventory) == {"nvidia.com/h100": ["GPU-a", "GPU-b"], GPU: ["GPU-a!", "GPU-b!"]}
+    assert inventory.leaving
+    inventory.settle(NONE, 10 + SETTLE)
+    assert told(inventory) == {"nvidia.com/h100": ["GPU-a", "GPU-b"], GPU: []}
+    assert inventory.leaving
+    inventory.settle(NONE, 10 + SETTLE + WITHDRAW)
+    assert told(inventory) == {"nvidia.com/h100": ["GPU-a", "GPU-b"]}
+    assert not inventory.leaving
+
+
+def test_a_resource_that_comes_back_while_it_is_emptied_stays(inventory):
+    inventory.apply(offered(), None, 0)
+    inventory.apply(offered(exclude_gpus=("*",)), NONE, 0)
+    inventory.settle(NONE, SETTLE)
+    assert told(inventory) == {GPU: []}
+    inventory.apply(offered(), NONE, SETTLE + 1)
+    inventory.settle(NONE, SETTLE + 10)
+    assert told(inventory) == {GPU: ["GPU-a", "GPU-b"]}
+
+
+def test_slices_of_a_repartitioned_gpu_stay_while_a_pod_holds_one(inventory, sick):
+    small = "nvidia.com/mig-1g.10gb"
+    whole, first = NODE.gpus
+    inventory.apply(offered(Node((cut(whole, "x", "y"), first)), mig_strategy="mixed"), None, 0)
+    again = offered(Node((cut(whole, "z"), first)), mig_strategy="mixed")
+    holds = frozenset({(small, "MIG-x")})
+    inventory.apply(again, holds, 1)
+    inventory.settle(holds, 100)
+    assert told(inventory) == {small: ["MIG-z", "MIG-x!"], GPU: ["GPU-b"]}
+    sick["GPU-a"] = "lost"
+    inventory.health_changed("GPU-a")
+    sick.clear()
+    inventory.health_changed("GPU-a")  # its hardware is well again, it is still gone
+    assert told(inventory)[small] == ["MIG-z", "MIG-x!"]
+    inventory.settle(NONE, 101)
+    assert told(inventory)[small] == ["MIG-z"]
+
+
+def test_every_slice_and_replica_of_a_sick_gpu_is_unhealthy(inventory, sick):
+    small = "nvidia.com/mig-1g.10gb"
+    shared = (SharedResource(small, small, 2), SharedResource(GPU, GPU, 3))
+    node = Node((cut(NODE.gpus[0], "x", "y"), NODE.gpus[1], Gpu("GPU-c", 2)))
+    inventory.apply(offered(node, mig_strategy="mixed", sharing=shared), None, 0)
+    sick |= {"GPU-a": "lost", "GPU-c": "hot"}
+    inventory.health_changed("GPU-a")
+    inventory.health_changed("GPU-c")
+    assert told(inventory) == {
+        small: ["MIG-x::0!", "MIG-x::1!", "MIG-y::0!", "MIG-y::1!"],
+        GPU: ["GPU-b::0", "GPU-b::1", "GPU-b::2", "GPU-c::0!", "GPU-c::1!", "GPU-c::2!"],
+    }
+
+
+def test_what_an_earlier_process_listed_is_not_forgotten(inventory):
+    inventory.remember(
+        [Resource(GPU, (Device("GPU-a", "GPU-a", "GPU-a", "0"), Device("GPU-z", "GPU-z", "GPU-z", "7")))]
+    )
+    assert inventory.would_retire(offered())
+    inventory.apply(offered(), frozenset({(GPU, "GPU-z")}), 0)
+    assert told(inventory) == {GPU: ["GPU-a", "GPU-b", "GPU-z!"]}
+    inventory.settle(NONE, SETTLE)
+    assert told(inventory) == {GPU: ["GPU-a", "GPU-b"]}
+
+
+def test_a_made_up_name_makes_no_offer_wait(inventory):
+    inventory.apply(offered(Node((Gpu(f"{PLACEHOLDER}0", 0, unreadable="lost"), NODE.gpus[1]))), None, 0)
+    assert not inventory.would_retire(offered())
+    inventory.apply(offered(), None, 1)
+    assert told(inventory) == {GPU: ["GPU-a", "GPU-b"]}
+
+
+def test_devices_shared_by_mps_wait_for_their_daemon(inventory, sick):
+    shared = (
+        SharedResource(
+            GPU, "nvidia.com/gpu.shared", 2, MPS, dataclasses.replace(SharedResource("", "", 2).devices, count=1)
+        ),
+    )
+    inventory.apply(offered(sharing=shared, mps_root="/run/mps/"), None, 0)
+    assert inventory.mps_resources == (MpsShared("nvidia.com/gpu.shared", ("GPU-a",), 2),)
+    view = inventory.store.current.resources["nvidia.com/gpu.shared"]
+    assert {device.reason for device in view.resource.devices} == {MPS_UNKNOWN}
+    assert view.access.mps.host_pipe == "/run/mps/nvidia.com/gpu.shared/pipe"
+    assert inventory.store.current.resources[GPU].access.mps is None
+    other = inventory.store.current.resources[GPU]
+    assert inventory.mps_changed("nvidia.com/gpu.shared", "")
+    assert told(inventory) == {"nvidia.com/gpu.shared": ["GPU-a::0", "GPU-a::1"], GPU: ["GPU-b"]}
+    sick["GPU-a"] = "hot"
+    inventory.health_changed("GPU-a")
+    assert inventory.mps_changed("nvidia.com/gpu.shared", "down")
+    assert not inventory.mps_changed("nvidia.com/gpu.shared", "down")
+    sick.clear()
+    inventory.health_changed("GPU-a")
+    view = inventory.store.current.resources["nvidia.com/gpu.shared"]
+    assert {device.reason for device in view.resource.devices} == {"down"}
+    assert inventory.store.current.resources[GPU] is other
+
+
+def test_its_status_counts_by_resource(inventory):
+    inventory.apply(offered(sharing=(SharedResource(GPU, GPU, 2),)), None, 0)
+    inventory.apply(offered(), None, 1)
+    assert inventory.status() == {GPU: {"devices": 6, "healthy": 2, "retired": 4, "sharing": ["time-slicing"]}}
