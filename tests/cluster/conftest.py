@@ -124,10 +124,9 @@ def cluster(_running_cluster: Cluster) -> Iterator[Cluster]:
             piece.start()
     cluster.pods.delete_all()
     cluster.plugin.heal_all()
-    if cluster.plugin.extra:
-        cluster.plugin.extra = ()
-        cluster.plugin.restart()
-    cluster.wait_allocatable(GPUS)
+    if cluster.plugin.altered:
+        cluster.plugin.restart_as_usual()
+    cluster.wait_usual()
     log = cluster.plugin.log_since(log_begins)
     if "Traceback" in log:
         wrong.append(f"the daemon logged a failure that it did not foresee:\n{log}")

@@ -7,12 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from .harness.cluster import Cluster
-from .harness.layout import DEVICE_PLUGINS
+from .harness.layout import DEVICE_PLUGINS, KUBELET_SOCKET
 from .harness.plugin import GPUS
 from .harness.pods import Pod
 from .harness.wait import expect, stays, wait_until
-
-KUBELET_SOCKET = "kubelet.sock"
 
 
 def kubelet_restarts(cluster: Cluster) -> None:

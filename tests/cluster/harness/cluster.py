@@ -8,9 +8,9 @@ from typing import Self
 
 from .api import Api
 from .binaries import Binaries, cache_directory
-from .control_plane import ApiServer, ControllerManager, Credentials, Etcd, Scheduler
+from .control_plane import PLUGIN_USER, ApiServer, ControllerManager, Credentials, Etcd, Scheduler, grant_plugin
 from .guardian import Guardian
-from .layout import NODE, Layout, Ports
+from .layout import DEVICE_PLUGINS, KUBELET_SOCKET, NODE, Layout, Ports
 from .node import Containerd, Kubelet
 from .plugin import GPUS, RESOURCE, Plugin
 from .pods import Pods
@@ -79,15 +79,24 @@ class Cluster:
     ) -> None:
         self._clear_away()
 
-    def node_gpus(self) -> tuple[int, int]:
-        """Capacity and allocatable of the GPU resource, as a node status written after this call has them.
+    @property
+    def plugin_kubeconfig(self) -> Path:
+        """A kubeconfig file, made anew, with which the daemon may read its own node."""
+        return self._credentials.kubeconfig(PLUGIN_USER, self._credentials.plugin)
+
+    def label_node(self, label: str, value: str | None) -> None:
+        """Give the node a label, or take it away with None."""
+        self.api.patch(NODE_PATH, {"metadata": {"labels": {label: value}}})
+
+    def node_resources(self) -> dict[str, tuple[int, int]]:
+        """Capacity and allocatable by name of every extended resource, as a node status written after this call has them.
 
         Raises:
             DeadlineError: the kubelet writes no status, though it does so every second.
         """
         asked = datetime.now(UTC)
 
-        def fresh() -> tuple[int, int]:
+        def fresh() -> dict[str, tuple[int, int]]:
             status = self.api.get(NODE_PATH)["status"]
             ready = next(each for each in status["conditions"] if each["type"] == "Ready")
             # The time stamp has whole seconds only, rounded down: a later one is surely from after the call.
@@ -95,9 +104,29 @@ class Cluster:
                 holds=datetime.fromisoformat(ready["lastHeartbeatTime"]) > asked,
                 seen=f"the node status of {ready['lastHeartbeatTime']}",
             )
-            return int(status["capacity"].get(RESOURCE, "0")), int(status["allocatable"].get(RESOURCE, "0"))
+            capacity, allocatable = status["capacity"], status["allocatable"]
+            names = {name for name in (*capacity, *allocatable) if "/" in name}
+            return {name: (int(capacity.get(name, "0")), int(allocatable.get(name, "0"))) for name in names}
 
         return wait_until(fresh, "the kubelet writes a new node status", within=30)
+
+    def node_gpus(self) -> tuple[int, int]:
+        """Capacity and allocatable of whole GPUs that are not shared; otherwise as `node_resources`."""
+        return self.node_resources().get(RESOURCE, (0, 0))
+
+    def wait_offers(self, expected: dict[str, int], *, within: float = 30.0) -> None:
+        """Wait until a new node status has exactly these extended resources allocatable; any other is gone or at 0.
+
+        Raises:
+            DeadlineError: none does within `within` seconds.
+        """
+
+        def offered() -> None:
+            resources = self.node_resources()
+            allocatable = {name: count for name, (_, count) in resources.items() if count}
+            expect(holds=allocatable == expected, seen=f"(capacity, allocatable) {resources}")
+
+        wait_until(offered, f"allocatable is {expected}", within=within)
 
     def wait_allocatable(self, count: int, *, within: float = 30.0) -> None:
         """Wait until a new node status offers exactly `count` GPUs.
@@ -112,6 +141,20 @@ class Cluster:
 
         wait_until(offered, f"{count} GPUs are allocatable", within=within)
 
+    def wait_usual(self) -> None:
+        """Wait until the node offers its whole GPUs again, and nothing is served or listed besides.
+
+        Raises:
+            DeadlineError: something else still is after half a minute.
+        """
+
+        def usual() -> None:
+            sockets = {path.name for path in DEVICE_PLUGINS.iterdir() if path.is_socket()} - {KUBELET_SOCKET}
+            gpus = self.node_gpus()
+            expect(holds=gpus == (GPUS, GPUS) and len(sockets) == 1, seen=f"node {gpus}, sockets {sorted(sockets)}")
+
+        wait_until(usual, "the node is as it was before the test", within=30)
+
     def log_tails(self, lines: int = 20) -> str:
         """The end of every piece's log."""
         return "\n".join(f"=== {piece.name} ===\n{piece.log_tail(lines)}" for piece in self.pieces)
@@ -124,6 +167,7 @@ class Cluster:
         self.containerd.wait_ready()
         self.containerd.import_image()
         self.apiserver.wait_ready()
+        grant_plugin(self.api)
         self.controller_manager.start(wait=False)
         self.scheduler.start()
         self.kubelet.start(wait=False)

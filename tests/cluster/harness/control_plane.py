@@ -14,6 +14,11 @@ from .layout import NODE, Layout, Ports
 from .process import Piece, run
 from .wait import NotYet
 
+PLUGIN_USER = "gpu-plugin"
+"""As whom the daemon asks the API server."""
+
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+
 
 @dataclass(frozen=True)
 class Credentials:
@@ -23,6 +28,7 @@ class Credentials:
     ports: Ports
     admin: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     node: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+    plugin: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
 
     @property
     def token_file(self) -> Path:
@@ -36,7 +42,9 @@ class Credentials:
         """Write the token file and the service account key, for root's eyes only."""
         self.layout.credentials.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.token_file.write_text(
-            f'{self.admin},admin,admin,"system:masters"\n{self.node},system:node:{NODE},{NODE},"system:nodes"\n'
+            f'{self.admin},admin,admin,"system:masters"\n'
+            f'{self.node},system:node:{NODE},{NODE},"system:nodes"\n'
+            f"{self.plugin},{PLUGIN_USER},{PLUGIN_USER}\n"
         )
         run(["openssl", "genrsa", "-out", str(self.service_account_key), "2048"])
 
@@ -118,6 +126,21 @@ class ApiServer(Piece):
             self._api.raw("GET", "/readyz")
         except (OSError, http.client.HTTPException, ApiError) as error:
             raise NotYet(str(error)) from error
+
+
+def grant_plugin(api: Api) -> None:
+    """Let the daemon's user read its own node, and nothing else."""
+    rule = {"apiGroups": [""], "resources": ["nodes"], "resourceNames": [NODE], "verbs": ["get", "list", "watch"]}
+    api.create(f"{RBAC}/clusterroles", {"metadata": {"name": PLUGIN_USER}, "rules": [rule]})
+    group = "rbac.authorization.k8s.io"
+    api.create(
+        f"{RBAC}/clusterrolebindings",
+        {
+            "metadata": {"name": PLUGIN_USER},
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": PLUGIN_USER},
+            "subjects": [{"apiGroup": group, "kind": "User", "name": PLUGIN_USER}],
+        },
+    )
 
 
 class ControllerManager(Piece):

@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path("/var/lib/gpu-plugin-e2e")
 LOCK = Path("/run/gpu-plugin-e2e.lock")
 DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
+KUBELET_SOCKET = "kubelet.sock"
 
 NODE = "node-1"
 BRIDGE = "gpu-e2e0"
@@ -53,6 +54,11 @@ class Layout:
         return self.root / "kubelet"
 
     @property
+    def pod_resources(self) -> Path:
+        """The socket on which the kubelet says which devices pods hold; it follows the kubelet's root."""
+        return self.kubelet / "pod-resources" / "kubelet.sock"
+
+    @property
     def pod_logs(self) -> Path:
         return self.root / "pod-logs"
 
@@ -88,9 +94,14 @@ class Layout:
         return self.root / "tunables.json"
 
     @property
-    def plugin_state(self) -> Path:
-        """The daemon's --state-dir: the simulated node and the health verdicts."""
+    def plugin_states(self) -> Path:
+        """The daemon's state directories, one for each simulated node that it serves."""
         return self.root / "plugin"
+
+    @property
+    def plugin_configs(self) -> Path:
+        """Config files that tests write for the daemon."""
+        return self.root / "plugin-configs"
 
 
 @dataclass(frozen=True)

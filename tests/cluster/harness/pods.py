@@ -84,9 +84,9 @@ class Pod:
 
     @property
     def device_health(self) -> dict[str, str]:
-        """Health by device id of the GPUs that the kubelet gave to the container."""
+        """Health by device id of what the kubelet gave to the container."""
         resources: list[dict[str, Any]] = self.status.get("allocatedResourcesStatus", [])
-        entries = [entry for each in resources if each["name"] == RESOURCE for entry in each.get("resources", [])]
+        entries = [entry for each in resources for entry in each.get("resources", [])]
         return {entry["resourceID"]: entry["health"] for entry in entries}
 
     def __str__(self) -> str:
@@ -102,16 +102,19 @@ class Pods:
         self._layout = layout
         self._containerd = containerd
 
-    def create(self, name: str, *, gpus: int, shell: str = FOREVER, restart: str = "Never") -> Pod:
+    def create(
+        self, name: str, *, gpus: int, resource: str = RESOURCE, shell: str = FOREVER, restart: str = "Never"
+    ) -> Pod:
         """Make a pod of one container.
 
         Args:
             name: of the pod.
-            gpus: how many it asks for; 0 for none.
+            gpus: how many devices it asks for; 0 for none.
+            resource: of which resource.
             shell: what its container runs.
             restart: the pod's restartPolicy: Never, OnFailure or Always.
         """
-        limits = {"limits": {RESOURCE: str(gpus)}} if gpus else {}
+        limits = {"limits": {resource: str(gpus)}} if gpus else {}
         container = {
             "name": CONTAINER,
             "image": IMAGE,
@@ -136,9 +139,11 @@ class Pods:
     def all(self) -> list[Pod]:
         return [Pod(content) for content in self._api.get(PATH)["items"]]
 
-    def run(self, name: str, *, gpus: int, shell: str = FOREVER, restart: str = "Never") -> Pod:
+    def run(
+        self, name: str, *, gpus: int, resource: str = RESOURCE, shell: str = FOREVER, restart: str = "Never"
+    ) -> Pod:
         """Make a pod and wait until its container runs."""
-        self.create(name, gpus=gpus, shell=shell, restart=restart)
+        self.create(name, gpus=gpus, resource=resource, shell=shell, restart=restart)
         return self.wait_running(name)
 
     def wait_running(self, name: str, *, within: float = 30.0) -> Pod:
