@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import calls, footprint, health, lifecycle, lists
+from bench import calls, footprint, health, lifecycle, lists, shared
 from bench.plan import Plan
 from bench.process import PROFILE, ROOT, stolen
 from bench.table import Row, render, verdict
@@ -30,6 +30,7 @@ FIGURES: dict[str, Figures] = {
     "list": lists.health_change,
     "gpu": lists.gpu_change,
     "ids": lists.many_ids,
+    "shared": shared.many_devices,
 }
 """By name, in the order of the table. Each gets a directory of its own that does not exist yet, or makes do without."""
 

@@ -76,10 +76,17 @@ class ListStream:
 
     def next(self) -> DeviceList:
         """The next list. Raises MeasurementError where none comes any more."""
+        received = self.within(PATIENCE)
+        if received is None:
+            raise MeasurementError("no list came on an open stream")
+        return received
+
+    def within(self, seconds: float) -> DeviceList | None:
+        """The next list, None where none comes in time. Raises MeasurementError where the stream has ended."""
         try:
-            received = self._lists.get(timeout=PATIENCE)
+            received = self._lists.get(timeout=seconds)
         except queue.Empty:
-            raise MeasurementError("no list came on an open stream") from None
+            return None
         if received is None:
             raise MeasurementError(f"the stream ended with {self._call.code()}")
         return received
