@@ -132,14 +132,10 @@ class Memory:
 
 
 def _listed(device: Device) -> ListedDevice:
-    return ListedDevice(
-        device.id, device.gpu, device.visible_id, device.index, device.kind, device.shared, device.numa
-    )
+    return ListedDevice(device.id, device.gpu, device.visible_id, device.index, device.kind, device.shared, device.numa)
 
 
 def _device(resource: str, known: ListedDevice) -> Device:
     """The device as far as it is known; how many replicas there were is not, and is never asked of a retired one."""
     sharing = SharedResource(resource, resource, 2, known.shared) if known.shared else None
-    return Device(
-        known.id, known.gpu, known.visible_id, known.index, numa=known.numa, kind=known.kind, sharing=sharing
-    )
+    return Device(known.id, known.gpu, known.visible_id, known.index, numa=known.numa, kind=known.kind, sharing=sharing)

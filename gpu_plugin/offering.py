@@ -114,7 +114,9 @@ class Offering:
                 unread = dict.fromkeys((r.name for r in shared), "its MPS daemon's state cannot be read in time")
                 for name, down in (job.done.result() if job.done.done() else unread).items():
                     if self._inventory.mps_changed(name, down):
-                        log.log(logging.WARNING if down else logging.INFO, "%s: %s", name, down or "its MPS daemon is up")
+                        log.log(
+                            logging.WARNING if down else logging.INFO, "%s: %s", name, down or "its MPS daemon is up"
+                        )
                 await anyio.sleep(MPS_POLL)
         finally:
             threads.close()

@@ -1,6 +1,5 @@
 """A config file's text as plain values, and the line that each of them stands on. JSON is YAML, and read as such."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -250,6 +249,8 @@ def _whole(text: str) -> bool:
 def _without_tabs(text: str) -> str:
     """JSON may be indented with tabs; YAML may not. No string of a JSON text holds one."""
     if "\t" in text and text.lstrip().startswith("{"):
+        import json  # noqa: PLC0415 - for those alone who have such a file
+
         try:
             json.loads(text)
         except (ValueError, RecursionError):

@@ -89,5 +89,3 @@ def _conflict(device: Device, old: Device) -> bool:
     same_unit = device.visible_id == old.visible_id
     part_of_it = device.gpu == old.gpu and device.kind != old.kind
     return (same_unit or part_of_it) and not (device.shared and old.shared)
-
-

@@ -57,7 +57,9 @@ def _taken(
             if identifier is None:
                 warnings.append(f"sharing of {entry.name}: {item} is none of its devices on this node")
             elif taken.setdefault(identifier, entry) is not entry:
-                raise ConfigError(f"sharing of {entry.name}: device {identifier} is listed in two entries, here as {item}")
+                raise ConfigError(
+                    f"sharing of {entry.name}: device {identifier} is listed in two entries, here as {item}"
+                )
     for entry in sorted((e for e in entries if not e.devices.listed), key=lambda e: e.devices.everything):
         free = [one.device.id for one in devices if one.device.id not in taken]
         wanted = len(free) if entry.devices.everything else entry.devices.count

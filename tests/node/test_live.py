@@ -16,7 +16,9 @@ def sharing(replicas):
 
 
 def served(kubelet, **counts):
-    return lambda: all(healthy(kubelet, count, name.replace("gpu", "nvidia.com/gpu"))() for name, count in counts.items())
+    return lambda: all(
+        healthy(kubelet, count, name.replace("gpu", "nvidia.com/gpu"))() for name, count in counts.items()
+    )
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from gpu_plugin.mps.leftovers import VARIABLE
 from gpu_plugin.mps.readiness import ready
 from gpu_plugin.simulation import mps_control
 from gpu_plugin.simulation.compute_modes import STATE_FILE
-from tests.node.daemon import GPU, DaemonProcess
+from tests.node.daemon import GPU, DaemonProcess, healthy
 
 PATIENCE = 30.0
 SHARED = "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}\n"
@@ -231,3 +231,31 @@ async def test_shared_memory_is_mounted_once_and_by_itself(mps):
     finally:
         if shm.is_mount():
             await anyio.run_process(["umount", str(shm)])
+
+
+MIXED = (
+    "version: v1\nsharing: {mps: {resources: "
+    "[{name: nvidia.com/gpu, rename: nvidia.com/gpu.mps, devices: [0, 1], replicas: 4}]}}\n"
+)
+
+
+async def test_devices_are_healthy_while_their_daemon_is_up_and_no_other_resource_hears_of_it(kubelet, mps, daemon):
+    mps.config.write_text(MIXED)
+    shared, mps.log = "nvidia.com/gpu.mps", mps.root.with_name("mps.log")
+    daemon.start("--config-file", str(mps.config), "--mps-root", str(mps.root))
+    await kubelet.wait_for(healthy(kubelet, 6))
+    await kubelet.wait_for(healthy(kubelet, 0, shared))
+    lists = kubelet.resources[GPU].lists
+    mps.run()
+    await kubelet.wait_for(healthy(kubelet, 8, shared), timeout=PATIENCE)
+    response = (await kubelet.admit("pod", {shared: 1})).allocations[0].response
+    assert response.envs["CUDA_MPS_PIPE_DIRECTORY"] == f"/mps/{shared}/pipe"
+    assert {mount.host_path for mount in response.mounts} == {f"{mps.root}/{shared}/pipe", f"{mps.root}/shm"}
+    mps.kill()
+    await kubelet.wait_for(healthy(kubelet, 0, shared), timeout=PATIENCE)
+    await daemon.said(f"{shared}: its MPS daemon is down")
+    assert kubelet.resources[GPU].lists == lists
+    assert kubelet.registrations[shared].total == 1
+    mps.run()
+    await kubelet.wait_for(healthy(kubelet, 8, shared), timeout=PATIENCE)
+    await mps.stop()

@@ -47,7 +47,9 @@ async def test_shared_and_exclusive_gpus_side_by_side(kubelet, directory, daemon
 
 
 async def test_gpus_are_named_by_pattern_and_selected(kubelet, directory, daemon):
-    named = "resources: {gpus: [{pattern: '*H100*', name: example.com/h100}]}\nselection: {exclude: [0, '0000:43:00.0']}"
+    named = (
+        "resources: {gpus: [{pattern: '*H100*', name: example.com/h100}]}\nselection: {exclude: [0, '0000:43:00.0']}"
+    )
     daemon.start(*configured(directory, named))
     await kubelet.wait_for(healthy(kubelet, 6, "example.com/h100"))
     assert GPU not in kubelet.resources

@@ -198,7 +198,10 @@ def answer_once(tmp_path, reply):
 
     def serve():
         connection, _ = listener.accept()
-        with connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):  # who asked may hang up on too long a reply
+        with (
+            connection,
+            contextlib.suppress(BrokenPipeError, ConnectionResetError),
+        ):  # who asked may hang up on too long a reply
             connection.recv(65536)
             connection.sendall(reply)
 

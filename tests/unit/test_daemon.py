@@ -59,7 +59,9 @@ async def running(directory, node, **flags):
     }
     driver = SimulatedDriver(node)
     settings = resolve(asked, {})
-    configuration = Configuration(settings, ConfigSource(settings), lambda _: resolve(asked, {}), daemon_module.UNCHANGEABLE)
+    configuration = Configuration(
+        settings, ConfigSource(settings), lambda _: resolve(asked, {}), daemon_module.UNCHANGEABLE
+    )
     daemon = Daemon(configuration, Hardware(driver, SimulatedHost(node), "/"))
     status = []
 

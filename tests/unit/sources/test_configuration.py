@@ -140,7 +140,7 @@ def by_label(monkeypatch):
 
 
 async def test_one_begins_with_the_file_that_the_label_names(by_label):
-    wanted, begun = Wanted(replace(by_label, mig_strategy="mixed")), []
+    wanted, begun = Wanted(replace(by_label, mig_strategy="mixed")), list[object]()
 
     async def begin():
         begun.append(await begin_with(by_label, wanted))
@@ -156,7 +156,7 @@ async def test_one_begins_with_the_file_that_the_label_names(by_label):
 
 
 async def test_one_waits_for_a_good_file_to_begin_with(by_label, caplog):
-    wanted, begun = Wanted(ConfigError("default:1: no")), []
+    wanted, begun = Wanted(ConfigError("default:1: no")), list[object]()
 
     async def begin():
         begun.append(await begin_with(by_label, wanted))
@@ -174,7 +174,7 @@ async def test_one_waits_for_a_good_file_to_begin_with(by_label, caplog):
 
 
 async def test_a_signal_ends_the_wait(by_label):
-    begun = []
+    begun: list[object] = []
 
     async def begin():
         begun.append(await begin_with(by_label, Wanted(by_label)))
