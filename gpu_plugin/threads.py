@@ -50,6 +50,13 @@ class Job(Generic[T]):
             self.done.exception()  # marks it as seen: a call given up on may fail unheard
 
 
+def begin(call: Callable[[], T], name: str) -> Job[T]:
+    """Starts a call on a daemon thread of its own, called `name`, which ends with it. From the event loop's thread."""
+    job = Job(call, asyncio.get_running_loop())
+    threading.Thread(target=job.run, name=name, daemon=True).start()
+    return job
+
+
 class DaemonThreads:
     """Runs calls one after the other on a daemon thread called `name`, and on a fresh one once a call is given up on."""
 

@@ -16,7 +16,7 @@ import anyio
 from gpu_plugin.mps import leftovers, tether
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.plan import MpsDaemon
-from gpu_plugin.threads import DaemonThreads, Job
+from gpu_plugin.threads import DaemonThreads, Job, begin
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +96,7 @@ class ControlDaemon:
             os.close(theirs)
         self._output = output
         asyncio.get_running_loop().add_reader(output, self._read)
-        with anyio.CancelScope(shield=True):
-            self._exit = await DaemonThreads("mps-daemon-exit").submit(self._process.wait, 0)
+        self._exit = begin(self._process.wait, "mps-daemon-exit")
 
     async def exited(self) -> str:
         """Waits until it has exited by itself, and gives a sentence that says how."""
@@ -125,10 +124,7 @@ class ControlDaemon:
             )
         except OSError as error:
             raise MpsError(f"{self._control[0]} cannot be started: {error.strerror}") from None
-        with anyio.CancelScope(shield=True):
-            answered = await DaemonThreads("mps-command").submit(
-                lambda: process.communicate(f"{command}\n".encode())[0], 0
-            )
+        answered = begin(lambda: process.communicate(f"{command}\n".encode())[0], "mps-command")
         try:
             await asyncio.wait([answered.done], timeout=patience)
             if not answered.done.done():

@@ -27,7 +27,7 @@ from gpu_plugin.parts import forever
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with
 from gpu_plugin.state import StateDirectory
-from gpu_plugin.threads import DaemonThreads, Job
+from gpu_plugin.threads import DaemonThreads, Job, begin
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ class MpsService:
         if self._opened:
             return
         if self._opening is None:
-            self._opening = await DaemonThreads().submit(self._driver.open, 0)
+            self._opening = begin(self._driver.open, "nvml-open")
         with anyio.move_on_after(self.settings.nvml_timeout):
             await asyncio.wait([self._opening.done])
         if not self._opening.done.done():

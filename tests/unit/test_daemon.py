@@ -1,5 +1,6 @@
 """The daemon's parts together, in this process, where a test can count calls and break single parts."""
 
+import errno
 import shutil
 import tempfile
 import threading
@@ -260,18 +261,26 @@ async def test_a_driver_that_forgot_everything_is_opened_anew(kubelet, directory
         await kubelet.wait_for(healthy(kubelet, 7))
 
 
-async def test_a_write_that_fails_is_tried_again(kubelet, directory, node, monkeypatch):
+async def test_a_write_that_fails_is_tried_again(kubelet, directory, node, monkeypatch, caplog):
     monkeypatch.setattr(daemon_module, "DISK_RETRY", 0.05)
-    state = directory / "state"
+    health = directory / "state" / "health.json"
+    real, full = tempfile.mkstemp, threading.Event()
+
+    def mkstemp(*arguments, **more):
+        if full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
     async with running(directory, node):
         await kubelet.wait_for(healthy(kubelet, 8))
-        state.rename(directory / "away")  # at once, whatever is being written there
-        state.write_text("in the way")
+        full.set()
         node.post(2, 8, 48)
-        await kubelet.wait_for(healthy(kubelet, 7))
-        state.unlink()
-        with anyio.fail_after(5):
-            while not (state / "health.json").exists() or "Xid 48" not in (state / "health.json").read_text():
+        with anyio.fail_after(10):
+            while "No space left on device" not in caplog.text:
+                await anyio.sleep(0.02)
+            full.clear()
+            while not health.exists() or "Xid 48" not in health.read_text():
                 await anyio.sleep(0.02)
 
 

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from gpu_plugin.nvml.port import NvmlError, Return
-from gpu_plugin.threads import DaemonThreads
+from gpu_plugin.threads import DaemonThreads, begin
 
 from .conftest import driver_threads
 
@@ -176,3 +176,24 @@ anyio.run(main)
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False)
     assert (ended.returncode, ended.stdout.strip(), ended.stderr) == (0, "hung", "")
+
+
+async def test_a_thread_of_its_own_ends_with_its_call():
+    threads = []
+
+    def call():
+        threads.append(threading.current_thread())
+        return 7
+
+    assert await begin(call, "one-call").done == 7
+    threads[0].join(LONG)
+    assert not threads[0].is_alive()
+    assert (threads[0].name, threads[0].daemon) == ("one-call", True)
+
+
+async def test_what_a_call_on_its_own_thread_raises_is_raised_where_it_is_waited_for():
+    def call():
+        raise NvmlError(Return.TIMEOUT, "wait")
+
+    with pytest.raises(NvmlError):
+        await begin(call, "one-call").done
