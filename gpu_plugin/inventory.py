@@ -146,7 +146,7 @@ class Inventory:
                 "devices": len(view.resource.devices),
                 "healthy": sum(device.healthy for device in view.resource.devices),
                 "retired": sum(device.retired for device in view.resource.devices),
-                "sharing": sorted({device.shared for device in view.resource.devices if device.shared}),
+                "sharing": sorted({d.shared for d in view.resource.devices if d.shared and not d.retired}),
             }
             for name, view in self.store.current.resources.items()
         }

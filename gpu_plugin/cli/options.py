@@ -77,4 +77,6 @@ def _flag(option: Option, *, hidden: bool = False) -> Callable[[Any], Any]:
         more = {"is_flag": False, "flag_value": "true", "metavar": "[true|false]"}
     elif option.many:
         more = {"multiple": True, "metavar": "LIST"}
+    elif words := getattr(option.parse, "schema", {}).get("enum"):
+        more = {"metavar": f"[{'|'.join(words)}]"}
     return click.option(*names, option.name, default=None, help=text, hidden=hidden, **more)

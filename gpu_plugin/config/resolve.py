@@ -174,8 +174,10 @@ def _contradictions(settings: Settings, document: Document) -> Iterator[tuple[Fa
         yield Fault(reason), {"config_file_srcdir", "node_name"}
     both = [gpu for gpu in settings.include_gpus if gpu in settings.exclude_gpus]
     if both:
-        reason = f"--include-gpus and --exclude-gpus both name {', '.join(both)}"
-        yield Fault(reason), {"include_gpus", "exclude_gpus"}
+        reason = f"{', '.join(both)} stands on the list of GPUs to include (--include-gpus, selection.include) too"
+        in_file = at(document.content, ("selection", "exclude")) is not None
+        fault = document.fault(("selection", "exclude"), reason) if in_file else Fault(reason, "--exclude-gpus")
+        yield fault, {"include_gpus", "exclude_gpus"}
     if any(entry.strategy == MPS for entry in settings.sharing):
         if settings.mig_strategy == "mixed":
             reason = "using --mig-strategy=mixed is not supported with MPS"

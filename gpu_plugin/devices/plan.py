@@ -49,6 +49,10 @@ def plan(node: Node, settings: Settings) -> Plan:
         for word, items in (("include", settings.include_gpus), ("exclude", settings.exclude_gpus))
         for item in unmatched(known, items)
     ]
+    if known and not gpus:
+        warnings.append(
+            f"no GPU is served: the lists of GPUs to include and exclude leave none of this node's {len(known)}"
+        )
     named, more = STRATEGIES[settings.mig_strategy](gpus, settings)
     shared, and_more = share(_valid(named, warnings), settings.sharing)
     resources = tuple(Resource(name, tuple(devices)) for name, devices in shared.items())

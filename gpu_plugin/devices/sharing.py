@@ -26,13 +26,17 @@ def share(
     """Devices by the name they are offered under, after every entry has taken its own; and what the operator should hear.
 
     Entries of one resource take what they list first, then counts in their order, then the one that takes all that is left.
-    An entry for a resource that the node does not have asks for nothing.
+    An entry for a resource that the node does not have asks for nothing, and is said.
 
     Raises:
         ConfigError: two entries list the same device, one perhaps by index and the other by uuid.
     """
     offered: dict[str, list[Device]] = {}
-    warnings: list[str] = []
+    warnings = [
+        f"sharing of {name}: no device of this node is counted under that name"
+        for name in dict.fromkeys(entry.name for entry in entries)
+        if name not in named
+    ]
     for name, devices in named.items():
         own = [entry for entry in entries if entry.name == name]
         taken = _taken(devices, own, warnings)

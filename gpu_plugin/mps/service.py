@@ -38,7 +38,7 @@ LONGEST_RETRY = 30.0
 PROBE_PATIENCE = 5.0
 """Seconds a GPU may take to describe itself before the daemons are planned without it."""
 
-UNCHANGEABLE = ("mps_root", "state_dir", "simulate", "driver_root", "driver_root_ctr_path")
+UNCHANGEABLE = ("state_dir", "simulate", "driver_root", "driver_root_ctr_path")
 """Settings that a running process cannot change."""
 
 
@@ -68,6 +68,9 @@ class MpsService:
         self._control = control
         self._tempo = tempo
         self._supervisor: Supervisor | None = None
+        self._root = ""
+        self._supervising = anyio.CancelScope()
+        self._left = anyio.Event()
         self._look = Pulse()
         self._opening: Job[None] | None = None
         self._opened = False
@@ -117,7 +120,9 @@ class MpsService:
         while True:
             settings = self.settings
             try:
-                again = self._plan(await self._find_gpus(), settings)
+                node = await self._find_gpus()
+                await self._leave_root(settings)
+                again = self._plan(node, settings)
             except _NoGpusError as error:
                 self._complain(str(error), pause)
                 again = True
@@ -214,6 +219,21 @@ class MpsService:
         finally:
             threads.close()
 
+    async def _supervise(self, supervisor: Supervisor, scope: anyio.CancelScope, over: anyio.Event) -> None:
+        try:
+            with scope:
+                await supervisor.run()
+        finally:
+            over.set()
+
+    async def _leave_root(self, settings: Settings) -> None:
+        """Ends the daemons under another MPS root than is wanted now, and gives their GPUs their compute modes back."""
+        if self._supervisor is not None and self._root != settings.mps_root:
+            log.info("leaving the MPS root %s for %s", self._root, settings.mps_root or "none")
+            self._supervising.cancel()
+            await self._left.wait()
+            self._supervisor = None
+
     def _plan(self, node: Node, settings: Settings) -> bool:
         """Has the daemons run that the settings ask for on this node. Returns whether looking again would serve more.
 
@@ -231,7 +251,8 @@ class MpsService:
             root = Path(settings.mps_root)
             modes = ComputeModes(self._driver, StateDirectory(root), self._host.boot_id(), settings.nvml_timeout)
             self._supervisor = Supervisor(root, self._control, modes, self._tempo)
-            self._parts.start_soon(self._supervisor.run)
+            self._root, self._supervising, self._left = settings.mps_root, anyio.CancelScope(), anyio.Event()
+            self._parts.start_soon(self._supervise, self._supervisor, self._supervising, self._left)
         if self._supervisor is not None:
             self._supervisor.apply(resources)
         return any(all(gpu.unreadable for gpu in resource.gpus) for resource in resources)

@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.options import OPTIONS
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.sources.source import ConfigSource
@@ -25,6 +26,12 @@ PATIENCE = 30.0
 
 SOURCES = ("config_file_srcdir", "node_name", "node_label", "kubeconfig", "default_config", "fallback_strategies")
 """Settings that say where the configuration comes from, which a running process cannot change."""
+
+
+_FLAGS = {option.name: option.flags[0] for option in OPTIONS if option.flags} | {
+    "socket_dir": "device-plugin-dir",
+    "registration_socket": "kubelet-socket",
+}
 
 
 class Configuration:
@@ -74,7 +81,10 @@ class Configuration:
             new = await _resolved(threads, self._resolve, path)
             kept = [name for name in self._unchangeable if getattr(new, name) != getattr(self.settings, name)]
             if kept:
-                raise ConfigError(f"{', '.join(kept)} cannot change while the process runs; restart it for that")
+                said = ", ".join(f"--{_FLAGS.get(name, name)}" for name in kept)
+                raise ConfigError(
+                    f"{path or 'the configuration'}: {said} cannot change while the process runs; restart it"
+                )
             changed = new != self.settings
             if changed:
                 take(new)
@@ -85,7 +95,7 @@ class Configuration:
                 log.error("configuration: nothing is changed: %s", error, exc_info=trace)  # noqa: TRY400
             self._refused = str(error)
             return
-        self._refused = ""
+        mended, self._refused = bool(self._refused), ""
         if changed:
             self.settings = new
             self._since = time.time()
@@ -93,7 +103,7 @@ class Configuration:
         if changed:
             log.info("configuration: applied")
         else:
-            log.debug("configuration: read again, it asks for nothing new")
+            log.log(logging.INFO if mended else logging.DEBUG, "configuration: good, and it asks for nothing new")
 
     def status(self) -> Mapping[str, object]:
         """For whoever asks: the file, since when its settings are in force (Unix time in seconds), the last refusal, counts."""
@@ -115,6 +125,7 @@ async def begin_with(settings: Settings, resolve: Resolve) -> tuple[Settings, Co
     source = ConfigSource(settings)
     if not settings.config_file_srcdir:
         return settings, source
+    log.info("waiting for the label %s of node %s to choose the configuration", settings.node_label, settings.node_name)
     bell, threads = Pulse(), DaemonThreads("configuration")
     changed = True
     found: list[Settings] = []

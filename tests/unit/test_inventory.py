@@ -178,4 +178,4 @@ def test_devices_shared_by_mps_wait_for_their_daemon(inventory, sick):
 def test_its_status_counts_by_resource(inventory):
     inventory.apply(offered(sharing=(SharedResource(GPU, GPU, 2),)), None, 0)
     inventory.apply(offered(), None, 1)
-    assert inventory.status() == {GPU: {"devices": 6, "healthy": 2, "retired": 4, "sharing": ["time-slicing"]}}
+    assert inventory.status() == {GPU: {"devices": 6, "healthy": 2, "retired": 4, "sharing": []}}

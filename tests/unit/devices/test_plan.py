@@ -201,7 +201,8 @@ def test_excluded_gpus_are_not_there_and_an_item_that_means_none_is_said():
     found, warnings = planned(Gpu("GPU-a", 0), Gpu("GPU-b", 1), exclude_gpus=("0", "GPU-x"))
     assert found == {"nvidia.com/gpu": ["GPU-b"]}
     assert warnings == ["'GPU-x' on the list of GPUs to exclude is none of this node's GPUs"]
-    assert planned(Gpu("GPU-a", 0), exclude_gpus=("*",)) == ({}, [])
+    left = "no GPU is served: the lists of GPUs to include and exclude leave none of this node's 1"
+    assert planned(Gpu("GPU-a", 0), exclude_gpus=("*",)) == ({}, [left])
 
 
 # Sharing

@@ -82,7 +82,7 @@ def test_one_device_in_two_entries_is_refused_however_it_is_called():
 def test_a_resource_that_the_node_does_not_have_asks_for_nothing():
     offered, warnings = share({GPU: gpus(1)}, (entry(2, name="nvidia.com/mig-1g.5gb"),))
     assert ids(offered) == {GPU: ["GPU-0"]}
-    assert warnings == []
+    assert warnings == ["sharing of nvidia.com/mig-1g.5gb: no device of this node is counted under that name"]
 
 
 def test_mps_on_a_mig_device_is_held_back():

@@ -12,6 +12,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import MPS, SharedResource
 from gpu_plugin.mps import service
+from gpu_plugin.mps.readiness import ready
 from gpu_plugin.mps.service import UNCHANGEABLE, MpsService
 from gpu_plugin.nvml.port import Return
 from gpu_plugin.simulation import mps_control
@@ -56,6 +57,9 @@ class Running:
         if isinstance(self.settings, Exception):
             raise self.settings
         return self.settings
+
+    def driver_modes(self):
+        return [self.driver.compute_mode(self.driver.handle_by_index(index)) for index in range(8)]
 
     def reload(self, settings):
         self.settings = settings
@@ -176,8 +180,8 @@ async def test_a_root_that_cannot_be_made_is_told(mps, settings, caplog):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"mps_root": "/elsewhere"}, "mps_root cannot change while the process runs"),
-        ({"simulate": "t4-4"}, "simulate cannot change"),
+        ({"state_dir": "/elsewhere"}, "--state-dir cannot change while the process runs"),
+        ({"simulate": "t4-4"}, "--simulate cannot change"),
     ],
 )
 async def test_what_cannot_change_in_a_running_process_changes_nothing(mps, settings, caplog, change, said):
@@ -187,6 +191,24 @@ async def test_what_cannot_change_in_a_running_process_changes_nothing(mps, sett
         running.reload(replace(settings, **change))
         await until(lambda: said in caplog.text)
         assert marked(mps.root) == processes
+
+
+@pytest.mark.parametrize("root", ["", "other"])
+async def test_daemons_leave_a_root_that_is_not_wanted_any_more(mps, settings, root):
+    elsewhere = mps.root.with_name(root) if root else None
+    async with serving(mps, settings) as running:
+        await until(mps.is_ready)
+        changed = replace(settings, mps_root=str(elsewhere or ""), sharing=settings.sharing if root else ())
+        running.reload(changed)
+        await until(lambda: not marked(mps.root) and not mps.is_ready())
+        if elsewhere is not None:
+            await until(lambda: not ready(elsewhere, GPU))
+        else:
+            assert set(running.driver_modes()) == {0}
+        running.reload(settings)
+        await until(mps.is_ready)
+        if elsewhere is not None:
+            assert marked(elsewhere) == []
 
 
 async def test_a_configuration_that_cannot_be_read_changes_nothing_and_the_next_one_counts(mps, settings, caplog):

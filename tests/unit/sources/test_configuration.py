@@ -83,7 +83,7 @@ async def test_what_takes_a_restart_is_refused(caplog):
     async with running(Wanted(replace(BASE, state_dir="/elsewhere")), ("state_dir",)) as (configuration, taken):
         configuration.ask()
         await counted(configuration, refused=1)
-    assert "state_dir cannot change while the process runs" in caplog.text
+    assert "--state-dir cannot change while the process runs" in caplog.text
     assert taken == []
 
 
