@@ -30,8 +30,8 @@ def many_devices(plan: Plan, directory: Path) -> list[Row]:
             stream = ListStream(kubelet.registered().socket)
             stream.next()
             plain = memory(daemon.pid, "VmRSS")
+            daemon.terminate()  # before the stream ends: over a dropped one it would register again
             stream.close()
-            daemon.terminate()
         (state_dir(directory) / "devices.json").unlink()  # so that what comes next has nothing to retire
         for at in range(plan.rounds + 1):
             file.write_text(_sharing(REPLICAS))
@@ -39,9 +39,9 @@ def many_devices(plan: Plan, directory: Path) -> list[Row]:
                 streams, began = _served(kubelet, daemon)
                 resident = memory(daemon.pid, "VmRSS")
                 change = _change(file, streams)
+                daemon.terminate()
                 for stream in streams.values():
                     stream.close()
-                daemon.terminate()
             (state_dir(directory) / "devices.json").unlink()
             if at:
                 started.append(began * 1000)

@@ -30,7 +30,7 @@ from gpu_plugin.hardware import Hardware, hardware_for
 from gpu_plugin.health.ledger import Evidence, HealthLedger
 from gpu_plugin.health.observation import Observation, XidEvent
 from gpu_plugin.health.policy import complaints, limits, policy
-from gpu_plugin.inventory import Inventory, offer
+from gpu_plugin.inventory import Inventory, Offer, offer, without_gone
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoints import Endpoints
@@ -233,13 +233,15 @@ class Daemon:
         first = not self._node.gpus
         for old, new in _named(self._node, node):
             self._ledger.rename(old, new)
+        found: Offer | None
         try:
             found = offer(node, self.settings, self.hardware.dev_root)
+            self._inventory.check(found)
         except ConfigError as error:
-            if first:
+            if first and not self.settings.config_file_srcdir:
                 raise
-            log.error("%s; what was served before is served on", error)  # noqa: TRY400
-            found = None
+            log.error("%s; what was served before is served on, less what is gone", error)  # noqa: TRY400
+            found = None if first else without_gone(self._inventory.offer, node)
         self._node = node
         for gpu in node.gpus:
             self._ledger.watch(gpu.uuid, limits(gpu, self.settings))
@@ -303,6 +305,8 @@ class Daemon:
     def _take_settings(self, new: Settings) -> None:
         """Has newer settings obeyed. Raises ConfigError, with nothing changed, where the node cannot do what they ask."""
         found = offer(self._node, new, self.hardware.dev_root) if self._node.gpus else None
+        if found is not None:
+            self._inventory.check(found)
         self._ledger.policy = policy(new)
         configure(new.log_format, new.log_level)
         for gpu in self._node.gpus:

@@ -1,17 +1,19 @@
 """What the kubelet is told: the plan for the node, less what is unfit, plus what is gone and may still be held by a pod."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpu_plugin.access.container import Access, MpsDirectories
 from gpu_plugin.access.plan import plan_access
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.config.sharing import MPS
-from gpu_plugin.devices.device import Resource
-from gpu_plugin.devices.naming import PLACEHOLDER
+from gpu_plugin.config.sharing import MPS, SharedResource
+from gpu_plugin.devices.device import GPU, MIG, Device, Resource, with_held
+from gpu_plugin.devices.naming import DOMAIN, PLACEHOLDER, resource_name_fault
 from gpu_plugin.devices.node import Node
-from gpu_plugin.devices.plan import Plan, plan
+from gpu_plugin.devices.plan import Plan, check_length, plan
 from gpu_plugin.devices.retirement import Held, Retirement, retire
+from gpu_plugin.devices.sharing import REPLICA
 from gpu_plugin.placement.scores import Scores, scores
 from gpu_plugin.snapshot import ResourceView, SnapshotStore
 
@@ -39,6 +41,27 @@ class MpsShared:
     name: str
     gpus: tuple[str, ...]
     replicas: int
+
+
+_UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def without_gone(old: Offer, node: Node) -> Offer:
+    """The same offer, with devices whose hardware is not on the node any more held back."""
+    there = {gpu.uuid for gpu in node.gpus} | {mig.uuid for gpu in node.gpus for mig in gpu.mig_devices}
+    resources = tuple(
+        Resource(
+            resource.name,
+            tuple(
+                device
+                if device.visible_id in there or device.held
+                else with_held(device, "it is not on this node any more")
+                for device in resource.devices
+            ),
+        )
+        for resource in old.plan.resources
+    )
+    return replace(old, plan=Plan(resources, old.plan.warnings))
 
 
 def offer(node: Node, settings: Settings, dev_root: str) -> Offer:
@@ -70,9 +93,19 @@ class Inventory:
     @property
     def listed(self) -> tuple[Resource, ...]:
         """The resources as the kubelet is told of them; before there is anything to tell, those of an earlier process."""
-        if not self.store.current.version:
+        if self.unpublished:
             return self._remembered
         return tuple(view.resource for view in self.store.current.resources.values())
+
+    @property
+    def unpublished(self) -> bool:
+        """Whether no offer has been published yet."""
+        return not self.store.current.version
+
+    @property
+    def knows_its_past(self) -> bool:
+        """Whether it is known what was listed before: there was an offer, or an earlier process left word."""
+        return not self.unpublished or bool(self._remembered)
 
     @property
     def mps_resources(self) -> tuple[MpsShared, ...]:
@@ -94,6 +127,33 @@ class Inventory:
         """Takes what an earlier process of this boot had listed: pods may hold it."""
         self._remembered = tuple(resources)
 
+    def recall(self, held: Held, new: Offer) -> None:
+        """Makes up for a lost memory with what pods hold: ids made of NVIDIA's uuids that the offer does not have."""
+        planned = {r.name: {d.id for d in r.devices} for r in new.plan.resources}
+        recalled: dict[str, list[Device]] = {}
+        for name, identifier in sorted(held):
+            uuid, replica, _ = identifier.partition(REPLICA)
+            ours = name in planned or name.startswith(f"{DOMAIN}/")
+            if (
+                ours
+                and _UUID.fullmatch(uuid)
+                and identifier not in planned.get(name, ())
+                and not resource_name_fault(name)
+            ):
+                sharing = SharedResource(name, name, 2) if replica else None
+                kind = MIG if uuid.startswith("MIG-") else GPU
+                recalled.setdefault(name, []).append(Device(identifier, uuid, uuid, "", kind=kind, sharing=sharing))
+        self._remembered = tuple(Resource(name, tuple(devices)) for name, devices in recalled.items())
+
+    def check(self, new: Offer) -> None:
+        """Raises ConfigError where a list of this offer, with what would be retired in it, is longer than a kubelet reads."""
+        listed = {resource.name: resource for resource in self.listed}
+        for resource in new.plan.resources:
+            present = {device.id for device in resource.devices}
+            old = listed[resource.name].devices if resource.name in listed else ()
+            gone = tuple(device for device in old if device.id not in present)
+            check_length(Resource(resource.name, (*resource.devices, *gone)))
+
     def would_retire(self, new: Offer) -> bool:
         """Whether ids that are listed now would be gone under another offer: whoever holds them should be known first."""
         planned = {r.name: {d.id for d in r.devices} for r in new.plan.resources}
@@ -106,7 +166,11 @@ class Inventory:
     def apply(self, new: Offer, held: Held | None, now: float) -> None:
         """Publishes an offer. `held` is what pods hold, if that is known; `now` is in seconds of a steady clock."""
         listed = self.listed
+        before = {shared.name: shared for shared in self.mps_resources}
         self.offer = new
+        for shared in self.mps_resources:
+            if before.get(shared.name) != shared:
+                self._mps_down.pop(shared.name, None)  # what its daemon serves is not what is asked for now
         resources, self._retirement = retire(listed, new.plan.resources, self._retirement, held, now)
         names = {resource.name for resource in resources}
         emptied = {resource.name for resource in listed} - names
@@ -123,6 +187,8 @@ class Inventory:
 
     def health_changed(self, uuid: str) -> None:
         """Publishes the health of one piece of hardware."""
+        if self.unpublished:
+            return
         reasons = {uuid: self._health(uuid)}
         self.store.publish(
             {name: view.with_reasons(reasons) for name, view in self.store.current.resources.items()},

@@ -11,16 +11,15 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.retirement import Held
 from gpu_plugin.inventory import Inventory, MpsShared, Offer
-from gpu_plugin.kubelet import pod_resources
+from gpu_plugin.kubelet.holders import Holders
 from gpu_plugin.mps.readiness import ready
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.threads import DaemonThreads
 
 log = logging.getLogger(__name__)
 
-HOLDERS_PATIENCE = 1.0
 HOLDERS_POLL = 2.0
-"""Seconds that the kubelet may take to say which devices pods hold, and between two questions while something is retired."""
+"""Seconds between two questions which devices pods hold, while something is retired."""
 
 MPS_POLL = 1.0
 """Seconds between two looks at whether MPS daemons are up."""
@@ -40,11 +39,14 @@ class Offering:
         self._unsettled = Pulse()
         self._next: Offer | None = None
         self._said: frozenset[str] = frozenset()
-        self._no_answer = ""
+        self._holders = Holders(Path(settings().socket_dir))
 
     def take(self, new: Offer) -> None:
-        """Has an offer published: at once, or once it is known who holds what it does away with."""
-        if self._next is not None or self._inventory.would_retire(new):
+        """Has an offer published: at once, or once it is known who holds what it does away with.
+
+        Without a memory of what was listed before, what pods hold is the only word on it.
+        """
+        if self._next is not None or not self._inventory.knows_its_past or self._inventory.would_retire(new):
             self._next = new
             self._unsettled.ring()
         else:
@@ -73,13 +75,15 @@ class Offering:
         """Publishes offers that do away with devices, and withdraws those that no pod holds any more."""
         while True:
             if self._next is not None:
-                held = await self._holders()
+                held = await self._ask()
                 new, self._next = self._next, None
+                if held is not None and not self._inventory.knows_its_past:
+                    self._inventory.recall(held, new)
                 self._apply(new, held)
             elif self._inventory.leaving:
                 await self._unsettled.wait(HOLDERS_POLL)
                 if self._next is None:
-                    self._withdraw(await self._holders())
+                    self._withdraw(await self._ask())
             else:
                 await self._unsettled.wait()
 
@@ -88,18 +92,8 @@ class Offering:
         self._inventory.settle(held, anyio.current_time())
         self._tell_resources(before)
 
-    async def _holders(self) -> Held | None:
-        """Which devices pods hold, as the kubelet says; None where it does not, which is said once."""
-        socket = Path(self._settings().effective_pod_resources_socket)
-        try:
-            held = await pod_resources.held(socket, HOLDERS_PATIENCE)
-        except pod_resources.PodResourcesError as error:
-            if str(error) != self._no_answer:
-                log.warning("it is not known which devices pods hold, so those that are gone stay listed: %s", error)
-            self._no_answer = str(error)
-            return None
-        self._no_answer = ""
-        return held
+    async def _ask(self) -> Held | None:
+        return await self._holders.ask(Path(self._settings().effective_pod_resources_socket))
 
     async def watch_mps(self) -> None:
         """Keeps devices that are shared by MPS unhealthy for as long as their daemon is down."""
@@ -117,7 +111,7 @@ class Offering:
                         log.log(
                             logging.WARNING if down else logging.INFO, "%s: %s", name, down or "its MPS daemon is up"
                         )
-                await anyio.sleep(MPS_POLL)
+                await self._inventory.store.changed.wait(MPS_POLL)
         finally:
             threads.close()
 

@@ -3,8 +3,10 @@
 A directory that cannot be written or a file that cannot be read is said once and costs nothing but memory of the past.
 """
 
+import errno
 import logging
 import os
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +19,9 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MODE = 0o600
+
+MAX_BYTES = 64 * 1024 * 1024
+"""More than any of the files ever is: 60,000 devices take 16 MiB."""
 
 
 class StateDirectory:
@@ -31,7 +36,7 @@ class StateDirectory:
         """What `write` wrote under this name; None where there is nothing, or nothing that can be read."""
         file = self.path / name
         try:
-            content = msgspec.json.decode(file.read_bytes(), type=kind)
+            content = msgspec.json.decode(_bounded(file), type=kind)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError, RecursionError) as error:
@@ -69,3 +74,15 @@ class StateDirectory:
             self._refused.discard(name)
             log.info("%s can be written again", file)
         return True
+
+
+def _bounded(file: Path) -> bytes:
+    """The content of a regular file of sensible size. Raises OSError for anything else."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "is no regular file")
+        if status.st_size > MAX_BYTES:
+            raise OSError(errno.EFBIG, f"is larger than {MAX_BYTES} bytes")
+        return stream.read(MAX_BYTES)

@@ -71,7 +71,8 @@ def _flag(option: Option, *, hidden: bool = False) -> Callable[[Any], Any]:
     names = [f"--{flag}" for flag in option.flags]
     envs = ", ".join(f"${env}" for env in option.envs)
     default = "" if option.default in (None, "") else f" [default: {str(option.default).lower()}]"
-    text = f"{option.help}{default} [{envs}]"
+    idle = "" if option.effective else " (no effect in this version)"
+    text = f"{option.help}{idle}{default} [{envs}]"
     more: dict[str, Any] = {}
     if option.switch:
         more = {"is_flag": False, "flag_value": "true", "metavar": "[true|false]"}

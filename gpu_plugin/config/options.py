@@ -183,7 +183,7 @@ NVIDIA: tuple[Option, ...] = (
         "",
         "named,single",
         values.choices("named", "single", "empty"),
-        "where neither label nor default says: named (the file called default), single (the only file), empty (no file); in order",
+        "where neither label nor default says: named (the file default), single (the only file), empty (no file); in order",
         many=True,
     ),
     _option("node_name", "", "", values.text, "the Node whose label names the settings file"),

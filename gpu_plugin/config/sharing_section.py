@@ -242,6 +242,12 @@ def _contradiction(document: Document, first: _Entry, second: _Entry) -> Fault |
             )
             return document.fault(second.place, reason)
         return None
+    same_daemon = one.strategy == MPS and one.offered_as == other.offered_as
+    if same_daemon and (one.replicas, one.limits) != (other.replicas, other.limits):
+        reason = (
+            f"{one.offered_as} has other replicas or limits at {there}: one MPS daemon has the same for all; rename one"
+        )
+        return document.fault(second.place, reason)
     if one.name != other.name:
         return None
     if one.devices.everything and other.devices.everything:

@@ -57,7 +57,7 @@ def plan(node: Node, settings: Settings) -> Plan:
     shared, and_more = share(_valid(named, warnings), settings.sharing)
     resources = tuple(Resource(name, tuple(devices)) for name, devices in shared.items())
     for resource in resources:
-        _check_length(resource)
+        check_length(resource)
     return Plan(resources, (*warnings, *more, *and_more))
 
 
@@ -124,7 +124,10 @@ def _whole(gpu: Gpu, settings: Settings) -> Named:
 def _slice(gpu: Gpu, mig: MigDevice, settings: Settings, default: str) -> Named:
     legacy = f"MIG-{gpu.uuid}/{mig.gpu_instance}/{mig.compute_instance}"  # as drivers before 470 called it
     aliases = (f"{gpu.index}:{mig.index}", mig.uuid, legacy)
-    device = with_held(mig_slice(gpu, mig), gpu.unreadable or "")
+    held = gpu.unreadable or ""
+    if not held and settings.pass_device_specs and None in (mig.gpu_instance_cap, mig.compute_instance_cap):
+        held = "its capability nodes are not known: does /proc/driver/nvidia-caps/mig-minors exist here?"
+    device = with_held(mig_slice(gpu, mig), held)
     return Named(_named_by(settings.mig_names, mig.profile) or default, device, aliases)
 
 
@@ -157,7 +160,8 @@ def list_bytes(resource: Resource) -> int:
     return sum(len(device.id) + 19 + 11 * len(device.numa) for device in resource.devices)
 
 
-def _check_length(resource: Resource) -> None:
+def check_length(resource: Resource) -> None:
+    """Raises ConfigError where a list of these devices is longer than a kubelet reads."""
     size = list_bytes(resource)
     if size > MAX_LIST_BYTES:
         raise ConfigError(

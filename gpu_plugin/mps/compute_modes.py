@@ -74,6 +74,8 @@ class ComputeModes:
         except NvmlError as error:
             if error.code == Return.NOT_SUPPORTED:
                 log.warning("GPU %s has no compute modes: nothing keeps processes from using it beside MPS", uuid)
+                if self._before.pop(uuid, None) is not None:
+                    await self._save()
                 return
             raise MpsError(
                 f"GPU {uuid} cannot be put into compute mode EXCLUSIVE_PROCESS: {error}; run as root"

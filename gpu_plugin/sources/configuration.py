@@ -111,7 +111,7 @@ class Configuration:
         return {
             "file": str(file) if file else "",
             "since": self._since,
-            "refused": self._refused,
+            "refused": self._refused or self._source.complaint,
             "reloads": dict(self._reloads),
         }
 

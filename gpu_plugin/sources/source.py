@@ -37,6 +37,7 @@ class ConfigSource:
         self._choice = Choice(NO_FILE)
         self._good: Choice | None = None
         self._said_of: str | None = None
+        self._complaint = ""
         self._content: str | None = None
         if settings.config_file_srcdir:
             self._file = None
@@ -47,6 +48,11 @@ class ConfigSource:
     def current(self) -> Path | None:
         """The config file in force, which need not exist; None for none: flags and environment alone."""
         return self._file
+
+    @property
+    def complaint(self) -> str:
+        """What is wrong with the node's label, while it names no file that is there; empty otherwise."""
+        return self._complaint
 
     async def settled(self) -> None:
         """Returns once it is known which file is in force, `LABEL_PATIENCE` s after `run` began at the latest."""
@@ -98,6 +104,7 @@ class ConfigSource:
 
     def _take(self, label: str, choice: Choice, content: str, changed: Callable[[], None]) -> None:
         self._say(label, choice)
+        self._complaint = choice.complaint
         if not choice.complaint:
             self._good = choice
         if choice.file == self._choice.file and (content == self._content or (choice.complaint and content == ABSENT)):

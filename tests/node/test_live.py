@@ -1,11 +1,13 @@
 """What changes while the daemon runs: its configuration, and how its GPUs are cut."""
 
+import shutil
 import time
 
 import anyio
 import pytest
 
 from gpu_plugin.cli import main
+from gpu_plugin.simulation.stand_in_kubelet import Container
 from tests.node.daemon import GPU, healthy, ids
 
 SMALL, HALF = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
@@ -113,6 +115,37 @@ async def test_a_renamed_resource_takes_the_place_of_the_old_one(kubelet, direct
     kubelet.release("old")
     await kubelet.wait_for(healthy(kubelet, 8, "example.com/h100"), timeout=20)
     await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 0, timeout=20)
+
+
+async def test_hardware_that_a_pod_holds_is_not_given_away_without_pod_resources_and_without_memory(
+    kubelet, directory, daemon
+):
+    file = directory / "config.yaml"
+    file.write_text("version: v1\n")
+    start = ("--config-file", str(file), "--pod-resources-socket", str(directory / "none"))
+    daemon.start(*start)
+    await kubelet.wait_for(healthy(kubelet, 8))
+    await kubelet.admit("old", containers=[Container("init", {GPU: 1}, "init"), Container("app", {GPU: 2})])
+    file.write_text("version: v1\nresources: {gpus: [{pattern: '*', name: example.com/h100}]}\n")
+    await kubelet.wait_for(healthy(kubelet, 6, "example.com/h100"))
+    daemon.kill()
+    shutil.rmtree(daemon.state)
+    daemon.start(*start)
+    await kubelet.wait_for(lambda: kubelet.registrations["example.com/h100"].accepted == 2)
+    await kubelet.wait_for(healthy(kubelet, 6, "example.com/h100"))
+    await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 1 and len(ids(kubelet)) == 2)
+
+
+async def test_what_is_gone_is_unhealthy_even_if_the_new_partition_cannot_be_served(kubelet, directory, daemon):
+    file = directory / "config.yaml"
+    listed = "sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-3g.40gb, replicas: 40000}]}}"
+    file.write_text(f"version: v1\n{listed}\n")
+    daemon.profile = "h100-mig-single"
+    daemon.start("--mig-strategy", "mixed", "--config-file", str(file))
+    await kubelet.wait_for(healthy(kubelet, 56, SMALL))
+    daemon.fault(0, mig="3g.40gb,3g.40gb")
+    await daemon.said("ask for fewer replicas; what was served before is served on, less what is gone")
+    await kubelet.wait_for(healthy(kubelet, 49, SMALL))
 
 
 # MIG

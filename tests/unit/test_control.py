@@ -129,7 +129,7 @@ async def test_leaving_ends_connections_at_once(tmp_path):
         left = time.perf_counter()
     assert await silent.read() == b""
     assert await busy.read() == b""
-    assert time.perf_counter() - left < 1  # milliseconds on an idle machine
+    assert time.perf_counter() - left < 5  # milliseconds on an idle machine
     for writer in (silent_writer, busy_writer):
         writer.close()
 

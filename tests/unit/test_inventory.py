@@ -4,13 +4,14 @@ import dataclasses
 
 import pytest
 
+from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import MPS, NamePattern, SharedResource
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.retirement import SETTLE
-from gpu_plugin.inventory import MPS_UNKNOWN, WITHDRAW, Inventory, MpsShared, offer
+from gpu_plugin.inventory import MPS_UNKNOWN, WITHDRAW, Inventory, MpsShared, offer, without_gone
 from gpu_plugin.snapshot import SnapshotStore
 
 GPU = "nvidia.com/gpu"
@@ -179,3 +180,69 @@ def test_its_status_counts_by_resource(inventory):
     inventory.apply(offered(sharing=(SharedResource(GPU, GPU, 2),)), None, 0)
     inventory.apply(offered(), None, 1)
     assert inventory.status() == {GPU: {"devices": 6, "healthy": 2, "retired": 4, "sharing": []}}
+
+
+UUIDS = [f"GPU-0000000{n}-0000-0000-0000-000000000000" for n in range(2)]
+REAL = Node(tuple(Gpu(uuid, at) for at, uuid in enumerate(UUIDS)))
+
+
+def test_a_lost_memory_is_made_up_for_by_what_pods_hold(inventory):
+    renamed = offered(REAL, gpu_names=(NamePattern("*", "example.com/gpu"),))
+    assert not inventory.knows_its_past
+    held = frozenset(
+        {
+            (GPU, UUIDS[1]),
+            ("example.com/gpu", f"{UUIDS[0]}::3"),
+            ("nvidia.com/mig-1g.10gb", "MIG-00000000-0000-0000-0000-000000000000"),
+            ("other.org/gpu", UUIDS[0]),  # another plugin's, as are ids that we never make
+            (GPU, "GPU-x"),
+            (GPU, f"{UUIDS[0]}-0"),
+        }
+    )
+    inventory.recall(held, renamed)
+    inventory.apply(renamed, held, 0)
+    assert told(inventory) == {
+        "example.com/gpu": [f"{UUIDS[0]}!", f"{UUIDS[1]}!", f"{UUIDS[0]}::3!"],
+        "nvidia.com/mig-1g.10gb": ["MIG-00000000-0000-0000-0000-000000000000!"],
+        GPU: [f"{UUIDS[1]}!"],
+    }
+    inventory.settle(NONE, SETTLE)
+    assert told(inventory)["example.com/gpu"] == UUIDS
+
+
+def test_what_is_gone_is_unhealthy_even_if_nothing_new_can_be_offered(inventory):
+    whole, first = NODE.gpus
+    before = offered(Node((cut(whole, "x", "y"), first)), mig_strategy="mixed")
+    inventory.apply(before, None, 0)
+    inventory.apply(without_gone(before, Node((cut(whole, "y"), first))), None, 1)
+    assert told(inventory) == {"nvidia.com/mig-1g.10gb": ["MIG-x!", "MIG-y"], GPU: ["GPU-b"]}
+
+
+def test_a_list_that_is_too_long_with_what_leaves_it_is_refused(inventory):
+    def shared(at):
+        choice = dataclasses.replace(SharedResource("", "", 2).devices, listed=(str(at),))
+        return offered(REAL, sharing=(SharedResource(GPU, GPU, 50_000, devices=choice),))
+
+    inventory.apply(shared(0), None, 0)
+    inventory.check(shared(0))
+    with pytest.raises(ConfigError, match="ask for fewer replicas"):
+        inventory.check(shared(1))
+
+
+def test_health_before_the_first_offer_publishes_nothing(inventory):
+    inventory.remember([Resource(GPU, (Device("GPU-z", "GPU-z", "GPU-z", "7"),))])
+    inventory.health_changed("GPU-a")
+    assert inventory.unpublished
+    assert inventory.listed[0].devices[0].id == "GPU-z"
+
+
+def test_a_daemon_that_served_other_replicas_is_not_taken_for_the_one_that_is_asked_for(inventory):
+    def by_mps(replicas):
+        return offered(sharing=(SharedResource(GPU, GPU, replicas, MPS),), mps_root="/run/mps")
+
+    inventory.apply(by_mps(2), None, 0)
+    inventory.mps_changed(GPU, "")
+    inventory.apply(by_mps(2), None, 1)
+    assert told(inventory)[GPU][0] == "GPU-a::0"
+    inventory.apply(by_mps(3), None, 2)
+    assert {device.reason for device in inventory.store.current.resources[GPU].resource.devices} == {MPS_UNKNOWN}

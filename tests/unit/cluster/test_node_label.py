@@ -54,7 +54,7 @@ async def test_the_value_is_told_at_once_and_each_other_one(api, kubeconfig):
         for value in ("h100", None, "b200"):
             api.label(value)
         await told.until("a100", "h100", None, "b200")
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 5  # milliseconds; without the watch it would be minutes
     assert api.verbs() == ["list", "watch"]
 
 
@@ -297,7 +297,7 @@ async def test_a_resolver_that_hangs_holds_up_nothing(api, tmp_path, monkeypatch
 
     def hang(*_, **__):
         asked.append(time.monotonic())
-        time.sleep(0.5)
+        time.sleep(20)
         return []
 
     monkeypatch.setattr(connection, "CONNECT_TIMEOUT", 0.05)
@@ -307,7 +307,7 @@ async def test_a_resolver_that_hangs_holds_up_nothing(api, tmp_path, monkeypatch
             while "is not resolved within" not in caplog.text:
                 await anyio.sleep(0.01)
         began = time.monotonic()
-    assert time.monotonic() - began < 0.3
+    assert time.monotonic() - began < 5
     assert asked
     assert api.requests == []
 

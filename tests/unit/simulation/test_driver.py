@@ -271,7 +271,7 @@ def test_a_wait_ends_as_the_event_comes():
     posted = time.perf_counter()
     node.post(0, XID, 79)
     assert waiter.end().result.data == 79
-    assert waiter.ended - posted < 0.5  # under a millisecond on an idle machine
+    assert waiter.ended - posted < 10  # under a millisecond on an idle machine, a minute if it slept it out
 
 
 def test_a_wait_ends_with_its_event_set_and_with_the_driver():
