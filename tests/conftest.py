@@ -1,6 +1,16 @@
 """Shared by every tier: async tests run on asyncio, the one backend grpclib knows."""
 
+import os
+
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Machines are slow at times, so no example is timed. What a change is judged by is the same every time; a developer's
+# own runs look further.
+settings.register_profile(
+    "ours", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
+)
+settings.load_profile("ours")
 
 
 @pytest.fixture

@@ -99,6 +99,13 @@ def contents(draw: st.DrawFn) -> dict[str, Any]:
         content["flags"]["mpsRoot"] = "/run/nvidia/mps"
         content["flags"]["migStrategy"] = draw(st.sampled_from(["none", "single"]))
         content["resources"].pop("mig", None)
-        for row in content["sharing"]["mps"]["resources"]:
+        rows_of = content["sharing"]["mps"]["resources"]
+        replicas, limits = rows_of[0]["replicas"], rows_of[0].get("limits")
+        for row in rows_of:
             row["name"] = row["name"].replace("mig-", "")
+            # Entries may come to one offered name, and one daemon serves all of it alike.
+            row["replicas"] = replicas
+            row.pop("limits", None)
+            if limits is not None:
+                row["limits"] = limits
     return content
