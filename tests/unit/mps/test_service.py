@@ -204,7 +204,7 @@ async def test_daemons_leave_a_root_that_is_not_wanted_any_more(mps, settings, r
         if elsewhere is not None:
             await until(lambda: not ready(elsewhere, GPU))
         else:
-            assert set(running.driver_modes()) == {0}
+            await until(lambda: set(running.driver_modes()) == {0})
         running.reload(settings)
         await until(mps.is_ready)
         if elsewhere is not None:
