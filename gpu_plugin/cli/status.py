@@ -24,14 +24,40 @@ from gpu_plugin.config.settings import STATE_DIR
     help="The daemon's state directory.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
-def command(state_dir: Path, as_json: bool) -> int:  # noqa: FBT001 - click hands it over so
+@click.option("--metrics", "as_metrics", is_flag=True, help="Prometheus' text format, for a textfile collector.")
+def command(state_dir: Path, as_json: bool, as_metrics: bool) -> int:  # noqa: FBT001 - click hands it over so
     """Prints the status; the exit status is 1 while a newer configuration is refused."""
     try:
         status = control.request(state_dir, "status")
     except control.ControlError as error:
         raise click.ClickException(str(error)) from None
-    click.echo(json.dumps(status, indent=2) if as_json else "\n".join(lines(status)))
+    if as_metrics:
+        click.echo("\n".join(metrics(status)))
+    else:
+        click.echo(json.dumps(status, indent=2) if as_json else "\n".join(lines(status)))
     return 1 if status["configuration"]["refused"] else 0
+
+
+def metrics(status: dict[str, Any]) -> list[str]:
+    """The status in Prometheus' text exposition format 0.0.4. Resource names and words hold nothing that it escapes."""
+    shown = [
+        "# HELP gpu_plugin_config_reloads_total Times the configuration was read, by what came of it.",
+        "# TYPE gpu_plugin_config_reloads_total counter",
+    ]
+    for result, count in status["configuration"]["reloads"].items():
+        shown.append(f'gpu_plugin_config_reloads_total{{result="{result}"}} {count}')
+    shown += [
+        "# HELP gpu_plugin_config_refused Whether the configuration that was asked for is not the one in force.",
+        "# TYPE gpu_plugin_config_refused gauge",
+        f"gpu_plugin_config_refused {int(bool(status['configuration']['refused']))}",
+        "# HELP gpu_plugin_devices Devices listed to the kubelet, by resource and state.",
+        "# TYPE gpu_plugin_devices gauge",
+    ]
+    for name, counts in status["resources"].items():
+        unhealthy = counts["devices"] - counts["healthy"] - counts["retired"]
+        for state, count in (("healthy", counts["healthy"]), ("unhealthy", unhealthy), ("retired", counts["retired"])):
+            shown.append(f'gpu_plugin_devices{{resource="{name}",state="{state}"}} {count}')
+    return shown
 
 
 def lines(status: dict[str, Any]) -> list[str]:

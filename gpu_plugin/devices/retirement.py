@@ -74,7 +74,14 @@ def _retired(device: Device) -> Device:
 def _held_back(devices: tuple[Device, ...], in_use: Sequence[Device]) -> tuple[Device, ...]:
     if not in_use:
         return devices
-    return tuple(_busy(device, in_use) for device in devices)
+    # Tens of thousands of replicas are each held against what is in use of their own hardware alone.
+    by_hardware: dict[str, list[Device]] = {}
+    for old in in_use:
+        for uuid in {old.gpu, old.visible_id}:
+            by_hardware.setdefault(uuid, []).append(old)
+    return tuple(
+        _busy(device, [*by_hardware.get(device.gpu, ()), *by_hardware.get(device.visible_id, ())]) for device in devices
+    )
 
 
 def _busy(device: Device, in_use: Sequence[Device]) -> Device:

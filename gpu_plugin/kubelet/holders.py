@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+from gpu_plugin.devices.retirement import Held
 from gpu_plugin.kubelet import checkpoint, pod_resources
 from gpu_plugin.kubelet.socket import Identity, identity
 from gpu_plugin.threads import DaemonThreads
@@ -11,8 +12,6 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 2.0
 """Seconds that each witness may take."""
-
-Held = frozenset[tuple[str, str]]
 
 
 class Holders:

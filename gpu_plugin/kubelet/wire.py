@@ -15,6 +15,7 @@ import betterproto
 
 from gpu_plugin.access.edits import ContainerEdits, DeviceSpec, Mount
 from gpu_plugin.devices.device import Device
+from gpu_plugin.devices.naming import MAX_LIST_BYTES
 from gpu_plugin.kubelet._api import v1beta1 as messages
 
 __all__ = ["ListEncoder", "PreferredRequest", "messages"]
@@ -22,8 +23,8 @@ __all__ = ["ListEncoder", "PreferredRequest", "messages"]
 VERSION = "v1beta1"
 HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""What the kubelet's client takes in one message (grpc-go's default); a longer list ends the stream for good."""
+MAX_MESSAGE_BYTES = MAX_LIST_BYTES
+"""What the kubelet's client takes in one message; a longer list ends the stream for good."""
 
 REGISTER = "/v1beta1.Registration/Register"
 OPTIONS = "/v1beta1.DevicePlugin/GetDevicePluginOptions"

@@ -23,17 +23,13 @@ from gpu_plugin.mps.supervisor import Supervisor, Tempo
 from gpu_plugin.nvml import probe
 from gpu_plugin.nvml.port import Driver, HostView, NvmlError
 from gpu_plugin.nvml.watched import PLACEHOLDER
-from gpu_plugin.parts import forever
+from gpu_plugin.parts import FIRST_RETRY, LONGEST_RETRY, forever
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with
 from gpu_plugin.state import StateDirectory
 from gpu_plugin.threads import DaemonThreads, Job, begin
 
 log = logging.getLogger(__name__)
-
-FIRST_RETRY = 1.0
-LONGEST_RETRY = 30.0
-"""Seconds between two attempts to find a driver or a readable GPU."""
 
 PROBE_PATIENCE = 5.0
 """Seconds a GPU may take to describe itself before the daemons are planned without it."""

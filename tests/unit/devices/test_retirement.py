@@ -109,6 +109,18 @@ def test_hardware_that_a_pod_has_under_a_former_id_is_not_given_to_another(old, 
     assert merged[0].devices == (new,)
 
 
+def test_a_slice_whose_gpu_is_forgotten_is_still_that_slice():
+    old = Device("MIG-x", "MIG-x", "MIG-x", "", kind=MIG)  # as what a pod holds is recalled
+    merged, _ = retire(
+        (resource(old),),
+        (resource(mig("MIG-x"), mig("MIG-y"), name=SMALL),),
+        Retirement(),
+        frozenset({(GPU, "MIG-x")}),
+        0,
+    )
+    assert [device.healthy for device in merged[0].devices] == [False, True]
+
+
 ids = st.sets(st.sampled_from("abcdefgh"), max_size=8)
 
 

@@ -19,7 +19,7 @@ def ended_threads(monkeypatch) -> Iterator[None]:
     yield
     left = [thread for thread in driver_threads() if thread not in before]
     for thread in left:
-        thread.join(5)
+        thread.join(10)
     assert not [thread for thread in left if thread.is_alive()]
 
 

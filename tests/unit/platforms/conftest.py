@@ -1,24 +1,5 @@
-"""What every test here shares: no driver thread outlives its test, and none waits longer than it must."""
+"""What every test here shares with those of nvml: no driver thread outlives its test, and none waits longer than it must."""
 
-import threading
-from collections.abc import Iterator
+from tests.unit.nvml.conftest import driver_threads, ended_threads, no_gap
 
-import pytest
-
-from gpu_plugin.nvml import events, monitor
-
-
-def driver_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("nvml-")]
-
-
-@pytest.fixture(autouse=True)
-def ended_threads(monkeypatch) -> Iterator[None]:
-    monkeypatch.setattr(events, "WAIT_MS", 10)
-    monkeypatch.setattr(monitor, "LOOK_GAP", 0.0)
-    before = driver_threads()
-    yield
-    left = [thread for thread in driver_threads() if thread not in before]
-    for thread in left:
-        thread.join(10)
-    assert not [thread for thread in left if thread.is_alive()]
+__all__ = ["driver_threads", "ended_threads", "no_gap"]
