@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import calls, footprint, health, lifecycle, lists, shared
+from bench import calls, footprint, health, lifecycle, lists, polls, shared
 from bench.plan import Plan
 from bench.process import PROFILE, ROOT, stolen
 from bench.table import Row, render, verdict
@@ -27,6 +27,7 @@ FIGURES: dict[str, Figures] = {
     "xid": health.xid_to_streams,
     "restart": lifecycle.kubelet_restart,
     "footprint": footprint.memory_and_idling,
+    "polls": polls.every_signal,
     "list": lists.health_change,
     "gpu": lists.gpu_change,
     "ids": lists.many_ids,

@@ -12,10 +12,10 @@ from bench.quantiles import median, percentile
 from bench.table import Judged, Row
 from gpu_plugin.access.container import Access
 from gpu_plugin.devices.device import Device, Resource
-from gpu_plugin.health.latch import Limits
+from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import XidEvent
-from gpu_plugin.health.xids import XidPolicy, parse_xid_list
+from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.service import DevicePluginService
@@ -55,9 +55,9 @@ async def _health_change() -> list[Row]:
     uuids = [_uuid(at) for at in range(DEVICES)]
     store = _store([Device(uuid, uuid, uuid, str(at), numa=(at % 2,)) for at, uuid in enumerate(uuids)])
     feed = ListFeed(NAME, store)
-    ledger = HealthLedger(XidPolicy(parse_xid_list(""), parse_xid_list("")))
+    ledger = HealthLedger(HealthPolicy())
     for uuid in uuids:
-        ledger.watch(uuid, Limits())
+        ledger.watch(uuid, Facts())
     await feed.refresh()
     publishing, whole = [], []
     for uuid in uuids[:: DEVICES // CHANGES]:
@@ -124,7 +124,7 @@ async def _many_ids() -> list[Row]:
     taken, stalls = [], []
     for _ in range(LONG_CALLS):
         stream = _OneCall(request)
-        ticking = asyncio.create_task(_longest_stall())
+        ticking = asyncio.create_task(longest_stall())
         await asyncio.sleep(2 * TICK)
         began = time.perf_counter()
         await handle(stream)
@@ -164,7 +164,7 @@ class _OneCall:
         self.answer = answer
 
 
-async def _longest_stall() -> float:
+async def longest_stall() -> float:
     """The longest time, in ms, by which the event loop came late; ends when cancelled."""
     longest = 0.0
     last = time.perf_counter()

@@ -27,7 +27,10 @@ Verb = Callable[[Mapping[str, object]], Awaitable[Mapping[str, object]]]
 """Takes a request's fields, gives the reply's. A ConfigError's text is the answer; anything else is a fault of ours."""
 
 _LONGEST_LINE = 64 * 1024
-"""Bytes of a request or a reply."""
+"""Bytes of a request."""
+
+_LONGEST_REPLY = 1024 * 1024
+"""Bytes of a reply: why each of 16 GPUs with all their MIG devices is in its state takes some 100 KiB."""
 
 _SECONDS_TO_ASK = 5.0
 """How long a client may take to send its line or fetch its reply: it is a local program, and has it ready."""
@@ -133,6 +136,8 @@ async def _converse(reader: "asyncio.StreamReader", writer: "asyncio.StreamWrite
                 line = await reader.readuntil(b"\n")
             except asyncio.LimitOverrunError:
                 line = b""
+        # A transport that was closed before all was sent cannot be aborted after that: asyncio has let go of its loop by then.
+        writer.transport.set_write_buffer_limits(high=0)
         writer.write(await _answer(line, verbs))
         async with asyncio.timeout(_SECONDS_TO_ASK):
             await writer.drain()
@@ -168,7 +173,7 @@ async def _answer(line: bytes, verbs: Mapping[str, Verb]) -> bytes:
             return _refusal(f"{name} took longer than {_SECONDS_TO_ANSWER:g} s and was given up")
         _log.exception(f"control socket: {name} failed")
         return _refusal("internal error: the daemon's log has the details")
-    return reply if len(reply) <= _LONGEST_LINE else _refusal(f"{name}: the reply is too long for one line")
+    return reply if len(reply) <= _LONGEST_REPLY else _refusal(f"{name}: the reply is too long for one line")
 
 
 def _line(message: Mapping[str, object]) -> bytes:
@@ -257,11 +262,11 @@ def _address(state_dir: Path, directory: int) -> str:
 
 def _read_line(connection: socket.socket) -> bytes:
     deadline = time.monotonic() + _SECONDS_TO_ANSWER + 1
-    received = b""
+    received = bytearray()
     while not received.endswith(b"\n"):
         connection.settimeout(max(deadline - time.monotonic(), 0.001))
         chunk = connection.recv(_LONGEST_LINE)
         received += chunk
-        if not chunk or len(received) > _LONGEST_LINE:
+        if not chunk or len(received) > _LONGEST_REPLY:
             break
-    return received
+    return bytes(received)

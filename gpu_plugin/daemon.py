@@ -1,6 +1,6 @@
 """The daemon: builds the parts and lets them run together. The only module that knows all others.
 
-    Configuration ──settings──▶ offer ◀──────node────── Monitor ──observations──▶ HealthLedger
+    Configuration ──settings──▶ offer ◀──────node────── Monitor ──observations──▶ HealthWatch
                                   │                                                   │ reasons
                                   ▼                                                   ▼
     PodResources ──who holds──▶ Inventory ──▶ SnapshotStore ──▶ Endpoints, one a resource ──▶ kubelet
@@ -14,8 +14,7 @@ import logging
 import os
 import random
 import signal
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import anyio
@@ -25,35 +24,29 @@ from gpu_plugin import __version__, control
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.naming import PLACEHOLDER
-from gpu_plugin.devices.node import Node
+from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.faulting_pods import FaultingPods
 from gpu_plugin.hardware import Hardware, hardware_for
-from gpu_plugin.health.ledger import Evidence, HealthLedger
-from gpu_plugin.health.observation import Observation, XidEvent
-from gpu_plugin.health.policy import complaints, limits, policy
+from gpu_plugin.health.observation import Observation
+from gpu_plugin.health_watch import HealthWatch
 from gpu_plugin.inventory import Inventory, Offer, offer, without_gone
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoints import Endpoints
-from gpu_plugin.memory import Memory
+from gpu_plugin.kubelet.holders import Holders, Pods
+from gpu_plugin.memory import Known, Memory, Recorder
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.offering import Offering
+from gpu_plugin.operations import Operations
 from gpu_plugin.parts import FIRST_RETRY, LONGEST_RETRY, forever
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.snapshot import SnapshotStore
 from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with
 from gpu_plugin.state import StateDirectory
-from gpu_plugin.telemetry.health_log import ApplicationXids, tell
 from gpu_plugin.telemetry.logs import configure
-from gpu_plugin.threads import DaemonThreads
 
 log = logging.getLogger(__name__)
-
-DISK_PATIENCE = 10.0
-DISK_RETRY = 5.0
-LAST_WRITE = 0.2
-"""Seconds for a write of what must outlive the process, until a failed one is tried again, and for the one at the exit."""
-
 
 UNCHANGEABLE = (
     "socket_dir",
@@ -81,14 +74,14 @@ class Daemon:
         self.hardware = hardware
         self.store = SnapshotStore()
         self._memory = Memory(StateDirectory(Path(self.settings.state_dir)), hardware.host.boot_id())
-        self._past: tuple[Evidence, ...] = ()
-        self._ledger = HealthLedger(policy(self.settings))
-        self._inventory = Inventory(self.store, self._ledger.reason)
-        self._unsaved = Pulse()
-        self._offering = Offering(self._inventory, lambda: self.settings, self._unsaved.ring)
+        self._recorder = Recorder(self._memory, self._known)
+        self._pods = FaultingPods(self._holding_pods, lambda: self.store.current, self._health_seen)
+        self._health = HealthWatch(self.settings, hardware.host.boot_id(), self._health_changed, self._pods.heard)
+        self._operations = Operations(self._health, lambda: self._monitor, self._recorder.written)
+        self._inventory = Inventory(self.store, self._health.ledger.reason)
+        self._offering = Offering(self._inventory, lambda: self.settings, self._recorder.changed)
+        self._holders = Holders(Path(self.settings.socket_dir))
         self._node = Node()
-        self._began = time.time() - time.monotonic()
-        self._application_xids = ApplicationXids()
         self._told_to_stop = False
         self._look = Pulse()
         self._monitor: Monitor | None = None
@@ -118,31 +111,29 @@ class Daemon:
 
     async def _begin(self) -> None:
         log.info("gpu-plugin %s starting", __version__)
-        self._past = self._memory.evidence()
+        remembered = self._memory.gpus()
+        self._health.remember(self._memory.evidence(), remembered)
         self._inventory.remember(self._memory.listed())
-        for entry in self._past:
-            log.warning("GPU %s is remembered as unfit: %s", entry.uuid, entry.detail)
-        for complaint in complaints(self._ledger.policy):
-            log.warning("%s", complaint)
         if any(name.startswith("cdi-") for name in self.settings.device_list_strategy):
             log.warning(
                 "CDI devices are named and their specs not written by this version: they must come from elsewhere"
             )
         wire.warm()
+        self._monitor = self._make_monitor(remembered)
         for name, run in (
             ("the control socket", self._control),
             ("the directory watch", self._watch),
-            ("the state directory", self._save),
+            ("the state directory", self._recorder.run),
             ("the configuration watch", self.configuration.watch),
             ("the configuration", self._configure),
+            ("the search for faulting pods", self._pods.run),
             ("the retirement of devices", self._offering.settle),
             ("the watch on MPS daemons", self._offering.watch_mps),
             ("the endpoints", self._serve),
         ):
             self._parts.start_soon(forever, name, run)
-        monitor = await self._find_gpus()
-        self._monitor = monitor
-        await forever("the GPU monitor", monitor.run)
+        await self._find_gpus(self._monitor)
+        await forever("the GPU monitor", self._monitor.run)
 
     async def _signals(self) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP) as signals:
@@ -165,7 +156,8 @@ class Daemon:
 
     async def _control(self) -> None:
         """Answers commands; another daemon on the same state directory is waited out."""
-        verbs = {name: self._then_look(verb) for name, verb in self.hardware.verbs.items()} | {"status": self._status}
+        verbs = {name: self._then_look(verb) for name, verb in self.hardware.verbs.items()}
+        verbs |= {**self._operations.verbs, "status": self._status}
         while True:
             try:
                 async with control.serve(Path(self.settings.state_dir), verbs):
@@ -185,18 +177,25 @@ class Daemon:
 
         return acted
 
-    async def _find_gpus(self) -> Monitor:
-        """Opens the driver, again and again if need be, until there are GPUs to serve."""
-        pause, said = FIRST_RETRY, ""
-        monitor = Monitor(
+    def _make_monitor(self, remembered: Sequence[Gpu]) -> Monitor:
+        return Monitor(
             self.hardware.driver,
             self.hardware.host,
             self.settings.health_poll_interval,
             self.settings.nvml_timeout,
-            self._memory.gpus(),
-            self._observe,
+            remembered,
+            self._health.observe,
             self._found,
+            retention=self.settings.vanished_gpu_retention,
+            released=self._operations.begin(),
+            booted=self._booted,
+            met=self._health.watch,
+            boot_id=self._health.ledger.boot_id,
         )
+
+    async def _find_gpus(self, monitor: Monitor) -> None:
+        """Opens the driver, again and again if need be, until there are GPUs to serve."""
+        pause, said = FIRST_RETRY, ""
         while True:
             try:
                 node = await monitor.open()
@@ -209,7 +208,7 @@ class Daemon:
                 trouble = f"the NVIDIA driver cannot be used: {error!r}"
             else:
                 if node.gpus:
-                    return monitor
+                    return
                 trouble = "the NVIDIA driver finds no GPU on this node"
             if self.settings.fail_on_init_error:
                 raise NoDriverError(
@@ -232,7 +231,7 @@ class Daemon:
         """
         first = not self._node.gpus
         for old, new in _named(self._node, node):
-            self._ledger.rename(old, new)
+            self._health.rename(old, new)
         found: Offer | None
         try:
             found = offer(node, self.settings, self.hardware.dev_root)
@@ -243,59 +242,31 @@ class Daemon:
             log.error("%s; what was served before is served on, less what is gone", error)  # noqa: TRY400
             found = None if first else without_gone(self._inventory.offer, node)
         self._node = node
-        for gpu in node.gpus:
-            self._ledger.watch(gpu.uuid, limits(gpu, self.settings))
-        self._ledger.replay(self._past)
-        known = {gpu.uuid for gpu in node.gpus}
-        self._past = tuple(entry for entry in self._past if entry.uuid not in known)  # for GPUs still to be named
+        self._health.watch(node.gpus)
+        self._operations.found()
         if found is not None:
             self._offering.take(found)
 
+    def _booted(self, boot_id: str) -> None:
+        self._memory.booted(boot_id)
+        self._health.booted(boot_id)
+
     # Health
 
-    def _observe(self, uuid: str, seen: Observation) -> bool:
-        """Takes in one observation: says what it changed, and publishes the new health.
+    def _health_changed(self, uuid: str) -> None:
+        self._inventory.health_changed(uuid)
+        self._recorder.changed()
 
-        Returns whether another observation soon would settle something.
-        """
-        revision = self._ledger.revision
-        changes = self._ledger.observe(uuid, seen, self._now())
-        if isinstance(seen, XidEvent) and self._ledger.application_xid(seen):
-            self._application_xids.count(uuid, seen.xid)
-        for change in changes:
-            tell(change)
-        if self._ledger.revision != revision:
-            self._inventory.health_changed(uuid)
-            self._unsaved.ring()
-        return self._ledger.suspicious(uuid)
+    def _health_seen(self, uuid: str, seen: Observation) -> None:
+        self._health.observe(uuid, seen)
 
-    def _now(self) -> float:
-        """Unix time in seconds as of the start, and steady from there on: a clock that is set heals no GPU."""
-        return self._began + time.monotonic()
+    async def _holding_pods(self) -> Pods | None:
+        return await self._holders.pods(Path(self.settings.effective_pod_resources_socket))
 
     # Memory
 
-    async def _save(self) -> None:
-        """Writes down what changed, on a thread that nobody waits for; the newest alone where changes come fast."""
-        threads = DaemonThreads("state-files")
-        try:
-            while True:
-                now = (self._ledger.revision, self._node, self.store.current.version)
-                saved = await self._write(threads, DISK_PATIENCE) if self._node.gpus else True
-                if saved and now == (self._ledger.revision, self._node, self.store.current.version):
-                    await self._unsaved.wait()
-                elif not saved:
-                    await self._unsaved.wait(DISK_RETRY)
-        finally:
-            with anyio.CancelScope(shield=True):  # what was learnt last is worth a moment of the exit, and no more
-                if self._node.gpus:
-                    await self._write(threads, LAST_WRITE)
-            threads.close()
-
-    async def _write(self, threads: DaemonThreads, patience: float) -> bool:
-        evidence, node, listed = (*self._ledger.evidence(), *self._past), self._node, self._inventory.listed
-        job = await threads.submit(lambda: self._memory.write(evidence, node, listed), patience)
-        return job.done.done() and job.done.exception() is None and job.done.result()
+    def _known(self) -> Known:
+        return Known(self._health.ledger.revision, self._health.evidence(), self._node, self._inventory.listed)
 
     # Configuration
 
@@ -307,18 +278,21 @@ class Daemon:
         found = offer(self._node, new, self.hardware.dev_root) if self._node.gpus else None
         if found is not None:
             self._inventory.check(found)
-        self._ledger.policy = policy(new)
+        self._health.take(new)
         configure(new.log_format, new.log_level)
-        for gpu in self._node.gpus:
-            self._ledger.watch(gpu.uuid, limits(gpu, new))
         if self._monitor is not None:
             self._monitor.poll, self._monitor.timeout = new.health_poll_interval, new.nvml_timeout
+            self._monitor.retention = new.vanished_gpu_retention
         if found is not None:
             self._offering.take(found)
 
     async def _status(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
         """What is served and under which configuration, for `gpu-plugin status`."""
-        return {"configuration": self.configuration.status(), "resources": self._inventory.status()}
+        return {
+            "configuration": self.configuration.status(),
+            "resources": self._inventory.status(),
+            "health": self._operations.health(),
+        }
 
 
 def _named(before: Node, after: Node) -> list[tuple[str, str]]:

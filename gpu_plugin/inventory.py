@@ -78,10 +78,11 @@ def offer(node: Node, settings: Settings, dev_root: str) -> Offer:
 class Inventory:
     """Keeps the store true to an offer, to the health of the hardware and to what pods hold. Does no I/O.
 
-    `health` gives the reason why the hardware of a uuid is unfit, empty where it is fit.
+    `health` gives the reason why a GPU, or one MIG device of it, is unfit, empty where it is fit; it takes both uuids, the
+    second one the GPU's own for a whole GPU.
     """
 
-    def __init__(self, store: SnapshotStore, health: Callable[[str], str]) -> None:
+    def __init__(self, store: SnapshotStore, health: Callable[[str, str], str]) -> None:
         self.store = store
         self.offer = Offer()
         self._health = health
@@ -186,10 +187,12 @@ class Inventory:
         self.apply(self.offer, held, now)
 
     def health_changed(self, uuid: str) -> None:
-        """Publishes the health of one piece of hardware."""
+        """Publishes the health of one GPU and of the MIG devices that it is cut into."""
         if self.unpublished:
             return
-        reasons = {uuid: self._health(uuid)}
+        views = self.store.current.resources.values()
+        seen = {device.visible_id for view in views for device in view.resource.devices if device.gpu == uuid}
+        reasons = {visible: self._health(uuid, visible) for visible in seen}
         self.store.publish(
             {name: view.with_reasons(reasons) for name, view in self.store.current.resources.items()},
         )
@@ -228,5 +231,6 @@ class Inventory:
         return old if old == new else new
 
     def _with_health(self, view: ResourceView) -> ResourceView:
-        reasons = {gpu: self._health(gpu) for gpu in {device.gpu for device in view.resource.devices}}
+        hardware = {(device.gpu, device.visible_id) for device in view.resource.devices}
+        reasons = {visible: self._health(gpu, visible) for gpu, visible in hardware}
         return view.with_reasons(reasons)

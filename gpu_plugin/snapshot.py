@@ -51,7 +51,9 @@ class ResourceView:
         return None if at is None else self.resource.devices[at]
 
     def with_reasons(self, reasons: Mapping[str, str]) -> "ResourceView":
-        """The view after GPUs got these reasons (by uuid; "" is healthy); the very same one where nothing changes.
+        """The view after hardware got these reasons; the very same one where nothing changes.
+
+        Hardware goes by what containers are told to see: the uuid of a GPU or of a MIG device. "" is healthy.
 
         A device that the plan holds back, or whose MPS daemon is down, is no healthier than that.
         """
@@ -59,9 +61,11 @@ class ResourceView:
         devices = []
         for device in self.resource.devices:
             new = device
-            if device.gpu in reasons:
+            if device.visible_id in reasons:
                 down = self.mps_down if device.shared == MPS else ""
-                new = with_reason(device, device.held if device.retired else reasons[device.gpu] or device.held or down)
+                new = with_reason(
+                    device, device.held if device.retired else reasons[device.visible_id] or device.held or down
+                )
             changed = changed or new is not device
             devices.append(new)
         return replace(self, resource=Resource(self.resource.name, tuple(devices))) if changed else self

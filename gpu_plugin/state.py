@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 MODE = 0o600
 
+CORRUPT = ".corrupt"
+"""Ends the name under which a file that cannot be understood is kept."""
+
 MAX_BYTES = 64 * 1024 * 1024
 """More than any of the files ever is: 60,000 devices take 16 MiB."""
 
@@ -40,9 +43,10 @@ class StateDirectory:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError, RecursionError) as error:
+            kept = "" if isinstance(error, OSError) else _keep_aside(file)
             if name not in self._unreadable:
                 self._unreadable.add(name)
-                log.error("%s cannot be read, what it remembered is lost: %s", file, error)  # noqa: TRY400
+                log.error("%s cannot be read, what it remembered is lost%s: %s", file, kept, error)  # noqa: TRY400
             return None
         self._unreadable.discard(name)
         return content
@@ -74,6 +78,16 @@ class StateDirectory:
             self._refused.discard(name)
             log.info("%s can be written again", file)
         return True
+
+
+def _keep_aside(file: Path) -> str:
+    """Puts a file that makes no sense where the next write does not replace it, for people to look at. Says where."""
+    aside = file.with_name(file.name + CORRUPT)
+    try:
+        file.replace(aside)
+    except OSError:
+        return ""
+    return f" (kept as {aside})"
 
 
 def _bounded(file: Path) -> bytes:

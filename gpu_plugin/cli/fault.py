@@ -1,18 +1,83 @@
 """`gpu-plugin fault`: makes a GPU of a running simulated node fail, or heals it."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from gpu_plugin import control
 
-_FLAGS = ("xid", "temperature", "lost", "hang", "mig", "heal")
+_NODE_FLAG = "reboot"
+"""The one flag that is about the whole node."""
+
+_FLAGS: dict[str, dict[str, Any]] = {
+    "xid": {"type": int, "help": "Raise this Xid."},
+    "event": {"metavar": "TYPE", "help": "Send a driver event of this type, such as 0x800."},
+    "temperature": {"type": int, "metavar": "CELSIUS", "help": "Hold this temperature."},
+    "memory-temperature": {"type": int, "metavar": "CELSIUS", "help": "Hold this temperature of the memory."},
+    "margin": {"type": int, "metavar": "CELSIUS", "help": "Stay so far from the temperature limit."},
+    "clocks-event-reasons": {"metavar": "MASK", "help": "Say that this slows the clocks, such as 0x40."},
+    "ecc-uncorrected": {"type": int, "metavar": "N", "help": "So many uncorrected memory errors more."},
+    "remap-pending": {"help": "A memory row waits to be remapped."},
+    "remap-failure": {"help": "A memory row could not be remapped."},
+    "retired-pages": {"type": int, "metavar": "N", "help": "So many memory pages are retired in all."},
+    "retirement-pending": {"help": "A memory page waits to be retired."},
+    "sram-threshold": {"help": "More SRAM errors than a part may have."},
+    "unrepairable-memory": {"help": "Memory that no repair mends."},
+    "recovery-action": {
+        "type": click.Choice(["none", "gpu-reset", "node-reboot", "drain-p2p", "drain-and-reset"]),
+        "help": "The recovery that the driver asks for; none: whatever Xid comes.",
+    },
+    "nvlink-down": {"type": int, "metavar": "LINK", "help": "This NVLink is down."},
+    "nvlink-up": {"type": int, "metavar": "LINK", "help": "It is up again."},
+    "nvlink-errors": {"type": int, "metavar": "N", "help": "So many failed recoveries of NVLinks more."},
+    "nvlink-crc-errors": {"type": int, "metavar": "N", "help": "So many CRC errors on NVLinks more."},
+    "fabric": {
+        "type": click.Choice(["completed", "in-progress", "unhealthy", "limited"]),
+        "help": "How the NVLink fabric is.",
+    },
+    "pcie-width": {"type": int, "metavar": "N", "help": "So many lanes of the PCIe link are in use."},
+    "pcie-replays": {"type": int, "metavar": "N", "help": "So many replays on the PCIe link more."},
+    "pcie-fatal-errors": {"type": int, "metavar": "N", "help": "So many fatal errors on the PCIe link more."},
+    "lost": {"help": "Fall off the bus."},
+    "vanish": {"help": "Be gone: the driver is unbound from the GPU."},
+    "return": {"help": "Be back after --vanish, for whoever opens the driver then."},
+    "hang": {"type": float, "metavar": "SECONDS", "help": "Block every driver call for so long."},
+    "error": {
+        "type": int,
+        "metavar": "CODE",
+        "help": "Every driver call fails with this nvmlReturn_t, such as 999; 0: none does.",
+    },
+    "mig": {
+        "metavar": "PROFILES",
+        "help": "Cut into these MIG devices, such as 3g.20gb,1c.3g.20gb,1g.5gb+me; empty: MIG mode alone; none: no MIG mode.",
+    },
+    "reset": {"help": "What a GPU reset does: counters begin at 0, what waited for one is done, nothing is asked for."},
+    "heal": {"help": "Repair and reset: everything but --mig is over."},
+    _NODE_FLAG: {"help": "Boot the node anew: every GPU is reset and back on the bus. Needs no --gpu."},
+}
+"""What can be asked for, by flag; without a type or a metavar there is nothing to say with it."""
+
+_NUMBERS = ("event", "clocks-event-reasons")
+"""Flags whose value may be written as 0x40."""
+
+
+def _options(function: Callable[..., None]) -> Callable[..., None]:
+    for name, how in reversed(_FLAGS.items()):
+        flag: dict[str, Any] = {"is_flag": True, "default": None} if how.keys() == {"help"} else {}
+        function = click.option(f"--{name}", _parameter(name), **how, **flag)(function)
+    return function
+
+
+def _parameter(name: str) -> str:
+    return name.replace("-", "_")
 
 
 @click.command(
     "fault",
     help="Make a GPU of a running simulated node fail, heal it, or cut it anew. The daemon must run with --simulate.",
-    epilog="Faults outlive the daemon: only --heal ends --lost and --temperature, and only another --mig ends a --mig.",
+    epilog="Faults outlive the daemon: --reset ends what a reset ends, --heal all but --mig, which only another --mig ends.",
 )
 @click.option(
     "--state-dir",
@@ -23,29 +88,40 @@ _FLAGS = ("xid", "temperature", "lost", "hang", "mig", "heal")
     show_envvar=True,
     help="The daemon's state directory.",
 )
-@click.option("--gpu", required=True, help="Which GPU: its index or its uuid.")
-@click.option("--xid", type=int, help="Raise this Xid.")
-@click.option("--temperature", type=int, metavar="CELSIUS", help="Hold this temperature.")
-@click.option("--lost", is_flag=True, default=None, help="Fall off the bus.")
-@click.option("--hang", type=float, metavar="SECONDS", help="Block every driver call for so long.")
+@click.option("--gpu", help="Which GPU: its index or its uuid.")
+@_options
 @click.option(
-    "--mig",
-    metavar="PROFILES",
-    help="Cut into these MIG devices, such as 3g.20gb,1c.3g.20gb,1g.5gb+me; empty: MIG mode without any; none: no MIG mode.",
+    "--instance", metavar="GI[/CI]", help="With --xid: on this GPU instance, or compute instance of it, alone."
 )
-@click.option("--heal", is_flag=True, default=None, help="Repair and reset: all of the above but --mig is over.")
-def command(state_dir: Path, gpu: str, **faults: float | str | bool | None) -> None:
+def command(state_dir: Path, gpu: str | None, instance: str | None, **faults: float | str | bool | None) -> None:
     """Sends one fault to the daemon and prints what was done."""
-    asked = {name: faults[name] for name in _FLAGS if faults[name] is not None}
+    asked: dict[str, object] = {name: given for name in _FLAGS if (given := faults[_parameter(name)]) is not None}
     if len(asked) != 1:
         flags = ", ".join(f"--{name}" for name in _FLAGS)
         given = " and ".join(f"--{name}" for name in asked) or "none"
         raise click.UsageError(f"one fault at a time, of {flags}: {given} given")
-    index_or_uuid = int(gpu) if gpu.isdecimal() and len(gpu) < 6 else gpu
+    (name,) = asked
+    if name in _NUMBERS:
+        asked[name] = _number(name, str(asked[name]))
+    if instance is not None:
+        if name != "xid":
+            raise click.UsageError(f"--instance goes with --xid, not with --{name}")
+        asked["instance"] = instance
+    if gpu is not None:
+        asked["gpu"] = int(gpu) if gpu.isdecimal() and len(gpu) < 6 else gpu
+    elif name != _NODE_FLAG:
+        raise click.UsageError("--gpu is missing: which GPU, by index or uuid")
     try:
-        reply = control.request(state_dir, "fault", gpu=index_or_uuid, **asked)
+        reply = control.request(state_dir, "fault", **asked)
     except control.UnknownVerbError:
         raise click.ClickException("the daemon runs on real GPUs: only one with --simulate takes faults") from None
     except control.ControlError as error:
         raise click.ClickException(str(error)) from None
     click.echo(reply["done"])
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise click.UsageError(f"--{name}: {text!r} is no number such as 64 or 0x40") from None

@@ -7,30 +7,18 @@ from typing import Any
 
 import click
 
-from gpu_plugin import control
-from gpu_plugin.config.settings import STATE_DIR
+from gpu_plugin.cli.running_daemon import ask, state_dir_option
 
 
 @click.command(
     "status", help="What the running daemon serves, and whether its configuration is the one that was asked for."
 )
-@click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path),
-    envvar="STATE_DIR",
-    default=Path(STATE_DIR),
-    show_default=True,
-    show_envvar=True,
-    help="The daemon's state directory.",
-)
+@state_dir_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 @click.option("--metrics", "as_metrics", is_flag=True, help="Prometheus' text format, for a textfile collector.")
 def command(state_dir: Path, as_json: bool, as_metrics: bool) -> int:  # noqa: FBT001 - click hands it over so
     """Prints the status; the exit status is 1 while a newer configuration is refused."""
-    try:
-        status = control.request(state_dir, "status")
-    except control.ControlError as error:
-        raise click.ClickException(str(error)) from None
+    status = ask(state_dir, "status", None)
     if as_metrics:
         click.echo("\n".join(metrics(status)))
     else:
@@ -39,24 +27,81 @@ def command(state_dir: Path, as_json: bool, as_metrics: bool) -> int:  # noqa: F
 
 
 def metrics(status: dict[str, Any]) -> list[str]:
-    """The status in Prometheus' text exposition format 0.0.4. Resource names and words hold nothing that it escapes."""
-    shown = [
-        "# HELP gpu_plugin_config_reloads_total Times the configuration was read, by what came of it.",
-        "# TYPE gpu_plugin_config_reloads_total counter",
+    """The status in Prometheus' text exposition format 0.0.4. Names, uuids and words hold nothing that it escapes."""
+    configuration, resources, health = status["configuration"], status["resources"], status["health"]
+    return [
+        *_metric(
+            "gpu_plugin_config_reloads_total",
+            "counter",
+            "Times the configuration was read, by what came of it.",
+            [({"result": result}, count) for result, count in configuration["reloads"].items()],
+        ),
+        *_metric(
+            "gpu_plugin_config_refused",
+            "gauge",
+            "Whether the configuration that was asked for is not the one in force.",
+            [({}, bool(configuration["refused"]))],
+        ),
+        *_metric(
+            "gpu_plugin_devices",
+            "gauge",
+            "Devices listed to the kubelet, by resource and state.",
+            [
+                ({"resource": name, "state": state}, count)
+                for name, counts in resources.items()
+                for state, count in (
+                    ("healthy", counts["healthy"]),
+                    ("unhealthy", counts["devices"] - counts["healthy"] - counts["retired"]),
+                    ("retired", counts["retired"]),
+                )
+            ],
+        ),
+        *_metric(
+            "gpu_plugin_gpu_health",
+            "gauge",
+            "The state that each GPU is in (1) and those it is not in (0). One of whose MIG devices is bad is degraded.",
+            [
+                ({"uuid": gpu["uuid"], "state": state}, state == gpu["state"])
+                for gpu in health["gpus"]
+                for state in ("healthy", "degraded", "unhealthy")
+            ],
+        ),
+        *_metric(
+            "gpu_plugin_health_transitions_total",
+            "counter",
+            "Changes of verdict, by GPU, signal and the verdict it came to.",
+            [
+                ({"uuid": each["uuid"], "signal": each["signal"], "verdict": each["verdict"].lower()}, each["total"])
+                for each in health["transitions"]
+            ],
+        ),
+        *_metric(
+            "gpu_plugin_xid_errors_total",
+            "counter",
+            "Xid errors, by GPU, number and class in the Xid policy.",
+            [
+                ({"uuid": each["uuid"], "xid": each["xid"], "class": each["class"]}, each["total"])
+                for each in health["xids"]
+            ],
+        ),
+        *_metric(
+            "gpu_plugin_health_signal_supported",
+            "gauge",
+            "Whether a GPU tells what a health signal needs.",
+            [
+                ({"uuid": uuid, "signal": signal}, supported)
+                for uuid, signals in health["supported"].items()
+                for signal, supported in signals.items()
+            ],
+        ),
     ]
-    for result, count in status["configuration"]["reloads"].items():
-        shown.append(f'gpu_plugin_config_reloads_total{{result="{result}"}} {count}')
-    shown += [
-        "# HELP gpu_plugin_config_refused Whether the configuration that was asked for is not the one in force.",
-        "# TYPE gpu_plugin_config_refused gauge",
-        f"gpu_plugin_config_refused {int(bool(status['configuration']['refused']))}",
-        "# HELP gpu_plugin_devices Devices listed to the kubelet, by resource and state.",
-        "# TYPE gpu_plugin_devices gauge",
-    ]
-    for name, counts in status["resources"].items():
-        unhealthy = counts["devices"] - counts["healthy"] - counts["retired"]
-        for state, count in (("healthy", counts["healthy"]), ("unhealthy", unhealthy), ("retired", counts["retired"])):
-            shown.append(f'gpu_plugin_devices{{resource="{name}",state="{state}"}} {count}')
+
+
+def _metric(name: str, kind: str, text: str, samples: list[tuple[dict[str, object], int]]) -> list[str]:
+    shown = [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+    for labels, value in samples:
+        told = ",".join(f'{label}="{said}"' for label, said in labels.items())
+        shown.append(f"{name}{{{told}}} {int(value)}" if told else f"{name} {int(value)}")
     return shown
 
 
@@ -74,4 +119,10 @@ def lines(status: dict[str, Any]) -> list[str]:
         more = f", {counts['retired']} retired" if counts["retired"] else ""
         how = f", shared by {' and '.join(counts['sharing'])}" if counts["sharing"] else ""
         shown.append(f"{name:<{width}}  {counts['healthy']} of {counts['devices']} devices healthy{more}{how}")
-    return shown if status["resources"] else [*shown, "no resource is served"]
+    if not status["resources"]:
+        shown.append("no resource is served")
+    return shown + [
+        f"GPU {gpu['index']}  {gpu['state']}: {'; '.join(gpu['reasons'])}"
+        for gpu in status["health"]["gpus"]
+        if gpu["verdict"] != "OK"
+    ]

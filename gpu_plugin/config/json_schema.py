@@ -7,7 +7,7 @@
 import json
 from collections.abc import Mapping
 
-from gpu_plugin.config.schema import Branch, Leaf, Node
+from gpu_plugin.config.schema import Branch, Leaf, Node, Table
 from gpu_plugin.config.schema_v1 import SCHEMA
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -28,9 +28,12 @@ def _of(node: Node) -> dict[str, object]:
     if isinstance(node, Leaf):
         default = {} if node.default in (None, "") else {"default": node.default}
         return {**about, **_or_null(node.parse.schema), **default}
+    if isinstance(node, Table):
+        values = {str(node.key.schema["pattern"]): _of(node.value)}
+        return {**about, "type": ["object", "null"], "patternProperties": values, "additionalProperties": False}
     if isinstance(node, Branch):
-        required = [key for key, inner in node.keys.items() if inner.missing]
-        keys = {key: _of(inner) if not inner.missing else _never_null(_of(inner)) for key, inner in node.keys.items()}
+        required = [key for key, inner in node.keys.items() if not isinstance(inner, Table) and inner.missing]
+        keys = {key: _never_null(_of(inner)) if key in required else _of(inner) for key, inner in node.keys.items()}
         return {
             **about,
             "type": ["object", "null"],

@@ -260,6 +260,20 @@ OURS: tuple[Option, ...] = (
         "how long an NVML call may take before its GPU counts as hung",
     ),
     _option(
+        "flap_guard",
+        "flags.flapGuard",
+        "1h",
+        values.duration(0, 86400),
+        "how long a GPU is held back that became unfit for the same reason three times within an hour; 0s: not at all",
+    ),
+    _option(
+        "vanished_gpu_retention",
+        "flags.vanishedGpuRetention",
+        "24h",
+        values.duration(1, 30 * 86400),
+        "how long a GPU that is gone from the node stays listed, as unhealthy",
+    ),
+    _option(
         "event_loop",
         "flags.eventLoop",
         "asyncio",
@@ -268,12 +282,15 @@ OURS: tuple[Option, ...] = (
     ),
 )
 
-# Read from the environment alone, as NVIDIA's plugin does.
+# Read from the environment alone, as NVIDIA's plugin does; the last as Google's does (container-engine-accelerators,
+# cmd/nvidia_gpu).
 _DISABLED = "Xids that are no fault: numbers, xids, or all"
 _ENABLED = "Xids that are a fault after all: numbers, or all"
+_CRITICAL = "further Xids that are a fault: numbers"
 UNFLAGGED: tuple[Option, ...] = (
     Option("disable_healthchecks", (), ("DP_DISABLE_HEALTHCHECKS",), "", "", values.text, _DISABLED),
     Option("enable_healthchecks", (), ("DP_ENABLE_HEALTHCHECKS",), "", "", values.text, _ENABLED),
+    Option("xid_config", (), ("XID_CONFIG",), "", "", values.text, _CRITICAL),
 )
 
 OPTIONS: tuple[Option, ...] = (*NVIDIA, *OURS, *UNFLAGGED)

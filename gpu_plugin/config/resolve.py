@@ -92,6 +92,7 @@ def _read_file(document: Document) -> _Written:
     if not document.content:
         return _Written(document, {}, {}, ())
     # Only those who have a file need the schema.
+    from gpu_plugin.config.health_section import verdicts  # noqa: PLC0415
     from gpu_plugin.config.schema import Checked  # noqa: PLC0415
     from gpu_plugin.config.schema_v1 import SCHEMA, name_patterns  # noqa: PLC0415
     from gpu_plugin.config.sharing_section import shared_resources  # noqa: PLC0415
@@ -105,7 +106,8 @@ def _read_file(document: Document) -> _Written:
         [pattern.name for pattern in mig_names],
     )
     faults = (*checked.faults, *gpu_faults, *mig_faults, *sharing_faults)
-    sections = {"sharing": sharing, "gpu_names": gpu_names, "mig_names": mig_names}
+    health = verdicts(cast("Mapping[str, Any]", checked.content.get("health", {})))
+    sections = {"sharing": sharing, "gpu_names": gpu_names, "mig_names": mig_names, "verdicts": health}
     return _Written(document, checked.content, sections, faults)
 
 

@@ -39,7 +39,16 @@ class Rows:
     missing: str = ""
 
 
-Node = Leaf | Branch | Rows
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A mapping of keys that `key` reads to values of one kind. What `key` takes must be no two ways of writing the same."""
+
+    key: Reading[object]
+    value: Leaf
+    help: str = ""
+
+
+Node = Leaf | Branch | Rows | Table
 
 
 class Checked:
@@ -69,7 +78,7 @@ class Checked:
                 if len(self.faults) == faults or not isinstance(node, Leaf):
                     found[name] = read
         for name, node in branch.keys.items():
-            if node.missing and written.get(name) is None:
+            if not isinstance(node, Table) and node.missing and written.get(name) is None:
                 self._fault(place, node.missing)
         return found
 
@@ -86,7 +95,23 @@ class Checked:
         if not isinstance(value, Mapping):
             self._fault(place, f"a mapping is needed here, not {shown(value)}")
             return {}
-        return self._branch(place, node, value)
+        return self._table(place, node, value) if isinstance(node, Table) else self._branch(place, node, value)
+
+    def _table(self, place: Place, table: Table, written: Mapping[str, object]) -> dict[object, object]:
+        found: dict[object, object] = {}
+        for name, value in written.items():
+            here = (*place, str(name))
+            faults = len(self.faults)
+            try:
+                key = table.key(name)
+            except ValueError as error:
+                self._fault(here, str(error))
+                continue
+            if value is not None:
+                read = self._leaf(here, table.value, value)
+                if len(self.faults) == faults:
+                    found[key] = read
+        return found
 
     def _leaf(self, place: Place, leaf: Leaf, value: object) -> object:
         try:

@@ -9,6 +9,7 @@ from typing import Any, cast
 from gpu_plugin.config import values
 from gpu_plugin.config.document import Document
 from gpu_plugin.config.errors import Fault
+from gpu_plugin.config.health_section import HEALTH
 from gpu_plugin.config.options import OPTIONS
 from gpu_plugin.config.schema import Branch, Leaf, Node, Rows
 from gpu_plugin.config.sharing import NamePattern
@@ -91,6 +92,7 @@ def _schema() -> Branch:
             "sharing": SHARING,
             "imex": Branch(branches["imex"], "IMEX channels"),
             "selection": Branch(branches["selection"], "which GPUs are served at all"),
+            "health": HEALTH,
         },
         "Configuration of gpu-plugin: NVIDIA's schema v1, read strictly.",
     )

@@ -1,8 +1,9 @@
 """The daemon's settings, resolved."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpu_plugin.config.sharing import NamePattern, SharedResource
+from gpu_plugin.config.verdicts import Verdicts
 
 DEVICE_PLUGIN_DIR = "/var/lib/kubelet/device-plugins"
 """Where the kubelet looks for device plugins, whatever its own --root-dir (pkg/kubelet, DevicePluginPath)."""
@@ -14,8 +15,9 @@ STATE_DIR = "/var/lib/gpu-plugin"
 class Settings:
     """Every option under its own name; durations are in seconds. Defaults are those of `options.OPTIONS`.
 
-    The last three stand in the config file alone, each in the file's order: what is shared, and the names of whole GPUs by
-    model and of MIG devices by profile, of which the first that matches counts.
+    The last four stand in the config file alone. The first three of them are in the file's order: what is shared, and the
+    names of whole GPUs by model and of MIG devices by profile, of which the first that matches counts. The last is what
+    Xids and health signals mean by the operator's word.
     """
 
     mig_strategy: str
@@ -57,12 +59,16 @@ class Settings:
     health_poll_interval: float
     temperature_recovery: float
     nvml_timeout: float
+    flap_guard: float
+    vanished_gpu_retention: float
     event_loop: str
     disable_healthchecks: str
     enable_healthchecks: str
+    xid_config: str
     sharing: tuple[SharedResource, ...] = ()
     gpu_names: tuple[NamePattern, ...] = ()
     mig_names: tuple[NamePattern, ...] = ()
+    verdicts: Verdicts = field(default_factory=Verdicts)
 
     @property
     def socket_dir(self) -> str:

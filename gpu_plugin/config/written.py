@@ -27,6 +27,10 @@ def written(settings: Settings) -> dict[str, object]:
                 "resources": [_entry(entry) for entry in entries],
             }
             _put(content, ["sharing", key], section)
+    said = settings.verdicts
+    for key, words in (("xid", said.xids), ("xidClass", said.xid_classes), ("signals", said.signals)):
+        if words:
+            _put(content, ["health", key], dict(words))
     return content
 
 

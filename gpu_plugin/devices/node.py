@@ -39,8 +39,9 @@ class Gpu:
     """One piece of hardware. None means that the part, the driver or the host does not say.
 
     `unreadable` is why the driver could not describe it: such a GPU is listed and never handed out. Its `uuid` is then
-    the one remembered from an earlier probe, or a placeholder made of its index. `mig_devices` are in the order of their
-    index, and only looked at while `mig_enabled`.
+    the one remembered from an earlier probe, or a placeholder made of its index. `margins` are its limits relative to
+    T.Limit; `remaps_rows` is whether it remaps bad memory rows, `nvswitch` whether its NVLinks lead to switches.
+    `mig_devices` are in the order of their index, and only looked at while `mig_enabled`.
     """
 
     uuid: str
@@ -54,6 +55,9 @@ class Gpu:
     mig_devices: tuple[MigDevice, ...] = ()
     numa_node: int | None = None
     thresholds: Thresholds = Thresholds()
+    margins: Thresholds = Thresholds()
+    remaps_rows: bool = False
+    nvswitch: bool = False
     event_types: int = 0
     fields: frozenset[int] = frozenset()
     unreadable: str | None = None

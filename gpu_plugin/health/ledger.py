@@ -1,17 +1,41 @@
 """The health of every GPU of a node: latches by GPU and signal, and what of them must outlive this process."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import get_args
 
-from gpu_plugin.health.latch import Latch, Limits, Verdict
-from gpu_plugin.health.observation import Observation, Sample, XidEvent
-from gpu_plugin.health.signals import SIGNALS
-from gpu_plugin.health.xids import XidPolicy
+from gpu_plugin.health.context import Context
+from gpu_plugin.health.evidence import Evidence, news
+from gpu_plugin.health.facts import Facts
+from gpu_plugin.health.latch import UNMARKED, Latch, LatchKey, Marks, Verdict
+from gpu_plugin.health.observation import DriverEvent, Observation, Order, Sample, XidEvent
+from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.signals import OPERATORS, SEVERAL, SIGNALS, Signal
+from gpu_plugin.health.signals.flapping import fell
+from gpu_plugin.health.words import advice, event_reason, xid_number
+
+REMEMBER_XIDS = 600.0
+"""Seconds for which the Xids of a GPU are remembered, for signals that tell a cause from what follows it."""
+
+Slices = Mapping[tuple[int, int], str]
+"""Uuids of a GPU's MIG devices by GPU instance and compute instance."""
+
+_SHOWN: Mapping[type, tuple[tuple[LatchKey, Signal], ...]] = {
+    kind: tuple((LatchKey(name), signal) for name, signal in SIGNALS.items() if kind in signal.sees)
+    for kind in get_args(Observation)
+}
+"""Which signals are shown an observation of this kind, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A signal's verdict on a GPU changed. `since` is Unix time in seconds."""
+    """What a signal's verdict changed to: the event that everyone who reports on health is given.
+
+    `uuid` is the GPU's; `device` and `part` are those of the latch's key. `since` is Unix time in seconds; `xid` the Xid
+    behind it, if one is, and `xid_name` its name. `action` is what an operator is advised to do, empty once the verdict
+    is OK. `standing` is the worst of all signals of the GPU, or that MIG device, after the change; `reason` is a name in
+    CamelCase for Kubernetes Events, such as GpuXidFatal or GpuRecovered.
+    """
 
     uuid: str
     signal: str
@@ -19,133 +43,304 @@ class Transition:
     before: Verdict
     detail: str
     since: float
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """An open latch as it is written down: enough to hold the same verdict after a restart."""
-
-    uuid: str
-    signal: str
-    verdict: str
-    detail: str
-    since: float
-    energy: int | None = None
-    reset: bool = False
+    device: str = ""
+    xid: int | None = None
+    action: str = ""
+    xid_name: str = ""
+    standing: Verdict = Verdict.OK
+    reason: str = ""
+    part: str = ""
 
 
 @dataclass(slots=True)
 class _Record:
-    limits: Limits
-    latches: dict[str, Latch] = field(default_factory=dict)
-    energy: int | None = None
+    facts: Facts
+    slices: Slices = field(default_factory=dict)
+    devices: frozenset[str] = frozenset()
+    latches: dict[LatchKey, Latch] = field(default_factory=dict)
+    marks: Marks = UNMARKED
+    before: Sample | None = None
+    xids: tuple[tuple[float, int], ...] = ()
+
+
+_Changed = dict[LatchKey, Latch | None]
+"""What the latches were that have been changed since."""
 
 
 class HealthLedger:
-    """Takes observations, keeps latches, says why a GPU is not fit for use.
+    """Takes observations, keeps latches, says why a GPU or a MIG device is not fit for use.
 
-    A GPU's health is the worst verdict among its latches, whatever came last. One GPU's observations reach no other.
+    Health is the worst standing among the latches, whatever came last. One GPU's observations reach no other; what
+    reaches a GPU reaches every MIG device and replica of it, what reaches a MIG device only that one. Once that one is gone,
+    what is held against it counts against its GPU, until it is proven over: cutting a GPU anew mends nothing.
     """
 
-    def __init__(self, policy: XidPolicy) -> None:
+    def __init__(self, policy: HealthPolicy, boot_id: str = "") -> None:
         self.policy = policy
+        self.boot_id = boot_id
         self.revision = 0
-        """Grows whenever evidence that must outlive the process changed: a verdict, its words, or a reset that was seen."""
+        """Grows whenever evidence that must outlive the process changed: a verdict, its words, or a recovery that was seen."""
         self._records: dict[str, _Record] = {}
 
-    def watch(self, uuid: str, limits: Limits) -> None:
-        """Begins to keep a GPU's health, or gives it new limits; what is known of it stays."""
-        record = self._records.get(uuid)
-        if record is None:
-            self._records[uuid] = _Record(limits)
-        else:
-            record.limits = limits
+    def watch(self, uuid: str, facts: Facts, slices: Slices | None = None) -> None:
+        """Begins to keep a GPU's health, or gives it new facts and slices; what is known of it stays."""
+        record = self._records.setdefault(uuid, _Record(facts))
+        record.facts = facts
+        record.slices = slices or {}
+        record.devices = frozenset(record.slices.values())
 
     def observe(self, uuid: str, seen: Observation, now: float) -> tuple[Transition, ...]:
         """Takes in one observation of a watched GPU at Unix time `now`. Returns the verdicts it changed."""
         record = self._records.get(uuid)
         if record is None:
             return ()
-        changes = []
-        for name, step in SIGNALS.items():
-            before = record.latches.get(name)
-            after = step(before, seen, now, record.limits, self.policy, record.energy)
-            if after is None:
-                record.latches.pop(name, None)
-            else:
-                record.latches[name] = after
-            self.revision += _told(before) != _told(after)
-            was = before.verdict if before else Verdict.OK
-            verdict = after.verdict if after else Verdict.OK
-            if was is not verdict:
-                known = after if after and verdict is not Verdict.OK else before
-                assert known is not None
-                changes.append(Transition(uuid, name, verdict, was, known.detail, known.since))
-        if isinstance(seen, Sample) and seen.energy is not None:
-            record.energy = seen.energy
-        return tuple(changes)
+        changed: _Changed = {}
+        ctx = Context(
+            now, LatchKey(""), record.facts, self.policy, record.marks, record.before, record.latches, xids=record.xids
+        )
+        judged, event = False, isinstance(seen, XidEvent | DriverEvent)
+        for whole, signal in _SHOWN[type(seen)]:
+            if signal.proves and not judged:
+                judged, ctx = True, replace(ctx, unfit=bool(self.unfit(uuid)))
+            if whole.signal not in SEVERAL:
+                known = record.latches.get(whole)
+                stepped = signal.step(known, seen, ctx)
+                if stepped is not known:
+                    self._put(record, whole, stepped, changed)
+                continue
+            for key in self._keys(whole.signal, record, seen):
+                known = dated = record.latches.get(key)
+                if event and known is not None and known.marks != record.marks:
+                    # It is evidence of now: a reset before it proves nothing
+                    dated = replace(known, marks=record.marks)
+                stepped = signal.step(dated, seen, replace(ctx, key=key))
+                self._put(record, key, known if stepped is dated else stepped, changed)
+        self._note(record, seen, now)
+        if not changed:
+            return ()
+        self._guard(record, changed, now)
+        return self._transitions(uuid, record, changed)
 
-    def application_xid(self, seen: Observation) -> bool:
-        """Whether this observation is an Xid that the policy lays at an application's door."""
-        return isinstance(seen, XidEvent) and not self.policy.fatal(seen.xid)
+    def override(self, uuid: str) -> tuple[Transition, ...]:
+        """An operator vouches for a GPU. Events held against it are forgotten; what still reads badly is at most DEGRADED.
 
-    def verdict(self, uuid: str) -> Verdict:
-        """The worst open verdict on a GPU; OK for one never heard of."""
-        record = self._records.get(uuid)
-        return max((latch.verdict for latch in record.latches.values()), default=Verdict.OK) if record else Verdict.OK
-
-    def reason(self, uuid: str) -> str:
-        """Why a GPU is not to be handed out, worded for people; empty where it may be."""
+        What makes a GPU impossible to serve, and the operator's own orders, stay. Returns the verdicts it changed.
+        """
         record = self._records.get(uuid)
         if record is None:
-            return ""
-        fatal = sorted((latch.since, name) for name, latch in record.latches.items() if latch.verdict is Verdict.FATAL)
-        return "; ".join(record.latches[name].detail or name for _, name in fatal)
+            return ()
+        changed: _Changed = {}
+        for key, latch in list(record.latches.items()):
+            signal = SIGNALS[key.signal]
+            if signal.event:
+                self._put(record, key, None, changed)
+            elif not signal.essential and Verdict.FATAL in (latch.verdict, self._standing(key, latch)):
+                self._put(record, key, replace(latch, overridden=True), changed)
+        return self._transitions(uuid, record, changed)
+
+    def judge_by(self, policy: HealthPolicy) -> tuple[Transition, ...]:
+        """Judges by another policy from now on, what is open already included. Returns the verdicts that it changed."""
+        before = [
+            (uuid, record, key, latch, self._standing(key, latch))
+            for uuid, record in self._records.items()
+            for key, latch in record.latches.items()
+        ]
+        self.policy = policy
+        return tuple(
+            replace(self._transition(uuid, record, key, latch), before=was)
+            for uuid, record, key, latch, was in before
+            if self._standing(key, latch) is not was
+        )
+
+    def booted(self, boot_id: str) -> tuple[Transition, ...]:
+        """The node was booted anew: every GPU was reset and enumerated, and is believed after good looks.
+
+        Counts and baselines are of the boot before, and so is what an operator vouched for. Returns the verdicts it changed.
+        """
+        if boot_id == self.boot_id:
+            return ()
+        self.boot_id = boot_id
+        self.revision += 1
+        found: list[Transition] = []
+        for uuid, record in self._records.items():
+            record.marks, record.before, record.xids = UNMARKED, None, ()
+            changed: _Changed = {}
+            for key, latch in list(record.latches.items()):
+                held = latch.verdict is not Verdict.OK
+                self._put(record, key, latch.again(reset=True, rebound=True, readings=()) if held else None, changed)
+            found += self._transitions(uuid, record, changed)
+        return tuple(found)
+
+    def verdict(self, uuid: str, device: str = "") -> Verdict:
+        """The worst standing of a GPU or of one MIG device of it; OK for one never heard of."""
+        return max((verdict for _, _, verdict in self.standing(uuid, device)), default=Verdict.OK)
+
+    def reason(self, uuid: str, device: str = "") -> str:
+        """Why a GPU, or one MIG device of it, is not to be handed out, worded for people; empty where it may be."""
+        fatal = [
+            (latch.since, latch.detail or k.signal) for k, latch, v in self.standing(uuid, device) if v is Verdict.FATAL
+        ]
+        return "; ".join(dict.fromkeys(words for _, words in sorted(fatal)))
+
+    def standing(self, uuid: str, device: str | None = "") -> list[tuple[LatchKey, Latch, Verdict]]:
+        """The latches that stand against a GPU, or against one MIG device of it, or (None) against it and all of them."""
+        record = self._records.get(uuid)
+        if record is None:
+            return []
+        return [
+            (key, latch, verdict)
+            for key, latch in record.latches.items()
+            if device is None or key.device in ("", device) or key.device not in record.devices
+            if (verdict := self._standing(key, latch)) is not Verdict.OK
+        ]
+
+    def unfit(self, uuid: str) -> tuple[str, ...]:
+        """The signals that call a GPU FATAL by their own readings, and not by the operator's word: no look is clean then."""
+        record = self._records.get(uuid)
+        return tuple(
+            key.signal
+            for key, latch in (record.latches if record else {}).items()
+            if latch.verdict is not Verdict.OK
+            and key.signal not in OPERATORS
+            and key.signal != "flapping"
+            and not SIGNALS[key.signal].proves
+            and self._standing(key, latch) is Verdict.FATAL
+        )
+
+    def facts(self, uuid: str) -> Facts:
+        """What is known of a GPU, nothing for one that is not watched."""
+        record = self._records.get(uuid)
+        return Facts() if record is None else record.facts
 
     def suspicious(self, uuid: str) -> bool:
         """Whether evidence against a GPU, or proof for it, is being gathered: another look soon would tell."""
         record = self._records.get(uuid)
-        return record is not None and any(latch.streak for latch in record.latches.values())
+        return record is not None and any(latch.gathering for latch in record.latches.values())
 
     def rename(self, old: str, new: str) -> None:
         """A GPU known under a made-up name turned out to be `new`: what is held against it goes with it."""
         record = self._records.pop(old, None)
-        if record is not None:
-            self.revision += 1
-            known = self._records.setdefault(new, record)
-            for name, latch in record.latches.items():
-                known.latches.setdefault(name, latch)
+        if record is None:
+            return
+        self.revision += 1
+        known = self._records.setdefault(new, record)
+        for key, latch in record.latches.items():
+            mine = known.latches.get(key)
+            if mine is None or latch.verdict > mine.verdict:
+                known.latches[key] = latch
 
     def evidence(self) -> tuple[Evidence, ...]:
-        """Every open latch, in a stable order."""
+        """Every open latch, and what else a signal remembers of a GPU, in a stable order."""
         return tuple(
-            Evidence(uuid, name, latch.verdict.name, latch.detail, latch.since, latch.energy, latch.reset)
+            Evidence.of(self.boot_id, uuid, key, latch)
             for uuid, record in sorted(self._records.items())
-            for name, latch in sorted(record.latches.items())
-            if latch.verdict is not Verdict.OK
+            for key, latch in sorted(
+                record.latches.items(), key=lambda item: (item[0].signal, item[0].part, item[0].device)
+            )
+            if latch.verdict is not Verdict.OK or SIGNALS[key.signal].remembers
         )
 
     def replay(self, evidence: Iterable[Evidence]) -> None:
-        """Opens again what was open when it was written down, for GPUs that are watched. Unknown signals are left out."""
+        """Holds again what was held when it was written down, for GPUs that are watched. Unknown signals are left out."""
         for entry in evidence:
-            record = self._records.get(entry.uuid)
-            if record is not None and entry.signal in SIGNALS:
-                known, verdict = record.latches.get(entry.signal, Latch()), _verdict(entry.verdict)
-                if known.verdict is Verdict.OK and verdict is not Verdict.OK:
-                    record.latches[entry.signal] = Latch(
-                        verdict, entry.detail, entry.since, energy=entry.energy, reset=entry.reset
-                    )
+            record, signal = self._records.get(entry.uuid), SIGNALS.get(entry.signal)
+            if record is None or signal is None or (entry.signal == "xid" and xid_number(entry.key) is None):
+                continue
+            key = entry.key if entry.signal in SEVERAL else LatchKey(entry.signal)
+            known, latch = record.latches.get(key), entry.latch()
+            if latch.verdict is Verdict.OK and not signal.remembers:
+                continue
+            if known is None or known.verdict < latch.verdict:
+                record.latches[key] = latch
 
+    def _keys(self, name: str, record: _Record, seen: Observation) -> Iterable[LatchKey]:
+        """The latches of a signal of SEVERAL that an observation may concern."""
+        if isinstance(seen, XidEvent):
+            return [LatchKey(name, str(seen.xid), device) for device in self._aimed(seen, record)]
+        if isinstance(seen, DriverEvent):
+            return [LatchKey(name, f"{seen.kind:#x}")]
+        return [key for key in record.latches if key.signal == name]
 
-def _told(latch: Latch | None) -> tuple[Verdict, str, bool]:
-    """What of a latch others are told and a restart must remember; its counters may be measured anew."""
-    if latch is None or latch.verdict is Verdict.OK:
-        return Verdict.OK, "", False
-    return latch.verdict, latch.detail, latch.reset
+    def _aimed(self, seen: XidEvent, record: _Record) -> tuple[str, ...]:
+        """The MIG devices that an event is about, "" for the whole GPU.
 
+        What names a GPU instance that is none of ours is the whole GPU's; what names a strange compute instance of one of
+        ours is all of that GPU instance's.
+        """
+        if seen.gpu_instance is None or self.policy.xids.whole_gpu(seen.xid):
+            return ("",)
+        inside = {at: uuid for (instance, at), uuid in record.slices.items() if instance == seen.gpu_instance}
+        if seen.compute_instance in inside:
+            return (inside[seen.compute_instance],)
+        return tuple(inside.values()) or ("",)
 
-_VERDICTS: Mapping[str, Verdict] = {verdict.name: verdict for verdict in Verdict}
+    def _standing(self, key: LatchKey, latch: Latch | None) -> Verdict:
+        if latch is None or latch.verdict is Verdict.OK:
+            return Verdict.OK
+        return self.policy.standing(key.signal, latch, essential=SIGNALS[key.signal].essential)
 
+    def _put(self, record: _Record, key: LatchKey, latch: Latch | None, changed: _Changed) -> None:
+        known = record.latches.get(key)
+        if latch is known:
+            return
+        changed.setdefault(key, known)
+        if latch is None:
+            del record.latches[key]
+        else:
+            record.latches[key] = latch
+        remembers = SIGNALS[key.signal].remembers
+        self.revision += news(known, remembers=remembers) != news(latch, remembers=remembers)
 
-def _verdict(name: str) -> Verdict:
-    return _VERDICTS.get(name, Verdict.FATAL)
+    def _note(self, record: _Record, seen: Observation, now: float) -> None:
+        """Remembers what the signals will be told with later observations."""
+        if isinstance(seen, Sample):
+            record.marks = record.marks.after(seen)
+            if not seen.fault:
+                record.before = seen
+        elif isinstance(seen, XidEvent):
+            record.xids = (*((at, xid) for at, xid in record.xids if now - at <= REMEMBER_XIDS), (now, seen.xid))[-64:]
+        elif isinstance(seen, Order) and seen.verb == "resume":
+            # What was done meanwhile proves something for what was open before, and nothing for what comes
+            record.marks = UNMARKED
+
+    def _guard(self, record: _Record, changed: _Changed, now: float) -> None:
+        """Counts what became FATAL, and holds a GPU back where that keeps happening."""
+        if not self.policy.flap_hold:
+            return
+        for key, old in list(changed.items()):
+            if key.signal in OPERATORS or key.signal == "flapping":
+                continue
+            fatal = self._standing(key, record.latches.get(key)) is Verdict.FATAL
+            if fatal and self._standing(key, old) is not Verdict.FATAL:
+                guard = LatchKey("flapping", f"{key.signal} {key.part}".strip(), key.device)
+                held = fell(record.latches.get(guard), guard.part, now, self.policy.flap_hold)
+                self._put(record, guard, held, changed)
+
+    def _transitions(self, uuid: str, record: _Record, changed: _Changed) -> tuple[Transition, ...]:
+        return tuple(
+            self._transition(uuid, record, key, old) for key, old in changed.items() if self._turned(record, key, old)
+        )
+
+    def _turned(self, record: _Record, key: LatchKey, old: Latch | None) -> bool:
+        return self._standing(key, old) is not self._standing(key, record.latches.get(key))
+
+    def _transition(self, uuid: str, record: _Record, key: LatchKey, old: Latch | None) -> Transition:
+        new = record.latches.get(key)
+        latch = new if new is not None and new.verdict is not Verdict.OK else old
+        assert latch is not None
+        verdict, standing, xid = self._standing(key, new), self.verdict(uuid, key.device), xid_number(key)
+        return Transition(
+            uuid,
+            key.signal,
+            verdict,
+            self._standing(key, old),
+            latch.detail,
+            latch.since,
+            key.device,
+            xid,
+            "" if verdict is Verdict.OK else advice(key, self.policy.xids, uuid),
+            "" if xid is None else self.policy.xids.judge(xid).name,
+            standing,
+            event_reason(key.signal, verdict, standing),
+            key.part,
+        )

@@ -1,29 +1,82 @@
 """What the operator's settings mean for the health rules."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.latch import Limits
-from gpu_plugin.health.xids import XidPolicy, parse_xid_list
+from gpu_plugin.health.latch import Latch, Proof, Verdict
+from gpu_plugin.health.xid_table import XidTable
+from gpu_plugin.health.xids import VERDICTS, XidPolicy, parse_xid_list
+
+_WITHOUT_TABLE = XidPolicy()
 
 
-def policy(settings: Settings) -> XidPolicy:
-    """The Xid policy that DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS ask for; `complaints` has what they get wrong."""
-    return XidPolicy(parse_xid_list(settings.disable_healthchecks), parse_xid_list(settings.enable_healthchecks))
+@dataclass(frozen=True, slots=True)
+class HealthPolicy:
+    """How evidence is judged.
+
+    `xids` without a table (the default) knows no Xid by name: `policy` makes one with the table that it is given.
+    `temperature_recovery` and `flap_hold` are in seconds; a hold of 0 means no flap guard. `signals` is the operator's word on
+    what a signal of that name means instead of its own DEGRADED or FATAL; OK leaves it without effect. `judging` is
+    False where all health checks are disabled: only what makes a GPU impossible to serve counts then, and Xids that are
+    enabled by number. `malformed` has a sentence for each word of the operator's lists of Xids that is none.
+    """
+
+    xids: XidPolicy = _WITHOUT_TABLE
+    temperature_recovery: float = 300.0
+    flap_hold: float = 3600.0
+    signals: Mapping[str, Verdict] = field(default_factory=dict)
+    judging: bool = True
+    malformed: tuple[str, ...] = ()
+
+    def standing(self, signal: str, latch: Latch | None, *, essential: bool = False) -> Verdict:
+        """What an open latch comes to. An `essential` signal is beyond the operator's say."""
+        if latch is None:
+            return Verdict.OK
+        verdict = latch.verdict
+        if essential or verdict is Verdict.OK:
+            return verdict
+        if not self.judging and signal not in ("xid", "flapping"):
+            return Verdict.OK
+        if verdict is not Verdict.APP:
+            verdict = self.signals.get(signal, verdict)
+        return min(verdict, Verdict.DEGRADED) if latch.overridden else verdict
 
 
-def complaints(asked: XidPolicy) -> list[str]:
-    """A sentence for each word of the operator's lists that is none; it is left out of the policy."""
-    lists = {"DP_DISABLE_HEALTHCHECKS": asked.disabled, "DP_ENABLE_HEALTHCHECKS": asked.enabled}
-    return [
-        f"{name}: {word!r} is neither an Xid, nor 'xids', nor 'all', and is ignored"
-        for name, read in lists.items()
-        for word in read.malformed
-    ]
-
-
-def limits(gpu: Gpu, settings: Settings) -> Limits:
-    """A GPU's limits for the health rules."""
-    thresholds = gpu.thresholds
-    return Limits(
-        thresholds.shutdown, thresholds.slowdown, settings.temperature_recovery, policy(settings).watch_temperature
+def policy(settings: Settings, table: XidTable) -> HealthPolicy:
+    """The policy that the settings ask for, over the shipped table of Xids; `complaints` has what they get wrong."""
+    disabled, enabled = parse_xid_list(settings.disable_healthchecks), parse_xid_list(settings.enable_healthchecks)
+    critical = parse_xid_list(settings.xid_config)
+    said = settings.verdicts
+    xids = XidPolicy(
+        table,
+        disabled,
+        enabled,
+        critical.numbers,
+        {xid: VERDICTS[word] for xid, word in said.xids},
+        {Proof(recovery): VERDICTS[word] for recovery, word in said.xid_classes},
     )
+    return HealthPolicy(
+        xids,
+        settings.temperature_recovery,
+        settings.flap_guard,
+        {signal: VERDICTS[word] for signal, word in said.signals},
+        judging=not disabled.every or enabled.every,
+        malformed=(
+            *_malformed("DP_DISABLE_HEALTHCHECKS", disabled.malformed),
+            *_malformed("DP_ENABLE_HEALTHCHECKS", enabled.malformed),
+            *(
+                f"XID_CONFIG: {word!r} is no Xid, and is ignored"
+                for word in (*critical.malformed, *["all"] * critical.every, *["xids"] * critical.xids)
+            ),
+        ),
+    )
+
+
+def complaints(asked: HealthPolicy) -> list[str]:
+    """A sentence for each word of the operator's lists that is none; it is left out of the policy."""
+    return list(asked.malformed)
+
+
+def _malformed(name: str, words: tuple[str, ...]) -> list[str]:
+    return [f"{name}: {word!r} is neither an Xid, nor 'xids', nor 'all', and is ignored" for word in words]

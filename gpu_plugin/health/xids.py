@@ -1,43 +1,91 @@
-"""Which Xids are a fault of the GPU, and what the operator says against it."""
+"""What an Xid means for its GPU: the shipped table, with the operator's word laid over it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
 
-APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""Xids that NVIDIA's plugin ignores as an application's doing (internal/rm/health.go, v0.20.0)."""
+from gpu_plugin.health.latch import Proof, Verdict
+from gpu_plugin.health.xid_table import XidRow, XidTable
 
-# NVIDIA's catalogue of Xid errors, in few words: for people who read our reasons. Unlisted ones have no words here.
-_WORDS = {
-    13: "graphics engine exception",
-    31: "GPU memory page fault",
-    43: "GPU stopped processing",
-    45: "preemptive cleanup after an earlier error",
-    46: "GPU timeout",
-    48: "double-bit ECC error",
-    54: "auxiliary power missing",
-    61: "microcontroller breakpoint",
-    62: "microcontroller halt",
-    63: "row remapping or page retirement recorded",
-    64: "row remapping or page retirement failed",
-    68: "video processor exception",
-    74: "NVLink error",
-    79: "GPU has fallen off the bus",
-    92: "high single-bit ECC error rate",
-    94: "contained ECC error",
-    95: "uncontained ECC error",
-    109: "context switch timeout",
-    119: "GSP RPC timeout",
-    120: "GSP error",
-    140: "unrecovered ECC error",
-    143: "GPU initialisation error",
-    149: "NVLink link event",
-    154: "GPU recovery action changed",
+VERDICTS: Mapping[str, Verdict] = {
+    "ignore": Verdict.OK,
+    "app": Verdict.APP,
+    "degraded": Verdict.DEGRADED,
+    "fatal": Verdict.FATAL,
+}
+"""Verdicts by the words of the table and of the config file."""
+
+RESET = "reset the GPU: gpu-plugin release --gpu ID, nvidia-smi --gpu-reset -i ID, gpu-plugin resume --gpu ID"
+REBOOT = "drain the node and reboot it; where the GPU does not come back, have it serviced"
+_LINKS = "look at the GPU's NVLinks (nvidia-smi nvlink --status), reset all GPUs that they join"
+
+_ADVICE: Mapping[str, str] = {
+    "CHECK_MECHANICALS": "check the GPU's power cables and seat, then reboot the node",
+    "CHECK_UVM": "look at the kernel's log for what the unified memory driver says",
+    "CONTACT_SUPPORT": "have the GPU looked at by its vendor",
+    "IGNORE": "nothing need be done",
+    "RESET_GPU": RESET,
+    "RESTART_APP": "restart the application",
+    "RESTART_BM": REBOOT,
+    "RESTART_VM": "restart the virtual machine, or reboot the node",
+    "UPDATE_SWFW": "update the driver and the firmware",
+    "WORKFLOW_NVLINK5_ERR": _LINKS,
+    "WORKFLOW_NVLINK_ERR": _LINKS,
+    "WORKFLOW_XID_45": "look for the error before it; where there is none, restart the fabric manager",
+    "WORKFLOW_XID_48": RESET,
+    "XID_154": "do what the driver's recovery action asks for",
+}
+"""What NVIDIA's immediate actions come to, in words for an operator; `ID` stands for the GPU."""
+
+_BY_VERDICT: Mapping[Verdict, str] = {
+    Verdict.FATAL: RESET,
+    Verdict.DEGRADED: "look at the kernel's log and at NVIDIA's catalogue of Xid errors",
 }
 
 
-def describe(xid: int) -> str:
-    """An Xid with its words, such as `Xid 79 (GPU has fallen off the bus)`."""
-    words = _WORDS.get(xid)
-    return f"Xid {xid} ({words})" if words else f"Xid {xid}"
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a policy says of an Xid.
+
+    `verdict` is OK for one that is only counted. `recovery` is the class of the proof that it is over. `name` is empty and
+    `listed` False for one that the table does not have; `action` is the immediate action of NVIDIA's catalogue, or empty.
+    `firm`: the verdict is the operator's own, or the table's for good, and nothing that the driver says changes it.
+
+    `raised` is what it means where it happened `count` times `within` so many seconds, or (a consequence that came alone)
+    where `follows` is not 0 and no other Xid came within so many seconds of it on a system with NVSwitches.
+    `beside` is what it means while the signal of that name is open. `repeats`, `whole_gpu` and `look` are those of the table.
+    """
+
+    verdict: Verdict
+    recovery: Proof = Proof.RESET
+    name: str = ""
+    action: str = ""
+    listed: bool = False
+    firm: bool = False
+    raised: Verdict = Verdict.OK
+    count: int = 1
+    within: float = 0.0
+    follows: float = 0.0
+    beside: tuple[str, Verdict] | None = None
+    repeats: bool = False
+    whole_gpu: bool = False
+    look: bool = False
+
+    @property
+    def advice(self) -> str:
+        """What an operator is advised to do, in a few words in which `ID` stands for the GPU."""
+        if self.verdict is Verdict.FATAL and self.proof(self.verdict) is not self.recovery:
+            return RESET  # by the operator's word: what the catalogue advises would not end it
+        return _ADVICE.get(self.action) or _BY_VERDICT.get(self.verdict, _ADVICE["IGNORE"])
+
+    def proof(self, verdict: Verdict) -> Proof:
+        """What closes a latch of this verdict: what passes by itself proves nothing for a GPU that was unfit."""
+        if verdict is Verdict.APP:
+            return Proof.APPLICATION
+        if verdict is Verdict.FATAL and self.recovery in (Proof.APPLICATION, Proof.QUIET):
+            return Proof.RESET
+        return Proof.QUIET if self.recovery is Proof.APPLICATION else self.recovery
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,30 +107,89 @@ def parse_xid_list(text: str) -> XidList:
     return XidList("all" in items, "xids" in items, numbers, malformed)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class XidPolicy:
-    """The built-in list with the operator's two lists laid over it.
+    """The shipped table with the operator's word laid over it. Without a table every Xid is one that it does not have.
 
-    A number that is named wins over `all` and `xids`, and enabling wins over disabling: `all` disabled with 79 enabled
-    leaves 79 alone, `all` enabled with 13 disabled leaves out 13.
+    A number that is named wins over a class, a class over `all` and `xids`, and these over the table. Among numbers the
+    environment wins over the file, and there `enabled` (DP_ENABLE_HEALTHCHECKS) and `critical` (XID_CONFIG) over `disabled`
+    (DP_DISABLE_HEALTHCHECKS): `all` disabled with 79 enabled leaves 79 alone, `all` enabled with 13 disabled leaves out 13.
+    `numbers` and `classes` are the file's verdicts by Xid and by recovery class.
     """
 
+    table: XidTable = field(default_factory=dict, repr=False)
     disabled: XidList = XidList()
     enabled: XidList = XidList()
+    critical: frozenset[int] = frozenset()
+    numbers: Mapping[int, Verdict] = field(default_factory=dict)
+    classes: Mapping[Proof, Verdict] = field(default_factory=dict)
+
+    def judge(self, xid: int) -> Judgement:
+        """What this Xid means. One that neither the table nor the operator names is DEGRADED, unless the driver asks for more."""
+        return self._judged.get(xid, self._unlisted)
 
     def fatal(self, xid: int) -> bool:
-        """Whether this Xid makes its GPU unfit for use."""
-        if xid in self.enabled.numbers:
-            return True
-        if xid in self.disabled.numbers:
-            return False
-        if self.enabled.every or self.enabled.xids:
-            return True
-        if self.disabled.every or self.disabled.xids:
-            return False
-        return xid not in APPLICATION_XIDS
+        """Whether this Xid by itself makes its GPU unfit for use."""
+        return self.judge(xid).verdict is Verdict.FATAL
 
-    @property
-    def watch_temperature(self) -> bool:
-        """Whether heat counts: not where `all` health checks are disabled."""
-        return not self.disabled.every or self.enabled.every
+    def whole_gpu(self, xid: int) -> bool:
+        """Whether this Xid is the whole GPU's trouble, whichever instance the driver names."""
+        return self.judge(xid).whole_gpu
+
+    def describe(self, xid: int) -> str:
+        """An Xid with its name, such as `Xid 79 (GPU has fallen off the bus)`."""
+        return describe(xid, self.judge(xid).name)
+
+    @cached_property
+    def _judged(self) -> Mapping[int, Judgement]:
+        named = {*self.table, *self.numbers, *self.disabled.numbers, *self.enabled.numbers, *self.critical}
+        return MappingProxyType({xid: self._judge(self.table.get(xid), self._by_number(xid)) for xid in named})
+
+    @cached_property
+    def _unlisted(self) -> Judgement:
+        return self._judge(None, None)
+
+    def _judge(self, row: XidRow | None, named: Verdict | None) -> Judgement:
+        asked = named if named is not None else self._by_word(Proof(row.recovery) if row else None)
+        if row is None:
+            return Judgement(Verdict.DEGRADED if asked is None else asked, Proof.RESET, firm=asked is not None)
+        own = Judgement(
+            VERDICTS[row.verdict] if asked is None else asked,
+            Proof(row.recovery),
+            row.name,
+            row.action,
+            listed=True,
+            firm=asked is not None or row.always,
+            whole_gpu=row.whole_gpu,
+            look=row.look,
+            repeats=row.repeats and asked in (None, Verdict.APP),
+        )
+        return own if own.firm else _with_rules(own, row)
+
+    def _by_number(self, xid: int) -> Verdict | None:
+        if xid in self.enabled.numbers or xid in self.critical:
+            return Verdict.FATAL
+        return Verdict.OK if xid in self.disabled.numbers else self.numbers.get(xid)
+
+    def _by_word(self, recovery: Proof | None) -> Verdict | None:
+        if recovery is not None and recovery in self.classes:
+            return self.classes[recovery]
+        if self.enabled.every or self.enabled.xids:
+            return Verdict.FATAL
+        return Verdict.OK if self.disabled.every or self.disabled.xids else None
+
+
+def describe(xid: int, name: str = "") -> str:
+    """An Xid with its name, if it has one."""
+    return f"Xid {xid} ({name})" if name else f"Xid {xid}"
+
+
+def _with_rules(own: Judgement, row: XidRow) -> Judgement:
+    """A row's judgement with the rules by which it can come to mean more."""
+    beside = (row.beside.signal, VERDICTS[row.beside.verdict]) if row.beside else None
+    if row.escalate:
+        to = VERDICTS[row.escalate.to]
+        return replace(own, beside=beside, raised=to, count=row.escalate.count, within=row.escalate.seconds)
+    if row.follows:
+        return replace(own, beside=beside, raised=VERDICTS[row.alone], follows=row.follows_seconds)
+    return replace(own, beside=beside)

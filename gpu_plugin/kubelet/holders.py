@@ -1,7 +1,9 @@
 """Which devices pods hold, by the word of two witnesses: PodResources, and the kubelet's checkpoint."""
 
 import logging
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from gpu_plugin.devices.retirement import Held
 from gpu_plugin.kubelet import checkpoint, pod_resources
@@ -12,6 +14,11 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 2.0
 """Seconds that each witness may take."""
+
+Pods = Mapping[tuple[str, str], frozenset[str]]
+"""Pods, as namespace/name, by the (resource, device id) that they hold."""
+
+T = TypeVar("T")
 
 
 class Holders:
@@ -42,9 +49,19 @@ class Holders:
         self._told |= listed
         return listed if written is None else listed | (written - self._told)
 
+    async def pods(self, socket: Path) -> Pods | None:
+        """The pods, as namespace/name, that hold each (resource, device id) now; None where PodResources does not say.
+
+        The checkpoint is no witness here: it knows pods by their uids alone, and may hold on to pods that have ended.
+        """
+        return await self._answer(pod_resources.pods(socket, PATIENCE))
+
     async def _listed(self, socket: Path) -> Held | None:
+        return await self._answer(pod_resources.held(socket, PATIENCE))
+
+    async def _answer(self, question: Awaitable[T]) -> T | None:
         try:
-            listed = await pod_resources.held(socket, PATIENCE)
+            listed = await question
         except pod_resources.PodResourcesError as error:
             if str(error) != self._no_answer:
                 log.warning("PodResources does not say which devices pods hold: %s", error)

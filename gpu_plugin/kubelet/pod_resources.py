@@ -1,6 +1,8 @@
-"""One question to the kubelet's PodResources service: which devices do pods hold now."""
+"""One question to the kubelet's PodResources service: which devices do pods hold now, and which pods are they."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -20,6 +22,9 @@ OFF_LOOP_BYTES = 64 * 1024
 """From so many bytes on an answer is read on a thread (30 µs a KiB), so that the loop runs on."""
 
 
+T = TypeVar("T")
+
+
 class PodResourcesError(Exception):
     """The kubelet did not say what pods hold: nothing follows about any device. The text says why."""
 
@@ -35,7 +40,21 @@ async def held(socket: Path, timeout: float = 5.0) -> frozenset[tuple[str, str]]
         PodResourcesError: there is no such socket, nobody answers on it, the kubelet refuses, does not answer within
             `timeout` seconds, or answers something else.
     """
-    outcome: frozenset[tuple[str, str]] | PodResourcesError | None = None
+    return await _ask(socket, timeout, wire.decode_held)
+
+
+async def pods(socket: Path, timeout: float = 5.0) -> Mapping[tuple[str, str], frozenset[str]]:
+    """The pods, as namespace/name, that hold each (resource name, device id); asked as `held` asks, and as complete.
+
+    Raises:
+        PodResourcesError: as `held`.
+    """
+    return await _ask(socket, timeout, wire.decode_pods)
+
+
+async def _ask(socket: Path, timeout: float, decode: Callable[[bytes], T]) -> T:
+    """What `decode` makes of the answer. Raises PodResourcesError, also where it raises ValueError."""
+    outcome: T | PodResourcesError | None = None
 
     async def ask() -> None:
         # In a task of its own: when a connection breaks, grpclib cancels the task that waits on it and swallows that, and
@@ -44,9 +63,9 @@ async def held(socket: Path, timeout: float = 5.0) -> frozenset[tuple[str, str]]
         try:
             answer = await _list(socket, timeout)
             if len(answer) < OFF_LOOP_BYTES:
-                outcome = wire.decode_held(answer)
+                outcome = decode(answer)
             else:
-                outcome = await anyio.to_thread.run_sync(wire.decode_held, answer)
+                outcome = await anyio.to_thread.run_sync(decode, answer)
         except ValueError as error:
             outcome = PodResourcesError(
                 f"{socket} answers, but not as the kubelet's PodResources service does: {error}"

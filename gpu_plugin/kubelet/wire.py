@@ -122,14 +122,23 @@ def decode_held(data: bytes) -> frozenset[tuple[str, str]]:
 
     A device is there once for each of its NUMA nodes, and may be in several containers; here it is once.
     """
-    found: set[tuple[bytes, bytes]] = set()
+    return frozenset(decode_pods(data))
+
+
+def decode_pods(data: bytes) -> Mapping[tuple[str, str], frozenset[str]]:
+    """The pods that hold each device of a ListPodResourcesResponse. Raises ValueError on bytes that are none.
+
+    Keys are (resource name, device id), pods are namespace/name; a device may be of several pods where it is shared.
+    """
+    found: dict[tuple[bytes, bytes], set[str]] = {}
     for pod in _spans(data, (0, len(data)), 1):
+        name = f"{_last(data, pod, 2).decode()}/{_last(data, pod, 1).decode()}"
         for container in _spans(data, pod, 3):
             for devices in _spans(data, container, 2):
-                names = [data[begin:end] for begin, end in _spans(data, devices, 1)]
-                resource = names[-1] if names else b""
-                found.update((resource, data[begin:end]) for begin, end in _spans(data, devices, 2))
-    return frozenset((resource.decode(), identifier.decode()) for resource, identifier in found)
+                resource = _last(data, devices, 1)
+                for begin, end in _spans(data, devices, 2):
+                    found.setdefault((resource, data[begin:end]), set()).add(name)
+    return {(resource.decode(), identifier.decode()): frozenset(pods) for (resource, identifier), pods in found.items()}
 
 
 # A walk without copies: an answer tells of every pod of the node, and of memory, CPUs and claims besides, all of which is
@@ -160,6 +169,14 @@ def _spans(data: bytes, within: Span, number: int) -> Iterator[Span]:
             raise ValueError(f"field {key >> 3} has wire type {kind}, which no message has")
     if at > end:
         raise ValueError("the message ends within a field")
+
+
+def _last(data: bytes, within: Span, number: int) -> bytes:
+    """What a message says in its field `number`, which is the last where it is there more than once; empty where it is not."""
+    said = b""
+    for begin, end in _spans(data, within, number):
+        said = data[begin:end]
+    return said
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
@@ -251,12 +268,15 @@ def _container_devices(device: HeldDevice) -> tuple[bytes, ...]:
 class ListEncoder:
     """Encodes lists of devices, each device once for as long as it stays as it is.
 
+    The same devices in another order are the same list: to the kubelet its order means nothing.
+
     Not safe between threads: one encoder serves one resource's list on one thread at a time.
     """
 
     def __init__(self) -> None:
         self._last: Sequence[Device] = ()
         self._parts: list[bytes] = []
+        self._encoded = b""
 
     def fresh(self, devices: Sequence[Device]) -> int:
         """How many of `devices` are not those of the last list: at most about 20 µs of work each."""
@@ -266,13 +286,17 @@ class ListEncoder:
 
     def encode(self, devices: Sequence[Device]) -> bytes:
         """A ListAndWatchResponse of these devices."""
+        before, moved = self._parts, False
         if len(devices) == len(self._last):
-            together = zip(devices, self._last, self._parts, strict=True)
+            together = zip(devices, self._last, before, strict=True)
             self._parts = [part if new is old else _device(new) for new, old, part in together]
+            moved = any(new is not old and new.id != old.id for new, old in zip(devices, self._last, strict=True))
         else:
             self._parts = [_device(device) for device in devices]
         self._last = devices
-        return b"".join(self._parts)
+        if not (moved and set(self._parts) == set(before)):
+            self._encoded = b"".join(self._parts)
+        return self._encoded
 
 
 def _device(device: Device) -> bytes:

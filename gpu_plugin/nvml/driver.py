@@ -9,13 +9,45 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
+from gpu_plugin.health.observation import Fabric
 from gpu_plugin.nvml import library
-from gpu_plugin.nvml.port import Event, EventSet, Handle, MigAttributes, NvmlError, Return, Threshold
+from gpu_plugin.nvml.port import (
+    MAX_NVLINKS,
+    Event,
+    EventSet,
+    Handle,
+    MigAttributes,
+    NvmlError,
+    PcieLink,
+    RemappedRows,
+    Return,
+    Threshold,
+)
 
 T = TypeVar("T")
 
 # pynvml.NVML_VALUE_TYPE_* to the member of the value union that holds it.
 _VALUE_MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+
+_UNCORRECTED, _VOLATILE = 1, 0
+"""NVML_MEMORY_ERROR_TYPE_UNCORRECTED and NVML_VOLATILE_ECC."""
+
+_SWITCH = 2
+"""NVML_NVLINK_DEVICE_TYPE_SWITCH."""
+
+_FABRIC = (
+    ("nvmlDeviceGetGpuFabricInfo_v4", "c_nvmlGpuFabricInfo_v4_t"),
+    ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
+    ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
+    ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
+)
+"""What tells of the fabric, and into which structure, newest first."""
+
+_CLOCKS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+"""What tells why clocks are low, by its name now and by the one that older libraries know."""
+
+_in_use = library.Calls()
+"""pynvml keeps one library for the whole process, whoever opened it: so do we with the calls into it."""
 
 
 class PynvmlDriver:
@@ -25,20 +57,26 @@ class PynvmlDriver:
         """Takes the directories under which to look for the library, before the loader's own places."""
         self._roots = tuple(roots)
         self._nvml: ModuleType | None = None
+        self._fabric_version = 0
 
     def open(self) -> None:
-        """Loads the library if that has not been done yet, and initialises it."""
+        """Loads the library as it lies on disk now, unless it is in use already, and initialises it."""
         import pynvml  # noqa: PLC0415 - 9 ms and 3 MiB that a simulated node does not pay
 
-        if pynvml.nvmlLib is None:
-            pynvml.nvmlLib = library.load(self._roots)
+        with _in_use.lock:
+            _unload(pynvml)  # one that could not be initialised, or not be left: the driver's upgrade brings another
+            if pynvml.nvmlLib is None:
+                pynvml.nvmlLib = library.load(self._roots)
         self._nvml = pynvml
+        self._fabric_version = 0
         self._call(pynvml.nvmlInit)
 
     def close(self) -> None:
-        """Ends the use of the library; it stays loaded."""
+        """Ends the use of the library, and unloads it with the last one, unless a call is still under way."""
         if self._nvml is not None:
             self._call(self._nvml.nvmlShutdown)
+            with _in_use.lock:
+                _unload(self._nvml)
 
     def driver_version(self) -> str:
         return str(self._call(self._lib.nvmlSystemGetDriverVersion))
@@ -51,6 +89,9 @@ class PynvmlDriver:
 
     def handle_by_uuid(self, uuid: str) -> Handle:
         return _address(self._call(self._lib.nvmlDeviceGetHandleByUUID, uuid))
+
+    def handle_by_pci_bus_id(self, bus_id: str) -> Handle:
+        return _address(self._call(self._lib.nvmlDeviceGetHandleByPciBusId, bus_id))
 
     def uuid(self, handle: Handle) -> str:
         return str(self._call(self._lib.nvmlDeviceGetUUID, _pointer(self._lib, handle)))
@@ -106,6 +147,78 @@ class PynvmlDriver:
     def temperature_threshold(self, handle: Handle, kind: Threshold) -> int:
         return int(self._call(self._lib.nvmlDeviceGetTemperatureThreshold, _pointer(self._lib, handle), int(kind)))
 
+    def margin_temperature(self, handle: Handle) -> int:
+        return int(self._call(self._lib.nvmlDeviceGetMarginTemperature, _pointer(self._lib, handle)))
+
+    def uncorrected_ecc_errors(self, handle: Handle) -> int:
+        lib = self._lib
+        return int(self._call(lib.nvmlDeviceGetTotalEccErrors, _pointer(lib, handle), _UNCORRECTED, _VOLATILE))
+
+    def sram_threshold_exceeded(self, handle: Handle) -> bool:
+        lib = self._lib
+        status = lib.c_nvmlEccSramErrorStatus_v1_t()
+        self._call(lib.nvmlDeviceGetSramEccErrorStatus, _pointer(lib, handle), ctypes.byref(status))
+        return bool(status.bThresholdExceeded)
+
+    def remapped_rows(self, handle: Handle) -> RemappedRows:
+        found = self._call(self._lib.nvmlDeviceGetRemappedRows, _pointer(self._lib, handle))
+        correctable, uncorrectable, pending, failure = found
+        return RemappedRows(correctable, uncorrectable, bool(pending), bool(failure))
+
+    def retired_pages_pending(self, handle: Handle) -> bool:
+        return bool(self._call(self._lib.nvmlDeviceGetRetiredPagesPendingStatus, _pointer(self._lib, handle)))
+
+    def unrepairable_memory(self, handle: Handle) -> bool:
+        function = self._known("nvmlDeviceGetUnrepairableMemoryFlag_v1")
+        return bool(self._call(function, _pointer(self._lib, handle)))
+
+    def clocks_event_reasons(self, handle: Handle) -> int:
+        pointer = _pointer(self._lib, handle)
+        try:
+            return int(self._call(self._known(_CLOCKS[0]), pointer))
+        except NvmlError as error:
+            if error.code != Return.FUNCTION_NOT_FOUND:
+                raise
+            return int(self._call(self._known(_CLOCKS[1]), pointer))
+
+    def nvlink_states(self, handle: Handle) -> tuple[bool, ...]:
+        pointer = _pointer(self._lib, handle)
+        states: list[bool] = []
+        for link in range(MAX_NVLINKS):
+            try:
+                states.append(bool(self._call(self._lib.nvmlDeviceGetNvLinkState, pointer, link)))
+            except NvmlError as error:
+                if link and (error.unsupported or error.code == Return.INVALID_ARGUMENT):
+                    break  # no such link: there are none after it either
+                raise
+        return tuple(states)
+
+    def nvlink_to_switch(self, handle: Handle, link: int) -> bool:
+        lib = self._lib
+        return bool(self._call(lib.nvmlDeviceGetNvLinkRemoteDeviceType, _pointer(lib, handle), link) == _SWITCH)
+
+    def fabric(self, handle: Handle) -> Fabric:
+        version = self._fabric_version
+        while True:
+            try:
+                found = self._fabric_in(version, handle)
+            except NvmlError as error:
+                older = error.unsupported or error.code == Return.INVALID_ARGUMENT
+                if not older or version + 1 == len(_FABRIC):
+                    raise
+                version += 1
+            else:
+                self._fabric_version = version  # what it answered once, it is asked at once from then on
+                return found
+
+    def pcie_link(self, handle: Handle) -> PcieLink:
+        pointer = _pointer(self._lib, handle)
+        width = self._call(self._lib.nvmlDeviceGetCurrPcieLinkWidth, pointer)
+        return PcieLink(int(width), int(self._call(self._lib.nvmlDeviceGetMaxPcieLinkWidth, pointer)))
+
+    def pcie_replays(self, handle: Handle) -> int:
+        return int(self._call(self._lib.nvmlDeviceGetPcieReplayCounter, _pointer(self._lib, handle)))
+
     def total_energy(self, handle: Handle) -> int:
         return int(self._call(self._lib.nvmlDeviceGetTotalEnergyConsumption, _pointer(self._lib, handle)))
 
@@ -155,15 +268,41 @@ class PynvmlDriver:
         except UnicodeDecodeError as error:
             raise _no_text(function, error) from None
 
+    def _fabric_in(self, version: int, handle: Handle) -> Fabric:
+        """What one version of the question brings, by its place in _FABRIC."""
+        function, structure = _FABRIC[version]
+        asked = self._known(function)
+        answer = self._known(structure)()
+        self._call(asked, _pointer(self._lib, handle), ctypes.byref(answer))
+        mask, summary = getattr(answer, "healthMask", 0), getattr(answer, "healthSummary", 0)
+        return Fabric(int(answer.state), int(answer.status), int(mask), int(summary))
+
+    def _known(self, name: str) -> Any:
+        """What pynvml calls so; one that is older than the library knows less than it."""
+        found = getattr(self._lib, name, None)
+        if found is None:
+            raise NvmlError(Return.FUNCTION_NOT_FOUND, name, "nvidia-ml-py is too old for it")
+        return found
+
     def _call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Calls pynvml and makes what it raises into NvmlError."""
         assert self._nvml is not None
-        try:
-            return function(*arguments)
-        except self._nvml.NVMLError as error:
-            raise NvmlError(error.value, function.__name__) from None
-        except UnicodeDecodeError as error:  # seen on drivers in trouble: bytes that are no text
-            raise _no_text(function, error) from None
+        with _in_use:
+            try:
+                return function(*arguments)
+            except self._nvml.NVMLError as error:
+                raise NvmlError(error.value, function.__name__) from None
+            except UnicodeDecodeError as error:  # seen on drivers in trouble: bytes that are no text
+                raise _no_text(function, error) from None
+
+
+def _unload(nvml: Any) -> None:
+    """Unloads the library unless somebody uses it. With `_in_use.lock` held."""
+    if nvml._nvmlLib_refcount or _in_use.calls or nvml.nvmlLib is None:  # noqa: SLF001 - the only word on who opened it
+        return
+    loaded, nvml.nvmlLib = nvml.nvmlLib, None
+    nvml._nvmlGetFunctionPointer_cache = {}  # noqa: SLF001 - addresses within the library
+    library.unload(loaded)
 
 
 def _address(pointer: Any) -> Handle:

@@ -18,6 +18,7 @@ WANTED = (
     EventType.DOUBLE_BIT_ECC
     | EventType.XID_CRITICAL
     | EventType.MIG_CONFIG_CHANGE
+    | EventType.SINGLE_BIT_ECC_STORM
     | EventType.DRAM_RETIREMENT
     | EventType.DRAM_RETIREMENT_FAILURE
     | EventType.NON_FATAL_POISON
@@ -30,6 +31,9 @@ FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 30.0
 REPEAT_LOG = 60.0
 
+DEAF_AFTER = 3
+"""Waits in a row that fail before nothing is expected of the next one."""
+
 
 class EventWaiter:
     """Waits in NVML on a daemon thread and hands each event to the event loop.
@@ -38,15 +42,25 @@ class EventWaiter:
     """
 
     def __init__(
-        self, driver: Driver, events: EventSet, deliver: Callable[[Event], None], upset: Callable[[], None]
+        self,
+        driver: Driver,
+        events: EventSet,
+        deliver: Callable[[Event], None],
+        upset: Callable[[], None],
+        deaf: Callable[[str], None],
     ) -> None:
-        """Takes the callbacks for an event and for a failed wait; both run on the event loop's thread."""
+        """Takes the callbacks for an event, for a failed wait, and for whether waits keep failing: why, or empty.
+
+        All run on the event loop's thread.
+        """
         self._driver = driver
         self._events = events
         self._deliver = deliver
         self._upset = upset
+        self._deaf = deaf
         self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
+        self._since: float | None = None
         self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
 
     def start(self) -> None:
@@ -60,36 +74,56 @@ class EventWaiter:
     def join(self, seconds: float) -> bool:
         """Waits until the thread has ended, at most so long. Returns whether it has. Blocks."""
         self._thread.join(seconds)
+        return self.ended
+
+    @property
+    def ended(self) -> bool:
+        """Whether the thread is out of the driver for good."""
         return not self._thread.is_alive()
+
+    def stuck(self, seconds: float) -> bool:
+        """Whether a wait has been in the driver for so long, and not for as long as it was asked to."""
+        since = self._since
+        return since is not None and time.monotonic() - since > seconds + WAIT_MS / 1000
 
     def _run(self) -> None:
         pause, said = FIRST_PAUSE, 0.0
+        failures, well = 0, False  # an earlier waiter may have told that it is deaf: the first good wait says otherwise
         while not self._stop.is_set():
-            began = time.monotonic()
+            self._since = began = time.monotonic()
+            event: Event | None = None
+            trouble: Exception | None = None
             try:
                 event = self._driver.wait(self._events, WAIT_MS)
             except Exception as error:  # noqa: BLE001 - whatever it is, a thread that ended would hear nothing ever after
-                if isinstance(error, NvmlError) and error.code == Return.TIMEOUT:
-                    pause = FIRST_PAUSE
-                    if (
-                        time.monotonic() - began < WAIT_MS / 2000
-                    ):  # a driver that does not wait must not be asked in a loop
-                        self._stop.wait(min(FIRST_PAUSE, WAIT_MS / 1000))
-                    continue
-                if self._stop.is_set():
-                    break  # whatever it is, nobody wants to know any more
-                if time.monotonic() - said >= REPEAT_LOG or not said:
-                    said = time.monotonic()
-                    log.warning(
-                        "waiting for driver events fails, health relies on polling until it works again: %s",
-                        error if isinstance(error, NvmlError) else repr(error),
-                    )
-                self._hand_over(self._upset)
-                self._stop.wait(pause)
-                pause = min(pause * 2, LONGEST_PAUSE)
-            else:
-                pause = FIRST_PAUSE
-                self._hand_over(lambda event=event: self._deliver(event))  # type: ignore[misc]
+                if not isinstance(error, NvmlError) or error.code != Return.TIMEOUT:
+                    trouble = error
+            self._since = None
+            if trouble is None:
+                pause, failures = FIRST_PAUSE, 0
+                if not well:
+                    well = True
+                    self._hand_over(lambda: self._deaf(""))
+                if event is not None:
+                    self._hand_over(lambda event=event: self._deliver(event))  # type: ignore[misc]
+                elif (
+                    time.monotonic() - began < WAIT_MS / 2000
+                ):  # a driver that does not wait must not be asked in a loop
+                    self._stop.wait(min(FIRST_PAUSE, WAIT_MS / 1000))
+                continue
+            if self._stop.is_set():
+                break  # whatever it is, nobody wants to know any more
+            words = str(trouble) if isinstance(trouble, NvmlError) else repr(trouble)
+            if time.monotonic() - said >= REPEAT_LOG or not said:
+                said = time.monotonic()
+                log.warning("waiting for driver events fails, health relies on polling until it works again: %s", words)
+            failures += 1
+            if failures == DEAF_AFTER:
+                well = False
+                self._hand_over(lambda words=words: self._deaf(words))  # type: ignore[misc]
+            self._hand_over(self._upset)
+            self._stop.wait(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
 
     def _hand_over(self, callback: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop has closed: the process is leaving

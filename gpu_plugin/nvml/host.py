@@ -1,5 +1,6 @@
 """What the node's own /sys, /dev and /proc say about its GPUs."""
 
+import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,14 @@ _NODE_PATTERNS = (
 )
 
 _MIG_MINORS = "driver/nvidia-caps/mig-minors"
+
+_BINDINGS = "bus/pci/drivers/nvidia"
+
+# How sysfs calls a PCI device: domain, bus, device and function, as in 0000:1b:00.0.
+_PCI_ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
+
+_LARGEST = (1 << 63) - 1
+"""The largest number that any reader of our state file takes for an integer."""
 
 # A line of it that is a GPU or compute instance's: "gpu0/gi2/ci0/access 22". The others are config and monitor.
 _MIG_MINOR = re.compile(rb"^(gpu[0-9]+/gi[0-9]+(?:/ci[0-9]+)?/access) ([0-9]+)$", re.MULTILINE)
@@ -73,6 +82,24 @@ class LinuxHost:
             if content != self._mig_minors[0]:
                 self._mig_minors = content, {name.decode(): int(minor) for name, minor in _MIG_MINOR.findall(content)}
             return self._mig_minors[1]
+
+    def bindings(self) -> Mapping[str, int]:
+        """The PCI devices that the NVIDIA driver is bound to, each with the inode number of the link that says so.
+
+        The kernel makes that link when it binds the driver, and numbers what it makes in turn (fs/kernfs), so that none comes
+        twice while anyone remembers it. The link's times are worth nothing here: they are those of the first look at it, and
+        change when the kernel drops what it had cached of it.
+
+        Raises:
+            OSError: it cannot be read now, which says nothing of the GPUs.
+        """
+        try:
+            links = os.scandir(self._sysfs / _BINDINGS)
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return {}  # a host without the driver, or one that does not show it
+        with links:
+            found = ((_PCI_ADDRESS.fullmatch(link.name), link.inode() & _LARGEST) for link in links)
+            return {f"{int(at[1], 16):08X}:{at[2].upper()}": number for at, number in found if at}
 
     def boot_id(self) -> str:
         """The kernel's id of this boot; empty where /proc does not say."""

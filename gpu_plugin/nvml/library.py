@@ -1,7 +1,9 @@
-"""Finding and loading libnvidia-ml.so.1, from under a driver root where there is one."""
+"""Finding, loading and unloading libnvidia-ml.so.1, from under a driver root where there is one."""
 
+import _ctypes
 import ctypes
 import os
+import threading
 from collections.abc import Sequence
 
 from gpu_plugin.nvml.port import NvmlError, Return
@@ -64,6 +66,30 @@ def load(roots: Sequence[str]) -> ctypes.CDLL:
         f"no {SONAME}: tried {', '.join(tried)}. Install the NVIDIA driver on this node, or mount its root at "
         "--driver-root-ctr-path",
     )
+
+
+def unload(loaded: ctypes.CDLL) -> None:
+    """Gives the library back to the loader, which takes its code away: no call into it may be under way or come."""
+    _ctypes.dlclose(loaded._handle)  # noqa: SLF001 - ctypes never closes what it opened, and says its handle nowhere else
+
+
+class Calls:
+    """How many calls into the library are under way, on whatever thread: while one is, its code must stay where it is.
+
+    With `lock` held no other begins.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.calls = 0
+
+    def __enter__(self) -> None:
+        with self.lock:
+            self.calls += 1
+
+    def __exit__(self, *_raised: object) -> None:
+        with self.lock:
+            self.calls -= 1
 
 
 def _inside(root: str, candidate: str) -> str | None:

@@ -1,28 +1,31 @@
-"""Keeps an eye on the node's GPUs: finds them, looks at each in turn, and passes on what the driver reports.
+"""Keeps an eye on the node's GPUs: finds them, looks at each in turn, and passes on what the driver and the host report.
 
-Decides nothing: every look and every event goes to `observe`, every change of what is known of the hardware to `found`.
-A GPU that holds a call holds no other GPU: its call is left on its own thread until it comes back.
+Decides nothing of their health: every look and every event goes to `observe`, every change of what is known of the hardware
+to `found`. A GPU that holds a call holds no other GPU: its call is left on its own thread until it comes back.
 """
 
-import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 
 import anyio
 
-from gpu_plugin.devices.node import Gpu, Link, Node, Pair
-from gpu_plugin.health.observation import Observation, Sample, XidEvent
-from gpu_plugin.nvml import probe
+from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.nvml.calls import DriverCalls, DriverSession
+from gpu_plugin.nvml.finding import Finder, HostSight, at_rest, in_order, merged, see, with_remembered
+from gpu_plugin.nvml.links import Links
+from gpu_plugin.nvml.looks import Looks
 from gpu_plugin.nvml.mig import with_caps
-from gpu_plugin.nvml.port import Driver, Event, EventType, Handle, HostView, NvmlError
-from gpu_plugin.nvml.sample import Look, fault, look
+from gpu_plugin.nvml.port import Driver, Event, HostView, NvmlError
+from gpu_plugin.nvml.release import PATIENCE, Released, ReleaseError
+from gpu_plugin.nvml.reports import Reports
+from gpu_plugin.nvml.roster import Roster
 from gpu_plugin.nvml.subscription import EventSubscription
-from gpu_plugin.nvml.watched import PLACEHOLDER, Watched
+from gpu_plugin.nvml.watched import Watched
 from gpu_plugin.pulse import Pulse
-from gpu_plugin.threads import DaemonThreads, Job
+from gpu_plugin.threads import Job
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +45,21 @@ REOPEN_AFTER = 6
 """Rounds in a row without an answer from any GPU after which the driver is opened anew; if in vain, more rarely."""
 
 
+FIRST_LOOKS = 5.0
+"""Seconds that the first looks may take together before the node is served, with those not looked at yet held back."""
+
+
+def _unheard(_: object) -> None:
+    """Nobody wants to know."""
+
+
 @dataclass(slots=True)
 class Monitor:
-    """Watches one node's GPUs. `poll` and `timeout` are in seconds; `remembered` are GPUs that this boot has seen before."""
+    """Watches one node's GPUs.
+
+    `poll`, `timeout` and `retention` are in seconds, the last one for a GPU that has vanished; `remembered` are GPUs that
+    this boot has seen before, and `released` the uuids of those that are out for maintenance from the start (None: all).
+    """
 
     driver: Driver
     host: HostView
@@ -55,318 +70,301 @@ class Monitor:
     """Takes in an observation; returns whether another soon would settle something."""
     found: Callable[[Node], None]
     node: Node = field(default_factory=Node)
-    _watched: list[Watched] = field(default_factory=list)
-    _by_handle: dict[Handle, str] = field(default_factory=dict)
-    _threads: DaemonThreads = field(default_factory=DaemonThreads)
+    retention: float = field(default=86400.0, kw_only=True)
+    released: InitVar[frozenset[str] | None] = field(default=frozenset(), kw_only=True)
+    booted: Callable[[str], None] = field(default=_unheard, kw_only=True)
+    """Told the id of the boot once the node was booted under us, as simulated ones are."""
+    met: Callable[[Sequence[Gpu]], None] = field(default=_unheard, kw_only=True)
+    """Told of GPUs before they are looked at for the first time, which is before `found` is."""
+    boot_id: str = field(default="", kw_only=True)
+    """The boot that is known of; empty: whichever the host tells first."""
+    _threads: DriverCalls = field(default_factory=DriverCalls)
     _look: Pulse = field(default_factory=Pulse)
+    _turned: Pulse = field(default_factory=Pulse)
     _due: bool = False
-    _soon: bool = False
+    _running: bool = False
+    _rounds: int = 0
     _out_of_reach: int = 0
-    _closed: bool = False
-    _opening: "Job[None] | None" = None
-    _linking: "Job[dict[Pair, Link]] | None" = None
+    _rebooted: bool = False
+    _held: str = ""
+    _device_nodes: frozenset[str] = frozenset()
+    _seeing: "Job[HostSight] | None" = None
+    _roster: Roster = field(init=False)
+    _session: DriverSession = field(init=False)
+    _finder: Finder = field(init=False)
+    _reports: Reports = field(init=False)
     _events: EventSubscription = field(init=False)
+    _links: Links = field(init=False)
+    _looks: Looks = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._events = EventSubscription(self.driver, self._threads)
+    def __post_init__(self, released: frozenset[str] | None) -> None:
+        driver, host, calls = self.driver, self.host, self._threads
+        roster = self._roster = Roster(Released.of(released))
+        session = self._session = DriverSession(driver, calls)
+        reports = self._reports = Reports(driver, calls, roster, self._saw)
+        events = self._events = EventSubscription(driver, calls, reports.deaf)
+        self._finder = Finder(driver, host, calls)
+        self._links = Links(driver, calls)
+        self._looks = Looks(driver, host, calls, session, roster, reports, events)
 
     async def open(self) -> Node:
-        """Opens the driver and finds the GPUs.
+        """Opens the driver and finds the GPUs. Where all those remembered are released, it is left alone until `resume`.
 
         Raises:
             NvmlError: there is no driver, or it does not work.
             TimeoutError: it does not answer.
         """
+        roster = self._roster
+        roster.gpus, roster.by_handle = [], {}
+        # Of GPUs that nobody remembers it is not known where they are: they are found first, and released then.
+        roster.untouched = roster.wanted if self.remembered else Released()
         try:
-            version, count = await self._open_driver()
-            self._watched = self._distinct(await self._probe_all(count))
-            self._add_remembered()
-            if self._watched:
-                # Before anyone is told of a GPU: from then on no event of it goes unheard.
-                await self._events.begin(self._watched, self.timeout)
-                await self._publish(version)
+            await self._see_host(PROBE_PATIENCE)
+            version, self._rebooted = "", False  # whatever is found now is of this boot
+            if roster.untouched.leaves(self.remembered):
+                version, count = await self._session.open(self.timeout)
+                roster.gpus = await self._first(count)
+                roster.bus.opened(roster.gpus, self._rounds)
             else:
-                await self._close()
+                roster.gpus = in_order(at_rest(self.remembered, roster.untouched))
+            roster.know_handles()
+            if not roster.gpus:
+                await self._session.close(self.timeout)
+                return self.node
+            if self._session.is_open:  # before anyone is told of a GPU: from then on no event of it goes unheard
+                await self._events.begin(roster.gpus, self.timeout)
+                await self._first_looks()
+            await self._publish(version)
         finally:
-            if not self._watched:
+            if not roster.gpus:
                 self._threads.close()
         return self.node
 
     async def run(self) -> None:
         """Watches until cancelled: events from one thread, and a look at every GPU each `poll` seconds."""
+        self._running = True
         try:
             while True:
-                self._due = self._soon = False
-                self._events.listen(self._deliver, self.look_now)
-                for watched in self._watched:
-                    await self._look_at(watched)
-                await self._keep_up()
+                self._due = self._reports.soon = False
+                await self._round()
+                self._turned.ring()
                 if not self._due:
                     # Spread, so that the nodes of a fleet do not all wake at the same moment.
                     pause = self.poll * (0.95 + 0.1 * random.random())  # noqa: S311
-                    await self._look.wait(min(pause, CONFIRM) if self._soon else pause)
+                    await self._look.wait(min(pause, CONFIRM) if self._reports.soon else pause)
                 await anyio.sleep(LOOK_GAP)  # first let the kubelet hear of the event that may have brought this round
         finally:
+            self._running = False
             self._events.stop()
             self._threads.close()
-
-    async def _open_driver(self) -> tuple[str, int]:
-        """Opens the driver: its version, and how many GPUs it counts. One attempt at a time, however long it hangs."""
-        if self._opening is None:
-            self._opening = await self._threads.submit(self.driver.open, self.timeout)
-        else:
-            with anyio.move_on_after(self.timeout):
-                await asyncio.wait([self._opening.done])
-        if not self._opening.done.done():
-            raise TimeoutError(f"no answer for {self.timeout:g} s")
-        opened, self._opening = self._opening, None
-        opened.done.result()
-        try:
-            version = await self._threads.run(self.driver.driver_version, self.timeout)
-            return version, await self._threads.run(self.driver.device_count, self.timeout)
-        except NvmlError:
-            await self._close()
-            raise
-
-    async def _keep_up(self) -> None:
-        """What belongs to a round beside the looks: events still refused, links still owed, what is new, a lost driver."""
-        if self._events.owed:
-            await self._events.begin(self._watched, self.timeout)
-        if self._linking is not None and self._linking.done.done():
-            await self._publish("")
-        else:
-            device_nodes = await self._see_host(LOOK_PATIENCE)
-            node = replace(self.node, gpus=tuple(w.gpu for w in self._watched), device_nodes=device_nodes)
-            if node != self.node:
-                self.node = node
-                self.found(node)
-        out = all(w.handle is None and w.pending is None for w in self._watched)
-        self._out_of_reach = self._out_of_reach + 1 if out else 0
-        times, between = divmod(self._out_of_reach, REOPEN_AFTER)
-        if times and not between and (self._closed or times in (1, 2, 4) or times % 8 == 0):
-            await self._reopen()
-
-    async def _reopen(self) -> None:
-        """Begins anew with the driver: it counts GPUs when it is opened, and a reloaded one knows no handle of before."""
-        log.warning("no GPU has answered for %d rounds; opening the driver anew", self._out_of_reach)
-        if not await self._events.leave():
-            log.warning("the driver holds the wait for its events; it cannot be opened anew now")
-            return
-        await self._close()
-        self._closed = True
-        try:
-            version, count = await self._open_driver()
-        except (NvmlError, TimeoutError) as error:
-            log.warning("the driver cannot be opened: %s", error)
-            return
-        self._closed = False
-        by_uuid = {watched.gpu.uuid: watched for watched in self._watched}
-        for probed in self._distinct(await self._probe_all(count)):
-            known = by_uuid.get(probed.gpu.uuid)
-            if probed.handle is None or probed.gpu.unreadable:
-                continue
-            if known is None:
-                self._watched.append(probed)
-            else:
-                known.gpu, known.handle, known.events = probed.gpu, probed.handle, False
-        self._watched.sort(key=lambda w: (w.gpu.index, w.gpu.uuid))
-        await self._events.begin(self._watched, self.timeout)
-        await self._publish(version)
-
-    @staticmethod
-    def _distinct(probed: "list[Watched]") -> "list[Watched]":
-        """GPUs that claim another's uuid are listed under a name of their own, and never handed out."""
-        seen: set[str] = set()
-        for watched in probed:
-            if watched.gpu.uuid in seen:
-                why = f"it claims the uuid of another GPU, {watched.gpu.uuid}"
-                log.error("GPU %d: %s; it is not handed out", watched.gpu.index, why)
-                name = f"{PLACEHOLDER}{watched.gpu.index}"
-                watched.gpu, watched.handle = replace(watched.gpu, uuid=name, unreadable=why), None
-            seen.add(watched.gpu.uuid)
-        return probed
 
     def look_now(self) -> None:
         """Has the GPUs looked at without waiting for their turn. From the event loop's thread."""
         self._due = True  # in a round under way some GPUs' turn is over: it is followed by another
         self._look.ring()
 
-    async def _close(self) -> None:
-        """Closes the driver, which counts GPUs when it is opened: a later attempt then finds what has come since."""
-        with suppress(NvmlError, TimeoutError):
-            await self._threads.run(self.driver.close, self.timeout)
+    def unsupported(self) -> Mapping[str, frozenset[str]]:
+        """By GPU uuid, the fields of a Sample that it never answers, as far as that has been learnt."""
+        return {watched.gpu.uuid: watched.unsupported for watched in self._roster.gpus}
 
-    async def _probe_all(self, count: int) -> list[Watched]:
-        """Every GPU, all at once: the first contact with one may take seconds."""
-        probed: dict[int, Watched] = {}
+    async def release(self, uuids: frozenset[str] | None) -> None:
+        """Drops the driver's handles of these GPUs, None: of all, and leaves them alone until `resume`. Waits a few seconds.
 
-        async def one(index: int) -> None:
-            probed[index] = await self._probe(index)
+        Raises:
+            ReleaseError: something holds them; they are dropped as soon as it lets go.
+        """
+        roster = self._roster
+        roster.wanted = roster.wanted.plus(uuids)
+        if not await self._brought(lambda: roster.untouched.covers(roster.wanted) or not self._session.holds):
+            held = self._held or self._holder() or "the GPUs' turn has not come yet"
+            raise ReleaseError(f"the driver's handles are not dropped yet, and are as soon as this is over: {held}")
 
-        async with anyio.create_task_group() as group:
-            for index in range(count):
-                group.start_soon(one, index)
-        return [probed[index] for index in range(count)]
+    async def resume(self, uuids: frozenset[str] | None) -> None:
+        """Has these GPUs, None: all, found and watched again, and waits a few seconds for the first look at them."""
+        roster, before = self._roster, self._rounds
+        roster.wanted = roster.wanted.minus(uuids, (watched.gpu.uuid for watched in roster.gpus))
+        if self._running:  # else they are found when the driver is
+            await self._brought(lambda: roster.untouched == roster.wanted and self._rounds > before)
 
-    async def _probe(self, index: int) -> Watched:
-        """One GPU as the driver describes it, or what is known of it if it does not."""
-        patience = min(self.timeout, PROBE_PATIENCE)
-        threads = DaemonThreads()
-        try:
-            job = await threads.submit(lambda: probe.probe_gpu(self.driver, self.host, index), patience)
-        finally:
-            threads.close()
-        placeholder = Gpu(uuid=f"{PLACEHOLDER}{index}", index=index)
-        if not job.done.done():
-            why = f"the driver has not described it within {patience:g} s"
-            log.error("GPU %d: %s; it is not handed out", index, why)
-            return Watched(replace(placeholder, unreadable=why), None, job)
-        error = job.done.exception()
-        if error is not None:
-            why = _failed(error).detail
-            log.error("GPU %d cannot be read and is not handed out: %s", index, why)
-            return Watched(replace(placeholder, unreadable=why), None)
-        handle, gpu = job.done.result()
-        self._by_handle[handle] = gpu.uuid
-        return Watched(gpu, handle)
+    async def _brought(self, done: Callable[[], bool]) -> bool:
+        """Waits until a round brought something about, for a few seconds. Returns whether one did."""
+        self.look_now()
+        with anyio.move_on_after(PATIENCE):
+            while not done():
+                await self._turned.wait()
+        return done()
 
-    def _add_remembered(self) -> None:
-        """Gives GPUs that the driver cannot name their remembered names, and lists those that it no longer has."""
-        present = {watched.gpu.uuid: watched for watched in self._watched}
-        for gpu in self.remembered:
-            lost = present.get(gpu.uuid)
-            if lost is not None and lost.gpu.unreadable:  # midway: the driver gave no more than its name
-                lost.gpu = replace(gpu, index=lost.gpu.index, unreadable=lost.gpu.unreadable)
-        missing = {gpu.index: gpu for gpu in self.remembered if gpu.uuid not in present}
-        for watched in self._watched:
-            known = missing.pop(watched.gpu.index, None) if watched.handle is None else None
-            if known is not None:
-                watched.gpu = replace(known, unreadable=watched.gpu.unreadable)
-        for gpu in missing.values():
-            why = "the driver does not find it any more"
-            log.error("GPU %s: %s; it stays listed and is not handed out", gpu.uuid, why)
-            self._watched.append(Watched(replace(gpu, unreadable=why), None))
-        self._watched.sort(key=lambda w: (w.gpu.index, w.gpu.uuid))
+    async def _first(self, count: int) -> list[Watched]:
+        """Every GPU that may be touched, found for the first time, and what is remembered beside."""
+        untouched, patience = self._roster.untouched, min(self.timeout, PROBE_PATIENCE)
+        if not untouched:
+            found = await self._finder.by_index(count, patience)
+            return with_remembered(found, self.remembered, self._roster.bus.told)
+        reached = [gpu for gpu in self.remembered if gpu.uuid not in untouched]
+        return in_order([*at_rest(self.remembered, untouched), *await self._finder.by_bus_id(reached, patience)])
 
-    async def _publish(self, version: str) -> None:
-        """Makes the node of what is known and passes it on."""
-        links = dict(self.node.links)
-        job = self._linking
-        if job is None or job.done.done():
-            job = await self._read_links()
-        if job is not None and job.done.done() and job.done.exception() is None:
-            links |= job.done.result()  # what was known of GPUs that are out of reach now still holds
-        elif job is not None:
-            log.error("the links between GPUs cannot be read; pods get GPUs without regard to what is unknown")
-        self._linking = job if job is not None and not job.done.done() else None
-        device_nodes = await self._see_host(PROBE_PATIENCE)
-        self.node = Node(tuple(w.gpu for w in self._watched), links, version or self.node.driver_version, device_nodes)
-        self.found(self.node)
+    async def _first_looks(self) -> None:
+        """A look at every GPU before anyone is told of it: what has not been seen at work is not handed out."""
+        roster = self._roster
+        self.met([watched.gpu for watched in roster.gpus])
+        asked = [each for each in roster.gpus if each.handle is not None and not roster.at_rest(each.gpu.uuid)]
+        with anyio.move_on_after(FIRST_LOOKS):
+            for watched in asked:
+                await self._looks.turn(watched, min(self.timeout, LOOK_PATIENCE), self.timeout)
+        for watched in asked:
+            if watched.pending is not None or watched.handle is None:
+                self._saw(watched.gpu.uuid, Sample(fault="unseen", detail="there has been no good look at it yet"))
 
-    async def _see_host(self, patience: float) -> frozenset[str]:
-        """The device nodes that the host has now, else those it had; MIG devices get the capability minors it says."""
-        sliced = any(watched.gpu.mig_devices for watched in self._watched)
-        job = await self._threads.submit(
-            lambda: (self.host.device_nodes(), self.host.mig_minors() if sliced else {}), min(self.timeout, patience)
-        )
-        if not job.done.done() or job.done.exception() is not None:
-            return self.node.device_nodes
-        device_nodes, minors = job.done.result()
-        for watched in self._watched:
-            watched.gpu = with_caps(watched.gpu, minors)
-        return device_nodes
+    async def _round(self) -> None:
+        """Everything once: the host, the driver if it must be opened anew, strange events, every GPU, the node."""
+        await self._see_host(LOOK_PATIENCE)
+        await self._mend()
+        self._events.listen(self._deliver, self.look_now, self.timeout)
+        await self._reports.name_strays(LOOK_PATIENCE)
+        for watched in tuple(self._roster.gpus):
+            if not self._roster.at_rest(watched.gpu.uuid):
+                await self._looks.turn(watched, min(self.timeout, LOOK_PATIENCE), self.timeout)
+        await self._keep_up()
+        self._rounds += 1
 
-    async def _read_links(self) -> "Job[dict[Pair, Link]] | None":
-        """Asks for the links between all GPUs that answer; None where there are not two of them."""
-        answering = [w for w in self._watched if w.pending is None and not w.gpu.unreadable]
-        readable = {w.gpu.uuid: w.handle for w in answering if w.handle is not None}
-        gpus = [w.gpu for w in self._watched if w.gpu.uuid in readable]
-        if len(gpus) < 2:
-            return None
-        return await self._threads.submit(
-            lambda: probe.probe_links(self.driver, readable, gpus), min(self.timeout, PROBE_PATIENCE)
-        )
+    def _saw(self, uuid: str, seen: Observation) -> bool:
+        return self.observe(uuid, seen)
 
     def _deliver(self, event: Event) -> None:
-        """Passes an event on; runs on the event loop."""
-        uuid = self._by_handle.get(event.handle)
-        if uuid is None:
-            log.warning("an event (type %#x, data %d) came from no GPU known here", event.kind, event.data)
-        elif event.kind == EventType.XID_CRITICAL:
-            self._saw(uuid, XidEvent(event.data))
+        self._reports.heard(event)
+        self.look_now()  # whatever it was, the GPUs' own answers tell more
+
+    async def _mend(self) -> None:
+        """Opens the driver anew where that is asked for or may help, unless a call to it is under way."""
+        roster = self._roster
+        news = roster.bus.news(roster.gpus, self._rounds)
+        times, between = divmod(self._out_of_reach, REOPEN_AFTER)
+        lost = times and not between and (not self._session.is_open or times in (1, 2, 4) or times % 8 == 0)
+        if roster.untouched != roster.wanted:
+            why = "GPUs were released or resumed"
+        elif self._session.answered_late:
+            why = "it answers at last"
+        elif self._rebooted:
+            why = "the node was booted"
+        elif news and self._session.is_open:
+            why = f"it was bound to {', '.join(news)}"
+        elif lost:
+            why = f"no GPU has answered for {self._out_of_reach} rounds"
         else:
-            log.info("GPU %s: driver event of type %#x, data %d", uuid, event.kind, event.data)
-        self.look_now()  # whatever it was, the GPU's own answers tell more
+            return
+        held = self._holder()
+        if not held and (roster.untouched != roster.wanted or not self._session.answered_late):
+            held = await self._shut()
+        if held and held != self._held:
+            log.warning("the driver cannot be opened anew now: %s; it is to be, because %s", held, why)
+        self._held = held
+        if held:
+            self._reports.soon = True
+            return
+        log.log(logging.WARNING if lost else logging.INFO, "opening the driver anew: %s", why)
+        self._rebooted = False
+        roster.forget()
+        await self._reopen()
 
-    async def _look_at(self, watched: Watched) -> None:
-        """One look, unless an earlier one is still under way."""
-        patience = min(self.timeout, LOOK_PATIENCE)
-        if watched.pending is None:
-            handle, gpu, divisible = watched.handle, watched.gpu, watched.divisible
-            if gpu.unreadable:
-                index, known = gpu.index, "" if gpu.uuid.startswith(PLACEHOLDER) else gpu.uuid
-                watched.pending = await self._threads.submit(
-                    lambda: probe.probe_gpu(self.driver, self.host, index, known), patience
-                )
-            elif handle is None:
-                watched.pending = await self._threads.submit(lambda: self._reach(gpu), patience)
+    def _holder(self) -> str:
+        """What keeps the driver from being closed: a call that has not come back. Empty if nothing does."""
+        if not self._threads.under_way:
+            return ""
+        pending = [each.gpu.uuid for each in self._roster.gpus if each.pending and not each.pending.done.done()]
+        return self._session.held or f"a call to it has not come back{f', about GPU {pending[0]}' if pending else ''}"
+
+    async def _shut(self) -> str:
+        """Leaves the events and closes the driver. Returns what holds it; empty once it is closed."""
+        if not await self._events.leave():
+            return "it holds the wait for its events"
+        return "" if await self._session.close(min(self.timeout, PROBE_PATIENCE)) else "it does not close"
+
+    async def _reopen(self) -> None:
+        """Begins anew with the driver: it counts GPUs when it is opened, and a reloaded one knows no handle of before."""
+        roster, version = self._roster, ""
+        gpus = [watched.gpu for watched in roster.gpus]
+        if roster.untouched.leaves(gpus):
+            try:
+                version, count = await self._session.open(self.timeout)
+            except (NvmlError, TimeoutError) as error:
+                log.warning("the driver cannot be opened: %s", error)
+                return
+            patience = min(self.timeout, PROBE_PATIENCE)
+            if roster.untouched:
+                reachable = [gpu for gpu in gpus if gpu.pci_bus_id and gpu.uuid not in roster.untouched]
+                probed = await self._finder.by_bus_id(reachable, patience)
             else:
-                watched.pending = await self._threads.submit(
-                    lambda: look(self.driver, handle, gpu, divisible=divisible), patience
-                )
-        job = watched.pending
+                probed = await self._finder.by_index(count, patience)
+            roster.gpus = merged(roster.gpus, probed, every=not roster.untouched)
+            roster.bus.opened(roster.gpus, self._rounds)
+            roster.know_handles()
+            await self._events.begin(roster.gpus, self.timeout)
+        await self._publish(version)
+
+    async def _keep_up(self) -> None:
+        """What belongs to a round beside the looks: events still refused, links still owed, what is new, what is gone."""
+        roster, looks = self._roster, self._looks
+        if self._events.owed and self._session.is_open:
+            await self._events.begin(roster.gpus, self.timeout)
+        now = anyio.current_time()
+        for watched in tuple(roster.gpus):
+            since = watched.vanished_since
+            if since is not None and now - since >= self.retention and not roster.at_rest(watched.gpu.uuid):
+                log.warning("GPU %s vanished %.0f s ago and is not listed any more", watched.gpu.uuid, now - since)
+                roster.gpus.remove(watched)
+        if looks.recut:
+            await self._see_host(LOOK_PATIENCE)  # new MIG devices have nodes of their own
+        if looks.relinked or self._links.owed:
+            await self._publish("")
+        else:
+            self._links.came()
+            self._tell(self._known())
+        looks.recut = looks.relinked = False
+        self._reports.soon |= bool(roster.bus.news(roster.gpus, self._rounds + 1))
+        asked = [each for each in roster.gpus if not roster.at_rest(each.gpu.uuid) and not roster.bus.vanished(each)]
+        out = all(watched.handle is None and watched.pending is None for watched in asked)
+        out = out and bool(asked or not roster.gpus) and roster.untouched.leaves(each.gpu for each in roster.gpus)
+        self._out_of_reach = self._out_of_reach + 1 if out else 0
+
+    async def _publish(self, version: str) -> None:
+        """Makes the node of what is known, the links between its GPUs read anew, and passes it on."""
+        await self._links.read(self._roster.gpus, min(self.timeout, PROBE_PATIENCE))
+        await self._see_host(PROBE_PATIENCE)
+        self._tell(self._known(version))
+
+    def _known(self, version: str = "") -> Node:
+        gpus = tuple(watched.gpu for watched in self._roster.gpus)
+        links = self._links.between(gpu.uuid for gpu in gpus)
+        return Node(gpus, links, version or self.node.driver_version, self._device_nodes)
+
+    def _tell(self, node: Node) -> None:
+        if node != self.node:
+            self.node = node
+            self.found(node)
+
+    async def _see_host(self, patience: float) -> None:
+        """Takes in what the host says now: nothing, where it cannot be asked or takes its time, and what was known stays."""
+        roster = self._roster
+        if self._seeing is None:
+            sliced = any(watched.gpu.mig_devices for watched in roster.gpus)
+            patience = min(self.timeout, patience)
+            self._seeing = await self._threads.aside(lambda: see(self.host, sliced=sliced), patience)
+        job = self._seeing
         if not job.done.done():
-            age = anyio.current_time() - job.started
-            if age >= self.timeout:
-                why = f"the driver has not answered for over {self.timeout:g} s"
-                self._saw(watched.gpu.uuid, Sample(fault="hung", detail=why))
             return
-        watched.pending = None
-        error = job.done.exception()
-        if error is not None:
-            watched.handle = None
-            self._saw(watched.gpu.uuid, _failed(error))
+        self._seeing = None
+        if job.done.exception() is not None:
+            log.debug("the host cannot be asked: %r", job.done.exception())
             return
-        await self._take(watched, job.done.result())
-
-    async def _take(self, watched: Watched, result: object) -> None:
-        """Takes in what a look brought."""
-        if isinstance(result, Look):
-            if watched.handle is None:
-                watched.events = False  # a registration does not survive the reset that a new handle may come from
-            # Handles from before a reset are worth nothing: after a fault, ask for a new one next time.
-            watched.handle = None if result.sample.fault else result.handle
-            if watched.handle is not None:
-                self._by_handle[watched.handle] = watched.gpu.uuid
-                self._soon |= watched.recut(result)
-                if not watched.events:
-                    await self._events.ask(watched)
-            self._saw(watched.gpu.uuid, result.sample)
-        elif isinstance(result, tuple):
-            await self._take_probed(watched, *result)
-        elif isinstance(result, str):  # a registration for events that took its time
-            self._events.settled(watched, result)
-
-    async def _take_probed(self, watched: Watched, handle: Handle, gpu: Gpu) -> None:
-        """A GPU that could not be read was probed again."""
-        if gpu.unreadable or any(other.gpu.uuid == gpu.uuid for other in self._watched if other is not watched):
-            self._saw(watched.gpu.uuid, Sample(fault="error", detail=gpu.unreadable or "another GPU answers for it"))
-            return
-        log.info("GPU %d (%s) can be read now", gpu.index, gpu.uuid)
-        watched.gpu, watched.handle = gpu, handle
-        self._by_handle[handle] = gpu.uuid
-        await self._publish("")
-        await self._events.ask(watched)
-
-    def _saw(self, uuid: str, seen: Observation) -> None:
-        if self.observe(uuid, seen):
-            self._soon = True
-
-    def _reach(self, gpu: Gpu) -> Look:
-        """A new handle and a look through it. Blocks."""
-        return look(self.driver, self.driver.handle_by_uuid(gpu.uuid), gpu)
-
-
-def _failed(error: BaseException) -> Sample:
-    """The sample that a failed call is."""
-    return fault(error) if isinstance(error, NvmlError) else Sample(fault="error", detail=repr(error))
+        seen = job.done.result()
+        self._device_nodes = seen.device_nodes
+        roster.bus.told = roster.bus.told if seen.bindings is None else seen.bindings
+        if seen.mig_minors is not None:
+            for watched in roster.gpus:
+                watched.gpu = with_caps(watched.gpu, seen.mig_minors)
+        if seen.boot_id and seen.boot_id != self.boot_id:
+            before, self.boot_id = self.boot_id, seen.boot_id
+            if before:
+                log.warning("the node was booted: every GPU was reset, and is found anew")
+                self._rebooted = True
+                self.booted(seen.boot_id)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import NewType, Protocol
 
+from gpu_plugin.health.observation import Fabric
+
 Handle = NewType("Handle", int)
 """A device handle: the value of NVML's opaque pointer, comparable between calls and with an event's device."""
 
@@ -18,6 +20,10 @@ EventSet = NewType("EventSet", int)
 
 ALL_INSTANCES = 0xFFFFFFFF
 """GPU or compute instance id of an event that is the whole GPU's (recorded on an H200)."""
+
+
+MAX_NVLINKS = 36
+"""More links than any GPU has (NVML_NVLINK_MAX_LINKS); a driver ends the count with INVALID_ARGUMENT or NOT_SUPPORTED."""
 
 
 class Return(IntEnum):
@@ -36,10 +42,13 @@ class Return(IntEnum):
     GPU_IS_LOST = 15
     RESET_REQUIRED = 16
     LIB_RM_VERSION_MISMATCH = 18
+    ARGUMENT_VERSION_MISMATCH = 25
     UNKNOWN = 999
 
 
-UNSUPPORTED = frozenset({Return.NOT_SUPPORTED, Return.NO_PERMISSION, Return.FUNCTION_NOT_FOUND})
+UNSUPPORTED = frozenset(
+    {Return.NOT_SUPPORTED, Return.NO_PERMISSION, Return.FUNCTION_NOT_FOUND, Return.ARGUMENT_VERSION_MISMATCH}
+)
 """Codes that mean "this part or driver never answers that": learnt once, never a fault."""
 
 
@@ -128,6 +137,24 @@ class MigAttributes:
     memory_mb: int
 
 
+@dataclass(frozen=True, slots=True)
+class RemappedRows:
+    """nvmlDeviceGetRemappedRows: how many rows, by what was wrong; whether one waits for a reset, whether one failed."""
+
+    correctable: int = 0
+    uncorrectable: int = 0
+    pending: bool = False
+    failure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PcieLink:
+    """Lanes that the GPU's PCIe link has now, and could have (nvmlDeviceGetCurrPcieLinkWidth, ...MaxPcieLinkWidth)."""
+
+    width: int
+    max_width: int
+
+
 class Driver(Protocol):
     """The calls. Each raises NvmlError; a name in a docstring is the NVML function behind it."""
 
@@ -148,6 +175,9 @@ class Driver(Protocol):
 
     def handle_by_uuid(self, uuid: str) -> Handle:
         """nvmlDeviceGetHandleByUUID."""
+
+    def handle_by_pci_bus_id(self, bus_id: str) -> Handle:
+        """nvmlDeviceGetHandleByPciBusId_v2: the only way to a GPU that wakes no other (nvml.h), as one released must not be."""
 
     def uuid(self, handle: Handle) -> str:
         """nvmlDeviceGetUUID, such as GPU-92e1c9b6-dd9b-778f-6e34-6f0d728ad189; of a MIG device MIG-<uuid>."""
@@ -203,6 +233,42 @@ class Driver(Protocol):
     def temperature_threshold(self, handle: Handle, kind: Threshold) -> int:
         """nvmlDeviceGetTemperatureThreshold, °C."""
 
+    def margin_temperature(self, handle: Handle) -> int:
+        """nvmlDeviceGetMarginTemperature: °C left to the GPU's T.Limit, negative beyond it."""
+
+    def uncorrected_ecc_errors(self, handle: Handle) -> int:
+        """nvmlDeviceGetTotalEccErrors, uncorrected and volatile: since the driver was loaded or the GPU reset."""
+
+    def sram_threshold_exceeded(self, handle: Handle) -> bool:
+        """nvmlDeviceGetSramEccErrorStatus's bThresholdExceeded: so many SRAM errors that the part is to be replaced."""
+
+    def remapped_rows(self, handle: Handle) -> RemappedRows:
+        """nvmlDeviceGetRemappedRows. NOT_SUPPORTED before Ampere, and on a GPU that is cut into MIG instances."""
+
+    def retired_pages_pending(self, handle: Handle) -> bool:
+        """nvmlDeviceGetRetiredPagesPendingStatus. NOT_SUPPORTED on parts that remap rows instead."""
+
+    def unrepairable_memory(self, handle: Handle) -> bool:
+        """nvmlDeviceGetUnrepairableMemoryFlag_v1: memory that no repair mends."""
+
+    def clocks_event_reasons(self, handle: Handle) -> int:
+        """nvmlDeviceGetCurrentClocksEventReasons: a mask of why the clocks are lower than they could be, 1 where idle."""
+
+    def nvlink_states(self, handle: Handle) -> tuple[bool, ...]:
+        """nvmlDeviceGetNvLinkState of each link there is, whether it is active. NOT_SUPPORTED: no NVLink at all."""
+
+    def nvlink_to_switch(self, handle: Handle, link: int) -> bool:
+        """nvmlDeviceGetNvLinkRemoteDeviceType: whether an active link leads to an NVSwitch (2) rather than to a GPU (0)."""
+
+    def fabric(self, handle: Handle) -> Fabric:
+        """nvmlDeviceGetGpuFabricInfo_v4, else nvmlDeviceGetGpuFabricInfoV, in the newest version that the driver knows."""
+
+    def pcie_link(self, handle: Handle) -> PcieLink:
+        """nvmlDeviceGetCurrPcieLinkWidth and nvmlDeviceGetMaxPcieLinkWidth."""
+
+    def pcie_replays(self, handle: Handle) -> int:
+        """nvmlDeviceGetPcieReplayCounter: since the driver was loaded or the GPU reset."""
+
     def total_energy(self, handle: Handle) -> int:
         """nvmlDeviceGetTotalEnergyConsumption: mJ since the driver was last loaded; going backwards proves a reload."""
 
@@ -248,6 +314,16 @@ class HostView(Protocol):
 
         Such as gpu0/gi2/access and gpu0/gi2/ci0/access, where 0 is the GPU's minor number. Empty where there is no such file;
         the same object for as long as nothing in it changes.
+        """
+
+    def bindings(self) -> Mapping[str, int]:
+        """The GPUs that the NVIDIA driver is bound to, by PCI bus id as NVML writes it; empty where the host does not say.
+
+        The number is another one whenever the driver was bound anew, be it because it was reloaded, or because the GPU was
+        taken off the bus and found again. Numbers of two boots say nothing about each other; each is below 2^63.
+
+        Raises:
+            OSError: the host cannot be asked now.
         """
 
     def boot_id(self) -> str:

@@ -5,33 +5,46 @@ One unreadable GPU never hides the others, and one unanswered question never hid
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from gpu_plugin.devices.node import Gpu, Link, Thresholds
 from gpu_plugin.nvml.mig import GONE, cut, read_partition, with_caps
-from gpu_plugin.nvml.port import Driver, Handle, HostView, NvmlError, Return, Threshold, TopologyLevel
+from gpu_plugin.nvml.port import (
+    MAX_NVLINKS,
+    Driver,
+    Handle,
+    HostView,
+    NvmlError,
+    Return,
+    Threshold,
+    TopologyLevel,
+)
+from gpu_plugin.nvml.sample import SAMPLED_FIELDS
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-RECOVERY_ACTION_FIELD = 230
-"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION."""
+MARGIN_FIELDS = (193, 194, 195, 196)
+"""NVML_FI_DEV_TEMPERATURE_*_TLIMIT for shutdown, slowdown, memory and GPU, in the order of `Thresholds`: °C, signed."""
 
-PROBED_FIELDS = (RECOVERY_ACTION_FIELD,)
-
-MAX_NVLINKS = 36
-"""More links than any GPU has; the driver ends the count earlier with INVALID_ARGUMENT or NOT_SUPPORTED."""
+PROBED_FIELDS = (*(number for numbers in SAMPLED_FIELDS.values() for number in numbers), *MARGIN_FIELDS)
 
 
-def probe_gpu(driver: Driver, host: HostView, index: int, known: str = "") -> tuple[Handle, Gpu]:
-    """One GPU by its uuid if that is `known`, else by its NVML index (which may change when another GPU goes).
+def probe_gpu(driver: Driver, host: HostView, index: int, known: str = "", *, bus_id: str = "") -> tuple[Handle, Gpu]:
+    """One GPU by its `bus_id`, by its uuid if that is `known`, else by its NVML index (which may change when another GPU goes).
+
+    Its bus id is the way where another GPU must not be touched: by index or uuid, NVML may wake others too.
 
     Raises:
         NvmlError: the driver gives no handle or no uuid for it. What else it does not say is None in the answer; one lost
             midway comes back `unreadable`.
     """
-    handle = driver.handle_by_uuid(known) if known else driver.handle_by_index(index)
+    if bus_id:
+        handle = driver.handle_by_pci_bus_id(bus_id)
+    else:
+        handle = driver.handle_by_uuid(known) if known else driver.handle_by_index(index)
     uuid = driver.uuid(handle)
     try:
         return handle, _describe(driver, host, handle, uuid, index)
@@ -41,6 +54,7 @@ def probe_gpu(driver: Driver, host: HostView, index: int, known: str = "") -> tu
 
 def _describe(driver: Driver, host: HostView, handle: Handle, uuid: str, index: int) -> Gpu:
     bus_id = _ask(lambda: driver.pci_bus_id(handle), "")
+    fields = _fields(driver, handle)
     whole = Gpu(
         uuid=uuid,
         index=index,
@@ -53,14 +67,19 @@ def _describe(driver: Driver, host: HostView, handle: Handle, uuid: str, index: 
         thresholds=Thresholds(
             *(_ask(lambda kind=kind: driver.temperature_threshold(handle, kind), None) for kind in Threshold),  # type: ignore[misc]
         ),
+        margins=Thresholds(*(_signed(fields.get(number)) for number in MARGIN_FIELDS)),
+        remaps_rows=_ask(lambda: driver.remapped_rows(handle), None) is not None,
+        nvswitch=_ask(lambda: _nvswitch(driver, handle), default=False),
         event_types=_ask(lambda: driver.supported_event_types(handle), 0),
-        fields=_fields(driver, handle),
+        fields=frozenset(fields),
     )
     partition = _ask(lambda: read_partition(driver, handle, memory_bytes=whole.memory_bytes), None)
     if partition is None or not partition.enabled:
         return whole
     for at, why in partition.unreadable.items():
         log.warning("GPU %s: MIG device %d cannot be read and is not offered: %s", uuid, at, why)
+    # While a GPU is cut NVML tells nothing of its rows; every part that can be cut remaps them (Ampere and later).
+    whole = replace(whole, remaps_rows=whole.remaps_rows or bool(partition.devices))
     return with_caps(cut(whole, partition), host.mig_minors())
 
 
@@ -104,10 +123,22 @@ def _numa_node(driver: Driver, host: HostView, handle: Handle, bus_id: str) -> i
     return node if node is not None and node >= 0 else None
 
 
-def _fields(driver: Driver, handle: Handle) -> frozenset[int]:
+def _fields(driver: Driver, handle: Handle) -> dict[int, int]:
+    """The fields that are answered, and what with."""
     unanswered: tuple[int | None, ...] = (None,) * len(PROBED_FIELDS)
     answers = _ask(lambda: driver.field_values(handle, PROBED_FIELDS), unanswered)
-    return frozenset(field for field, value in zip(PROBED_FIELDS, answers, strict=True) if value is not None)
+    return {field: value for field, value in zip(PROBED_FIELDS, answers, strict=True) if value is not None}
+
+
+def _signed(value: int | None) -> int | None:
+    """A signed number of 32 bits, also where a driver declares it unsigned: no part is 2^31 °C away from its limit."""
+    return value - (1 << 32) if value is not None and value >> 31 == 1 else value
+
+
+def _nvswitch(driver: Driver, handle: Handle) -> bool:
+    """Whether the first NVLink that is active leads to a switch: those of a GPU all lead to the same kind."""
+    first = next((link for link, active in enumerate(driver.nvlink_states(handle)) if active), None)
+    return first is not None and driver.nvlink_to_switch(handle, first)
 
 
 def _nvlink_peers(driver: Driver, handle: Handle) -> list[str]:

@@ -21,7 +21,7 @@ class Watched:
 
     gpu: Gpu
     handle: Handle | None
-    pending: "Job[Look] | Job[tuple[Handle, Gpu]] | Job[str] | None" = None
+    pending: "Job[Look | tuple[Handle, Gpu]] | Job[tuple[Handle, Gpu]] | Job[str] | None" = None
     events: bool = False
     refused: str = ""
     """Why events were refused last, said once."""
@@ -31,6 +31,35 @@ class Watched:
     """Looks in a row in which a MIG device of it was unreadable."""
     untold: str = ""
     """Why the last look did not tell how it is cut, said once."""
+    unsupported: frozenset[str] = frozenset()
+    """Fields of a Sample that it never answers, learnt since it was described: not asked for again."""
+    binding: int | None = None
+    """The last binding that the host told of it."""
+    asked_under: int | None = None
+    """The binding as of when the driver was asked about it last."""
+    nvlinks: tuple[bool, ...] | None = None
+    """Which of its NVLinks were active when it last said so."""
+    vanished_since: float | None = None
+    """Since when it is not there any more, in seconds of the event loop's clock; None while it is."""
+
+    @property
+    def named(self) -> bool:
+        """Whether it goes by a uuid of its own."""
+        return not self.gpu.uuid.startswith(PLACEHOLDER)
+
+    def forget(self) -> None:
+        """Gives up what does not outlive a driver that is closed."""
+        self.handle, self.pending, self.events, self.unsupported = None, None, False, frozenset()
+
+    def described(self, handle: Handle, gpu: Gpu) -> None:
+        """Takes in how the driver describes it now, and through which handle it is reached."""
+        self.handle, self.gpu, self.events, self.unsupported = handle, gpu, False, frozenset()
+
+    def relinked(self, nvlinks: tuple[bool, ...] | None) -> bool:
+        """Takes in which NVLinks are active, None: not said. Returns whether others were before."""
+        before = self.nvlinks
+        self.nvlinks = before if nvlinks is None else nvlinks
+        return before is not None and self.nvlinks != before
 
     def recut(self, found: Look) -> bool:
         """Takes in how a look found the GPU to be cut. Returns whether another look soon would settle something."""
@@ -48,6 +77,7 @@ class Watched:
         gpu = cut(self.gpu, partition, hold=self.unreadable_looks < UNREADABLE_LOOKS)
         if gpu is self.gpu:
             return 0 < self.unreadable_looks < UNREADABLE_LOOKS
+        self.unsupported = frozenset()  # some questions go unanswered while a GPU is cut, and only then
         if gpu.mig_enabled != self.gpu.mig_enabled:
             self.events = False  # the mode is switched by a reset, which a registration may not survive
         into = ", ".join(device.profile for device in gpu.mig_devices) or "no MIG devices"

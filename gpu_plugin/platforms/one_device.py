@@ -65,6 +65,7 @@ class OneDeviceDriver:
         del handle
         return self._uuid
 
+    handle_by_pci_bus_id = _unanswered(Driver.handle_by_pci_bus_id)
     minor_number = _unanswered(Driver.minor_number)
     pci_bus_id = _unanswered(Driver.pci_bus_id)
     name = _unanswered(Driver.name)
@@ -81,6 +82,18 @@ class OneDeviceDriver:
     set_compute_mode = _unanswered(Driver.set_compute_mode)
     temperature = _unanswered(Driver.temperature)
     temperature_threshold = _unanswered(Driver.temperature_threshold)
+    margin_temperature = _unanswered(Driver.margin_temperature)
+    uncorrected_ecc_errors = _unanswered(Driver.uncorrected_ecc_errors)
+    sram_threshold_exceeded = _unanswered(Driver.sram_threshold_exceeded)
+    remapped_rows = _unanswered(Driver.remapped_rows)
+    retired_pages_pending = _unanswered(Driver.retired_pages_pending)
+    unrepairable_memory = _unanswered(Driver.unrepairable_memory)
+    clocks_event_reasons = _unanswered(Driver.clocks_event_reasons)
+    nvlink_states = _unanswered(Driver.nvlink_states)
+    nvlink_to_switch = _unanswered(Driver.nvlink_to_switch)
+    fabric = _unanswered(Driver.fabric)
+    pcie_link = _unanswered(Driver.pcie_link)
+    pcie_replays = _unanswered(Driver.pcie_replays)
     total_energy = _unanswered(Driver.total_energy)
     supported_event_types = _unanswered(Driver.supported_event_types)
     field_values = _unanswered(Driver.field_values)

@@ -1,49 +1,63 @@
-"""Faults: what `gpu-plugin fault` can do to a GPU of a simulated node. A new one is a function and its line in `FAULTS`."""
+"""Faults: what `gpu-plugin fault` can do to a simulated node. A new one is a function and its line in `FAULTS`."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.nvml.port import EventType
-from gpu_plugin.simulation import device_nodes
+from gpu_plugin.nvml.port import ALL_INSTANCES, EventType, Return
+from gpu_plugin.simulation import device_nodes, recovery_actions
+from gpu_plugin.simulation.fault_values import find_gpu, instances, integer, lacks, mask, said
 from gpu_plugin.simulation.hardware import SimulatedNode
+from gpu_plugin.simulation.part_faults import PART_FAULTS, Fault
 
 _NONE, _EMPTY = "none", "empty"
 """What `mig` takes besides profiles: no MIG mode, and MIG mode without a MIG device (as an empty text is)."""
 
-Fault = Callable[[SimulatedNode, int, object], str]
-"""Applies a fault to a GPU by index with the value asked for; gives what was done, to follow "GPU 3 (GPU-...): ".
-
-Raises:
-    ConfigError: the value cannot be; nothing was done.
-"""
-
 _HIGHEST_XID = 999
 """Xids are counted up one by one; NVIDIA's catalogue is below 200."""
-
-_COLDEST, _HOTTEST = -40, 200
-"""°C. No sensor says more or less; a slip of the finger does."""
 
 _LONGEST_HANG = 86400.0
 """Seconds: a day."""
 
 
-def _xid(node: SimulatedNode, gpu: int, value: object) -> str:
-    number = _integer("xid", value, 1, _HIGHEST_XID)
-    heard = node.post(gpu, EventType.XID_CRITICAL, number)
-    return f"Xid {number} raised" + ("" if heard else ", and nothing listens for its events")
+def _xid(node: SimulatedNode, gpu: int, value: object, instance: object = None) -> str:
+    number = integer("xid", value, 1, _HIGHEST_XID)
+    gpu_instance, compute_instance = (ALL_INSTANCES, ALL_INSTANCES) if instance is None else instances(instance)
+    action = recovery_actions.after_xid(number)
+    heard = node.raise_xid(gpu, number, action, gpu_instance=gpu_instance, compute_instance=compute_instance)
+    where = "" if instance is None else f" on instance {instance}"
+    return f"Xid {number} raised{where}" + ("" if heard else ", and nothing listens for its events")
 
 
-def _temperature(node: SimulatedNode, gpu: int, value: object) -> str:
-    celsius = _integer("temperature", value, _COLDEST, _HOTTEST, " °C")
-    node.set_temperature(gpu, celsius)
-    return f"now at {celsius} °C, until healed"
+def _event(node: SimulatedNode, gpu: int, value: object) -> str:
+    kind = mask("event", value, 1)
+    if kind & EventType.XID_CRITICAL:
+        raise ConfigError(f"event: {kind:#x}: {int(EventType.XID_CRITICAL):#x} is an Xid: ask for xid")
+    if unknown := kind & ~(node.profile.gpus[gpu].event_types or 0):
+        raise lacks(node, gpu, "event", f"sends no events of type {unknown:#x}")
+    heard = node.post(gpu, kind)
+    return f"event of type {kind:#x} sent" + ("" if heard else ", and nothing listens for it")
 
 
 def _lost(node: SimulatedNode, gpu: int, value: object) -> str:
-    _said("lost", value)
+    said("lost", value)
     node.lose(gpu)
     return "fell off the bus, until healed"
+
+
+def _vanish(node: SimulatedNode, gpu: int, value: object) -> str:
+    said("vanish", value)
+    node.vanish(gpu)
+    return "gone from its driver, until it returns or is healed"
+
+
+def _return(node: SimulatedNode, gpu: int, value: object) -> str:
+    said("return", value)
+    if not node.condition(gpu).vanished:
+        raise ConfigError(f"return: GPU {gpu} has not vanished")
+    node.bring_back(gpu)
+    return "back, for whoever opens the driver from now on"
 
 
 def _hang(node: SimulatedNode, gpu: int, value: object) -> str:
@@ -53,6 +67,12 @@ def _hang(node: SimulatedNode, gpu: int, value: object) -> str:
         raise ConfigError(f"hang: {value}: from above 0 to {_LONGEST_HANG:g} seconds")
     node.hang(gpu, value)
     return f"every driver call hangs for {value:g} s"
+
+
+def _error(node: SimulatedNode, gpu: int, value: object) -> str:
+    code = integer("error", value, Return.SUCCESS, Return.UNKNOWN)
+    node.change(gpu, error=code or None)
+    return f"every driver call fails with {code}, until healed" if code else "driver calls do not fail"
 
 
 def _mig(node: SimulatedNode, gpu: int, value: object) -> str:
@@ -72,21 +92,45 @@ def _mig(node: SimulatedNode, gpu: int, value: object) -> str:
     return f"in MIG mode, cut into {', '.join(profiles) or 'nothing'}"
 
 
+def _reset(node: SimulatedNode, gpu: int, value: object) -> str:
+    said("reset", value)
+    node.reset(gpu)
+    off = node.condition(gpu)
+    return "reset" + (", and still off the bus" if off.lost or off.vanished else "")
+
+
 def _heal(node: SimulatedNode, gpu: int, value: object) -> str:
-    _said("heal", value)
+    said("heal", value)
     node.heal(gpu)
     return "repaired and reset"
 
 
+def _reboot(node: SimulatedNode, value: object) -> str:
+    said("reboot", value)
+    node.reboot()
+    return f"booted anew, as {node.boot_id}"
+
+
 FAULTS: Mapping[str, Fault] = {
     "xid": _xid,
-    "temperature": _temperature,
+    "event": _event,
+    **PART_FAULTS,
     "lost": _lost,
+    "vanish": _vanish,
+    "return": _return,
     "hang": _hang,
+    "error": _error,
     "mig": _mig,
+    "reset": _reset,
     "heal": _heal,
 }
 """By the key that asks for it, which is also the flag of `gpu-plugin fault`."""
+
+NODE_FAULTS: Mapping[str, Callable[[SimulatedNode, object], str]] = {"reboot": _reboot}
+"""Those of the whole node, likewise: no GPU need be named."""
+
+INSTANCE = "instance"
+"""What goes along with an Xid: on which instance of the GPU, such as 1 or 1/0. Left out: the whole GPU's."""
 
 
 def apply(node: SimulatedNode, request: Mapping[str, object]) -> str:
@@ -98,14 +142,22 @@ def apply(node: SimulatedNode, request: Mapping[str, object]) -> str:
     Raises:
         ConfigError: no such GPU, not exactly one fault, or a value that cannot be.
     """
-    if unknown := set(request) - set(FAULTS) - {"gpu"}:
-        raise ConfigError(f"{', '.join(sorted(unknown))}: no such fault; there are {', '.join(FAULTS)}")
-    asked = [name for name in FAULTS if name in request]
+    known = (*FAULTS, *NODE_FAULTS)
+    if unknown := set(request) - {*known, INSTANCE, "gpu"}:
+        raise ConfigError(f"{', '.join(sorted(unknown))}: no such fault; there are {', '.join(known)}")
+    asked = [name for name in known if name in request]
     if len(asked) != 1:
-        raise ConfigError(f"one fault at a time, of {', '.join(FAULTS)}: {' and '.join(asked) or 'none'} given")
-    gpu = _gpu(node, request.get("gpu"))
-    done = FAULTS[asked[0]](node, gpu, request[asked[0]])
-    return f"GPU {gpu} ({node.profile.gpus[gpu].uuid}): {done}."
+        raise ConfigError(f"one fault at a time, of {', '.join(known)}: {' and '.join(asked) or 'none'} given")
+    (name,) = asked
+    if INSTANCE in request and name != "xid":
+        raise ConfigError(f"{INSTANCE}: goes with xid alone, not with {name}")
+    if name in NODE_FAULTS:
+        if "gpu" in request:
+            find_gpu(node, request["gpu"])
+        return f"The node: {NODE_FAULTS[name](node, request[name])}."
+    gpu = find_gpu(node, request.get("gpu"))
+    fault = partial(_xid, instance=request[INSTANCE]) if INSTANCE in request else FAULTS[name]
+    return f"GPU {gpu} ({node.profile.gpus[gpu].uuid}): {fault(node, gpu, request[name])}."
 
 
 def verb(node: SimulatedNode) -> Callable[[Mapping[str, object]], Awaitable[Mapping[str, object]]]:
@@ -125,32 +177,3 @@ def verb(node: SimulatedNode) -> Callable[[Mapping[str, object]], Awaitable[Mapp
 def _timed(node: SimulatedNode, request: Mapping[str, object]) -> Mapping[str, object]:
     at = time.monotonic()
     return {"done": apply(node, request), "at": at}
-
-
-def _gpu(node: SimulatedNode, value: object) -> int:
-    gpus = node.profile.gpus
-    if isinstance(value, int) and not isinstance(value, bool):
-        if 0 <= value < len(gpus):
-            return value
-        raise ConfigError(
-            f"GPU {value}: this node has {f'GPUs 0 to {len(gpus) - 1}' if len(gpus) > 1 else 'only GPU 0'}"
-        )
-    for index, gpu in enumerate(gpus):
-        if gpu.uuid == value:
-            return index
-    if isinstance(value, str):
-        raise ConfigError(f"GPU {value}: this node has no such uuid; say an index from 0 to {len(gpus) - 1}")
-    raise ConfigError("gpu: missing: which GPU, by index or uuid")
-
-
-def _integer(name: str, value: object, low: int, high: int, unit: str = "") -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name}: {value!r} is not a whole number")
-    if not low <= value <= high:
-        raise ConfigError(f"{name}: {value}: from {low} to {high}{unit}")
-    return value
-
-
-def _said(name: str, value: object) -> None:
-    if value is not True:
-        raise ConfigError(f"{name}: {value!r}: it is either asked for with true or left out")

@@ -1,25 +1,26 @@
 """The hardware of a simulated node: what changes while it runs, what a fault does to it, and what outlives the daemon."""
 
-import collections
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.nvml.port import Driver, EventSet
+from gpu_plugin.nvml.port import ALL_INSTANCES, EventType, Return
+from gpu_plugin.simulation import condition
 from gpu_plugin.simulation.compute_modes import SimulatedComputeModes
+from gpu_plugin.simulation.condition import Condition, Field
+from gpu_plugin.simulation.event_sets import EventSets, PostedEvent
 from gpu_plugin.simulation.mig import MigInstance, capability_nodes, lay_out
 from gpu_plugin.simulation.profile import GpuProfile, Profile, mig_uuid
+from gpu_plugin.simulation.refusals import Refusals
 from gpu_plugin.simulation.saved import SavedGpu, SavedNode, read, write
 
 STATE_FILE = "simulated-node.json"
-
-_QUEUE_LENGTH = 1024
-"""Events an event set holds while nobody waits; the oldest go first. A bound of our own: NVML documents none."""
 
 _LOADED_BEFORE = 86400.0
 """Seconds that the driver has been loaded when a node is first seen: its energy counters have a day behind them."""
@@ -40,38 +41,6 @@ class Cut:
 
     profiles: tuple[str, ...] = ()
     slices: tuple[Slice, ...] = ()
-
-
-@dataclass(slots=True)
-class _Gpu:
-    """What changes about one GPU. `hung_until` is on the node's clock, `energy_since` on its wall clock; both seconds.
-
-    `cut` is None out of MIG mode.
-    """
-
-    temperature: int
-    energy_since: float
-    lost: bool = False
-    hung_until: float = 0.0
-    cut: Cut | None = None
-
-
-@dataclass(slots=True)
-class _Listener:
-    """An event set: the mask of each GPU registered in it, and the events (gpu, kind, data) nobody has fetched yet."""
-
-    masks: dict[int, int] = field(default_factory=dict)
-    events: collections.deque[tuple[int, int, int]] = field(
-        default_factory=lambda: collections.deque(maxlen=_QUEUE_LENGTH)
-    )
-
-
-@dataclass(slots=True)
-class _Refusal:
-    call: str
-    code: int
-    gpu: int | None
-    left: int | None
 
 
 class SimulatedNode:
@@ -98,58 +67,76 @@ class SimulatedNode:
         self._wall_clock = wall_clock
         self._changed = threading.Condition()
         self._saving = threading.Lock()
-        self._listeners: dict[EventSet, _Listener] = {}
-        self._last_listener = 0
-        self._refusals: list[_Refusal] = []
+        self.events = EventSets()
+        self._departures = [0] * len(profile.gpus)
+        self.refusals = Refusals()
         self._last_slice = 0
         saved = read(self._file, profile) if self._file else None
         now, wall = clock(), wall_clock()
         if saved:
             self.boot_id = saved.boot_id
             self._gpus = [
-                _Gpu(
-                    temperature=gpu.idle_temperature if was.temperature is None else was.temperature,
-                    energy_since=was.energy_since,
-                    lost=was.lost,
-                    hung_until=0.0 if was.hung_until is None else now + was.hung_until - wall,
-                    cut=self._cut(gpu, _built(gpu) if was.mig is msgspec.UNSET else was.mig),
-                )
+                was.condition(None if was.hung_until is None else now + was.hung_until - wall) for was in saved.gpus
+            ]
+            ways = [
+                _built(gpu) if was.mig is msgspec.UNSET else was.mig
                 for gpu, was in zip(profile.gpus, saved.gpus, strict=True)
             ]
         else:
             self.boot_id = _new_boot_id()
-            self._gpus = [
-                _Gpu(gpu.idle_temperature, wall - _LOADED_BEFORE, cut=self._cut(gpu, _built(gpu)))
-                for gpu in profile.gpus
-            ]
+            self._gpus = [Condition(energy_since=wall - _LOADED_BEFORE) for _ in profile.gpus]
+            ways = [_built(gpu) for gpu in profile.gpus]
+        self._cuts = [self._cut(gpu, way) for gpu, way in zip(profile.gpus, ways, strict=True)]
+        if not saved:
             self._save()
-
         self.compute_modes = SimulatedComputeModes(state, self.boot_id)
 
     # What a driver sees
 
-    def is_lost(self, gpu: int) -> bool:
-        """Whether the GPU has fallen off the bus. Blocks for as long as the GPU hangs, as any call to it does."""
+    def on_the_bus(self) -> dict[int, int]:
+        """The GPUs that a driver finds on the bus as it is opened, lost ones included, and how often each has gone before."""
         with self._changed:
-            while (left := self._gpus[gpu].hung_until - self._clock()) > 0:
-                self._changed.wait(left)
-            return self._gpus[gpu].lost
+            return {gpu: self._departures[gpu] for gpu, now in enumerate(self._gpus) if not now.vanished}
 
-    def temperature(self, gpu: int) -> int:
-        """°C."""
+    def has_gone(self, gpu: int, departures: int) -> bool:
+        """Whether the GPU has vanished since it was enumerated so, be it back or not."""
         with self._changed:
-            return self._gpus[gpu].temperature
+            return self._departures[gpu] != departures
+
+    def failing(self, gpu: int, departures: int | None = None) -> int | None:
+        """The code with which every call about the GPU fails; None: it answers. Blocks for as long as the GPU hangs.
+
+        With `departures` for whoever knows the GPU since it had gone so often: to them one that went since is lost for good.
+        """
+        with self._changed:
+            while (left := (self._gpus[gpu].hung_until or 0.0) - self._clock()) > 0:
+                self._changed.wait(left)
+            now, gone = self._gpus[gpu], departures not in (None, self._departures[gpu])
+        return Return.GPU_IS_LOST if now.lost or now.vanished or gone else now.error
+
+    def condition(self, gpu: int) -> Condition:
+        """The GPU as it is now."""
+        with self._changed:
+            return self._gpus[gpu]
 
     def energy(self, gpu: int) -> int:
         """Energy in mJ drawn since the GPU was last reset or the node first seen."""
-        with self._changed:
-            seconds = max(0.0, self._wall_clock() - self._gpus[gpu].energy_since)
+        seconds = max(0.0, self._wall_clock() - self.condition(gpu).energy_since)
         return int(seconds * self.profile.gpus[gpu].idle_watts * 1000)
 
     def cut(self, gpu: int) -> Cut | None:
         """How the GPU is cut into MIG devices; None out of MIG mode."""
         with self._changed:
-            return self._gpus[gpu].cut
+            return self._cuts[gpu]
+
+    def bindings(self) -> dict[str, int]:
+        """By PCI bus id a number that is another one whenever the driver was bound anew; none of a GPU that has vanished."""
+        with self._changed:
+            return {
+                built.pci_bus_id: now.binding
+                for built, now in zip(self.profile.gpus, self._gpus, strict=True)
+                if not now.vanished
+            }
 
     def device_nodes(self) -> frozenset[str]:
         """Every path under /dev: the profile's, and the capabilities of the MIG devices that there are."""
@@ -159,95 +146,114 @@ class SimulatedNode:
                 nodes |= capability_nodes(built.minor, [each.instance for each in cut.slices])
         return nodes
 
-    def refusal(self, call: str, gpu: int | None) -> int | None:
-        """The code with which `refuse` wants this call to fail, using up one of its times; None lets it pass."""
-        with self._changed:
-            for refusal in self._refusals:
-                if refusal.call == call and refusal.gpu in (None, gpu):
-                    if refusal.left is not None:
-                        refusal.left -= 1
-                        if not refusal.left:
-                            self._refusals.remove(refusal)
-                    return refusal.code
-        return None
-
-    # Events
-
-    def open_listener(self) -> EventSet:
-        """A new event set, in which no GPU is registered."""
-        with self._changed:
-            self._last_listener += 1
-            events = EventSet(self._last_listener)
-            self._listeners[events] = _Listener()
-        return events
-
-    def close_listener(self, events: EventSet) -> bool:
-        """Forgets an event set and ends the waits for it; False where there is none."""
-        with self._changed:
-            known = self._listeners.pop(events, None) is not None
-            self._changed.notify_all()
-        return known
-
-    def close_listeners(self) -> None:
-        """Forgets every event set."""
-        with self._changed:
-            self._listeners.clear()
-            self._changed.notify_all()
-
-    def listen(self, gpu: int, mask: int, events: EventSet) -> bool:
-        """Adds these kinds of a GPU's events to an event set, from now on; False where there is no such set."""
-        with self._changed:
-            if not (listener := self._listeners.get(events)):
-                return False
-            listener.masks[gpu] = listener.masks.get(gpu, 0) | mask
-        return True
-
-    def next_event(self, events: EventSet, seconds: float) -> tuple[int, int, int] | None:
-        """The oldest event not fetched yet as (gpu, kind, data), waiting for one; None when none came in time.
-
-        Raises:
-            LookupError: there is no such event set, or no longer.
-        """
-
-        def ready() -> bool:
-            listener = self._listeners.get(events)
-            return not listener or bool(listener.events)
-
-        with self._changed:
-            self._changed.wait_for(ready, seconds)
-            if not (listener := self._listeners.get(events)):
-                raise LookupError(events)
-            return listener.events.popleft() if listener.events else None
-
     # Faults
 
-    def post(self, gpu: int, kind: int, data: int) -> int:
-        """Queues an event in every event set that asked for that kind from that GPU; gives how many did."""
+    def post(
+        self,
+        gpu: int,
+        kind: int,
+        data: int = 0,
+        gpu_instance: int = ALL_INSTANCES,
+        compute_instance: int = ALL_INSTANCES,
+    ) -> int:
+        """Queues an event in every event set that asked for that kind from that GPU; gives how many did.
+
+        A GPU sends no kind that its profile does not have, and none while it has vanished.
+        """
+        if not (kind & (self.profile.gpus[gpu].event_types or 0)) or self.condition(gpu).vanished:
+            return 0
+        return self.events.post(PostedEvent(gpu, kind, data, gpu_instance, compute_instance))
+
+    def raise_xid(
+        self,
+        gpu: int,
+        xid: int,
+        recovery_action: int = 0,
+        *,
+        gpu_instance: int = ALL_INSTANCES,
+        compute_instance: int = ALL_INSTANCES,
+    ) -> int:
+        """Posts an Xid, and has the driver ask for a recovery if it asks for none yet; gives how many event sets heard it.
+
+        It never does on a GPU that does not tell its recovery action, nor where that was set to none by `set_field`.
+        """
         with self._changed:
-            listeners = [listener for listener in self._listeners.values() if listener.masks.get(gpu, 0) & kind]
-            for listener in listeners:
-                listener.events.append((gpu, kind, data))
-            self._changed.notify_all()
-        return len(listeners)
+            now = self._gpus[gpu]
+            asks = (
+                bool(recovery_action)
+                and Field.RECOVERY_ACTION not in now.fields
+                and Field.RECOVERY_ACTION in self.profile.gpus[gpu].fields
+            )
+            if asks:
+                self._set(gpu, fields={**now.fields, int(Field.RECOVERY_ACTION): recovery_action})
+        heard = self.post(gpu, EventType.XID_CRITICAL, xid, gpu_instance, compute_instance)
+        if asks:
+            self.post(gpu, EventType.GPU_RECOVERY_ACTION)
+            self._save()
+        return heard
+
+    def change(self, gpu: int, **changes: Any) -> None:
+        """Has these of the GPU's `Condition` be so until told otherwise, reset where a reset sets them back, or healed."""
+        with self._changed:
+            self._set(gpu, **changes)
+        self._save()
+
+    def grow(self, gpu: int, counter: str, by: int) -> None:
+        """Has a counter of the GPU's `Condition` grow."""
+        with self._changed:
+            self._set(gpu, **{counter: getattr(self._gpus[gpu], counter) + by})
+        self._save()
+
+    def set_field(self, gpu: int, number: int, value: int, *, more: bool = False) -> None:
+        """Sets a field by its NVML_FI_* id, which the profile must list; or has it grow by the value, for `more`."""
+        with self._changed:
+            now = self._gpus[gpu]
+            if more:
+                value += condition.field_value(self.profile.gpus[gpu], now, number) or 0
+            self._set(gpu, fields={**now.fields, int(number): value})
+        self._save()
 
     def set_temperature(self, gpu: int, celsius: int) -> None:
         """The GPU stays at this temperature until told otherwise or healed."""
-        with self._changed:
-            self._gpus[gpu].temperature = celsius
-        self._save()
+        self.change(gpu, temperature=celsius)
 
     def lose(self, gpu: int) -> None:
         """The GPU falls off the bus, silently: an Xid that a real one may raise is a fault of its own."""
-        with self._changed:
-            self._gpus[gpu].lost = True
-        self._save()
+        self.change(gpu, lost=True)
 
     def hang(self, gpu: int, seconds: float) -> None:
         """Every call to the GPU blocks for so long from now."""
+        self.change(gpu, hung_until=self._clock() + seconds)
+
+    def vanish(self, gpu: int) -> None:
+        """The driver is unbound from the GPU: who has it open loses it, and who opens it does not find it."""
         with self._changed:
-            self._gpus[gpu].hung_until = self._clock() + seconds
+            if not self._gpus[gpu].vanished:
+                self._departures[gpu] += 1
+                self.events.forget(gpu)
+                self._set(gpu, vanished=True)
+        self._save()
+
+    def bring_back(self, gpu: int) -> None:
+        """The driver is bound to a GPU that had vanished; who has the driver open finds it once it is opened again."""
+        self._become(gpu, condition.returned)
+
+    def reset(self, gpu: int) -> None:
+        """Resets the GPU. It stays cut as it was, unlike a real one: its owner is taken to have cut it again."""
+        self._become(gpu, condition.reset)
+
+    def reboot(self) -> None:
+        """Boots the node anew: every GPU is reset, and back on the bus if it was not."""
+        with self._changed:
+            self.boot_id = _new_boot_id()
+            self.compute_modes = SimulatedComputeModes(self._file.parent if self._file else None, self.boot_id)
+            self._gpus = [condition.booted(was, self._wall_clock()) for was in self._gpus]
             self._changed.notify_all()
         self._save()
+
+    def heal(self, gpu: int) -> None:
+        """Repair and reset in one: bound anew, idle, its counters at 0, and nothing is wrong with it. It stays cut as it was."""
+        self._become(gpu, condition.healed)
 
     def partition(self, gpu: int, profiles: Sequence[str] | None) -> None:
         """Cuts the GPU into these MIG devices, in place of what it was cut into; None takes it out of MIG mode.
@@ -259,18 +265,7 @@ class SimulatedNode:
         if built.mig_mode is None or built.mig_profiles is None:
             raise ConfigError(f"{built.name}: the simulated node knows of no MIG profiles for it")
         with self._changed:
-            self._gpus[gpu].cut = self._cut(built, profiles)
-        self._save()
-
-    def heal(self, gpu: int) -> None:
-        """Repair and reset in one: answers again, idle temperature, energy counter at 0 as after a driver reload.
-
-        It stays cut as it was, unlike a real one, which keeps the mode alone: its owner is taken to have cut it again.
-        """
-        with self._changed:
-            idle = self.profile.gpus[gpu].idle_temperature
-            self._gpus[gpu] = _Gpu(idle, self._wall_clock(), cut=self._gpus[gpu].cut)
-            self._changed.notify_all()
+            self._cuts[gpu] = self._cut(built, profiles)
         self._save()
 
     def refuse(self, call: str, code: int, gpu: int | None = None, times: int | None = None) -> None:
@@ -279,10 +274,17 @@ class SimulatedNode:
         Of one GPU or, for None, of any and of calls that are no GPU's; `times` times or, for None, for ever. It comes
         before whatever else would happen to the call.
         """
-        if not hasattr(Driver, call):
-            raise ValueError(f"{call}: no such driver call")
+        self.refusals.add(call, code, gpu, times)
+
+    def _become(self, gpu: int, change: Callable[[Condition, float], Condition]) -> None:
         with self._changed:
-            self._refusals.append(_Refusal(call, code, gpu, times))
+            self._gpus[gpu] = change(self._gpus[gpu], self._wall_clock())
+            self._changed.notify_all()
+        self._save()
+
+    def _set(self, gpu: int, **changes: Any) -> None:
+        self._gpus[gpu] = msgspec.structs.replace(self._gpus[gpu], **changes)
+        self._changed.notify_all()
 
     def _cut(self, gpu: GpuProfile, profiles: Sequence[str] | None) -> Cut | None:
         if profiles is None:
@@ -309,14 +311,12 @@ class SimulatedNode:
                 profile=self.profile.name,
                 boot_id=self.boot_id,
                 gpus=[
-                    SavedGpu(
-                        energy_since=gpu.energy_since,
-                        temperature=None if gpu.temperature == built.idle_temperature else gpu.temperature,
-                        lost=gpu.lost,
-                        hung_until=wall + gpu.hung_until - now if gpu.hung_until > now else None,
-                        mig=list(gpu.cut.profiles) if gpu.cut else None,
+                    SavedGpu.of(
+                        gpu,
+                        wall + gpu.hung_until - now if gpu.hung_until and gpu.hung_until > now else None,
+                        None if cut is None else list(cut.profiles),
                     )
-                    for gpu, built in zip(self._gpus, self.profile.gpus, strict=True)
+                    for gpu, cut in zip(self._gpus, self._cuts, strict=True)
                 ],
             )
 

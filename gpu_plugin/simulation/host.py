@@ -31,6 +31,10 @@ class SimulatedHost:
             self._mig_minors = {name: minor for gpu in gpus for name, minor in mig.minors(gpu.minor).items()}
         return self._mig_minors
 
+    def bindings(self) -> Mapping[str, int]:
+        """Of the GPUs that have not vanished; another number after they returned, were healed, or the node booted."""
+        return self._node.bindings()
+
     def boot_id(self) -> str:
-        """Changes when the node's state is gone, and at no other time."""
+        """Changes when the node boots and when its state is gone, and at no other time."""
         return self._node.boot_id

@@ -43,8 +43,17 @@ class ThresholdsProfile(_Block, frozen=True):
     gpu_max: _Celsius | None = None
 
 
+class FabricProfile(_Block, frozen=True):
+    """nvmlGpuFabricInfoV_t of a GPU that has joined its fabric, or that has none: `state` 0."""
+
+    state: Annotated[int, msgspec.Meta(ge=0, le=3)] = 0
+    status: _Count = 0
+    health_mask: _Mask = 0
+    summary: Annotated[int, msgspec.Meta(ge=0, le=3)] = 0
+
+
 class GpuProfile(_Block, frozen=True):
-    """One GPU. None answers NOT_SUPPORTED. In a file every key may be left out: `gpu`, then a derived value, fills it."""
+    """One GPU. None and False answer NOT_SUPPORTED. In a file every key may be left out: `gpu`, then what follows, fills it."""
 
     name: str = ""
     uuid: Annotated[str, msgspec.Meta(pattern="^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")] = ""
@@ -70,6 +79,24 @@ class GpuProfile(_Block, frozen=True):
     """Mask of nvmlDeviceGetSupportedEventTypes; None: too old for events."""
     fields: dict[Annotated[int, msgspec.Meta(ge=0)], int] = {}
     """Value by field id (NVML_FI_*); an id not listed is refused."""
+    margin: _Celsius | None = None
+    """nvmlDeviceGetMarginTemperature at the idle temperature, °C."""
+    ecc: bool = False
+    """Whether it counts memory errors (nvmlDeviceGetTotalEccErrors)."""
+    sram_status: bool = False
+    """nvmlDeviceGetSramEccErrorStatus."""
+    row_remapping: bool = False
+    """nvmlDeviceGetRemappedRows: Ampere and later, but while it is cut into MIG devices."""
+    page_retirement: bool = False
+    """nvmlDeviceGetRetiredPagesPendingStatus: parts that do not remap rows."""
+    unrepairable_memory: bool = False
+    """nvmlDeviceGetUnrepairableMemoryFlag_v1."""
+    clocks_event_reasons: _Mask | None = None
+    """nvmlDeviceGetCurrentClocksEventReasons of an idle GPU."""
+    fabric: FabricProfile | None = None
+    """nvmlDeviceGetGpuFabricInfoV: Hopper and later."""
+    pcie_width: Annotated[int, msgspec.Meta(ge=1, le=32)] | None = None
+    """Lanes of its PCIe link, all of them in use; None: nothing about the link is supported, its replays included."""
     idle_temperature: _Celsius = 30
     idle_watts: Annotated[int, msgspec.Meta(ge=1, le=2000)] = 60
     """How fast the energy counter grows. Not measured: only its growth is ever looked at."""

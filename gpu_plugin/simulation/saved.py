@@ -7,23 +7,30 @@ from pathlib import Path
 import msgspec
 
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.simulation.condition import Condition
 from gpu_plugin.simulation.mig import lay_out
 from gpu_plugin.simulation.profile import Profile
 
 _log = logging.getLogger(__name__)
 
 
-class SavedGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """`temperature` is None when idle; `hung_until` and `energy_since` are seconds of the wall clock.
+class SavedGpu(Condition, frozen=True, kw_only=True, omit_defaults=True):
+    """One GPU, with `hung_until` on the wall clock.
 
     `mig` are the profiles that it was cut into, None out of MIG mode; left out: as the node's profile says.
     """
 
-    energy_since: float
-    temperature: int | None = None
-    lost: bool = False
-    hung_until: float | None = None
     mig: list[str] | msgspec.UnsetType | None = msgspec.UNSET
+
+    @classmethod
+    def of(cls, condition: Condition, hung_until: float | None, mig: list[str] | None) -> "SavedGpu":
+        """What is to be kept of this condition."""
+        return cls(**msgspec.structs.asdict(condition) | {"hung_until": hung_until, "mig": mig})
+
+    def condition(self, hung_until: float | None) -> Condition:
+        """The condition as it was kept."""
+        kept = {name: getattr(self, name) for name in Condition.__struct_fields__}
+        return Condition(**kept | {"hung_until": hung_until})
 
 
 class SavedNode(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from .harness.plugin import GPUS
 from .harness.wait import expect, stays, wait_until
 
 FALLEN_OFF_THE_BUS = "--xid=79"
+DOUBLE_BIT_ECC = "--xid=48"
 APPLICATION_XIDS = (13, 31, 43)
 
 
@@ -16,6 +17,11 @@ def wait_health(cluster: Cluster, name: str, expected: dict[str, str]) -> None:
         expect(holds=health == expected, seen=health)
 
     wait_until(shown, f"the status of pod {name} has {expected}", within=20)
+
+
+def offers_at_most(cluster: Cluster, count: int) -> None:
+    _, allocatable = cluster.node_gpus()
+    expect(holds=allocatable <= count, seen=f"allocatable {allocatable}")
 
 
 def test_a_fault_shows_on_the_node_and_on_the_one_device_it_hit(cluster: Cluster, numbers: dict[str, int]) -> None:
@@ -42,14 +48,10 @@ def test_a_fault_outlives_the_plugin(cluster: Cluster) -> None:
     cluster.plugin.fault(5, FALLEN_OFF_THE_BUS)
     cluster.wait_allocatable(GPUS - 1)
 
-    def never_all() -> None:
-        _, allocatable = cluster.node_gpus()
-        expect(holds=allocatable < GPUS, seen=f"allocatable {allocatable}")
-
     for end in (cluster.plugin.stop, cluster.plugin.kill):
         end()
         cluster.plugin.start()
-        stays(never_all, "the faulty GPU is not offered", seconds=5)
+        stays(lambda: offers_at_most(cluster, GPUS - 1), "the faulty GPU is not offered", seconds=5)
         cluster.wait_allocatable(GPUS - 1)
 
 
@@ -71,6 +73,54 @@ def test_an_application_error_changes_nothing(cluster: Cluster, numbers: dict[st
 
     wait_until(all_seen, "the daemon has seen every Xid", within=10)
     stays(unchanged, "the GPU is healthy", seconds=4)
+
+
+def test_a_fatal_xid_under_a_pod_outlives_a_kill_of_the_plugin_and_ends_with_a_reset(
+    cluster: Cluster, numbers: dict[str, int]
+) -> None:
+    (device_id,) = cluster.pods.run("hit", gpus=1).device_health
+    number = numbers[device_id]
+    cluster.plugin.fault(number, DOUBLE_BIT_ECC)
+    cluster.wait_allocatable(GPUS - 1)
+    wait_health(cluster, "hit", {device_id: "Unhealthy"})
+
+    def written() -> None:
+        evidence = (cluster.plugin.state_dir / "health.json").read_text()
+        expect(holds=device_id in evidence, seen=evidence)
+
+    wait_until(written, "the evidence is on disk", within=5)
+    cluster.plugin.kill()
+    cluster.plugin.start()
+    stays(lambda: offers_at_most(cluster, GPUS - 1), "the GPU is not offered", seconds=4)
+    cluster.wait_allocatable(GPUS - 1)
+    wait_health(cluster, "hit", {device_id: "Unhealthy"})
+    told = cluster.plugin.explain(number)
+    assert (told["uuid"], told["health"], told["verdict"]) == (device_id, "Unhealthy", "FATAL")
+    assert any("48" in signal["detail"] for signal in told["signals"])
+
+    cluster.plugin.fault(number, "--reset")
+    cluster.wait_allocatable(GPUS)
+    wait_health(cluster, "hit", {device_id: "Healthy"})
+    assert cluster.plugin.explain(number)["signals"] == []
+    cluster.pods.delete("hit")
+    assert device_id in cluster.pods.run("next", gpus=GPUS).device_health
+
+
+def test_a_cordoned_gpu_gets_no_new_pod_and_costs_the_running_one_nothing(
+    cluster: Cluster, numbers: dict[str, int]
+) -> None:
+    pod = cluster.pods.run("running", gpus=1)
+    (device_id,) = pod.device_health
+    cluster.plugin.operate("cordon", numbers[device_id])
+    try:
+        cluster.wait_allocatable(GPUS - 1)
+        assert cluster.pods.get("running").container_id == pod.container_id
+        cluster.pods.delete("running")
+        rest = cluster.pods.run("rest", gpus=GPUS - 1)
+        assert device_id not in rest.device_health
+    finally:
+        cluster.plugin.operate("uncordon", numbers[device_id])
+    cluster.wait_allocatable(GPUS)
 
 
 @pytest.mark.parametrize("fault", [FALLEN_OFF_THE_BUS, "--lost", "--temperature=120"])

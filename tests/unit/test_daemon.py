@@ -5,19 +5,22 @@ import shutil
 import tempfile
 import threading
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 
+from gpu_plugin import control, faulting_pods, memory
 from gpu_plugin import daemon as daemon_module
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon import Daemon
 from gpu_plugin.hardware import Hardware
+from gpu_plugin.health.observation import ApplicationError
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.nvml import monitor
-from gpu_plugin.nvml.port import Return
+from gpu_plugin.nvml.port import NvmlError, Return
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
@@ -110,8 +113,8 @@ async def test_without_gpus_it_ends_with_the_remedy_if_told_to(directory, node, 
 async def test_no_rpc_calls_the_driver(kubelet, directory, node):
     async with running(directory, node, health_poll_interval="1h") as (_, driver, _status):
         await kubelet.wait_for(healthy(kubelet, 8))
-        with anyio.fail_after(5):  # the first look at every GPU comes after registration
-            while driver.calls["temperature"] < 8:
+        with anyio.fail_after(5):  # one look at every GPU comes before registration, one after it
+            while driver.calls["temperature"] < 16:
                 await anyio.lowlevel.checkpoint()
         before = {name: count for name, count in driver.calls.items() if name != "wait"}
         for pod, size in enumerate((1, 2, 3)):
@@ -262,7 +265,7 @@ async def test_a_driver_that_forgot_everything_is_opened_anew(kubelet, directory
 
 
 async def test_a_write_that_fails_is_tried_again(kubelet, directory, node, monkeypatch, caplog):
-    monkeypatch.setattr(daemon_module, "DISK_RETRY", 0.05)
+    monkeypatch.setattr(memory, "RETRY", 0.05)
     health = directory / "state" / "health.json"
     real, full = tempfile.mkstemp, threading.Event()
 
@@ -327,3 +330,203 @@ async def test_a_driver_that_is_away_for_long_is_met_when_it_comes_back(kubelet,
         await kubelet.wait_for(healthy(kubelet, 0))
         await kubelet.wait_for(healthy(kubelet, 8))
         assert driver.calls["open"] == 6
+
+
+async def until(expected, seconds=10):
+    with anyio.fail_after(seconds):
+        while not await expected():
+            await anyio.sleep(0.01)
+
+
+async def ask(directory, verb, **fields):
+    """A verb of the daemon's control socket, as the command line asks for it."""
+    return await anyio.to_thread.run_sync(lambda: control.request(directory / "state", verb, **fields))
+
+
+async def answers(directory, verb, **fields):
+    """A verb's answer as soon as there is a daemon to give it."""
+    answer = {}
+
+    async def answered():
+        with suppress(control.ControlError):
+            answer.update(await ask(directory, verb, **fields))
+        return bool(answer)
+
+    await until(answered)
+    return answer
+
+
+async def test_operators_are_answered_while_there_is_no_driver(kubelet, directory, node, monkeypatch):
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+    monkeypatch.setattr(daemon_module, "FIRST_RETRY", 0.01)
+    monkeypatch.setattr(daemon_module, "LONGEST_RETRY", 0.05)
+    real, loaded = SimulatedDriver.open, threading.Event()
+
+    def opening(self):
+        if not loaded.is_set():
+            raise NvmlError(Return.DRIVER_NOT_LOADED, "nvmlInit_v2")
+        real(self)
+
+    monkeypatch.setattr(SimulatedDriver, "open", opening)
+    async with running(directory, node):
+        told = await answers(directory, "explain")
+        assert [gpu["index"] for gpu in told["gpus"]] == list(range(8))  # as an earlier process knew them
+        assert (await ask(directory, "status"))["resources"] == {}
+        assert "is cordoned" in (await ask(directory, "cordon", gpu=2))["done"]
+        assert "released" in (await ask(directory, "release", gpu=3))["done"]
+        assert '"cordon"' in (directory / "state" / "health.json").read_text()
+        assert (directory / "state" / "gpus.json").read_text().count("GPU-") == 8
+        loaded.set()
+        await kubelet.wait_for(healthy(kubelet, 6))
+        assert "resumed" in (await ask(directory, "resume"))["done"]
+        await kubelet.wait_for(healthy(kubelet, 7))
+        await ask(directory, "uncordon", gpu=2)
+        await kubelet.wait_for(healthy(kubelet, 8))
+
+
+async def test_a_node_without_a_known_gpu_has_nothing_to_explain(directory, node, monkeypatch):
+    monkeypatch.setattr(SimulatedDriver, "device_count", lambda _: 0)
+    async with running(directory, node):
+        assert await answers(directory, "explain") == {"gpus": []}
+        with pytest.raises(control.ControlError, match="no GPU of this node is known yet"):
+            await ask(directory, "cordon", gpu=0)
+
+
+async def test_a_released_gpu_is_not_touched_and_stays_released_over_a_restart(kubelet, directory, node):
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        assert "NVML has no handle of it" in (await ask(directory, "release", gpu=3))["done"]
+        await kubelet.wait_for(healthy(kubelet, 7))
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 7))
+        assert kubelet.resources[GPU].unhealthy == {node.profile.gpus[3].uuid}
+        (told,) = (await ask(directory, "explain", gpu=3))["gpus"]
+        assert "maintenance" in [signal["name"] for signal in told["signals"]]
+        await ask(directory, "resume", gpu=3)
+        await kubelet.wait_for(healthy(kubelet, 8))
+
+
+async def test_all_gpus_are_released_over_a_restart_without_a_call_to_the_driver(kubelet, directory, node):
+    async with running(directory, node) as (_daemon, driver, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        assert "NVML is shut down" in (await ask(directory, "release"))["done"]
+        await kubelet.wait_for(healthy(kubelet, 0))
+    async with running(directory, node) as (_daemon, driver, _status):
+        await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 2 and kubelet.resources[GPU].streams == 1)
+        assert (kubelet.resources[GPU].capacity, kubelet.resources[GPU].allocatable) == (8, 0)
+        assert not driver.calls["open"]
+        await ask(directory, "resume")
+        await kubelet.wait_for(healthy(kubelet, 8))
+
+
+async def test_the_status_tells_of_health(kubelet, directory, node):
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        node.post(3, 8, 79)
+        node.post(4, 8, 31)
+        await kubelet.wait_for(healthy(kubelet, 7))
+
+        async def told():
+            gpus = (await ask(directory, "status"))["health"]["gpus"]
+            return {gpu["index"]: gpu["verdict"] for gpu in gpus if gpu["verdict"] != "OK"} == {3: "FATAL", 4: "APP"}
+
+        await until(told)
+        health = (await ask(directory, "status"))["health"]
+        sick = node.profile.gpus[3].uuid
+        assert {"uuid": sick, "signal": "xid", "verdict": "FATAL", "total": 1} in health["transitions"]
+        assert {"uuid": sick, "xid": 79, "class": "reboot", "total": 1} in health["xids"]
+        assert all(all(isinstance(it, bool) for it in each.values()) for each in health["supported"].values())
+        assert len(health["supported"]) == 8
+
+
+async def test_errors_of_two_pods_on_one_gpu_make_it_suspect(directory, monkeypatch):
+    monkeypatch.setattr(faulting_pods, "PAUSE", 0.01)
+    monkeypatch.setattr(faulting_pods, "BURST", 0.0)
+    node, plugins = SimulatedNode(load("h200")), directory / "device-plugins"
+    (uuid,) = (gpu.uuid for gpu in node.profile.gpus)
+    async with StandInKubelet(plugins) as kubelet:
+        async with running(directory, node, device_plugin_dir=str(plugins)) as (daemon, _driver, _status):
+            await kubelet.wait_for(healthy(kubelet, 1))
+            real, told = daemon._health.observe, []
+
+            def observe(of, seen):
+                told.append(seen)
+                return real(of, seen)
+
+            monkeypatch.setattr(daemon._health, "observe", observe)
+            for pod in ("one", "two"):
+                await kubelet.admit(pod, {GPU: 1})
+                for _ in range(5):
+                    node.post(0, 8, 31)
+                    expected = [ApplicationError(31, frozenset({f"default/{pod}"}))] * 5
+                    before = sum(isinstance(seen, ApplicationError) for seen in told)
+                    with anyio.fail_after(10):
+                        while sum(isinstance(seen, ApplicationError) for seen in told) == before:
+                            await anyio.sleep(0.01)
+                assert [seen for seen in told if isinstance(seen, ApplicationError)][-5:] == expected
+                kubelet.release(pod)
+            await kubelet.wait_for(healthy(kubelet, 0))
+            (gpu,) = (await ask(directory, "explain"))["gpus"]
+            assert gpu["uuid"] == uuid
+            assert any("suspected wedged GPU" in signal["detail"] for signal in gpu["signals"])
+        kubelet.check()
+
+
+async def test_a_broken_memory_of_health_is_said_and_kept_and_nothing_is_lost_that_is_learnt(
+    kubelet, directory, node, caplog
+):
+    state = directory / "state"
+    state.mkdir()
+    (state / "health.json").write_text('{"boot_id": "cut off')
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        node.post(2, 8, 48)
+        await kubelet.wait_for(healthy(kubelet, 7))
+    assert "health.json cannot be read" in caplog.text
+    assert (state / "health.json.corrupt").read_text() == '{"boot_id": "cut off'
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 7))
+
+
+async def test_an_order_that_cannot_be_written_down_says_so_and_holds(kubelet, directory, node, monkeypatch):
+    monkeypatch.setattr(memory, "RETRY", 0.05)
+    monkeypatch.setattr(memory, "WRITTEN_SOON", 0.2)
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        real = tempfile.mkstemp
+        full = threading.Event()
+        full.set()
+
+        def mkstemp(*arguments, **more):
+            if full.is_set():
+                raise OSError(errno.EROFS, "Read-only file system")
+            return real(*arguments, **more)
+
+        monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+        assert "could not be written down" in (await ask(directory, "cordon", gpu=1))["done"]
+        await kubelet.wait_for(healthy(kubelet, 7))
+        full.clear()
+
+        async def written():
+            return '"cordon"' in (directory / "state" / "health.json").read_text()
+
+        await until(written)
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 7))
+
+
+async def test_a_driver_call_that_hangs_during_a_release_is_said_and_holds_up_nothing(
+    kubelet, directory, node, monkeypatch
+):
+    monkeypatch.setattr(monitor, "PATIENCE", 0.3)
+    async with running(directory, node, nvml_timeout="100ms") as (_daemon, _driver, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        node.hang(3, 3600)
+        try:
+            await kubelet.wait_for(healthy(kubelet, 7))
+            with pytest.raises(control.ControlError, match="held back for maintenance, but the driver's handles"):
+                await ask(directory, "release", gpu=3)
+            await kubelet.admit("pod", {GPU: 7})
+        finally:
+            node.heal(3)

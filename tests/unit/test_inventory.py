@@ -35,7 +35,7 @@ def sick():
 
 @pytest.fixture
 def inventory(sick):
-    return Inventory(SnapshotStore(), lambda uuid: sick.get(uuid, ""))
+    return Inventory(SnapshotStore(), lambda gpu, visible: sick.get(visible, "") or sick.get(gpu, ""))
 
 
 def told(inventory):

@@ -11,7 +11,9 @@ NAME = "nvidia.com/gpu"
 
 def view(*ids: str, name: str = NAME) -> ResourceView:
     """A resource with devices of these ids."""
-    return ResourceView.of(Resource(name, tuple(Device(i, f"GPU-{i}", i, "0") for i in ids)), Access(), Scores())
+    return ResourceView.of(
+        Resource(name, tuple(Device(i, f"GPU-{i}", f"GPU-{i}", "0") for i in ids)), Access(), Scores()
+    )
 
 
 def test_a_device_is_found_by_its_id_and_knows_its_place():

@@ -1,8 +1,9 @@
 """The device plugin daemon as one more host process, on a simulated node whose GPUs can be made to fail."""
 
+import json
 import shutil
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from .layout import Layout
 from .process import Piece, run
@@ -50,6 +51,7 @@ class Plugin(Piece):
             "--pass-device-specs",
             "--health-poll-interval=500ms",
             "--temperature-recovery=2s",
+            "--flap-guard=0s",  # one daemon for all tests: each GPU fails more often within an hour than a sound one does
             "--log-level=debug",
             *([f"--config-file={self._config_file}"] if self.config else []),
             *self.extra,
@@ -91,6 +93,16 @@ class Plugin(Piece):
         """Heal every GPU that `fault` made fail."""
         for gpu in sorted(self._faulty):
             self.heal(gpu)
+
+    def operate(self, verb: str, gpu: int) -> None:
+        """`gpu-plugin cordon` or another verb about GPU number `gpu`."""
+        run([str(self._program), verb, f"--state-dir={self.state_dir}", f"--gpu={gpu}"])
+
+    def explain(self, gpu: int) -> dict[str, Any]:
+        """What `gpu-plugin explain --json` says of GPU number `gpu`."""
+        said = run([str(self._program), "explain", f"--state-dir={self.state_dir}", f"--gpu={gpu}", "--json"])
+        (told,) = json.loads(said)["gpus"]
+        return dict(told)
 
     @property
     def _config_file(self) -> Path:

@@ -2,7 +2,8 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_plugin import control
-from gpu_plugin.cli.fault import command
+from gpu_plugin.cli.fault import _FLAGS, command
+from gpu_plugin.simulation import condition, faults, recovery_actions
 
 
 @pytest.fixture
@@ -32,6 +33,20 @@ def run(*arguments):
         (("--gpu", "GPU-1", "--xid", "79"), {"gpu": "GPU-1", "xid": 79}),
         (("--gpu", "4", "--hang", "0.5"), {"gpu": 4, "hang": 0.5}),
         (("--gpu", "4", "--heal"), {"gpu": 4, "heal": True}),
+        (("--gpu", "4", "--xid", "43", "--instance", "2/0"), {"gpu": 4, "xid": 43, "instance": "2/0"}),
+        (("--gpu", "4", "--event", "0x800"), {"gpu": 4, "event": 0x800}),
+        (("--gpu", "4", "--clocks-event-reasons", "64"), {"gpu": 4, "clocks-event-reasons": 64}),
+        (("--gpu", "4", "--ecc-uncorrected", "2"), {"gpu": 4, "ecc-uncorrected": 2}),
+        (("--gpu", "4", "--remap-pending"), {"gpu": 4, "remap-pending": True}),
+        (("--gpu", "4", "--recovery-action", "drain-p2p"), {"gpu": 4, "recovery-action": "drain-p2p"}),
+        (("--gpu", "4", "--nvlink-down", "0"), {"gpu": 4, "nvlink-down": 0}),
+        (("--gpu", "4", "--fabric", "unhealthy"), {"gpu": 4, "fabric": "unhealthy"}),
+        (("--gpu", "4", "--margin", "-3"), {"gpu": 4, "margin": -3}),
+        (("--gpu", "4", "--error", "0"), {"gpu": 4, "error": 0}),
+        (("--gpu", "4", "--return"), {"gpu": 4, "return": True}),
+        (("--gpu", "4", "--reset"), {"gpu": 4, "reset": True}),
+        (("--reboot",), {"reboot": True}),
+        (("--gpu", "4", "--reboot"), {"gpu": 4, "reboot": True}),
     ],
 )
 def test_a_fault_reaches_the_daemon_as_it_was_written(asked, arguments, fields):
@@ -51,5 +66,35 @@ def test_a_fault_reaches_the_daemon_as_it_was_written(asked, arguments, fields):
 def test_it_takes_one_fault_at_a_time(asked, arguments, given):
     result = run("--gpu", "0", *arguments)
     assert result.exit_code == 2
-    assert f"one fault at a time, of --xid, --temperature, --lost, --hang, --mig, --heal: {given}" in result.output
+    flags = ", ".join(f"--{name}" for name in _FLAGS)
+    assert f"one fault at a time, of {flags}: {given}" in result.output
     assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--lost",), "--gpu is missing: which GPU, by index or uuid"),
+        (("--gpu", "0", "--lost", "--instance", "1"), "--instance goes with --xid, not with --lost"),
+        (("--gpu", "0", "--event", "ecc"), "--event: 'ecc' is no number such as 64 or 0x40"),
+        (
+            ("--gpu", "0", "--fabric", "broken"),
+            "'broken' is not one of 'completed', 'in-progress', 'unhealthy', 'limited'",
+        ),
+        (
+            ("--gpu", "0", "--recovery-action", "1"),
+            "'1' is not one of 'none', 'gpu-reset', 'node-reboot', 'drain-p2p', ",
+        ),
+    ],
+)
+def test_what_cannot_be_asked_is_said_at_once(asked, arguments, sentence):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert sentence in result.output
+    assert asked == []
+
+
+def test_every_fault_has_its_flag_and_every_choice_its_meaning():
+    assert set(_FLAGS) == {*faults.FAULTS, *faults.NODE_FAULTS}
+    assert list(_FLAGS["recovery-action"]["type"].choices) == list(recovery_actions.NUMBERS)
+    assert set(_FLAGS["fabric"]["type"].choices) == {"completed", *condition.FABRICS}

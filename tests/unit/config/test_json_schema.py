@@ -32,6 +32,7 @@ KEYWORDS = {
     *("$schema", "title", "description", "default", "type", "enum", "const", "anyOf", "properties", "required"),
     *(
         "additionalProperties",
+        "patternProperties",
         "items",
         "minItems",
         "maxItems",
@@ -64,11 +65,16 @@ def takes(schema: Any, value: Any) -> bool:
     if "anyOf" in schema and not any(takes(one, value) for one in schema["anyOf"]):
         return False
     if isinstance(value, dict):
-        properties = schema.get("properties", {})
+        properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+        known = {key: [schema for name, schema in properties.items() if name == key] for key in value} | {
+            key: [schema for pattern, schema in patterns.items() if re.search(pattern, key, re.ASCII)]
+            for key in value
+            if key not in properties
+        }
         return (
             set(schema.get("required", ())) <= value.keys()
-            and (schema.get("additionalProperties", True) or value.keys() <= properties.keys())
-            and all(takes(properties[key], inner) for key, inner in value.items() if key in properties)
+            and (schema.get("additionalProperties", True) or all(known.values()))
+            and all(takes(one, inner) for key, inner in value.items() for one in known[key])
         )
     if isinstance(value, list):
         unique = len({json.dumps(item) for item in value}) == len(value)

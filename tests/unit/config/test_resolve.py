@@ -51,8 +51,11 @@ VALUES: dict[str, tuple[str, str]] = {
     "health_poll_interval": ("1s", "100ms"),
     "temperature_recovery": ("1m", "2m"),
     "nvml_timeout": ("10s", "20s"),
+    "flap_guard": ("0s", "30m"),
+    "vanished_gpu_retention": ("1s", "720h"),
     "disable_healthchecks": ("all", "13"),
     "enable_healthchecks": ("79", "all"),
+    "xid_config": ("13", "31,43"),
 } | {option.name: ("true", "false") for option in OPTIONS if option.switch}
 
 # What must be given beside an option.

@@ -65,7 +65,8 @@ def test_an_unknown_key_anywhere_is_refused_with_its_path_and_line(content, data
     holder["unheardOf"] = value
     text = yaml.safe_dump(changed)
     [fault] = faults(text)
-    assert fault == f"f:{line_of(text, 'unheardOf')}: {spell((*place, 'unheardOf'))}: unknown key"
+    number = "; an Xid is a number such as 79" if place == ("health", "xid") else ""
+    assert fault == f"f:{line_of(text, 'unheardOf')}: {spell((*place, 'unheardOf'))}: unknown key{number}"
 
 
 @BOUNDED
@@ -138,6 +139,30 @@ def test_a_value_that_cannot_be_is_told_with_its_path_and_line(content, data):
             "selection:\n  include:\n    - 0\n    - GPU-1",
             "f:4: selection.include[1]: 'GPU-1' is not GPU- and a uuid, as nvidia-smi -L prints it",
         ),
+        ("health: fatal", "f:1: health: a mapping is needed here, not 'fatal'"),
+        ("health:\n  xid: [79]", "f:2: health.xid: a mapping is needed here, not [79]"),
+        ("health:\n  xid:\n    ecc: fatal", "f:3: health.xid.ecc: unknown key; an Xid is a number such as 79"),
+        ("health:\n  xid:\n    079: fatal", "f:3: health.xid.079: unknown key; an Xid is a number such as 79"),
+        ("health:\n  xid:\n    -1: fatal", "f:3: health.xid.-1: unknown key; an Xid is a number such as 79"),
+        (
+            "health:\n  xid:\n    4294967296: fatal",
+            "f:3: health.xid.4294967296: unknown key; an Xid is a number such as 79",
+        ),
+        (
+            "health:\n  xid:\n    79: fatal\n    48: bad",
+            "f:4: health.xid.48: 'bad' is not one of ignore, app, degraded, fatal",
+        ),
+        ("health:\n  xid:\n    79: fatal\n    79: app", "f:4: health.xid.79: stands twice, first on line 3"),
+        (
+            "health:\n  xidClass: {Application: ignore}",
+            "f:2: health.xidClass.Application: unknown key; did you mean health.xidClass.application?",
+        ),
+        (
+            "health:\n  signals: {nvlink: app}",
+            "f:2: health.signals.nvlink: 'app' is not one of ignore, degraded, fatal",
+        ),
+        ("health:\n  signals: {xid: fatal}", "f:2: health.signals.xid: unknown key; did you mean health.xid?"),
+        ("health:\n  signals: {lost: ignore}", "f:2: health.signals.lost: unknown key"),
     ],
 )
 def test_what_a_file_must_not_say(text, fault):

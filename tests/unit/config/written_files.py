@@ -5,6 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from gpu_plugin.config.options import OPTIONS
+from gpu_plugin.config.verdicts import MAX_XID, SIGNAL_VERDICTS, SIGNALS, XID_CLASSES, XID_VERDICTS
 
 UUID = "01234567-89ab-4cde-8f01-23456789abcd"
 NAMES = ["gpu", "nvidia.com/gpu", "example.com/gpu", "mig-1g.5gb.me", "nvidia.com/mig-2g.10gb", "GPU_x.9"]
@@ -42,6 +43,8 @@ WRITTEN: dict[str, st.SearchStrategy[Any]] = {
     "health_poll_interval": durations,
     "temperature_recovery": durations,
     "nvml_timeout": durations,
+    "flap_guard": durations,
+    "vanished_gpu_retention": st.integers(1000, 3_000_000).map(lambda ms: f"{ms}ms") | st.sampled_from(["1h", "720h"]),
     "include_gpus": st.sampled_from(["0,1", 2, [3, "*H100*"], f"GPU-{UUID}", ["NVIDIA T4"], []]),
     "exclude_gpus": st.sampled_from(["7", [8, "0000:3b:00.0"], "00000000:3B:00.0", "*A100*", ""]),
 }
@@ -76,10 +79,23 @@ def sections(draw: st.DrawFn, limits: bool) -> dict[str, Any]:
     return section
 
 
+def healths() -> st.SearchStrategy[dict[str, Any]]:
+    """A health section."""
+    xids = st.integers(0, MAX_XID).map(str)
+    return st.fixed_dictionaries(
+        {
+            "xid": st.dictionaries(xids, st.sampled_from(XID_VERDICTS), max_size=3),
+            "xidClass": st.dictionaries(st.sampled_from(XID_CLASSES), st.sampled_from(XID_VERDICTS), max_size=2),
+            "signals": st.dictionaries(st.sampled_from(SIGNALS), st.sampled_from(SIGNAL_VERDICTS), max_size=3),
+        }
+    )
+
+
 @st.composite
 def contents(draw: st.DrawFn) -> dict[str, Any]:
     """The content of a file that resolves, every mapping of the schema in it but for the sections under sharing."""
     content: dict[str, Any] = {"flags": {"plugin": {}, "gfd": {}}, "imex": {}, "selection": {}, "resources": {}}
+    content["health"] = draw(healths())
     for option in draw(st.lists(st.sampled_from([option for option in OPTIONS if option.file]), unique=True)):
         *above, last = option.file.split(".")
         holder = content
@@ -107,5 +123,5 @@ def contents(draw: st.DrawFn) -> dict[str, Any]:
             row["replicas"] = replicas
             row.pop("limits", None)
             if limits is not None:
-                row["limits"] = limits
+                row["limits"] = dict(limits)
     return content

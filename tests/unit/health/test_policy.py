@@ -1,40 +1,117 @@
-import dataclasses
-
 import pytest
 
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.devices.node import Gpu, Thresholds
-from gpu_plugin.health.latch import Limits
-from gpu_plugin.health.policy import complaints, limits, policy
-from gpu_plugin.health.xids import XidPolicy
+from gpu_plugin.config.verdicts import SIGNAL_VERDICTS, SIGNALS
+from gpu_plugin.health import signals
+from gpu_plugin.health.latch import Latch, Proof, Verdict
+from gpu_plugin.health.policy import HealthPolicy, complaints, policy
+from gpu_plugin.health.xids import VERDICTS, XidPolicy
+from gpu_plugin.sources.xid_table import shipped_table
 
-H200 = Gpu(uuid="GPU-aaaa", index=0, thresholds=Thresholds(shutdown=95, slowdown=89, memory_max=95, gpu_max=87))
+TABLE = shipped_table()
+OPEN = [verdict for verdict in Verdict if verdict is not Verdict.OK]
 
 
-def test_without_variables_the_policy_is_the_built_in_one():
-    assert policy(resolve({}, {})) == XidPolicy()
+def asked(environ: dict[str, str] | None = None, **health: object) -> HealthPolicy:
+    return policy(resolve({}, environ or {}, {"health": health}), TABLE)
 
 
-def test_everything_disabled_and_one_xid_enabled_leaves_that_one():
-    asked = policy(resolve({}, {"DP_DISABLE_HEALTHCHECKS": "all", "DP_ENABLE_HEALTHCHECKS": "79"}))
-    assert [xid for xid in range(200) if asked.fatal(xid)] == [79]
-    assert complaints(asked) == []
+def test_without_a_word_from_the_operator_the_policy_is_the_shipped_table():
+    plain = asked()
+    assert plain == HealthPolicy(XidPolicy(TABLE))
+    assert (plain.temperature_recovery, plain.flap_hold, plain.judging) == (300.0, 3600.0, True)
+    assert complaints(plain) == []
+
+
+def test_signals_that_can_be_judged_otherwise_are_all_that_are_not_essential_but_xids():
+    assert set(SIGNALS) == {name for name, signal in signals.SIGNALS.items() if not signal.essential} - {"xid"}
+    assert len(set(SIGNALS)) == len(SIGNALS)
+    assert set(SIGNAL_VERDICTS) < VERDICTS.keys()
+
+
+def test_times_are_the_operators():
+    file = {"flags": {"temperatureRecovery": "1m", "flapGuard": "0s"}}
+    told = policy(resolve({}, {}, file), TABLE)
+    assert (told.temperature_recovery, told.flap_hold) == (60.0, 0.0)
+
+
+def test_the_files_words_on_xids_and_signals_are_taken():
+    told = asked(xid={"94": "degraded", "109": "ignore", "7777": "fatal"}, xidClass={"application": "ignore"})
+    assert [told.xids.judge(xid).verdict for xid in (94, 109, 7777, 31, 48)] == [
+        Verdict.DEGRADED,
+        Verdict.OK,
+        Verdict.FATAL,
+        Verdict.OK,
+        Verdict.FATAL,
+    ]
+    assert told.xids.classes == {Proof.APPLICATION: Verdict.OK}
+    assert asked(signals={"nvlink": "fatal", "pcie-width": "ignore"}).signals == {
+        "nvlink": Verdict.FATAL,
+        "pcie-width": Verdict.OK,
+    }
+
+
+def test_xid_config_names_further_fatal_xids():
+    told = asked({"XID_CONFIG": "31, 43"}, xid={"31": "ignore"})
+    assert [told.xids.fatal(xid) for xid in (31, 43, 13, 48)] == [True, True, False, True]
+
+
+# Everything that DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS can say together
+
+
+@pytest.mark.parametrize(
+    ("disabled", "enabled", "xids", "judging"),
+    [
+        ("", "", {48: True, 79: True, 31: False}, True),
+        ("all", "", {48: False, 79: False, 31: False}, False),
+        ("xids", "", {48: False, 79: False, 31: False}, True),
+        ("all", "79", {48: False, 79: True, 31: False}, False),
+        ("xids", "79", {48: False, 79: True, 31: False}, True),
+        ("all", "all", {48: True, 79: True, 31: True}, True),
+        ("", "all", {48: True, 79: True, 31: True}, True),
+        ("79", "", {48: True, 79: False, 31: False}, True),
+        ("", "31", {48: True, 79: True, 31: True}, True),
+        ("31", "31", {48: True, 79: True, 31: True}, True),
+    ],
+)
+def test_everything_disabled_and_one_xid_enabled_leaves_that_one(disabled, enabled, xids, judging):
+    told = asked({"DP_DISABLE_HEALTHCHECKS": disabled, "DP_ENABLE_HEALTHCHECKS": enabled})
+    assert {xid: told.xids.fatal(xid) for xid in xids} == xids
+    assert told.judging is judging
+    heat = Latch(Verdict.FATAL, "hot")
+    assert told.standing("temperature", heat) is (Verdict.FATAL if judging else Verdict.OK)
+    assert told.standing("xid", heat) is Verdict.FATAL  # such a latch is there only where the Xid counts
+    assert told.standing("lost", heat, essential=True) is Verdict.FATAL
 
 
 def test_words_that_are_none_are_told_with_their_variable():
-    asked = policy(resolve({}, {"DP_DISABLE_HEALTHCHECKS": "13,banana", "DP_ENABLE_HEALTHCHECKS": "-1"}))
-    assert complaints(asked) == [
+    told = asked({"DP_DISABLE_HEALTHCHECKS": "13,banana", "DP_ENABLE_HEALTHCHECKS": "-1", "XID_CONFIG": "48,all,x"})
+    assert complaints(told) == [
         "DP_DISABLE_HEALTHCHECKS: 'banana' is neither an Xid, nor 'xids', nor 'all', and is ignored",
         "DP_ENABLE_HEALTHCHECKS: '-1' is neither an Xid, nor 'xids', nor 'all', and is ignored",
+        "XID_CONFIG: 'x' is no Xid, and is ignored",
+        "XID_CONFIG: 'all' is no Xid, and is ignored",
     ]
+    assert told.xids.critical == {48}
 
 
-def test_limits_are_the_parts_own_and_the_operators_time():
-    asked = dataclasses.replace(resolve({}, {}), temperature_recovery=60.0)
-    assert limits(H200, asked) == Limits(95, 89, 60.0, watch_temperature=True)
-    assert limits(Gpu(uuid="GPU-bbbb", index=1), asked) == Limits(None, None, 60.0, watch_temperature=True)
+# What an open latch comes to
 
 
-@pytest.mark.parametrize(("disabled", "watched"), [("all", False), ("xids", True), ("", True)])
-def test_heat_is_watched_as_the_variables_say(disabled, watched):
-    assert limits(H200, resolve({}, {"DP_DISABLE_HEALTHCHECKS": disabled})).watch_temperature is watched
+@pytest.mark.parametrize("word", SIGNAL_VERDICTS)
+def test_a_signal_comes_to_what_the_operator_says(word):
+    told = asked(signals={"nvlink": word})
+    assert told.standing("nvlink", Latch(Verdict.DEGRADED)) is VERDICTS[word]
+    assert told.standing("nvlink", Latch(Verdict.FATAL)) is VERDICTS[word]
+    assert told.standing("nvlink", Latch(Verdict.APP)) is Verdict.APP
+    assert told.standing("nvlink", Latch()) is told.standing("nvlink", None) is Verdict.OK
+    assert told.standing("nvlink", Latch(Verdict.FATAL), essential=True) is Verdict.FATAL
+    assert told.standing("fabric", Latch(Verdict.FATAL)) is Verdict.FATAL
+
+
+@pytest.mark.parametrize("verdict", OPEN)
+def test_what_an_operator_vouches_for_is_degraded_at_most(verdict):
+    latch = Latch(verdict, overridden=True)
+    assert asked().standing("nvlink", latch) is min(verdict, Verdict.DEGRADED)
+    assert asked(signals={"nvlink": "fatal"}).standing("nvlink", latch) is min(verdict, Verdict.DEGRADED)
+    assert asked().standing("lost", latch, essential=True) is verdict

@@ -1,14 +1,24 @@
+"""Signals of the driver's answers, of heat near shutdown, and of operators: enter, stay, exit, flap."""
+
 from collections.abc import Iterable
+from typing import get_args
 
 import pytest
 
-from gpu_plugin.health.latch import Latch, Limits, Verdict
-from gpu_plugin.health.observation import Observation, Sample, XidEvent
-from gpu_plugin.health.signals import SIGNALS
-from gpu_plugin.health.xids import XidPolicy
+from gpu_plugin.devices.node import Thresholds
+from gpu_plugin.health.context import Context
+from gpu_plugin.health.facts import Facts
+from gpu_plugin.health.latch import Latch, LatchKey, Marks, Proof, Verdict
+from gpu_plugin.health.observation import Deaf, DriverEvent, Observation, Order, Sample, XidEvent
+from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.signals import OPERATORS, SEVERAL, SIGNALS
+from tests.unit.health.ledgers import ERROR, GUARDED, H200, HUNG, LOST, RESET_REQUIRED, energies
 
-H200 = Limits(shutdown=95, slowdown=89, temperature_recovery=300.0)
-SECOND = 1.0
+OK, DEGRADED, FATAL = Verdict.OK, Verdict.DEGRADED, Verdict.FATAL
+KNOWN = Marks(energy=5_000)
+VANISHED, DRIVER = Sample(fault="vanished"), Sample(fault="driver")
+GOOD = Sample(temperature=40)
+CORDON, UNCORDON, RELEASE, RESUME = (Order(verb) for verb in ("cordon", "uncordon", "release", "resume"))
 
 
 def run(
@@ -16,224 +26,151 @@ def run(
     seen: Iterable[Observation],
     latch: Latch | None = None,
     *,
-    limits: Limits = H200,
-    energy: int | None = 5_000,
-    every: float = SECOND,
+    facts: Facts = H200,
+    policy: HealthPolicy = GUARDED,
+    marks: Marks = KNOWN,
+    every: float = 1.0,
 ) -> Latch | None:
-    """The latch after these observations, one every so many seconds; `energy` is what was seen before each."""
+    """The latch after these observations, one every so many seconds from 1000 on; `marks` are known before each."""
     for at, observation in enumerate(seen):
-        latch = SIGNALS[signal](latch, observation, 1_000.0 + at * every, limits, XidPolicy(), energy)
-        if isinstance(observation, Sample) and observation.energy is not None:
-            energy = observation.energy
+        ctx = Context(1_000.0 + at * every, LatchKey(signal), facts, policy, marks)
+        if isinstance(observation, SIGNALS[signal].sees):
+            latch = SIGNALS[signal].step(latch, observation, ctx)
+        if isinstance(observation, Sample):
+            marks = marks.after(observation)
     return latch
 
 
 def verdict(latch: Latch | None) -> Verdict:
-    return latch.verdict if latch else Verdict.OK
+    return latch.verdict if latch else OK
 
 
 def degrees(*values: int | None) -> list[Observation]:
     return [Sample(temperature=value) for value in values]
 
 
-def energies(*values: int | None) -> list[Observation]:
-    return [Sample(energy=value) for value in values]
+# hung
 
 
-LOST = Sample(fault="lost", detail="the GPU is lost")
-RESET_REQUIRED = Sample(fault="reset-required", detail="the GPU must be reset")
-HUNG = Sample(fault="hung", detail="no answer for 30 s")
-ERROR = Sample(fault="error", detail="Unknown Error")
-EVENT = XidEvent(48)
-
-OPENING: dict[str, Observation] = {"xid": EVENT, "lost": LOST}
-both = pytest.mark.parametrize("signal", ["xid", "lost"])
+def test_a_call_that_hangs_is_fatal_at_once():
+    assert run("hung", [HUNG]) == Latch(FATAL, HUNG.detail, 1_000.0, marks=KNOWN)
 
 
-# xid
+@pytest.mark.parametrize("seen", [GOOD, ERROR, LOST, RESET_REQUIRED, VANISHED, DRIVER])
+def test_nothing_else_is_hung(seen):
+    assert run("hung", [seen] * 12) is None
 
 
-def test_a_fatal_xid_opens_at_once_and_an_applications_does_not():
-    opened = run("xid", [XidEvent(79)])
-    assert opened == Latch(Verdict.FATAL, "Xid 79 (GPU has fallen off the bus)", 1_000.0, energy=5_000)
-    assert run("xid", [XidEvent(31)]) is None
-    assert run("xid", [XidEvent(31)], opened) is opened
-
-
-def test_further_xids_are_named_once_each_and_keep_the_time_of_the_first():
-    latch = run("xid", [XidEvent(48), XidEvent(95), XidEvent(48), XidEvent(9), XidEvent(95)])
-    assert latch
-    assert latch.detail == "Xid 48 (double-bit ECC error), Xid 95 (uncontained ECC error), Xid 9"
-    assert latch.since == 1_000.0
-
-
-def test_an_xid_whose_number_begins_with_that_of_another_is_named_too():
-    latch = run("xid", [XidEvent(480), XidEvent(4800), XidEvent(4)])
-    assert latch
-    assert latch.detail == "Xid 480, Xid 4800, Xid 4"
-
-
-def test_an_xid_after_a_reset_needs_another_reset():
-    latch = run("xid", [EVENT, *energies(10, 20), EVENT, *energies(30, 40, 50, 60, 70)])
-    assert verdict(latch) is Verdict.FATAL
-    assert run("xid", energies(5, 6, 7), latch) is None
-
-
-def test_an_xid_right_after_a_restart_forgets_nothing_of_the_energy_before():
-    replayed = Latch(Verdict.FATAL, "Xid 48", 900.0, energy=5_000)
-    assert run("xid", [EVENT, *energies(10, 20, 30)], replayed, energy=None) is None
-
-
-def test_an_xid_leaves_samples_without_a_fault_alone():
-    assert run("xid", [Sample(), LOST, HUNG, ERROR]) is None
-
-
-# lost
-
-
-@pytest.mark.parametrize("seen", [LOST, RESET_REQUIRED])
-def test_the_drivers_word_that_a_gpu_is_lost_opens_at_once(seen):
-    assert run("lost", [seen]) == Latch(Verdict.FATAL, seen.detail, 1_000.0, energy=5_000)
-
-
-@pytest.mark.parametrize("seen", [Sample(), HUNG, ERROR, XidEvent(79)])
-def test_nothing_else_makes_a_gpu_lost(seen):
-    assert run("lost", [seen] * 10) is None
-
-
-def test_the_newest_words_on_a_lost_gpu_are_kept_with_the_first_time():
-    latch = run("lost", [LOST, RESET_REQUIRED])
-    assert latch
-    assert (latch.detail, latch.since) == ("the GPU must be reset", 1_000.0)
-
-
-def test_a_gpu_lost_again_after_a_reset_needs_another_reset():
-    latch = run("lost", [LOST, *energies(10, 20), LOST, *energies(30, 40, 50, 60)])
-    assert verdict(latch) is Verdict.FATAL
-    assert run("lost", energies(5, 6, 7), latch) is None
-
-
-def test_a_lost_gpu_whose_energy_was_never_known_proves_itself_by_three_answers():
-    assert verdict(run("lost", [LOST, Sample(), Sample()], energy=None)) is Verdict.FATAL
-    assert run("lost", [LOST, Sample(), Sample(), Sample()], energy=None) is None
-    assert verdict(run("lost", [LOST, Sample(), Sample(), ERROR, Sample(), Sample()], energy=None)) is Verdict.FATAL
-
-
-# The way out of both
-
-
-@both
-def test_good_answers_alone_are_no_recovery(signal):
-    assert verdict(run(signal, [OPENING[signal], *energies(*range(5_000, 5_100))])) is Verdict.FATAL
-    assert verdict(run(signal, [OPENING[signal], *energies(*[None] * 100)])) is Verdict.FATAL
-
-
-@both
-def test_energy_that_went_back_and_three_good_samples_are_a_recovery(signal):
-    seen = [OPENING[signal], *energies(10, 20, 30)]
-    assert verdict(run(signal, seen[:3])) is Verdict.FATAL
-    assert run(signal, seen) is None
-
-
-@both
-def test_good_samples_from_before_the_reset_count_and_the_reset_itself_still_is_needed(signal):
-    assert verdict(run(signal, [OPENING[signal], *energies(5_001, 5_002, 5_003)])) is Verdict.FATAL
-    assert run(signal, [OPENING[signal], *energies(5_001, 5_002, 10)]) is None
-
-
-@both
-def test_energy_at_rest_is_no_reset(signal):
-    assert verdict(run(signal, [OPENING[signal], *energies(*[5_000] * 10)])) is Verdict.FATAL
-
-
-@both
-@pytest.mark.parametrize("fault", [HUNG, ERROR])
-def test_a_fault_in_between_starts_the_count_anew(signal, fault):
-    seen = [OPENING[signal], *energies(10, 20), fault, *energies(30, 40)]
-    assert verdict(run(signal, seen)) is Verdict.FATAL
-    assert run(signal, [*seen, *energies(50)]) is None
-
-
-@both
-def test_a_reset_shows_whatever_was_used_since_the_fault(signal):
-    young = [OPENING[signal], *energies(1_000_000, 2_000_000)]  # the fault came right after the driver was loaded
-    assert verdict(run(signal, young, energy=10)) is Verdict.FATAL
-    assert run(signal, [*young, *energies(600_000, 600_001)], energy=10) is None
-
-
-@pytest.mark.parametrize("fault", [LOST, RESET_REQUIRED])
-def test_a_gpu_lost_in_between_starts_the_count_after_an_xid_anew(fault):
-    seen = [EVENT, *energies(10, 20), fault, *energies(30, 40)]
-    assert verdict(run("xid", seen)) is Verdict.FATAL
-    assert run("xid", [*seen, *energies(50)]) is None
-
-
-def test_energy_first_seen_after_an_xid_proves_a_later_reset():
-    latch = run("xid", [EVENT, *energies(1_000, 2_000, 3_000, 4_000)], energy=None)
-    assert verdict(latch) is Verdict.FATAL
-    assert run("xid", energies(10), latch) is None
-
-
-@both
-def test_an_xid_of_an_application_is_no_sample(signal):
-    seen = [OPENING[signal], *energies(10, 20), XidEvent(31), XidEvent(31)]
-    assert verdict(run(signal, seen)) is Verdict.FATAL
+@pytest.mark.parametrize(
+    ("seen", "closed"),
+    [
+        ([GOOD] * 2, False),
+        ([GOOD] * 3, True),
+        ([GOOD, GOOD, HUNG, GOOD, GOOD], False),
+        ([GOOD, GOOD, ERROR, GOOD, GOOD], False),
+        ([GOOD, GOOD, LOST, GOOD, GOOD], False),
+        ([ERROR] * 20, False),
+        ([LOST] * 20, False),
+        ([GOOD, HUNG] * 20, False),
+        ([GOOD, XidEvent(31), Deaf("x"), GOOD, GOOD], True),
+    ],
+)
+def test_three_answers_in_a_row_end_a_hang_and_errors_are_no_answers(seen, closed):
+    assert (run("hung", [HUNG, *seen]) is None) is closed
 
 
 # unanswered
 
 
-def test_a_hung_call_opens_at_once():
-    assert run("unanswered", [HUNG]) == Latch(Verdict.FATAL, HUNG.detail, 1_000.0)
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ([ERROR] * 2, OK),
+        ([ERROR] * 3, DEGRADED),
+        ([ERROR, GOOD, ERROR, GOOD, ERROR], DEGRADED),
+        ([ERROR, GOOD, GOOD, ERROR, GOOD, ERROR], OK),  # the first is the sixth look from the last
+        ([ERROR, GOOD, GOOD, ERROR, ERROR], DEGRADED),
+        ([*[ERROR, GOOD, GOOD, GOOD, GOOD] * 40, ERROR], OK),
+        ([*[ERROR, ERROR, GOOD, GOOD, GOOD] * 40], OK),
+        ([ERROR, ERROR, *[GOOD] * 5, ERROR], OK),
+        ([ERROR] * 9, DEGRADED),
+        ([ERROR] * 10, FATAL),
+        ([*[ERROR, GOOD] * 9], DEGRADED),
+        ([*[ERROR, GOOD] * 10], FATAL),
+        ([LOST, HUNG, RESET_REQUIRED, VANISHED, DRIVER] * 5, OK),
+        ([ERROR, LOST, ERROR, LOST, ERROR], DEGRADED),
+    ],
+)
+def test_three_of_five_looks_that_fail_are_worth_a_look_and_ten_are_unfit(seen, expected):
+    assert verdict(run("unanswered", seen)) is expected
 
 
-def test_other_errors_open_on_the_third_in_a_row():
-    assert verdict(run("unanswered", [ERROR, ERROR])) is Verdict.OK
-    assert run("unanswered", [ERROR] * 3) == Latch(Verdict.FATAL, ERROR.detail, 1_002.0)
+@pytest.mark.parametrize(("every", "expected"), [(60.0, DEGRADED), (61.0, OK)])
+def test_failures_count_together_within_two_minutes(every, expected):
+    assert verdict(run("unanswered", [ERROR] * 3, every=every)) is expected
 
 
-def test_a_good_answer_starts_the_count_of_errors_anew():
-    assert run("unanswered", [ERROR, ERROR, Sample()]) is None
-    assert verdict(run("unanswered", [ERROR, ERROR, Sample(), ERROR, ERROR])) is Verdict.OK
+def test_failures_far_apart_never_add_up():
+    assert verdict(run("unanswered", [ERROR] * 100, every=61.0)) is OK
 
 
-def test_a_hung_call_after_an_error_opens_at_once():
-    assert verdict(run("unanswered", [ERROR, HUNG])) is Verdict.FATAL
+@pytest.mark.parametrize("opening", [3, 10])
+@pytest.mark.parametrize(
+    ("seen", "closed"),
+    [
+        ([GOOD] * 4, False),
+        ([GOOD] * 5, True),
+        ([*[GOOD] * 4, ERROR, *[GOOD] * 4], False),
+        ([*[GOOD] * 4, HUNG, *[GOOD] * 4], False),
+        ([LOST] * 20, False),
+        ([*[GOOD] * 4, ERROR] * 20, False),
+    ],
+)
+def test_five_answers_in_a_row_end_it(opening, seen, closed):
+    assert (run("unanswered", [*[ERROR] * opening, *seen]) is None) is closed
 
 
-@pytest.mark.parametrize("seen", [LOST, RESET_REQUIRED, XidEvent(79)])
-def test_what_other_signals_tell_is_not_unanswered(seen):
-    assert run("unanswered", [seen] * 5) is None
-    opened = run("unanswered", [HUNG])
-    assert run("unanswered", [seen] * 5, opened) is opened
+def test_it_says_what_the_driver_said_when_it_became_as_bad_as_it_is():
+    degraded = run("unanswered", [ERROR, ERROR, Sample(fault="error", detail="third"), ERROR])
+    assert degraded is not None
+    assert (degraded.detail, degraded.since) == ("third", 1_002.0)
+    fatal = run("unanswered", [*[ERROR] * 9, Sample(fault="error", detail="tenth"), ERROR])
+    assert fatal is not None
+    assert (fatal.detail, fatal.since) == ("tenth", 1_002.0)
 
 
-@pytest.mark.parametrize("first", [[HUNG], [ERROR] * 3])
-def test_three_good_answers_in_a_row_close_it(first):
-    assert verdict(run("unanswered", [*first, Sample(), Sample()])) is Verdict.FATAL
-    assert verdict(run("unanswered", [*first, Sample(), Sample(), ERROR, Sample(), Sample()])) is Verdict.FATAL
-    assert run("unanswered", [*first, Sample(), Sample(), Sample()]) is None
+@pytest.mark.parametrize(("failures", "soon"), [(1, True), (2, True), (3, True), (9, True), (10, False), (20, False)])
+def test_another_look_soon_is_asked_for_while_it_would_tell(failures, soon):
+    latch = run("unanswered", [ERROR] * failures)
+    assert latch is not None
+    assert latch.gathering is soon
+    answered = run("unanswered", [GOOD], latch)
+    assert answered is not None
+    assert answered.gathering
 
 
-def test_the_newest_words_are_kept_with_the_first_time():
-    latch = run("unanswered", [HUNG, ERROR])
-    assert latch
-    assert (latch.detail, latch.since) == (ERROR.detail, 1_000.0)
+def test_what_it_remembers_is_bounded():
+    latch = run("unanswered", [ERROR, GOOD] * 500)
+    assert latch is not None
+    assert len(latch.times) == 10
+    assert latch.value is not None
+    assert latch.value < 32
 
 
-# temperature: H200, shutdown 95 °C, slowdown 89 °C
+# temperature: shutdown at 95 °C, slowdown at 89 °C
 
 
 @pytest.mark.parametrize(
     ("seen", "expected"),
     [
-        ([92] * 10, Verdict.OK),
-        ([93], Verdict.OK),
-        ([93, 93], Verdict.FATAL),
-        ([99, 93], Verdict.FATAL),
-        ([93, 92, 93, 92], Verdict.OK),
-        ([93, None, 93], Verdict.OK),
-        ([93, 93, 92, 90, 84], Verdict.FATAL),
+        ([92] * 10, OK),
+        ([93], OK),
+        ([93, 93], FATAL),
+        ([99, 93], FATAL),
+        ([93, 92] * 20, OK),
+        ([93, None, 93], OK),
+        ([93, 93, 92, 90, 84], FATAL),
+        ([*[93, 93, 83] * 20], FATAL),
     ],
 )
 def test_two_samples_in_a_row_near_shutdown_are_too_hot(seen, expected):
@@ -242,12 +179,12 @@ def test_two_samples_in_a_row_near_shutdown_are_too_hot(seen, expected):
 
 def test_what_is_too_hot_is_told_with_the_limit():
     latch = run("temperature", degrees(93, 94))
-    assert latch
+    assert latch is not None
     assert (latch.detail, latch.since) == ("94 °C, the GPU shuts down at 95 °C", 1_001.0)
 
 
-def hot(limits: Limits = H200) -> Latch:
-    latch = run("temperature", degrees(120, 120), limits=limits)
+def hot(facts: Facts = H200) -> Latch:
+    latch = run("temperature", degrees(120, 120), facts=facts)
     assert latch is not None
     return latch
 
@@ -257,52 +194,190 @@ def test_five_minutes_of_coolness_are_a_recovery():
     assert run("temperature", degrees(*[83] * 6), hot(), every=60) is None
 
 
-@pytest.mark.parametrize("interruption", [84, 89, 99, None])
+@pytest.mark.parametrize("interruption", [Sample(temperature=84), Sample(temperature=99), Sample(), LOST, HUNG, ERROR])
 def test_warmth_or_silence_in_between_starts_the_clock_anew(interruption):
-    seen = degrees(*[83] * 5, interruption, *[83] * 5)
-    assert verdict(run("temperature", seen, hot(), every=60)) is Verdict.FATAL
+    seen = [*degrees(*[83] * 5), interruption, *degrees(*[83] * 5)]
+    assert verdict(run("temperature", seen, hot(), every=60)) is FATAL
     assert run("temperature", [*seen, *degrees(83)], hot(), every=60) is None
 
 
-@pytest.mark.parametrize("fault", [LOST, HUNG, ERROR])
-def test_an_unanswered_question_in_between_starts_the_clock_anew(fault):
-    seen = [*degrees(*[83] * 5), fault, *degrees(*[83] * 5)]
-    assert verdict(run("temperature", seen, hot(), every=60)) is Verdict.FATAL
-
-
-def test_an_xid_in_between_does_not_touch_the_clock():
-    seen: list[Observation] = [*degrees(83), *[EVENT] * 4, *degrees(83)]
+def test_an_event_in_between_does_not_touch_the_clock():
+    seen: list[Observation] = [*degrees(83), XidEvent(31), DriverEvent(8), XidEvent(31), DriverEvent(8), *degrees(83)]
     assert run("temperature", seen, hot(), every=60) is None
 
 
 def test_coolness_short_of_the_hysteresis_is_no_recovery():
-    assert verdict(run("temperature", degrees(*[84] * 100), hot(), every=60)) is Verdict.FATAL
+    assert verdict(run("temperature", degrees(*[84] * 100), hot(), every=60)) is FATAL
 
 
-def test_the_time_to_recover_is_the_operators():
-    limits = Limits(shutdown=95, slowdown=89, temperature_recovery=0)
-    assert run("temperature", degrees(83), hot(), limits=limits) is None
+@pytest.mark.parametrize(("seconds", "looks"), [(0.0, 1), (60.0, 2), (300.0, 6)])
+def test_the_time_to_recover_is_the_operators(seconds, looks):
+    policy = HealthPolicy(temperature_recovery=seconds)
+    assert verdict(run("temperature", degrees(84), hot(), policy=policy)) is FATAL
+    assert looks == 1 or run("temperature", degrees(*[83] * (looks - 1)), hot(), policy=policy, every=60) is not None
+    assert run("temperature", degrees(*[83] * looks), hot(), policy=policy, every=60) is None
 
 
 @pytest.mark.parametrize(("slowdown", "cool"), [(None, 84), (200, 89), (80, 74)])
 def test_a_slowdown_limit_that_is_missing_or_odd_still_lets_a_gpu_recover_under_shutdown(slowdown, cool):
-    limits = Limits(shutdown=95, slowdown=slowdown)
-    assert verdict(run("temperature", degrees(*[cool + 1] * 10), hot(limits), limits=limits, every=60)) is Verdict.FATAL
-    assert run("temperature", degrees(*[cool] * 6), hot(limits), limits=limits, every=60) is None
+    facts = Facts(Thresholds(shutdown=95, slowdown=slowdown))
+    assert verdict(run("temperature", degrees(*[cool + 1] * 10), hot(facts), facts=facts, every=60)) is FATAL
+    assert run("temperature", degrees(*[cool] * 6), hot(facts), facts=facts, every=60) is None
 
 
 def test_a_part_that_names_no_shutdown_limit_is_never_too_hot():
-    assert run("temperature", degrees(*[500] * 10), limits=Limits(slowdown=89)) is None
+    assert run("temperature", degrees(*[500] * 10), facts=Facts(Thresholds(slowdown=89))) is None
 
 
 def test_limits_that_cannot_be_read_any_more_are_no_recovery():
-    unknown = run("temperature", [*degrees(*[20] * 10), ERROR], hot(), limits=Limits(), every=60)
-    assert verdict(unknown) is Verdict.FATAL
-    assert verdict(run("temperature", degrees(*[83] * 5), unknown, every=60)) is Verdict.FATAL
+    unknown = run("temperature", [*degrees(*[20] * 10), ERROR], hot(), facts=Facts(), every=60)
+    assert verdict(unknown) is FATAL
+    assert verdict(run("temperature", degrees(*[83] * 5), unknown, every=60)) is FATAL
     assert run("temperature", degrees(*[83] * 6), unknown, every=60) is None
 
 
-def test_heat_that_the_operator_does_not_want_watched_is_no_fault():
-    unwatched = Limits(shutdown=95, slowdown=89, watch_temperature=False)
-    assert run("temperature", degrees(*[500] * 10), limits=unwatched) is None
-    assert run("temperature", degrees(500), hot(), limits=unwatched) is None
+# lost
+
+
+def test_a_lost_gpu_is_fatal_at_once():
+    assert run("lost", [LOST]) == Latch(FATAL, LOST.detail, 1_000.0, Proof.RESET, marks=KNOWN)
+
+
+@pytest.mark.parametrize("seen", [GOOD, HUNG, ERROR, RESET_REQUIRED, VANISHED, XidEvent(79)])
+def test_nothing_else_makes_a_gpu_lost(seen):
+    assert run("lost", [seen] * 12) is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "closed"),
+    [
+        (energies(*range(5_000, 5_100)), False),
+        ([GOOD] * 100, False),
+        (energies(10, 20), False),
+        (energies(10, 20, 30), True),
+        ([*energies(10, 20), LOST, *energies(30, 40, 50, 60)], False),
+        ([*energies(10, 20), LOST, *energies(5, 6, 7)], True),
+        ([*energies(10, 20), HUNG, *energies(30, 40)], False),
+        ([*energies(10), LOST] * 20, False),
+    ],
+)
+def test_a_lost_gpu_is_found_by_a_reset_and_three_answers(seen, closed):
+    assert (run("lost", [LOST, *seen]) is None) is closed
+
+
+def bound(binding: int, fault: str = "") -> Sample:
+    return Sample(binding=binding, fault=fault)
+
+
+@pytest.mark.parametrize(
+    ("seen", "closed"),
+    [
+        ([bound(1)] * 20, False),
+        ([bound(2)] * 2, False),
+        ([bound(2)] * 3, True),
+        ([bound(2, "lost"), *[bound(2)] * 3], True),  # through a handle of before
+        ([bound(2), bound(2), bound(2, "lost"), *[bound(2)] * 20], False),
+    ],
+)
+def test_a_lost_gpu_is_found_when_it_is_enumerated_anew(seen, closed):
+    assert (run("lost", [bound(1, "lost"), *seen], marks=Marks(binding=1)) is None) is closed
+    assert (run("lost", [bound(1, "lost"), *seen], marks=Marks()) is None) is closed
+
+
+def test_a_gpu_rebound_before_anyone_saw_that_it_was_lost_is_found_all_the_same():
+    assert run("lost", [bound(2, "lost"), *[bound(2)] * 3], marks=Marks(binding=1)) is None
+
+
+def test_a_lost_gpu_of_which_nothing_was_known_proves_itself_by_three_answers():
+    assert verdict(run("lost", [LOST, GOOD, GOOD], marks=Marks())) is FATAL
+    assert run("lost", [LOST, GOOD, GOOD, GOOD], marks=Marks()) is None
+    assert verdict(run("lost", [LOST, GOOD, GOOD, ERROR, GOOD, GOOD], marks=Marks())) is FATAL
+    assert verdict(run("lost", [LOST, *energies(7, 8), LOST, *energies(*range(9, 50))], marks=Marks())) is FATAL
+
+
+def test_a_gpu_that_stays_lost_changes_nothing():
+    latch = run("lost", [LOST])
+    assert run("lost", [LOST] * 10, latch) is latch
+
+
+# reset-required
+
+
+def test_a_required_reset_is_fatal_at_once():
+    assert run("reset-required", [RESET_REQUIRED]) == Latch(FATAL, RESET_REQUIRED.detail, 1_000.0, marks=KNOWN)
+
+
+@pytest.mark.parametrize("seen", [GOOD, HUNG, ERROR, LOST, VANISHED])
+def test_nothing_else_requires_a_reset(seen):
+    assert run("reset-required", [seen] * 12) is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "closed"),
+    [
+        ([GOOD] * 2, False),
+        ([GOOD] * 3, True),
+        ([GOOD, GOOD, RESET_REQUIRED, GOOD, GOOD], False),
+        ([GOOD, GOOD, ERROR, GOOD, GOOD], False),
+        ([ERROR, HUNG, LOST] * 10, False),
+        ([GOOD, RESET_REQUIRED] * 20, False),
+    ],
+)
+def test_three_looks_at_which_no_reset_is_required_end_it(seen, closed):
+    assert (run("reset-required", [RESET_REQUIRED, *seen]) is None) is closed
+
+
+# cordon, maintenance
+
+
+def test_a_cordon_is_lifted_by_an_operator_alone():
+    cordoned = run("cordon", [CORDON])
+    assert cordoned == Latch(FATAL, "cordoned", 1_000.0, Proof.OPERATOR)
+    assert run("cordon", [CORDON, RELEASE, RESUME, *[GOOD] * 100, XidEvent(48)], cordoned) is cordoned
+    assert run("cordon", [UNCORDON], cordoned) is None
+    assert run("cordon", [UNCORDON, RELEASE, RESUME]) is None
+
+
+def test_maintenance_lasts_until_a_good_look_after_resume():
+    released = run("maintenance", [RELEASE])
+    assert released == Latch(FATAL, "maintenance", 1_000.0, Proof.OPERATOR)
+    assert run("maintenance", [RELEASE, *[GOOD] * 100, CORDON, UNCORDON], released) is released
+    resumed = run("maintenance", [RESUME, LOST, HUNG, ERROR], released)
+    assert verdict(resumed) is FATAL
+    assert run("maintenance", [GOOD], resumed) is None
+
+
+def test_a_release_after_a_resume_holds_again_and_since_when_it_began():
+    latch = run("maintenance", [RELEASE, RESUME, RELEASE, *[GOOD] * 20])
+    assert latch == Latch(FATAL, "maintenance", 1_000.0, Proof.OPERATOR)
+
+
+def test_what_was_never_released_is_not_resumed():
+    assert run("maintenance", [RESUME, GOOD, CORDON]) is None
+
+
+# The registry
+
+
+def test_readings_come_before_what_heeds_them():
+    proving = [signal.proves for name, signal in SIGNALS.items() if name not in {*OPERATORS, "flapping"}]
+    assert proving == sorted(proving)
+
+
+def test_names_of_the_registry_are_names_of_signals():
+    assert set(SIGNALS) >= OPERATORS | SEVERAL
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_signal_asks_for_fields_of_a_sample_and_sees_kinds_of_observations(name):
+    signal = SIGNALS[name]
+    assert set(signal.asks) <= set(Sample.__dataclass_fields__)
+    assert set(signal.sees) <= set(get_args(Observation))
+    assert signal.action
+
+
+@pytest.mark.parametrize("name", [name for name, signal in SIGNALS.items() if Sample in signal.sees])
+def test_a_good_look_at_a_sound_gpu_opens_nothing_and_costs_no_second_look(name):
+    latch = run(name, [Sample()] * 12)
+    assert verdict(latch) is OK
+    assert latch is None or not latch.gathering

@@ -1,23 +1,161 @@
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_plugin.health.xids import APPLICATION_XIDS, XidList, XidPolicy, describe, parse_xid_list
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.verdicts import XID_CLASSES, XID_VERDICTS
+from gpu_plugin.health.latch import Proof, Verdict
+from gpu_plugin.health.signals import SIGNALS
+from gpu_plugin.health.xid_table import XidRow, xid_table
+from gpu_plugin.health.xids import VERDICTS, Judgement, XidList, XidPolicy, describe, parse_xid_list
+from gpu_plugin.sources.xid_table import SHIPPED, read_table, shipped_table
 
-NVIDIA_IGNORES = {13, 31, 43, 45, 68, 109}
+TABLE = shipped_table()
+BEYOND = 9999
+
+# What the policy is to be: Xids by verdict and by what proves that one is over.
+POLICY = {
+    ("app", "application"): [
+        *(8, 11, 13, 25, 31, 32, 37, 38, 39, 40, 41, 43, 44, 45, 60, 66, 67, 68, 69, 70, 71, 72, 75, 76, 77, 80),
+        *(82, 83, 84, 85, 86, 88, 89, 94, 96, 97, 98, 99, 100, 101, 102, 103, 104, 105, 126, 127, 128, 129, 130),
+        *(131, 132, 133, 134, 135, 138, 139, 141, 147, 148, 154, 159),
+    ],
+    ("ignore", "application"): [106, 107, 152, 153, 162, 163],
+    ("degraded", "quiet"): [47, 65, 73, 92, 93, 108, 122, 123, 124, 125, 137, 160, 164, 165, 166, 170],
+    ("degraded", "reset"): [63, 74, 78, 109, 121, 144, 145, 146],
+    ("degraded", "rma"): [142, 157, 161],
+    ("fatal", "reset"): [
+        *(46, 48, 61, 62, 64, 95, 110, 119, 120, 136, 140, 143, 149, 150, 155, 156, 158, 168, 169, 171, 172),
+    ],
+    ("fatal", "reboot"): [54, 79, 151, 167],
+}
 
 
-def policy(disabled: str = "", enabled: str = "") -> XidPolicy:
-    return XidPolicy(parse_xid_list(disabled), parse_xid_list(enabled))
+def policy(disabled: str = "", enabled: str = "", **more: object) -> XidPolicy:
+    return XidPolicy(TABLE, parse_xid_list(disabled), parse_xid_list(enabled), **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("xid", sorted(NVIDIA_IGNORES))
-def test_xids_that_nvidias_plugin_ignores_are_no_fault(xid):
-    assert not XidPolicy().fatal(xid)
+# The table
 
 
-def test_every_other_xid_is_a_fault():
-    assert {xid for xid in range(1000) if not XidPolicy().fatal(xid)} == NVIDIA_IGNORES == APPLICATION_XIDS
+def test_every_xid_of_the_policy_stands_in_the_table_once_with_its_verdict_and_recovery():
+    found: dict[tuple[str, str], list[int]] = {}
+    for xid, row in sorted(TABLE.items()):
+        found.setdefault((row.verdict, row.recovery), []).append(xid)
+    assert found == POLICY
+    written = [number for row in yaml.safe_load(SHIPPED.read_text()) for number in xid_table([row])]
+    assert sorted(written) == sorted(TABLE)
+
+
+def test_what_the_rules_beyond_a_verdict_are_about():
+    def having(name: str) -> set[int]:
+        return {xid for xid, row in TABLE.items() if getattr(row, name)}
+
+    assert having("escalate") == {74, 80, 94, 109, 121}
+    assert having("beside") == {74}
+    assert having("follows") == having("alone") == {45}
+    assert having("always") == {79}
+    assert having("look") == {154}
+    assert {79, 95, 119, 120, 62, 54, 143} <= having("whole_gpu")
+    assert not having("whole_gpu") & {13, 31, 43, 46, 48, 94, 109}
+    assert {13, 31, 43, 39, 135} <= having("repeats")
+    assert not having("repeats") & {45, 80, 94, 37, 147}
+
+
+def test_a_signal_that_the_table_names_is_one():
+    assert {row.beside.signal for row in TABLE.values() if row.beside} <= SIGNALS.keys()
+
+
+def test_words_of_the_config_are_those_of_the_table():
+    assert set(XID_VERDICTS) == VERDICTS.keys()
+    assert set(XID_CLASSES) == {row.recovery for row in TABLE.values()}
+    assert {Proof(word) for word in XID_CLASSES} <= set(Proof)
+
+
+def test_every_judgement_has_words_for_people():
+    for xid in [*TABLE, BEYOND]:
+        judged = policy().judge(xid)
+        assert judged.advice
+        assert judged.name or xid == BEYOND
+
+
+@pytest.mark.parametrize(
+    ("asked", "xid", "advice"),
+    [
+        ({}, 31, "restart the application"),
+        ({}, 79, "drain the node and reboot it"),
+        ({}, 48, "reset the GPU"),
+        ({}, 168, "reset the GPU"),
+        ({}, BEYOND, "look at the kernel's log"),
+        ({"enabled": "31,79,9999"}, 31, "reset the GPU"),
+        ({"enabled": "31,79,9999"}, 79, "drain the node and reboot it"),
+        ({"enabled": "31,79,9999"}, BEYOND, "reset the GPU"),
+    ],
+)
+def test_an_operator_is_advised_to_do_what_would_end_it(asked, xid, advice):
+    assert policy(**asked).judge(xid).advice.startswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"codes": [1], "verdict": "app", "recovery": "quiet"}, r"missing required field `name` - at `row \[0\]`"),
+        ({"codes": [1], "name": "", "verdict": "app", "recovery": "quiet"}, "the name is empty"),
+        ({"codes": [1], "name": "x", "verdict": "mild", "recovery": "quiet"}, r"'mild' - at `row \[0\].verdict`"),
+        ({"codes": [1], "name": "x", "verdict": "app", "recovery": "soon"}, r"'soon' - at `row \[0\].recovery`"),
+        ({"codes": [1], "name": "x", "verdict": "app", "recovery": "quiet", "ends": 1}, "unknown field `ends`"),
+        ({"codes": [1], "name": "x", "verdict": "app", "recovery": "quiet", "action": "PRAY"}, r"'PRAY' - at .*action"),
+        ({"codes": [], "name": "x", "verdict": "app", "recovery": "quiet"}, "there are no codes"),
+        ({"codes": ["3-1"], "name": "x", "verdict": "app", "recovery": "quiet"}, "'3-1' is no range of Xids"),
+        ({"codes": ["x"], "name": "x", "verdict": "app", "recovery": "quiet"}, "'x' is neither an Xid nor a range"),
+        ({"codes": [-1], "name": "x", "verdict": "app", "recovery": "quiet"}, "-1 is neither an Xid nor a range"),
+        ({"codes": [1, 1], "name": "x", "verdict": "app", "recovery": "quiet"}, "Xid 1 stands in two rows"),
+        ({"codes": [1], "name": "x", "verdict": "fatal", "recovery": "reset", "repeats": True}, "repeats is for"),
+        ({"codes": [1], "name": "x", "verdict": "app", "recovery": "quiet", "follows": "5s"}, "go together"),
+        (
+            {
+                "codes": [1],
+                "name": "x",
+                "verdict": "app",
+                "recovery": "quiet",
+                "escalate": {"to": "fatal", "count": 1, "within": "1h"},
+            },
+            "count 1 is not between 2 and 64",
+        ),
+        (
+            {
+                "codes": [1],
+                "name": "x",
+                "verdict": "app",
+                "recovery": "quiet",
+                "escalate": {"to": "fatal", "count": 2, "within": "soon"},
+            },
+            "'soon' is not a duration",
+        ),
+    ],
+)
+def test_a_row_that_cannot_be_is_refused_with_its_place(row, reason):
+    with pytest.raises(ValueError, match=reason):
+        xid_table([row])
+
+
+def test_a_file_that_is_no_table_is_told_with_its_name(tmp_path):
+    broken = tmp_path / "xids.yaml"
+    for text in ("{}", "- {codes: [1]}", "- [", "\x00"):
+        broken.write_text(text)
+        with pytest.raises(ConfigError, match=r"xids.yaml: the table of Xids cannot be read: .*; install the package"):
+            read_table(broken)
+    with pytest.raises(ConfigError, match="No such file"):
+        read_table(tmp_path / "none.yaml")
+
+
+def test_an_xid_is_described_in_words_where_there_are_some():
+    assert policy().describe(79) == "Xid 79 (GPU has fallen off the bus)"
+    assert policy().describe(BEYOND) == describe(BEYOND) == "Xid 9999"
+
+
+# The lists of the environment
 
 
 @pytest.mark.parametrize(
@@ -60,16 +198,17 @@ def test_no_text_is_too_odd_to_read(text):
 @pytest.mark.parametrize(
     ("disabled", "enabled", "fatal", "harmless"),
     [
-        ("", "", {48, 79, 94}, {13, 31}),
-        ("79", "", {48, 94}, {13, 31, 79}),
+        ("", "", {48, 79, 95}, {13, 31, 94, 109, BEYOND}),
+        ("79", "", {48, 95}, {13, 31, 79}),
         ("", "13", {13, 48, 79}, {31}),
-        ("all", "", set(), {13, 48, 79, 94}),
-        ("xids", "", set(), {13, 48, 79, 94}),
-        ("all", "79", {79}, {13, 48, 94}),
-        ("xids", "79", {79}, {13, 48, 94}),
+        ("all", "", set(), {13, 48, 79, 94, BEYOND}),
+        ("xids", "", set(), {13, 48, 79, 94, BEYOND}),
+        ("all", "79", {79}, {13, 48, 94, BEYOND}),
+        ("xids", "79", {79}, {13, 48, 94, BEYOND}),
         ("all", "13", {13}, {31, 48, 79}),
-        ("", "all", {13, 31, 48, 79}, set()),
-        ("", "xids", {13, 31, 48, 79}, set()),
+        ("all", "9999", {BEYOND}, {31, 48, 79}),
+        ("", "all", {13, 31, 48, 79, BEYOND}, set()),
+        ("", "xids", {13, 31, 48, 79, BEYOND}, set()),
         ("13", "all", {31, 48, 79}, {13}),
         ("all", "all", {13, 48, 79}, set()),
         ("xids", "all", {13, 48, 79}, set()),
@@ -79,27 +218,98 @@ def test_no_text_is_too_odd_to_read(text):
         ("banana", "apple", {48, 79}, {13}),
     ],
 )
-def test_the_operators_lists_over_the_built_in_one(disabled, enabled, fatal, harmless):
+def test_the_operators_lists_over_the_table(disabled, enabled, fatal, harmless):
     asked = policy(disabled, enabled)
     assert {xid for xid in fatal | harmless if asked.fatal(xid)} == fatal
 
 
+@pytest.mark.parametrize("words", [("all", ""), ("xids", "")])
+def test_what_is_disabled_counts_for_nothing_at_all(words):
+    asked = policy(*words)
+    assert {asked.judge(xid).verdict for xid in [*TABLE, BEYOND]} == {Verdict.OK}
+
+
+# Who wins over whom, the strongest last
+
+
+LEVELS: dict[str, dict[str, object]] = {
+    "table": {},
+    "words": {"disabled": "all"},
+    "class": {"classes": {Proof.RESET: Verdict.APP}},
+    "number in the file": {"numbers": {48: Verdict.DEGRADED}},
+    "number disabled": {"disabled": "48"},
+    "number critical": {"critical": frozenset({48})},
+}
+MEANS = [Verdict.FATAL, Verdict.OK, Verdict.APP, Verdict.DEGRADED, Verdict.OK, Verdict.FATAL]
+
+
+@pytest.mark.parametrize("upto", range(1, len(LEVELS) + 1))
+def test_the_most_exact_word_counts_and_the_environment_before_the_file(upto):
+    asked: dict[str, object] = {}
+    for level in list(LEVELS.values())[:upto]:
+        for name, value in level.items():
+            asked[name] = f"{asked[name]},{value}" if name == "disabled" and name in asked else value
+    assert policy(**asked).judge(48).verdict is MEANS[upto - 1]  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
-    ("disabled", "enabled", "watched"),
+    ("asked", "xid", "verdict"),
     [
-        ("", "", True),
-        ("xids", "", True),
-        ("79", "", True),
-        ("all", "", False),
-        ("all", "79", False),
-        ("all", "all", True),
-        ("", "all", True),
+        ({"classes": {Proof.APPLICATION: Verdict.OK}}, 31, Verdict.OK),
+        ({"classes": {Proof.APPLICATION: Verdict.OK}}, 48, Verdict.FATAL),
+        ({"classes": {Proof.APPLICATION: Verdict.OK}, "numbers": {31: Verdict.FATAL}}, 31, Verdict.FATAL),
+        ({"classes": {Proof.APPLICATION: Verdict.OK}, "enabled": "all"}, 31, Verdict.OK),
+        ({"classes": {Proof.RESET: Verdict.DEGRADED}}, BEYOND, Verdict.DEGRADED),
+        ({"classes": {Proof.RESET: Verdict.FATAL}}, BEYOND, Verdict.DEGRADED),
+        ({"numbers": {94: Verdict.DEGRADED}, "disabled": "all"}, 94, Verdict.DEGRADED),
+        ({"numbers": {94: Verdict.OK}, "enabled": "94"}, 94, Verdict.FATAL),
+        ({"numbers": {94: Verdict.FATAL}, "disabled": "94"}, 94, Verdict.OK),
+        ({"critical": frozenset({31, BEYOND})}, 31, Verdict.FATAL),
+        ({"critical": frozenset({31, BEYOND})}, BEYOND, Verdict.FATAL),
+        ({"critical": frozenset({31}), "disabled": "31"}, 31, Verdict.FATAL),
+        ({"critical": frozenset({31}), "disabled": "all"}, 31, Verdict.FATAL),
+        ({"critical": frozenset({31})}, 43, Verdict.APP),
     ],
 )
-def test_heat_is_watched_unless_every_health_check_is_disabled(disabled, enabled, watched):
-    assert policy(disabled, enabled).watch_temperature is watched
+def test_words_by_class_and_number(asked, xid, verdict):
+    judged = policy(**asked).judge(xid)
+    assert judged.verdict is verdict
+    assert judged.firm is (judged != policy().judge(xid))
 
 
-def test_an_xid_is_described_in_words_where_there_are_some():
-    assert describe(79) == "Xid 79 (GPU has fallen off the bus)"
-    assert describe(9999) == "Xid 9999"
+def test_what_an_operator_says_of_an_xid_takes_its_rules_with_it():
+    assert policy(numbers={94: Verdict.APP}).judge(94).raised is Verdict.OK
+    assert policy(numbers={74: Verdict.DEGRADED}).judge(74).beside is None
+    assert not policy(numbers={31: Verdict.DEGRADED}).judge(31).repeats
+    assert not policy(disabled="31").judge(31).repeats
+    assert policy(numbers={31: Verdict.APP}).judge(31).repeats
+    assert policy(numbers={79: Verdict.DEGRADED}).judge(79).whole_gpu
+
+
+def test_without_a_table_every_xid_is_one_that_nobody_knows():
+    assert XidPolicy().judge(79) == policy().judge(BEYOND) == Judgement(Verdict.DEGRADED)
+
+
+@pytest.mark.parametrize(
+    ("recovery", "verdict", "proof"),
+    [
+        (Proof.APPLICATION, Verdict.APP, Proof.APPLICATION),
+        (Proof.APPLICATION, Verdict.DEGRADED, Proof.QUIET),
+        (Proof.APPLICATION, Verdict.FATAL, Proof.RESET),
+        (Proof.QUIET, Verdict.APP, Proof.APPLICATION),
+        (Proof.QUIET, Verdict.DEGRADED, Proof.QUIET),
+        (Proof.QUIET, Verdict.FATAL, Proof.RESET),
+        (Proof.RESET, Verdict.APP, Proof.APPLICATION),
+        (Proof.RESET, Verdict.DEGRADED, Proof.RESET),
+        (Proof.REBOOT, Verdict.FATAL, Proof.REBOOT),
+        (Proof.RMA, Verdict.DEGRADED, Proof.RMA),
+        (Proof.RMA, Verdict.FATAL, Proof.RMA),
+    ],
+)
+def test_time_alone_closes_nothing_that_made_a_gpu_unfit(recovery, verdict, proof):
+    assert Judgement(Verdict.APP, recovery).proof(verdict) is proof
+
+
+def test_a_row_knows_its_numbers():
+    row = XidRow(codes=(3, "7-9"), name="x", verdict="app", recovery="quiet")
+    assert row.numbers == (3, 7, 8, 9)

@@ -139,6 +139,15 @@ class TestFeed:
 
 
 class TestWire:
+    def test_the_same_devices_in_another_order_are_the_same_list(self):
+        encoder = wire.ListEncoder()
+        one, two, three = devices(3)
+        before = encoder.encode((one, two, three))
+        assert encoder.encode((one, three, two)) == before
+        sick = replace(three, reason="sick")
+        assert encoder.encode((one, sick, two)) == wire.ListEncoder().encode((one, sick, two))
+        assert encoder.encode((one, two, three)) == wire.ListEncoder().encode((one, two, three))
+
     def test_numa_node_zero_is_sent_and_unknown_is_not(self):
         known, unknown = devices(1)[0], replace(devices(1)[0], numa=())
         encoder = wire.ListEncoder()

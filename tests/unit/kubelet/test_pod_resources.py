@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gpu_plugin.access.edits import ContainerEdits
 from gpu_plugin.kubelet import pod_resources, wire
 from gpu_plugin.kubelet._api import v1
-from gpu_plugin.kubelet.pod_resources import PodResourcesError, held
+from gpu_plugin.kubelet.pod_resources import PodResourcesError, held, pods
 from gpu_plugin.simulation.stand_in_kubelet import Allocation, Container, Pod, StandInKubelet
 from gpu_plugin.simulation.stand_in_kubelet.pod_resources import PodResourcesService
 from gpu_plugin.simulation.stand_in_kubelet.server import SocketServer
@@ -106,19 +106,33 @@ class TestWithTheStandIn:
             assert await held(where) == more
             kubelet.check()
 
+    async def test_says_which_pods_they_are(self, directory):
+        async with StandInKubelet(directory / "device-plugins") as kubelet:
+            where = kubelet.pod_resources_socket
+            assert where is not None
+            assert await pods(where) == {}
+            async with plugin(kubelet, "a.sock", healthy("m", "n")):
+                ids = {name: (await kubelet.admit(name, {GPU: 1})).ids for name in ("p", "q")}
+                assert await pods(where) == {
+                    (GPU, identifier): frozenset({f"default/{name}"}) for name, (identifier,) in ids.items()
+                }
+                kubelet.release("p")
+                assert await pods(where) == {(GPU, ids["q"][0]): frozenset({"default/q"})}
+            kubelet.check()
+
     async def test_a_thousand_pods(self, path):
-        pods = {}
+        admitted = {}
         for at in range(1000):
             ids = tuple(f"GPU-{at:08d}-0000-0000-0000-000000000000::{n}" for n in range(2))
             numa = dict.fromkeys(ids, (0, 1))
             given_ = Allocation("main", GPU, ids, None, None, (), ContainerEdits(), numa)
             containers = (Container("main", {GPU: 2}), Container("idle", {}))
-            pods[f"p{at}"] = Pod(f"p{at}", containers, {"main": {GPU: given_}}, running=True)
-        service = PodResourcesService(lambda: pods, dict)
+            admitted[f"p{at}"] = Pod(f"p{at}", containers, {"main": {GPU: given_}}, running=True)
+        service = PodResourcesService(lambda: admitted, dict)
         assert len(wire.encode_pod_resources([])) == 0
         async with serving(path, service):
             told = await held(path, 30)
-        assert told == {(GPU, i) for pod in pods.values() for i in pod.ids(GPU)}
+        assert told == {(GPU, i) for pod in admitted.values() for i in pod.ids(GPU)}
         assert len(told) == 2000
 
     async def test_a_refusal_is_told_in_the_kubelets_words(self, path):
@@ -222,6 +236,13 @@ class TestWhereNobodyAnswersRightly:
             with pytest.raises(PodResourcesError):
                 await held(path)
 
+    async def test_whoever_asks_for_pods_is_refused_alike(self, path):
+        with pytest.raises(PodResourcesError, match="no PodResources socket"):
+            await pods(path)
+        async with answering(path, sends(b"\x0a\x05ab")):
+            with pytest.raises(PodResourcesError, match="not as the kubelet's PodResources service does"):
+                await pods(path)
+
     async def test_an_error_status(self, path):
         async def fails(stream):
             await stream.recv_message()
@@ -292,6 +313,16 @@ def test_reads_what_generated_code_writes(answer):
         for identifier in devices.device_ids
     }
     assert wire.decode_held(bytes(answer)) == expected
+    assert wire.decode_pods(bytes(answer)) == {
+        pair: {
+            f"{pod.namespace}/{pod.name}"
+            for pod in answer.pod_resources
+            for container in pod.containers
+            for devices in container.devices
+            if devices.resource_name == pair[0] and pair[1] in devices.device_ids
+        }
+        for pair in expected
+    }
 
 
 @given(answers, st.data())

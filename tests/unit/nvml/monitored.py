@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 from gpu_plugin.devices.node import Node
-from gpu_plugin.health.observation import Sample, XidEvent
+from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
@@ -20,15 +20,27 @@ FOREVER = 3600.0
 class Bench:
     """A monitor on a simulated node, and all that it said."""
 
-    def __init__(self, name="hgx-h100", *, poll=0.01, timeout=LONG, remembered=(), driver=SimulatedDriver):
-        self.node = SimulatedNode(profile.load(name))
+    def __init__(
+        self, name="hgx-h100", *, poll=0.01, timeout=LONG, remembered=(), driver=SimulatedDriver, node=None, **more
+    ):
+        self.node = node or SimulatedNode(profile.load(name))
         self.driver = driver(self.node)
         self.uuids = [gpu.uuid for gpu in self.node.profile.gpus]
-        self.seen: list[tuple[str, Sample | XidEvent]] = []
+        self.seen: list[tuple[str, Observation]] = []
+        self.first: list[tuple[str, Observation]] = []
         self.nodes: list[Node] = []
+        self.boots: list[str] = []
         self._news = anyio.Event()
         self.monitor = Monitor(
-            self.driver, SimulatedHost(self.node), poll, timeout, remembered, self._observe, self._found
+            self.driver,
+            SimulatedHost(self.node),
+            poll,
+            timeout,
+            remembered,
+            self._observe,
+            self._found,
+            booted=self._booted,
+            **more,
         )
 
     def _observe(self, uuid, observation):
@@ -39,12 +51,19 @@ class Bench:
         self.nodes.append(node)
         self._tell()
 
+    def _booted(self, boot_id):
+        self.boots.append(boot_id)
+        self._tell()
+
     def _tell(self):
         news, self._news = self._news, anyio.Event()
         news.set()
 
     @asynccontextmanager
     async def running(self):
+        """A monitor that runs. What it saw as it was opened is in `first`, not in `seen`."""
+        if not self.first:
+            self.first, self.seen = self.seen, []
         async with anyio.create_task_group() as group:
             group.start_soon(self.monitor.run)
             yield
@@ -54,6 +73,17 @@ class Bench:
         with anyio.fail_after(LONG):
             while not condition():
                 await self._news.wait()
+
+    async def until_turned(self, condition):
+        """Until that is so after a round, for what no observation tells."""
+        with anyio.fail_after(LONG):
+            while not condition():
+                await self.monitor._turned.wait()
+
+    async def turned(self, count):
+        """Until so many more rounds are over, whether or not there is anything to look at."""
+        until = self.monitor._rounds + count
+        await self.until_turned(lambda: self.monitor._rounds >= until)
 
     def of(self, gpu, since=0):
         return [observation for uuid, observation in self.seen[since:] if uuid == self.uuids[gpu]]

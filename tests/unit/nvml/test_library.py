@@ -1,9 +1,11 @@
 import ctypes
+import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from gpu_plugin.nvml.library import DIRECTORIES, SONAME, load
+from gpu_plugin.nvml.library import DIRECTORIES, SONAME, Calls, load, unload
 from gpu_plugin.nvml.port import NvmlError, Return
 
 GOOD = b"a library"
@@ -176,3 +178,38 @@ def test_a_root_may_be_written_with_a_slash_behind(root, loads):
     file = put(root, "usr/lib64/real")
     link(root, f"usr/lib64/{SONAME}", "/usr/lib64/real")
     assert load([f"{root}/"]) == file
+
+
+def mapped(path):
+    """The inodes of which this process has code that was loaded from there."""
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    return {line[4] for line in lines if line[5:6] == [path]}
+
+
+def test_a_library_that_was_unloaded_is_taken_from_disk_anew(root):
+    path = root / "usr/lib64" / SONAME
+    path.parent.mkdir(parents=True)
+    shutil.copyfile(msgspec._core.__file__, path)  # a shared object that this machine can load
+    old = load([str(root)])
+    before = mapped(str(path))
+    upgraded = root / "upgraded"
+    shutil.copyfile(msgspec._core.__file__, upgraded)
+    upgraded.rename(path)
+    unload(old)
+    assert mapped(str(path)) == set()
+    new = load([str(root)])
+    assert new.PyInit__core
+    after = mapped(str(path))
+    unload(new)
+    assert (len(before), len(after), before & after) == (1, 1, set())
+
+
+def test_calls_under_way_are_counted_however_they_end():
+    calls = Calls()
+    with calls:
+        assert calls.calls == 1
+        with pytest.raises(ValueError, match="driver"), calls:
+            raise ValueError(f"the driver had {calls.calls} calls")
+        assert calls.calls == 1
+    assert calls.calls == 0
+    assert not calls.lock.locked()

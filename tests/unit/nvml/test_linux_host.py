@@ -1,3 +1,5 @@
+import errno
+import os
 import re
 from pathlib import Path
 
@@ -198,6 +200,87 @@ def test_the_boot_id_is_that_of_the_given_proc(tmp_path):
     (tmp_path / "sys/kernel/random").mkdir(parents=True)
     (tmp_path / "sys/kernel/random/boot_id").write_text("6f0d1a52-9c1e-5d0e-8a3b-0f5f4f1f2c77\n")
     assert LinuxHost(procfs=str(tmp_path)).boot_id() == "6f0d1a52-9c1e-5d0e-8a3b-0f5f4f1f2c77"
+
+
+class Bindings:
+    """A /sys in which the NVIDIA driver is bound to devices, by links as the kernel makes them."""
+
+    def __init__(self, tmp_path):
+        self.sysfs = tmp_path / "sys"
+        self.directory = self.sysfs / "bus/pci/drivers/nvidia"
+        self.directory.mkdir(parents=True)
+        self.host = LinuxHost(sysfs=str(self.sysfs))
+
+    def bind(self, *addresses):
+        for address in addresses:
+            # Made beside the old one and put in its place: so no file system can give it the old one's number.
+            fresh = self.directory / "fresh"
+            fresh.symlink_to(f"../../../../devices/pci0000:00/{address}")
+            fresh.rename(self.directory / address)
+
+
+@pytest.fixture
+def bindings(tmp_path):
+    return Bindings(tmp_path)
+
+
+def test_the_devices_bound_to_the_driver_go_by_nvmls_bus_ids(bindings):
+    bindings.bind("0000:1b:00.0", "0000:00:06.0", "abcd:af:1f.7", "10000:01:00.0")
+    for name in ("bind", "unbind", "new_id", "remove_id", "uevent"):
+        (bindings.directory / name).touch()
+    (bindings.directory / "module").symlink_to("../../../../module/nvidia")
+    found = bindings.host.bindings()
+    assert set(found) == {"00000000:1B:00.0", "00000000:00:06.0", "0000ABCD:AF:1F.7", "00010000:01:00.0"}
+    assert len(set(found.values())) == 4
+    assert all(0 < number < 1 << 63 for number in found.values())
+
+
+def test_a_binding_keeps_its_number_until_it_is_made_anew(bindings, tmp_path):
+    bindings.bind("0000:1b:00.0", "0000:1c:00.0")
+    before = bindings.host.bindings()
+    assert bindings.host.bindings() == before
+    assert LinuxHost(sysfs=str(bindings.sysfs)).bindings() == before, "another process sees the same"
+    bindings.bind("0000:1b:00.0")
+    after = bindings.host.bindings()
+    assert after["00000000:1B:00.0"] != before["00000000:1B:00.0"]
+    assert after["00000000:1C:00.0"] == before["00000000:1C:00.0"]
+
+
+def test_when_a_binding_was_looked_at_last_does_not_count(bindings):
+    bindings.bind("0000:1b:00.0")
+    before = bindings.host.bindings()
+    os.utime(bindings.directory / "0000:1b:00.0", ns=(0, 0), follow_symlinks=False)
+    assert bindings.host.bindings() == before
+
+
+def test_a_device_that_is_unbound_is_missing(bindings):
+    bindings.bind("0000:1b:00.0", "0000:1c:00.0")
+    (bindings.directory / "0000:1b:00.0").unlink()
+    assert set(bindings.host.bindings()) == {"00000000:1C:00.0"}
+    (bindings.directory / "0000:1c:00.0").unlink()
+    assert bindings.host.bindings() == {}
+
+
+def test_without_the_driver_nothing_is_bound(tmp_path):
+    assert LinuxHost(sysfs=str(tmp_path / "none")).bindings() == {}
+    (tmp_path / "sys/bus/pci/drivers").mkdir(parents=True)
+    (tmp_path / "sys/bus/pci/drivers/nvidia").touch()
+    assert LinuxHost(sysfs=str(tmp_path / "sys")).bindings() == {}
+
+
+@pytest.mark.parametrize(("code", "answer"), [(errno.EACCES, {}), (errno.EMFILE, None)])
+def test_bindings_that_cannot_be_read_now_are_no_missing_gpus(bindings, monkeypatch, code, answer):
+    bindings.bind("0000:1b:00.0")
+
+    def refuse(path):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    if answer is None:
+        with pytest.raises(OSError, match="Too many open files"):
+            bindings.host.bindings()
+    else:
+        assert bindings.host.bindings() == answer
 
 
 def test_it_is_the_port():

@@ -155,7 +155,7 @@ async def test_a_remembered_gpu_that_the_driver_no_longer_has_is_listed():
     async with bench.running():
         await bench.rounds()
         assert {seen.fault for uuid, seen in bench.seen if uuid == "GPU-vanished" and isinstance(seen, Sample)} == {
-            "error"
+            "vanished"
         }
         assert bench.faults(0)[0] == ""
 

@@ -1,6 +1,9 @@
+from dataclasses import replace
+
+import pynvml
 import pytest
 
-from gpu_plugin.devices.node import Link
+from gpu_plugin.devices.node import Link, Thresholds
 from gpu_plugin.nvml import probe
 from gpu_plugin.nvml.port import NvmlError, Return, Threshold, TopologyLevel
 from gpu_plugin.simulation import profile
@@ -19,8 +22,8 @@ class Machine:
         self.driver.open()
         self.host = SimulatedHost(self.node)
 
-    def probe(self, index=0, known=""):
-        return probe.probe_gpu(self.driver, self.host, index, known)
+    def probe(self, index=0, known="", **how):
+        return probe.probe_gpu(self.driver, self.host, index, known, **how)
 
     def links(self, bus_ids=None):
         probed = [self.probe(index) for index in range(len(self.node.profile.gpus))]
@@ -62,6 +65,7 @@ def test_a_part_that_answers_hardly_anything_is_a_gpu_all_the_same(caplog):
     assert (gpu.model, gpu.minor, gpu.pci_bus_id) == ("NVIDIA Test", 4, "00000000:09:00.0")
     assert (gpu.memory_bytes, gpu.numa_node, gpu.architecture) == (None, None, None)
     assert (gpu.mig_enabled, gpu.event_types, gpu.fields) == (False, 0, frozenset())
+    assert (gpu.margins, gpu.remaps_rows, gpu.nvswitch) == (Thresholds(), False, False)
     assert not caplog.records
 
 
@@ -124,6 +128,92 @@ def test_one_unanswered_question_hides_no_gpu(call, code, caplog):
     assert bool(caplog.records) == (code == Return.UNKNOWN)
 
 
+@pytest.mark.parametrize("call", ["remapped_rows", "nvlink_states", "nvlink_to_switch"])
+@pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND, Return.TIMEOUT])
+def test_a_trait_that_is_not_told_is_none_that_the_gpu_has(call, code, caplog):
+    machine = Machine("hgx-h100")
+    _, whole = machine.probe(2)
+    assert (whole.remaps_rows, whole.nvswitch) == (True, True)
+    machine.node.refuse(call, code)
+    _, gpu = machine.probe(2)
+    assert (gpu.remaps_rows, gpu.nvswitch) == (call != "remapped_rows", call == "remapped_rows")
+    assert gpu == replace(whole, remaps_rows=gpu.remaps_rows, nvswitch=gpu.nvswitch)
+    assert bool(caplog.records) == (code == Return.TIMEOUT)
+
+
+def answering(monkeypatch, machine, values):
+    """Fields of the GPU that answer so, whatever its profile says."""
+    monkeypatch.setattr(machine.driver, "field_values", lambda handle, fields: tuple(values.get(f) for f in fields))
+
+
+def test_limits_relative_to_the_t_limit_are_fields_of_their_own(monkeypatch):
+    constants = ("SHUTDOWN", "SLOWDOWN", "MEM_MAX", "GPU_MAX")
+    numbers = tuple(getattr(pynvml, f"NVML_FI_DEV_TEMPERATURE_{constant}_TLIMIT") for constant in constants)
+    assert numbers == probe.MARGIN_FIELDS
+    machine = Machine("t4-4")
+    assert machine.probe()[1].margins == Thresholds()
+    answering(monkeypatch, machine, {193: -8, 194: -2, 196: 0, 230: 1})
+    _, gpu = machine.probe()
+    assert gpu.margins == Thresholds(shutdown=-8, slowdown=-2, memory_max=None, gpu_max=0)
+    assert gpu.fields == {193, 194, 196, 230}
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        (-8, -8),
+        (0, 0),
+        (55, 55),
+        (0xFFFFFFF8, -8),
+        (0xFFFFFFFF, -1),
+        (1 << 31, -(1 << 31)),
+        ((1 << 31) - 1, (1 << 31) - 1),
+    ],
+)
+def test_a_limit_that_a_driver_declares_unsigned_is_signed_all_the_same(monkeypatch, said, meant):
+    machine = Machine("h200")
+    answering(monkeypatch, machine, {193: said})
+    assert machine.probe()[1].margins.shutdown == meant
+
+
+@pytest.mark.parametrize("name", profile.names())
+def test_switches_and_rows_are_told_by_every_profile(name):
+    machine = Machine(name)
+    bus_ids = {gpu.pci_bus_id for gpu in machine.node.profile.gpus}
+    for index, remotes in enumerate(machine.node.profile.remotes):
+        _, gpu = machine.probe(index)
+        assert gpu.nvswitch == any(remote and remote not in bus_ids for remote in remotes)
+        assert gpu.remaps_rows == ((gpu.architecture or 0) >= 7)
+
+
+def test_the_first_link_that_is_up_tells_where_links_lead(monkeypatch):
+    machine = Machine("hgx-h100")
+    asked = []
+    states = (False, False, True, True)
+    monkeypatch.setattr(machine.driver, "nvlink_states", lambda handle: states)
+
+    def to_switch(handle, link):
+        asked.append(link)
+        return True
+
+    monkeypatch.setattr(machine.driver, "nvlink_to_switch", to_switch)
+    assert machine.probe()[1].nvswitch
+    assert asked == [2]
+    states = (False,) * 4
+    assert not machine.probe()[1].nvswitch
+    assert asked == [2]
+
+
+def test_a_gpu_that_is_cut_remaps_rows_though_it_does_not_say_so_now():
+    machine = Machine("h100-mig-single")
+    machine.node.refuse("remapped_rows", Return.NOT_SUPPORTED)
+    _, gpu = machine.probe()
+    assert gpu.mig_devices
+    assert gpu.remaps_rows
+    machine.node.partition(0, ())
+    assert not machine.probe()[1].remaps_rows
+
+
 def test_one_unanswered_threshold_leaves_the_others(monkeypatch):
     machine = Machine("h200")
     real = machine.driver.temperature_threshold
@@ -165,6 +255,17 @@ def test_a_known_gpu_is_asked_for_by_its_uuid():
     handle, gpu = machine.probe(3, uuid)
     assert handle == machine.driver.handle_by_index(5)
     assert gpu.uuid == uuid
+
+
+def test_a_gpu_may_be_asked_for_by_its_bus_id_without_a_look_at_any_other():
+    machine = Machine("hgx-h100")
+    built = machine.node.profile.gpus[5]
+    machine.driver.calls.clear()
+    handle, gpu = machine.probe(3, machine.node.profile.gpus[3].uuid, bus_id=built.pci_bus_id)
+    assert (gpu.uuid, gpu.pci_bus_id) == (built.uuid, built.pci_bus_id)
+    assert machine.driver.calls["handle_by_pci_bus_id"] == 1
+    assert machine.driver.calls["handle_by_uuid"] == machine.driver.calls["handle_by_index"] == 0
+    assert handle == machine.driver.handle_by_index(5)
 
 
 def test_links_are_those_of_the_profile_each_pair_once():

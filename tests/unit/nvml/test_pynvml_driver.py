@@ -1,18 +1,33 @@
+import ctypes
 import dataclasses
 import inspect
+import threading
 
 import pynvml
 import pytest
 
+from gpu_plugin.health.observation import Fabric
 from gpu_plugin.nvml import library as loader
 from gpu_plugin.nvml import port
 from gpu_plugin.nvml.driver import PynvmlDriver
-from gpu_plugin.nvml.port import Event, EventSet, Handle, MigAttributes, NvmlError, Return, Threshold
+from gpu_plugin.nvml.port import (
+    Event,
+    EventSet,
+    Handle,
+    MigAttributes,
+    NvmlError,
+    PcieLink,
+    RemappedRows,
+    Return,
+    Threshold,
+)
 
-from .fake_library import EVENTS, FIRST, MIG, SECOND, FakeLibrary
+from .fake_library import EVENTS, FIRST, MIG, SECOND, STRUCTURES, FakeLibrary, Margin, Unrepairable
 
 UUID = "GPU-92e1c9b6-dd9b-778f-6e34-6f0d728ad189"
+BUS_ID = "00000000:00:06.0"
 MASK = 0x1_0000_0008
+LONG = 10.0
 H, M, E = Handle(FIRST), Handle(MIG), EventSet(EVENTS)
 
 # Each call of the port: its arguments, its answer, and what arrives in the library for it.
@@ -21,6 +36,7 @@ CALLS = [
     ("device_count", (), 2, [("nvmlDeviceGetCount_v2",)]),
     ("handle_by_index", (1,), SECOND, [("nvmlDeviceGetHandleByIndex_v2", 1)]),
     ("handle_by_uuid", (UUID,), FIRST, [("nvmlDeviceGetHandleByUUID", UUID.encode())]),
+    ("handle_by_pci_bus_id", (BUS_ID,), SECOND, [("nvmlDeviceGetHandleByPciBusId_v2", BUS_ID.encode())]),
     ("uuid", (H,), UUID, [("nvmlDeviceGetUUID", FIRST, 96)]),
     ("minor_number", (H,), 5, [("nvmlDeviceGetMinorNumber", FIRST)]),
     ("pci_bus_id", (H,), "00000000:00:06.0", [("nvmlDeviceGetPciInfo_v3", FIRST)]),
@@ -39,6 +55,23 @@ CALLS = [
     ("temperature", (H,), 32, [("nvmlDeviceGetTemperature", FIRST, 0)]),
     ("temperature_threshold", (H, Threshold.SHUTDOWN), 90, [("nvmlDeviceGetTemperatureThreshold", FIRST, 0)]),
     ("temperature_threshold", (H, Threshold.GPU_MAX), 93, [("nvmlDeviceGetTemperatureThreshold", FIRST, 3)]),
+    ("margin_temperature", (H,), -3, [("nvmlDeviceGetMarginTemperature", FIRST)]),
+    ("uncorrected_ecc_errors", (H,), 0x1_0000_0002, [("nvmlDeviceGetTotalEccErrors", FIRST, 1, 0)]),
+    ("sram_threshold_exceeded", (H,), True, [("nvmlDeviceGetSramEccErrorStatus", FIRST)]),
+    ("remapped_rows", (H,), RemappedRows(1, 2, pending=True), [("nvmlDeviceGetRemappedRows", FIRST)]),
+    ("retired_pages_pending", (H,), True, [("nvmlDeviceGetRetiredPagesPendingStatus", FIRST)]),
+    ("unrepairable_memory", (H,), True, [("nvmlDeviceGetUnrepairableMemoryFlag_v1", FIRST)]),
+    ("clocks_event_reasons", (H,), 0x1_0000_0040, [("nvmlDeviceGetCurrentClocksEventReasons", FIRST)]),
+    ("nvlink_states", (H,), (True, False), [("nvmlDeviceGetNvLinkState", FIRST, link) for link in range(3)]),
+    ("nvlink_to_switch", (H, 0), True, [("nvmlDeviceGetNvLinkRemoteDeviceType", FIRST, 0)]),
+    ("fabric", (H,), Fabric(3, 0, 0x1A9, 1), [("nvmlDeviceGetGpuFabricInfo_v4", FIRST)]),
+    (
+        "pcie_link",
+        (H,),
+        PcieLink(8, 16),
+        [("nvmlDeviceGetCurrPcieLinkWidth", FIRST), ("nvmlDeviceGetMaxPcieLinkWidth", FIRST)],
+    ),
+    ("pcie_replays", (H,), 0xFFFF_FFFE, [("nvmlDeviceGetPcieReplayCounter", FIRST)]),
     ("total_energy", (H,), 0x1_2345_6789_ABCD, [("nvmlDeviceGetTotalEnergyConsumption", FIRST)]),
     ("supported_event_types", (H,), 0x1_0000_FF9F, [("nvmlDeviceGetSupportedEventTypes", FIRST)]),
     ("field_values", (H, (230, 82)), (None, None), [("nvmlDeviceGetFieldValues", FIRST, 2)]),
@@ -55,15 +88,22 @@ CALLS = [
     ("wait", (E, 1000), Event(Handle(SECOND), 8, 79), [("nvmlEventSetWait_v2", EVENTS, 1000)]),
 ]
 NAMES = [f"{call[0]}-{number}" for number, call in enumerate(CALLS)]
+OLDER = {
+    "fabric": {"nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetGpuFabricInfo"},
+    "clocks_event_reasons": {"nvmlDeviceGetCurrentClocksThrottleReasons"},
+}
+"""The older functions that a call goes to where the library lacks the newest."""
 
 
 @pytest.fixture
 def library(monkeypatch):
-    """The fake in pynvml's place for the library, with nothing left of earlier ones."""
+    """The fake as what the loader finds, with nothing left of earlier ones; `unloaded` are those given back to it."""
     fake = FakeLibrary()
-    monkeypatch.setattr(pynvml, "nvmlLib", fake)
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     monkeypatch.setattr(pynvml, "_nvmlLib_refcount", 0)
+    monkeypatch.setattr(loader, "load", lambda roots: fake)
+    monkeypatch.setattr(loader, "unload", fake.unloaded.append)
     return fake
 
 
@@ -82,7 +122,9 @@ def refusal(call, *arguments):
 
 
 def plain(value):
-    return type(value) in (int, str, type(None)) or (type(value) is tuple and all(plain(item) for item in value))
+    if dataclasses.is_dataclass(value):
+        return all(plain(getattr(value, field.name)) for field in dataclasses.fields(value))
+    return type(value) in (int, str, bool, type(None)) or (type(value) is tuple and all(plain(item) for item in value))
 
 
 def test_the_table_here_has_the_whole_port():
@@ -93,8 +135,8 @@ def test_the_table_here_has_the_whole_port():
 def test_a_call_reaches_its_function_and_gives_plain_values(driver, library, call, arguments, answer, arrived):
     got = getattr(driver, call)(*arguments)
     assert got == answer
-    assert isinstance(got, Event | MigAttributes) or plain(got)
-    assert not isinstance(got, MigAttributes) or plain(dataclasses.astuple(got))
+    assert plain(got)
+    assert type(got) is type(answer)
     assert library.calls == arrived
 
 
@@ -111,7 +153,7 @@ def test_a_refusal_has_the_code_and_the_function(driver, library, call, argument
 
 @pytest.mark.parametrize(("call", "arguments", "answer", "arrived"), CALLS, ids=NAMES)
 def test_a_function_that_the_library_lacks_is_unsupported(driver, library, call, arguments, answer, arrived):
-    library.missing.add(arrived[-1][0])
+    library.missing |= {arrived[-1][0], *OLDER.get(call, ())}
     error = refusal(getattr(driver, call), *arguments)
     assert error.code == Return.FUNCTION_NOT_FOUND
     assert error.unsupported
@@ -136,6 +178,7 @@ def test_open_and_close_pair_up(library):
     driver.open()
     driver.close()
     assert library.calls == [("nvmlInitWithFlags", 0), ("nvmlShutdown",)]
+    assert refusal(driver.device_count).code == Return.UNINITIALIZED
 
 
 def test_close_before_open_does_nothing(library):
@@ -153,38 +196,133 @@ def test_a_library_too_old_to_be_opened_is_said_so(library):
     assert refusal(PynvmlDriver().open).code == Return.FUNCTION_NOT_FOUND
 
 
+class Shelf:
+    """What lies on disk, one library for each time that the loader is asked; `asked` are the roots it was asked with."""
+
+    def __init__(self, monkeypatch, *libraries):
+        self.asked = []
+        self._left = list(libraries)
+        monkeypatch.setattr(loader, "load", self._load)
+
+    def _load(self, roots):
+        self.asked.append(roots)
+        found = self._left.pop(0)
+        if isinstance(found, NvmlError):
+            raise found
+        return found
+
+
 def test_open_loads_the_library_once_from_the_given_roots(library, monkeypatch):
-    asked = []
-
-    def load(roots):
-        asked.append(roots)
-        return library
-
-    monkeypatch.setattr(pynvml, "nvmlLib", None)
-    monkeypatch.setattr(loader, "load", load)
+    shelf = Shelf(monkeypatch, library)
     driver = PynvmlDriver(["/driver-root", "/"])
     driver.open()
     driver.open()
-    assert asked == [("/driver-root", "/")]
+    assert shelf.asked == [("/driver-root", "/")]
     assert library.calls == [("nvmlInitWithFlags", 0)] * 2
 
 
 def test_a_library_that_appears_later_is_found_by_the_next_open(library, monkeypatch):
-    monkeypatch.setattr(pynvml, "nvmlLib", None)
-    answers = iter([NvmlError(Return.LIBRARY_NOT_FOUND, "dlopen"), library])
-
-    def load(roots):
-        answer = next(answers)
-        if isinstance(answer, NvmlError):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(loader, "load", load)
+    Shelf(monkeypatch, NvmlError(Return.LIBRARY_NOT_FOUND, "dlopen"), library)
     driver = PynvmlDriver()
     assert refusal(driver.open).code == Return.LIBRARY_NOT_FOUND
     assert refusal(driver.device_count).code == Return.UNINITIALIZED
     driver.open()
     assert driver.device_count() == 2
+
+
+def test_after_the_last_close_the_next_open_takes_what_lies_on_disk_then(library, monkeypatch):
+    upgraded = FakeLibrary()
+    upgraded.values["driver_version"] = b"590.44.01"
+    Shelf(monkeypatch, library, upgraded)
+    driver = PynvmlDriver()
+    driver.open()
+    driver.open()
+    driver.close()
+    assert library.unloaded == []
+    assert driver.driver_version() == "580.159.04"
+    driver.close()
+    assert library.unloaded == [library]
+    driver.open()
+    assert driver.driver_version() == "590.44.01"
+    assert library.calls[-1] == ("nvmlShutdown",), "nothing reaches a library that was given back"
+
+
+def test_two_drivers_of_one_process_share_the_library_until_both_are_closed(library):
+    one, other = PynvmlDriver(), PynvmlDriver()
+    one.open()
+    other.open()
+    one.close()
+    assert library.unloaded == []
+    assert other.device_count() == 2
+    other.close()
+    assert library.unloaded == [library]
+
+
+def test_a_library_that_does_not_suit_the_driver_is_loaded_anew_by_the_next_open(library, monkeypatch):
+    upgraded = FakeLibrary()
+    Shelf(monkeypatch, library, upgraded)
+    library.refusals["nvmlInitWithFlags"] = Return.LIB_RM_VERSION_MISMATCH
+    driver = PynvmlDriver()
+    assert refusal(driver.open).code == Return.LIB_RM_VERSION_MISMATCH
+    driver.open()
+    assert library.unloaded == [library]
+    assert driver.device_count() == 2
+    assert upgraded.unloaded == []
+
+
+def test_a_close_that_fails_leaves_the_library_in_use(driver, library):
+    library.refusals["nvmlShutdown"] = Return.UNKNOWN
+    assert refusal(driver.close).code == Return.UNKNOWN
+    assert library.unloaded == []
+    assert driver.device_count() == 2
+
+
+def test_a_library_in_which_a_call_hangs_keeps_its_code_until_the_call_is_out_of_it(library, monkeypatch):
+    upgraded = FakeLibrary()
+    Shelf(monkeypatch, library, upgraded)
+    driver = PynvmlDriver()
+    driver.open()
+    with library.holding("nvmlDeviceGetTemperature") as held:
+        hung = threading.Thread(target=driver.temperature, args=(H,))
+        hung.start()
+        assert held.entered.wait(LONG)
+        driver.close()
+        driver.open()
+        assert library.unloaded == []
+        assert driver.device_count() == 2, "the library that is still there serves on"
+        driver.close()
+    hung.join(LONG)
+    assert not hung.is_alive()
+    driver.open()
+    assert library.unloaded == [library]
+    driver.close()
+    assert library.unloaded + upgraded.unloaded == [library, upgraded]
+
+
+def test_no_call_begins_while_the_library_is_unloaded(library, monkeypatch):
+    asked, answered = threading.Event(), []
+    driver = PynvmlDriver()
+    driver.open()
+
+    def ask():
+        asked.set()
+        answered.append(refusal(driver.device_count).code)
+
+    late = threading.Thread(target=ask)
+
+    def unload(loaded):
+        late.start()
+        assert asked.wait(LONG)
+        late.join(0.05)  # it cannot get on, however long it is given
+        assert late.is_alive()
+        assert answered == []
+        library.unloaded.append(loaded)
+
+    monkeypatch.setattr(loader, "unload", unload)
+    driver.close()
+    late.join(LONG)
+    assert not late.is_alive()
+    assert answered == [Return.UNINITIALIZED]
 
 
 def test_the_device_of_an_event_is_the_handle_of_its_gpu(driver, library):
@@ -255,6 +393,134 @@ def test_a_field_is_read_as_its_type_says(driver, library, kind, member, value, 
 def test_a_refused_field_leaves_the_others_alone(driver, library):
     library.fields = {1: (0, 1, "uiVal", 11), 2: (3, 1, "uiVal", 22), 3: (0, 4, "sllVal", -33)}
     assert driver.field_values(H, (3, 2, 1)) == (-33, None, 11)
+
+
+@pytest.mark.parametrize("number", [193, 194, 195, 196])
+def test_a_limit_beyond_which_there_is_no_margin_left_is_negative(driver, library, number):
+    library.fields[number] = (0, pynvml.NVML_VALUE_TYPE_SIGNED_INT, "siVal", -8)
+    assert driver.field_values(H, (number,)) == (-8,)
+
+
+def test_there_are_as_many_links_as_the_driver_knows(driver, library):
+    library.active_links = dict.fromkeys(range(18), 1)
+    library.active_links[5] = 0
+    assert driver.nvlink_states(H) == (*[True] * 5, False, *[True] * 12)
+    library.active_links = dict.fromkeys(range(100), 1)
+    assert len(driver.nvlink_states(H)) == port.MAX_NVLINKS
+
+
+@pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND, Return.GPU_IS_LOST, Return.UNKNOWN])
+def test_a_gpu_without_a_first_link_has_no_links(driver, library, code):
+    library.link_refusals[0] = code
+    assert refusal(driver.nvlink_states, H).code == code
+
+
+def test_a_link_that_cannot_be_read_is_no_end_of_the_links(driver, library):
+    library.link_refusals[1] = Return.UNKNOWN
+    assert refusal(driver.nvlink_states, H).code == Return.UNKNOWN
+    library.link_refusals[1] = Return.NOT_SUPPORTED
+    assert driver.nvlink_states(H) == (True,)
+
+
+def test_a_link_to_another_gpu_leads_to_no_switch(driver, library):
+    library.switches = set()
+    assert driver.nvlink_to_switch(H, 0) is False
+
+
+FABRIC = Fabric(state=2, status=0, health_mask=0x2AA, summary=3)
+V4, V, V1 = ("nvmlDeviceGetGpuFabricInfo_v4", "nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetGpuFabricInfo")
+
+
+@pytest.mark.parametrize(
+    ("missing", "versions", "told", "asked"),
+    [
+        (set(), {2, 3}, FABRIC, [V4]),
+        ({V4}, {2, 3}, FABRIC, [V]),
+        ({V4}, {2}, dataclasses.replace(FABRIC, summary=0), [V, V]),
+        ({V4, V}, set(), Fabric(state=2), [V1]),
+        ({V4}, set(), Fabric(state=2), [V, V, V1]),
+    ],
+)
+def test_the_fabric_is_asked_for_as_new_as_the_library_knows_it(driver, library, missing, versions, told, asked):
+    library.missing, library.fabric_versions = missing, versions
+    library.fabric = (FABRIC.state, FABRIC.status, FABRIC.health_mask, FABRIC.summary)
+    assert driver.fabric(H) == told
+    assert [call[0] for call in library.calls] == asked
+    library.calls.clear()
+    assert driver.fabric(H) == told
+    assert [call[0] for call in library.calls] == asked[-1:], "what was answered once is asked for at once"
+
+
+@pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.INVALID_ARGUMENT])
+def test_a_driver_that_does_not_know_the_newest_structure_is_asked_with_older_ones(driver, library, code):
+    library.refusals[V4] = code
+    assert driver.fabric(H) == Fabric(*library.fabric)
+    library.refusals[V] = code
+    assert driver.fabric(H) == Fabric(*library.fabric[:2])
+    library.refusals[V1] = code
+    assert refusal(driver.fabric, H).code == code
+
+
+def test_an_older_structure_is_no_way_round_a_lost_gpu(driver, library):
+    library.refusals[V4] = Return.GPU_IS_LOST
+    assert refusal(driver.fabric, H).code == Return.GPU_IS_LOST
+    assert [call[0] for call in library.calls] == [V4]
+
+
+def test_another_library_is_asked_for_its_newest_structure(driver, library, monkeypatch):
+    library.missing = {V4}
+    driver.fabric(H)
+    driver.close()
+    library.missing = set()
+    driver.open()
+    library.calls.clear()
+    driver.fabric(H)
+    assert [call[0] for call in library.calls] == [V4]
+
+
+def test_an_older_library_tells_the_clocks_reasons_by_their_older_name(driver, library):
+    library.missing = {"nvmlDeviceGetCurrentClocksEventReasons"}
+    assert driver.clocks_event_reasons(H) == 0x1_0000_0040
+    assert library.calls == [("nvmlDeviceGetCurrentClocksThrottleReasons", FIRST)]
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("fabric", "c_nvmlGpuFabricInfo_v4_t"),
+        ("fabric", "nvmlDeviceGetGpuFabricInfo_v4"),
+        ("unrepairable_memory", "nvmlDeviceGetUnrepairableMemoryFlag_v1"),
+    ],
+)
+def test_what_an_older_pynvml_does_not_know_is_unsupported(driver, library, monkeypatch, call, name):
+    monkeypatch.delattr(pynvml, name)
+    library.missing = {V, V1}
+    error = refusal(getattr(driver, call), H)
+    assert error.unsupported
+
+
+@pytest.mark.parametrize(
+    ("call", "structure"),
+    [("margin_temperature", "margin"), ("sram_threshold_exceeded", "sram"), ("unrepairable_memory", "unrepairable")],
+)
+def test_a_structure_of_another_version_is_one_that_the_driver_never_answers(driver, monkeypatch, call, structure):
+    monkeypatch.setitem(STRUCTURES, structure, 0x9000008)
+    error = refusal(getattr(driver, call), H)
+    assert error.code == Return.ARGUMENT_VERSION_MISMATCH
+    assert error.unsupported
+
+
+def test_the_structures_here_are_of_the_size_that_their_version_says():
+    sizes = (Margin, Unrepairable, pynvml.c_nvmlEccSramErrorStatus_v1_t)
+    versions = (STRUCTURES["margin"], STRUCTURES["unrepairable"], STRUCTURES["sram"])
+    assert [version & 0xFFFFFF for version in versions] == [ctypes.sizeof(size) for size in sizes]
+
+
+def test_an_sram_below_its_threshold_and_rows_without_trouble(driver, library):
+    library.values["sram_exceeded"] = 0
+    library.values["remapped"] = (0, 0, 0, 0)
+    assert driver.sram_threshold_exceeded(H) is False
+    assert driver.remapped_rows(H) == RemappedRows()
 
 
 def test_a_link_that_is_down_has_no_far_end(driver, library):

@@ -10,6 +10,7 @@ from gpu_plugin.health.observation import Sample
 from gpu_plugin.nvml.host import LinuxHost
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import Driver, EventSet, Handle, NvmlError, Return
+from gpu_plugin.nvml.sample import look
 from gpu_plugin.platforms.one_device import TegraDriver, WslDriver
 
 LONG = 10.0
@@ -69,10 +70,12 @@ def test_there_is_no_other(driver, uuid):
 
 ANSWERED = {"open", "close", "driver_version", "device_count", "handle_by_index", "handle_by_uuid", "uuid"}
 ARGUMENTS = {
+    "handle_by_pci_bus_id": ("00000000:1B:00.0",),
     "mig_handle": (Handle(1), 0),
     "set_compute_mode": (Handle(1), 0),
     "temperature_threshold": (Handle(1), 0),
     "field_values": (Handle(1), (230,)),
+    "nvlink_to_switch": (Handle(1), 0),
     "nvlink_remote_bus_id": (Handle(1), 0),
     "common_ancestor": (Handle(1), Handle(1)),
     "event_set": (),
@@ -123,6 +126,20 @@ async def test_what_this_boot_remembers_of_it_is_it(driver, uuid, tmp_path):
 def test_its_device_has_the_nodes_that_nvidias_plugin_gives_it(driver, nodes):
     device = whole_gpu(Gpu(uuid=driver.uuid(Handle(1)), index=0))
     assert (device.nodes, device.numa, device.index) == (nodes, (), "0")
+
+
+@pytest.mark.parametrize("driver", [WslDriver(), TegraDriver()])
+def test_a_look_finds_no_fault_in_it_and_asks_it_nothing_twice(driver):
+    gpu = Gpu(uuid=driver.uuid(Handle(1)), index=0)
+    found = look(driver, Handle(1), gpu)
+    assert found.sample == Sample()
+    assert {"temperature", "energy", "recovery_action", "nvlinks", "fabric", "pcie_width"} <= found.unsupported
+    again = look(driver, Handle(1), gpu, skip=found.unsupported)
+    assert (again.sample, again.unsupported) == (Sample(), frozenset())
+
+
+def test_its_host_binds_nothing_to_the_driver(tmp_path):
+    assert LinuxHost([str(tmp_path)], sysfs=str(tmp_path / "sys")).bindings() == {}
 
 
 def test_the_dxg_device_is_a_node_of_the_host(tmp_path):

@@ -235,6 +235,10 @@ def test_every_call_reaches_the_driver_with_its_arguments(node, nvml, tmp_path):
         lambda at: at.temperature_threshold(handle, kind=Threshold.SLOWDOWN),
         lambda at: at.common_ancestor(handle, at.handle_by_index(7)),
         lambda at: at.field_values(handle, fields=(230, 1)),
+        lambda at: at.handle_by_pci_bus_id(node.profile.gpus[5].pci_bus_id),
+        lambda at: at.nvlink_to_switch(handle, link=3),
+        lambda at: at.fabric(handle),
+        lambda at: at.pcie_link(handle),
         lambda at: at.driver_version(),
     ):
         assert ask(driver) == ask(nvml)

@@ -5,10 +5,12 @@ import time
 
 import pytest
 
+from gpu_plugin.health.observation import Fabric
 from gpu_plugin.nvml import port
 from gpu_plugin.nvml.port import NvmlError, Return, Threshold
 from gpu_plugin.simulation import profile
-from gpu_plugin.simulation.driver import NVML_FUNCTIONS, SimulatedDriver
+from gpu_plugin.simulation.calls import NVML_FUNCTIONS
+from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import STATE_FILE, SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
 
@@ -87,6 +89,18 @@ DEVICE_CALLS = {
     "numa_node": (),
     "temperature": (),
     "temperature_threshold": (Threshold.SHUTDOWN,),
+    "margin_temperature": (),
+    "uncorrected_ecc_errors": (),
+    "sram_threshold_exceeded": (),
+    "remapped_rows": (),
+    "retired_pages_pending": (),
+    "unrepairable_memory": (),
+    "clocks_event_reasons": (),
+    "nvlink_states": (),
+    "nvlink_to_switch": (0,),
+    "fabric": (),
+    "pcie_link": (),
+    "pcie_replays": (),
     "total_energy": (),
     "supported_event_types": (),
     "field_values": ((230,),),
@@ -117,8 +131,14 @@ def test_the_h200_answers_as_recorded():
     assert (driver.temperature(gpu), driver.supported_event_types(gpu)) == (32, 65439)
     assert [driver.temperature_threshold(gpu, kind) for kind in Threshold] == [95, 89, 95, 87]
     assert driver.field_values(gpu, (230, 82)) == (0, None)
-    assert code(driver.numa_node, gpu) == Return.NOT_SUPPORTED
+    assert driver.handle_by_pci_bus_id("0000:00:06.0") == driver.handle_by_pci_bus_id("00000000:00:06.0") == gpu
+    assert (driver.margin_temperature(gpu), driver.uncorrected_ecc_errors(gpu)) == (55, 0)
+    assert (driver.remapped_rows(gpu), driver.clocks_event_reasons(gpu)) == (port.RemappedRows(0, 0, False, False), 1)
+    assert (driver.fabric(gpu), driver.pcie_link(gpu)) == (Fabric(0), port.PcieLink(16, 16))
+    for call in (driver.numa_node, driver.retired_pages_pending, driver.nvlink_states):
+        assert code(call, gpu) == Return.NOT_SUPPORTED
     assert code(driver.nvlink_remote_bus_id, gpu, 0) == Return.NOT_SUPPORTED
+    assert code(driver.nvlink_to_switch, gpu, 0) == Return.NOT_SUPPORTED
     assert driver.common_ancestor(gpu, gpu) == port.TopologyLevel.INTERNAL
     host = SimulatedHost(make_node("h200"))
     assert host.numa_node("00000000:00:06.0") is None
@@ -138,6 +158,7 @@ def test_before_open_nothing_answers(call):
     arguments = {
         "handle_by_index": (0,),
         "handle_by_uuid": ("",),
+        "handle_by_pci_bus_id": ("",),
         "common_ancestor": (port.Handle(0), port.Handle(0)),
         "free_event_set": (port.EventSet(1),),
         "wait": (port.EventSet(1), 0),
@@ -167,10 +188,13 @@ def test_bad_arguments():
     assert code(driver.handle_by_index, 8) == Return.INVALID_ARGUMENT
     assert code(driver.handle_by_index, -1) == Return.INVALID_ARGUMENT
     assert code(driver.handle_by_uuid, "GPU-none") == Return.NOT_FOUND
+    assert code(driver.handle_by_pci_bus_id, "00000000:FF:00.0") == Return.NOT_FOUND
+    assert code(driver.handle_by_pci_bus_id, "") == Return.NOT_FOUND
     assert code(driver.uuid, port.Handle(gpu + 1)) == Return.INVALID_ARGUMENT
     assert code(driver.common_ancestor, gpu, port.Handle(0)) == Return.INVALID_ARGUMENT
     assert code(driver.temperature_threshold, gpu, 9) == Return.INVALID_ARGUMENT
-    assert code(driver.nvlink_remote_bus_id, gpu, 18) == Return.INVALID_ARGUMENT
+    for call in (driver.nvlink_remote_bus_id, driver.nvlink_to_switch):
+        assert code(call, gpu, 18) == code(call, gpu, -1) == Return.INVALID_ARGUMENT
 
 
 def test_what_a_part_lacks_is_not_supported():
@@ -180,7 +204,22 @@ def test_what_a_part_lacks_is_not_supported():
     assert code(driver.temperature_threshold, gpu, Threshold.MEM_MAX) == Return.NOT_SUPPORTED
     driver = opened(SimulatedNode(profile.parse({"count": 1, "gpu": {"name": "old"}})))
     gpu = driver.handle_by_index(0)
-    for call in ("architecture", "memory_total", "supported_event_types"):
+    for call in (
+        "architecture",
+        "memory_total",
+        "supported_event_types",
+        "margin_temperature",
+        "uncorrected_ecc_errors",
+        "sram_threshold_exceeded",
+        "remapped_rows",
+        "retired_pages_pending",
+        "unrepairable_memory",
+        "clocks_event_reasons",
+        "nvlink_states",
+        "fabric",
+        "pcie_link",
+        "pcie_replays",
+    ):
         assert code(getattr(driver, call), gpu) == Return.NOT_SUPPORTED
     assert code(driver.register_events, gpu, 8, driver.event_set()) == Return.NOT_SUPPORTED
 
@@ -194,7 +233,14 @@ def test_links_lead_to_peers_by_number():
     assert driver.common_ancestor(gpus[7], gpus[0]) == port.TopologyLevel.SYSTEM
     short = {"count": 2, "gpu": {"name": "x"}, "nvlink": {"links": 2, "pairs": "0-1:1"}}
     driver = opened(SimulatedNode(profile.parse(short)))
-    assert driver.nvlink_remote_bus_id(driver.handle_by_index(0), 1) is None
+    gpu = driver.handle_by_index(0)
+    assert driver.nvlink_remote_bus_id(gpu, 1) is None
+    assert driver.nvlink_states(gpu) == (True, False)
+    assert not driver.nvlink_to_switch(gpu, 0)
+    assert not driver.nvlink_to_switch(gpu, 1)
+    driver = opened(make_node("dgx-a100"))
+    assert driver.nvlink_states(driver.handle_by_index(0)) == (True,) * 12
+    assert driver.nvlink_to_switch(driver.handle_by_index(0), 11)
 
 
 def test_every_call_is_counted():

@@ -8,6 +8,8 @@ from gpu_plugin.simulation import faults, profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 
+ALL = ", ".join((*faults.FAULTS, *faults.NODE_FAULTS))
+
 
 @pytest.fixture
 def node():
@@ -51,7 +53,7 @@ def test_hang():
     node = SimulatedNode(profile.load("h200"), clock=lambda: now[0])
     assert faults.apply(node, {"gpu": 0, "hang": 2.5}).endswith(": every driver call hangs for 2.5 s.")
     now[0] = 2.5
-    assert not node.is_lost(0)
+    assert node.failing(0) is None
 
 
 def sizes(driver, gpu):
@@ -106,12 +108,10 @@ def test_mig_of_a_part_without_it(name):
         ({"gpu": "GPU-no", "lost": True}, "GPU GPU-no: this node has no such uuid; say an index from 0 to 7"),
         ({"lost": True}, "gpu: missing: which GPU, by index or uuid"),
         ({"gpu": True, "lost": True}, "gpu: missing: which GPU, by index or uuid"),
-        ({"gpu": 0}, "one fault at a time, of xid, temperature, lost, hang, mig, heal: none given"),
-        (
-            {"gpu": 0, "lost": True, "xid": 79},
-            "one fault at a time, of xid, temperature, lost, hang, mig, heal: xid and lost",
-        ),
-        ({"gpu": 0, "melt": 1}, "melt: no such fault; there are xid, temperature, lost, hang, mig, heal"),
+        ({"gpu": 0}, f"one fault at a time, of {ALL}: none given"),
+        ({"gpu": 0, "lost": True, "xid": 79}, f"one fault at a time, of {ALL}: xid and lost given"),
+        ({"gpu": 0, "reboot": True, "xid": 79}, f"one fault at a time, of {ALL}: xid and reboot given"),
+        ({"gpu": 0, "melt": 1}, f"melt: no such fault; there are {ALL}"),
         ({"gpu": 0, "xid": 0}, "xid: 0: from 1 to 999"),
         ({"gpu": 0, "xid": 1000}, "xid: 1000: from 1 to 999"),
         ({"gpu": 0, "xid": True}, "xid: True is not a whole number"),

@@ -264,6 +264,7 @@ def test_outside_mig_mode_there_are_no_mig_devices(name):
 def test_a_whole_gpu_is_no_mig_device_and_a_mig_device_no_whole_gpu():
     driver = opened(SimulatedNode(profile.load("h100-mig-single")))
     gpu = driver.handle_by_index(0)
+    assert code(driver.remapped_rows, gpu) == Return.NOT_SUPPORTED  # NVML's word for a GPU with instances
     for call in (driver.gpu_instance_id, driver.compute_instance_id, driver.mig_attributes):
         assert code(call, gpu) == Return.NOT_SUPPORTED
         assert code(call, Handle(1)) == Return.INVALID_ARGUMENT
@@ -356,7 +357,7 @@ def test_a_file_of_before_partitions_means_what_the_profile_says(tmp_path):
         del gpu["mig"]
     file.write_text(json.dumps(saved))
     again = SimulatedNode(built, tmp_path)
-    assert again.is_lost(1)
+    assert again.condition(1).lost
     way = again.cut(5)
     assert way is not None
     assert way.profiles == ("3g.20gb", "3g.20gb")

@@ -46,6 +46,20 @@ def test_every_profile_has_what_a_driver_needs(name):
         assert gpu.event_types & 0x8
         assert gpu.thresholds.slowdown
         assert gpu.idle_temperature < gpu.thresholds.slowdown
+        assert gpu.row_remapping is (gpu.architecture >= 7)  # Ampere and later
+        assert gpu.page_retirement is not gpu.row_remapping
+        assert (230 in gpu.fields) is (gpu.architecture >= 7)
+        assert (gpu.margin is None) is (gpu.architecture < 8)  # T.Limit is Ada's and later
+        assert (gpu.margin is None) is not bool({193, 194, 196} & set(gpu.fields))
+        assert gpu.ecc
+        assert gpu.pcie_width == 16
+
+
+@pytest.mark.parametrize("name", ["hgx-h100", "h100-mig-single"])
+def test_the_fabric_of_a_hopper_system_is_complete(name):
+    assert {gpu.fabric for gpu in profile.load(name).gpus} == {
+        profile.FabricProfile(state=3, health_mask=0x1AA, summary=1)
+    }
 
 
 def test_uuids_never_change():
@@ -60,7 +74,9 @@ def test_the_h200_is_the_recorded_one():
     (gpu,) = node.gpus
     assert (gpu.uuid, gpu.minor) == ("GPU-92e1c9b6-dd9b-778f-6e34-6f0d728ad189", 0)
     assert (gpu.pci_bus_id, gpu.numa_node, gpu.nvml_numa_node) == ("00000000:00:06.0", -1, None)
-    assert (gpu.event_types, gpu.fields, gpu.mig_mode) == (65439, {230: 0}, (0, 0))
+    assert (gpu.event_types, gpu.fields[230], gpu.mig_mode) == (65439, 0, (0, 0))
+    assert (gpu.margin, gpu.ecc, gpu.row_remapping, gpu.page_retirement) == (55, True, True, False)
+    assert (gpu.clocks_event_reasons, gpu.fabric, gpu.pcie_width) == (1, profile.FabricProfile(), 16)
     assert (gpu.thresholds.shutdown, gpu.thresholds.slowdown) == (95, 89)
     assert (gpu.thresholds.memory_max, gpu.thresholds.gpu_max) == (95, 87)
     assert node.remotes == ((),)
@@ -146,6 +162,8 @@ def test_the_cut_profiles_are_cut():
         ({"gpus": [{"minr": 0}]}, "$.gpus[0].minr: unknown key"),
         ({"gpu": {"minor": 1}} | {"count": 2, "gpus": [{"name": "x"}, {"name": "x"}]}, "$.gpus[1].minor: 1 is GPU 0's"),
         (SMALL | {"gpu": {"thresholds": {"shutdown": True}}}, "$.gpu.thresholds.shutdown: expected int"),
+        (SMALL | {"gpu": {"fabric": {"state": 4}}}, "$.gpu.fabric.state: expected int <= 3"),
+        (SMALL | {"gpu": {"pcie_width": 0}}, "$.gpu.pcie_width: expected int >= 1"),
         (SMALL | {"gpu": {"fields": {"x": 1}}}, "$.gpu.fields: expected int"),
         (SMALL | {"count": 1, "gpus": [{}, {}]}, "$.gpus: describes 2 GPUs, but count is 1"),
         (SMALL | {"gpus": [{"pci_bus_id": "00000000:11:00.0"}]}, "$.gpus[1].pci_bus_id: 00000000:11:00.0 is GPU 0's"),
@@ -180,6 +198,7 @@ BLOCKS = {
     "$.gpu": lambda key: SMALL | {"gpu": {"name": "x", key: 1}},
     "$.gpus[1]": lambda key: SMALL | {"gpus": [{}, {key: 1}]},
     "$.gpu.thresholds": lambda key: SMALL | {"gpu": {"thresholds": {key: 1}}},
+    "$.gpu.fabric": lambda key: SMALL | {"gpu": {"fabric": {key: 1}}},
     "$.nvswitch": lambda key: SMALL | {"nvswitch": {"links": 1, key: 1}},
     "$.pcie": lambda key: SMALL | {"pcie": {key: 1}},
 }

@@ -1,0 +1,142 @@
+"""What looking at GPUs costs: the thread that asks the driver, and the event loop that judges the answers. In this process."""
+
+import asyncio
+import dataclasses
+import time
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from bench.lists import longest_stall
+from bench.plan import PATIENCE, MeasurementError, Plan
+from bench.process import PROFILE
+from bench.quantiles import median, percentile
+from bench.table import Judged, Row
+from gpu_plugin.devices.node import Node
+from gpu_plugin.health.facts import facts
+from gpu_plugin.health.ledger import HealthLedger
+from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.nvml.monitor import Monitor
+from gpu_plugin.nvml.probe import probe_gpu
+from gpu_plugin.nvml.sample import look
+from gpu_plugin.simulation.driver import SimulatedDriver
+from gpu_plugin.simulation.hardware import SimulatedNode
+from gpu_plugin.simulation.host import SimulatedHost
+from gpu_plugin.simulation.profile import Profile, load
+
+GPUS = 16
+WARM_UP = 5
+"""Rounds that are not measured: what a part never answers is learnt in the first."""
+
+UNSEEN = {"retired_pending", "retired_pages", "unrepairable_memory"}
+"""Fields of a sample that an H100 has no answer for: it remaps rows, and NVML of this driver tells of no such memory."""
+
+
+def every_signal(plan: Plan, directory: Path) -> list[Row]:
+    """16 simulated H100 behind NVSwitches, every signal of them."""
+    del directory
+    profile = _sixteen(load(PROFILE))
+    thread = _on_the_thread(SimulatedNode(profile), 5 * plan.rounds)
+    loop = asyncio.run(_on_the_loop(SimulatedNode(profile), 5 * plan.rounds))
+    figure = f"one poll of {GPUS} GPUs, every signal"
+    return [
+        Row(
+            f"{figure}: poll thread",
+            "ms",
+            len(thread),
+            median(thread),
+            percentile(thread, 99),
+            10,
+            note="a simulated driver's answers, which are slower than a real one's",
+            series={"ms": thread},
+        ),
+        Row(
+            f"{figure}: loop stall",
+            "ms",
+            len(loop),
+            median(loop),
+            percentile(loop, 99),
+            2,
+            Judged.P50,
+            note="longest of each round",
+            series={"ms": loop},
+        ),
+    ]
+
+
+def _sixteen(profile: Profile) -> Profile:
+    """The profile with twice its eight GPUs."""
+    twins = tuple(
+        msgspec.structs.replace(
+            gpu, uuid=f"GPU-{at:08x}{gpu.uuid[12:]}", minor=8 + at, pci_bus_id=f"00000001:{0x10 + at:02X}:00.0"
+        )
+        for at, gpu in enumerate(profile.gpus)
+    )
+    pairs = {(low, high): 50 for high in range(GPUS) for low in range(high)}
+    return dataclasses.replace(
+        profile,
+        gpus=(*profile.gpus, *twins),
+        remotes=profile.remotes * 2,
+        ancestors=pairs | profile.ancestors,
+        device_nodes=profile.device_nodes | {f"/dev/nvidia{gpu.minor}" for gpu in twins},
+    )
+
+
+def _on_the_thread(node: SimulatedNode, rounds: int) -> list[float]:
+    """Milliseconds that the looks of each round take, one after the other as on the monitor's thread."""
+    driver, host = SimulatedDriver(node), SimulatedHost(node)
+    driver.open()
+    probed = [probe_gpu(driver, host, index) for index in range(GPUS)]
+    skip: dict[str, frozenset[str]] = {gpu.uuid: frozenset() for _, gpu in probed}
+    taken = []
+    for at in range(WARM_UP + rounds):
+        began = time.perf_counter()
+        for handle, gpu in probed:
+            found = look(driver, handle, gpu, skip=skip[gpu.uuid], binding=1)
+            skip[gpu.uuid] |= found.unsupported
+        if at >= WARM_UP:
+            taken.append((time.perf_counter() - began) * 1000)
+    silent = {field.name for field in dataclasses.fields(Sample) if getattr(found.sample, field.name) is None}
+    if found.sample.fault or silent - UNSEEN:
+        raise MeasurementError(f"not every signal was asked for: nothing about {', '.join(sorted(silent - UNSEEN))}")
+    driver.close()
+    return taken
+
+
+async def _on_the_loop(node: SimulatedNode, rounds: int) -> list[float]:
+    """Milliseconds by which the event loop came late at worst, in each round of looks, judged as the daemon judges them."""
+    ledger = HealthLedger(HealthPolicy())
+    seen = 0
+    news = asyncio.Event()
+
+    def observe(uuid: str, observation: Observation) -> bool:
+        nonlocal seen
+        ledger.observe(uuid, observation, time.time())
+        seen += 1
+        if not seen % GPUS:
+            news.set()
+        return False
+
+    def found(node: Node) -> None:
+        for gpu in node.gpus:
+            ledger.watch(gpu.uuid, facts(gpu))
+
+    monitor = Monitor(SimulatedDriver(node), SimulatedHost(node), 3600.0, PATIENCE, (), observe, found)
+    await monitor.open()
+    stalls = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(monitor.run)
+        for at in range(WARM_UP + rounds):
+            news.clear()
+            ticking = asyncio.create_task(longest_stall())
+            monitor.look_now()
+            with anyio.fail_after(PATIENCE):
+                await news.wait()
+            await asyncio.sleep(0.01)  # what a round does after the last look
+            ticking.cancel()
+            if at >= WARM_UP:
+                stalls.append(await ticking)
+        tasks.cancel_scope.cancel()
+    return stalls

@@ -1,0 +1,19 @@
+"""`gpu-plugin cordon`: holds a GPU back from new pods."""
+
+from pathlib import Path
+
+import click
+
+from gpu_plugin.cli.running_daemon import ask, gpu_option, state_dir_option
+
+
+@click.command(
+    "cordon",
+    help="Hold a GPU back: no new pod gets it, pods that have it keep it.",
+    epilog="Lasts until gpu-plugin uncordon, over restarts of the daemon and of the node.",
+)
+@state_dir_option
+@gpu_option
+def command(state_dir: Path, gpu: str) -> None:
+    """Cordons one GPU and prints what was done."""
+    click.echo(ask(state_dir, "cordon", gpu)["done"])

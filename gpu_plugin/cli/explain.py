@@ -1,0 +1,58 @@
+"""`gpu-plugin explain`: why each GPU is in its state, since when, and what would change it."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpu_plugin.cli.running_daemon import ask, gpus_option, state_dir_option
+
+_SPANS = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+@click.command("explain", help="Why a GPU is in its state, since when, and what would clear it.")
+@state_dir_option
+@gpus_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+def command(state_dir: Path, gpu: str | None, as_json: bool) -> None:  # noqa: FBT001 - click hands it over so
+    """Prints what the daemon says of its GPUs."""
+    told = ask(state_dir, "explain", gpu)
+    if as_json:
+        click.echo(json.dumps(told, indent=2))
+    elif not told["gpus"]:
+        click.echo("no GPU is known yet: the driver does not work, or finds none; the daemon's log says which")
+    else:
+        now = time.time()
+        click.echo("\n\n".join("\n".join(lines(each, now)) for each in told["gpus"]))
+
+
+def lines(gpu: dict[str, Any], now: float) -> Iterator[str]:
+    """What is told of one GPU as text; `now` is Unix time in seconds."""
+    verdict = "" if gpu["verdict"] == "OK" else f", {gpu['verdict']}"
+    yield f"GPU {gpu['index']}  {gpu['uuid']}  {gpu['health']}{verdict}"
+    if not gpu["signals"]:
+        yield "  nothing is held against it"
+    for signal in gpu["signals"]:
+        whose = f", MIG device {signal['device']}" if signal.get("device") else ""
+        grade = f" ({signal['verdict']}{whose})" if signal.get("verdict") else ""
+        yield f"  {signal['name']}{grade}: {signal['detail']}"
+        if signal["since"] is not None:
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(signal["since"]))
+            yield f"    since   {at}, {spell(now - signal['since'])}"
+        yield f"    clears  {signal['clears']}"
+        if signal.get("action"):
+            yield f"    to do   {signal['action']}"
+
+
+def spell(seconds: float) -> str:
+    """A span of time in its two greatest units, such as `for 2 h 5 min`."""
+    left = max(0, int(seconds))
+    parts: list[str] = []
+    for size, unit in _SPANS:
+        count, left = divmod(left, size)
+        if count or parts:
+            parts.append(f"{count} {unit}")
+    return f"for {' '.join([*parts, f'{left} s'][:2])}"

@@ -1,0 +1,19 @@
+"""`gpu-plugin resume`: takes GPUs back that were released."""
+
+from pathlib import Path
+
+import click
+
+from gpu_plugin.cli.running_daemon import ask, gpus_option, state_dir_option
+
+
+@click.command(
+    "resume",
+    help="Take a released GPU back, or all of them. It is healthy after a good look, unless something else is against it.",
+    epilog="Where the driver does not work yet it is tried again and again, without being asked for once more.",
+)
+@state_dir_option
+@gpus_option
+def command(state_dir: Path, gpu: str | None) -> None:
+    """Resumes GPUs and prints what was done."""
+    click.echo(ask(state_dir, "resume", gpu)["done"])

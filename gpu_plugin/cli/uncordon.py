@@ -1,0 +1,21 @@
+"""`gpu-plugin uncordon`: lifts a cordon, or takes the operator's word that a GPU is fit."""
+
+from pathlib import Path
+
+import click
+
+from gpu_plugin.cli.running_daemon import ask, gpu_option, state_dir_option
+
+
+@click.command(
+    "uncordon",
+    help="Lift the cordon of a GPU. Where it has none, vouch for the GPU: what happened to it is forgotten, and what still "
+    "reads badly is no more than DEGRADED until that is over.",
+    epilog="A GPU that cannot be served at all, such as one that is lost, stays unhealthy whatever is said.",
+)
+@state_dir_option
+@gpu_option
+@click.option("--override", is_flag=True, help="Vouch for the GPU whether or not it is cordoned.")
+def command(state_dir: Path, gpu: str, override: bool) -> None:  # noqa: FBT001 - click hands it over so
+    """Uncordons one GPU, and prints what was done and what still stands against it."""
+    click.echo(ask(state_dir, "uncordon", gpu, override=override)["done"])

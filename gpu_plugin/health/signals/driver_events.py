@@ -1,0 +1,52 @@
+"""Events of the driver that are no Xids and speak of a GPU that is failing."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpu_plugin.health.context import Context
+from gpu_plugin.health.latch import Latch, Proof, Verdict
+from gpu_plugin.health.observation import DriverEvent, Observation, Sample
+from gpu_plugin.health.proof import after_recovery
+
+QUIET_SECONDS = 86400.0
+"""How long nothing must be heard of a kind of event that needs no reset."""
+
+FATAL: Mapping[int, str] = {
+    0x800: "DRAM retirement failure",
+    0x2000: "fatal poison error",
+    0x4000: "GPU unavailable",
+}
+"""nvmlEventTypeDramRetirementFailure, nvmlEventTypeFatalPoisonError and nvmlEventTypeGpuUnavailableError."""
+
+DEGRADED: Mapping[int, str] = {
+    0x2: "double-bit ECC error",
+    0x200: "storm of single-bit ECC errors",
+    0x400: "DRAM retirement",
+    0x1000: "non-fatal poison error",
+}
+"""nvmlEventTypeDoubleBitEccError, ...SingleBitEccErrorStorm, ...DramRetirementEvent and ...NonFatalPoisonError."""
+
+
+def driver_event(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+    """Opens on an event of a bad kind; closes when the GPU was reset, what is DEGRADED also after a day without another.
+
+    There is one latch a kind, in hexadecimal as `key.part`. The day begins with the first good look that hears nothing, and
+    again with a restart: nobody listened meanwhile.
+    """
+    if isinstance(seen, DriverEvent):
+        fatal = seen.kind in FATAL
+        name = FATAL.get(seen.kind) or DEGRADED.get(seen.kind)
+        if name is None:
+            return latch
+        if latch is not None:
+            return latch.again()
+        verdict, proof = (Verdict.FATAL, Proof.RESET) if fatal else (Verdict.DEGRADED, Proof.QUIET)
+        return Latch(verdict, f"driver event {seen.kind:#x} ({name})", ctx.now, proof, marks=ctx.marks)
+    if latch is None or not isinstance(seen, Sample):
+        return latch
+    after = after_recovery(latch, seen, ctx)
+    if after is None or after.proof is not Proof.QUIET or seen.fault:
+        return after
+    if after.quiet_since is None:
+        return replace(after, quiet_since=ctx.now)
+    return None if ctx.now - after.quiet_since >= QUIET_SECONDS else after

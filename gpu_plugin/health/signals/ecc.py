@@ -1,0 +1,48 @@
+"""Uncorrected memory errors, by the driver's own volatile count."""
+
+from dataclasses import replace
+
+from gpu_plugin.health.context import Context
+from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Proof, Verdict
+from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.proof import after_recovery
+
+
+def ecc_uncorrected(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+    """Opens when nvmlDeviceGetTotalEccErrors counts more uncorrected errors than before; closes when it was set back.
+
+    FATAL where the driver asks for a recovery, or cannot say so and the part does not contain errors; otherwise DEGRADED,
+    as is a count above 0 at the first look, which may be of long ago. A count that is above 0 proves nothing, whatever else
+    speaks for a reset; one that went back to another than 0 is of new errors. Those renew the latch, and end what an
+    operator vouched for.
+    """
+    if not isinstance(seen, Sample):
+        return latch
+    count = seen.ecc_uncorrected
+    if latch is None:
+        known = ctx.marks.ecc
+        if not count or count == known:
+            return None
+        verdict = _verdict(seen, ctx, now=known is not None)
+        return Latch(verdict, _words(count), ctx.now, Proof.RESET, marks=ctx.marks.after(seen))
+    if count and latch.marks.ecc is not None and count != latch.marks.ecc:
+        stood = Verdict.DEGRADED if latch.overridden else latch.verdict
+        verdict = max(stood, _verdict(seen, ctx, now=True))
+        return latch.again(verdict=verdict, detail=_words(count), marks=latch.marks.after(seen))
+    if seen.recovery_action and not latch.reset and latch.verdict < Verdict.FATAL:
+        # What the driver asks for after a reset is for something else, and has a signal of its own
+        latch = latch.again(verdict=Verdict.FATAL)
+    after = after_recovery(latch, seen, ctx)
+    if after is not None or not count:
+        return after
+    return latch if latch.streak == CLEAN_SAMPLES else replace(latch, streak=CLEAN_SAMPLES)
+
+
+def _verdict(seen: Sample, ctx: Context, *, now: bool) -> Verdict:
+    """What errors mean that happened just `now`, or at a time unknown."""
+    uncontained = now and not ctx.facts.says_action and not ctx.facts.contains_errors
+    return Verdict.FATAL if seen.recovery_action or uncontained else Verdict.DEGRADED
+
+
+def _words(count: int) -> str:
+    return f"{count} uncorrected memory error{'' if count == 1 else 's'} since the GPU was reset or the driver loaded"

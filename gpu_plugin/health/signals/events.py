@@ -1,0 +1,20 @@
+"""Whether the driver's events still reach us."""
+
+from dataclasses import replace
+
+from gpu_plugin.health.context import Context
+from gpu_plugin.health.latch import Latch, Verdict
+from gpu_plugin.health.observation import Deaf, DriverEvent, Observation, XidEvent
+
+
+def events(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+    """Opens when the wait for events keeps failing; closes when it works again, or an event came.
+
+    It is never FATAL: looks still tell of most faults, an Xid's own number excepted.
+    """
+    if isinstance(seen, Deaf) and seen.why:
+        words = f"the driver's events do not reach us, health relies on polling: {seen.why}"
+        if latch is None:
+            return Latch(Verdict.DEGRADED, words, ctx.now)
+        return latch if latch.detail == words else replace(latch, detail=words)
+    return None if isinstance(seen, (Deaf, XidEvent, DriverEvent)) else latch

@@ -1,0 +1,59 @@
+"""Heat, by how far the GPU is from its T.Limit: the measure of parts whose limits are not plain temperatures."""
+
+from dataclasses import replace
+
+from gpu_plugin.health.context import Context
+from gpu_plugin.health.hysteresis import level
+from gpu_plugin.health.latch import Latch, Verdict
+from gpu_plugin.health.observation import Observation, Sample
+
+NEAR, SAMPLES_NEAR, SAMPLES_SLOW, ABOVE, COOL_SECONDS = 2, 2, 4, 5, 120.0
+"""°C from shutdown that are too near, in how many samples; how many at slowdown; how far above it is cool, for how long."""
+
+_TRUSTED = 1.0
+_COOL = Latch(value=_TRUSTED)
+
+
+def margin(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+    """FATAL 2 °C from shutdown in two samples, DEGRADED at slowdown in four; closes after a time 5 °C above slowdown.
+
+    The limits are NVML's fields 193 (shutdown) and 194 (slowdown), negative numbers beyond T.Limit. Its own 0 stands in for
+    a slowdown that the part does not say; where it says no shutdown, nothing is FATAL. A sensor that has never shown anything
+    above 0 is broken, as some H100s' are, and ignored: a latch, with a `value` of 1, is kept of one that has.
+    """
+    if not isinstance(seen, Sample):
+        return latch
+    left = seen.margin
+    if latch is None:
+        return _COOL if left is not None and left > 0 else None
+    shutdown, slowdown = _relative(ctx.facts.margins.shutdown), _relative(ctx.facts.margins.slowdown)
+    near, slow = _near(left, shutdown), 0 if slowdown is None else slowdown
+    unfit = near and latch.streak > 0 and ctx.before is not None and _near(ctx.before.margin, shutdown)
+    bad: bool | None = None
+    if left is not None and (near or left <= slow):
+        bad = True
+    elif left is not None and left >= slow + ABOVE:
+        bad = False
+    limit = f"shuts down at {shutdown} °C" if unfit else f"slows down at {slow} °C"
+    known = level(
+        latch,
+        ctx,
+        bad=bad,
+        verdict=Verdict.FATAL if unfit else Verdict.DEGRADED,
+        detail=f"{left} °C to its T.Limit, the GPU {limit}",
+        enter=SAMPLES_NEAR if unfit else SAMPLES_SLOW,
+        leave_seconds=ctx.policy.temperature_recovery if latch.verdict is Verdict.FATAL else COOL_SECONDS,
+    )
+    if known is None:
+        return _COOL
+    streak = 1 if near and known.verdict is Verdict.DEGRADED else known.streak
+    return known if (known.value, known.streak) == (_TRUSTED, streak) else replace(known, value=_TRUSTED, streak=streak)
+
+
+def _near(left: int | None, shutdown: int | None) -> bool:
+    return left is not None and shutdown is not None and left <= shutdown + NEAR
+
+
+def _relative(limit: int | None) -> int | None:
+    """A limit beyond T.Limit. None lies before it: a part at full load comes as close as that, and means it no harm."""
+    return limit if limit is not None and limit < 0 else None

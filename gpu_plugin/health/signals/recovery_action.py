@@ -1,0 +1,46 @@
+"""What the driver itself asks for, so that a GPU works again."""
+
+from gpu_plugin.health.context import Context
+from gpu_plugin.health.grades import graded
+from gpu_plugin.health.latch import Latch, Verdict
+from gpu_plugin.health.observation import Observation, Sample
+
+RECOVER_IMEX_DOMAIN = 5
+"""NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: sharing memory between nodes is what suffers, the GPU itself works."""
+
+_ASKS = {
+    1: "for a reset of the GPU",
+    2: "for a reboot of the node",
+    3: "to drain the GPU's peer-to-peer traffic, so that new work is kept away while what runs goes on",
+    4: "to drain the GPU and then reset it",
+    RECOVER_IMEX_DOMAIN: "for the recovery of its IMEX domain",
+    6: "for a reset of the GPU's bus",
+    7: "for a reboot of the whole system",
+}
+"""nvmlDeviceGpuRecoveryAction_t (nvml.h, NVML_GPU_RECOVERY_ACTION_*) but none, which is 0."""
+
+
+def recovery_action(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+    """Opens at once on any action; closes after three looks in a row at which the driver asked for none.
+
+    `value` is the action. Another one of the same weight is news; a lighter one counts once it lasted three looks.
+    """
+    if not isinstance(seen, Sample):
+        return latch
+    action = seen.recovery_action
+    if not action:
+        return graded(latch, ctx, grade=None if action is None else Verdict.OK, detail="")
+    grade = _grade(action)
+    after = graded(latch, ctx, grade=grade, detail=words(action))
+    if after is None or grade < after.verdict or after.value == action:
+        return after
+    return after.again(detail=words(action), value=action)
+
+
+def words(action: int) -> str:
+    """What the driver asks for by this number, worded for people."""
+    return f"the driver asks {_ASKS.get(action) or f'for recovery action {action}, which is none of those known here'}"
+
+
+def _grade(action: int) -> Verdict:
+    return Verdict.DEGRADED if action == RECOVER_IMEX_DOMAIN else Verdict.FATAL

@@ -1,0 +1,24 @@
+"""Rows of memory that are to be remapped."""
+
+from gpu_plugin.health.context import Context
+from gpu_plugin.health.latch import Latch, Proof, Verdict
+from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.proof import after_recovery
+
+
+def remap_pending(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+    """DEGRADED while a remapping waits for a reset; closes when none does.
+
+    A GPU that was cut into MIG instances since does not say (nvmlDeviceGetRemappedRows): the reset itself is proof enough.
+    """
+    if not isinstance(seen, Sample):
+        return latch
+    if seen.remap_pending is None:
+        return latch and after_recovery(latch, seen, ctx)
+    if not seen.remap_pending:
+        return None
+    words = "the remapping of a memory row waits for a reset of the GPU; new work is not affected"
+    if latch is None:
+        return Latch(Verdict.DEGRADED, words, ctx.now, Proof.RESET, marks=ctx.marks.after(seen))
+    again = latch.again(marks=latch.marks.after(seen))
+    return latch if again == latch else again

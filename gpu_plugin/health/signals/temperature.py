@@ -1,0 +1,48 @@
+"""Heat at which the hardware is about to shut down, by the GPU's own thresholds."""
+
+from gpu_plugin.health.context import Context
+from gpu_plugin.health.facts import Facts
+from gpu_plugin.health.hysteresis import level
+from gpu_plugin.health.latch import Latch, Verdict
+from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.policy import HealthPolicy
+
+NEAR, SAMPLES, BELOW = 2, 2, 5
+"""°C under shutdown that are too near, in how many samples; how many °C under slowdown are cool."""
+
+
+def temperature(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+    """Opens at 2 °C under the shutdown threshold in two samples; closes after a time 5 °C under the slowdown one."""
+    if not isinstance(seen, Sample):
+        return latch
+    shutdown, celsius = ctx.facts.thresholds.shutdown, seen.temperature
+    cool = coolness(ctx.facts)
+    bad = None
+    if shutdown is not None and cool is not None and celsius is not None:
+        bad = (
+            True if celsius >= shutdown - NEAR else False if celsius < cool else None
+        )  # what is neither proves nothing
+    return level(
+        latch,
+        ctx,
+        bad=bad,
+        verdict=Verdict.FATAL,
+        detail=f"{celsius} °C, the GPU shuts down at {shutdown} °C" if bad else "",
+        enter=SAMPLES,
+        leave_seconds=ctx.policy.temperature_recovery,
+    )
+
+
+def coolness(facts: Facts) -> int | None:
+    """Below how many °C a GPU that was too hot is cool; None for a part that names no shutdown threshold."""
+    shutdown, slowdown = facts.thresholds.shutdown, facts.thresholds.slowdown
+    if shutdown is None:
+        return None
+    return (shutdown - BELOW if slowdown is None else min(slowdown, shutdown)) - BELOW
+
+
+def cooled(facts: Facts, policy: HealthPolicy) -> str:
+    """What closes it, for people."""
+    cool, seconds = coolness(facts), policy.temperature_recovery
+    below = f"below {cool} °C" if cool is not None else "cool"
+    return f"a temperature {below}, at every look for {seconds:g} s" if seconds else f"a temperature {below}"

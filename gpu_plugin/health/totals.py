@@ -1,0 +1,40 @@
+"""Counters that only grow until a reset sets them back: how much they grew, and how often that was lately."""
+
+from gpu_plugin.health.hysteresis import lately
+from gpu_plugin.health.latch import Latch, Verdict
+
+Totals = tuple[int | None, ...]
+"""Counters as they were read, in an order of the signal's own; None where one was not to be had."""
+
+
+def grown(last: Totals, now: Totals) -> tuple[tuple[int, ...], Totals]:
+    """By how much each counter grew since it was last read, and what is to be remembered of them.
+
+    One that is read for the first time, was not to be had, or was set back has not grown; the latter two differ in that what is
+    remembered is the former reading, or the new one. An empty `last` means that none was ever read.
+    """
+    known = last or (None,) * len(now)
+    growth = tuple(
+        max(0, new - old) if new is not None and old is not None else 0 for old, new in zip(known, now, strict=True)
+    )
+    return growth, tuple(old if new is None else new for old, new in zip(known, now, strict=True))
+
+
+def nothing_new(latch: Latch, now: Totals) -> bool:
+    """Whether these counters are just those that a latch remembers, against which nothing is held or gathered."""
+    return now == latch.readings and latch.verdict is Verdict.OK and not latch.times
+
+
+def unread(remembered: Totals, now: Totals) -> bool:
+    """Whether the counters say nothing of an end: one that was once read is not to be had now, or none ever was."""
+    return any(new is None and old is not None for old, new in zip(remembered, now, strict=True)) or not any(
+        old is not None for old in remembered
+    )
+
+
+def tally(times: tuple[float, ...], count: int, now: float, within: float, limit: int) -> tuple[float, ...]:
+    """The times (Unix seconds) of the last events, `count` more having come now; longer than `limit` where there are too many.
+
+    Too many are more than `limit` within so many seconds; more than that are not remembered.
+    """
+    return lately((*times, *(now,) * min(count, limit + 1)), now, within, limit + 1)

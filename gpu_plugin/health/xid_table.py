@@ -1,0 +1,132 @@
+"""The table of Xids that ships with the package (`xids.yaml` beside this module): its rows, read strictly."""
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from gpu_plugin.config.values import duration
+
+Action = Literal[
+    "",
+    "CHECK_MECHANICALS",
+    "CHECK_UVM",
+    "CONTACT_SUPPORT",
+    "IGNORE",
+    "RESET_GPU",
+    "RESTART_APP",
+    "RESTART_BM",
+    "RESTART_VM",
+    "UPDATE_SWFW",
+    "WORKFLOW_NVLINK5_ERR",
+    "WORKFLOW_NVLINK_ERR",
+    "WORKFLOW_XID_45",
+    "WORKFLOW_XID_48",
+    "XID_154",
+]
+"""Immediate actions of NVIDIA's catalogue of Xid errors; empty where it has none."""
+
+_seconds = duration(1, 30 * 86400)
+
+
+class Escalation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """That so many of an Xid on one GPU `within` a time, such as 24h, mean more."""
+
+    to: Literal["degraded", "fatal"]
+    count: int
+    within: str
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.count <= 64:
+            raise ValueError(f"count {self.count} is not between 2 and 64")
+        _seconds(self.within)
+
+    @property
+    def seconds(self) -> float:
+        """That time in seconds."""
+        return _seconds(self.within)
+
+
+class Beside(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an Xid means while a signal of this name is open."""
+
+    signal: str
+    verdict: Literal["degraded", "fatal"]
+
+
+class XidRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"beside": "with"}):
+    """A row of the table; the head of `xids.yaml` says what each of its words means."""
+
+    codes: tuple[int | str, ...]
+    name: str
+    verdict: Literal["ignore", "app", "degraded", "fatal"]
+    recovery: Literal["application", "quiet", "reset", "reboot", "rma"]
+    action: Action = ""
+    note: str = ""
+    escalate: Escalation | None = None
+    beside: Beside | None = None
+    follows: str = ""
+    alone: Literal["", "degraded", "fatal"] = ""
+    repeats: bool = False
+    whole_gpu: bool = False
+    always: bool = False
+    look: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("the name is empty")
+        if bool(self.follows) != bool(self.alone):
+            raise ValueError("follows and alone go together")
+        if self.follows:
+            _seconds(self.follows)
+        if self.repeats and self.verdict != "app":
+            raise ValueError(f"repeats is for application errors, not for what is {self.verdict}")
+        if not self.numbers:
+            raise ValueError("there are no codes")
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The Xids it is about, ranges written out."""
+        return tuple(number for code in self.codes for number in _numbers(code))
+
+    @property
+    def follows_seconds(self) -> float:
+        """How close to another Xid, in seconds, it counts as a consequence of that; 0 where it never does."""
+        return _seconds(self.follows) if self.follows else 0.0
+
+
+XidTable = Mapping[int, XidRow]
+"""Rows by Xid."""
+
+
+def xid_table(content: object) -> XidTable:
+    """The table of a parsed file: a list of rows.
+
+    Raises:
+        ValueError: a row that cannot be, or an Xid that two rows are about; with the place in the file.
+    """
+    try:
+        rows = msgspec.convert(content, tuple[XidRow, ...])
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error).replace("`$", "`row ")) from None
+    return _by_number(rows)
+
+
+def _by_number(rows: Iterable[XidRow]) -> XidTable:
+    found: dict[int, XidRow] = {}
+    for row in rows:
+        for number in row.numbers:
+            if number in found:
+                raise ValueError(f"Xid {number} stands in two rows, {found[number].name!r} and {row.name!r}")
+            found[number] = row
+    return found
+
+
+def _numbers(code: int | str) -> range:
+    first, _, last = (code if isinstance(code, str) else f"{code}").partition("-")
+    if not (first.isascii() and first.isdigit() and (not last or (last.isascii() and last.isdigit()))):
+        raise ValueError(f"{code!r} is neither an Xid nor a range of them such as 39-41")
+    numbers = range(int(first), int(last or first) + 1)
+    if not numbers or len(numbers) > 1000:
+        raise ValueError(f"{code!r} is no range of Xids")
+    return numbers

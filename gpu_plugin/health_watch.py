@@ -1,0 +1,174 @@
+"""Keeps the health of the node's GPUs: passes observations to the ledger, and tells everyone of what changed."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.faulting_pods import Error
+from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.health.facts import facts
+from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.ledger import HealthLedger, Transition
+from gpu_plugin.health.observation import Observation, XidEvent
+from gpu_plugin.health.policy import complaints, policy
+from gpu_plugin.health.signals import OPERATORS
+from gpu_plugin.memory import LASTING
+from gpu_plugin.sources.xid_table import shipped_table
+from gpu_plugin.telemetry.health_log import RepeatedXids, tell
+from gpu_plugin.telemetry.health_reports import HealthReports
+
+log = logging.getLogger(__name__)
+
+UNLISTED = "unlisted"
+"""The class of an Xid that the policy's table does not have."""
+
+
+class HealthWatch:
+    """The ledger and its surroundings. Everything here runs on the event loop and waits for nothing.
+
+    Attributes:
+        ledger: what is held against each GPU.
+        reports: what happened since the start; whoever reports changes of health subscribes there.
+        gpus: the GPUs whose health is kept, as they were found last, or remembered where none has been found yet.
+        past: evidence of an earlier process against GPUs that have not been found yet.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        boot_id: str,
+        changed: Callable[[str], None],
+        application_error: Callable[[Error], None],
+    ) -> None:
+        """Takes what to call with a GPU's uuid when what is known of its health changed, and where errors of pods go.
+
+        Raises:
+            ConfigError: the table of Xids that belongs to the package is not there.
+        """
+        self.ledger = HealthLedger(policy(settings, shipped_table()), boot_id)
+        self.reports = HealthReports()
+        self.gpus: tuple[Gpu, ...] = ()
+        self.past: tuple[Evidence, ...] = ()
+        self._changed = changed
+        self._application_error = application_error
+        self._repeated = RepeatedXids()
+        self._complained: frozenset[str] = frozenset()
+        self._began = time.time() - time.monotonic()
+
+    def remember(self, past: tuple[Evidence, ...], gpus: tuple[Gpu, ...] = ()) -> None:
+        """Takes in what an earlier process wrote down, and the GPUs that it knew."""
+        self.past = past
+        for entry in past:
+            if entry.verdict != Verdict.OK.name:
+                level = logging.INFO if entry.signal in OPERATORS else logging.WARNING
+                words = entry.detail or entry.signal
+                log.log(level, "GPU %s is remembered as %s: %s", entry.uuid, entry.verdict, words)
+        self._complain()
+        self.watch(gpus)
+
+    def take(self, settings: Settings) -> None:
+        """Judges by other settings from now on, whatever is held against a GPU already included."""
+        for change in self.ledger.judge_by(policy(settings, shipped_table())):
+            self._report(change)
+        self._complain()
+        for gpu in self.gpus:
+            self._changed(gpu.uuid)
+
+    def watch(self, gpus: Iterable[Gpu]) -> None:
+        """Keeps the health of these GPUs, by what is known of them now."""
+        self.gpus = tuple(gpus)
+        for gpu in self.gpus:
+            slices = {(mig.gpu_instance, mig.compute_instance): mig.uuid for mig in gpu.mig_devices}
+            self.ledger.watch(gpu.uuid, facts(gpu), slices)
+        self.ledger.replay(self.past)
+        known = {gpu.uuid for gpu in self.gpus}
+        self.past = tuple(entry for entry in self.past if entry.uuid not in known)  # for GPUs still to be named
+
+    def rename(self, old: str, new: str) -> None:
+        """A GPU known under a made-up name turned out to be `new`."""
+        self.ledger.rename(old, new)
+
+    def observe(self, uuid: str, seen: Observation) -> bool:
+        """Takes in one observation and says what it changed. Returns whether another one soon would settle something."""
+        revision = self.ledger.revision
+        changes = self.ledger.observe(uuid, seen, self.now())
+        self._tell(uuid, changes, revision)
+        if isinstance(seen, XidEvent):
+            self._count(uuid, seen, changes)
+        return self.ledger.suspicious(uuid)
+
+    def override(self, uuid: str) -> None:
+        """Takes an operator's word that a GPU is fit."""
+        log.warning("GPU %s: an operator vouches for it", uuid)
+        revision = self.ledger.revision
+        self._tell(uuid, self.ledger.override(uuid), revision)
+
+    def booted(self, boot_id: str) -> None:
+        """The node was booted anew, though this process lives on: what another boot wrote down is believed no more."""
+        log.warning("the node was booted anew; every GPU is judged afresh")
+        for change in self.ledger.booted(boot_id):
+            self._report(change)
+        self.past = tuple(entry for entry in self.past if entry.signal in LASTING)
+        for gpu in self.gpus:
+            self._changed(gpu.uuid)
+
+    def forget(self, uuid: str) -> bool:
+        """Drops what an earlier process wrote down of a GPU that has not been found. Returns whether there was anything."""
+        kept = tuple(entry for entry in self.past if entry.uuid != uuid)
+        dropped, self.past = kept != self.past, kept
+        if dropped:
+            self.ledger.revision += 1
+            self._changed(uuid)
+        return dropped
+
+    def evidence(self) -> tuple[Evidence, ...]:
+        """Everything that a restart must remember."""
+        return (*self.ledger.evidence(), *self.past)
+
+    def released(self) -> frozenset[str]:
+        """The GPUs that an operator released and nobody has resumed since."""
+        return frozenset(e.uuid for e in self.evidence() if e.signal == "maintenance" and not e.value)
+
+    def now(self) -> float:
+        """Unix time in seconds as of the start, and steady from there on: a clock that is set heals no GPU."""
+        return self._began + time.monotonic()
+
+    def _tell(self, uuid: str, changes: Iterable[Transition], revision: int) -> None:
+        for change in changes:
+            self._report(change)
+        if self.ledger.revision != revision:
+            self._changed(uuid)
+
+    def _report(self, change: Transition) -> None:
+        tell(change)
+        self.reports.report(change)
+
+    def _count(self, uuid: str, seen: XidEvent, changes: Iterable[Transition]) -> None:
+        """Counts an Xid, says it where nothing else has, and has the pods asked for where it may be theirs."""
+        judged = self.ledger.policy.xids.judge(seen.xid)
+        self.reports.count_xid(uuid, seen.xid, judged.recovery.value if judged.listed else UNLISTED)
+        if any(change.xid == seen.xid for change in changes):
+            self._repeated.told(uuid, seen.xid)
+        else:
+            self._repeated.count(uuid, seen.xid, judged.name, judged.verdict)
+        if judged.repeats:
+            self._application_error(Error(uuid, seen.xid, self._instances(uuid, seen)))
+
+    def _instances(self, uuid: str, seen: XidEvent) -> frozenset[str]:
+        """The MIG devices that an event is about; none where it is about the whole GPU, or an instance nobody knows."""
+        return frozenset(
+            mig.uuid
+            for gpu in self.gpus
+            if gpu.uuid == uuid
+            for mig in gpu.mig_devices
+            if mig.gpu_instance == seen.gpu_instance and seen.compute_instance in (None, mig.compute_instance)
+        )
+
+    def _complain(self) -> None:
+        wrong = complaints(self.ledger.policy)
+        for complaint in wrong:
+            if complaint not in self._complained:
+                log.warning("%s", complaint)
+        self._complained = frozenset(wrong)

@@ -1,0 +1,208 @@
+"""Finds GPUs and gives them their names: what the driver describes, what is remembered, and what the host says beside.
+
+One GPU that is slow, sick or strange hides no other. What blocks runs on driver threads.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import anyio
+
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.health.observation import Sample
+from gpu_plugin.nvml import probe
+from gpu_plugin.nvml.calls import DriverCalls
+from gpu_plugin.nvml.port import Driver, Handle, HostView, NvmlError, Return
+from gpu_plugin.nvml.release import MAINTENANCE, Released
+from gpu_plugin.nvml.sample import Look, fault, look
+from gpu_plugin.nvml.watched import PLACEHOLDER, Watched
+
+log = logging.getLogger(__name__)
+
+Question = Callable[[], Look | tuple[Handle, Gpu]]
+"""A blocking call about one GPU: a look at it, or a probe of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostSight:
+    """What the host said at one time. None: it was not asked, or could not tell."""
+
+    device_nodes: frozenset[str]
+    mig_minors: Mapping[str, int] | None
+    bindings: Mapping[str, int] | None
+    boot_id: str
+
+
+def see(host: HostView, *, sliced: bool) -> HostSight:
+    """What the host says now; the minors of MIG devices only where GPUs are `sliced`. Blocks."""
+    try:
+        bindings = host.bindings()
+    except OSError as error:
+        log.debug("the driver's bindings cannot be read now: %s", error)
+        bindings = None
+    return HostSight(host.device_nodes(), host.mig_minors() if sliced else None, bindings, host.boot_id())
+
+
+class Finder:
+    """Asks the driver for GPUs: all at once, as the first contact with one may take seconds."""
+
+    def __init__(self, driver: Driver, host: HostView, calls: DriverCalls) -> None:
+        self._driver = driver
+        self._host = host
+        self._calls = calls
+
+    async def by_index(self, count: int, patience: float) -> list[Watched]:
+        """Every GPU that the driver counts. One that does not describe itself within `patience` seconds is unreadable."""
+        placeholders = [Gpu(uuid=f"{PLACEHOLDER}{index}", index=index) for index in range(count)]
+        return distinct(await self._all(placeholders, patience, alone=False))
+
+    async def by_bus_id(self, gpus: Iterable[Gpu], patience: float) -> list[Watched]:
+        """These GPUs, each reached by its PCI bus id, which touches no other."""
+        return await self._all(gpus, patience, alone=True)
+
+    async def _all(self, gpus: Iterable[Gpu], patience: float, *, alone: bool) -> list[Watched]:
+        asked = list(gpus)
+        probed: dict[int, Watched] = {}
+
+        async def one(at: int, gpu: Gpu) -> None:
+            probed[at] = await self._probe(gpu, patience, alone=alone)
+
+        async with anyio.create_task_group() as group:
+            for at, gpu in enumerate(asked):
+                group.start_soon(one, at, gpu)
+        return [probed[at] for at in range(len(asked))]
+
+    async def _probe(self, gpu: Gpu, patience: float, *, alone: bool) -> Watched:
+        """One GPU as the driver describes it, or what is known of it if it does not."""
+        job = await self._calls.alone(probing(self._driver, self._host, gpu, alone=alone), patience)
+        if not job.done.done():
+            why = f"the driver has not described it within {patience:g} s"
+            log.error("GPU %d: %s; it is not handed out", gpu.index, why)
+            return Watched(replace(gpu, unreadable=why), None, job)
+        error = job.done.exception()
+        if error is not None:
+            why = failed(error).detail
+            log.error("GPU %d cannot be read and is not handed out: %s", gpu.index, why)
+            return Watched(replace(gpu, unreadable=why), None)
+        handle, described = job.done.result()
+        return Watched(described, handle)
+
+
+def probing(driver: Driver, host: HostView, gpu: Gpu, *, alone: bool) -> Callable[[], tuple[Handle, Gpu]]:
+    """A probe of a GPU: by its uuid, where it has one, else by its index; `alone`: by its bus id, touching no other."""
+    named = not gpu.uuid.startswith(PLACEHOLDER)
+
+    def probed() -> tuple[Handle, Gpu]:
+        known, bus_id = gpu.uuid if named else "", gpu.pci_bus_id if alone else ""
+        handle, found = probe.probe_gpu(driver, host, gpu.index, known, bus_id=bus_id)
+        if named and found.uuid != gpu.uuid:
+            raise _replaced(gpu, found.uuid)
+        return handle, found
+
+    return probed
+
+
+def looking(driver: Driver, host: HostView, watched: Watched, binding: int | None, *, alone: bool) -> Question:
+    """What to ask of a GPU in its turn: a probe, if it could not be read; a look, through a new handle if it has none."""
+    gpu, handle, divisible, skip = watched.gpu, watched.handle, watched.divisible, watched.unsupported
+    if gpu.unreadable:
+        return probing(driver, host, gpu, alone=alone)
+    return lambda: look(
+        driver,
+        _reach(driver, gpu, alone=alone) if handle is None else handle,
+        gpu,
+        divisible=divisible or handle is None,
+        skip=skip,
+        binding=binding,
+    )
+
+
+def _reach(driver: Driver, gpu: Gpu, *, alone: bool) -> Handle:
+    if not alone:
+        return driver.handle_by_uuid(gpu.uuid)
+    handle = driver.handle_by_pci_bus_id(gpu.pci_bus_id)
+    uuid = driver.uuid(handle)
+    if uuid != gpu.uuid:
+        raise _replaced(gpu, uuid)
+    return handle
+
+
+def _replaced(gpu: Gpu, uuid: str) -> NvmlError:
+    text = f"not found, another GPU, {uuid}, is at {gpu.pci_bus_id} now"
+    return NvmlError(Return.NOT_FOUND, "nvmlDeviceGetHandleByPciBusId_v2", text)
+
+
+def failed(error: BaseException) -> Sample:
+    """The sample that a failed call is."""
+    return fault(error) if isinstance(error, NvmlError) else Sample(fault="error", detail=repr(error))
+
+
+def distinct(probed: list[Watched]) -> list[Watched]:
+    """GPUs that claim another's uuid are listed under a name of their own, and never handed out."""
+    seen: set[str] = set()
+    for watched in probed:
+        if watched.gpu.uuid in seen:
+            why = f"it claims the uuid of another GPU, {watched.gpu.uuid}"
+            log.error("GPU %d: %s; it is not handed out", watched.gpu.index, why)
+            name = f"{PLACEHOLDER}{watched.gpu.index}"
+            watched.gpu, watched.handle = replace(watched.gpu, uuid=name, unreadable=why), None
+        seen.add(watched.gpu.uuid)
+    return probed
+
+
+def with_remembered(probed: list[Watched], remembered: Sequence[Gpu], bound: Mapping[str, int]) -> list[Watched]:
+    """Gives GPUs that the driver cannot name their remembered names, and lists those that it no longer has.
+
+    `bound` are the PCI bus ids that the host knows bound, if it does at all: what is not among them is no GPU's name now.
+    """
+    present = {watched.gpu.uuid: watched for watched in probed}
+    for gpu in remembered:
+        lost = present.get(gpu.uuid)
+        if lost is not None and lost.gpu.unreadable:  # midway: the driver gave no more than its name
+            lost.gpu = replace(gpu, index=lost.gpu.index, unreadable=lost.gpu.unreadable)
+    missing = [gpu for gpu in remembered if gpu.uuid not in present]
+    candidates = {gpu.index: gpu for gpu in missing if not bound or gpu.pci_bus_id.upper() in bound}
+    for watched in probed:
+        known = candidates.get(watched.gpu.index) if watched.handle is None else None
+        if known is not None:
+            watched.gpu = replace(known, unreadable=watched.gpu.unreadable)
+            missing.remove(known)
+    absent = []
+    for gpu in missing:
+        why = "the driver does not find it any more"
+        log.error("GPU %s: %s; it stays listed and is not handed out", gpu.uuid, why)
+        absent.append(Watched(replace(gpu, unreadable=why), None))
+    return in_order([*probed, *absent])
+
+
+def at_rest(remembered: Iterable[Gpu], released: Released) -> list[Watched]:
+    """Remembered GPUs that are released, as they are listed until they are resumed."""
+    return [Watched(replace(gpu, unreadable=MAINTENANCE), None) for gpu in remembered if gpu.uuid in released]
+
+
+def merged(known: list[Watched], probed: list[Watched], *, every: bool) -> list[Watched]:
+    """What is known of the GPUs after the driver was opened anew and found these; none that went unread is news.
+
+    Made-up names go once the GPU of that index is found under its own, or `every` GPU was asked for and read.
+    """
+    by_uuid = {watched.gpu.uuid: watched for watched in known}
+    found: list[Watched] = []
+    for new in probed:
+        old = by_uuid.get(new.gpu.uuid)
+        readable = new.handle is not None and not new.gpu.unreadable
+        if old is not None:
+            if new.handle is not None and readable:
+                old.described(new.handle, new.gpu)
+            old.pending = new.pending  # a probe that takes longer
+        elif readable:
+            found.append(new)
+    taken = {new.gpu.index for new in found}
+    read = every and all(new.handle is not None and not new.gpu.unreadable for new in probed)
+    kept = [old for old in known if old.named or not (read or old.gpu.index in taken)]
+    return in_order([*kept, *found])
+
+
+def in_order(gpus: Iterable[Watched]) -> list[Watched]:
+    """By index, as NVML numbers them."""
+    return sorted(gpus, key=lambda watched: (watched.gpu.index, watched.gpu.uuid))

@@ -1,0 +1,102 @@
+"""Passes on what is seen and heard of GPUs, each under its uuid. An event reaches its own GPU, or none."""
+
+import collections
+import logging
+from collections.abc import Callable, Iterator
+
+from gpu_plugin.health.observation import Deaf, DriverEvent, Observation, XidEvent
+from gpu_plugin.nvml.calls import DriverCalls
+from gpu_plugin.nvml.port import ALL_INSTANCES, Driver, Event, EventType, Handle, NvmlError
+from gpu_plugin.nvml.roster import Roster
+
+log = logging.getLogger(__name__)
+
+STRAYS = 256
+"""Events of unknown handles that are kept until the driver was asked whose they are; the oldest go first."""
+
+
+class Reports:
+    """Everything here runs on the event loop. Of GPUs that are released nothing is told."""
+
+    def __init__(
+        self, driver: Driver, calls: DriverCalls, roster: Roster, observe: Callable[[str, Observation], bool]
+    ) -> None:
+        """`observe` takes in an observation of a GPU and returns whether another soon would settle something."""
+        self._driver = driver
+        self._calls = calls
+        self._roster = roster
+        self._observe = observe
+        self._strays: collections.deque[Event] = collections.deque(maxlen=STRAYS)
+        self._nobodys: set[Handle] = set()
+        self.soon = False
+        """Whether an observation passed on asks for another soon. Set back by whoever heeds it."""
+
+    def saw(self, uuid: str, seen: Observation) -> None:
+        """Passes an observation on."""
+        if not self._roster.at_rest(uuid):
+            self.soon |= bool(self._observe(uuid, seen))
+
+    def heard(self, event: Event) -> None:
+        """Passes an event on by the handle it names; one of an unknown handle waits for `name_strays`."""
+        uuid = self._roster.by_handle.get(event.handle)
+        if uuid is None:
+            self._strays.append(event)
+        else:
+            self._pass_on(uuid, event)
+
+    def deaf(self, why: str) -> None:
+        """Tells of every GPU that no event of it will be heard, or (empty) that they are again."""
+        for watched in tuple(self._roster.gpus):
+            self.saw(watched.gpu.uuid, Deaf(why))
+
+    async def name_strays(self, patience: float) -> None:
+        """Asks the driver whose the events of unknown handles are, each for `patience` seconds; else they are nobody's."""
+        events = list(self._strays)
+        self._strays.clear()
+        for handle in dict.fromkeys(event.handle for event in events):
+            uuid = self._roster.by_handle.get(handle) or await self._name(handle, patience)
+            mine = [event for event in events if event.handle == handle]
+            for event in mine if uuid else ():
+                self._pass_on(uuid, event)
+            if not uuid and handle not in self._nobodys:
+                self._nobodys.add(handle)  # said once
+                kind, data = mine[0].kind, mine[0].data
+                log.warning(
+                    "an event (type %#x, data %d) came from no GPU known here, and is held against none", kind, data
+                )
+
+    async def _name(self, handle: Handle, patience: float) -> str:
+        """The uuid of the GPU that a handle is of, or is of a MIG device of; empty where the driver does not tell."""
+        job = await self._calls.submit(lambda: self._driver.uuid(handle), patience)
+        if not job.done.done():
+            return ""
+        error = job.done.exception()
+        if error is not None:
+            if not isinstance(error, NvmlError):
+                log.error("asking whose event it is failed: %r", error)
+            return ""
+        uuid = self._roster.owner(job.done.result())
+        if uuid and uuid == job.done.result():  # the handle of a MIG device may come to mean another one
+            self._roster.by_handle[handle] = uuid
+        return uuid
+
+    def _pass_on(self, uuid: str, event: Event) -> None:
+        for kind in _bits(event.kind):
+            if kind == EventType.XID_CRITICAL:
+                instances = _instance(event.gpu_instance), _instance(event.compute_instance)
+                self.saw(uuid, XidEvent(event.data, *instances))
+            else:
+                log.info("GPU %s: driver event of type %#x, data %d", uuid, kind, event.data)
+                self.saw(uuid, DriverEvent(kind))
+
+
+def _bits(kind: int) -> Iterator[int]:
+    """The event types that a mask is made of."""
+    while kind:
+        lowest = kind & -kind
+        yield lowest
+        kind -= lowest
+
+
+def _instance(number: int) -> int | None:
+    return None if number == ALL_INSTANCES else number

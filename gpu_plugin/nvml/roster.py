@@ -1,0 +1,42 @@
+"""The GPUs that are watched, what they are known by, and which of them are released."""
+
+from dataclasses import dataclass, field
+
+from gpu_plugin.nvml.bus import Bus
+from gpu_plugin.nvml.port import Handle
+from gpu_plugin.nvml.release import Released
+from gpu_plugin.nvml.watched import Watched
+
+
+@dataclass(slots=True)
+class Roster:
+    """What the parts of the monitor share. `wanted` is released, `untouched` what the open driver has no handle of."""
+
+    wanted: Released
+    untouched: Released = field(default_factory=Released)
+    gpus: list[Watched] = field(default_factory=list)
+    by_handle: dict[Handle, str] = field(default_factory=dict)
+    """Uuids by every handle of this opening of the driver: an event may name one that is not the newest."""
+    bus: Bus = field(default_factory=Bus)
+
+    def at_rest(self, uuid: str) -> bool:
+        """Whether a GPU is released, or not resumed yet: neither is it asked anything, nor is anything told of it."""
+        return uuid in self.wanted or uuid in self.untouched
+
+    def owner(self, uuid: str) -> str:
+        """The uuid of the GPU that goes by it, or that has a MIG device which does; empty if none."""
+        for watched in self.gpus:
+            if watched.gpu.uuid == uuid or any(device.uuid == uuid for device in watched.gpu.mig_devices):
+                return watched.gpu.uuid
+        return ""
+
+    def know_handles(self) -> None:
+        """Takes note of the handles that GPUs have now."""
+        self.by_handle |= {watched.handle: watched.gpu.uuid for watched in self.gpus if watched.handle is not None}
+
+    def forget(self) -> None:
+        """Gives up what does not outlive a driver that is closed: what comes next leaves alone what is released now."""
+        self.untouched = self.wanted
+        self.by_handle.clear()
+        for watched in self.gpus:
+            watched.forget()

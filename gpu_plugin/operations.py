@@ -1,0 +1,244 @@
+"""What operators ask of the running daemon about its GPUs: why they are as they are, held back, or let go of for a while."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, cast
+
+from gpu_plugin import control
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.health.explain import explain
+from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.observation import Order
+from gpu_plugin.health.signals import SIGNALS
+from gpu_plugin.health_watch import HealthWatch
+from gpu_plugin.nvml.monitor import Monitor
+from gpu_plugin.nvml.release import ReleaseError
+
+
+class Operations:
+    """The verbs of the control socket that operators have besides `status`. All of them may be asked for again and again.
+
+    They work whether or not the driver does, on the GPUs that are known then.
+    """
+
+    def __init__(
+        self, health: HealthWatch, monitor: Callable[[], Monitor | None], saved: Callable[[], Awaitable[bool]]
+    ) -> None:
+        """Takes the monitor once there is one, and how to wait for a moment until what is known is on disk."""
+        self._health = health
+        self._monitor = monitor
+        self._saved = saved
+        self._all_released = False
+
+    @property
+    def verbs(self) -> Mapping[str, control.Verb]:
+        """The verbs by name. `gpu` in a request is an index or a uuid."""
+        return {
+            "explain": self.explain,
+            "cordon": self.cordon,
+            "uncordon": self.uncordon,
+            "release": self.release,
+            "resume": self.resume,
+        }
+
+    def begin(self) -> frozenset[str] | None:
+        """The uuids of GPUs that an earlier process had released, as the monitor takes them: None for all of the node."""
+        self._all_released = self._every_one_released()
+        return None if self._all_released else self._health.released()
+
+    def found(self) -> None:
+        """GPUs that were found while all of the node is released are released as well."""
+        if self._all_released:
+            for gpu in self._health.gpus:
+                if gpu.uuid not in self._health.released():
+                    self._health.observe(gpu.uuid, Order("release"))
+
+    async def explain(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """Why the GPUs that are asked for are in their state, since when, and what would change it."""
+        return explain(self._health.ledger, self._asked(request), self._health.now())
+
+    async def cordon(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """Holds a GPU back until `uncordon`, over restarts and boots."""
+        gpu = self._one(request)
+        if self._stands(gpu, "cordon"):
+            return {"done": f"{_name(gpu)} is cordoned already."}
+        self._health.observe(gpu.uuid, Order("cordon"))
+        done = f"{_name(gpu)} is cordoned: no new pod gets it, until gpu-plugin uncordon --gpu {gpu.index}."
+        return {"done": done + await self._forgetful()}
+
+    async def uncordon(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """Lifts a cordon; where there is none, or with `override`, takes the operator's word that the GPU is fit."""
+        override = request.get("override", False)
+        if not isinstance(override, bool):
+            raise ConfigError(f"override: {override!r} is neither true nor false")
+        if (gone := self._forgotten(request)) is not None:
+            return {"done": gone}
+        gpu = self._one(request, "override")
+        cordoned, done = self._stands(gpu, "cordon"), []
+        if cordoned:
+            self._health.observe(gpu.uuid, Order("uncordon"))
+            done.append("its cordon is lifted")
+        if override or not cordoned:
+            before = self._held_against(gpu)
+            self._health.override(gpu.uuid)
+            done.append("you vouch for it: " + _changed(before, self._held_against(gpu)))
+        self._look()
+        stands = "; ".join(f"{words} ({verdict.name})" for words, verdict in self._held_against(gpu).items())
+        text = f"{_name(gpu)}: {', and '.join(done)}. " + (f"Still stands: {stands}." if stands else "Nothing stands.")
+        return {"done": text + await self._forgetful()}
+
+    async def release(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """Holds GPUs back and drops their NVML handles, so that they can be reset or the driver replaced.
+
+        Raises:
+            ConfigError: no such GPU, or the handles could not be dropped yet; the GPUs are held back all the same.
+        """
+        gpus = self._ordered(request)
+        for gpu in gpus:
+            self._health.observe(gpu.uuid, Order("release"))
+        self._all_released = request.get("gpu") is None or self._every_one_released()
+        try:
+            if (monitor := self._monitor()) is not None:
+                await monitor.release(None if self._all_released else frozenset(gpu.uuid for gpu in gpus))
+        except ReleaseError as error:
+            raise ConfigError(f"{_names(gpus)}: held back for maintenance, but {error}") from None
+        text = f"{_names(gpus)}: released, and held back until gpu-plugin resume. " + (
+            "NVML is shut down: GPUs can be reset, and the driver replaced."
+            if self._all_released
+            else "NVML has no handle of it any more: it can be reset."
+        )
+        return {"done": text + await self._forgetful()}
+
+    async def resume(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """Takes GPUs back that were released. They are healthy after a good look, unless something else is against them."""
+        gpus = self._ordered(request)
+        released = self._health.released()
+        for gpu in gpus:
+            self._health.observe(gpu.uuid, Order("resume"))
+        self._all_released = False
+        if (monitor := self._monitor()) is not None:
+            await monitor.resume(None if request.get("gpu") is None else frozenset(gpu.uuid for gpu in gpus))
+        resumed = [gpu for gpu in gpus if gpu.uuid in released]
+        if not resumed:
+            return {"done": f"{_names(gpus)}: not released, so there was nothing to resume."}
+        waiting = [gpu for gpu in resumed if self._stands(gpu, "maintenance")]
+        text = f"{_names(resumed)}: resumed." + (
+            f" No good look at {_names(waiting)} yet: held back until there is one." if waiting else ""
+        )
+        return {"done": text + await self._forgetful()}
+
+    def health(self) -> Mapping[str, object]:
+        """The health of every GPU, what happened to it since the start, and which signals it supports.
+
+        `gpus` has `index`, `uuid`, `state` (healthy, degraded or unhealthy; a GPU of which only a MIG device is unfit is
+        degraded), `verdict` and `reasons` of each; `supported` is whether a GPU tells what a signal needs, by uuid and name.
+        """
+        told = explain(self._health.ledger, self._health.gpus, self._health.now())
+        explained = cast("list[Mapping[str, Any]]", told["gpus"])
+        monitor = self._monitor()
+        unsupported = monitor.unsupported() if monitor is not None else {}
+        return {
+            "gpus": [_state(gpu) for gpu in explained],
+            "supported": {
+                uuid: {name: not signal.asks or not fields.issuperset(signal.asks) for name, signal in SIGNALS.items()}
+                for uuid, fields in unsupported.items()
+            },
+            **self._health.reports.status(),
+        }
+
+    def _asked(self, request: Mapping[str, object], *more: str) -> tuple[Gpu, ...]:
+        """The GPUs that a request names, all of them where it names none. Raises ConfigError for one that is not there."""
+        if unknown := set(request) - {"gpu", *more}:
+            raise ConfigError(f"{', '.join(sorted(unknown))}: this verb takes no such thing")
+        asked, gpus = request.get("gpu"), self._health.gpus
+        if asked is None:
+            return gpus
+        if isinstance(asked, bool) or not isinstance(asked, int | str):
+            raise ConfigError(f"gpu: {asked!r} is neither an index nor a uuid")
+        found = tuple(gpu for gpu in gpus if asked in (gpu.index, gpu.uuid))
+        if found:
+            return found
+        for gpu in gpus:
+            if any(mig.uuid == asked for mig in gpu.mig_devices):
+                raise ConfigError(f"{asked} is a MIG device of GPU {gpu.index}: name the GPU")
+        if not gpus:
+            raise ConfigError(f"GPU {asked}: no GPU of this node is known yet: the driver does not work, or finds none")
+        kind = "index" if isinstance(asked, int) else "uuid"
+        there = ", ".join(str(gpu.index) for gpu in gpus)
+        raise ConfigError(f"GPU {asked}: no GPU of this node has this {kind}; there are those of index {there}")
+
+    def _one(self, request: Mapping[str, object], *more: str) -> Gpu:
+        """The one GPU that a request names. Raises ConfigError where it names none, or two of the same index."""
+        if request.get("gpu") is None:
+            raise ConfigError("gpu: missing: which GPU, by index or uuid")
+        gpu, *others = self._asked(request, *more)
+        if others:
+            which = " and ".join(each.uuid for each in (gpu, *others))
+            raise ConfigError(f"GPU {gpu.index}: {which} go by this index; say which by its uuid")
+        return gpu
+
+    def _ordered(self, request: Mapping[str, object]) -> tuple[Gpu, ...]:
+        return self._asked(request) if request.get("gpu") is None else (self._one(request),)
+
+    def _every_one_released(self) -> bool:
+        """Whether all GPUs known are released, at once or one after the other."""
+        return bool(self._health.gpus) and {gpu.uuid for gpu in self._health.gpus} <= self._health.released()
+
+    def _forgotten(self, request: Mapping[str, object]) -> str | None:
+        """Forgets what was written down of a GPU that has not been found, where the request is about such a one."""
+        uuid = request.get("gpu")
+        if not isinstance(uuid, str) or not self._health.forget(uuid):
+            return None
+        return f"GPU {uuid} is not known on this node; what was written down of it is forgotten."
+
+    def _stands(self, gpu: Gpu, signal: str) -> bool:
+        return any(key.signal == signal for key, _, _ in self._health.ledger.standing(gpu.uuid))
+
+    def _held_against(self, gpu: Gpu) -> dict[str, Verdict]:
+        """What stands against a GPU or a MIG device of it, in the words of its signals, the worst first."""
+        found: dict[str, Verdict] = {}
+        standing = self._health.ledger.standing(gpu.uuid, None)
+        for key, latch, verdict in sorted(standing, key=lambda entry: (-entry[2], entry[1].since)):
+            where = f" (MIG device {key.device})" if key.device else ""
+            found.setdefault(f"{latch.detail or key.signal}{where}", verdict)
+        return found
+
+    def _look(self) -> None:
+        monitor = self._monitor()
+        if monitor is not None:
+            monitor.look_now()
+
+    async def _forgetful(self) -> str:
+        """A warning where what was done would not outlive the process."""
+        if await self._saved():
+            return ""
+        return " It could not be written down: a restart of the daemon would forget it."
+
+
+def _name(gpu: Gpu) -> str:
+    return f"GPU {gpu.index} ({gpu.uuid})"
+
+
+def _names(gpus: Iterable[Gpu]) -> str:
+    return ", ".join(map(_name, gpus)) or "no GPU is known yet"
+
+
+def _state(explained: Mapping[str, Any]) -> Mapping[str, object]:
+    """What the status says of a GPU that was explained."""
+    state = "degraded" if Verdict[explained["verdict"]] >= Verdict.DEGRADED else "healthy"
+    return {
+        "index": explained["index"],
+        "uuid": explained["uuid"],
+        "state": "unhealthy" if explained["health"] == "Unhealthy" else state,
+        "verdict": explained["verdict"],
+        "reasons": list(dict.fromkeys(signal["detail"] for signal in explained["signals"])),
+    }
+
+
+def _changed(before: Mapping[str, Verdict], after: Mapping[str, Verdict]) -> str:
+    """What an override did to what stood against a GPU."""
+    forgotten = [words for words in before if words not in after]
+    lowered = [words for words, verdict in before.items() if after.get(words, verdict) is not verdict]
+    parts = [f"forgotten is {'; '.join(forgotten)}"] if forgotten else []
+    parts += [f"no more than DEGRADED is {'; '.join(lowered)}"] if lowered else []
+    return ", ".join(parts) or "there was nothing to set aside"

@@ -1,0 +1,99 @@
+"""The event sets of a simulated driver: what each asked for, and the events that nobody has fetched yet."""
+
+import collections
+import threading
+from dataclasses import dataclass, field
+
+from gpu_plugin.nvml.port import ALL_INSTANCES, EventSet
+
+_QUEUE_LENGTH = 1024
+"""Events an event set holds while nobody waits; the oldest go first. A bound of our own: NVML documents none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostedEvent:
+    """An event of a GPU by its index on the node; otherwise as nvmlEventData_t has it."""
+
+    gpu: int
+    kind: int
+    data: int
+    gpu_instance: int = ALL_INSTANCES
+    compute_instance: int = ALL_INSTANCES
+
+
+@dataclass(slots=True)
+class _Listener:
+    """An event set: the mask of each GPU registered in it, and its events."""
+
+    masks: dict[int, int] = field(default_factory=dict)
+    events: collections.deque[PostedEvent] = field(default_factory=lambda: collections.deque(maxlen=_QUEUE_LENGTH))
+
+
+class EventSets:
+    """All event sets of a node's driver, safe from any thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._listeners: dict[EventSet, _Listener] = {}
+        self._last = 0
+
+    def create(self) -> EventSet:
+        """A new event set, in which no GPU is registered."""
+        with self._changed:
+            self._last += 1
+            events = EventSet(self._last)
+            self._listeners[events] = _Listener()
+        return events
+
+    def free(self, events: EventSet) -> bool:
+        """Forgets an event set and ends the waits for it; False where there is none."""
+        with self._changed:
+            known = self._listeners.pop(events, None) is not None
+            self._changed.notify_all()
+        return known
+
+    def free_all(self) -> None:
+        """Forgets every event set."""
+        with self._changed:
+            self._listeners.clear()
+            self._changed.notify_all()
+
+    def register(self, gpu: int, mask: int, events: EventSet) -> bool:
+        """Adds these kinds of a GPU's events to an event set, from now on; False where there is no such set."""
+        with self._changed:
+            if not (listener := self._listeners.get(events)):
+                return False
+            listener.masks[gpu] = listener.masks.get(gpu, 0) | mask
+        return True
+
+    def forget(self, gpu: int) -> None:
+        """Registers a GPU in no event set any more; what it has sent stays."""
+        with self._changed:
+            for listener in self._listeners.values():
+                listener.masks.pop(gpu, None)
+
+    def post(self, event: PostedEvent) -> int:
+        """Queues an event in every event set that asked for that kind from that GPU; gives how many did."""
+        with self._changed:
+            asked = [each for each in self._listeners.values() if each.masks.get(event.gpu, 0) & event.kind]
+            for listener in asked:
+                listener.events.append(event)
+            self._changed.notify_all()
+        return len(asked)
+
+    def next_event(self, events: EventSet, seconds: float) -> PostedEvent | None:
+        """The oldest event not fetched yet, waiting for one; None when none came in time.
+
+        Raises:
+            LookupError: there is no such event set, or no longer.
+        """
+
+        def ready() -> bool:
+            listener = self._listeners.get(events)
+            return not listener or bool(listener.events)
+
+        with self._changed:
+            self._changed.wait_for(ready, seconds)
+            if not (listener := self._listeners.get(events)):
+                raise LookupError(events)
+            return listener.events.popleft() if listener.events else None

@@ -1,0 +1,226 @@
+"""What can go wrong with a part of a simulated GPU: heat, memory, links, and what its driver makes of it."""
+
+from collections.abc import Callable, Mapping
+
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.nvml.port import EventType
+from gpu_plugin.simulation import recovery_actions
+from gpu_plugin.simulation.condition import FABRICS, Field
+from gpu_plugin.simulation.fault_values import integer, lacks, mask, said
+from gpu_plugin.simulation.hardware import SimulatedNode
+
+Fault = Callable[[SimulatedNode, int, object], str]
+"""Applies a fault to a GPU by index with the value asked for; gives what was done, to follow "GPU 3 (GPU-...): ".
+
+Raises:
+    ConfigError: the value cannot be, or not on this GPU; nothing was done.
+"""
+
+_COLDEST, _HOTTEST = -40, 200
+"""°C. No sensor says more or less; a slip of the finger does."""
+
+_MANY = 1_000_000
+"""More errors than a test counts; a slip of the finger does."""
+
+_COMPLETED = "completed"
+"""What `fabric` takes besides `FABRICS`: as the profile says."""
+
+
+def _temperature(node: SimulatedNode, gpu: int, value: object) -> str:
+    celsius = integer("temperature", value, _COLDEST, _HOTTEST, " °C")
+    node.set_temperature(gpu, celsius)
+    return f"now at {celsius} °C, until healed"
+
+
+def _memory_temperature(node: SimulatedNode, gpu: int, value: object) -> str:
+    celsius = integer("memory-temperature", value, _COLDEST, _HOTTEST, " °C")
+    _set_field(node, gpu, "memory-temperature", Field.MEMORY_TEMPERATURE, celsius)
+    return f"its memory is now at {celsius} °C, until healed"
+
+
+def _margin(node: SimulatedNode, gpu: int, value: object) -> str:
+    celsius = integer("margin", value, -_HOTTEST, _HOTTEST, " °C")
+    if node.profile.gpus[gpu].margin is None:
+        raise lacks(node, gpu, "margin", "tells no margin temperature")
+    node.change(gpu, margin=celsius)
+    return f"now {celsius} °C from its temperature limit, until healed"
+
+
+def _clocks_event_reasons(node: SimulatedNode, gpu: int, value: object) -> str:
+    reasons = mask("clocks-event-reasons", value)
+    if node.profile.gpus[gpu].clocks_event_reasons is None:
+        raise lacks(node, gpu, "clocks-event-reasons", "tells no clocks event reasons")
+    node.change(gpu, clocks_event_reasons=reasons)
+    return f"its clocks event reasons are {reasons:#x}, until healed"
+
+
+def _ecc_uncorrected(node: SimulatedNode, gpu: int, value: object) -> str:
+    errors = integer("ecc-uncorrected", value, 1, _MANY)
+    if not node.profile.gpus[gpu].ecc:
+        raise lacks(node, gpu, "ecc-uncorrected", "counts no memory errors")
+    node.grow(gpu, "ecc_uncorrected", errors)
+    node.post(gpu, EventType.DOUBLE_BIT_ECC)
+    return f"{errors} more uncorrected memory errors, until reset"
+
+
+def _remap_pending(node: SimulatedNode, gpu: int, value: object) -> str:
+    said("remap-pending", value)
+    _check_remaps(node, gpu, "remap-pending")
+    node.change(gpu, rows_uncorrectable=node.condition(gpu).rows_uncorrectable + 1, remap_pending=True)
+    return "a memory row waits to be remapped, until reset"
+
+
+def _remap_failure(node: SimulatedNode, gpu: int, value: object) -> str:
+    said("remap-failure", value)
+    _check_remaps(node, gpu, "remap-failure")
+    node.change(gpu, remap_failure=True)
+    return "a memory row could not be remapped, until healed"
+
+
+def _retired_pages(node: SimulatedNode, gpu: int, value: object) -> str:
+    pages = integer("retired-pages", value, 0, _MANY)
+    _check_retires(node, gpu, "retired-pages")
+    _set_field(node, gpu, "retired-pages", Field.RETIRED_PAGES, pages)
+    return f"{pages} memory pages are retired, until healed"
+
+
+def _retirement_pending(node: SimulatedNode, gpu: int, value: object) -> str:
+    said("retirement-pending", value)
+    _check_retires(node, gpu, "retirement-pending")
+    node.change(gpu, retirement_pending=True)
+    return "a memory page waits to be retired, until reset"
+
+
+def _sram_threshold(node: SimulatedNode, gpu: int, value: object) -> str:
+    said("sram-threshold", value)
+    if not node.profile.gpus[gpu].sram_status:
+        raise lacks(node, gpu, "sram-threshold", "tells nothing of its SRAM")
+    node.change(gpu, sram_threshold=True)
+    return "its SRAM has had more errors than it may, until healed"
+
+
+def _unrepairable_memory(node: SimulatedNode, gpu: int, value: object) -> str:
+    said("unrepairable-memory", value)
+    if not node.profile.gpus[gpu].unrepairable_memory:
+        raise lacks(node, gpu, "unrepairable-memory", "tells nothing of unrepairable memory")
+    node.change(gpu, unrepairable_memory=True)
+    return "it has memory that no repair mends, until healed"
+
+
+def _recovery_action(node: SimulatedNode, gpu: int, value: object) -> str:
+    action = recovery_actions.NUMBERS.get(value) if isinstance(value, str) else None
+    if action is None:
+        raise ConfigError(f"recovery-action: {value!r}: one of {', '.join(recovery_actions.NUMBERS)}")
+    _set_field(node, gpu, "recovery-action", Field.RECOVERY_ACTION, action)
+    node.post(gpu, EventType.GPU_RECOVERY_ACTION)
+    if not action:
+        return "its driver asks for no recovery, whatever Xid is raised, until reset"
+    return f"its driver asks for {value}, until reset"
+
+
+def _nvlink_down(node: SimulatedNode, gpu: int, value: object) -> str:
+    link = _link(node, gpu, "nvlink-down", value)
+    node.change(gpu, links_down=tuple(sorted({*node.condition(gpu).links_down, link})))
+    return f"its NVLink {link} is down, until reset"
+
+
+def _nvlink_up(node: SimulatedNode, gpu: int, value: object) -> str:
+    link = _link(node, gpu, "nvlink-up", value)
+    node.change(gpu, links_down=tuple(each for each in node.condition(gpu).links_down if each != link))
+    return f"its NVLink {link} is up"
+
+
+def _nvlink_errors(node: SimulatedNode, gpu: int, value: object) -> str:
+    errors = integer("nvlink-errors", value, 1, _MANY)
+    _set_field(node, gpu, "nvlink-errors", Field.NVLINK_FAILED_RECOVERIES, errors, more=True)
+    return f"{errors} more recoveries of its NVLinks failed, until reset"
+
+
+def _nvlink_crc_errors(node: SimulatedNode, gpu: int, value: object) -> str:
+    errors = integer("nvlink-crc-errors", value, 1, _MANY)
+    _set_field(node, gpu, "nvlink-crc-errors", Field.NVLINK_CRC_ERRORS, errors, more=True)
+    return f"{errors} more CRC errors on its NVLinks, until reset"
+
+
+def _fabric(node: SimulatedNode, gpu: int, value: object) -> str:
+    if value not in (_COMPLETED, *FABRICS):
+        raise ConfigError(f"fabric: {value!r}: one of {', '.join((_COMPLETED, *FABRICS))}")
+    built = node.profile.gpus[gpu].fabric
+    if built is None or not built.state:
+        raise lacks(node, gpu, "fabric", "is part of no NVLink fabric")
+    node.change(gpu, fabric=None if value == _COMPLETED else value)
+    return f"its NVLink fabric is {value}" + ("" if value == _COMPLETED else ", until reset")
+
+
+def _pcie_width(node: SimulatedNode, gpu: int, value: object) -> str:
+    widest = node.profile.gpus[gpu].pcie_width
+    if widest is None:
+        raise lacks(node, gpu, "pcie-width", "tells nothing of its PCIe link")
+    lanes = integer("pcie-width", value, 1, widest, " lanes")
+    node.change(gpu, pcie_width=lanes)
+    return f"its PCIe link has {lanes} of {widest} lanes, until healed"
+
+
+def _pcie_replays(node: SimulatedNode, gpu: int, value: object) -> str:
+    replays = integer("pcie-replays", value, 1, _MANY)
+    if node.profile.gpus[gpu].pcie_width is None:
+        raise lacks(node, gpu, "pcie-replays", "tells nothing of its PCIe link")
+    node.grow(gpu, "pcie_replays", replays)
+    return f"{replays} more replays on its PCIe link, until reset"
+
+
+def _pcie_fatal_errors(node: SimulatedNode, gpu: int, value: object) -> str:
+    errors = integer("pcie-fatal-errors", value, 1, _MANY)
+    _set_field(node, gpu, "pcie-fatal-errors", Field.PCIE_FATAL_ERRORS, errors, more=True)
+    return f"{errors} more fatal errors on its PCIe link, until reset"
+
+
+def _set_field(node: SimulatedNode, gpu: int, name: str, number: Field, value: int, *, more: bool = False) -> None:
+    if number not in node.profile.gpus[gpu].fields:
+        raise lacks(node, gpu, name, f"does not have the field that tells it, {number:d}")
+    node.set_field(gpu, number, value, more=more)
+
+
+def _check_remaps(node: SimulatedNode, gpu: int, name: str) -> None:
+    if not node.profile.gpus[gpu].row_remapping:
+        raise lacks(node, gpu, name, "remaps no memory rows")
+
+
+def _check_retires(node: SimulatedNode, gpu: int, name: str) -> None:
+    if not node.profile.gpus[gpu].page_retirement:
+        raise lacks(node, gpu, name, "retires no memory pages")
+
+
+def _link(node: SimulatedNode, gpu: int, name: str, value: object) -> int:
+    links = node.profile.remotes[gpu]
+    if not links:
+        raise lacks(node, gpu, name, "has no NVLinks")
+    link = integer(name, value, 0, len(links) - 1)
+    if links[link] is None:
+        raise lacks(node, gpu, name, f"has nothing at the other end of its NVLink {link}")
+    return link
+
+
+PART_FAULTS: Mapping[str, Fault] = {
+    "temperature": _temperature,
+    "memory-temperature": _memory_temperature,
+    "margin": _margin,
+    "clocks-event-reasons": _clocks_event_reasons,
+    "ecc-uncorrected": _ecc_uncorrected,
+    "remap-pending": _remap_pending,
+    "remap-failure": _remap_failure,
+    "retired-pages": _retired_pages,
+    "retirement-pending": _retirement_pending,
+    "sram-threshold": _sram_threshold,
+    "unrepairable-memory": _unrepairable_memory,
+    "recovery-action": _recovery_action,
+    "nvlink-down": _nvlink_down,
+    "nvlink-up": _nvlink_up,
+    "nvlink-errors": _nvlink_errors,
+    "nvlink-crc-errors": _nvlink_crc_errors,
+    "fabric": _fabric,
+    "pcie-width": _pcie_width,
+    "pcie-replays": _pcie_replays,
+    "pcie-fatal-errors": _pcie_fatal_errors,
+}
+"""By the key that asks for it."""

@@ -1,0 +1,43 @@
+"""What tests ask of a simulated driver: that a call fails with a code of their own."""
+
+import threading
+from dataclasses import dataclass
+
+from gpu_plugin.nvml.port import Driver
+
+
+@dataclass(slots=True)
+class _Refusal:
+    call: str
+    code: int
+    gpu: int | None
+    left: int | None
+
+
+class Refusals:
+    """Calls that are to fail, safe from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._refusals: list[_Refusal] = []
+
+    def add(self, call: str, code: int, gpu: int | None, times: int | None) -> None:
+        """As `SimulatedNode.refuse` has it."""
+        if not hasattr(Driver, call):
+            raise ValueError(f"{call}: no such driver call")
+        with self._lock:
+            self._refusals.append(_Refusal(call, code, gpu, times))
+
+    def take(self, call: str, gpu: int | None) -> int | None:
+        """The code with which this call is to fail, using up one of its times; None lets it pass."""
+        if not self._refusals:
+            return None
+        with self._lock:
+            for refusal in self._refusals:
+                if refusal.call == call and refusal.gpu in (None, gpu):
+                    if refusal.left is not None:
+                        refusal.left -= 1
+                        if not refusal.left:
+                            self._refusals.remove(refusal)
+                    return refusal.code
+        return None

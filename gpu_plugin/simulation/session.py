@@ -1,0 +1,158 @@
+"""How a simulated driver is opened, numbers GPUs and finds them by their handles: what every call of it goes through."""
+
+import collections
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from gpu_plugin.nvml.port import Handle, Return
+from gpu_plugin.simulation.calls import NVML_FUNCTIONS, refused, supported
+from gpu_plugin.simulation.condition import Condition
+from gpu_plugin.simulation.hardware import SimulatedNode, Slice
+from gpu_plugin.simulation.profile import GpuProfile
+
+_FIRST_HANDLE, _HANDLE_STRIDE = 0x7F0000001000, 0x1000
+"""Handles look like the pointers they are in NVML, by the number that a GPU got when the driver was opened."""
+
+_FIRST_MIG_HANDLE, _MIG_GPU_STRIDE, _MIG_STRIDE = 0x7F8000000000, 0x100000000, 0x100
+"""Those of MIG devices, by GPU and then by the number of the slice."""
+
+
+class Session:
+    """A node's driver as one process has it open, safe from any thread.
+
+    - Before `open` and after as many `close` as there were `open`: UNINITIALIZED.
+    - GPUs are numbered as it is opened; one that comes later is not there until it was closed for good and opened again.
+    - A lost GPU: GPU_IS_LOST from every call about it, getting its handle included. Handles stay valid over heal.
+    - One that has vanished since it was opened: likewise, but NOT_FOUND by its uuid or bus id, even when it is back.
+    - A hung GPU: every call about it blocks in the calling thread until the hang ends; `close` does not end it.
+    - The handle of a MIG device that is no more: INVALID_ARGUMENT from every call.
+
+    `latency` makes a call, by its name here, take that many seconds longer. `calls` counts calls by name, refused ones
+    included.
+    """
+
+    def __init__(
+        self,
+        node: SimulatedNode,
+        *,
+        latency: Mapping[str, float] | None = None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        if unknown := set(latency or ()) - set(NVML_FUNCTIONS):
+            raise ValueError(f"latency of {', '.join(sorted(unknown))}: no such driver call")
+        self.calls: collections.Counter[str] = collections.Counter()
+        self._node = node
+        self._profile = node.profile
+        self._latency = dict(latency or {})
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._opened = 0
+        self._gpus: tuple[int, ...] = ()
+        self._departures: dict[int, int] = {}
+
+    def open(self) -> None:
+        """Counted, as nvmlInit is: each needs a `close`."""
+        self._begin("open", opened=False)
+        with self._lock:
+            if not self._opened:
+                self._departures = self._node.on_the_bus()
+                self._gpus = tuple(self._departures)
+            self._opened += 1
+
+    def close(self) -> None:
+        """The last one forgets every event set; a `wait` still going on then ends with UNINITIALIZED."""
+        self._begin("close")
+        with self._lock:
+            self._opened = max(self._opened - 1, 0)
+            last = not self._opened
+        if last:
+            self._node.events.free_all()
+
+    def _begin(self, call: str, gpu: int | None = None, *, opened: bool = True) -> None:
+        """What every call goes through first."""
+        with self._lock:
+            self.calls[call] += 1
+            ready = self._opened or not opened
+        if seconds := self._latency.get(call):
+            self._sleep(seconds)
+        if not ready:
+            raise refused(call, Return.UNINITIALIZED)
+        if (code := self._node.refusals.take(call, gpu)) is not None:
+            raise refused(call, code)
+
+    def _reach(self, call: str, handle: Handle) -> int:
+        """What every call about a GPU goes through first; gives its index. Blocks while the GPU hangs."""
+        self._begin(call, self._find(handle))
+        index = self._index(call, handle)
+        self._check_answers(call, index)
+        return index
+
+    def _gpu(self, call: str, handle: Handle) -> GpuProfile:
+        return self._profile.gpus[self._reach(call, handle)]
+
+    def _now(self, call: str, handle: Handle) -> tuple[GpuProfile, Condition]:
+        index = self._reach(call, handle)
+        return self._profile.gpus[index], self._node.condition(index)
+
+    def _slice(self, call: str, handle: Handle) -> Slice | None:
+        """The slice that a handle is about, after what every call goes through; None for a handle that is no slice's."""
+        if handle < _FIRST_MIG_HANDLE:
+            return None
+        gpu, number = gpu_of_mig(handle), (handle - _FIRST_MIG_HANDLE) % _MIG_GPU_STRIDE
+        known = gpu < len(self._profile.gpus)
+        self._begin(call, gpu if known else None)
+        if known:
+            self._check_answers(call, gpu)
+            cut = self._node.cut(gpu)
+            for each in cut.slices if cut else ():
+                if each.number * _MIG_STRIDE == number:
+                    return each
+        raise refused(call, Return.INVALID_ARGUMENT)
+
+    def _mig(self, call: str, handle: Handle) -> Slice:
+        found = self._slice(call, handle)
+        if found is None:
+            self._reach(call, handle)
+        return supported(call, found)
+
+    def _look_up(self, call: str, wanted: Callable[[GpuProfile], bool]) -> Handle:
+        index = next((index for index, gpu in enumerate(self._profile.gpus) if wanted(gpu)), None)
+        self._begin(call, index)
+        if index is None or index not in self._gpus or self._has_gone(index):
+            raise refused(call, Return.NOT_FOUND)
+        return self._handle(call, index)
+
+    def _handle(self, call: str, index: int) -> Handle:
+        self._check_answers(call, index)
+        return self._handle_of(index)
+
+    def _handle_of(self, index: int) -> Handle:
+        return Handle(_FIRST_HANDLE + self._gpus.index(index) * _HANDLE_STRIDE)
+
+    def _check_answers(self, call: str, index: int) -> None:
+        if (code := self._node.failing(index, self._departures.get(index, -1))) is not None:
+            raise refused(call, code)
+
+    def _has_gone(self, index: int) -> bool:
+        return self._node.has_gone(index, self._departures.get(index, -1))
+
+    def _find(self, handle: Handle) -> int | None:
+        number, rest = divmod(handle - _FIRST_HANDLE, _HANDLE_STRIDE)
+        return self._gpus[number] if not rest and 0 <= number < len(self._gpus) else None
+
+    def _index(self, call: str, handle: Handle) -> int:
+        index = self._find(handle)
+        if index is None:
+            raise refused(call, Return.INVALID_ARGUMENT)
+        return index
+
+
+def mig_handle(gpu: int, number: int) -> Handle:
+    """The handle of a slice of a GPU, by the slice's number."""
+    return Handle(_FIRST_MIG_HANDLE + gpu * _MIG_GPU_STRIDE + number * _MIG_STRIDE)
+
+
+def gpu_of_mig(handle: Handle) -> int:
+    """The GPU by its index on the node that a MIG device's handle belongs to."""
+    return (handle - _FIRST_MIG_HANDLE) // _MIG_GPU_STRIDE

@@ -1,0 +1,292 @@
+"""Every fault of a node, as the kubelet, the operator and the next process of the daemon see it."""
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import pytest
+
+from gpu_plugin.cli import main
+from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
+from tests.node.daemon import GPU, healthy, ids
+
+SICK = 2
+"""The GPU that faults are tried on."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is done to a GPU, by which signal it is told, what that comes to, and what ends it."""
+
+    flags: tuple[str, ...]
+    signal: str
+    verdict: str
+    end: tuple[str, ...]
+    profile: str = "hgx-h100"
+
+
+FAULTS = [
+    Fault(("--xid", "48"), "xid", "FATAL", ("--reset",)),
+    Fault(("--xid", "79"), "xid", "FATAL", ("--heal",)),
+    Fault(("--xid", "79"), "xid", "FATAL", ("--reboot",)),
+    Fault(("--xid", "95"), "xid", "FATAL", ("--reset",), "dgx1-v100"),
+    Fault(("--xid", "500"), "xid", "DEGRADED", ("--reset",)),
+    Fault(("--lost",), "lost", "FATAL", ("--reboot",)),
+    Fault(("--vanish",), "vanished", "FATAL", ("--return",)),
+    Fault(("--recovery-action", "gpu-reset"), "recovery-action", "FATAL", ("--reset",)),
+    Fault(("--recovery-action", "drain-p2p"), "recovery-action", "FATAL", ("--recovery-action", "none")),
+    Fault(("--ecc-uncorrected", "1"), "ecc-uncorrected", "DEGRADED", ("--reset",)),
+    Fault(("--ecc-uncorrected", "1"), "ecc-uncorrected", "FATAL", ("--reset",), "dgx1-v100"),
+    Fault(("--remap-pending",), "remap-pending", "DEGRADED", ("--reset",)),
+    Fault(("--remap-failure",), "remap-failure", "FATAL", ("--heal",)),
+    Fault(("--nvlink-down", "5"), "nvlink", "DEGRADED", ("--reset",)),
+    Fault(("--fabric", "unhealthy"), "fabric", "FATAL", ("--fabric", "completed")),
+    Fault(("--pcie-width", "8"), "pcie-width", "DEGRADED", ("--heal",)),
+    Fault(("--margin", "-7"), "margin", "FATAL", ("--heal",)),
+    Fault(("--temperature", "94"), "temperature", "FATAL", ("--heal",)),
+]
+
+
+def name(fault: Fault) -> str:
+    return " ".join((*fault.flags, fault.profile, *fault.end))
+
+
+async def command(daemon, *arguments: str) -> int:
+    """A verb of `gpu-plugin` about this daemon, as the command line takes it; its exit status."""
+    verb, *rest = arguments
+    return await anyio.to_thread.run_sync(main, [verb, "--state-dir", str(daemon.state), *rest])
+
+
+async def fault(daemon, *flags: str, gpu: int | str = SICK) -> None:
+    assert await command(daemon, "fault", "--gpu", str(gpu), *flags) == 0
+
+
+async def explained(daemon, gpu: int | str = SICK) -> dict[str, Any]:
+    done = await anyio.to_thread.run_sync(
+        lambda: subprocess.run(
+            [sys.executable, "-m", "gpu_plugin", "explain", "--state-dir", daemon.state, "--gpu", str(gpu), "--json"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=20,
+        )
+    )
+    (told,) = json.loads(done.stdout)["gpus"]
+    return dict(told)
+
+
+async def until_told(daemon, expected, gpu: int | str = SICK, seconds: float = 15) -> dict[str, Any]:
+    """What is told of a GPU once `expected` holds of it."""
+    told: dict[str, Any] = {}
+    with anyio.move_on_after(seconds):
+        while not expected(told := await explained(daemon, gpu)):
+            await anyio.sleep(0.05)
+        return told
+    raise AssertionError(f"GPU {gpu} never came to that: {told}")
+
+
+def held_by(fault: Fault):
+    """Whether a GPU's state is what the fault must come to."""
+
+    def met(told: dict[str, Any]) -> bool:
+        return any(each["name"] == fault.signal and each["verdict"] == fault.verdict for each in told["signals"])
+
+    return met
+
+
+def sound(told: dict[str, Any]) -> bool:
+    return (told["health"], told["verdict"]) == ("Healthy", "OK")
+
+
+@pytest.mark.parametrize("case", FAULTS, ids=name)
+async def test_a_fault_is_told_outlives_a_kill_and_ends_with_its_proof(kubelet, daemon, case):
+    daemon.profile = case.profile
+    daemon.start("--temperature-recovery", "300ms")
+    await kubelet.wait_for(healthy(kubelet, 8))
+    sick = ids(kubelet)[SICK]
+    expected = 7 if case.verdict == "FATAL" else 8
+    await fault(daemon, *case.flags)
+    before = await until_told(daemon, held_by(case), sick)
+    assert (before["index"], before["uuid"]) == (SICK, sick)
+    assert before["verdict"] == case.verdict
+    await kubelet.wait_for(healthy(kubelet, expected))
+    assert sorted(kubelet.resources[GPU].unhealthy) == ([sick] if case.verdict == "FATAL" else [])
+    await daemon.wrote("health.json", f'"{case.signal}"')
+    daemon.signal(signal.SIGKILL)
+    await daemon.exit()
+    mark = len(kubelet.events)
+    daemon.start("--temperature-recovery", "300ms")
+    await kubelet.wait_for(healthy(kubelet, expected))
+    after = await until_told(daemon, held_by(case), sick)  # by uuid: a driver that counts without it has another GPU 2
+    (first, again) = (next(each for each in told["signals"] if each["name"] == case.signal) for told in (before, after))
+    assert again["since"] == first["since"]
+    assert all(event.changed.get(sick) != "Healthy" for event in kubelet.events[mark:] if expected == 7)
+    if "--reboot" in case.end:
+        assert await command(daemon, "fault", "--reboot") == 0
+    else:
+        await fault(daemon, *case.end, gpu=sick)
+    if case.verdict == "FATAL":
+        await kubelet.wait_for(healthy(kubelet, 8), 20)
+    if case.signal not in ("temperature", "margin"):  # beside these the slowdown signals take two minutes of coolness
+        await until_told(daemon, sound, sick)
+    status, seconds = await daemon.stop()
+    assert (status, seconds < 2) == (0, True)
+
+
+async def test_a_reset_is_no_proof_for_a_gpu_that_fell_off_the_bus(kubelet, daemon):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    await fault(daemon, "--xid", "79")
+    await kubelet.wait_for(healthy(kubelet, 7))
+    await fault(daemon, "--reset")
+    await fault(daemon, "--temperature", "120", gpu=0)  # two rounds of looks are over once this is seen
+    await kubelet.wait_for(healthy(kubelet, 6))
+    await until_told(daemon, lambda told: told["health"] == "Unhealthy")
+    await fault(daemon, "--reboot")
+    await until_told(daemon, lambda told: told["health"] == "Healthy")
+
+
+async def test_a_whole_gpu_xid_reaches_every_slice_and_replica_and_an_instances_only_its_own(kubelet, daemon):
+    daemon.profile = "h100-mig-single"
+    config = daemon.directory / "config.yaml"
+    config.write_text(
+        "version: v1\nflags: {migStrategy: single}\n"
+        "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
+    )
+    daemon.start("--config-file", str(config))
+    await kubelet.wait_for(lambda: GPU in kubelet.resources and kubelet.resources[GPU].streams == 1)
+    everything = len(ids(kubelet))
+    await kubelet.wait_for(healthy(kubelet, everything))
+    told = await explained(daemon, 1)
+    slices = [device["uuid"] for device in told["devices"]]
+    assert len(slices) == 7
+    assert {identifier.split("::")[0] for identifier in ids(kubelet)} >= set(slices)
+    await fault(daemon, "--xid", "48", "--instance", "7/0", gpu=1)
+    await kubelet.wait_for(healthy(kubelet, everything - 4))
+    (hit,) = {identifier.split("::")[0] for identifier in kubelet.resources[GPU].unhealthy}
+    assert hit in slices
+    await fault(daemon, "--xid", "48", gpu=1)
+    await kubelet.wait_for(healthy(kubelet, everything - 28))
+    assert {identifier.split("::")[0] for identifier in kubelet.resources[GPU].unhealthy} == set(slices)
+
+
+async def test_a_gpu_is_released_for_maintenance_and_comes_back_reset(kubelet, daemon):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    await fault(daemon, "--xid", "48")
+    await kubelet.wait_for(healthy(kubelet, 7))
+    assert await command(daemon, "release", "--gpu", str(SICK)) == 0
+    told = await until_told(daemon, lambda told: any(each["name"] == "maintenance" for each in told["signals"]))
+    assert told["health"] == "Unhealthy"
+    await fault(daemon, "--reset")
+    await daemon.wrote("health.json", '"maintenance"')
+    daemon.signal(signal.SIGKILL)
+    await daemon.exit()
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 7))
+    assert any(each["name"] == "maintenance" for each in (await explained(daemon))["signals"])
+    assert await command(daemon, "resume", "--gpu", str(SICK)) == 0
+    await kubelet.wait_for(healthy(kubelet, 8), 20)
+    await until_told(daemon, sound)
+
+
+async def test_all_gpus_are_released_and_resumed(kubelet, daemon):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    before = ids(kubelet)
+    assert await command(daemon, "release") == 0
+    await kubelet.wait_for(healthy(kubelet, 0))
+    daemon.signal(signal.SIGTERM)
+    await daemon.exit()
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 0))
+    assert ids(kubelet) == before
+    assert await command(daemon, "resume") == 0
+    await kubelet.wait_for(healthy(kubelet, 8), 20)
+    assert ids(kubelet) == before
+
+
+async def test_a_cordon_is_the_operators_and_survives_kill_and_boot(kubelet, daemon):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    assert await command(daemon, "cordon", "--gpu", str(SICK)) == 0
+    await kubelet.wait_for(healthy(kubelet, 7))
+    await daemon.wrote("health.json", '"cordon"')
+    await fault(daemon, "--reboot")
+    daemon.signal(signal.SIGKILL)
+    await daemon.exit()
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 7))
+    assert kubelet.resources[GPU].unhealthy == {ids(kubelet)[SICK]}
+    assert await command(daemon, "uncordon", "--gpu", str(SICK)) == 0
+    await kubelet.wait_for(healthy(kubelet, 8))
+
+
+async def test_an_operator_may_vouch_for_a_gpu_that_nothing_proves(kubelet, daemon):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    await fault(daemon, "--remap-failure")
+    await kubelet.wait_for(healthy(kubelet, 7))
+    assert await command(daemon, "uncordon", "--gpu", str(SICK)) == 0
+    await kubelet.wait_for(healthy(kubelet, 8))
+    told = await explained(daemon)
+    assert (told["health"], told["verdict"]) == ("Healthy", "DEGRADED")
+
+
+async def test_a_gpu_that_vanished_is_not_missed_by_the_others_over_a_restart(kubelet, daemon):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    before = ids(kubelet)
+    await fault(daemon, "--vanish")
+    await kubelet.wait_for(healthy(kubelet, 7))
+    daemon.signal(signal.SIGKILL)
+    await daemon.exit()
+    daemon.start()  # the driver counts seven now, and numbers those behind it anew
+    await kubelet.wait_for(healthy(kubelet, 7))
+    assert sorted(ids(kubelet)) == sorted(before)
+    assert kubelet.resources[GPU].unhealthy == {before[SICK]}
+    await fault(daemon, "--return", gpu=before[SICK])
+    await kubelet.wait_for(healthy(kubelet, 8), 20)
+
+
+async def test_repeated_trouble_is_held_back_for_a_time(kubelet, daemon):
+    daemon.start("--temperature-recovery", "100ms", "--flap-guard", "2s")
+    await kubelet.wait_for(healthy(kubelet, 8))
+    for _ in range(2):
+        await fault(daemon, "--recovery-action", "gpu-reset")
+        await kubelet.wait_for(healthy(kubelet, 7))
+        await fault(daemon, "--reset")
+        await kubelet.wait_for(healthy(kubelet, 8))
+    await fault(daemon, "--recovery-action", "gpu-reset")
+    await kubelet.wait_for(healthy(kubelet, 7))
+    await fault(daemon, "--reset")
+    told = await until_told(daemon, lambda told: [each["name"] for each in told["signals"]] == ["flapping"])
+    assert told["health"] == "Unhealthy"
+    await kubelet.wait_for(healthy(kubelet, 8), 20)
+
+
+async def test_a_driver_that_hangs_during_release_holds_up_neither_kubelet_nor_exit(kubelet, daemon):
+    daemon.start("--nvml-timeout", "300ms")
+    await kubelet.wait_for(healthy(kubelet, 8))
+    await fault(daemon, "--hang", "600")
+    await kubelet.wait_for(healthy(kubelet, 7))
+    assert await command(daemon, "release", "--gpu", str(SICK)) == 1
+    await kubelet.admit("pod", {GPU: 7})
+    status, seconds = await daemon.stop()
+    assert (status, seconds < 2) == (0, True)
+
+
+async def test_a_storm_of_application_xids_changes_no_list(kubelet, daemon):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    lists = sum(event.kind is EventKind.LIST for event in kubelet.events)
+    for _ in range(30):
+        daemon.fault(SICK, xid=31)
+    told = await until_told(daemon, lambda told: told["verdict"] in ("APP", "DEGRADED"))
+    assert told["health"] == "Healthy"
+    assert any("31" in each["detail"] for each in told["signals"])
+    assert sum(event.kind is EventKind.LIST for event in kubelet.events) == lists

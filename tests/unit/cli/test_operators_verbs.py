@@ -1,0 +1,160 @@
+"""cordon, uncordon, release, resume and explain: what reaches the daemon, and what people are shown of its answers."""
+
+import importlib
+import json
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from gpu_plugin import cli, control
+from gpu_plugin.cli.explain import lines, spell
+
+NOW = 1_800_000_000.0
+SICK = {
+    "index": 3,
+    "uuid": "GPU-3",
+    "health": "Unhealthy",
+    "verdict": "FATAL",
+    "signals": [
+        {
+            "name": "xid",
+            "detail": "Xid 79 (GPU has fallen off the bus)",
+            "since": NOW - 7500,
+            "clears": "a boot of the node",
+            "verdict": "FATAL",
+            "action": "drain the node and reboot it",
+            "device": "MIG-1",
+        },
+        {
+            "name": "unreadable",
+            "detail": "it does not answer",
+            "since": None,
+            "clears": "an answer",
+            "verdict": "FATAL",
+        },
+    ],
+}
+SOUND = {"index": 0, "uuid": "GPU-0", "health": "Healthy", "verdict": "OK", "signals": []}
+
+
+class Daemon:
+    """What a daemon would be asked, and what it answers."""
+
+    def __init__(self):
+        self.asked: list[tuple[str, str, dict[str, object]]] = []
+        self.answer: dict[str, object] | control.ControlError = {"done": "done so."}
+
+    def request(self, state_dir, verb, **fields):
+        self.asked.append((str(state_dir), verb, fields))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def daemon(monkeypatch):
+    daemon = Daemon()
+    monkeypatch.setattr(control, "request", daemon.request)
+    return daemon
+
+
+def run(verb, *arguments):
+    command = importlib.import_module(f"gpu_plugin.cli.{verb}").command
+    return CliRunner().invoke(command, ["--state-dir", "/state", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields"),
+    [
+        (("cordon", "--gpu", "4"), {"gpu": 4}),
+        (("cordon", "--gpu", "GPU-1"), {"gpu": "GPU-1"}),
+        (("uncordon", "--gpu", "4"), {"gpu": 4, "override": False}),
+        (("uncordon", "--gpu", "4", "--override"), {"gpu": 4, "override": True}),
+        (("release",), {}),
+        (("release", "--gpu", "0"), {"gpu": 0}),
+        (("resume",), {}),
+        (("resume", "--gpu", "GPU-1"), {"gpu": "GPU-1"}),
+    ],
+)
+def test_an_order_reaches_the_daemon_and_its_answer_people(daemon, arguments, fields):
+    result = run(*arguments)
+    assert (result.exit_code, result.output) == (0, "done so.\n")
+    assert daemon.asked == [("/state", arguments[0], fields)]
+
+
+@pytest.mark.parametrize("verb", ["cordon", "uncordon"])
+def test_which_gpu_must_be_said(daemon, verb):
+    result = run(verb)
+    assert (result.exit_code, daemon.asked) == (2, [])
+    assert "--gpu" in result.output
+
+
+@pytest.mark.parametrize("verb", ["explain", "cordon", "uncordon", "release", "resume", "status"])
+def test_a_refusal_is_one_sentence_and_a_failure(daemon, verb, capsys):
+    daemon.answer = control.ControlError("GPU 9: no GPU of this node has this index")
+    gpu = [] if verb == "status" else ["--gpu", "9"]
+    assert cli.main([verb, "--state-dir", "/state", *gpu]) == 1
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "gpu-plugin: GPU 9: no GPU of this node has this index\n")
+
+
+def test_a_daemon_that_has_no_such_verb_is_called_another_version(daemon):
+    daemon.answer = control.UnknownVerbError("this daemon has no verb cordon; it has: status")
+    result = run("cordon", "--gpu", "0")
+    assert result.exit_code == 1
+    assert "the running daemon is of another version" in result.output
+
+
+def test_every_verb_is_listed_and_has_help(capsys):
+    assert cli.main(["--help"]) == 0
+    listed = capsys.readouterr().out
+    for verb in ("explain", "cordon", "uncordon", "release", "resume"):
+        assert f"  {verb} " in listed
+        assert cli.main([verb, "--help"]) == 0
+        assert "--gpu" in capsys.readouterr().out
+
+
+class TestExplain:
+    def test_json_is_what_the_daemon_said(self, daemon):
+        daemon.answer = {"gpus": [SOUND, SICK]}
+        result = run("explain", "--json", "--gpu", "3")
+        assert (result.exit_code, json.loads(result.output)) == (0, {"gpus": [SOUND, SICK]})
+        assert daemon.asked == [("/state", "explain", {"gpu": 3})]
+
+    def test_text_has_a_block_for_each_gpu(self, daemon):
+        daemon.answer = {"gpus": [SOUND, SICK]}
+        result = run("explain")
+        first, second = result.output.split("\n\n")
+        assert first == "GPU 0  GPU-0  Healthy\n  nothing is held against it"
+        assert second.startswith("GPU 3  GPU-3  Unhealthy, FATAL\n  xid (FATAL, MIG device MIG-1): Xid 79 (")
+
+    def test_a_signal_says_since_when_what_clears_it_and_what_to_do(self):
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(NOW - 7500))
+        assert list(lines(SICK, NOW))[1:] == [
+            "  xid (FATAL, MIG device MIG-1): Xid 79 (GPU has fallen off the bus)",
+            f"    since   {at}, for 2 h 5 min",
+            "    clears  a boot of the node",
+            "    to do   drain the node and reboot it",
+            "  unreadable (FATAL): it does not answer",
+            "    clears  an answer",
+        ]
+
+    def test_where_no_gpu_is_known_it_says_so(self, daemon):
+        daemon.answer = {"gpus": []}
+        assert "no GPU is known yet" in run("explain").output
+
+    @pytest.mark.parametrize(
+        ("seconds", "words"),
+        [
+            (-5, "for 0 s"),
+            (0.9, "for 0 s"),
+            (59, "for 59 s"),
+            (60, "for 1 min 0 s"),
+            (3599, "for 59 min 59 s"),
+            (7260, "for 2 h 1 min"),
+            (90061, "for 1 d 1 h"),
+        ],
+    )
+    def test_a_span_of_time_is_told_in_two_units(self, seconds, words):
+        assert spell(seconds) == words

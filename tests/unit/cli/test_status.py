@@ -1,0 +1,102 @@
+"""`gpu-plugin status`: what is shown of the daemon's answer, as text, JSON and metrics."""
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gpu_plugin import control
+from gpu_plugin.cli import main
+from gpu_plugin.cli.status import command, lines, metrics
+
+GPU = "nvidia.com/gpu"
+STATUS: dict[str, Any] = {
+    "configuration": {
+        "file": "",
+        "since": 1.0,
+        "refused": "",
+        "reloads": {"applied": 2, "unchanged": 0, "refused": 1},
+    },
+    "resources": {GPU: {"devices": 9, "healthy": 6, "retired": 1, "sharing": []}},
+    "health": {
+        "gpus": [
+            {"index": 0, "uuid": "GPU-0", "state": "healthy", "verdict": "OK", "reasons": []},
+            {"index": 1, "uuid": "GPU-1", "state": "healthy", "verdict": "APP", "reasons": ["Xid 31 (page fault)"]},
+            {"index": 2, "uuid": "GPU-2", "state": "degraded", "verdict": "DEGRADED", "reasons": ["NVLink 5 is down"]},
+            {"index": 3, "uuid": "GPU-3", "state": "unhealthy", "verdict": "FATAL", "reasons": ["Xid 79", "cordoned"]},
+        ],
+        "supported": {"GPU-0": {"xid": True, "margin": False}},
+        "transitions": [{"uuid": "GPU-3", "signal": "xid", "verdict": "FATAL", "total": 2}],
+        "xids": [{"uuid": "GPU-1", "xid": 31, "class": "application", "total": 300}],
+    },
+}
+
+
+@pytest.fixture
+def run(monkeypatch):
+    monkeypatch.setattr(control, "request", lambda *_, **__: json.loads(json.dumps(STATUS)))
+    return lambda *arguments: CliRunner().invoke(command, ["--state-dir", "/state", *arguments])
+
+
+def test_text_has_a_line_for_each_gpu_that_is_not_ok(run):
+    result = run()
+    assert result.exit_code == 0
+    assert result.output.splitlines()[-4:] == [
+        "nvidia.com/gpu  6 of 9 devices healthy, 1 retired",
+        "GPU 1  healthy: Xid 31 (page fault)",
+        "GPU 2  degraded: NVLink 5 is down",
+        "GPU 3  unhealthy: Xid 79; cordoned",
+    ]
+
+
+def test_a_node_that_serves_nothing_says_so():
+    assert lines({**STATUS, "resources": {}})[2] == "no resource is served"
+
+
+def test_json_is_what_the_daemon_said(run):
+    assert json.loads(run("--json").output) == STATUS
+
+
+def test_metrics_are_in_prometheus_s_form(run):
+    told = run("--metrics").output.splitlines()
+    assert [line for line in told if not line.startswith("#")] == [
+        'gpu_plugin_config_reloads_total{result="applied"} 2',
+        'gpu_plugin_config_reloads_total{result="unchanged"} 0',
+        'gpu_plugin_config_reloads_total{result="refused"} 1',
+        "gpu_plugin_config_refused 0",
+        f'gpu_plugin_devices{{resource="{GPU}",state="healthy"}} 6',
+        f'gpu_plugin_devices{{resource="{GPU}",state="unhealthy"}} 2',
+        f'gpu_plugin_devices{{resource="{GPU}",state="retired"}} 1',
+        *(
+            f'gpu_plugin_gpu_health{{uuid="{gpu["uuid"]}",state="{state}"}} {int(gpu["state"] == state)}'
+            for gpu in STATUS["health"]["gpus"]
+            for state in ("healthy", "degraded", "unhealthy")
+        ),
+        'gpu_plugin_health_transitions_total{uuid="GPU-3",signal="xid",verdict="fatal"} 2',
+        'gpu_plugin_xid_errors_total{uuid="GPU-1",xid="31",class="application"} 300',
+        'gpu_plugin_health_signal_supported{uuid="GPU-0",signal="xid"} 1',
+        'gpu_plugin_health_signal_supported{uuid="GPU-0",signal="margin"} 0',
+    ]
+
+
+def test_every_family_has_its_help_and_type_once_before_its_samples():
+    families = []
+    for line in metrics(STATUS):
+        if line.startswith("# HELP "):
+            families.append(line.split()[2])
+        elif line.startswith("# TYPE "):
+            assert line.split()[2] == families[-1]
+            assert line.split()[3] in ("counter", "gauge")
+        else:
+            assert line.startswith((f"{families[-1]}{{", f"{families[-1]} "))
+    assert len(families) == len(set(families)) == 7
+
+
+def test_a_configuration_that_is_refused_is_a_failure(monkeypatch, capsys):
+    refused = {**STATUS, "configuration": {**STATUS["configuration"], "refused": "line 3: did you mean resources?"}}
+    monkeypatch.setattr(control, "request", lambda *_, **__: refused)
+    assert main(["status", "--state-dir", "/state"]) == 1
+    assert "REFUSED a newer one: line 3" in capsys.readouterr().out
+    assert main(["status", "--state-dir", "/state", "--metrics"]) == 1
+    assert "gpu_plugin_config_refused 1" in capsys.readouterr().out

@@ -1,0 +1,40 @@
+"""A ledger of two GPUs under the policy that the package ships with, and what it may hear of them."""
+
+from gpu_plugin.devices.node import Thresholds
+from gpu_plugin.health.facts import Facts
+from gpu_plugin.health.ledger import HealthLedger, Slices, Transition
+from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.xids import XidPolicy
+from gpu_plugin.sources.xid_table import shipped_table
+
+GUARDED = HealthPolicy(XidPolicy(shipped_table()))
+UNGUARDED = HealthPolicy(GUARDED.xids, flap_hold=0)
+H200 = Facts(Thresholds(95, 89, 95, 87), contains_errors=True, says_action=True)
+A, B = "GPU-aaaa", "GPU-bbbb"
+LOST = Sample(fault="lost", detail="the GPU is lost")
+RESET_REQUIRED = Sample(fault="reset-required", detail="the GPU must be reset")
+HUNG = Sample(fault="hung", detail="no answer for 30 s")
+ERROR = Sample(fault="error", detail="Unknown Error")
+
+
+def ledger(*uuids: str, policy: HealthPolicy = GUARDED, slices: Slices | None = None) -> HealthLedger:
+    """A ledger that watches these GPUs, or the two there are; `slices` are those of each."""
+    made = HealthLedger(policy, "boot-1")
+    for uuid in uuids or (A, B):
+        made.watch(uuid, H200, slices)
+    return made
+
+
+def hear(
+    to: HealthLedger, *seen: Observation, uuid: str = A, start: float = 1_000.0, every: float = 1.0
+) -> list[Transition]:
+    """Every verdict that these observations of a GPU change, one every so many seconds."""
+    return [
+        change for at, observation in enumerate(seen) for change in to.observe(uuid, observation, start + at * every)
+    ]
+
+
+def energies(*values: int | None) -> list[Observation]:
+    """Looks that tell the energy used, and nothing else."""
+    return [Sample(energy=value) for value in values]

@@ -1,0 +1,276 @@
+"""What people and programs are told: why, since when, what would clear it, what to do."""
+
+import re
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from gpu_plugin.devices.node import Gpu, MigDevice
+from gpu_plugin.health.explain import Explained, clears, explain
+from gpu_plugin.health.facts import Facts
+from gpu_plugin.health.latch import Latch, LatchKey, Proof, Verdict
+from gpu_plugin.health.ledger import HealthLedger
+from gpu_plugin.health.observation import DriverEvent, Observation, Order, Sample, XidEvent
+from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.signals import SIGNALS
+from gpu_plugin.health.words import MAX_REASON, advice, event_reason, xid_number
+from tests.unit.health.ledgers import ERROR, GUARDED, H200, HUNG, LOST, UNGUARDED, A, B, energies, hear, ledger
+
+OK, APP, DEGRADED, FATAL = Verdict.OK, Verdict.APP, Verdict.DEGRADED, Verdict.FATAL
+GPUS = (Gpu(A, 3), Gpu(B, 4))
+GOOD = Sample(temperature=40)
+HOT = Sample(temperature=94)
+RESET = (
+    "a reset of the GPU (gpu-plugin release --gpu 3, nvidia-smi --gpu-reset -i 3, gpu-plugin resume --gpu 3), "
+    "then 3 looks in a row without a fault and without the driver asking for a recovery"
+)
+VOUCH = "; or gpu-plugin uncordon --gpu 3, by which you vouch for it"
+
+
+def told(one: HealthLedger, now: float = 1_100.0, gpu: int = 0) -> Explained:
+    found: list[Explained] = explain(one, GPUS, now)["gpus"]
+    return found[gpu]
+
+
+def cleared(*seen: Observation, policy: HealthPolicy = UNGUARDED, now: float = 1_100.0, signal: str = "") -> str:
+    """What would clear the one signal that these observations open, or the one of this name."""
+    one = ledger(policy=policy)
+    hear(one, *seen)
+    (words,) = [str(found["clears"]) for found in told(one, now)["signals"] if signal in ("", found["name"])]
+    return words
+
+
+def test_a_gpu_that_nothing_stands_against_is_healthy():
+    assert explain(ledger(), GPUS, 1.0) == {
+        "gpus": [
+            {"index": 3, "uuid": A, "health": "Healthy", "verdict": "OK", "signals": []},
+            {"index": 4, "uuid": B, "health": "Healthy", "verdict": "OK", "signals": []},
+        ]
+    }
+
+
+def test_what_stands_is_told_whole():
+    one = ledger(policy=UNGUARDED)
+    hear(one, Sample(energy=5_000), XidEvent(48))
+    assert told(one) == {
+        "index": 3,
+        "uuid": A,
+        "health": "Unhealthy",
+        "verdict": "FATAL",
+        "signals": [
+            {
+                "name": "xid",
+                "detail": "Xid 48 (double-bit ECC error)",
+                "since": 1_001.0,
+                "clears": RESET + VOUCH,
+                "verdict": "FATAL",
+                "action": advice(LatchKey("xid", "48"), GUARDED.xids, 3),
+            }
+        ],
+    }
+    assert told(one, gpu=1)["health"] == "Healthy"
+
+
+@pytest.mark.parametrize(
+    ("seen", "verdict", "health"),
+    [
+        ([XidEvent(31)], "APP", "Healthy"),
+        ([ERROR] * 3, "DEGRADED", "Healthy"),
+        ([HUNG], "FATAL", "Unhealthy"),
+        ([XidEvent(31), *[ERROR] * 3, HUNG], "FATAL", "Unhealthy"),
+    ],
+)
+def test_the_verdict_is_the_worst_and_only_fatal_is_unhealthy(seen, verdict, health):
+    one = ledger()
+    hear(one, *seen)
+    gpu = told(one)
+    assert (gpu["verdict"], gpu["health"]) == (verdict, health)
+
+
+def test_the_worst_is_told_first_and_then_the_oldest():
+    one = ledger(policy=UNGUARDED)
+    hear(one, XidEvent(31), *[ERROR] * 3, HUNG, XidEvent(48))
+    assert [signal["name"] for signal in told(one)["signals"]] == ["hung", "xid", "unanswered", "xid"]
+
+
+def test_a_gpu_with_slices_tells_of_each():
+    gpu = Gpu(
+        A, 3, mig_enabled=True, mig_devices=(MigDevice("MIG-1", 0, 1, 0, "1g"), MigDevice("MIG-2", 1, 2, 0, "1g"))
+    )
+    one = ledger(policy=UNGUARDED, slices={(1, 0): "MIG-1", (2, 0): "MIG-2"})
+    hear(one, *[ERROR] * 3, XidEvent(46, 1, 0))
+    (found,) = explain(one, [gpu], 1_100.0)["gpus"]
+    assert (found["health"], found["verdict"]) == ("Healthy", "FATAL")
+    assert found["devices"] == [
+        {"uuid": "MIG-1", "health": "Unhealthy", "verdict": "FATAL"},
+        {"uuid": "MIG-2", "health": "Healthy", "verdict": "DEGRADED"},
+    ]
+    assert [(signal["name"], signal.get("device")) for signal in found["signals"]] == [
+        ("xid", "MIG-1"),
+        ("unanswered", None),
+    ]
+    hear(one, HUNG)
+    (found,) = explain(one, [gpu], 1_100.0)["gpus"]
+    assert {device["health"] for device in found["devices"]} == {found["health"]} == {"Unhealthy"}
+
+
+def test_a_gpu_that_the_driver_cannot_describe_is_unhealthy_and_says_why():
+    one = ledger()
+    (found,) = explain(one, [Gpu(A, 3, unreadable="the driver says nothing")], 1.0)["gpus"]
+    assert (found["health"], found["verdict"]) == ("Unhealthy", "FATAL")
+    (signal,) = found["signals"]
+    assert (signal["name"], signal["detail"], signal["since"]) == ("unreadable", "the driver says nothing", None)
+
+
+def test_it_can_be_written_as_json():
+    one = ledger()
+    hear(one, HUNG, XidEvent(48), DriverEvent(0x400), LOST, Order("cordon"), *[ERROR] * 3, XidEvent(31))
+    said = explain(one, GPUS, 1_100.0)
+    assert msgspec.json.decode(msgspec.json.encode(said)) == said
+
+
+# What would clear it
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        ([Order("cordon")], "gpu-plugin uncordon --gpu 3"),
+        ([Order("release")], "gpu-plugin resume --gpu 3"),
+        ([Order("release"), Order("resume")], "the first look at it without a fault"),
+        ([HUNG], "three answers in a row"),
+        ([HUNG, GOOD, GOOD], "three answers in a row"),
+        ([ERROR] * 3, "five answers in a row"),
+        ([*[ERROR] * 3, GOOD], "five answers in a row"),
+        ([HOT, HOT], "a temperature below 84 °C, at every look for 300 s" + VOUCH),
+        ([HOT, HOT, GOOD], "a temperature below 84 °C, at every look for 300 s (it was so for 1 min by now)" + VOUCH),
+        ([Sample(energy=5), LOST], RESET),
+        ([Sample(sram_threshold=True)] * 3, "nothing by itself: have the GPU tested and replaced" + VOUCH),
+        (
+            [XidEvent(31)],
+            "time without another, until 1970-01-01 00:26:40 UTC if none comes",
+        ),
+        (
+            [Sample(energy=5_000), XidEvent(48), Sample(energy=10)],
+            "2 more looks in a row without a fault and without the driver asking for a recovery: its reset was seen"
+            + VOUCH,
+        ),
+        (
+            [XidEvent(79)],
+            "a boot of the node (or the driver bound to the GPU anew), then 3 looks in a row without a fault and without the "
+            "driver asking for a recovery" + VOUCH,
+        ),
+        ([DriverEvent(0x400)], f"a day without another, or {RESET}"),
+        (
+            [DriverEvent(0x400), GOOD],
+            f"a day without another, until 1970-01-02 00:16:41 UTC if none comes, or {RESET}",
+        ),
+    ],
+)
+def test_what_would_clear_it_is_exact_about_what_is_missing(seen, words):
+    assert cleared(*seen) == words
+
+
+def test_a_recovery_time_of_none_asks_for_one_reading():
+    assert cleared(HOT, HOT, policy=replace(UNGUARDED, temperature_recovery=0)) == f"a temperature below 84 °C{VOUCH}"
+
+
+def test_what_holds_up_a_proof_is_named():
+    words = cleared(Sample(energy=5_000), XidEvent(48), HOT, HOT, signal="xid")
+    assert words == f"{RESET}, none of them while temperature holds{VOUCH}"
+
+
+def test_a_xid_that_passes_by_itself_says_until_when():
+    words = cleared(XidEvent(92))
+    assert words == f"a day without another, until 1970-01-02 00:16:40 UTC if none comes, or {RESET}"
+
+
+def test_a_gpu_that_is_held_back_says_until_when():
+    seen = [HUNG, GOOD, GOOD, GOOD] * 3
+    words = "time: it is held back until 1970-01-01 01:16:48 UTC, 58 min from now"
+    assert cleared(*seen, policy=GUARDED) == words + VOUCH
+    assert cleared(*seen, policy=GUARDED, now=1_008.0) == words.replace("58 min", "1 h 0 min") + VOUCH
+    assert cleared(*seen, policy=GUARDED, now=5_000.0) == "the next look without a fault" + VOUCH
+
+
+def test_what_an_operator_vouched_for_says_so():
+    one = ledger(policy=UNGUARDED)
+    hear(one, HOT, HOT)
+    one.override(A)
+    (signal,) = told(one)["signals"]
+    assert signal["verdict"] == "DEGRADED"
+    assert (
+        signal["clears"] == "a temperature below 84 °C, at every look for 300 s; an operator vouches for it meanwhile"
+    )
+
+
+@pytest.mark.parametrize("proof", Proof)
+@pytest.mark.parametrize("signal", SIGNALS)
+def test_every_signal_has_words_for_what_clears_it(signal, proof):
+    """Whatever its latch says: one that another version wrote may say anything."""
+    latch = Latch(FATAL, "words", 1.0, proof, value=1.0)
+    key = LatchKey(signal, "48" if signal == "xid" else "")
+    words = clears(key, latch, gpu=3, now=2.0, policy=GUARDED, facts=Facts())
+    assert words
+    assert not re.search(r"\bID\b|None|\(\)|^;", words)
+    advised = advice(key, GUARDED.xids, 3)
+    assert advised
+    assert not re.search(r"\bID\b", advised)
+
+
+@pytest.mark.parametrize("signal", [name for name, signal in SIGNALS.items() if not signal.event])
+def test_a_signal_that_goes_by_its_readings_says_which(signal):
+    clears = SIGNALS[signal].clears
+    by_proof = SIGNALS[signal].proves or signal in ("cordon", "maintenance")
+    replaced = signal in ("sram-threshold", "remap-failure", "unrepairable-memory")
+    assert clears or by_proof or replaced
+    assert callable(clears) or "  " not in clears
+
+
+# Names for events
+
+
+@pytest.mark.parametrize(
+    ("signal", "verdict", "standing", "reason"),
+    [
+        ("xid", FATAL, FATAL, "GpuXidFatal"),
+        ("xid", DEGRADED, FATAL, "GpuXidDegraded"),
+        ("xid", APP, APP, "GpuXidApp"),
+        ("xid", OK, DEGRADED, "GpuXidOver"),
+        ("xid", OK, OK, "GpuRecovered"),
+        ("remap-pending", DEGRADED, DEGRADED, "GpuRemapPendingDegraded"),
+        ("cordon", FATAL, FATAL, "GpuCordon"),
+        ("cordon", OK, OK, "GpuCordonOver"),
+        ("maintenance", FATAL, FATAL, "GpuMaintenance"),
+    ],
+)
+def test_events_have_names_in_camel_case(signal, verdict, standing, reason):
+    assert event_reason(signal, verdict, standing) == reason
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+@pytest.mark.parametrize("signal", [*SIGNALS, "x" * 500, "a b-c_d"])
+def test_every_name_of_an_event_is_one_that_kubernetes_takes(signal, verdict):
+    reason = event_reason(signal, verdict, FATAL)
+    assert re.fullmatch(r"[A-Z][A-Za-z0-9]*", reason)
+    assert len(reason) <= MAX_REASON
+
+
+@pytest.mark.parametrize(
+    ("key", "number"), [(LatchKey("xid", "48"), 48), (LatchKey("xid"), None), (LatchKey("driver-event", "48"), None)]
+)
+def test_the_xid_of_a_latch(key, number):
+    assert xid_number(key) == number
+
+
+def test_energies_prove_what_is_said():
+    """What is said to be missing is what closes it."""
+    one = ledger(policy=UNGUARDED)
+    hear(one, Sample(energy=5_000), XidEvent(48))
+    for left, energy in ((2, 10), (1, 20)):
+        hear(one, *energies(energy))
+        assert told(one)["signals"][0]["clears"].startswith(f"{left} more look")
+    hear(one, *energies(30))
+    assert told(one)["signals"] == []
+    assert one.facts(A) == H200

@@ -1,0 +1,217 @@
+"""What a fault reaches: every device of what it hits, and nothing else. From the driver's word to the kubelet's list."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.sharing import MPS, TIME_SLICING, SharedResource
+from gpu_plugin.devices.node import Gpu, MigDevice, Node
+from gpu_plugin.health.facts import facts
+from gpu_plugin.health.ledger import HealthLedger
+from gpu_plugin.health.observation import DriverEvent, Observation, Order, Sample, XidEvent
+from gpu_plugin.health.policy import policy
+from gpu_plugin.inventory import Inventory, offer
+from gpu_plugin.snapshot import SnapshotStore
+from gpu_plugin.sources.xid_table import shipped_table
+
+GPU, SLICE, PART = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-1c.3g.40gb"
+SETTINGS = resolve({}, {})
+TIMEOUT, BUS, UNCONTAINED, PAGE_FAULT = 46, 79, 95, 31
+"""Xids: fatal to what it hits, fatal to the whole GPU by its nature (two of them), an application's own."""
+
+LOST = Sample(fault="lost", detail="the GPU is lost")
+
+
+class Plugin:
+    """A node's GPUs with their ledger and their inventory, as the daemon joins them."""
+
+    def __init__(self, *gpus: Gpu, **settings: Any) -> None:
+        asked = dataclasses.replace(SETTINGS, **settings)
+        self.now = 1_000.0
+        self.ledger = HealthLedger(policy(asked, shipped_table()), "boot-1")
+        for gpu in gpus:
+            slices = {(mig.gpu_instance, mig.compute_instance): mig.uuid for mig in gpu.mig_devices}
+            self.ledger.watch(gpu.uuid, facts(gpu), slices)
+        self.inventory = Inventory(SnapshotStore(), self.ledger.reason)
+        self.inventory.apply(offer(Node(gpus), asked, "/"), None, 0)
+        for resource in self.inventory.mps_resources:
+            self.inventory.mps_changed(resource.name, "")
+
+    def hear(self, gpu: str, *seen: Observation) -> set[str]:
+        """The ids of the unhealthy devices after these observations of a GPU."""
+        for observation in seen:
+            self.now += 5
+            self.ledger.observe(gpu, observation, self.now)
+            self.inventory.health_changed(gpu)
+        return self.unhealthy
+
+    @property
+    def ids(self) -> list[str]:
+        return [device.id for resource in self.inventory.listed for device in resource.devices]
+
+    @property
+    def unhealthy(self) -> set[str]:
+        return {device.id for resource in self.inventory.listed for device in resource.devices if not device.healthy}
+
+    @property
+    def reasons(self) -> set[str]:
+        found = {device.reason for resource in self.inventory.listed for device in resource.devices}
+        return found - {""}
+
+
+def four(name: str, strategy: str = TIME_SLICING) -> SharedResource:
+    return SharedResource(name, name, 4, strategy)
+
+
+def replicas(*uuids: str) -> set[str]:
+    return {f"{uuid}::{number}" for uuid in uuids for number in range(4)}
+
+
+def sevenfold(name: str, index: int) -> Gpu:
+    """A GPU cut into seven slices: GPU instances 7 to 13, one compute instance each."""
+    slices = tuple(MigDevice(f"MIG-{name}{at}", at, 7 + at, 0, "1g.10gb") for at in range(7))
+    return Gpu(f"GPU-{name}", index, mig_enabled=True, mig_devices=slices)
+
+
+def slices(name: str) -> set[str]:
+    return replicas(*(f"MIG-{name}{at}" for at in range(7)))
+
+
+@pytest.fixture
+def cut():
+    """Two GPUs of seven slices of four replicas each."""
+    plugin = Plugin(sevenfold("a", 0), sevenfold("b", 1), mig_strategy="mixed", sharing=(four(SLICE),))
+    assert len(plugin.ids) == 56
+    assert plugin.unhealthy == set()
+    return plugin
+
+
+@pytest.fixture
+def parts():
+    """A GPU of two GPU instances: 1 has two compute instances, 2 has one; and another GPU cut the same way."""
+
+    def gpu(name: str, index: int) -> Gpu:
+        named = (("x", 1, 0), ("y", 1, 1), ("z", 2, 0))
+        found = (
+            MigDevice(f"MIG-{name}{letter}", at, instance, part, "1c.3g.40gb", whole=False)
+            for at, (letter, instance, part) in enumerate(named)
+        )
+        return Gpu(f"GPU-{name}", index, mig_enabled=True, mig_devices=tuple(found))
+
+    return Plugin(gpu("a", 0), gpu("b", 1), mig_strategy="mixed", sharing=(four(PART),))
+
+
+@pytest.fixture
+def eight():
+    """Eight GPUs that are not shared."""
+    return Plugin(*(Gpu(f"GPU-{index}", index) for index in range(8)))
+
+
+# A GPU in MIG mode
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        XidEvent(TIMEOUT),
+        XidEvent(BUS),
+        XidEvent(BUS, 9, 0),  # whatever instance the driver names: it is the GPU that is gone
+        XidEvent(UNCONTAINED, 9, 0),
+        XidEvent(TIMEOUT, 3, 0),  # no such GPU instance
+        LOST,
+        DriverEvent(0x2000),
+        Order("cordon"),
+        Order("release"),
+    ],
+)
+def test_what_hits_a_whole_gpu_reaches_all_28_devices_of_it_and_no_other(cut, event):
+    assert cut.hear("GPU-a", event) == slices("a")
+    assert len(cut.unhealthy) == 28
+    assert len(cut.reasons) == 1
+
+
+@pytest.mark.parametrize("at", range(7))
+def test_what_hits_one_slice_reaches_its_four_replicas_and_no_other(cut, at):
+    assert cut.hear("GPU-a", XidEvent(TIMEOUT, 7 + at, 0)) == replicas(f"MIG-a{at}")
+    assert cut.reasons == {"Xid 46 (GPU timeout)"}
+
+
+def test_an_application_of_one_slice_takes_nothing_away(cut):
+    assert cut.hear("GPU-a", *[XidEvent(PAGE_FAULT, 7, 0)] * 20, *[XidEvent(PAGE_FAULT)] * 20) == set()
+
+
+def test_slices_fall_each_for_itself_and_the_gpu_on_top(cut):
+    assert cut.hear("GPU-a", XidEvent(TIMEOUT, 7, 0), XidEvent(TIMEOUT, 8, 0)) == replicas("MIG-a0", "MIG-a1")
+    assert cut.hear("GPU-b", XidEvent(TIMEOUT, 7, 0)) == replicas("MIG-a0", "MIG-a1", "MIG-b0")
+    assert cut.hear("GPU-a", XidEvent(BUS)) == slices("a") | replicas("MIG-b0")
+
+
+def test_a_reset_of_the_gpu_is_proof_for_its_slices_and_for_no_other_gpu(cut):
+    for gpu in ("GPU-a", "GPU-b"):
+        cut.hear(gpu, Sample(energy=9_000), XidEvent(TIMEOUT, 8, 0), XidEvent(TIMEOUT))
+    assert cut.hear("GPU-a", Sample(energy=10), Sample(energy=20)) == slices("a") | slices("b")
+    assert cut.hear("GPU-a", Sample(energy=30)) == slices("b")
+
+
+def test_a_restart_knows_which_slice_it_was(cut):
+    cut.hear("GPU-a", XidEvent(TIMEOUT, 9, 0))
+    again = Plugin(sevenfold("a", 0), sevenfold("b", 1), mig_strategy="mixed", sharing=(four(SLICE),))
+    again.ledger.replay(cut.ledger.evidence())
+    again.inventory.health_changed("GPU-a")
+    assert again.unhealthy == replicas("MIG-a2")
+    assert again.reasons == cut.reasons
+
+
+def test_a_compute_instance_alone_is_hit(parts):
+    assert parts.hear("GPU-a", XidEvent(TIMEOUT, 1, 1)) == replicas("MIG-ay")
+
+
+@pytest.mark.parametrize("part", [None, 5])
+def test_without_a_known_compute_instance_all_of_the_gpu_instance_is_hit(parts, part):
+    assert parts.hear("GPU-a", XidEvent(TIMEOUT, 1, part)) == replicas("MIG-ax", "MIG-ay")
+
+
+@pytest.mark.parametrize("event", [XidEvent(TIMEOUT), XidEvent(TIMEOUT, 6, 0), XidEvent(TIMEOUT, 6)])
+def test_without_a_known_gpu_instance_the_whole_gpu_is_hit(parts, event):
+    assert parts.hear("GPU-a", event) == replicas("MIG-ax", "MIG-ay", "MIG-az")
+
+
+# GPUs that are not cut
+
+
+@pytest.mark.parametrize("event", [XidEvent(TIMEOUT, 0, 0), XidEvent(TIMEOUT, 0), XidEvent(BUS, 0, 0)])
+def test_instance_zero_on_a_gpu_without_mig_is_the_gpu(eight, event):
+    assert eight.hear("GPU-5", event) == {"GPU-5"}
+
+
+@pytest.mark.parametrize("index", [0, 3, 7])
+def test_a_lost_gpu_of_eight_takes_no_other_along(eight, index):
+    lost = f"GPU-{index}"
+    assert eight.hear(lost, LOST, *[LOST] * 20) == {lost}
+    for other in sorted(set(eight.ids) - {lost}):
+        assert eight.hear(other, *[Sample(energy=at) for at in range(10)]) == {lost}
+    assert eight.reasons == {"the GPU is lost"}
+
+
+@pytest.mark.parametrize("strategy", [TIME_SLICING, MPS])
+def test_four_replicas_of_two_gpus_fall_together_and_only_with_their_own(strategy):
+    shared = Plugin(Gpu("GPU-a", 0), Gpu("GPU-b", 1), sharing=(four(GPU, strategy),), mps_root="/run/mps")
+    assert len(shared.ids) == 8
+    assert shared.unhealthy == set()
+    assert shared.hear("GPU-b", Sample(energy=9_000), XidEvent(TIMEOUT)) == replicas("GPU-b")
+    assert shared.hear("GPU-a", XidEvent(TIMEOUT)) == replicas("GPU-a", "GPU-b")
+    assert shared.hear("GPU-b", *[Sample(energy=at) for at in range(3)]) == replicas("GPU-a")
+
+
+def test_a_whole_gpu_beside_one_that_is_cut_is_left_alone():
+    mixed = Plugin(Gpu("GPU-w", 0), sevenfold("a", 1), mig_strategy="mixed", sharing=(four(GPU), four(SLICE)))
+    assert mixed.hear("GPU-a", XidEvent(BUS)) == slices("a")
+    assert mixed.hear("GPU-w", XidEvent(BUS)) == slices("a") | replicas("GPU-w")
+
+
+def test_what_is_degraded_stays_in_the_list(eight):
+    up, down = Sample(nvlinks=(True, True)), Sample(nvlinks=(True, False))
+    assert eight.hear("GPU-1", up, down, down) == set()
+    assert {key.signal for key, _, _ in eight.ledger.standing("GPU-1")} == {"nvlink"}

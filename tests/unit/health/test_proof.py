@@ -1,0 +1,146 @@
+from dataclasses import replace
+
+import pytest
+
+from gpu_plugin.health.context import Context
+from gpu_plugin.health.facts import Facts
+from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, LatchKey, Marks, Proof, Verdict
+from gpu_plugin.health.observation import Deaf, DriverEvent, Observation, Order, Sample, XidEvent
+from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.proof import after_recovery
+from tests.unit.health.ledgers import ERROR, HUNG, LOST, RESET_REQUIRED, energies
+
+MARKS = Marks(energy=5_000, ecc=3, binding=1)
+OPEN = {
+    proof: Latch(Verdict.FATAL, "words", 1.0, proof, marks=MARKS) for proof in (Proof.QUIET, Proof.RESET, Proof.REBOOT)
+}
+recoverable = pytest.mark.parametrize("latch", OPEN.values(), ids=lambda latch: latch.proof.value)
+
+
+def look(latch: Latch | None, *seen: Observation, unfit: bool = False) -> Latch | None:
+    """The latch after these observations; None as soon as it is proven over."""
+    ctx = Context(2.0, LatchKey("x"), Facts(), HealthPolicy(), unfit=unfit)
+    for observation in seen:
+        latch = latch and after_recovery(latch, observation, ctx)
+    return latch
+
+
+# What proves
+
+
+@pytest.mark.parametrize(
+    ("sign", "proven"),
+    [
+        (Sample(energy=10), {Proof.QUIET, Proof.RESET}),
+        (Sample(ecc_uncorrected=0), {Proof.QUIET, Proof.RESET}),
+        (Sample(binding=2), {Proof.QUIET, Proof.RESET, Proof.REBOOT}),
+        (Sample(energy=5_000), set()),
+        (Sample(energy=9_000), set()),
+        (Sample(ecc_uncorrected=3), set()),
+        (Sample(ecc_uncorrected=4), set()),
+        (Sample(binding=1), set()),
+        (Sample(), set()),
+    ],
+)
+def test_only_what_a_reset_or_more_sets_back_proves(sign, proven):
+    assert {proof for proof, latch in OPEN.items() if look(latch, *[sign] * 10) is None} == proven
+
+
+@recoverable
+def test_nothing_that_was_never_known_proves(latch):
+    blank = replace(latch, marks=Marks())
+    assert look(blank, *[Sample(energy=1, ecc_uncorrected=0, binding=1)] * 10) is not None
+
+
+@recoverable
+def test_a_boot_that_was_told_of_proves_with_three_looks(latch):
+    booted = latch.again(reset=True, rebound=True)
+    assert look(booted, *[Sample()] * 2) is not None
+    assert look(booted, *[Sample()] * 3) is None
+
+
+@pytest.mark.parametrize("proof", [Proof.RMA, Proof.READING, Proof.APPLICATION, Proof.OPERATOR])
+def test_no_reset_proves_what_asks_for_something_else(proof):
+    held = Latch(Verdict.FATAL, "words", 1.0, proof, marks=MARKS)
+    assert look(held, *[Sample(energy=1, ecc_uncorrected=0, binding=2)] * 10) is not None
+
+
+# Three looks
+
+
+def test_three_clean_looks_since_the_reset_are_asked_for_and_those_before_do_not_count():
+    held = OPEN[Proof.RESET]
+    assert look(held, *energies(6_000, 7_000, 8_000, 10, 20)) is not None
+    assert look(held, *energies(6_000, 7_000, 8_000, 10, 20, 30)) is None
+
+
+def test_a_new_binding_begins_the_looks_of_a_reset_anew():
+    held = OPEN[Proof.RESET]
+    assert look(held, *energies(10, 20), Sample(binding=2), Sample()) is not None
+    assert look(held, *energies(10, 20), Sample(binding=2), Sample(), Sample()) is None
+
+
+@pytest.mark.parametrize("unclean", [LOST, RESET_REQUIRED, HUNG, ERROR, Sample(recovery_action=1)])
+def test_a_look_that_is_not_clean_begins_the_row_anew(unclean):
+    seen = [*energies(10, 20), unclean, *energies(30, 40)]
+    assert look(OPEN[Proof.RESET], *seen) is not None
+    assert look(OPEN[Proof.RESET], *seen, Sample()) is None
+
+
+def test_no_look_is_clean_while_another_reading_calls_it_unfit():
+    held = look(OPEN[Proof.RESET], *energies(10, *range(11, 40)), unfit=True)
+    assert held is not None
+    assert held.reset
+    assert look(held, *energies(50, 51)) is not None
+    assert look(held, *energies(50, 51, 52)) is None
+
+
+def test_an_action_of_none_and_one_that_nobody_says_are_both_clean():
+    assert look(OPEN[Proof.RESET], Sample(energy=1), Sample(recovery_action=0), Sample(recovery_action=None)) is None
+
+
+@pytest.mark.parametrize("other", [XidEvent(31), DriverEvent(0x8), Deaf("x"), Order("resume")])
+def test_what_is_no_look_neither_proves_nor_disproves(other):
+    held = look(OPEN[Proof.RESET], *energies(10, 20))
+    assert held is not None
+    assert look(held, other) is held
+    assert look(held, other, Sample()) is None
+
+
+# What is remembered
+
+
+def test_a_reset_shows_whatever_was_used_since_the_fault():
+    young = replace(OPEN[Proof.RESET], marks=Marks(energy=10))  # the fault came right after the driver was loaded
+    assert look(young, *energies(1_000_000, 2_000_000, 600_000, 600_001)) is not None
+    assert look(young, *energies(1_000_000, 2_000_000, 600_000, 600_001, 600_002)) is None
+
+
+def test_a_mark_first_seen_after_the_fault_shows_a_later_reset():
+    blank = replace(OPEN[Proof.RESET], marks=Marks())
+    assert look(blank, *energies(1_000, 2_000, 3_000, 4_000)) is not None
+    assert look(blank, *energies(1_000, 2_000, 3_000, 4_000, 10, 20, 30)) is None
+
+
+def test_that_the_driver_asked_for_a_recovery_is_remembered():
+    asked = look(OPEN[Proof.RESET], Sample(recovery_action=1), Sample(recovery_action=0))
+    assert asked is not None
+    assert asked.asked
+    unasked = look(OPEN[Proof.RESET], Sample(recovery_action=0), Sample())
+    assert unasked is not None
+    assert not unasked.asked
+
+
+def test_looks_without_a_reset_are_soon_no_reason_to_look_again():
+    held: Latch | None = OPEN[Proof.RESET]
+    for _ in range(CLEAN_SAMPLES):
+        held = look(held, Sample())
+    assert held is not None
+    assert not held.gathering
+    assert look(held, Sample()) is held
+
+
+def test_a_reset_that_was_seen_is_followed_up():
+    held = look(OPEN[Proof.RESET], Sample(energy=10))
+    assert held is not None
+    assert held.gathering

@@ -1,0 +1,308 @@
+"""Whatever happens, in whatever order: what health never does."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, LatchKey, Verdict
+from gpu_plugin.health.ledger import HealthLedger
+from gpu_plugin.health.observation import (
+    ApplicationError,
+    Deaf,
+    DriverEvent,
+    Fabric,
+    Observation,
+    Order,
+    Sample,
+    XidEvent,
+)
+from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.xids import XidList, XidPolicy
+from tests.unit.health.ledgers import GUARDED, LOST, UNGUARDED, A, B, hear, ledger
+
+BOUNDED = settings(max_examples=60, deadline=None)
+FATAL, OK = Verdict.FATAL, Verdict.OK
+SLICES = {(1, 0): "MIG-1", (2, 0): "MIG-2"}
+DEVICES = ("", "MIG-1", "MIG-2")
+FIRM = HealthPolicy(XidPolicy(GUARDED.xids.table, enabled=XidList(numbers=frozenset({48, 79, 119}))))
+"""That which calls some Xids FATAL whatever the driver says."""
+
+ANSWERED = {"hung", "unanswered", "lost", "reset-required", "vanished", "driver", "maintenance"}
+"""Signals of a driver that does not answer, or of one not asked: any answer tells."""
+
+TOTALS = {"nvlink-errors", "pcie-errors"}
+"""Signals that go by how much a counter grew since the look before, which a restart does not know."""
+
+flag = st.none() | st.booleans()
+count = st.none() | st.integers(0, 3)
+looks = st.builds(
+    Sample,
+    temperature=st.sampled_from([None, 20, 83, 84, 89, 92, 93, 95, 120]),
+    energy=st.none() | st.integers(0, 50),
+    fault=st.sampled_from(["", "", "", "", "", "", "lost", "reset-required", "hung", "error", "vanished", "driver"]),
+    detail=st.sampled_from(["", "some words"]),
+    memory_temperature=st.sampled_from([None, 50, 99]),
+    margin=st.sampled_from([None, 40, 5, -1, -10]),
+    recovery_action=st.sampled_from([None, 0, 0, 0, 1, 2, 3, 5]),
+    ecc_uncorrected=count,
+    sram_threshold=flag,
+    remap_pending=flag,
+    remap_failure=flag,
+    retired_pending=flag,
+    retired_pages=st.sampled_from([None, 0, 59, 60]),
+    unrepairable_memory=flag,
+    clocks_event_reasons=st.sampled_from([None, 0, 1, 0x40, 0x80]),
+    nvlinks=st.sampled_from([None, (True, True), (True, False), (False, False)]),
+    nvlink_crc_errors=st.sampled_from([None, 0, 200]),
+    nvlink_failed_recoveries=count,
+    fabric=st.sampled_from([None, Fabric(), Fabric(2), Fabric(3, 0, 0, 1), Fabric(3, 0, 0, 2), Fabric(3, 0, 0, 3)]),
+    pcie_width=st.sampled_from([None, 8, 16]),
+    pcie_max_width=st.just(16),
+    pcie_replays=st.sampled_from([None, 0, 100]),
+    pcie_fatal_errors=count,
+    binding=st.sampled_from([None, 1, 1, 1, 2]),
+)
+instances = st.sampled_from([(None, None), (1, 0), (2, 0), (1, None), (9, 9), (0, 0)])
+xids = st.builds(
+    lambda xid, where: XidEvent(xid, *where),
+    st.sampled_from([13, 31, 45, 46, 48, 63, 74, 79, 94, 109, 119, 9999]),
+    instances,
+)
+others = st.one_of(
+    st.builds(DriverEvent, st.sampled_from([0x2, 0x8, 0x200, 0x400, 0x800, 0x1000, 0x2000, 0x4000, 0x8000])),
+    st.builds(
+        ApplicationError, st.sampled_from([13, 31, 48]), st.none() | st.sampled_from([frozenset("a"), frozenset("b")])
+    ),
+    st.builds(Deaf, st.sampled_from(["", "no answer"])),
+    st.builds(Order, st.sampled_from(["cordon", "uncordon", "release", "resume"])),
+)
+observations = st.one_of(looks, looks, looks, xids, others)
+pauses = st.sampled_from([0.0, 1.0, 1.0, 1.0, 5.0, 60.0, 700.0, 4_000.0])
+stories = st.lists(st.tuples(observations, pauses), max_size=40)
+Story = list[tuple[Observation, float]]
+BEGIN = 1_000_000.0
+
+
+def divided(policy: HealthPolicy = GUARDED) -> HealthLedger:
+    return ledger(policy=policy, slices=SLICES)
+
+
+def play(to: HealthLedger, story: Story, now: float = BEGIN) -> float:
+    """Tells the ledger what happens to one GPU; returns when it ended."""
+    for seen, pause in story:
+        now += pause
+        to.observe(A, seen, now)
+    return now
+
+
+def latches(of: HealthLedger, uuid: str = A) -> dict[LatchKey, Latch]:
+    return {key: latch for key, latch, _ in of.standing(uuid, None)}
+
+
+def verdicts(of: HealthLedger) -> dict[LatchKey, Verdict]:
+    return {key: verdict for key, _, verdict in of.standing(A, None)}
+
+
+def told(of: HealthLedger, uuid: str = A) -> list[tuple[Verdict, str]]:
+    """What is told of the GPU and of each of its slices."""
+    return [(of.verdict(uuid, device), of.reason(uuid, device)) for device in DEVICES]
+
+
+def restarted(from_: HealthLedger) -> HealthLedger:
+    new = divided(from_.policy)
+    new.replay(from_.evidence())
+    return new
+
+
+@BOUNDED
+@given(stories, st.sets(st.integers(0, 39), max_size=2))
+def test_a_gpu_is_never_healthier_than_its_worst_open_fault(story, vouched):
+    """And what is told of changes adds up to what stands."""
+    one, now = divided(), BEGIN
+    open_: dict[LatchKey, Verdict] = {}
+    for at, (seen, pause) in enumerate(story):
+        now += pause
+        changes = one.observe(A, seen, now)
+        if at in vouched:
+            changes += one.override(A)
+        for change in changes:
+            key = LatchKey(change.signal, change.part, change.device)
+            assert change.before is open_.pop(key, OK)
+            assert change.verdict is not change.before
+            if change.verdict is not OK:
+                open_[key] = change.verdict
+        assert verdicts(one) == open_
+        for device in DEVICES:
+            worst = max((v for key, v in open_.items() if key.device in ("", device)), default=OK)
+            assert one.verdict(A, device) is worst
+            assert bool(one.reason(A, device)) is (worst is FATAL)
+        assert one.verdict(B) is OK
+
+
+@BOUNDED
+@given(stories, st.sampled_from([48, 79, 119]), stories)
+def test_a_fatal_xid_stays_fatal_without_a_recovery(before, xid, after):
+    one = divided(FIRM)
+    now = play(one, before)
+    one.observe(A, XidEvent(xid), now)
+    energy = 50  # at least all that was seen before
+    for seen, pause in after:
+        now += pause
+        if isinstance(seen, Sample):
+            energy += seen.energy or 0
+            seen = replace(seen, energy=energy, ecc_uncorrected=None, binding=None)  # noqa: PLW2901
+        one.observe(A, seen, now)
+        assert {one.verdict(A, device) for device in DEVICES} == {FATAL}
+        assert f"Xid {xid} " in one.reason(A)
+
+
+@BOUNDED
+@given(st.lists(st.none() | st.integers(0, 50), max_size=30), st.sampled_from([XidEvent(48), LOST]))
+def test_recovery_takes_energy_that_went_back_and_three_good_looks_since(energies, opening):
+    one = divided(FIRM)
+    hear(one, Sample(energy=25), opening)
+    last, good = 25, 0
+    for energy in energies:
+        if good:
+            good += 1
+        elif energy is not None and energy < last:
+            good = 1
+        last = last if energy is None else energy
+        hear(one, Sample(energy=energy))
+        assert one.verdict(A) is (OK if good >= CLEAN_SAMPLES else FATAL)
+        if good >= CLEAN_SAMPLES:
+            break
+
+
+@BOUNDED
+@given(stories, st.integers(1, 30))
+def test_no_silence_heals(story, silent):
+    """Looks at which the driver says nothing prove only that it answers, and time alone proves nothing at all."""
+    one = divided()
+    now = play(one, story)
+    held = latches(one)
+    for _ in range(silent):
+        one.observe(A, Sample(), now)
+    still = verdicts(one)
+    for key, latch in held.items():
+        recovered = latch.reset or latch.rebound  # that was seen before, and its looks are still to come
+        orderly = key.signal == "flapping" or latch.proof in ("application", "quiet")  # their time was over by then
+        if not (recovered or orderly or key.signal in ANSWERED):
+            assert key in still, f"{key} was closed by silence"
+
+
+@BOUNDED
+@given(stories, stories, st.randoms(use_true_random=False))
+def test_a_gpus_health_never_depends_on_another(story, rest, random):
+    alone, together, now = divided(), divided(), BEGIN
+    rest = list(rest)
+    for seen, pause in story:
+        now += pause
+        while rest and random.random() < 0.5:
+            together.observe(B, rest.pop()[0], now)
+        assert together.observe(A, seen, now) == alone.observe(A, seen, now)
+        assert told(together) == told(alone)
+        assert told(alone, B) == [(OK, "")] * 3
+    assert [entry for entry in together.evidence() if entry.uuid == A] == list(alone.evidence())
+
+
+@BOUNDED
+@given(stories, st.lists(st.sampled_from([46, 109, 31, 94, 9999]), max_size=30))
+def test_what_hits_one_slice_never_reaches_another_nor_the_gpu(story, hits):
+    """An event of any slice shows that events reach us: whether they do is left out."""
+    assert not any(map(GUARDED.xids.whole_gpu, hits))
+    without, with_, now = divided(), divided(), BEGIN
+    for at, (seen, pause) in enumerate(one for one in story if not isinstance(one[0], Deaf)):
+        now += pause
+        without.observe(A, seen, now)
+        with_.observe(A, seen, now)
+        if at < len(hits):
+            with_.observe(A, XidEvent(hits[at], 1, 0), now)
+        for device in ("", "MIG-2"):
+            assert (with_.verdict(A, device), with_.reason(A, device)) == (
+                without.verdict(A, device),
+                without.reason(A, device),
+            )
+        assert with_.verdict(A, "MIG-1") >= without.verdict(A, "MIG-1")
+
+
+@BOUNDED
+@given(stories, stories)
+def test_a_restart_at_any_moment_changes_no_verdict_no_reason_and_no_evidence(story, others):
+    one, now = divided(), BEGIN
+    for at, (seen, pause) in enumerate(story):
+        now += pause
+        one.observe(A, seen, now)
+        if at < len(others):
+            one.observe(B, others[at][0], now)
+        again = restarted(one)
+        assert (told(again), told(again, B)) == (told(one), told(one, B))
+        assert verdicts(again) == verdicts(one)
+        assert again.evidence() == one.evidence()
+
+
+@BOUNDED
+@given(stories, looks, stories)
+def test_a_restart_at_any_moment_heals_nothing_sooner(before, first, after):
+    """From the first look of the new process on, which takes in what a look is compared with."""
+    one = divided(UNGUARDED)
+    now = play(one, before)
+    new = restarted(one)
+    held = {key: verdict for key, verdict in verdicts(one).items() if key.signal not in TOTALS}
+    for seen, pause in [(replace(first, fault=""), 1.0), *after]:
+        now += pause
+        one.observe(A, seen, now)
+        new.observe(A, seen, now)
+        ours, theirs = verdicts(one), verdicts(new)
+        held = {key: min(verdict, ours.get(key, OK)) for key, verdict in held.items() if key in ours}
+        for key, verdict in held.items():
+            assert theirs.get(key, OK) >= verdict, f"{key} was closed sooner"
+
+
+@BOUNDED
+@given(stories)
+def test_an_operators_word_leaves_nothing_fatal_but_what_cannot_be_served(story):
+    one = divided()
+    now = play(one, story)
+    one.override(A)
+    left = {key.signal for key, verdict in verdicts(one).items() if verdict is FATAL}
+    assert left <= ANSWERED - {"unanswered"} | {"cordon"}
+    play(one, [(Order("uncordon"), 0.0), (Order("resume"), 0.0)], now)
+    left = {key.signal for key, verdict in verdicts(one).items() if verdict is FATAL}
+    assert left <= ANSWERED - {"unanswered"}
+
+
+@BOUNDED
+@given(stories)
+def test_every_gpu_comes_back_from_a_boot_once_it_reads_well(story):
+    """Nothing is held for ever: a boot and a day of good looks clear all but orders."""
+    one = divided()
+    now = play(one, story)
+    one.booted("boot-2")
+    good = Sample(
+        temperature=30,
+        energy=1,
+        memory_temperature=30,
+        margin=60,
+        recovery_action=0,
+        ecc_uncorrected=0,
+        sram_threshold=False,
+        remap_pending=False,
+        remap_failure=False,
+        retired_pending=False,
+        retired_pages=0,
+        unrepairable_memory=False,
+        clocks_event_reasons=0,
+        nvlinks=(True, True),
+        nvlink_crc_errors=0,
+        nvlink_failed_recoveries=0,
+        fabric=Fabric(3, 0, 0, 1),
+        pcie_width=16,
+        pcie_max_width=16,
+        pcie_replays=0,
+        pcie_fatal_errors=0,
+        binding=7,
+    )
+    play(one, [(Order("uncordon"), 0.0), (Order("resume"), 0.0), (Deaf(), 0.0), *[(good, 700.0)] * 130], now)
+    assert verdicts(one) == {}

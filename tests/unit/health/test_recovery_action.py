@@ -1,0 +1,156 @@
+"""What the driver asks for (field 230): its word makes a GPU unfit, and its silence on three looks fit again."""
+
+import pytest
+
+from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.observation import Sample, XidEvent
+from tests.unit.health.looked_at import LookedAt
+from tests.unit.health.watching import GPU
+
+OK, DEGRADED, FATAL = Verdict.OK, Verdict.DEGRADED, Verdict.FATAL
+RESET, REBOOT, DRAIN, IMEX = 1, 2, 3, 5
+NONE, UNSAID, LOST = Sample(recovery_action=0), Sample(), Sample(fault="lost", detail="the GPU is lost")
+
+
+def asks(*actions: int) -> list[Sample]:
+    return [Sample(recovery_action=action) for action in actions]
+
+
+@pytest.fixture
+def gpu():
+    return LookedAt("recovery-action")
+
+
+@pytest.mark.parametrize(
+    ("action", "verdict", "words"),
+    [
+        (1, FATAL, "the driver asks for a reset of the GPU"),
+        (2, FATAL, "the driver asks for a reboot of the node"),
+        (3, FATAL, "peer-to-peer"),
+        (4, FATAL, "the driver asks to drain the GPU and then reset it"),
+        (5, DEGRADED, "the driver asks for the recovery of its IMEX domain"),
+        (6, FATAL, "the driver asks for a reset of the GPU's bus"),
+        (7, FATAL, "the driver asks for a reboot of the whole system"),
+        (8, FATAL, "recovery action 8"),
+        (255, FATAL, "recovery action 255"),
+    ],
+)
+def test_every_action_counts_at_once(gpu, action, verdict, words):
+    assert gpu.see(*asks(0, 0, action)) is verdict
+    assert words in gpu.detail
+    assert gpu.latch.since == gpu.now - 5
+    assert [(change.before, change.verdict) for change in gpu.changes] == [(OK, verdict)]
+
+
+def test_no_action_is_nothing_to_remember(gpu):
+    assert gpu.told(NONE, NONE) == [OK, OK]
+    assert gpu.remembered is None
+
+
+def test_a_part_that_does_not_say_is_never_judged(gpu):
+    assert gpu.see(*[UNSAID] * 20) is OK
+    assert gpu.remembered is None
+
+
+@pytest.mark.parametrize("action", [RESET, IMEX])
+def test_it_stays_for_as_long_as_the_driver_asks(gpu, action):
+    gpu.see(*asks(*[action] * 50))
+    assert gpu.verdict is not OK
+    assert len(gpu.changes) == 1
+
+
+@pytest.mark.parametrize("action", [RESET, REBOOT, DRAIN, IMEX])
+def test_three_looks_without_a_wish_end_it_and_two_do_not(gpu, action):
+    gpu.see(*asks(action))
+    held = gpu.verdict
+    assert gpu.told(NONE, NONE, NONE) == [held, held, OK]
+    assert gpu.remembered is None
+
+
+def test_a_wish_in_between_begins_the_count_anew(gpu):
+    assert gpu.see(*asks(1, 0, 0, 1, 0, 0)) is FATAL
+    assert gpu.see(NONE) is OK
+
+
+@pytest.mark.parametrize("unread", [UNSAID, LOST, Sample(fault="hung", detail="no answer for 30 s")])
+def test_what_cannot_be_read_proves_nothing(gpu, unread):
+    gpu.see(*asks(1))
+    assert gpu.see(*[unread] * 20) is FATAL
+    assert gpu.see(NONE, NONE, unread, NONE, NONE) is FATAL
+    assert gpu.see(NONE) is OK
+
+
+def test_coming_and_going_never_ends_it_and_is_told_once(gpu):
+    assert gpu.see(*asks(*[1, 0] * 30)) is FATAL
+    assert len(gpu.changes) == 1
+
+
+def test_another_action_is_named_and_keeps_the_time_of_the_first(gpu):
+    gpu.see(*asks(1))
+    since = gpu.latch.since
+    gpu.see(*asks(2))
+    assert gpu.detail == "the driver asks for a reboot of the node"
+    assert gpu.latch.since == since
+    revision = gpu.ledger.revision
+    gpu.see(*asks(2, 2, 2))
+    assert gpu.ledger.revision == revision
+
+
+def test_a_heavier_action_counts_at_once(gpu):
+    assert gpu.told(*asks(5, 1)) == [DEGRADED, FATAL]
+    assert gpu.detail == "the driver asks for a reset of the GPU"
+
+
+def test_a_lighter_action_counts_once_it_lasted(gpu):
+    assert gpu.told(*asks(1, 5, 5, 5)) == [FATAL, FATAL, FATAL, DEGRADED]
+    assert gpu.detail == "the driver asks for the recovery of its IMEX domain"
+    assert gpu.told(NONE, NONE, NONE) == [DEGRADED, DEGRADED, OK]
+
+
+def test_it_is_looked_at_again_soon_only_while_its_end_is_made_out(gpu):
+    gpu.see(*asks(1, 1, 1))
+    assert not gpu.ledger.suspicious(GPU)
+    gpu.see(NONE)
+    assert gpu.ledger.suspicious(GPU)
+
+
+def test_an_operator_may_vouch_for_a_gpu_until_the_driver_asks_for_something_else(gpu):
+    gpu.see(*asks(1))
+    gpu.vouch()
+    assert gpu.told(*asks(1, 1)) == [DEGRADED, DEGRADED]
+    assert gpu.see(*asks(2)) is FATAL
+
+
+def test_a_lighter_action_does_not_end_what_an_operator_vouched_for(gpu):
+    gpu.see(*asks(1))
+    gpu.vouch()
+    assert gpu.told(*asks(5, 5, 5, 5)) == [DEGRADED] * 4
+
+
+def test_a_wish_after_the_one_vouched_for_had_gone_counts_again(gpu):
+    gpu.see(*asks(1))
+    gpu.vouch()
+    assert gpu.see(NONE, NONE, NONE) is OK
+    assert gpu.see(*asks(1)) is FATAL
+
+
+def test_a_restart_changes_nothing_and_gathers_its_proof_anew(gpu):
+    gpu.see(*asks(1), NONE, NONE)
+    assert gpu.restart() is FATAL
+    assert gpu.told(NONE, NONE, NONE) == [FATAL, FATAL, OK]
+
+
+def test_a_restart_takes_the_same_wish_for_no_news(gpu):
+    gpu.see(*asks(1))
+    gpu.vouch()
+    assert gpu.restart() is DEGRADED
+    assert gpu.told(*asks(1, 1)) == [DEGRADED, DEGRADED]
+
+
+def test_the_last_look_of_an_end_lets_the_proof_of_others_begin():
+    gpu = LookedAt("xid")
+    gpu.see(Sample(energy=9_000, recovery_action=0), XidEvent(95), Sample(energy=9_100, recovery_action=1))
+    after = [Sample(energy=at, recovery_action=0) for at in range(10)]
+    assert gpu.see(*after[:4]) is FATAL
+    assert gpu.see(*after[4:]) is OK
+    assert gpu.overall is OK

@@ -1,0 +1,410 @@
+from collections.abc import Iterable
+
+import pytest
+
+from gpu_plugin.health.facts import Facts
+from gpu_plugin.health.latch import Latch, LatchKey, Proof, Verdict
+from gpu_plugin.health.ledger import HealthLedger
+from gpu_plugin.health.observation import Observation, Sample, XidEvent
+from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.sources.xid_table import shipped_table
+from tests.unit.health.shipped import SHIPPED, shipped
+from tests.unit.health.watching import GPU, Watched
+
+APP, DEGRADED, FATAL, OK = Verdict.APP, Verdict.DEGRADED, Verdict.FATAL, Verdict.OK
+TABLE = shipped_table()
+VERDICTS = {"ignore": OK, "app": APP, "degraded": DEGRADED, "fatal": FATAL}
+BEYOND = 9999
+
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+BEFORE, AFTER_RESET = 50_000, 10
+BOUND, BOUND_ANEW = 7, 8
+
+ANSWERS = {"no field 230": (None, None), "the driver asks for nothing": (0, 0), "the driver asks for a reset": (0, 1)}
+"""What field 230 says before an Xid and after it."""
+answers = pytest.mark.parametrize(("before", "after"), ANSWERS.values(), ids=ANSWERS)
+
+
+def look(action: int | None = None, energy: int = BEFORE, binding: int = BOUND, fault: str = "") -> Sample:
+    return Sample(energy=energy, binding=binding, recovery_action=action, fault=fault)
+
+
+def watched(xid: int, before: int | None = None, policy: HealthPolicy = SHIPPED, *, nvswitch: bool = False) -> Watched:
+    """A sound GPU, seen once, of which one Xid is looked at."""
+    gpu = Watched("xid", Facts(says_action=before is not None, nvswitch=nvswitch), policy, str(xid))
+    gpu.see(look(before))
+    return gpu
+
+
+def wait(gpu: Watched, seconds: float, action: int | None) -> Verdict:
+    """Good looks for so long, ten of them."""
+    return gpu.see(*[look(action)] * 10, every=seconds / 10)
+
+
+def quiet(seconds: float) -> Iterable[Sample]:
+    return [look()] * 10 if seconds else []
+
+
+# What each kind of proof looks like, the weaker before the stronger: after it the driver asks for nothing any more.
+PROOFS = {
+    Proof.APPLICATION: lambda gpu, action: wait(gpu, 10 * MINUTE + 70, action),
+    Proof.QUIET: lambda gpu, action: wait(gpu, 30 * HOUR, action),
+    Proof.RESET: lambda gpu, action: gpu.see(*[look(action, AFTER_RESET + n) for n in range(8)]),
+    Proof.REBOOT: lambda gpu, action: gpu.see(*[look(action, AFTER_RESET + n, BOUND_ANEW) for n in range(8)]),
+}
+STRENGTH = [*PROOFS, Proof.RMA]
+
+
+def expected(xid: int, after: int | None) -> tuple[Verdict, Verdict, Proof]:
+    """The verdict on the event, after three clean looks, and what then closes it, by the policy's words alone."""
+    row = TABLE.get(xid)
+    first = VERDICTS[row.verdict] if row else DEGRADED
+    last = first
+    if first is FATAL and after == 0 and xid != 79:
+        last = DEGRADED
+    if first is DEGRADED and after:
+        last = FATAL
+    proof = Proof(row.recovery) if row else Proof.RESET
+    if proof in (Proof.APPLICATION, Proof.QUIET) and last is FATAL:
+        proof = Proof.RESET
+    return first, last, proof
+
+
+# Every Xid of the table, and one beyond it
+
+
+@answers
+@pytest.mark.parametrize("xid", [*sorted(TABLE), BEYOND])
+def test_each_xid_means_what_the_policy_and_the_driver_say_until_there_is_proof(xid, before, after):
+    first, last, proof = expected(xid, after)
+    gpu = watched(xid, before)
+    assert gpu.see(XidEvent(xid)) is first
+    if first is OK:
+        assert not gpu.ledger.evidence()
+        return
+    assert gpu.latch.detail.startswith(f"Xid {xid} (")
+    assert gpu.see(look(after), look(after)) in (first, last)
+    assert gpu.see(look(after)) is last
+    calm = None if after is None else 0
+    for weaker in STRENGTH[: STRENGTH.index(proof)]:
+        tried = watched(xid, before)
+        tried.see(XidEvent(xid), *[look(after)] * 3)
+        assert PROOFS[weaker](tried, calm) is last, weaker
+    if proof is not Proof.RMA:
+        assert PROOFS[proof](gpu, calm) is OK
+
+
+@pytest.mark.parametrize("xid", [31, 92, 48, 79])
+def test_silence_closes_nothing(xid):
+    gpu = watched(xid)
+    verdict = gpu.see(XidEvent(xid))
+    assert verdict is not OK
+    gpu.now += 30 * DAY
+    assert gpu.verdict is verdict
+    assert gpu.see(*[look(fault="error")] * 20, every=HOUR) is verdict
+
+
+@pytest.mark.parametrize("xid", [31, 92, 48])
+def test_a_new_boot_closes_what_a_reset_would(xid):
+    gpu = watched(xid)
+    gpu.see(XidEvent(xid))
+    gpu.ledger.booted("next")
+    gpu.see(look(None, AFTER_RESET), look(None, AFTER_RESET))
+    assert gpu.see(look(None, AFTER_RESET), *quiet(11 * MINUTE), every=70.0) is OK
+
+
+def test_energy_that_goes_on_is_no_reset():
+    gpu = watched(48)
+    gpu.see(XidEvent(48))
+    assert gpu.see(*[look(energy=BEFORE + n) for n in range(100)]) is FATAL
+
+
+# What the driver asks for
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict"),
+    [
+        ([0, 0], FATAL),
+        ([0, 0, 0], DEGRADED),
+        ([None, None, None], FATAL),
+        ([0, 0, None], FATAL),
+        ([0, None, 0, 0], FATAL),
+        ([0, None, 0, 0, 0], DEGRADED),
+        ([1, 0, 0, 0, 0, 0, 0, 0], FATAL),
+        ([0, 0, 4, 0, 0, 0, 0, 0], FATAL),
+        ([0, 0, 0, 1], FATAL),
+        ([0, 0, 0, 1, 0, 0, 0, 0, 0], FATAL),
+    ],
+)
+def test_a_fatal_xid_is_lowered_once_the_driver_said_three_times_that_it_asks_for_nothing(said, verdict):
+    gpu = watched(48, 0)
+    gpu.see(XidEvent(48))
+    assert gpu.see(*map(look, said)) is verdict
+
+
+def test_looks_that_fail_do_not_count_as_the_drivers_word():
+    gpu = watched(48, 0)
+    gpu.see(XidEvent(48))
+    assert gpu.see(look(0), look(0), look(fault="error"), look(0), look(0)) is FATAL
+    assert gpu.see(look(0)) is DEGRADED
+
+
+def test_what_was_lowered_stays_so_and_is_fatal_again_with_the_next_one():
+    gpu = watched(48, 0)
+    gpu.see(XidEvent(48), look(0), look(0), look(0))
+    assert gpu.latch.detail == "Xid 48 (double-bit ECC error), after which the driver asks for no recovery"
+    assert gpu.see(look(fault="error"), look(0), look(fault="error")) is DEGRADED
+    assert gpu.see(XidEvent(48)) is FATAL
+    assert gpu.latch.detail == "Xid 48 (double-bit ECC error)"
+    assert gpu.latch.since == 1_005.0
+
+
+@pytest.mark.parametrize("asked", [1, 2, 4, 99])
+def test_an_unknown_xid_is_fatal_at_once_where_the_driver_asks_already(asked):
+    gpu = watched(BEYOND, 0)
+    gpu.see(look(asked))
+    assert gpu.see(XidEvent(BEYOND)) is FATAL
+    assert gpu.latch.detail == "Xid 9999 (unknown to this version)"
+    assert gpu.latch.proof is Proof.RESET
+
+
+def test_a_wish_of_the_driver_that_has_passed_leaves_the_xid_fatal_until_a_reset():
+    gpu = watched(109, 0)
+    assert gpu.see(XidEvent(109), look(1), look(0)) is FATAL
+    assert gpu.see(*[look(0)] * 20) is FATAL
+    assert PROOFS[Proof.RESET](gpu, 0) is OK
+
+
+def test_nothing_lowers_an_xid_while_the_gpu_reads_badly():
+    gpu = watched(48, 0)
+    gpu.see(XidEvent(48), *[Sample(energy=BEFORE, recovery_action=0, unrepairable_memory=True)] * 10)
+    assert gpu.verdict is FATAL
+
+
+# Several of them
+
+
+@pytest.mark.parametrize(
+    ("xid", "count", "within", "before", "after", "proof"),
+    [
+        (80, 3, HOUR, APP, DEGRADED, Proof.QUIET),
+        (94, 3, DAY, APP, DEGRADED, Proof.QUIET),
+        (109, 2, 10 * MINUTE, DEGRADED, FATAL, Proof.RESET),
+        (121, 2, DAY, DEGRADED, FATAL, Proof.RESET),
+        (74, 2, DAY, DEGRADED, FATAL, Proof.RESET),
+    ],
+)
+def test_what_repeats_within_a_time_means_more(xid, count, within, before, after, proof):
+    apart = within / count + 1
+    gpu = watched(xid)
+    for _ in range(count + 2):  # one after the other, too seldom
+        assert gpu.see(XidEvent(xid), every=within / (count - 1) + 1) is before
+    gpu = watched(xid)
+    assert gpu.see(*[XidEvent(xid)] * (count - 1), every=apart) is before
+    assert gpu.see(XidEvent(xid)) is after
+    assert f", {count} times within " in gpu.latch.detail
+    assert gpu.latch.proof is proof
+    gpu.see(look(), every=2 * within)
+    assert gpu.see(XidEvent(xid), look()) is after  # and stays so, however long ago the first ones are
+    assert gpu.restart() is after
+    assert PROOFS[proof](gpu, None) is OK
+
+
+def test_what_repeats_is_lowered_by_the_driver_too_and_raised_by_the_next():
+    gpu = watched(109, 0)
+    assert gpu.see(XidEvent(109), XidEvent(109)) is FATAL
+    assert gpu.see(look(0), look(0), look(0)) is DEGRADED
+    assert gpu.see(XidEvent(109)) is FATAL
+
+
+def test_xids_of_other_numbers_have_latches_of_their_own():
+    gpu = Watched("xid", Facts(), SHIPPED)
+    gpu.see(XidEvent(95), XidEvent(48), XidEvent(31), XidEvent(95))
+    assert {(key.part, verdict) for key, _, verdict in gpu.ledger.standing(GPU)} == {
+        ("95", FATAL),
+        ("48", FATAL),
+        ("31", APP),
+    }
+    assert gpu.ledger.reason(GPU) == "Xid 95 (uncontained ECC error); Xid 48 (double-bit ECC error)"
+
+
+def test_an_xid_after_a_reset_needs_another_reset():
+    gpu = watched(48)
+    gpu.see(XidEvent(48), look(energy=10), look(energy=20), XidEvent(48))
+    assert gpu.see(*[look(energy=30 + n) for n in range(10)]) is FATAL
+    assert gpu.see(look(energy=5), look(energy=6), look(energy=7)) is OK
+
+
+def test_a_reset_while_nobody_looked_ends_what_was_before_it_and_not_what_came_after():
+    gpu = watched(48)
+    gpu.see(XidEvent(48), look(energy=60_000))
+    assert gpu.restart() is FATAL
+    assert gpu.see(look(energy=10), look(energy=20)) is FATAL
+    assert gpu.see(look(energy=30)) is OK
+    gpu.see(XidEvent(48), look(energy=60_000))
+    gpu.restart()
+    assert gpu.see(XidEvent(48), *[look(energy=10 + n) for n in range(10)]) is FATAL
+    assert gpu.see(*[look(energy=n) for n in range(3)]) is OK
+
+
+def test_a_reset_from_before_an_xid_was_worth_a_proof_proves_nothing():
+    gpu = watched(94)
+    gpu.see(XidEvent(94), look(energy=10), look(energy=20))
+    assert gpu.see(XidEvent(94), XidEvent(94), look(energy=30), look(energy=40), look(energy=50)) is DEGRADED
+    gpu.ledger.booted("next")
+    assert gpu.see(XidEvent(94), *[look(energy=60 + n) for n in range(5)]) is DEGRADED
+
+
+# Of NVLinks, and of what follows from others
+
+
+def links(*up: bool) -> Sample:
+    return Sample(energy=BEFORE, binding=BOUND, nvlinks=up)
+
+
+def test_an_nvlink_error_is_fatal_while_a_link_that_was_up_is_down():
+    gpu = watched(74)
+    gpu.see(links(True, True), XidEvent(74))
+    assert gpu.see(links(True, True)) is DEGRADED
+    assert gpu.see(links(True, False), links(True, False)) is FATAL
+    assert gpu.see(*[links(True, True)] * 3) is DEGRADED
+    gpu = watched(74)
+    gpu.see(links(True, True), links(True, False), links(True, False))
+    assert gpu.see(XidEvent(74)) is FATAL
+
+
+def test_a_driver_that_asks_for_nothing_does_not_mend_a_link():
+    gpu = watched(74, 0)
+    down = Sample(energy=BEFORE, binding=BOUND, nvlinks=(False,), recovery_action=0)
+    gpu.see(Sample(energy=BEFORE, nvlinks=(True,), recovery_action=0), down, down)
+    assert gpu.see(XidEvent(74), *[down] * 10) is FATAL
+
+
+def test_a_cleanup_alone_is_the_fabric_managers_on_a_system_with_nvswitches():
+    assert watched(45).see(XidEvent(45)) is APP
+    gpu = watched(45, nvswitch=True)
+    assert gpu.see(XidEvent(45)) is DEGRADED
+    assert gpu.latch.detail == "Xid 45 (preemptive cleanup after an earlier error), on its own"
+    assert wait(gpu, 20 * HOUR, None) is DEGRADED
+    assert wait(gpu, 5 * HOUR, None) is OK
+
+
+@pytest.mark.parametrize(("apart", "verdict"), [(4.0, APP), (6.0, DEGRADED)])
+def test_a_cleanup_within_five_seconds_of_another_xid_follows_from_it(apart, verdict):
+    after = watched(45, nvswitch=True)
+    after.see(XidEvent(31), every=apart)
+    assert after.see(XidEvent(45), look()) is verdict
+    before = watched(45, nvswitch=True)
+    before.see(XidEvent(45), every=apart)
+    assert before.see(XidEvent(31), look()) is verdict
+
+
+def test_one_cleanup_does_not_follow_from_another():
+    gpu = watched(45, nvswitch=True)
+    assert gpu.see(XidEvent(45), XidEvent(45), look(), every=1.0) is DEGRADED
+
+
+def test_a_changed_recovery_action_has_the_driver_asked_at_once():
+    gpu = watched(154, 0)
+    assert gpu.see(XidEvent(154)) is APP
+    assert gpu.ledger.suspicious(GPU)
+    gpu.see(look(0))
+    assert not gpu.ledger.suspicious(GPU)
+
+
+# The operator's word
+
+
+FIRM = [
+    shipped({"XID_CONFIG": "31"}),
+    shipped({"DP_ENABLE_HEALTHCHECKS": "31"}),
+    shipped({"DP_ENABLE_HEALTHCHECKS": "all"}),
+    shipped(health={"xid": {"31": "fatal"}}),
+    shipped(health={"xidClass": {"application": "fatal"}}),
+]
+
+
+@pytest.mark.parametrize("policy", FIRM)
+def test_an_xid_that_an_operator_made_fatal_is_not_lowered_and_takes_a_reset(policy):
+    gpu = watched(31, 0, policy)
+    assert gpu.see(XidEvent(31), *[look(0)] * 10) is FATAL
+    assert PROOFS[Proof.QUIET](gpu, 0) is FATAL
+    assert PROOFS[Proof.RESET](gpu, 0) is OK
+
+
+@pytest.mark.parametrize("word", ["ignore", "app", "degraded"])
+def test_an_xid_that_an_operator_made_less_is_not_raised(word):
+    gpu = watched(48, 0, shipped(health={"xid": {"48": word}}))
+    assert gpu.see(XidEvent(48), XidEvent(48), *[look(1)] * 5) is VERDICTS[word]
+
+
+def test_the_operators_word_reaches_what_is_open_with_the_next_look():
+    gpu = watched(48)
+    gpu.see(XidEvent(48), look())
+    gpu.ledger.policy = shipped(health={"xid": {"48": "degraded"}})
+    assert gpu.see(look()) is DEGRADED
+    gpu.ledger.policy = SHIPPED
+    assert gpu.see(look()) is FATAL
+    gpu.ledger.policy = shipped(health={"xid": {"48": "app"}})
+    assert gpu.see(look()) is APP
+    gpu.ledger.policy = SHIPPED
+    assert gpu.see(*[look()] * 20) is FATAL
+    assert gpu.see(*[look(energy=AFTER_RESET)] * 3) is OK
+    gpu.see(XidEvent(48))
+    gpu.ledger.policy = shipped({"DP_DISABLE_HEALTHCHECKS": "48"})
+    assert gpu.see(look()) is OK
+    assert not gpu.ledger.evidence()
+
+
+def test_an_operator_who_vouches_for_a_gpu_has_its_xids_forgotten():
+    gpu = watched(79)
+    gpu.see(XidEvent(79))
+    assert gpu.vouch() is OK
+    assert gpu.see(XidEvent(79)) is FATAL
+
+
+# A storm of them
+
+
+def test_a_storm_of_an_applications_xids_writes_nothing_and_makes_no_latch_grow():
+    gpu = watched(31)
+    gpu.see(XidEvent(31), every=0.001)
+    revision = gpu.ledger.revision
+    for _ in range(5_000):
+        assert not gpu.ledger.observe(GPU, XidEvent(31), gpu.now)
+        gpu.now += 0.003
+    assert gpu.ledger.revision == revision
+    assert len(gpu.latch.times) == 1
+    assert gpu.see(look()) is APP
+    assert wait(gpu, 9 * MINUTE, None) is APP
+    assert wait(gpu, 2 * MINUTE, None) is OK
+
+
+@pytest.mark.parametrize("xid", [45, 48, 80, 92, 94, 109, BEYOND])
+def test_a_storm_of_any_other_xid_is_told_a_few_times_at_most(xid):
+    gpu = watched(xid, nvswitch=True)
+    told = sum(len(gpu.ledger.observe(GPU, XidEvent(xid), gpu.now + n * 0.003)) for n in range(2_000))
+    assert told <= 2
+    assert gpu.ledger.revision <= 4
+    assert len(gpu.latch.times) <= 3
+
+
+def test_an_applications_xid_is_the_same_latch_for_a_second():
+    key = LatchKey("xid", "31")
+    gpu = watched(31)
+    gpu.see(XidEvent(31), every=0.5)
+
+    def latch(ledger: HealthLedger) -> Latch:
+        return ledger._records[GPU].latches[key]
+
+    one = latch(gpu.ledger)
+    gpu.see(XidEvent(31), every=0.6)
+    assert latch(gpu.ledger) is one
+    gpu.see(XidEvent(31))
+    assert latch(gpu.ledger).times == (1_006.1,)
+
+
+def test_other_observations_leave_an_xid_alone():
+    seen: list[Observation] = [look(), look(fault="lost"), look(fault="hung"), look(fault="error")]
+    assert watched(48).see(*seen) is OK

@@ -1,0 +1,133 @@
+"""What the host's word on bindings means: who has vanished, and when the driver is worth opening anew."""
+
+import pytest
+
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.nvml.bus import FIRST_WAIT, LONGER, TRIES, Bus
+from gpu_plugin.nvml.port import Handle
+from gpu_plugin.nvml.watched import PLACEHOLDER, Watched
+
+ONE, TWO, NEW = "00000000:1B:00.0", "00000000:3D:00.0", "00000000:9A:00.0"
+
+
+def watched(bus_id, *, handle=1, asked_under=None, binding=None):
+    gpu = Gpu(f"GPU-{bus_id}", 0, pci_bus_id=bus_id)
+    return Watched(gpu, None if handle is None else Handle(handle), asked_under=asked_under, binding=binding)
+
+
+def opened(told, gpus):
+    bus = Bus(dict(told))
+    bus.opened(gpus, 0)
+    return bus
+
+
+def tries(bus, gpus, rounds):
+    """The rounds in which the driver is opened anew, each time in vain."""
+    found = []
+    for now in range(1, rounds):
+        if bus.news(gpus, now):
+            found.append(now)
+            bus.opened(gpus, now)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("told", "handle", "binding", "vanished"),
+    [
+        ({ONE: 1, TWO: 2}, 1, None, False),
+        ({TWO: 2}, 1, 1, True),  # it was told of before
+        ({}, 1, 1, True),
+        ({TWO: 2}, None, None, True),  # others are told of, and it does not answer
+        ({TWO: 2}, 1, None, False),  # it answers: a host that never told of it is mistaken
+        ({}, None, None, False),  # a host that tells of none
+    ],
+)
+def test_who_has_vanished(told, handle, binding, vanished):
+    assert Bus(told).vanished(watched(ONE, handle=handle, binding=binding)) is vanished
+
+
+def test_a_gpu_whose_bus_id_is_not_known_never_vanishes():
+    assert not Bus({TWO: 2}).vanished(Watched(Gpu(f"{PLACEHOLDER}0", 0), None))
+
+
+def test_bus_ids_are_compared_in_either_case():
+    gpu = Gpu("GPU-low", 0, pci_bus_id=ONE.lower())
+    assert Bus({ONE: 7}).binding(gpu) == 7
+    assert not Bus({ONE: 7}).vanished(Watched(gpu, None))
+
+
+def test_nothing_is_news_while_all_is_well():
+    gpus = [watched(ONE), watched(TWO)]
+    bus = opened({ONE: 1, TWO: 2}, gpus)
+    assert tries(bus, gpus, 200) == []
+
+
+def test_a_host_that_tells_nothing_has_no_news():
+    gpus = [watched(ONE, handle=None)]
+    assert tries(opened({}, gpus), gpus, 200) == []
+
+
+def test_a_lost_gpu_is_no_news_while_its_binding_stays():
+    gpus = [watched(ONE, handle=None, asked_under=1), watched(TWO)]
+    assert tries(opened({ONE: 1, TWO: 2}, gpus), gpus, 200) == []
+
+
+def test_a_binding_of_a_gpu_that_nobody_knows_is_news_at_once_and_then_ever_more_rarely():
+    gpus = [watched(ONE)]
+    bus = opened({ONE: 1}, gpus)
+    bus.told = {ONE: 1, NEW: 5}
+    assert bus.news(gpus, 1) == (NEW,)
+    assert tries(bus, gpus, 1000) == [1, 1 + FIRST_WAIT, 1 + FIRST_WAIT + FIRST_WAIT * LONGER]
+    assert len(tries(opened({ONE: 1, NEW: 5}, gpus), gpus, 1000)) == TRIES - 1, "the first opening counts"
+
+
+def test_a_gpu_that_was_found_is_news_no_more():
+    gpus = [watched(ONE)]
+    bus = opened({ONE: 1}, gpus)
+    bus.told = {ONE: 1, NEW: 5}
+    assert bus.news(gpus, 1) == (NEW,)
+    gpus.append(watched(NEW))
+    bus.opened(gpus, 1)
+    assert tries(bus, gpus, 1000) == []
+
+
+def test_another_binding_of_what_was_given_up_on_is_news_again():
+    gpus = [watched(ONE)]
+    bus = opened({ONE: 1, NEW: 5}, gpus)
+    tries(bus, gpus, 1000)
+    bus.told = {ONE: 1, NEW: 6}
+    assert bus.news(gpus, 1000) == (NEW,)
+
+
+def test_a_gpu_bound_anew_is_news_once_it_has_not_answered_under_that_binding():
+    gpu = watched(ONE, handle=None, asked_under=1)
+    gpus = [gpu, watched(TWO)]
+    bus = opened({ONE: 1, TWO: 2}, gpus)
+    bus.told = {ONE: 8, TWO: 2}
+    assert bus.news(gpus, 1) == ()
+    gpu.asked_under = 8
+    assert bus.news(gpus, 2) == (ONE,)
+    assert tries(bus, gpus, 1000)[0] == 1
+    gpu.handle = Handle(1)
+    assert bus.news(gpus, 2000) == ()
+
+
+def test_a_gpu_that_came_back_and_is_lost_later_is_no_news():
+    gpu = watched(ONE, handle=None, asked_under=8)
+    bus = opened({TWO: 2}, [gpu])
+    bus.told = {ONE: 8, TWO: 2}
+    assert bus.news([gpu, watched(TWO)], 1) == (ONE,)
+    gpu.handle = Handle(1)
+    bus.opened([gpu, watched(TWO)], 1)
+    bus.news([gpu, watched(TWO)], 2)
+    gpu.handle = None
+    assert tries(bus, [gpu, watched(TWO)], 1000) == []
+
+
+def test_bindings_of_gpus_that_do_not_say_their_bus_id_are_no_news():
+    nameless = Watched(Gpu(f"{PLACEHOLDER}1", 1), None)
+    gpus = [watched(ONE), nameless]
+    assert tries(opened({ONE: 1, TWO: 2}, gpus), gpus, 1000) == []
+    bus = opened({ONE: 1, TWO: 2}, gpus)
+    bus.told = {ONE: 1, TWO: 2, NEW: 3}
+    assert set(bus.news(gpus, 1)) == {TWO, NEW}

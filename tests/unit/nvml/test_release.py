@@ -1,0 +1,504 @@
+"""GPUs released for maintenance: their handles are dropped, and nobody touches them until they are resumed."""
+
+import threading
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.health.observation import Sample, XidEvent
+from gpu_plugin.nvml import monitor, subscription
+from gpu_plugin.nvml.port import EventType, NvmlError, Return
+from gpu_plugin.nvml.release import Released, ReleaseError
+from gpu_plugin.simulation import profile
+from gpu_plugin.simulation.driver import SimulatedDriver
+
+from .conftest import driver_threads
+from .monitored import FOREVER, LONG, Bench
+
+ALL = range(8)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(monitor, "CONFIRM", 0.01)
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Whoever releases GPUs is not kept waiting for long."""
+    monkeypatch.setattr(monitor, "PATIENCE", 0.2)
+    monkeypatch.setattr(subscription, "WAIT_MS", 10)
+
+
+class Recording(SimulatedDriver):
+    """Writes down every call, with the index of the GPU that it is about."""
+
+    def __init__(self, node):
+        super().__init__(node)
+        self.record: list[tuple[str, int | None]] = []
+
+    def _begin(self, call, gpu=None, *, opened=True):
+        self.record.append((call, gpu))
+        super()._begin(call, gpu, opened=opened)
+
+    def touched(self, since=0):
+        return {gpu for _, gpu in self.record[since:]}
+
+    def asked(self, since=0):
+        return {call for call, _ in self.record[since:]}
+
+
+def but(*left_out):
+    return [gpu for gpu in ALL if gpu not in left_out]
+
+
+def remembered(name="hgx-h100"):
+    return [
+        Gpu(gpu.uuid, index, gpu.minor, gpu.pci_bus_id, gpu.name, numa_node=1)
+        for index, gpu in enumerate(profile.load(name).gpus)
+    ]
+
+
+def of(bench, *gpus):
+    return frozenset(bench.uuids[gpu] for gpu in gpus)
+
+
+async def gone(threads):
+    for thread in threads:
+        await anyio.to_thread.run_sync(thread.join, LONG)
+    return not any(thread.is_alive() for thread in threads)
+
+
+# All of them
+
+
+async def test_all_gpus_released_leave_the_driver_closed_and_unasked():
+    bench = Bench(driver=Recording)
+    node = await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        await bench.monitor.release(None)
+        assert bench.driver._opened == 0
+        since, calls = len(bench.seen), len(bench.driver.record)
+        await bench.turned(5)
+        assert bench.driver.record[calls:] == []
+        assert bench.seen[since:] == []
+        assert bench.monitor.node == node, "they stay listed"
+        assert bench.node.post(3, EventType.XID_CRITICAL, 79) == 0
+        await bench.monitor.resume(None)
+        assert bench.driver._opened == 1
+        assert all(bench.samples(gpu, since) for gpu in ALL)
+        assert bench.node.post(3, EventType.XID_CRITICAL, 79) == 1
+        await bench.until(lambda: XidEvent(79) in bench.of(3))
+        assert bench.monitor.node == node
+    assert {sample.fault for gpu in ALL for sample in bench.samples(gpu)} == {""}
+
+
+async def test_releasing_and_resuming_twice_is_releasing_and_resuming():
+    bench = Bench(driver=Recording)
+    await bench.monitor.open()
+    async with bench.running():
+        for _ in range(2):
+            await bench.monitor.release(None)
+        calls = len(bench.driver.record)
+        await bench.monitor.release(of(bench, 3))
+        assert bench.driver.record[calls:] == []
+        for _ in range(2):
+            await bench.monitor.resume(None)
+    assert bench.driver.calls["open"] == 2
+    assert bench.driver.calls["close"] == 1
+
+
+async def test_all_gpus_released_one_by_one_leave_the_driver_closed():
+    bench = Bench(driver=Recording)
+    await bench.monitor.open()
+    async with bench.running():
+        for gpu in ALL:
+            await bench.monitor.release(of(bench, gpu))
+        assert bench.driver._opened == 0
+        calls = len(bench.driver.record)
+        await bench.monitor.resume(of(bench, 6))
+        since = await bench.rounds(1, [6])
+    assert bench.driver.touched(calls) <= {None, 6}
+    assert {uuid for uuid, _ in bench.seen[since:]} == {bench.uuids[6]}
+
+
+async def test_one_of_all_released_gpus_is_resumed_alone():
+    bench = Bench(driver=Recording)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.monitor.release(None)
+        calls = len(bench.driver.record)
+        await bench.monitor.resume(of(bench, 2))
+        await bench.rounds(2, [2])
+        assert bench.driver.touched(calls) <= {None, 2}
+        await bench.monitor.resume(of(bench, *but(2)))
+        await bench.rounds(1)
+
+
+# One of them
+
+
+async def test_a_released_gpu_is_touched_by_nobody_and_the_others_are_watched():
+    bench = Bench(driver=Recording)
+    node = await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        await bench.monitor.release(of(bench, 3))
+        calls = len(bench.driver.record)
+        assert bench.driver._opened == 1
+        since = await bench.rounds(3, but(3))
+        bench.node.lose(5)
+        await bench.until(lambda: "lost" in bench.faults(5))
+        bench.node.heal(5)
+        await bench.until(lambda: bench.faults(5)[-1] == "")
+        assert bench.node.post(3, EventType.XID_CRITICAL, 79) == 0
+        assert bench.node.post(4, EventType.XID_CRITICAL, 48) == 1
+        await bench.until(lambda: XidEvent(48) in bench.of(4))
+        assert bench.of(3, since) == []
+        opening = next(at for at, (call, _) in enumerate(bench.driver.record) if call == "close")
+        assert 3 not in bench.driver.touched(opening)
+        assert not bench.driver.asked(opening) & {"handle_by_index", "handle_by_uuid"}
+        assert "handle_by_pci_bus_id" in bench.driver.asked(calls)
+        assert bench.monitor.node == node
+        bench.node.reset(3)
+        await bench.monitor.resume(of(bench, 3))
+        assert [sample.fault for sample in bench.samples(3, since)][:1] == [""]
+        assert bench.node.post(3, EventType.XID_CRITICAL, 79) == 1
+        assert bench.monitor.node == node
+    assert {sample.fault for gpu in but(5) for sample in bench.samples(gpu)} == {""}
+
+
+async def test_a_released_gpu_may_vanish_and_come_back_without_anyone_minding():
+    bench = Bench(driver=Recording, retention=0.0)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        await bench.monitor.release(of(bench, 3))
+        since, calls = len(bench.seen), len(bench.driver.record)
+        bench.node.vanish(3)
+        await bench.rounds(3, but(3))
+        bench.node.bring_back(3)
+        await bench.rounds(8, but(3))
+        assert bench.driver.calls["open"] == 2
+        assert 3 not in bench.driver.touched(calls)
+        assert bench.of(3, since) == []
+        assert bench.uuids[3] in [gpu.uuid for gpu in bench.monitor.node.gpus]
+        await bench.monitor.resume(of(bench, 3))
+        assert [sample.fault for sample in bench.samples(3, since)][:1] == [""]
+
+
+async def test_a_gpu_plugged_in_while_another_is_released_is_found_once_that_is_resumed():
+    bench = Bench(driver=Recording)
+    bench.node.vanish(6)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.monitor.release(of(bench, 3))
+        bench.node.bring_back(6)
+        await bench.rounds(10, but(3, 6))
+        assert 3 not in bench.driver.touched(len(bench.driver.record) - 1)
+        await bench.monitor.resume(None)
+        await bench.rounds()
+    assert [gpu.uuid for gpu in bench.monitor.node.gpus] == bench.uuids
+
+
+async def test_another_card_in_the_place_of_one_is_not_taken_for_it():
+    stranger = replace(remembered()[4], uuid="GPU-that-was-there")
+    bench = Bench(
+        driver=Recording,
+        remembered=[stranger if gpu.index == 4 else gpu for gpu in remembered()],
+        released=frozenset({remembered()[3].uuid}),
+    )
+    await bench.monitor.open()
+    assert "another GPU" in bench.unreadable()["GPU-that-was-there"]
+    async with bench.running():
+        await bench.until(lambda: [seen for uuid, seen in bench.seen if uuid == "GPU-that-was-there"])
+        (seen, *_) = [seen for uuid, seen in bench.seen if uuid == "GPU-that-was-there"]
+        assert isinstance(seen, Sample)
+        assert seen.fault == "vanished"
+        await bench.monitor.resume(None)
+        await bench.rounds()
+    assert set(bench.uuids) < {gpu.uuid for gpu in bench.monitor.node.gpus}
+
+
+# What holds them
+
+
+async def test_a_call_that_hangs_keeps_its_gpu_and_is_named_and_the_rest_follows_by_itself(hasty):
+    bench = Bench(timeout=0.1, driver=Recording)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.hang(3, FOREVER)
+        await bench.until(lambda: "hung" in bench.faults(3))
+        began = anyio.current_time()
+        with pytest.raises(
+            ReleaseError, match=rf"not dropped yet.*a call to it has not come back, about GPU {bench.uuids[3]}"
+        ):
+            await bench.monitor.release(of(bench, 3))
+        assert anyio.current_time() - began < LONG
+        since = await bench.rounds(2, but(3))
+        assert bench.of(3, since) == [], "nothing is told of it any more"
+        bench.node.heal(3)
+        await bench.monitor.release(of(bench, 3))
+        calls = len(bench.driver.record)
+        await bench.rounds(2, but(3))
+        assert 3 not in bench.driver.touched(calls)
+
+
+@pytest.mark.parametrize("which", [None, frozenset({remembered()[5].uuid})])
+async def test_a_call_that_hangs_on_another_gpu_keeps_all_from_being_released(hasty, which):
+    bench = Bench(timeout=0.1)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.hang(3, FOREVER)
+        await bench.until(lambda: "hung" in bench.faults(3))
+        with pytest.raises(ReleaseError, match=bench.uuids[3]):
+            await bench.monitor.release(which)
+        bench.node.heal(3)
+        await bench.monitor.release(which)
+
+
+class Holding(SimulatedDriver):
+    """Holds one kind of call until let go."""
+
+    held = ""
+
+    def __init__(self, node):
+        super().__init__(node)
+        self.free = threading.Event()
+        self.inside = threading.Event()
+
+    def _hold(self, call):
+        if call == self.held:
+            self.inside.set()
+            assert self.free.wait(LONG)
+
+    def close(self):
+        self._hold("close")
+        super().close()
+
+    def wait(self, events, timeout_ms):
+        self._hold("wait")
+        return super().wait(events, timeout_ms)
+
+    def open(self):
+        self._hold("open")
+        super().open()
+
+
+@pytest.mark.parametrize(("call", "said"), [("close", "it does not close"), ("wait", "holds the wait for its events")])
+async def test_a_driver_that_holds_on_is_waited_for_by_nobody(hasty, call, said):
+    bench = Bench(timeout=0.1, driver=Holding)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.driver.held = call
+        if call == "wait":
+            await anyio.to_thread.run_sync(bench.driver.inside.wait, LONG)
+        with pytest.raises(ReleaseError):
+            await bench.monitor.release(None)
+        await bench.until_turned(lambda: said in bench.monitor._held)
+        with pytest.raises(ReleaseError, match=said):
+            await bench.monitor.release(None)
+        bench.driver.held = ""
+        bench.driver.free.set()
+        await bench.until_turned(lambda: bench.driver._opened == 0)
+        await bench.monitor.release(None)
+
+
+async def test_the_end_does_not_wait_for_a_release_that_hangs():
+    bench = Bench(timeout=0.1)
+    await bench.monitor.open()
+    async with anyio.create_task_group() as group:
+        group.start_soon(bench.monitor.run)
+        await bench.rounds()
+        bench.node.hang(2, FOREVER)
+        await bench.until(lambda: "hung" in bench.faults(2))
+        group.start_soon(bench.monitor.release, None)
+        await bench.turned(2)
+        began = anyio.current_time()
+        group.cancel_scope.cancel()
+    assert anyio.current_time() - began < 1
+    bench.node.heal(2)
+    assert await gone(driver_threads())
+
+
+async def test_a_driver_that_cannot_be_opened_after_a_release_is_tried_again():
+    bench = Bench()
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        await bench.monitor.release(None)
+        bench.node.refuse("open", Return.LIB_RM_VERSION_MISMATCH, times=2)
+        since = len(bench.seen)
+        await bench.monitor.resume(None)
+        assert [bench.faults(gpu, since)[0] for gpu in ALL] == ["driver"] * 8
+        assert "lib rm version mismatch" in bench.samples(0)[-1].detail
+        await bench.until(lambda: all(bench.faults(gpu, since)[-1:] == [""] for gpu in ALL))
+        assert bench.node.post(3, EventType.XID_CRITICAL, 79) == 1
+    assert bench.driver.calls["open"] == 4
+
+
+async def test_a_driver_that_hangs_when_it_is_opened_again_holds_nothing_else():
+    bench = Bench(timeout=0.1, driver=Holding)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        await bench.monitor.release(None)
+        bench.driver.held = "open"
+        since = len(bench.seen)
+        await bench.monitor.resume(None)
+        assert [bench.faults(gpu, since)[0] for gpu in ALL] == ["driver"] * 8
+        bench.driver.free.set()
+        await bench.until(lambda: all(bench.faults(gpu, since)[-1:] == [""] for gpu in ALL))
+    assert bench.driver.calls["open"] == 2, "one attempt at a time"
+
+
+async def test_a_driver_that_opens_late_is_closed_again_where_all_is_released_by_then(hasty):
+    bench = Bench(timeout=0.1, driver=Holding)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        await bench.monitor.release(None)
+        bench.driver.held = "open"
+        await bench.monitor.resume(None)
+        with pytest.raises(ReleaseError, match="it does not open"):
+            await bench.monitor.release(None)
+        bench.driver.free.set()
+        await bench.monitor.release(None)
+        assert bench.driver._opened == 0
+        assert bench.driver.calls["open"] == bench.driver.calls["close"] == 2
+
+
+# From the start
+
+
+async def test_all_gpus_released_at_the_start_leave_the_driver_alone():
+    known = remembered()
+    bench = Bench(driver=Recording, remembered=known, released=None)
+    node = await bench.monitor.open()
+    assert node.gpus == tuple(replace(gpu, unreadable="maintenance") for gpu in known)
+    assert node.device_nodes == bench.node.profile.device_nodes
+    assert bench.nodes == [node]
+    async with bench.running():
+        await bench.turned(5)
+        assert bench.driver.record == []
+        assert bench.seen == []
+        await bench.monitor.resume(None)
+        await bench.rounds()
+    assert bench.unreadable() == {}
+    assert [gpu.uuid for gpu in bench.nodes[-1].gpus] == bench.uuids
+    assert len(bench.nodes[-1].links) == 28
+    assert bench.nodes[-1].driver_version == bench.node.profile.driver_version
+    assert {sample.fault for gpu in ALL for sample in bench.samples(gpu)} == {""}
+
+
+async def test_every_gpu_released_by_name_at_the_start_leaves_the_driver_alone():
+    known = remembered()
+    bench = Bench(driver=Recording, remembered=known, released=frozenset(gpu.uuid for gpu in known))
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.turned(3)
+        assert bench.driver.record == []
+        await bench.monitor.resume(of(bench, 0))
+        await bench.rounds(1, [0])
+    assert bench.driver.touched() <= {None, 0}
+
+
+async def test_some_gpus_released_at_the_start_are_not_touched():
+    bench = Bench(driver=Recording, remembered=remembered(), released=frozenset(g.uuid for g in remembered()[2:4]))
+    bench.node.hang(2, FOREVER)
+    bench.node.lose(6)
+    node = await bench.monitor.open()
+    assert bench.unreadable().keys() == of(bench, 2, 3, 6)
+    assert {bench.unreadable()[bench.uuids[gpu]] for gpu in (2, 3)} == {"maintenance"}
+    assert [gpu.uuid for gpu in node.gpus] == bench.uuids
+    async with bench.running():
+        await bench.rounds(2, but(2, 3, 6))
+        bench.node.heal(6)
+        await bench.until(lambda: bench.faults(6)[-1:] == [""])
+        assert not bench.driver.touched() & {2, 3}
+        assert not bench.driver.asked() & {"handle_by_index", "handle_by_uuid"}
+        assert bench.of(2) == bench.of(3) == []
+        bench.node.heal(2)
+        await bench.monitor.resume(of(bench, 2, 3))
+        await bench.rounds()
+    assert bench.unreadable() == {}
+
+
+async def test_a_gpu_that_hangs_at_the_start_beside_released_ones_hides_no_other():
+    bench = Bench(timeout=0.2, remembered=remembered(), released=frozenset({remembered()[1].uuid}))
+    bench.node.hang(4, FOREVER)
+    await bench.monitor.open()
+    assert bench.unreadable().keys() == of(bench, 1, 4)
+    async with bench.running():
+        await bench.until(lambda: "hung" in bench.faults(4))
+        await bench.rounds(2, but(1, 4))
+        bench.node.heal(4)
+        await bench.until(lambda: bench.faults(4)[-1] == "")
+    assert bench.unreadable().keys() == of(bench, 1)
+
+
+@pytest.mark.parametrize("released", [None, frozenset({remembered()[3].uuid})])
+async def test_gpus_that_nobody_remembers_are_found_first_and_released_then(released):
+    bench = Bench(driver=Recording, released=released)
+    node = await bench.monitor.open()
+    assert [gpu.uuid for gpu in node.gpus] == bench.uuids
+    async with bench.running():
+        await bench.monitor.release(released)
+        calls = len(bench.driver.record)
+        await bench.turned(3)
+        assert 3 not in bench.driver.touched(calls)
+        assert bench.samples(3) == []
+        assert bench.driver._opened == (1 if released else 0)
+
+
+async def test_a_release_while_there_is_no_driver_is_done_at_once_and_kept():
+    bench = Bench(driver=Recording, remembered=remembered())
+    bench.node.refuse("open", Return.DRIVER_NOT_LOADED, times=1)
+    with pytest.raises(NvmlError):
+        await bench.monitor.open()
+    await bench.monitor.release(None)
+    calls = len(bench.driver.record)
+    await bench.monitor.open()
+    assert bench.driver.record[calls:] == []
+    async with bench.running():
+        await bench.monitor.resume(None)
+        await bench.rounds()
+
+
+async def test_a_resume_while_there_is_no_driver_is_not_waited_for():
+    bench = Bench(driver=Recording, remembered=remembered(), released=None)
+    with anyio.fail_after(1):
+        await bench.monitor.resume(None)
+    node = await bench.monitor.open()
+    assert not [gpu for gpu in node.gpus if gpu.unreadable]
+    bench.monitor._threads.close()
+
+
+# Which of them
+
+
+def test_released_gpus_as_a_set():
+    everything, some, none = Released(every=True), Released(uuids=frozenset("ab")), Released()
+    assert ("a" in everything, "a" in some, "c" in some, "a" in none) == (True, True, False, False)
+    assert (bool(everything), bool(some), bool(none)) == (True, True, False)
+    assert (everything.covers(some), some.covers(everything), some.covers(none)) == (True, False, True)
+    assert (some.covers(Released(uuids=frozenset("a"))), some.covers(Released(uuids=frozenset("ac")))) == (True, False)
+    assert some.plus(frozenset("c")) == Released(uuids=frozenset("abc"))
+    assert some.plus(None) == everything == everything.plus(frozenset("a"))
+    assert everything.minus(frozenset("a"), "abc") == Released(uuids=frozenset("bc"))
+    assert some.minus(frozenset("a"), "abc") == Released(uuids=frozenset("b"))
+    assert some.minus(None, "abc") == none == everything.minus(None, "abc")
+
+
+def test_what_can_be_reached_beside_released_gpus():
+    gpus = [Gpu("a", 0, pci_bus_id="1"), Gpu("b", 1)]
+    assert Released().leaves([])
+    assert not Released(every=True).leaves(gpus)
+    assert Released(uuids=frozenset("b")).leaves(gpus)
+    assert not Released(uuids=frozenset("a")).leaves(gpus), "b cannot be reached without touching others"

@@ -1,0 +1,180 @@
+"""Whose an event is: by the handle it names, else by the uuid that the driver has for that handle, else nobody's."""
+
+import threading
+
+import pytest
+
+from gpu_plugin.health.observation import Deaf, DriverEvent, Sample, XidEvent
+from gpu_plugin.nvml import monitor, reports
+from gpu_plugin.nvml.port import ALL_INSTANCES, Event, EventType, Handle, NvmlError, Return
+from gpu_plugin.simulation.driver import SimulatedDriver
+
+from .monitored import LONG, NEVER, Bench
+
+XID = int(EventType.XID_CRITICAL)
+STRANGE = Handle(0x5AFE)
+
+
+def told(bench):
+    """Everything but samples, with the index of the GPU."""
+    return [(bench.uuids.index(uuid), seen) for uuid, seen in bench.seen if not isinstance(seen, Sample)]
+
+
+async def deliver(bench, *events):
+    """Has events arrive one after the other, and the round that they bring be over."""
+    async with bench.running():
+        await bench.rounds()
+        for event in events:
+            bench.monitor._deliver(event)
+        await bench.rounds()
+
+
+@pytest.mark.parametrize(
+    ("instances", "said"),
+    [
+        ((), (None, None)),
+        ((ALL_INSTANCES, ALL_INSTANCES), (None, None)),
+        ((0, 0), (0, 0)),
+        ((5, ALL_INSTANCES), (5, None)),
+        ((5, 1), (5, 1)),
+    ],
+)
+async def test_an_xid_names_the_instances_that_the_driver_names(instances, said):
+    bench = Bench(poll=NEVER)
+    await bench.monitor.open()
+    await deliver(bench, Event(bench.driver.handle_by_index(3), XID, 31, *instances))
+    assert told(bench) == [(3, XidEvent(31, *said))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (0x2, [DriverEvent(0x2)]),
+        (0x4000, [DriverEvent(0x4000)]),
+        (0x8, [XidEvent(48)]),
+        (0x2800, [DriverEvent(0x800), DriverEvent(0x2000)]),
+        (0x800A, [DriverEvent(0x2), XidEvent(48), DriverEvent(0x8000)]),
+        (1 << 40, [DriverEvent(1 << 40)]),
+        (0, []),
+    ],
+)
+async def test_each_type_of_an_event_is_told(kind, said):
+    bench = Bench(poll=NEVER)
+    await bench.monitor.open()
+    await deliver(bench, Event(bench.driver.handle_by_index(6), kind, 48))
+    assert told(bench) == [(6, seen) for seen in said]
+
+
+class Known(SimulatedDriver):
+    """Has one more handle, of whatever uuid the test says, or refuses to say."""
+
+    whose: str | int = ""
+
+    def uuid(self, handle):
+        if handle != STRANGE:
+            return super().uuid(handle)
+        self.calls["uuid of a stranger"] += 1
+        if isinstance(self.whose, int):
+            raise NvmlError(self.whose, "nvmlDeviceGetUUID")
+        return self.whose
+
+
+async def test_an_event_of_an_unknown_handle_is_of_the_gpu_that_the_driver_says():
+    bench = Bench(poll=NEVER, driver=Known)
+    await bench.monitor.open()
+    bench.driver.whose = bench.uuids[5]
+    await deliver(bench, Event(STRANGE, XID, 79), Event(STRANGE, XID, 48), Event(STRANGE, 0x800, 0))
+    assert told(bench) == [(5, XidEvent(79)), (5, XidEvent(48)), (5, DriverEvent(0x800))]
+    assert bench.driver.calls["uuid of a stranger"] == 1
+
+
+async def test_an_event_of_a_mig_devices_handle_is_of_the_gpu_it_is_cut_from():
+    bench = Bench("a100-mig-mixed", poll=NEVER, driver=Known)
+    node = await bench.monitor.open()
+    bench.driver.whose = node.gpus[4].mig_devices[3].uuid
+    await deliver(bench, Event(STRANGE, XID, 43, 9, 0))
+    assert told(bench) == [(4, XidEvent(43, 9, 0))]
+    bench.driver.whose = node.gpus[5].mig_devices[0].uuid  # the same handle, of another one by now
+    await deliver(bench, Event(STRANGE, XID, 43, 1, 0))
+    assert told(bench)[1:] == [(5, XidEvent(43, 1, 0))]
+
+
+@pytest.mark.parametrize("whose", [Return.INVALID_ARGUMENT, Return.GPU_IS_LOST, "GPU-of-another-node", ""])
+async def test_an_event_of_nobody_is_held_against_nobody_and_said_once(whose, caplog):
+    bench = Bench(poll=NEVER, driver=Known)
+    bench.driver.whose = whose
+    await bench.monitor.open()
+    await deliver(bench, Event(STRANGE, XID, 79), Event(STRANGE, XID, 79))
+    looked = len(bench.samples(0))
+    assert looked >= 2, "it was a reason to look"
+    await deliver(bench, Event(STRANGE, XID, 79))
+    assert not told(bench)
+    assert caplog.text.count("came from no GPU known here") == 1
+
+
+async def test_a_driver_that_hangs_over_whose_event_it_is_holds_nobody(monkeypatch, caplog):
+    monkeypatch.setattr(monitor, "LOOK_PATIENCE", 0.05)
+    free = threading.Event()
+
+    class Hanging(SimulatedDriver):
+        def uuid(self, handle):
+            if handle == STRANGE:
+                assert free.wait(LONG)
+            return super().uuid(handle)
+
+    bench = Bench(poll=NEVER, driver=Hanging)
+    await bench.monitor.open()
+    await deliver(bench, Event(STRANGE, XID, 79))
+    free.set()
+    assert not told(bench)
+    assert all(set(bench.faults(gpu)) == {""} for gpu in range(8))
+    assert "came from no GPU known here" in caplog.text
+
+
+async def test_events_of_unknown_handles_are_kept_up_to_a_number(monkeypatch):
+    monkeypatch.setattr(reports, "STRAYS", 4)
+    bench = Bench(poll=NEVER, driver=Known)
+    await bench.monitor.open()
+    bench.driver.whose = bench.uuids[1]
+    await deliver(bench, *[Event(STRANGE, XID, number) for number in range(1, 11)])
+    assert told(bench) == [(1, XidEvent(number)) for number in (7, 8, 9, 10)]
+
+
+async def test_every_gpu_is_told_that_nothing_is_heard_and_that_it_is_again():
+    bench = Bench()
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.until(lambda: bench.driver.calls["wait"])
+        bench.node.refuse("wait", Return.UNKNOWN, times=3)
+        await bench.until(lambda: Deaf() in bench.of(7) and len(told(bench)) == 16)
+    why = "nvmlEventSetWait_v2: unknown (999)"
+    assert told(bench) == [*[(gpu, Deaf(why)) for gpu in range(8)], *[(gpu, Deaf()) for gpu in range(8)]]
+
+
+class Stuck(SimulatedDriver):
+    """A wait that holds its thread until let go."""
+
+    free = threading.Event()
+    holding = False
+
+    def wait(self, events, timeout_ms):
+        if self.holding:
+            assert self.free.wait(LONG)
+        return super().wait(events, timeout_ms)
+
+
+async def test_a_wait_that_does_not_come_back_makes_deaf_too():
+    bench = Bench(timeout=0.1, driver=Stuck)
+    bench.driver.free = threading.Event()
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.driver.holding = True
+        await bench.until(lambda: any(isinstance(seen, Deaf) and seen.why for _, seen in told(bench)))
+        bench.driver.holding = False
+        bench.driver.free.set()
+        await bench.until(lambda: bench.of(7).count(Deaf()) == 1)
+    assert [seen.why for gpu, seen in told(bench) if gpu == 0] == [
+        "the call that waits for them does not come back",
+        "",
+    ]

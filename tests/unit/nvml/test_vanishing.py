@@ -1,0 +1,390 @@
+"""GPUs that the driver is unbound from or bound to while the monitor watches, links that die, and a node that is booted."""
+
+import pytest
+
+from gpu_plugin.devices.node import Gpu, Link
+from gpu_plugin.health.observation import XidEvent
+from gpu_plugin.nvml import monitor
+from gpu_plugin.nvml.port import EventType, Return
+from gpu_plugin.nvml.watched import PLACEHOLDER
+from gpu_plugin.simulation import profile
+from gpu_plugin.simulation.driver import SimulatedDriver
+from gpu_plugin.simulation.host import SimulatedHost
+
+from .monitored import FOREVER, NEVER, Bench
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(monitor, "CONFIRM", 0.01)
+
+
+def but(*left_out):
+    return [gpu for gpu in range(8) if gpu not in left_out]
+
+
+def good(bench, gpus):
+    return {fault for gpu in gpus for fault in bench.faults(gpu)} == {""}
+
+
+def opened(bench):
+    return bench.driver.calls["open"]
+
+
+def remembered(name="hgx-h100"):
+    return [
+        Gpu(gpu.uuid, index, gpu.minor, gpu.pci_bus_id, gpu.name, numa_node=1)
+        for index, gpu in enumerate(profile.load(name).gpus)
+    ]
+
+
+async def test_a_gpu_that_the_driver_is_unbound_from_has_vanished_and_is_not_asked_any_more():
+    bench = Bench()
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.vanish(3)
+        await bench.until(lambda: "vanished" in bench.faults(3))
+        since = await bench.rounds(1)
+        looked = bench.driver.calls["handle_by_uuid"]
+        await bench.rounds(8)
+        assert set(bench.faults(3, since)) == {"vanished"}
+        assert bench.driver.calls["handle_by_uuid"] == looked
+        assert [gpu.uuid for gpu in bench.monitor.node.gpus] == bench.uuids, "it stays listed"
+    assert bench.samples(3)[-1].detail == (
+        f"the NVIDIA driver is not bound to {bench.node.profile.gpus[3].pci_bus_id} any more"
+    )
+    assert good(bench, but(3))
+    assert opened(bench) == 1
+    assert len(bench.nodes) == 1
+
+
+async def test_a_gpu_that_came_back_is_found_by_opening_the_driver_anew():
+    bench = Bench()
+    node = await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.vanish(3)
+        await bench.until(lambda: "vanished" in bench.faults(3))
+        bench.node.bring_back(3)
+        await bench.until(lambda: bench.faults(3)[-1] == "")
+        assert bench.node.post(3, EventType.XID_CRITICAL, 48) == 1
+        await bench.until(lambda: XidEvent(48) in bench.of(3))
+        assert bench.monitor.node == node
+    before, after = [[s.binding for s in bench.samples(3) if not s.fault][at] for at in (0, -1)]
+    assert before is not None
+    assert after is not None
+    assert before != after
+    assert good(bench, but(3))
+    assert opened(bench) == 2
+
+
+async def test_a_gpu_that_went_and_came_between_two_looks_is_found_too():
+    bench = Bench(poll=NEVER)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.vanish(3)
+        bench.node.bring_back(3)
+        bench.monitor.look_now()
+        await bench.until(lambda: len(bench.faults(3)) > 1 and bench.faults(3)[-1] == "")
+    assert good(bench, but(3))
+    assert opened(bench) == 2
+
+
+async def test_a_gpu_that_is_plugged_in_is_found_and_watched():
+    bench = Bench()
+    bench.node.vanish(5)
+    node = await bench.monitor.open()
+    assert [gpu.uuid for gpu in node.gpus] == [bench.uuids[gpu] for gpu in but(5)]
+    async with bench.running():
+        await bench.rounds(3, but(5))
+        assert opened(bench) == 1
+        bench.node.bring_back(5)
+        await bench.until(lambda: len(bench.nodes) == 2)
+        await bench.rounds()
+        assert bench.node.post(5, EventType.XID_CRITICAL, 63) == 1
+        await bench.until(lambda: XidEvent(63) in bench.of(5))
+    assert [(gpu.index, gpu.uuid) for gpu in bench.nodes[-1].gpus] == list(enumerate(bench.uuids))
+    assert len(bench.nodes[-1].links) == 28
+    assert good(bench, range(8))
+    assert opened(bench) == 2
+
+
+class Hiding(SimulatedDriver):
+    """Counts seven of its eight GPUs, and knows no way to the last: as one that is excluded by a parameter."""
+
+    def device_count(self):
+        return super().device_count() - 1
+
+
+async def test_a_gpu_that_nvml_hides_is_looked_for_a_few_times_and_hides_no_other():
+    bench = Bench(driver=Hiding)
+    node = await bench.monitor.open()
+    assert len(node.gpus) == 7
+    async with bench.running():
+        await bench.rounds(80, range(7))
+    assert opened(bench) == 3
+    assert good(bench, range(7))
+    assert len(bench.nodes) == 1, "nothing changed"
+
+
+async def test_the_driver_is_not_opened_anew_under_a_call():
+    bench = Bench(timeout=0.1)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.hang(2, FOREVER)
+        bench.node.vanish(3)
+        await bench.until(lambda: "hung" in bench.faults(2) and "vanished" in bench.faults(3))
+        bench.node.bring_back(3)
+        await bench.rounds(5, but(2, 3))
+        assert opened(bench) == 1
+        assert bench.faults(2)[-1] == "hung"
+        bench.node.heal(2)
+        await bench.until(lambda: bench.faults(3)[-1] == bench.faults(2)[-1] == "")
+    assert opened(bench) == 2
+    assert good(bench, but(2, 3))
+
+
+async def test_a_gpu_that_hangs_and_is_unbound_has_vanished():
+    bench = Bench(timeout=0.1)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.hang(2, FOREVER)
+        await bench.until(lambda: "hung" in bench.faults(2))
+        bench.node.vanish(2)
+        await bench.until(lambda: bench.faults(2)[-1] == "vanished")
+        bench.node.heal(2)
+        await bench.until(lambda: bench.faults(2)[-1] == "")
+
+
+async def test_a_host_that_tells_nothing_leaves_it_to_the_driver(monkeypatch):
+    monkeypatch.setattr(SimulatedHost, "bindings", lambda _: {})
+    bench = Bench()
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.vanish(3)
+        await bench.until(lambda: bench.faults(3)[-1] == "vanished")
+        await bench.rounds(20)
+        assert opened(bench) == 1
+    assert good(bench, but(3))
+    assert all(sample.binding is None for gpu in range(8) for sample in bench.samples(gpu))
+    assert {sample.fault for sample in bench.samples(3)} <= {"", "lost", "vanished"}
+
+
+@pytest.mark.parametrize("trouble", [OSError("stale file handle"), RuntimeError("odd")])
+async def test_a_host_that_cannot_be_asked_changes_nothing(monkeypatch, trouble):
+    bench = Bench()
+    node = await bench.monitor.open()
+
+    def broken():
+        raise trouble
+
+    async with bench.running():
+        await bench.rounds()
+        known = {sample.binding for sample in bench.samples(0)}
+        monkeypatch.setattr(bench.monitor.host, "bindings", broken)
+        since = await bench.rounds(3)
+        assert {sample.binding for sample in bench.samples(0, since)} == known != {None}
+    assert good(bench, range(8))
+    assert bench.monitor.node == node
+    assert opened(bench) == 1
+
+
+async def test_a_vanished_gpu_is_dropped_after_its_time_and_found_again(caplog):
+    bench = Bench(retention=FOREVER)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.vanish(3)
+        bench.node.lose(4)
+        await bench.until(lambda: "vanished" in bench.faults(3) and "lost" in bench.faults(4))
+        await bench.rounds(5)
+        assert len(bench.nodes) == 1
+        bench.monitor.retention = 0.0
+        await bench.until(lambda: len(bench.nodes) == 2)
+        assert [gpu.uuid for gpu in bench.nodes[1].gpus] == [bench.uuids[gpu] for gpu in but(3)]
+        assert not [pair for pair in bench.nodes[1].links if bench.uuids[3] in pair]
+        since = await bench.rounds(3, but(3))
+        assert bench.samples(3, since) == []
+        bench.node.bring_back(3)
+        await bench.until(lambda: len(bench.nodes) == 3)
+        await bench.until(lambda: bench.faults(3)[-1] == "")
+    assert [gpu.uuid for gpu in bench.nodes[2].gpus] == bench.uuids
+    assert caplog.text.count("is not listed any more") == 1
+
+
+async def test_what_was_vanished_for_a_while_and_is_back_begins_its_time_anew():
+    bench = Bench(retention=0.3)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        for _ in range(4):
+            bench.node.vanish(3)
+            await bench.until(lambda: bench.faults(3)[-1] == "vanished")
+            bench.node.bring_back(3)
+            await bench.until(lambda: bench.faults(3)[-1] == "")
+            (watched,) = [each for each in bench.monitor._roster.gpus if each.gpu.uuid == bench.uuids[3]]
+            assert watched.vanished_since is None
+
+
+async def test_a_node_without_any_gpu_left_finds_the_next_one():
+    bench = Bench("h200", retention=0.0)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.vanish(0)
+        await bench.until(lambda: len(bench.nodes) == 2)
+        assert bench.nodes[1].gpus == ()
+        bench.node.bring_back(0)
+        await bench.until(lambda: len(bench.nodes) == 3)
+        assert [gpu.uuid for gpu in bench.nodes[2].gpus] == bench.uuids
+        await bench.until(lambda: bench.faults(0)[-1] == "")
+
+
+async def test_a_remembered_gpu_that_vanished_takes_no_other_gpus_name():
+    """The GPUs behind it are numbered anew: the index that was its own is another one's now, which cannot be read."""
+    bench = Bench(remembered=remembered())
+    bench.node.vanish(1)
+    bench.node.lose(2)
+    node = await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds(1, but(2))
+        bench.node.heal(2)
+        await bench.until(lambda: bench.faults(2)[-1:] == [""])
+    assert sorted(gpu.uuid for gpu in node.gpus if not gpu.uuid.startswith(PLACEHOLDER)) == sorted(bench.uuids)
+    assert set(bench.faults(1)) == {"vanished"}
+    assert bench.uuids[1] in bench.unreadable()
+
+
+async def test_a_made_up_name_goes_when_its_gpu_is_found_under_its_own():
+    bench = Bench()
+    bench.node.vanish(5)
+    bench.node.lose(3)
+    await bench.monitor.open()
+    assert list(bench.unreadable()) == [f"{PLACEHOLDER}3"]
+    async with bench.running():
+        await bench.rounds(1, but(3, 5))
+        bench.node.bring_back(5)
+        bench.node.heal(3)
+        await bench.until(lambda: [gpu.uuid for gpu in bench.nodes[-1].gpus] == bench.uuids)
+    assert bench.unreadable() == {}
+
+
+# The driver as a whole
+
+
+async def test_without_a_driver_every_gpu_says_so_and_nobody_asks_a_closed_one():
+    bench = Bench()
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        for gpu in range(8):
+            bench.node.vanish(gpu)
+        await bench.until(lambda: all(bench.faults(gpu)[-1] == "vanished" for gpu in range(8)))
+        bench.node.refuse("open", Return.DRIVER_NOT_LOADED, times=2)
+        for gpu in range(8):
+            bench.node.bring_back(gpu)
+        await bench.until(lambda: all(bench.faults(gpu)[-1] == "driver" for gpu in range(8)))
+        asked = bench.driver.calls["handle_by_uuid"]
+        detail = bench.samples(0)[-1].detail
+        await bench.rounds(1)
+        assert bench.driver.calls["handle_by_uuid"] == asked
+        await bench.until(lambda: all(bench.faults(gpu)[-1] == "" for gpu in range(8)))
+        await bench.rounds()
+        assert bench.node.post(7, EventType.XID_CRITICAL, 48) == 1
+    assert detail == "the driver is not open: nvmlInit_v2: driver not loaded (9)"
+    assert opened(bench) == 4
+
+
+# Links and boots
+
+
+async def test_a_link_that_dies_leaves_the_topology_and_is_back_in_it_when_it_lives():
+    bench = Bench("dgx1-v100")
+    node = await bench.monitor.open()
+    before = {pair: link for pair, link in node.links.items() if bench.uuids[0] in pair}
+    async with bench.running():
+        await bench.rounds()
+        assert len(bench.nodes) == 1
+        bench.node.change(0, links_down=(0,))
+        await bench.until(lambda: len(bench.nodes) == 2)
+        bench.node.reset(0)
+        await bench.until(lambda: len(bench.nodes) == 3)
+        await bench.rounds(2)
+    changed = {pair for pair in node.links if bench.nodes[1].links[pair] != node.links[pair]}
+    assert len(changed) == 1
+    (pair,) = changed
+    assert pair in before
+    assert bench.nodes[1].links[pair] == Link(before[pair].nvlinks - 1, before[pair].ancestor)
+    assert bench.nodes[2] == node
+    assert len(bench.nodes) == 3
+    assert good(bench, range(8))
+
+
+async def test_a_boot_is_told_and_every_gpu_found_anew():
+    bench = Bench()
+    await bench.monitor.open()
+    first = bench.node.boot_id
+    async with bench.running():
+        await bench.rounds()
+        bench.node.vanish(3)
+        await bench.until(lambda: "vanished" in bench.faults(3))
+        bench.node.reboot()
+        await bench.until(lambda: bench.boots and bench.faults(3)[-1] == "")
+        assert bench.node.post(3, EventType.XID_CRITICAL, 48) == 1
+        await bench.rounds(2)
+    assert bench.boots == [bench.node.boot_id] != [first]
+    assert opened(bench) == 2
+    assert good(bench, but(3))
+
+
+async def test_a_boot_that_was_not_known_of_is_told_at_the_start():
+    bench = Bench("h200", boot_id="the boot before")
+    await bench.monitor.open()
+    assert bench.boots == [bench.node.boot_id]
+    async with bench.running():
+        await bench.rounds(2)
+    assert opened(bench) == 1
+    assert len(bench.boots) == 1
+
+
+# What a GPU never answers
+
+
+async def test_what_a_gpu_never_answers_is_learnt_once_and_told():
+    bench = Bench("t4-4")
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds(2)
+        learnt = bench.monitor.unsupported()
+        asked = bench.driver.calls["remapped_rows"]
+        await bench.rounds(3)
+        assert bench.driver.calls["remapped_rows"] == asked
+        assert bench.monitor.unsupported() == learnt
+        bench.node.vanish(1)
+        bench.node.bring_back(1)
+        await bench.until(lambda: bench.driver.calls["open"] == 2)
+        await bench.rounds(2)
+        assert bench.driver.calls["remapped_rows"] > asked, "another driver may know more"
+    assert set(learnt) == set(bench.uuids)
+    assert all({"remap_pending", "remap_failure", "nvlinks", "recovery_action"} <= fields for fields in learnt.values())
+    assert not any("temperature" in fields for fields in learnt.values())
+    assert {sample.fault for gpu in but(1, *range(4, 8)) for sample in bench.samples(gpu)} == {""}
+
+
+async def test_what_is_learnt_is_forgotten_when_a_gpu_is_cut_anew():
+    bench = Bench("a100-mig-mixed")
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.partition(5, None)
+        await bench.until(lambda: bench.samples(5)[-1].remap_pending is False)
+        assert not bench.monitor.unsupported()[bench.uuids[5]] & {"remap_pending", "remap_failure"}
+        bench.node.partition(5, ["7g.40gb"])
+        await bench.until(lambda: bench.samples(5)[-1].remap_pending is None)
+        bench.node.partition(5, None)
+        await bench.until(lambda: bench.samples(5)[-1].remap_pending is False)

@@ -1,0 +1,380 @@
+import pytest
+
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.nvml.port import ALL_INSTANCES, Event, EventType, NvmlError, PcieLink, RemappedRows, Return
+from gpu_plugin.simulation import faults, profile
+from gpu_plugin.simulation.condition import FABRICS, Condition
+from gpu_plugin.simulation.driver import SimulatedDriver
+from gpu_plugin.simulation.hardware import STATE_FILE, SimulatedNode
+from gpu_plugin.simulation.part_faults import PART_FAULTS
+
+ANY = EventType.DOUBLE_BIT_ECC | EventType.XID_CRITICAL | EventType.GPU_RECOVERY_ACTION
+
+
+class Bench:
+    """GPU 0 of a simulated node, with all of its events asked for."""
+
+    def __init__(self, name="hgx-h100", state=None):
+        self.node = SimulatedNode(profile.load(name), state)
+        self.driver = SimulatedDriver(self.node)
+        self.driver.open()
+        self.gpu = self.driver.handle_by_index(0)
+        self.events = self.driver.event_set()
+        supported = self.driver.supported_event_types(self.gpu)
+        self.driver.register_events(self.gpu, ANY & supported, self.events)
+
+    def apply(self, **request):
+        return faults.apply(self.node, {"gpu": 0} | {name.replace("_", "-"): value for name, value in request.items()})
+
+    def heard(self):
+        found: list[tuple[int, int]] = []
+        while True:
+            try:
+                event = self.driver.wait(self.events, 0)
+            except NvmlError as error:
+                assert error.code == Return.TIMEOUT  # noqa: PT017
+                return found
+            assert event.handle == self.gpu
+            found.append((event.kind, event.data))
+
+    def field(self, number):
+        return self.driver.field_values(self.gpu, (number,))[0]
+
+
+@pytest.fixture
+def bench():
+    return Bench()
+
+
+@pytest.fixture
+def old():
+    """A part of before row remapping and recovery actions."""
+    return Bench("t4-4")
+
+
+# Each fault, what ends it, and what does not
+
+READINGS = {
+    "temperature": lambda b: b.driver.temperature(b.gpu),
+    "margin": lambda b: b.driver.margin_temperature(b.gpu),
+    "memory-temperature": lambda b: b.field(82),
+    "clocks-event-reasons": lambda b: b.driver.clocks_event_reasons(b.gpu),
+    "ecc-uncorrected": lambda b: b.driver.uncorrected_ecc_errors(b.gpu),
+    "remap-pending": lambda b: b.driver.remapped_rows(b.gpu).pending,
+    "remap-failure": lambda b: b.driver.remapped_rows(b.gpu).failure,
+    "retired-pages": lambda b: b.field(30),
+    "retirement-pending": lambda b: b.driver.retired_pages_pending(b.gpu),
+    "sram-threshold": lambda b: b.driver.sram_threshold_exceeded(b.gpu),
+    "unrepairable-memory": lambda b: b.driver.unrepairable_memory(b.gpu),
+    "recovery-action": lambda b: b.field(230),
+    "nvlink-down": lambda b: b.driver.nvlink_states(b.gpu).index(False) if not all(links(b)) else None,
+    "nvlink-errors": lambda b: b.field(214),
+    "nvlink-crc-errors": lambda b: b.field(38),
+    "fabric": lambda b: b.driver.fabric(b.gpu),
+    "pcie-width": lambda b: b.driver.pcie_link(b.gpu),
+    "pcie-replays": lambda b: b.driver.pcie_replays(b.gpu),
+    "pcie-fatal-errors": lambda b: b.field(180),
+}
+
+
+def links(bench):
+    return bench.driver.nvlink_states(bench.gpu)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reading", "resettable"),
+    [
+        ("temperature", 91, 91, False),
+        ("margin", -3, -3, False),
+        ("memory-temperature", 99, 99, False),
+        ("clocks-event-reasons", 0x40, 0x40, False),
+        ("ecc-uncorrected", 2, 2, True),
+        ("remap-pending", True, True, True),
+        ("remap-failure", True, True, False),
+        ("retired-pages", 61, 61, False),
+        ("retirement-pending", True, True, True),
+        ("sram-threshold", True, True, False),
+        ("unrepairable-memory", True, True, False),
+        ("recovery-action", "gpu-reset", 1, True),
+        ("recovery-action", "node-reboot", 2, True),
+        ("recovery-action", "drain-p2p", 3, True),
+        ("recovery-action", "drain-and-reset", 4, True),
+        ("nvlink-down", 17, 17, True),
+        ("nvlink-errors", 1, 1, True),
+        ("nvlink-crc-errors", 101, 101, True),
+        ("fabric", "unhealthy", FABRICS["unhealthy"], True),
+        ("fabric", "in-progress", FABRICS["in-progress"], True),
+        ("fabric", "limited", FABRICS["limited"], True),
+        ("pcie-width", 8, PcieLink(8, 16), False),
+        ("pcie-replays", 51, 51, True),
+        ("pcie-fatal-errors", 1, 1, True),
+    ],
+)
+def test_a_fault_shows_until_it_is_ended(tmp_path, name, value, reading, resettable):
+    model = "t4-4" if name.startswith("retire") else "hgx-h100"
+    bench, read = Bench(model, tmp_path), READINGS[name]
+    fine = read(bench)
+    assert fine != reading
+    assert bench.apply(**{name: value}).startswith(f"GPU 0 ({bench.node.profile.gpus[0].uuid}): ")
+    assert read(bench) == reading
+    assert read(Bench(model, tmp_path)) == reading  # another daemon
+    bench.apply(reset=True)
+    assert read(bench) == (fine if resettable else reading)
+    bench.apply(heal=True)
+    assert read(bench) == fine
+    assert read(Bench(model, tmp_path)) == fine
+
+
+def test_every_fault_of_a_part_has_its_reading():
+    assert set(PART_FAULTS) == {*READINGS, "nvlink-up"}
+
+
+def test_the_margin_follows_the_temperature(bench):
+    bench.apply(temperature=92)
+    assert bench.driver.margin_temperature(bench.gpu) == -5
+    bench.apply(margin=7)
+    assert (bench.driver.margin_temperature(bench.gpu), bench.driver.temperature(bench.gpu)) == (7, 92)
+
+
+def test_memory_errors_add_up_and_are_events(bench):
+    assert bench.apply(ecc_uncorrected=2).endswith(": 2 more uncorrected memory errors, until reset.")
+    bench.apply(ecc_uncorrected=3)
+    assert bench.driver.uncorrected_ecc_errors(bench.gpu) == 5
+    assert bench.heard() == [(EventType.DOUBLE_BIT_ECC, 0)] * 2
+
+
+def test_a_row_that_waited_is_remapped_by_a_reset(bench):
+    bench.apply(remap_pending=True)
+    assert bench.driver.remapped_rows(bench.gpu) == RemappedRows(0, 1, pending=True)
+    bench.apply(reset=True)
+    assert bench.driver.remapped_rows(bench.gpu) == RemappedRows(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("nvlink-errors", 214), ("nvlink-crc-errors", 38), ("pcie-fatal-errors", 180)]
+)
+def test_errors_of_links_add_up(bench, name, number):
+    bench.apply(**{name: 2})
+    bench.apply(**{name: 5})
+    assert bench.field(number) == 7
+
+
+def test_replays_add_up(bench):
+    bench.apply(pcie_replays=2)
+    bench.apply(pcie_replays=5)
+    assert bench.driver.pcie_replays(bench.gpu) == 7
+
+
+def test_a_link_is_down_at_this_end_alone():
+    bench = Bench("dgx1-v100")
+    peer = bench.driver.handle_by_index(1)
+    at = [bench.driver.nvlink_remote_bus_id(bench.gpu, link) for link in range(6)]
+    link = at.index(bench.driver.pci_bus_id(peer))
+    bench.apply(nvlink_down=link)
+    assert bench.driver.nvlink_remote_bus_id(bench.gpu, link) is None
+    assert not bench.driver.nvlink_to_switch(bench.gpu, link)
+    assert links(bench) == tuple(each != link for each in range(6))
+    assert all(bench.driver.nvlink_states(peer))
+    other = (link + 1) % 6
+    bench.apply(nvlink_down=other)
+    bench.apply(nvlink_up=link)
+    assert [each for each, active in enumerate(links(bench)) if not active] == [other]
+    assert bench.driver.nvlink_remote_bus_id(bench.gpu, link) == at[link]
+
+
+def test_a_link_to_a_switch_that_is_down_leads_nowhere(bench):
+    assert bench.driver.nvlink_to_switch(bench.gpu, 3)
+    bench.apply(nvlink_down=3)
+    assert not bench.driver.nvlink_to_switch(bench.gpu, 3)
+
+
+def test_a_fabric_gets_well(bench):
+    fine = bench.driver.fabric(bench.gpu)
+    bench.apply(fabric="unhealthy")
+    assert bench.apply(fabric="completed").endswith(": its NVLink fabric is completed.")
+    assert bench.driver.fabric(bench.gpu) == fine
+
+
+# What the driver asks for
+
+
+@pytest.mark.parametrize(
+    ("xid", "action"),
+    [(48, 1), (95, 1), (109, 0), (144, 0), (119, 1), (79, 2), (13, 0), (31, 0), (43, 0), (63, 0), (94, 0), (998, 0)],
+)
+def test_an_xid_has_the_driver_ask_for_what_ends_it(bench, xid, action):
+    bench.apply(xid=xid)
+    assert bench.field(230) == action
+    asked = [(EventType.GPU_RECOVERY_ACTION, 0)] if action else []
+    assert bench.heard() == [(EventType.XID_CRITICAL, xid), *asked]
+    bench.apply(reset=True)
+    assert bench.field(230) == 0
+
+
+def test_what_is_asked_for_already_stays(bench):
+    bench.apply(recovery_action="node-reboot")
+    assert bench.heard() == [(EventType.GPU_RECOVERY_ACTION, 0)]
+    bench.apply(xid=95)
+    assert (bench.field(230), bench.heard()) == (2, [(EventType.XID_CRITICAL, 95)])
+
+
+def test_a_driver_told_to_ask_for_nothing_does_so_until_reset(bench):
+    assert bench.apply(recovery_action="none").endswith(
+        ": its driver asks for no recovery, whatever Xid is raised, until reset."
+    )
+    bench.apply(xid=79)
+    assert bench.field(230) == 0
+    bench.apply(reset=True)
+    bench.apply(xid=79)
+    assert bench.field(230) == 2
+
+
+def test_an_old_part_asks_for_nothing(old):
+    old.apply(xid=79)
+    assert (old.field(230), old.heard()) == (None, [(EventType.XID_CRITICAL, 79)])
+
+
+def test_what_a_driver_asks_for_after_an_xid_outlives_the_daemon(tmp_path):
+    Bench(state=tmp_path).apply(xid=48)
+    assert Bench(state=tmp_path).field(230) == 1
+
+
+# Xids and events of instances
+
+
+@pytest.mark.parametrize(
+    ("instance", "heard"), [("2", (2, ALL_INSTANCES)), ("1/0", (1, 0)), ("0/0", (0, 0)), (None, (ALL_INSTANCES,) * 2)]
+)
+def test_an_xid_names_the_instances_asked_for(bench, instance, heard):
+    said = bench.apply(xid=43) if instance is None else bench.apply(xid=43, instance=instance)
+    assert said.endswith(": Xid 43 raised." if instance is None else f": Xid 43 raised on instance {instance}.")
+    assert bench.driver.wait(bench.events, 0) == Event(bench.gpu, 8, 43, *heard)
+
+
+def test_an_event_of_any_type(bench):
+    assert bench.apply(event=0x4000).endswith(": event of type 0x4000 sent, and nothing listens for it.")
+    bench.driver.register_events(bench.gpu, 0x4800, bench.events)
+    assert bench.apply(event=0x4000).endswith(": event of type 0x4000 sent.")
+    bench.apply(event=0x1800)
+    assert bench.heard() == [(0x4000, 0), (0x1800, 0)]
+
+
+def test_a_part_posts_only_what_it_supports(old):
+    assert old.node.post(0, EventType.GPU_RECOVERY_ACTION) == 0
+    old.node.events.register(0, EventType.GPU_RECOVERY_ACTION, old.events)
+    assert old.node.post(0, EventType.GPU_RECOVERY_ACTION) == 0
+    assert old.heard() == []
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        ({"memory-temperature": 201}, "memory-temperature: 201: from -40 to 200 °C"),
+        ({"margin": -201}, "margin: -201: from -200 to 200 °C"),
+        ({"clocks-event-reasons": -1}, "clocks-event-reasons: -1: from 0 to 4294967295"),
+        ({"clocks-event-reasons": "0x40"}, "clocks-event-reasons: '0x40' is not a whole number"),
+        ({"ecc-uncorrected": 0}, "ecc-uncorrected: 0: from 1 to 1000000"),
+        ({"remap-pending": 1}, "remap-pending: 1: it is either asked for with true or left out"),
+        ({"remap-failure": "yes"}, "remap-failure: 'yes': it is either"),
+        ({"sram-threshold": False}, "sram-threshold: False: it is either"),
+        ({"unrepairable-memory": 0}, "unrepairable-memory: 0: it is either"),
+        (
+            {"recovery-action": "reset"},
+            "recovery-action: 'reset': one of none, gpu-reset, node-reboot, drain-p2p, drain-and-r",
+        ),
+        ({"recovery-action": 1}, "recovery-action: 1: one of none, "),
+        ({"nvlink-down": 18}, "nvlink-down: 18: from 0 to 17"),
+        ({"nvlink-up": -1}, "nvlink-up: -1: from 0 to 17"),
+        ({"nvlink-errors": 0}, "nvlink-errors: 0: from 1 to"),
+        ({"nvlink-crc-errors": 1.5}, "nvlink-crc-errors: 1.5 is not a whole number"),
+        ({"fabric": "broken"}, "fabric: 'broken': one of completed, in-progress, unhealthy, limited"),
+        ({"fabric": ["limited"]}, "fabric: ['limited']: one of completed, "),
+        ({"pcie-width": 17}, "pcie-width: 17: from 1 to 16 lanes"),
+        ({"pcie-width": 0}, "pcie-width: 0: from 1 to 16 lanes"),
+        ({"pcie-replays": 0}, "pcie-replays: 0: from 1 to 1000000"),
+        ({"pcie-fatal-errors": 0}, "pcie-fatal-errors: 0: from 1 to 1000000"),
+        ({"event": 0x8}, "event: 0x8: 0x8 is an Xid: ask for xid"),
+        ({"event": 0x80000 | 0x60}, "event: NVIDIA H100 80GB HBM3: the simulated one sends no events of type 0x80060"),
+        ({"event": 0}, "event: 0: from 1 to 4294967295"),
+        ({"error": 1000}, "error: 1000: from 0 to 999"),
+        ({"error": True}, "error: True is not a whole number"),
+        ({"return": True}, "return: GPU 0 has not vanished"),
+        ({"return": 1}, "return: 1: it is either"),
+        ({"vanish": False}, "vanish: False: it is either"),
+        ({"reset": "yes"}, "reset: 'yes': it is either"),
+        ({"reboot": 1}, "reboot: 1: it is either"),
+        ({"gpu": 9, "reboot": True}, "GPU 9: this node has GPUs 0 to 7"),
+        (
+            {"xid": 31, "instance": "1/0/0"},
+            "instance: '1/0/0': a GPU instance such as 1, or a compute instance of it such as",
+        ),
+        ({"xid": 31, "instance": ""}, "instance: '': a GPU instance"),
+        ({"xid": 31, "instance": "1/"}, "instance: '1/': a GPU instance"),
+        ({"xid": 31, "instance": "-1"}, "instance: '-1': a GPU instance"),
+        ({"xid": 31, "instance": 1}, "instance: 1: a GPU instance"),
+        ({"lost": True, "instance": "1"}, "instance: goes with xid alone, not with lost"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_and_does_nothing(tmp_path, request_, sentence):
+    bench = Bench(state=tmp_path)
+    before = (tmp_path / STATE_FILE).read_bytes()
+    with pytest.raises(ConfigError) as caught:
+        bench.apply(**request_)
+    assert str(caught.value).startswith(sentence)
+    assert (tmp_path / STATE_FILE).read_bytes() == before
+    assert bench.heard() == []
+
+
+T4, A100, H200, BARE = "t4-4", "dgx-a100", "h200", None
+
+
+@pytest.mark.parametrize(
+    ("model", "request_", "what"),
+    [
+        (T4, {"memory-temperature": 90}, "does not have the field that tells it, 82"),
+        (A100, {"margin": 1}, "tells no margin temperature"),
+        (BARE, {"clocks-event-reasons": 1}, "tells no clocks event reasons"),
+        (BARE, {"ecc-uncorrected": 1}, "counts no memory errors"),
+        (T4, {"remap-pending": True}, "remaps no memory rows"),
+        (T4, {"remap-failure": True}, "remaps no memory rows"),
+        (H200, {"retired-pages": 1}, "retires no memory pages"),
+        (H200, {"retirement-pending": True}, "retires no memory pages"),
+        (T4, {"sram-threshold": True}, "tells nothing of its SRAM"),
+        (A100, {"unrepairable-memory": True}, "tells nothing of unrepairable memory"),
+        (T4, {"recovery-action": "none"}, "does not have the field that tells it, 230"),
+        (T4, {"nvlink-down": 0}, "has no NVLinks"),
+        (H200, {"nvlink-up": 0}, "has no NVLinks"),
+        (A100, {"nvlink-errors": 1}, "does not have the field that tells it, 214"),
+        (T4, {"nvlink-crc-errors": 1}, "does not have the field that tells it, 38"),
+        (A100, {"fabric": "unhealthy"}, "is part of no NVLink fabric"),
+        (H200, {"fabric": "completed"}, "is part of no NVLink fabric"),
+        (BARE, {"pcie-width": 8}, "tells nothing of its PCIe link"),
+        (BARE, {"pcie-replays": 1}, "tells nothing of its PCIe link"),
+        (T4, {"pcie-fatal-errors": 1}, "does not have the field that tells it, 180"),
+        (T4, {"event": 0x8000}, "sends no events of type 0x8000"),
+        (BARE, {"event": 0x2}, "sends no events of type 0x2"),
+    ],
+)
+def test_what_a_part_does_not_have_cannot_fail(model, request_, what):
+    built = profile.load(model) if model else profile.parse({"count": 1, "gpu": {"name": "Bare"}})
+    node = SimulatedNode(built)
+    fine = node.condition(0)
+    with pytest.raises(ConfigError) as caught:
+        faults.apply(node, {"gpu": 0, **request_})
+    (name,) = request_
+    assert str(caught.value) == f"{name}: {built.gpus[0].name}: the simulated one {what}"
+    assert node.condition(0) == fine
+
+
+def test_a_link_that_leads_nowhere_cannot_go_down():
+    short = {"count": 2, "gpu": {"name": "x"}, "nvlink": {"links": 2, "pairs": "0-1:1"}}
+    node = SimulatedNode(profile.parse(short))
+    with pytest.raises(ConfigError, match=r"has nothing at the other end of its NVLink 1$"):
+        faults.apply(node, {"gpu": 0, "nvlink-down": 1})
+
+
+def test_a_sound_gpu_keeps_little():
+    assert Condition(energy_since=1.0) == Condition(energy_since=1.0, fields={}, links_down=())

@@ -1,0 +1,106 @@
+import logging
+
+import pytest
+
+from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.ledger import Transition
+from gpu_plugin.telemetry.health_log import REPEAT_LOG, RepeatedXids, tell
+
+OK, APP, DEGRADED, FATAL = Verdict
+
+
+def said(caplog):
+    return [(record.levelno, record.getMessage()) for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "line"),
+    [
+        (
+            Transition("GPU-1", "xid", FATAL, OK, "Xid 79 (off the bus)", 1.0, xid=79, action="reset it"),
+            logging.ERROR,
+            "GPU GPU-1 is not fit for use: Xid 79 (off the bus) (signal xid); to do: reset it",
+        ),
+        (
+            Transition("GPU-1", "nvlink", DEGRADED, OK, "NVLink 5 is down", 1.0),
+            logging.WARNING,
+            "GPU GPU-1 is degraded: NVLink 5 is down (signal nvlink)",
+        ),
+        (
+            Transition("GPU-1", "xid", FATAL, DEGRADED, "Xid 48", 1.0, "MIG-1", 48),
+            logging.ERROR,
+            "MIG device MIG-1 of GPU GPU-1 is not fit for use: Xid 48 (signal xid)",
+        ),
+        (
+            Transition("GPU-1", "xid", DEGRADED, FATAL, "Xid 48", 1.0),
+            logging.WARNING,
+            "GPU GPU-1 is degraded: Xid 48 (signal xid)",
+        ),
+        (
+            Transition("GPU-1", "xid", APP, OK, "Xid 31 (page fault)", 1.0),
+            logging.INFO,
+            "GPU GPU-1: Xid 31 (page fault) is an application's own error; the GPU stays as it is",
+        ),
+        (
+            Transition("GPU-1", "temperature", OK, FATAL, "94 °C", 1.0),
+            logging.WARNING,
+            "GPU GPU-1: temperature is over: 94 °C",
+        ),
+        (Transition("GPU-1", "clocks", OK, DEGRADED, "", 1.0), logging.INFO, "GPU GPU-1: clocks is over: clocks"),
+        (
+            Transition("GPU-1", "cordon", FATAL, OK, "cordoned", 1.0, action="uncordon"),
+            logging.INFO,
+            "GPU GPU-1 is held back by its operator: cordoned",
+        ),
+        (
+            Transition("GPU-1", "maintenance", OK, FATAL, "maintenance", 1.0),
+            logging.INFO,
+            "GPU GPU-1 is no more held back by its operator: maintenance",
+        ),
+    ],
+)
+def test_a_change_of_verdict_is_one_line_as_loud_as_it_is_bad(caplog, change, level, line):
+    caplog.set_level(logging.INFO)
+    tell(change)
+    assert said(caplog) == [(level, line)]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_an_xid_raised_by_the_hundred_is_said_once_a_minute_with_how_many_there_were(caplog):
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    repeated = RepeatedXids(clock)
+    for _ in range(300):
+        repeated.count("GPU-1", 31, "page fault", APP)
+        clock.now += 0.01
+    repeated.count("GPU-2", 31, "page fault", APP)
+    assert len(caplog.records) == 2
+    clock.now += REPEAT_LOG
+    repeated.count("GPU-1", 31, "page fault", APP)
+    assert "(299 more since this was last said)" in caplog.text
+    assert [record.levelno for record in caplog.records] == [logging.INFO] * 3
+
+
+def test_what_a_change_of_verdict_told_of_is_not_said_again_at_once(caplog):
+    clock = Clock()
+    repeated = RepeatedXids(clock)
+    repeated.told("GPU-1", 79)
+    for _ in range(5):
+        repeated.count("GPU-1", 79, "off the bus", FATAL)
+    assert caplog.records == []
+    clock.now += REPEAT_LOG
+    repeated.count("GPU-1", 79, "off the bus", FATAL)
+    assert [(record.levelno, "5 more" in record.getMessage()) for record in caplog.records] == [(logging.WARNING, True)]
+
+
+def test_what_the_policy_ignores_is_called_nobodys_error(caplog):
+    caplog.set_level(logging.INFO)
+    RepeatedXids(Clock()).count("GPU-1", 79, "off the bus", OK)
+    assert "counts for nothing by the Xid policy; the GPU stays as it is" in caplog.text
+    assert "application" not in caplog.text

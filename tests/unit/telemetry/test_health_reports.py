@@ -1,0 +1,67 @@
+from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.ledger import Transition
+from gpu_plugin.telemetry.health_reports import KEPT, HealthReports
+
+
+def change(uuid="GPU-1", signal="xid", verdict=Verdict.FATAL, since=1.0):
+    return Transition(uuid, signal, verdict, Verdict.OK, "Xid 79", since, xid=79)
+
+
+def test_changes_are_counted_by_gpu_signal_and_verdict():
+    reports = HealthReports()
+    for each in (change(), change(), change("GPU-0"), change(verdict=Verdict.OK), change(signal="temperature")):
+        reports.report(each)
+    assert reports.status()["transitions"] == [
+        {"uuid": "GPU-0", "signal": "xid", "verdict": "FATAL", "total": 1},
+        {"uuid": "GPU-1", "signal": "temperature", "verdict": "FATAL", "total": 1},
+        {"uuid": "GPU-1", "signal": "xid", "verdict": "FATAL", "total": 2},
+        {"uuid": "GPU-1", "signal": "xid", "verdict": "OK", "total": 1},
+    ]
+
+
+def test_xids_are_counted_by_gpu_number_and_class():
+    reports = HealthReports()
+    for uuid, xid, kind in (("GPU-1", 31, "application"), ("GPU-1", 31, "application"), ("GPU-1", 4, "quiet")):
+        reports.count_xid(uuid, xid, kind)
+    assert reports.status()["xids"] == [
+        {"uuid": "GPU-1", "xid": 4, "class": "quiet", "total": 1},
+        {"uuid": "GPU-1", "xid": 31, "class": "application", "total": 2},
+    ]
+
+
+def test_the_newest_changes_are_kept():
+    reports = HealthReports()
+    for since in range(KEPT + 10):
+        reports.report(change(since=since))
+    assert [each.since for each in reports.latest] == list(range(10, KEPT + 10))
+
+
+def test_whoever_subscribed_is_given_every_change_until_it_has_enough():
+    reports = HealthReports()
+    one: list[Transition] = []
+    other: list[Transition] = []
+    end = reports.subscribe(one.append)
+    reports.subscribe(other.append)
+    first, second = change(), change("GPU-2")
+    reports.report(first)
+    end()
+    end()
+    reports.report(second)
+    assert (one, other) == ([first], [first, second])
+
+
+def test_one_that_fails_or_leaves_midway_costs_the_others_nothing(caplog):
+    reports = HealthReports()
+    heard: list[Transition] = []
+
+    def failing(_):
+        ends[0]()
+        raise RuntimeError("the API server is away")
+
+    ends = [reports.subscribe(failing)]
+    reports.subscribe(heard.append)
+    reports.report(change())
+    reports.report(change())
+    assert len(heard) == 2
+    assert caplog.text.count("could not be reported") == 1
+    assert reports.transitions["GPU-1", "xid", "FATAL"] == 2

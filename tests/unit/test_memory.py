@@ -1,0 +1,189 @@
+"""What a daemon remembers: of this boot everything, of another the operator's orders, and of a broken file that it was broken."""
+
+import json
+import logging
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gpu_plugin import memory as memory_module
+from gpu_plugin.devices.device import Device, Resource
+from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, Known, Memory, Recorder
+from gpu_plugin.state import StateDirectory
+
+NODE = Node((Gpu("GPU-1", 0, 0, "0000:1b:00.0", "NVIDIA H100"), Gpu("GPU-unreadable-1", 1)))
+LISTED = (Resource("nvidia.com/gpu", (Device("GPU-1", "GPU-1", "GPU-1", "0"),)),)
+XID = Evidence("one", "GPU-1", "xid", "FATAL", "Xid 79", 1.5, "reboot", "79", "MIG-1", 7, 8, 9, value=2.5, times=(1.0,))
+MAINTENANCE = Evidence("one", "GPU-1", "maintenance", "FATAL", "maintenance", 2.0, "operator")
+CORDON = Evidence("one", "GPU-1", "cordon", "FATAL", "cordoned", 3.0, "operator")
+OLD_CORDON = Evidence("zero", "GPU-2", "cordon", "FATAL", "cordoned", 0.5, "operator")
+EVERYTHING = (XID, MAINTENANCE, CORDON, OLD_CORDON)
+
+
+@pytest.fixture
+def state(tmp_path):
+    return tmp_path / "state"
+
+
+def memory(state, boot="one"):
+    return Memory(StateDirectory(state), boot)
+
+
+def test_the_same_boot_remembers_everything_a_release_included(state):
+    assert memory(state).write(EVERYTHING, NODE, LISTED)
+    assert memory(state).evidence() == EVERYTHING
+    assert [gpu.uuid for gpu in memory(state).gpus()] == ["GPU-1"]
+    assert [resource.name for resource in memory(state).listed()] == ["nvidia.com/gpu"]
+
+
+def test_another_boot_remembers_cordons_alone(state):
+    memory(state).write(EVERYTHING, NODE, LISTED)
+    later = memory(state, "two")
+    assert later.evidence() == (CORDON, OLD_CORDON)
+    assert (later.gpus(), later.listed()) == ((), ())
+
+
+def test_each_entry_is_of_its_own_boot(state):
+    memory(state, "two").write((XID, *EVERYTHING[2:]), NODE, LISTED)  # a boot under a running process: XID is of before
+    assert memory(state, "two").evidence() == (CORDON, OLD_CORDON)
+
+
+def test_after_a_boot_it_writes_for_the_new_one(state):
+    known = memory(state)
+    known.write((XID,), NODE, LISTED)
+    known.booted("two")
+    assert known.write((), NODE, LISTED)
+    assert {json.loads(file.read_text())["boot_id"] for file in state.iterdir()} == {"two"}
+    assert memory(state, "two").gpus()
+
+
+def test_without_gpus_what_is_known_of_them_stays(state):
+    memory(state).write((XID,), NODE, LISTED)
+    assert memory(state).write((XID, CORDON), Node(), ())
+    assert memory(state).evidence() == (XID, CORDON)
+    assert memory(state).gpus()
+    assert memory(state).listed()
+
+
+@pytest.mark.parametrize(
+    "content", ["", '{"boot_id": 7', '{"boot_id": "one", "evidence": [{"uuid": "GPU-1"}]}', "[" * 99_999]
+)
+def test_a_corrupt_file_is_said_kept_and_replaced_by_what_is_known(state, caplog, content):
+    state.mkdir()
+    (state / HEALTH_FILE).write_text(content)
+    known = memory(state)
+    assert known.evidence() == ()
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert "health.json cannot be read" in record.getMessage()
+    assert "health.json.corrupt" in record.getMessage()
+    assert known.write((XID,), NODE, LISTED)
+    assert (state / "health.json.corrupt").read_text() == content
+    assert memory(state).evidence() == (XID,)
+
+
+def test_what_cannot_be_written_is_kept_and_written_once_it_can_be(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    known = memory(blocked / "state")
+    assert not known.write((XID,), NODE, LISTED)
+    assert not known.write((XID, CORDON), NODE, LISTED)
+    assert caplog.text.count("health.json cannot be written") == 1
+    blocked.unlink()
+    assert known.write((XID, CORDON), NODE, LISTED)
+    assert "health.json can be written again" in caplog.text
+    assert memory(blocked / "state").evidence() == (XID, CORDON)
+
+
+def test_one_file_that_cannot_be_written_holds_up_no_other(state):
+    (state / GPUS_FILE / "inside").mkdir(parents=True)
+    known = memory(state)
+    assert not known.write((XID,), NODE, LISTED)
+    assert memory(state).evidence() == (XID,)
+    assert (state / DEVICES_FILE).exists()
+
+
+def test_only_what_changed_is_written(state):
+    known = memory(state)
+    known.write((XID,), NODE, LISTED)
+    before = {file.name: file.stat().st_ino for file in state.iterdir()}
+    assert known.write((XID,), NODE, LISTED)
+    assert {file.name: file.stat().st_ino for file in state.iterdir()} == before
+    assert known.write((CORDON,), NODE, LISTED)
+    after = {file.name: file.stat().st_ino for file in state.iterdir()}
+    assert [name for name in after if after[name] != before[name]] == [HEALTH_FILE]
+
+
+class Disk:
+    """A memory that is asked to write; what is known is `at`, what was written is `writes`."""
+
+    def __init__(self, monkeypatch):
+        self.at = Known(0, (), Node(), ())
+        self.writes: list[tuple[Evidence, ...]] = []
+        self.fails = False
+        self.recorder = Recorder(Memory(StateDirectory(Path("/nowhere")), "one"), lambda: self.at)
+        monkeypatch.setattr(Memory, "write", self.write)
+
+    def write(self, evidence, _node, _listed):
+        if self.fails:
+            return False
+        self.writes.append(evidence)
+        return True
+
+    def learn(self, *evidence):
+        self.at = Known(self.at.revision + 1, evidence, NODE, LISTED)
+        self.recorder.changed()
+
+    async def until(self, *writes):
+        with anyio.fail_after(10):
+            while self.writes[-len(writes) :] != list(writes):
+                await anyio.sleep(0.005)
+
+
+@pytest.fixture
+async def disk(monkeypatch):
+    disk = Disk(monkeypatch)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(disk.recorder.run)
+        await anyio.wait_all_tasks_blocked()
+        yield disk
+        tasks.cancel_scope.cancel()
+
+
+class TestRecorder:
+    async def test_where_nothing_is_known_nothing_is_written(self, disk):
+        disk.recorder.changed()
+        await anyio.wait_all_tasks_blocked()
+        assert disk.writes == []
+        assert await disk.recorder.written()
+
+    async def test_what_changes_is_written(self, disk):
+        disk.learn(XID)
+        await disk.until((XID,))
+        disk.learn(XID, CORDON)
+        assert await disk.recorder.written()
+        assert disk.writes == [(XID,), (XID, CORDON)]
+        assert await disk.recorder.written()
+
+    async def test_a_write_that_fails_is_tried_again_and_whoever_waits_hears_of_it(self, disk, monkeypatch):
+        monkeypatch.setattr(memory_module, "RETRY", 0.01)
+        monkeypatch.setattr(memory_module, "WRITTEN_SOON", 0.1)
+        disk.fails = True
+        disk.learn(XID)
+        assert not await disk.recorder.written()
+        disk.fails = False
+        await disk.until((XID,))
+        assert await disk.recorder.written()
+
+    async def test_what_is_learnt_last_is_written_at_the_end(self, monkeypatch):
+        disk = Disk(monkeypatch)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(disk.recorder.run)
+            await anyio.wait_all_tasks_blocked()
+            disk.at = Known(1, (XID,), NODE, LISTED)
+            tasks.cancel_scope.cancel()
+        assert disk.writes == [(XID,)]
