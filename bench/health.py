@@ -26,7 +26,7 @@ def xid_to_streams(plan: Plan, directory: Path) -> list[Row]:
     The daemon says when the simulated driver raised it, on the clock that perf_counter reads too (CLOCK_MONOTONIC).
     """
     taken, asked = [], []
-    with serving(directory, "--health-poll-interval=100ms") as node:
+    with serving(directory, "--health-poll-interval=100ms", "--flap-guard=0s") as node:
         state = state_dir(directory)
         second = ListStream(node.registration.socket)
         try:

@@ -15,6 +15,7 @@ import os
 import random
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -47,6 +48,9 @@ from gpu_plugin.state import StateDirectory
 from gpu_plugin.telemetry.logs import configure
 
 log = logging.getLogger(__name__)
+
+TOLD_WITHIN = 0.5
+"""Seconds that news of a GPU's health wait for the disk at most before the kubelet hears of them."""
 
 UNCHANGEABLE = (
     "socket_dir",
@@ -81,6 +85,8 @@ class Daemon:
         self._inventory = Inventory(self.store, self._health.ledger.reason)
         self._offering = Offering(self._inventory, lambda: self.settings, self._recorder.changed)
         self._holders = Holders(Path(self.settings.socket_dir))
+        self._untold: set[str] = set()
+        self._news = Pulse()
         self._node = Node()
         self._told_to_stop = False
         self._look = Pulse()
@@ -112,7 +118,8 @@ class Daemon:
     async def _begin(self) -> None:
         log.info("gpu-plugin %s starting", __version__)
         remembered = self._memory.gpus()
-        self._health.remember(self._memory.evidence(), remembered)
+        unasked = "the driver has not been asked about it yet"
+        self._health.remember(self._memory.evidence(), tuple(replace(gpu, unreadable=unasked) for gpu in remembered))
         self._inventory.remember(self._memory.listed())
         if any(name.startswith("cdi-") for name in self.settings.device_list_strategy):
             log.warning(
@@ -126,6 +133,7 @@ class Daemon:
             ("the state directory", self._recorder.run),
             ("the configuration watch", self.configuration.watch),
             ("the configuration", self._configure),
+            ("the word on health", self._tell_health),
             ("the search for faulting pods", self._pods.run),
             ("the retirement of devices", self._offering.settle),
             ("the watch on MPS daemons", self._offering.watch_mps),
@@ -249,13 +257,25 @@ class Daemon:
 
     def _booted(self, boot_id: str) -> None:
         self._memory.booted(boot_id)
+        self._operations.booted()
         self._health.booted(boot_id)
 
     # Health
 
     def _health_changed(self, uuid: str) -> None:
-        self._inventory.health_changed(uuid)
         self._recorder.changed()
+        self._untold.add(uuid)
+        self._news.ring()
+
+    async def _tell_health(self) -> None:
+        """Has the kubelet hear of what changed: once it is written down, since a kill must not unsay it, but soon."""
+        while True:
+            if not self._untold:
+                await self._news.wait()
+            uuids, self._untold = self._untold, set()
+            await self._recorder.written(TOLD_WITHIN)
+            for uuid in sorted(uuids):
+                self._inventory.health_changed(uuid)
 
     def _health_seen(self, uuid: str, seen: Observation) -> None:
         self._health.observe(uuid, seen)

@@ -59,9 +59,11 @@ class FaultingPods:
     def heard(self, error: Error) -> None:
         """Takes in an error that was reported just now. What belongs to the burst before it counts for nothing more."""
         now = self._clock()
-        last = self._heard.get(error)
-        self._heard[error] = now
-        if last is None or now - last >= BURST:
+        while self._heard and now - next(iter(self._heard.values())) >= BURST:
+            del self._heard[next(iter(self._heard))]
+        known = self._heard.pop(error, None) is not None
+        self._heard[error] = now  # at the end, so that the oldest comes first
+        if not known:
             self._waiting.append(error)
             self._bell.ring()
 

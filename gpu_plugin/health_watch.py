@@ -9,7 +9,7 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.faulting_pods import Error
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.facts import facts
-from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.latch import Latch, LatchKey, Proof, Verdict
 from gpu_plugin.health.ledger import HealthLedger, Transition
 from gpu_plugin.health.observation import Observation, XidEvent
 from gpu_plugin.health.policy import complaints, policy
@@ -20,6 +20,9 @@ from gpu_plugin.telemetry.health_log import RepeatedXids, tell
 from gpu_plugin.telemetry.health_reports import HealthReports
 
 log = logging.getLogger(__name__)
+
+EVERY_GPU = "*"
+"""Stands for all GPUs of the node in an order that is written down before any of them is known."""
 
 UNLISTED = "unlisted"
 """The class of an Xid that the policy's table does not have."""
@@ -62,9 +65,11 @@ class HealthWatch:
         self.past = past
         for entry in past:
             if entry.verdict != Verdict.OK.name:
-                level = logging.INFO if entry.signal in OPERATORS else logging.WARNING
+                quiet = entry.signal in OPERATORS or entry.verdict == Verdict.APP.name
+                level = logging.INFO if quiet else logging.WARNING
                 words = entry.detail or entry.signal
-                log.log(level, "GPU %s is remembered as %s: %s", entry.uuid, entry.verdict, words)
+                which = "every GPU" if entry.uuid == EVERY_GPU else f"GPU {entry.uuid}"
+                log.log(level, "%s is remembered as %s: %s", which, entry.verdict, words)
         self._complain()
         self.watch(gpus)
 
@@ -122,6 +127,14 @@ class HealthWatch:
             self.ledger.revision += 1
             self._changed(uuid)
         return dropped
+
+    def release_all(self) -> None:
+        """Takes down that all GPUs are released, those included that have not been found yet."""
+        if not any(entry.uuid == EVERY_GPU for entry in self.past):
+            latch = Latch(Verdict.FATAL, "maintenance", self.now(), Proof.OPERATOR)
+            entry = Evidence.of(self.ledger.boot_id, EVERY_GPU, LatchKey("maintenance"), latch)
+            self.past = (*self.past, entry)
+            self.ledger.revision += 1
 
     def evidence(self) -> tuple[Evidence, ...]:
         """Everything that a restart must remember."""

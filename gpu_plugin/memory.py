@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 
@@ -11,6 +12,7 @@ from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.naming import PLACEHOLDER, resource_name_fault
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.journal import Journal
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.state import StateDirectory
 from gpu_plugin.threads import DaemonThreads
@@ -18,6 +20,7 @@ from gpu_plugin.threads import DaemonThreads
 log = logging.getLogger(__name__)
 
 HEALTH_FILE = "health.json"
+JOURNAL_FILE = "health.journal"
 GPUS_FILE = "gpus.json"
 DEVICES_FILE = "devices.json"
 
@@ -31,15 +34,22 @@ LAST_WRITE = 0.2
 """Seconds for a write of what must outlive the process, until a failed one is tried again, and for the one at the exit."""
 
 WRITTEN_SOON = 1.0
-"""Seconds that an operator is kept waiting until what was asked for is on disk."""
+"""Seconds that an operator is kept waiting until what was asked for is written down."""
+
+LATEST = 2.0**33
+"""Unix seconds beyond which nothing that was written down can have happened: the year 2242."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthMemory:
-    """What `HEALTH_FILE` holds. `boot_id` is the boot in which it was written, each entry's the one in which it was true."""
+    """What `HEALTH_FILE` holds, and a line of `JOURNAL_FILE`: of the two, that of the greater `sequence` is in force.
+
+    `boot_id` is the boot in which it was written, each entry's the one in which it was true.
+    """
 
     boot_id: str
     evidence: tuple[Evidence, ...] = ()
+    sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +105,9 @@ class Memory:
         self._state = state
         self._boot_id = boot_id
         self._written: dict[str, object] = {}
+        self._journal = Journal(state.path / JOURNAL_FILE, HealthMemory)
+        self._health: HealthMemory | None = None
+        self._sequence = 0
 
     def booted(self, boot_id: str) -> None:
         """Writes for another boot from now on."""
@@ -102,10 +115,17 @@ class Memory:
 
     def evidence(self) -> tuple[Evidence, ...]:
         """What was held against GPUs when an earlier process of this boot last wrote it down, and what outlives boots."""
-        memory = self._state.read(HEALTH_FILE, HealthMemory)
+        memory, newest = self._state.read(HEALTH_FILE, HealthMemory), self._journal.read()
+        if newest is not None and (memory is None or newest.sequence > memory.sequence):
+            memory = newest
         if memory is None:
             return ()
-        return tuple(e for e in memory.evidence if e.boot_id == self._boot_id or e.signal in LASTING)
+        self._sequence = memory.sequence
+        possible = tuple(entry for entry in memory.evidence if _possible(entry))
+        if len(possible) < len(memory.evidence):
+            wrong = len(memory.evidence) - len(possible)
+            log.error("%s: %d entries cannot be true and are left out: their times are none", HEALTH_FILE, wrong)
+        return tuple(e for e in possible if e.boot_id == self._boot_id or e.signal in LASTING)
 
     def gpus(self) -> tuple[Gpu, ...]:
         """GPUs that an earlier process of this boot knew by name."""
@@ -138,7 +158,24 @@ class Memory:
         )
 
     def write(self, evidence: tuple[Evidence, ...], node: Node, listed: Iterable[Resource]) -> bool:
-        """Writes down what changed since the last time. Blocks for as long as the disk does. Returns whether all is written.
+        """Writes down what changed since the last time. Blocks for as long as the disk does. Returns whether all is written."""
+        told = self.write_evidence(evidence)
+        return self.write_durably(evidence, node, listed) and told
+
+    def write_evidence(self, evidence: tuple[Evidence, ...]) -> bool:
+        """Has what is held against GPUs outlive this process, without waiting for a disk. Returns whether that worked.
+
+        `write_durably` has it outlive a power failure too, of which most is of no use: that is a new boot.
+        """
+        if self._health is None or (self._health.boot_id, self._health.evidence) != (self._boot_id, evidence):
+            newer = HealthMemory(self._boot_id, evidence, self._sequence + 1)
+            if not self._journal.append(newer):
+                return False
+            self._health, self._sequence = newer, newer.sequence
+        return True
+
+    def write_durably(self, evidence: tuple[Evidence, ...], node: Node, listed: Iterable[Resource]) -> bool:
+        """Writes down what changed since the last time, so that it outlives a power failure. Returns whether all is written.
 
         While no GPU has been found, what is remembered of GPUs and devices is left as it is.
         """
@@ -149,13 +186,24 @@ class Memory:
             if not g.uuid.startswith(PLACEHOLDER)
         )
         devices = {resource.name: tuple(map(_listed, resource.devices)) for resource in listed}
-        wanted: dict[str, object] = {HEALTH_FILE: HealthMemory(boot_id, evidence)}
+        health = self._health
+        if health is None or (health.boot_id, health.evidence) != (boot_id, evidence):
+            health = HealthMemory(boot_id, evidence, self._sequence)  # the journal could not be written, or is ahead
+        wanted: dict[str, object] = {HEALTH_FILE: health}
         if node.gpus:
             wanted |= {GPUS_FILE: GpuMemory(boot_id, known), DEVICES_FILE: DeviceMemory(boot_id, devices)}
         for name, content in wanted.items():
             if self._written.get(name) != content and self._state.write(name, content):
                 self._written[name] = content
+        if self._written.get(HEALTH_FILE) == health:
+            self._journal.settle(health)
         return all(self._written.get(name) == content for name, content in wanted.items())
+
+
+def _possible(entry: Evidence) -> bool:
+    """Whether an entry can be true: its times are times, and its number is one."""
+    times = (entry.since, *entry.times, *(at for at, _ in entry.pods))
+    return all(0 <= at < LATEST for at in times) and (entry.value is None or abs(entry.value) < LATEST**2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,15 +222,19 @@ class Known:
 
 
 class Recorder:
-    """Writes down what changed, on a thread that nobody waits for; the newest alone where changes come fast."""
+    """Writes down what changed, on threads that nobody waits for long; the newest alone where changes come fast.
+
+    What is held against GPUs is written on a thread of its own: it comes before others are told, and waits for no disk.
+    """
 
     def __init__(self, memory: Memory, known: Callable[[], Known]) -> None:
         """Takes where to write, and how to learn what is known at any time."""
         self._memory = memory
         self._known = known
         self._unsaved = Pulse()
-        self._saved = Pulse()
-        self._revision = 0
+        self._turned = Pulse()
+        self._tried = 0
+        self._saved = 0
 
     def changed(self) -> None:
         """Has what is known written down soon. From the event loop's thread."""
@@ -190,41 +242,60 @@ class Recorder:
 
     async def run(self) -> None:
         """Writes until cancelled, and once more then: what was learnt last is worth a moment of the exit, and no more."""
-        threads = DaemonThreads("state-files")
+        evidence, hardware = DaemonThreads("health-file"), DaemonThreads("state-files")
         try:
-            while True:
-                known = self._known()
-                saved = await self._write(known, threads, PATIENCE)
-                if saved:
-                    self._revision = known.revision
-                    self._saved.ring()
-                if saved and self._same(known):
-                    await self._unsaved.wait()
-                elif not saved:
-                    await self._unsaved.wait(RETRY)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._keep_evidence, evidence)
+                tasks.start_soon(self._keep_hardware, hardware)
         finally:
             with anyio.CancelScope(shield=True):
-                await self._write(self._known(), threads, LAST_WRITE)
-            threads.close()
+                known = self._known()
+                if not known.nothing:
+                    await _done(evidence, partial(self._write_evidence, known), LAST_WRITE)
+                    await _done(hardware, partial(self._write_durably, known), LAST_WRITE)
+            evidence.close()
+            hardware.close()
 
-    async def written(self) -> bool:
-        """Whether what is held against GPUs now is on disk; waits a moment for that."""
+    async def written(self, seconds: float = WRITTEN_SOON) -> bool:
+        """Whether what is held against GPUs now outlives this process; waits `seconds` at most, less where it cannot be."""
         revision = self._known().revision
-        self.changed()
-        with anyio.move_on_after(WRITTEN_SOON):
-            while self._revision < revision:
-                await self._saved.wait()
-        return self._revision >= revision
+        if self._saved < revision:
+            self.changed()
+            with anyio.move_on_after(seconds):
+                while self._tried < revision:
+                    await self._turned.wait()
+        return self._saved >= revision
 
-    async def _write(self, known: Known, threads: DaemonThreads, patience: float) -> bool:
-        if known.nothing:
-            return True
-        job = await threads.submit(lambda: self._memory.write(known.evidence, known.node, known.listed), patience)
-        return job.done.done() and job.done.exception() is None and job.done.result()
+    async def _keep_evidence(self, threads: DaemonThreads) -> None:
+        while True:
+            known = self._known()
+            saved = known.nothing or await _done(threads, partial(self._write_evidence, known), PATIENCE)
+            self._tried = known.revision
+            self._saved = known.revision if saved else self._saved
+            self._turned.ring()
+            if self._known().revision == known.revision:
+                await self._unsaved.wait(None if saved else RETRY)
 
-    def _same(self, known: Known) -> bool:
-        now = self._known()
-        return now.revision == known.revision and now.node is known.node and now.listed == known.listed
+    async def _keep_hardware(self, threads: DaemonThreads) -> None:
+        while True:
+            known = self._known()
+            saved = known.nothing or await _done(threads, partial(self._write_durably, known), PATIENCE)
+            now = self._known()
+            if not saved:
+                await self._unsaved.wait(RETRY)
+            elif now.node is known.node and now.listed == known.listed and now.revision == known.revision:
+                await self._unsaved.wait()
+
+    def _write_evidence(self, known: Known) -> bool:
+        return self._memory.write_evidence(known.evidence)
+
+    def _write_durably(self, known: Known) -> bool:
+        return self._memory.write_durably(known.evidence, known.node, known.listed)
+
+
+async def _done(threads: DaemonThreads, write: Callable[[], bool], patience: float) -> bool:
+    job = await threads.submit(write, patience)
+    return job.done.done() and job.done.exception() is None and job.done.result()
 
 
 def _listed(device: Device) -> ListedDevice:

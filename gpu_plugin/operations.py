@@ -10,7 +10,7 @@ from gpu_plugin.health.explain import explain
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.observation import Order
 from gpu_plugin.health.signals import SIGNALS
-from gpu_plugin.health_watch import HealthWatch
+from gpu_plugin.health_watch import EVERY_GPU, HealthWatch
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.release import ReleaseError
 
@@ -43,8 +43,13 @@ class Operations:
 
     def begin(self) -> frozenset[str] | None:
         """The uuids of GPUs that an earlier process had released, as the monitor takes them: None for all of the node."""
-        self._all_released = self._every_one_released()
+        self._all_released = EVERY_GPU in self._health.released() or self._every_one_released()
         return None if self._all_released else self._health.released()
+
+    def booted(self) -> None:
+        """A new boot ends every release."""
+        self._all_released = False
+        self._health.forget(EVERY_GPU)
 
     def found(self) -> None:
         """GPUs that were found while all of the node is released are released as well."""
@@ -54,7 +59,11 @@ class Operations:
                     self._health.observe(gpu.uuid, Order("release"))
 
     async def explain(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        """Why the GPUs that are asked for are in their state, since when, and what would change it."""
+        """Why the GPUs that are asked for are in their state, since when, and what would change it.
+
+        What is told outlives a kill of this process, where it can be written down at all.
+        """
+        await self._saved()
         return explain(self._health.ledger, self._asked(request), self._health.now())
 
     async def cordon(self, request: Mapping[str, object]) -> Mapping[str, object]:
@@ -63,7 +72,7 @@ class Operations:
         if self._stands(gpu, "cordon"):
             return {"done": f"{_name(gpu)} is cordoned already."}
         self._health.observe(gpu.uuid, Order("cordon"))
-        done = f"{_name(gpu)} is cordoned: no new pod gets it, until gpu-plugin uncordon --gpu {gpu.index}."
+        done = f"{_name(gpu)} is cordoned: no new pod gets it, until gpu-plugin uncordon --gpu {gpu.uuid}."
         return {"done": done + await self._forgetful()}
 
     async def uncordon(self, request: Mapping[str, object]) -> Mapping[str, object]:
@@ -78,10 +87,12 @@ class Operations:
         if cordoned:
             self._health.observe(gpu.uuid, Order("uncordon"))
             done.append("its cordon is lifted")
-        if override or not cordoned:
+        if override or (not cordoned and self._held_against(gpu)):
             before = self._held_against(gpu)
             self._health.override(gpu.uuid)
             done.append("you vouch for it: " + _changed(before, self._held_against(gpu)))
+        if not done:
+            return {"done": f"{_name(gpu)} is not cordoned and nothing stands against it: nothing was changed."}
         self._look()
         stands = "; ".join(f"{words} ({verdict.name})" for words, verdict in self._held_against(gpu).items())
         text = f"{_name(gpu)}: {', and '.join(done)}. " + (f"Still stands: {stands}." if stands else "Nothing stands.")
@@ -96,13 +107,16 @@ class Operations:
         gpus = self._ordered(request)
         for gpu in gpus:
             self._health.observe(gpu.uuid, Order("release"))
-        self._all_released = request.get("gpu") is None or self._every_one_released()
+        if request.get("gpu") is None:
+            self._health.release_all()
+        self._all_released = EVERY_GPU in self._health.released() or self._every_one_released()
         try:
             if (monitor := self._monitor()) is not None:
                 await monitor.release(None if self._all_released else frozenset(gpu.uuid for gpu in gpus))
         except ReleaseError as error:
             raise ConfigError(f"{_names(gpus)}: held back for maintenance, but {error}") from None
-        text = f"{_names(gpus)}: released, and held back until gpu-plugin resume. " + (
+        how = "gpu-plugin resume" if request.get("gpu") is None else f"gpu-plugin resume --gpu {gpus[0].uuid}"
+        text = f"{_names(gpus)}: released, and held back until {how}. " + (
             "NVML is shut down: GPUs can be reset, and the driver replaced."
             if self._all_released
             else "NVML has no handle of it any more: it can be reset."
@@ -116,10 +130,11 @@ class Operations:
         for gpu in gpus:
             self._health.observe(gpu.uuid, Order("resume"))
         self._all_released = False
+        self._health.forget(EVERY_GPU)
         if (monitor := self._monitor()) is not None:
             await monitor.resume(None if request.get("gpu") is None else frozenset(gpu.uuid for gpu in gpus))
         resumed = [gpu for gpu in gpus if gpu.uuid in released]
-        if not resumed:
+        if not resumed and EVERY_GPU not in released:
             return {"done": f"{_names(gpus)}: not released, so there was nothing to resume."}
         waiting = [gpu for gpu in resumed if self._stands(gpu, "maintenance")]
         text = f"{_names(resumed)}: resumed." + (
@@ -220,7 +235,10 @@ def _name(gpu: Gpu) -> str:
 
 
 def _names(gpus: Iterable[Gpu]) -> str:
-    return ", ".join(map(_name, gpus)) or "no GPU is known yet"
+    named = tuple(gpus)
+    if len(named) > 2:
+        return f"{len(named)} GPUs ({', '.join(str(gpu.index) for gpu in named)})"
+    return " and ".join(map(_name, named)) or "All GPUs, of which none is known yet"
 
 
 def _state(explained: Mapping[str, Any]) -> Mapping[str, object]:

@@ -8,12 +8,20 @@ from typing import Any
 
 import click
 
-from gpu_plugin.cli.running_daemon import ask, gpus_option, state_dir_option
+from gpu_plugin.cli.running_daemon import ask, gpus_option, state_dir_option, utc
 
 _SPANS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
-@click.command("explain", help="Why a GPU is in its state, since when, and what would clear it.")
+_GRAVITY = ("FATAL", "DEGRADED", "APP", "OK")
+
+
+@click.command(
+    "explain",
+    help="Why a GPU is in its state, since when, and what would clear it; those that are unfit come first.",
+    epilog="Healthy or Unhealthy is what the kubelet hears: FATAL is Unhealthy; DEGRADED (worth a look), APP (an "
+    "application's own error) and OK (nothing) are Healthy, and pods still get the GPU.",
+)
 @state_dir_option
 @gpus_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
@@ -26,25 +34,31 @@ def command(state_dir: Path, gpu: str | None, as_json: bool) -> None:  # noqa: F
         click.echo("no GPU is known yet: the driver does not work, or finds none; the daemon's log says which")
     else:
         now = time.time()
-        click.echo("\n\n".join("\n".join(lines(each, now)) for each in told["gpus"]))
+        ranked = sorted(told["gpus"], key=_rank)
+        blocks = ["\n".join(lines(each, now)) for each in ranked if each["signals"]]
+        sound = "\n".join("\n".join(lines(each, now)) for each in ranked if not each["signals"])
+        click.echo("\n\n".join([*blocks, *([sound] if sound else [])]))
 
 
 def lines(gpu: dict[str, Any], now: float) -> Iterator[str]:
     """What is told of one GPU as text; `now` is Unix time in seconds."""
     verdict = "" if gpu["verdict"] == "OK" else f", {gpu['verdict']}"
     yield f"GPU {gpu['index']}  {gpu['uuid']}  {gpu['health']}{verdict}"
-    if not gpu["signals"]:
-        yield "  nothing is held against it"
     for signal in gpu["signals"]:
         whose = f", MIG device {signal['device']}" if signal.get("device") else ""
         grade = f" ({signal['verdict']}{whose})" if signal.get("verdict") else ""
         yield f"  {signal['name']}{grade}: {signal['detail']}"
         if signal["since"] is not None:
-            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(signal["since"]))
-            yield f"    since   {at}, {spell(now - signal['since'])}"
+            yield f"    since   {utc(signal['since'])}, {spell(now - signal['since'])}"
         yield f"    clears  {signal['clears']}"
         if signal.get("action"):
             yield f"    to do   {signal['action']}"
+
+
+def _rank(gpu: dict[str, Any]) -> tuple[bool, int]:
+    """Its place: unfit ones first, then the worse the earlier; a verdict of another version's comes last."""
+    verdict = gpu["verdict"]
+    return gpu["health"] == "Healthy", _GRAVITY.index(verdict) if verdict in _GRAVITY else len(_GRAVITY)
 
 
 def spell(seconds: float) -> str:

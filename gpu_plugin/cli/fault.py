@@ -12,37 +12,41 @@ _NODE_FLAG = "reboot"
 """The one flag that is about the whole node."""
 
 _FLAGS: dict[str, dict[str, Any]] = {
-    "xid": {"type": int, "help": "Raise this Xid."},
+    "xid": {"type": int, "help": "Raise this Xid, from 1 to 999."},
     "event": {"metavar": "TYPE", "help": "Send a driver event of this type, such as 0x800."},
-    "temperature": {"type": int, "metavar": "CELSIUS", "help": "Hold this temperature."},
-    "memory-temperature": {"type": int, "metavar": "CELSIUS", "help": "Hold this temperature of the memory."},
-    "margin": {"type": int, "metavar": "CELSIUS", "help": "Stay so far from the temperature limit."},
+    "temperature": {"type": int, "metavar": "CELSIUS", "help": "Hold this temperature, °C."},
+    "memory-temperature": {"type": int, "metavar": "CELSIUS", "help": "Hold this temperature of the memory, °C."},
+    "margin": {
+        "type": int,
+        "metavar": "CELSIUS",
+        "help": "Keep this margin to the temperature limit, °C (negative: beyond it).",
+    },
     "clocks-event-reasons": {"metavar": "MASK", "help": "Say that this slows the clocks, such as 0x40."},
-    "ecc-uncorrected": {"type": int, "metavar": "N", "help": "So many uncorrected memory errors more."},
+    "ecc-uncorrected": {"type": int, "metavar": "N", "help": "Add N uncorrected memory errors."},
     "remap-pending": {"help": "A memory row waits to be remapped."},
     "remap-failure": {"help": "A memory row could not be remapped."},
-    "retired-pages": {"type": int, "metavar": "N", "help": "So many memory pages are retired in all."},
+    "retired-pages": {"type": int, "metavar": "N", "help": "Have N memory pages retired in all."},
     "retirement-pending": {"help": "A memory page waits to be retired."},
     "sram-threshold": {"help": "More SRAM errors than a part may have."},
     "unrepairable-memory": {"help": "Memory that no repair mends."},
     "recovery-action": {
         "type": click.Choice(["none", "gpu-reset", "node-reboot", "drain-p2p", "drain-and-reset"]),
-        "help": "The recovery that the driver asks for; none: whatever Xid comes.",
+        "help": "What the driver asks for; none also keeps later Xids from changing it.",
     },
-    "nvlink-down": {"type": int, "metavar": "LINK", "help": "This NVLink is down."},
-    "nvlink-up": {"type": int, "metavar": "LINK", "help": "It is up again."},
-    "nvlink-errors": {"type": int, "metavar": "N", "help": "So many failed recoveries of NVLinks more."},
-    "nvlink-crc-errors": {"type": int, "metavar": "N", "help": "So many CRC errors on NVLinks more."},
+    "nvlink-down": {"type": int, "metavar": "LINK", "help": "Take this NVLink down."},
+    "nvlink-up": {"type": int, "metavar": "LINK", "help": "Undo --nvlink-down of this link."},
+    "nvlink-errors": {"type": int, "metavar": "N", "help": "Add N failed recoveries of NVLinks."},
+    "nvlink-crc-errors": {"type": int, "metavar": "N", "help": "Add N CRC errors on NVLinks."},
     "fabric": {
         "type": click.Choice(["completed", "in-progress", "unhealthy", "limited"]),
         "help": "How the NVLink fabric is.",
     },
-    "pcie-width": {"type": int, "metavar": "N", "help": "So many lanes of the PCIe link are in use."},
-    "pcie-replays": {"type": int, "metavar": "N", "help": "So many replays on the PCIe link more."},
-    "pcie-fatal-errors": {"type": int, "metavar": "N", "help": "So many fatal errors on the PCIe link more."},
+    "pcie-width": {"type": int, "metavar": "N", "help": "Use N lanes of the PCIe link."},
+    "pcie-replays": {"type": int, "metavar": "N", "help": "Add N replays on the PCIe link."},
+    "pcie-fatal-errors": {"type": int, "metavar": "N", "help": "Add N fatal errors on the PCIe link."},
     "lost": {"help": "Fall off the bus."},
     "vanish": {"help": "Be gone: the driver is unbound from the GPU."},
-    "return": {"help": "Be back after --vanish, for whoever opens the driver then."},
+    "return": {"help": "Undo --vanish, for whoever opens the driver then."},
     "hang": {"type": float, "metavar": "SECONDS", "help": "Block every driver call for so long."},
     "error": {
         "type": int,
@@ -77,7 +81,10 @@ def _parameter(name: str) -> str:
 @click.command(
     "fault",
     help="Make a GPU of a running simulated node fail, heal it, or cut it anew. The daemon must run with --simulate.",
-    epilog="Faults outlive the daemon: --reset ends what a reset ends, --heal all but --mig, which only another --mig ends.",
+    epilog="Faults outlive the daemon. --reset ends hangs, memory errors, what waits for a reset, recovery actions, NVLink and "
+    "fabric faults, counts of PCIe errors; --reboot also --lost, --vanish and --error; temperatures, margins, clocks, "
+    "--pcie-width, --remap-failure, --retired-pages, --sram-threshold and --unrepairable-memory end at --heal alone; --mig at "
+    "none of these, but another --mig.",
 )
 @click.option(
     "--state-dir",

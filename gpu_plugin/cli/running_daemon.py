@@ -1,5 +1,6 @@
-"""What verbs that talk to the running daemon share: how it is found, how a GPU is named, and what a refusal looks like."""
+"""What verbs share that talk to the running daemon: how it is found, how a GPU or a time is named, what a refusal looks like."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,11 @@ state_dir_option = click.option(
 gpu_option = click.option("--gpu", required=True, metavar="ID", help="Which GPU: its index or its uuid.")
 
 gpus_option = click.option("--gpu", metavar="ID", help="Which GPU: its index or its uuid.  [default: all]")
+
+
+def utc(seconds: float) -> str:
+    """Unix time for people: 2026-11-21 09:26:49 UTC."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def ask(state_dir: Path, verb: str, gpu: str | None, **fields: object) -> dict[str, Any]:

@@ -1,13 +1,12 @@
 """`gpu-plugin status`: what the running daemon serves, and under which configuration."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gpu_plugin.cli.running_daemon import ask, state_dir_option
+from gpu_plugin.cli.running_daemon import ask, state_dir_option, utc
 
 
 @click.command(
@@ -108,8 +107,7 @@ def _metric(name: str, kind: str, text: str, samples: list[tuple[dict[str, objec
 def lines(status: dict[str, Any]) -> list[str]:
     """The status as text, a line a thing."""
     configuration = status["configuration"]
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(configuration["since"]))
-    shown = [f"configuration  {configuration['file'] or 'no file'}, in force since {since}"]
+    shown = [f"configuration  {configuration['file'] or 'no file'}, in force since {utc(configuration['since'])}"]
     if configuration["refused"]:
         shown.append(f"               REFUSED a newer one: {configuration['refused']}")
     reloads = ", ".join(f"{count} {word}" for word, count in configuration["reloads"].items())
@@ -117,8 +115,9 @@ def lines(status: dict[str, Any]) -> list[str]:
     width = max((len(name) for name in status["resources"]), default=0)
     for name, counts in status["resources"].items():
         more = f", {counts['retired']} retired" if counts["retired"] else ""
+        noun = "device" if counts["devices"] == 1 else "devices"
         how = f", shared by {' and '.join(counts['sharing'])}" if counts["sharing"] else ""
-        shown.append(f"{name:<{width}}  {counts['healthy']} of {counts['devices']} devices healthy{more}{how}")
+        shown.append(f"{name:<{width}}  {counts['healthy']} of {counts['devices']} {noun} healthy{more}{how}")
     if not status["resources"]:
         shown.append("no resource is served")
     return shown + [

@@ -41,7 +41,8 @@ def graded(
         return replace(known, verdict=grade, detail=detail, streak=0, readings=row)
     if not held and max(looks) is Verdict.OK:
         return None
-    changed = replace(known, streak=_differing(looks, known.verdict), readings=row)
+    words = detail if held and grade is known.verdict else known.detail
+    changed = replace(known, detail=words, streak=_differing(looks, known.verdict), readings=row)
     return latch if changed == latch else changed
 
 

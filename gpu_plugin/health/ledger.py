@@ -7,7 +7,7 @@ from typing import get_args
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.evidence import Evidence, news
 from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.latch import UNMARKED, Latch, LatchKey, Marks, Verdict
+from gpu_plugin.health.latch import UNMARKED, Latch, LatchKey, Marks, Proof, Verdict
 from gpu_plugin.health.observation import DriverEvent, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signals import OPERATORS, SEVERAL, SIGNALS, Signal
@@ -155,7 +155,8 @@ class HealthLedger:
     def booted(self, boot_id: str) -> tuple[Transition, ...]:
         """The node was booted anew: every GPU was reset and enumerated, and is believed after good looks.
 
-        Counts and baselines are of the boot before, and so is what an operator vouched for. Returns the verdicts it changed.
+        Counts and baselines are of the boot before, and so are errors of applications, what an operator vouched for, and
+        what was released. Returns the verdicts it changed.
         """
         if boot_id == self.boot_id:
             return ()
@@ -166,7 +167,7 @@ class HealthLedger:
             record.marks, record.before, record.xids = UNMARKED, None, ()
             changed: _Changed = {}
             for key, latch in list(record.latches.items()):
-                held = latch.verdict is not Verdict.OK
+                held = latch.verdict is not Verdict.OK and not _of_its_boot(key, latch)
                 self._put(record, key, latch.again(reset=True, rebound=True, readings=()) if held else None, changed)
             found += self._transitions(uuid, record, changed)
         return tuple(found)
@@ -338,9 +339,16 @@ class HealthLedger:
             latch.since,
             key.device,
             xid,
-            "" if verdict is Verdict.OK else advice(key, self.policy.xids, uuid),
+            "" if verdict is Verdict.OK else advice(key, self.policy.xids, uuid, latch),
             "" if xid is None else self.policy.xids.judge(xid).name,
             standing,
             event_reason(key.signal, verdict, standing),
             key.part,
         )
+
+
+def _of_its_boot(key: LatchKey, latch: Latch) -> bool:
+    """Whether a boot alone ends it: a release, and events that no recovery is asked of."""
+    waiting = latch.proof in (Proof.RESET, Proof.REBOOT, Proof.RMA)
+    over = SIGNALS[key.signal].event and key.signal != "flapping"  # whose hold ends with a good look of the new boot
+    return key.signal == "maintenance" or (over and not waiting)

@@ -2,18 +2,31 @@
 
 import re
 
-from gpu_plugin.health.latch import LatchKey, Verdict
+from gpu_plugin.health.latch import Latch, LatchKey, Proof, Verdict
 from gpu_plugin.health.signals import OPERATORS, SIGNALS
-from gpu_plugin.health.xids import XidPolicy
+from gpu_plugin.health.xids import REBOOT, RESET, Judgement, XidPolicy
 
 MAX_REASON = 128
 """Characters of the reason of a Kubernetes Event (API validation of events.k8s.io)."""
 
 
-def advice(key: LatchKey, policy: XidPolicy, gpu: str | int) -> str:
-    """What an operator is advised to do about an open latch of a GPU, which is named by its index or uuid."""
+def advice(key: LatchKey, policy: XidPolicy, gpu: str, latch: Latch) -> str:
+    """What an operator is advised to do about an open latch of a GPU, which commands name by its uuid; empty for nothing."""
+    if key.signal == "maintenance" and latch.value:  # resumed
+        return ""
     xid = xid_number(key)
-    return re.sub(r"\bID\b", str(gpu), SIGNALS[key.signal].action if xid is None else policy.judge(xid).advice)
+    said = SIGNALS[key.signal].action if xid is None else _xid_advice(policy.judge(xid), latch)
+    return re.sub(r"\bID\b", gpu, said if isinstance(said, str) else said(latch))
+
+
+def _xid_advice(judged: Judgement, latch: Latch) -> str:
+    """What ends an Xid that came to be worse than it is by itself: by its repetition, or by what the driver asks for."""
+    if latch.verdict > judged.verdict:
+        if latch.proof is Proof.REBOOT:
+            return REBOOT
+        if latch.proof in (Proof.RESET, Proof.QUIET):
+            return RESET
+    return judged.advice
 
 
 def event_reason(signal: str, verdict: Verdict, standing: Verdict) -> str:

@@ -16,9 +16,9 @@ VERDICTS: Mapping[str, Verdict] = {
 }
 """Verdicts by the words of the table and of the config file."""
 
-RESET = "reset the GPU: gpu-plugin release --gpu ID, nvidia-smi --gpu-reset -i ID, gpu-plugin resume --gpu ID"
+RESET = "reset the GPU when no pod has it"
 REBOOT = "drain the node and reboot it; where the GPU does not come back, have it serviced"
-_LINKS = "look at the GPU's NVLinks (nvidia-smi nvlink --status), reset all GPUs that they join"
+_LINKS = "look at its NVLinks (nvidia-smi nvlink --status -i ID), reset all GPUs that they join"
 
 _ADVICE: Mapping[str, str] = {
     "CHECK_MECHANICALS": "check the GPU's power cables and seat, then reboot the node",

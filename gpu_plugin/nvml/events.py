@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from gpu_plugin.nvml.port import Driver, Event, EventSet, EventType, Handle, NvmlError, Return
 
@@ -35,10 +36,22 @@ DEAF_AFTER = 3
 """Waits in a row that fail before nothing is expected of the next one."""
 
 
+@dataclass(slots=True)
+class Setbacks:
+    """How waits failed lately, in seconds of the steady clock. Handed from one waiter to the next; only one of them waits on."""
+
+    pause: float = FIRST_PAUSE
+    failures: int = 0
+    """In a row."""
+    said: float | None = None
+    """When that was said last."""
+
+
 class EventWaiter:
     """Waits in NVML on a daemon thread and hands each event to the event loop.
 
-    A wait that keeps failing is repeated ever more slowly, at most four times a second, and said once a minute.
+    A wait that keeps failing is repeated ever more slowly, at most four times a second, and said once a minute, however
+    many waiters that takes.
     """
 
     def __init__(
@@ -48,6 +61,7 @@ class EventWaiter:
         deliver: Callable[[Event], None],
         upset: Callable[[], None],
         deaf: Callable[[str], None],
+        setbacks: Setbacks,
     ) -> None:
         """Takes the callbacks for an event, for a failed wait, and for whether waits keep failing: why, or empty.
 
@@ -58,6 +72,7 @@ class EventWaiter:
         self._deliver = deliver
         self._upset = upset
         self._deaf = deaf
+        self._setbacks = setbacks
         self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
         self._since: float | None = None
@@ -87,8 +102,8 @@ class EventWaiter:
         return since is not None and time.monotonic() - since > seconds + WAIT_MS / 1000
 
     def _run(self) -> None:
-        pause, said = FIRST_PAUSE, 0.0
-        failures, well = 0, False  # an earlier waiter may have told that it is deaf: the first good wait says otherwise
+        setbacks = self._setbacks
+        well = False  # an earlier waiter may have told that it is deaf: the first good wait says otherwise
         while not self._stop.is_set():
             self._since = began = time.monotonic()
             event: Event | None = None
@@ -100,7 +115,7 @@ class EventWaiter:
                     trouble = error
             self._since = None
             if trouble is None:
-                pause, failures = FIRST_PAUSE, 0
+                setbacks.pause, setbacks.failures = FIRST_PAUSE, 0
                 if not well:
                     well = True
                     self._hand_over(lambda: self._deaf(""))
@@ -114,16 +129,16 @@ class EventWaiter:
             if self._stop.is_set():
                 break  # whatever it is, nobody wants to know any more
             words = str(trouble) if isinstance(trouble, NvmlError) else repr(trouble)
-            if time.monotonic() - said >= REPEAT_LOG or not said:
-                said = time.monotonic()
+            if setbacks.said is None or time.monotonic() - setbacks.said >= REPEAT_LOG:
+                setbacks.said = time.monotonic()
                 log.warning("waiting for driver events fails, health relies on polling until it works again: %s", words)
-            failures += 1
-            if failures == DEAF_AFTER:
+            setbacks.failures += 1
+            if setbacks.failures == DEAF_AFTER:
                 well = False
                 self._hand_over(lambda words=words: self._deaf(words))  # type: ignore[misc]
             self._hand_over(self._upset)
+            pause, setbacks.pause = setbacks.pause, min(setbacks.pause * 2, LONGEST_PAUSE)
             self._stop.wait(pause)
-            pause = min(pause * 2, LONGEST_PAUSE)
 
     def _hand_over(self, callback: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop has closed: the process is leaving

@@ -52,38 +52,45 @@ class Finder:
         self._host = host
         self._calls = calls
 
-    async def by_index(self, count: int, patience: float) -> list[Watched]:
-        """Every GPU that the driver counts. One that does not describe itself within `patience` seconds is unreadable."""
+    async def by_index(self, count: int, patience: float, before: Iterable[Gpu] = ()) -> list[Watched]:
+        """Every GPU that the driver counts. One that does not describe itself within `patience` seconds is unreadable.
+
+        Of one that cannot be read, the log names the GPU that had its index `before`.
+        """
         placeholders = [Gpu(uuid=f"{PLACEHOLDER}{index}", index=index) for index in range(count)]
-        return distinct(await self._all(placeholders, patience, alone=False))
+        names = {gpu.index: f"before: {gpu.uuid}" for gpu in before if not gpu.uuid.startswith(PLACEHOLDER)}
+        return distinct(await self._all(placeholders, patience, [names.get(gpu.index, "") for gpu in placeholders]))
 
     async def by_bus_id(self, gpus: Iterable[Gpu], patience: float) -> list[Watched]:
         """These GPUs, each reached by its PCI bus id, which touches no other."""
-        return await self._all(gpus, patience, alone=True)
-
-    async def _all(self, gpus: Iterable[Gpu], patience: float, *, alone: bool) -> list[Watched]:
         asked = list(gpus)
+        return await self._all(asked, patience, [gpu.uuid for gpu in asked], alone=True)
+
+    async def _all(
+        self, asked: Sequence[Gpu], patience: float, names: Sequence[str], *, alone: bool = False
+    ) -> list[Watched]:
         probed: dict[int, Watched] = {}
 
         async def one(at: int, gpu: Gpu) -> None:
-            probed[at] = await self._probe(gpu, patience, alone=alone)
+            name = f"GPU {gpu.index} ({names[at]})" if names[at] else f"GPU {gpu.index}"
+            probed[at] = await self._probe(gpu, patience, name, alone=alone)
 
         async with anyio.create_task_group() as group:
             for at, gpu in enumerate(asked):
                 group.start_soon(one, at, gpu)
         return [probed[at] for at in range(len(asked))]
 
-    async def _probe(self, gpu: Gpu, patience: float, *, alone: bool) -> Watched:
+    async def _probe(self, gpu: Gpu, patience: float, name: str, *, alone: bool) -> Watched:
         """One GPU as the driver describes it, or what is known of it if it does not."""
         job = await self._calls.alone(probing(self._driver, self._host, gpu, alone=alone), patience)
         if not job.done.done():
             why = f"the driver has not described it within {patience:g} s"
-            log.error("GPU %d: %s; it is not handed out", gpu.index, why)
+            log.error("%s: %s", name, why)
             return Watched(replace(gpu, unreadable=why), None, job)
         error = job.done.exception()
         if error is not None:
             why = failed(error).detail
-            log.error("GPU %d cannot be read and is not handed out: %s", gpu.index, why)
+            log.error("%s cannot be read: %s", name, why)
             return Watched(replace(gpu, unreadable=why), None)
         handle, described = job.done.result()
         return Watched(described, handle)
@@ -193,6 +200,8 @@ def merged(known: list[Watched], probed: list[Watched], *, every: bool) -> list[
         readable = new.handle is not None and not new.gpu.unreadable
         if old is not None:
             if new.handle is not None and readable:
+                if new.gpu.index != old.gpu.index and old.named:
+                    log.info("GPU %s has index %d now, it was %d", old.gpu.uuid, new.gpu.index, old.gpu.index)
                 old.described(new.handle, new.gpu)
             old.pending = new.pending  # a probe that takes longer
         elif readable:

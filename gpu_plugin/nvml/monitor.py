@@ -116,10 +116,10 @@ class Monitor:
         """
         roster = self._roster
         roster.gpus, roster.by_handle = [], {}
-        # Of GPUs that nobody remembers it is not known where they are: they are found first, and released then.
-        roster.untouched = roster.wanted if self.remembered else Released()
         try:
             await self._see_host(PROBE_PATIENCE)
+            # Of GPUs that nobody remembers it is not known where they are: they are found first, and released then.
+            roster.untouched = roster.wanted if self.remembered else Released()
             version, self._rebooted = "", False  # whatever is found now is of this boot
             if roster.untouched.leaves(self.remembered):
                 version, count = await self._session.open(self.timeout)
@@ -175,7 +175,7 @@ class Monitor:
         """
         roster = self._roster
         roster.wanted = roster.wanted.plus(uuids)
-        if not await self._brought(lambda: roster.untouched.covers(roster.wanted) or not self._session.holds):
+        if not await self._brought(self._let_go):
             held = self._held or self._holder() or "the GPUs' turn has not come yet"
             raise ReleaseError(f"the driver's handles are not dropped yet, and are as soon as this is over: {held}")
 
@@ -185,6 +185,11 @@ class Monitor:
         roster.wanted = roster.wanted.minus(uuids, (watched.gpu.uuid for watched in roster.gpus))
         if self._running:  # else they are found when the driver is
             await self._brought(lambda: roster.untouched == roster.wanted and self._rounds > before)
+
+    def _let_go(self) -> bool:
+        """Whether the driver has no handle of what is released."""
+        roster = self._roster
+        return not self._session.holds or (roster.in_use and roster.untouched.covers(roster.wanted))
 
     async def _brought(self, done: Callable[[], bool]) -> bool:
         """Waits until a round brought something about, for a few seconds. Returns whether one did."""
@@ -240,12 +245,16 @@ class Monitor:
         news = roster.bus.news(roster.gpus, self._rounds)
         times, between = divmod(self._out_of_reach, REOPEN_AFTER)
         lost = times and not between and (not self._session.is_open or times in (1, 2, 4) or times % 8 == 0)
-        if roster.untouched != roster.wanted:
+        in_use, held_before = roster.in_use, self._session.holds
+        if self._rebooted:
+            why = "the node was booted"
+        elif not in_use and (held_before or roster.untouched != roster.wanted):
+            every = all(watched.gpu.uuid in roster.wanted for watched in roster.gpus)
+            why = f"all GPUs{'' if every else ' that can be reached alone'} are released"
+        elif roster.untouched != roster.wanted:
             why = "GPUs were released or resumed"
         elif self._session.answered_late:
             why = "it answers at last"
-        elif self._rebooted:
-            why = "the node was booted"
         elif news and self._session.is_open:
             why = f"it was bound to {', '.join(news)}"
         elif lost:
@@ -253,17 +262,23 @@ class Monitor:
         else:
             return
         held = self._holder()
-        if not held and (roster.untouched != roster.wanted or not self._session.answered_late):
+        # One that answers at last is taken as it is, unless it was opened for others than are to be touched now.
+        late = self._session.answered_late and in_use and roster.untouched == roster.wanted
+        if not held and not late:
             held = await self._shut()
         if held and held != self._held:
-            log.warning("the driver cannot be opened anew now: %s; it is to be, because %s", held, why)
+            able = "opened anew" if in_use else "closed"
+            log.warning("the driver cannot be %s now: %s; will be tried again; wanted because %s", able, held, why)
         self._held = held
         if held:
             self._reports.soon = True
             return
-        log.log(logging.WARNING if lost else logging.INFO, "opening the driver anew: %s", why)
+        if in_use or held_before:
+            doing = "opening the driver anew" if in_use else "closing the driver"
+            log.log(logging.WARNING if lost else logging.INFO, "%s: %s", doing, why)
         self._rebooted = False
         roster.forget()
+        self._reports.forget()
         await self._reopen()
 
     def _holder(self) -> str:
@@ -294,7 +309,8 @@ class Monitor:
                 reachable = [gpu for gpu in gpus if gpu.pci_bus_id and gpu.uuid not in roster.untouched]
                 probed = await self._finder.by_bus_id(reachable, patience)
             else:
-                probed = await self._finder.by_index(count, patience)
+                there = [watched.gpu for watched in roster.gpus if watched.vanished_since is None]
+                probed = await self._finder.by_index(count, patience, there)
             roster.gpus = merged(roster.gpus, probed, every=not roster.untouched)
             roster.bus.opened(roster.gpus, self._rounds)
             roster.know_handles()
@@ -367,4 +383,5 @@ class Monitor:
             if before:
                 log.warning("the node was booted: every GPU was reset, and is found anew")
                 self._rebooted = True
+                roster.wanted = Released()  # no maintenance outlives the boot it was begun in
                 self.booted(seen.boot_id)

@@ -8,11 +8,15 @@ from gpu_plugin.health.observation import Deaf, DriverEvent, Observation, XidEve
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import ALL_INSTANCES, Driver, Event, EventType, Handle, NvmlError
 from gpu_plugin.nvml.roster import Roster
+from gpu_plugin.threads import Job
 
 log = logging.getLogger(__name__)
 
 STRAYS = 256
-"""Events of unknown handles that are kept until the driver was asked whose they are; the oldest go first."""
+"""Events of unknown handles that are kept until the driver has said whose they are; the oldest go first."""
+
+ASKED = 4
+"""Unknown handles that the driver is asked about at once at most: a question that hangs holds a thread."""
 
 
 class Reports:
@@ -27,6 +31,7 @@ class Reports:
         self._roster = roster
         self._observe = observe
         self._strays: collections.deque[Event] = collections.deque(maxlen=STRAYS)
+        self._asked: dict[Handle, Job[str]] = {}
         self._nobodys: set[Handle] = set()
         self.soon = False
         """Whether an observation passed on asks for another soon. Set back by whoever heeds it."""
@@ -49,27 +54,51 @@ class Reports:
         for watched in tuple(self._roster.gpus):
             self.saw(watched.gpu.uuid, Deaf(why))
 
+    def forget(self) -> None:
+        """The driver was closed: a handle from before may come to mean another GPU, so nothing is asked about it any more."""
+        if self._strays:
+            log.info("the driver was closed before it said whose these events were, dropped: %d", len(self._strays))
+        self._strays.clear()
+        self._asked.clear()
+        self._nobodys.clear()
+
     async def name_strays(self, patience: float) -> None:
-        """Asks the driver whose the events of unknown handles are, each for `patience` seconds; else they are nobody's."""
+        """Asks the driver whose the events of unknown handles are, each for `patience` seconds; else they are nobody's.
+
+        Where it takes longer, they are kept until it answers, and it is not asked about that handle again meanwhile.
+        """
         events = list(self._strays)
         self._strays.clear()
-        for handle in dict.fromkeys(event.handle for event in events):
-            uuid = self._roster.by_handle.get(handle) or await self._name(handle, patience)
+        for handle in dict.fromkeys([*self._asked, *(event.handle for event in events)]):
             mine = [event for event in events if event.handle == handle]
+            uuid = self._roster.by_handle.get(handle) or await self._name(handle, patience)
+            if uuid is None:
+                self._strays.extend(mine)
+                continue
             for event in mine if uuid else ():
                 self._pass_on(uuid, event)
-            if not uuid and handle not in self._nobodys:
+            if mine and not uuid and handle not in self._nobodys:
                 self._nobodys.add(handle)  # said once
                 kind, data = mine[0].kind, mine[0].data
                 log.warning(
                     "an event (type %#x, data %d) came from no GPU known here, and is held against none", kind, data
                 )
 
-    async def _name(self, handle: Handle, patience: float) -> str:
-        """The uuid of the GPU that a handle is of, or is of a MIG device of; empty where the driver does not tell."""
-        job = await self._calls.submit(lambda: self._driver.uuid(handle), patience)
+    async def _name(self, handle: Handle, patience: float) -> str | None:
+        """The uuid of the GPU that a handle is of, or is of a MIG device of; empty where the driver does not tell.
+
+        None: it has not answered yet, or is to be asked when it has answered others.
+        """
+        job = self._asked.pop(handle, None)
+        if job is None:
+            if len(self._asked) >= ASKED:
+                return None
+            job = await self._calls.submit(lambda: self._driver.uuid(handle), patience)
+            if not job.done.done():
+                log.warning("an event came from no GPU known here, and is kept until the driver says whose it is")
         if not job.done.done():
-            return ""
+            self._asked[handle] = job
+            return None
         error = job.done.exception()
         if error is not None:
             if not isinstance(error, NvmlError):
@@ -86,7 +115,7 @@ class Reports:
                 instances = _instance(event.gpu_instance), _instance(event.compute_instance)
                 self.saw(uuid, XidEvent(event.data, *instances))
             else:
-                log.info("GPU %s: driver event of type %#x, data %d", uuid, kind, event.data)
+                log.debug("GPU %s: driver event of type %#x, data %d", uuid, kind, event.data)
                 self.saw(uuid, DriverEvent(kind))
 
 

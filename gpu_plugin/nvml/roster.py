@@ -23,6 +23,11 @@ class Roster:
         """Whether a GPU is released, or not resumed yet: neither is it asked anything, nor is anything told of it."""
         return uuid in self.wanted or uuid in self.untouched
 
+    @property
+    def in_use(self) -> bool:
+        """Whether there is a GPU to be reached through the driver: else nobody is to have it open."""
+        return self.wanted.leaves(watched.gpu for watched in self.gpus)
+
     def owner(self, uuid: str) -> str:
         """The uuid of the GPU that goes by it, or that has a MIG device which does; empty if none."""
         for watched in self.gpus:

@@ -4,9 +4,10 @@ import logging
 from collections.abc import Callable, Iterable
 
 from gpu_plugin.nvml.calls import DriverCalls
-from gpu_plugin.nvml.events import WAIT_MS, EventWaiter, register
+from gpu_plugin.nvml.events import WAIT_MS, EventWaiter, Setbacks, register
 from gpu_plugin.nvml.port import Driver, Event, EventSet, NvmlError
 from gpu_plugin.nvml.watched import Watched
+from gpu_plugin.threads import Job
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +26,11 @@ class EventSubscription:
         self._calls = calls
         self._tell = tell
         self._events: EventSet | None = None
+        self._making: Job[EventSet] | None = None
         self._waiter: EventWaiter | None = None
         self._leaving: EventWaiter | None = None
         self._held_up = False
+        self._setbacks = Setbacks()
         self.deaf = ""
         """Why no event is heard, as far as that is known; empty where they are."""
         self._unsupported = False
@@ -39,11 +42,21 @@ class EventSubscription:
         return self._events is None and not self._unsupported
 
     async def begin(self, gpus: Iterable[Watched], timeout: float) -> None:
-        """Makes the event set, within `timeout` seconds, and asks for every GPU's events."""
+        """Makes the event set, for `timeout` seconds but no longer than a GPU's turn, and asks for every GPU's events.
+
+        One that takes longer is asked about, without waiting, the next time: there is never a second request beside it.
+        """
         if self._unsupported:
             return
+        patience = min(timeout, PATIENCE)
+        if self._making is None:
+            self._making = await self._calls.submit(self._driver.event_set, patience)
+        job = self._making
         try:
-            self._events = await self._calls.run(self._driver.event_set, timeout)
+            if not job.done.done():
+                raise TimeoutError(f"no answer for {patience:g} s")
+            self._making = None
+            self._events = job.done.result()
         except (NvmlError, TimeoutError) as error:
             self._unsupported = isinstance(error, NvmlError) and error.unsupported
             if str(error) != self._said:
@@ -56,9 +69,12 @@ class EventSubscription:
             await self.ask(watched)
 
     async def ask(self, watched: Watched) -> None:
-        """Asks for one GPU's events, unless that is settled; an answer that takes its time becomes its pending call."""
+        """Asks for one GPU's events, unless that is settled; an answer that takes its time becomes its pending call.
+
+        A GPU with a call under way is asked after that.
+        """
         handle, events = watched.handle, self._events
-        if handle is None or events is None or watched.events:
+        if handle is None or events is None or watched.events or watched.pending is not None:
             return
         supported = watched.gpu.event_types
         job = await self._calls.submit(lambda: register(self._driver, handle, supported, events), PATIENCE)
@@ -86,7 +102,7 @@ class EventSubscription:
         """
         stays = self._held_up and self._leaving is not None and not self._leaving.ended  # another would be held as well
         if self._waiter is None and self._events is not None and not stays:
-            self._waiter = EventWaiter(self._driver, self._events, deliver, upset, self._heard)
+            self._waiter = EventWaiter(self._driver, self._events, deliver, upset, self._heard, self._setbacks)
             self._waiter.start()
         if stays or (self._waiter is not None and self._waiter.stuck(patience)):
             self._heard(_STUCK)
@@ -115,5 +131,5 @@ class EventSubscription:
             self._held_up = not (left.done.done() and left.done.result())
             if self._held_up:
                 return False
-        self._leaving = self._events = None
+        self._leaving = self._events = self._making = None
         return True

@@ -14,7 +14,7 @@ from gpu_plugin.simulation.part_faults import PART_FAULTS, Fault
 _NONE, _EMPTY = "none", "empty"
 """What `mig` takes besides profiles: no MIG mode, and MIG mode without a MIG device (as an empty text is)."""
 
-_HIGHEST_XID = 999
+HIGHEST_XID = 999
 """Xids are counted up one by one; NVIDIA's catalogue is below 200."""
 
 _LONGEST_HANG = 86400.0
@@ -22,9 +22,10 @@ _LONGEST_HANG = 86400.0
 
 
 def _xid(node: SimulatedNode, gpu: int, value: object, instance: object = None) -> str:
-    number = integer("xid", value, 1, _HIGHEST_XID)
+    number = integer("xid", value, 1, HIGHEST_XID)
     gpu_instance, compute_instance = (ALL_INSTANCES, ALL_INSTANCES) if instance is None else instances(instance)
-    action = recovery_actions.after_xid(number)
+    # What is contained in an instance costs its user the work there: a driver asks for nothing of the whole GPU
+    action = recovery_actions.after_xid(number) if instance is None else 0
     heard = node.raise_xid(gpu, number, action, gpu_instance=gpu_instance, compute_instance=compute_instance)
     where = "" if instance is None else f" on instance {instance}"
     return f"Xid {number} raised{where}" + ("" if heard else ", and nothing listens for its events")

@@ -60,7 +60,7 @@ def _ecc_uncorrected(node: SimulatedNode, gpu: int, value: object) -> str:
         raise lacks(node, gpu, "ecc-uncorrected", "counts no memory errors")
     node.grow(gpu, "ecc_uncorrected", errors)
     node.post(gpu, EventType.DOUBLE_BIT_ECC)
-    return f"{errors} more uncorrected memory errors, until reset"
+    return f"{errors} more uncorrected memory error{'' if errors == 1 else 's'}, until reset"
 
 
 def _remap_pending(node: SimulatedNode, gpu: int, value: object) -> str:

@@ -23,25 +23,26 @@ _LEVELS = {
 
 
 def tell(change: Transition) -> None:
-    """One log line for a change of verdict: which GPU, which signal, why, and what to do. An operator's order is no alarm."""
+    """One log line for a change of verdict: which GPU, which signal, why, and what to do. An operator's order is no alarm.
+
+    It stays short: the commands, and what would clear it, are what `gpu-plugin explain` is for.
+    """
     whose = f"MIG device {change.device} of GPU {change.uuid}" if change.device else f"GPU {change.uuid}"
     detail = change.detail or change.signal
     if change.signal in OPERATORS:
-        words = (
-            "is no more held back by its operator" if change.verdict is Verdict.OK else "is held back by its operator"
-        )
-        log.info("%s %s: %s", whose, words, detail)
+        words = "is no longer" if change.verdict is Verdict.OK else "is"
+        log.info("%s %s held back by its operator (%s)", whose, words, change.signal)
         return
     level = _LEVELS[change.verdict]
+    again = "; it is fit for use again" if change.before is Verdict.FATAL and change.standing < Verdict.FATAL else ""
     if change.verdict is Verdict.OK:
-        level = logging.WARNING if change.before is Verdict.FATAL else level
-        log.log(level, "%s: %s is over: %s", whose, change.signal, detail)
+        log.log(level, "%s: no longer so: %s (signal %s)%s", whose, detail, change.signal, again)
     elif change.verdict is Verdict.APP:
         log.log(level, "%s: %s is an application's own error; the GPU stays as it is", whose, detail)
     else:
         state = "is not fit for use" if change.verdict is Verdict.FATAL else "is degraded"
         todo = f"; to do: {change.action}" if change.action else ""
-        log.log(level, "%s %s: %s (signal %s)%s", whose, state, detail, change.signal, todo)
+        log.log(level, "%s %s: %s (signal %s)%s%s", whose, state, detail, change.signal, again, todo)
 
 
 class RepeatedXids:

@@ -83,12 +83,6 @@ def test_a_fatal_xid_under_a_pod_outlives_a_kill_of_the_plugin_and_ends_with_a_r
     cluster.plugin.fault(number, DOUBLE_BIT_ECC)
     cluster.wait_allocatable(GPUS - 1)
     wait_health(cluster, "hit", {device_id: "Unhealthy"})
-
-    def written() -> None:
-        evidence = (cluster.plugin.state_dir / "health.json").read_text()
-        expect(holds=device_id in evidence, seen=evidence)
-
-    wait_until(written, "the evidence is on disk", within=5)
     cluster.plugin.kill()
     cluster.plugin.start()
     stays(lambda: offers_at_most(cluster, GPUS - 1), "the GPU is not offered", seconds=4)
@@ -101,7 +95,8 @@ def test_a_fatal_xid_under_a_pod_outlives_a_kill_of_the_plugin_and_ends_with_a_r
     cluster.plugin.fault(number, "--reset")
     cluster.wait_allocatable(GPUS)
     wait_health(cluster, "hit", {device_id: "Healthy"})
-    assert cluster.plugin.explain(number)["signals"] == []
+    told = cluster.plugin.explain(number)  # errors of applications in the last ten minutes may still be told of
+    assert (told["health"], [each for each in told["signals"] if each["verdict"] != "APP"]) == ("Healthy", [])
     cluster.pods.delete("hit")
     assert device_id in cluster.pods.run("next", gpus=GPUS).device_health
 

@@ -18,6 +18,7 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon import Daemon
 from gpu_plugin.hardware import Hardware
 from gpu_plugin.health.observation import ApplicationError
+from gpu_plugin.journal import Journal
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.nvml import monitor
 from gpu_plugin.nvml.port import NvmlError, Return
@@ -375,7 +376,10 @@ async def test_operators_are_answered_while_there_is_no_driver(kubelet, director
         assert (await ask(directory, "status"))["resources"] == {}
         assert "is cordoned" in (await ask(directory, "cordon", gpu=2))["done"]
         assert "released" in (await ask(directory, "release", gpu=3))["done"]
-        assert '"cordon"' in (directory / "state" / "health.json").read_text()
+        assert (
+            '"cordon"'
+            in (directory / "state" / "health.journal").read_text() + (directory / "state" / "health.json").read_text()
+        )
         assert (directory / "state" / "gpus.json").read_text().count("GPU-") == 8
         loaded.set()
         await kubelet.wait_for(healthy(kubelet, 6))
@@ -503,7 +507,9 @@ async def test_an_order_that_cannot_be_written_down_says_so_and_holds(kubelet, d
                 raise OSError(errno.EROFS, "Read-only file system")
             return real(*arguments, **more)
 
+        append = Journal.append
         monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+        monkeypatch.setattr(Journal, "append", lambda *words: not full.is_set() and append(*words))
         assert "could not be written down" in (await ask(directory, "cordon", gpu=1))["done"]
         await kubelet.wait_for(healthy(kubelet, 7))
         full.clear()

@@ -117,6 +117,15 @@ async def test_a_burst_is_one_error_and_what_comes_later_another(bench):
     ]
 
 
+async def test_what_was_heard_is_remembered_no_longer_than_a_burst(bench):
+    for xid in range(100):
+        bench.heard("GPU-0", xid, after=BURST / 10)
+    assert len(bench.pods._heard) <= 11
+    bench.heard("GPU-0", 1, after=2 * BURST)
+    assert len(bench.pods._heard) == 1
+    await bench.until(lambda: len(bench.seen) == 101)
+
+
 async def test_a_flood_is_let_go_of_at_its_old_end(bench):
     bench.gate = anyio.Event()
     bench.heard("GPU-0", 1)

@@ -207,10 +207,11 @@ class TestSettings:
 
 
 def test_an_operator_s_word_is_told_like_any_change(watch, caplog):
+    caplog.set_level(logging.INFO)
     watch.observe("GPU-0", XidEvent(48))
     watch.changed.clear()
     watch.override("GPU-0")
     assert not watch.fatal("GPU-0")
     assert watch.changed == ["GPU-0"]
     assert "an operator vouches for it" in caplog.text
-    assert "xid is over: Xid 48" in caplog.text
+    assert "no longer so: Xid 48" in caplog.text

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -56,7 +58,7 @@ def test_after_a_boot_it_writes_for_the_new_one(state):
     known.write((XID,), NODE, LISTED)
     known.booted("two")
     assert known.write((), NODE, LISTED)
-    assert {json.loads(file.read_text())["boot_id"] for file in state.iterdir()} == {"two"}
+    assert {json.loads(file.read_text())["boot_id"] for file in state.glob("*.json")} == {"two"}
     assert memory(state, "two").gpus()
 
 
@@ -126,9 +128,10 @@ class Disk:
         self.writes: list[tuple[Evidence, ...]] = []
         self.fails = False
         self.recorder = Recorder(Memory(StateDirectory(Path("/nowhere")), "one"), lambda: self.at)
-        monkeypatch.setattr(Memory, "write", self.write)
+        monkeypatch.setattr(Memory, "write_evidence", self.write)
+        monkeypatch.setattr(Memory, "write_durably", lambda *_: True)
 
-    def write(self, evidence, _node, _listed):
+    def write(self, evidence):
         if self.fails:
             return False
         self.writes.append(evidence)
@@ -187,3 +190,25 @@ class TestRecorder:
             disk.at = Known(1, (XID,), NODE, LISTED)
             tasks.cancel_scope.cancel()
         assert disk.writes == [(XID,)]
+
+    async def test_a_disk_that_keeps_hardware_waiting_keeps_no_word_on_health_waiting(self, disk, monkeypatch):
+        held = threading.Event()
+        monkeypatch.setattr(Memory, "write_durably", lambda *_: held.wait(10))
+        disk.learn(XID)
+        assert await disk.recorder.written()
+        disk.learn(XID, CORDON)
+        assert await disk.recorder.written()
+        assert disk.writes == [(XID,), (XID, CORDON)]
+        held.set()
+
+
+def test_entries_that_cannot_be_true_are_left_out_and_said(state, caplog):
+    impossible = (
+        replace(XID, since=1e18),
+        replace(XID, times=(-1.0,)),
+        replace(XID, pods=((1e30, "default/a"),)),
+        replace(XID, value=1e300),
+    )
+    memory(state).write((CORDON, *impossible), NODE, LISTED)
+    assert memory(state).evidence() == (CORDON,)
+    assert "entries cannot be true" in caplog.text

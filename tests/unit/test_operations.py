@@ -123,8 +123,18 @@ class TestNames:
         assert await desk.ask("explain") == {"gpus": []}
         with pytest.raises(ConfigError, match="no GPU of this node is known yet: the driver does not work"):
             await desk.ask("cordon", gpu=0)
-        assert "no GPU is known yet" in await desk.done("release")
+        assert "All GPUs, of which none is known yet: released" in await desk.done("release")
+        assert [(entry.uuid, entry.signal) for entry in desk.health.evidence()] == [("*", "maintenance")]
+        assert desk.operations.begin() is None, "whoever begins with this evidence releases all that it finds"
+        assert "none is known yet: resumed." in await desk.done("resume")
+        assert desk.health.evidence() == ()
         assert "nothing to resume" in await desk.done("resume")
+
+    async def test_a_boot_ends_the_release_of_all(self, desk):
+        desk.health.watch(())
+        await desk.ask("release")
+        desk.operations.booted()
+        assert desk.operations.begin() == frozenset()
 
 
 async def test_explain_tells_of_all_or_of_one(desk):
@@ -144,7 +154,7 @@ class TestCordon:
         for words in ("no new pod gets it", "cordoned already"):
             assert words in await desk.done("cordon", gpu=1)
             assert desk.reason("GPU-b") == "cordoned"
-        for words in ("its cordon is lifted. Nothing stands.", "there was nothing to set aside. Nothing stands."):
+        for words in ("its cordon is lifted. Nothing stands.", "nothing was changed."):
             assert words in await desk.done("uncordon", gpu=1)
             assert desk.reason("GPU-b") == ""
 
@@ -218,7 +228,7 @@ class TestRelease:
         assert "NVML is shut down" in await desk.done("release")
         assert all(desk.reason(gpu.uuid) == "maintenance" for gpu in GPUS)
         done = await desk.done("resume")
-        assert all(gpu.uuid in done for gpu in GPUS)
+        assert "3 GPUs (0, 1, 2): resumed" in done
         assert not any(desk.reason(gpu.uuid) for gpu in GPUS)
         assert desk.monitor.calls == [("release", None), ("resume", None)]
 
@@ -283,9 +293,10 @@ class TestRelease:
 
 @pytest.mark.parametrize(
     ("verb", "request_"),
-    [("cordon", {"gpu": 0}), ("uncordon", {"gpu": 0}), ("release", {"gpu": 0}), ("release", {})],
+    [("cordon", {"gpu": 0}), ("uncordon", {"gpu": 2}), ("release", {"gpu": 0}), ("release", {})],
 )
 async def test_what_would_not_outlive_the_process_says_so(desk, verb, request_):
+    desk.health.observe("GPU-c", Order("cordon"))
     desk.on_disk = False
     assert "It could not be written down: a restart of the daemon would forget it." in await desk.done(verb, **request_)
 

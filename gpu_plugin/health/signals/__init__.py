@@ -53,7 +53,10 @@ Step = Callable[[Latch | None, Observation, Context], Latch | None]
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One signal. `sees` are the kinds of observation that it is shown; `action` is what an operator is advised to do.
+    """One signal. `sees` are the kinds of observation that it is shown.
+
+    `action` is what an operator is advised to do, in a few words in which `ID` stands for the GPU, or makes them of the latch;
+    the commands of a reset are told with what closes it.
 
     `proves` tells that it waits for proof of a recovery: it is judged after those that go by their own readings.
     `essential`: it tells of a GPU that cannot be served at all, or of the operator's own order; no policy and no override
@@ -65,7 +68,7 @@ class Signal:
     """
 
     step: Step
-    action: str
+    action: str | Callable[[Latch], str]
     sees: tuple[type, ...] = (Sample,)
     proves: bool = False
     essential: bool = False
@@ -75,7 +78,6 @@ class Signal:
     remembers: bool = False
 
 
-_WHEN_IDLE = f"when no pod needs the GPU, {_RESET}"
 _REPLACE = "have the GPU tested and replaced"
 _COOL = "see to the node's cooling"
 
@@ -101,7 +103,7 @@ SIGNALS: Mapping[str, Signal] = {
         margin.margin,
         _COOL,
         asks=("margin",),
-        clears="5 °C more to T.Limit than where it slows down, for two minutes, or --temperature-recovery where it was FATAL",
+        clears=margin.cooled,
         remembers=True,
     ),
     "hw-slowdown": Signal(
@@ -115,15 +117,15 @@ SIGNALS: Mapping[str, Signal] = {
     "unrepairable-memory": Signal(unrepairable.unrepairable_memory, _REPLACE, asks=("unrepairable_memory",)),
     "retired-pages": Signal(
         retired_pages.retired_pages,
-        f"{_WHEN_IDLE}; at {retired_pages.REPLACED_AT} pages {_REPLACE}",
+        f"{_RESET}; at {retired_pages.REPLACED_AT} pages {_REPLACE}",
         asks=("retired_pending", "retired_pages"),
         clears="no retirement that waits for a reset",
     ),
     "driver": Signal(
         presence.driver,
-        "load the driver, or bring it and its library to the same version: gpu-plugin release, then gpu-plugin resume",
+        "load the driver, or bring it and its library to the same version",
         essential=True,
-        clears="three looks in a row that the driver answers",
+        clears="three looks in a row that the driver answers; it is replaced between gpu-plugin release and gpu-plugin resume",
     ),
     "first-look": Signal(
         presence.first_look,
@@ -139,7 +141,7 @@ SIGNALS: Mapping[str, Signal] = {
     ),
     "recovery-action": Signal(
         recovery_action.recovery_action,
-        f"do what the driver asks for; to {_RESET}",
+        recovery_action.advice,
         asks=("recovery_action",),
         clears="three looks in a row at which the driver asks for nothing",
     ),
@@ -151,14 +153,14 @@ SIGNALS: Mapping[str, Signal] = {
     ),
     "nvlink": Signal(
         nvlink.nvlink,
-        _WHEN_IDLE,
+        _RESET,
         asks=("nvlinks",),
         clears="three looks in a row at which every link is up that ever was",
         remembers=True,
     ),
     "nvlink-errors": Signal(
         nvlink.nvlink_errors,
-        "look at nvidia-smi nvlink --errorcounters and at the links' cables or bridges",
+        "look at nvidia-smi nvlink --errorcounters -i ID, and at the links' cables or bridges",
         event=True,
         asks=("nvlink_failed_recoveries", "nvlink_crc_errors"),
         clears="an hour without a failed recovery and with few CRC errors",
@@ -195,7 +197,7 @@ SIGNALS: Mapping[str, Signal] = {
     ),
     "remap-pending": Signal(
         remapping.remap_pending,
-        _WHEN_IDLE,
+        _RESET,
         proves=True,
         asks=("remap_pending",),
         clears="no remapping that waits for a reset",
@@ -210,8 +212,8 @@ SIGNALS: Mapping[str, Signal] = {
         clears="ten minutes without many replays",
     ),
     # By other means
-    "cordon": Signal(orders.cordon, "gpu-plugin uncordon --gpu ID", (Order,), essential=True),
-    "maintenance": Signal(orders.maintenance, "gpu-plugin resume --gpu ID", (Order, Sample), essential=True),
+    "cordon": Signal(orders.cordon, "lift it once new pods may have the GPU", (Order,), essential=True),
+    "maintenance": Signal(orders.maintenance, "resume it once the work on it is done", (Order, Sample), essential=True),
     "flapping": Signal(
         flapping.flapping, "find out what keeps failing before the GPU is used again", event=True, remembers=True
     ),

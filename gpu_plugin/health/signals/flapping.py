@@ -46,7 +46,7 @@ def fell(latch: Latch | None, signal: str, now: float, hold: float) -> Latch:
     if known.verdict is Verdict.OK and len(times) < TIMES:
         return Latch(times=times, since=known.since, value=known.value)
     seconds = min(LONGEST, 2 * known.value if known.value else hold)
-    words = f"flapping: {signal} made it unfit {max(len(times), TIMES)} times; it is held back for {_spelt(seconds)}"
+    words = f"{signal} made it unfit {max(len(times), TIMES)} times; it is held back for {_spelt(seconds)}"
     return Latch(Verdict.FATAL, words, now, value=seconds, times=times)
 
 

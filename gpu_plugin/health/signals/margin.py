@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 from gpu_plugin.health.context import Context
+from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.policy import HealthPolicy
 
 NEAR, SAMPLES_NEAR, SAMPLES_SLOW, ABOVE, COOL_SECONDS = 2, 2, 4, 5, 120.0
 """°C from shutdown that are too near, in how many samples; how many at slowdown; how far above it is cool, for how long."""
@@ -48,6 +50,14 @@ def margin(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None
         return _COOL
     streak = 1 if near and known.verdict is Verdict.DEGRADED else known.streak
     return known if (known.value, known.streak) == (_TRUSTED, streak) else replace(known, value=_TRUSTED, streak=streak)
+
+
+def cooled(facts: Facts, policy: HealthPolicy) -> str:
+    """What closes it, for people."""
+    cool = (_relative(facts.margins.slowdown) or 0) + ABOVE
+    seconds = policy.temperature_recovery
+    unfit = f" ({seconds:g} s where it was FATAL)" if seconds != COOL_SECONDS else ""
+    return f"{cool} °C or more to its T.Limit, at every look for {COOL_SECONDS:g} s{unfit}"
 
 
 def _near(left: int | None, shutdown: int | None) -> bool:

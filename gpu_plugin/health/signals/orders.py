@@ -5,7 +5,7 @@ from gpu_plugin.health.latch import Latch, Proof, Verdict
 from gpu_plugin.health.observation import Observation, Order, Sample
 
 RELEASED = "maintenance"
-RESUMED = "maintenance: it is over, the GPU is about to be looked at"
+RESUMED = "resumed; no good look at it yet"
 
 
 def cordon(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:

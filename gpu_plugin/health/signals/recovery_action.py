@@ -4,6 +4,7 @@ from gpu_plugin.health.context import Context
 from gpu_plugin.health.grades import graded
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.xids import REBOOT, RESET
 
 RECOVER_IMEX_DOMAIN = 5
 """NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: sharing memory between nodes is what suffers, the GPU itself works."""
@@ -18,6 +19,17 @@ _ASKS = {
     7: "for a reboot of the whole system",
 }
 """nvmlDeviceGpuRecoveryAction_t (nvml.h, NVML_GPU_RECOVERY_ACTION_*) but none, which is 0."""
+
+
+_ADVICE = {
+    1: RESET,
+    2: REBOOT,
+    3: "let its pods end: no new one gets it meanwhile",
+    4: f"let its pods end; {RESET}",
+    RECOVER_IMEX_DOMAIN: "look at IMEX on this node and on those that it shares memory with, and at its log",
+    6: "drain the node and reset the GPU's bus, or reboot the node",
+    7: "drain the nodes of the system and reboot all of it",
+}
 
 
 def recovery_action(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
@@ -40,6 +52,12 @@ def recovery_action(latch: Latch | None, seen: Observation, ctx: Context) -> Lat
 def words(action: int) -> str:
     """What the driver asks for by this number, worded for people."""
     return f"the driver asks {_ASKS.get(action) or f'for recovery action {action}, which is none of those known here'}"
+
+
+def advice(latch: Latch) -> str:
+    """What an operator is advised to do about the action that a latch has as its `value`."""
+    known = _ADVICE.get(int(latch.value or 0))
+    return known or "look the action up in the documentation of the driver's NVML, and drain the GPU"
 
 
 def _grade(action: int) -> Verdict:

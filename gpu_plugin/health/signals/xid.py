@@ -90,7 +90,9 @@ def _weighed(latch: Latch, number: int, judged: Judgement, ctx: Context) -> Latc
             verdict, detail = min(verdict, Verdict.DEGRADED), f"{detail}, after which the driver asks for no recovery"
         if judged.beside:
             other = ctx.open.get(LatchKey(judged.beside[0]))
-            if other is not None and other.verdict is not Verdict.OK:
+            there = other is not None and other.verdict is not Verdict.OK
+            was = latch.value != LOWERED and latch.verdict >= judged.beside[1]  # that it went away proves no reset
+            if there or was:
                 verdict = max(verdict, judged.beside[1])
         if latch.asked and verdict is Verdict.DEGRADED:
             verdict = Verdict.FATAL

@@ -35,6 +35,7 @@ KUBELET_AWAY = 0.5
 _APPLICATION_XID = 31  # MMU fault: an application's own error
 _FATAL_XID = 79  # the GPU has fallen off the bus
 _TOO_HOT, _COOL = 96, 40  # °C
+_UNFIT = "is not fit for use"  # in the log
 
 
 class StepFailedError(Exception):
@@ -141,7 +142,7 @@ class Scenario:
         self._timeline.step(
             f"Xid {_FATAL_XID}",
             f"GPU {gpu} Unhealthy at the kubelet, the other {len(self._profile.gpus) - len(event.changed)} as before; "
-            f"timed from telling the daemon\nthe daemon says: {self._said(gpu)}\n{self._status(gpu)}",
+            f"timed from telling the daemon\nthe daemon says: {await self._said(gpu)}\n{self._status(gpu)}",
             took,
             BAD,
         )
@@ -153,7 +154,7 @@ class Scenario:
             "overheated",
             f"GPU {gpu} at {_TOO_HOT} °C, which shuts down at {limit} °C: Unhealthy, the other "
             f"{len(self._profile.gpus) - len(event.changed)} as before\n"
-            f"the daemon looks every {HEALTH_POLL}, and says: {self._said(gpu)}",
+            f"the daemon looks every {HEALTH_POLL}, and says: {await self._said(gpu)}",
             took,
             BAD,
         )
@@ -291,11 +292,14 @@ class Scenario:
             return f"{place}, {count} NVLinks each into the same NVSwitches"
         return place
 
-    def _said(self, gpu: int) -> str:
+    async def _said(self, gpu: int) -> str:
+        """The line by which the daemon said first why a GPU became unfit: what follows from the fault is told after it."""
         uuid = self._profile.gpus[gpu].uuid
-        return self._short(
-            next((message for message in reversed(self._daemon.messages) if uuid in message), "nothing yet")
+        said = await self._until(
+            lambda: next((each for each in self._daemon.messages if uuid in each and _UNFIT in each), None),
+            f"the daemon says of GPU {gpu} that it {_UNFIT}",
         )
+        return self._short(said)
 
     def _short(self, message: str) -> str:
         for uuid, index in self._index.items():

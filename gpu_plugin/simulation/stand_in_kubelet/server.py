@@ -22,18 +22,46 @@ SOCKET_MODE = 0o755
 """What a Go process with umask 022 leaves on a unix socket."""
 
 
+class _Connection(H2Protocol):
+    """A connection of a server that may be dropped between accepting it and hearing of it."""
+
+    def __init__(self, server: "SocketServer", *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._server = server
+        self._made = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self._server.dropped:
+            transport.abort()  # type: ignore[attr-defined]
+            return
+        self._made = True
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._made:
+            super().connection_lost(exc)
+        self._server.ended(self)
+
+
 class SocketServer(Server):
     """A grpclib server on one unix socket."""
 
     def __init__(self, services: list[Any]) -> None:
         super().__init__(services, codec=BytesCodec())
+        self.dropped = False
         self._connections: set[H2Protocol] = set()
+        self._open: set[H2Protocol] = set()
+        self._none_open = asyncio.Event()
+        self._none_open.set()
         self._accepted: set[Handler] = set()
-        self._listener: asyncio.AbstractServer | None = None
+        self._listener: asyncio.Server | None = None
+        self._closed: asyncio.Future[None] | None = None
 
     def _protocol_factory(self) -> H2Protocol:
         handler = Handler(self._mapping, self._codec, self._status_details_codec, self.__dispatch__)
-        protocol = H2Protocol(handler, self._config, self._h2_config)
+        protocol = _Connection(self, handler, self._config, self._h2_config)
+        self._open.add(protocol)
+        self._none_open.clear()
         self._connections = {known for known in self._connections if not known.handler.closing} | {protocol}  # type: ignore[attr-defined]
         self._accepted = {known for known in self._accepted if not (known.closing and known.check_closed())} | {handler}
         return protocol
@@ -56,17 +84,37 @@ class SocketServer(Server):
             bound.close()
             raise
 
+    def ended(self, protocol: H2Protocol) -> None:
+        """A connection is closed."""
+        self._open.discard(protocol)
+        if not self._open:
+            self._none_open.set()
+
     def drop(self, *, orderly: bool) -> None:
         """Stops listening and closes every connection now, with GOAWAY if `orderly`."""
-        if self._listener is not None:
-            self._listener.close()
+        self.dropped = True
+        if self._listener is not None and self._closed is None:
+            # What was accepted a moment ago is attached to the listener first: asyncio leaks it otherwise.
+            loop = asyncio.get_running_loop()
+            self._closed = loop.create_future()
+            for listening in self._listener.sockets:
+                loop.remove_reader(listening.fileno())
+            loop.call_soon(self._stop_listening, self._listener, self._closed)
         for protocol in self._connections:
             close_connection(protocol, goaway=orderly)
 
+    @staticmethod
+    def _stop_listening(listener: asyncio.Server, closed: "asyncio.Future[None]") -> None:
+        listener.close()
+        closed.set_result(None)
+
     async def wait_dropped(self) -> None:
         """Returns when what `drop` ended has ended: handlers, connections, the listener."""
+        if self._closed is not None:
+            await self._closed
         for handler in self._accepted:
             await handler.wait_closed()
+        await self._none_open.wait()
         if self._listener is not None:
             await self._listener.wait_closed()
 

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import time
 
 import pytest
 from click.testing import CliRunner
@@ -122,18 +121,36 @@ class TestExplain:
         assert (result.exit_code, json.loads(result.output)) == (0, {"gpus": [SOUND, SICK]})
         assert daemon.asked == [("/state", "explain", {"gpu": 3})]
 
-    def test_text_has_a_block_for_each_gpu(self, daemon):
-        daemon.answer = {"gpus": [SOUND, SICK]}
+    def test_text_has_a_block_for_each_gpu_that_something_is_held_against_and_a_line_for_others(self, daemon):
+        daemon.answer = {"gpus": [SOUND, SICK, {**SOUND, "index": 7, "uuid": "GPU-7"}]}
         result = run("explain")
         first, second = result.output.split("\n\n")
-        assert first == "GPU 0  GPU-0  Healthy\n  nothing is held against it"
-        assert second.startswith("GPU 3  GPU-3  Unhealthy, FATAL\n  xid (FATAL, MIG device MIG-1): Xid 79 (")
+        assert second == "GPU 0  GPU-0  Healthy\nGPU 7  GPU-7  Healthy\n"
+        assert first.startswith("GPU 3  GPU-3  Unhealthy, FATAL\n  xid (FATAL, MIG device MIG-1): Xid 79 (")
+
+    def test_the_unfit_come_first_and_then_the_worse(self, daemon):
+        mild = SICK["signals"]
+        daemon.answer = {
+            "gpus": [
+                SOUND,
+                {**SICK, "index": 1, "health": "Healthy", "verdict": "APP", "signals": mild},
+                {**SICK, "index": 2, "health": "Healthy", "verdict": "DEGRADED", "signals": mild},
+                {**SICK, "index": 4, "health": "Healthy", "verdict": "FATAL", "signals": mild},  # a MIG device of it
+                SICK,
+                {**SICK, "index": 5, "health": "Healthy", "verdict": "UNHEARD-OF", "signals": mild},
+            ]
+        }
+        heads = [line.split()[1] for line in run("explain").output.splitlines() if line.startswith("GPU ")]
+        assert heads == ["3", "4", "2", "1", "5", "0"]
+
+    def test_help_says_what_its_words_mean(self):
+        told = run("explain", "--help").output
+        assert all(word in told for word in ("Healthy", "Unhealthy", "FATAL", "DEGRADED", "APP", "OK"))
 
     def test_a_signal_says_since_when_what_clears_it_and_what_to_do(self):
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(NOW - 7500))
         assert list(lines(SICK, NOW))[1:] == [
             "  xid (FATAL, MIG device MIG-1): Xid 79 (GPU has fallen off the bus)",
-            f"    since   {at}, for 2 h 5 min",
+            "    since   2027-01-15 05:55:00 UTC, for 2 h 5 min",
             "    clears  a boot of the node",
             "    to do   drain the node and reboot it",
             "  unreadable (FATAL): it does not answer",

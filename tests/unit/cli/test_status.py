@@ -50,6 +50,13 @@ def test_text_has_a_line_for_each_gpu_that_is_not_ok(run):
     ]
 
 
+def test_one_device_is_one():
+    alone = {"devices": 1, "healthy": 1, "retired": 0, "sharing": []}
+    shown = lines({**STATUS, "resources": {GPU: alone}})
+    assert shown[0] == "configuration  no file, in force since 1970-01-01 00:00:01 UTC"
+    assert shown[2] == "nvidia.com/gpu  1 of 1 device healthy"
+
+
 def test_a_node_that_serves_nothing_says_so():
     assert lines({**STATUS, "resources": {}})[2] == "no resource is served"
 

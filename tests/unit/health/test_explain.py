@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from gpu_plugin.devices.node import Gpu, MigDevice
+from gpu_plugin.devices.node import Gpu, MigDevice, Thresholds
 from gpu_plugin.health.explain import Explained, clears, explain
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Latch, LatchKey, Proof, Verdict
@@ -21,11 +21,13 @@ OK, APP, DEGRADED, FATAL = Verdict.OK, Verdict.APP, Verdict.DEGRADED, Verdict.FA
 GPUS = (Gpu(A, 3), Gpu(B, 4))
 GOOD = Sample(temperature=40)
 HOT = Sample(temperature=94)
-RESET = (
-    "a reset of the GPU (gpu-plugin release --gpu 3, nvidia-smi --gpu-reset -i 3, gpu-plugin resume --gpu 3), "
-    "then 3 looks in a row without a fault and without the driver asking for a recovery"
+COMMANDS = f"gpu-plugin release --gpu {A} && nvidia-smi --gpu-reset -i {A} && gpu-plugin resume --gpu {A}"
+RESET = f"a reset of the GPU ({COMMANDS}), then 3 good looks in a row"
+REBOOT = (
+    "a reboot of the node, or the driver bound to the GPU anew (unbind and bind it in /sys/bus/pci/drivers/nvidia while it "
+    "is released), then 3 good looks in a row"
 )
-VOUCH = "; or gpu-plugin uncordon --gpu 3, by which you vouch for it"
+VOUCH = f"; or gpu-plugin uncordon --gpu {A}, by which you vouch for it"
 
 
 def told(one: HealthLedger, now: float = 1_100.0, gpu: int = 0) -> Explained:
@@ -65,7 +67,7 @@ def test_what_stands_is_told_whole():
                 "since": 1_001.0,
                 "clears": RESET + VOUCH,
                 "verdict": "FATAL",
-                "action": advice(LatchKey("xid", "48"), GUARDED.xids, 3),
+                "action": "reset the GPU when no pod has it",
             }
         ],
     }
@@ -123,6 +125,63 @@ def test_a_gpu_that_the_driver_cannot_describe_is_unhealthy_and_says_why():
     assert (signal["name"], signal["detail"], signal["since"]) == ("unreadable", "the driver says nothing", None)
 
 
+def test_what_the_driver_cannot_describe_is_not_said_twice():
+    one = ledger()
+    hear(one, HUNG)
+    (found,) = explain(one, [Gpu(A, 3, unreadable="it does not answer")], 1_100.0)["gpus"]
+    assert [signal["name"] for signal in found["signals"]] == ["hung"]
+
+
+def test_a_gpu_that_was_released_says_so_once_and_after_resume_what_is_awaited():
+    one, gpu = ledger(), Gpu(A, 3, unreadable="maintenance")
+    hear(one, Order("release"))
+    (found,) = explain(one, [gpu], 1_100.0)["gpus"]
+    (signal,) = found["signals"]
+    assert (signal["name"], signal["detail"]) == ("maintenance", "maintenance")
+    hear(one, Order("resume"))
+    (found,) = explain(one, [gpu], 1_100.0)["gpus"]
+    (signal,) = found["signals"]
+    awaited = ("resumed; no good look at it yet", "the first good look at it", "")
+    assert (signal["name"], signal["detail"], signal["clears"], signal["action"]) == ("maintenance", *awaited)
+    (found,) = explain(ledger(), [gpu], 1_100.0)["gpus"]
+    (signal,) = found["signals"]
+    assert (signal["detail"], signal["clears"], signal["action"]) == awaited
+
+
+def test_what_is_offered_goes_with_the_operators_orders():
+    one = ledger(policy=UNGUARDED)
+    hear(one, Sample(energy=5_000), XidEvent(48), Order("cordon"))
+    words = {signal["name"]: signal["clears"] for signal in told(one)["signals"]}
+    assert words["xid"] == f"{RESET}; or gpu-plugin uncordon --gpu {A} --override, by which you vouch for it"
+    hear(one, Order("release"))
+    words = {signal["name"]: signal["clears"] for signal in told(one)["signals"]}
+    assert words["xid"].startswith(f"a reset of the GPU (nvidia-smi --gpu-reset -i {A} && gpu-plugin resume --gpu {A})")
+    hear(one, Order("resume"))
+    words = {signal["name"]: signal["clears"] for signal in told(one)["signals"]}
+    assert words["xid"].startswith(RESET)
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        (1, "reset the GPU when no pod has it"),
+        (2, "drain the node and reboot it"),
+        (3, "let its pods end"),
+        (4, "let its pods end; reset the GPU when no pod has it"),
+        (5, "look at IMEX"),
+        (6, "drain the node and reset the GPU's bus"),
+        (7, "drain the nodes of the system"),
+        (99, "look the action up"),
+    ],
+)
+def test_the_advice_is_what_the_driver_asks_for(action, words):
+    one = ledger(policy=UNGUARDED)
+    (change,) = hear(one, Sample(recovery_action=action))
+    (signal,) = told(one)["signals"]
+    assert signal["action"].startswith(words)
+    assert change.action == signal["action"]
+
+
 def test_it_can_be_written_as_json():
     one = ledger()
     hear(one, HUNG, XidEvent(48), DriverEvent(0x400), LOST, Order("cordon"), *[ERROR] * 3, XidEvent(31))
@@ -136,35 +195,44 @@ def test_it_can_be_written_as_json():
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
-        ([Order("cordon")], "gpu-plugin uncordon --gpu 3"),
-        ([Order("release")], "gpu-plugin resume --gpu 3"),
-        ([Order("release"), Order("resume")], "the first look at it without a fault"),
+        ([Order("cordon")], f"gpu-plugin uncordon --gpu {A}"),
+        ([Order("release")], f"gpu-plugin resume --gpu {A}"),
+        ([Order("release"), Order("resume")], "the first good look at it"),
         ([HUNG], "three answers in a row"),
         ([HUNG, GOOD, GOOD], "three answers in a row"),
         ([ERROR] * 3, "five answers in a row"),
         ([*[ERROR] * 3, GOOD], "five answers in a row"),
         ([HOT, HOT], "a temperature below 84 °C, at every look for 300 s" + VOUCH),
-        ([HOT, HOT, GOOD], "a temperature below 84 °C, at every look for 300 s (it was so for 1 min by now)" + VOUCH),
-        ([Sample(energy=5), LOST], RESET),
-        ([Sample(sram_threshold=True)] * 3, "nothing by itself: have the GPU tested and replaced" + VOUCH),
+        ([HOT, HOT, GOOD], "a temperature below 84 °C, at every look for 300 s (1 min of it so far)" + VOUCH),
+        ([Sample(energy=5), LOST], REBOOT),
+        (
+            [Sample(sram_threshold=True, binding=1)] * 3,
+            "nothing by itself: have the GPU replaced; what is read good after the GPU was enumerated anew (a repaired "
+            "part), " + VOUCH.removeprefix("; "),
+        ),
+        (
+            [Sample(sram_threshold=True, binding=1), Sample(sram_threshold=False, binding=2)],
+            "2 more good looks in a row: it was enumerated anew" + VOUCH,
+        ),
+        ([XidEvent(142)], "nothing by itself: have the GPU looked at by its vendor" + VOUCH),
+        (
+            [Sample(recovery_action=1)],
+            f"three looks in a row at which the driver asks for nothing, as after a reset ({COMMANDS}){VOUCH}",
+        ),
+        ([Sample(recovery_action=2)], "three looks in a row at which the driver asks for nothing" + VOUCH),
         (
             [XidEvent(31)],
-            "time without another, until 1970-01-01 00:26:40 UTC if none comes",
+            "at 1970-01-01 00:26:40 UTC, unless another comes",
         ),
         (
             [Sample(energy=5_000), XidEvent(48), Sample(energy=10)],
-            "2 more looks in a row without a fault and without the driver asking for a recovery: its reset was seen"
-            + VOUCH,
+            "2 more good looks in a row: its reset was seen" + VOUCH,
         ),
-        (
-            [XidEvent(79)],
-            "a boot of the node (or the driver bound to the GPU anew), then 3 looks in a row without a fault and without the "
-            "driver asking for a recovery" + VOUCH,
-        ),
-        ([DriverEvent(0x400)], f"a day without another, or {RESET}"),
+        ([XidEvent(79)], REBOOT + VOUCH),
+        ([DriverEvent(0x400)], f"a day without another; or {RESET}"),
         (
             [DriverEvent(0x400), GOOD],
-            f"a day without another, until 1970-01-02 00:16:41 UTC if none comes, or {RESET}",
+            f"at 1970-01-02 00:16:41 UTC, unless another comes; or {RESET}",
         ),
     ],
 )
@@ -176,14 +244,26 @@ def test_a_recovery_time_of_none_asks_for_one_reading():
     assert cleared(HOT, HOT, policy=replace(UNGUARDED, temperature_recovery=0)) == f"a temperature below 84 °C{VOUCH}"
 
 
+def test_a_margin_that_must_be_regained_is_named_in_numbers():
+    policy, part = replace(UNGUARDED, temperature_recovery=300), Facts(margins=Thresholds(shutdown=-8, slowdown=-2))
+    latch = Latch(FATAL, "words", 1.0)
+    words = clears(LatchKey("margin"), latch, gpu=A, now=2.0, policy=policy, facts=part)
+    assert words == f"3 °C or more to its T.Limit, at every look for 120 s (300 s where it was FATAL){VOUCH}"
+
+
+def test_a_lost_gpu_that_answers_again_waits_for_good_looks():
+    assert cleared(LOST) == REBOOT
+    assert cleared(LOST, GOOD) == "2 more good looks in a row: its reset was seen"
+
+
 def test_what_holds_up_a_proof_is_named():
     words = cleared(Sample(energy=5_000), XidEvent(48), HOT, HOT, signal="xid")
-    assert words == f"{RESET}, none of them while temperature holds{VOUCH}"
+    assert words == f"{RESET}, counted once temperature is over{VOUCH}"
 
 
 def test_a_xid_that_passes_by_itself_says_until_when():
     words = cleared(XidEvent(92))
-    assert words == f"a day without another, until 1970-01-02 00:16:40 UTC if none comes, or {RESET}"
+    assert words == f"at 1970-01-02 00:16:40 UTC, unless another comes; or {RESET}"
 
 
 def test_a_gpu_that_is_held_back_says_until_when():
@@ -191,7 +271,7 @@ def test_a_gpu_that_is_held_back_says_until_when():
     words = "time: it is held back until 1970-01-01 01:16:48 UTC, 58 min from now"
     assert cleared(*seen, policy=GUARDED) == words + VOUCH
     assert cleared(*seen, policy=GUARDED, now=1_008.0) == words.replace("58 min", "1 h 0 min") + VOUCH
-    assert cleared(*seen, policy=GUARDED, now=5_000.0) == "the next look without a fault" + VOUCH
+    assert cleared(*seen, policy=GUARDED, now=5_000.0) == "the next good look at it" + VOUCH
 
 
 def test_what_an_operator_vouched_for_says_so():
@@ -211,12 +291,13 @@ def test_every_signal_has_words_for_what_clears_it(signal, proof):
     """Whatever its latch says: one that another version wrote may say anything."""
     latch = Latch(FATAL, "words", 1.0, proof, value=1.0)
     key = LatchKey(signal, "48" if signal == "xid" else "")
-    words = clears(key, latch, gpu=3, now=2.0, policy=GUARDED, facts=Facts())
+    words = clears(key, latch, gpu=A, now=2.0, policy=GUARDED, facts=Facts())
     assert words
     assert not re.search(r"\bID\b|None|\(\)|^;", words)
-    advised = advice(key, GUARDED.xids, 3)
-    assert advised
+    advised = advice(key, GUARDED.xids, A, latch)
+    assert bool(advised) is (signal != "maintenance")  # which was resumed already
     assert not re.search(r"\bID\b", advised)
+    assert "gpu-plugin" not in advised  # commands are told once
 
 
 @pytest.mark.parametrize("signal", [name for name, signal in SIGNALS.items() if not signal.event])
@@ -270,7 +351,9 @@ def test_energies_prove_what_is_said():
     hear(one, Sample(energy=5_000), XidEvent(48))
     for left, energy in ((2, 10), (1, 20)):
         hear(one, *energies(energy))
-        assert told(one)["signals"][0]["clears"].startswith(f"{left} more look")
+        (signal,) = told(one)["signals"]
+        assert signal["clears"].startswith(f"{left} more good look")
+        assert signal["action"] == f"nothing more: {left} good look{'s' if left > 1 else ''} to go"
     hear(one, *energies(30))
     assert told(one)["signals"] == []
     assert one.facts(A) == H200

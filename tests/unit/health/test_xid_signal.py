@@ -1,4 +1,5 @@
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -252,8 +253,14 @@ def test_a_reset_from_before_an_xid_was_worth_a_proof_proves_nothing():
     gpu = watched(94)
     gpu.see(XidEvent(94), look(energy=10), look(energy=20))
     assert gpu.see(XidEvent(94), XidEvent(94), look(energy=30), look(energy=40), look(energy=50)) is DEGRADED
+
+
+def test_errors_of_applications_are_of_their_boot():
+    gpu = watched(94)
+    assert gpu.see(XidEvent(94), XidEvent(94), XidEvent(94)) is DEGRADED
     gpu.ledger.booted("next")
-    assert gpu.see(XidEvent(94), *[look(energy=60 + n) for n in range(5)]) is DEGRADED
+    assert gpu.ledger.standing(GPU) == []
+    assert gpu.see(XidEvent(94)) is APP
 
 
 # Of NVLinks, and of what follows from others
@@ -268,7 +275,8 @@ def test_an_nvlink_error_is_fatal_while_a_link_that_was_up_is_down():
     gpu.see(links(True, True), XidEvent(74))
     assert gpu.see(links(True, True)) is DEGRADED
     assert gpu.see(links(True, False), links(True, False)) is FATAL
-    assert gpu.see(*[links(True, True)] * 3) is DEGRADED
+    assert gpu.see(*[links(True, True)] * 10) is FATAL, "that it is up again proves no reset"
+    assert gpu.see(*[replace(links(True, True), energy=BEFORE - n) for n in (9, 8, 7)]) is OK
     gpu = watched(74)
     gpu.see(links(True, True), links(True, False), links(True, False))
     assert gpu.see(XidEvent(74)) is FATAL
@@ -408,3 +416,14 @@ def test_an_applications_xid_is_the_same_latch_for_a_second():
 def test_other_observations_leave_an_xid_alone():
     seen: list[Observation] = [look(), look(fault="lost"), look(fault="hung"), look(fault="error")]
     assert watched(48).see(*seen) is OK
+
+
+@pytest.mark.parametrize("xid", [31, 63, 92, 94, 121, 500])
+def test_an_xid_that_the_driver_or_its_repetition_made_worse_is_advised_by_what_ends_it(xid):
+    gpu = watched(xid, 0)
+    seen: list[Observation] = [*[XidEvent(xid)] * 3, *[look(1, BEFORE + n) for n in range(3)]]
+    changes = [change for at, each in enumerate(seen) for change in gpu.ledger.observe(GPU, each, gpu.now + at)]
+    own = max(SHIPPED.xids.judge(xid).verdict, APP)
+    raised = [change for change in changes if change.xid == xid and change.verdict > own]
+    assert {change.action for change in raised} <= {"reset the GPU when no pod has it"}
+    assert bool(raised) is (xid != 31), "an application's error alone is never raised"

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from gpu_plugin.nvml import events
-from gpu_plugin.nvml.events import EventWaiter, register
+from gpu_plugin.nvml.events import EventWaiter, Setbacks, register
 from gpu_plugin.nvml.port import Event, EventSet, EventType, Handle, NvmlError, Return
 
 SET = EventSet(7)
@@ -91,9 +91,10 @@ def play(monkeypatch):
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
-    async def run(script):
+    async def run(script, setbacks=None):
         driver, outcome, pauses = Script(script, clock), Outcome(), Pauses(clock)
-        waiter = EventWaiter(driver, SET, outcome.deliver, outcome.upset, outcome.deaf)  # type: ignore[arg-type]
+        handed_on = setbacks or Setbacks()
+        waiter = EventWaiter(driver, SET, outcome.deliver, outcome.upset, outcome.deaf, handed_on)  # type: ignore[arg-type]
         waiter._stop = pauses  # type: ignore[assignment]
         driver.end = waiter.stop
         waiter.start()
@@ -153,6 +154,16 @@ async def test_a_wait_that_fails_for_ever_is_said_once_a_minute_and_pauses_at_mo
     assert 0.8 * minutes <= len(caplog.records) <= minutes + 1
 
 
+async def test_a_waiter_goes_on_from_the_setbacks_of_the_one_before(play, caplog):
+    setbacks = Setbacks()  # each is stopped during its last wait, which counts for nothing
+    played = [await play([BROKEN] * 3, setbacks) for _ in range(3)]
+    assert [pauses.taken for _, pauses, _ in played] == [[0.25, 0.5], [1.0, 2.0], [4.0, 8.0]]
+    assert [outcome.deafness for _, _, outcome in played] == [[], [str(BROKEN)], []]
+    assert len(caplog.records) == 1
+    _, pauses, outcome = await play([QUIET, BROKEN, QUIET], setbacks)
+    assert (pauses.taken, outcome.deafness) == ([0.25], [""])
+
+
 @pytest.mark.parametrize("step", [QUIET, event(79)])
 async def test_a_wait_that_works_again_starts_the_pauses_anew(play, step):
     _, pauses, _ = await play([BROKEN, BROKEN, BROKEN, step, BROKEN, BROKEN, QUIET])
@@ -206,7 +217,7 @@ def test_the_loop_may_close_while_the_thread_waits():
             return event(79)
 
     async def leave():
-        waiter = EventWaiter(Late(), SET, outcome.deliver, outcome.upset, outcome.deaf)  # type: ignore[arg-type]
+        waiter = EventWaiter(Late(), SET, outcome.deliver, outcome.upset, outcome.deaf, Setbacks())  # type: ignore[arg-type]
         waiter.start()
         await anyio.to_thread.run_sync(waiting.wait, LONG)
         waiter.stop()

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_plugin.devices.node import Gpu, Link
 from gpu_plugin.health.observation import Sample, XidEvent
-from gpu_plugin.nvml import monitor
+from gpu_plugin.nvml import monitor, subscription
 from gpu_plugin.nvml.port import Event, EventType, Handle, NvmlError, Return
 from gpu_plugin.nvml.watched import PLACEHOLDER
 from gpu_plugin.simulation import profile
@@ -486,6 +486,123 @@ async def test_without_events_the_looks_go_on(code, caplog):
         await bench.until(lambda: bench.faults(1)[-1] == "")
     assert bench.driver.calls["wait"] == 0
     assert caplog.text.count("the driver reports no events, health relies on polling") == 1
+
+
+class LateEventSet(SimulatedDriver):
+    """Takes its time to make an event set until let go."""
+
+    def __init__(self, node):
+        super().__init__(node)
+        self.free = threading.Event()
+        self.asked = 0
+
+    def event_set(self):
+        self.asked += 1
+        assert self.free.wait(LONG)
+        return super().event_set()
+
+
+async def test_a_driver_that_hangs_over_its_event_set_is_asked_once_and_its_late_answer_is_used(monkeypatch, caplog):
+    monkeypatch.setattr(subscription, "PATIENCE", 0.05)
+    bench = Bench(driver=LateEventSet)
+    with anyio.fail_after(LONG / 2):
+        await bench.monitor.open()
+        async with bench.running():
+            await bench.rounds(4)
+            assert bench.driver.asked == 1
+            assert len(driver_threads()) <= 2
+            bench.driver.free.set()
+            await bench.until_turned(lambda: bench.driver.calls["wait"])
+            assert bench.node.post(5, EventType.XID_CRITICAL, 79) == 1
+            await bench.until(lambda: XidEvent(79) in bench.of(5))
+    assert bench.driver.asked == 1
+    assert all(set(bench.faults(gpu)) == {""} for gpu in range(8))
+    assert caplog.text.count("the driver reports no events, health relies on polling: no answer for 0.05 s") == 1
+
+
+async def test_an_event_set_of_a_driver_that_was_closed_is_not_used_for_the_next_one(monkeypatch):
+    monkeypatch.setattr(subscription, "PATIENCE", 0.05)
+    bench = Bench(poll=NEVER, driver=LateEventSet)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        (*held, _) = [
+            thread for thread in driver_threads() if thread.name == "nvml-calls"
+        ]  # the last takes other calls
+        assert len(held) == 1
+        bench.driver.free.set()
+        assert await gone(held)
+        await bench.monitor.release(None)
+        await bench.monitor.resume(None)
+        await bench.until_turned(lambda: bench.driver.calls["wait"])
+        assert bench.node.post(5, EventType.XID_CRITICAL, 79) == 1
+        await bench.until(lambda: XidEvent(79) in bench.of(5))
+    assert bench.driver.asked == 2
+
+
+class LateBoth(LateEventSet):
+    """Beside, holds the looks at the GPU at index 2 until let go, and writes down who is asked for events meanwhile."""
+
+    def __init__(self, node):
+        super().__init__(node)
+        self.looks = threading.Event()
+        self.looks.set()
+        self.registered: list[Handle] = []
+
+    def temperature(self, handle):
+        if handle == self.handle_by_index(2):
+            assert self.looks.wait(LONG)
+        return super().temperature(handle)
+
+    def register_events(self, handle, mask, events):
+        self.registered.append(handle)
+        super().register_events(handle, mask, events)
+
+
+async def test_a_gpu_in_the_middle_of_a_look_is_asked_for_its_events_after_it(monkeypatch):
+    monkeypatch.setattr(subscription, "PATIENCE", 0.05)
+    bench = Bench(timeout=0.1, driver=LateBoth)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.driver.looks.clear()
+        await bench.until(lambda: "hung" in bench.faults(2))
+        bench.driver.free.set()
+        await bench.until_turned(lambda: len(bench.driver.registered) == 7)
+        await bench.turned(2)
+        assert bench.driver.handle_by_index(2) not in bench.driver.registered
+        bench.driver.looks.set()
+        await bench.until_turned(lambda: len(bench.driver.registered) == 8)
+        await bench.until(lambda: bench.faults(2)[-1] == "")
+
+
+async def test_a_gpu_that_has_another_index_is_said(caplog):
+    caplog.set_level("INFO")
+    bench = Bench()
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.vanish(5)
+        await bench.until(lambda: "vanished" in bench.faults(5))
+        await bench.monitor.release(None)
+        await bench.monitor.resume(None)
+    said = [record.getMessage() for record in caplog.records if "has index" in record.getMessage()]
+    assert said == [f"GPU {bench.uuids[gpu]} has index {gpu - 1} now, it was {gpu}" for gpu in (6, 7)]
+
+
+@pytest.mark.parametrize("resumed", [None, (4, 5)])
+async def test_a_known_gpu_that_hangs_as_the_driver_is_opened_anew_is_named(caplog, resumed):
+    bench = Bench(timeout=0.2)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        await bench.monitor.release(None)
+        bench.node.hang(4, FOREVER)
+        await bench.monitor.resume(resumed and frozenset(bench.uuids[gpu] for gpu in resumed))
+        bench.node.heal(4)
+    named = f"({bench.uuids[4]})" if resumed else f"(before: {bench.uuids[4]})"
+    assert f"GPU 4 {named}: the driver has not described it within 0.2 s" in caplog.text
+    assert "not handed out" not in caplog.text
 
 
 async def test_one_gpu_without_events_is_said_once_and_the_others_have_theirs(caplog):

@@ -374,6 +374,109 @@ async def test_a_driver_that_opens_late_is_closed_again_where_all_is_released_by
         assert bench.driver.calls["open"] == bench.driver.calls["close"] == 2
 
 
+async def released_while_it_does_not_open(bench):
+    """All are released at the start, while the call that opens the driver hangs."""
+    bench.driver.held = "open"
+    with pytest.raises(TimeoutError):
+        await bench.monitor.open()
+    with pytest.raises(ReleaseError, match="it does not open"):
+        await bench.monitor.release(None)
+    await bench.monitor.open()
+
+
+async def test_a_driver_that_opens_late_at_the_start_is_closed_where_all_is_released_by_then(hasty, caplog):
+    caplog.set_level("INFO")
+    bench = Bench(timeout=0.1, driver=Holding, remembered=remembered())
+    await released_while_it_does_not_open(bench)
+    async with bench.running():
+        await bench.turned(2)
+        with pytest.raises(ReleaseError, match="it does not open"):
+            await bench.monitor.release(None)
+        bench.driver.free.set()
+        await bench.until_turned(lambda: bench.driver.calls["close"])
+        await bench.monitor.release(None)
+        assert bench.driver._opened == 0
+        await bench.turned(3)
+    assert bench.driver.calls["open"] == bench.driver.calls["close"] == 1
+    assert bench.seen == []
+    assert caplog.text.count("closing the driver: all GPUs are released") == 1
+    assert "opening the driver anew" not in caplog.text
+    assert caplog.text.count("cannot be closed now: it does not open; will be tried again; wanted because all") == 1
+
+
+async def test_gpus_resumed_before_a_late_driver_opens_are_found_through_it(hasty):
+    bench = Bench(timeout=0.1, driver=Holding, remembered=remembered())
+    await released_while_it_does_not_open(bench)
+    async with bench.running():
+        await bench.turned(2)
+        await bench.monitor.resume(None)
+        bench.driver.free.set()
+        await bench.rounds(2)
+        await bench.until(lambda: all(bench.faults(gpu)[-1:] == [""] for gpu in ALL))
+
+
+async def test_a_driver_left_open_by_a_start_that_failed_is_closed_where_all_is_released_by_then(hasty):
+    class Counting(Holding):
+        def device_count(self):
+            self._hold("device_count")
+            return super().device_count()
+
+    bench = Bench(timeout=0.1, driver=Counting, remembered=remembered())
+    bench.driver.held = "device_count"
+    with pytest.raises(TimeoutError):
+        await bench.monitor.open()
+    bench.driver.free.set()
+    with pytest.raises(ReleaseError):
+        await bench.monitor.release(None)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.until_turned(lambda: bench.driver._opened == 0)
+        await bench.monitor.release(None)
+    assert bench.driver.calls["close"] == 1
+
+
+async def test_what_is_done_to_the_driver_is_said_in_words_that_are_so(caplog):
+    caplog.set_level("INFO")
+    bench = Bench()
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.monitor.release(of(bench, 3))
+        await bench.monitor.release(None)
+        await bench.monitor.resume(None)
+    said = [record.getMessage() for record in caplog.records if " the driver" in record.getMessage()]
+    assert said == [
+        "opening the driver anew: GPUs were released or resumed",
+        "closing the driver: all GPUs are released",
+        "opening the driver anew: GPUs were released or resumed",
+    ]
+
+
+# Boots
+
+
+@pytest.mark.parametrize("which", [None, frozenset({remembered()[3].uuid})])
+async def test_a_boot_ends_what_was_released(which):
+    bench = Bench(driver=Recording)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.monitor.release(which)
+        bench.node.reboot()
+        await bench.rounds(2)
+        assert bench.node.post(3, EventType.XID_CRITICAL, 48) == 1
+        assert bench.driver._opened == 1
+    assert len(bench.boots) == 1
+    assert {sample.fault for gpu in ALL for sample in bench.samples(gpu)} == {""}
+
+
+async def test_a_boot_noticed_at_the_start_ends_what_was_released():
+    bench = Bench(remembered=remembered(), released=None, boot_id="the boot before")
+    await bench.monitor.open()
+    assert bench.unreadable() == {}
+    async with bench.running():
+        await bench.rounds(2)
+    assert bench.driver.calls["open"] == 1
+
+
 # From the start
 
 

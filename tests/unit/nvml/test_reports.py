@@ -122,13 +122,100 @@ async def test_a_driver_that_hangs_over_whose_event_it_is_holds_nobody(monkeypat
                 assert free.wait(LONG)
             return super().uuid(handle)
 
-    bench = Bench(poll=NEVER, driver=Hanging)
+    bench = Bench(driver=Hanging)
     await bench.monitor.open()
-    await deliver(bench, Event(STRANGE, XID, 79))
-    free.set()
+    async with bench.running():
+        await bench.rounds()
+        bench.monitor._deliver(Event(STRANGE, XID, 79))
+        await bench.until_turned(lambda: "is kept until the driver says whose it is" in caplog.text)
+        await bench.rounds(2)
+        assert "is held against none" not in caplog.text
+        free.set()
+        await bench.until_turned(lambda: "is held against none" in caplog.text)
+    assert caplog.text.count("is kept until the driver says whose it is") == 1
     assert not told(bench)
     assert all(set(bench.faults(gpu)) == {""} for gpu in range(8))
-    assert "came from no GPU known here" in caplog.text
+    assert caplog.text.count("came from no GPU known here, and is held against none") == 1
+
+
+class Silent(SimulatedDriver):
+    """Does not say whose some handles are until let go; counts how many are asked about at once."""
+
+    def __init__(self, node):
+        super().__init__(node)
+        self.free = threading.Event()
+        self.strangers: dict[int, str] = {}
+        self.out: list[int] = []
+        self.most = 0
+
+    def uuid(self, handle):
+        if handle not in self.strangers:
+            return super().uuid(handle)
+        self.calls["uuid of a stranger"] += 1
+        self.out.append(handle)
+        self.most = max(self.most, len(self.out))
+        assert self.free.wait(LONG)
+        self.out.remove(handle)
+        return self.strangers[handle]
+
+
+async def test_a_driver_that_does_not_say_whose_an_event_is_is_asked_once_and_its_late_answer_counts(monkeypatch):
+    monkeypatch.setattr(monitor, "LOOK_PATIENCE", 0.02)
+    bench = Bench(driver=Silent)
+    bench.driver.strangers = {STRANGE: bench.uuids[5]}
+    await bench.monitor.open()
+    async with bench.running():
+        for xid in (13, 31, 43):
+            bench.monitor._deliver(Event(STRANGE, XID, xid))
+            await bench.until_turned(lambda: bench.driver.out)
+            await bench.turned(2)
+        assert bench.driver.calls["uuid of a stranger"] == 1
+        assert not told(bench)
+        bench.driver.free.set()
+        await bench.until(lambda: len(told(bench)) == 3)
+    assert told(bench) == [(5, XidEvent(13)), (5, XidEvent(31)), (5, XidEvent(43))]
+
+
+async def test_many_unknown_handles_at_once_are_asked_about_a_few_at_a_time(monkeypatch):
+    monkeypatch.setattr(monitor, "LOOK_PATIENCE", 0.02)
+    bench = Bench(driver=Silent)
+    handles = [Handle(STRANGE + number) for number in range(3 * reports.ASKED)]
+    bench.driver.strangers = dict.fromkeys(handles, bench.uuids[2])
+    await bench.monitor.open()
+    async with bench.running():
+        for handle in handles:
+            bench.monitor._deliver(Event(handle, XID, 48))
+        await bench.until_turned(lambda: len(bench.driver.out) == reports.ASKED)
+        await bench.turned(2)
+        assert bench.driver.most == reports.ASKED
+        bench.driver.free.set()
+        await bench.until(lambda: len(told(bench)) == len(handles))
+    assert bench.driver.calls["uuid of a stranger"] == len(handles)
+
+
+async def test_a_handle_from_before_the_driver_was_closed_is_not_asked_about_after(caplog):
+    caplog.set_level("INFO")
+    bench = Bench(poll=NEVER, driver=Known)
+    await bench.monitor.open()
+    bench.driver.whose = bench.uuids[5]
+    async with bench.running():
+        await bench.rounds()
+        bench.monitor._reports.heard(Event(STRANGE, XID, 79))
+        await bench.monitor.release(frozenset({bench.uuids[1]}))
+        bench.monitor.look_now()
+        await bench.turned(1)
+    assert not told(bench)
+    assert not bench.driver.calls["uuid of a stranger"]
+    assert "before it said whose these events were, dropped: 1" in caplog.text
+
+
+async def test_what_else_the_driver_reports_is_no_line_for_people(caplog):
+    caplog.set_level("DEBUG")
+    bench = Bench(poll=NEVER)
+    await bench.monitor.open()
+    await deliver(bench, Event(bench.driver.handle_by_index(6), 0x4000, 0))
+    (record,) = [record for record in caplog.records if "driver event" in record.getMessage()]
+    assert record.levelname == "DEBUG"
 
 
 async def test_events_of_unknown_handles_are_kept_up_to_a_number(monkeypatch):

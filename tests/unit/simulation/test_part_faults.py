@@ -266,6 +266,13 @@ def test_a_part_posts_only_what_it_supports(old):
     assert old.heard() == []
 
 
+def test_an_error_contained_in_an_instance_has_the_driver_ask_for_nothing(bench):
+    assert bench.apply(xid=46, instance="1").endswith(": Xid 46 raised on instance 1.")
+    assert bench.field(230) == 0
+    bench.apply(xid=46)
+    assert bench.field(230) == 1
+
+
 # What cannot be
 
 

@@ -2,8 +2,13 @@ import logging
 
 import pytest
 
+from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.ledger import Transition
+from gpu_plugin.health.ledger import HealthLedger, Transition
+from gpu_plugin.health.observation import Sample, XidEvent
+from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.xids import XidPolicy
+from gpu_plugin.sources.xid_table import shipped_table
 from gpu_plugin.telemetry.health_log import REPEAT_LOG, RepeatedXids, tell
 
 OK, APP, DEGRADED, FATAL = Verdict
@@ -34,6 +39,11 @@ def said(caplog):
         (
             Transition("GPU-1", "xid", DEGRADED, FATAL, "Xid 48", 1.0),
             logging.WARNING,
+            "GPU GPU-1 is degraded: Xid 48 (signal xid); it is fit for use again",
+        ),
+        (
+            Transition("GPU-1", "xid", DEGRADED, FATAL, "Xid 48", 1.0, standing=FATAL),
+            logging.WARNING,
             "GPU GPU-1 is degraded: Xid 48 (signal xid)",
         ),
         (
@@ -43,19 +53,28 @@ def said(caplog):
         ),
         (
             Transition("GPU-1", "temperature", OK, FATAL, "94 °C", 1.0),
-            logging.WARNING,
-            "GPU GPU-1: temperature is over: 94 °C",
+            logging.INFO,
+            "GPU GPU-1: no longer so: 94 °C (signal temperature); it is fit for use again",
         ),
-        (Transition("GPU-1", "clocks", OK, DEGRADED, "", 1.0), logging.INFO, "GPU GPU-1: clocks is over: clocks"),
+        (
+            Transition("GPU-1", "temperature", OK, FATAL, "94 °C", 1.0, "MIG-1", standing=FATAL),
+            logging.INFO,
+            "MIG device MIG-1 of GPU GPU-1: no longer so: 94 °C (signal temperature)",
+        ),
+        (
+            Transition("GPU-1", "clocks", OK, DEGRADED, "", 1.0),
+            logging.INFO,
+            "GPU GPU-1: no longer so: clocks (signal clocks)",
+        ),
         (
             Transition("GPU-1", "cordon", FATAL, OK, "cordoned", 1.0, action="uncordon"),
             logging.INFO,
-            "GPU GPU-1 is held back by its operator: cordoned",
+            "GPU GPU-1 is held back by its operator (cordon)",
         ),
         (
             Transition("GPU-1", "maintenance", OK, FATAL, "maintenance", 1.0),
             logging.INFO,
-            "GPU GPU-1 is no more held back by its operator: maintenance",
+            "GPU GPU-1 is no longer held back by its operator (maintenance)",
         ),
     ],
 )
@@ -63,6 +82,23 @@ def test_a_change_of_verdict_is_one_line_as_loud_as_it_is_bad(caplog, change, le
     caplog.set_level(logging.INFO)
     tell(change)
     assert said(caplog) == [(level, line)]
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [XidEvent(79), XidEvent(48), XidEvent(74), Sample(recovery_action=4), Sample(fault="hung", detail="no answer")],
+)
+def test_the_line_of_a_fault_is_short_and_names_its_gpu_once(caplog, seen):
+    uuid = "GPU-6f1c3a52-0d5e-4f0b-9c57-8a1e2b3c4d5e"
+    ledger = HealthLedger(HealthPolicy(XidPolicy(shipped_table())))
+    ledger.watch(uuid, Facts())
+    (change,) = ledger.observe(uuid, seen, 1.0)
+    tell(change)
+    (message,) = (text for _, text in said(caplog))
+    assert len(message) < 225
+    assert message.count(uuid) <= 2
+    assert "gpu-plugin" not in message
+    assert f"signal {change.signal}" in message
 
 
 class Clock:
