@@ -64,6 +64,16 @@ async def test_the_operators_lists_decide_which_xids_are_fatal(kubelet, daemon, 
     await kubelet.wait_for(healthy(kubelet, 3 if fatal else 4))
 
 
+async def test_a_disabled_xid_is_no_fault_even_where_the_driver_wants_a_reset_after_it(kubelet, daemon):
+    daemon.start(environ={"DP_DISABLE_HEALTHCHECKS": "48"})
+    await kubelet.wait_for(healthy(kubelet, 8))
+    daemon.fault(2, xid=48)
+    await daemon.said("the driver asks for a reset of the GPU, after an Xid that is set to be no fault")
+    daemon.fault(3, xid=62)
+    await kubelet.wait_for(healthy(kubelet, 7))
+    assert unhealthy(kubelet) == [ids(kubelet)[3]]
+
+
 async def test_a_lost_gpu_is_unhealthy_and_found_again_after_repair(kubelet, daemon):
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 8))

@@ -9,6 +9,9 @@ from gpu_plugin.health.xids import REBOOT, RESET
 RECOVER_IMEX_DOMAIN = 5
 """NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: sharing memory between nodes is what suffers, the GPU itself works."""
 
+FOLLOWS = 30.0
+"""Seconds within which what the driver asks for is taken to be on account of an Xid: a round of looks, and some."""
+
 _ASKS = {
     1: "for a reset of the GPU",
     2: "for a reboot of the node",
@@ -35,18 +38,29 @@ _ADVICE = {
 def recovery_action(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
     """Opens at once on any action; closes after three looks in a row at which the driver asked for none.
 
-    `value` is the action. Another one of the same weight is news; a lighter one counts once it lasted three looks.
+    `value` is the action. Another one of the same weight is news; a lighter one counts once it lasted three looks. What the
+    driver asks for on account of an Xid that the operator calls no fault is DEGRADED at most: else nobody could say so.
     """
     if not isinstance(seen, Sample):
         return latch
     action = seen.recovery_action
     if not action:
         return graded(latch, ctx, grade=None if action is None else Verdict.OK, detail="")
-    grade = _grade(action)
-    after = graded(latch, ctx, grade=grade, detail=words(action))
+    grade, detail = _grade(action), words(action)
+    if grade is Verdict.FATAL and _excused(latch, action, ctx):
+        grade, detail = Verdict.DEGRADED, f"{detail}, after an Xid that is set to be no fault"
+    after = graded(latch, ctx, grade=grade, detail=detail)
     if after is None or grade < after.verdict or after.value == action:
         return after
-    return after.again(detail=words(action), value=action)
+    return after.again(detail=detail, value=action)
+
+
+def _excused(latch: Latch | None, action: int, ctx: Context) -> bool:
+    """Whether the driver asks for this because of Xids of which the operator's own word is that they are no fault."""
+    if latch is not None and latch.verdict is not Verdict.OK and latch.value == action:
+        return latch.verdict is Verdict.DEGRADED
+    before = [ctx.policy.xids.judge(xid) for at, xid in ctx.xids if ctx.now - at <= FOLLOWS]
+    return any(j.firm and j.verdict < Verdict.FATAL for j in before) and all(j.verdict < Verdict.FATAL for j in before)
 
 
 def words(action: int) -> str:

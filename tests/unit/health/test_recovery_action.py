@@ -2,10 +2,12 @@
 
 import pytest
 
+from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.observation import Sample, XidEvent
 from tests.unit.health.looked_at import LookedAt
-from tests.unit.health.watching import GPU
+from tests.unit.health.shipped import shipped
+from tests.unit.health.watching import GPU, Watched
 
 OK, DEGRADED, FATAL = Verdict.OK, Verdict.DEGRADED, Verdict.FATAL
 RESET, REBOOT, DRAIN, IMEX = 1, 2, 3, 5
@@ -154,3 +156,45 @@ def test_the_last_look_of_an_end_lets_the_proof_of_others_begin():
     assert gpu.see(*after[:4]) is FATAL
     assert gpu.see(*after[4:]) is OK
     assert gpu.overall is OK
+
+
+def asking(disabled: str, *xids: int, action: int = 1, later: float = 1.0) -> Watched:
+    """A GPU whose driver asks for something so long after these Xids, of which the operator calls some no fault."""
+    gpu = Watched("recovery-action", Facts(says_action=True), shipped({"DP_DISABLE_HEALTHCHECKS": disabled}))
+    gpu.see(Sample(recovery_action=0), *[XidEvent(xid) for xid in xids], every=0.0)
+    gpu.now += later
+    gpu.see(Sample(recovery_action=action))
+    return gpu
+
+
+def test_what_the_driver_wants_after_an_xid_that_is_no_fault_is_worth_a_look_and_no_more():
+    gpu = asking("48", 48)
+    assert gpu.verdict is DEGRADED
+    assert gpu.latch.detail == "the driver asks for a reset of the GPU, after an Xid that is set to be no fault"
+    gpu.now += 3600
+    assert gpu.see(*[Sample(recovery_action=1)] * 20) is DEGRADED, "for as long as it asks for the same"
+    assert gpu.restart() is DEGRADED
+    assert gpu.see(Sample(recovery_action=1)) is DEGRADED
+    assert gpu.see(Sample(recovery_action=2)) is FATAL, "another wish is another matter"
+    assert gpu.see(*[Sample(recovery_action=0)] * 3) is OK
+
+
+@pytest.mark.parametrize(
+    ("disabled", "xids", "later"),
+    [
+        ("", (48,), 1.0),
+        ("48", (), 1.0),
+        ("48", (62,), 1.0),
+        ("48", (48, 62), 1.0),
+        ("48", (62, 48), 1.0),
+        ("48", (48,), 60.0),
+    ],
+)
+def test_what_the_driver_wants_for_another_reason_makes_a_gpu_unfit(disabled, xids, later):
+    assert asking(disabled, *xids, later=later).verdict is FATAL
+
+
+def test_a_wish_that_stands_is_not_excused_by_an_xid_that_comes_later():
+    gpu = asking("48", 62)
+    gpu.see(XidEvent(48))
+    assert gpu.see(*[Sample(recovery_action=1)] * 10) is FATAL
