@@ -44,6 +44,8 @@ LATEST = 2.0**33
 class HealthMemory:
     """What `HEALTH_FILE` holds, and a line of `JOURNAL_FILE`: of the two, that of the greater `sequence` is in force.
 
+    Of the same one the journal's: it was written later.
+
     `boot_id` is the boot in which it was written, each entry's the one in which it was true.
     """
 
@@ -116,7 +118,7 @@ class Memory:
     def evidence(self) -> tuple[Evidence, ...]:
         """What was held against GPUs when an earlier process of this boot last wrote it down, and what outlives boots."""
         memory, newest = self._state.read(HEALTH_FILE, HealthMemory), self._journal.read()
-        if newest is not None and (memory is None or newest.sequence > memory.sequence):
+        if newest is not None and (memory is None or newest.sequence >= memory.sequence):
             memory = newest
         if memory is None:
             return ()
@@ -170,6 +172,7 @@ class Memory:
         if self._health is None or (self._health.boot_id, self._health.evidence) != (self._boot_id, evidence):
             newer = HealthMemory(self._boot_id, evidence, self._sequence + 1)
             if not self._journal.append(newer):
+                self._health = None
                 return False
             self._health, self._sequence = newer, newer.sequence
         return True
@@ -186,9 +189,9 @@ class Memory:
             if not g.uuid.startswith(PLACEHOLDER)
         )
         devices = {resource.name: tuple(map(_listed, resource.devices)) for resource in listed}
-        health = self._health
-        if health is None or (health.boot_id, health.evidence) != (boot_id, evidence):
-            health = HealthMemory(boot_id, evidence, self._sequence)  # the journal could not be written, or is ahead
+        health = self._health  # which may be newer than `evidence` by now, and must not be unsaid
+        if health is None or health.boot_id != boot_id:  # the journal could not be written
+            health = HealthMemory(boot_id, evidence, self._sequence + 1)
         wanted: dict[str, object] = {HEALTH_FILE: health}
         if node.gpus:
             wanted |= {GPUS_FILE: GpuMemory(boot_id, known), DEVICES_FILE: DeviceMemory(boot_id, devices)}

@@ -13,6 +13,7 @@ from gpu_plugin import memory as memory_module
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.journal import Journal
 from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, Known, Memory, Recorder
 from gpu_plugin.state import StateDirectory
 
@@ -118,6 +119,41 @@ def test_only_what_changed_is_written(state):
     assert known.write((CORDON,), NODE, LISTED)
     after = {file.name: file.stat().st_ino for file in state.iterdir()}
     assert [name for name in after if after[name] != before[name]] == [HEALTH_FILE]
+
+
+class TestJournal:
+    def test_what_is_said_outlives_a_kill_before_the_disk_has_it(self, state):
+        memory(state).write_evidence((XID, CORDON))
+        assert not (state / HEALTH_FILE).exists()
+        assert memory(state).evidence() == (XID, CORDON)
+
+    def test_a_durable_write_of_before_unsays_nothing(self, state):
+        known = memory(state)
+        known.write_evidence((CORDON,))
+        known.write_evidence((XID, CORDON))
+        known.write_durably((CORDON,), NODE, LISTED)  # as it was when that began
+        assert memory(state).evidence() == (XID, CORDON)
+
+    def test_a_kill_after_each_step_leaves_the_newest(self, state):
+        known = memory(state)
+        for evidence in ((XID,), (XID, CORDON), (CORDON,), ()):
+            known.write_evidence(evidence)
+            assert memory(state).evidence() == evidence
+            known.write_durably(evidence, NODE, LISTED)
+            assert memory(state).evidence() == evidence
+            known = memory(state)
+            known.evidence()
+
+    def test_a_journal_that_cannot_be_written_leaves_it_to_the_file_and_takes_over_again(self, state, monkeypatch):
+        known = memory(state)
+        known.write((XID,), NODE, LISTED)
+        with monkeypatch.context() as broken:
+            broken.setattr(Journal, "append", lambda *_: False)
+            for evidence in ((XID, CORDON), (CORDON,)):
+                assert not known.write(evidence, NODE, LISTED)
+                assert memory(state).evidence() == evidence
+        assert known.write_evidence((XID,))
+        assert memory(state).evidence() == (XID,)
 
 
 class Disk:
