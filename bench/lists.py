@@ -16,11 +16,13 @@ from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import XidEvent
 from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.xids import XidPolicy
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.placement.scores import Scores
 from gpu_plugin.snapshot import ResourceView, SnapshotStore
+from gpu_plugin.sources.xid_table import shipped_table
 
 NAME = "nvidia.com/gpu"
 DEVICES = 2_000
@@ -55,7 +57,7 @@ async def _health_change() -> list[Row]:
     uuids = [_uuid(at) for at in range(DEVICES)]
     store = _store([Device(uuid, uuid, uuid, str(at), numa=(at % 2,)) for at, uuid in enumerate(uuids)])
     feed = ListFeed(NAME, store)
-    ledger = HealthLedger(HealthPolicy())
+    ledger = HealthLedger(HealthPolicy(XidPolicy(shipped_table())))
     for uuid in uuids:
         ledger.watch(uuid, Facts())
     await feed.refresh()
