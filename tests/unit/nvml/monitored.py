@@ -4,7 +4,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from gpu_plugin.devices.node import Node
+from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.simulation import profile
@@ -15,6 +15,14 @@ from gpu_plugin.simulation.host import SimulatedHost
 LONG = 15.0
 NEVER = 3600.0
 FOREVER = 3600.0
+
+
+def remembered(name="hgx-h100"):
+    """The GPUs of a node as an earlier process knew them."""
+    return [
+        Gpu(gpu.uuid, index, gpu.minor, gpu.pci_bus_id, gpu.name, numa_node=1)
+        for index, gpu in enumerate(profile.load(name).gpus)
+    ]
 
 
 class Bench:

@@ -9,11 +9,10 @@ from gpu_plugin.health.observation import Sample, XidEvent
 from gpu_plugin.nvml import monitor, subscription
 from gpu_plugin.nvml.port import Event, EventType, Handle, NvmlError, Return
 from gpu_plugin.nvml.watched import PLACEHOLDER
-from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 
 from .conftest import driver_threads
-from .monitored import FOREVER, LONG, NEVER, Bench
+from .monitored import FOREVER, LONG, NEVER, Bench, remembered
 
 
 async def gone(threads):
@@ -114,13 +113,6 @@ async def test_a_gpu_lost_at_start_hides_no_other():
     assert len(node.links) == 7 * 6 // 2
     assert node.link(bench.uuids[0], f"{PLACEHOLDER}3") == Link()
     bench.monitor._threads.close()
-
-
-def remembered(name="hgx-h100"):
-    return [
-        Gpu(gpu.uuid, index, gpu.minor, gpu.pci_bus_id, gpu.name, numa_node=1)
-        for index, gpu in enumerate(profile.load(name).gpus)
-    ]
 
 
 async def test_a_remembered_gpu_lost_at_start_keeps_its_name():

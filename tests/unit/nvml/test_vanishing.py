@@ -2,16 +2,15 @@
 
 import pytest
 
-from gpu_plugin.devices.node import Gpu, Link
+from gpu_plugin.devices.node import Link
 from gpu_plugin.health.observation import XidEvent
 from gpu_plugin.nvml import monitor
 from gpu_plugin.nvml.port import EventType, Return
 from gpu_plugin.nvml.watched import PLACEHOLDER
-from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.host import SimulatedHost
 
-from .monitored import FOREVER, NEVER, Bench
+from .monitored import FOREVER, NEVER, Bench, remembered
 
 
 @pytest.fixture(autouse=True)
@@ -29,13 +28,6 @@ def good(bench, gpus):
 
 def opened(bench):
     return bench.driver.calls["open"]
-
-
-def remembered(name="hgx-h100"):
-    return [
-        Gpu(gpu.uuid, index, gpu.minor, gpu.pci_bus_id, gpu.name, numa_node=1)
-        for index, gpu in enumerate(profile.load(name).gpus)
-    ]
 
 
 async def test_a_gpu_that_the_driver_is_unbound_from_has_vanished_and_is_not_asked_any_more():
