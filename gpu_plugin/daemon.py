@@ -41,6 +41,7 @@ from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.offering import Offering
 from gpu_plugin.operations import Operations
 from gpu_plugin.parts import FIRST_RETRY, LONGEST_RETRY, forever
+from gpu_plugin.placement.report import report
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.snapshot import SnapshotStore
 from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with
@@ -165,7 +166,7 @@ class Daemon:
     async def _control(self) -> None:
         """Answers commands; another daemon on the same state directory is waited out."""
         verbs = {name: self._then_look(verb) for name, verb in self.hardware.verbs.items()}
-        verbs |= {**self._operations.verbs, "status": self._status}
+        verbs |= {**self._operations.verbs, "status": self._status, "topology": self._topology}
         while True:
             try:
                 async with control.serve(Path(self.settings.state_dir), verbs):
@@ -242,7 +243,7 @@ class Daemon:
             self._health.rename(old, new)
         found: Offer | None
         try:
-            found = offer(node, self.settings, self.hardware.dev_root)
+            found = offer(node, self.settings, self.hardware.dev_root, self._inventory.offer.placement)
             self._inventory.check(found)
         except ConfigError as error:
             if first and not self.settings.config_file_srcdir:
@@ -295,7 +296,8 @@ class Daemon:
 
     def _take_settings(self, new: Settings) -> None:
         """Has newer settings obeyed. Raises ConfigError, with nothing changed, where the node cannot do what they ask."""
-        found = offer(self._node, new, self.hardware.dev_root) if self._node.gpus else None
+        placement = self._inventory.offer.placement
+        found = offer(self._node, new, self.hardware.dev_root, placement) if self._node.gpus else None
         if found is not None:
             self._inventory.check(found)
         self._health.take(new)
@@ -313,6 +315,10 @@ class Daemon:
             "resources": self._inventory.status(),
             "health": self._operations.health(),
         }
+
+    async def _topology(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
+        """How the GPUs are linked as far as it is known now, for `gpu-plugin topology`."""
+        return report(self._node)
 
 
 def _named(before: Node, after: Node) -> list[tuple[str, str]]:

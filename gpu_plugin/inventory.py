@@ -14,7 +14,8 @@ from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import Plan, check_length, plan
 from gpu_plugin.devices.retirement import Held, Retirement, retire
 from gpu_plugin.devices.sharing import REPLICA
-from gpu_plugin.placement.scores import Scores, scores
+from gpu_plugin.placement.prepared import SOON, Placement
+from gpu_plugin.placement.topology import Topology
 from gpu_plugin.snapshot import ResourceView, SnapshotStore
 
 WITHDRAW = 2.0
@@ -25,13 +26,17 @@ MPS_UNKNOWN = "it is not known yet whether its MPS daemon is up"
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What this node has for pods under these settings, before health."""
+    """What this node has for pods under these settings, before health. Where there are many GPUs, `prepared` takes its time."""
 
     plan: Plan = field(default_factory=Plan)
     access: Access = field(default_factory=Access)
-    scores: Scores = field(default_factory=Scores)
+    placement: Placement = field(default_factory=Placement)
     policy: str = "distributed"
     mps_root: str = ""
+
+    def prepared(self) -> "Offer":
+        """The offer with its placement ready."""
+        return self if self.placement.ready else replace(self, placement=Placement.of(self.placement.topology))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +69,20 @@ def without_gone(old: Offer, node: Node) -> Offer:
     return replace(old, plan=Plan(resources, old.plan.warnings))
 
 
-def offer(node: Node, settings: Settings, dev_root: str) -> Offer:
-    """What a node has for pods. Raises ConfigError where the settings ask for what it cannot do."""
-    return Offer(
+def offer(node: Node, settings: Settings, dev_root: str, before: Placement | None = None) -> Offer:
+    """What a node has for pods. `before` is kept as its placement where it still holds; a large node's is not ready then.
+
+    Raises ConfigError where the settings ask for what the node cannot do.
+    """
+    topology = Topology.of(node)
+    made = Offer(
         plan(node, settings),
         plan_access(settings, node, dev_root),
-        scores(node),
+        before if before is not None and before.topology == topology else Placement(topology),
         settings.shared_devices_allocation_policy,
         settings.mps_root.rstrip("/"),
     )
+    return made.prepared() if len(topology) <= SOON else made
 
 
 class Inventory:
@@ -226,7 +236,7 @@ class Inventory:
         if any(device.shared == MPS for device in resource.devices):
             access = replace(access, mps=MpsDirectories.of(self.offer.mps_root, resource.name))
             down = self._mps_down.get(resource.name, MPS_UNKNOWN)
-        new = self._with_health(ResourceView.of(resource, access, self.offer.scores, self.offer.policy, down))
+        new = self._with_health(ResourceView.of(resource, access, self.offer.placement, self.offer.policy, down))
         old = self.store.current.resources.get(resource.name)
         return old if old == new else new
 

@@ -2,10 +2,12 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.device import Resource
@@ -42,11 +44,12 @@ class Offering:
         self._holders = Holders(Path(settings().socket_dir))
 
     def take(self, new: Offer) -> None:
-        """Has an offer published: at once, or once it is known who holds what it does away with.
+        """Has an offer published: at once, or once it is prepared and it is known who holds what it does away with.
 
         Without a memory of what was listed before, what pods hold is the only word on it.
         """
-        if self._next is not None or not self._inventory.knows_its_past or self._inventory.would_retire(new):
+        waits = not new.placement.ready or not self._inventory.knows_its_past or self._inventory.would_retire(new)
+        if self._next is not None or waits:
             self._next = new
             self._unsettled.ring()
         else:
@@ -75,7 +78,9 @@ class Offering:
         """Publishes offers that do away with devices, and withdraws those that no pod holds any more."""
         while True:
             if self._next is not None:
+                await self._prepare()
                 held = await self._ask()
+                await self._prepare()  # one with other links may have come meanwhile
                 new, self._next = self._next, None
                 if held is not None and not self._inventory.knows_its_past:
                     self._inventory.recall(held, new)
@@ -86,6 +91,18 @@ class Offering:
                     self._withdraw(await self._ask())
             else:
                 await self._unsettled.wait()
+
+    async def _prepare(self) -> None:
+        """Has the newest offer prepared, on a thread, since that takes its time on large nodes. No failure keeps it back."""
+        while self._next is not None and not self._next.placement.ready:
+            asked = self._next
+            try:
+                made = await anyio.to_thread.run_sync(asked.prepared, abandon_on_cancel=True)
+            except Exception:
+                log.exception("judging sets of GPUs failed; pods get good ones, which may not be the best")
+                return
+            if self._next.placement.topology == made.placement.topology:
+                self._next = replace(self._next, placement=made.placement)
 
     def _withdraw(self, held: Held | None) -> None:
         before = {name: view.resource for name, view in self._inventory.store.current.resources.items()}

@@ -10,7 +10,7 @@ from gpu_plugin.access.container import Access
 from gpu_plugin.config.sharing import MPS
 from gpu_plugin.devices.device import Device, Resource, with_reason
 from gpu_plugin.devices.naming import MAX_DEVICE_ID
-from gpu_plugin.placement.scores import Scores
+from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.pulse import Pulse
 
 
@@ -18,20 +18,21 @@ from gpu_plugin.pulse import Pulse
 class ResourceView:
     """A resource, ready to be asked about.
 
-    `order` is the position of each device id in the list; `policy` says which GPUs shared devices are taken from;
-    `mps_down` is why devices that are shared by MPS cannot be used now, empty where they can.
+    `order` is the position of each device id in the list; `placement` knows how the node's GPUs are linked, `policy` says
+    which GPUs shared devices are taken from; `mps_down` is why devices that are shared by MPS cannot be used now, empty where
+    they can.
     """
 
     resource: Resource
     order: Mapping[str, int]
     access: Access = field(default_factory=Access)
-    scores: Scores = field(default_factory=Scores)
+    placement: Placement = field(default_factory=Placement)
     policy: str = "distributed"
     mps_down: str = ""
 
     @classmethod
     def of(
-        cls, resource: Resource, access: Access, scores: Scores, policy: str = "distributed", mps_down: str = ""
+        cls, resource: Resource, access: Access, placement: Placement, policy: str = "distributed", mps_down: str = ""
     ) -> "ResourceView":
         """The view of a resource.
 
@@ -43,7 +44,7 @@ class ResourceView:
         longest = max(order, key=len, default="")
         if len(longest) > MAX_DEVICE_ID:
             raise ValueError(f"{resource.name}: the device id {longest} has more than {MAX_DEVICE_ID} characters")
-        return cls(resource, order, access, scores, policy, mps_down)
+        return cls(resource, order, access, placement, policy, mps_down)
 
     def device(self, identifier: str) -> Device | None:
         """The device of that id, if there is one."""

@@ -11,6 +11,8 @@ VERBS = {
     "run": "serve this node's GPUs to its kubelet until told to stop",
     "mps": "run the MPS daemons of this node's shared GPUs",
     "status": "what the running daemon serves, and under which configuration",
+    "topology": "how this node's GPUs are linked, as a matrix, as JSON or as a picture",
+    "simulate-allocation": "which GPUs a container would get, and why",
     "explain": "why a GPU is in its state, since when, and what would clear it",
     "cordon": "hold a GPU back from new pods",
     "uncordon": "lift a cordon, or vouch for a GPU that nothing else clears",
@@ -23,7 +25,7 @@ VERBS = {
 
 
 class Verbs(click.Group):
-    """Verbs by name: `gpu_plugin.cli.NAME` holds a click command called `command`."""
+    """Verbs by name: `gpu_plugin.cli.NAME`, with _ for each -, holds a click command called `command`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """The verbs, in the order of `VERBS`."""
@@ -33,7 +35,7 @@ class Verbs(click.Group):
         """The verb's command, imported now; None for no verb of ours."""
         if cmd_name not in VERBS:
             return None
-        command: click.Command = importlib.import_module(f"gpu_plugin.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"gpu_plugin.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

@@ -41,6 +41,10 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "type": click.Choice(["completed", "in-progress", "unhealthy", "limited"]),
         "help": "How the NVLink fabric is.",
     },
+    "topology": {
+        "type": click.Choice(["readable", "unreadable", "unknown"]),
+        "help": "Whether NVML tells its place on PCIe; unknown: nor does sysfs. Seen when links are read next.",
+    },
     "pcie-width": {"type": int, "metavar": "N", "help": "Use N lanes of the PCIe link."},
     "pcie-replays": {"type": int, "metavar": "N", "help": "Add N replays on the PCIe link."},
     "pcie-fatal-errors": {"type": int, "metavar": "N", "help": "Add N fatal errors on the PCIe link."},
@@ -83,8 +87,8 @@ def _parameter(name: str) -> str:
     help="Make a GPU of a running simulated node fail, heal it, or cut it anew. The daemon must run with --simulate.",
     epilog="Faults outlive the daemon. --reset ends hangs, memory errors, what waits for a reset, recovery actions, NVLink and "
     "fabric faults, counts of PCIe errors; --reboot also --lost, --vanish and --error; temperatures, margins, clocks, "
-    "--pcie-width, --remap-failure, --retired-pages, --sram-threshold and --unrepairable-memory end at --heal alone; --mig at "
-    "none of these, but another --mig.",
+    "--topology, --pcie-width, --remap-failure, --retired-pages, --sram-threshold and --unrepairable-memory end at --heal "
+    "alone; --mig at none of these, but another --mig.",
 )
 @click.option(
     "--state-dir",

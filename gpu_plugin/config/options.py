@@ -145,8 +145,8 @@ NVIDIA: tuple[Option, ...] = (
         "shared_devices_allocation_policy",
         "flags.plugin.sharedDevicesAllocationPolicy",
         "distributed",
-        values.choice("distributed", "packed"),
-        "which GPUs shared devices are taken from: those with the fewest in use, or the most",
+        values.choice("distributed", "packed", "spread"),
+        "which GPUs shared devices are taken from: the least used, the most used, or as many for a container as it can get",
     ),
     _option(
         "device_discovery_strategy",

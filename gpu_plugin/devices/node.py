@@ -65,15 +65,22 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What lies between two GPUs: the number of direct NVLinks, and the closest common PCIe ancestor.
+    """What lies between two GPUs, as far as it works now.
 
-    `ancestor` is nvmlGpuTopologyLevel_t: 0 one board, 10 one switch, 20 several switches, 30 one host bridge, 40 one NUMA
-    node, 50 different ones. What could not be read is the worst.
+    `nvlinks` is the number of NVLinks between them: direct ones or, where `switched`, those that both have to the NVSwitches
+    of one mesh. `ancestor` is nvmlGpuTopologyLevel_t, the closest common PCIe ancestor: 0 one board, 10 one switch, 20 several
+    switches, 30 one host bridge, 40 one NUMA node, 50 different ones; what could not be read is the worst. `numa_distance` is
+    that of their NUMA nodes as firmware tells it (ACPI SLIT: 10 is one and the same); None where it is not known.
     """
 
     nvlinks: int = 0
     ancestor: int = 50
+    switched: bool = False
+    numa_distance: int | None = None
 
+
+OWN_MESH = "nvswitch"
+"""How the name of an NVSwitch mesh begins that is the node's own; others go by their cluster of NVLink domains."""
 
 Pair = tuple[str, str]
 
@@ -82,13 +89,15 @@ Pair = tuple[str, str]
 class Node:
     """The whole node as probed. `links` has every pair of uuids once, the lower first.
 
-    `device_nodes` are the paths under /dev that exist there.
+    `cliques` has, by uuid, the NVSwitch mesh that a GPU is part of: one word for all GPUs that reach each other through the
+    same switches (`OWN_MESH`); no entry for a GPU that is in none. `device_nodes` are the paths under /dev that exist there.
     """
 
     gpus: tuple[Gpu, ...] = ()
     links: Mapping[Pair, Link] = field(default_factory=dict)
     driver_version: str = ""
     device_nodes: frozenset[str] = frozenset()
+    cliques: Mapping[str, str] = field(default_factory=dict)
 
     def link(self, one: str, other: str) -> Link:
         """The link of two GPUs by uuid, in either order; the worst there is where nothing is known."""

@@ -9,13 +9,17 @@ class Fabric:
 
     `state` is nvmlGpuFabricState_t: 0 not supported, 1 not started, 2 in progress, 3 completed; `status` an nvmlReturn_t once
     completed; `health_mask` NVML_GPU_FABRIC_HEALTH_MASK_* and `summary` NVML_GPU_FABRIC_HEALTH_SUMMARY_*: 0 not supported,
-    1 healthy, 2 unhealthy, 3 limited capacity. The last two are 0 where the driver is too old to tell.
+    1 healthy, 2 unhealthy, 3 limited capacity. Those two are 0 where the driver is too old to tell. `cluster` is the uuid of
+    the cluster of NVLink domains, as 32 hexadecimal digits, empty where there is none (all zeros); `clique` is the number of
+    the GPUs in it that reach each other.
     """
 
     state: int = 0
     status: int = 0
     health_mask: int = 0
     summary: int = 0
+    cluster: str = ""
+    clique: int = 0
 
 
 @dataclass(frozen=True, slots=True)

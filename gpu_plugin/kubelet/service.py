@@ -5,6 +5,7 @@ request and the newest snapshot. No NVML, no files, no waiting.
 """
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from weakref import WeakSet
 
@@ -20,6 +21,7 @@ from gpu_plugin.devices.device import Device
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.placement.preferred import preferred
+from gpu_plugin.placement.whole import Budget
 from gpu_plugin.snapshot import ResourceView, SnapshotStore
 
 log = logging.getLogger(__name__)
@@ -28,6 +30,9 @@ BytesStream = Stream[bytes, bytes]
 
 OFF_LOOP_BYTES = 64 * 1024
 """From this size on a request (1,400 ids) is worked on in a thread, so that other calls are answered meanwhile."""
+
+CHOOSING = Budget(time.monotonic, 0.05)
+"""What an exact choice of GPUs may take: 100 times what it does, so that none but a machine that stands still runs out."""
 
 
 class RequestRejectedError(Exception):
@@ -167,7 +172,9 @@ class DevicePluginService:
             view = self._view()
             devices = view.resource.devices
             return [
-                preferred(c.available, c.must_include, c.size, devices, view.order, view.scores, view.policy)
+                preferred(
+                    c.available, c.must_include, c.size, devices, view.order, view.placement, view.policy, CHOOSING
+                )
                 for c in containers
             ]
         except Exception:

@@ -35,6 +35,9 @@ _UNCORRECTED, _VOLATILE = 1, 0
 _SWITCH = 2
 """NVML_NVLINK_DEVICE_TYPE_SWITCH."""
 
+_UNICAST_POINTER = 0
+"""NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER: GPUs that reach each other's memory, the one clique that older versions tell."""
+
 _FABRIC = (
     ("nvmlDeviceGetGpuFabricInfo_v4", "c_nvmlGpuFabricInfo_v4_t"),
     ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
@@ -233,7 +236,12 @@ class PynvmlDriver:
         pointer = _pointer(self._lib, handle)
         if not self._call(self._lib.nvmlDeviceGetNvLinkState, pointer, link):
             return None
-        return self._bus_id(self._lib.nvmlDeviceGetNvLinkRemotePciInfo, pointer, link)
+        try:
+            return self._bus_id(self._lib.nvmlDeviceGetNvLinkRemotePciInfo, pointer, link)
+        except NvmlError as error:
+            if error.code in (Return.NOT_SUPPORTED, Return.INVALID_ARGUMENT):
+                return ""  # that there is such a link was said a moment ago
+            raise
 
     def common_ancestor(self, one: Handle, other: Handle) -> int:
         lib = self._lib
@@ -275,7 +283,15 @@ class PynvmlDriver:
         answer = self._known(structure)()
         self._call(asked, _pointer(self._lib, handle), ctypes.byref(answer))
         mask, summary = getattr(answer, "healthMask", 0), getattr(answer, "healthSummary", 0)
-        return Fabric(int(answer.state), int(answer.status), int(mask), int(summary))
+        cluster = bytes(answer.clusterUuid)
+        return Fabric(
+            int(answer.state),
+            int(answer.status),
+            int(mask),
+            int(summary),
+            cluster.hex() if any(cluster) else "",
+            _clique(answer),
+        )
 
     def _known(self, name: str) -> Any:
         """What pynvml calls so; one that is older than the library knows less than it."""
@@ -323,6 +339,14 @@ def _events(lib: ModuleType, events: EventSet) -> Any:
 
 def _no_text(function: Callable[..., Any], error: UnicodeDecodeError) -> NvmlError:
     return NvmlError(Return.UNKNOWN, function.__name__, f"answered with bytes that are no text: {error}")
+
+
+def _clique(answer: Any) -> int:
+    """The GPU's clique. The newest structure has several, of which the first unicast one is what older ones tell (nvml.h)."""
+    if not hasattr(answer, "cliques"):
+        return int(answer.cliqueId)
+    there = answer.cliques[: min(answer.numCliques, len(answer.cliques))]
+    return next((int(clique.id) for clique in there if clique.type == _UNICAST_POINTER), 0)
 
 
 def _field(answer: Any) -> int | None:

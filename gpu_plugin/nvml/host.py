@@ -26,6 +26,9 @@ _PCI_ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 _LARGEST = (1 << 63) - 1
 """The largest number that any reader of our state file takes for an integer."""
 
+_MOST_NUMA_NODES = 1024
+"""As many as any kernel can be built for (CONFIG_NODES_SHIFT of at most 10)."""
+
 # A line of it that is a GPU or compute instance's: "gpu0/gi2/ci0/access 22". The others are config and monitor.
 _MIG_MINOR = re.compile(rb"^(gpu[0-9]+/gi[0-9]+(?:/ci[0-9]+)?/access) ([0-9]+)$", re.MULTILINE)
 
@@ -45,14 +48,39 @@ class LinuxHost:
 
     def numa_node(self, pci_bus_id: str) -> int | None:
         """Sysfs's numa_node of a PCI device; None where there is no such file or no such node (-1)."""
-        # NVML writes the PCI domain with eight digits and in capitals, sysfs with at least four and in small letters.
-        domain, _, rest = pci_bus_id.lower().partition(":")
         try:
-            address = f"{int(domain, 16):04x}:{rest}"
-            node = int((self._sysfs / "bus/pci/devices" / address / "numa_node").read_text())
+            node = int((self._pci_device(pci_bus_id) / "numa_node").read_text())
         except (OSError, ValueError):
             return None
         return node if node >= 0 else None
+
+    def pci_path(self, pci_bus_id: str) -> str:
+        """Where sysfs's link to a PCI device leads: the path of all that is above it; empty where there is no such device."""
+        try:
+            return os.path.realpath(self._pci_device(pci_bus_id), strict=True)
+        except (OSError, ValueError):
+            return ""
+
+    def numa_distances(self) -> Mapping[tuple[int, int], int]:
+        """What firmware says of every two NUMA nodes that are online, those without a processor included.
+
+        A node's file has one column for each node that is online, in ascending order (drivers/base/node.c). One that cannot
+        be read, or that nodes came or went under, tells nothing of its node.
+        """
+        nodes = self._sysfs / "devices/system/node"
+        try:
+            online = _listed((nodes / "online").read_text())
+        except (OSError, ValueError):
+            return {}
+        distances: dict[tuple[int, int], int] = {}
+        for one in online:
+            try:
+                row = [int(column) for column in (nodes / f"node{one}/distance").read_bytes().split()]
+            except (OSError, ValueError):
+                continue
+            if len(row) == len(online):
+                distances |= {(one, other): distance for other, distance in zip(online, row, strict=True)}
+        return distances
 
     def device_nodes(self) -> frozenset[str]:
         """Device nodes that exist here, by their path under /dev, wherever the root that has them is mounted."""
@@ -107,3 +135,21 @@ class LinuxHost:
             return (self._procfs / "sys/kernel/random/boot_id").read_text().strip()
         except OSError:
             return ""
+
+    def _pci_device(self, pci_bus_id: str) -> Path:
+        """Sysfs's directory of a PCI device. Raises ValueError for what is no bus id."""
+        # NVML writes the PCI domain with eight digits and in capitals, sysfs with at least four and in small letters.
+        domain, _, rest = pci_bus_id.lower().partition(":")
+        return self._sysfs / "bus/pci/devices" / f"{int(domain, 16):04x}:{rest}"
+
+
+def _listed(text: str) -> list[int]:
+    """The numbers of a kernel's list such as 0-1,3, in ascending order. Raises ValueError for anything else."""
+    numbers: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        low, high = int(first), int(last or first)
+        if not 0 <= low <= high < _MOST_NUMA_NODES:
+            raise ValueError(text)
+        numbers.update(range(low, high + 1))
+    return sorted(numbers)

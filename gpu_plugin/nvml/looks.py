@@ -99,7 +99,7 @@ class Looks:
                 before = watched.gpu
                 self._reports.soon |= watched.recut(result)
                 self.recut |= watched.gpu is not before
-                self.relinked |= watched.relinked(result.sample.nvlinks)
+                self.relinked |= watched.relinked(result.sample)
                 if not watched.events:
                     await self._events.ask(watched)
             self._saw(watched, result.sample)

@@ -104,7 +104,7 @@ class Monitor:
         reports = self._reports = Reports(driver, calls, roster, self._saw)
         events = self._events = EventSubscription(driver, calls, reports.deaf)
         self._finder = Finder(driver, host, calls)
-        self._links = Links(driver, calls)
+        self._links = Links(driver, host, calls)
         self._looks = Looks(driver, host, calls, session, roster, reports, events)
 
     async def open(self) -> Node:
@@ -330,12 +330,12 @@ class Monitor:
                 roster.gpus.remove(watched)
         if looks.recut:
             await self._see_host(LOOK_PATIENCE)  # new MIG devices have nodes of their own
-        if looks.relinked or self._links.owed:
+        if looks.relinked or self._links.due(roster.gpus):
             await self._publish("")
         else:
             self._links.came()
             self._tell(self._known())
-        looks.recut = looks.relinked = False
+        looks.recut = False
         self._reports.soon |= bool(roster.bus.news(roster.gpus, self._rounds + 1))
         asked = [each for each in roster.gpus if not roster.at_rest(each.gpu.uuid) and not roster.bus.vanished(each)]
         out = all(watched.handle is None and watched.pending is None for watched in asked)
@@ -344,14 +344,16 @@ class Monitor:
 
     async def _publish(self, version: str) -> None:
         """Makes the node of what is known, the links between its GPUs read anew, and passes it on."""
+        self._looks.relinked = False  # what made it so is found now
         await self._links.read(self._roster.gpus, min(self.timeout, PROBE_PATIENCE))
         await self._see_host(PROBE_PATIENCE)
         self._tell(self._known(version))
 
     def _known(self, version: str = "") -> Node:
         gpus = tuple(watched.gpu for watched in self._roster.gpus)
-        links = self._links.between(gpu.uuid for gpu in gpus)
-        return Node(gpus, links, version or self.node.driver_version, self._device_nodes)
+        uuids = [gpu.uuid for gpu in gpus]
+        links, cliques = self._links.between(uuids), self._links.cliques(uuids)
+        return Node(gpus, links, version or self.node.driver_version, self._device_nodes, cliques)
 
     def _tell(self, node: Node) -> None:
         if node != self.node:

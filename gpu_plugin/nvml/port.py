@@ -281,7 +281,8 @@ class Driver(Protocol):
     def nvlink_remote_bus_id(self, handle: Handle, link: int) -> str | None:
         """The PCI bus id at the far end of an active link (nvmlDeviceGetNvLinkState, ...GetNvLinkRemotePciInfo_v2).
 
-        None for a link that is there and down. NOT_SUPPORTED: no NVLink at all; INVALID_ARGUMENT: no such link.
+        None for a link that is there and down; empty where the driver does not tell what is at the far end of one that is up.
+        NOT_SUPPORTED: no NVLink at all; INVALID_ARGUMENT: no such link.
         """
 
     def common_ancestor(self, one: Handle, other: Handle) -> int:
@@ -305,6 +306,15 @@ class HostView(Protocol):
 
     def numa_node(self, pci_bus_id: str) -> int | None:
         """Sysfs numa_node of a PCI device; None where the file is missing or negative (no node is known)."""
+
+    def pci_path(self, pci_bus_id: str) -> str:
+        """Where a PCI device hangs: its sysfs path with every bridge above it; empty where the host does not say.
+
+        Such as /sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:02.0/0000:19:00.0.
+        """
+
+    def numa_distances(self) -> Mapping[tuple[int, int], int]:
+        """The distance of every ordered pair of NUMA nodes, a node and itself included (ACPI SLIT); empty where not known."""
 
     def device_nodes(self) -> frozenset[str]:
         """Paths under /dev that an NVIDIA driver may own and that exist, such as /dev/nvidiactl."""

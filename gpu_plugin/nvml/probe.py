@@ -4,22 +4,13 @@ One unreadable GPU never hides the others, and one unanswered question never hid
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from gpu_plugin.devices.node import Gpu, Link, Thresholds
+from gpu_plugin.devices.node import Gpu, Thresholds
 from gpu_plugin.nvml.mig import GONE, cut, read_partition, with_caps
-from gpu_plugin.nvml.port import (
-    MAX_NVLINKS,
-    Driver,
-    Handle,
-    HostView,
-    NvmlError,
-    Return,
-    Threshold,
-    TopologyLevel,
-)
+from gpu_plugin.nvml.port import Driver, Handle, HostView, NvmlError, Threshold
 from gpu_plugin.nvml.sample import SAMPLED_FIELDS
 
 log = logging.getLogger(__name__)
@@ -83,26 +74,6 @@ def _describe(driver: Driver, host: HostView, handle: Handle, uuid: str, index: 
     return with_caps(cut(whole, partition), host.mig_minors())
 
 
-def probe_links(driver: Driver, handles: Mapping[str, Handle], gpus: Sequence[Gpu]) -> dict[tuple[str, str], Link]:
-    """Every pair of these GPUs once; what cannot be read is the worst link."""
-    by_bus = {gpu.pci_bus_id.lower(): gpu.uuid for gpu in gpus if gpu.pci_bus_id}
-    nvlinks: dict[tuple[str, str], int] = {}
-    for gpu in gpus:
-        for remote in _nvlink_peers(driver, handles[gpu.uuid]):
-            peer = by_bus.get(remote.lower())
-            if peer is not None:
-                nvlinks[gpu.uuid, peer] = nvlinks.get((gpu.uuid, peer), 0) + 1
-    links = {}
-    for at, one in enumerate(gpus):
-        for other in gpus[at + 1 :]:
-            pair = (one.uuid, other.uuid) if one.uuid < other.uuid else (other.uuid, one.uuid)
-            level = _ancestor(driver, handles[pair[0]], handles[pair[1]])
-            # The two ends may disagree while a link is coming up or going down: what both see is there.
-            count = min(nvlinks.get(pair, 0), nvlinks.get((pair[1], pair[0]), 0))
-            links[pair] = Link(count, level)
-    return links
-
-
 def _ask(question: Callable[[], T], default: T) -> T:
     """The answer, or `default` where the part or the driver has none. A lost GPU is everybody's business: raised."""
     try:
@@ -139,30 +110,3 @@ def _nvswitch(driver: Driver, handle: Handle) -> bool:
     """Whether the first NVLink that is active leads to a switch: those of a GPU all lead to the same kind."""
     first = next((link for link, active in enumerate(driver.nvlink_states(handle)) if active), None)
     return first is not None and driver.nvlink_to_switch(handle, first)
-
-
-def _nvlink_peers(driver: Driver, handle: Handle) -> list[str]:
-    peers = []
-    for link in range(MAX_NVLINKS):
-        try:
-            remote = driver.nvlink_remote_bus_id(handle, link)
-        except NvmlError as error:
-            if error.unsupported or error.code == Return.INVALID_ARGUMENT:
-                break  # no such link: there are none after it either
-            if error.code in GONE:
-                log.warning("NVLinks %d and up cannot be read and count as down: %s", link, error)
-                break
-            log.warning("NVLink %d cannot be read and counts as down: %s", link, error)
-            continue
-        if remote is not None:
-            peers.append(remote)
-    return peers
-
-
-def _ancestor(driver: Driver, one: Handle, other: Handle) -> int:
-    try:
-        return driver.common_ancestor(one, other)
-    except NvmlError as error:
-        if not error.unsupported and error.code not in GONE:  # of one that is gone, its own look tells
-            log.warning("a pair of GPUs counts as farthest apart: %s", error)
-        return TopologyLevel.SYSTEM

@@ -1,9 +1,10 @@
 """What the monitor keeps of each GPU."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpu_plugin.devices.node import Gpu
+from gpu_plugin.health.observation import Fabric, Sample
 from gpu_plugin.nvml.mig import UNREADABLE_LOOKS, cut
 from gpu_plugin.nvml.port import Handle
 from gpu_plugin.nvml.sample import Look
@@ -38,7 +39,9 @@ class Watched:
     asked_under: int | None = None
     """The binding as of when the driver was asked about it last."""
     nvlinks: tuple[bool, ...] | None = None
-    """Which of its NVLinks were active when it last said so."""
+    """Which of its NVLinks were active when it last said so, since it was described."""
+    fabric: Fabric | None = None
+    """Likewise how far it had come in joining its fabric, without regard to how sound that is."""
     vanished_since: float | None = None
     """Since when it is not there any more, in seconds of the event loop's clock; None while it is."""
 
@@ -54,12 +57,16 @@ class Watched:
     def described(self, handle: Handle, gpu: Gpu) -> None:
         """Takes in how the driver describes it now, and through which handle it is reached."""
         self.handle, self.gpu, self.events, self.unsupported = handle, gpu, False, frozenset()
+        self.nvlinks = self.fabric = None  # whatever it says next, the links may have been read before that was so
 
-    def relinked(self, nvlinks: tuple[bool, ...] | None) -> bool:
-        """Takes in which NVLinks are active, None: not said. Returns whether others were before."""
-        before = self.nvlinks
-        self.nvlinks = before if nvlinks is None else nvlinks
-        return before is not None and self.nvlinks != before
+    def relinked(self, seen: Sample) -> bool:
+        """Takes in which NVLinks are active, and how far it has joined its fabric. Returns whether that is news."""
+        before = self.nvlinks, self.fabric
+        if seen.nvlinks is not None:
+            self.nvlinks = seen.nvlinks
+        if seen.fabric is not None:
+            self.fabric = replace(seen.fabric, health_mask=0, summary=0)
+        return (self.nvlinks, self.fabric) != before
 
     def recut(self, found: Look) -> bool:
         """Takes in how a look found the GPU to be cut. Returns whether another look soon would settle something."""

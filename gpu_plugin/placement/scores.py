@@ -1,41 +1,45 @@
-"""How well two GPUs are linked, as one number a pair."""
+"""How well two GPUs are linked, as one number a pair: the tables, and the rule that adds them up."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
-from gpu_plugin.devices.node import Node
+from gpu_plugin.devices.node import Gpu, Link
 
-NVLINK_SCORE = 100
-SAME_NUMA_SCORE = 5
-"""Less than a step of PCIe closeness: decides only between pairs that PCIe and NVLink call equal."""
+PCIE: Mapping[int, int] = {0: 60, 10: 50, 20: 40, 30: 30, 40: 20, 50: 10}
+"""Points by closest common PCIe ancestor (nvmlGpuTopologyLevel_t): one board 60, one switch 50, several switches 40, one host
+bridge 30, one NUMA node 20, further apart 10. NVIDIA's go-gpuallocator (besteffort_policy.go) gives the same."""
+
+FARTHEST = 10
+"""Points of a PCIe relation that is none of those."""
+
+NVLINK = 100
+"""Points of a direct NVLink, whatever its generation: NVIDIA's go-gpuallocator (besteffort_policy.go) gives the same."""
+
+POINTS_PER_GB_S = 4
+"""Points of a GB/s in one direction through NVSwitches, so that an NVLink of 25 GB/s counts the same as a direct one."""
+
+SWITCHED_GB_S: Mapping[int, int] = {5: 25, 7: 25, 9: 25, 10: 50}
+"""GB/s in one direction of one NVLink to an NVSwitch, by nvmlDeviceArchitecture_t: Volta, Ampere, Hopper, Blackwell.
+
+NVIDIA's figures for a whole GPU both ways, 300 (V100, 6 links), 600 (A100, 12), 900 (H100, 18) and 1800 GB/s (B200, 18), over
+twice the number of links. go-gpuallocator counts no NVLink that ends at a switch.
+"""
+
+UNKNOWN_GB_S = 25
+"""The same for a generation that is not in the table."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Pair scores by GPU uuid, both ways round; 0 for a pair nothing is known of."""
-
-    rows: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-
-    def of(self, one: str, other: str) -> int:
-        """The score of a pair."""
-        return self.rows.get(one, {}).get(other, 0)
+def pair_score(one: Gpu, other: Gpu, link: Link) -> int:
+    """The points of a pair: those of its PCIe relation and those of its NVLinks, the slower end's where it is switched."""
+    return PCIE.get(link.ancestor, FARTHEST) + link.nvlinks * (_switched(one, other) if link.switched else NVLINK)
 
 
-def scores(node: Node) -> Scores:
-    """The pair scores of a node.
+def _switched(one: Gpu, other: Gpu) -> int:
+    speeds = (
+        SWITCHED_GB_S.get(UNKNOWN if gpu.architecture is None else gpu.architecture, UNKNOWN_GB_S)
+        for gpu in (one, other)
+    )
+    return POINTS_PER_GB_S * min(speeds)
 
-    PCIe closeness counts 10 (different NUMA nodes) to 60 (one board), each direct NVLink 100: the figures of NVIDIA's
-    go-gpuallocator (besteffort_policy.go), so that pods land as its users expect. GPUs behind an NVSwitch reach each other
-    equally well and differ by PCIe alone.
-    """
-    rows: dict[str, dict[str, int]] = {gpu.uuid: {} for gpu in node.gpus}
-    for one in node.gpus:
-        for other in node.gpus:
-            if one.uuid == other.uuid:
-                continue
-            link = node.link(one.uuid, other.uuid)
-            score = NVLINK_SCORE * link.nvlinks + 60 - min(max(link.ancestor, 0), 50)
-            if one.numa_node is not None and one.numa_node == other.numa_node:
-                score += SAME_NUMA_SCORE
-            rows[one.uuid][other.uuid] = score
-    return Scores(rows)
+
+UNKNOWN = -1
+"""Stands for an architecture that the part does not tell."""

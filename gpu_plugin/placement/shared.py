@@ -1,115 +1,152 @@
 """Which GPUs shared devices and MIG devices are taken from.
 
-Names and purpose of the policies are those of NVIDIA's plugin v0.20.0 (internal/rm/allocate.go), which counts MIG devices as
-GPUs of their own and so tells none of them apart. Here what counts is the hardware; only within one GPU its MIG devices.
+Names and purpose of the policies are those of NVIDIA's plugin (internal/rm/allocate.go of v0.20.0; `spread` is that of its
+pull request 1936), which counts MIG devices as GPUs of their own and so tells none of them apart. Here what counts is the
+hardware: GPUs first, and within one GPU its MIG devices.
+
+Two replicas of the same hardware give a container nothing more than one. So, whatever the policy, no container gets a second
+replica of a GPU or MIG device while there is one left of hardware that it does not have.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heapreplace
+from operator import attrgetter
 
 from gpu_plugin.devices.device import Device
+from gpu_plugin.placement.dealing import Policy, Rank, Share, deal
+from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.whole import Budget, choose
 
 DISTRIBUTED = "distributed"
 PACKED = "packed"
-
-Rank = tuple[int, int]
-
-
-def _distributed(load: int, picked: int) -> Rank:
-    """What this container has least of, so that several devices are several GPUs; then what is used least."""
-    return picked, load
+SPREAD = "spread"
 
 
-def _packed(load: int, picked: int) -> Rank:
-    """What is used most."""
-    return -load, picked
+def _distributed(share: Share) -> Rank:
+    """What is used least; then what this container has least of."""
+    return share.load, share.picked
 
 
-POLICIES: Mapping[str, Callable[[int, int], Rank]] = {DISTRIBUTED: _distributed, PACKED: _packed}
-"""Policies by name. Each ranks hardware, lowest first, by how many of its devices are given out, those picked for this
-container included, and by how many were picked for it. Where ranks are equal, the position in the list decides."""
+def _packed(share: Share) -> Rank:
+    """What is used most; then what this container has already, which nothing is linked better to; then what is full first."""
+    return -share.load, not share.picked, share.room
+
+
+def _spread(share: Share) -> Rank:
+    """What this container has least of, however much others use it; then what is used least."""
+    return share.picked, share.load
+
+
+POLICIES: Mapping[str, Policy] = {
+    DISTRIBUTED: Policy(_distributed),
+    PACKED: Policy(_packed, fills=True),
+    SPREAD: Policy(_spread),
+}
+"""Policies by name. They rank GPUs, and on a GPU its MIG devices; where ranks are equal, links and then the list decide.
+
+`distributed` evens out how much GPUs are used: a container gets several MIG devices of one GPU where that is the least used one.
+`packed` leaves as many GPUs unused as it can. `spread` gives each container devices of as many GPUs as it can, busy ones too.
+Of GPUs that are shared whole, each gives a container one device before any gives a second one: policies then differ in which
+GPUs these are, and in which give more.
+"""
 
 
 @dataclass(slots=True)
-class _Part:
-    """A GPU that is shared whole, or one of its MIG devices: its free devices, the next one to take last."""
+class _Hardware(Share):
+    """A GPU that is shared whole, or one of its MIG devices, with its free devices."""
 
-    load: int = 0
-    picked: int = 0
     free: list[int] = field(default_factory=list)
 
 
-_Queue = list[tuple[Rank, int, "_Part"]]
-
-
 @dataclass(slots=True)
-class _Hardware:
-    """A GPU with its parts, and a heap of those that have a free device."""
+class _Gpu(Share):
+    """A GPU with the hardware on it that devices stand for: itself, or its MIG devices."""
 
-    parts: defaultdict[str, _Part] = field(default_factory=lambda: defaultdict(_Part))
-    load: int = 0
-    picked: int = 0
-    queue: _Queue = field(default_factory=list)
+    uuid: str = ""
+    parts: list[_Hardware] = field(default_factory=list)
+
+    def open(self, *, new: bool) -> None:
+        """Makes room for one device of each piece of hardware that the container does not have, or for all there are."""
+        for part in self.parts:
+            part.room = min(len(part.free), 0 if part.picked else 1) if new else len(part.free)
+        self.room = sum([part.room for part in self.parts])
+
+    def taken(self, count: int, policy: Policy) -> list[int]:
+        """That many devices of the GPU."""
+        chosen: list[int] = []
+        for part, number in zip(self.parts, deal(self.parts, count, policy), strict=True):
+            chosen += part.free[:number]
+            del part.free[:number]
+        return chosen
 
 
 def taken(
-    required: Sequence[int], free: Sequence[int], missing: int, devices: Sequence[Device], policy: str
+    required: Sequence[int],
+    free: Sequence[int],
+    missing: int,
+    devices: Sequence[Device],
+    policy: str,
+    placement: Placement,
+    budget: Budget | None = None,
 ) -> list[int]:
     """The required positions and `missing` of the free ones, both ascending and without the other's, by that policy.
 
-    What is neither free nor required counts as given out, unhealthy devices included. Takes O(n log n) for n devices.
+    Of GPUs that the policy ranks equal, and of which not all are needed, those are taken that `whole.choose` chooses to go
+    with the GPUs that the container has by then; `choose` is called once at most, for all of them together. GPUs that
+    `placement` does not know come last among equals, and where links decide nothing the first in the list come first.
+
+    What is neither free nor required counts as given out, unhealthy devices included. Takes O(n log n) for n devices: some
+    10 ms for 60,000 of 16 GPUs or fewer.
     """
-    rank = POLICIES[policy]
     gpus = _counted(required, free, devices)
-    queue = []
-    for gpu in gpus.values():
-        gpu.queue = [(rank(part.load, part.picked), part.free[-1], part) for part in gpu.parts.values() if part.free]
-        if gpu.queue:
-            heapify(gpu.queue)
-            queue.append((rank(gpu.load, gpu.picked), gpu.queue[0][1], gpu))
-    heapify(queue)
     chosen = list(required)
-    for _ in range(missing):
-        gpu = queue[0][2]
-        chosen.append(_take(gpu, rank))
-        if gpu.queue:
-            heapreplace(queue, (rank(gpu.load, gpu.picked), gpu.queue[0][1], gpu))
-        else:
-            heappop(queue)
+    for new in (True, False):
+        for gpu in gpus:
+            gpu.open(new=new)
+        count = min(missing, sum([gpu.room for gpu in gpus]))
+        dealt = deal(
+            gpus, count, POLICIES[policy], lambda equal, number: _linked(gpus, equal, number, placement, budget)
+        )
+        for gpu, number in zip(gpus, dealt, strict=True):
+            if number:
+                chosen += gpu.taken(number, POLICIES[policy])
+        missing -= count
+        if not missing:
+            break
     return chosen
 
 
-def _take(gpu: _Hardware, rank: Callable[[int, int], Rank]) -> int:
-    """Takes one device from the GPU's first part."""
-    part = gpu.queue[0][2]
-    position = part.free.pop()
-    for used in (gpu, part):
-        used.load += 1
-        used.picked += 1
-    if part.free:
-        heapreplace(gpu.queue, (rank(part.load, part.picked), part.free[-1], part))
-    else:
-        heappop(gpu.queue)
-    return position
+def _linked(
+    gpus: Sequence[_Gpu], equal: list[int], count: int, placement: Placement, budget: Budget | None
+) -> list[int]:
+    """Those `count` of some GPUs of one rank that are linked best to each other and to those that the container has."""
+    if gpus[equal[0]].picked:  # then it has all of them: they differ in nothing
+        return equal[:count]
+    position = placement.topology.position
+    known = {position[gpus[at].uuid]: at for at in equal if gpus[at].uuid in position}
+    if len(known) <= count:
+        unknown = [at for at in equal if gpus[at].uuid not in position]
+        return sorted([*known.values(), *unknown][:count])
+    had = [position[gpu.uuid] for gpu in gpus if gpu.picked and gpu.uuid in position]
+    choice = choose(placement, {*known, *had}, had, len(had) + count, budget)
+    return sorted(known[gpu] for gpu in choice.gpus if gpu in known)
 
 
-def _counted(required: Iterable[int], free: Sequence[int], devices: Sequence[Device]) -> Mapping[str, _Hardware]:
-    """Every GPU by its uuid, with what of it is given out, picked already, and free."""
-    gpus: defaultdict[str, _Hardware] = defaultdict(_Hardware)
-    for device in devices:
-        gpu = gpus[device.gpu]
-        gpu.load += 1
-        gpu.parts[device.visible_id].load += 1
-    for at in reversed(free):
-        gpu = gpus[devices[at].gpu]
-        part = gpu.parts[devices[at].visible_id]
-        part.free.append(at)
-        gpu.load -= 1
-        part.load -= 1
-    for at in required:
-        gpu = gpus[devices[at].gpu]
-        gpu.picked += 1
-        gpu.parts[devices[at].visible_id].picked += 1
-    return gpus
+def _counted(required: Sequence[int], free: Sequence[int], devices: Sequence[Device]) -> list[_Gpu]:
+    """Every GPU in the order of the list, with what of it is given out, picked already, and free."""
+    gpu_of = {device.visible_id: device.gpu for device in devices}
+    listed = Counter(map(attrgetter("visible_id"), devices))
+    picked = Counter(devices[at].visible_id for at in required)
+    open_: defaultdict[str, list[int]] = defaultdict(list)
+    for at in free:
+        open_[devices[at].visible_id].append(at)
+    gpus: dict[str, _Gpu] = {}
+    for visible_id, uuid in gpu_of.items():
+        gpu = gpus.setdefault(uuid, _Gpu(uuid=uuid))
+        positions = open_[visible_id]
+        part = _Hardware(listed[visible_id] - len(positions), picked[visible_id], free=positions)
+        gpu.parts.append(part)
+        gpu.load += part.load
+        gpu.picked += part.picked
+    return list(gpus.values())

@@ -32,14 +32,23 @@ _VOLATILE_FIELDS = frozenset(
 )
 """Fields that a reset sets back."""
 
+COMPLETED = 3
+"""NVML_GPU_FABRIC_STATE_COMPLETED: before it a GPU is in no cluster and no clique."""
+
 # nvmlGpuFabricInfoV_t: NVML_GPU_FABRIC_HEALTH_MASK_* are pairs of bits from DEGRADED_BW up, 1 true and 2 false, then from bit
 # 8 INCORRECT_CONFIGURATION, of which 1 is none.
 FABRICS: Mapping[str, Fabric] = {
     "in-progress": Fabric(state=2),
-    "unhealthy": Fabric(state=3, health_mask=0x19A, summary=2),  # ROUTE_UNHEALTHY is true
-    "limited": Fabric(state=3, health_mask=0x1A9, summary=3),  # DEGRADED_BW is true
+    "unhealthy": Fabric(state=COMPLETED, health_mask=0x19A, summary=2),  # ROUTE_UNHEALTHY is true
+    "limited": Fabric(state=COMPLETED, health_mask=0x1A9, summary=3),  # DEGRADED_BW is true
 }
-"""What a fabric can be told to be, by its name, besides `completed`, which is what the profile says."""
+"""What a fabric can be told to be, by its name, besides `completed`, which is what the profile says.
+
+Once it is completed, cluster and clique are the profile's all the same.
+"""
+
+UNREADABLE, UNKNOWN = "unreadable", "unknown"
+"""How little a GPU's place on PCIe can be told to be known: NVML does not say what it shares with others; nor does sysfs."""
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -48,7 +57,8 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `energy_since` is on the wall clock and `hung_until` on the node's own, both in seconds; temperatures are in °C.
     `binding` is another number whenever the driver was bound anew. `error` is the nvmlReturn_t of every call about the GPU.
     `fields` are values by NVML_FI_* id that differ from the profile's, `links_down` NVLinks by number that are inactive at
-    this end, `fabric` a key of `FABRICS`. `ecc_uncorrected`, `pcie_replays` count from the last reset.
+    this end, `fabric` is a key of `FABRICS`, `topology` is `UNREADABLE` or `UNKNOWN`. `ecc_uncorrected`, `pcie_replays` count
+    from the last reset.
     """
 
     energy_since: float
@@ -70,6 +80,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     clocks_event_reasons: int | None = None
     links_down: tuple[int, ...] = ()
     fabric: str | None = None
+    topology: str | None = None
     pcie_width: int | None = None
     pcie_replays: int = 0
 
@@ -143,6 +154,13 @@ def fabric(built: GpuProfile, now: Condition) -> Fabric | None:
     """None: not supported."""
     if built.fabric is None:
         return None
-    if now.fabric is not None:
-        return FABRICS[now.fabric]
-    return Fabric(built.fabric.state, built.fabric.status, built.fabric.health_mask, built.fabric.summary)
+    told = built.fabric if now.fabric is None else FABRICS[now.fabric]
+    joined = told.state == COMPLETED
+    return Fabric(
+        told.state,
+        told.status,
+        told.health_mask,
+        told.summary,
+        built.fabric.cluster if joined else "",
+        built.fabric.clique if joined else 0,
+    )

@@ -220,10 +220,12 @@ class SimulatedDriver(Session):
         return self._remote("nvlink_remote_bus_id", handle, link)
 
     def common_ancestor(self, one: Handle, other: Handle) -> int:
-        """The profile's; both GPUs must answer."""
+        """The profile's; both GPUs must answer. UNKNOWN where the place of one of them cannot be read."""
         low = self._reach("common_ancestor", one)
         high = self._index("common_ancestor", other)
         self._check_answers("common_ancestor", high)
+        if any(self._node.condition(index).topology for index in (low, high)):
+            raise refused("common_ancestor", Return.UNKNOWN)
         return self._profile.ancestor(low, high)
 
     def event_set(self) -> EventSet:

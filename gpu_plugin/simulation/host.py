@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from gpu_plugin.simulation import mig
+from gpu_plugin.simulation import condition, mig
 from gpu_plugin.simulation.hardware import SimulatedNode
 
 
@@ -11,14 +11,25 @@ class SimulatedHost:
 
     def __init__(self, node: SimulatedNode) -> None:
         self._node = node
-        self._numa = {gpu.pci_bus_id: gpu.numa_node for gpu in node.profile.gpus}
+        self._indices = {gpu.pci_bus_id: index for index, gpu in enumerate(node.profile.gpus)}
         self._mig_minors: Mapping[str, int] = {}
 
     def numa_node(self, pci_bus_id: str) -> int | None:
         """The profile's, for a bus id as NVML (00000000:1B:00.0) or sysfs (0000:1b:00.0) writes it; None: not known."""
-        domain, _, rest = pci_bus_id.partition(":")
-        node = self._numa.get(f"{domain:0>8}:{rest}".upper(), -1)
+        index = self._index(pci_bus_id)
+        node = -1 if index is None else self._node.profile.gpus[index].numa_node
         return node if node >= 0 else None
+
+    def pci_path(self, pci_bus_id: str) -> str:
+        """The profile's, for a bus id as above; empty where it is no GPU's, or the place of the GPU is not known."""
+        index = self._index(pci_bus_id)
+        if index is None or self._node.condition(index).topology == condition.UNKNOWN:
+            return ""
+        return self._node.profile.pci_paths[index]
+
+    def numa_distances(self) -> Mapping[tuple[int, int], int]:
+        """The profile's."""
+        return self._node.profile.numa_distances
 
     def device_nodes(self) -> frozenset[str]:
         """The profile's and those of MIG devices, those of lost GPUs included: udev removes none."""
@@ -38,3 +49,7 @@ class SimulatedHost:
     def boot_id(self) -> str:
         """Changes when the node boots and when its state is gone, and at no other time."""
         return self._node.boot_id
+
+    def _index(self, pci_bus_id: str) -> int | None:
+        domain, _, rest = pci_bus_id.partition(":")
+        return self._indices.get(f"{domain:0>8}:{rest}".upper())

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.nvml.port import EventType
 from gpu_plugin.simulation import recovery_actions
-from gpu_plugin.simulation.condition import FABRICS, Field
+from gpu_plugin.simulation.condition import FABRICS, UNKNOWN, UNREADABLE, Field
 from gpu_plugin.simulation.fault_values import integer, lacks, mask, said
 from gpu_plugin.simulation.hardware import SimulatedNode
 
@@ -24,6 +24,13 @@ _MANY = 1_000_000
 
 _COMPLETED = "completed"
 """What `fabric` takes besides `FABRICS`: as the profile says."""
+
+TOPOLOGIES = {
+    "readable": "NVML and sysfs tell its place on PCIe",
+    UNREADABLE: "NVML does not tell its place on PCIe, until healed",
+    UNKNOWN: "neither NVML nor sysfs tells its place on PCIe, until healed",
+}
+"""What `topology` takes, and what it does; the first is as the profile says."""
 
 
 def _temperature(node: SimulatedNode, gpu: int, value: object) -> str:
@@ -152,6 +159,13 @@ def _fabric(node: SimulatedNode, gpu: int, value: object) -> str:
     return f"its NVLink fabric is {value}" + ("" if value == _COMPLETED else ", until reset")
 
 
+def _topology(node: SimulatedNode, gpu: int, value: object) -> str:
+    if not isinstance(value, str) or value not in TOPOLOGIES:
+        raise ConfigError(f"topology: {value!r}: one of {', '.join(TOPOLOGIES)}")
+    node.change(gpu, topology=value if value in (UNREADABLE, UNKNOWN) else None)
+    return TOPOLOGIES[value]
+
+
 def _pcie_width(node: SimulatedNode, gpu: int, value: object) -> str:
     widest = node.profile.gpus[gpu].pcie_width
     if widest is None:
@@ -219,6 +233,7 @@ PART_FAULTS: Mapping[str, Fault] = {
     "nvlink-errors": _nvlink_errors,
     "nvlink-crc-errors": _nvlink_crc_errors,
     "fabric": _fabric,
+    "topology": _topology,
     "pcie-width": _pcie_width,
     "pcie-replays": _pcie_replays,
     "pcie-fatal-errors": _pcie_fatal_errors,

@@ -1,10 +1,10 @@
 """What a simulated node is made of: a profile, read from a file under `profiles/` or from anywhere else.
 
 A profile file says what all GPUs have in common once (`gpu`), what differs by index (`gpus`), how they are linked
-(`nvlink` or `nvswitch`, `pcie`) and what else lies under /dev (`dev`). `profiles/hgx-h100.yaml` shows most of it.
+(`nvlink` or `nvswitch`, `pcie`), how far apart their NUMA nodes are (`numa_distances`) and what else lies under /dev (`dev`).
+`profiles/hgx-h100.yaml` and `profiles/dgx-a100.yaml` show most of it.
 """
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +13,9 @@ import msgspec
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.nvml.port import TopologyLevel
+from gpu_plugin.simulation import topology
 from gpu_plugin.simulation.mig import MigInstance, lay_out
+from gpu_plugin.simulation.topology import Block, BusId, Count, Distance, NvLink, NvSwitch, Pcie
 
 _FOLDER = Path(__file__).parent / "profiles"
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -24,17 +26,11 @@ _UUID_NAMESPACE = "6f0d1a52-9c1e-5d0e-8a3b-0f5f4f1f2c77"
 A MIG device has uuid5(this, "<its GPU's uuid>/<GPU instance>/<compute instance>/<MIG profile>").
 """
 
-BusId = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]$")]
 _Celsius = Annotated[int, msgspec.Meta(ge=-40, le=200)]
-_Count = Annotated[int, msgspec.Meta(ge=0)]
 _Mask = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
 
 
-class _Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A block of a profile file; a key it does not know is an error."""
-
-
-class ThresholdsProfile(_Block, frozen=True):
+class ThresholdsProfile(Block, frozen=True):
     """°C by nvmlTemperatureThresholds_t kind; None answers NOT_SUPPORTED."""
 
     shutdown: _Celsius | None = None
@@ -43,16 +39,20 @@ class ThresholdsProfile(_Block, frozen=True):
     gpu_max: _Celsius | None = None
 
 
-class FabricProfile(_Block, frozen=True):
+class FabricProfile(Block, frozen=True):
     """nvmlGpuFabricInfoV_t of a GPU that has joined its fabric, or that has none: `state` 0."""
 
     state: Annotated[int, msgspec.Meta(ge=0, le=3)] = 0
-    status: _Count = 0
+    status: Count = 0
     health_mask: _Mask = 0
     summary: Annotated[int, msgspec.Meta(ge=0, le=3)] = 0
+    cluster: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")] = ""
+    """Uuid of the cluster of NVLink domains, without hyphens; empty: none, as within one chassis."""
+    clique: Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)] = 0
+    """Number of the GPUs in the cluster that reach each other."""
 
 
-class GpuProfile(_Block, frozen=True):
+class GpuProfile(Block, frozen=True):
     """One GPU. None and False answer NOT_SUPPORTED. In a file every key may be left out: `gpu`, then what follows, fills it."""
 
     name: str = ""
@@ -63,7 +63,7 @@ class GpuProfile(_Block, frozen=True):
     """As NVML writes it; left out: 00000000:<0x10 + index>:00.0."""
     architecture: int | None = None
     """nvmlDeviceArchitecture_t: 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell (nvml.h)."""
-    memory_bytes: _Count | None = None
+    memory_bytes: Count | None = None
     mig_mode: tuple[Annotated[int, msgspec.Meta(ge=0, le=1)], Annotated[int, msgspec.Meta(ge=0, le=1)]] | None = None
     """(current, pending); 1 is enabled. None: the part has no MIG."""
     mig: tuple[str, ...] | None = None
@@ -72,12 +72,12 @@ class GpuProfile(_Block, frozen=True):
     """Whose table of MIG profiles is its own (`simulation/mig.py`); without one it cannot be cut."""
     numa_node: Annotated[int, msgspec.Meta(ge=-1)] = -1
     """sysfs numa_node of the PCI device: -1 is unknown."""
-    nvml_numa_node: _Count | None = None
+    nvml_numa_node: Count | None = None
     """nvmlDeviceGetNumaNodeId: only where a GPU's memory is itself a NUMA node, so NOT_SUPPORTED on PCIe hosts."""
     thresholds: ThresholdsProfile = ThresholdsProfile()
     event_types: _Mask | None = None
     """Mask of nvmlDeviceGetSupportedEventTypes; None: too old for events."""
-    fields: dict[Annotated[int, msgspec.Meta(ge=0)], int] = {}
+    fields: dict[Count, int] = msgspec.field(default_factory=dict)
     """Value by field id (NVML_FI_*); an id not listed is refused."""
     margin: _Celsius | None = None
     """nvmlDeviceGetMarginTemperature at the idle temperature, °C."""
@@ -102,30 +102,7 @@ class GpuProfile(_Block, frozen=True):
     """How fast the energy counter grows. Not measured: only its growth is ever looked at."""
 
 
-class _NvLink(_Block, frozen=True):
-    """GPU to GPU: `links` a GPU, and `pairs` as "0-1:2 0-2:1": two links between 0 and 1, one between 0 and 2."""
-
-    links: Annotated[int, msgspec.Meta(ge=1, le=18)]
-    pairs: str
-
-
-class _NvSwitch(_Block, frozen=True):
-    """Every one of a GPU's `links` ends at a switch; the switches take turns."""
-
-    links: Annotated[int, msgspec.Meta(ge=1, le=18)]
-    bus_ids: Annotated[tuple[BusId, ...], msgspec.Meta(min_length=1)] = ("00000000:05:00.0",)
-
-
-class _Pcie(_Block, frozen=True):
-    """Groups of GPU indices by the closest thing they share; on no list: by NUMA node, where both have a known one."""
-
-    board: tuple[tuple[_Count, ...], ...] = ()
-    switch: tuple[tuple[_Count, ...], ...] = ()
-    switches: tuple[tuple[_Count, ...], ...] = ()
-    host_bridge: tuple[tuple[_Count, ...], ...] = ()
-
-
-class _File(_Block, frozen=True):
+class _File(Block, frozen=True):
     """A profile file as a whole."""
 
     name: str = ""
@@ -134,9 +111,11 @@ class _File(_Block, frozen=True):
     count: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
     gpu: GpuProfile = GpuProfile()
     gpus: Annotated[tuple[GpuProfile, ...], msgspec.Meta(max_length=64)] = ()
-    nvlink: _NvLink | None = None
-    nvswitch: _NvSwitch | None = None
-    pcie: _Pcie = _Pcie()
+    nvlink: NvLink | None = None
+    nvswitch: NvSwitch | None = None
+    pcie: Pcie = Pcie()
+    numa_distances: dict[Count, tuple[Distance, ...]] = msgspec.field(default_factory=dict)
+    """By NUMA node its distance to every node, in the order of their numbers: {0: [10, 21], 1: [21, 10]}."""
     dev: tuple[Annotated[str, msgspec.Meta(pattern=r"^/dev(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+$")], ...] = ()
 
 
@@ -145,7 +124,8 @@ class Profile:
     """A simulated node as it leaves the factory.
 
     `remotes[gpu]` is the PCI bus id at the far end of each of that GPU's NVLinks by link number, None for one that leads
-    nowhere; no links at all means no NVLink. `ancestors` has nvmlGpuTopologyLevel_t of every pair, the lower index first.
+    nowhere; no links at all means no NVLink. `ancestors` has nvmlGpuTopologyLevel_t of every pair, the lower index first;
+    `pci_paths[gpu]` is its path in sysfs, and `numa_distances` has every ordered pair of NUMA nodes.
     `device_nodes` are all paths under /dev but those of MIG devices, which come and go; the GPUs' own are included.
     """
 
@@ -154,6 +134,8 @@ class Profile:
     gpus: tuple[GpuProfile, ...]
     remotes: tuple[tuple[str | None, ...], ...]
     ancestors: dict[tuple[int, int], int]
+    pci_paths: tuple[str, ...]
+    numa_distances: dict[tuple[int, int], int]
     device_nodes: frozenset[str]
 
     def ancestor(self, one: int, other: int) -> int:
@@ -205,12 +187,15 @@ def parse(content: object, default_name: str = "node") -> Profile:
     assert isinstance(content, dict)
     name = file.name or default_name
     gpus = _gpus(name, file, content)
+    buses, numa_nodes = [gpu.pci_bus_id for gpu in gpus], [gpu.numa_node for gpu in gpus]
     return Profile(
         name=name,
         driver_version=file.driver_version,
         gpus=gpus,
-        remotes=_remotes(file, gpus),
-        ancestors=_ancestors(file.pcie, gpus),
+        remotes=topology.remotes(file.nvlink, file.nvswitch, buses),
+        ancestors=topology.ancestors(file.pcie, numa_nodes),
+        pci_paths=topology.pci_paths(file.pcie, buses),
+        numa_distances=topology.numa_distances(file.numa_distances, numa_nodes),
         device_nodes=frozenset(file.dev) | {f"/dev/nvidia{gpu.minor}" for gpu in gpus},
     )
 
@@ -289,64 +274,3 @@ def _uuid(kind: str, name: str) -> str:
     import uuid  # noqa: PLC0415 - 7 ms that only a simulated node needs
 
     return f"{kind}-{uuid.uuid5(uuid.UUID(_UUID_NAMESPACE), name)}"
-
-
-def _remotes(file: _File, gpus: tuple[GpuProfile, ...]) -> tuple[tuple[str | None, ...], ...]:
-    if file.nvlink and file.nvswitch:
-        raise ConfigError("$.nvswitch: a node has nvlink or nvswitch, not both")
-    if file.nvswitch:
-        buses = file.nvswitch.bus_ids
-        for number, bus in enumerate(buses):
-            if any(bus == gpu.pci_bus_id for gpu in gpus):
-                raise ConfigError(f"$.nvswitch.bus_ids[{number}]: {bus} is a GPU's")
-        return (tuple(buses[link % len(buses)] for link in range(file.nvswitch.links)),) * len(gpus)
-    if file.nvlink:
-        return _paired(file.nvlink, gpus)
-    return ((),) * len(gpus)
-
-
-def _paired(nvlink: _NvLink, gpus: tuple[GpuProfile, ...]) -> tuple[tuple[str | None, ...], ...]:
-    remotes: list[list[str | None]] = [[] for _ in gpus]
-    seen = set()
-    for pair in nvlink.pairs.split():
-        where = f"$.nvlink.pairs: {pair}"
-        form = re.fullmatch(r"([0-9]{1,3})-([0-9]{1,3}):([1-9][0-9]?)", pair)
-        if not form:
-            raise ConfigError(f"{where}: a pair reads GPU-GPU:LINKS, such as 0-1:2")
-        low, high = sorted((int(form[1]), int(form[2])))
-        if high >= len(gpus):
-            raise ConfigError(f"{where}: GPU {high}: this node has GPUs 0 to {len(gpus) - 1}")
-        if low == high or (low, high) in seen:
-            raise ConfigError(f"{where}: {'a GPU and itself' if low == high else 'this pair stands there already'}")
-        seen.add((low, high))
-        remotes[low] += [gpus[high].pci_bus_id] * int(form[3])
-        remotes[high] += [gpus[low].pci_bus_id] * int(form[3])
-    for index, taken in enumerate(remotes):
-        if len(taken) > nvlink.links:
-            raise ConfigError(f"$.nvlink.pairs: GPU {index} has {nvlink.links} links, and {len(taken)} are taken")
-    return tuple(tuple(taken + [None] * (nvlink.links - len(taken))) for taken in remotes)
-
-
-def _ancestors(pcie: _Pcie, gpus: tuple[GpuProfile, ...]) -> dict[tuple[int, int], int]:
-    levels: dict[tuple[int, int], int] = {}
-    for high, gpu in enumerate(gpus):
-        for low in range(high):
-            same = gpu.numa_node == gpus[low].numa_node >= 0
-            levels[low, high] = TopologyLevel.NODE if same else TopologyLevel.SYSTEM
-    for key, level in (
-        ("host_bridge", TopologyLevel.HOSTBRIDGE),  # the farthest first: a closer one then takes its place
-        ("switches", TopologyLevel.MULTIPLE),
-        ("switch", TopologyLevel.SINGLE),
-        ("board", TopologyLevel.INTERNAL),
-    ):
-        placed: set[int] = set()
-        for number, group in enumerate(getattr(pcie, key)):
-            for index in group:
-                if index >= len(gpus):
-                    where = f"$.pcie.{key}[{number}]: GPU {index}"
-                    raise ConfigError(f"{where}: this node has GPUs 0 to {len(gpus) - 1}")
-                if index in placed:
-                    raise ConfigError(f"$.pcie.{key}[{number}]: GPU {index} is in another group or here twice")
-                placed.add(index)
-            levels |= {(low, high): level for high in group for low in group if low < high}
-    return levels

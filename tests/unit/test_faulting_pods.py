@@ -8,14 +8,14 @@ from gpu_plugin.access.container import Access
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.faulting_pods import BURST, MOST, Error, FaultingPods
 from gpu_plugin.health.observation import ApplicationError
-from gpu_plugin.placement.scores import Scores
+from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.snapshot import ResourceView, Snapshot
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
 SNAPSHOT = Snapshot(
     1,
     {
-        name: ResourceView.of(Resource(name, devices), Access(), Scores())
+        name: ResourceView.of(Resource(name, devices), Access(), Placement())
         for name, devices in {
             GPU: (Device("GPU-0::0", "GPU-0", "GPU-0", "0"), Device("GPU-0::1", "GPU-0", "GPU-0", "0")),
             MIG: (Device("MIG-a", "GPU-1", "MIG-a", "1:0"), Device("MIG-b", "GPU-1", "MIG-b", "1:1")),

@@ -3,7 +3,7 @@ import pytest
 
 from gpu_plugin.access.container import Access
 from gpu_plugin.devices.device import Device, Resource
-from gpu_plugin.placement.scores import Scores
+from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.snapshot import ResourceView, Snapshot, SnapshotStore
 
 NAME = "nvidia.com/gpu"
@@ -12,7 +12,7 @@ NAME = "nvidia.com/gpu"
 def view(*ids: str, name: str = NAME) -> ResourceView:
     """A resource with devices of these ids."""
     return ResourceView.of(
-        Resource(name, tuple(Device(i, f"GPU-{i}", f"GPU-{i}", "0") for i in ids)), Access(), Scores()
+        Resource(name, tuple(Device(i, f"GPU-{i}", f"GPU-{i}", "0") for i in ids)), Access(), Placement()
     )
 
 
@@ -41,12 +41,12 @@ def test_reasons_change_the_devices_they_name_and_leave_the_others_the_very_same
     assert after.resource.devices[0] is before.resource.devices[0]
     assert after.resource.devices[2] is before.resource.devices[2]
     assert before.resource.devices[1].healthy
-    assert (after.order, after.access, after.scores) == (before.order, before.access, before.scores)
+    assert (after.order, after.access, after.placement) == (before.order, before.access, before.placement)
 
 
 def test_a_reason_reaches_every_device_of_a_gpu():
     devices = tuple(Device(f"a::{at}", "GPU-a", "GPU-a", "0") for at in range(3))
-    after = ResourceView.of(Resource(NAME, devices), Access(), Scores()).with_reasons({"GPU-a": "lost"})
+    after = ResourceView.of(Resource(NAME, devices), Access(), Placement()).with_reasons({"GPU-a": "lost"})
     assert [device.reason for device in after.resource.devices] == ["lost"] * 3
 
 

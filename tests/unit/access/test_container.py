@@ -14,7 +14,7 @@ from gpu_plugin.devices.device import Resource, whole_gpu
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.service import DevicePluginService
-from gpu_plugin.placement.scores import Scores
+from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.snapshot import ResourceView, SnapshotStore
 
 NAME = "nvidia.com/gpu"
@@ -211,7 +211,7 @@ def service(access: Access) -> DevicePluginService:
     """Serves eight GPUs with this access."""
     store = SnapshotStore()
     resource = Resource(NAME, tuple(whole_gpu(Gpu(uuid=f"GPU-{i}", index=i, minor=7 - i)) for i in range(8)))
-    store.publish({NAME: ResourceView.of(resource, access, Scores())})
+    store.publish({NAME: ResourceView.of(resource, access, Placement())})
     return DevicePluginService(ListFeed(NAME, store), store, lambda: None)
 
 

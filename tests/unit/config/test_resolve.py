@@ -26,7 +26,7 @@ VALUES: dict[str, tuple[str, str]] = {
     "nvidia_cdi_hook_path": ("/a/hook", "/b/hook"),
     "driver_root_ctr_path": ("/a", "/b"),
     "mps_root": ("/a/mps", "/b/mps"),
-    "shared_devices_allocation_policy": ("packed", "distributed"),
+    "shared_devices_allocation_policy": ("packed", "spread"),
     "device_discovery_strategy": ("nvml", "auto"),
     "imex_channel_ids": ("0", ","),
     "kubelet_socket": ("/a/kubelet.sock", "/b/kubelet.sock"),

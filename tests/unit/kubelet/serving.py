@@ -11,7 +11,7 @@ from gpu_plugin.access.container import Access
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoint import ResourceEndpoint
-from gpu_plugin.placement.scores import Scores
+from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.snapshot import ResourceView, SnapshotStore
 
@@ -34,7 +34,7 @@ def devices(count: int) -> tuple[Device, ...]:
 
 
 def view(listed: tuple[Device, ...], resource: str = GPU, access: Access | None = None) -> ResourceView:
-    return ResourceView.of(Resource(resource, listed), access or Access(), Scores())
+    return ResourceView.of(Resource(resource, listed), access or Access(), Placement())
 
 
 @dataclass

@@ -110,7 +110,8 @@ class FakeLibrary:
     """Two GPUs. `calls` are the functions called, each with the arguments that go in; `refusals` their codes by function.
 
     `values` is what the functions answer. A function in `missing` is not in the library. `fabric_versions` are the versions of
-    the structure that nvmlDeviceGetGpuFabricInfoV takes; `fabric` is what it tells, as (state, status, mask, summary).
+    the structure that nvmlDeviceGetGpuFabricInfoV takes; `fabric` is what it tells, as (state, status, mask, summary), of the
+    cluster with the uuid of these bytes and of these `cliques`, as (type, id).
     """
 
     def __init__(self) -> None:
@@ -125,6 +126,8 @@ class FakeLibrary:
         self.switches = {0}
         self.fabric_versions = {2, 3}
         self.fabric = (3, 0, 0x1A9, 1)
+        self.cluster = bytes(range(0xA0, 0xB0))
+        self.cliques = [(0, 32766), (0, 40000), (1, 7)]
         self.values: dict[str, Any] = {
             "driver_version": b"580.159.04",
             "uuid": b"GPU-92e1c9b6-dd9b-778f-6e34-6f0d728ad189",
@@ -288,6 +291,7 @@ class FakeLibrary:
 
     def _nvmlDeviceGetGpuFabricInfo(self, handle, info):
         info[0].state, info[0].status = self.fabric[:2]
+        self._membership(info[0])
 
     def _nvmlDeviceGetGpuFabricInfoV(self, handle, address):
         kinds = {2: pynvml.c_nvmlGpuFabricInfo_v2_t, 3: pynvml.c_nvmlGpuFabricInfo_v3_t}
@@ -299,10 +303,20 @@ class FakeLibrary:
         info[0].state, info[0].status, info[0].healthMask = self.fabric[:3]
         if asked >> 24 == 3:
             info[0].healthSummary = self.fabric[3]
+        self._membership(info[0])
         return 0
 
     def _nvmlDeviceGetGpuFabricInfo_v4(self, handle, info):
         info[0].state, info[0].status, info[0].healthMask, info[0].healthSummary = self.fabric
+        info[0].clusterUuid[:] = self.cluster
+        info[0].numCliques = len(self.cliques)
+        for at, (kind, number) in enumerate(self.cliques):
+            info[0].cliques[at].type, info[0].cliques[at].id = kind, number
+
+    def _membership(self, info):
+        """What older structures say: of all cliques the first one of type 0."""
+        info.clusterUuid[:] = self.cluster
+        info.cliqueId = next(number for kind, number in self.cliques if kind == 0)
 
     def _nvmlDeviceGetCurrPcieLinkWidth(self, handle, width):
         width[0] = 8

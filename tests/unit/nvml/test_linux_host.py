@@ -61,6 +61,92 @@ def test_without_sysfs_no_numa_node_is_known(tmp_path):
     assert LinuxHost(sysfs=str(tmp_path / "none")).numa_node("00000000:00:06.0") is None
 
 
+# Two GPUs behind switches, one in a domain of its own behind a host bridge's device, and one right at its host bridge.
+PLACES = {
+    "0000:19:00.0": "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:02.0/0000:19:00.0",
+    "0000:3b:00.0": "pci0000:37/0000:37:01.0/0000:38:00.0/0000:39:02.0/0000:3b:00.0",
+    "10000:01:00.0": "pci0000:00/0000:00:0e.0/pci10000:00/10000:00:01.0/10000:01:00.0",
+    "0000:00:06.0": "pci0000:00/0000:00:06.0",
+}
+
+
+@pytest.fixture
+def bus(tmp_path):
+    """A /sys with these PCI devices where they hang, and a link to one that is gone."""
+    links = tmp_path / "sys/bus/pci/devices"
+    links.mkdir(parents=True)
+    for address, place in PLACES.items():
+        (tmp_path / "sys/devices" / place).mkdir(parents=True, exist_ok=True)
+        (links / address).symlink_to(f"../../../devices/{place}")
+    (links / "0000:99:00.0").symlink_to("../../../devices/pci0000:99/0000:99:00.0")
+    (links / "0000:9a:00.0").symlink_to("0000:9a:00.0")
+    return tmp_path / "sys"
+
+
+@pytest.mark.parametrize(
+    ("bus_id", "place"),
+    [
+        ("00000000:19:00.0", PLACES["0000:19:00.0"]),
+        ("0000:3b:00.0", PLACES["0000:3b:00.0"]),
+        ("00000000:3B:00.0", PLACES["0000:3b:00.0"]),
+        ("00010000:01:00.0", PLACES["10000:01:00.0"]),
+        ("00000000:00:06.0", PLACES["0000:00:06.0"]),
+    ],
+)
+def test_the_place_of_a_pci_device_has_every_bridge_above_it(bus, bus_id, place):
+    assert LinuxHost(sysfs=str(bus)).pci_path(bus_id) == str((bus / "devices").resolve() / place)
+
+
+@pytest.mark.parametrize(
+    "bus_id", ["00000000:99:00.0", "00000000:9A:00.0", "00000000:98:00.0", "", "no bus id", "xyz:00:06.0", "0000:\0"]
+)
+def test_the_place_of_a_device_that_is_not_there_is_empty(bus, bus_id):
+    assert LinuxHost(sysfs=str(bus)).pci_path(bus_id) == ""
+    assert LinuxHost(sysfs=str(bus / "none")).pci_path(bus_id) == ""
+
+
+def numa(tmp_path, online, rows):
+    """The host whose /sys has these NUMA nodes; None: no such file."""
+    nodes = tmp_path / "sys/devices/system/node"
+    nodes.mkdir(parents=True)
+    if online is not None:
+        (nodes / "online").write_text(online)
+    for node, row in rows.items():
+        (nodes / f"node{node}").mkdir()
+        if row is not None:
+            (nodes / f"node{node}/distance").write_bytes(row)
+    return LinuxHost(sysfs=str(tmp_path / "sys"))
+
+
+def test_numa_distances_are_those_of_every_two_nodes(tmp_path):
+    host = numa(tmp_path, "0-1\n", {0: b"10 21\n", 1: b"21 10\n"})
+    assert host.numa_distances() == {(0, 0): 10, (0, 1): 21, (1, 0): 21, (1, 1): 10}
+
+
+def test_a_single_node_is_near_itself(tmp_path):
+    assert numa(tmp_path, "0\n", {0: b"10\n"}).numa_distances() == {(0, 0): 10}
+
+
+def test_columns_are_those_of_nodes_that_are_online(tmp_path):
+    host = numa(
+        tmp_path, "0-1,3,34\n", {0: b"10 40 80 81", 1: b"40 10 82 83", 3: b"80 82 10 84", 34: b"81 83 84 10", 2: b"1"}
+    )
+    found = host.numa_distances()
+    assert len(found) == 16
+    assert (found[0, 3], found[34, 1], found[3, 34], found[34, 34]) == (80, 83, 84, 10)
+
+
+@pytest.mark.parametrize("row", [None, b"", b"10", b"10 20 30", b"10 far", b"\xff\xfe 10", b"10 2.5"], ids=repr)
+def test_a_node_that_tells_nothing_of_use_hides_no_other(tmp_path, row):
+    host = numa(tmp_path, "0-1\n", {0: row, 1: b"21 10\n"})
+    assert host.numa_distances() == {(1, 0): 21, (1, 1): 10}
+
+
+@pytest.mark.parametrize("online", [None, "", "\n", "all", "0-", "-1", "1-0", "0,", "0-1-2", "0-99999999", "1024"])
+def test_without_a_list_of_nodes_no_distance_is_known(tmp_path, online):
+    assert numa(tmp_path, online, {0: b"10 21\n", 1: b"21 10\n"}).numa_distances() == {}
+
+
 def device(root, path):
     """A character device: a link to one, since making one takes a privilege."""
     node = root / path

@@ -3,38 +3,12 @@ from dataclasses import replace
 import pynvml
 import pytest
 
-from gpu_plugin.devices.node import Link, Thresholds
+from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.nvml import probe
-from gpu_plugin.nvml.port import NvmlError, Return, Threshold, TopologyLevel
+from gpu_plugin.nvml.port import NvmlError, Return, Threshold
 from gpu_plugin.simulation import profile
-from gpu_plugin.simulation.driver import SimulatedDriver
-from gpu_plugin.simulation.hardware import SimulatedNode
-from gpu_plugin.simulation.host import SimulatedHost
 
-
-class Machine:
-    """A simulated node with its driver open."""
-
-    def __init__(self, name="dgx1-v100", **gpu):
-        content = profile.parse({"count": 1, "gpu": {"name": "NVIDIA Test", **gpu}}) if gpu else profile.load(name)
-        self.node = SimulatedNode(content)
-        self.driver = SimulatedDriver(self.node)
-        self.driver.open()
-        self.host = SimulatedHost(self.node)
-
-    def probe(self, index=0, known="", **how):
-        return probe.probe_gpu(self.driver, self.host, index, known, **how)
-
-    def links(self, bus_ids=None):
-        probed = [self.probe(index) for index in range(len(self.node.profile.gpus))]
-        handles = {gpu.uuid: handle for handle, gpu in probed}
-        return [gpu.uuid for _, gpu in probed], lambda: probe.probe_links(
-            self.driver, handles, [gpu for _, gpu in probed]
-        )
-
-
-def pair(one, other):
-    return min(one, other), max(one, other)
+from .machine import Machine
 
 
 @pytest.mark.parametrize("name", profile.names())
@@ -266,105 +240,3 @@ def test_a_gpu_may_be_asked_for_by_its_bus_id_without_a_look_at_any_other():
     assert machine.driver.calls["handle_by_pci_bus_id"] == 1
     assert machine.driver.calls["handle_by_uuid"] == machine.driver.calls["handle_by_index"] == 0
     assert handle == machine.driver.handle_by_index(5)
-
-
-def test_links_are_those_of_the_profile_each_pair_once():
-    machine = Machine("dgx1-v100")
-    uuids, links = machine.links()
-    found = links()
-    built = machine.node.profile
-    assert len(found) == 8 * 7 // 2
-    for (one, other), link in found.items():
-        assert one < other
-        first, second = uuids.index(one), uuids.index(other)
-        assert link.nvlinks == built.remotes[first].count(built.gpus[second].pci_bus_id)
-        assert link.nvlinks == built.remotes[second].count(built.gpus[first].pci_bus_id)
-        assert link.ancestor == built.ancestor(first, second)
-    assert {link.nvlinks for link in found.values()} == {0, 1, 2}
-
-
-@pytest.mark.parametrize(("name", "gpus"), [("hgx-h100", 8), ("t4-4", 4), ("h200", 1), ("l40s-pcie-8", 8)])
-def test_without_direct_links_only_the_ancestor_is_known(name, gpus, caplog):
-    machine = Machine(name)
-    uuids, links = machine.links()
-    found = links()
-    assert len(found) == gpus * (gpus - 1) // 2
-    assert {link.nvlinks for link in found.values()} <= {0}
-    assert not caplog.records
-    for (one, other), link in found.items():
-        assert link.ancestor == machine.node.profile.ancestor(uuids.index(one), uuids.index(other))
-
-
-def test_bus_ids_are_compared_without_regard_to_their_letters(monkeypatch):
-    machine = Machine("dgx1-v100")
-    _, links = machine.links()
-    whole = links()
-    real = machine.driver.nvlink_remote_bus_id
-    monkeypatch.setattr(machine.driver, "nvlink_remote_bus_id", lambda h, n: (real(h, n) or "").lower() or None)
-    assert links() == whole
-
-
-def test_a_link_down_at_one_end_is_not_counted(monkeypatch):
-    machine = Machine("dgx1-v100")
-    uuids, links = machine.links()
-    whole = links()
-    built = machine.node.profile
-    at = 0
-    neighbour = [gpu.pci_bus_id for gpu in built.gpus].index(built.remotes[0][at] or "")
-    first, real = machine.driver.handle_by_index(0), machine.driver.nvlink_remote_bus_id
-
-    def one_end_down(handle, link):
-        return None if (handle, link) == (first, at) else real(handle, link)
-
-    monkeypatch.setattr(machine.driver, "nvlink_remote_bus_id", one_end_down)
-    found = links()
-    changed = pair(uuids[0], uuids[neighbour])
-    assert found[changed].nvlinks == whole[changed].nvlinks - 1
-    assert {key: link for key, link in found.items() if key != changed} == {
-        key: link for key, link in whole.items() if key != changed
-    }
-
-
-def test_a_link_that_cannot_be_read_counts_as_down_and_hides_no_other(monkeypatch, caplog):
-    machine = Machine("dgx1-v100")
-    uuids, links = machine.links()
-    whole = links()
-    first, real = machine.driver.handle_by_index(0), machine.driver.nvlink_remote_bus_id
-
-    def unreadable(handle, link):
-        if (handle, link) == (first, 0):
-            raise NvmlError(Return.UNKNOWN, "nvmlDeviceGetNvLinkState")
-        return real(handle, link)
-
-    monkeypatch.setattr(machine.driver, "nvlink_remote_bus_id", unreadable)
-    found = links()
-    assert sum(link.nvlinks for link in found.values()) == sum(link.nvlinks for link in whole.values()) - 1
-    assert {key: link for key, link in found.items() if uuids[0] not in key} == {
-        key: link for key, link in whole.items() if uuids[0] not in key
-    }
-    assert len(caplog.records) == 1
-
-
-def test_an_ancestor_that_cannot_be_read_is_the_farthest():
-    machine = Machine("dgx1-v100")
-    _, links = machine.links()
-    nvlinks = {key: link.nvlinks for key, link in links().items()}
-    machine.node.refuse("common_ancestor", Return.UNKNOWN)
-    assert links() == {key: Link(count, TopologyLevel.SYSTEM) for key, count in nvlinks.items()}
-
-
-@pytest.mark.parametrize("lost", [0, 3, 7])
-def test_a_gpu_lost_meanwhile_has_the_worst_links_and_the_others_keep_theirs(lost, caplog):
-    machine = Machine("dgx1-v100")
-    uuids, links = machine.links()
-    whole = links()
-    machine.node.lose(lost)
-    assert links() == {key: Link() if uuids[lost] in key else link for key, link in whole.items()}
-    assert 0 < len(caplog.records) <= 2, "once, not once a link"
-
-
-def test_no_gpu_and_one_gpu_have_no_links():
-    machine = Machine("h200")
-    handle, gpu = machine.probe()
-    assert probe.probe_links(machine.driver, {}, []) == {}
-    assert probe.probe_links(machine.driver, {gpu.uuid: handle}, [gpu]) == {}

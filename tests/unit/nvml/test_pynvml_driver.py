@@ -28,6 +28,7 @@ UUID = "GPU-92e1c9b6-dd9b-778f-6e34-6f0d728ad189"
 BUS_ID = "00000000:00:06.0"
 MASK = 0x1_0000_0008
 LONG = 10.0
+CLUSTER = "a0a1a2a3a4a5a6a7a8a9aaabacadaeaf"
 H, M, E = Handle(FIRST), Handle(MIG), EventSet(EVENTS)
 
 # Each call of the port: its arguments, its answer, and what arrives in the library for it.
@@ -64,7 +65,7 @@ CALLS = [
     ("clocks_event_reasons", (H,), 0x1_0000_0040, [("nvmlDeviceGetCurrentClocksEventReasons", FIRST)]),
     ("nvlink_states", (H,), (True, False), [("nvmlDeviceGetNvLinkState", FIRST, link) for link in range(3)]),
     ("nvlink_to_switch", (H, 0), True, [("nvmlDeviceGetNvLinkRemoteDeviceType", FIRST, 0)]),
-    ("fabric", (H,), Fabric(3, 0, 0x1A9, 1), [("nvmlDeviceGetGpuFabricInfo_v4", FIRST)]),
+    ("fabric", (H,), Fabric(3, 0, 0x1A9, 1, CLUSTER, 32766), [("nvmlDeviceGetGpuFabricInfo_v4", FIRST)]),
     (
         "pcie_link",
         (H,),
@@ -427,7 +428,7 @@ def test_a_link_to_another_gpu_leads_to_no_switch(driver, library):
     assert driver.nvlink_to_switch(H, 0) is False
 
 
-FABRIC = Fabric(state=2, status=0, health_mask=0x2AA, summary=3)
+FABRIC = Fabric(state=2, status=0, health_mask=0x2AA, summary=3, cluster=CLUSTER, clique=32766)
 V4, V, V1 = ("nvmlDeviceGetGpuFabricInfo_v4", "nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetGpuFabricInfo")
 
 
@@ -437,8 +438,8 @@ V4, V, V1 = ("nvmlDeviceGetGpuFabricInfo_v4", "nvmlDeviceGetGpuFabricInfoV", "nv
         (set(), {2, 3}, FABRIC, [V4]),
         ({V4}, {2, 3}, FABRIC, [V]),
         ({V4}, {2}, dataclasses.replace(FABRIC, summary=0), [V, V]),
-        ({V4, V}, set(), Fabric(state=2), [V1]),
-        ({V4}, set(), Fabric(state=2), [V, V, V1]),
+        ({V4, V}, set(), dataclasses.replace(FABRIC, summary=0, health_mask=0), [V1]),
+        ({V4}, set(), dataclasses.replace(FABRIC, summary=0, health_mask=0), [V, V, V1]),
     ],
 )
 def test_the_fabric_is_asked_for_as_new_as_the_library_knows_it(driver, library, missing, versions, told, asked):
@@ -454,11 +455,59 @@ def test_the_fabric_is_asked_for_as_new_as_the_library_knows_it(driver, library,
 @pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.INVALID_ARGUMENT])
 def test_a_driver_that_does_not_know_the_newest_structure_is_asked_with_older_ones(driver, library, code):
     library.refusals[V4] = code
-    assert driver.fabric(H) == Fabric(*library.fabric)
+    told = dataclasses.replace(Fabric(*library.fabric), cluster=CLUSTER, clique=32766)
+    assert driver.fabric(H) == told
     library.refusals[V] = code
-    assert driver.fabric(H) == Fabric(*library.fabric[:2])
+    assert driver.fabric(H) == dataclasses.replace(told, health_mask=0, summary=0)
     library.refusals[V1] = code
     assert refusal(driver.fabric, H).code == code
+
+
+OLDEST_FIRST: list[set[str]] = [{V4, V}, {V4}, set()]
+
+
+@pytest.mark.parametrize("missing", OLDEST_FIRST)
+def test_a_gpu_of_no_cluster_says_so_in_zeros(driver, library, missing):
+    library.missing, library.cluster, library.cliques = missing, bytes(16), [(0, 0)]
+    found = driver.fabric(H)
+    assert (found.cluster, found.clique) == ("", 0)
+
+
+@pytest.mark.parametrize("missing", OLDEST_FIRST)
+def test_a_cluster_whose_uuid_begins_with_zeros_is_one(driver, library, missing):
+    library.missing, library.cluster = missing, bytes([*[0] * 15, 1])
+    assert driver.fabric(H).cluster == "0" * 31 + "1"
+
+
+@pytest.mark.parametrize(
+    ("cliques", "clique"),
+    [
+        ([(0, 0xFFFF_FFFE)], 0xFFFF_FFFE),
+        ([(1, 7), (0, 3), (0, 2)], 3),
+        ([(1, 7), (2, 8)], 0),  # no clique of those that reach each other's memory
+        ([], 0),
+        ([(1, 7)] * 63 + [(0, 5)], 5),
+    ],
+)
+def test_of_several_cliques_the_first_that_reaches_memory_counts(driver, library, cliques, clique):
+    library.cliques = cliques
+    assert driver.fabric(H).clique == clique
+
+
+def test_more_cliques_than_there_is_room_for_are_no_way_out_of_it(driver, library, monkeypatch):
+    library.cliques = [(1, 7)] * 64
+    real = library._nvmlDeviceGetGpuFabricInfo_v4
+
+    def boast(handle, info):
+        real(handle, info)
+        info[0].numCliques = 0xFFFF_FFFF
+
+    monkeypatch.setattr(library, "_nvmlDeviceGetGpuFabricInfo_v4", boast)
+    assert driver.fabric(H).clique == 0
+
+
+def test_the_clique_types_are_nvmls():
+    assert pynvml.NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER == 0
 
 
 def test_an_older_structure_is_no_way_round_a_lost_gpu(driver, library):
@@ -526,6 +575,21 @@ def test_an_sram_below_its_threshold_and_rows_without_trouble(driver, library):
 def test_a_link_that_is_down_has_no_far_end(driver, library):
     assert driver.nvlink_remote_bus_id(H, 1) is None
     assert library.calls == [("nvmlDeviceGetNvLinkState", FIRST, 1)]
+
+
+@pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.INVALID_ARGUMENT])
+def test_a_link_that_is_up_and_does_not_tell_where_it_leads_is_there_all_the_same(driver, library, code):
+    library.refusals["nvmlDeviceGetNvLinkRemotePciInfo_v2"] = code
+    assert driver.nvlink_remote_bus_id(H, 0) == ""
+    assert driver.nvlink_remote_bus_id(H, 1) is None
+    assert refusal(driver.nvlink_remote_bus_id, H, 2).code == Return.INVALID_ARGUMENT
+    assert driver.nvlink_to_switch(H, 0)
+
+
+@pytest.mark.parametrize("code", [Return.GPU_IS_LOST, Return.NO_PERMISSION, Return.UNKNOWN])
+def test_a_far_end_that_is_refused_otherwise_is_a_refusal(driver, library, code):
+    library.refusals["nvmlDeviceGetNvLinkRemotePciInfo_v2"] = code
+    assert refusal(driver.nvlink_remote_bus_id, H, 0).code == code
 
 
 def test_a_negative_numa_node_is_passed_on_as_such(driver, library):

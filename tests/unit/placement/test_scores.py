@@ -1,55 +1,51 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_plugin.devices.node import Gpu, Link, Node
-from gpu_plugin.placement.scores import SAME_NUMA_SCORE, Scores, scores
+from gpu_plugin.devices.node import Gpu, Link
+from gpu_plugin.placement.scores import pair_score
 
 
-def pair(link: Link | None, one: int | None = 0, other: int | None = 1) -> int:
-    """The score of two GPUs on these NUMA nodes."""
-    gpus = (Gpu(uuid="GPU-a", index=0, numa_node=one), Gpu(uuid="GPU-b", index=1, numa_node=other))
-    return scores(Node(gpus, {("GPU-a", "GPU-b"): link} if link else {})).of("GPU-a", "GPU-b")
+def pair(link: Link, one: int | None = None, other: int | None = None) -> int:
+    """The score of two GPUs of these architectures."""
+    return pair_score(
+        Gpu(uuid="GPU-a", index=0, architecture=one), Gpu(uuid="GPU-b", index=1, architecture=other), link
+    )
 
 
 @pytest.mark.parametrize(
-    ("ancestor", "score"), [(0, 60), (10, 50), (20, 40), (30, 30), (40, 20), (50, 10), (99, 10), (-1, 60)]
+    ("ancestor", "score"), [(0, 60), (10, 50), (20, 40), (30, 30), (40, 20), (50, 10), (99, 10), (-1, 10)]
 )
 def test_pcie_closeness_counts_as_in_nvidias_allocator(ancestor, score):
     assert pair(Link(0, ancestor)) == score
 
 
 @pytest.mark.parametrize("nvlinks", range(19))
-def test_each_nvlink_counts_a_hundred(nvlinks):
-    assert pair(Link(nvlinks, 50)) == 10 + 100 * nvlinks
-
-
-def test_a_pair_of_which_nothing_is_known_is_the_worst():
-    assert pair(None) == pair(Link(0, 50)) == 10
-    assert Scores().of("GPU-a", "GPU-b") == 0
+def test_each_direct_nvlink_counts_a_hundred_whatever_its_generation(nvlinks):
+    assert {pair(Link(nvlinks, 50), arch, arch) for arch in (None, 4, 5, 7, 9, 10, 99)} == {10 + 100 * nvlinks}
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "bonus"), [(0, 0, True), (1, 1, True), (0, 1, False), (None, None, False), (0, None, False)]
+    ("architecture", "links", "gb_s"),
+    [(5, 6, 150), (7, 12, 300), (9, 18, 450), (10, 18, 900)],  # V100, A100, H100, B200: one direction of a whole GPU
 )
-def test_one_numa_node_counts_less_than_a_step_of_pcie(one, other, bonus):
-    assert pair(Link(), one, other) - pair(Link()) == (SAME_NUMA_SCORE if bonus else 0)
-    assert 0 < SAME_NUMA_SCORE < 10
+def test_through_switches_it_is_the_bandwidth_that_counts(architecture, links, gb_s):
+    assert pair(Link(links, 50, switched=True), architecture, architecture) == 10 + 4 * gb_s
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.data(), st.integers(1, 8))
-def test_a_pair_scores_the_same_from_both_ends_and_no_gpu_with_itself(data, count):
-    uuids = [f"GPU-{at}" for at in range(count)]
-    links = {
-        (one, other): data.draw(st.builds(Link, st.integers(0, 18), st.sampled_from([0, 10, 20, 30, 40, 50])))
-        for one in uuids
-        for other in uuids
-        if one < other
-    }
-    found = scores(Node(tuple(Gpu(uuid=uuid, index=at) for at, uuid in enumerate(uuids)), links))
-    for one in uuids:
-        assert found.of(one, one) == 0
-        for other in uuids:
-            assert found.of(one, other) == found.of(other, one)
-            assert one == other or found.of(one, other) >= 10
+def test_the_slower_end_of_a_switched_pair_is_what_it_has():
+    link = Link(18, 40, switched=True)
+    assert pair(link, 10, 9) == pair(link, 9, 10) == pair(link, 9, 9) == pair(link, 10, None) < pair(link, 10, 10)
+
+
+@given(st.integers(0, 36), st.sampled_from([0, 10, 20, 30, 40, 50]), st.booleans())
+def test_a_link_more_or_a_nearer_ancestor_is_never_worse(nvlinks, ancestor, switched):
+    link = Link(nvlinks, ancestor, switched)
+    assert pair(Link(nvlinks + 1, ancestor, switched)) > pair(link) >= 10
+    assert pair(Link(nvlinks + 1, 50, switched)) > pair(Link(nvlinks, 0, switched))
+    if ancestor:
+        assert pair(Link(nvlinks, ancestor - 10, switched)) == pair(link) + 10
+
+
+def test_a_pair_of_which_nothing_is_known_is_the_worst():
+    assert pair(Link()) == 10

@@ -1,11 +1,21 @@
 import pytest
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.nvml.port import ALL_INSTANCES, Event, EventType, NvmlError, PcieLink, RemappedRows, Return
+from gpu_plugin.nvml.port import (
+    ALL_INSTANCES,
+    Event,
+    EventType,
+    NvmlError,
+    PcieLink,
+    RemappedRows,
+    Return,
+    TopologyLevel,
+)
 from gpu_plugin.simulation import faults, profile
 from gpu_plugin.simulation.condition import FABRICS, Condition
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import STATE_FILE, SimulatedNode
+from gpu_plugin.simulation.host import SimulatedHost
 from gpu_plugin.simulation.part_faults import PART_FAULTS
 
 ANY = EventType.DOUBLE_BIT_ECC | EventType.XID_CRITICAL | EventType.GPU_RECOVERY_ACTION
@@ -54,6 +64,16 @@ def old():
 
 # Each fault, what ends it, and what does not
 
+
+def place(bench):
+    """What NVML and sysfs tell of where the GPU is."""
+    path = SimulatedHost(bench.node).pci_path(bench.driver.pci_bus_id(bench.gpu))
+    try:
+        return bench.driver.common_ancestor(bench.gpu, bench.driver.handle_by_index(1)), path
+    except NvmlError as error:
+        return error.code, path
+
+
 READINGS = {
     "temperature": lambda b: b.driver.temperature(b.gpu),
     "margin": lambda b: b.driver.margin_temperature(b.gpu),
@@ -71,6 +91,7 @@ READINGS = {
     "nvlink-errors": lambda b: b.field(214),
     "nvlink-crc-errors": lambda b: b.field(38),
     "fabric": lambda b: b.driver.fabric(b.gpu),
+    "topology": place,
     "pcie-width": lambda b: b.driver.pcie_link(b.gpu),
     "pcie-replays": lambda b: b.driver.pcie_replays(b.gpu),
     "pcie-fatal-errors": lambda b: b.field(180),
@@ -105,6 +126,8 @@ def links(bench):
         ("fabric", "unhealthy", FABRICS["unhealthy"], True),
         ("fabric", "in-progress", FABRICS["in-progress"], True),
         ("fabric", "limited", FABRICS["limited"], True),
+        ("topology", "unreadable", (Return.UNKNOWN, "/sys/devices/pci0000:1a/0000:1a:01.0/0000:1b:00.0"), False),
+        ("topology", "unknown", (Return.UNKNOWN, ""), False),
         ("pcie-width", 8, PcieLink(8, 16), False),
         ("pcie-replays", 51, 51, True),
         ("pcie-fatal-errors", 1, 1, True),
@@ -193,6 +216,31 @@ def test_a_fabric_gets_well(bench):
     bench.apply(fabric="unhealthy")
     assert bench.apply(fabric="completed").endswith(": its NVLink fabric is completed.")
     assert bench.driver.fabric(bench.gpu) == fine
+
+
+@pytest.mark.parametrize(
+    ("value", "cluster", "clique"),
+    [
+        ("in-progress", "", 0),
+        ("unhealthy", "7c1f0f4a92d84e53b0c66a1d3e5f8b27", 32766),
+        ("completed", "7c1f0f4a92d84e53b0c66a1d3e5f8b27", 32766),
+    ],
+)
+def test_a_fabric_has_a_cluster_once_it_is_completed(value, cluster, clique):
+    bench = Bench("gb200-node")
+    bench.apply(fabric=value)
+    fabric = bench.driver.fabric(bench.gpu)
+    assert (fabric.cluster, fabric.clique) == (cluster, clique)
+
+
+def test_a_place_that_is_not_told_is_that_of_one_gpu(bench):
+    other, third = bench.driver.handle_by_index(1), bench.driver.handle_by_index(2)
+    bench.apply(topology="unreadable")
+    with pytest.raises(NvmlError):
+        bench.driver.common_ancestor(other, bench.gpu)
+    assert bench.driver.common_ancestor(other, third) == TopologyLevel.NODE
+    assert bench.apply(topology="readable").endswith(": NVML and sysfs tell its place on PCIe.")
+    assert bench.driver.common_ancestor(other, bench.gpu) == TopologyLevel.NODE
 
 
 # What the driver asks for
@@ -298,6 +346,8 @@ def test_an_error_contained_in_an_instance_has_the_driver_ask_for_nothing(bench)
         ({"nvlink-errors": 0}, "nvlink-errors: 0: from 1 to"),
         ({"nvlink-crc-errors": 1.5}, "nvlink-crc-errors: 1.5 is not a whole number"),
         ({"fabric": "broken"}, "fabric: 'broken': one of completed, in-progress, unhealthy, limited"),
+        ({"topology": "lost"}, "topology: 'lost': one of readable, unreadable, unknown"),
+        ({"topology": ["unknown"]}, "topology: ['unknown']: one of readable, "),
         ({"fabric": ["limited"]}, "fabric: ['limited']: one of completed, "),
         ({"pcie-width": 17}, "pcie-width: 17: from 1 to 16 lanes"),
         ({"pcie-width": 0}, "pcie-width: 0: from 1 to 16 lanes"),

@@ -25,10 +25,14 @@ def test_the_profiles_that_come_with_the_plugin():
         "dgx-a100": 8,
         "dgx1-v100": 8,
         "dgx2-16": 16,
+        "gb200-node": 4,
         "h100-mig-single": 8,
+        "h100-nvl-pairs": 8,
         "h200": 1,
+        "hgx-b200": 8,
         "hgx-h100": 8,
         "l40s-pcie-8": 8,
+        "mixed-16": 16,
         "t4-4": 4,
     }
 
@@ -55,10 +59,22 @@ def test_every_profile_has_what_a_driver_needs(name):
         assert gpu.pcie_width == 16
 
 
-@pytest.mark.parametrize("name", ["hgx-h100", "h100-mig-single"])
+@pytest.mark.parametrize("name", ["hgx-h100", "h100-mig-single", "hgx-b200"])
 def test_the_fabric_of_a_hopper_system_is_complete(name):
     assert {gpu.fabric for gpu in profile.load(name).gpus} == {
         profile.FabricProfile(state=3, health_mask=0x1AA, summary=1)
+    }
+
+
+def test_the_gpus_of_a_gb200_node_are_in_one_clique_of_a_cluster():
+    fabrics = {gpu.fabric for gpu in profile.load("gb200-node").gpus}
+    assert [(each.state, len(each.cluster), each.clique) for each in fabrics if each] == [(3, 32, 32766)]
+
+
+@pytest.mark.parametrize("name", profile.names())
+def test_fabrics_are_what_hopper_and_later_have(name):
+    assert {gpu.fabric is not None for gpu in profile.load(name).gpus} == {
+        (gpu.architecture or 0) >= 9 for gpu in profile.load(name).gpus
     }
 
 
@@ -163,6 +179,8 @@ def test_the_cut_profiles_are_cut():
         ({"gpu": {"minor": 1}} | {"count": 2, "gpus": [{"name": "x"}, {"name": "x"}]}, "$.gpus[1].minor: 1 is GPU 0's"),
         (SMALL | {"gpu": {"thresholds": {"shutdown": True}}}, "$.gpu.thresholds.shutdown: expected int"),
         (SMALL | {"gpu": {"fabric": {"state": 4}}}, "$.gpu.fabric.state: expected int <= 3"),
+        (SMALL | {"gpu": {"fabric": {"cluster": "7c1f"}}}, "$.gpu.fabric.cluster: expected str matching regex"),
+        (SMALL | {"gpu": {"fabric": {"clique": -1}}}, "$.gpu.fabric.clique: expected int >= 0"),
         (SMALL | {"gpu": {"pcie_width": 0}}, "$.gpu.pcie_width: expected int >= 1"),
         (SMALL | {"gpu": {"fields": {"x": 1}}}, "$.gpu.fields: expected int"),
         (SMALL | {"count": 1, "gpus": [{}, {}]}, "$.gpus: describes 2 GPUs, but count is 1"),

@@ -1,0 +1,94 @@
+"""`gpu-plugin topology`: how a node's GPUs are linked, as text, JSON or a picture."""
+
+import json
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from gpu_plugin.cli.running_daemon import state_dir_option
+from gpu_plugin.cli.topology_source import node_from, simulate_option
+from gpu_plugin.devices.node import Node
+
+_MODE = 0o644
+
+
+@click.command(
+    "topology",
+    help="How this node's GPUs are linked, as the running daemon knows it: the matrix that nvidia-smi topo -m shows, and "
+    "the groups in it. NV# stands for # NVLinks, and takes the place of what PCIe there is beside them.",
+)
+@simulate_option
+@state_dir_option
+@click.option("--scores", "as_scores", is_flag=True, help="The score of each pair, which is what placement adds up.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text, with every pair once.")
+@click.option(
+    "--svg", metavar="FILE", help="Also draw the link groups into this SVG file; -: on standard output alone."
+)
+def command(simulate: str | None, state_dir: Path, as_scores: bool, as_json: bool, svg: str | None) -> None:  # noqa: FBT001
+    """Prints the topology, and writes the picture that is asked for."""
+    if svg == "-" and (as_json or as_scores):
+        raise click.UsageError(
+            "--svg - takes standard output for itself: leave out --json and --scores, or name a file"
+        )
+    if as_json and as_scores:
+        raise click.UsageError("--json has the scores: leave out --scores")
+    node = node_from(simulate, state_dir)
+    if svg is not None:
+        _draw(node, simulate or "", svg)
+    if svg != "-":
+        click.echo(_json(node) if as_json else "\n".join(_text(node, scores=as_scores)))
+
+
+def _text(node: Node, *, scores: bool) -> list[str]:
+    from gpu_plugin.placement import matrix  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.placement.groups import LinkGroups  # noqa: PLC0415
+    from gpu_plugin.placement.topology import Topology  # noqa: PLC0415
+
+    groups = LinkGroups.of(node)
+    if scores:
+        return matrix.scores(groups, Topology.of(node).scores)
+    return [*matrix.matrix(groups), "", *matrix.legend(groups), "", *matrix.words(groups)]
+
+
+def _json(node: Node) -> str:
+    from gpu_plugin.placement.groups import LinkGroups  # noqa: PLC0415
+    from gpu_plugin.placement.matrix import pairs_json  # noqa: PLC0415
+    from gpu_plugin.placement.topology import Topology  # noqa: PLC0415
+
+    return json.dumps(pairs_json(LinkGroups.of(node), Topology.of(node)), indent=2)
+
+
+def _draw(node: Node, name: str, file: str) -> None:
+    from gpu_plugin.placement.groups import LinkGroups  # noqa: PLC0415
+    from gpu_plugin.placement.picture import picture  # noqa: PLC0415
+    from gpu_plugin.placement.topology import Topology  # noqa: PLC0415
+
+    drawn = picture(LinkGroups.of(node), Topology.of(node), name)
+    if file == "-":
+        click.echo(drawn, nl=False)
+        return
+    try:
+        _write(Path(file), drawn)
+    except OSError as error:
+        raise click.ClickException(f"--svg: {file} cannot be written: {error.strerror or error}") from None
+
+
+def _write(path: Path, text: str) -> None:
+    """Replaces a file whole, or leaves it as it is. Raises OSError where that cannot be."""
+    file = path.resolve()  # what a link leads to is replaced, not the link
+    if file.exists() and not file.is_file():
+        raise OSError("it is there and no regular file; name another one, or - for standard output")
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fchmod(stream.fileno(), _MODE)
+        Path(temporary).replace(file)
+    except BaseException:
+        with suppress(OSError):
+            Path(temporary).unlink()
+        raise

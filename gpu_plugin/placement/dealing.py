@@ -1,0 +1,84 @@
+"""How devices are taken one after the other from whatever ranks first, many at a time."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+Rank = tuple[int, ...]
+
+Equals = Callable[[list[int], int], list[int]]
+"""Which of several places that rank equal are taken, where not all are needed: the places and a number in, both ascending."""
+
+
+@dataclass(slots=True)
+class Share:
+    """What a policy sees of a GPU, or of a piece of hardware on it.
+
+    `load` devices of it are given out, those picked for this container included; `picked` were picked for this container;
+    `room` more may be taken.
+    """
+
+    load: int = 0
+    picked: int = 0
+    room: int = 0
+
+    def take(self, count: int) -> None:
+        """Counts that many devices as picked."""
+        self.load += count
+        self.picked += count
+        self.room -= count
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Each device is taken from what has the lowest rank at that time and has room.
+
+    With each device taken, the first number of a rank rises by one; where the policy `fills`, it falls, so that what was
+    taken from remains the first until it has no room, and shares of one rank must have the same room.
+    """
+
+    rank: Callable[[Share], Rank]
+    fills: bool = False
+
+
+def first(equal: list[int], count: int) -> list[int]:
+    """The first of equals."""
+    return equal[:count]
+
+
+def deal(shares: Sequence[Share], count: int, policy: Policy, of_equals: Equals = first) -> list[int]:
+    """How many of `count` devices each share gives when they are taken one by one; the shares count them as picked.
+
+    There must be room for so many. All of one rank are dealt with together, and as many devices at a time as leave the order
+    unchanged: takes O(n log n + count) for n shares, and far less for many devices of a few. `of_equals` is called once at
+    most, at the end, since until then all that rank equal are taken from.
+    """
+    dealt = [0] * len(shares)
+    ranked: defaultdict[Rank, list[int]] = defaultdict(list)
+    for place, share in enumerate(shares):
+        if share.room:
+            ranked[policy.rank(share)].append(place)
+    queue = list(ranked)
+    heapify(queue)
+    while count:
+        rank = heappop(queue)
+        equal = ranked.pop(rank)
+        each = min(shares[place].room for place in equal)
+        if not policy.fills:
+            before_others = max(1, queue[0][0] - rank[0]) if queue else each
+            each = min(each, before_others, max(1, count // len(equal)))
+        if each * len(equal) > count:
+            equal = of_equals(sorted(equal), -(-count // each))
+        for place in equal:
+            share = shares[place]
+            number = min(each, count)
+            share.take(number)
+            dealt[place] += number
+            count -= number
+            if share.room:
+                rank = policy.rank(share)
+                if rank not in ranked:
+                    heappush(queue, rank)
+                ranked[rank].append(place)
+    return dealt

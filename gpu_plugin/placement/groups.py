@@ -1,0 +1,155 @@
+"""Which GPUs of a node hang together: by NVLinks, by PCIe, by NUMA node. For people; placement itself counts pairs."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from gpu_plugin.devices.node import Gpu, Link, Node
+
+BOARD, SWITCH, SWITCHES, HOST_BRIDGE = 0, 10, 20, 30
+"""nvmlGpuTopologyLevel_t of what two GPUs may share that is nearer than a NUMA node."""
+
+PCIE_WORDS: Mapping[int, str] = {
+    BOARD: "PIX",
+    SWITCH: "PIX",
+    SWITCHES: "PXB",
+    HOST_BRIDGE: "PHB",
+    40: "NODE",
+    50: "SYS",
+}
+"""nvidia-smi's words for nvmlGpuTopologyLevel_t. Its PIX is "at most one bridge": one board has none of its own."""
+
+FARTHEST_WORD = "SYS"
+
+Group = tuple[int, ...]
+"""GPUs by position, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class NvlinkGroup:
+    """GPUs that NVLinks join, directly or by way of others.
+
+    `fewest` and `most` are the NVLinks of a pair that has any, `pairs` is how many have. `complete` are sets of three and more
+    in which every pair has; the whole group alone where that is so. `mesh` is the name of the NVSwitch mesh that `switched`
+    ones are.
+    """
+
+    gpus: Group
+    switched: bool
+    fewest: int
+    most: int
+    pairs: int
+    complete: tuple[Group, ...]
+    mesh: str = ""
+
+    @property
+    def whole(self) -> bool:
+        """Whether every pair has an NVLink."""
+        return self.pairs == len(self.gpus) * (len(self.gpus) - 1) // 2
+
+
+@dataclass(frozen=True, slots=True)
+class LinkGroups:
+    """The GPUs of a node by position, which is the order of their NVML index, what lies between them, and their groups.
+
+    `numa` has every GPU once, by NUMA node (None: not known), in the order of the first GPU. `pcie` has by what they share
+    (nvmlGpuTopologyLevel_t) the groups of two and more that share nothing nearer.
+    """
+
+    gpus: tuple[Gpu, ...]
+    links: tuple[tuple[Link, ...], ...]
+    numa: tuple[tuple[int | None, Group], ...]
+    pcie: Mapping[int, tuple[Group, ...]]
+    nvlink: tuple[NvlinkGroup, ...]
+
+    @classmethod
+    def of(cls, node: Node) -> "LinkGroups":
+        """The groups of a probed node."""
+        gpus = tuple(sorted(node.gpus, key=lambda gpu: gpu.index))
+        links = tuple(tuple(node.link(one.uuid, other.uuid) for other in gpus) for one in gpus)
+        every = range(len(gpus))
+        numa = dict.fromkeys(gpu.numa_node for gpu in gpus)
+        return cls(
+            gpus,
+            links,
+            tuple((node_, tuple(at for at in every if gpus[at].numa_node == node_)) for node_ in numa),
+            dict(_pcie(every, links)),
+            tuple(_nvlink(every, links, [node.cliques.get(gpu.uuid, "") for gpu in gpus])),
+        )
+
+    def names(self, group: Iterable[int]) -> str:
+        """The NVML indices of GPUs, runs of them shortened: 0-3, 5."""
+        return spans(self.gpus[at].index for at in group)
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Ascending numbers with runs of them shortened: 0-3, 5."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def joined(positions: Iterable[int], linked: Callable[[int, int], bool]) -> list[Group]:
+    """Positions in groups: two are in one where a chain of linked ones leads from one to the other."""
+    groups: list[list[int]] = []
+    for new in positions:
+        touching = [group for group in groups if any(linked(one, new) for one in group)]
+        groups = [group for group in groups if group not in touching]
+        groups.append(sorted([new, *(one for group in touching for one in group)]))
+    return sorted(map(tuple, groups))
+
+
+def _pcie(every: Sequence[int], links: Sequence[Sequence[Link]]) -> Iterator[tuple[int, tuple[Group, ...]]]:
+    nearer: set[Group] = set()
+    for level in (BOARD, SWITCH, SWITCHES, HOST_BRIDGE):
+        groups = joined(every, lambda a, b, level=level: links[a][b].ancestor <= level)  # type: ignore[misc]
+        own = tuple(group for group in groups if len(group) > 1 and group not in nearer)
+        nearer.update(own)
+        if own:
+            yield level, own
+
+
+def _nvlink(every: Sequence[int], links: Sequence[Sequence[Link]], meshes: Sequence[str]) -> Iterator[NvlinkGroup]:
+    for switched in (True, False):
+
+        def linked(a: int, b: int, switched: bool = switched) -> bool:  # noqa: FBT001 - bound early, never passed
+            return links[a][b].nvlinks > 0 and links[a][b].switched == switched
+
+        for gpus in joined(every, linked):
+            counts = [links[a][b].nvlinks for a, b in combinations(gpus, 2) if linked(a, b)]
+            if counts:
+                complete = tuple(_complete(gpus, linked))
+                mesh = meshes[gpus[0]] if switched else ""
+                yield NvlinkGroup(gpus, switched, min(counts), max(counts), len(counts), complete, mesh)
+
+
+def _complete(gpus: Group, linked: Callable[[int, int], bool]) -> Iterator[Group]:
+    """Sets of three and more without a GPU in common in which every pair is linked: the largest first, then the lowest."""
+    left = frozenset(gpus)
+    while left:
+        largest = min(_cliques((), left, frozenset(), linked), key=lambda clique: (-len(clique), clique))
+        if len(largest) < 3:
+            return
+        yield largest
+        left = left.difference(largest)
+
+
+def _cliques(
+    chosen: Group, more: frozenset[int], done: frozenset[int], linked: Callable[[int, int], bool]
+) -> Iterator[Group]:
+    """Sets of linked ones that nothing can be added to, by the algorithm of Bron and Kerbosch with a pivot."""
+    if not more:
+        if not done:
+            yield tuple(sorted(chosen))
+        return
+    near = {one: frozenset(other for other in more if other != one and linked(one, other)) for one in more | done}
+    pivot = max(sorted(near), key=lambda one: len(near[one]))
+    for gpu in sorted(more - near[pivot]):
+        yield from _cliques(
+            (*chosen, gpu), more & near[gpu], frozenset(one for one in done if linked(gpu, one)), linked
+        )
+        more, done = more - {gpu}, done | {gpu}

@@ -1,0 +1,32 @@
+"""What operators see of the topology of a running node."""
+
+import json
+import subprocess
+import sys
+
+import anyio
+import anyio.to_thread
+
+from tests.node.daemon import healthy
+
+
+async def asked(daemon, *arguments: str) -> str:
+    """What a command prints of the daemon's node."""
+    command = [sys.executable, "-m", "gpu_plugin", *arguments, "--state-dir", str(daemon.state)]
+    done = await anyio.to_thread.run_sync(lambda: subprocess.run(command, capture_output=True, text=True, check=True))
+    return done.stdout
+
+
+async def test_the_running_daemons_topology_follows_its_links(kubelet, daemon):
+    daemon.profile = "dgx1-v100"
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    assert "NVLink: GPUs 0-7, NV1 to NV2 between 16 of 28 pairs" in await asked(daemon, "topology")
+    best = json.loads(await asked(daemon, "simulate-allocation", "--available", "0-3", "--size", "2", "--json"))
+    assert best["choice"]["gpus"] == [2, 3]
+    daemon.fault(3, **{"nvlink-down": 3})  # one of the two to GPU 2
+    await daemon.said("NVLink 3 went down")  # after two looks: with the first one the links were read
+    told = json.loads(await asked(daemon, "topology", "--json"))
+    assert [link["nvlinks"] for link in told["links"] if (link["a"], link["b"]) == (2, 3)] == [1]
+    best = json.loads(await asked(daemon, "simulate-allocation", "--available", "0-3", "--size", "2", "--json"))
+    assert best["choice"]["gpus"] == [0, 3]

@@ -1,0 +1,94 @@
+"""The topology as text: what users of nvidia-smi know, and words."""
+
+import pytest
+
+from gpu_plugin.devices.node import Gpu, Link, Node
+from gpu_plugin.placement.groups import LinkGroups
+from gpu_plugin.placement.matrix import legend, matrix, scores, word, words
+from gpu_plugin.placement.topology import Topology
+from tests.unit.placement.nodes import dgx1, mesh, node, two_sockets
+
+CUBE_MESH = """\
+      GPU0  GPU1  GPU2  GPU3  GPU4  GPU5  GPU6  GPU7  NUMA Affinity
+GPU0   X    NV1   NV1   NV2   NV2   SYS   SYS   SYS   0
+GPU1  NV1    X    NV2   NV1   SYS   NV2   SYS   SYS   0
+GPU2  NV1   NV2    X    NV2   SYS   SYS   NV1   SYS   0
+GPU3  NV2   NV1   NV2    X    SYS   SYS   SYS   NV1   0
+GPU4  NV2   SYS   SYS   SYS    X    NV1   NV1   NV2   1
+GPU5  SYS   NV2   SYS   SYS   NV1    X    NV2   NV1   1
+GPU6  SYS   SYS   NV1   SYS   NV1   NV2    X    NV2   1
+GPU7  SYS   SYS   SYS   NV1   NV2   NV1   NV2    X    1"""
+
+
+def groups_of(made):
+    return LinkGroups.of(made)
+
+
+def test_the_matrix_of_the_cube_mesh():
+    assert "\n".join(matrix(groups_of(dgx1()))) == CUBE_MESH
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"), [(0, "PIX"), (10, "PIX"), (20, "PXB"), (30, "PHB"), (40, "NODE"), (50, "SYS"), (99, "SYS")]
+)
+def test_a_pair_has_nvidia_smis_word_and_nvlinks_take_its_place(level, shown):
+    assert word(Link(0, level)) == shown
+    assert word(Link(4, level)) == "NV4"
+
+
+def test_an_unknown_numa_node_is_not_applicable_and_indices_are_the_drivers():
+    made = Node((Gpu("GPU-b", 12, numa_node=1), Gpu("GPU-a", 3)))
+    assert matrix(groups_of(made)) == [
+        "       GPU3   GPU12  NUMA Affinity",
+        "GPU3    X     SYS    N/A",
+        "GPU12  SYS     X     1",
+    ]
+
+
+def test_scores_stand_where_the_words_do():
+    made = two_sockets(4, _0_1=2)
+    assert scores(groups_of(made), Topology.of(made).scores) == [
+        "      GPU0  GPU1  GPU2  GPU3  NUMA Affinity",
+        "GPU0   X    220   10    10    0",
+        "GPU1  220    X    10    10    0",
+        "GPU2  10    10     X    20    1",
+        "GPU3  10    10    20     X    1",
+    ]
+
+
+def test_the_legend_has_what_occurs_the_worst_first():
+    terms = [line.split()[0] for line in legend(groups_of(two_sockets(4, _0_1=2)))[1:]]
+    assert terms == ["X", "SYS", "NODE", "NV#"]
+    pcie = mesh((0, 1, 2), Link(0, 20)) | {(0, 1): Link(0, 10), (2, 3): Link(0, 30)}
+    assert [line.split()[0] for line in legend(groups_of(node([0] * 4, pcie)))[1:]] == ["X", "SYS", "PHB", "PXB", "PIX"]
+
+
+def test_words_of_the_cube_mesh():
+    assert list(words(groups_of(dgx1()))) == [
+        "NVLink: GPUs 0-7, NV1 to NV2 between 16 of 28 pairs, all pairs within 0-3 and within 4-7",
+        "PCIe host bridge: GPUs 0-3; 4-7",
+        "NUMA node 0: GPUs 0-3",
+        "NUMA node 1: GPUs 4-7",
+    ]
+
+
+def test_groups_that_are_alike_share_a_line():
+    assert next(words(groups_of(two_sockets(6, _0_1=12, _2_3=4, _4_5=12)))) == "NVLink: GPUs 0-1; 4-5, NV12 each"
+
+
+@pytest.mark.parametrize(
+    ("mesh_name", "more"), [("nvswitch", ""), ("nvswitch.3", ""), ("c0ffee.2", ", NVLink domain c0ffee.2"), ("", "")]
+)
+def test_a_mesh_of_switches_is_one_and_a_named_domain_is_named(mesh_name, more):
+    made = node([None], {})
+    links = mesh(range(3), Link(18, 40, switched=True)) | {(0, 2): Link(17, 40, switched=True)}
+    made = node([None] * 3, links)
+    told = list(words(groups_of(Node(made.gpus, made.links, cliques={"GPU-00": mesh_name} if mesh_name else {}))))
+    assert told == [f"NVLink: GPUs 0-2, NV17 to NV18 each through switches{more}", "NUMA node unknown: GPUs 0-2"]
+
+
+def test_one_gpu_is_one_and_one_out_of_reach_is_said():
+    assert list(words(groups_of(Node((Gpu("GPU-a", 0, numa_node=0, unreadable="it does not answer"),))))) == [
+        "NUMA node 0: GPU 0",
+        "GPU 0: its links are as far as they were known before: it does not answer",
+    ]

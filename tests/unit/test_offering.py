@@ -1,0 +1,157 @@
+"""Offers on their way to the kubelet: those of large nodes are prepared beside the event loop."""
+
+import dataclasses
+import shutil
+import tempfile
+import threading
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.devices.node import Gpu, Link, Node
+from gpu_plugin.inventory import Inventory, offer
+from gpu_plugin.offering import Offering
+from gpu_plugin.placement.prepared import SOON, Placement
+from gpu_plugin.placement.subsets import Subsets
+from gpu_plugin.snapshot import SnapshotStore
+
+GPU = "nvidia.com/gpu"
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def settings():
+    directory = tempfile.mkdtemp(prefix="gp", dir="/tmp")
+    yield resolve({"device_plugin_dir": directory, "pod_resources_socket": f"{directory}/pod-resources.sock"}, {})
+    shutil.rmtree(Path(directory))
+
+
+def node(count: int, *bridged: tuple[int, int]) -> Node:
+    gpus = tuple(Gpu(f"GPU-{at:02}", at) for at in range(count))
+    return Node(gpus, {(gpus[one].uuid, gpus[other].uuid): Link(2) for one, other in bridged})
+
+
+class Served:
+    """An offering at work, with what it has published."""
+
+    def __init__(self, settings) -> None:
+        self.settings = settings
+        self.published = 0
+        self.inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: "")
+        self.offering = Offering(self.inventory, lambda: settings, self._count)
+
+    def _count(self) -> None:
+        self.published += 1
+
+    def take(self, probed: Node, **changes) -> None:
+        before = self.inventory.offer.placement
+        self.offering.take(offer(probed, dataclasses.replace(self.settings, **changes), "/", before))
+
+    @property
+    def view(self):
+        return self.inventory.store.current.resources[GPU]
+
+    async def until(self, expected) -> None:
+        with anyio.fail_after(10):
+            while not expected():
+                await self.inventory.store.changed.wait(0.05)
+
+
+@asynccontextmanager
+async def serving(settings):
+    served = Served(settings)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(served.offering.settle)
+        yield served
+        tasks.cancel_scope.cancel()
+
+
+def linked(served, one: int, other: int):
+    return lambda: (
+        GPU in served.inventory.store.current.resources and served.view.placement.topology.scores[one][other] > 100
+    )
+
+
+@pytest.mark.parametrize("count", [2, SOON, SOON + 1, 16, 20])
+async def test_what_is_published_is_ready_whatever_the_size_of_the_node(settings, count):
+    async with serving(settings) as served:
+        served.take(node(count, (0, 1)))
+        await served.until(linked(served, 0, 1))
+        assert served.view.placement.ready
+        assert (served.view.placement.subsets is None) is (count > 16)
+        assert len(served.view.resource.devices) == count
+
+
+async def test_where_no_link_changes_the_placement_is_kept(settings):
+    async with serving(settings) as served:
+        served.take(node(12, (0, 1)))
+        await served.until(linked(served, 0, 1))
+        before, version = served.view.placement, served.inventory.store.current.version
+        served.take(node(12, (0, 1)))
+        assert served.inventory.store.current.version == version
+        served.take(node(12, (0, 1)), shared_devices_allocation_policy="packed")
+        assert served.view.policy == "packed"  # at once
+        assert served.view.placement is before
+        served.take(node(12, (0, 2)))
+        assert served.view.placement is before  # what holds until the new one is ready
+        await served.until(linked(served, 0, 2))
+        assert served.view.placement.ready
+        assert served.view.placement is not before
+
+
+async def test_offers_that_come_while_one_is_prepared_share_its_work_and_the_last_one_wins(settings, monkeypatch):
+    made, going, judged = [], threading.Event(), threading.Event()
+    original = Placement.of
+
+    def slow(topology):
+        made.append(topology)
+        judged.set()
+        going.wait(10)
+        return original(topology)
+
+    monkeypatch.setattr(Placement, "of", slow)
+    async with serving(settings) as served:
+        served.take(node(12, (0, 1)))
+        await anyio.to_thread.run_sync(judged.wait)
+        for policy in ("packed", "spread"):
+            served.take(node(12, (0, 1)), shared_devices_allocation_policy=policy)
+        going.set()
+        await served.until(linked(served, 0, 1))
+        assert (served.view.policy, len(made)) == ("spread", 1)
+
+
+async def test_links_that_change_while_they_are_judged_are_judged_again(settings, monkeypatch):
+    going, judged = threading.Event(), threading.Event()
+    original = Placement.of
+
+    def slow(topology):
+        judged.set()
+        going.wait(10)
+        return original(topology)
+
+    monkeypatch.setattr(Placement, "of", slow)
+    async with serving(settings) as served:
+        served.take(node(12, (0, 1)))
+        await anyio.to_thread.run_sync(judged.wait)
+        served.take(node(12, (2, 3)))
+        going.set()
+        await served.until(linked(served, 2, 3))
+        assert not linked(served, 0, 1)()
+        assert served.published == 1
+
+
+async def test_gpus_are_served_even_if_judging_their_sets_fails(settings, monkeypatch, caplog):
+    def broken(_topology):
+        raise MemoryError
+
+    monkeypatch.setattr(Subsets, "of", broken)
+    async with serving(settings) as served:
+        served.take(node(12, (0, 1)))
+        await served.until(linked(served, 0, 1))
+        assert not served.view.placement.ready
+        assert len(served.view.resource.devices) == 12
+    assert "judging sets of GPUs failed; pods get good ones, which may not be the best" in caplog.text
