@@ -142,6 +142,8 @@ def foreign_files(layout: Layout) -> str:
 
 
 class Kubelet(Piece):
+    """The kubelet, whose `topology_manager_policy` a test may change: it holds from the next start on."""
+
     name: ClassVar[str] = "kubelet"
 
     def __init__(self, layout: Layout, binaries: Binaries, ports: Ports, credentials: Credentials) -> None:
@@ -149,6 +151,7 @@ class Kubelet(Piece):
         self._binaries = binaries
         self._ports = ports
         self._credentials = credentials
+        self.topology_manager_policy = "none"
 
     def command(self) -> list[str]:
         return [
@@ -197,6 +200,7 @@ class Kubelet(Piece):
             "failCgroupV1": False,  # still found on small virtual machines
             "localStorageCapacityIsolation": False,
             "makeIPTablesUtilChains": False,
+            "topologyManagerPolicy": self.topology_manager_policy,
             "evictionHard": {"memory.available": "1Mi"},
             "imageGCHighThresholdPercent": 100,
             "nodeStatusUpdateFrequency": "1s",

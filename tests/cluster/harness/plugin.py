@@ -104,6 +104,11 @@ class Plugin(Piece):
         (told,) = json.loads(said)["gpus"]
         return dict(told)
 
+    def topology(self) -> dict[tuple[int, int], dict[str, Any]]:
+        """What `gpu-plugin topology --json` says of every pair of GPUs, by their numbers, the lower first."""
+        said = run([str(self._program), "topology", f"--state-dir={self.state_dir}", "--json"])
+        return {(link["a"], link["b"]): link for link in json.loads(said)["links"]}
+
     @property
     def _config_file(self) -> Path:
         return self.layout.plugin_configs / "config.yaml"
