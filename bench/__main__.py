@@ -1,4 +1,4 @@
-"""`python -m bench`: measures everything, prints one table. The exit status is 1 where something could not be measured."""
+"""`python -m bench`: measures everything, prints tables. The exit status is 1 where something could not be measured."""
 
 import argparse
 import compileall
@@ -10,16 +10,16 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import calls, footprint, health, lifecycle, lists, polls, shared
+from bench import calls, footprint, health, lifecycle, lists, placement, polls, quality, shared
 from bench.plan import Plan
 from bench.process import PROFILE, ROOT, stolen
-from bench.table import Row, render, verdict
+from bench.table import Comparison, Row, render, side_by_side, verdict
 from gpu_plugin import __version__
 
-Figures = Callable[[Plan, Path], list[Row]]
+Figures = Callable[[Plan, Path], Sequence[Row | Comparison]]
 
 FIGURES: dict[str, Figures] = {
     "start": lifecycle.start_and_end,
@@ -30,10 +30,12 @@ FIGURES: dict[str, Figures] = {
     "polls": polls.every_signal,
     "list": lists.health_change,
     "gpu": lists.gpu_change,
+    "placement": placement.every_size,
     "ids": lists.many_ids,
     "shared": shared.many_devices,
+    "quality": quality.pods_at_random,
 }
-"""By name, in the order of the table. Each gets a directory of its own that does not exist yet, or makes do without."""
+"""By name, in the order of the tables. Each gets a directory of its own that does not exist yet, or makes do without."""
 
 
 def main(arguments: list[str]) -> int:
@@ -43,29 +45,41 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was begun is ended
     for package in ("gpu_plugin", "bench"):
         compileall.compile_dir(ROOT / package, quiet=1)
-    rows: list[Row] = []
+    measured: list[Row | Comparison] = []
     unmeasured = []
     before = stolen()
     with tempfile.TemporaryDirectory(prefix="gp-") as scratch:
         for name in asked.only or FIGURES:
             print(f"measuring {name} ...", file=sys.stderr, flush=True)
             try:
-                rows += FIGURES[name](plan, Path(scratch) / name)
+                measured += FIGURES[name](plan, Path(scratch) / name)
             except Exception:  # noqa: BLE001 - the others can still be measured
                 traceback.print_exc()
                 unmeasured.append(name)
     head = _head(plan, before)
     print(head)
-    print(render(rows))
-    print(verdict(rows, unmeasured))
+    rows = [each for each in measured if isinstance(each, Row)]
+    comparisons = [each for each in measured if isinstance(each, Comparison)]
+    if rows:
+        print(render(rows))
+    if comparisons:
+        print(side_by_side(comparisons))
+    print(verdict(measured, unmeasured))
     if asked.json:
-        content = {"head": head, "unmeasured": unmeasured, "rows": [dataclasses.asdict(row) for row in rows]}
+        content = {
+            "head": head,
+            "unmeasured": unmeasured,
+            "rows": [dataclasses.asdict(row) for row in rows],
+            "comparisons": [dataclasses.asdict(each) for each in comparisons],
+        }
         asked.json.write_text(json.dumps(content, indent=1) + "\n")
     return 1 if unmeasured else 0
 
 
 def _arguments(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Speed and size of gpu-plugin, one table.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="Speed and size of gpu-plugin, and how good its choices are."
+    )
     parser.add_argument("--rounds", type=_positive, default=Plan().rounds, help="rounds of each figure [%(default)s]")
     parser.add_argument(
         "--calls", type=_positive, default=Plan().calls, help="calls of a kind in a round [%(default)s]"

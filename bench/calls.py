@@ -38,7 +38,10 @@ class Kind:
 
 @dataclass(slots=True)
 class Side:
-    """One of the two servers under a kind of call: microseconds a call, and of server CPU a call, round by round."""
+    """One of the two servers under a kind of call: microseconds a call, and of server CPU a call, round by round.
+
+    `taken` has every call alone, in seconds.
+    """
 
     process: Child
     call: Callable[[bytes], bytes]
@@ -46,6 +49,7 @@ class Side:
     p50: list[float] = field(default_factory=list)
     p99: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
+    taken: list[float] = field(default_factory=list)
 
     def round(self, calls: int) -> None:
         """One round of calls, one after the other."""
@@ -64,6 +68,7 @@ class Side:
         self.cpu.append((cpu_seconds(self.process.pid) - cpu) / calls * 1e6)
         self.p50.append(percentile(taken, 50) * 1e6)
         self.p99.append(percentile(taken, 99) * 1e6)
+        self.taken += taken
 
 
 def measure(plan: Plan, directory: Path) -> list[Row]:

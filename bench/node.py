@@ -1,12 +1,12 @@
 """A daemon on a simulated node under a kubelet of ours, registered and with an open stream: where most figures begin."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.kubelet import Kubelet, ListStream, Registration, listening
-from bench.process import Child, daemon_command, running
+from bench.process import DAEMON, PROFILE, Child, daemon_command, running
 
 
 @dataclass(slots=True)
@@ -22,12 +22,13 @@ class Node:
 
 
 @contextmanager
-def serving(directory: Path, *flags: str) -> Iterator[Node]:
-    """A served node in an empty `directory`, for as long as the context lasts."""
+def serving(directory: Path, *flags: str, profile: str = PROFILE, program: Sequence[str] = (DAEMON,)) -> Iterator[Node]:
+    """A served node of that profile in an empty `directory`, for as long as the context lasts; `program` is gpu-plugin."""
     directory.mkdir()
     with ExitStack() as stack:
         kubelet = stack.enter_context(listening(directory))
-        daemon = stack.enter_context(running(daemon_command(directory, *flags), directory / "log"))
+        command = daemon_command(directory, *flags, profile=profile, program=program)
+        daemon = stack.enter_context(running(command, directory / "log"))
         registration = kubelet.registered()
         node = Node(directory, kubelet, daemon, registration, ListStream(registration.socket), [])
         try:

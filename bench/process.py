@@ -87,10 +87,12 @@ def running(arguments: Sequence[str], log: Path) -> Iterator[Child]:
         child.close()
 
 
-def daemon_command(directory: Path, *more: str) -> list[str]:
-    """The command line of the daemon on a simulated 8-GPU node, with `directory` as the kubelet's."""
+def daemon_command(
+    directory: Path, *more: str, profile: str = PROFILE, program: Sequence[str] = (DAEMON,)
+) -> list[str]:
+    """The command line of the daemon on a simulated node, with `directory` as the kubelet's; `program` is gpu-plugin."""
     directories = ["--device-plugin-dir", str(directory), "--state-dir", str(state_dir(directory))]
-    return [DAEMON, "run", "--simulate", PROFILE, *directories, *more]
+    return [*program, "run", "--simulate", profile, *directories, *more]
 
 
 def state_dir(directory: Path) -> Path:

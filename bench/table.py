@@ -1,8 +1,9 @@
-"""Figures against their budgets, as rows of one table. Pure."""
+"""Figures against their budgets, as rows of one table, and rules side by side, as rows of another. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar
 
 
 class Judged(StrEnum):
@@ -57,6 +58,35 @@ class Row:
         return words
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What several rules make of one subject: by figure and rule, the first one ours; None where it says nothing there.
+
+    The greater, the better. `against` are the rules below which ours may be in no figure, which is one budget.
+    """
+
+    subject: str
+    samples: int
+    values: Mapping[str, Mapping[str, float | None]]
+    against: Sequence[str]
+
+    budgets: ClassVar[int] = 1
+
+    def missed(self) -> list[str]:
+        """Where ours is below another, all in one; nothing where it never is."""
+        words = []
+        for figure, values in self.values.items():
+            ours, *_ = values.values()
+            for rule in self.against:
+                other = values[rule]
+                if ours is not None and other is not None and other - ours > NOISE * abs(other):
+                    words.append(f"{figure} {_apart(ours, other)} of {rule}")
+        return [f"{self.subject}: {', '.join(words)}"] if words else []
+
+
+NOISE = 1e-9
+"""What sums of floating-point numbers in another order may differ by, as a share."""
+
 HEAD = ("figure", "n", "p50", "p99", "unit", "budget", "bare", "x bare", "budget", "met", "")
 
 
@@ -70,9 +100,41 @@ def number(value: float) -> str:
 
 def render(rows: Iterable[Row]) -> str:
     """The table, one line a row, numbers to the right."""
-    lines = [HEAD, *(_cells(row) for row in rows)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(HEAD))]
-    left = {0, 4, len(HEAD) - 1}
+    return _aligned([HEAD, *(_cells(row) for row in rows)], left={0, 4, len(HEAD) - 1})
+
+
+def side_by_side(comparisons: Sequence[Comparison]) -> str:
+    """The other table, one line a subject. All must be of the same figures and rules; there must be one."""
+    figures = comparisons[0].values
+    lines = [["", "n", *(rule for rules in figures.values() for rule in rules), "met"]]
+    for one in comparisons:
+        cells = [_shown(value) for rules in one.values.values() for value in rules.values()]
+        lines.append([one.subject, str(one.samples), *cells, "NO" if one.missed() else "yes"])
+    widths = _widths(lines)
+    head, at = " " * (widths[0] + 2 + widths[1]), 2
+    for figure, rules in figures.items():
+        span = widths[at : at + len(rules)]
+        head += "  " + f" {figure} ".center(sum(span) + 2 * len(span) - 2, "-")
+        at += len(rules)
+    return head + "\n" + _aligned(lines, left={0})
+
+
+def _apart(less: float, more: float) -> str:
+    """Two values that differ, with as many digits after the point as it takes to see that."""
+    texts = ((f"{less:.{digits}f}", f"{more:.{digits}f}") for digits in range(1, 18))
+    return " < ".join(next((pair for pair in texts if pair[0] != pair[1]), (repr(less), repr(more))))
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.{1 if abs(value) >= 10 else 3}f}"
+
+
+def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
+    return [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
+
+
+def _aligned(lines: Sequence[Sequence[str]], left: Collection[int]) -> str:
+    widths = _widths(lines)
     return "\n".join(
         "  ".join(
             cell.ljust(width) if at in left else cell.rjust(width)
@@ -82,7 +144,7 @@ def render(rows: Iterable[Row]) -> str:
     )
 
 
-def verdict(rows: Sequence[Row], unmeasured: Sequence[str] = ()) -> str:
+def verdict(rows: Sequence[Row | Comparison], unmeasured: Sequence[str] = ()) -> str:
     """The last line: how many budgets are missed, and which."""
     budgets = sum(row.budgets for row in rows)
     missed = [words for row in rows for words in row.missed()]

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.quantiles import median_ratio, percentile
-from bench.table import Judged, Row, number, render, verdict
+from bench.table import Comparison, Judged, Row, number, render, side_by_side, verdict
 
 
 def test_percentile_is_a_sample_never_less_than_asked_for():
@@ -40,6 +40,35 @@ def test_verdict_counts_budgets_not_rows():
     assert [line.split()[0] for line in lines] == ["a", "b", "c"]
     assert "NO" in lines[0]
     assert "yes" in lines[1]
+
+
+def compared(subject, ours, first, other, linked=None):
+    values = {
+        "mean": {"ours": ours, "first": first, "other": other},
+        "linked": {"ours": linked, "first": 0.5, "other": None},
+    }
+    return Comparison(subject, 7, values, ("first", "other"))
+
+
+def test_a_comparison_is_one_budget_that_nothing_below_another_rule_meets():
+    assert not compared("a", 20.0, 20.0, 19.9, 0.5).missed()
+    assert not compared("a", 20.0, 20.0 + 1e-12, 1.0).missed(), "noise of floating-point numbers"
+    assert not Comparison("a", 1, {"mean": {"ours": 1.0, "first": 2.0}}, ()).missed(), "not a rule to be compared with"
+    short = compared("b", 20.0, 21.0, 20.04, 0.25)
+    assert short.missed() == ["b: mean 20.0 < 21.0 of first, mean 20.00 < 20.04 of other, linked 0.2 < 0.5 of first"]
+    assert verdict([compared("a", 20.0, 1.0, 1.0), short, Row("c", "ms", 1, 3.0, budget=2)]).startswith(
+        "2 of 3 budgets"
+    )
+
+
+def test_rules_stand_side_by_side():
+    groups, rules, *lines = side_by_side(
+        [compared("a", 20.0, 1.5, 7.0), compared("long name", 1.0, 2.0, 3.0)]
+    ).splitlines()
+    assert [word.strip("-") for word in groups.split() if word.strip("-")] == ["mean", "linked"]
+    assert rules.split() == ["n", "ours", "first", "other", "ours", "first", "other", "met"]
+    assert lines[0].split() == ["a", "7", "20.0", "1.500", "7.000", "-", "0.500", "-", "yes"]
+    assert lines[1].endswith("NO")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,223 @@
+"""Round trips of GetPreferredAllocation for every size, and how often the driver is asked meanwhile."""
+
+import itertools
+import os
+import random
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.calls import Side, two_processors
+from bench.calls import preferred as asking
+from bench.counted import Count
+from bench.kubelet import dial, unary
+from bench.node import Node as Served
+from bench.node import serving
+from bench.plan import PATIENCE, MeasurementError, Plan
+from bench.probed import probed, whole_gpus
+from bench.process import running
+from bench.quantiles import median, median_ratio, percentile
+from bench.table import Judged, Row, number
+from gpu_plugin.devices.node import Node
+from gpu_plugin.kubelet import wire
+from gpu_plugin.placement.preferred import preferred
+from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.topology import Topology
+
+FIGURE = "GetPreferredAllocation"
+
+MIXED, MESH, EIGHTS = "mixed-16", "dgx2-16", ("hgx-h100", "dgx1-v100")
+"""Profiles: 16 GPUs of which hardly two pairs are alike, 16 that all reach each other, and those of 8."""
+
+ALL, SOME = "all free", "some free, some required"
+
+DIFFERENT = 16
+"""How many requests of a kind there are."""
+
+SHARE = 6
+"""A sixth of the plan's calls are made of a kind, of which there are 32."""
+
+QUIET = 0.5
+"""Seconds without a driver call after which the daemon is taken to have looked at all GPUs: the next look is an hour away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request, and the ids that the best answer to it has."""
+
+    available: Sequence[str]
+    required: Sequence[str]
+    best: Sequence[str]
+
+    @property
+    def request(self) -> bytes:
+        """The request of one container."""
+        return asking(self.available, self.required, len(self.best))
+
+    def check(self, answer: bytes) -> None:
+        """Raises MeasurementError for any other answer: an empty one would be fast, too, and so would a good guess."""
+        [container] = wire.decode(wire.messages.PreferredAllocationResponse, answer).container_responses
+        if container.device_ids != list(self.best):
+            raise MeasurementError(f"{container.device_ids} is not the answer one would expect: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """All requests of one size: asked of the daemon, and of a bare server that answers as many bytes."""
+
+    which: str
+    size: int
+    served: Side
+    bare: Side
+
+
+@dataclass(slots=True)
+class Measured:
+    """What was measured on one node, and how many calls the daemon made of its driver while it answered."""
+
+    kinds: list[Kind]
+    driver_calls: int = 0
+
+
+def every_size(plan: Plan, directory: Path) -> list[Row]:
+    """The rows of all profiles; the last one is on driver calls."""
+    directory.mkdir()
+    with two_processors() as (client, server):
+        os.sched_setaffinity(0, client)
+        found = {name: _measured(directory / name, name, server, plan) for name in (MIXED, MESH, *EIGHTS)}
+    mixed = found[MIXED].kinds
+    calls = sum(len(kind.served.taken) for measured in found.values() for kind in measured.kinds)
+    return [
+        *(_row(f"{MIXED}, {which}", [kind for kind in mixed if kind.which == which]) for which in (ALL, SOME)),
+        *(_worst(name, found[name].kinds, 5, Judged.P99) for name in (MIXED, MESH)),
+        *(_worst(name, found[name].kinds, 0.5, Judged.P50) for name in EIGHTS),
+        Row(
+            f"{FIGURE}: driver calls",
+            "calls",
+            calls,
+            sum(measured.driver_calls for measured in found.values()),
+            budget=0,
+            note="while it answered, but for the thread that waits for events all the time",
+        ),
+    ]
+
+
+def questions(node: Node, dice: random.Random) -> Mapping[tuple[str, int], list[Question]]:
+    """By which of the node's whole GPUs are free and how many are asked for: requests in ever another order.
+
+    Where not all are free, so many or more are, and anything from none of the answer to all of it is required.
+    """
+    placement, devices = Placement.of(Topology.of(node)), whole_gpus(node)
+    order = {device.id: at for at, device in enumerate(devices)}
+    asked: dict[tuple[str, int], list[Question]] = {}
+    for which, size in itertools.product((ALL, SOME), range(1, len(devices) + 1)):
+        asked[which, size] = []
+        for _ in range(DIFFERENT):
+            available = dice.sample(list(order), len(order) if which == ALL else dice.randint(size, len(order)))
+            required = dice.sample(available, 0 if which == ALL else dice.randint(0, size))
+            best = preferred(available, required, size, devices, order, placement)
+            asked[which, size].append(Question(available, required, best))
+    return asked
+
+
+def _measured(directory: Path, profile: str, server: set[int], plan: Plan) -> Measured:
+    """Every kind of request in turn, each of them with its share of the plan's calls."""
+    asked = questions(probed(profile), random.Random(16))
+    shared = directory.with_suffix(".calls")
+    shared.touch()
+    with ExitStack() as stack:
+        count = stack.enter_context(closing(Count(shared)))
+        program = (sys.executable, "-m", "bench.counted", str(shared))
+        node = stack.enter_context(serving(directory, "--health-poll-interval=1h", profile=profile, program=program))
+        measured = Measured(_kinds(stack, node, server, asked))
+        _await_quiet(count)
+        for _ in range(plan.rounds):
+            for kind in measured.kinds:
+                before = count.read()
+                kind.served.round(max(1, plan.calls // SHARE))
+                measured.driver_calls += count.read() - before
+                kind.bare.round(max(1, plan.calls // SHARE))
+    return measured
+
+
+def _kinds(
+    stack: ExitStack, node: Served, server: set[int], asked: Mapping[tuple[str, int], list[Question]]
+) -> list[Kind]:
+    """Every kind, its requests answered once on both sides."""
+    call = unary(stack.enter_context(dial(node.registration.socket)), wire.PREFERRED)
+    answers: dict[int, bytes] = {}
+    for (_, size), kind in asked.items():
+        for question in kind:
+            answers[size] = call(question.request)
+            question.check(answers[size])
+    socket = node.directory.with_suffix(".sock")
+    fixed = [f"/bare/{size}={answer.hex()}" for size, answer in answers.items()]
+    command = [sys.executable, "-m", "bench.bare_server", str(socket), *fixed]
+    bare = stack.enter_context(running(command, node.directory / "bare-log"))
+    if not bare.output.readline():
+        raise MeasurementError(f"the bare server does not start: {bare.log_tail()}")
+    channel = stack.enter_context(dial(socket))
+    for process in (node.daemon, bare):
+        os.sched_setaffinity(process.pid, server)
+    kinds = []
+    for (which, size), kind in asked.items():
+        requests = [question.request for question in kind]
+        compared = unary(channel, f"/bare/{size}")
+        for request in requests:
+            compared(request)
+        served, beside = ((node.daemon, call), (bare, compared))
+        kinds.append(Kind(which, size, *(Side(*each, itertools.cycle(requests)) for each in (served, beside))))
+    return kinds
+
+
+def _await_quiet(count: Count) -> None:
+    """Waits until the daemon has asked what it wants to know of its GPUs after the start."""
+    patience = time.monotonic() + PATIENCE
+    seen = -1
+    while count.read() != seen:
+        if time.monotonic() > patience:
+            raise MeasurementError(f"the daemon asks the driver again and again: {count.read()} calls so far")
+        seen = count.read()
+        time.sleep(QUIET)
+    if not seen:
+        raise MeasurementError("no driver call was counted, though GPUs were found")
+
+
+def _worst(profile: str, kinds: Sequence[Kind], budget: float, judged: Judged) -> Row:
+    """The kind of request whose percentile, the one that the budget is for, is the greatest."""
+    percent = 99 if judged is Judged.P99 else 50
+    worst = max(kinds, key=lambda kind: percentile(kind.served.taken, percent))
+    return _row(f"{profile}, worst size", [worst], budget, judged, f"{worst.size}, {worst.which}; ")
+
+
+def _row(
+    name: str, kinds: Sequence[Kind], budget: float | None = None, judged: Judged = Judged.P50, note: str = ""
+) -> Row:
+    """All calls of these kinds together."""
+    served, bare = ([taken * 1000 for side in sides for taken in side.taken] for sides in _sides(kinds))
+    rounds = ([p50 for side in sides for p50 in side.p50] for sides in _sides(kinds))
+    cpu = median([each for kind in kinds for each in kind.served.cpu])
+    return Row(
+        f"{FIGURE}, {name}",
+        "ms",
+        len(served),
+        percentile(served, 50),
+        percentile(served, 99),
+        budget,
+        judged,
+        percentile(bare, 50),
+        median_ratio(*rounds),
+        note=f"{note}server CPU {cpu:.0f} us a call, bare p99 {number(percentile(bare, 99))}",
+        series={
+            "size": [kind.size for kind in kinds],
+            "p50_ms": [percentile(kind.served.taken, 50) * 1000 for kind in kinds],
+            "p99_ms": [percentile(kind.served.taken, 99) * 1000 for kind in kinds],
+        },
+    )
+
+
+def _sides(kinds: Sequence[Kind]) -> tuple[list[Side], list[Side]]:
+    return [kind.served for kind in kinds], [kind.bare for kind in kinds]

@@ -1,0 +1,34 @@
+"""What the daemon finds on a simulated node. In this process."""
+
+import asyncio
+
+import anyio
+
+from bench.plan import PATIENCE
+from gpu_plugin.devices.device import Device, whole_gpu
+from gpu_plugin.devices.node import Node
+from gpu_plugin.nvml.monitor import Monitor
+from gpu_plugin.simulation.driver import SimulatedDriver
+from gpu_plugin.simulation.hardware import SimulatedNode
+from gpu_plugin.simulation.host import SimulatedHost
+from gpu_plugin.simulation.profile import load
+
+
+def probed(profile: str) -> Node:
+    """The GPUs of a profile and how they are linked, found as the daemon finds them."""
+    return asyncio.run(_probed(profile))
+
+
+async def _probed(profile: str) -> Node:
+    simulated = SimulatedNode(load(profile))
+    driver, host = SimulatedDriver(simulated), SimulatedHost(simulated)
+    monitor = Monitor(driver, host, PATIENCE, PATIENCE, (), lambda _, __: False, lambda _: None)
+    node = await monitor.open()
+    with anyio.move_on_after(0):
+        await monitor.run()  # for its end, at which it lets go of its threads
+    return node
+
+
+def whole_gpus(node: Node) -> list[Device]:
+    """The devices that are whole GPUs, in the order of their indices: those in MIG mode are given out in slices."""
+    return [whole_gpu(gpu) for gpu in sorted(node.gpus, key=lambda gpu: gpu.index) if not gpu.mig_enabled]

@@ -1,0 +1,87 @@
+"""How good the GPUs are that pods get, beside two other rules: pods come and go on every simulated node. In this process."""
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bench.churn import Linked, Order, Quality, Rule, course, played, quality
+from bench.partition import BestPartition, known_scores
+from bench.plan import Plan
+from bench.probed import probed, whole_gpus
+from bench.table import Comparison
+from gpu_plugin.devices.node import Node
+from gpu_plugin.nvml.port import TopologyLevel
+from gpu_plugin.placement.preferred import preferred
+from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.topology import Topology
+from gpu_plugin.simulation.profile import names
+
+STEPS = 10_000
+SEEDS = (1, 2, 3)
+OURS, FIRST, PARTITION, SORTED = "ours", "first", "partition", "sorted"
+"""Placement; the free GPUs of the lowest indices; the best partition, in the kubelet's order and in that of the indices."""
+
+
+def pods_at_random(plan: Plan, directory: Path) -> list[Comparison]:
+    """Every profile that has two whole GPUs or more: those in MIG mode, whose slices have no links, are left out."""
+    del plan, directory
+    nodes = {name: probed(name) for name in names()}
+    return [_comparison(name, node) for name, node in nodes.items() if len(whole_gpus(node)) > 1]
+
+
+def links(node: Node) -> Linked:
+    """By position, whether two GPUs are linked: by NVLink or, where no two of the node are, through PCIe switches alone."""
+    uuids = Topology.of(node).uuids
+    if any(link.nvlinks for link in node.links.values()):
+        return [[bool(node.link(one, other).nvlinks) for other in uuids] for one in uuids]
+    return [[node.link(one, other).ancestor <= TopologyLevel.MULTIPLE for other in uuids] for one in uuids]
+
+
+def outcomes(node: Node, steps: int, seeds: Sequence[int]) -> Mapping[str, Quality]:
+    """By rule, what all pods of all seeds got out of the node's whole GPUs, measured by our pair scores."""
+    topology = Topology.of(node)
+    gpus = [topology.position[device.gpu] for device in whole_gpus(node)]
+    partition = BestPartition(known_scores(node)).choose
+    rules: Mapping[str, Rule] = {
+        OURS: _placement(node),
+        FIRST: lambda free, size: sorted(free)[:size],
+        PARTITION: partition,
+        SORTED: partition,
+    }
+    got: dict[str, list[tuple[int, ...]]] = {name: [] for name in rules}
+    for seed in seeds:
+        happens = course(len(gpus), steps, random.Random(seed))
+        for name, rule in rules.items():
+            got[name] += played(happens, gpus, rule, sorted if name == SORTED else _kubelets_order(seed))
+    linked = links(node)
+    return {name: quality(pods, gpus, topology.scores, linked) for name, pods in got.items()}
+
+
+def _placement(node: Node) -> Rule:
+    """Our answer to the kubelet: ids in, ids out."""
+    placement = Placement.of(Topology.of(node))
+    uuids, position = placement.topology.uuids, placement.topology.position
+    devices = whole_gpus(node)
+    order = {device.id: at for at, device in enumerate(devices)}
+
+    def rule(free: Sequence[int], size: int) -> Sequence[int]:
+        chosen = preferred([uuids[at] for at in free], (), size, devices, order, placement)
+        return [position[identifier] for identifier in chosen]
+
+    return rule
+
+
+def _kubelets_order(seed: int) -> Order:
+    """Ever another one: the kubelet keeps free devices in a set of Go, which has none."""
+    dice = random.Random(seed)
+    return lambda free: dice.sample(free, len(free))
+
+
+def _comparison(profile: str, node: Node) -> Comparison:
+    found = outcomes(node, STEPS, SEEDS)
+    values: Mapping[str, Mapping[str, float | None]] = {
+        "mean pair score": {rule: each.mean for rule, each in found.items()},
+        "10th percentile": {rule: each.tenth for rule, each in found.items()},
+        "fully linked": {rule: each.linked for rule, each in found.items()},
+    }
+    return Comparison(profile, found[OURS].pods, values, (FIRST, PARTITION))
