@@ -34,6 +34,9 @@ OFF_LOOP_BYTES = 64 * 1024
 CHOOSING = Budget(time.monotonic, 0.05)
 """What an exact choice of GPUs may take: 100 times what it does, so that none but a machine that stands still runs out."""
 
+TOLD = 64
+"""The most ids of one kind that are written into one log line."""
+
 
 class RequestRejectedError(Exception):
     """A request we refuse; the text reaches the pod's events, so it names the device and the reason."""
@@ -164,7 +167,10 @@ class DevicePluginService:
         except ValueError as error:
             log.warning("%s: GetPreferredAllocation: %s; leaving the choice to the kubelet", self.resource, error)
             return wire.encode_preferred([()])
-        return wire.encode_preferred(self.preferred(containers))
+        answers = self.preferred(containers)
+        if log.isEnabledFor(logging.DEBUG):
+            self._tell(containers, answers)
+        return wire.encode_preferred(answers)
 
     def preferred(self, containers: Sequence[wire.PreferredRequest]) -> list[tuple[str, ...]]:
         """The ids each container should get, in order; nothing for one that cannot be served or on any trouble of ours."""
@@ -180,6 +186,18 @@ class DevicePluginService:
         except Exception:
             log.exception("%s: choosing devices failed; leaving the choice to the kubelet", self.resource)
             return [() for _ in containers]
+
+    def _tell(self, containers: Sequence[wire.PreferredRequest], answers: Sequence[Sequence[str]]) -> None:
+        """What was asked for and answered, the way `gpu-plugin simulate-allocation` takes it to say why."""
+        for asked, answer in zip(containers, answers, strict=True):
+            log.debug(
+                "%s: preferred %s of --available %s --size %d%s",
+                self.resource,
+                _joined(answer) or "none",
+                _joined(sorted(asked.available)),
+                asked.size,
+                f" --must {_joined(asked.must_include)}" if asked.must_include else "",
+            )
 
     def pre_start_bytes(self, request: bytes) -> bytes:
         """A PreStartContainerResponse: nothing is to be done, since our options do not ask for this call."""
@@ -212,6 +230,10 @@ class DevicePluginService:
                 f"found {len(found)}",
             )
         return [found[at] for at in sorted(found)]
+
+
+def _joined(ids: Sequence[str]) -> str:
+    return ",".join(ids) if len(ids) <= TOLD else f"{len(ids)} devices"
 
 
 def _connection(stream: BytesStream) -> object:

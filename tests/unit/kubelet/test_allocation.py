@@ -1,5 +1,6 @@
 """Allocate, GetPreferredAllocation and PreStartContainer, as the kubelet meets them."""
 
+import logging
 import random
 from dataclasses import replace
 
@@ -224,6 +225,20 @@ def test_a_preference_never_fails_whatever_goes_wrong(monkeypatch, caplog):
     assert preferences(made().preferred_bytes(preferred_request((IDS, [], 2)))) == [[]]
     assert "a fault of ours" in caplog.text
     assert made().preferred_bytes(b"\x0a\xff\xff\xff\xff") == b"\x0a\x00"
+
+
+def test_what_is_preferred_is_told_at_debug_level_as_simulate_allocation_takes_it(caplog):
+    asked = preferred_request((IDS[2::-1], [IDS[1]], 2), (IDS, [], 9))
+    service = made()
+    with caplog.at_level(logging.INFO, logger=service_module.__name__):
+        service.preferred_bytes(asked)
+    assert not caplog.text
+    with caplog.at_level(logging.DEBUG, logger=service_module.__name__):
+        service.preferred_bytes(asked)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{GPU}: preferred {IDS[0]},{IDS[1]} of --available {','.join(IDS[:3])} --size 2 --must {IDS[1]}",
+        f"{GPU}: preferred none of --available {','.join(IDS)} --size 9",
+    ]
 
 
 def test_a_preference_for_a_resource_that_is_gone_is_left_to_the_kubelet():
