@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,9 @@ DEVICES = 2_000
 CHANGES = 200
 GPUS = 8
 MANY_IDS = 60_000
+SIZES = (4, MANY_IDS // 2)
+"""How many of these a container asks for: a few, and so many that the answer is as long as the request is."""
+
 LINKED = "dgx1-v100"
 LONG_CALLS = 5
 TICK = 0.001
@@ -53,9 +57,9 @@ def gpu_change(plan: Plan, directory: Path) -> list[Row]:
 
 
 def many_ids(plan: Plan, directory: Path) -> list[Row]:
-    """GetPreferredAllocation of 4 out of 60,000 that 8 GPUs are shared as."""
+    """GetPreferredAllocation of a few and of half of 60,000 that 8 GPUs are shared as."""
     del plan, directory
-    return asyncio.run(_many_ids(probed(LINKED)))
+    return [row for size in SIZES for row in asyncio.run(_many_ids(probed(LINKED), size))]
 
 
 async def _health_change() -> list[Row]:
@@ -122,7 +126,7 @@ async def _gpu_change() -> list[Row]:
     return [Row(figure, "ms", GPUS, median(taken), percentile(taken, 99), note=note, series={"ms": taken})]
 
 
-async def _many_ids(node: Node) -> list[Row]:
+async def _many_ids(node: Node, size: int) -> list[Row]:
     gpus = whole_gpus(node)
     shared = SharedResource(NAME, NAME, MANY_IDS // len(gpus))
     devices = [replace(gpu, id=f"{gpu.id}::{at}", sharing=shared) for at in range(shared.replicas) for gpu in gpus]
@@ -130,7 +134,7 @@ async def _many_ids(node: Node) -> list[Row]:
     store = _store(devices, Placement.of(Topology.of(node)))
     service = DevicePluginService(ListFeed(NAME, store), store, lambda: None)
     handle: Callable[[Any], Awaitable[None]] = service.__mapping__()[wire.PREFERRED].func
-    request = preferred(ids, (), 4)
+    request = preferred(ids, (), size)
     taken, stalls = [], []
     for _ in range(LONG_CALLS):
         stream = _OneCall(request)
@@ -142,9 +146,10 @@ async def _many_ids(node: Node) -> list[Row]:
         ticking.cancel()
         stalls.append(await ticking)
         [chosen] = wire.decode(wire.messages.PreferredAllocationResponse, stream.answer).container_responses
-        if len({identifier.split("::")[0] for identifier in chosen.device_ids}) != 4:
-            raise MeasurementError(f"{chosen.device_ids} were preferred instead of devices of 4 GPUs")
-    figure = f"GetPreferredAllocation 4 of {MANY_IDS:,}"
+        each = Counter(identifier.split("::")[0] for identifier in {*chosen.device_ids})
+        if (each.total(), len(each)) != (size, min(size, len(gpus))):
+            raise MeasurementError(f"{each.total()} devices of {len(each)} GPUs were preferred instead of {size}")
+    figure = f"GetPreferredAllocation {size:,} of {MANY_IDS:,}"
     return [
         Row(
             figure,

@@ -199,5 +199,13 @@ class TestWire:
         assert wire.decode_allocate(bytes(allocate)) == ids
         assert wire.decode_pre_start(bytes(wire.messages.PreStartContainerRequest(["a", "b"]))) == ["a", "b"]
 
+    @given(st.lists(st.lists(st.text(max_size=200))))
+    @settings(max_examples=100)
+    def test_preferences_are_written_as_betterproto_writes_them(self, answers):
+        message = wire.messages.PreferredAllocationResponse(
+            [wire.messages.ContainerPreferredAllocationResponse(ids) for ids in answers]
+        )
+        assert wire.encode_preferred(answers) == bytes(message)
+
     def test_unknown_fields_are_passed_over(self):
         assert wire.decode_allocate(b"\x7a\x01x\x0a\x05\x0a\x01a\x50\x07") == [["a"]]
