@@ -15,6 +15,7 @@ from gpu_plugin.devices.retirement import Held
 from gpu_plugin.inventory import Inventory, MpsShared, Offer
 from gpu_plugin.kubelet.holders import Holders
 from gpu_plugin.mps.readiness import ready
+from gpu_plugin.placement.topology import Topology
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.threads import DaemonThreads
 
@@ -25,6 +26,9 @@ HOLDERS_POLL = 2.0
 
 MPS_POLL = 1.0
 """Seconds between two looks at whether MPS daemons are up."""
+
+ROUNDS = 2
+"""How often the sets of GPUs are judged at most before an offer is published, though links have changed again meanwhile."""
 
 MPS_MOUNT = Path("/mps")
 """Where NVIDIA's manifests mount the host's MPS root for the plugin; without it, the root itself is looked at."""
@@ -78,13 +82,14 @@ class Offering:
         """Publishes offers that do away with devices, and withdraws those that no pod holds any more."""
         while True:
             if self._next is not None:
-                await self._prepare()
+                failed = await self._prepare()
                 held = await self._ask()
-                await self._prepare()  # one with other links may have come meanwhile
                 new, self._next = self._next, None
                 if held is not None and not self._inventory.knows_its_past:
                     self._inventory.recall(held, new)
                 self._apply(new, held)
+                if not new.placement.ready and new.placement.topology != failed:
+                    self._next = new  # its links are of the last moment: it is judged now, and published again
             elif self._inventory.leaving:
                 await self._unsettled.wait(HOLDERS_POLL)
                 if self._next is None:
@@ -92,17 +97,23 @@ class Offering:
             else:
                 await self._unsettled.wait()
 
-    async def _prepare(self) -> None:
-        """Has the newest offer prepared, on a thread, since that takes its time on large nodes. No failure keeps it back."""
-        while self._next is not None and not self._next.placement.ready:
+    async def _prepare(self) -> Topology | None:
+        """Has the newest offer prepared, on a thread, since that takes its time on large nodes; no failure keeps it back.
+
+        It may be unready still where links change all the time. Returns the topology that could not be judged, if any.
+        """
+        for _ in range(ROUNDS):
             asked = self._next
+            if asked is None or asked.placement.ready:
+                break
             try:
                 made = await anyio.to_thread.run_sync(asked.prepared, abandon_on_cancel=True)
             except Exception:
                 log.exception("judging sets of GPUs failed; pods get good ones, which may not be the best")
-                return
-            if self._next.placement.topology == made.placement.topology:
+                return asked.placement.topology
+            if self._next is not None and self._next.placement.topology == made.placement.topology:
                 self._next = replace(self._next, placement=made.placement)
+        return None
 
     def _withdraw(self, held: Held | None) -> None:
         before = {name: view.resource for name, view in self._inventory.store.current.resources.items()}

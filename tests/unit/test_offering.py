@@ -8,12 +8,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import anyio.from_thread
 import pytest
 
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.inventory import Inventory, offer
-from gpu_plugin.offering import Offering
+from gpu_plugin.kubelet.holders import Holders
+from gpu_plugin.offering import ROUNDS, Offering
 from gpu_plugin.placement.prepared import SOON, Placement
 from gpu_plugin.placement.subsets import Subsets
 from gpu_plugin.snapshot import SnapshotStore
@@ -40,12 +42,12 @@ class Served:
 
     def __init__(self, settings) -> None:
         self.settings = settings
-        self.published = 0
+        self.published: list[Placement] = []
         self.inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: "")
-        self.offering = Offering(self.inventory, lambda: settings, self._count)
+        self.offering = Offering(self.inventory, lambda: settings, self._note)
 
-    def _count(self) -> None:
-        self.published += 1
+    def _note(self) -> None:
+        self.published.append(self.view.placement)
 
     def take(self, probed: Node, **changes) -> None:
         before = self.inventory.offer.placement
@@ -141,7 +143,43 @@ async def test_links_that_change_while_they_are_judged_are_judged_again(settings
         going.set()
         await served.until(linked(served, 2, 3))
         assert not linked(served, 0, 1)()
-        assert served.published == 1
+        assert len(served.published) == 1
+
+
+async def test_links_that_change_all_the_time_keep_no_offer_back(settings, monkeypatch):
+    judged, original = [], Placement.of
+
+    def flapping(topology):
+        judged.append(topology)
+        if len(judged) < 7:
+            anyio.from_thread.run_sync(served.take, node(12, (0, len(judged) + 1)))
+        return original(topology)
+
+    monkeypatch.setattr(Placement, "of", flapping)
+    async with serving(settings) as served:
+        served.take(node(12, (0, 1)))
+        await served.until(lambda: linked(served, 0, 7)() and served.view.placement.ready)
+    assert len(judged) == 7
+    assert [judged.index(each.topology) for each in served.published] == [ROUNDS, 2 * ROUNDS, 6, 6]
+    assert [each.ready for each in served.published] == [False, False, False, True]
+
+
+async def test_links_that_change_while_it_is_asked_who_holds_what_end_with_a_ready_placement(settings, monkeypatch):
+    asked, answer = anyio.Event(), anyio.Event()
+
+    async def slow(_holders, _socket):
+        asked.set()
+        await answer.wait()
+        return frozenset()
+
+    monkeypatch.setattr(Holders, "ask", slow)
+    async with serving(settings) as served:
+        served.take(node(12, (0, 1)))
+        await asked.wait()
+        served.take(node(12, (2, 3)))
+        answer.set()
+        await served.until(lambda: linked(served, 2, 3)() and served.view.placement.ready)
+        assert not linked(served, 0, 1)()
 
 
 async def test_gpus_are_served_even_if_judging_their_sets_fails(settings, monkeypatch, caplog):
@@ -154,4 +192,7 @@ async def test_gpus_are_served_even_if_judging_their_sets_fails(settings, monkey
         await served.until(linked(served, 0, 1))
         assert not served.view.placement.ready
         assert len(served.view.resource.devices) == 12
+        served.take(node(12, (0, 1)), shared_devices_allocation_policy="packed")
+        await served.until(lambda: served.view.policy == "packed")
+    assert caplog.text.count("judging sets of GPUs failed") == 2  # tried again with the next offer, and not before
     assert "judging sets of GPUs failed; pods get good ones, which may not be the best" in caplog.text
