@@ -69,6 +69,7 @@ class Comparison:
     samples: int
     values: Mapping[str, Mapping[str, float | None]]
     against: Sequence[str]
+    note: str = ""
 
     budgets: ClassVar[int] = 1
 
@@ -106,17 +107,17 @@ def render(rows: Iterable[Row]) -> str:
 def side_by_side(comparisons: Sequence[Comparison]) -> str:
     """The other table, one line a subject. All must be of the same figures and rules; there must be one."""
     figures = comparisons[0].values
-    lines = [["", "n", *(rule for rules in figures.values() for rule in rules), "met"]]
+    lines = [["", "n", *(rule for rules in figures.values() for rule in rules), "met", ""]]
     for one in comparisons:
         cells = [_shown(value) for rules in one.values.values() for value in rules.values()]
-        lines.append([one.subject, str(one.samples), *cells, "NO" if one.missed() else "yes"])
+        lines.append([one.subject, str(one.samples), *cells, "NO" if one.missed() else "yes", one.note])
     widths = _widths(lines)
     head, at = " " * (widths[0] + 2 + widths[1]), 2
     for figure, rules in figures.items():
         span = widths[at : at + len(rules)]
         head += "  " + f" {figure} ".center(sum(span) + 2 * len(span) - 2, "-")
         at += len(rules)
-    return head + "\n" + _aligned(lines, left={0})
+    return head + "\n" + _aligned(lines, left={0, len(lines[0]) - 1})
 
 
 def _apart(less: float, more: float) -> str:

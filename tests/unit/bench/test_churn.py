@@ -78,12 +78,15 @@ def test_gpus_in_mig_mode_are_given_out_in_slices():
     assert 1 < len(whole) < len(node.gpus)
 
 
-def test_placement_is_never_below_the_other_rules():
-    node = probed("dgx1-v100")
-    found = quality.outcomes(node, 1500, (7,))
+def test_placement_is_not_below_the_other_rules_on_a_dgx1():
+    *each, found = quality.outcomes(probed("dgx1-v100"), 1500, (7, 8))
     ours = found[quality.OURS]
-    for rule in (quality.FIRST, quality.PARTITION):
+    assert ours.pods == sum(one[quality.OURS].pods for one in each)
+    for rule in quality.JUDGED:
         other = found[rule]
-        assert other.pods == ours.pods > 200
+        assert other.pods == ours.pods > 400
         assert ours.mean > other.mean
         assert ours.tenth >= other.tenth
+        assert ours.linked is not None
+        assert other.linked is not None
+        assert ours.linked > other.linked
