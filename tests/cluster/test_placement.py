@@ -67,6 +67,7 @@ def test_twenty_pods_that_come_and_go_get_the_best_of_what_is_free(meshed: Clust
         meshed.pods.delete(*leaving)
         free = sorted(set(range(GPUS)).difference(*running.values()))
         best = choose(placement(), free, (), size)
+        assert best.score == max(map(topology.score, combinations(free, size)))
 
         name = f"pod-{number:02}"
         running[name] = held(meshed, meshed.pods.run(name, gpus=size))

@@ -1,5 +1,6 @@
 """Allocate, GetPreferredAllocation and PreStartContainer, as the kubelet meets them."""
 
+import itertools
 import logging
 import random
 from dataclasses import replace
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_plugin.config.sharing import SharedResource
+from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.kubelet import service as service_module
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.codec import BytesCodec
@@ -24,6 +26,9 @@ from gpu_plugin.kubelet.service import (
     UnhealthyDeviceError,
     UnknownDeviceError,
 )
+from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.topology import Topology
+from gpu_plugin.placement.whole import Budget
 from gpu_plugin.simulation.stand_in_kubelet import AdmissionError
 from gpu_plugin.snapshot import SnapshotStore
 from tests.unit.kubelet.serving import GPU, devices, registered, serving, view
@@ -225,6 +230,18 @@ def test_a_preference_never_fails_whatever_goes_wrong(monkeypatch, caplog):
     assert preferences(made().preferred_bytes(preferred_request((IDS, [], 2)))) == [[]]
     assert "a fault of ours" in caplog.text
     assert made().preferred_bytes(b"\x0a\xff\xff\xff\xff") == b"\x0a\x00"
+
+
+def test_a_choice_is_made_within_a_budget_of_time(monkeypatch):
+    ticks = itertools.count()
+    monkeypatch.setattr(service_module, "CHOOSING", Budget(ticks.__next__, 0.0))
+    linked = {(IDS[a], IDS[b]): Link(int(a == b - 3)) for a, b in itertools.combinations(range(8), 2)}
+    probed = Node(tuple(Gpu(uuid, at) for at, uuid in enumerate(IDS)), linked)
+    service = made()
+    listed = replace(view(devices(8)), placement=Placement.of(Topology.of(probed)))
+    service._store.publish({GPU: listed})
+    assert preferences(service.preferred_bytes(preferred_request((IDS, [], 2)))) == [[IDS[0], IDS[3]]]
+    assert next(ticks) > 1  # when it is up, and whether it is
 
 
 def test_what_is_preferred_is_told_at_debug_level_as_simulate_allocation_takes_it(caplog):
