@@ -317,8 +317,8 @@ class Daemon:
         }
 
     async def _topology(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
-        """How the GPUs are linked as far as it is known now, for `gpu-plugin topology`."""
-        return report(self._node)
+        """How the GPUs are linked and what of them is served, as far as it is known now: for what explains placement."""
+        return report(self._node, [(view.resource, view.policy) for view in self.store.current.resources.values()])
 
 
 def _named(before: Node, after: Node) -> list[tuple[str, str]]:

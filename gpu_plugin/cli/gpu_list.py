@@ -1,73 +1,163 @@
-"""How an operator lists GPUs on a command line: indices, ranges of them, uuids or how a uuid begins, each with a count."""
+"""How an operator lists hardware on a command line: indices, ranges, uuids or how one begins, `all`; and how many of each."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
-from gpu_plugin.devices.node import Gpu
+from gpu_plugin.devices.sharing import REPLICA
+
+if TYPE_CHECKING:
+    from gpu_plugin.placement.report import Offered
 
 EVERY = "all"
 
-_RANGE = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
-_COUNTED = re.compile(r"(.*):([0-9]{1,5})")
+_SPAN = re.compile(r"([0-9]{1,18}:)?([0-9]{1,18})-([0-9]{1,18})")  # of GPUs, or of the MIG devices of one
+_INDEX = re.compile(r"[0-9]+(:[0-9]+)?")
+_COUNTED = re.compile(r"(.*):([0-9]{1,18})")
+_ID = re.compile(f"(.+){REPLICA}([0-9]+)")
+_UUID = re.compile(r"(gpu|mig)(-.*)?", re.IGNORECASE)
 
 
-def listed(option: str, given: Sequence[str], gpus: Sequence[Gpu]) -> list[int]:
-    """Positions in `gpus` of what was given to an option, ascending and each once.
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How much of a piece of hardware is meant: `count` of its replicas, those with these ids, or (neither) all there is."""
+
+    count: int | None = None
+    ids: tuple[str, ...] = ()
+
+    def of(self, ids: Sequence[str]) -> tuple[str, ...]:
+        """Those of these ids that are meant, the last ones where it is a count: the first ones are given out first."""
+        if self.ids:
+            return tuple(one for one in ids if one in self.ids)
+        return tuple(ids if self.count is None else ids[max(0, len(ids) - self.count) :])
+
+    def left_of(self, ids: Sequence[str]) -> tuple[str, ...]:
+        """What is left of these ids without those that are meant, the first ones where it is a count."""
+        if self.ids:
+            return tuple(one for one in ids if one not in self.ids)
+        return () if self.count is None else tuple(ids[self.count :])
+
+    def __str__(self) -> str:
+        """The amount in words."""
+        return "without a number" if self.count is None else f"as {self.count}"
+
+
+def amounts(option: str, given: Sequence[str], hardware: Sequence["Offered"], whose: str) -> dict[int, Amount]:
+    """What was given to an option: how much is meant of which hardware, by its place, ascending.
 
     Args:
         option: its name, for sentences.
-        given: texts such as `0,2-5` or `GPU-6f1c`; `all` stands for every GPU.
-        gpus: those that there are.
+        given: texts such as `0,2-5`, `GPU-6f1c`, `0-1:3`, `MIG-...` or `GPU-...::2`; `all` stands for everything.
+        hardware: what there is.
+        whose: who has it: `this node`, or a resource's name.
 
     Raises:
-        UsageError: no such GPU, or more than one that is meant.
+        UsageError: no such hardware, or more than one piece is meant, or it is given twice with different counts.
     """
-    return sorted({at for item in _items(given) for at in _named(option, item, gpus)})
+    found: dict[int, Amount] = {}
+    for item in (item.strip() for text in given for item in text.split(",")):
+        if item:
+            for at, amount in _meant(option, item, hardware, whose).items():
+                before = found.get(at, amount)
+                if before.ids and amount.ids:
+                    amount = Amount(ids=tuple(dict.fromkeys((*before.ids, *amount.ids))))  # noqa: PLW2901 - grown
+                elif before != amount:
+                    how = "by its ids and otherwise" if before.ids or amount.ids else f"{before} and {amount}"
+                    raise click.UsageError(f"{option}: {hardware[at].name} is given twice, {how}: say it once")
+                found[at] = amount
+    return dict(sorted(found.items()))
 
 
-def counted(option: str, given: Sequence[str], gpus: Sequence[Gpu], default: int) -> Mapping[int, int]:
-    """As `listed`, with a number for each position: the 3 of `0-1:3`, or `default` where there is none; the last one counts."""
-    numbers: dict[int, int] = {}
-    for item in _items(given):
-        match = _COUNTED.fullmatch(item)
-        name, number = (match[1], int(match[2])) if match else (item, default)
-        numbers |= dict.fromkeys(_named(option, name, gpus), number)
-    return dict(sorted(numbers.items()))
+def _meant(option: str, item: str, hardware: Sequence["Offered"], whose: str) -> dict[int, Amount]:
+    """What one item of a list means."""
+    if match := _ID.fullmatch(item):
+        places = _named(option, match[1], hardware, whose)
+        for at in places:
+            if item not in hardware[at].ids:
+                raise click.UsageError(f"{option}: {item}: {_no_id(hardware[at], match[1])}")
+        return dict.fromkeys(places, Amount(ids=(item,)))
+    match = None if _is_mig_index(item, hardware) else _COUNTED.fullmatch(item)
+    name, amount = (match[1], Amount(int(match[2]))) if match else (item, Amount())
+    places = _named(option, name, hardware, whose)
+    for at in places if match else ():
+        if not hardware[at].shared:
+            raise click.UsageError(
+                f"{option}: {item}: counts go with replicas, and {hardware[at].name} is given out once (or say --replicas)"
+            )
+        if int(match[2]) > len(hardware[at].ids):  # type: ignore[index] # there is a match where there are places
+            raise click.UsageError(f"{option}: {item}: {hardware[at].name} has {in_words(len(hardware[at].ids))}")
+    return dict.fromkeys(places, amount)
 
 
-def _items(given: Sequence[str]) -> list[str]:
-    return [item.strip() for text in given for item in text.split(",") if item.strip()]
+def _is_mig_index(item: str, hardware: Sequence["Offered"]) -> bool:
+    """Whether 0:3 is MIG device 3 of GPU 0, and not three replicas of GPU 0."""
+    gpu, colon, _ = item.partition(":")
+    cut = any(":" in each.index for each in hardware)
+    return bool(cut and colon and _INDEX.fullmatch(item) and not any(each.index == gpu for each in hardware))
 
 
-def _named(option: str, item: str, gpus: Sequence[Gpu]) -> list[int]:
-    """The positions that one item of a list names."""
-    if item == EVERY:
-        return list(range(len(gpus)))
-    if match := _RANGE.fullmatch(item):
-        first, last = int(match[1]), int(match[2])
+def in_words(count: int) -> str:
+    """So many replicas, in words."""
+    return "1 replica" if count == 1 else f"{count} replicas"
+
+
+def _no_id(piece: "Offered", uuid: str) -> str:
+    if not piece.shared:
+        return f"{piece.name} is given out once, so that its only id is {piece.visible_id}"
+    if uuid != piece.visible_id:
+        return f"an id has the whole uuid, {piece.visible_id}"
+    return f"{piece.name} has {in_words(len(piece.ids))}, numbered from 0"
+
+
+def _named(option: str, name: str, hardware: Sequence["Offered"], whose: str) -> list[int]:
+    """The places of what is called so."""
+    if name == EVERY:
+        return list(range(len(hardware)))
+    if match := _SPAN.fullmatch(name):
+        gpu, first, last = match[1] or "", int(match[2]), int(match[3])
         if first > last:
-            raise click.UsageError(f"{option}: {item}: a range begins with the lower index")
-        last = min(last, first + len(gpus))  # one of them is missing then, and is said
-        return [_one(option, str(index), gpus) for index in range(first, last + 1)]
-    return [_one(option, item, gpus)]
+            raise click.UsageError(f"{option}: {name}: a range begins with the lower index")
+        last = min(last, first + len(hardware))  # one of them is missing then, and is said
+        indices = [f"{gpu}{index}" for index in range(first, last + 1)]
+        return [at for index in indices for at in _one(option, index, hardware, whose)]
+    return _one(option, name, hardware, whose)
 
 
-def _one(option: str, item: str, gpus: Sequence[Gpu]) -> int:
-    if item.isdecimal():
-        found = [at for at, gpu in enumerate(gpus) if str(gpu.index) == item]
+def _one(option: str, name: str, hardware: Sequence["Offered"], whose: str) -> list[int]:
+    if _INDEX.fullmatch(name):
+        found = [at for at, each in enumerate(hardware) if each.index == name]
         kind = "index"
+        if not found:  # a GPU that is cut stands for all of its MIG devices
+            return [at for at, each in enumerate(hardware) if each.index.partition(":")[0] == name] or _none(
+                option, name, hardware, whose
+            )
     else:
-        found = [at for at, gpu in enumerate(gpus) if gpu.uuid.lower().startswith(item.lower())]
+        found = [at for at, each in enumerate(hardware) if name and each.visible_id.lower().startswith(name.lower())]
         kind = "uuid"
-    if len(found) == 1:
-        return found[0]
-    if found:
-        which = " and ".join(gpus[at].uuid for at in found[:2])
+    if len(found) > 1:
+        which = " and ".join(hardware[at].visible_id for at in found[:2])
         more = f" and {len(found) - 2} more" if len(found) > 2 else ""
         raise click.UsageError(
-            f"{option}: {item} is the {kind}, or its beginning, of {which}{more}: say which by its uuid"
+            f"{option}: {name} is the {kind}, or its beginning, of {which}{more}: say which by its uuid"
         )
-    there = ", ".join(str(gpu.index) for gpu in gpus)
-    raise click.UsageError(f"{option}: {item}: no GPU of this node has this {kind}; there are those of index {there}")
+    return found or _none(option, name, hardware, whose)
+
+
+def _none(option: str, name: str, hardware: Sequence["Offered"], whose: str) -> list[int]:
+    """Raises UsageError: there is no such hardware, or the name is none."""
+    from gpu_plugin.placement.groups import called, mig_spans  # noqa: PLC0415 - usage and help need none of it
+
+    gpus = sorted({int(each.index) for each in hardware if each.index.isdecimal()})
+    migs = [each.index for each in hardware if ":" in each.index]
+    there = [called(gpus)] if gpus else []
+    if migs:
+        there.append(f"MIG {'device' if len(migs) == 1 else 'devices'} {mig_spans(migs)}")
+    has = f"{whose} has {' and '.join(there) or 'no GPU'}"
+    if _INDEX.fullmatch(name):
+        raise click.UsageError(f"{option}: {name}: nothing there has this index; {has}")
+    if _UUID.fullmatch(name):
+        raise click.UsageError(f"{option}: {name}: nothing there has this uuid; {has}")
+    raise click.UsageError(f"{option}: {name}: neither an index, a range nor a uuid; {has}")

@@ -14,9 +14,7 @@ state_dir_option = click.option(
     type=click.Path(path_type=Path),
     envvar="STATE_DIR",
     default=Path(STATE_DIR),
-    show_default=True,
-    show_envvar=True,
-    help="The daemon's state directory.",
+    help=f"The daemon's state directory. [default: {STATE_DIR}] [$STATE_DIR]",
 )
 
 gpu_option = click.option("--gpu", required=True, metavar="ID", help="Which GPU: its index or its uuid.")

@@ -3,14 +3,20 @@
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gpu_plugin.cli.running_daemon import state_dir_option
-from gpu_plugin.cli.topology_source import node_from, simulate_option
+from gpu_plugin.cli.topology_source import daemons_node, node_from, simulate_option
+from gpu_plugin.devices.device import GPU
 from gpu_plugin.devices.node import Node
+
+if TYPE_CHECKING:
+    from gpu_plugin.placement.report import HeldBack
 
 _MODE = 0o644
 
@@ -19,6 +25,8 @@ _MODE = 0o644
     "topology",
     help="How this node's GPUs are linked, as the running daemon knows it: the matrix that nvidia-smi topo -m shows, and "
     "the groups in it. NV# stands for # NVLinks, and takes the place of what PCIe there is beside them.",
+    epilog="Such as: gpu-plugin topology --simulate dgx1-v100 --svg dgx1-v100.svg. Exit status 2 for bad usage, 1 where no "
+    "daemon answers or a file cannot be written.",
 )
 @simulate_option
 @state_dir_option
@@ -33,24 +41,41 @@ def command(simulate: str | None, state_dir: Path, as_scores: bool, as_json: boo
         raise click.UsageError(
             "--svg - takes standard output for itself: leave out --json and --scores, or name a file"
         )
+    if svg == "":
+        raise click.UsageError("--svg: name the file, or - for standard output")
     if as_json and as_scores:
         raise click.UsageError("--json has the scores: leave out --scores")
-    node = node_from(simulate, state_dir)
+    node, held = _known(simulate, state_dir)
     if svg is not None:
-        _draw(node, simulate or "", svg)
+        _draw(node, simulate or "", held or (), svg)
     if svg != "-":
-        click.echo(_json(node) if as_json else "\n".join(_text(node, scores=as_scores)))
+        click.echo(_json(node) if as_json else "\n".join(_text(node, held, scores=as_scores)))
 
 
-def _text(node: Node, *, scores: bool) -> list[str]:
-    from gpu_plugin.placement import matrix  # noqa: PLC0415 - usage and help need none of it
+def _known(simulate: str | None, state_dir: Path) -> "tuple[Node, Sequence[HeldBack] | None]":
+    """The node, and what of it pods do not get now; None where the daemon does not say."""
+    if simulate is not None:
+        return node_from(simulate, state_dir), ()
+    from gpu_plugin.placement.report import held_back  # noqa: PLC0415 - usage and help need none of it
+
+    node, resources = daemons_node(state_dir)
+    return node, None if resources is None else held_back(node, resources)
+
+
+def _text(node: Node, held: "Sequence[HeldBack] | None", *, scores: bool) -> list[str]:
+    from gpu_plugin.placement import matrix  # noqa: PLC0415
     from gpu_plugin.placement.groups import LinkGroups  # noqa: PLC0415
     from gpu_plugin.placement.topology import Topology  # noqa: PLC0415
 
     groups = LinkGroups.of(node)
     if scores:
         return matrix.scores(groups, Topology.of(node).scores)
-    return [*matrix.matrix(groups), "", *matrix.legend(groups), "", *matrix.words(groups)]
+    shown = [*matrix.matrix(groups), "", *matrix.legend(groups), "", *matrix.words(groups)]
+    if held is None:
+        shown.append("What is handed out now is not known: the running daemon is of an earlier version.")
+    elif held:
+        shown.append(f"Not handed out now: {matrix.held_back_words(held)}")
+    return shown
 
 
 def _json(node: Node) -> str:
@@ -61,12 +86,14 @@ def _json(node: Node) -> str:
     return json.dumps(pairs_json(LinkGroups.of(node), Topology.of(node)), indent=2)
 
 
-def _draw(node: Node, name: str, file: str) -> None:
+def _draw(node: Node, name: str, held: "Sequence[HeldBack]", file: str) -> None:
     from gpu_plugin.placement.groups import LinkGroups  # noqa: PLC0415
     from gpu_plugin.placement.picture import picture  # noqa: PLC0415
     from gpu_plugin.placement.topology import Topology  # noqa: PLC0415
 
-    drawn = picture(LinkGroups.of(node), Topology.of(node), name)
+    drawn = picture(
+        LinkGroups.of(node), Topology.of(node), name, {each.uuid: each.reason for each in held if each.kind == GPU}
+    )
     if file == "-":
         click.echo(drawn, nl=False)
         return

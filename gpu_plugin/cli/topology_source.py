@@ -1,6 +1,7 @@
 """Where `topology` and `simulate-allocation` have a node's topology from: a simulated node, or the running daemon."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -8,10 +9,13 @@ from gpu_plugin import control
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.node import Node
 
+if TYPE_CHECKING:
+    from gpu_plugin.placement.report import OfferedResource
+
 simulate_option = click.option(
     "--simulate",
     metavar="PROFILE|FILE",
-    help="Take the simulated node of this profile or YAML file.  [default: ask the running daemon]",
+    help="Take the simulated node of this profile or YAML file. [default: ask the running daemon]",
 )
 
 
@@ -22,22 +26,32 @@ def node_from(simulate: str | None, state_dir: Path) -> Node:
         UsageError: no such simulated node.
         ClickException: no daemon answers, it is of another version, or it knows no GPU.
     """
-    if simulate is not None:
-        try:
-            return _simulated(simulate)
-        except ConfigError as error:
-            raise click.UsageError(f"--simulate: {error}", click.get_current_context()) from None
-    from gpu_plugin.placement.report import reported  # noqa: PLC0415 - usage and help need none of it
+    if simulate is None:
+        return daemons_node(state_dir)[0]
+    try:
+        return _simulated(simulate)
+    except ConfigError as error:
+        raise click.UsageError(f"--simulate: {error}", click.get_current_context()) from None
+
+
+def daemons_node(state_dir: Path) -> "tuple[Node, tuple[OfferedResource, ...] | None]":
+    """The node that the daemon of `state_dir` knows, and what is served of it; None where the daemon does not say.
+
+    Raises:
+        ClickException: no daemon answers, it is of another version, or it knows no GPU.
+    """
+    from gpu_plugin.placement.report import reported, reported_resources  # noqa: PLC0415 - usage and help need none of it
 
     try:
-        node = reported(control.request(state_dir, "topology"))
+        reply = control.request(state_dir, "topology")
+        node, resources = reported(reply), reported_resources(reply)
     except (control.UnknownVerbError, ValueError) as error:
         raise click.ClickException(f"the running daemon is of another version: {error}") from None
     except control.ControlError as error:
         raise click.ClickException(f"{error} (or name a simulated node with --simulate)") from None
     if not node.gpus:
         raise click.ClickException("the running daemon knows no GPU of this node yet: its log says why")
-    return node
+    return node, resources
 
 
 def _simulated(profile: str) -> Node:

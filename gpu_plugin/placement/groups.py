@@ -78,19 +78,38 @@ class LinkGroups:
         )
 
     def names(self, group: Iterable[int]) -> str:
-        """The NVML indices of GPUs, runs of them shortened: 0-3, 5."""
+        """The NVML indices of GPUs, runs of them shortened: 0-3,5."""
         return spans(self.gpus[at].index for at in group)
+
+    def called(self, group: Iterable[int]) -> str:
+        """What people call GPUs: GPU 3, or GPUs 0-3,5."""
+        return called(self.gpus[at].index for at in group)
+
+
+def called(indices: Iterable[int]) -> str:
+    """What people call GPUs of these ascending indices: GPU 3, or GPUs 0-3,5."""
+    listed = list(indices)
+    return f"{'GPU' if len(listed) == 1 else 'GPUs'} {spans(listed)}"
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Ascending numbers with runs of them shortened: 0-3, 5."""
+    """Ascending numbers with runs of them shortened: 0-3,5."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def mig_spans(indices: Iterable[str]) -> str:
+    """Indices of MIG devices with runs on one GPU shortened: 0:0-2,0:5,3:0."""
+    by_gpu: dict[str, list[int]] = {}
+    for index in indices:
+        gpu, _, place = index.partition(":")
+        by_gpu.setdefault(gpu, []).append(int(place))
+    return ",".join(f"{gpu}:{run}" for gpu, places in by_gpu.items() for run in spans(sorted(places)).split(","))
 
 
 def joined(positions: Iterable[int], linked: Callable[[int, int], bool]) -> list[Group]:

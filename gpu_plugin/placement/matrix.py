@@ -1,8 +1,9 @@
 """A node's topology as text: the matrix that users of `nvidia-smi topo -m` know, a legend, and the link groups in words."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
+from gpu_plugin.devices.device import GPU
 from gpu_plugin.devices.node import OWN_MESH, Link
 from gpu_plugin.placement.groups import (
     BOARD,
@@ -13,10 +14,16 @@ from gpu_plugin.placement.groups import (
     SWITCHES,
     LinkGroups,
     NvlinkGroup,
+    called,
+    mig_spans,
 )
+from gpu_plugin.placement.report import HeldBack
 from gpu_plugin.placement.topology import Matrix, Topology
 
 SELF = "X"
+
+LONGEST_REASON = 64
+"""Characters of a reason that stand in a line with others; `gpu-plugin explain` has the whole."""
 
 _LEGEND: Mapping[str, str] = {
     SELF: "the GPU itself",
@@ -69,23 +76,39 @@ def legend(groups: LinkGroups) -> list[str]:
 
 
 def words(groups: LinkGroups) -> Iterator[str]:
-    """The link groups, a line a kind: `NVLink: GPUs 0-7, NV18 each through switches`."""
+    """The link groups, a line a kind: `NVLink: GPUs 0-7: NV18 each through switches`."""
     alike: dict[str, list[str]] = {}
     for group in groups.nvlink:
         alike.setdefault(_nvlinks(groups, group), []).append(groups.names(group.gpus))
-    yield from (f"NVLink: GPUs {'; '.join(names)}, {how}" for how, names in alike.items())
+    yield from (f"NVLink: GPUs {'; '.join(names)}: {how}" for how, names in alike.items())
     for level, found in groups.pcie.items():
         yield f"{_PCIE_NAMES[level]}: GPUs {'; '.join(groups.names(group) for group in found)}"
     for node, gpus in groups.numa:
-        yield f"NUMA node {'unknown' if node is None else node}: {noun(gpus)} {groups.names(gpus)}"
+        yield f"NUMA node {'unknown' if node is None else node}: {groups.called(gpus)}"
     for gpu in groups.gpus:
         if gpu.unreadable:
             yield f"GPU {gpu.index}: its links are as far as they were known before: {gpu.unreadable}"
 
 
-def noun(gpus: Sequence[int]) -> str:
-    """GPU or GPUs."""
-    return "GPU" if len(gpus) == 1 else "GPUs"
+def held_back_words(held: Iterable[HeldBack]) -> str:
+    """What pods do not get, and why, those of one reason together: `GPUs 2,5 (cordoned), MIG device 0:3 (Xid 79)`."""
+    by_reason: dict[tuple[str, str], list[HeldBack]] = {}
+    for each in held:
+        by_reason.setdefault((each.reason, each.kind), []).append(each)
+    return ", ".join(f"{_called(kind, alike)} ({_short(reason)})" for (reason, kind), alike in by_reason.items())
+
+
+def _called(kind: str, alike: Sequence[HeldBack]) -> str:
+    indices = [each.index for each in alike]
+    if not all(indices):  # gone, and not even its index is known
+        return ", ".join(each.uuid for each in alike)
+    if kind == GPU:
+        return called(map(int, indices))
+    return f"{'MIG device' if len(alike) == 1 else 'MIG devices'} {mig_spans(indices)}"
+
+
+def _short(reason: str) -> str:
+    return reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 3].rstrip()}..."
 
 
 def pairs_json(groups: LinkGroups, topology: Topology) -> Mapping[str, object]:
@@ -110,9 +133,9 @@ def _nvlinks(groups: LinkGroups, group: NvlinkGroup) -> str:
     if group.whole:
         how = f"{count} each"
     else:
-        how = f"{count} between {group.pairs} of {len(group.gpus) * (len(group.gpus) - 1) // 2} pairs"
+        how = f"{count}, {group.pairs} of {len(group.gpus) * (len(group.gpus) - 1) // 2} pairs"
         if group.complete:
-            how += f", all pairs within {' and within '.join(groups.names(each) for each in group.complete)}"
+            how += f"; every pair of {' and of '.join(groups.names(each) for each in group.complete)}"
     through = " through switches" if group.switched else ""
     named = group.mesh and group.mesh.partition(".")[0] != OWN_MESH
     domain = f", NVLink domain {group.mesh}" if named else ""

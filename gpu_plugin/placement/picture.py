@@ -7,7 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby
 
-from gpu_plugin.placement.groups import BOARD, HOST_BRIDGE, SWITCH, SWITCHES, Group, LinkGroups, joined
+from gpu_plugin.placement.groups import (
+    BOARD,
+    HOST_BRIDGE,
+    SWITCH,
+    SWITCHES,
+    Group,
+    LinkGroups,
+    NvlinkGroup,
+    joined,
+)
 from gpu_plugin.placement.matrix import pcie_word, word
 from gpu_plugin.placement.svg import SAMPLE, Sample, box, element, legend, written, xml
 from gpu_plugin.placement.topology import Topology
@@ -23,13 +32,17 @@ MARGIN, AREA_GAP, LEAST_WIDTH, HEAD = 24, 20, 600, 56
 ARC, ARC_STEP = 26, 19
 """How high an arc between neighbours is, and how much higher one that reaches one GPU further."""
 
-BAR, BAR_STEP, BAR_LINES = 26, 40, 44
-"""How high the bar is that stands for an NVSwitch mesh, how far apart two bars are, and the space for lines below them."""
+BAR, BAR_STEP, BAR_LINES, BAR_GAP = 26, 40, 44, 22
+"""How high the bar is that stands for an NVSwitch mesh, how far apart two bars are, the space for lines below them, and how
+wide a bar is open where the line of a GPU that is none of its own passes."""
 
 WIDEST = 12.0
 """Width of the line that stands for most NVLinks; up to six of them take 2 each."""
 
 PAPER, INK, PALE, AREA, EDGE, FRAME_EDGE = "#ffffff", "#1f2933", "#52606d", "#eef2f7", "#9aa5b1", "#7b5ea7"
+GREY = "#cbd2d9"
+"""Of a GPU that pods do not get now."""
+
 MANY, FEW = "#2f7d1f", "#86b96a"
 """Colours of NVLinks: where there are more than half as many as between any two, and where there are fewer."""
 
@@ -75,16 +88,19 @@ class _Area:
         return max((frame.depth for frame in self.frames if frame.gpus[-1] == gpu), default=0)
 
 
-def picture(groups: LinkGroups, topology: Topology, name: str = "") -> str:
-    """The picture's SVG, the same for the same topology. `name` is what the node is called, if it is called anything."""
-    return "\n".join(_Picture(groups, topology, name).lines()) + "\n"
+def picture(groups: LinkGroups, topology: Topology, name: str = "", held: Mapping[str, str] | None = None) -> str:
+    """The picture's SVG, the same for the same topology. `name` is what the node is called, if it is called anything.
+
+    `held` are the uuids of GPUs that are not handed out now, with the reason of each.
+    """
+    return "\n".join(_Picture(groups, topology, name, held or {}).lines()) + "\n"
 
 
 class _Picture:
     """Where everything lies, and the pieces. GPUs are positions in `groups.gpus`; `rank` is their place in the row."""
 
-    def __init__(self, groups: LinkGroups, topology: Topology, name: str) -> None:
-        self.groups, self.topology, self.title = groups, topology, _title(groups, name)
+    def __init__(self, groups: LinkGroups, topology: Topology, name: str, held: Mapping[str, str]) -> None:
+        self.groups, self.topology, self.title, self.held = groups, topology, _title(groups, name), held
         self.areas = [_area(groups, node, gpus) for node, gpus in groups.numa]
         self.row = [gpu for area in self.areas for gpu in area.gpus]
         self.rank = {gpu: at for at, gpu in enumerate(self.row)}
@@ -167,23 +183,35 @@ class _Picture:
 
     def _meshes(self) -> Iterator[str]:
         """A bar for each NVSwitch mesh, and a line from each of its GPUs to it."""
-        bars = []
+        tags, y = [], HEAD + BAR_STEP * (max(self.lanes, default=0) + 1) + 14
         for mesh, lane in zip(self.meshes, self.lanes, strict=True):
-            y = HEAD + BAR_STEP * lane
-            gpus = sorted(mesh.gpus, key=self.rank.__getitem__)
-            x, width = self.left[gpus[0]], self.left[gpus[-1]] + WIDTH - self.left[gpus[0]]
-            for gpu in gpus:
-                count, path = self._to_switches(gpu, gpus), f"M{self._middle(gpu)} {y + BAR}V{self.top}"
+            yield from self._bar(mesh, lane)
+        for mesh, lane in zip(self.meshes, self.lanes, strict=True):
+            bottom = HEAD + BAR_STEP * lane + BAR
+            for gpu in mesh.gpus:
+                count, path = self._to_switches(gpu, mesh.gpus), f"M{self._middle(gpu)} {bottom}V{self.top}"
                 style = {"class_": "switched", "data_gpu": self._index(gpu), **self._stroke(count)}
-                yield element("path", "", self._scores(gpu, gpus), d=path, **style)
-                bars.append(_tag(self._middle(gpu), HEAD + BAR_STEP * (max(self.lanes) + 1) + 14, f"NV{count}"))
-            about = f"NVSwitch mesh: GPUs {self.groups.names(mesh.gpus)}"
-            name = about if 9 * len(about) < width else "NVSwitch"
-            bars.append(
-                box(x, y, width, BAR, f"{about} ({mesh.mesh})" if mesh.mesh else about, class_="mesh", fill=MANY)
-            )
-            bars.append(written(x + width / 2, y + 17, name, **BOLD, **CENTRED, fill=PAPER))
-        yield from bars
+                yield element("path", "", self._scores(gpu, mesh.gpus), d=path, **style)
+                tags.append(_tag(self._middle(gpu), y, f"NV{count}"))
+        yield from tags
+
+    def _bar(self, mesh: NvlinkGroup, lane: int) -> Iterator[str]:
+        """The bar of a mesh, open where lines from bars above it pass, with a name where there is room for one."""
+        y, gpus = HEAD + BAR_STEP * lane, sorted(mesh.gpus, key=self.rank.__getitem__)
+        x, end = self.left[gpus[0]], self.left[gpus[-1]] + WIDTH
+        above = [other for other, its in zip(self.meshes, self.lanes, strict=True) if its < lane]
+        passing = sorted(self._middle(gpu) for other in above for gpu in other.gpus)
+        gaps = [middle - BAR_GAP // 2 for middle in passing if x < middle < end]
+        about = f"NVSwitch mesh: {self.groups.called(mesh.gpus)}"
+        yield box(x, y, end - x, BAR, f"{about} ({mesh.mesh})" if mesh.mesh else about, class_="mesh", fill=MANY)
+        for left in gaps:
+            yield element("rect", class_="gap", x=left, y=y, width=BAR_GAP, height=BAR, fill=PAPER)
+        between = zip((x, *(left + BAR_GAP for left in gaps)), (*gaps, end), strict=True)
+        left, right = max(between, key=lambda part: part[1] - part[0])
+        names = (about, self.groups.called(mesh.gpus), "NVSwitch")
+        name = next((name for name in names if 9 * len(name) < right - left), "")
+        if name:
+            yield written((left + right) / 2, y + 17, name, **BOLD, **CENTRED, fill=PAPER)
 
     def _to_switches(self, gpu: int, gpus: Sequence[int]) -> int:
         """How many NVLinks a GPU has to its switches, as far as any other one can use them."""
@@ -192,7 +220,7 @@ class _Picture:
     def _scores(self, gpu: int, gpus: Sequence[int]) -> str:
         row = self.topology.scores[gpu]
         others = sorted((other for other in gpus if other != gpu), key=lambda other: (-row[other], other))
-        parts = [f"{score} with GPUs {self.groups.names(each)}" for score, each in groupby(others, row.__getitem__)]
+        parts = [f"{score} with {self.groups.called(each)}" for score, each in groupby(others, row.__getitem__)]
         return f"GPU {self._index(gpu)} through switches: score {', '.join(parts)}"
 
     def _arcs(self) -> Iterator[str]:
@@ -222,10 +250,16 @@ class _Picture:
 
     def _gpu(self, gpu: int) -> Iterator[str]:
         it, x, middle = self.groups.gpus[gpu], self.left[gpu], self._middle(gpu)
-        about = ", ".join(part for part in (it.uuid, it.model, it.pci_bus_id, it.unreadable or "") if part)
+        held = self.held.get(it.uuid, "")
+        why = f"not handed out now: {held}" if held else it.unreadable or ""
+        about = ", ".join(part for part in (it.uuid, it.model, it.pci_bus_id, why) if part)
         style: dict[str, object] = {"stroke_dasharray": "3 3"} if it.unreadable else {}
-        style |= {"class_": "gpu", "data_gpu": it.index, "fill": PAPER, "stroke": INK, "stroke_width": 1.5}
+        fill = GREY if held else PAPER
+        style |= {"class_": "gpu", "data_gpu": it.index, "fill": fill, "stroke": INK, "stroke_width": 1.5}
         yield box(x, self.top, WIDTH, HEIGHT, about, **style)
+        if held:
+            across = f"M{x} {self.top + HEIGHT}L{x + WIDTH} {self.top}"
+            yield element("path", "", about, class_="held", d=across, stroke=PALE, stroke_width=1.5)
         yield written(middle, self.top + 18, f"GPU {it.index}", **BOLD, **CENTRED)
         if it.pci_bus_id:
             yield written(middle, self.top + 33, _bus_id(it.pci_bus_id), font_size=10, fill=PALE, **CENTRED)
@@ -244,6 +278,11 @@ class _Picture:
             yield Sample(box(0, -7, SAMPLE, 14, **_frame_style(level)), FRAMES[level][2])
         if any(area.node is not None for area in self.areas):
             yield Sample(box(0, -7, SAMPLE, 14, fill=AREA, stroke=EDGE), "near one NUMA node")
+        if self.held:
+            sample = box(0, -7, SAMPLE, 14, fill=GREY, stroke=INK)
+            yield Sample(
+                sample + element("path", d=f"M0 7L{SAMPLE} -7", stroke=PALE, stroke_width=1.5), "not handed out now"
+            )
         if self.arcs or self.meshes:
             yield Sample(written(SAMPLE / 2, 4, "?", **BOLD, **CENTRED), "point at a line for its score")
 

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from gpu_plugin.devices.device import GPU, Device
 from gpu_plugin.placement import shared
 from gpu_plugin.placement.prepared import Placement
-from gpu_plugin.placement.subsets import merits
-from gpu_plugin.placement.whole import Budget, choose, impossible, search
+from gpu_plugin.placement.whole import Budget, choose, impossible, pair_weights, search
 
 SEARCHED = 64
 """The longest list of whole GPUs, not all of them known, that is searched; beyond, nearness to a NUMA node decides."""
@@ -85,9 +84,9 @@ def _among_unknown(
     listed = [*required, *free]
     if len(listed) > SEARCHED:
         return _near(required, free, missing, devices)
-    weights, position = merits(placement.topology), placement.topology.position
+    worth, position = pair_weights(placement.topology), placement.topology.position
     at = [position.get(devices[one].gpu) for one in listed]
-    rows = [[0 if a is None or b is None else weights[a][b] for b in at] for a in at]
+    rows = [[0 if a is None or b is None else worth[a][b] for b in at] for a in at]
     fixed = len(required)
     found = search(rows, range(fixed), range(fixed, len(listed)), missing)
     return [listed[one] for one in found]

@@ -60,7 +60,7 @@ class _Hardware(Share):
 
 
 @dataclass(slots=True)
-class _Gpu(Share):
+class SharedGpu(Share):
     """A GPU with the hardware on it that devices stand for: itself, or its MIG devices."""
 
     uuid: str = ""
@@ -99,7 +99,7 @@ def taken(
     What is neither free nor required counts as given out, unhealthy devices included. Takes O(n log n) for n devices: some
     10 ms for 60,000 of 16 GPUs or fewer.
     """
-    gpus = _counted(required, free, devices)
+    gpus = counted(required, free, devices)
     chosen = list(required)
     for new in (True, False):
         for gpu in gpus:
@@ -118,7 +118,7 @@ def taken(
 
 
 def _linked(
-    gpus: Sequence[_Gpu], equal: list[int], count: int, placement: Placement, budget: Budget | None
+    gpus: Sequence[SharedGpu], equal: list[int], count: int, placement: Placement, budget: Budget | None
 ) -> list[int]:
     """Those `count` of some GPUs of one rank that are linked best to each other and to those that the container has."""
     if gpus[equal[0]].picked:  # then it has all of them: they differ in nothing
@@ -133,7 +133,7 @@ def _linked(
     return sorted(known[gpu] for gpu in choice.gpus if gpu in known)
 
 
-def _counted(required: Sequence[int], free: Sequence[int], devices: Sequence[Device]) -> list[_Gpu]:
+def counted(required: Sequence[int], free: Sequence[int], devices: Sequence[Device]) -> list[SharedGpu]:
     """Every GPU in the order of the list, with what of it is given out, picked already, and free."""
     gpu_of = {device.visible_id: device.gpu for device in devices}
     listed = Counter(map(attrgetter("visible_id"), devices))
@@ -141,9 +141,9 @@ def _counted(required: Sequence[int], free: Sequence[int], devices: Sequence[Dev
     open_: defaultdict[str, list[int]] = defaultdict(list)
     for at in free:
         open_[devices[at].visible_id].append(at)
-    gpus: dict[str, _Gpu] = {}
+    gpus: dict[str, SharedGpu] = {}
     for visible_id, uuid in gpu_of.items():
-        gpu = gpus.setdefault(uuid, _Gpu(uuid=uuid))
+        gpu = gpus.setdefault(uuid, SharedGpu(uuid=uuid))
         positions = open_[visible_id]
         part = _Hardware(listed[visible_id] - len(positions), picked[visible_id], free=positions)
         gpu.parts.append(part)

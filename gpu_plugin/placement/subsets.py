@@ -14,7 +14,7 @@ from operator import add
 from gpu_plugin.placement.topology import Matrix, Topology
 
 LARGEST = 16
-"""The most GPUs whose sets are all judged: 65,536 of them, in 0.9 MiB. No server has more GPUs."""
+"""The most GPUs whose sets are all judged: 65,536 of them, in 1 MiB. No server has more GPUs."""
 
 PODS = (8, 4, 2)
 """What pods to come are taken to ask for, the largest first: the sizes that groups of linked GPUs have."""
@@ -28,16 +28,20 @@ _ROOM = 3
 
 @dataclass(frozen=True, slots=True)
 class Subsets:
-    """By mask: `merit`, how well a set suits a container, and `remainder`, how well it suits those to come if it stays free.
+    """What is known of every set, by mask.
 
-    Greater is better. `best_first` are the masks of each size by falling merit, and those of one merit from the lowest
-    positions on. `uniform`: no pair differs from another in anything, so that any set is as good as any other.
+    `score` and `distance` are the totals over its pairs; `remainder` is the greater, the better pods to come are served if it
+    stays free, `evenness` the greater, the more evenly it lies on NUMA nodes. `best_first` are the masks of each size by falling
+    score, and those of one score from the lowest positions on. `uniform`: no pair differs from another in anything, so
+    that any set is as good as any other.
     """
 
     count: int
-    merit: Sequence[int]
-    remainder: Sequence[int]
-    best_first: tuple[Sequence[int], ...]
+    score: "array[int]"
+    distance: "array[int]"
+    remainder: "array[int]"
+    evenness: "array[int]"
+    best_first: "tuple[array[int], ...]"
     uniform: bool
 
     @classmethod
@@ -46,51 +50,50 @@ class Subsets:
         count = len(topology)
         if count > LARGEST:
             raise ValueError(f"{count} GPUs have too many sets to judge them all")
-        merit = _totals(merits(topology))
-        by_size: list[list[int]] = [[] for _ in range(count + 1)]
-        for mask, worth in enumerate(merit):
-            by_size[mask.bit_count()].append(worth << count | mask)
-        every = (1 << count) - 1
+        score = _totals(topology.scores)
         return cls(
             count,
-            array("q", merit),
-            array("I", _ranked(_remainders(topology))),
-            tuple(array("H", [key & every for key in sorted(keys, reverse=True)]) for keys in by_size),
+            array("I", score),
+            array("I", _totals(topology.distances)),
+            array("I", _remainders(topology, score)),
+            array("H", _evenness(topology)),
+            tuple(_best_first(score, count, size) for size in range(count + 1)),
             _uniform(topology),
         )
 
     def best(self, available: int, required: int, size: int, expired: Callable[[], bool]) -> int | None:
         """The best set of that size within `available` that holds all of `required`, as a mask; None where time is up.
 
-        The greatest merit, then the best remainder, then the lowest positions. There must be such a set.
+        There must be such a set. The greatest score; then the best remainder; then the least distance; then the most evenly
+        left NUMA nodes; then the lowest positions.
         """
+        ties = self._best_scored(available, required, size, expired)
+        if ties is None or expired():
+            return None
+        remainder, distance, evenness = self.remainder, self.distance, self.evenness
+        ties = _greatest(ties, [remainder[available ^ mask] for mask in ties])
+        ties = _greatest(ties, [-distance[mask] for mask in ties])
+        return max(_greatest(ties, [evenness[available ^ mask] for mask in ties]))
+
+    def _best_scored(self, available: int, required: int, size: int, expired: Callable[[], bool]) -> list[int] | None:
+        """All sets of the greatest score there is; None where time is up."""
         free = available & ~required
         missing = size - required.bit_count()
-        merit, remainder, count = self.merit, self.remainder, self.count
-        ties: list[int] = []
-        top: int | None = None
-        if comb(free.bit_count(), missing) * _ROOM <= len(self.best_first[size]):
-            bits = [1 << at for at in range(count) if free >> at & 1]
+        score, order = self.score, self.best_first[size]
+        if comb(free.bit_count(), missing) * _ROOM <= len(order):
+            bits = [1 << at for at in range(self.count) if free >> at & 1]
             candidates = [required | sum(chosen) for chosen in combinations(bits, missing)]
-            top = max(map(merit.__getitem__, candidates))
-            ties = [mask for mask in candidates if merit[mask] == top]
-        else:
-            order = self.best_first[size]
-            looked_at = (1 << count) - 1 & ~available | required
-            for start in range(0, len(order), _CHUNK):
-                if expired():
-                    return None
-                fits = [mask for mask in order[start : start + _CHUNK] if mask & looked_at == required]
-                if fits:
-                    top = merit[fits[0]] if top is None else top
-                    ties += fits if merit[fits[-1]] == top else [mask for mask in fits if merit[mask] == top]
-                    if merit[fits[-1]] != top:
-                        break
-        return (
-            None
-            if expired()
-            else max((remainder[available ^ mask] << count) | mask for mask in ties) & (1 << count) - 1
-        )
+            return _greatest(candidates, [score[mask] for mask in candidates])
+        ties: list[int] = []
+        looked_at = (1 << self.count) - 1 & ~available | required
+        for start in range(0, len(order), _CHUNK):
+            if expired():
+                return None
+            ties += [mask for mask in order[start : start + _CHUNK] if mask & looked_at == required]
+            if ties and score[ties[-1]] != score[ties[0]]:
+                top = score[ties[0]]
+                return [mask for mask in ties if score[mask] == top]
+        return ties
 
     def mask(self, gpus: Sequence[int]) -> int:
         """The set of these positions."""
@@ -101,83 +104,87 @@ class Subsets:
         return tuple(at for at in range(self.count) if mask >> self.count - 1 - at & 1)
 
 
-def merits(topology: Topology) -> Matrix:
-    """What a pair adds to the merit of a set: its score and, where all scores are equal, its nearness."""
-    most = 1 + sum(map(sum, topology.distances))
-    return tuple(
-        tuple(score * most - distance for score, distance in zip(*rows, strict=True))
-        for rows in zip(topology.scores, topology.distances, strict=True)
-    )
-
-
 def pods_to_come(topology: Topology) -> tuple[int, ...]:
     """The sizes of pods that a remainder is judged by: those that are less than all GPUs."""
     return tuple(size for size in PODS if size < len(topology))
 
 
-def _totals(matrix: Matrix) -> list[int]:
+def _greatest(masks: list[int], worth: list[int]) -> list[int]:
+    """Those masks that are worth most."""
+    top = max(worth)
+    return [mask for mask, each in zip(masks, worth, strict=True) if each == top]
+
+
+# What is made on the way to the tables is made in arrays too: 65,536 numbers as objects would leave their room behind.
+
+
+def _totals(matrix: Matrix) -> "array[int]":
     """The sum over all pairs of each set, by mask."""
     count = len(matrix)
-    totals = [0]
+    totals = array("q", [0])
     for high in range(count):
         row = matrix[count - 1 - high]
-        gains = [0]
+        gains = array("q", [0])
         for low in range(high):
             with_it = row[count - 1 - low]
-            gains += [gain + with_it for gain in gains]
-        totals += list(map(add, totals, gains))
+            gains.extend([gain + with_it for gain in gains])
+        totals.extend(list(map(add, totals, gains)))
     return totals
 
 
-def _remainders(topology: Topology) -> list[int]:
+def _best_first(scores: "array[int]", count: int, size: int) -> "array[int]":
+    """The masks of one size, by falling score, and those of one score from the lowest positions on."""
+    keys = sorted(
+        [score << count | mask for mask, score in enumerate(scores) if mask.bit_count() == size], reverse=True
+    )
+    every = (1 << count) - 1
+    return array("H", [key & every for key in keys])
+
+
+def _remainders(topology: Topology, scores: "array[int]") -> "array[int]":
     """By mask, a number that is the greater, the better it is for pods to come that this set stays free.
 
     What pods of 8 would get out of it, each time taking the best set that is left; then those of 4, then those of 2; then the
-    total score of all its pairs; then how evenly it lies on NUMA nodes.
+    total score of all its pairs.
     """
-    count = len(topology)
-    scores = _totals(topology.scores)
-    keys = [0] * len(scores)
+    ranks = array("q", bytes(8 * len(scores)))
     for size in pods_to_come(topology):
-        keys = _then(keys, _served(scores, count, size))
-    return _then(_then(keys, scores), _evenness(topology))
+        ranks = _then(ranks, _served(scores, len(topology), size))
+    return _then(ranks, scores)
 
 
-def _then(keys: list[int], minor: list[int]) -> list[int]:
-    """Keys that order by `keys`, and where these are equal by `minor`, which has no negative numbers."""
+def _then(ranks: "array[int]", minor: "array[int]") -> "array[int]":
+    """Ranks in the order of `ranks`, and where these are equal of `minor`, which has no negative numbers."""
     base = max(minor) + 1
-    return [key * base + less for key, less in zip(keys, minor, strict=True)]
+    keys = array("q", [rank * base + less for rank, less in zip(ranks, minor, strict=True)])
+    place = {key: rank for rank, key in enumerate(sorted(set(keys)))}
+    return array("q", [place[key] for key in keys])
 
 
-def _served(scores: list[int], count: int, size: int) -> list[int]:
+def _served(scores: "array[int]", count: int, size: int) -> "array[int]":
     """By mask, the total score of the sets that pods of this size get out of it: the best one, the best of the rest..."""
     every = (1 << count) - 1
-    best = [score << count | mask if mask.bit_count() == size else -1 for mask, score in enumerate(scores)]
+    best = array("q", [score << count | mask if mask.bit_count() == size else -1 for mask, score in enumerate(scores)])
     for bit in range(count):  # afterwards best[mask] is the greatest of all subsets of mask
         half = 1 << bit
         for start in range(0, len(best), 2 * half):
             upper = start + half
-            best[upper : upper + half] = map(max, best[upper : upper + half], best[start:upper])
-    served = [0] * len(best)
+            best[upper : upper + half] = array("q", map(max, best[upper : upper + half], best[start:upper]))
+    served = array("q", bytes(8 * len(best)))
     for mask, found in enumerate(best):
         if found >= 0:
             served[mask] = (found >> count) + served[mask ^ found & every]
     return served
 
 
-def _evenness(topology: Topology) -> list[int]:
+def _evenness(topology: Topology) -> "array[int]":
     """By mask, how evenly it lies on NUMA nodes: the less the squares of what each has add up to, the more."""
+    count = len(topology)
     nodes: dict[int | None, int] = {}
     for at, node in enumerate(topology.numa):
-        nodes[node] = nodes.get(node, 0) | 1 << len(topology) - 1 - at
-    most = len(topology) ** 2
-    return [most - sum((mask & node).bit_count() ** 2 for node in nodes.values()) for mask in range(1 << len(topology))]
-
-
-def _ranked(keys: list[int]) -> list[int]:
-    """The keys by their place among all, which takes less room."""
-    ranks = {key: rank for rank, key in enumerate(sorted(set(keys)))}
-    return [ranks[key] for key in keys]
+        nodes[node] = nodes.get(node, 0) | 1 << count - 1 - at
+    held = list(nodes.values())
+    return array("H", [count**2 - sum([(mask & node).bit_count() ** 2 for node in held]) for mask in range(1 << count)])
 
 
 def _uniform(topology: Topology) -> bool:

@@ -6,7 +6,8 @@ from math import comb
 from operator import itemgetter
 
 from gpu_plugin.placement.prepared import Placement
-from gpu_plugin.placement.subsets import LARGEST, merits
+from gpu_plugin.placement.subsets import LARGEST
+from gpu_plugin.placement.topology import Matrix, Topology
 
 SEEDS = 32
 """From how many GPUs the bounded search sets out, each in turn."""
@@ -50,9 +51,10 @@ def choose(
 ) -> Choice:
     """The set of `size` of the available positions, all required ones among them, that suits a container best.
 
-    On nodes of up to 16 GPUs, of all such sets: the one with the greatest total score; of those, with the least total NUMA
-    distance; of those, whose removal leaves the best remainder (`subsets.Subsets.remainder`); of those, the one with the
-    lowest positions. On larger nodes, and where `budget` is used up, what a bounded search finds: `Choice.exact` is False.
+    On nodes of up to 16 GPUs, of all such sets: the one with the greatest total score; of those, whose removal leaves the best
+    remainder; of those, with the least total NUMA distance; of those, which leaves NUMA nodes most even; of those, the one
+    with the lowest positions (`subsets.Subsets`). On larger nodes, and where `budget` is used up, what a bounded search finds:
+    `Choice.exact` is False.
     """
     pool, must = frozenset(available), frozenset(required)
     fault = impossible(pool, must, size)
@@ -81,26 +83,39 @@ def _chosen(
     """The GPUs, whether they are the best there are, and how they were found."""
     subsets = placement.subsets
     if size == len(pool):
-        return tuple(sorted(pool)), True, "it is all that is available"
+        return tuple(sorted(pool)), True, "there is no other"
     if size == len(must):
-        return tuple(sorted(must)), True, "it is all that must be included"
+        return tuple(sorted(must)), True, "there is no other"
     if subsets is None:
         count = len(placement.topology)
         few = "the sets of this node's GPUs are not judged yet"
         why = few if count <= LARGEST else f"{count} GPUs are more than {LARGEST}"
-        return _searched(placement, pool, must, size), False, f"a bounded search: {why}"
+        return _searched(placement, pool, must, size), False, f"a bounded search, since {why}"
     if subsets.uniform:
         rest = sorted(pool - must)[: size - len(must)]
-        return tuple(sorted((*must, *rest))), True, "all pairs of GPUs are equal: the first ones"
+        return tuple(sorted((*must, *rest))), True, "all pairs of GPUs are equal, so the first ones are taken"
     expired = budget.deadline() if budget else _never
     best = subsets.best(subsets.mask(sorted(pool)), subsets.mask(sorted(must)), size, expired)
     if best is None:
-        return _searched(placement, pool, must, size), False, "a bounded search: looking at every set took too long"
+        return (
+            _searched(placement, pool, must, size),
+            False,
+            "a bounded search, since looking at every set took too long",
+        )
     return subsets.gpus(best), True, f"the best of {comb(len(pool) - len(must), size - len(must))} sets"
 
 
 def _searched(placement: Placement, pool: frozenset[int], must: frozenset[int], size: int) -> tuple[int, ...]:
-    return tuple(sorted(search(merits(placement.topology), sorted(must), sorted(pool - must), size - len(must))))
+    return tuple(sorted(search(pair_weights(placement.topology), sorted(must), sorted(pool - must), size - len(must))))
+
+
+def pair_weights(topology: Topology) -> Matrix:
+    """What a pair is worth to `search`: its score and, where scores are equal, its nearness."""
+    most = 1 + sum(map(sum, topology.distances))
+    return tuple(
+        tuple(score * most - distance for score, distance in zip(*rows, strict=True))
+        for rows in zip(topology.scores, topology.distances, strict=True)
+    )
 
 
 def search(weights: Sequence[Sequence[int]], required: Sequence[int], free: Sequence[int], missing: int) -> list[int]:

@@ -21,7 +21,7 @@ async def test_the_running_daemons_topology_follows_its_links(kubelet, daemon):
     daemon.profile = "dgx1-v100"
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 8))
-    assert "NVLink: GPUs 0-7, NV1 to NV2 between 16 of 28 pairs" in await asked(daemon, "topology")
+    assert "NVLink: GPUs 0-7: NV1 to NV2, 16 of 28 pairs" in await asked(daemon, "topology")
     best = json.loads(await asked(daemon, "simulate-allocation", "--available", "0-3", "--size", "2", "--json"))
     assert best["choice"]["gpus"] == [2, 3]
     daemon.fault(3, **{"nvlink-down": 3})  # one of the two to GPU 2

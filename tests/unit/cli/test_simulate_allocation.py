@@ -1,6 +1,8 @@
 """`gpu-plugin simulate-allocation`: the choice, its runner-up, and requests that cannot be met."""
 
 import json
+import re
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -8,12 +10,19 @@ import pytest
 
 from gpu_plugin import cli, control
 from gpu_plugin.cli.topology_source import node_from
+from gpu_plugin.config.sharing import SharedResource
+from gpu_plugin.devices.device import Device, Resource, mig_slice, whole_gpu, with_held, with_reason
+from gpu_plugin.devices.sharing import Named, share
 from gpu_plugin.placement.explain import explain
+from gpu_plugin.placement.preferred import preferred
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.report import report
+from gpu_plugin.placement.shared import POLICIES
 from gpu_plugin.placement.topology import Topology
 
 DGX1 = "dgx1-v100"
+GPUS, MIGS = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
+FIRST = "GPU-ab959b99-e74c-57b5-a4f0-0eadac7c8028"
 NOWHERE = Path("/nonexistent")
 
 
@@ -50,10 +59,10 @@ def test_the_text_says_what_was_chosen_and_over_what(run, topology):
     status, out, err = run("--simulate", DGX1, "--available", "1-3,5", "--size", 2)
     assert (status, err) == (0, "")
     assert out.splitlines() == [
-        "choice     GPUs 2-3, score 250",
-        "how        exactly: the best of 6 sets",
-        "runner-up  GPUs 1-2, score 230",
-        "why        its pairs score 250 in all, 20 more than the runner-up's",
+        "choice     GPUs 2-3  score 250",
+        "how        exact: the best of 6 sets",
+        "runner-up  GPUs 1-2  score 230",
+        "why        a total score of 250, 20 more than the runner-up's",
         "",
         f"GPU 2  {topology.uuids[2]}",
         f"GPU 3  {topology.uuids[3]}",
@@ -80,6 +89,7 @@ def test_json_is_what_placement_says(told, topology, must, size):
     assert answer["choice"]["score"] == sum(topology.scores[a][b] for a, b in combinations(answer["choice"]["gpus"], 2))
     assert (answer["runner_up"] is None) == (expected.runner_up is None)
     if expected.runner_up is not None:
+        assert set(answer["runner_up"]) == {"gpus", "uuids", "score"}
         assert answer["runner_up"]["gpus"] == list(expected.runner_up.gpus)
         assert answer["runner_up"]["score"] <= answer["choice"]["score"]
     assert answer["why"] == expected.why
@@ -97,6 +107,17 @@ def test_all_is_all(told):
     assert told("--available", "all", "--size", 3) == told("--size", 3)
 
 
+def test_what_is_taken_is_the_opposite_of_what_is_available(told):
+    assert told("--taken", "1-3,5", "--size", 2) == told("--available", "0,4,6-7", "--size", 2)
+    counted = told("--replicas", 4, "--taken", "0:3,1,2:1", "--size", 2)
+    assert counted == told("--replicas", 4, "--available", "0:1,2:3,3-7", "--size", 2)
+    assert counted["available_counts"] == {"0": 1, "2": 3, "3": 4, "4": 4, "5": 4, "6": 4, "7": 4}
+
+
+def test_the_policies_in_the_help_are_those_there_are(run):
+    assert f"[{'|'.join(POLICIES)}]" in run("--help")[1]
+
+
 def test_one_gpu_has_no_pairs_and_no_score_to_show(run):
     lines = run("--simulate", DGX1, "--available", "6", "--size", 1)[1].splitlines()
     assert lines[0] == "choice     GPU 6"
@@ -111,7 +132,10 @@ def test_more_than_sixteen_gpus_are_a_bounded_search_that_says_so(run, told, tmp
     assert (answer["choice"]["gpus"], answer["choice"]["exact"]) == ([3, 17], False)
     assert answer["runner_up"] is None
     assert "20 GPUs are more than 16" in answer["choice"]["how"]
-    assert "how        not exactly: a bounded search" in run("--simulate", file, "--size", 2)[1]
+    assert (
+        "how        not exact: a bounded search, since 20 GPUs are more than 16\n"
+        in run("--simulate", file, "--size", 2)[1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,28 +145,68 @@ def test_more_than_sixteen_gpus_are_a_bounded_search_that_says_so(run, told, tmp
         (["--size", "-1"], "--size: -1: a container asks for at least one"),
         (["--size", "9"], "--size: 9 GPUs are asked for, and 8 are available"),
         (["--size", "2", "--available", "3"], "--size: 2 GPUs are asked for, and 1 is available"),
-        (["--size", "2", "--available", "0-2", "--must", "3,1"], "--must: not among the available GPUs: 3"),
+        (["--size", "1", "--available", ""], "--size: 1 GPU is asked for, and 0 are available"),
+        (["--size", "2", "--available", "0-2", "--must", "3,1"], "--must: not among what is available: GPU 3"),
+        (["--size", "2", "--taken", "2", "--must", "2-3"], "--must: not among what is available: GPU 2"),
         (["--size", "1", "--must", "0,1"], "--must: 2 GPUs must be had, and --size asks for 1"),
-        (
-            ["--size", "1", "--must", "8"],
-            "--must: 8: no GPU of this node has this index; there are those of index 0, 1,",
-        ),
-        (["--size", "1", "--available", "6-9"], "--available: 8: no GPU of this node has this index"),
-        (["--size", "1", "--available", "0-99999"], "--available: 8: no GPU of this node has this index"),
+        (["--size", "1", "--must", "8"], "--must: 8: nothing there has this index; this node has GPUs 0-7"),
+        (["--size", "1", "--available", "6-9"], "--available: 8: nothing there has this index; this node has GPUs 0-7"),
+        (["--size", "1", "--available", "0-99999999"], "--available: 8: nothing there has this index"),
+        (["--size", "1", "--must", "1234567"], "--must: 1234567: nothing there has this index; this node has GPUs 0-7"),
         (["--size", "1", "--available", "3-1"], "--available: 3-1: a range begins with the lower index"),
-        (["--size", "1", "--available", "GPU-zz"], "--available: GPU-zz: no GPU of this node has this uuid"),
+        (
+            ["--size", "1", "--available", "GPU-zz"],
+            "--available: GPU-zz: nothing there has this uuid; this node has GPUs 0-7",
+        ),
+        (
+            ["--size", "1", "--available", "1-3-5"],
+            "--available: 1-3-5: neither an index, a range nor a uuid; this node has GPUs 0-7",
+        ),
         (["--size", "1", "--must", "GPU-"], "and 6 more: say which by its uuid"),
-        (["--size", "1", "--available", "0:2"], "--available: 0:2: no GPU of this node has this uuid"),
+        (
+            ["--size", "1", "--available", "0:2"],
+            "--available: 0:2: counts go with replicas, and GPU 0 is given out once",
+        ),
+        (
+            ["--size", "1", "--must", f"{FIRST}::1"],
+            f"{FIRST}::1: GPU 0 is given out once, so that its only id is {FIRST}",
+        ),
+        (["--size", "1", "--available", "0", "--taken", "1"], "--taken: what is taken says what is free: leave out"),
         (["--size", "1", "--policy", "packed"], "--policy goes with --replicas"),
+        (["--size", "1", "--resource", "nvidia.com/gpu"], "--resource: a simulated node serves none"),
         (["--size", "1", "--replicas", "4", "--policy", "pack"], "--policy: 'pack' is none of distributed, packed"),
-        (["--size", "1", "--replicas", "4", "--available", "0:5"], "--available: GPU 0 has 4 replicas, 5 are given"),
+        (["--size", "1", "--replicas", "4", "--available", "0:5"], "0:5: GPU 0 has 4 replicas"),
+        (
+            ["--size", "1", "--replicas", "4", "--available", "0-2:2,1:3"],
+            "GPU 1 is given twice, as 2 and as 3: say it once",
+        ),
+        (
+            ["--size", "1", "--replicas", "4", "--available", "0:2,0"],
+            "GPU 0 is given twice, as 2 and without a number: say it once",
+        ),
+        (
+            ["--size", "1", "--replicas", "4", "--available", f"0,{FIRST}::1"],
+            "GPU 0 is given twice, by its ids and otherwise: say it once",
+        ),
+        (["--size", "1", "--replicas", "4", "--must", "0:1234567"], "--must: 0:1234567: GPU 0 has 4 replicas"),
+        (
+            ["--size", "1", "--replicas", "4", "--must", "0:2,0"],
+            "is given twice, as 2 and without a number: say it once",
+        ),
+        (["--size", "1", "--replicas", "4", "--must", f"{FIRST}::1234567"], "GPU 0 has 4 replicas, numbered from 0"),
+        (["--size", "1", "--replicas", "4", "--must", f"{FIRST}::4"], "::4: GPU 0 has 4 replicas, numbered from 0"),
+        (["--size", "1", "--replicas", "4", "--must", "GPU-ab95::1"], f"::1: an id has the whole uuid, {FIRST}"),
+        (
+            ["--size", "1", "--replicas", "4", "--available", f"{FIRST}::1", "--must", f"{FIRST}::2"],
+            f"--must: not all of {FIRST}::2 are available",
+        ),
         (
             ["--size", "9", "--replicas", "4", "--available", "0-1"],
             "--size: 9 replicas are asked for, and 8 are available",
         ),
         (
             ["--size", "3", "--replicas", "4", "--available", "0:1", "--must", "0:2"],
-            "--must: 2 replicas of GPU 0, of which 1 are available",
+            "--must: 2 replicas of GPU 0, of which 1 is available",
         ),
         (["--size", "1", "--replicas", "4", "--must", "0:2"], "--must: 2 replicas must be had, and --size asks for 1"),
         ([], "Missing option '--size'"),
@@ -156,28 +220,6 @@ def test_what_cannot_be_had_is_one_sentence_and_bad_usage(run, arguments, words)
     assert words in line
 
 
-def test_indices_are_the_drivers_and_not_places_in_a_list(run, monkeypatch):
-    reply = json.loads(json.dumps(report(node_from(DGX1, NOWHERE))))
-    for gpu in reply["gpus"]:
-        gpu["index"] += 2
-    monkeypatch.setattr(control, "request", lambda *_: reply)
-    status, out, _ = run("--state-dir", "/state", "--available", "3-5,7", "--size", 2, "--json")
-    answer = json.loads(out)
-    assert (status, answer["available"], answer["choice"]["gpus"]) == (0, [3, 4, 5, 7], [4, 5])
-    status, _, err = run("--state-dir", "/state", "--size", 1, "--must", "0")
-    assert (status, "--must: 0: no GPU of this node has this index" in err) == (2, True)
-
-
-def test_two_gpus_of_one_index_are_named_by_their_uuids(run, monkeypatch):
-    reply = json.loads(json.dumps(report(node_from("t4-4", NOWHERE))))
-    reply["gpus"][1]["index"] = 0
-    monkeypatch.setattr(control, "request", lambda *_: reply)
-    status, _, err = run("--state-dir", "/state", "--size", 1, "--must", "0")
-    assert status == 2
-    assert f"{reply['gpus'][0]['uuid']} and {reply['gpus'][1]['uuid']}: say which by its uuid" in err
-    assert run("--state-dir", "/state", "--size", 1, "--must", reply["gpus"][1]["uuid"])[0] == 0
-
-
 def test_without_a_daemon_a_simulated_node_is_offered(run, tmp_path):
     status, out, err = run("--state-dir", tmp_path, "--size", 2)
     assert (status, out) == (1, "")
@@ -185,35 +227,230 @@ def test_without_a_daemon_a_simulated_node_is_offered(run, tmp_path):
 
 
 class TestSharedGpus:
-    def taken(self, answer):
-        return {each["gpu"]: each["count"] for each in answer["choice"]["gpus"]}
-
     def test_two_replicas_of_idle_gpus_are_two_linked_gpus(self, told, topology):
-        answer = told("--replicas", 4, "--size", 2)
-        assert self.taken(answer) == {2: 1, 3: 1}
+        answer = told("--replicas", 4, "--size", 2, "--available", "0-3")
+        assert answer["choice"]["counts"] == {"2": 1, "3": 1}
+        assert answer["choice"]["gpus"] == [2, 3]
         assert answer["choice"]["score"] == topology.scores[2][3]
-        assert (answer["policy"], answer["replicas"]) == ("distributed", 4)
+        assert answer["choice"]["uuids"] == [topology.uuids[2], topology.uuids[3]]
+        assert (answer["policy"], answer["replicas"], answer["runner_up"]) == ("distributed", 4, None)
         assert [one.partition("::")[0] for one in answer["choice"]["ids"]] == [topology.uuids[2], topology.uuids[3]]
+        assert set(told("--size", 2)) | {"policy", "replicas", "available_counts", "must_counts"} == set(answer)
 
     @pytest.mark.parametrize(("policy", "gpu"), [("distributed", 1), ("packed", 0), ("spread", 1)])
     def test_the_policy_says_which_gpu_one_replica_comes_from(self, told, policy, gpu):
         answer = told("--replicas", 4, "--policy", policy, "--available", "0:1,1:4", "--size", 1)
-        assert self.taken(answer) == {gpu: 1}
-        assert answer["available"] == [{"gpu": 0, "free": 1}, {"gpu": 1, "free": 4}]
+        assert answer["choice"]["counts"] == {str(gpu): 1}
+        assert (answer["available"], answer["available_counts"]) == ([0, 1], {"0": 1, "1": 4})
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 5, 9])
+    def test_on_an_idle_node_all_policies_give_the_same_gpus(self, told, size):
+        given = [told("--replicas", 4, "--policy", policy, "--size", size)["choice"]["gpus"] for policy in POLICIES]
+        assert given[0] == given[1] == given[2]
 
     def test_what_must_be_had_is(self, told):
         answer = told("--replicas", 4, "--available", "0-1:2,5", "--must", "5:2,0", "--size", 3)
-        assert self.taken(answer) == {0: 1, 5: 2}
-        assert answer["must"] == [{"gpu": 0, "count": 1}, {"gpu": 5, "count": 2}]
+        assert answer["choice"]["counts"] == {"0": 1, "5": 2}
+        assert (answer["must"], answer["must_counts"]) == ([0, 5], {"0": 1, "5": 2})
+
+    def test_what_is_named_again_counts_once(self, told):
+        once = told("--replicas", 4, "--must", "0", "--size", 2)
+        assert once["must_counts"] == {"0": 1}
+        for again in (["--must", "0"], ["--must", FIRST], ["--must", "0-0"]):
+            assert told("--replicas", 4, "--must", "0", *again, "--size", 2) == once
+        assert told("--must", "0,0", "--must", "0", "--size", 2)["must"] == [0]
+
+    def test_ids_are_taken_as_the_daemon_tells_them(self, told):
+        answer = told(
+            "--replicas", 4, "--available", f"{FIRST}::0,{FIRST}::2,1:2", "--must", f"{FIRST}::2", "--size", 2
+        )
+        assert answer["available_counts"] == {"0": 2, "1": 2}
+        assert answer["must_counts"] == {"0": 1}
+        assert answer["choice"]["ids"][0] == f"{FIRST}::2"
+        assert answer["choice"]["counts"] == {"0": 1, "1": 1}
 
     def test_the_text(self, run, topology):
         out = run("--simulate", DGX1, "--replicas", 4, "--available", "0:3,1:1", "--size", 3)[1]
         assert out.splitlines() == [
-            "choice  GPUs 0-1, score 150",
-            "policy  distributed",
+            "choice     GPUs 0-1  score 150",
+            "policy     distributed",
+            (
+                "why        each GPU or MIG device with any free gives one before any gives a second one; then, the least "
+                "used GPU first: GPU 0 (2 of 4 given out)"
+            ),
             "",
-            f"GPU 0  {topology.uuids[0]}  2 of its 3 free replicas",
-            f"GPU 1  {topology.uuids[1]}  1 of its 1 free replicas",
+            f"GPU 0  {topology.uuids[0]}  2 of 3 free replicas",
+            f"GPU 1  {topology.uuids[1]}  1 of 1 free replica",
             "",
             "0-1  NV1  150",
         ]
+
+
+class TestRunningDaemon:
+    @pytest.fixture
+    def serves(self, monkeypatch):
+        """Has a daemon tell of these resources: devices, and a policy, by name."""
+
+        def has(node, policy="distributed", **resources):
+            views = [(Resource(name, tuple(devices)), policy) for name, devices in resources.items()]
+            told = json.loads(json.dumps(report(node, views)))
+            monkeypatch.setattr(control, "request", lambda *_: told)
+            return told
+
+        return has
+
+    @pytest.fixture
+    def ask(self, run):
+        return lambda *arguments: run("--state-dir", "/state", *arguments)
+
+    @pytest.fixture
+    def asked(self, ask):
+        def ran(*arguments):
+            status, out, err = ask("--json", *arguments)
+            assert (status, err) == (0, "")
+            return json.loads(out)
+
+        return ran
+
+    def test_only_what_is_handed_out_is_chosen_and_the_rest_is_told(self, serves, ask, asked):
+        node = node_from(DGX1, NOWHERE)
+        reasons = {2: "cordoned", 3: "Xid 79", 4: "cordoned"}
+        devices = [with_reason(whole_gpu(gpu), reasons.get(gpu.index, "")) for gpu in node.gpus if gpu.index != 7]
+        serves(node, **{GPUS: devices})
+        status, out, _ = ask("--size", 2)
+        assert (status, out.splitlines()[:2]) == (0, ["choice     GPUs 5-6  score 230", f"resource   {GPUS}"])
+        left = "GPUs 2,4 (cordoned), GPU 3 (Xid 79), GPU 7 (not among the GPUs that are served)"
+        assert f"left out   {left}" in out.splitlines()
+        answer = asked("--size", 2)
+        assert (answer["resource"], answer["available"]) == (GPUS, [0, 1, 5, 6])
+        assert [(each["index"], each["reason"]) for each in answer["left_out"]][:2] == [(2, "cordoned"), (3, "Xid 79")]
+        assert f"5 GPUs are asked for, and 4 are available; left out: {left}" in ask("--size", 5)[2]
+        assert asked("--size", 2, "--taken", "5")["available"] == [0, 1, 6]
+        missing = "--must: not among what is available: GPU 0, GPU 3 (Xid 79)\n"
+        assert ask("--size", 2, "--taken", "0", "--must", "0,3")[2].endswith(missing)
+
+    def test_what_is_unfit_may_be_named_which_is_noted(self, serves, ask):
+        node = node_from(DGX1, NOWHERE)
+        devices = [with_reason(whole_gpu(gpu), "cordoned" if gpu.index in (2, 3, 4) else "") for gpu in node.gpus[:7]]
+        serves(node, **{GPUS: devices})
+        status, out, _ = ask("--size", 2, "--available", "0-3")
+        assert (status, out.splitlines()[0]) == (0, "choice     GPUs 2-3  score 250")
+        assert "note       the kubelet would not offer GPUs 2-3 (cordoned)" in out.splitlines()
+        assert "left out" not in out
+        assert "note" not in ask("--size", 2, "--available", "0-1")[1]
+        status, _, err = ask("--size", 2, "--available", "5-7")
+        assert (status, f"--available: 7: nothing there has this index; {GPUS} has GPUs 0-6\n" in err) == (2, True)
+
+    def test_sharing_and_policy_are_the_daemons(self, serves, ask, asked):
+        node = node_from(DGX1, NOWHERE)
+        devices = replicas(node, 4)
+        serves(node, "packed", **{GPUS: devices})
+        answer = asked("--size", 1, "--taken", "6:3,1:2")
+        assert (answer["policy"], answer["replicas"], answer["choice"]["counts"]) == ("packed", 4, {"6": 1})
+        assert asked("--size", 1, "--taken", "6:3", "--policy", "spread")["choice"]["counts"] != {"6": 1}
+        assert asked("--size", 1, "--replicas", "2")["available_counts"]["0"] == 2
+        assert "GPU 6  " + node.gpus[6].uuid + "  1 of 1 free replica\n" in ask("--size", 1, "--taken", "6:3")[1]
+
+    def test_the_daemon_gives_the_same_ids(self, serves, asked):
+        node = node_from(DGX1, NOWHERE)
+        devices = [
+            with_reason(device, "cordoned" if device.index == "3" else "")
+            for device in (*replicas(node, 3, last=5), *map(whole_gpu, node.gpus[5:]))
+        ]
+        pool = [device.id for device in devices if not device.reason][2:-1]
+        order = {device.id: at for at, device in enumerate(devices)}
+        placement = Placement.of(Topology.of(node))
+        for policy in POLICIES:
+            serves(node, policy, **{GPUS: devices})
+            for size in range(1, len(pool) + 1):
+                answer = asked("--size", size, "--available", ",".join(reversed(pool)), "--must", pool[1])
+                assert tuple(answer["choice"]["ids"]) == preferred(
+                    pool, pool[1:2], size, devices, order, placement, policy
+                )
+
+    def test_mig_devices_are_named_by_index_and_uuid(self, serves, ask, asked):
+        node = node_from("a100-mig-mixed", NOWHERE)
+        slices = [mig_slice(gpu, mig) for gpu in node.gpus for mig in gpu.mig_devices if mig.profile == "1g.5gb"]
+        whole = [whole_gpu(gpu) for gpu in node.gpus if not gpu.mig_enabled]
+        sick = with_reason(slices[2], "Xid 94")
+        serves(node, **{GPUS: whole, MIGS: [*slices[:2], sick, *slices[3:]]})
+        index = [device.index for device in slices]
+        answer = asked("--resource", MIGS, "--size", 1, "--taken", index[0])
+        assert answer["available"] == [index[1], *index[3:]]
+        assert [each["index"] for each in answer["left_out"]] == [index[2]]
+        answer = asked("--resource", MIGS, "--size", 1, "--available", f"{slices[0].id},{slices[1].id[:12]}")
+        assert answer["available"] == index[:2]
+        assert answer["choice"]["ids"][0] in (slices[0].id, slices[1].id)
+        assert answer["choice"]["gpus"] == [int(index[0].split(":")[0])]
+        first, last = index[1].split(":")[0], index[3].split(":")[1]
+        assert asked("--resource", MIGS, "--size", 1, "--available", f"{index[1]}-{last}")["available"] == index[1:4]
+        missing = f"--available: {first}:9: nothing there has this index"
+        assert missing in ask("--resource", MIGS, "--size", 1, "--available", f"{first}:9-12")[2]
+        gpu = index[0].partition(":")[0]
+        assert set(asked("--resource", MIGS, "--size", 1, "--available", gpu)["available"]) == {
+            one for one in index if one.startswith(f"{gpu}:")
+        }
+        out = ask("--resource", MIGS, "--size", 1)[1]
+        assert f"left out   MIG device {index[2]} (Xid 94)" in out
+        assert re.search(rf"^MIG device ({'|'.join(index)})  MIG-[0-9a-f-]+$", out, re.MULTILINE)
+        assert "counted as nvidia.com/mig-1g.5gb" in ask("--size", 1)[1]
+        there = f"{index[0]}-{index[-2].split(':')[1]},{index[-1]}\n"
+        status, _, err = ask("--resource", MIGS, "--size", 1, "--must", "0:5")
+        assert (status, f"--must: 0:5: nothing there has this index; {MIGS} has MIG devices {there}" in err) == (
+            2,
+            True,
+        )
+
+    def test_which_resource_it_is(self, serves, ask, asked):
+        node = node_from("t4-4", NOWHERE)
+        one, other = [[whole_gpu(gpu)] for gpu in node.gpus[:2]]
+        serves(node, **{"example.com/a": one})
+        assert asked("--size", 1)["resource"] == "example.com/a"
+        serves(node, **{"example.com/a": one, "example.com/b": other})
+        assert "--resource: say which, of example.com/a, example.com/b" in ask("--size", 1)[2]
+        assert asked("--size", 1, "--resource", "example.com/b")["choice"]["gpus"] == [1]
+        serves(node, **{"example.com/a": one, GPUS: other})
+        assert asked("--size", 1)["resource"] == GPUS
+        said = f"--resource: example.com/c is not served here: example.com/a, {GPUS} are"
+        assert said in ask("--size", 1, "--resource", "example.com/c")[2]
+
+    def test_one_that_does_not_say_what_it_serves_is_told_so(self, serves, ask, monkeypatch):
+        told = serves(node_from("t4-4", NOWHERE))
+        status, _, err = ask("--size", 1)
+        assert (status, "the running daemon serves no resource of this node yet: its log says why" in err) == (1, True)
+        del told["resources"]
+        status, out, err = ask("--size", 1)
+        assert (status, out) == (1, "")
+        assert "the running daemon is of an earlier version, which does not say what it serves" in err
+
+    def test_what_is_gone_from_the_node_cannot_be_chosen(self, serves, ask):
+        node = node_from("t4-4", NOWHERE)
+        lost = with_held(Device("GPU-lost", "GPU-lost", "GPU-lost", "4"), "it is not on this node any more")
+        serves(node, **{GPUS: [*map(whole_gpu, node.gpus), lost]})
+        assert "left out   GPU 4 (it is not on this node any more)" in ask("--size", 2)[1]
+        status, _, err = ask("--size", 2, "--available", "0,4")
+        assert (status, "GPU 4 is not on this node: it is not on this node any more" in err) == (2, True)
+
+    def test_indices_are_the_drivers_and_not_places_in_a_list(self, serves, ask, asked):
+        node = node_from(DGX1, NOWHERE)
+        moved = replace(node, gpus=tuple(replace(gpu, index=gpu.index + 2) for gpu in node.gpus))
+        serves(moved, **{GPUS: map(whole_gpu, moved.gpus)})
+        answer = asked("--available", "3-5,7", "--size", 2)
+        assert (answer["available"], answer["choice"]["gpus"]) == ([3, 4, 5, 7], [4, 5])
+        status, _, err = ask("--size", 1, "--must", "0")
+        assert (status, "--must: 0: nothing there has this index" in err) == (2, True)
+
+    def test_two_gpus_of_one_index_are_named_by_their_uuids(self, serves, ask):
+        node = node_from("t4-4", NOWHERE)
+        node = replace(node, gpus=(node.gpus[0], replace(node.gpus[1], index=0), *node.gpus[2:]))
+        serves(node, **{GPUS: map(whole_gpu, node.gpus)})
+        status, _, err = ask("--size", 1, "--must", "0")
+        assert status == 2
+        assert f"{node.gpus[0].uuid} and {node.gpus[1].uuid}: say which by its uuid" in err
+        assert ask("--size", 1, "--must", node.gpus[1].uuid)[0] == 0
+
+
+def replicas(node, count, last=8):
+    """The first GPUs of a node, given out so many times each, as the daemon has them."""
+    named = [Named(GPUS, whole_gpu(gpu), ()) for gpu in node.gpus[:last]]
+    return share({GPUS: named}, [SharedResource(GPUS, GPUS, count)])[0][GPUS]

@@ -12,6 +12,7 @@ import pytest
 
 from gpu_plugin import cli, control
 from gpu_plugin.cli.topology_source import node_from
+from gpu_plugin.devices.device import Resource, mig_slice, whole_gpu, with_reason
 from gpu_plugin.placement.report import report
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.simulation import profile
@@ -19,29 +20,6 @@ from gpu_plugin.simulation import profile
 RECORDED = Path(__file__).parents[1] / "placement" / "recorded"
 SAME = {"a100-mig-mixed": "dgx-a100", "h100-mig-single": "hgx-h100"}
 NOWHERE = Path("/nonexistent")
-
-DGX1 = """\
-      GPU0  GPU1  GPU2  GPU3  GPU4  GPU5  GPU6  GPU7  NUMA Affinity
-GPU0   X    NV1   NV1   NV2   NV2   SYS   SYS   SYS   0
-GPU1  NV1    X    NV2   NV1   SYS   NV2   SYS   SYS   0
-GPU2  NV1   NV2    X    NV2   SYS   SYS   NV1   SYS   0
-GPU3  NV2   NV1   NV2    X    SYS   SYS   SYS   NV1   0
-GPU4  NV2   SYS   SYS   SYS    X    NV1   NV1   NV2   1
-GPU5  SYS   NV2   SYS   SYS   NV1    X    NV2   NV1   1
-GPU6  SYS   SYS   NV1   SYS   NV1   NV2    X    NV2   1
-GPU7  SYS   SYS   SYS   NV1   NV2   NV1   NV2    X    1
-
-Legend:
-  X    = the GPU itself
-  SYS  = PCIe, and what joins NUMA nodes
-  NV#  = # NVLinks, direct ones or those that both GPUs have to the same NVSwitches
-
-NVLink: GPUs 0-7, NV1 to NV2 between 16 of 28 pairs, all pairs within 0-3 and within 4-7
-PCIe switch: GPUs 0-1; 2-3; 4-5; 6-7
-PCIe host bridge: GPUs 0-3; 4-7
-NUMA node 0: GPUs 0-3
-NUMA node 1: GPUs 4-7
-"""
 
 HGX = """\
       GPU0  GPU1  GPU2  GPU3  GPU4  GPU5  GPU6  GPU7  NUMA Affinity
@@ -58,10 +36,17 @@ Legend:
   X    = the GPU itself
   NV#  = # NVLinks, direct ones or those that both GPUs have to the same NVSwitches
 
-NVLink: GPUs 0-7, NV18 each through switches
+NVLink: GPUs 0-7: NV18 each through switches
 NUMA node 0: GPUs 0-3
 NUMA node 1: GPUs 4-7
 """
+
+
+def served(node, unfit=(), left=()):
+    """A daemon's report that hands out all GPUs as whole ones, but for unfit ones (reasons by index) and those left out."""
+    devices = (whole_gpu(gpu) for gpu in node.gpus if gpu.index not in left)
+    fit = tuple(with_reason(device, dict(unfit).get(int(device.index), "")) for device in devices)
+    return report(node, [(Resource("nvidia.com/gpu", fit), "distributed")])
 
 
 @pytest.fixture
@@ -76,9 +61,8 @@ def run(capsys):
     return ran
 
 
-@pytest.mark.parametrize(("name", "text"), [("dgx1-v100", DGX1), ("hgx-h100", HGX)])
-def test_the_text_of_a_simulated_node(run, name, text):
-    assert run("--simulate", name) == (0, text, "")
+def test_the_text_of_a_simulated_node(run):
+    assert run("--simulate", "hgx-h100") == (0, HGX, "")
 
 
 @pytest.mark.parametrize("name", profile.names())
@@ -181,6 +165,7 @@ def test_a_file_that_cannot_be_written_is_a_sentence_and_leaves_nothing(run, tmp
         (["--simulate", "/no/such.yaml"], "--simulate: /no/such.yaml: No such file or directory"),
         (["--simulate", "t4-4", "--svg", "-", "--json"], "--svg - takes standard output for itself"),
         (["--simulate", "t4-4", "--svg", "-", "--scores"], "--svg - takes standard output for itself"),
+        (["--simulate", "t4-4", "--svg", ""], "--svg: name the file, or - for standard output"),
         (["--simulate", "t4-4", "--scores", "--json"], "--json has the scores"),
     ],
 )
@@ -195,7 +180,7 @@ def test_bad_usage_is_one_line(run, arguments, words):
 def test_a_profile_of_ones_own(run, tmp_path):
     file = tmp_path / "own.yaml"
     file.write_text("count: 2\ngpu: {name: Own}\nnvlink: {links: 2, pairs: '0-1:2'}\n")
-    assert "NVLink: GPUs 0-1, NV2 each" in run("--simulate", file)[1]
+    assert "NVLink: GPUs 0-1: NV2 each" in run("--simulate", file)[1]
 
 
 class TestRunningDaemon:
@@ -217,7 +202,7 @@ class TestRunningDaemon:
     @pytest.mark.parametrize("name", profile.names())
     @pytest.mark.parametrize("how", [(), ("--json",), ("--scores",)])
     def test_what_it_knows_is_shown_as_of_a_simulated_node(self, run, answer, name, how):
-        answer(report(node_from(name, NOWHERE)))
+        answer(served(node_from(name, NOWHERE)))
         assert run("--state-dir", "/state", *how) == run("--simulate", name, *how)
 
     def test_one_that_has_no_such_verb_is_of_another_version(self, run, answer):
@@ -233,6 +218,46 @@ class TestRunningDaemon:
         status, out, err = run("--state-dir", "/state")
         assert (status, out) == (1, "")
         assert "the running daemon is of another version: this is no report of a topology" in err
+
+    def test_what_is_not_handed_out_is_named_and_marked(self, run, answer, tmp_path):
+        plain = run("--simulate", "dgx1-v100")[1]
+        answer(served(node_from("dgx1-v100", NOWHERE), unfit={2: "cordoned", 4: "cordoned", 5: "Xid 79"}, left=(7,)))
+        status, out, _ = run("--state-dir", "/state", "--svg", tmp_path / "node.svg")
+        last = "Not handed out now: GPUs 2,4 (cordoned), GPU 5 (Xid 79), GPU 7 (not among the GPUs that are served)\n"
+        assert (status, out) == (0, plain + last)
+        assert run("--state-dir", "/state", "--json") == run("--simulate", "dgx1-v100", "--json")
+        assert run("--state-dir", "/state", "--scores") == run("--simulate", "dgx1-v100", "--scores")
+        root = ET.fromstring((tmp_path / "node.svg").read_text())
+        fills = {each.get("data-gpu"): each.get("fill") for each in root.iter() if each.get("class") == "gpu"}
+        assert {gpu for gpu, fill in fills.items() if fill != fills["0"]} == {"2", "4", "5", "7"}
+        struck = [each for each in root.iter() if each.get("class") == "held"]
+        assert len(struck) == 4
+        titles = ["".join(each.itertext()) for each in struck]
+        assert any(title.endswith("not handed out now: Xid 79") for title in titles)
+        assert "not handed out now" in "".join(root.itertext())
+        assert "not handed out now" not in run("--simulate", "dgx1-v100", "--svg", "-")[1]
+
+    def test_a_sick_mig_device_is_named_and_its_gpu_is_not_marked(self, run, answer, tmp_path):
+        node = node_from("a100-mig-mixed", NOWHERE)
+        cut = next(gpu for gpu in node.gpus if gpu.mig_devices)
+        slices = [mig_slice(cut, mig) for mig in cut.mig_devices]
+        sick = (with_reason(slices[0], "Xid 94"), *slices[1:])
+        whole = tuple(whole_gpu(gpu) for gpu in node.gpus if gpu is not cut)
+        answer(
+            report(node, [(Resource("nvidia.com/gpu", whole), "packed"), (Resource("nvidia.com/mig", sick), "packed")])
+        )
+        out = run("--state-dir", "/state", "--svg", tmp_path / "node.svg")[1]
+        assert out.endswith(f"\nNot handed out now: MIG device {slices[0].index} (Xid 94)\n")
+        assert 'class="held"' not in (tmp_path / "node.svg").read_text()
+
+    def test_one_of_an_earlier_version_does_not_say_what_it_hands_out(self, run, answer):
+        told = dict(served(node_from("t4-4", NOWHERE)))
+        del told["resources"]
+        answer(told)
+        status, out, _ = run("--state-dir", "/state")
+        said = "What is handed out now is not known: the running daemon is of an earlier version.\n"
+        assert (status, out) == (0, run("--simulate", "t4-4")[1] + said)
+        assert run("--state-dir", "/state", "--json") == run("--simulate", "t4-4", "--json")
 
     def test_one_that_knows_no_gpu_yet_says_so(self, run, answer):
         answer({"gpus": [], "links": []})

@@ -1,31 +1,27 @@
 """The topology as text: what users of nvidia-smi know, and words."""
 
+from pathlib import Path
+
 import pytest
 
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.placement.groups import LinkGroups
-from gpu_plugin.placement.matrix import legend, matrix, scores, word, words
+from gpu_plugin.placement.matrix import LONGEST_REASON, held_back_words, legend, matrix, scores, word, words
+from gpu_plugin.placement.report import HeldBack
 from gpu_plugin.placement.topology import Topology
 from tests.unit.placement.nodes import dgx1, mesh, node, two_sockets
 
-CUBE_MESH = """\
-      GPU0  GPU1  GPU2  GPU3  GPU4  GPU5  GPU6  GPU7  NUMA Affinity
-GPU0   X    NV1   NV1   NV2   NV2   SYS   SYS   SYS   0
-GPU1  NV1    X    NV2   NV1   SYS   NV2   SYS   SYS   0
-GPU2  NV1   NV2    X    NV2   SYS   SYS   NV1   SYS   0
-GPU3  NV2   NV1   NV2    X    SYS   SYS   SYS   NV1   0
-GPU4  NV2   SYS   SYS   SYS    X    NV1   NV1   NV2   1
-GPU5  SYS   NV2   SYS   SYS   NV1    X    NV2   NV1   1
-GPU6  SYS   SYS   NV1   SYS   NV1   NV2    X    NV2   1
-GPU7  SYS   SYS   SYS   NV1   NV2   NV1   NV2    X    1"""
+RECORDED = Path(__file__).parent / "recorded"
 
 
 def groups_of(made):
     return LinkGroups.of(made)
 
 
-def test_the_matrix_of_the_cube_mesh():
-    assert "\n".join(matrix(groups_of(dgx1()))) == CUBE_MESH
+def test_the_matrix_of_the_cube_mesh_is_what_nvidia_smi_shows():
+    recorded = (RECORDED / "dgx1-v100.txt").read_text().splitlines()[1:]
+    headings, *rows = (line.split() for line in matrix(groups_of(dgx1())))
+    assert [headings[:-1], *rows] == [line.split() for line in recorded]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +61,7 @@ def test_the_legend_has_what_occurs_the_worst_first():
 
 def test_words_of_the_cube_mesh():
     assert list(words(groups_of(dgx1()))) == [
-        "NVLink: GPUs 0-7, NV1 to NV2 between 16 of 28 pairs, all pairs within 0-3 and within 4-7",
+        "NVLink: GPUs 0-7: NV1 to NV2, 16 of 28 pairs; every pair of 0-3 and of 4-7",
         "PCIe host bridge: GPUs 0-3; 4-7",
         "NUMA node 0: GPUs 0-3",
         "NUMA node 1: GPUs 4-7",
@@ -73,7 +69,7 @@ def test_words_of_the_cube_mesh():
 
 
 def test_groups_that_are_alike_share_a_line():
-    assert next(words(groups_of(two_sockets(6, _0_1=12, _2_3=4, _4_5=12)))) == "NVLink: GPUs 0-1; 4-5, NV12 each"
+    assert next(words(groups_of(two_sockets(6, _0_1=12, _2_3=4, _4_5=12)))) == "NVLink: GPUs 0-1; 4-5: NV12 each"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +80,7 @@ def test_a_mesh_of_switches_is_one_and_a_named_domain_is_named(mesh_name, more):
     links = mesh(range(3), Link(18, 40, switched=True)) | {(0, 2): Link(17, 40, switched=True)}
     made = node([None] * 3, links)
     told = list(words(groups_of(Node(made.gpus, made.links, cliques={"GPU-00": mesh_name} if mesh_name else {}))))
-    assert told == [f"NVLink: GPUs 0-2, NV17 to NV18 each through switches{more}", "NUMA node unknown: GPUs 0-2"]
+    assert told == [f"NVLink: GPUs 0-2: NV17 to NV18 each through switches{more}", "NUMA node unknown: GPUs 0-2"]
 
 
 def test_one_gpu_is_one_and_one_out_of_reach_is_said():
@@ -92,3 +88,19 @@ def test_one_gpu_is_one_and_one_out_of_reach_is_said():
         "NUMA node 0: GPU 0",
         "GPU 0: its links are as far as they were known before: it does not answer",
     ]
+
+
+def test_what_is_held_back_is_told_by_reason_and_long_ones_are_cut():
+    held = [
+        HeldBack("gpu", "2", "GPU-c", "cordoned"),
+        HeldBack("gpu", "3", "GPU-d", "x" * 200),
+        HeldBack("gpu", "5", "GPU-f", "cordoned"),
+        HeldBack("mig", "0:1", "MIG-a", "Xid 94"),
+        HeldBack("mig", "0:3", "MIG-b", "Xid 94"),
+        HeldBack("mig", "0:4", "MIG-c", "Xid 94"),
+        HeldBack("gpu", "", "GPU-gone", "it is not on this node any more"),
+    ]
+    short = "x" * (LONGEST_REASON - 3)
+    assert held_back_words(held) == (
+        f"GPUs 2,5 (cordoned), GPU 3 ({short}...), MIG devices 0:1,0:3-4 (Xid 94), GPU-gone (it is not on this node any more)"
+    )

@@ -1,6 +1,7 @@
 """The picture: well-formed, complete, and nothing on top of anything else."""
 
 from itertools import combinations, pairwise
+from operator import itemgetter
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from gpu_plugin.devices.node import Gpu, Link, Node
-from gpu_plugin.placement.groups import LinkGroups
+from gpu_plugin.placement.groups import LinkGroups, spans
 from gpu_plugin.placement.picture import picture
 from gpu_plugin.placement.topology import Topology
 from tests.unit.placement.nodes import dgx1, mesh, node, random_nodes, two_sockets
@@ -18,6 +19,12 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def number(element, name, default="nan"):
     return float(element.get(name, default))
+
+
+def rect_of(element):
+    """Its left, top, right and bottom."""
+    x, y = number(element, "x", "0"), number(element, "y", "0")
+    return x, y, x + number(element, "width"), y + number(element, "height")
 
 
 class Seen:
@@ -51,9 +58,7 @@ class Seen:
 
     def rects(self):
         """All frames and areas: left, top, right, bottom."""
-        for each in self.root.iter(f"{SVG}rect"):
-            x, y = number(each, "x", "0"), number(each, "y", "0")
-            yield x, y, x + number(each, "width"), y + number(each, "height")
+        yield from map(rect_of, self.root.iter(f"{SVG}rect"))
 
 
 def test_every_gpu_and_every_nvlink_pair_of_the_cube_mesh_is_there():
@@ -77,7 +82,7 @@ def test_a_mesh_of_switches_is_a_bar_and_a_line_from_each_gpu():
     assert seen.of_class("nvlink") == []
     lines = seen.of_class("switched")
     assert sorted(int(each.get("data-gpu")) for each in lines) == list(range(8))
-    assert seen.titles("switched")[0] == "GPU 0 through switches: score 1850 with GPUs 1, 1820 with GPUs 2-7"
+    assert seen.titles("switched")[0] == "GPU 0 through switches: score 1850 with GPU 1, 1820 with GPUs 2-7"
     assert seen.titles("mesh") == ["NVSwitch mesh: GPUs 0-7"]
     assert seen.texts().count("NV18") == 8
 
@@ -100,6 +105,41 @@ def test_two_meshes_that_overlap_have_bars_above_each_other():
     one, other = Seen(node([0] * 6, links)).of_class("mesh")
     assert one.get("y") == other.get("y")
     assert number(one, "x") + number(one, "width") < number(other, "x")
+
+
+@pytest.mark.parametrize(
+    ("numa", "meshes"),
+    [
+        ([0] * 6, [(0, 2, 4), (1, 3, 5)]),
+        ([0] * 6, [(1, 3, 5), (0, 2, 4)]),
+        ([0] * 4 + [1] * 4, [(0, 4), (1, 5), (2, 6), (3, 7)]),
+        ([0] * 8, [(0, 1, 6, 7), (2, 3, 4, 5)]),
+        ([0, 1] * 4, [(0, 1, 2, 3), (4, 5, 6, 7)]),
+    ],
+)
+def test_a_bar_is_open_where_a_line_passes_that_is_not_its_own(numa, meshes):
+    links = {pair: link for gpus in meshes for pair, link in mesh(gpus, Link(18, 40, switched=True)).items()}
+    seen = Seen(node(numa, links))
+    gaps = [rect_of(each) for each in seen.of_class("gap")]
+    bars = {each.find(f"{SVG}title").text: rect_of(each) for each in seen.of_class("mesh")}
+    assert len(bars) == len(meshes)
+    assert all(
+        one[3] <= other[1] or one[2] < other[0]
+        for one, other in combinations(sorted(bars.values(), key=itemgetter(1)), 2)
+    )
+    for line in seen.of_class("switched"):
+        gpu, half = int(line.get("data-gpu")), number(line, "stroke-width") / 2
+        x, start = map(float, line.get("d")[1:].partition("V")[0].split())
+        own = bars[f"NVSwitch mesh: GPUs {spans(next(gpus for gpus in meshes if gpu in gpus))}"]
+        assert (own[0] < x < own[2], own[3]) == (True, start)
+        passed = [bar for bar in bars.values() if bar[0] - half < x < bar[2] + half and bar[1] >= start]
+        opened = [gap for gap in gaps if gap[0] < x - half and x + half < gap[2]]
+        assert sorted((bar[1], bar[3]) for bar in passed) == sorted((gap[1], gap[3]) for gap in opened)
+    names = [each for each in seen.root.iter(f"{SVG}text") if each.get("fill") == "#ffffff"]
+    assert len(names) == len(bars)
+    for name in names:
+        x, y, half = number(name, "x"), number(name, "y"), 4.5 * len(name.text)
+        assert all(right < x - half or x + half < left for left, above, right, below in gaps if above < y < below)
 
 
 def test_gpus_that_share_a_switch_stand_side_by_side():

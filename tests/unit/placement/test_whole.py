@@ -12,7 +12,7 @@ from gpu_plugin.devices.node import Link
 from gpu_plugin.placement.prepared import SOON, Placement
 from gpu_plugin.placement.subsets import LARGEST, Subsets
 from gpu_plugin.placement.topology import Topology
-from gpu_plugin.placement.whole import Budget, Choice, choose
+from gpu_plugin.placement.whole import Budget, Choice, choose, pair_weights
 
 from .nodes import DGX1_NVLINKS, dgx1, mesh, placement, random_nodes, topology, two_sockets
 
@@ -33,9 +33,9 @@ def rank(found: Topology, pool: set[int], chosen: tuple[int, ...]) -> tuple[obje
     nodes = [found.numa[gpu] for gpu in left]
     return (
         found.score(chosen),
-        -found.distance(chosen),
         *(served(found, left, size) for size in (8, 4, 2) if size < len(found)),
         found.score(left),
+        -found.distance(chosen),
         -sum(nodes.count(node) ** 2 for node in set(nodes)),
         tuple(-gpu for gpu in chosen),
     )
@@ -158,6 +158,29 @@ def test_where_links_are_equal_near_numa_nodes_are_preferred():
     assert choose(four, {0, 2, 3}, [], 2).gpus == (2, 3)
 
 
+def test_groups_of_eight_count_for_more_than_groups_of_four():
+    links = mesh(range(8), Link(6, 10, switched=True)) | mesh(range(8, 12), Link(12, 10, switched=True))
+    made = placement([0] * 16, mesh(range(16), Link(0, 10)) | links)
+    assert choose(made, range(12), [], 1).gpus == (8,)  # eight stay whole, though the quad was linked better
+    assert choose(made, range(2, 12), [], 1).gpus == (2,)  # the best eight have the quad in them
+
+
+@pytest.mark.parametrize("size", [7, 8, 9])
+def test_of_thousands_of_sets_with_one_score_it_is_the_best_in_what_else_counts(size):
+    made = placement([0] * 6 + [1] * 10, mesh(range(16), Link(2, 10)))
+    found = made.topology
+    assert len({found.score(gpus) for gpus in combinations(range(16), size)}) == 1
+
+    def rest(gpus: tuple[int, ...]) -> tuple[object, ...]:
+        near = sum(found.numa[gpu] == 0 for gpu in gpus)
+        left = (6 - near, 10 - size + near)
+        return -found.distance(gpus), -sum(count**2 for count in left), [-gpu for gpu in gpus]
+
+    for pool, must in ((range(16), []), (range(2, 16), []), (range(16), [0, 15])):
+        sets = (gpus for gpus in combinations(pool, size) if {*must} <= {*gpus})
+        assert choose(made, pool, must, size).gpus == max(sets, key=rest)
+
+
 # The short way
 
 
@@ -169,7 +192,7 @@ def test_of_gpus_that_are_all_equal_it_is_the_first_ones(numa):
     assert choose(made, range(16), [], 5).gpus == (0, 1, 2, 3, 4)
     found = choose(made, {3, 7, 9, 12, 15}, [15], 3, Budget(count().__next__, 0))
     assert (found.gpus, found.exact) == ((3, 7, 15), True)  # without looking at the clock
-    assert found.why == "all pairs of GPUs are equal: the first ones"
+    assert found.why == "all pairs of GPUs are equal, so the first ones are taken"
 
 
 def test_gpus_are_not_all_equal_where_a_link_or_a_numa_node_differs():
@@ -185,12 +208,8 @@ def test_gpus_are_not_all_equal_where_a_link_or_a_numa_node_differs():
 def test_all_that_is_available_and_all_that_is_required_need_no_choice():
     made = Placement.of(Topology.of(dgx1()))
     spent = Budget(count().__next__, 0)
-    assert choose(made, {1, 5, 6}, [], 3, spent) == Choice(
-        (1, 5, 6), 450, exact=True, why="it is all that is available"
-    )
-    assert choose(made, range(8), {6, 2}, 2, spent) == Choice(
-        (2, 6), 110, exact=True, why="it is all that must be included"
-    )
+    assert choose(made, {1, 5, 6}, [], 3, spent) == Choice((1, 5, 6), 450, exact=True, why="there is no other")
+    assert choose(made, range(8), {6, 2}, 2, spent) == Choice((2, 6), 110, exact=True, why="there is no other")
 
 
 # Recorded defects of others
@@ -246,7 +265,7 @@ def test_more_than_sixteen_gpus_are_searched_and_it_says_so():
     assert made.ready
     assert made.subsets is None
     found = choose(made, range(20), [], 4)
-    assert found == Choice((3, 7, 11, 19), 6 * 220, exact=False, why="a bounded search: 20 GPUs are more than 16")
+    assert found == Choice((3, 7, 11, 19), 6 * 220, exact=False, why="a bounded search, since 20 GPUs are more than 16")
     assert choose(made, range(20), [0], 2).gpus == (0, 1)
     assert choose(made, range(20), [], 20).exact
     with pytest.raises(ValueError, match="20 GPUs have too many sets"):
@@ -258,7 +277,7 @@ def test_a_budget_that_is_used_up_ends_in_a_search_that_says_so():
     ticks = count()
     found = choose(made, range(16), [], 8, Budget(lambda: next(ticks), 0.5))
     assert not found.exact
-    assert found.why == "a bounded search: looking at every set took too long"
+    assert found.why == "a bounded search, since looking at every set took too long"
     assert found.score == choose(made, range(16), [], 8, Budget(lambda: 0.0, 1)).score
     assert choose(made, range(16), [], 8, Budget(lambda: 0.0, 0)).exact  # a clock that does not move
     assert next(ticks) < 10
@@ -270,7 +289,7 @@ def test_a_placement_that_is_not_ready_is_searched_and_it_says_so():
     assert Placement.of(Topology()).ready
     found = choose(made, range(8), [], 4)
     assert (found.gpus, found.exact) == ((0, 1, 2, 3), False)
-    assert found.why == "a bounded search: the sets of this node's GPUs are not judged yet"
+    assert found.why == "a bounded search, since the sets of this node's GPUs are not judged yet"
     assert SOON < LARGEST
 
 
@@ -289,6 +308,13 @@ def test_a_bounded_search_is_valid_and_never_worse_than_taking_the_best_next_one
         left = sorted(pool.difference(grown))
         grown.append(max(left, key=lambda one: made.topology.score([*grown, one])))
     assert found.score >= made.topology.score(grown)
+
+
+def test_distances_never_outweigh_a_score():
+    found = topology([0, 1, 2], {(0, 1): Link(0, 40, numa_distance=255), (0, 2): Link(0, 50, numa_distance=10)})
+    worth = pair_weights(found)
+    assert worth[0][1] > worth[0][2]
+    assert worth[0][1] == worth[1][0]
 
 
 def test_a_bounded_search_looks_at_a_bounded_number_of_gpus():

@@ -1,0 +1,96 @@
+"""What `simulate-allocation` answers: what a container gets, and why."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from gpu_plugin.cli.allocation_request import Request, Served
+from gpu_plugin.devices.device import GPU
+
+if TYPE_CHECKING:
+    from gpu_plugin.placement.groups import LinkGroups
+    from gpu_plugin.placement.report import OfferedResource
+    from gpu_plugin.placement.topology import Topology
+    from gpu_plugin.placement.whole import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a container gets: `ids`, and `counts` of them by the place of their hardware in the resource.
+
+    `gpus` are the positions in `topology` and `groups` of the GPUs that these are on. Of whole GPUs there is the `choice`
+    among them, and its `runner_up` where there is one and it is known.
+    """
+
+    asked: Request
+    topology: "Topology"
+    groups: "LinkGroups"
+    ids: Sequence[str]
+    counts: Mapping[int, int]
+    gpus: Sequence[int]
+    why: str
+    choice: "Choice | None" = None
+    runner_up: "Choice | None" = None
+
+    @property
+    def shared(self) -> bool:
+        """Whether a policy chose, since there were shared GPUs or MIG devices to choose from."""
+        return self.choice is None
+
+    def unfit(self, resource: "OfferedResource") -> set[str]:
+        """The uuids of what was taken to be available although the kubelet would not offer it."""
+        return {resource.hardware[at].visible_id for at in self.asked.available if not resource.hardware[at].healthy}
+
+
+def answer_to(what: Served, asked: Request) -> Answer:
+    """What the daemon would answer to a request that can be met.
+
+    Raises:
+        UsageError: a GPU is available whose links are not known.
+    """
+    from gpu_plugin.placement.groups import LinkGroups  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.placement.topology import Topology  # noqa: PLC0415
+
+    hardware = what.resource.hardware
+    groups, topology = LinkGroups.of(what.node), Topology.of(what.node)
+    for at in asked.available:
+        if hardware[at].gpu not in topology.position:
+            raise click.UsageError(f"--available: {hardware[at].name} is not on this node: {hardware[at].reason}")
+    if all(hardware[at].kind == GPU and not hardware[at].shared for at in asked.available):
+        return _whole(what, asked, groups, topology)
+    return _shared(what, asked, groups, topology)
+
+
+def _whole(what: Served, asked: Request, groups: "LinkGroups", topology: "Topology") -> Answer:
+    from gpu_plugin.placement.explain import explain  # noqa: PLC0415
+    from gpu_plugin.placement.prepared import Placement  # noqa: PLC0415
+
+    hardware = what.resource.hardware
+    places = {topology.position[hardware[at].gpu]: at for at in asked.available}
+    must = [topology.position[hardware[at].gpu] for at in asked.must]
+    told = explain(Placement.of(topology), places, must, asked.size)
+    counts = {places[gpu]: 1 for gpu in told.choice.gpus}
+    ids = [hardware[at].visible_id for at in counts]
+    return Answer(asked, topology, groups, ids, counts, told.choice.gpus, told.why, told.choice, told.runner_up)
+
+
+def _shared(what: Served, asked: Request, groups: "LinkGroups", topology: "Topology") -> Answer:
+    from gpu_plugin.placement.explain import explain_shared  # noqa: PLC0415
+    from gpu_plugin.placement.preferred import preferred  # noqa: PLC0415
+    from gpu_plugin.placement.prepared import Placement  # noqa: PLC0415
+
+    hardware, policy = what.resource.hardware, what.resource.policy
+    devices = what.resource.devices
+    order = {device.id: at for at, device in enumerate(devices)}
+    placement = Placement.of(topology)
+    available, must = ([one for ids in part.values() for one in ids] for part in (asked.available, asked.must))
+    ids = preferred(available, must, asked.size, devices, order, placement, policy)
+    required = sorted(order[one] for one in must)
+    free = sorted(order[one] for one in {*available}.difference(must))
+    why = explain_shared(required, free, [order[one] for one in ids], devices, policy, placement)
+    counts = {at: sum(one in asked.available[at] for one in ids) for at in asked.available}
+    counts = {at: count for at, count in counts.items() if count}
+    gpus = sorted({topology.position[hardware[at].gpu] for at in counts})
+    return Answer(asked, topology, groups, ids, counts, gpus, why)
