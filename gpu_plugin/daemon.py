@@ -250,6 +250,8 @@ class Daemon:
                 raise
             log.error("%s; what was served before is served on, less what is gone", error)  # noqa: TRY400
             found = None if first else without_gone(self._inventory.offer, node)
+        if node.links != self._node.links:
+            _tell_links(self._node, node)
         self._node = node
         self._health.watch(node.gpus)
         self._operations.found()
@@ -327,6 +329,13 @@ def _named(before: Node, after: Node) -> list[tuple[str, str]]:
     by_index = {gpu.index: gpu.uuid for gpu in after.gpus}
     gone = [gpu for gpu in before.gpus if gpu.uuid.startswith(PLACEHOLDER) and gpu.uuid not in present]
     return [(gpu.uuid, by_index[gpu.index]) for gpu in gone if gpu.index in by_index]
+
+
+def _tell_links(before: Node, after: Node) -> None:
+    from gpu_plugin.placement.matrix import changed_links  # noqa: PLC0415 - hardly any daemon ever has need of it
+
+    if changed := changed_links(before, after):
+        log.info("GPUs are linked otherwise than before: %s", changed)
 
 
 async def serve(settings: Settings, resolve: Resolve) -> int:

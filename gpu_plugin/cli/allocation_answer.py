@@ -11,7 +11,7 @@ from gpu_plugin.devices.device import GPU
 
 if TYPE_CHECKING:
     from gpu_plugin.placement.groups import LinkGroups
-    from gpu_plugin.placement.report import OfferedResource
+    from gpu_plugin.placement.report import HeldBack
     from gpu_plugin.placement.topology import Topology
     from gpu_plugin.placement.whole import Choice
 
@@ -39,9 +39,10 @@ class Answer:
         """Whether a policy chose, since there were shared GPUs or MIG devices to choose from."""
         return self.choice is None
 
-    def unfit(self, resource: "OfferedResource") -> set[str]:
-        """The uuids of what was taken to be available although the kubelet would not offer it."""
-        return {resource.hardware[at].visible_id for at in self.asked.available if not resource.hardware[at].healthy}
+    def not_offered(self, what: Served) -> list["HeldBack"]:
+        """What was taken to be available although the kubelet would not offer it."""
+        asked = {what.resource.hardware[at].visible_id for at in self.asked.available}
+        return [each for each in what.left_out if each.uuid in asked]
 
 
 def answer_to(what: Served, asked: Request) -> Answer:
@@ -77,7 +78,7 @@ def _whole(what: Served, asked: Request, groups: "LinkGroups", topology: "Topolo
 
 
 def _shared(what: Served, asked: Request, groups: "LinkGroups", topology: "Topology") -> Answer:
-    from gpu_plugin.placement.explain import explain_shared  # noqa: PLC0415
+    from gpu_plugin.placement.explain_shared import explain_shared  # noqa: PLC0415
     from gpu_plugin.placement.preferred import preferred  # noqa: PLC0415
     from gpu_plugin.placement.prepared import Placement  # noqa: PLC0415
 

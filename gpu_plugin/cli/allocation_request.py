@@ -79,14 +79,15 @@ def _resource(name: str | None, resources: Sequence["OfferedResource"]) -> "Offe
     by_name = {resource.name: resource for resource in resources}
     if name is None and GPU_RESOURCE not in by_name and len(resources) > 1:
         raise click.UsageError(f"--resource: say which, of {', '.join(by_name)}")
-    wanted = name or (GPU_RESOURCE if GPU_RESOURCE in by_name else resources[0].name)
+    fallback = GPU_RESOURCE if GPU_RESOURCE in by_name else resources[0].name
+    wanted = fallback if name is None else name
     if wanted not in by_name:
-        raise click.UsageError(f"--resource: {wanted} is not served here: {', '.join(by_name)} {_are(len(by_name))}")
+        raise click.UsageError(f"--resource: {wanted!r} is not served here: {', '.join(by_name)} {_are(len(by_name))}")
     return by_name[wanted]
 
 
 def request(what: Served, available: Sequence[str], taken: Sequence[str], must: Sequence[str], size: int) -> Request:
-    """What the options ask for. Without `available` all that may be handed out now is free, less what is `taken`.
+    """What the options ask for. Without `available` all that is fit for pods is free, less what is `taken`.
 
     Raises:
         UsageError: there is no such hardware, or it cannot be had.

@@ -85,7 +85,7 @@ def _meant(option: str, item: str, hardware: Sequence["Offered"], whose: str) ->
     for at in places if match else ():
         if not hardware[at].shared:
             raise click.UsageError(
-                f"{option}: {item}: counts go with replicas, and {hardware[at].name} is given out once (or say --replicas)"
+                f"{option}: {item}: counts go with replicas, and {hardware[at].name} is given out once, with no MIG device here"
             )
         if int(match[2]) > len(hardware[at].ids):  # type: ignore[index] # there is a match where there are places
             raise click.UsageError(f"{option}: {item}: {hardware[at].name} has {in_words(len(hardware[at].ids))}")

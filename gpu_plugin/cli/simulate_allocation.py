@@ -36,7 +36,7 @@ _LIST = "GPUs or MIG devices by index, range or uuid (or how one begins), such a
     "--available",
     multiple=True,
     metavar="LIST",
-    help=f"What is free: {_LIST}, or all. [default: all that the daemon hands out now; with --simulate, all]",
+    help=f"What is free: {_LIST}, or all. [default: all that is fit for pods, also what pods hold]",
 )
 @click.option("--taken", multiple=True, metavar="LIST", help="What of that is not free, instead of --available.")
 @click.option("--must", multiple=True, metavar="LIST", help="What the container must get, of what is free.")
@@ -78,26 +78,32 @@ def command(
         raise click.UsageError("--taken: what is taken says what is free: leave out --available")
     if policy is not None and policy not in _POLICIES:
         raise click.UsageError(f"--policy: {policy!r} is none of {', '.join(_POLICIES)}")
-    if resource and simulate:
+    if resource is not None and simulate is not None:
         raise click.UsageError("--resource: a simulated node serves none: leave it out, or ask the running daemon")
-    what = simulated(simulate, replicas, policy) if simulate else served(state_dir, resource, replicas, policy)
+    what = (
+        simulated(simulate, replicas, policy) if simulate is not None else served(state_dir, resource, replicas, policy)
+    )
     answer = answer_to(what, request(what, available, taken, must, size))
     if policy is not None and not answer.shared:
         raise click.UsageError("--policy goes with --replicas: whole GPUs are taken by their links alone")
-    click.echo(
-        json.dumps(_json(what, answer), indent=2) if as_json else "\n".join(_text(what, answer, named=bool(available)))
+    named = bool(available)
+    shown = (
+        json.dumps(_json(what, answer, named=named), indent=2)
+        if as_json
+        else "\n".join(_text(what, answer, named=named))
     )
+    click.echo(shown)
 
 
-def _json(what: Served, answer: Answer) -> Mapping[str, object]:
+def _json(what: Served, answer: Answer, *, named: bool) -> Mapping[str, object]:
     """The answer for programs."""
     hardware, asked = what.resource.hardware, answer.asked
     told: dict[str, object] = {"resource": what.resource.name} if what.live else {}
     if answer.shared:
         told["policy"] = what.resource.policy
-    replicas = {len(hardware[at].ids) for at in asked.available if hardware[at].shared}
-    if len(replicas) == 1:
-        told["replicas"] = replicas.pop()
+    replicas = {len(hardware[at].ids) if hardware[at].shared else 0 for at in asked.available}
+    if len(replicas) == 1 and (count := replicas.pop()):
+        told["replicas"] = count
     told["size"] = asked.size
     for name, ids in (("available", asked.available), ("must", asked.must)):
         told[name] = [_index(hardware[at]) for at in ids]
@@ -111,7 +117,8 @@ def _json(what: Served, answer: Answer) -> Mapping[str, object]:
     told["runner_up"] = _choice_json(answer, answer.runner_up.gpus) if answer.runner_up else None
     told["why"] = answer.why
     if what.live:
-        told["left_out"] = [{"index": _index(each), "uuid": each.uuid, "reason": each.reason} for each in what.left_out]
+        for name, held in (("left_out", [] if named else what.left_out), ("not_offered", answer.not_offered(what))):
+            told[name] = [{"index": _index(each), "uuid": each.uuid, "reason": each.reason} for each in held]
     return told
 
 
@@ -142,9 +149,8 @@ def _text(what: Served, answer: Answer, *, named: bool) -> Iterator[str]:
     yield f"why        {answer.why}"
     if what.left_out and not named:
         yield f"left out   {held_back_words(what.left_out)}"
-    unfit = [each for each in what.left_out if each.uuid in answer.unfit(what.resource)]
-    if unfit and named:
-        yield f"note       the kubelet would not offer {held_back_words(unfit)}"
+    if not_offered := answer.not_offered(what):
+        yield f"note       the kubelet would not offer {held_back_words(not_offered)}"
     yield ""
     yield from _devices(what.resource.hardware, answer)
     if len(answer.gpus) > 1:

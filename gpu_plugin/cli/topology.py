@@ -72,9 +72,9 @@ def _text(node: Node, held: "Sequence[HeldBack] | None", *, scores: bool) -> lis
         return matrix.scores(groups, Topology.of(node).scores)
     shown = [*matrix.matrix(groups), "", *matrix.legend(groups), "", *matrix.words(groups)]
     if held is None:
-        shown.append("What is handed out now is not known: the running daemon is of an earlier version.")
+        shown.append("What is held back from pods is not known: the running daemon is of an earlier version.")
     elif held:
-        shown.append(f"Not handed out now: {matrix.held_back_words(held)}")
+        shown.append(f"Held back from pods: {matrix.held_back_words(held)}")
     return shown
 
 

@@ -6,6 +6,7 @@ request and the newest snapshot. No NVML, no files, no waiting.
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from weakref import WeakSet
 
@@ -18,6 +19,7 @@ from grpclib.server import Stream
 from gpu_plugin.access.container import container_edits
 from gpu_plugin.access.edits import ContainerEdits
 from gpu_plugin.devices.device import Device
+from gpu_plugin.devices.sharing import REPLICA
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.placement.preferred import preferred
@@ -34,8 +36,8 @@ OFF_LOOP_BYTES = 64 * 1024
 CHOOSING = Budget(time.monotonic, 0.05)
 """What an exact choice of GPUs may take: 100 times what it does, so that none but a machine that stands still runs out."""
 
-TOLD = 64
-"""The most ids of one kind that are written into one log line."""
+TOLD = 128
+"""The most ids of one kind that are written into one log line: those of 16 GPUs of seven MIG devices, and some."""
 
 
 class RequestRejectedError(Exception):
@@ -233,7 +235,11 @@ class DevicePluginService:
 
 
 def _joined(ids: Sequence[str]) -> str:
-    return ",".join(ids) if len(ids) <= TOLD else f"{len(ids)} devices"
+    """Ids, or how many there are of each GPU or MIG device, which says nearly as much; or else only how many."""
+    if len(ids) <= TOLD:
+        return ",".join(ids)
+    counts = Counter(identifier.partition(REPLICA)[0] for identifier in ids)
+    return ",".join(f"{of}:{count}" for of, count in counts.items()) if len(counts) <= TOLD else f"{len(ids)} devices"
 
 
 def _connection(stream: BytesStream) -> object:

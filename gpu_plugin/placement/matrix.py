@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from gpu_plugin.devices.device import GPU
-from gpu_plugin.devices.node import OWN_MESH, Link
+from gpu_plugin.devices.node import OWN_MESH, Link, Node
 from gpu_plugin.placement.groups import (
     BOARD,
     FARTHEST_WORD,
@@ -24,6 +24,9 @@ SELF = "X"
 
 LONGEST_REASON = 64
 """Characters of a reason that stand in a line with others; `gpu-plugin explain` has the whole."""
+
+CHANGES = 28
+"""Pairs of GPUs that a sentence names at most: all of eight."""
 
 _LEGEND: Mapping[str, str] = {
     SELF: "the GPU itself",
@@ -88,6 +91,21 @@ def words(groups: LinkGroups) -> Iterator[str]:
     for gpu in groups.gpus:
         if gpu.unreadable:
             yield f"GPU {gpu.index}: its links are as far as they were known before: {gpu.unreadable}"
+
+
+def changed_links(before: Node, after: Node) -> str:
+    """Which pairs of GPUs are linked otherwise than before: `0-1 NV2, now PIX; 0-3 PHB, now NV1`. Empty where none is.
+
+    Pairs that were not there before count for nothing.
+    """
+    index = {gpu.uuid: gpu.index for gpu in after.gpus}
+    found = sorted(
+        (sorted(map(index.__getitem__, pair)), word(before.links[pair]), word(link))
+        for pair, link in after.links.items()
+        if pair in before.links and word(before.links[pair]) != word(link)
+    )
+    more = f"; and {len(found) - CHANGES} pairs more" if len(found) > CHANGES else ""
+    return "; ".join(f"{one}-{other} {was}, now {now}" for (one, other), was, now in found[:CHANGES]) + more
 
 
 def held_back_words(held: Iterable[HeldBack]) -> str:

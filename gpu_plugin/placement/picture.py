@@ -91,7 +91,7 @@ class _Area:
 def picture(groups: LinkGroups, topology: Topology, name: str = "", held: Mapping[str, str] | None = None) -> str:
     """The picture's SVG, the same for the same topology. `name` is what the node is called, if it is called anything.
 
-    `held` are the uuids of GPUs that are not handed out now, with the reason of each.
+    `held` are the uuids of GPUs that are held back from pods, with the reason of each.
     """
     return "\n".join(_Picture(groups, topology, name, held or {}).lines()) + "\n"
 
@@ -251,7 +251,7 @@ class _Picture:
     def _gpu(self, gpu: int) -> Iterator[str]:
         it, x, middle = self.groups.gpus[gpu], self.left[gpu], self._middle(gpu)
         held = self.held.get(it.uuid, "")
-        why = f"not handed out now: {held}" if held else it.unreadable or ""
+        why = f"held back from pods: {held}" if held else it.unreadable or ""
         about = ", ".join(part for part in (it.uuid, it.model, it.pci_bus_id, why) if part)
         style: dict[str, object] = {"stroke_dasharray": "3 3"} if it.unreadable else {}
         fill = GREY if held else PAPER
@@ -281,7 +281,7 @@ class _Picture:
         if self.held:
             sample = box(0, -7, SAMPLE, 14, fill=GREY, stroke=INK)
             yield Sample(
-                sample + element("path", d=f"M0 7L{SAMPLE} -7", stroke=PALE, stroke_width=1.5), "not handed out now"
+                sample + element("path", d=f"M0 7L{SAMPLE} -7", stroke=PALE, stroke_width=1.5), "held back from pods"
             )
         if self.arcs or self.meshes:
             yield Sample(written(SAMPLE / 2, 4, "?", **BOLD, **CENTRED), "point at a line for its score")
@@ -302,7 +302,7 @@ def _tag(x: float, y: float, text: str) -> str:
 def _bus_id(bus_id: str) -> str:
     """A PCI bus id as short as it can be: without its domain where that is 0."""
     domain, _, rest = bus_id.lower().partition(":")
-    return f"{domain.lstrip('0')}:{rest}" if domain.strip("0") else rest
+    return f"{domain[-4:] if domain.startswith('0000') else domain}:{rest}" if domain.strip("0") else rest
 
 
 def _title(groups: LinkGroups, name: str) -> str:

@@ -206,7 +206,7 @@ def held_back(node: Node, resources: Iterable[OfferedResource]) -> list[HeldBack
 
 
 def left_out(node: Node, resources: Iterable[OfferedResource], asked: OfferedResource) -> list[HeldBack]:
-    """What of a resource is not handed out now and, where it counts whole GPUs, those of the node that it does not have."""
+    """What of a resource is held back from pods and, where it counts whole GPUs, those of the node that it does not have."""
     found = [
         HeldBack(each.kind, each.index, each.visible_id, each.reason) for each in asked.hardware if not each.healthy
     ]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import anyio
 import anyio.from_thread
+import anyio.to_thread
 import pytest
 
 from gpu_plugin.config.resolve import resolve
@@ -182,6 +183,21 @@ async def test_links_that_change_while_it_is_asked_who_holds_what_end_with_a_rea
         assert not linked(served, 0, 1)()
 
 
+async def test_after_links_that_could_not_be_judged_others_are(settings, monkeypatch):
+    original = Placement.of
+
+    def broken_once(topology):
+        if topology.scores[0][1] > 100:
+            anyio.from_thread.run_sync(served.take, node(12, (0, 2)))
+            raise MemoryError
+        return original(topology)
+
+    monkeypatch.setattr(Placement, "of", broken_once)
+    async with serving(settings) as served:
+        served.take(node(12, (0, 1)))
+        await served.until(lambda: linked(served, 0, 2)() and served.view.placement.ready)
+
+
 async def test_gpus_are_served_even_if_judging_their_sets_fails(settings, monkeypatch, caplog):
     def broken(_topology):
         raise MemoryError
@@ -192,6 +208,9 @@ async def test_gpus_are_served_even_if_judging_their_sets_fails(settings, monkey
         await served.until(linked(served, 0, 1))
         assert not served.view.placement.ready
         assert len(served.view.resource.devices) == 12
+        await anyio.wait_all_tasks_blocked()
+        assert caplog.text.count("judging sets of GPUs failed") == 1
+        assert not anyio.to_thread.current_default_thread_limiter().borrowed_tokens
         served.take(node(12, (0, 1)), shared_devices_allocation_policy="packed")
         await served.until(lambda: served.view.policy == "packed")
     assert caplog.text.count("judging sets of GPUs failed") == 2  # tried again with the next offer, and not before

@@ -329,7 +329,7 @@ class TestRunningDaemon:
         missing = "--must: not among what is available: GPU 0, GPU 3 (Xid 79)\n"
         assert ask("--size", 2, "--taken", "0", "--must", "0,3")[2].endswith(missing)
 
-    def test_what_is_unfit_may_be_named_which_is_noted(self, serves, ask):
+    def test_what_is_unfit_may_be_named_which_is_noted(self, serves, ask, asked):
         node = node_from(DGX1, NOWHERE)
         devices = [with_reason(whole_gpu(gpu), "cordoned" if gpu.index in (2, 3, 4) else "") for gpu in node.gpus[:7]]
         serves(node, **{GPUS: devices})
@@ -338,6 +338,11 @@ class TestRunningDaemon:
         assert "note       the kubelet would not offer GPUs 2-3 (cordoned)" in out.splitlines()
         assert "left out" not in out
         assert "note" not in ask("--size", 2, "--available", "0-1")[1]
+        for given, left, offered in (("0-3", [], [2, 3]), ("0-1", [], []), ("", [2, 3, 4, 7], [])):
+            answer = asked("--size", 2, *(["--available", given] if given else []))
+            assert [each["index"] for each in answer["left_out"]] == left
+            assert [each["index"] for each in answer["not_offered"]] == offered
+        assert asked("--size", 2, "--taken", "0,3")["available"] == [1, 5, 6]
         status, _, err = ask("--size", 2, "--available", "5-7")
         assert (status, f"--available: 7: nothing there has this index; {GPUS} has GPUs 0-6\n" in err) == (2, True)
 
@@ -347,6 +352,9 @@ class TestRunningDaemon:
         serves(node, "packed", **{GPUS: devices})
         answer = asked("--size", 1, "--taken", "6:3,1:2")
         assert (answer["policy"], answer["replicas"], answer["choice"]["counts"]) == ("packed", 4, {"6": 1})
+        last = f"{node.gpus[6].uuid}::3"  # the first ones are given out first
+        assert asked("--size", 1, "--taken", "6:3")["choice"]["ids"] == [last]
+        assert asked("--size", 1, "--available", "6:1")["choice"]["ids"] == [last]
         assert asked("--size", 1, "--taken", "6:3", "--policy", "spread")["choice"]["counts"] != {"6": 1}
         assert asked("--size", 1, "--replicas", "2")["available_counts"]["0"] == 2
         assert "GPU 6  " + node.gpus[6].uuid + "  1 of 1 free replica\n" in ask("--size", 1, "--taken", "6:3")[1]
@@ -362,6 +370,7 @@ class TestRunningDaemon:
         placement = Placement.of(Topology.of(node))
         for policy in POLICIES:
             serves(node, policy, **{GPUS: devices})
+            assert "replicas" not in asked("--size", 1)  # five are shared, three are not
             for size in range(1, len(pool) + 1):
                 answer = asked("--size", size, "--available", ",".join(reversed(pool)), "--must", pool[1])
                 assert tuple(answer["choice"]["ids"]) == preferred(
@@ -411,8 +420,9 @@ class TestRunningDaemon:
         assert asked("--size", 1, "--resource", "example.com/b")["choice"]["gpus"] == [1]
         serves(node, **{"example.com/a": one, GPUS: other})
         assert asked("--size", 1)["resource"] == GPUS
-        said = f"--resource: example.com/c is not served here: example.com/a, {GPUS} are"
-        assert said in ask("--size", 1, "--resource", "example.com/c")[2]
+        for name in ("example.com/c", ""):
+            said = f"--resource: {name!r} is not served here: example.com/a, {GPUS} are"
+            assert said in ask("--size", 1, "--resource", name)[2]
 
     def test_one_that_does_not_say_what_it_serves_is_told_so(self, serves, ask, monkeypatch):
         told = serves(node_from("t4-4", NOWHERE))

@@ -223,7 +223,7 @@ class TestRunningDaemon:
         plain = run("--simulate", "dgx1-v100")[1]
         answer(served(node_from("dgx1-v100", NOWHERE), unfit={2: "cordoned", 4: "cordoned", 5: "Xid 79"}, left=(7,)))
         status, out, _ = run("--state-dir", "/state", "--svg", tmp_path / "node.svg")
-        last = "Not handed out now: GPUs 2,4 (cordoned), GPU 5 (Xid 79), GPU 7 (not among the GPUs that are served)\n"
+        last = "Held back from pods: GPUs 2,4 (cordoned), GPU 5 (Xid 79), GPU 7 (not among the GPUs that are served)\n"
         assert (status, out) == (0, plain + last)
         assert run("--state-dir", "/state", "--json") == run("--simulate", "dgx1-v100", "--json")
         assert run("--state-dir", "/state", "--scores") == run("--simulate", "dgx1-v100", "--scores")
@@ -233,9 +233,9 @@ class TestRunningDaemon:
         struck = [each for each in root.iter() if each.get("class") == "held"]
         assert len(struck) == 4
         titles = ["".join(each.itertext()) for each in struck]
-        assert any(title.endswith("not handed out now: Xid 79") for title in titles)
-        assert "not handed out now" in "".join(root.itertext())
-        assert "not handed out now" not in run("--simulate", "dgx1-v100", "--svg", "-")[1]
+        assert any(title.endswith("held back from pods: Xid 79") for title in titles)
+        assert "held back from pods" in "".join(root.itertext())
+        assert "held back from pods" not in run("--simulate", "dgx1-v100", "--svg", "-")[1]
 
     def test_a_sick_mig_device_is_named_and_its_gpu_is_not_marked(self, run, answer, tmp_path):
         node = node_from("a100-mig-mixed", NOWHERE)
@@ -247,7 +247,7 @@ class TestRunningDaemon:
             report(node, [(Resource("nvidia.com/gpu", whole), "packed"), (Resource("nvidia.com/mig", sick), "packed")])
         )
         out = run("--state-dir", "/state", "--svg", tmp_path / "node.svg")[1]
-        assert out.endswith(f"\nNot handed out now: MIG device {slices[0].index} (Xid 94)\n")
+        assert out.endswith(f"\nHeld back from pods: MIG device {slices[0].index} (Xid 94)\n")
         assert 'class="held"' not in (tmp_path / "node.svg").read_text()
 
     def test_one_of_an_earlier_version_does_not_say_what_it_hands_out(self, run, answer):
@@ -255,7 +255,7 @@ class TestRunningDaemon:
         del told["resources"]
         answer(told)
         status, out, _ = run("--state-dir", "/state")
-        said = "What is handed out now is not known: the running daemon is of an earlier version.\n"
+        said = "What is held back from pods is not known: the running daemon is of an earlier version.\n"
         assert (status, out) == (0, run("--simulate", "t4-4")[1] + said)
         assert run("--state-dir", "/state", "--json") == run("--simulate", "t4-4", "--json")
 

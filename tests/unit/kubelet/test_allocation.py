@@ -258,6 +258,20 @@ def test_what_is_preferred_is_told_at_debug_level_as_simulate_allocation_takes_i
     ]
 
 
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        ([f"a::{at}" for at in range(128)], ",".join(sorted(f"a::{at}" for at in range(128)))),
+        ([f"{of}::{at}" for at in range(65) for of in "ba"], "a:65,b:65"),
+        ([f"{at:03}::0" for at in range(129)], "129 devices"),
+    ],
+)
+def test_many_ids_are_told_by_how_many_there_are_of_each_gpu(ids, told, caplog):
+    with caplog.at_level(logging.DEBUG, logger=service_module.__name__):
+        made().preferred_bytes(preferred_request((ids, [], 200)))
+    assert f" of --available {told} --size 200" in caplog.text
+
+
 def test_a_preference_for_a_resource_that_is_gone_is_left_to_the_kubelet():
     service = made()
     service._store.publish({})

@@ -1,12 +1,23 @@
 """The topology as text: what users of nvidia-smi know, and words."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.placement.groups import LinkGroups
-from gpu_plugin.placement.matrix import LONGEST_REASON, held_back_words, legend, matrix, scores, word, words
+from gpu_plugin.placement.matrix import (
+    CHANGES,
+    LONGEST_REASON,
+    changed_links,
+    held_back_words,
+    legend,
+    matrix,
+    scores,
+    word,
+    words,
+)
 from gpu_plugin.placement.report import HeldBack
 from gpu_plugin.placement.topology import Topology
 from tests.unit.placement.nodes import dgx1, mesh, node, two_sockets
@@ -104,3 +115,23 @@ def test_what_is_held_back_is_told_by_reason_and_long_ones_are_cut():
     assert held_back_words(held) == (
         f"GPUs 2,5 (cordoned), GPU 3 ({short}...), MIG devices 0:1,0:3-4 (Xid 94), GPU-gone (it is not on this node any more)"
     )
+
+
+def test_links_that_changed_are_told_up_to_as_many_as_eight_gpus_have():
+    before = dgx1()
+    gone = {pair: replace(link, nvlinks=0) if "GPU-03" in pair else link for pair, link in before.links.items()}
+    after = replace(before, links=gone)
+    assert changed_links(before, after) == "0-3 NV2, now PHB; 1-3 NV1, now PHB; 2-3 NV2, now PHB; 3-7 NV1, now SYS"
+    assert changed_links(after, before).startswith("0-3 PHB, now NV2; ")
+    assert changed_links(before, before) == changed_links(Node(before.gpus), before) == ""
+    fewer = replace(
+        before, gpus=before.gpus[:3], links={("GPU-00", "GPU-01"): Link(0, 50), ("GPU-00", "GPU-99"): Link()}
+    )
+    assert changed_links(before, replace(fewer, gpus=(*fewer.gpus, Gpu("GPU-99", 9)))) == "0-1 NV1, now SYS"
+    large, larger = (topology_node(9, Link(count)) for count in (1, 2))
+    told = changed_links(large, larger).split("; ")
+    assert (len(told), told[-1]) == (CHANGES + 1, "and 8 pairs more")
+
+
+def topology_node(count: int, link: Link) -> Node:
+    return node([None] * count, mesh(range(count), link))

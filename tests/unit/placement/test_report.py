@@ -183,5 +183,10 @@ def test_what_pods_do_not_get_now():
     assert held_back(node, [whole, cut]) == [cordoned, others[0], sick, *others[1:]]
     counted = HeldBack("gpu", "3", "GPU-d", "counted as nvidia.com/mig-1g and 1 more")
     lost = HeldBack("gpu", "", "GPU-x", "gone")
-    assert left_out(node, [whole, cut, cut_too], whole) == [lost, cordoned, others[0], counted, *others[1:]]
+    all_sick = OfferedResource(
+        cut.name, cut.policy, tuple(replace(one, healthy=0, reason="cordoned") for one in slices)
+    )
+    assert held_back(node, [whole, all_sick])[2] == HeldBack("gpu", "3", "GPU-d", "cordoned")
+    before = OfferedResource("nvidia.com/old", "packed", (Offered("GPU-c", "GPU-c", "2", healthy=0, retired=1),))
+    assert left_out(node, [whole, cut, cut_too, before], whole) == [lost, cordoned, others[0], counted, *others[1:]]
     assert left_out(node, [whole, cut], cut) == [sick]

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, count
 from random import Random
 from time import perf_counter
 
@@ -17,7 +17,7 @@ from gpu_plugin.placement.preferred import preferred
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.shared import DISTRIBUTED, PACKED, POLICIES, SPREAD
 from gpu_plugin.placement.topology import Topology
-from gpu_plugin.placement.whole import choose
+from gpu_plugin.placement.whole import Budget, choose
 
 BOUNDED = settings(max_examples=120, deadline=None)
 EACH = pytest.mark.parametrize("policy", list(POLICIES))
@@ -430,3 +430,13 @@ def test_sixty_thousand_ids(policy, gpus, times):
         assert sorted(taken.values()) == [1] * (gpus // 2) + [times - gpus // 2] + [times] * (gpus // 2 - 1)
     else:
         assert max(taken.values()) - min(taken.values()) <= 1
+
+
+@EACH
+def test_links_among_shared_gpus_are_looked_at_within_the_budget_of_time(policy):
+    listed = replicas(8, 2)
+    ids, order = [device.id for device in listed], {device.id: at for at, device in enumerate(listed)}
+    ticks = count()
+    found = preferred(ids, (), 2, listed, order, placement(8, DGX1), policy, Budget(ticks.__next__, 0))
+    assert {one.partition("::")[0] for one in found} == {"GPU-0", "GPU-3"}
+    assert next(ticks) > 1  # when it is up, and whether it is
