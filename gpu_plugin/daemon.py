@@ -41,7 +41,6 @@ from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.offering import Offering
 from gpu_plugin.operations import Operations
 from gpu_plugin.parts import FIRST_RETRY, LONGEST_RETRY, forever
-from gpu_plugin.placement.report import report
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.snapshot import SnapshotStore
 from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with
@@ -250,7 +249,7 @@ class Daemon:
                 raise
             log.error("%s; what was served before is served on, less what is gone", error)  # noqa: TRY400
             found = None if first else without_gone(self._inventory.offer, node)
-        if node.links != self._node.links:
+        if self._node.links and node.links != self._node.links:
             _tell_links(self._node, node)
         self._node = node
         self._health.watch(node.gpus)
@@ -320,6 +319,8 @@ class Daemon:
 
     async def _topology(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
         """How the GPUs are linked and what of them is served, as far as it is known now: for what explains placement."""
+        from gpu_plugin.placement.report import report  # noqa: PLC0415 - only those who ask pay for it
+
         return report(self._node, [(view.resource, view.policy) for view in self.store.current.resources.values()])
 
 
