@@ -300,9 +300,9 @@ def _tag(x: float, y: float, text: str) -> str:
 
 
 def _bus_id(bus_id: str) -> str:
-    """A PCI bus id as short as it can be: without its domain where that is 0."""
+    """A PCI bus id as short as it can be, since its box is narrow: without its domain where that is 0, or the zeros before it."""
     domain, _, rest = bus_id.lower().partition(":")
-    return f"{domain[-4:] if domain.startswith('0000') else domain}:{rest}" if domain.strip("0") else rest
+    return f"{domain.lstrip('0')}:{rest}" if domain.strip("0") else rest
 
 
 def _title(groups: LinkGroups, name: str) -> str:
