@@ -57,9 +57,11 @@ def outcomes(node: Node, steps: int, seeds: Sequence[int]) -> list[Mapping[str, 
     got: list[dict[str, list[tuple[int, ...]]]] = []
     for seed in seeds:
         happens = course(len(gpus), steps, random.Random(seed))
-        orders = {SORTED: sorted}
         got.append(
-            {name: played(happens, gpus, rule, orders.get(name, _kubelets_order(seed))) for name, rule in rules.items()}
+            {
+                name: played(happens, gpus, rule, sorted if name == SORTED else _kubelets_order(seed))
+                for name, rule in rules.items()
+            }
         )
     got.append({name: [pod for one in got for pod in one[name]] for name in rules})
     linked = links(node)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from gpu_plugin.access.container import Access, MpsDirectories
 from gpu_plugin.access.plan import plan_access
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.config.sharing import MPS, SharedResource
+from gpu_plugin.config.sharing import DISTRIBUTED, MPS, SharedResource
 from gpu_plugin.devices.device import GPU, MIG, Device, Resource, with_held
 from gpu_plugin.devices.naming import DOMAIN, PLACEHOLDER, resource_name_fault
 from gpu_plugin.devices.node import Node
@@ -31,7 +31,7 @@ class Offer:
     plan: Plan = field(default_factory=Plan)
     access: Access = field(default_factory=Access)
     placement: Placement = field(default_factory=Placement)
-    policy: str = "distributed"
+    policy: str = DISTRIBUTED
     mps_root: str = ""
 
     def prepared(self) -> "Offer":

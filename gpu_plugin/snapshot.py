@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gpu_plugin.access.container import Access
-from gpu_plugin.config.sharing import MPS
+from gpu_plugin.config.sharing import DISTRIBUTED, MPS
 from gpu_plugin.devices.device import Device, Resource, with_reason
 from gpu_plugin.devices.naming import MAX_DEVICE_ID
 from gpu_plugin.placement.prepared import Placement
@@ -27,12 +27,12 @@ class ResourceView:
     order: Mapping[str, int]
     access: Access = field(default_factory=Access)
     placement: Placement = field(default_factory=Placement)
-    policy: str = "distributed"
+    policy: str = DISTRIBUTED
     mps_down: str = ""
 
     @classmethod
     def of(
-        cls, resource: Resource, access: Access, placement: Placement, policy: str = "distributed", mps_down: str = ""
+        cls, resource: Resource, access: Access, placement: Placement, policy: str = DISTRIBUTED, mps_down: str = ""
     ) -> "ResourceView":
         """The view of a resource.
 

@@ -91,7 +91,7 @@ def _shared(what: Served, asked: Request, groups: "LinkGroups", topology: "Topol
     required = sorted(order[one] for one in must)
     free = sorted(order[one] for one in {*available}.difference(must))
     why = explain_shared(required, free, [order[one] for one in ids], devices, policy, placement)
-    counts = {at: sum(one in asked.available[at] for one in ids) for at in asked.available}
-    counts = {at: count for at, count in counts.items() if count}
+    chosen = frozenset(ids)
+    counts = {at: count for at, each in asked.available.items() if (count := len(chosen.intersection(each)))}
     gpus = sorted({topology.position[hardware[at].gpu] for at in counts})
     return Answer(asked, topology, groups, ids, counts, gpus, why)

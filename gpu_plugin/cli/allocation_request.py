@@ -9,7 +9,7 @@ import click
 
 from gpu_plugin.cli.gpu_list import Amount, amounts, in_words
 from gpu_plugin.cli.topology_source import daemons_node, node_from
-from gpu_plugin.config.sharing import TIME_SLICING
+from gpu_plugin.config.sharing import DISTRIBUTED, TIME_SLICING
 from gpu_plugin.devices.device import GPU
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import GPU_RESOURCE
@@ -43,7 +43,6 @@ class Request:
 def simulated(profile: str, replicas: int | None, policy: str | None) -> Served:
     """All GPUs of a simulated node, whole or given out so many times. Raises UsageError where there is no such node."""
     from gpu_plugin.placement.report import Offered, OfferedResource  # noqa: PLC0415 - usage and help need none of it
-    from gpu_plugin.placement.shared import DISTRIBUTED  # noqa: PLC0415
 
     node = node_from(profile, Path())
     count, how = (replicas, TIME_SLICING) if replicas else (1, "")

@@ -12,13 +12,14 @@ from gpu_plugin.cli.allocation_answer import Answer, answer_to
 from gpu_plugin.cli.allocation_request import Served, request, served, simulated
 from gpu_plugin.cli.running_daemon import state_dir_option
 from gpu_plugin.cli.topology_source import simulate_option
+from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
 
 if TYPE_CHECKING:
     from gpu_plugin.placement.groups import LinkGroups
     from gpu_plugin.placement.report import HeldBack, Offered
     from gpu_plugin.placement.topology import Topology
 
-_POLICIES = ("distributed", "packed", "spread")
+_POLICIES = (DISTRIBUTED, PACKED, SPREAD)
 
 _LIST = "GPUs or MIG devices by index, range or uuid (or how one begins), such as 0,2-5"
 

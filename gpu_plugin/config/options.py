@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gpu_plugin.config import settings, values
 from gpu_plugin.config.device_names import selected_gpus
+from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
 from gpu_plugin.config.values import Reading
 
 
@@ -144,8 +145,8 @@ NVIDIA: tuple[Option, ...] = (
     _option(
         "shared_devices_allocation_policy",
         "flags.plugin.sharedDevicesAllocationPolicy",
-        "distributed",
-        values.choice("distributed", "packed", "spread"),
+        DISTRIBUTED,
+        values.choice(DISTRIBUTED, PACKED, SPREAD),
         "which GPUs shared devices are taken from: the least used, the most used, or as many for a container as it can get",
     ),
     _option(

@@ -5,6 +5,11 @@ from dataclasses import dataclass
 TIME_SLICING = "time-slicing"
 MPS = "mps"
 
+DISTRIBUTED = "distributed"
+PACKED = "packed"
+SPREAD = "spread"
+"""What --shared-devices-allocation-policy may be; `placement.shared` has what each does."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:

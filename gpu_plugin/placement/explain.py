@@ -43,21 +43,10 @@ def _second(
     if subsets is None:
         return None
     free = subsets.mask(sorted(pool))
-    masks = (
-        subsets.mask((*must, *others)) for others in combinations(sorted(pool - must), len(choice.gpus) - len(must))
-    )
-    keys = [
-        (
-            subsets.score[mask],
-            subsets.remainder[free ^ mask],
-            -subsets.distance[mask],
-            subsets.evenness[free ^ mask],
-            mask,
-        )
-        for mask in masks
-    ]
-    keys.remove(max(keys))
-    return subsets.gpus(max(keys)[-1]) if keys else None
+    missing = len(choice.gpus) - len(must)
+    others = {subsets.mask((*must, *more)) for more in combinations(sorted(pool - must), missing)}
+    others.remove(subsets.mask(choice.gpus))
+    return subsets.gpus(max(others, key=lambda mask: subsets.rank(mask, free))) if others else None
 
 
 def _difference(topology: Topology, pool: frozenset[int], choice: Choice, other: Choice) -> str:

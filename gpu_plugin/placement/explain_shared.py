@@ -5,12 +5,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
+from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
 from gpu_plugin.devices.device import Device
 from gpu_plugin.placement.dealing import Rank, Share
 from gpu_plugin.placement.explain import ALL_AVAILABLE, ALL_REQUIRED, explain, finer_difference
 from gpu_plugin.placement.groups import called
 from gpu_plugin.placement.prepared import Placement
-from gpu_plugin.placement.shared import DISTRIBUTED, PACKED, POLICIES, SPREAD, SharedGpu, counted
+from gpu_plugin.placement.shared import POLICIES, SharedGpu, counted
 
 _USE, _HAS, _ROOM = "use", "has", "room"
 
@@ -112,12 +113,12 @@ def explain_shared(
         before = "what the container does not have yet comes first; there, " if had else ""
         last = _Round.of(gpus, [gave[gpu.uuid] for gpu in gpus], policy)
     else:
-        before = "each GPU or MIG device with any free gives one before any gives a second one; then, "
+        one_each = "each GPU or MIG device with any free gives one before any gives a second one; then, "
+        before = one_each if any(rooms) else ""
         _Round.of(gpus, rooms, policy)
         for gpu in gpus:
             gpu.open(new=False)
         last = _Round.of(gpus, [gave[gpu.uuid] - room for gpu, room in zip(gpus, rooms, strict=True)], policy)
-        before = before if any(rooms) else ""
     return before + _ranked(last, names) + _told_apart(last, names, placement)
 
 

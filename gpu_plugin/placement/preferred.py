@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from gpu_plugin.config.sharing import DISTRIBUTED
 from gpu_plugin.devices.device import GPU, Device
 from gpu_plugin.placement import shared
 from gpu_plugin.placement.prepared import Placement
@@ -18,7 +19,7 @@ def preferred(
     devices: Sequence[Device],
     order: Mapping[str, int],
     placement: Placement,
-    policy: str = shared.DISTRIBUTED,
+    policy: str = DISTRIBUTED,
     budget: Budget | None = None,
 ) -> tuple[str, ...]:
     """`size` distinct ids out of `available` that hold all of `must_include` and suit a container best.

@@ -13,14 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
 from gpu_plugin.devices.device import Device
 from gpu_plugin.placement.dealing import Policy, Rank, Share, deal
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.whole import Budget, choose
-
-DISTRIBUTED = "distributed"
-PACKED = "packed"
-SPREAD = "spread"
 
 
 def _distributed(share: Share) -> Rank:

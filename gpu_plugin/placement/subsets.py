@@ -64,8 +64,7 @@ class Subsets:
     def best(self, available: int, required: int, size: int, expired: Callable[[], bool]) -> int | None:
         """The best set of that size within `available` that holds all of `required`, as a mask; None where time is up.
 
-        There must be such a set. The greatest score; then the best remainder; then the least distance; then the most evenly
-        left NUMA nodes; then the lowest positions.
+        There must be such a set. It is the one of the greatest `rank`, looked for by one number of it after the other.
         """
         ties = self._best_scored(available, required, size, expired)
         if ties is None or expired():
@@ -74,6 +73,15 @@ class Subsets:
         ties = _greatest(ties, [remainder[available ^ mask] for mask in ties])
         ties = _greatest(ties, [-distance[mask] for mask in ties])
         return max(_greatest(ties, [evenness[available ^ mask] for mask in ties]))
+
+    def rank(self, mask: int, available: int) -> tuple[int, ...]:
+        """How well a set suits a container that may have any within `available`; greater is better, and no two are equal.
+
+        Its score; then how good the remainder is; then how near its NUMA nodes are; then how evenly these are left; then how low
+        its positions are.
+        """
+        left = available ^ mask
+        return self.score[mask], self.remainder[left], -self.distance[mask], self.evenness[left], mask
 
     def _best_scored(self, available: int, required: int, size: int, expired: Callable[[], bool]) -> list[int] | None:
         """All sets of the greatest score there is; None where time is up."""
