@@ -282,9 +282,14 @@ class Recorder:
     async def _keep_hardware(self, threads: DaemonThreads) -> None:
         while True:
             known = self._known()
+            if self._tried < known.revision:
+                self._unsaved.ring()
+            while self._tried < known.revision:  # what the journal has of it is what is written here
+                await self._turned.wait()
+            journaled = self._saved >= known.revision
             saved = known.nothing or await _done(threads, partial(self._write_durably, known), PATIENCE)
             now = self._known()
-            if not saved:
+            if not (saved and journaled):
                 await self._unsaved.wait(RETRY)
             elif now.node is known.node and now.listed == known.listed and now.revision == known.revision:
                 await self._unsaved.wait()

@@ -238,6 +238,39 @@ class TestRecorder:
         held.set()
 
 
+async def test_what_the_journal_has_late_is_written_durably_too(state, monkeypatch):
+    append, durably, done = Journal.append, Memory.write_durably, threading.Event()
+
+    def slow(journal, entry):
+        if CORDON in entry.evidence:
+            done.wait(0.2)  # the other thread has all the time to overtake this one
+        return append(journal, entry)
+
+    def watched(memory, evidence, *others):
+        written = durably(memory, evidence, *others)
+        if CORDON in evidence:
+            done.set()
+        return written
+
+    monkeypatch.setattr(Journal, "append", slow)
+    monkeypatch.setattr(Memory, "write_durably", watched)
+    known = Known(1, (XID,), NODE, LISTED)
+    recorder = Recorder(memory(state), lambda: known)
+
+    async def until(signal):
+        with anyio.fail_after(10):
+            while not (state / HEALTH_FILE).exists() or signal not in (state / HEALTH_FILE).read_text():
+                await anyio.sleep(0.005)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(recorder.run)
+        await until("xid")
+        known = Known(2, (XID, CORDON), NODE, LISTED)
+        recorder.changed()
+        await until("cordon")
+        tasks.cancel_scope.cancel()
+
+
 def test_entries_that_cannot_be_true_are_left_out_and_said(state, caplog):
     impossible = (
         replace(XID, since=1e18),
