@@ -52,7 +52,7 @@ bench: install ## speed and size, one table
 	$(BIN)/python -m bench
 
 e2e: install ## the daemon under a real kubelet, API server and container runtime (root; E2E_INSTALL=1 installs what is missing)
-	$(BIN)/python -m pytest tests/cluster
+	$(BIN)/python -m pytest tests/real tests/cluster
 
 proto: install ## generate gpu_plugin/kubelet/_api from proto/
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python proto/generate.py

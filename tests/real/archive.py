@@ -1,0 +1,192 @@
+"""NVIDIA's driver user space as Debian packages it, unpacked into a directory: nothing is installed on this machine.
+
+The packages are in the archive's components contrib and non-free, which a machine need not have enabled: apt is given
+lists, a cache and sources of its own, made of the archives that the machine's apt knows already. What was fetched lies in
+`${XDG_CACHE_HOME:-~/.cache}/gpu-plugin-nvidia`, so that only a machine's first run pays (12 MB, a few seconds).
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+PACKAGES = (
+    "libcuda1",
+    "libcudadebugger1",
+    "libegl-nvidia0",
+    "libnvcuvid1",
+    "libnvidia-allocator1",
+    "libnvidia-cfg1",
+    "libnvidia-encode1",
+    "libnvidia-ml1",
+    "libnvidia-opticalflow1",
+    "libnvidia-ptxjitcompiler1",
+    "nvidia-cuda-mps",
+    "nvidia-egl-icd",
+    "nvidia-persistenced",
+    "nvidia-smi",
+    "nvidia-vulkan-icd",
+)
+"""What a CDI specification names, and the MPS daemons; the large ones (nvvm, GSP firmware, graphics) are left out."""
+
+MULTIARCH = {"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
+"""Debian's directory of libraries by its word for the processor."""
+
+
+class NoArchiveError(Exception):
+    """The packages cannot be had here; the text says why."""
+
+
+def unpacked() -> Path:
+    """A directory with the unpacked packages, as they lie below the root of a Debian machine.
+
+    Raises:
+        NoArchiveError: this is no Debian, its archive has none of it, or cannot be reached.
+    """
+    result = _unpacked()
+    if isinstance(result, str):
+        raise NoArchiveError(result)
+    return result
+
+
+@cache
+def _unpacked() -> Path | str:
+    missing = [name for name in ("apt-get", "dpkg", "dpkg-deb") if shutil.which(name) is None]
+    if missing:
+        return f"NVIDIA's libraries come from Debian's archive, and there is no {missing[0]} here"
+    cached = _cache_directory()
+    try:
+        cached.mkdir(parents=True, exist_ok=True)
+        with _locked(cached / "lock"):
+            root = cached / f"root-{hashlib.sha256(' '.join(PACKAGES).encode()).hexdigest()[:12]}"
+            if not root.is_dir():
+                if os.environ.get("E2E_INSTALL") != "1":
+                    raise NoArchiveError("they are not on this machine, and E2E_INSTALL=1 is not set")
+                _fetch(root)
+    except (OSError, subprocess.SubprocessError, NoArchiveError) as error:
+        return f"NVIDIA's libraries cannot be fetched from Debian's archive: {_said(error)}"
+    return root
+
+
+def _said(error: Exception) -> str:
+    output = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
+    return " ".join((output or str(error)).split()[-60:])
+
+
+def multiarch() -> str:
+    """This machine's directory of libraries, such as x86_64-linux-gnu."""
+    return MULTIARCH[_run("dpkg", "--print-architecture").strip()]
+
+
+def version(root: Path) -> str:
+    """The driver version of the unpacked libraries, such as 535.309.01."""
+    (library,) = (root / "usr/lib" / multiarch() / "nvidia/current").glob("libcuda.so.*.*")
+    return library.name.removeprefix("libcuda.so.")
+
+
+def debian_root(root: Path) -> Path:
+    """A driver root as Debian lays it out, made at `root`: nvidia/current, and the links of its alternatives.
+
+    The links are those that the packages' own scripts ask update-alternatives for: absolute ones, through etc/alternatives.
+    """
+    shutil.copytree(unpacked(), root, symlinks=True)
+    libraries = root / "usr/lib" / multiarch()
+    alternatives = root / "etc/alternatives"
+    alternatives.mkdir(parents=True)
+    links = {f"usr/lib/{multiarch()}/{name}": name for name in _names(libraries / "nvidia/current") if _slave(name)}
+    for link, name in links.items():
+        alternative = f"nvidia--{name}-{multiarch()}"
+        (alternatives / alternative).symlink_to(f"/usr/lib/{multiarch()}/nvidia/current/{name}")
+        (root / link).symlink_to(f"/etc/alternatives/{alternative}")
+    (alternatives / "nvidia--nvidia-smi").symlink_to("/usr/lib/nvidia/current/nvidia-smi")
+    (root / "usr/bin/nvidia-smi").symlink_to("/etc/alternatives/nvidia--nvidia-smi")
+    return root
+
+
+def installer_root(root: Path) -> Path:
+    """A driver root as NVIDIA's .run installer leaves it on a distribution with usr/lib64: files, and links beside them."""
+    libraries = root / "usr/lib64"
+    libraries.mkdir(parents=True)
+    for name in _names(unpacked() / "usr/lib" / multiarch() / "nvidia/current"):
+        source = unpacked() / "usr/lib" / multiarch() / "nvidia/current" / name
+        shutil.copy2(source, libraries / name, follow_symlinks=False)
+    (root / "usr/bin").mkdir()
+    for program in (
+        "usr/bin/nvidia-cuda-mps-control",
+        "usr/bin/nvidia-persistenced",
+        "usr/sbin/nvidia-cuda-mps-server",
+    ):
+        shutil.copy2(unpacked() / program, root / "usr/bin")
+    shutil.copy2(unpacked() / "usr/lib/nvidia/current/nvidia-smi", root / "usr/bin")
+    return root
+
+
+def _names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def _slave(name: str) -> bool:
+    """Whether Debian's alternatives have a link for it: those that end in one number, and the unversioned libcuda.so."""
+    return name == "libcuda.so" or name.rpartition(".so.")[2].isdecimal()
+
+
+def _fetch(root: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=root.parent) as scratch:
+        at = Path(scratch)
+        options = _private_apt(at)
+        _run("apt-get", *options, "update")
+        downloads = at / "downloads"
+        downloads.mkdir()
+        _run("apt-get", *options, "download", *PACKAGES, directory=downloads)
+        tree = at / "tree"
+        for package in sorted(downloads.glob("*.deb")):
+            _run("dpkg-deb", "-x", str(package), str(tree))
+        tree.rename(root)
+
+
+def _private_apt(at: Path) -> Sequence[str]:
+    """Options that keep apt to lists, cache and sources below `at`, the latter with every component of Debian's archives."""
+    listed = _run(
+        "apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT) $(LABEL)", "Created-By: Packages"
+    )
+    # The label may be of several words (Debian, Debian-Security); other archives than Debian's have none of this.
+    found = {
+        tuple(fields[:2])
+        for fields in map(str.split, listed.splitlines())
+        if fields[2] == "main" and fields[3].startswith("Debian")
+    }
+    if not found:
+        raise NoArchiveError("this machine's apt knows no archive of Debian's")
+    components = "main contrib non-free non-free-firmware"
+    (at / "sources.list").write_text("".join(f"deb {uri} {release} {components}\n" for uri, release in sorted(found)))
+    for directory in ("lists/partial", "cache/archives/partial"):
+        (at / directory).mkdir(parents=True)
+    return (
+        f"--option=Dir::Etc::sourcelist={at / 'sources.list'}",
+        "--option=Dir::Etc::sourceparts=-",
+        f"--option=Dir::State::Lists={at / 'lists'}",
+        f"--option=Dir::Cache={at / 'cache'}",
+        "--option=APT::Sandbox::User=root",
+    )
+
+
+def _run(*command: str, directory: Path | None = None) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=directory, timeout=300).stdout
+
+
+def _cache_directory() -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "gpu-plugin-nvidia"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
