@@ -7,12 +7,12 @@ import errno
 import logging
 import os
 import stat
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+
+from gpu_plugin.atomic import replace_file
 
 T = TypeVar("T")
 
@@ -54,26 +54,15 @@ class StateDirectory:
     def write(self, name: str, content: object) -> bool:
         """Replaces the file's content atomically and durably, mode 0600. Returns whether that worked."""
         file = self.path / name
-        temporary = None
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=self.path)
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
-                stream.flush()
-                os.fchmod(stream.fileno(), MODE)
-                os.fsync(stream.fileno())
-            Path(temporary).replace(file)
-            temporary = None
+            text = msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
+            replace_file(file, text, MODE, durable=True)
         except OSError as error:
             if name not in self._refused:
                 self._refused.add(name)
                 log.error("%s cannot be written; a restart will not remember what is known now: %s", file, error)  # noqa: TRY400
             return False
-        finally:
-            if temporary is not None:
-                with suppress(OSError):
-                    Path(temporary).unlink()
         if name in self._refused:
             self._refused.discard(name)
             log.info("%s can be written again", file)

@@ -1,15 +1,13 @@
 """`gpu-plugin topology`: how a node's GPUs are linked, as text, JSON or a picture."""
 
 import json
-import os
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from gpu_plugin.atomic import replace_file
 from gpu_plugin.cli.running_daemon import state_dir_option
 from gpu_plugin.cli.topology_source import daemons_node, node_from, simulate_option
 from gpu_plugin.devices.device import GPU
@@ -108,14 +106,4 @@ def _write(path: Path, text: str) -> None:
     file = path.resolve()  # what a link leads to is replaced, not the link
     if file.exists() and not file.is_file():
         raise OSError("it is there and no regular file; name another one, or - for standard output")
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fchmod(stream.fileno(), _MODE)
-        Path(temporary).replace(file)
-    except BaseException:
-        with suppress(OSError):
-            Path(temporary).unlink()
-        raise
+    replace_file(file, text.encode(), _MODE)

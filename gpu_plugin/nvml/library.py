@@ -2,36 +2,14 @@
 
 import _ctypes
 import ctypes
-import os
 import threading
 from collections.abc import Sequence
 
+from gpu_plugin.driver_root.directories import LIBRARIES
+from gpu_plugin.driver_root.inside import resolve
 from gpu_plugin.nvml.port import NvmlError, Return
 
 SONAME = "libnvidia-ml.so.1"
-
-DIRECTORIES = (
-    "usr/lib64",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "lib64",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-    "usr/lib",
-    "lib",
-    "usr/lib64/nvidia",
-    "usr/lib/x86_64-linux-gnu/nvidia/current",
-    "usr/lib/aarch64-linux-gnu/nvidia/current",
-    "usr/local/nvidia/lib64",
-    "opt/nvidia/lib64",
-    "lib64/nvidia",
-)
-"""Where drivers put the library under a root: distributions' own directories, then those of Debian's alternatives, GKE's
-installer and prebuilt images."""
-
-
-_MOST_LINKS = 40
-"""Links on the way to one file, as the kernel counts them: more are a circle."""
 
 
 def candidates(roots: Sequence[str]) -> list[tuple[str, str]]:
@@ -40,7 +18,7 @@ def candidates(roots: Sequence[str]) -> list[tuple[str, str]]:
     Those under each root that is not the real one; then, under no root, the bare name.
     """
     other = dict.fromkeys(root.rstrip("/") for root in roots)
-    found = [(root, f"{root}/{directory}/{SONAME}") for root in other if root for directory in DIRECTORIES]
+    found = [(root, f"{root}/{directory}/{SONAME}") for root in other if root for directory in LIBRARIES]
     return [*found, ("", SONAME)]
 
 
@@ -52,7 +30,7 @@ def load(roots: Sequence[str]) -> ctypes.CDLL:
     """
     tried = []
     for root, candidate in candidates(roots):
-        path = _inside(root, candidate) if root else candidate
+        path = resolve(root, candidate) if root else candidate
         if path is None:
             tried.append(candidate)
             continue
@@ -90,36 +68,3 @@ class Calls:
     def __exit__(self, *_raised: object) -> None:
         with self.lock:
             self.calls -= 1
-
-
-def _inside(root: str, candidate: str) -> str | None:
-    """The file behind `candidate`, every link on the way taken as meant within `root`; None where there is none.
-
-    An absolute link in a driver root is meant for who has that root as his own: followed as it stands, it leaves it.
-    """
-    at, links = root, 0
-    left = _steps(candidate.removeprefix(root))
-    while left:
-        step = left.pop()
-        if step == "..":
-            at = at if at == root else os.path.dirname(at)  # noqa: PTH120
-            continue
-        path = f"{at}/{step}"
-        if not os.path.islink(path):  # noqa: PTH114
-            at = path
-            continue
-        links += 1
-        if links > _MOST_LINKS:
-            return None
-        target = os.readlink(path)  # noqa: PTH115
-        if target.startswith("/"):
-            at = root
-            if target.startswith(f"{root}/"):
-                target = target.removeprefix(root)  # written by someone who saw the root where it is mounted
-        left += _steps(target)
-    return at if os.path.exists(at) else None  # noqa: PTH110
-
-
-def _steps(path: str) -> list[str]:
-    """The parts of a path, the last one first."""
-    return [part for part in reversed(path.split("/")) if part not in ("", ".")]

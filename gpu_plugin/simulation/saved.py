@@ -1,11 +1,11 @@
 """What of a simulated node outlives the daemon, and the file that keeps it."""
 
 import logging
-import os
 from pathlib import Path
 
 import msgspec
 
+from gpu_plugin.atomic import replace_file
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.simulation.condition import Condition
 from gpu_plugin.simulation.mig import lay_out
@@ -63,17 +63,7 @@ def write(file: Path, saved: SavedNode) -> None:
     """Writes the file, readable by its owner alone: all of it or nothing, and on disk when this returns."""
     content = msgspec.json.format(msgspec.json.encode(saved))
     try:
-        _replace(file, content)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(file, content, 0o600, durable=True)
     except OSError as error:
         _log.warning(f"{file}: {error}: the simulated node's faults will not outlive this daemon")
-
-
-def _replace(file: Path, content: bytes) -> None:
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    new = file.with_name(f"{file.name}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(descriptor)
-    new.replace(file)

@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu_plugin.nvml.library import DIRECTORIES, SONAME, Calls, load, unload
+from gpu_plugin.driver_root.directories import LIBRARIES
+from gpu_plugin.nvml.library import SONAME, Calls, load, unload
 from gpu_plugin.nvml.port import NvmlError, Return
 
 GOOD = b"a library"
@@ -54,7 +55,7 @@ def refusal(roots):
     return caught.value
 
 
-@pytest.mark.parametrize("directory", DIRECTORIES)
+@pytest.mark.parametrize("directory", LIBRARIES)
 def test_every_place_under_a_root_is_looked_at(root, loads, directory):
     file = put(root, f"{directory}/{SONAME}")
     assert load([str(root)]) == file
@@ -79,7 +80,7 @@ def test_the_error_names_every_path_and_what_to_do(tmp_path, loads):
     error = refusal(roots)
     assert error.code == Return.LIBRARY_NOT_FOUND
     for root in (roots[0], roots[2]):
-        for directory in DIRECTORIES:
+        for directory in LIBRARIES:
             assert str(error).count(f"{root}/{directory}/{SONAME}") == 1
     assert f"{SONAME} ({SONAME}: cannot open shared object file" in str(error)
     assert "Install the NVIDIA driver" in str(error)

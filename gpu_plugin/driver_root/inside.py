@@ -1,0 +1,52 @@
+"""Following links in a directory that is the root of a file system for whoever installed it there.
+
+An absolute link in a driver root is meant for those who have that root as their own: followed as it stands, it leaves it.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+MOST_LINKS = 40
+"""Links on the way to one file, as the kernel counts them: more are a circle."""
+
+
+def resolve(root: str, path: str, passed: Callable[[str], object] | None = None) -> str | None:
+    """The real file behind `path`, both of them below `root`: every link on the way is taken as meant within it.
+
+    Args:
+        root: a directory without a slash at its end; empty for the real root.
+        path: below it, such as `/driver-root/usr/lib64/libcuda.so.1`.
+        passed: told the directory of every link on the way, the ones in which a change would change the answer.
+
+    Returns:
+        A path below `root`, whose last part is no link; None where there is nothing, or a circle of links.
+    """
+    at, links = root, 0
+    left = _steps(path.removeprefix(root))
+    while left:
+        step = left.pop()
+        if step == "..":
+            at = at if at == root else os.path.dirname(at)  # noqa: PTH120
+            continue
+        here = f"{at}/{step}"
+        if not os.path.islink(here):  # noqa: PTH114
+            at = here
+            continue
+        links += 1
+        if links > MOST_LINKS:
+            return None
+        if passed is not None:
+            passed(at)
+        target = os.readlink(here)  # noqa: PTH115
+        if target.startswith("/"):
+            at = root
+            if root and target.startswith(f"{root}/"):
+                target = target.removeprefix(root)  # written by someone who saw the root where it is mounted
+        left += _steps(target)
+    return at if Path(at).exists() else None
+
+
+def _steps(path: str) -> list[str]:
+    """The parts of a path, the last one first."""
+    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
