@@ -2,9 +2,14 @@
 
 import os
 import re
+import stat
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpu_plugin.access.cdi.found import DeviceFile, HostDevices
 
 # Every node under /dev that a container could be given on account of a GPU, as patterns under a root.
 _NODE_PATTERNS = (
@@ -15,6 +20,10 @@ _NODE_PATTERNS = (
     "dev/infiniband/*",
     "dev/dxg",
 )
+
+_DRM_PATTERNS = ("dev/dri/*", "dev/dri/by-path/*")
+
+_DRM_NODE = re.compile(r"(?:card|renderD)[0-9]+")
 
 _MIG_MINORS = "driver/nvidia-caps/mig-minors"
 
@@ -94,6 +103,36 @@ class LinuxHost:
                     continue  # an unreadable directory has no nodes for us
         return frozenset(found)
 
+    def devices(self, pci_bus_ids: Iterable[str]) -> "HostDevices":
+        """Character devices under /dev by path, links among them followed, and the DRM nodes of these PCI devices.
+
+        A node of the first root that has it counts, as with `device_nodes`.
+        """
+        from gpu_plugin.access.cdi.found import HostDevices  # noqa: PLC0415 - only CDI specifications need it
+
+        nodes: dict[str, DeviceFile] = {}
+        for root in self._roots:
+            base = Path(root)
+            for pattern in (*_NODE_PATTERNS, *_DRM_PATTERNS):
+                try:
+                    paths = sorted(base.glob(pattern))
+                except OSError:
+                    continue
+                for path in paths:
+                    name = f"/{path.relative_to(base)}"
+                    if name not in nodes and (known := _device_file(path)) is not None:
+                        nodes[name] = known
+        drm = {bus_id: self._drm(bus_id) for bus_id in pci_bus_ids if bus_id}
+        return HostDevices(nodes, {bus_id: found for bus_id, found in drm.items() if found})
+
+    def _drm(self, pci_bus_id: str) -> tuple[str, ...]:
+        """Paths of a PCI device's DRM nodes, such as /dev/dri/card1 and /dev/dri/renderD128."""
+        try:
+            names = sorted(path.name for path in (self._pci_device(pci_bus_id) / "drm").iterdir())
+        except (OSError, ValueError):
+            return ()
+        return tuple(f"/dev/dri/{name}" for name in names if _DRM_NODE.fullmatch(name))
+
     def mig_minors(self) -> Mapping[str, int]:
         """Minors of the capability nodes of MIG instances, by the driver's names; empty where it lists none.
 
@@ -153,3 +192,17 @@ def _listed(text: str) -> list[int]:
             raise ValueError(text)
         numbers.update(range(low, high + 1))
     return sorted(numbers)
+
+
+def _device_file(path: Path) -> "DeviceFile | None":
+    """The character device that a path leads to; None for anything else."""
+    from gpu_plugin.access.cdi.found import DeviceFile  # noqa: PLC0415 - only CDI specifications need it
+
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    if not stat.S_ISCHR(status.st_mode):
+        return None
+    numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
+    return DeviceFile(*numbers, stat.S_IMODE(status.st_mode) & 0o777, status.st_gid)

@@ -5,7 +5,7 @@ import ctypes
 import threading
 from collections.abc import Sequence
 
-from gpu_plugin.driver_root.directories import LIBRARIES
+from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES
 from gpu_plugin.driver_root.inside import resolve
 from gpu_plugin.nvml.port import NvmlError, Return
 
@@ -18,7 +18,7 @@ def candidates(roots: Sequence[str]) -> list[tuple[str, str]]:
     Those under each root that is not the real one; then, under no root, the bare name.
     """
     other = dict.fromkeys(root.rstrip("/") for root in roots)
-    found = [(root, f"{root}/{directory}/{SONAME}") for root in other if root for directory in LIBRARIES]
+    found = [(root, f"{root}/{directory}/{SONAME}") for root in other if root for directory in LIBRARY_DIRECTORIES]
     return [*found, ("", SONAME)]
 
 

@@ -6,12 +6,15 @@ any thread, as NVML's are. Values are plain: no ctypes leaves the adapter. Every
 Numbers are NVML's own (nvml.h): return codes, temperature threshold kinds, event types, topology levels, field ids.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import NewType, Protocol
+from typing import TYPE_CHECKING, NewType, Protocol
 
 from gpu_plugin.health.observation import Fabric
+
+if TYPE_CHECKING:
+    from gpu_plugin.access.cdi.found import HostDevices
 
 Handle = NewType("Handle", int)
 """A device handle: the value of NVML's opaque pointer, comparable between calls and with an event's device."""
@@ -318,6 +321,9 @@ class HostView(Protocol):
 
     def device_nodes(self) -> frozenset[str]:
         """Paths under /dev that an NVIDIA driver may own and that exist, such as /dev/nvidiactl."""
+
+    def devices(self, pci_bus_ids: Iterable[str]) -> "HostDevices":
+        """Device nodes that GPUs, their features and the DRM have, with their numbers; the DRM's of these GPUs by bus id."""
 
     def mig_minors(self) -> Mapping[str, int]:
         """N of /dev/nvidia-caps/nvidia-capN by what it gives access to (/proc/driver/nvidia-caps/mig-minors).

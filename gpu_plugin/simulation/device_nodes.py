@@ -11,7 +11,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.profile import Profile
 
-_MODE = 0o666
+MODE = 0o666
 
 _NUMBERS = (
     # 195 is NVIDIA's in the kernel's list of majors, with these minors. The other majors are given out at load time:
@@ -117,9 +117,9 @@ def _make_one(path: Path, number: int) -> None:
         path.unlink()
         there = None
     if not there:
-        os.mknod(path, _MODE | stat.S_IFCHR, number)
-    if not there or stat.S_IMODE(there.st_mode) != _MODE:
-        path.chmod(_MODE)  # mknod heeds the umask
+        os.mknod(path, MODE | stat.S_IFCHR, number)
+    if not there or stat.S_IMODE(there.st_mode) != MODE:
+        path.chmod(MODE)  # mknod heeds the umask
 
 
 def _remove_stale(folder: Path, wanted: dict[Path, int]) -> None:

@@ -1,9 +1,14 @@
 """What /sys, /dev and /proc of a simulated node say."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from gpu_plugin.simulation import condition, mig
 from gpu_plugin.simulation.hardware import SimulatedNode
+
+if TYPE_CHECKING:
+    from gpu_plugin.access.cdi.found import HostDevices
 
 
 class SimulatedHost:
@@ -34,6 +39,16 @@ class SimulatedHost:
     def device_nodes(self) -> frozenset[str]:
         """The profile's and those of MIG devices, those of lost GPUs included: udev removes none."""
         return self._node.device_nodes()
+
+    def devices(self, pci_bus_ids: Iterable[str]) -> "HostDevices":
+        """Those of `device_nodes`, with the numbers that they are made with; no simulated GPU has a DRM node."""
+        del pci_bus_ids
+        from gpu_plugin.access.cdi.found import DeviceFile, HostDevices  # noqa: PLC0415 - only CDI specifications need it
+        from gpu_plugin.simulation.device_nodes import MODE, device_numbers  # noqa: PLC0415
+
+        numbers = device_numbers(self._node.device_nodes())
+        nodes = {path: DeviceFile(os.major(number), os.minor(number), MODE) for path, number in numbers.items()}
+        return HostDevices(nodes)
 
     def mig_minors(self) -> Mapping[str, int]:
         """Of every MIG instance that the node's GPUs could have, in use or not, as a real driver lists them."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu_plugin.driver_root.directories import LIBRARIES
+from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES
 from gpu_plugin.nvml.library import SONAME, Calls, load, unload
 from gpu_plugin.nvml.port import NvmlError, Return
 
@@ -55,7 +55,7 @@ def refusal(roots):
     return caught.value
 
 
-@pytest.mark.parametrize("directory", LIBRARIES)
+@pytest.mark.parametrize("directory", LIBRARY_DIRECTORIES)
 def test_every_place_under_a_root_is_looked_at(root, loads, directory):
     file = put(root, f"{directory}/{SONAME}")
     assert load([str(root)]) == file
@@ -80,7 +80,7 @@ def test_the_error_names_every_path_and_what_to_do(tmp_path, loads):
     error = refusal(roots)
     assert error.code == Return.LIBRARY_NOT_FOUND
     for root in (roots[0], roots[2]):
-        for directory in LIBRARIES:
+        for directory in LIBRARY_DIRECTORIES:
             assert str(error).count(f"{root}/{directory}/{SONAME}") == 1
     assert f"{SONAME} ({SONAME}: cannot open shared object file" in str(error)
     assert "Install the NVIDIA driver" in str(error)

@@ -1,0 +1,241 @@
+"""The CDI specifications of a node, from what its GPUs are, what the host has, and what the driver's user space is.
+
+Nothing in them needs a program on the host: each library is bound at its SONAME into the directories in which a dynamic
+loader looks without being told to, so that it is found without ldconfig and without a variable. NVIDIA's hooks do that
+instead where the operator names one (`hooks`).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpu_plugin.access.cdi import driver, hooks, names
+from gpu_plugin.access.cdi.found import DeviceFile, DriverFiles, HostDevices, PlacedFile
+from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Hook, Mount, Spec, SpecDevice, made
+from gpu_plugin.access.container import CONTROL_NODES, VISIBLE_DEVICES, imex_node
+from gpu_plugin.devices.device import mig_slice, whole_gpu
+from gpu_plugin.devices.naming import PLACEHOLDER
+from gpu_plugin.devices.node import Gpu, MigDevice
+
+NO_GIDS = "no-additional-gids-for-device-nodes"
+NO_SOCKETS = "disable-ipc-discoverer"
+FEATURE_FLAGS = (NO_GIDS, NO_SOCKETS)
+"""Feature flags of NVIDIA's nvcdi (pkg/nvcdi/api.go) that mean something here."""
+
+IDLE_FEATURE_FLAGS = (
+    "disable-nvsandboxutils",
+    "disable-multiple-csv-devices",
+    "enable-coherent-annotations",
+    "enable-explicit-driver-libraries",
+)
+"""Those that are accepted and change nothing: they choose between ways of nvcdi's of which there is one here."""
+
+READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
+SOCKET_OPTIONS = ("nosuid", "nodev", "noexec", "rbind", "rprivate")
+"""Mount options of files, and of sockets, which containers connect to: NVIDIA's (internal/discover)."""
+
+HIDDEN = f"{VISIBLE_DEVICES}=void"
+"""Keeps an NVIDIA container runtime, where one is the node's, from adding GPUs of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the operator asked for: host paths without a slash at the end, empty for /.
+
+    `classes` are those beside `gpu` of which containers get all devices (gdrcopy, gds, mofed). `hook` is the path of
+    NVIDIA's hook on the host, empty for specifications without hooks; `disabled_hooks` names those to leave out.
+    """
+
+    driver_root: str = ""
+    dev_root: str = ""
+    classes: tuple[str, ...] = ()
+    imex_channels: tuple[int, ...] = ()
+    hook: str = ""
+    disabled_hooks: frozenset[str] = frozenset()
+    feature_flags: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The specifications by file name. `trouble` is why there is none of GPUs, or none that works; empty where all is well.
+
+    `missing` says of devices by name why they are in none; `complaints` are sentences about what was left out.
+    """
+
+    specs: Mapping[str, Spec] = field(default_factory=dict)
+    trouble: str = ""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    complaints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """Makes device nodes of paths."""
+
+    host: HostDevices
+    dev_root: str
+
+    def there(self, paths: Iterable[str]) -> list[str]:
+        return [path for path in dict.fromkeys(paths) if path in self.host.nodes]
+
+    def of(self, path: str) -> DeviceNode:
+        known = self.host.nodes[path]
+        return DeviceNode(
+            path=path,
+            host_path=f"{self.dev_root}{path}" if self.dev_root else "",
+            type="c",
+            major=known.major,
+            minor=known.minor,
+            file_mode=known.mode,
+            permissions="rw",
+            gid=known.gid or None,
+        )
+
+
+def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, wishes: Wishes) -> Built:
+    """The specifications for these GPUs and all that they are partitioned into.
+
+    Args:
+        gpus: those that containers may be given.
+        host: the device nodes that exist.
+        files: the driver's user space below its root.
+        wishes: what the operator asked for.
+    """
+    nodes = _Nodes(host, wishes.dev_root)
+    gids = NO_GIDS not in wishes.feature_flags
+    devices: list[SpecDevice] = []
+    missing: dict[str, str] = {}
+    every: dict[str, None] = {}
+    for gpu in sorted(gpus, key=lambda each: (each.index, each.uuid)):
+        if gpu.uuid.startswith(PLACEHOLDER):
+            continue
+        for called, paths, more in _units(gpu, host):
+            gone = [path for path in paths if path not in host.nodes]
+            if gone or not paths:
+                missing |= dict.fromkeys(called, _why_missing(gone))
+                continue
+            edits = _edits(nodes, [*paths, *nodes.there(more)], gids=gids)
+            devices += [SpecDevice(name=name, container_edits=edits) for name in called]
+            every |= dict.fromkeys([*paths, *nodes.there(more)])
+    specs: dict[str, Spec] = {}
+    trouble = files.fault
+    if devices and not trouble:
+        devices.append(SpecDevice(name=names.ALL, container_edits=_edits(nodes, every, gids=gids)))
+        common = _common(nodes, files, wishes)
+        specs[names.file_name(names.GPU)] = made(names.kind(names.GPU), tuple(devices), common)
+    elif not trouble and gpus:
+        trouble = f"no GPU of this node has its device node under {wishes.dev_root or '/'}: {next(iter(missing.values()), '')}"
+    for device_class, spec in _others(nodes, files, wishes):
+        specs[names.file_name(device_class)] = spec
+    return Built(specs, trouble, missing, files.complaints)
+
+
+def _units(gpu: Gpu, host: HostDevices) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], list[str]]]:
+    """A GPU and each of its MIG devices: names, the nodes it must have, and those it has where they exist."""
+    whole = whole_gpu(gpu)
+    drm = [*host.drm.get(gpu.pci_bus_id, ()), *_by_path(gpu.pci_bus_id, host.nodes)]
+    yield (gpu.uuid, whole.index), whole.nodes, drm
+    for mig in gpu.mig_devices:
+        part = mig_slice(gpu, mig)
+        nodes = part.nodes if None not in (mig.gpu_instance_cap, mig.compute_instance_cap) else ()
+        yield (mig.uuid, part.index), nodes, drm if _graphics(mig) else []
+
+
+def _graphics(mig: MigDevice) -> bool:
+    """Whether a slice can draw: those of profiles such as 1g.24gb+gfx alone."""
+    return "gfx" in mig.profile.partition("+")[2]
+
+
+def _by_path(pci_bus_id: str, nodes: Mapping[str, DeviceFile]) -> list[str]:
+    """udev's links to the DRM nodes of a PCI device; containers get nodes of these names."""
+    domain, _, rest = pci_bus_id.lower().partition(":")
+    prefix = f"/dev/dri/by-path/pci-{domain[-4:]}:{rest}-"
+    return sorted(path for path in nodes if rest and path.startswith(prefix))
+
+
+def _why_missing(gone: Sequence[str]) -> str:
+    if not gone:
+        return "its capability nodes are not known: does /proc/driver/nvidia-caps/mig-minors exist here?"
+    advice = "nvidia-modprobe -c and -u make those of GPUs"
+    if "/nvidia-caps/" in gone[0]:
+        advice = "nvidia-modprobe -f makes it from the file of the same instance under /proc/driver/nvidia/capabilities"
+    return f"its device node {gone[0]} does not exist on this node ({advice})"
+
+
+def _edits(nodes: _Nodes, paths: Iterable[str], *, gids: bool) -> Edits:
+    given = tuple(nodes.of(path) for path in paths)
+    groups: dict[int, None] = {}
+    for node in given:
+        if gids and node.gid and ((node.file_mode or 0) & 0o006) != 0o006:  # not open to all, but to a group
+            groups[node.gid] = None
+    return Edits(device_nodes=given, additional_gids=tuple(sorted(groups)))
+
+
+def _common(nodes: _Nodes, files: DriverFiles, wishes: Wishes) -> Edits:
+    """What every container with a GPU gets."""
+    root = wishes.driver_root
+    control = tuple(nodes.of(path) for path in nodes.there(CONTROL_NODES))
+    made_hooks: tuple[Hook, ...] = ()
+    environment: tuple[str, ...] = (HIDDEN,)
+    mounts = [_bind(root, file.target, file.container_path, _options(file.group)) for file in _placed(files, wishes)]
+    if wishes.hook:
+        bound = [_bind(root, library.target, library.target) for library in files.libraries]
+        made_hooks = hooks.hooks(files, wishes.hook, wishes.disabled_hooks)
+        environment = (f"NVIDIA_CTK_LIBCUDA_DIR={hooks.libcuda_directory(files)}", HIDDEN)
+    else:
+        bound = [
+            _bind(root, library.target, f"{directory}/{name}")
+            for directory in driver.loader_directories(files.machine)
+            for library in files.libraries
+            for name in library.names
+        ]
+    return Edits(env=environment, device_nodes=control, hooks=made_hooks, mounts=(*bound, *mounts))
+
+
+def _placed(files: DriverFiles, wishes: Wishes) -> Iterator[PlacedFile]:
+    for file in files.files:
+        if file.group == driver.SOCKET and NO_SOCKETS in wishes.feature_flags:
+            continue
+        if file.group != driver.STORAGE:
+            yield file
+
+
+def _options(group: str) -> tuple[str, ...]:
+    return SOCKET_OPTIONS if group == driver.SOCKET else READ_ONLY
+
+
+def _bind(root: str, target: str, container_path: str, options: tuple[str, ...] = READ_ONLY) -> Mount:
+    return Mount(host_path=f"{root}{target}", container_path=container_path, options=options)
+
+
+def _others(nodes: _Nodes, files: DriverFiles, wishes: Wishes) -> Iterator[tuple[str, Spec]]:
+    """The classes beside that of GPUs."""
+    channels = [channel for channel in wishes.imex_channels if imex_node(channel) in nodes.host.nodes]
+    if channels:
+        devices = [_simple(nodes, str(channel), [imex_node(channel)]) for channel in channels]
+        devices.append(_simple(nodes, names.ALL, map(imex_node, channels)))
+        yield names.IMEX, made(names.kind(names.IMEX), tuple(devices), Edits(env=(HIDDEN,)))
+    for device_class in wishes.classes:
+        paths = class_nodes(device_class, nodes.host.nodes)
+        if paths:
+            storage = [file for file in files.files if file.group == driver.STORAGE and device_class == names.GDS]
+            mounts = tuple(_bind(wishes.driver_root, file.target, file.container_path) for file in storage)
+            device = _simple(nodes, names.ALL, paths)
+            yield device_class, made(names.kind(device_class), (device,), Edits(env=(HIDDEN,), mounts=mounts))
+
+
+def _simple(nodes: _Nodes, name: str, paths: Iterable[str]) -> SpecDevice:
+    return SpecDevice(name=name, container_edits=_edits(nodes, paths, gids=True))
+
+
+def class_nodes(device_class: str, nodes: Iterable[str]) -> list[str]:
+    """Those of these device nodes that are a class's."""
+    beginnings = CLASS_NODES[device_class]
+    return sorted(path for path in nodes if path.startswith(beginnings))
+
+
+CLASS_NODES: Mapping[str, tuple[str, ...]] = {
+    names.GDRCOPY: ("/dev/gdrdrv",),
+    names.GDS: ("/dev/nvidia-fs",),
+    names.MOFED: ("/dev/infiniband/uverbs", "/dev/infiniband/rdma_cm"),
+}
+"""How the device nodes of each class begin (nvcdi: gdrcopy.go, gds.go, mofed.go)."""

@@ -1,0 +1,281 @@
+"""Which files of a driver installation containers are given, and under what names they find them there.
+
+Names and places are those that NVIDIA's container toolkit looks for (nvidia-container-toolkit, pkg/nvcdi and
+internal/discover) and that distributions have besides.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES
+from gpu_plugin.access.cdi.found import DriverFiles, Kind, Library, Listing, PlacedFile, Seen, SeenLibrary
+
+BINARY, FIRMWARE, CONFIG, SOCKET, XORG, STORAGE = "binary", "firmware", "config", "socket", "xorg", "storage"
+"""What a file that is no library for the loader is of."""
+
+MOST_LIBRARIES = 512
+"""Libraries of one driver that containers are given at most; drivers have some 60."""
+
+SUBDIRECTORIES = ("vdpau", "gbm")
+"""Directories below those of libraries from which other libraries load drivers of their own."""
+
+BINARY_DIRECTORIES = (
+    "usr/bin",
+    "usr/sbin",
+    "bin",
+    "sbin",
+    "usr/lib/nvidia/current",
+    "usr/local/nvidia/bin",
+    "opt/nvidia/bin",
+)
+
+BINARIES = (
+    "nvidia-smi",
+    "nvidia-debugdump",
+    "nvidia-persistenced",
+    "nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server",
+    "nvidia-imex",
+    "nvidia-imex-ctl",
+)
+
+COMING_AND_GOING = {
+    "run/nvidia-persistenced/socket": SOCKET,
+    "run/nvidia-fabricmanager/socket": SOCKET,
+    "tmp/nvidia-mps": SOCKET,
+    "run/udev": STORAGE,
+    "etc/cufile.json": STORAGE,
+}
+"""Sockets of the driver's daemons, MPS's own directory of them, and what GPUDirect Storage reads, with what each is of."""
+
+CONFIGS = {
+    "vulkan/icd.d": ("nvidia_icd.json", "nvidia_icd.x86_64.json", "nvidia_icd.aarch64.json", "nvidia_layers.json"),
+    "vulkan/implicit_layer.d": ("nvidia_layers.json",),
+    "vulkansc/icd.d": ("nvidia_icd_vksc.json",),
+    "glvnd/egl_vendor.d": ("10_nvidia.json",),
+    "egl/egl_external_platform.d": (
+        "10_nvidia_wayland.json",
+        "15_nvidia_gbm.json",
+        "20_nvidia_xcb.json",
+        "20_nvidia_xlib.json",
+    ),
+    "OpenCL/vendors": ("nvidia.icd",),
+    "nvidia": ("nvoptix.bin",),
+    "X11/xorg.conf.d": ("10-nvidia.conf", "nvidia.conf", "nvidia-drm-outputclass.conf"),
+}
+"""Files by which loaders find the driver, below each of `CONFIG_DIRECTORIES`: Vulkan, EGL, OpenCL, OptiX, X."""
+
+CONFIG_DIRECTORIES = ("etc", "usr/share")
+
+XORG_DIRECTORIES = (
+    "usr/lib/xorg/modules/drivers",
+    "usr/lib/xorg/modules/extensions",
+    "usr/lib64/xorg/modules/drivers",
+    "usr/lib64/xorg/modules/extensions",
+    "usr/lib/x86_64-linux-gnu/nvidia/xorg",
+    "usr/lib/aarch64-linux-gnu/nvidia/xorg",
+)
+
+MULTIARCH = {"EM_X86_64": "x86_64-linux-gnu", "EM_AARCH64": "aarch64-linux-gnu"}
+"""Debian's word in the names of library directories, by processor as ELF has it."""
+
+_VERSION = re.compile(r"(?:libcuda|libnvidia-ml)\.so\.(\d+\.\d+(?:\.\d+)*)")
+
+# Libraries of a driver with versions of their own.
+_OWN_VERSION = re.compile(
+    r"libnvidia-egl-(?:gbm|wayland2?|xcb|xlib)\.so\.\d+\.\d+.*|libnvidia-nvvm70\.so\.\d+|libnvidia-api\.so\.1"
+)
+
+_ALIASES = {
+    "libcuda.so.1": ("libcuda.so",),
+    "libGLX_nvidia.so.0": ("libGLX_indirect.so.0",),
+    "libnvidia-opticalflow.so.1": ("libnvidia-opticalflow.so",),
+}
+"""Names under which programs open a library besides its SONAME, as NVIDIA's create-symlinks hook makes them."""
+
+
+def directories() -> tuple[str, ...]:
+    """Every directory below a root whose names are worth knowing, but those of firmware."""
+    below = [f"{library}/{sub}" for library in LIBRARY_DIRECTORIES for sub in SUBDIRECTORIES]
+    configs = [f"{base}/{config}" for base in CONFIG_DIRECTORIES for config in CONFIGS]
+    return (
+        *LIBRARY_DIRECTORIES,
+        *below,
+        *BINARY_DIRECTORIES,
+        *XORG_DIRECTORIES,
+        *configs,
+    )
+
+
+def firmware_directories(version: str, kernel: str) -> Iterator[str]:
+    """Where the firmware of this driver version lies, for this kernel release, the first that the kernel would look at."""
+    bases = [f"{base}/firmware{updates}" for updates in ("/updates", "") for base in ("lib", "usr/lib")]
+    for base in bases:
+        yield f"{base}/{kernel}/nvidia/{version}"
+        yield f"{base}/nvidia/{version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """Paths below the root that are to be looked at: libraries, and other files by what they are of."""
+
+    version: str
+    libraries: tuple[str, ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
+    complaints: tuple[str, ...] = ()
+    fault: str = ""
+
+
+def versions(listing: Listing) -> list[str]:
+    """The driver versions that a root has libraries of, the newest last."""
+    names = {name for directory in LIBRARY_DIRECTORIES for name in listing.get(directory, ())}
+    found = {match[1] for match in map(_VERSION.fullmatch, names) if match}
+    return sorted(found, key=lambda version: [int(part) for part in version.split(".")])
+
+
+def pick(listing: Listing, running: str, root: str) -> Picked:
+    """What to look at below a root with these names in its directories.
+
+    Args:
+        listing: names by directory, those of `directories`.
+        running: the version of the driver that the kernel runs; empty where that is not known.
+        root: what the operator calls the root, for sentences.
+    """
+    there = versions(listing)
+    if not there:
+        return Picked(
+            "",
+            fault=f"the driver root {root} has no libcuda.so or libnvidia-ml.so with a version: is the driver installed "
+            "there, and is that directory mounted for this process? Say where it is with --nvidia-driver-root, and where "
+            "it is mounted with --driver-root-ctr-path",
+        )
+    version, complaints = there[-1], []
+    if running and running not in there:
+        return Picked(
+            "",
+            fault=f"the driver that runs is {running} and the driver root {root} has libraries of {', '.join(there)}: "
+            "reload the driver, or install its libraries",
+        )
+    version = running or version
+    if len(there) > 1:
+        why = "which is the one that runs" if running else "the newest: which one runs is not known"
+        complaints.append(
+            f"the driver root {root} has libraries of {', '.join(there)}; containers get {version}, {why}"
+        )
+    libraries = [*_libraries(listing, version)]
+    if len(libraries) > MOST_LIBRARIES:
+        complaints.append(
+            f"the driver root {root} has {len(libraries)} libraries of the driver; containers get the first {MOST_LIBRARIES}"
+        )
+    return Picked(version, tuple(libraries[:MOST_LIBRARIES]), tuple(_files(listing, version)), tuple(complaints))
+
+
+def _libraries(listing: Listing, version: str) -> Iterator[str]:
+    ending = f".so.{version}"
+    for directory in LIBRARY_DIRECTORIES:
+        for at in (directory, f"{directory}/vdpau"):
+            for name in listing.get(at, ()):
+                if name.startswith("lib") and (name.endswith(ending) or _OWN_VERSION.fullmatch(name)):
+                    yield f"/{at}/{name}"
+        if "nvidia-drm_gbm.so" in listing.get(f"{directory}/gbm", ()):
+            yield f"/{directory}/gbm/nvidia-drm_gbm.so"
+
+
+def _files(listing: Listing, version: str) -> Iterator[tuple[str, str]]:
+    for name in BINARIES:
+        yield from ((f"/{at}/{name}", BINARY) for at in BINARY_DIRECTORIES if name in listing.get(at, ()))
+    for at, names in listing.items():
+        if at.endswith(f"/nvidia/{version}"):
+            yield from ((f"/{at}/{name}", FIRMWARE) for name in names if re.fullmatch(r"gsp.*\.bin", name))
+    for base in CONFIG_DIRECTORIES:
+        for directory, names in CONFIGS.items():
+            at = f"{base}/{directory}"
+            yield from ((f"/{at}/{name}", CONFIG) for name in names if name in listing.get(at, ()))
+    yield from ((f"/{path}", group) for path, group in COMING_AND_GOING.items())
+    for at in XORG_DIRECTORIES:
+        wanted = ("nvidia_drv.so", f"libglxserver_nvidia.so.{version}")
+        yield from ((f"/{at}/{name}", XORG) for name in wanted if name in listing.get(at, ()))
+
+
+_KINDS = {SOCKET: (Kind.SOCKET, Kind.DIRECTORY), STORAGE: (Kind.FILE, Kind.DIRECTORY)}
+"""What a path must lead to, where that is no regular file; MPS has a directory of sockets."""
+
+
+def chosen(
+    picked: Picked, libraries: Sequence[SeenLibrary], files: Iterable[tuple[Seen, str]], root: str
+) -> DriverFiles:
+    """What containers are given of what was picked and looked at.
+
+    Each file once: what several directories have under one name is taken from the first, as the loader would.
+    """
+    if picked.fault:
+        return DriverFiles(fault=picked.fault)
+    complaints = [*picked.complaints, *(_library_complaint(each, root) for each in libraries if each.fault)]
+    good = [each for each in libraries if not each.fault]
+    machine = next((each.machine for each in good if _named(each, "libcuda.so.") and each.bits == 64), "")
+    placed: dict[str, Library] = {}
+    for each in good:
+        if (each.machine, each.bits) != (machine, 64):
+            continue  # those for 32-bit programs, or for another processor
+        names = _names(each)
+        if names[0] not in placed:
+            placed[names[0]] = Library(each.seen.target, names, each.seen.path)
+    fault = ""
+    if "libcuda.so.1" not in placed:
+        why = complaints[-1] if complaints else "it is for another kind of processor"
+        fault = f"the driver root {root} has no libcuda.so.{picked.version} that programs can load: {why}"
+    more, others = _place(files, root, picked.version)
+    return DriverFiles(picked.version, machine, tuple(placed.values()), more, (*complaints, *others), fault)
+
+
+def _library_complaint(each: SeenLibrary, root: str) -> str:
+    return f"{each.seen.path} in the driver root {root} is left out: {each.fault}"
+
+
+def _named(each: SeenLibrary, prefix: str) -> bool:
+    return each.seen.path.rpartition("/")[2].startswith(prefix)
+
+
+def _names(each: SeenLibrary) -> tuple[str, ...]:
+    """Names relative to the loader's directories: the SONAME, or the file's own, and what else programs open it as."""
+    directory, _, file = each.seen.path.rpartition("/")
+    parent = directory.rpartition("/")[2]
+    if parent == "gbm":
+        return (f"gbm/{file}",)
+    name = each.soname or file
+    if parent == "vdpau":
+        return (f"vdpau/{name}",)
+    return (name, *_ALIASES.get(name, ()))
+
+
+def _place(
+    files: Iterable[tuple[Seen, str]], root: str, version: str
+) -> tuple[tuple[PlacedFile, ...], tuple[str, ...]]:
+    placed: dict[str, PlacedFile] = {}
+    complaints = []
+    for seen, group in files:
+        if seen.kind is Kind.MISSING and group in _KINDS:
+            continue  # that daemon does not run here
+        if seen.kind not in _KINDS.get(group, (Kind.FILE,)):
+            what = "a link that leads nowhere" if seen.kind is Kind.MISSING else f"no regular file ({seen.kind})"
+            complaints.append(f"{seen.path} in the driver root {root} is left out: it is {what}")
+            continue
+        path = _container_path(seen.path, group, version)
+        placed.setdefault(path, PlacedFile(seen.target, path, group))
+    return tuple(placed.values()), tuple(complaints)
+
+
+def _container_path(path: str, group: str, version: str) -> str:
+    directory, _, name = path.rpartition("/")
+    if group == BINARY:
+        return f"/usr/sbin/{name}" if directory in ("/usr/sbin", "/sbin") else f"/usr/bin/{name}"
+    if group == FIRMWARE:
+        return f"/lib/firmware/nvidia/{version}/{name}"
+    return path
+
+
+def loader_directories(machine: str) -> tuple[str, ...]:
+    """Where a container's dynamic loader looks without being told to: that of Fedora's family, and Debian's (ld.so(8))."""
+    multiarch = MULTIARCH.get(machine)
+    return ("/usr/lib64", *((f"/usr/lib/{multiarch}",) if multiarch else ()))

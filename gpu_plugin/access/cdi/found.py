@@ -1,0 +1,103 @@
+"""What the host has, as the search found it: facts for the builder of CDI specifications."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What a path leads to."""
+
+    FILE = "file"
+    SOCKET = "socket"
+    DIRECTORY = "directory"
+    OTHER = "other"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A path below a root, such as /usr/bin/nvidia-smi, and what it leads to.
+
+    `target` is the same file by a path without links, below that root too; empty for a link that leads nowhere.
+    """
+
+    path: str
+    kind: Kind = Kind.FILE
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenLibrary:
+    """A shared library. `machine` is its processor as ELF has it, such as EM_X86_64, `bits` 32 or 64.
+
+    `soname` is empty where it has none. `fault` is why it cannot be read, empty where it can.
+    """
+
+    seen: Seen
+    soname: str = ""
+    machine: str = ""
+    bits: int = 64
+    fault: str = ""
+
+
+Listing = Mapping[str, tuple[str, ...]]
+"""Names in each directory below a root, such as usr/lib64, in their order; no entry for a directory that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A library for containers: the file without links below its root, and the names to bind it at.
+
+    `names` are relative to each of the loader's directories: libcuda.so.1, or vdpau/libvdpau_nvidia.so.1. `path` is the
+    file's own path below the root, which NVIDIA's hooks go by.
+    """
+
+    target: str
+    names: tuple[str, ...]
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedFile:
+    """Another file for containers: where it is below its root, where it goes, and what it is of."""
+
+    target: str
+    container_path: str
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFiles:
+    """A driver's user space: what containers are given of it.
+
+    `fault` is why no container could use a GPU with it, empty where one can; `complaints` are sentences about single files.
+    """
+
+    version: str = ""
+    machine: str = ""
+    libraries: tuple[Library, ...] = ()
+    files: tuple[PlacedFile, ...] = ()
+    complaints: tuple[str, ...] = ()
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFile:
+    """A device node of the host, of type c: its numbers, its permission bits, and the id of its group."""
+
+    major: int
+    minor: int
+    mode: int = 0o666
+    gid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HostDevices:
+    """Device nodes that exist, by their path under /dev, and those of the DRM that are a GPU's, by its PCI bus id.
+
+    Bus ids are as NVML writes them. Links in /dev/dri/by-path are among the nodes, with the numbers of what they lead to.
+    """
+
+    nodes: Mapping[str, DeviceFile] = field(default_factory=dict)
+    drm: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

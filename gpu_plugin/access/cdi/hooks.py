@@ -1,0 +1,70 @@
+"""NVIDIA's own hooks in a CDI specification: what nvidia-ctk or nvidia-cdi-hook of the host does to each container.
+
+Names and arguments are those of nvidia-container-toolkit (internal/discover/hooks.go).
+"""
+
+from collections.abc import Iterable
+
+from gpu_plugin.access.cdi.found import DriverFiles
+from gpu_plugin.access.cdi.spec import Hook
+
+EVERY = "all"
+"""Stands for all hooks in --cdi-disable-hooks."""
+
+CREATE_SYMLINKS = "create-symlinks"
+ENABLE_CUDA_COMPAT = "enable-cuda-compat"
+UPDATE_LDCACHE = "update-ldcache"
+DISABLE_DEVICE_NODE_MODIFICATION = "disable-device-node-modification"
+
+NAMES = (CREATE_SYMLINKS, ENABLE_CUDA_COMPAT, UPDATE_LDCACHE, DISABLE_DEVICE_NODE_MODIFICATION)
+
+_TOOLKIT = "nvidia-ctk"
+
+
+def hooks(files: DriverFiles, path: str, disabled: Iterable[str]) -> tuple[Hook, ...]:
+    """The hooks that make a driver's libraries usable where they are mounted, less those `disabled`.
+
+    `path` is the program on the host: nvidia-ctk, or nvidia-cdi-hook, which is called without the word hook in front.
+    """
+    off = set(disabled)
+    if EVERY in off:
+        return ()
+    program = path.rpartition("/")[2]
+    arguments = {
+        CREATE_SYMLINKS: _links(files),
+        ENABLE_CUDA_COMPAT: [f"--host-driver-version={files.version}"],
+        UPDATE_LDCACHE: _flagged("--folder", dict.fromkeys(_directory(each.target) for each in files.libraries)),
+        DISABLE_DEVICE_NODE_MODIFICATION: [],
+    }
+    begin = [program, "hook"] if program == _TOOLKIT else [program]
+    return tuple(
+        Hook(hook_name="createContainer", path=path, args=(*begin, name, *more))
+        for name, more in arguments.items()
+        if name not in off and (more or name == DISABLE_DEVICE_NODE_MODIFICATION)
+    )
+
+
+def libcuda_directory(files: DriverFiles) -> str:
+    """Where libcuda lies in containers, which NVIDIA's hooks ask for."""
+    return next((_directory(each.target) for each in files.libraries if "libcuda.so.1" in each.names), "/usr/lib64")
+
+
+def _links(files: DriverFiles) -> list[str]:
+    """A link for each name under which a library is opened and that is not its file's own."""
+    links = []
+    for library in files.libraries:
+        directory, file = _directory(library.target), library.target.rpartition("/")[2]
+        before = file
+        for name in library.names:
+            if name.rpartition("/")[2] != file:
+                links.append(f"{before}::{directory}/{name.rpartition('/')[2]}")
+                before = name.rpartition("/")[2]
+    return _flagged("--link", links)
+
+
+def _flagged(flag: str, values: Iterable[str]) -> list[str]:
+    return [word for value in values for word in (flag, value)]
+
+
+def _directory(path: str) -> str:
+    return path.rpartition("/")[0]

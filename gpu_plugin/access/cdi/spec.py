@@ -1,0 +1,202 @@
+"""The Container Device Interface's document, after its specification 1.1.0 (cncf-tags/container-device-interface, SPEC.md).
+
+The classes are the JSON Schema: what is read by them has the right keys and types. `faults` judges what a schema cannot say.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
+"""Versions of the specification that runtimes know, in their order."""
+
+MAX_BYTES = 16 * 1024 * 1024
+"""More than any specification is: that of 16 GPUs in 7 slices each takes 0.2 MiB."""
+
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+_Variable = Annotated[str, msgspec.Meta(pattern="^[^=]+=")]
+_Unsigned = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
+_Number = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"):
+    """A part of the document. What is left out has its default, and what has its default is left out."""
+
+
+class DeviceNode(Block, frozen=True, kw_only=True):
+    """A device node for the container. `type` is c, b, u or p as in mknod(1); `file_mode` has the permission bits alone."""
+
+    path: _Text
+    host_path: str = ""
+    type: Literal["", "b", "c", "u", "p"] = ""
+    major: _Number = 0
+    minor: _Number = 0
+    file_mode: Annotated[int, msgspec.Meta(ge=0, le=0o7777)] | None = None
+    permissions: Annotated[str, msgspec.Meta(pattern="^(|none|[rwm]+)$")] = ""
+    uid: _Unsigned | None = None
+    gid: _Unsigned | None = None
+
+
+class Mount(Block, frozen=True, kw_only=True):
+    """A bind mount into the container."""
+
+    host_path: _Text
+    container_path: _Text
+    options: tuple[str, ...] = ()
+    type: str = ""
+
+
+class Hook(Block, frozen=True, kw_only=True):
+    """A program of the host that the runtime runs while it makes the container."""
+
+    hook_name: Literal[
+        "prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"
+    ]  # those of OCI runtimes
+    path: _Text
+    args: tuple[str, ...] = ()
+    env: tuple[_Variable, ...] = ()
+    timeout: int | None = None
+
+
+class IntelRdt(Block, frozen=True, kw_only=True):
+    """Resource Director Technology of Intel's processors; read and never written by us."""
+
+    clos_id: str = msgspec.field(name="closID", default="")
+    l3_cache_schema: str = msgspec.field(name="l3CacheSchema", default="")
+    mem_bw_schema: str = msgspec.field(name="memBwSchema", default="")
+    schemata: tuple[str, ...] = ()
+    enable_monitoring: bool = False
+    enable_cmt: bool = msgspec.field(name="enableCMT", default=False)
+    enable_mbm: bool = msgspec.field(name="enableMBM", default=False)
+
+
+class NetDevice(Block, frozen=True, kw_only=True):
+    """A network interface to move into the container; read and never written by us."""
+
+    host_interface_name: _Text
+    name: _Text
+
+
+class Edits(Block, frozen=True, kw_only=True):
+    """What is changed in a container."""
+
+    env: tuple[_Variable, ...] = ()
+    device_nodes: tuple[DeviceNode, ...] = ()
+    net_devices: tuple[NetDevice, ...] = ()
+    hooks: tuple[Hook, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    intel_rdt: IntelRdt | None = None
+    additional_gids: tuple[_Unsigned, ...] = ()
+
+
+class SpecDevice(Block, frozen=True, kw_only=True):
+    """One device by name."""
+
+    name: _Text
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+    container_edits: Edits
+
+
+class Spec(Block, frozen=True, kw_only=True):
+    """The devices of one kind, vendor/class, and what every container gets that has one of them."""
+
+    cdi_version: _Text
+    kind: _Text
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+    devices: Annotated[tuple[SpecDevice, ...], msgspec.Meta(min_length=1)]
+    container_edits: Edits = Edits()
+
+
+_KIND = re.compile(r"([A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)/([A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)")
+_DEVICE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._:-]*[A-Za-z0-9])?")
+
+
+def made(kind: str, devices: tuple[SpecDevice, ...], common: Edits) -> Spec:
+    """The document of the lowest version that may say this: older runtimes refuse what is newer than they are."""
+    spec = Spec(cdi_version=VERSIONS[0], kind=kind, devices=devices, container_edits=common)
+    return msgspec.structs.replace(spec, cdi_version=minimum_version(spec))
+
+
+def minimum_version(spec: Spec) -> str:
+    """The lowest version whose specification knows everything in the document (specs-go, MinimumRequiredVersion)."""
+    edits = [spec.container_edits, *(device.container_edits for device in spec.devices)]
+    rdts = [each.intel_rdt for each in edits if each.intel_rdt is not None]
+    if any(each.net_devices for each in edits) or any(rdt.schemata or rdt.enable_monitoring for rdt in rdts):
+        return "1.1.0"
+    if rdts or any(each.additional_gids for each in edits):
+        return "0.7.0"
+    if spec.annotations or any(device.annotations for device in spec.devices) or "." in spec.kind.partition("/")[2]:
+        return "0.6.0"
+    if any(device.name[0] in "0123456789" for device in spec.devices):
+        return "0.5.0"
+    if any(node.host_path for each in edits for node in each.device_nodes):
+        return "0.5.0"
+    if any(mount.type for each in edits for mount in each.mounts):
+        return "0.4.0"
+    return VERSIONS[0]
+
+
+def to_json(spec: Spec) -> bytes:
+    """The document as JSON, the same bytes for the same document."""
+    return msgspec.json.format(msgspec.json.encode(spec, order="deterministic"), indent=1) + b"\n"
+
+
+def from_plain(content: object) -> Spec:
+    """The document that JSON or YAML was read to. Raises ValueError, as `$.devices[0].name: what is wrong`."""
+    try:
+        return msgspec.convert(content, Spec)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at ")
+        raise ValueError(f"{path.strip('`') or '$'}: {text[:1].lower()}{text[1:].replace('`', chr(39))}") from None
+
+
+def from_json(content: bytes) -> Spec:
+    """The document in these bytes. Raises ValueError."""
+    try:
+        plain = msgspec.json.decode(content)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+    return from_plain(plain)
+
+
+def faults(spec: Spec) -> Iterator[str]:
+    """What is wrong with a document beyond its schema, a sentence each; nothing where runtimes take it."""
+    version = spec.cdi_version.removeprefix("v")
+    if version not in VERSIONS:
+        yield f"$.cdiVersion: {spec.cdi_version!r} is none of {', '.join(VERSIONS)}"
+    elif VERSIONS.index(version) < VERSIONS.index(least := minimum_version(spec)):
+        yield f"$.cdiVersion: {spec.cdi_version} does not know everything in this document: it takes {least} or later"
+    if _KIND.fullmatch(spec.kind) is None:
+        yield (
+            f"$.kind: {spec.kind!r} is no vendor/class: letters, digits, -, _ and . with a letter in front and "
+            "a letter or digit at the end"
+        )
+    yield from _annotation_faults("$", spec.annotations)
+    seen: set[str] = set()
+    for at, device in enumerate(spec.devices):
+        place = f"$.devices[{at}]"
+        if _DEVICE.fullmatch(device.name) is None:
+            yield f"{place}.name: {device.name!r}: letters, digits, -, _, . and :, with a letter or digit at both ends"
+        if device.name in seen:
+            yield f"{place}.name: {device.name!r} stands above already"
+        seen.add(device.name)
+        if device.container_edits == Edits():
+            yield f"{place}.containerEdits: empty: a device must change something"
+        yield from _annotation_faults(place, device.annotations)
+
+
+def _annotation_faults(place: str, annotations: Mapping[str, str]) -> Iterator[str]:
+    """Kubernetes' rules for annotation keys (apimachinery, ValidateAnnotations), which CDI's library goes by."""
+    for key in annotations:
+        prefix, slash, name = key.rpartition("/")
+        named = re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", name)
+        domain = re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", prefix.lower()) if slash else True
+        if not named or not domain:
+            yield f"{place}.annotations: {key!r} is no annotation key such as example.com/name"
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of the document, made from the classes that read it."""
+    return msgspec.json.schema(Spec)
