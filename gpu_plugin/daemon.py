@@ -17,15 +17,18 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
 
 from gpu_plugin import __version__, control
+from gpu_plugin.access.container import Access, is_cdi
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.devices.plan import served_gpus
 from gpu_plugin.faulting_pods import FaultingPods
 from gpu_plugin.hardware import Hardware, hardware_for
 from gpu_plugin.health.observation import Observation
@@ -46,6 +49,10 @@ from gpu_plugin.snapshot import SnapshotStore
 from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with
 from gpu_plugin.state import StateDirectory
 from gpu_plugin.telemetry.logs import configure
+
+if TYPE_CHECKING:
+    from gpu_plugin.cdi_specs.keeper import SpecKeeper
+    from gpu_plugin.cdi_specs.source import Request
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +98,9 @@ class Daemon:
         self._told_to_stop = False
         self._look = Pulse()
         self._monitor: Monitor | None = None
+        self._specs_asked = Pulse()
+        self._specs: SpecKeeper | None = None
+        self._access: Access | None = None
 
     @property
     def settings(self) -> Settings:
@@ -121,10 +131,6 @@ class Daemon:
         unasked = "the driver has not been asked about it yet"
         self._health.remember(self._memory.evidence(), tuple(replace(gpu, unreadable=unasked) for gpu in remembered))
         self._inventory.remember(self._memory.listed())
-        if any(name.startswith("cdi-") for name in self.settings.device_list_strategy):
-            log.warning(
-                "CDI devices are named and their specs not written by this version: they must come from elsewhere"
-            )
         wire.warm()
         self._monitor = self._make_monitor(remembered)
         for name, run in (
@@ -137,9 +143,12 @@ class Daemon:
             ("the search for faulting pods", self._pods.run),
             ("the retirement of devices", self._offering.settle),
             ("the watch on MPS daemons", self._offering.watch_mps),
+            ("the CDI specifications", self._keep_specs),
             ("the endpoints", self._serve),
         ):
             self._parts.start_soon(forever, name, run)
+        if self._by_cdi:
+            await self._spec_keeper().recall()
         await self._find_gpus(self._monitor)
         await forever("the GPU monitor", self._monitor.run)
 
@@ -256,11 +265,56 @@ class Daemon:
         self._operations.found()
         if found is not None:
             self._offering.take(found)
+        self._ask_for_specs(found)
 
     def _booted(self, boot_id: str) -> None:
         self._memory.booted(boot_id)
         self._operations.booted()
         self._health.booted(boot_id)
+
+    # CDI specifications
+
+    @property
+    def _by_cdi(self) -> bool:
+        return any(map(is_cdi, self.settings.device_list_strategy))
+
+    def _spec_keeper(self) -> "SpecKeeper":
+        if self._specs is None:
+            from gpu_plugin.cdi_specs.keeper import SpecKeeper  # noqa: PLC0415 - only CDI strategies pay for it
+            from gpu_plugin.cdi_specs.source import SpecSource  # noqa: PLC0415
+
+            source = SpecSource(self.hardware.host, self.hardware.driver_roots)
+            self._specs = SpecKeeper(
+                source, self._wanted_specs, lambda: Path(self.settings.cdi_dir), self._inventory.cdi_changed
+            )
+        return self._specs
+
+    def _wanted_specs(self) -> "Request | None":
+        """What specifications are for now; None where no runtime is told of devices by CDI name, or none is known yet."""
+        from gpu_plugin.access.cdi.wishes import wishes  # noqa: PLC0415
+        from gpu_plugin.cdi_specs.source import Request  # noqa: PLC0415
+
+        if not self._by_cdi or not self._node.gpus or self._access is None:
+            return None
+        gpus = served_gpus(self._node, self.settings)
+        return Request(gpus, self._node.driver_version, wishes(self.settings, self._access))
+
+    def _ask_for_specs(self, found: Offer | None) -> None:
+        """Has the specifications follow the node and the settings, as far as these could be offered."""
+        if found is not None:
+            self._access = found.access
+        self._specs_asked.ring()
+        if self._specs is not None:
+            self._specs.ask()
+
+    async def _keep_specs(self) -> None:
+        while not self._by_cdi:
+            await self._specs_asked.wait()
+        try:
+            await self._spec_keeper().run()
+        finally:
+            if self._told_to_stop and self.settings.cdi_remove_on_exit:
+                self._spec_keeper().remove()
 
     # Health
 
@@ -308,6 +362,7 @@ class Daemon:
             self._monitor.retention = new.vanished_gpu_retention
         if found is not None:
             self._offering.take(found)
+        self._ask_for_specs(found)
 
     async def _status(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
         """What is served and under which configuration, for `gpu-plugin status`."""

@@ -1,8 +1,9 @@
 """Which driver and host a daemon serves: the real ones, or a simulated node's. Imports only what is asked for."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from gpu_plugin import control
@@ -17,13 +18,15 @@ class Hardware:
     """The driver and host that this daemon serves, real or simulated.
 
     `dev_root` is where the host keeps the device nodes that containers are given; `verbs` what can be asked of it through
-    the control socket.
+    the control socket; `driver_roots` gives the roots below which the driver's files may lie, best first, each as this
+    process sees it and as the host calls it, without a slash at the end. It blocks.
     """
 
     driver: Driver
     host: HostView
     dev_root: str
     verbs: Mapping[str, control.Verb] = field(default_factory=dict)
+    driver_roots: Callable[[], Sequence[tuple[str, str]]] = tuple
 
 
 def hardware_for(settings: Settings) -> Hardware:
@@ -36,7 +39,14 @@ def hardware_for(settings: Settings) -> Hardware:
 
     roots = (settings.driver_root_ctr_path, settings.driver_root)
     driver = PlatformDriver(PynvmlDriver(roots), (*roots, "/"), settings.device_discovery_strategy)
-    return Hardware(driver, LinuxHost(roots), settings.effective_dev_root)
+    return Hardware(
+        driver, LinuxHost(roots), settings.effective_dev_root, driver_roots=partial(_driver_roots, settings)
+    )
+
+
+def _driver_roots(settings: Settings) -> list[tuple[str, str]]:
+    host = settings.driver_root.rstrip("/")
+    return [(settings.driver_root_ctr_path.rstrip("/"), host), (host, host)]
 
 
 def _simulated(settings: Settings) -> Hardware:
@@ -56,4 +66,20 @@ def _simulated(settings: Settings) -> Hardware:
         made = None
 
     dev_root = str(made) if made is not None else settings.effective_dev_root
-    return Hardware(SimulatedDriver(node), SimulatedHost(node), dev_root, {"fault": faults.verb(node)})
+    return Hardware(
+        SimulatedDriver(node),
+        SimulatedHost(node),
+        dev_root,
+        {"fault": faults.verb(node)},
+        partial(_simulated_driver_roots, settings, profile.driver_version),
+    )
+
+
+def _simulated_driver_roots(settings: Settings, version: str) -> list[tuple[str, str]]:
+    """The driver root that the operator names, else one made for the simulated node."""
+    if settings.driver_root != "/":
+        return _driver_roots(settings)
+    from gpu_plugin.simulation import driver_files  # noqa: PLC0415
+
+    made = str(driver_files.make(Path(settings.state_dir) / driver_files.DIRECTORY, version))
+    return [(made, made)]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from gpu_plugin.access.container import Access, MpsDirectories
 from gpu_plugin.access.plan import plan_access
@@ -17,6 +18,9 @@ from gpu_plugin.devices.sharing import REPLICA
 from gpu_plugin.placement.prepared import SOON, Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.snapshot import ResourceView, SnapshotStore
+
+if TYPE_CHECKING:
+    from gpu_plugin.access.cdi.readiness import CdiReadiness
 
 WITHDRAW = 2.0
 """Seconds that a resource without a device is still served: the kubelet must read the empty list before we leave."""
@@ -100,6 +104,7 @@ class Inventory:
         self._retirement = Retirement()
         self._empty_since: dict[str, float] = {}
         self._mps_down: dict[str, str] = {}
+        self._cdi: CdiReadiness | None = None
 
     @property
     def listed(self) -> tuple[Resource, ...]:
@@ -218,6 +223,13 @@ class Inventory:
             self.store.publish(views)
         return True
 
+    def cdi_changed(self, state: "CdiReadiness") -> None:
+        """Publishes which devices the container runtime can be told of by CDI name."""
+        self._cdi = state
+        views = self.store.current.resources
+        if not self.unpublished and self.offer.access.by_cdi:
+            self.store.publish({name: self._with_health(replace(view, cdi=state)) for name, view in views.items()})
+
     def status(self) -> Mapping[str, object]:
         """By resource: how many devices are listed, healthy, and retired, and how they are shared."""
         return {
@@ -236,9 +248,18 @@ class Inventory:
         if any(device.shared == MPS for device in resource.devices):
             access = replace(access, mps=MpsDirectories.of(self.offer.mps_root, resource.name))
             down = self._mps_down.get(resource.name, MPS_UNKNOWN)
-        new = self._with_health(ResourceView.of(resource, access, self.offer.placement, self.offer.policy, down))
+        cdi = self._cdi_readiness() if access.by_cdi else None
+        new = self._with_health(ResourceView.of(resource, access, self.offer.placement, self.offer.policy, down, cdi))
         old = self.store.current.resources.get(resource.name)
         return old if old == new else new
+
+    def _cdi_readiness(self) -> "CdiReadiness":
+        """What is known of the CDI specifications; before anything is, no device is in one."""
+        if self._cdi is None:
+            from gpu_plugin.access.cdi.readiness import CdiReadiness  # noqa: PLC0415 - only CDI strategies need it
+
+            self._cdi = CdiReadiness()
+        return self._cdi
 
     def _with_health(self, view: ResourceView) -> ResourceView:
         hardware = {(device.gpu, device.visible_id) for device in view.resource.devices}

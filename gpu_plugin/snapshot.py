@@ -5,6 +5,7 @@ Whatever serves a request reads the newest snapshot. One writer publishes; who w
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from gpu_plugin.access.container import Access
 from gpu_plugin.config.sharing import DISTRIBUTED, MPS
@@ -13,6 +14,9 @@ from gpu_plugin.devices.naming import MAX_DEVICE_ID
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.pulse import Pulse
 
+if TYPE_CHECKING:
+    from gpu_plugin.access.cdi.readiness import CdiReadiness
+
 
 @dataclass(frozen=True, slots=True)
 class ResourceView:
@@ -20,7 +24,7 @@ class ResourceView:
 
     `order` is the position of each device id in the list; `placement` knows how the node's GPUs are linked, `policy` says
     which GPUs shared devices are taken from; `mps_down` is why devices that are shared by MPS cannot be used now, empty where
-    they can.
+    they can. `cdi` is which devices have a name that the container runtime knows, None where it is not told any.
     """
 
     resource: Resource
@@ -29,10 +33,17 @@ class ResourceView:
     placement: Placement = field(default_factory=Placement)
     policy: str = DISTRIBUTED
     mps_down: str = ""
+    cdi: "CdiReadiness | None" = None
 
     @classmethod
     def of(
-        cls, resource: Resource, access: Access, placement: Placement, policy: str = DISTRIBUTED, mps_down: str = ""
+        cls,
+        resource: Resource,
+        access: Access,
+        placement: Placement,
+        policy: str = DISTRIBUTED,
+        mps_down: str = "",
+        cdi: "CdiReadiness | None" = None,
     ) -> "ResourceView":
         """The view of a resource.
 
@@ -44,7 +55,7 @@ class ResourceView:
         longest = max(order, key=len, default="")
         if len(longest) > MAX_DEVICE_ID:
             raise ValueError(f"{resource.name}: the device id {longest} has more than {MAX_DEVICE_ID} characters")
-        return cls(resource, order, access, placement, policy, mps_down)
+        return cls(resource, order, access, placement, policy, mps_down, cdi)
 
     def device(self, identifier: str) -> Device | None:
         """The device of that id, if there is one."""
@@ -56,7 +67,7 @@ class ResourceView:
 
         Hardware goes by what containers are told to see: the uuid of a GPU or of a MIG device. "" is healthy.
 
-        A device that the plan holds back, or whose MPS daemon is down, is no healthier than that.
+        A device that the plan holds back, whose MPS daemon is down, or that CDI does not know, is no healthier than that.
         """
         changed = False
         devices = []
@@ -64,12 +75,15 @@ class ResourceView:
             new = device
             if device.visible_id in reasons:
                 down = self.mps_down if device.shared == MPS else ""
-                new = with_reason(
-                    device, device.held if device.retired else reasons[device.visible_id] or device.held or down
-                )
+                fit = reasons[device.visible_id] or device.held or down or self._without_cdi(device)
+                new = with_reason(device, device.held if device.retired else fit)
             changed = changed or new is not device
             devices.append(new)
         return replace(self, resource=Resource(self.resource.name, tuple(devices))) if changed else self
+
+    def _without_cdi(self, device: Device) -> str:
+        """Why the container runtime could not be told of a device; empty where it can, or need not."""
+        return "" if self.cdi is None else self.cdi.reason(self.access.id_of(device))
 
 
 @dataclass(frozen=True, slots=True)

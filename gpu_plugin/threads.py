@@ -57,6 +57,21 @@ def begin(call: Callable[[], T], name: str) -> Job[T]:
     return job
 
 
+async def settled(job: "Job[Any]", patience: float | None = None) -> bool:
+    """Waits for a call, at most so many seconds (None: for as long as it takes). Returns whether it has come back."""
+    back = anyio.Event()
+
+    def tell(_: object) -> None:
+        back.set()
+
+    if not job.done.done():
+        job.done.add_done_callback(tell)
+        with anyio.move_on_after(patience):
+            await back.wait()
+        job.done.remove_done_callback(tell)
+    return job.done.done()
+
+
 class DaemonThreads:
     """Runs calls one after the other on a daemon thread called `name`, and on a fresh one once a call is given up on."""
 

@@ -9,14 +9,13 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gpu_plugin.access.cdi.names import ALL, GPU, IMEX, qualified
 from gpu_plugin.access.edits import ContainerEdits, DeviceSpec, Mount
 from gpu_plugin.config.sharing import MPS
 from gpu_plugin.devices.device import Device
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 VOLUME_ROOT = "/var/run/nvidia-container-devices"
-CDI_VENDOR = "k8s.device-plugin.nvidia.com"
-
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 """Nodes every GPU container needs, in the order in which NVIDIA's plugin names them; each only where it exists."""
 
@@ -56,6 +55,15 @@ class Access:
     control_nodes: tuple[str, ...] = ()
     mps: MpsDirectories | None = None
 
+    @property
+    def by_cdi(self) -> bool:
+        """Whether the runtime is told of devices by CDI name."""
+        return any(map(is_cdi, self.strategies))
+
+    def id_of(self, device: Device) -> str:
+        """What the runtime is told a device is called."""
+        return device.visible_id if self.id_strategy == "uuid" else device.index
+
 
 @dataclass(slots=True)
 class _Draft:
@@ -65,6 +73,11 @@ class _Draft:
     cdi_devices: list[str] = field(default_factory=list)
 
 
+def is_cdi(strategy: str) -> bool:
+    """Whether a device list strategy is one of those that name CDI devices."""
+    return strategy.startswith("cdi-")
+
+
 def imex_node(channel: int) -> str:
     """The device node of an IMEX channel."""
     return f"/dev/nvidia-caps-imex-channels/channel{channel}"
@@ -72,7 +85,7 @@ def imex_node(channel: int) -> str:
 
 def container_edits(devices: Sequence[Device], access: Access) -> ContainerEdits:
     """The edits for a container that gets `devices`, which are in the order of their resource's list."""
-    ids = tuple(dict.fromkeys(d.visible_id if access.id_strategy == "uuid" else d.index for d in devices))
+    ids = tuple(dict.fromkeys(map(access.id_of, devices)))
     draft = _Draft()
     if access.mps and any(device.shared == MPS for device in devices):
         draft.envs["CUDA_MPS_PIPE_DIRECTORY"] = access.mps.pipe
@@ -83,7 +96,7 @@ def container_edits(devices: Sequence[Device], access: Access) -> ContainerEdits
         if name in access.strategies:
             strategy(draft, ids, access)
     specs: tuple[DeviceSpec, ...] = ()
-    if access.pass_device_specs and not all(name.startswith("cdi-") for name in access.strategies):
+    if access.pass_device_specs and not all(map(is_cdi, access.strategies)):
         specs = _device_specs(devices, access)
     return ContainerEdits(
         draft.envs,
@@ -107,9 +120,9 @@ def _volume_mounts(draft: _Draft, ids: tuple[str, ...], access: Access) -> None:
 
 
 def _cdi_names(ids: tuple[str, ...], access: Access) -> list[str]:
-    names = [f"{CDI_VENDOR}/gpu={identifier}" for identifier in ids]
-    names += [f"{CDI_VENDOR}/imex-channel={channel}" for channel in access.imex_channels]
-    return names + [f"{CDI_VENDOR}/{kind}=all" for kind in access.cdi_classes]
+    found = [qualified(GPU, identifier) for identifier in ids]
+    found += [qualified(IMEX, str(channel)) for channel in access.imex_channels]
+    return found + [qualified(device_class, ALL) for device_class in access.cdi_classes]
 
 
 def _cdi_annotations(draft: _Draft, ids: tuple[str, ...], access: Access) -> None:

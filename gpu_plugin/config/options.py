@@ -125,12 +125,11 @@ NVIDIA: tuple[Option, ...] = (
     _option(
         "nvidia_cdi_hook_path",
         "flags.plugin.nvidiaCTKPath",
-        "/usr/bin/nvidia-ctk",
+        "",
         values.optional_path,
-        "host path of the hook named in CDI specs",
+        "NVIDIA's hook on the host, nvidia-ctk or nvidia-cdi-hook, for CDI specifications with hooks; empty: they need none",
         flags=("nvidia-cdi-hook-path", "nvidia-ctk-path"),
         envs=("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
-        effective=False,
     ),
     _option(
         "driver_root_ctr_path",
@@ -173,8 +172,15 @@ NVIDIA: tuple[Option, ...] = (
         "the kubelet's registration socket; empty: serve without registering [default: kubelet.sock in the directory]",
     ),
     _option("config_file", "", "", values.text, "settings as YAML or JSON, in NVIDIA's schema v1"),
-    _option("cdi_feature_flags", "", "", values.texts, "features of the CDI specs", many=True, effective=False),
-    _option("cdi_disable_hooks", "", "", values.texts, "hooks left out of the CDI specs", many=True, effective=False),
+    _option(
+        "cdi_feature_flags",
+        "",
+        "",
+        values.texts,
+        "what is left out of CDI specifications: no-additional-gids-for-device-nodes, disable-ipc-discoverer",
+        many=True,
+    ),
+    _option("cdi_disable_hooks", "", "", values.texts, "hooks of NVIDIA's to leave out, by name, or all", many=True),
     _option(
         "config_file_srcdir", "", "", values.text, "directory of settings files, of which the node's label names one"
     ),
@@ -209,6 +215,19 @@ OURS: tuple[Option, ...] = (
         values.path,
         "where the kubelet says which devices pods hold "
         "[default: pod-resources/kubelet.sock beside the directory of device plugins]",
+    ),
+    _option(
+        "cdi_dir",
+        "flags.plugin.cdiDir",
+        settings.CDI_DIR,
+        values.path,
+        "where CDI specifications are written for the container runtime to read",
+    ),
+    _switch(
+        "cdi_remove_on_exit",
+        "flags.plugin.cdiRemoveOnExit",
+        False,
+        "remove the CDI specifications when told to stop: for uninstalling, since containers that restart need them",
     ),
     _option(
         "include_gpus",

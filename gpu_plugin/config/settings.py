@@ -8,6 +8,9 @@ from gpu_plugin.config.verdicts import Verdicts
 DEVICE_PLUGIN_DIR = "/var/lib/kubelet/device-plugins"
 """Where the kubelet looks for device plugins, whatever its own --root-dir (pkg/kubelet, DevicePluginPath)."""
 
+CDI_DIR = "/var/run/cdi"
+"""Where container runtimes look for CDI specifications that come and go (its specification; /etc/cdi is for people's)."""
+
 STATE_DIR = "/var/lib/gpu-plugin"
 
 
@@ -50,6 +53,8 @@ class Settings:
     node_label: str
     kubeconfig: str
     pod_resources_socket: str | None
+    cdi_dir: str
+    cdi_remove_on_exit: bool
     include_gpus: tuple[str, ...]
     exclude_gpus: tuple[str, ...]
     simulate: str

@@ -31,6 +31,12 @@ def served(gpu: Gpu) -> bool:
     return gpu.model not in _SKIPPED_MODELS
 
 
+def served_gpus(node: Node, settings: Settings) -> tuple[Gpu, ...]:
+    """The GPUs that workloads may use and the operator has not excluded, by index."""
+    known = [gpu for gpu in sorted(node.gpus, key=lambda g: (g.index, g.uuid)) if served(gpu)]
+    return tuple(selected(known, settings.include_gpus, settings.exclude_gpus))
+
+
 def plan(node: Node, settings: Settings) -> Plan:
     """The resources of a node, in the order of their first device; devices in the order of their indices.
 
@@ -43,7 +49,7 @@ def plan(node: Node, settings: Settings) -> Plan:
             longer than the kubelet reads.
     """
     known = [gpu for gpu in sorted(node.gpus, key=lambda g: (g.index, g.uuid)) if served(gpu)]
-    gpus = selected(known, settings.include_gpus, settings.exclude_gpus)
+    gpus = served_gpus(node, settings)
     warnings = [
         f"{item!r} on the list of GPUs to {word} is none of this node's GPUs"
         for word, items in (("include", settings.include_gpus), ("exclude", settings.exclude_gpus))

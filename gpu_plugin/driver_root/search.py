@@ -17,6 +17,7 @@ class Search:
     def __init__(self, roots: Sequence[tuple[str, str]], kernel: str = os.uname().release) -> None:
         self.roots = tuple(dict.fromkeys(roots))
         self.host_root = self.roots[0][1]
+        """The root in use, as the host calls it."""
         self.searches = 0
         """How often the files were searched, for those who watch that it is not done in vain."""
         self._kernel = kernel

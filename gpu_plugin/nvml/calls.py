@@ -4,10 +4,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import anyio
-
 from gpu_plugin.nvml.port import Driver, NvmlError
-from gpu_plugin.threads import DaemonThreads, Job, begin
+from gpu_plugin.threads import DaemonThreads, Job, begin, settled
 
 T = TypeVar("T")
 
@@ -54,21 +52,6 @@ class DriverCalls:
             self._out.add(job)
             job.done.add_done_callback(lambda _: self._out.discard(job))
         return job
-
-
-async def settled(job: "Job[Any]", patience: float) -> bool:
-    """Waits for a call, at most so many seconds. Returns whether it has come back."""
-    back = anyio.Event()
-
-    def tell(_: object) -> None:
-        back.set()
-
-    if not job.done.done():
-        job.done.add_done_callback(tell)
-        with anyio.move_on_after(patience):
-            await back.wait()
-        job.done.remove_done_callback(tell)
-    return job.done.done()
 
 
 class DriverSession:

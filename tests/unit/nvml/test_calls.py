@@ -5,7 +5,8 @@ import threading
 import anyio
 import pytest
 
-from gpu_plugin.nvml.calls import DriverCalls, DriverSession, settled
+from gpu_plugin.nvml.calls import DriverCalls, DriverSession
+from gpu_plugin.threads import settled
 from gpu_plugin.nvml.port import NvmlError, Return
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver

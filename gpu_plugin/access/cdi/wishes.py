@@ -1,0 +1,41 @@
+"""From the settings to what CDI specifications are to have."""
+
+from gpu_plugin.access.cdi.build import FEATURE_FLAGS, IDLE_FEATURE_FLAGS, Wishes
+from gpu_plugin.access.cdi.hooks import EVERY, NAMES
+from gpu_plugin.access.container import Access
+from gpu_plugin.config.settings import Settings
+
+
+def wishes(settings: Settings, access: Access) -> Wishes:
+    """What the operator wants in the specifications; `access` has what of it the node has."""
+    return Wishes(
+        driver_root=settings.driver_root.rstrip("/"),
+        dev_root=access.dev_root.rstrip("/"),
+        classes=access.cdi_classes,
+        imex_channels=access.imex_channels,
+        hook=settings.nvidia_cdi_hook_path,
+        disabled_hooks=frozenset(settings.cdi_disable_hooks),
+        feature_flags=frozenset(settings.cdi_feature_flags),
+    )
+
+
+def unheeded(settings: Settings) -> list[str]:
+    """A sentence for each CDI option that changes nothing as it is set."""
+    sentences = []
+    idle = [flag for flag in settings.cdi_feature_flags if flag in IDLE_FEATURE_FLAGS]
+    unknown = [flag for flag in settings.cdi_feature_flags if flag not in (*FEATURE_FLAGS, *IDLE_FEATURE_FLAGS)]
+    if idle:
+        sentences.append(
+            f"--cdi-feature-flags: {', '.join(idle)} changes nothing: there is one way here, and no choice"
+        )
+    if unknown:
+        known = ", ".join((*FEATURE_FLAGS, *IDLE_FEATURE_FLAGS))
+        sentences.append(f"--cdi-feature-flags: {', '.join(unknown)} is not known; there are {known}")
+    if settings.cdi_disable_hooks and not settings.nvidia_cdi_hook_path:
+        sentences.append("--cdi-disable-hooks changes nothing: no hook is used without --nvidia-cdi-hook-path")
+    strange = [name for name in settings.cdi_disable_hooks if name not in (EVERY, *NAMES)]
+    if strange:
+        sentences.append(
+            f"--cdi-disable-hooks: {', '.join(strange)} is no hook that is used; those are {', '.join(NAMES)}"
+        )
+    return sentences
