@@ -8,6 +8,7 @@ lists, a cache and sources of its own, made of the archives that the machine's a
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -35,6 +36,14 @@ PACKAGES = (
 )
 """What a CDI specification names, and the MPS daemons; the large ones (nvvm, GSP firmware, graphics) are left out."""
 
+SYSTEM = ("dash", "libpython3-stdlib", "python3-minimal")
+"""What containers run: a Python with ctypes, and a shell, with what they need of it."""
+
+_NEEDED = re.compile(
+    r"dash|gcc-\d+-base|lib(?:bz2-1\.0|c6|crypt1|expat1|ffi\d+|gcc-s1|lzma5|ssl\d.*)|zlib1g|(?:lib)?python3.*"
+)
+"""Of all that these packages depend on, what a running Python loads: not dpkg, Perl, or what only maintainers' scripts call."""
+
 MULTIARCH = {"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
 """Debian's directory of libraries by its word for the processor."""
 
@@ -55,8 +64,16 @@ def unpacked() -> Path:
     return result
 
 
+def debian_system() -> Path:
+    """The root of a small Debian system, unpacked and never configured: no ldconfig has run there. Raises NoArchiveError."""
+    result = _unpacked("system")
+    if isinstance(result, str):
+        raise NoArchiveError(result)
+    return result
+
+
 @cache
-def _unpacked() -> Path | str:
+def _unpacked(what: str = "driver") -> Path | str:
     missing = [name for name in ("apt-get", "dpkg", "dpkg-deb") if shutil.which(name) is None]
     if missing:
         return f"NVIDIA's libraries come from Debian's archive, and there is no {missing[0]} here"
@@ -64,11 +81,12 @@ def _unpacked() -> Path | str:
     try:
         cached.mkdir(parents=True, exist_ok=True)
         with _locked(cached / "lock"):
-            root = cached / f"root-{hashlib.sha256(' '.join(PACKAGES).encode()).hexdigest()[:12]}"
+            packages = PACKAGES if what == "driver" else SYSTEM
+            root = cached / f"{what}-{hashlib.sha256(' '.join(packages).encode()).hexdigest()[:12]}"
             if not root.is_dir():
                 if os.environ.get("E2E_INSTALL") != "1":
                     raise NoArchiveError("they are not on this machine, and E2E_INSTALL=1 is not set")
-                _fetch(root)
+                _fetch(root, packages)
     except (OSError, subprocess.SubprocessError, NoArchiveError) as error:
         return f"NVIDIA's libraries cannot be fetched from Debian's archive: {_said(error)}"
     return root
@@ -136,18 +154,34 @@ def _slave(name: str) -> bool:
     return name == "libcuda.so" or name.rpartition(".so.")[2].isdecimal()
 
 
-def _fetch(root: Path) -> None:
+def _fetch(root: Path, packages: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(dir=root.parent) as scratch:
         at = Path(scratch)
         options = _private_apt(at)
         _run("apt-get", *options, "update")
         downloads = at / "downloads"
         downloads.mkdir()
-        _run("apt-get", *options, "download", *PACKAGES, directory=downloads)
+        if packages is SYSTEM:
+            packages = _with_what_they_need(packages, options)
+        _run("apt-get", *options, "download", *packages, directory=downloads)
         tree = at / "tree"
+        if packages is not PACKAGES:  # as every system has it that is newer than the packages' own paths
+            for directory in ("bin", "lib", "lib64", "sbin"):
+                (tree / "usr" / directory).mkdir(parents=True)
+                (tree / directory).symlink_to(f"usr/{directory}")
+        tree.mkdir(exist_ok=True)
         for package in sorted(downloads.glob("*.deb")):
-            _run("dpkg-deb", "-x", str(package), str(tree))
+            content = at / "content.tar"
+            with content.open("wb") as archive:
+                subprocess.run(["dpkg-deb", "--fsys-tarfile", str(package)], check=True, stdout=archive, timeout=300)
+            _run("tar", "--extract", "--keep-directory-symlink", f"--file={content}", f"--directory={tree}")
         tree.rename(root)
+
+
+def _with_what_they_need(packages: Sequence[str], options: Sequence[str]) -> Sequence[str]:
+    said = _run("apt-cache", *options, "depends", "--recurse", "--important", *packages)
+    names = {line for line in said.splitlines() if not line.startswith((" ", "<"))}
+    return sorted(name for name in names if _NEEDED.fullmatch(name))
 
 
 def _private_apt(at: Path) -> Sequence[str]:

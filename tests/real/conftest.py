@@ -1,14 +1,26 @@
 """What needs NVIDIA's real driver libraries, skipped with one sentence where they cannot be had."""
 
 import os
-import sys
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.real import archive
+from tests.real.podman import SPECS, NoPodmanError, Podman, install
 
 REQUIRED = os.environ.get("E2E") == "required"
+
+
+def _cannot(why: str) -> NoReturn:
+    reason = f"no test with NVIDIA's real libraries: {why}"
+    if REQUIRED:
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")
@@ -17,18 +29,41 @@ def nvidia() -> Path:
     try:
         return archive.unpacked()
     except archive.NoArchiveError as error:
-        reason = f"no test with NVIDIA's real libraries: {error}"
-        if REQUIRED:
-            pytest.fail(reason)
-        pytest.skip(reason)
+        _cannot(str(error))
+
+
+@pytest.fixture(scope="session")
+def podman(nvidia: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+    """Podman with a small Debian image in which ldconfig never ran."""
+    del nvidia
+    if os.geteuid() != 0:
+        _cannot("containers with device nodes need root")
+    try:
+        install()
+    except NoPodmanError as error:
+        _cannot(str(error))
+    made = not SPECS.exists()
+    SPECS.mkdir(exist_ok=True)
+    running = Podman(tmp_path_factory.mktemp("podman"), archive.debian_system())
+    yield running
+    running.close()
+    if made:
+        SPECS.rmdir()
 
 
 @pytest.fixture
-def root(nvidia: Path) -> None:
-    """Needs root: device nodes are made and containers run."""
-    del nvidia
-    if not sys.platform.startswith("linux") or os.geteuid() != 0:
-        reason = "no test with NVIDIA's real libraries in containers: it needs Linux and root"
-        if REQUIRED:
-            pytest.fail(reason)
-        pytest.skip(reason)
+def directory() -> Iterator[Path]:
+    """A device plugin directory with a path short enough for sockets."""
+    root = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
+    path = root / "device-plugins"
+    path.mkdir()
+    yield path
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+async def kubelet(directory: Path) -> AsyncIterator[StandInKubelet]:
+    """A running kubelet whose contract must be whole at the end."""
+    async with StandInKubelet(directory) as running:
+        yield running
+    running.check()
