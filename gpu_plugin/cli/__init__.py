@@ -13,6 +13,7 @@ VERBS = {
     "status": "what the running daemon serves, and under which configuration",
     "topology": "how this node's GPUs are linked, as a matrix, as JSON or as a picture",
     "simulate-allocation": "which GPUs a container would get, and why",
+    "cdi": "CDI specifications without a daemon: made, listed, judged, removed",
     "explain": "why a GPU is in its state, since when, and what would clear it",
     "cordon": "hold a GPU back from new pods",
     "uncordon": "lift a cordon, or vouch for a GPU that nothing else clears",
@@ -58,10 +59,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(error.format_message())
         return 2
     except click.ClickException as error:
-        verb = (
-            f" {error.ctx.info_name}" if isinstance(error, click.UsageError) and error.ctx and error.ctx.parent else ""
-        )
-        print(f"gpu-plugin{verb}: {' '.join(error.format_message().split())}", file=sys.stderr)
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        named = context.command_path if context is not None else "gpu-plugin"
+        print(f"{named}: {' '.join(error.format_message().split())}", file=sys.stderr)
         return error.exit_code
     except click.Abort:
         return 130

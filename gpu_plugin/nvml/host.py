@@ -45,11 +45,14 @@ _MIG_MINOR = re.compile(rb"^(gpu[0-9]+/gi[0-9]+(?:/ci[0-9]+)?/access) ([0-9]+)$"
 class LinuxHost:
     """`port.HostView` of this machine. A `roots` entry is a directory whose dev/ may hold the nodes, besides / itself.
 
-    Its proc/ is looked into where `procfs` does not say.
+    Its proc/ is looked into where `procfs` does not say. `own`: / itself counts; it does not where all that is another
+    machine's.
     """
 
-    def __init__(self, roots: Sequence[str] = (), sysfs: str = "/sys", procfs: str = "/proc") -> None:
-        self._roots = tuple(dict.fromkeys(("/", *roots)))
+    def __init__(
+        self, roots: Sequence[str] = (), sysfs: str = "/sys", procfs: str = "/proc", *, own: bool = True
+    ) -> None:
+        self._roots = tuple(dict.fromkeys((*(("/",) if own else ()), *roots)))
         self._sysfs = Path(sysfs)
         self._procfs = Path(procfs)
         self._parsing = threading.Lock()
