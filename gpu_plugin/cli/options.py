@@ -12,6 +12,7 @@ from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.options import OPTIONS, Option
 from gpu_plugin.config.resolve import chosen, ineffective, resolve
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.values import AUTO
 
 
 def settings_from(
@@ -75,7 +76,8 @@ def _flag(option: Option, *, hidden: bool = False) -> Callable[[Any], Any]:
     text = f"{option.help}{idle}{default} [{envs}]"
     more: dict[str, Any] = {}
     if option.switch:
-        more = {"is_flag": False, "flag_value": "true", "metavar": "[true|false]"}
+        words = ["true", "false", *(word for word in option.parse.schema["enum"] if word == AUTO)]
+        more = {"is_flag": False, "flag_value": "true", "metavar": f"[{'|'.join(words)}]"}
     elif option.many:
         more = {"multiple": True, "metavar": "LIST"}
     elif words := getattr(option.parse, "schema", {}).get("enum"):

@@ -60,8 +60,14 @@ def _option(
     )
 
 
-def _switch(name: str, file: str, default: object, text: str) -> Option:
-    return Option(name, (name.replace("_", "-"),), (name.upper(),), file, default, values.boolean, text, switch=True)
+def _switch(name: str, file: str, default: object, text: str, parse: Reading[object] = values.boolean) -> Option:
+    return Option(name, (name.replace("_", "-"),), (name.upper(),), file, default, parse, text, switch=True)
+
+
+def _feature(name: str, file: str, what: str) -> Option:
+    return _switch(
+        name, file, False, f"give containers {what}; auto: where its device nodes exist", values.boolean_or_auto
+    )
 
 
 NVIDIA: tuple[Option, ...] = (
@@ -101,8 +107,9 @@ NVIDIA: tuple[Option, ...] = (
         "device_list_strategy",
         "flags.plugin.deviceListStrategy",
         "envvar",
-        values.choices("envvar", "volume-mounts", "cdi-annotations", "cdi-cri"),
-        "how the runtime is told of devices, one or several of envvar, volume-mounts, cdi-annotations, cdi-cri",
+        values.choices("envvar", "volume-mounts", "cdi-annotations", "cdi-cri", alone=values.AUTO),
+        "how the runtime is told of devices, one or several of envvar, volume-mounts, cdi-annotations, cdi-cri; "
+        "auto: cdi-cri where kubelet and runtime are known to take CDI device names, else envvar",
         many=True,
     ),
     _option(
@@ -112,9 +119,9 @@ NVIDIA: tuple[Option, ...] = (
         values.choice("uuid", "index"),
         "what the runtime is told a device is called",
     ),
-    _switch("gdrcopy_enabled", "flags.gdrcopyEnabled", False, "give containers GDRCopy"),
-    _switch("gds_enabled", "flags.gdsEnabled", False, "give containers GPUDirect Storage"),
-    _switch("mofed_enabled", "flags.mofedEnabled", False, "give containers the MOFED devices"),
+    _feature("gdrcopy_enabled", "flags.gdrcopyEnabled", "GDRCopy"),
+    _feature("gds_enabled", "flags.gdsEnabled", "GPUDirect Storage"),
+    _feature("mofed_enabled", "flags.mofedEnabled", "the MOFED devices"),
     _option(
         "cdi_annotation_prefix",
         "flags.plugin.cdiAnnotationPrefix",
@@ -161,7 +168,7 @@ NVIDIA: tuple[Option, ...] = (
         "imex.channelIDs",
         "",
         values.imex_channels,
-        "IMEX channels given to every container: none or 0",
+        "IMEX channels given to every container: none or 0; auto: 0 where its device node exists",
         many=True,
     ),
     _switch("imex_required", "imex.required", False, "treat a missing IMEX channel as an error"),
