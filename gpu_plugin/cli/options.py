@@ -76,8 +76,8 @@ def _flag(option: Option, *, hidden: bool = False) -> Callable[[Any], Any]:
     text = f"{option.help}{idle}{default} [{envs}]"
     more: dict[str, Any] = {}
     if option.switch:
-        words = ["true", "false", *(word for word in option.parse.schema["enum"] if word == AUTO)]
-        more = {"is_flag": False, "flag_value": "true", "metavar": f"[{'|'.join(words)}]"}
+        metavar = "[true|false|auto]" if AUTO in getattr(option.parse, "schema", {}).get("enum", ()) else "[true|false]"
+        more = {"is_flag": False, "flag_value": "true", "metavar": metavar}
     elif option.many:
         more = {"multiple": True, "metavar": "LIST"}
     elif words := getattr(option.parse, "schema", {}).get("enum"):

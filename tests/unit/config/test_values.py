@@ -125,7 +125,7 @@ def test_a_choice_that_stands_alone(written):
 def test_a_choice_that_stands_alone_is_not_combined(written):
     with pytest.raises(ValueError, match=r"^'auto' stands alone: leave it out, or leave out (a|b, a)$"):
         values.choices("a", "b", alone="auto")(written)
-    with pytest.raises(ValueError, match="^'x' is not one of a, b, auto$"):
+    with pytest.raises(ValueError, match=r"^'x' is not one of a, b, auto$"):
         values.choices("a", "b", alone="auto")("x")
 
 
@@ -137,7 +137,7 @@ def test_a_switch_may_be_left_to_the_node(written, value):
 
 @pytest.mark.parametrize("written", ["", "Auto", "AUTO", ["auto"], None, 2])
 def test_what_is_no_switch_with_auto(written):
-    with pytest.raises(ValueError, match="is neither true nor false nor auto$"):
+    with pytest.raises(ValueError, match=r"is neither true nor false nor auto$"):
         values.boolean_or_auto(written)
 
 
