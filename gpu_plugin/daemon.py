@@ -38,6 +38,7 @@ from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoints import Endpoints
 from gpu_plugin.kubelet.holders import Holders, Pods
+from gpu_plugin.list_strategy import ListStrategy, tell
 from gpu_plugin.memory import Known, Memory, Recorder
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import NvmlError
@@ -355,6 +356,8 @@ class Daemon:
         found = offer(self._node, new, self.hardware.dev_root, placement) if self._node.gpus else None
         if found is not None:
             self._inventory.check(found)
+        if new.device_list_strategy_reason != self.settings.device_list_strategy_reason:
+            tell(new)
         self._health.take(new)
         configure(new.log_format, new.log_level)
         if self._monitor is not None:
@@ -368,6 +371,10 @@ class Daemon:
         """What is served and under which configuration, for `gpu-plugin status`."""
         return {
             "configuration": self.configuration.status(),
+            "device_list_strategy": {
+                "used": list(self.settings.device_list_strategy),
+                "reason": self.settings.device_list_strategy_reason,
+            },
             "resources": self._inventory.status(),
             "health": self._operations.health(),
         }
@@ -405,7 +412,11 @@ async def serve(settings: Settings, resolve: Resolve) -> int:
         return 0
     settings, source = begun
     configure(settings.log_format, settings.log_level)
-    return await Daemon(Configuration(settings, source, resolve, UNCHANGEABLE), hardware_for(settings)).run()
+    strategy = ListStrategy()
+    settings = await strategy.settle(settings)
+    tell(settings)
+    configuration = Configuration(settings, source, strategy.settling(resolve), UNCHANGEABLE)
+    return await Daemon(configuration, hardware_for(settings)).run()
 
 
 def run(settings: Settings, resolve: Resolve) -> int:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from gpu_plugin.access.conflicts import pair_warning
 from gpu_plugin.access.container import Access, MpsDirectories
-from gpu_plugin.access.plan import plan_access
+from gpu_plugin.access.plan import access_warnings, plan_access
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import DISTRIBUTED, MPS, SharedResource
 from gpu_plugin.devices.device import GPU, MIG, Device, Resource, with_held
@@ -30,13 +31,17 @@ MPS_UNKNOWN = "it is not known yet whether its MPS daemon is up"
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What this node has for pods under these settings, before health. Where there are many GPUs, `prepared` takes its time."""
+    """What this node has for pods under these settings, before health. Where there are many GPUs, `prepared` takes its time.
+
+    `warnings` are sentences on what the settings ask for, besides those of the plan.
+    """
 
     plan: Plan = field(default_factory=Plan)
     access: Access = field(default_factory=Access)
     placement: Placement = field(default_factory=Placement)
     policy: str = DISTRIBUTED
     mps_root: str = ""
+    warnings: tuple[str, ...] = ()
 
     def prepared(self) -> "Offer":
         """The offer with its placement ready."""
@@ -79,12 +84,15 @@ def offer(node: Node, settings: Settings, dev_root: str, before: Placement | Non
     Raises ConfigError where the settings ask for what the node cannot do.
     """
     topology = Topology.of(node)
+    planned = plan(node, settings)
+    conflict = pair_warning(settings.device_list_strategy, planned.resources)
     made = Offer(
-        plan(node, settings),
+        planned,
         plan_access(settings, node, dev_root),
         before if before is not None and before.topology == topology else Placement(topology),
         settings.shared_devices_allocation_policy,
         settings.mps_root.rstrip("/"),
+        (*access_warnings(settings, node), *([conflict] if conflict else [])),
     )
     return made.prepared() if len(topology) <= SOON else made
 

@@ -62,7 +62,7 @@ class Offering:
     def _apply(self, new: Offer, held: Held | None) -> None:
         before = {name: view.resource for name, view in self._inventory.store.current.resources.items()}
         self._inventory.apply(new, held, anyio.current_time())
-        told = {*new.plan.warnings, *_held_back(self._inventory.listed)}
+        told = {*new.plan.warnings, *new.warnings, *_held_back(self._inventory.listed)}
         for sentence in sorted(told - self._said):
             log.warning("%s", sentence)
         self._said = frozenset(told)

@@ -1,16 +1,20 @@
 """From the settings and what the node has to what Allocate needs to know."""
 
-import logging
+from collections.abc import Iterator
 
+from gpu_plugin.access.cdi.names import CLASS_NODES
 from gpu_plugin.access.container import CONTROL_NODES, Access, imex_node
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.values import AUTO
 from gpu_plugin.devices.node import Node
 
-log = logging.getLogger(__name__)
-
-# What a CDI class stands for exists where one of its device nodes does.
-_CLASS_NODES = {"gdrcopy": "/dev/gdrdrv", "gds": "/dev/nvidia-fs", "mofed": "/dev/infiniband/"}
+# What makes the device nodes of a class.
+_CLASS_DRIVERS = {
+    "gdrcopy": "the gdrdrv module",
+    "gds": "the nvidia-fs module",
+    "mofed": "MOFED's or another RDMA driver",
+}
 
 
 def plan_access(settings: Settings, node: Node, dev_root: str) -> Access:
@@ -19,16 +23,14 @@ def plan_access(settings: Settings, node: Node, dev_root: str) -> Access:
     Raises:
         ConfigError: an IMEX channel is required and the node has none.
     """
-    wanted = {"gdrcopy": settings.gdrcopy_enabled, "gds": settings.gds_enabled, "mofed": settings.mofed_enabled}
-    features = tuple(name for name, enabled in wanted.items() if enabled)
+    assert AUTO not in settings.device_list_strategy, "the strategy is chosen before anything is planned"
+    features = enabled_features(settings, node.device_nodes)
     missing = missing_channels(settings, node)
     if missing and settings.imex_required:
         raise ConfigError(
             f"IMEX channel {missing[0]} is required and {imex_node(missing[0])} does not exist on this node: "
             "start nvidia-imex, or run with --imex-required=false",
         )
-    for channel in missing:
-        log.warning("IMEX channel %d is left out: %s does not exist on this node", channel, imex_node(channel))
     return Access(
         strategies=settings.device_list_strategy,
         id_strategy=settings.device_id_strategy,
@@ -37,13 +39,46 @@ def plan_access(settings: Settings, node: Node, dev_root: str) -> Access:
         annotation_prefix=settings.cdi_annotation_prefix,
         features=features,
         cdi_classes=cdi_classes(features, node.device_nodes),
-        imex_channels=tuple(c for c in settings.imex_channel_ids if c not in missing),
+        imex_channels=tuple(c for c in _channels(settings) if imex_node(c) in node.device_nodes),
         control_nodes=existing(node.device_nodes),
     )
 
 
+def access_warnings(settings: Settings, node: Node) -> tuple[str, ...]:
+    """A sentence for each thing that the operator asks for without `auto` and the node does not have."""
+    return (*_missing_features(settings, node), *_left_out_channels(settings, node))
+
+
+def _missing_features(settings: Settings, node: Node) -> Iterator[str]:
+    asked = tuple(name for name, enabled in _wanted(settings).items() if enabled is True)
+    found = cdi_classes(asked, node.device_nodes)
+    for name in asked:
+        if name not in found:
+            yield (
+                f"--{name}-enabled is set and there is no device node {CLASS_NODES[name][0]}* on this node: containers are "
+                f"told that they have it all the same; load {_CLASS_DRIVERS[name]}, or run with --{name}-enabled=auto"
+            )
+
+
+def _left_out_channels(settings: Settings, node: Node) -> Iterator[str]:
+    for channel in missing_channels(settings, node):
+        yield (
+            f"IMEX channel {channel} is left out: {imex_node(channel)} does not exist on this node; start nvidia-imex, "
+            "or run with --imex-channel-ids=auto"
+        )
+
+
+def enabled_features(settings: Settings, device_nodes: frozenset[str]) -> tuple[str, ...]:
+    """GDRCopy, GPUDirect Storage and MOFED as far as they are asked for, or are left to a node that has them."""
+    wanted = _wanted(settings)
+    there = cdi_classes(tuple(wanted), device_nodes)
+    return tuple(name for name, enabled in wanted.items() if enabled is True or (enabled == AUTO and name in there))
+
+
 def missing_channels(settings: Settings, node: Node) -> tuple[int, ...]:
-    """IMEX channels that are asked for and whose device node the node does not have."""
+    """IMEX channels that are asked for and whose device node the node does not have; none where that is left to the node."""
+    if settings.imex_channel_ids == AUTO:
+        return ()
     return tuple(c for c in settings.imex_channel_ids if imex_node(c) not in node.device_nodes)
 
 
@@ -54,4 +89,12 @@ def existing(device_nodes: frozenset[str]) -> tuple[str, ...]:
 
 def cdi_classes(features: tuple[str, ...], device_nodes: frozenset[str]) -> tuple[str, ...]:
     """The CDI classes beside gpu that a container is given: each feature asked for whose device nodes exist."""
-    return tuple(f for f in features if any(node.startswith(_CLASS_NODES[f]) for node in device_nodes))
+    return tuple(f for f in features if any(node.startswith(CLASS_NODES[f]) for node in device_nodes))
+
+
+def _wanted(settings: Settings) -> dict[str, object]:
+    return {"gdrcopy": settings.gdrcopy_enabled, "gds": settings.gds_enabled, "mofed": settings.mofed_enabled}
+
+
+def _channels(settings: Settings) -> tuple[int, ...]:
+    return (0,) if settings.imex_channel_ids == AUTO else settings.imex_channel_ids

@@ -63,7 +63,7 @@ def generate(root: str | None, form: str, device_class: str, output: Path | None
     if device_class not in names.CLASSES:
         raise click.UsageError(f"--class: {device_class!r} is none of {', '.join(names.CLASSES)}")
     try:
-        settings, _ = settings_from(given_flags(given), os.environ)
+        settings = settings_from(given_flags(given), os.environ)
         made = built(settings, root)
     except ConfigError as error:
         raise click.UsageError(str(error), click.get_current_context()) from None

@@ -34,7 +34,7 @@ def command(mps_control_binary: str | None, mount_shm: bool, **given: object) ->
     """
     flags = given_flags(given)
     try:
-        settings, _ = settings_from(flags, os.environ)
+        settings = settings_from(flags, os.environ)
         if mount_shm and not settings.mps_root:
             raise ConfigError("--mount-shm: say with --mps-root where")
     except ConfigError as error:
@@ -55,7 +55,7 @@ def command(mps_control_binary: str | None, mount_shm: bool, **given: object) ->
     try:
         hardware = hardware_for(settings)
         return service.run(
-            settings, lambda path: settings_from(flags, os.environ, path)[0], hardware.driver, hardware.host, control
+            settings, lambda path: settings_from(flags, os.environ, path), hardware.driver, hardware.host, control
         )
     except ConfigError as error:
         raise click.UsageError(str(error), click.get_current_context()) from None

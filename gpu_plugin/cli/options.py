@@ -10,14 +10,13 @@ from gpu_plugin.config import document
 from gpu_plugin.config.document import Document
 from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.options import OPTIONS, Option
-from gpu_plugin.config.resolve import chosen, ineffective, resolve
+from gpu_plugin.config.resolve import chosen, resolve
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.values import AUTO
 
 
-def settings_from(
-    flags: Mapping[str, object], environ: Mapping[str, str], file: str | Path | None = None
-) -> tuple[Settings, list[str]]:
-    """Settings from the command line, the environment and a file; and options set that have no effect.
+def settings_from(flags: Mapping[str, object], environ: Mapping[str, str], file: str | Path | None = None) -> Settings:
+    """Settings from the command line, the environment and a file.
 
     Args:
         flags: values by option name, as `given_flags` returns them.
@@ -29,7 +28,7 @@ def settings_from(
     """
     name = file or chosen(flags, environ)
     content = read_document(name, "--config-file ") if name else None
-    return resolve(flags, environ, content), ineffective(flags, environ, content)
+    return resolve(flags, environ, content)
 
 
 def read_document(file: str | Path, named_by: str = "") -> Document:
@@ -71,11 +70,11 @@ def _flag(option: Option, *, hidden: bool = False) -> Callable[[Any], Any]:
     names = [f"--{flag}" for flag in option.flags]
     envs = ", ".join(f"${env}" for env in option.envs)
     default = "" if option.default in (None, "") else f" [default: {str(option.default).lower()}]"
-    idle = "" if option.effective else " (no effect in this version)"
-    text = f"{option.help}{idle}{default} [{envs}]"
+    text = f"{option.help}{default} [{envs}]"
     more: dict[str, Any] = {}
     if option.switch:
-        more = {"is_flag": False, "flag_value": "true", "metavar": "[true|false]"}
+        metavar = "[true|false|auto]" if AUTO in getattr(option.parse, "schema", {}).get("enum", ()) else "[true|false]"
+        more = {"is_flag": False, "flag_value": "true", "metavar": metavar}
     elif option.many:
         more = {"multiple": True, "metavar": "LIST"}
     elif words := getattr(option.parse, "schema", {}).get("enum"):

@@ -19,7 +19,7 @@ def command(**given: object) -> int:
     """
     flags = given_flags(given)
     try:
-        settings, idle = settings_from(flags, os.environ)
+        settings = settings_from(flags, os.environ)
     except ConfigError as error:
         raise click.UsageError(str(error), click.get_current_context()) from None
 
@@ -30,9 +30,7 @@ def command(**given: object) -> int:
     gc.freeze()  # nor does a later look go through them again, 20 ms in which nothing is answered
     gc.enable()
     logs.configure(settings.log_format, settings.log_level)
-    if idle:
-        daemon.log.warning("accepted without effect in this version: --%s", ", --".join(idle))
     try:
-        return daemon.run(settings, lambda path: settings_from(flags, os.environ, path)[0])
+        return daemon.run(settings, lambda path: settings_from(flags, os.environ, path))
     except ConfigError as error:
         raise click.UsageError(str(error), click.get_current_context()) from None

@@ -112,6 +112,9 @@ def lines(status: dict[str, Any]) -> list[str]:
         shown.append(f"               REFUSED a newer one: {configuration['refused']}")
     reloads = ", ".join(f"{count} {word}" for word, count in configuration["reloads"].items())
     shown.append(f"reloads        {reloads}")
+    strategy = status["device_list_strategy"]
+    because = f" ({strategy['reason']})" if strategy["reason"] else ""
+    shown.append(f"strategy       {', '.join(strategy['used'])}{because}")
     width = max((len(name) for name in status["resources"]), default=0)
     for name, counts in status["resources"].items():
         more = f", {counts['retired']} retired" if counts["retired"] else ""

@@ -82,10 +82,7 @@ def _idle(document: Document | None) -> list[Fault]:
 
     if document is None:
         return []
-    idle = [tuple(option.file.split(".")) for option in OPTIONS if option.file and not option.effective]
-    reasons = dict.fromkeys(idle, "accepted without effect in this version") | dict.fromkeys(
-        FOREIGN, "read by gpu-feature-discovery, not by this plugin"
-    )
+    reasons = dict.fromkeys(FOREIGN, "read by gpu-feature-discovery, not by this plugin")
     found = [
         Fault(f"warning: {reason}", document.source, document.line(place), spell(place))
         for place, reason in reasons.items()

@@ -18,8 +18,7 @@ class Option:
 
     `name` is the field of Settings; `flags` without dashes, the first is the one we show; `envs` in the order they are
     looked up; `file` the dotted key in the config file; `default` is read by `parse` unless it is None; a `switch` may stand
-    without a value; a flag of `many` may stand several times; `effective` is False for what is accepted for the sake of
-    existing manifests and has no effect in this version.
+    without a value; a flag of `many` may stand several times.
     """
 
     name: str
@@ -31,7 +30,6 @@ class Option:
     help: str
     switch: bool = False
     many: bool = False
-    effective: bool = True
 
 
 def _option(
@@ -44,7 +42,6 @@ def _option(
     flags: tuple[str, ...] = (),
     envs: tuple[str, ...] = (),
     many: bool = False,
-    effective: bool = True,
 ) -> Option:
     """An option whose flag and environment variable are its name, unless others are given."""
     return Option(
@@ -56,12 +53,17 @@ def _option(
         parse,
         text,
         many=many,
-        effective=effective,
     )
 
 
-def _switch(name: str, file: str, default: object, text: str) -> Option:
-    return Option(name, (name.replace("_", "-"),), (name.upper(),), file, default, values.boolean, text, switch=True)
+def _switch(name: str, file: str, default: object, text: str, parse: Reading[object] = values.boolean) -> Option:
+    return Option(name, (name.replace("_", "-"),), (name.upper(),), file, default, parse, text, switch=True)
+
+
+def _feature(name: str, file: str, what: str) -> Option:
+    return _switch(
+        name, file, False, f"give containers {what}; auto: where its device nodes exist", values.boolean_or_auto
+    )
 
 
 NVIDIA: tuple[Option, ...] = (
@@ -101,8 +103,9 @@ NVIDIA: tuple[Option, ...] = (
         "device_list_strategy",
         "flags.plugin.deviceListStrategy",
         "envvar",
-        values.choices("envvar", "volume-mounts", "cdi-annotations", "cdi-cri"),
-        "how the runtime is told of devices, one or several of envvar, volume-mounts, cdi-annotations, cdi-cri",
+        values.choices("envvar", "volume-mounts", "cdi-annotations", "cdi-cri", alone=values.AUTO),
+        "how the runtime is told of devices, one or several of envvar, volume-mounts, cdi-annotations, cdi-cri; "
+        "auto: cdi-cri where kubelet and runtime are known to take CDI device names, else envvar",
         many=True,
     ),
     _option(
@@ -112,9 +115,9 @@ NVIDIA: tuple[Option, ...] = (
         values.choice("uuid", "index"),
         "what the runtime is told a device is called",
     ),
-    _switch("gdrcopy_enabled", "flags.gdrcopyEnabled", False, "give containers GDRCopy"),
-    _switch("gds_enabled", "flags.gdsEnabled", False, "give containers GPUDirect Storage"),
-    _switch("mofed_enabled", "flags.mofedEnabled", False, "give containers the MOFED devices"),
+    _feature("gdrcopy_enabled", "flags.gdrcopyEnabled", "GDRCopy"),
+    _feature("gds_enabled", "flags.gdsEnabled", "GPUDirect Storage"),
+    _feature("mofed_enabled", "flags.mofedEnabled", "the MOFED devices"),
     _option(
         "cdi_annotation_prefix",
         "flags.plugin.cdiAnnotationPrefix",
@@ -160,7 +163,7 @@ NVIDIA: tuple[Option, ...] = (
         "imex.channelIDs",
         "",
         values.imex_channels,
-        "IMEX channels given to every container: none or 0",
+        "IMEX channels given to every container: none or 0; auto: 0 where its device node exists",
         many=True,
     ),
     _switch("imex_required", "imex.required", False, "treat a missing IMEX channel as an error"),

@@ -62,21 +62,6 @@ def chosen(flags: Mapping[str, object], environ: Mapping[str, str]) -> str:
     return str(flags.get("config_file") or environ.get("CONFIG_FILE") or "")
 
 
-def ineffective(flags: Mapping[str, object], environ: Mapping[str, str], file: File = None) -> list[str]:
-    """Names of options that somebody set and that this version accepts without acting on them."""
-    document = _document(flags, environ, file)
-    return [
-        option.flags[0]
-        for option in OPTIONS
-        if not option.effective
-        and (
-            flags.get(option.name) is not None
-            or any(environ.get(env) for env in option.envs)
-            or (option.file and at(document.content, tuple(option.file.split("."))))
-        )
-    ]
-
-
 def at(content: object, place: Place) -> object:
     """What stands at a place of mappings in mappings; None where nothing does."""
     for key in place:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from gpu_plugin.config.sharing import NamePattern, SharedResource
+from gpu_plugin.config.values import Auto
 from gpu_plugin.config.verdicts import Verdicts
 
 DEVICE_PLUGIN_DIR = "/var/lib/kubelet/device-plugins"
@@ -18,9 +19,12 @@ STATE_DIR = "/var/lib/gpu-plugin"
 class Settings:
     """Every option under its own name; durations are in seconds. Defaults are those of `options.OPTIONS`.
 
-    The last four stand in the config file alone. The first three of them are in the file's order: what is shared, and the
-    names of whole GPUs by model and of MIG devices by profile, of which the first that matches counts. The last is what
-    Xids and health signals mean by the operator's word.
+    `sharing` to `verdicts` stand in the config file alone. The first three of them are in the file's order: what is shared,
+    and the names of whole GPUs by model and of MIG devices by profile, of which the first that matches counts. The fourth is
+    what Xids and health signals mean by the operator's word.
+
+    `device_list_strategy_reason` is no option. Where the operator leaves the strategy to the node, `device_list_strategy` is
+    what was chosen once the node was looked at, and this is why; empty where the operator names strategies.
     """
 
     mig_strategy: str
@@ -30,16 +34,16 @@ class Settings:
     pass_device_specs: bool
     device_list_strategy: tuple[str, ...]
     device_id_strategy: str
-    gdrcopy_enabled: bool
-    gds_enabled: bool
-    mofed_enabled: bool
+    gdrcopy_enabled: bool | Auto
+    gds_enabled: bool | Auto
+    mofed_enabled: bool | Auto
     cdi_annotation_prefix: str
     nvidia_cdi_hook_path: str
     driver_root_ctr_path: str
     mps_root: str
     shared_devices_allocation_policy: str
     device_discovery_strategy: str
-    imex_channel_ids: tuple[int, ...]
+    imex_channel_ids: tuple[int, ...] | Auto
     imex_required: bool
     kubelet_socket: str | None
     device_plugin_dir: str | None
@@ -74,6 +78,7 @@ class Settings:
     gpu_names: tuple[NamePattern, ...] = ()
     mig_names: tuple[NamePattern, ...] = ()
     verdicts: Verdicts = field(default_factory=Verdicts)
+    device_list_strategy_reason: str = ""
 
     @property
     def socket_dir(self) -> str:

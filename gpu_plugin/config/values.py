@@ -7,9 +7,9 @@ tells by a JSON Schema what it takes from a file.
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, Literal, TypeVar
 
 from gpu_plugin.config.names import label_key_fault
 
@@ -45,6 +45,11 @@ def reading(schema: Mapping[str, object]) -> Callable[[Callable[[object], T]], R
 # Go's strconv.ParseBool, which NVIDIA's plugin reads its flags with.
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 _FALSE = ("0", "f", "F", "FALSE", "false", "False")
+
+AUTO: Final = "auto"
+"""What leaves an option to what the node is found to have."""
+
+Auto = Literal["auto"]
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ms|s|m|h)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -108,6 +113,17 @@ def boolean(written: object) -> bool:
     raise ValueError(f"{written!r} is neither true nor false")
 
 
+@reading({"enum": [True, False, *_TRUE, *_FALSE, AUTO]})
+def boolean_or_auto(written: object) -> bool | Auto:
+    """True or false as `boolean` reads them, or AUTO."""
+    if written == AUTO:
+        return AUTO
+    try:
+        return boolean(written)
+    except ValueError:
+        raise ValueError(f"{written!r} is neither true nor false nor {AUTO}") from None
+
+
 def choice(*allowed: str) -> Reading[str]:
     """One of `allowed`."""
 
@@ -120,27 +136,34 @@ def choice(*allowed: str) -> Reading[str]:
     return parse
 
 
-def choices(*allowed: str) -> Reading[tuple[str, ...]]:
-    """Some of `allowed`: text split at commas, or a list; in order, each once."""
-    one = "|".join(re.escape(word) for word in allowed)
-    schema = {
-        "anyOf": [
-            {"type": "string", "pattern": f"^[ ,]*({one})( *,[ ,]*({one}))*[ ,]*$"},
-            {"type": "array", "items": {"enum": list(allowed)}, "minItems": 1},
-        ]
-    }
+def choices(*allowed: str, alone: str = "") -> Reading[tuple[str, ...]]:
+    """Some of `allowed`, or `alone` by itself: text split at commas, or a list; in order, each once."""
+    words = (*allowed, alone) if alone else allowed
+    schema = {"anyOf": [part for group in (allowed, (alone,)) if all(group) for part in _lists_of(group)]}
 
     @reading(schema)
     def parse(written: object) -> tuple[str, ...]:
-        items = texts(written)
+        items = tuple(dict.fromkeys(texts(written)))
         for item in items:
-            if item not in allowed:
-                raise ValueError(f"{item!r} is not one of {', '.join(allowed)}")
+            if item not in words:
+                raise ValueError(f"{item!r} is not one of {', '.join(words)}")
         if not items:
-            raise ValueError(f"names none of {', '.join(allowed)}")
-        return tuple(dict.fromkeys(items))
+            raise ValueError(f"names none of {', '.join(words)}")
+        if alone in items and len(items) > 1:
+            others = ", ".join(item for item in items if item != alone)
+            raise ValueError(f"{alone!r} stands alone: leave it out, or leave out {others}")
+        return items
 
     return parse
+
+
+def _lists_of(words: Sequence[str]) -> list[Mapping[str, object]]:
+    """JSON Schemas of text that names some of these words, split at commas, and of a list of them."""
+    one = "|".join(re.escape(word) for word in words)
+    return [
+        {"type": "string", "pattern": f"^[ ,]*({one})( *,[ ,]*({one}))*[ ,]*$"},
+        {"type": "array", "items": {"enum": list(words)}, "minItems": 1},
+    ]
 
 
 @reading(TEXTS)
@@ -175,9 +198,11 @@ def integers(written: object) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-@reading({"anyOf": [{"enum": ["", "0", 0]}, {"type": "array", "items": {"enum": [0, "0"]}, "maxItems": 1}]})
-def imex_channels(written: object) -> tuple[int, ...]:
-    """No IMEX channel, or channel 0: the only ones NVIDIA's plugin knows."""
+@reading({"anyOf": [{"enum": ["", "0", 0, AUTO]}, {"type": "array", "items": {"enum": [0, "0"]}, "maxItems": 1}]})
+def imex_channels(written: object) -> tuple[int, ...] | Auto:
+    """No IMEX channel, or channel 0: the only ones NVIDIA's plugin knows; or AUTO."""
+    if written == AUTO:
+        return AUTO
     numbers = integers(written)
     if numbers not in {(), (0,)}:
         raise ValueError(f"channel IDs must be [] or [0], not {list(numbers)}")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import anyio
 
+from gpu_plugin.access.conflicts import PairWatch
 from gpu_plugin.devices.naming import resource_name_fault
 from gpu_plugin.kubelet.backoff import Backoff
 from gpu_plugin.kubelet.directory import NET
@@ -37,9 +38,15 @@ class ResourceEndpoint:
     """Keeps one resource registered for as long as `run` runs."""
 
     def __init__(
-        self, resource: str, store: SnapshotStore, kubelet_socket: Path | None, directory: Path, look: Pulse
+        self,
+        resource: str,
+        store: SnapshotStore,
+        kubelet_socket: Path | None,
+        directory: Path,
+        look: Pulse,
+        pairs: PairWatch | None = None,
     ) -> None:
-        """Takes the pulse that rings when something in `directory` may have changed.
+        """Takes the pulse that rings when something in `directory` may have changed, and what all resources' services share.
 
         `kubelet_socket` is `directory`/kubelet.sock, or None to serve without registering. Raises ValueError for a name
         that no kubelet would take.
@@ -53,6 +60,7 @@ class ResourceEndpoint:
         self._kubelet_socket = kubelet_socket
         self._directory = directory
         self._look = look
+        self._pairs = pairs
 
     async def run(self) -> None:
         """Serves until cancelled, then ends streams, connections and socket. One failure after the other is mended."""
@@ -110,7 +118,7 @@ class ResourceEndpoint:
         remove_stale(self._directory)
         path = socket_path(self._directory, self.resource, next(_INCARNATIONS))
         await self._feed.refresh()
-        service = DevicePluginService(self._feed, self._store, self._look.ring)
+        service = DevicePluginService(self._feed, self._store, self._look.ring, self._pairs)
         server = SocketServer(service)
         try:
             try:

@@ -7,6 +7,7 @@ from pathlib import Path
 import anyio
 import anyio.abc
 
+from gpu_plugin.access.conflicts import PairWatch
 from gpu_plugin.kubelet.endpoint import ResourceEndpoint
 from gpu_plugin.parts import forever
 from gpu_plugin.pulse import Pulse
@@ -21,8 +22,9 @@ class Endpoints:
     def __init__(self, store: SnapshotStore, kubelet_socket: Path | None, directory: Path, look: Pulse) -> None:
         """Takes what each `ResourceEndpoint` takes."""
         self._store = store
+        pairs = PairWatch()
         self._make: Callable[[str], ResourceEndpoint] = lambda name: ResourceEndpoint(
-            name, store, kubelet_socket, directory, look
+            name, store, kubelet_socket, directory, look, pairs
         )
         self._running: dict[str, anyio.CancelScope] = {}
 

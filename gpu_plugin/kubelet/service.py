@@ -16,6 +16,7 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
+from gpu_plugin.access.conflicts import PairWatch
 from gpu_plugin.access.container import container_edits
 from gpu_plugin.access.edits import ContainerEdits
 from gpu_plugin.devices.device import Device
@@ -65,7 +66,17 @@ class DevicePluginService:
     left is what counts. Other clients may come and go. Who never asks for options is taken for a kubelet if alone.
     """
 
-    def __init__(self, feed: ListFeed, store: SnapshotStore, stream_ended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        feed: ListFeed,
+        store: SnapshotStore,
+        stream_ended: Callable[[], None],
+        pairs: PairWatch | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`pairs` is shared by the services of all resources; `clock` is steady, in seconds."""
+        self._pairs = pairs or PairWatch()
+        self._clock = clock
         self.resource = feed.resource
         self._asked: WeakSet[object] = WeakSet()
         self._open: dict[bool, int] = {True: 0, False: 0}
@@ -160,7 +171,10 @@ class DevicePluginService:
             RequestRejectedError: several shared devices for one container, where the operator forbids that.
         """
         view = self._view()
-        return [container_edits(self._devices(view, ids), view.access) for ids in containers]
+        answers = [container_edits(self._devices(view, ids), view.access) for ids in containers]
+        if sentence := self._pairs.allocated(self.resource, view.access.strategies, self._clock()):
+            log.warning("%s", sentence)
+        return answers
 
     def preferred_bytes(self, request: bytes) -> bytes:
         """A PreferredAllocationResponse. Never raises: an error here fails the pod, an empty answer leaves it to the kubelet."""

@@ -24,6 +24,7 @@ class DaemonProcess:
         self.directory = directory
         self.state = directory / state
         self.log = directory / "daemon.log"
+        self.specs = directory.parent / "cdi"
         self.profile = profile
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -31,7 +32,7 @@ class DaemonProcess:
         command = [sys.executable, "-m", "gpu_plugin", "run"]
         if in_directory:
             command += ["--device-plugin-dir", str(self.directory)]
-        command += ["--state-dir", str(self.state)]
+        command += ["--state-dir", str(self.state), "--cdi-dir", str(self.specs)]
         command += ["--health-poll-interval", "100ms", "--log-level", "debug"]
         if self.profile:
             command += ["--simulate", self.profile]

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,11 +73,11 @@ def common(numbers: dict[str, list[object]]) -> dict[str, list[object]]:
     }
 
 
-async def looks(kubelet: StandInKubelet, podman: Podman, specs: Path, pod: str, resource: str) -> dict[str, object]:
+async def looks(kubelet: StandInKubelet, podman: Podman, specs: Path, pod: str, resource: str) -> dict[str, Any]:
     """What a container sees that is run with exactly what the kubelet was answered for it."""
     response = (await kubelet.admit(pod, {resource: 1})).allocations[0].response
-    assert not (response.envs or response.mounts or response.devices or response.annotations)
-    found: dict[str, object] = json.loads(podman.python(specs, response.cdi_devices, LOOK))
+    assert (response.envs, response.mounts, response.devices, response.annotations) == ({}, (), (), {})
+    found: dict[str, Any] = json.loads(podman.python(specs, response.cdi_devices, LOOK))
     return found
 
 

@@ -1,7 +1,9 @@
 """The daemon's parts together, in this process, where a test can count calls and break single parts."""
 
 import errno
+import os
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -14,12 +16,14 @@ import pytest
 
 from gpu_plugin import control, faulting_pods, memory
 from gpu_plugin import daemon as daemon_module
+from gpu_plugin.access.node_evidence import ContainerdEvidence, CriSection, KubeletEvidence, NodeEvidence
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon import Daemon
 from gpu_plugin.hardware import Hardware
 from gpu_plugin.health.observation import ApplicationError
 from gpu_plugin.journal import Journal
 from gpu_plugin.kubelet.directory import watch
+from gpu_plugin.list_strategy import ListStrategy
 from gpu_plugin.nvml import monitor
 from gpu_plugin.nvml.port import NvmlError, Return
 from gpu_plugin.simulation.driver import SimulatedDriver
@@ -536,3 +540,47 @@ async def test_a_driver_call_that_hangs_during_a_release_is_said_and_holds_up_no
             await kubelet.admit("pod", {GPU: 7})
         finally:
             node.heal(3)
+
+
+async def test_a_strategy_left_to_the_node_is_used_told_and_chosen_again_with_the_configuration(
+    kubelet, directory, monkeypatch, caplog
+):
+    caplog.set_level("INFO")
+    found = [NodeEvidence(trouble="nothing is known")]
+    monkeypatch.setattr(daemon_module, "configure", lambda *_: None)  # it would take the log's records from this test
+    monkeypatch.setattr(daemon_module, "ListStrategy", lambda: ListStrategy(lambda _: found[0]))
+    asked = {
+        "simulate": "t4-4",
+        "device_list_strategy": "auto",
+        "cdi_dir": str(directory / "cdi"),
+        "device_plugin_dir": str(directory),
+        "state_dir": str(directory / "state"),
+    }
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(daemon_module.serve, resolve(asked, {}), lambda _: resolve(asked, {}))
+        await kubelet.wait_for(lambda: GPU in kubelet.resources and kubelet.resources[GPU].allocatable > 0)
+        before = (await kubelet.admit("before", {GPU: 1})).allocations[0].response
+        assert before.envs["NVIDIA_VISIBLE_DEVICES"].startswith("GPU-")
+        told = await answers(directory, "status")
+        assert told["device_list_strategy"] == {"used": ["envvar"], "reason": "auto: nothing is known"}
+        read_there = CriSection("/etc/containerd/config.toml", spec_dirs=(str(directory / "cdi"),))
+        found[0] = NodeEvidence(
+            kubelet=KubeletEvidence("1.31.2"),
+            sockets=("/run/containerd/containerd.sock",),
+            containerd={"containerd": ContainerdEvidence("/etc/containerd/config.toml", 3, (read_there,))},
+        )
+        os.kill(os.getpid(), signal.SIGHUP)
+
+        async def chosen_again():
+            return (await ask(directory, "status"))["device_list_strategy"]["used"] == ["cdi-cri"]
+
+        await until(chosen_again)
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 4)  # once the specification is written
+        after = (await kubelet.admit("after", {GPU: 1})).allocations[0].response
+        assert not after.envs
+        assert after.cdi_devices[0].startswith("k8s.device-plugin.nvidia.com/gpu=GPU-")
+        tasks.cancel_scope.cancel()
+    assert caplog.text.count("device list strategy: envvar (auto: nothing is known)") == 1
+    assert (
+        caplog.text.count("device list strategy: cdi-cri (auto: the kubelet's package is of version 1.31.2, and") == 1
+    )

@@ -246,3 +246,13 @@ def test_a_daemon_that_served_other_replicas_is_not_taken_for_the_one_that_is_as
     assert told(inventory)[GPU][0] == "GPU-a::0"
     inventory.apply(by_mps(3), None, 2)
     assert {device.reason for device in inventory.store.current.resources[GPU].resource.devices} == {MPS_UNKNOWN}
+
+
+def test_a_pair_of_resources_that_envvar_cannot_serve_together_is_warned_of_when_it_appears():
+    sliced = Node((NODE.gpus[0], cut(NODE.gpus[1], "x")))
+    assert offered(NODE, mig_strategy="mixed").warnings == ()
+    [sentence] = offered(sliced, mig_strategy="mixed").warnings
+    assert f"two of {GPU}, nvidia.com/mig-1g.10gb " in sentence
+    assert offered(sliced, mig_strategy="mixed", device_list_strategy=("cdi-cri",)).warnings == ()
+    asked = offered(NODE, gds_enabled=True).warnings
+    assert [warning.split()[0] for warning in asked] == ["--gds-enabled"]

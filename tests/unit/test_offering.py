@@ -215,3 +215,12 @@ async def test_gpus_are_served_even_if_judging_their_sets_fails(settings, monkey
         await served.until(lambda: served.view.policy == "packed")
     assert caplog.text.count("judging sets of GPUs failed") == 2  # tried again with the next offer, and not before
     assert "judging sets of GPUs failed; pods get good ones, which may not be the best" in caplog.text
+
+
+async def test_what_is_asked_for_and_not_there_is_said_once(settings, caplog):
+    async with serving(settings) as served:
+        served.take(node(1), gds_enabled=True)
+        await served.until(lambda: GPU in served.inventory.store.current.resources)
+        served.take(node(2), gds_enabled=True)
+        await served.until(lambda: len(served.view.resource.devices) == 2)
+    assert caplog.text.count("--gds-enabled is set and there is no device node") == 1

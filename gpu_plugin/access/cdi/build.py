@@ -229,13 +229,5 @@ def _simple(nodes: _Nodes, name: str, paths: Iterable[str]) -> SpecDevice:
 
 def class_nodes(device_class: str, nodes: Iterable[str]) -> list[str]:
     """Those of these device nodes that are a class's."""
-    beginnings = CLASS_NODES[device_class]
+    beginnings = names.CLASS_NODES[device_class]
     return sorted(path for path in nodes if path.startswith(beginnings))
-
-
-CLASS_NODES: Mapping[str, tuple[str, ...]] = {
-    names.GDRCOPY: ("/dev/gdrdrv",),
-    names.GDS: ("/dev/nvidia-fs",),
-    names.MOFED: ("/dev/infiniband/uverbs", "/dev/infiniband/rdma_cm"),
-}
-"""How the device nodes of each class begin (nvcdi: gdrcopy.go, gds.go, mofed.go)."""

@@ -9,6 +9,13 @@ GDS = "gds"
 MOFED = "mofed"
 CLASSES = (GPU, IMEX, GDRCOPY, GDS, MOFED)
 
+CLASS_NODES = {
+    GDRCOPY: ("/dev/gdrdrv",),
+    GDS: ("/dev/nvidia-fs",),
+    MOFED: ("/dev/infiniband/uverbs", "/dev/infiniband/rdma_cm"),
+}
+"""How the device nodes of each class begin (nvcdi: gdrcopy.go, gds.go, mofed.go)."""
+
 ALL = "all"
 """The device that stands for all of its class."""
 

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from gpu_plugin.access.container import CONTROL_NODES, Access
-from gpu_plugin.access.plan import cdi_classes, existing, missing_channels, plan_access
+from gpu_plugin.access.plan import access_warnings, cdi_classes, existing, missing_channels, plan_access
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.devices.node import Node
@@ -16,6 +16,17 @@ def planned(*device_nodes: str, **asked: object) -> Access:
     """The access on a node with these device nodes."""
     settings = dataclasses.replace(DEFAULTS, **asked)  # type: ignore[arg-type]
     return plan_access(settings, Node(device_nodes=frozenset(device_nodes)), "/host")
+
+
+def warned(*device_nodes: str, **asked: object) -> tuple[str, ...]:
+    """The warnings on such a node."""
+    settings = dataclasses.replace(DEFAULTS, **asked)  # type: ignore[arg-type]
+    return access_warnings(settings, Node(device_nodes=frozenset(device_nodes)))
+
+
+def test_a_strategy_that_is_not_chosen_yet_is_never_planned_with():
+    with pytest.raises(AssertionError, match="chosen before"):
+        planned(device_list_strategy=("auto",))
 
 
 def test_what_is_asked_for_is_given():
@@ -67,6 +78,45 @@ def test_a_feature_is_a_cdi_class_where_its_device_nodes_exist(features, found, 
     assert cdi_classes(features, frozenset(found)) == features[:classes]
 
 
+@pytest.mark.parametrize(
+    ("feature", "device_node"),
+    [("gdrcopy", "/dev/gdrdrv"), ("gds", "/dev/nvidia-fs0"), ("mofed", "/dev/infiniband/uverbs0")],
+)
+def test_a_feature_left_to_the_node_is_on_where_its_device_nodes_are(feature, device_node):
+    asked = {f"{feature}_enabled": "auto"}
+    assert (planned(**asked).features, planned(**asked).cdi_classes) == ((), ())
+    found = planned(device_node, **asked)
+    assert (found.features, found.cdi_classes) == ((feature,), (feature,))
+    assert warned(**asked) == warned(device_node, **asked) == ()
+
+
+@pytest.mark.parametrize(
+    ("feature", "device_node", "others"),
+    [
+        ("gdrcopy", "/dev/gdrdrv", "/dev/nvidia-fs0"),
+        ("gds", "/dev/nvidia-fs0", "/dev/gdrdrv"),
+        ("mofed", "/dev/infiniband/uverbs0", "/dev/nvidia0"),
+    ],
+)
+def test_a_feature_that_is_asked_for_and_not_there_is_warned_of_once(feature, device_node, others):
+    asked = {f"{feature}_enabled": True}
+    [sentence] = warned(others, **asked)
+    assert (
+        f"--{feature}-enabled is set and there is no device node {device_node.rstrip('0').removesuffix('uverbs')}"
+        in sentence
+    )
+    assert sentence.endswith(f"or run with --{feature}-enabled=auto")
+    assert warned(device_node, **asked) == ()
+
+
+def test_an_imex_channel_left_to_the_node_is_given_where_it_exists():
+    for required in (False, True):
+        asked = {"imex_channel_ids": "auto", "imex_required": required}
+        assert planned(**asked).imex_channels == ()
+        assert planned(CHANNEL, **asked).imex_channels == (0,)
+        assert warned(**asked) == ()
+
+
 def test_an_imex_channel_that_exists_is_given():
     assert planned(CHANNEL, imex_channel_ids=(0,), imex_required=True).imex_channels == (0,)
     assert planned(CHANNEL).imex_channels == ()
@@ -77,6 +127,9 @@ def test_an_imex_channel_that_does_not_exist_is_left_out():
     settings = dataclasses.replace(DEFAULTS, imex_channel_ids=(0,))
     assert missing_channels(settings, Node()) == (0,)
     assert missing_channels(settings, Node(device_nodes=frozenset({CHANNEL}))) == ()
+    [sentence] = warned(imex_channel_ids=(0,))
+    assert sentence.startswith(f"IMEX channel 0 is left out: {CHANNEL} does not exist on this node")
+    assert warned(CHANNEL, imex_channel_ids=(0,)) == ()
 
 
 def test_an_imex_channel_that_is_required_and_does_not_exist_is_a_fault():

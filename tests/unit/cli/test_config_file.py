@@ -9,7 +9,7 @@ def settings(tmp_path):
     def read(text):
         file = tmp_path / "config.yaml"
         file.write_text(text)
-        return settings_from({"config_file": str(file)}, {})[0]
+        return settings_from({"config_file": str(file)}, {})
 
     return read
 

@@ -18,6 +18,7 @@ STATUS: dict[str, Any] = {
         "refused": "",
         "reloads": {"applied": 2, "unchanged": 0, "refused": 1},
     },
+    "device_list_strategy": {"used": ["envvar"], "reason": ""},
     "resources": {GPU: {"devices": 9, "healthy": 6, "retired": 1, "sharing": []}},
     "health": {
         "gpus": [
@@ -54,11 +55,18 @@ def test_one_device_is_one():
     alone = {"devices": 1, "healthy": 1, "retired": 0, "sharing": []}
     shown = lines({**STATUS, "resources": {GPU: alone}})
     assert shown[0] == "configuration  no file, in force since 1970-01-01 00:00:01 UTC"
-    assert shown[2] == "nvidia.com/gpu  1 of 1 device healthy"
+    assert shown[3] == "nvidia.com/gpu  1 of 1 device healthy"
 
 
 def test_a_node_that_serves_nothing_says_so():
-    assert lines({**STATUS, "resources": {}})[2] == "no resource is served"
+    assert lines({**STATUS, "resources": {}})[3] == "no resource is served"
+
+
+def test_the_device_list_strategy_is_told_with_the_reason_of_a_choice():
+    assert lines(STATUS)[2] == "strategy       envvar"
+    chosen = {"used": ["cdi-cri"], "reason": "auto: the kubelet's package is of version 1.31.2-1.1"}
+    told = lines({**STATUS, "device_list_strategy": chosen})[2]
+    assert told == "strategy       cdi-cri (auto: the kubelet's package is of version 1.31.2-1.1)"
 
 
 def test_json_is_what_the_daemon_said(run):

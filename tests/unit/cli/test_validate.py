@@ -69,12 +69,11 @@ def test_a_file_that_is_no_yaml_is_one_line(file, capsys):
 
 
 def test_what_has_no_effect_is_warned_of_with_its_line_and_is_no_fault(file, capsys):
-    name = file("flags:\n  gfd: {oneshot: true}\n  plugin:\n    nvidiaCTKPath: /a\n")
+    name = file("flags:\n  gfd: {oneshot: true}\n")
     assert cli.main(["validate", name]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:3] == [
+    assert lines[:2] == [
         f"{name}:2: flags.gfd: warning: read by gpu-feature-discovery, not by this plugin",
-        f"{name}:4: flags.plugin.nvidiaCTKPath: warning: accepted without effect in this version",
         f"{name}: valid",
     ]
 
@@ -152,10 +151,10 @@ def test_without_a_file_nothing_of_files_is_loaded():
 
 
 def test_settings_may_come_from_a_file_that_no_flag_names(file):
-    settings, idle = settings_from(
+    settings = settings_from(
         {"config_file_srcdir": "/a", "node_name": "n"},
         {},
         file("flags: {migStrategy: single, plugin: {nvidiaCTKPath: /x}}"),
     )
     assert isinstance(settings, Settings)
-    assert (settings.mig_strategy, settings.config_file, idle) == ("single", "", ["nvidia-cdi-hook-path"])
+    assert (settings.mig_strategy, settings.config_file, settings.nvidia_cdi_hook_path) == ("single", "", "/x")

@@ -10,7 +10,7 @@ from gpu_plugin.config.device_names import selected_gpus
 from gpu_plugin.config.document import Document, spell
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.options import OPTIONS, Option
-from gpu_plugin.config.resolve import chosen, ineffective, resolve
+from gpu_plugin.config.resolve import chosen, resolve
 from gpu_plugin.config.values import boolean, path, text
 
 BOUNDED = hypothesis_settings(max_examples=80, deadline=None)
@@ -33,6 +33,7 @@ VALUES: dict[str, tuple[str, str]] = {
     "config_file": ("/a.yaml", "/b.yaml"),
     "cdi_feature_flags": ("one", "two,three"),
     "cdi_disable_hooks": ("all", "chmod"),
+    "cdi_dir": ("/a", "/b"),
     "config_file_srcdir": ("/a/available", "/b/available"),
     "default_config": ("a", "b"),
     "fallback_strategies": ("empty", "single,named"),
@@ -470,21 +471,10 @@ def test_a_value_at_fault_contradicts_nothing():
     assert [str(fault) for fault in caught.value.faults] == ["--mps-root: 'relative' is not an absolute path"]
 
 
-# Which file, and what has no effect
+# Which file
 
 
 def test_the_config_file_is_that_of_the_flag_then_the_environment():
     assert chosen({"config_file": "/a"}, {"CONFIG_FILE": "/b"}) == "/a"
     assert chosen({"config_file": None}, {"CONFIG_FILE": "/b"}) == "/b"
     assert chosen({}, {}) == ""
-
-
-@each(OPTIONS)
-def test_options_without_effect_are_named_where_somebody_sets_them(option):
-    expected = [] if option.effective else [option.flags[0]]
-    written = VALUES[option.name][0]
-    assert ineffective({option.name: written}, {}, None) == expected
-    assert ineffective({}, {option.envs[-1]: written}, {}) == expected
-    if option.file:
-        assert ineffective({}, {}, in_file(option.file, written)) == expected
-    assert ineffective({option.name: None}, {option.envs[0]: ""}, None) == []

@@ -115,6 +115,32 @@ def test_choices_outside_what_is_allowed(written, reason):
         values.choices("a", "b")(written)
 
 
+@pytest.mark.parametrize("written", ["auto", ["auto"], " auto,, auto"])
+def test_a_choice_that_stands_alone(written):
+    assert values.choices("a", "b", alone="auto")(written) == ("auto",)
+    assert values.choices("a", "b", alone="auto")("b,a") == ("b", "a")
+
+
+@pytest.mark.parametrize("written", ["auto,a", ["b", "auto", "a"], "a,auto,a"])
+def test_a_choice_that_stands_alone_is_not_combined(written):
+    with pytest.raises(ValueError, match=r"^'auto' stands alone: leave it out, or leave out (a|b, a)$"):
+        values.choices("a", "b", alone="auto")(written)
+    with pytest.raises(ValueError, match=r"^'x' is not one of a, b, auto$"):
+        values.choices("a", "b", alone="auto")("x")
+
+
+@pytest.mark.parametrize(("written", "value"), [("auto", "auto"), ("true", True), ("F", False), (True, True)])
+def test_a_switch_may_be_left_to_the_node(written, value):
+    assert values.boolean_or_auto(written) == value
+    assert values.imex_channels("auto") == "auto"
+
+
+@pytest.mark.parametrize("written", ["", "Auto", "AUTO", ["auto"], None, 2])
+def test_what_is_no_switch_with_auto(written):
+    with pytest.raises(ValueError, match=r"is neither true nor false nor auto$"):
+        values.boolean_or_auto(written)
+
+
 @pytest.mark.parametrize("written", ["c", "", "a,b", None, ["a"], {"a": 1}, 1])
 def test_one_choice_outside_what_is_allowed(written):
     with pytest.raises(ValueError, match=r"is not one of a, b$"):

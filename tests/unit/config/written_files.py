@@ -29,14 +29,17 @@ texts = st.text(st.characters(codec="utf-8", exclude_categories=["C"]), max_size
 
 # What a file may hold for an option, where neither its enumeration nor its being a switch says so.
 WRITTEN: dict[str, st.SearchStrategy[Any]] = {
-    "device_list_strategy": st.sampled_from(["envvar", "cdi-cri,envvar", ["volume-mounts"], ["cdi-cri", "envvar"]]),
+    "device_list_strategy": st.sampled_from(
+        ["envvar", "cdi-cri,envvar", ["volume-mounts"], ["cdi-cri", "envvar"], "auto", ["auto"]]
+    ),
     "cdi_annotation_prefix": texts,
     "driver_root": paths,
     "dev_root": paths | st.just(""),
     "nvidia_cdi_hook_path": paths | st.just(""),
+    "cdi_dir": paths,
     "driver_root_ctr_path": paths,
     "mps_root": paths,
-    "imex_channel_ids": st.sampled_from([[], [0], "", "0", 0, ["0"]]),
+    "imex_channel_ids": st.sampled_from([[], [0], "", "0", 0, ["0"], "auto"]),
     "device_plugin_dir": paths,
     "pod_resources_socket": paths,
     "state_dir": paths,

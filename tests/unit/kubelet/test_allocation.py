@@ -13,6 +13,7 @@ from grpclib.exceptions import GRPCError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_plugin.access.conflicts import PairWatch
 from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.kubelet import service as service_module
@@ -68,6 +69,25 @@ def test_an_unknown_device_is_refused_by_name(identifier):
         made().allocate([[IDS[0]], [identifier]])
     assert repr(identifier) in str(refused.value)
     assert refused.value.status is Status.NOT_FOUND
+
+
+def test_two_resources_that_one_container_may_have_got_are_said_and_answered_as_ever(caplog):
+    store, pairs, now = SnapshotStore(), PairWatch(), [5.0]
+    names = (GPU, "nvidia.com/shared")
+    store.publish({name: view(devices(8), name) for name in names})
+    services = {}
+    for name in names:
+        feed = ListFeed.__new__(ListFeed)
+        feed.resource = name
+        services[name] = DevicePluginService(feed, store, lambda: None, pairs, lambda: now[0])
+    alone = made().allocate([[IDS[1]]])
+    services[GPU].allocate([[IDS[0]]])
+    now[0] += 0.004
+    assert services["nvidia.com/shared"].allocate([[IDS[1]]]) == alone
+    assert caplog.text.count("nvidia.com/gpu and nvidia.com/shared were allocated within") == 1
+    now[0] += 60
+    services[GPU].allocate([[IDS[0]]])
+    assert caplog.text.count("were allocated within") == 1
 
 
 def test_an_unhealthy_device_is_refused_by_name_and_reason():

@@ -6,11 +6,11 @@ import anyio
 import pytest
 
 from gpu_plugin.nvml.calls import DriverCalls, DriverSession
-from gpu_plugin.threads import settled
 from gpu_plugin.nvml.port import NvmlError, Return
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
+from gpu_plugin.threads import settled
 
 from .monitored import LONG
 
