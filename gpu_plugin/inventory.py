@@ -15,7 +15,7 @@ from gpu_plugin.devices.naming import DOMAIN, PLACEHOLDER, resource_name_fault
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import Plan, check_length, plan
 from gpu_plugin.devices.retirement import Held, Retirement, retire
-from gpu_plugin.devices.sharing import REPLICA
+from gpu_plugin.devices.sharing import REPLICA, MpsShared
 from gpu_plugin.placement.prepared import SOON, Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.snapshot import ResourceView, SnapshotStore
@@ -46,15 +46,6 @@ class Offer:
     def prepared(self) -> "Offer":
         """The offer with its placement ready."""
         return self if self.placement.ready else replace(self, placement=Placement.of(self.placement.topology))
-
-
-@dataclass(frozen=True, slots=True)
-class MpsShared:
-    """A resource that is shared by MPS: the uuids of its GPUs that can be used, and how often each is given out."""
-
-    name: str
-    gpus: tuple[str, ...]
-    replicas: int
 
 
 _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -139,7 +130,7 @@ class Inventory:
             devices = [device for device in resource.devices if device.shared == MPS]
             if devices:
                 gpus = dict.fromkeys(device.gpu for device in devices if not device.held)
-                found.append(MpsShared(resource.name, tuple(gpus), devices[0].replicas))
+                found.append(MpsShared(resource.name, tuple(gpus), devices[0].replicas, devices[0].limits))
         return tuple(found)
 
     @property

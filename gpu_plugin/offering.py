@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import anyio
@@ -12,12 +11,11 @@ import anyio.to_thread
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.retirement import Held
-from gpu_plugin.inventory import Inventory, MpsShared, Offer
+from gpu_plugin.inventory import Inventory, Offer
 from gpu_plugin.kubelet.holders import Holders
-from gpu_plugin.mps.readiness import ready
+from gpu_plugin.mps.watch import MpsWatch
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.pulse import Pulse
-from gpu_plugin.threads import DaemonThreads
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +27,6 @@ MPS_POLL = 1.0
 
 ROUNDS = 2
 """How often the sets of GPUs are judged at most before an offer is published, though links have changed again meanwhile."""
-
-MPS_MOUNT = Path("/mps")
-"""Where NVIDIA's manifests mount the host's MPS root for the plugin; without it, the root itself is looked at."""
 
 
 class Offering:
@@ -125,29 +120,21 @@ class Offering:
 
     async def watch_mps(self) -> None:
         """Keeps devices that are shared by MPS unhealthy for as long as their daemon is down."""
-        threads = DaemonThreads("mps-readiness")
+        watch = MpsWatch()
         try:
             while True:
                 shared = self._inventory.mps_resources
                 if not shared:
                     await self._inventory.store.changed.wait()
                     continue
-                job = await threads.submit(partial(_mps_down, self._settings().mps_root, shared), MPS_POLL)
-                unread = dict.fromkeys((r.name for r in shared), "its MPS daemon's state cannot be read in time")
-                for name, down in (job.done.result() if job.done.done() else unread).items():
+                for name, down in (await watch.look(self._settings(), shared)).items():
                     if self._inventory.mps_changed(name, down):
                         log.log(
                             logging.WARNING if down else logging.INFO, "%s: %s", name, down or "its MPS daemon is up"
                         )
                 await self._inventory.store.changed.wait(MPS_POLL)
         finally:
-            threads.close()
-
-
-def _mps_down(root: str, shared: Iterable[MpsShared]) -> dict[str, str]:
-    """Why the MPS daemon of each resource is down, empty where it is up. Blocks."""
-    at = MPS_MOUNT if MPS_MOUNT.is_dir() else Path(root)
-    return {r.name: ready(at, r.name, gpus=r.gpus, replicas=r.replicas) for r in shared}
+            watch.close()
 
 
 def _held_back(resources: Iterable[Resource]) -> Iterable[str]:

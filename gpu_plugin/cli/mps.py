@@ -63,7 +63,7 @@ def command(mps_control_binary: str | None, mount_shm: bool, **given: object) ->
 
 def _control(settings: Settings, binary: str | None) -> Sequence[str]:
     """The control program with the arguments that it always gets. Raises MpsError where there is none."""
-    from gpu_plugin.mps import control_daemon  # noqa: PLC0415
+    from gpu_plugin.mps import control_program  # noqa: PLC0415
 
     if binary:
         return (binary,)
@@ -71,7 +71,8 @@ def _control(settings: Settings, binary: str | None) -> Sequence[str]:
         from gpu_plugin.simulation import mps_control  # noqa: PLC0415
 
         return mps_control.COMMAND
-    return (control_daemon.find_program((settings.driver_root_ctr_path, settings.driver_root)),)
+    roots = (settings.driver_root_ctr_path, settings.driver_root)
+    return (control_program.find_program(roots, more=", or say where it is with --mps-control-binary"),)
 
 
 def _mount_shm(settings: Settings) -> int:
@@ -79,7 +80,8 @@ def _mount_shm(settings: Settings) -> int:
     from gpu_plugin.mps.errors import MpsError  # noqa: PLC0415
     from gpu_plugin.mps.plan import shm_directory  # noqa: PLC0415
 
-    shm, size = Path(shm_directory(settings.mps_root)), directories.half_of_memory()
+    root = directories.root_here(settings.mps_root)
+    shm, size = Path(shm_directory(str(root))), directories.half_of_memory()
     try:
         mounted = directories.mount_shm(shm, size)
     except MpsError as error:

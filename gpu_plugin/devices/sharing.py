@@ -1,10 +1,10 @@
 """Shared devices: one piece of hardware offered several times, under its own or another name."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.config.sharing import MPS, SharedResource
+from gpu_plugin.config.sharing import MPS, MpsLimits, SharedResource
 from gpu_plugin.devices.device import MIG, Device, with_held
 
 REPLICA = "::"
@@ -18,6 +18,16 @@ class Named:
     name: str
     device: Device
     aliases: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MpsShared:
+    """A resource that is shared by MPS: the uuids of its GPUs that can be used, how often each is given out, the limits."""
+
+    name: str
+    gpus: tuple[str, ...]
+    replicas: int
+    limits: MpsLimits = field(default_factory=MpsLimits)
 
 
 def share(

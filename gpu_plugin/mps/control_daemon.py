@@ -3,52 +3,28 @@
 import asyncio
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import anyio
 
-from gpu_plugin.mps import leftovers, tether
+from gpu_plugin.mps import control_program, leftovers, tether
+from gpu_plugin.mps.control_program import PROGRAM
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.plan import MpsDaemon
 from gpu_plugin.threads import DaemonThreads, Job, begin
 
 log = logging.getLogger(__name__)
 
-PROGRAM = "nvidia-cuda-mps-control"
-
-PROBE_COMMAND = "get_default_active_thread_percentage"
-"""What a control daemon that works can always answer (NVIDIA's plugin asks the same)."""
-
 _LONGEST_LINE = 1000
 _MOST_CHUNKS = 64
 """Reads in a row: a daemon that talks without end holds up nobody."""
 
 _SWEEP_PATIENCE = 5.0
-
-
-def find_program(roots: Sequence[str], path: str | None = None) -> str:
-    """The control program: under one of these driver roots, else on `path` (None: $PATH).
-
-    Raises:
-        MpsError: it is nowhere, with the places that were looked at.
-    """
-    places = [f"{root.rstrip('/')}/usr/bin/{PROGRAM}" for root in roots if root.rstrip("/")]
-    for place in places:
-        if os.access(place, os.X_OK):
-            return place
-    found = shutil.which(PROGRAM, path=path)
-    if found is None:
-        raise MpsError(
-            f"no {PROGRAM} at {', '.join([*places, '$PATH'])}; install the driver's compute utilities, "
-            "or say where it is with --mps-control-binary"
-        )
-    return found
 
 
 class ControlDaemon:
@@ -86,7 +62,7 @@ class ControlDaemon:
                 stdin=subprocess.DEVNULL,
                 stdout=theirs,
                 stderr=subprocess.STDOUT,
-                env=self._environment(marked),
+                env=control_program.environment(self._control[0], self.daemon.environment, marked),
                 start_new_session=True,
             )
         except OSError as error:
@@ -111,33 +87,20 @@ class ControlDaemon:
         """What it answers to a command.
 
         Raises:
-            MpsError: it refuses, or does not answer within `patience` seconds.
+            MpsError: it is not there, or does not answer within `patience` seconds.
         """
-        try:
-            process = subprocess.Popen(  # noqa: S603, ASYNC220 - no shell; it returns once forked
-                self._control,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=self._environment({}),
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise MpsError(f"{self._control[0]} cannot be started: {error.strerror}") from None
+        process = control_program.start_client(self._control, self.daemon.environment)
         answered = begin(lambda: process.communicate(f"{command}\n".encode())[0], "mps-command")
         try:
             await asyncio.wait([answered.done], timeout=patience)
             if not answered.done.done():
-                raise MpsError(f"its control has not answered {command!r} for {patience:g} s")
+                raise control_program.unanswered(command, patience)
         finally:
             if not answered.done.done():
                 process.kill()
                 with anyio.CancelScope(shield=True):
                     await asyncio.wait([answered.done], timeout=1)
-        answer = " ".join(answered.done.result().decode(errors="replace").split())[:_LONGEST_LINE]
-        if process.returncode:
-            raise MpsError(f"its control answers {command!r} with status {process.returncode}: {answer or 'no word'}")
-        return answer
+        return control_program.answer(command, process.returncode, answered.done.result())
 
     async def end(self, patience: float) -> None:
         """Lets it quit, for at most `patience` seconds, then kills it; nothing of it is left when this returns."""
@@ -160,12 +123,6 @@ class ControlDaemon:
         left = await end_leftovers(self._root, self.daemon.resource)
         if left:
             log.warning("%s: killed what an MPS daemon of it left: processes %s", self.daemon.resource, left)
-
-    def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
-        directory = os.path.dirname(self._control[0])  # noqa: PTH120 - the server lies beside it, under a driver root too
-        path = os.pathsep.join(part for part in (directory, inherited.get("PATH", os.defpath)) if part)
-        return {**inherited, **self.daemon.environment, **more, "PATH": path}
 
     def _read(self) -> None:
         """Passes on what it says, a line at a time, as debugging; the last line is kept for the reason of its end."""

@@ -29,6 +29,38 @@ _SELINUX_FILESYSTEM = Path("/sys/fs/selinux/enforce")
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_RELATIME = 2, 4, 8, 1 << 21  # mount(2), linux/mount.h
 
 
+MOUNT = Path("/mps")
+"""Where NVIDIA's manifests mount the host's MPS root in containers."""
+
+
+def root_here(configured: str) -> Path:
+    """Where the MPS root is found by this process. Blocks.
+
+    `configured` (--mps-root) is the root's path on the host, which pods' mounts name. A process that has it under that path
+    looks there; else, one that has a volume mounted at `MOUNT` has it there. A directory at `MOUNT` that is no mount point
+    is somebody else's.
+    """
+    here = Path(configured)
+    return MOUNT if not here.is_dir() and os.path.ismount(MOUNT) else here
+
+
+def shm_fault(shm: Path, mine: Path) -> str:
+    """Why clients in pods would not share memory with the servers that this process starts; empty if they would. Blocks.
+
+    Pods get `shm` as their /dev/shm, and servers have that of this process, `mine`: the two must be one directory.
+    """
+    try:
+        if os.path.samefile(shm, mine):  # noqa: PTH121 - as ismount
+            return ""
+        why = f"{mine} of this process is not {shm}"
+    except OSError as error:
+        why = f"{mine} of this process cannot be compared with {shm} ({error.strerror})"
+    return (
+        f"{why}, which pods get as their /dev/shm: clients will not reach their MPS servers; mount the host's directory shm of "
+        f"--mps-root at /dev/shm of this container, or without a container run mount --bind /dev/shm {shm}"
+    )
+
+
 def make_root(root: Path) -> None:
     """Makes the MPS root. Raises MpsError where that cannot be."""
     _make(root, OPEN_TO_ALL)

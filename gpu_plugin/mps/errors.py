@@ -3,3 +3,7 @@
 
 class MpsError(Exception):
     """A daemon cannot be started, reached or kept; `str()` is a sentence that says why."""
+
+
+class NotStartedError(MpsError):
+    """A program cannot be started, which says nothing of the daemon that it was to ask."""

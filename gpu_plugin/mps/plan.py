@@ -4,6 +4,7 @@ Directories, limits and the order of commands are those of NVIDIA's plugin v0.20
 what containers are given reaches these daemons as it reaches its.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -25,7 +26,11 @@ MAX_SOCKET_PATH = 107
 _LONGEST_SOCKET = "control_privileged"
 """The longest of the names under which the control daemon listens in its pipe directory."""
 
+SET_MEMORY, GET_MEMORY = "set_default_device_pinned_mem_limit", "get_default_device_pinned_mem_limit"
+"""Commands to a control daemon: what a client may use of a GPU's memory at most (nvidia-cuda-mps-control(1))."""
+
 _MIB = 1024 * 1024
+_ROUNDING = 0.05  # a percentage is answered with one digit after the point
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class MpsDaemon:
     """One MPS control daemon, whole: equal ones need no restart.
 
     `gpus` are uuids; `environment` is what the daemon and the commands to it are run with; `commands` are what it is told
-    once it answers, before anyone may use it.
+    once it answers, before anyone may use it, and `threads` is the percentage of a GPU's threads that it then answers.
     """
 
     resource: str
@@ -56,6 +61,7 @@ class MpsDaemon:
     gpus: tuple[str, ...]
     replicas: int
     commands: tuple[str, ...]
+    threads: float
 
     @property
     def environment(self) -> dict[str, str]:
@@ -164,6 +170,7 @@ def plan_daemons(root: str, resources: Iterable[MpsResource]) -> MpsPlan:
                 gpus=tuple(gpu.uuid for gpu in readable),
                 replicas=resource.replicas,
                 commands=limit_commands(readable, resource.replicas, resource.limits),
+                threads=thread_percentage(resource.replicas, resource.limits),
             )
         )
     return MpsPlan(tuple(daemons), refused, tuple(warnings))
@@ -203,8 +210,8 @@ def limit_commands(gpus: tuple[Gpu, ...], replicas: int, limits: MpsLimits) -> t
 
     A GPU is named by its place in the daemon's CUDA_VISIBLE_DEVICES, not by its NVML index: the daemon counts only the
     devices that this variable leaves it, in its order, whatever CUDA_DEVICE_ORDER says. Memory is in MiB, rounded down,
-    and a part that does not say how much it has gets no equal share. The threads' equal share is a whole percentage,
-    rounded down, as with NVIDIA's plugin.
+    and a part that does not say how much it has gets no equal share. The threads' share comes last: a daemon that has it
+    has been told the others too.
     """
     commands = []
     for ordinal, gpu in enumerate(gpus):
@@ -212,7 +219,25 @@ def limit_commands(gpus: tuple[Gpu, ...], replicas: int, limits: MpsLimits) -> t
         if share is None and gpu.memory_bytes:
             share = gpu.memory_bytes // replicas // _MIB
         if share is not None:
-            commands.append(f"set_default_device_pinned_mem_limit {ordinal} {share}M")
-    threads = limits.active_thread_percentage
-    commands.append(f"set_default_active_thread_percentage {100 // replicas if threads is None else threads:g}")
+            commands.append(f"{SET_MEMORY} {ordinal} {share}M")
+    commands.append(f"set_default_active_thread_percentage {thread_percentage(replicas, limits):g}")
     return tuple(commands)
+
+
+def thread_percentage(replicas: int, limits: MpsLimits) -> float:
+    """How much of a GPU's threads each client may use at most, in percent.
+
+    Without a limit it is the equal share, whole and rounded down, as with NVIDIA's plugin.
+    """
+    return 100 // replicas if limits.active_thread_percentage is None else limits.active_thread_percentage
+
+
+def threads_in(said: str) -> float | None:
+    """The percentage of threads that a daemon answered; None where the answer holds no number."""
+    found = re.search(r"\d+(\.\d+)?", said)
+    return float(found[0]) if found else None
+
+
+def same_threads(one: float, other: float) -> bool:
+    """Whether two percentages are the same as far as an answer tells."""
+    return abs(one - other) <= _ROUNDING + 1e-9

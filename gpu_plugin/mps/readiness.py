@@ -7,7 +7,8 @@ the MPS root:
     <resource>/.ready    locked for as long as the resource's daemon is up, a `Mark` as JSON
     <resource>/.down     a sentence: why it is not
 
-`ready` waits for nobody and reads little: it may be asked every second.
+`ready` waits for nobody and reads little: it may be asked every second. Daemons that another program runs hold no such lock:
+`watch` asks those.
 """
 
 import fcntl
@@ -149,10 +150,21 @@ def ready(mps_root: Path, resource: str, *, gpus: Collection[str] = (), replicas
     return ""
 
 
+def supervised(mps_root: Path) -> bool:
+    """Whether gpu-plugin mps runs for this root: then there are no daemons of another program."""
+    descriptor = open_file(mps_root / SUPERVISOR)
+    if descriptor is None:
+        return False
+    try:
+        return _held(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _mark(path: Path) -> Mark | None:
     """What a living supervisor says there; None where nobody holds the lock."""
     for _ in range(3):  # a writer may be half through
-        descriptor = _open(path)
+        descriptor = open_file(path)
         if descriptor is None:
             return None
         try:
@@ -167,15 +179,11 @@ def _mark(path: Path) -> Mark | None:
 
 
 def _why_down(root: Path, resource: str) -> str:
-    descriptor = _open(root / SUPERVISOR)
-    if descriptor is None:
-        return f"gpu-plugin mps has not run on this node, or not with --mps-root {root}"
-    try:
-        if not _held(descriptor):
+    if not supervised(root):
+        if (root / SUPERVISOR).exists():
             return "gpu-plugin mps does not run on this node"
-    finally:
-        os.close(descriptor)
-    descriptor = _open(root / resource / DOWN)
+        return f"gpu-plugin mps has not run on this node, or not for the MPS root that is {root} here"
+    descriptor = open_file(root / resource / DOWN)
     if descriptor is None:
         return "gpu-plugin mps runs none for it (yet); has it the same configuration?"
     try:
@@ -186,8 +194,8 @@ def _why_down(root: Path, resource: str) -> str:
         os.close(descriptor)
 
 
-def _open(path: Path) -> int | None:
-    """A regular file to read, without ever waiting for one; None where there is none."""
+def open_file(path: Path) -> int | None:
+    """A regular file to read, without ever waiting for one: its descriptor; None where there is none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -16,6 +16,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.devices.plan import plan
+from gpu_plugin.mps import directories
 from gpu_plugin.mps.compute_modes import ComputeModes
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.plan import mps_resources
@@ -33,6 +34,9 @@ log = logging.getLogger(__name__)
 
 PROBE_PATIENCE = 5.0
 """Seconds a GPU may take to describe itself before the daemons are planned without it."""
+
+SHM = Path("/dev/shm")  # noqa: S108 - the kernel's name for it
+"""Where MPS servers and their clients share memory, each in its own container."""
 
 UNCHANGEABLE = ("state_dir", "simulate", "driver_root", "driver_root_ctr_path")
 """Settings that a running process cannot change."""
@@ -244,9 +248,12 @@ class MpsService:
         if not resources:
             log.info("no resource of this node is shared by MPS: nothing to do until the configuration changes")
         if self._supervisor is None and settings.mps_root:
-            root = Path(settings.mps_root)
+            root = directories.root_here(settings.mps_root)
+            if root == directories.MOUNT:
+                log.info("the MPS root %s is mounted at %s here", settings.mps_root, root)
             modes = ComputeModes(self._driver, StateDirectory(root), self._host.boot_id(), settings.nvml_timeout)
-            self._supervisor = Supervisor(root, self._control, modes, self._tempo)
+            shm = None if settings.simulate else SHM  # the stand-in starts no servers
+            self._supervisor = Supervisor(root, self._control, modes, self._tempo, shm)
             self._root, self._supervising, self._left = settings.mps_root, anyio.CancelScope(), anyio.Event()
             self._parts.start_soon(self._supervise, self._supervisor, self._supervising, self._left)
         if self._supervisor is not None:

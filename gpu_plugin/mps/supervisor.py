@@ -18,9 +18,20 @@ import anyio.abc
 
 from gpu_plugin.mps import directories, readiness
 from gpu_plugin.mps.compute_modes import ComputeModes
-from gpu_plugin.mps.control_daemon import PROBE_COMMAND, ControlDaemon, end_leftovers
+from gpu_plugin.mps.control_daemon import ControlDaemon, end_leftovers
+from gpu_plugin.mps.control_program import GET_THREADS, UNKNOWN
 from gpu_plugin.mps.errors import MpsError
-from gpu_plugin.mps.plan import MpsDaemon, MpsPlan, MpsResource, plan_daemons, shm_directory
+from gpu_plugin.mps.plan import (
+    GET_MEMORY,
+    SET_MEMORY,
+    MpsDaemon,
+    MpsPlan,
+    MpsResource,
+    plan_daemons,
+    same_threads,
+    shm_directory,
+    threads_in,
+)
 from gpu_plugin.mps.readiness import Mark, ReadyMark
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.threads import DaemonThreads
@@ -66,16 +77,24 @@ class Supervisor:
     """Runs the MPS daemons of one node under one root."""
 
     def __init__(
-        self, root: Path, control: Callable[[], Sequence[str]], modes: ComputeModes, tempo: Tempo | None = None
+        self,
+        root: Path,
+        control: Callable[[], Sequence[str]],
+        modes: ComputeModes,
+        tempo: Tempo | None = None,
+        shm: Path | None = None,
     ) -> None:
         """Takes the MPS root and what sets compute modes.
 
-        `control` gives the control program with the arguments it always gets; it raises MpsError while there is none.
+        `control` gives the control program with the arguments it always gets; it raises MpsError while there is none. `shm`
+        is where the servers look for shared memory, which must be that of the MPS root; None: do not verify that.
         """
         self._root = root
         self._control = control
         self._modes = modes
         self._tempo = tempo or Tempo()
+        self._shm = shm
+        self._said = ""
         self._plan: MpsPlan | None = None
         self._changed = Pulse()
         self._kept: dict[str, _Kept] = {}
@@ -196,7 +215,9 @@ class Supervisor:
         control = ControlDaemon(daemon, self._root, self._control())
         try:
             await control.end_leftovers()
-            directories.make(self._root, Path(daemon.pipe), Path(daemon.log), Path(shm_directory(str(self._root))))
+            shm = Path(shm_directory(str(self._root)))
+            directories.make(self._root, Path(daemon.pipe), Path(daemon.log), shm)
+            self._warn_of(directories.shm_fault(shm, self._shm) if self._shm else "")
             for uuid in daemon.gpus:
                 await self._modes.make_exclusive(uuid)
             await control.start()
@@ -205,6 +226,11 @@ class Supervisor:
             mark.down("it is being stopped")
             with anyio.CancelScope(shield=True):
                 await control.end(self._tempo.quit)
+
+    def _warn_of(self, fault: str) -> None:
+        if fault and fault != self._said:
+            log.warning("%s", fault)
+        self._said = fault
 
     async def _until_exit(self, control: ControlDaemon, mark: ReadyMark) -> str:
         """Serves with a started daemon until it exits, which is told of at once, or cannot be used (MpsError)."""
@@ -234,8 +260,7 @@ class Supervisor:
         """
         daemon, tempo = control.daemon, self._tempo
         await self._first_answer(control)
-        for command in daemon.commands:
-            await control.ask(command, tempo.answer)
+        await self._set_limits(control)
         since, misses = time.time(), 0
         self._confirm(control, mark, since)
         log.info(
@@ -248,7 +273,7 @@ class Supervisor:
         while True:
             await anyio.sleep(tempo.probe)
             try:
-                await control.ask(PROBE_COMMAND, tempo.answer)
+                await control.ask(GET_THREADS, tempo.answer)
             except MpsError as error:
                 misses += 1
                 if misses >= tempo.misses:
@@ -259,13 +284,38 @@ class Supervisor:
                 self._confirm(control, mark, since)
             directories.trim_logs(Path(daemon.log))
 
+    async def _set_limits(self, control: ControlDaemon) -> None:
+        """Tells the daemon its limits and reads them back: it refuses without a word, and with exit status 0.
+
+        Of a memory limit only whether there is one is verified: it is answered rounded, such as 79G for 81559M. Daemons of
+        drivers before R495 (CUDA 11.5) know none.
+
+        Raises:
+            MpsError: it does not answer, or has another limit than it was told, or none.
+        """
+        patience = self._tempo.answer
+        for command in control.daemon.commands:
+            answered = await control.ask(command, patience)
+            name, *arguments = command.split()
+            if UNKNOWN in answered:
+                log.warning("%s: its MPS daemon sets no such limit: %s", control.daemon.resource, answered)
+            elif name == SET_MEMORY:
+                said = await control.ask(f"{GET_MEMORY} {arguments[0]}", patience)
+                if not any(character.isdigit() for character in said):
+                    raise MpsError(f"it has not taken {command!r}: it answers {said or 'nothing'!r} when asked for it")
+        threads = threads_in(said := await control.ask(GET_THREADS, patience))
+        if threads is None or not same_threads(threads, control.daemon.threads):
+            raise MpsError(
+                f"it gives each client {said or 'nothing'!r} % of the threads, not {control.daemon.threads:g}"
+            )
+
     async def _first_answer(self, control: ControlDaemon) -> None:
         """Waits until the daemon answers; it listens some time after it was started, and nothing tells when."""
         tempo = self._tempo
         until = anyio.current_time() + tempo.start
         while True:
             try:
-                await control.ask(PROBE_COMMAND, min(tempo.answer, max(0.1, until - anyio.current_time())))
+                await control.ask(GET_THREADS, min(tempo.answer, max(0.1, until - anyio.current_time())))
             except MpsError:
                 if anyio.current_time() >= until:
                     raise

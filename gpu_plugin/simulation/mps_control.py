@@ -2,16 +2,24 @@
 
 With -f it is the daemon: it listens on `control` in $CUDA_MPS_PIPE_DIRECTORY, keeps the limits it is told, answers what they
 are, and writes every command into control.log in $CUDA_MPS_LOG_DIRECTORY. Without, it passes on the commands that it reads,
-and prints the answers. As with the real one, a directory that holds a daemon already takes no second.
+and prints the answers.
+
+It behaves as the real one (driver 535) in what others rely on. A lock on `control_lock` tells that it lives, as do its
+answers; its files stay when it ends; a directory that holds a daemon takes no second. What is refused is answered with exit
+status 0: a memory limit without a word, a percentage with the one that stays in force, an unknown command with a sentence;
+status 1 means that no daemon is there. Memory is answered in whole GiB from there on. Their wire is another: the real one's
+is documented nowhere.
 
 A file called `fault` in the log directory makes the daemon fail, looked for at every command, and at the start:
 
     crash        exits with status 1 at the next command, or at the start
     hang         answers no command
-    refuse TEXT  refuses commands that begin with TEXT
+    refuse TEXT  takes no limits by commands that begin with TEXT
+    unknown TEXT knows no commands that begin with TEXT
     server       starts a process that outlives it, as a server may
 """
 
+import fcntl
 import os
 import signal
 import socket
@@ -24,6 +32,7 @@ COMMAND = (sys.executable, "-I", "-S", __file__)
 """How to run it: it needs nothing but the standard library, and is run often."""
 
 SOCKET = "control"
+LOCK = "control_lock"
 LOG = "control.log"
 FAULT = "fault"
 SERVER = "server.pid"
@@ -45,13 +54,12 @@ def _client(pipe: Path) -> int:
                 connection.connect(str(pipe / SOCKET))
                 connection.sendall(command.encode())
                 connection.shutdown(socket.SHUT_WR)
-                status, _, text = _all(connection).partition(" ")
+                text = _all(connection)
             except (FileNotFoundError, ConnectionError):
-                status, text = "1", "Cannot find MPS control daemon process"
+                print("Cannot find MPS control daemon process")  # noqa: T201
+                return 1
         if text:
             print(text)  # noqa: T201
-        if status != "0":
-            return 1
     return 0
 
 
@@ -61,11 +69,13 @@ def _daemon(pipe: Path, log: Path) -> int:
         return 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     path = pipe / SOCKET
-    with suppress(FileNotFoundError):
-        if _listens(path):
-            print(f"An instance of this daemon is already running in {pipe}")  # noqa: T201
-            return 1
-        path.unlink()
+    lock = os.open(pipe / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)  # held until the process ends
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        print("An instance of this daemon is already running")  # noqa: T201
+        return 1
+    path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener, (log / LOG).open("a", buffering=1) as record:
         listener.bind(str(path))
         path.chmod(0o666)
@@ -90,34 +100,36 @@ def _daemon(pipe: Path, log: Path) -> int:
                     case ["hang"]:
                         signal.pause()
                     case ["refuse", text] if command.startswith(text):
-                        _answer(connection, 1, "simulated refusal")
+                        _answer(connection, threads if command.startswith("set_default_active") else "")
+                        continue
+                    case ["unknown", text] if command.startswith(text):
+                        _answer(connection, f'Unknown command "{command}"')
                         continue
                 match command.split():
                     case ["get_default_active_thread_percentage"]:
-                        _answer(connection, 0, threads)
+                        _answer(connection, threads)
                     case ["set_default_active_thread_percentage", share]:
-                        threads = str(float(share))
-                        _answer(connection, 0, threads)
+                        threads = f"{float(share):.1f}"
+                        _answer(connection, threads)
                     case ["set_default_device_pinned_mem_limit", ordinal, limit] if ordinal in limits:
                         limits[ordinal] = limit
-                        _answer(connection, 0, "")
+                        _answer(connection, "")
                     case ["get_default_device_pinned_mem_limit", ordinal] if ordinal in limits:
-                        _answer(connection, 0, limits[ordinal])
+                        _answer(connection, _rounded(limits[ordinal]))
+                    case ["set_default_device_pinned_mem_limit" | "get_default_device_pinned_mem_limit", *_]:
+                        _answer(connection, "")
                     case ["quit"]:
-                        path.unlink()
-                        _answer(connection, 0, "")
+                        _answer(connection, "")
                         return 0
                     case _:
-                        _answer(connection, 1, f"unknown command or device: {command}")
+                        _answer(connection, f'Unknown command "{command}"')
 
 
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            return False
-    return True
+def _rounded(limit: str) -> str:
+    if not limit:
+        return "No default pinned memory limit set for the device!"
+    mebibytes = int(limit.removesuffix("M"))
+    return f"{mebibytes}M" if mebibytes < 1024 else f"{mebibytes // 1024}G"
 
 
 def _all(connection: socket.socket) -> str:
@@ -127,9 +139,9 @@ def _all(connection: socket.socket) -> str:
     return received.decode(errors="replace")
 
 
-def _answer(connection: socket.socket, status: int, text: str) -> None:
+def _answer(connection: socket.socket, text: str) -> None:
     with suppress(OSError):  # it may have waited long enough
-        connection.sendall(f"{status} {text}".encode())
+        connection.sendall(text.encode())
 
 
 def _fault(log: Path) -> str:

@@ -11,7 +11,8 @@ from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.retirement import SETTLE
-from gpu_plugin.inventory import MPS_UNKNOWN, WITHDRAW, Inventory, MpsShared, offer, without_gone
+from gpu_plugin.devices.sharing import MpsShared
+from gpu_plugin.inventory import MPS_UNKNOWN, WITHDRAW, Inventory, offer, without_gone
 from gpu_plugin.snapshot import SnapshotStore
 
 GPU = "nvidia.com/gpu"

@@ -92,14 +92,14 @@ class Mps:
         (self.root / name / "log" / mps_control.FAULT).unlink()
 
     def told(self, name: str = GPU) -> list[str]:
-        """What the daemons of a resource were told so far, probes left out."""
+        """What the daemons of a resource were told so far, questions left out."""
         lines = (self.root / name / "log" / mps_control.LOG).read_text().splitlines()
-        return [line for line in lines if "get_default_active" not in line]
+        return [line for line in lines if "Cmd:get_" not in line]
 
     @asynccontextmanager
-    async def supervised(self, *resources: MpsResource, tempo: Tempo = QUICK):
+    async def supervised(self, *resources: MpsResource, tempo: Tempo = QUICK, shm: Path | None = None):
         """A running supervisor that is ended in order; nothing of it is left."""
-        supervisor = Supervisor(self.root, self._control, self.modes(), tempo)
+        supervisor = Supervisor(self.root, self._control, self.modes(), tempo, shm)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(supervisor.run)
             supervisor.apply(resources)

@@ -1,5 +1,4 @@
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -8,32 +7,12 @@ from pathlib import Path
 import pytest
 
 from gpu_plugin.mps import tether
-from gpu_plugin.mps.control_daemon import PROGRAM, ControlDaemon, find_program
+from gpu_plugin.mps.control_daemon import ControlDaemon
+from gpu_plugin.mps.control_program import PROGRAM
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.plan import plan_daemons
 
 from .conftest import GPU, until
-
-
-def program(directory):
-    directory.mkdir(parents=True)
-    made = directory / PROGRAM
-    made.touch(0o755)
-    return str(made)
-
-
-def test_the_control_program_of_the_driver_root_comes_first(tmp_path):
-    ours, theirs = program(tmp_path / "root/usr/bin"), program(tmp_path / "bin")
-    roots = (str(tmp_path / "absent"), f"{tmp_path}/root/", "/")
-    assert find_program(roots, str(tmp_path / "bin")) == ours
-    Path(ours).chmod(0o644)
-    assert find_program(roots, str(tmp_path / "bin")) == theirs
-
-
-def test_where_there_is_no_control_program_every_place_looked_at_is_named(tmp_path):
-    place = re.escape(f"no {PROGRAM} at {tmp_path}/usr/bin/{PROGRAM}, $PATH; ")
-    with pytest.raises(MpsError, match=place + ".*--mps-control-binary"):
-        find_program((str(tmp_path), "/"), str(tmp_path))
 
 
 @pytest.fixture
@@ -90,7 +69,7 @@ async def test_the_daemon_dies_with_its_parent(tmp_path):
     source = (
         "import subprocess, sys, os\n"
         f"p = subprocess.Popen([sys.executable, '-I', '-S', {tether.__file__!r}, str(os.getpid()), 'sh', '-c', "
-        "'echo $$; sleep 600'], stdout=subprocess.PIPE)\n"
+        "'echo $$; exec sleep 600'], stdout=subprocess.PIPE)\n"
         "print(p.stdout.readline().decode(), flush=True)\n"
         "sys.stdin.read()\n"
     )

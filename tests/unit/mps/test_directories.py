@@ -141,3 +141,33 @@ def test_a_mount_that_is_refused_is_told_in_one_sentence(tmp_path, monkeypatch):
         MpsError, match=r"shm: a tmpfs cannot be mounted there: Operation not permitted; run it as root"
     ):
         directories.mount_shm(tmp_path / "shm", 4096)
+
+
+def test_both_processes_find_the_root_by_its_host_path_or_else_at_the_mount_of_nvidias_manifests(tmp_path, monkeypatch):
+    assert str(directories.MOUNT) == "/mps"
+    mounted, configured = Path("/proc"), tmp_path / "mps"
+    monkeypatch.setattr(directories, "MOUNT", mounted)
+    assert directories.root_here(str(configured)) == mounted
+    configured.mkdir()
+    assert directories.root_here(str(configured)) == configured
+
+
+def test_a_directory_at_that_place_with_nothing_mounted_is_not_the_root(tmp_path, monkeypatch):
+    (tmp_path / "somebodys").mkdir()
+    for place in ("somebodys", "absent"):
+        monkeypatch.setattr(directories, "MOUNT", tmp_path / place)
+        assert directories.root_here(f"{tmp_path}/mps") == tmp_path / "mps"
+
+
+def test_shared_memory_that_is_not_the_roots_is_told_with_what_to_do(tmp_path):
+    shm, mine = tmp_path / "mps/shm", tmp_path / "dev/shm"
+    shm.mkdir(parents=True)
+    mine.parent.mkdir()
+    assert "(No such file or directory)" in directories.shm_fault(shm, mine)
+    mine.mkdir()
+    fault = directories.shm_fault(shm, mine)
+    assert fault.startswith(f"{mine} of this process is not {shm}, ")
+    assert f"mount --bind /dev/shm {shm}" in fault
+    mine.rmdir()
+    mine.symlink_to(shm)
+    assert directories.shm_fault(shm, mine) == ""

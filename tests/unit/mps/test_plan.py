@@ -5,7 +5,15 @@ import pytest
 from gpu_plugin.config.sharing import MPS, TIME_SLICING, MpsLimits, SharedResource
 from gpu_plugin.devices.device import Device, Resource, mig_slice, whole_gpu
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
-from gpu_plugin.mps.plan import MpsResource, limit_commands, most_clients, mps_resources, plan_daemons
+from gpu_plugin.mps.plan import (
+    MpsResource,
+    limit_commands,
+    most_clients,
+    mps_resources,
+    plan_daemons,
+    same_threads,
+    threads_in,
+)
 
 NAME = "nvidia.com/gpu"
 MIB = 1024 * 1024
@@ -153,3 +161,15 @@ def test_one_refused_resource_takes_no_other_with_it():
     planned = plan_daemons("/mps", [MpsResource("a/many", (gpu(0),), 49), MpsResource("a/few", (gpu(1),), 48)])
     assert [daemon.resource for daemon in planned.daemons] == ["a/few"]
     assert list(planned.refused) == ["a/many"]
+
+
+@pytest.mark.parametrize(("said", "threads"), [("25.0", 25), ("33.3", 33.3), ("", None), ('Unknown command "x"', None)])
+def test_a_percentage_is_read_from_an_answer(said, threads):
+    assert threads_in(said) == threads
+
+
+def test_percentages_are_compared_as_exactly_as_they_are_answered():
+    assert same_threads(12.3, 12.34)
+    assert same_threads(33.3, 33.25)
+    assert not same_threads(33, 34)
+    assert not same_threads(25, 25.1)

@@ -4,6 +4,7 @@ import signal
 import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import anyio
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import MPS, SharedResource
-from gpu_plugin.mps import service
+from gpu_plugin.mps import directories, service
 from gpu_plugin.mps.readiness import ready
 from gpu_plugin.mps.service import UNCHANGEABLE, MpsService
 from gpu_plugin.nvml.port import Return
@@ -191,6 +192,16 @@ async def test_what_cannot_change_in_a_running_process_changes_nothing(mps, sett
         running.reload(replace(settings, **change))
         await until(lambda: said in caplog.text)
         assert marked(mps.root) == processes
+
+
+async def test_where_only_nvidias_mount_has_the_root_the_daemons_are_run_there(mps, settings, monkeypatch, caplog):
+    mps.root.mkdir()
+    monkeypatch.setattr(directories, "MOUNT", mps.root)
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == mps.root)
+    async with serving(mps, replace(settings, mps_root=f"{mps.root}-of-the-host")):
+        await until(mps.is_ready)
+    assert not Path(f"{mps.root}-of-the-host").exists()
+    assert f"/dev/shm of this process is not {mps.root}/shm" in caplog.text
 
 
 @pytest.mark.parametrize("root", ["", "other"])

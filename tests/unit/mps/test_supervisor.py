@@ -118,13 +118,25 @@ async def test_a_daemon_that_never_answers_is_down_and_leaves_nothing(mps):
         await until(lambda: marked(mps.root) == [])
 
 
-@pytest.mark.parametrize("refused", ["set_default_device_pinned_mem_limit", "set_default_active_thread_percentage"])
-async def test_a_daemon_that_refuses_a_limit_is_never_ready(mps, refused):
+@pytest.mark.parametrize(
+    ("refused", "why"),
+    [
+        ("set_default_device_pinned_mem_limit", "it has not taken 'set_default_device_pinned_mem_limit 0 20389M'"),
+        ("set_default_active_thread_percentage", "it gives each client '100.0' % of the threads, not 25"),
+    ],
+)
+async def test_a_daemon_that_refuses_a_limit_without_a_word_is_never_ready(mps, refused, why):
     mps.fault(f"refuse {refused}")
     async with mps.supervised(mps.resource(0), tempo=replace(QUICK, first_pause=3600)):
-        await until(lambda: f"its control answers '{refused}" in mps.why())
-        assert "with status 1: simulated refusal" in mps.why()
+        await until(lambda: why in mps.why())
         await until(lambda: marked(mps.root) == [])
+
+
+async def test_a_daemon_that_knows_no_memory_limits_is_ready_without_and_that_is_told(mps, caplog):
+    mps.fault("unknown set_default_device_pinned_mem_limit")
+    async with mps.supervised(mps.resource(0)):
+        await until(mps.is_ready)
+    assert "its MPS daemon sets no such limit: Unknown command" in caplog.text
 
 
 async def test_servers_that_outlive_their_daemon_are_killed(mps):
@@ -301,3 +313,16 @@ async def test_the_end_comes_soon_even_if_a_daemon_and_a_gpu_hang(mps):
     assert mps.node.compute_modes.get(1) == EXCLUSIVE
     assert mps.mode(0) == DEFAULT
     mps.node.heal(1)
+
+
+async def test_servers_without_the_shared_memory_of_pods_are_warned_of_once(mps, caplog):
+    shm = mps.root.parent / "own-shm"
+    shm.mkdir()
+    one, other = mps.resource(0), mps.resource(1, name=OTHER)
+    async with mps.supervised(one, other, shm=shm):
+        await until(lambda: mps.is_ready() and mps.is_ready(OTHER))
+    assert caplog.text.count(f"{shm} of this process is not {mps.root}/shm") == 1
+    caplog.clear()
+    async with mps.supervised(one, shm=mps.root / "shm"):
+        await until(mps.is_ready)
+    assert "of this process" not in caplog.text

@@ -1,0 +1,137 @@
+"""NVIDIA's control program, nvidia-cuda-mps-control, as a client: where it is, how a daemon is asked with it, what it answers.
+
+A daemon is asked through this program and never by a connection of our own. What the program and the daemon say to each
+other (sequenced packets: a greeting, credentials, lengths, commands) is documented nowhere, and a daemon that has accepted a
+connection waits for its first packet: one that is opened and says nothing keeps every client of the daemon out (seen with
+driver 535). The program is of the daemon's own driver, speaks as it does, and is what NVIDIA's plugin asks with.
+
+An exit status of 0 means that the daemon was there, not that it did what it was told: a limit that it refuses, or a command
+that it does not know, is answered with status 0 too. So limits are read back.
+"""
+
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from gpu_plugin.mps.errors import MpsError, NotStartedError
+
+PROGRAM = "nvidia-cuda-mps-control"
+
+GET_THREADS = "get_default_active_thread_percentage"
+"""What a control daemon that works can always answer (NVIDIA's plugin asks the same)."""
+
+UNKNOWN = "Unknown command"
+"""How the answer to a command begins that the daemon does not know."""
+
+LONGEST_ANSWER = 1000
+"""Characters of an answer that are passed on."""
+
+_MOST_READ = 64 * 1024
+
+
+def find_program(roots: Sequence[str], path: str | None = None, more: str = "") -> str:
+    """The control program: under one of these driver roots, else on `path` (None: $PATH).
+
+    Raises:
+        MpsError: it is nowhere, with the places that were looked at; `more` is what else can be done about it.
+    """
+    places = [f"{root.rstrip('/')}/usr/bin/{PROGRAM}" for root in roots if root.rstrip("/")]
+    for place in places:
+        if os.access(place, os.X_OK):
+            return place
+    found = shutil.which(PROGRAM, path=path)
+    if found is None:
+        raise MpsError(f"no {PROGRAM} at {', '.join([*places, '$PATH'])}; install the driver's compute utilities{more}")
+    return found
+
+
+def environment(program: str, *variables: Mapping[str, str]) -> dict[str, str]:
+    """What the program is run with: our own environment without CUDA's variables, and `variables`.
+
+    Its directory comes first on the search path: the server that a daemon starts lies beside it, under a driver root too.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
+    directory = os.path.dirname(program)  # noqa: PTH120 - a string, as everything on a search path
+    path = os.pathsep.join(part for part in (directory, inherited.get("PATH", os.defpath)) if part)
+    return {**inherited, **{name: value for each in variables for name, value in each.items()}, "PATH": path}
+
+
+def start_client(control: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Starts the program as a client, which reads commands from its standard input.
+
+    Raises:
+        NotStartedError: it cannot be started.
+    """
+    try:
+        return subprocess.Popen(  # noqa: S603 - no shell
+            control,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment(control[0], variables),
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise NotStartedError(f"{control[0]} cannot be started: {error.strerror}") from None
+
+
+def answer(command: str, status: int, output: bytes) -> str:
+    """What the daemon answered, in one line.
+
+    Raises:
+        MpsError: the program ended with another status than 0, as where there is no daemon.
+    """
+    said = " ".join(output.decode(errors="replace").split())[:LONGEST_ANSWER]
+    if status:
+        raise MpsError(f"its control answers {command!r} with status {status}: {said or 'no word'}")
+    return said
+
+
+def unanswered(command: str, patience: float) -> MpsError:
+    """That the daemon has not answered within `patience` seconds."""
+    return MpsError(f"its control has not answered {command!r} for {patience:g} s")
+
+
+def ask(control: Sequence[str], pipe: str, command: str, patience: float) -> str:
+    """What the daemon with this pipe directory answers to a command. Blocks for `patience` seconds at most.
+
+    Pods have the pipe directory too, so what answers there is read with care: no more than an answer can be.
+
+    Raises:
+        NotStartedError: the program cannot be started.
+        MpsError: the daemon is not there, or does not answer in time.
+    """
+    until = time.monotonic() + patience
+    with start_client(control, {"CUDA_MPS_PIPE_DIRECTORY": pipe}) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            with suppress(BrokenPipeError):
+                process.stdin.write(f"{command}\n".encode())
+                process.stdin.close()
+            output = _read(process.stdout.fileno(), until)
+            status = process.wait(max(0.0, until - time.monotonic())) if len(output) < _MOST_READ else 0
+        except (TimeoutError, subprocess.TimeoutExpired):
+            raise unanswered(command, patience) from None
+        finally:
+            process.kill()
+    return answer(command, status, output)
+
+
+def _read(descriptor: int, until: float) -> bytes:
+    """What comes until the other end closes, or enough of it. Raises TimeoutError at `until`, of the monotonic clock."""
+    received = b""
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    while len(received) < _MOST_READ:
+        if not waiting.poll(max(0.0, until - time.monotonic()) * 1000):
+            raise TimeoutError
+        chunk = os.read(descriptor, _MOST_READ - len(received))
+        if not chunk:
+            break
+        received += chunk
+    return received

@@ -1,0 +1,112 @@
+"""Whether an MPS daemon that another program runs can be used, such as the mps-control-daemon of NVIDIA's DaemonSet. Pure.
+
+Such a daemon holds no lock of ours. Two things tell of it: what the kernel and the file system say, which is looked at every
+second, and what the daemon answers when it is asked for its threads' percentage, which costs a process, and the daemon five
+lines of its log, and is therefore asked seldom (`due`).
+
+The kernel's word is the lock that a control daemon keeps on `control_lock` in its pipe directory for as long as it lives (seen
+with driver 535). Its other files stay when it ends, however it ends.
+
+Of what the daemon was told, only the percentage can be verified. NVIDIA's daemon sets it last, so one that has it has its
+memory limits too. Which GPUs the daemon serves cannot be asked; NVIDIA's serves all of the node.
+"""
+
+from dataclasses import dataclass, replace
+
+from gpu_plugin.config.sharing import MpsLimits
+from gpu_plugin.mps.plan import same_threads, thread_percentage
+
+CONFIRM = 30.0
+"""Seconds between two questions to a daemon that is up and holds its lock: these find one that hangs."""
+
+LOOK_AGAIN = 3.0
+"""Seconds between two questions to one that is down, or that holds no lock."""
+
+Identity = tuple[int, ...]
+"""Which file it is: device, inode, time of its last change in nanoseconds. Empty where there is none."""
+
+
+_DOWN = "its MPS daemon is down: gpu-plugin mps does not run on this node, and"
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What can be seen of a daemon without asking it.
+
+    `control` is its socket, `started` the file .started that NVIDIA's makes once it has told the daemon its limits, `locked`
+    whether a process holds the lock of a control daemon in the pipe directory.
+    """
+
+    control: Identity
+    started: Identity = ()
+    locked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a question at the time `asked` (seconds of a steady clock) ended, and the signs that were seen just before.
+
+    `threads` is the percentage that the daemon answered. Without one, `trouble` says why it cannot be used, or `unable` why
+    it cannot be asked here at all. `misses` counts what it has not answered since it last did.
+    """
+
+    signs: Signs
+    asked: float
+    threads: float | None = None
+    trouble: str = ""
+    unable: str = ""
+    misses: int = 0
+
+
+def weighed(new: Answer, last: Answer | None) -> Answer:
+    """The answer to go by: a daemon that lives, and answered before, may leave one question unanswered, on a busy node."""
+    if last is None or last.threads is None or last.misses or not (new.trouble or new.unable):
+        return new
+    if new.signs.locked and new.signs.control == last.signs.control:
+        return replace(last, signs=new.signs, asked=new.asked, misses=1)
+    return new
+
+
+def due(signs: Signs, last: Answer | None, replicas: int, limits: MpsLimits, now: float) -> bool:
+    """Whether the daemon is to be asked (again): at once if its signs are others than when it was asked last."""
+    if last is None or last.signs != signs:
+        return True
+    steady = signs.locked and not last.misses and not why_down(signs, last, replicas, limits)
+    return now - last.asked >= (CONFIRM if steady else LOOK_AGAIN)
+
+
+def why_down(signs: Signs, last: Answer | None, replicas: int, limits: MpsLimits) -> str:
+    """Why the daemon cannot be used; empty where it can.
+
+    Args:
+        signs: as they are now.
+        last: what it answered last; None before it was asked.
+        replicas: how often each of its GPUs is given out.
+        limits: what its clients may use at most, as far as the configuration says so.
+    """
+    if last is None or last.signs.control != signs.control:
+        return f"{_DOWN} the daemon of another program has not answered yet"
+    if last.signs.locked and not signs.locked:
+        return f"{_DOWN} the daemon of another program has ended"
+    if last.unable:
+        return _unasked(signs, last.unable)
+    if last.trouble or last.threads is None:
+        return f"{_DOWN} no daemon of another program can be used: {last.trouble}"
+    wanted = thread_percentage(replicas, limits)
+    if not same_threads(last.threads, wanted):
+        return (
+            f"its MPS daemon gives each client {last.threads:g} % of a GPU's threads, not {wanted:g} % (yet): give it the "
+            f"configuration of this plugin ({replicas} replicas), or say {last.threads:g} in this resource's "
+            "limits.activeThreadPercentage"
+        )
+    return ""
+
+
+def _unasked(signs: Signs, unable: str) -> str:
+    """Why a daemon that cannot be asked here cannot be used: it can where its lock and .started are there."""
+    if signs.locked and signs.started:
+        return ""
+    missing = (
+        "file .started beside its pipe directory" if signs.locked else "lock on control_lock in its pipe directory"
+    )
+    return f"{_DOWN} the daemon of another program cannot be asked ({unable}), nor does a {missing} speak for it"

@@ -1,0 +1,72 @@
+"""`gpu-plugin mps` as its own process on a simulated node, for tests."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+
+from gpu_plugin.mps.leftovers import VARIABLE
+from gpu_plugin.mps.readiness import ready
+from gpu_plugin.simulation.compute_modes import STATE_FILE
+from tests.node.daemon import GPU, DaemonProcess
+
+PATIENCE = 30.0
+SHARED = "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}\n"
+
+
+class MpsProcess(DaemonProcess):
+    """One `gpu-plugin mps`."""
+
+    def __init__(self, directory, *, profile="hgx-h100"):
+        super().__init__(directory, profile=profile)
+        self.root = directory / "mps"
+        self.config = directory / "config.yaml"
+        self.config.write_text(SHARED % 4)
+
+    def run(self, *flags, environ=None, mps_root=True):
+        command = [sys.executable, "-m", "gpu_plugin", "mps", "--state-dir", str(self.state), "--log-level", "debug"]
+        command += ["--config-file", str(self.config)]
+        if mps_root:
+            command += ["--mps-root", str(self.root)]
+        if self.profile:
+            command += ["--simulate", self.profile]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, *flags], stderr=log, stdout=log, env={**os.environ, **(environ or {})}
+            )
+
+    def why(self, **expected):
+        return ready(self.root, GPU, **expected)
+
+    async def until(self, condition, seconds=PATIENCE):
+        with anyio.move_on_after(seconds):
+            while not condition():
+                assert self.process is not None
+                assert self.process.poll() is None, self.log.read_text()
+                await anyio.sleep(0.02)
+            return
+        raise AssertionError(f"it never came to be. The log:\n{self.log.read_text()[-3000:]}")
+
+    def modes(self):
+        """Compute modes by index, but for DEFAULT."""
+        try:
+            modes = json.loads((self.state / STATE_FILE).read_bytes())["modes"]
+        except FileNotFoundError:
+            return {}
+        return {int(index): mode for index, mode in modes.items() if mode}
+
+    def children(self):
+        """Processes of the daemons under this root."""
+        status = self.root.stat()
+        value = f"{VARIABLE}={status.st_dev}:{status.st_ino}:".encode()
+        found = []
+        for process in Path("/proc").iterdir():
+            try:
+                if process.name.isdecimal() and value in (process / "environ").read_bytes():
+                    found.append(int(process.name))
+            except OSError:
+                continue
+        return found

@@ -1,0 +1,95 @@
+"""The rules for daemons that another program runs."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_plugin.config.sharing import MpsLimits
+from gpu_plugin.mps.foreign import CONFIRM, LOOK_AGAIN, Answer, Signs, due, weighed, why_down
+
+UP = Signs(control=(1, 2, 3), started=(1, 4, 5), locked=True)
+ENDED = replace(UP, locked=False)
+NEW = replace(UP, control=(1, 9, 9))
+EQUAL = MpsLimits()
+GOOD = Answer(UP, 100.0, threads=25.0)
+GONE = Answer(ENDED, 100.0, trouble="its control answers with status 1")
+SILENT = Answer(UP, 130.0, trouble="its control has not answered")
+
+
+def down(signs, answer, replicas=4, limits=EQUAL):
+    return why_down(signs, answer, replicas, limits)
+
+
+def test_a_daemon_is_up_once_it_answers_with_the_share_that_the_configuration_gives():
+    assert down(UP, None).endswith("the daemon of another program has not answered yet")
+    assert down(UP, GOOD) == ""
+    assert down(UP, replace(GOOD, threads=33.0), replicas=3) == ""
+    assert down(UP, replace(GOOD, threads=12.5), limits=MpsLimits(active_thread_percentage=12.5)) == ""
+
+
+def test_another_share_is_told_with_both_numbers_and_what_to_do():
+    assert down(UP, replace(GOOD, threads=100.0)) == (
+        "its MPS daemon gives each client 100 % of a GPU's threads, not 25 % (yet): give it the configuration of this plugin "
+        "(4 replicas), or say 100 in this resource's limits.activeThreadPercentage"
+    )
+
+
+def test_the_kernels_word_that_it_ended_is_enough():
+    begin = "its MPS daemon is down: gpu-plugin mps does not run on this node, and"
+    assert down(ENDED, GOOD) == f"{begin} the daemon of another program has ended"
+    assert down(ENDED, GONE) == f"{begin} no daemon of another program can be used: its control answers with status 1"
+
+
+def test_what_one_daemon_answered_says_nothing_of_the_next():
+    assert "has not answered yet" in down(NEW, GOOD)
+
+
+def test_a_daemon_that_locks_nothing_counts_by_its_answers_alone():
+    assert down(ENDED, replace(GOOD, signs=ENDED)) == ""
+
+
+def test_where_it_cannot_be_asked_its_lock_and_the_file_made_after_its_limits_speak_for_it():
+    unable = Answer(UP, 100.0, unable="no nvidia-cuda-mps-control at $PATH")
+    assert down(UP, unable) == ""
+    assert "no nvidia-cuda-mps-control at $PATH" in down(replace(UP, started=()), unable)
+    assert "nor does a file .started" in down(replace(UP, started=()), unable)
+    assert "nor does a lock on control_lock" in down(ENDED, replace(unable, signs=ENDED))
+
+
+@pytest.mark.parametrize(
+    ("signs", "answer", "seconds"),
+    [
+        (UP, GOOD, CONFIRM),
+        (UP, replace(GOOD, misses=1), LOOK_AGAIN),
+        (UP, replace(GOOD, threads=100.0), LOOK_AGAIN),
+        (ENDED, replace(GOOD, signs=ENDED), LOOK_AGAIN),
+        (ENDED, GONE, LOOK_AGAIN),
+    ],
+)
+def test_it_is_asked_seldom_while_it_is_up_and_soon_otherwise(signs, answer, seconds):
+    assert not due(signs, answer, 4, EQUAL, 100.0 + seconds - 0.01)
+    assert due(signs, answer, 4, EQUAL, 100.0 + seconds)
+
+
+@pytest.mark.parametrize("signs", [ENDED, NEW, replace(UP, started=())])
+def test_it_is_asked_at_once_when_its_signs_change(signs):
+    assert due(UP, None, 4, EQUAL, 100.0)
+    assert due(signs, GOOD, 4, EQUAL, 100.0)
+
+
+def test_one_unanswered_question_is_excused_to_a_daemon_that_lives_and_was_up():
+    once = weighed(SILENT, GOOD)
+    assert down(UP, once) == ""
+    assert "has not answered" in down(UP, weighed(replace(SILENT, asked=133.0), once))
+    assert weighed(replace(GOOD, asked=133.0), once) == replace(GOOD, asked=133.0)
+    unstarted = replace(UP, started=())
+    assert weighed(replace(SILENT, signs=unstarted), GOOD).signs == unstarted  # else it would be asked in every look
+
+
+@pytest.mark.parametrize("last", [None, GONE, SILENT, replace(GOOD, signs=NEW)])
+def test_no_other_is_excused(last):
+    assert weighed(SILENT, last) == SILENT
+
+
+def test_a_daemon_that_is_gone_is_not_excused():
+    assert weighed(GONE, GOOD) == GONE

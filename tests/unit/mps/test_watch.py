@@ -1,0 +1,193 @@
+"""Daemons that another program runs, played by the stand-in, and how they are seen."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.devices.sharing import MpsShared
+from gpu_plugin.mps import control_program, directories, foreign, watch
+from gpu_plugin.mps.control_program import PROGRAM
+from gpu_plugin.mps.readiness import lock
+from gpu_plugin.mps.watch import MpsWatch
+from gpu_plugin.simulation import mps_control
+
+from .conftest import GPU, PATIENCE
+
+pytestmark = pytest.mark.anyio
+
+SHARED = MpsShared(GPU, ("GPU-a",), 4)
+
+
+class Foreign:
+    """An MPS root as another program's daemon leaves it, and the driver root with the control program."""
+
+    def __init__(self, directory: Path) -> None:
+        self.root, self.driver = directory / "mps", directory / "driver"
+        self.pipe, self.log = (self.root / GPU / name for name in ("pipe", "log"))
+        for made in (self.pipe, self.log, self.driver / "usr/bin"):
+            made.mkdir(parents=True)
+        self.program = self.driver / "usr/bin" / PROGRAM
+        self.program.write_text(f'#!/bin/sh\nexec {" ".join(mps_control.COMMAND)} "$@"\n')
+        self.program.chmod(0o755)
+        flags = {"mps_root": str(self.root), "driver_root_ctr_path": str(self.driver), "driver_root": "/"}
+        self.settings = resolve(flags, {})
+        self.process: subprocess.Popen[bytes] | None = None
+        self.watch = MpsWatch()
+
+    @property
+    def variables(self):
+        return {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
+
+    async def start(self, threads: int = 25) -> None:
+        self.process = subprocess.Popen(  # noqa: ASYNC220
+            [self.program, "-f"], env={**os.environ, **self.variables}
+        )
+        with anyio.fail_after(PATIENCE):
+            while f"{threads}." not in self.command(f"set_default_active_thread_percentage {threads}"):
+                await anyio.sleep(0.02)
+
+    def command(self, text: str) -> str:
+        done = subprocess.run(
+            [self.program],
+            input=f"{text}\n",
+            env={**os.environ, **self.variables},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.stdout
+
+    def asked(self) -> int:
+        return (self.log / mps_control.LOG).read_text().count(control_program.GET_THREADS)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    async def look(self) -> str:
+        return (await self.watch.look(self.settings, [SHARED]))[GPU]
+
+    async def until(self, text: str) -> str:
+        """Looks until the reason holds `text`, or is empty where that is empty."""
+        why = None
+        with anyio.move_on_after(PATIENCE):
+            while True:
+                why = await self.look()
+                if (text in why) if text else not why:
+                    return why
+                await anyio.sleep(0.02)
+        raise AssertionError(f"it is {why!r}")
+
+
+@pytest.fixture
+def other(short_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{short_path}/nowhere")
+    made = Foreign(short_path)
+    yield made
+    made.watch.close()
+    made.kill()
+
+
+async def test_a_daemon_of_another_program_is_up_while_it_lives_and_has_the_wanted_share(other):
+    assert "gpu-plugin mps has not run on this node" in await other.look()
+    await other.start()
+    await other.until("")
+    other.kill()
+    assert "its MPS daemon is down" in await other.look()  # the kernel tells at once
+    assert "Cannot find MPS control daemon process" in await other.until("Cannot find")
+    assert (other.pipe / watch.SOCKET).exists()
+    await other.start(threads=50)
+    await other.until("gives each client 50 % of a GPU's threads, not 25 %")
+    other.command("set_default_active_thread_percentage 25")
+    (other.root / GPU / watch.STARTED).touch()
+    await other.until("")
+
+
+async def test_a_daemon_that_is_up_is_asked_once_in_many_looks(other):
+    await other.start()
+    await other.until("")
+    before = other.asked()
+    for _ in range(20):
+        assert await other.look() == ""
+    assert other.asked() == before
+
+
+async def test_a_daemon_that_hangs_holds_up_no_look_and_is_down(other, monkeypatch):
+    monkeypatch.setattr(watch, "ANSWER", 0.5)
+    monkeypatch.setattr(foreign, "CONFIRM", 0.1)
+    monkeypatch.setattr(foreign, "LOOK_AGAIN", 0.1)
+    await other.start()
+    await other.until("")
+    (other.log / mps_control.FAULT).write_text("hang")
+    began = anyio.current_time()
+    await other.look()
+    assert anyio.current_time() - began < PATIENCE / 2
+    await other.until("has not answered 'get_default_active_thread_percentage' for 0.5 s")
+
+
+async def test_without_a_control_program_the_kernels_word_counts_and_that_is_told_once(other, caplog):
+    await other.start()
+    other.program.unlink()
+    why = await other.until("cannot be asked")
+    assert f"no {PROGRAM} at {other.driver}/usr/bin/{PROGRAM}, $PATH" in why
+    (other.root / GPU / watch.STARTED).touch()
+    await other.until("")
+    assert await other.look() == ""
+    assert caplog.text.count("its limits are not verified") == 1
+    other.kill()
+    assert "is down" in await other.look()
+
+
+async def test_where_gpu_plugin_mps_runs_no_other_daemon_counts(other):
+    await other.start()
+    before = other.asked()
+    held = lock(other.root / ".supervisor")
+    assert held is not None
+    try:
+        assert "gpu-plugin mps runs none for it" in await other.look()
+        assert other.asked() == before
+    finally:
+        os.close(held)
+    await other.until("")
+
+
+async def test_the_root_is_looked_for_at_the_mount_of_nvidias_manifests(other, monkeypatch):
+    await other.start()
+    monkeypatch.setattr(directories, "MOUNT", other.root)
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == other.root)
+    other.settings = resolve({"mps_root": "/run/of/the/host", "driver_root_ctr_path": str(other.driver)}, {})
+    await other.until("")
+
+
+async def test_a_root_that_hangs_is_told_in_time(other, monkeypatch):
+    reading, written = os.pipe()
+    monkeypatch.setattr(watch, "PATIENCE", 0.1)
+    monkeypatch.setattr(watch, "_seen", lambda *_: os.read(reading, 1))
+    assert await other.look() == "its MPS daemon's state cannot be read in time"
+    os.close(written)
+
+
+async def test_a_file_in_the_place_of_a_socket_is_no_daemon(other):
+    (other.pipe / watch.SOCKET).touch()
+    assert "gpu-plugin mps has not run on this node" in await other.look()
+
+
+async def test_a_question_that_never_ends_is_not_asked_a_second_time(other, monkeypatch):
+    monkeypatch.setattr(watch, "ANSWER", 0.05)
+    began = []
+    going, hung = os.pipe()
+
+    def hangs(*_):
+        began.append(1)
+        os.read(going, 1)
+
+    monkeypatch.setattr(watch, "_answer", hangs)
+    await other.start()
+    await other.until(f"{PROGRAM} hangs")
+    assert len(began) == 1
+    os.close(hung)
