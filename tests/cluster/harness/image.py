@@ -1,4 +1,4 @@
-"""The one image of the cluster: a static busybox, as an OCI archive written here so that nothing is pulled or built.
+"""Images for the cluster, as OCI archives written here so that nothing is pulled or built: a static busybox above all.
 
 Layout of the archive: the OCI image specification's image-layout, one uncompressed layer, one manifest.
 """
@@ -17,22 +17,29 @@ IMAGE = "localhost/gpu-plugin-e2e/busybox:1"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def write_archive(path: Path, *, busybox: Path) -> None:
-    """Write the image to `path`.
+def write_busybox(path: Path, *, busybox: Path) -> None:
+    """Write the image of a statically linked busybox of this machine to `path`.
 
-    The image's own command sleeps for ever, so that the same image serves as the sandbox (pause) container.
-
-    Args:
-        path: the archive.
-        busybox: a statically linked busybox on this machine.
+    Its own command sleeps for ever, so that the same image serves as the sandbox (pause) container.
     """
+    _write_archive(path, IMAGE, _layer(busybox.read_bytes(), run([str(busybox), "--list"]).split()))
+
+
+def write_directory(path: Path, name: str, root: Path) -> None:
+    """Write an image called `name` to `path` that has the files below `root`."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as layer:
+        layer.add(root, arcname=".")
+    _write_archive(path, name, file.getvalue())
+
+
+def _write_archive(path: Path, name: str, layer: bytes) -> None:
     architecture = _ARCHITECTURES.get(platform.machine(), platform.machine())
-    layer = _layer(busybox.read_bytes(), run([str(busybox), "--list"]).split())
     config = _json(
         {
             "architecture": architecture,
             "os": "linux",
-            "config": {"Env": ["PATH=/bin"], "Cmd": ["/bin/sleep", "infinity"]},
+            "config": {"Env": ["PATH=/bin:/usr/bin"], "Cmd": ["/bin/sleep", "infinity"]},
             "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
         }
     )
@@ -46,7 +53,7 @@ def write_archive(path: Path, *, busybox: Path) -> None:
     )
     entry = _descriptor("application/vnd.oci.image.manifest.v1+json", manifest) | {
         "platform": {"architecture": architecture, "os": "linux"},
-        "annotations": {"io.containerd.image.name": IMAGE, "org.opencontainers.image.ref.name": IMAGE},
+        "annotations": {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name},
     }
     with tarfile.open(path, "w") as archive:
         _add(archive, "oci-layout", _json({"imageLayoutVersion": "1.0.0"}))

@@ -99,6 +99,11 @@ class Layout:
         return self.root / "plugin"
 
     @property
+    def cdi(self) -> Path:
+        """A directory in which containerd looks for CDI specifications besides its usual ones."""
+        return self.root / "cdi"
+
+    @property
     def plugin_configs(self) -> Path:
         """Config files that tests write for the daemon."""
         return self.root / "plugin-configs"

@@ -8,7 +8,7 @@ from typing import ClassVar
 from . import cgroups, tunables
 from .binaries import Binaries
 from .control_plane import Credentials, check_http
-from .image import IMAGE, write_archive
+from .image import IMAGE, write_busybox
 from .layout import BRIDGE, CGROUP, DEVICE_PLUGINS, NETWORK, NODE, Layout, Ports
 from .process import Piece, PieceError, run
 from .wait import NotYet
@@ -42,7 +42,7 @@ temp = "{layout.root}/tmp"
   restrict_oom_score_adj = true
   disable_apparmor = true
   netns_mounts_under_state_dir = true
-  cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi", "{layout.root}/cdi"]
+  cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi", "{layout.cdi}"]
   [plugins.'io.containerd.cri.v1.runtime'.containerd]
     default_runtime_name = "runc"
     [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
@@ -98,7 +98,11 @@ class Containerd(Piece):
     def import_image(self) -> None:
         """Make the image that every pod and sandbox runs, and give it to containerd."""
         archive = self.layout.root / "image.tar"
-        write_archive(archive, busybox=self._binaries.busybox)
+        write_busybox(archive, busybox=self._binaries.busybox)
+        self.import_archive(archive)
+
+    def import_archive(self, archive: Path) -> None:
+        """Give containerd an image (`image.write_directory`) for pods that name it."""
         self.ctr("images", "import", "--snapshotter", "overlayfs", str(archive))
 
     def execute(self, container_id: str, command: list[str]) -> str:

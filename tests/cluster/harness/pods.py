@@ -103,7 +103,14 @@ class Pods:
         self._containerd = containerd
 
     def create(
-        self, name: str, *, gpus: int, resource: str = RESOURCE, shell: str = FOREVER, restart: str = "Never"
+        self,
+        name: str,
+        *,
+        gpus: int,
+        resource: str = RESOURCE,
+        shell: str = FOREVER,
+        restart: str = "Never",
+        image: str = IMAGE,
     ) -> Pod:
         """Make a pod of one container.
 
@@ -113,11 +120,12 @@ class Pods:
             resource: of which resource.
             shell: what its container runs.
             restart: the pod's restartPolicy: Never, OnFailure or Always.
+            image: one that containerd has.
         """
         limits = {"limits": {resource: str(gpus)}} if gpus else {}
         container = {
             "name": CONTAINER,
-            "image": IMAGE,
+            "image": image,
             "imagePullPolicy": "Never",
             "command": ["/bin/sh", "-c", shell],
             "resources": limits,
@@ -140,10 +148,17 @@ class Pods:
         return [Pod(content) for content in self._api.get(PATH)["items"]]
 
     def run(
-        self, name: str, *, gpus: int, resource: str = RESOURCE, shell: str = FOREVER, restart: str = "Never"
+        self,
+        name: str,
+        *,
+        gpus: int,
+        resource: str = RESOURCE,
+        shell: str = FOREVER,
+        restart: str = "Never",
+        image: str = IMAGE,
     ) -> Pod:
         """Make a pod and wait until its container runs."""
-        self.create(name, gpus=gpus, resource=resource, shell=shell, restart=restart)
+        self.create(name, gpus=gpus, resource=resource, shell=shell, restart=restart, image=image)
         return self.wait_running(name)
 
     def wait_running(self, name: str, *, within: float = 30.0) -> Pod:
