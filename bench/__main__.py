@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import calls, footprint, health, lifecycle, lists, placement, polls, quality, shared
+from bench import calls, cdi, footprint, health, lifecycle, lists, placement, polls, quality, shared
 from bench.plan import Plan
 from bench.process import PROFILE, ROOT, stolen
 from bench.table import Comparison, Row, render, side_by_side, verdict
@@ -24,6 +24,9 @@ Figures = Callable[[Plan, Path], Sequence[Row | Comparison]]
 FIGURES: dict[str, Figures] = {
     "start": lifecycle.start_and_end,
     "calls": calls.measure,
+    "cdi": cdi.specifications,
+    "cdi-calls": cdi.allocate_by_name,
+    "cdi-start": cdi.start,
     "xid": health.xid_to_streams,
     "restart": lifecycle.kubelet_restart,
     "footprint": footprint.memory_and_idling,

@@ -1,0 +1,69 @@
+"""`python -m bench.specs_once DIRECTORY`: builds and writes CDI specifications once from nothing, then looks again and again.
+
+Prints milliseconds of the first time, of each later look, and how often files were searched and written.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.nvml.port import Driver, HostView
+
+LOOKS = 200
+
+
+def main(directory: Path) -> None:
+    """In a process of its own, so that imports and cold caches count."""
+    from gpu_plugin.simulation.driver import SimulatedDriver  # noqa: PLC0415 - what a daemon has imported by then
+    from gpu_plugin.simulation.hardware import SimulatedNode  # noqa: PLC0415
+    from gpu_plugin.simulation.host import SimulatedHost  # noqa: PLC0415
+    from gpu_plugin.simulation.profile import load  # noqa: PLC0415
+
+    node = SimulatedNode(load(str(directory / "node.yaml")))
+    gpus = _probed(SimulatedDriver(node), SimulatedHost(node))
+    began = time.perf_counter()
+    from gpu_plugin.access.cdi.build import Wishes  # noqa: PLC0415 - the daemon, too, imports these at the first look
+    from gpu_plugin.cdi_specs.directory import SpecDirectory  # noqa: PLC0415
+    from gpu_plugin.cdi_specs.source import Request, SpecSource  # noqa: PLC0415
+
+    root = str(directory / "driver")
+    source = SpecSource(SimulatedHost(node), lambda: ((root, ""),))
+    written = SpecDirectory(directory / "cdi")
+    request = Request(gpus, node.profile.driver_version, Wishes())
+    built = source.build(request)
+    names = written.write(built.specs)
+    first = time.perf_counter() - began
+    assert names, built.trouble
+    assert not built.trouble, built.trouble
+    looks, rewritten = [], 0
+    for _ in range(LOOKS):
+        began = time.perf_counter()
+        rewritten += len(written.write(source.build(request).specs))
+        looks.append((time.perf_counter() - began) * 1000)
+    (spec,) = built.specs.values()
+    print(
+        json.dumps(
+            {
+                "first_ms": first * 1000,
+                "looks_ms": looks,
+                "searches": source.search.searches,
+                "rewritten": rewritten,
+                "devices": len(spec.devices),
+                "mounts": len(spec.container_edits.mounts),
+                "bytes": (directory / "cdi" / names[0]).stat().st_size,
+            }
+        )
+    )
+
+
+def _probed(driver: Driver, host: HostView) -> tuple[Gpu, ...]:
+    from gpu_plugin.nvml.probe import probe_gpu  # noqa: PLC0415
+
+    driver.open()
+    return tuple(probe_gpu(driver, host, index)[1] for index in range(driver.device_count()))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
