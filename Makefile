@@ -18,6 +18,7 @@ $(STAMP): pyproject.toml requirements/dev.lock
 	  || { echo "gpu-plugin needs Python >= 3.11; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another one: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
 	  || { echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@test ! -L $(VENV) || { echo "$(VENV) is a link: making it anew would empty what it leads to; use VENV=ANOTHER"; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
@@ -51,7 +52,7 @@ format: install ## what lint would have
 bench: install ## speed and size, one table
 	$(BIN)/python -m bench
 
-e2e: install ## the daemon under a real kubelet, API server and container runtime (root; E2E_INSTALL=1 installs what is missing)
+e2e: install ## the daemon under a real kubelet and runtime, and with NVIDIA's libraries (root; E2E_INSTALL=1 installs what is missing)
 	$(BIN)/python -m pytest tests/real tests/cluster
 
 proto: install ## generate gpu_plugin/kubelet/_api from proto/
