@@ -5,7 +5,7 @@ import ctypes
 import threading
 from collections.abc import Sequence
 
-from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES
+from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
 from gpu_plugin.driver_root.inside import resolve
 from gpu_plugin.nvml.port import NvmlError, Return
 
@@ -15,11 +15,13 @@ SONAME = "libnvidia-ml.so.1"
 def candidates(roots: Sequence[str]) -> list[tuple[str, str]]:
     """Files that may be the library, best first, each with the root that it lies under.
 
-    Those under each root that is not the real one; then, under no root, the bare name.
+    Those under each root that is not the real one; then, under no root, the bare name, and WSL's own, which the loader
+    need not know. WSL's goes first below a root: beside it, the library of a Linux driver finds no GPU.
     """
     other = dict.fromkeys(root.rstrip("/") for root in roots)
-    found = [(root, f"{root}/{directory}/{SONAME}") for root in other if root for directory in LIBRARY_DIRECTORIES]
-    return [*found, ("", SONAME)]
+    directories = (WSL_LIBRARIES, *LIBRARY_DIRECTORIES)
+    found = [(root, f"{root}/{directory}/{SONAME}") for root in other if root for directory in directories]
+    return [*found, ("", SONAME), ("", f"/{WSL_LIBRARIES}/{SONAME}")]
 
 
 def load(roots: Sequence[str]) -> ctypes.CDLL:
@@ -30,7 +32,7 @@ def load(roots: Sequence[str]) -> ctypes.CDLL:
     """
     tried = []
     for root, candidate in candidates(roots):
-        path = resolve(root, candidate) if root else candidate
+        path = resolve(root, candidate) if "/" in candidate else candidate
         if path is None:
             tried.append(candidate)
             continue

@@ -43,7 +43,8 @@ def choose(strategy: str, traces: Traces, models: Callable[[], Sequence[str] | N
     """The platform of a node, by the rules of NVIDIA's plugin (go-nvlib, pkg/nvlib/info/resolver.go).
 
     WSL goes before all but an explicit Tegra, since NVML knows its GPUs by names that mean nothing there. The library alone
-    does not make a node WSL, unlike with NVIDIA's plugin: without /dev/dxg it reaches no GPU.
+    does not make a node WSL, unlike with NVIDIA's plugin: without /dev/dxg it reaches no GPU. Nor do both say that a GPU is
+    NVIDIA's: the driver for WSL asks NVML for that when it is opened.
 
     Args:
         strategy: AUTO, or a platform that the operator asks for.

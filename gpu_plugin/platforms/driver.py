@@ -49,7 +49,7 @@ class PlatformDriver:
         self._nvml = nvml
         self._drivers: dict[Platform, Driver] = {
             Platform.NVML: nvml,
-            Platform.WSL: WslDriver(),
+            Platform.WSL: WslDriver(nvml),
             Platform.TEGRA: TegraDriver(),
         }
         self._roots = tuple(dict.fromkeys(roots))
@@ -59,7 +59,11 @@ class PlatformDriver:
         self._said: Choice | None = None
 
     def open(self) -> None:
-        """Finds out what this node is, and opens the driver for that. Raises NvmlError where that is NVML and fails."""
+        """Finds out what this node is, and opens the driver for that.
+
+        Raises:
+            NvmlError: it is NVML's, or needs NVML as WSL does, and there is none that works.
+        """
         self._nvml_open = False
         choice = choose(self._strategy, look(self._roots), self._models)
         if choice.platform is Platform.NVML and not self._nvml_open:
@@ -71,6 +75,8 @@ class PlatformDriver:
             level = logging.DEBUG if choice.platform is Platform.NVML else logging.INFO  # NVML is what everyone expects
             log.log(level, "this node's platform is %s: %s", choice.platform, choice.reason)
         self._said = choice
+        if self.chosen is not self._nvml:
+            self.chosen.open()
 
     def _models(self) -> tuple[str, ...] | None:
         """Opens NVML, and asks it for the GPUs' names where one may be part of the processor; None: there is no library."""

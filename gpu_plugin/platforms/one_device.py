@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from gpu_plugin.access.cdi.directories import WSL_LIBRARIES
 from gpu_plugin.devices.device import WSL_GPUS
 from gpu_plugin.nvml.port import Driver, Handle, NvmlError, Return
 
@@ -13,6 +14,11 @@ TEGRA_GPU = "tegra"
 """What NVIDIA's plugin calls the GPU of a Tegra chip (internal/rm/tegra_devices.go)."""
 
 _ONLY = Handle(1)
+
+_WINDOWS_DRIVER = (
+    f"On WSL that is the driver of the Windows host: install it there, and mount /{WSL_LIBRARIES.rpartition('/')[0]} "
+    "at the same path"
+)
 
 
 def _unanswered(call: Callable[P, T]) -> Callable[P, T]:
@@ -27,8 +33,7 @@ def _unanswered(call: Callable[P, T]) -> Callable[P, T]:
 class OneDeviceDriver:
     """`port.Driver` of a node with one device of this uuid, at index 0; what else NVML can be asked is NOT_SUPPORTED.
 
-    The device is there for as long as the platform is: none of these platforms tells of its GPUs' health, memory, place
-    or events, to NVIDIA's plugin either.
+    None of these platforms tells of its GPUs' health, memory, place or events, to NVIDIA's plugin either.
     """
 
     def __init__(self, uuid: str) -> None:
@@ -106,10 +111,37 @@ class OneDeviceDriver:
 
 
 class WslDriver(OneDeviceDriver):
-    """All GPUs of the Windows host as one device: behind /dev/dxg they cannot be told apart."""
+    """All NVIDIA GPUs of the Windows host as one device: behind /dev/dxg they cannot be told apart.
 
-    def __init__(self) -> None:
+    Whether there is any, NVML knows: a Windows host has /dev/dxg and libdxcore.so for GPUs of every make.
+    """
+
+    def __init__(self, nvml: Driver) -> None:
         super().__init__(WSL_GPUS)
+        self._nvml = nvml
+        self._count = 0
+
+    def open(self) -> None:
+        """Asks NVML how many GPUs there are, and leaves it closed.
+
+        Raises:
+            NvmlError: there is no NVML library, or it does not work.
+        """
+        self._count = 0
+        try:
+            self._nvml.open()
+        except NvmlError as error:
+            if error.code == Return.LIBRARY_NOT_FOUND:
+                raise NvmlError(error.code, error.call, f"{error.text}. {_WINDOWS_DRIVER}") from None
+            raise
+        try:
+            self._count = self._nvml.device_count()
+        finally:
+            self._nvml.close()
+
+    def device_count(self) -> int:
+        """One, or none where NVML counted no GPU when this was opened."""
+        return min(self._count, 1)
 
 
 class TegraDriver(OneDeviceDriver):

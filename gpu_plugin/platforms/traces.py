@@ -4,10 +4,10 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES
+from gpu_plugin.access.cdi.directories import DXCORE, DXCORE_DIRECTORIES
 from gpu_plugin.platforms.choice import Traces
 
-_DXCORE = tuple(f"{directory}/libdxcore.so" for directory in ("usr/lib/wsl/lib", *LIBRARY_DIRECTORIES))
+_DXCORE = tuple(f"{directory}/{DXCORE}" for directory in DXCORE_DIRECTORIES)
 _DXG = ("dev/dxg",)
 _TEGRA_RELEASE = "etc/nv_tegra_release"
 _TEGRA_FAMILY = "sys/devices/soc0/family"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.node.daemon import GPU, healthy, ids
+from tests.unit.platforms.nvml_library import nvml_library
 
 
 def _library() -> bool:
@@ -46,11 +47,12 @@ def tegra(root: Path) -> None:
     (root / "etc/nv_tegra_release").write_text("# R36 (release), REVISION: 4.3\n")
 
 
-def windows(root: Path) -> None:
+def windows(root: Path, gpus: int = 1) -> None:
     for path in ("usr/lib/wsl/lib/libdxcore.so", "dev/dxg"):
         file = root / path
         file.parent.mkdir(parents=True)
         file.touch()
+    (root / "usr/lib/wsl/lib/libnvidia-ml.so.1").write_bytes(nvml_library(gpus))
 
 
 async def visible(kubelet, pod: str) -> tuple[str, list[str]]:
@@ -89,6 +91,22 @@ async def test_all_gpus_of_a_windows_host_are_one_device(kubelet, daemon, platfo
     log = daemon.log.read_text()
     assert f"platform is wsl: {root}/usr/lib/wsl/lib/libdxcore.so" in log
     assert "Traceback" not in log
+
+
+@WITHOUT_LIBRARY
+async def test_a_windows_host_without_an_nvidia_gpu_has_none(kubelet, daemon, platform, root):
+    windows(root, gpus=0)
+    platform("--fail-on-init-error=false")
+    await daemon.said("the NVIDIA driver finds no GPU on this node; looking again in")
+    library = root / "usr/lib/wsl/lib/libnvidia-ml.so.1"
+    library.unlink()
+    await daemon.said("mount /usr/lib/wsl at the same path")
+    assert GPU not in kubelet.registrations
+    library.write_bytes(nvml_library(1))
+    await kubelet.wait_for(healthy(kubelet, 1), timeout=15)
+    status, seconds = await daemon.stop()
+    assert (status, seconds < 1) == (0, True)
+    assert "Traceback" not in daemon.log.read_text()
 
 
 @WITHOUT_LIBRARY

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES
+from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
 from gpu_plugin.nvml.library import SONAME, Calls, load, unload
 from gpu_plugin.nvml.port import NvmlError, Return
 
@@ -55,7 +55,7 @@ def refusal(roots):
     return caught.value
 
 
-@pytest.mark.parametrize("directory", LIBRARY_DIRECTORIES)
+@pytest.mark.parametrize("directory", [WSL_LIBRARIES, *LIBRARY_DIRECTORIES])
 def test_every_place_under_a_root_is_looked_at(root, loads, directory):
     file = put(root, f"{directory}/{SONAME}")
     assert load([str(root)]) == file
@@ -69,6 +69,22 @@ def test_the_first_root_that_has_it_wins(tmp_path, loads):
     assert load([str(tmp_path / "a"), str(tmp_path / "b")]) == first
 
 
+def test_on_wsl_its_own_library_goes_before_that_of_a_linux_driver(root, loads):
+    put(root, f"usr/lib/x86_64-linux-gnu/{SONAME}")
+    file = put(root, f"usr/lib/wsl/lib/{SONAME}")
+    assert load([str(root)]) == file
+
+
+def test_below_the_real_root_wsls_own_is_found_without_the_loaders_help(root, loads, monkeypatch):
+    monkeypatch.setattr("gpu_plugin.nvml.library.WSL_LIBRARIES", str(root).lstrip("/"))
+    error = refusal([])
+    assert f"{root}/{SONAME}" in str(error)
+    assert loads == [SONAME]
+    file = put(root, SONAME)
+    assert load([]) == file
+    assert loads == [SONAME, SONAME, file]
+
+
 @pytest.mark.parametrize("roots", [[], ["/"], ["", "/"]])
 def test_the_real_root_is_left_to_the_loader(roots, loads):
     refusal(roots)
@@ -80,7 +96,7 @@ def test_the_error_names_every_path_and_what_to_do(tmp_path, loads):
     error = refusal(roots)
     assert error.code == Return.LIBRARY_NOT_FOUND
     for root in (roots[0], roots[2]):
-        for directory in LIBRARY_DIRECTORIES:
+        for directory in (WSL_LIBRARIES, *LIBRARY_DIRECTORIES):
             assert str(error).count(f"{root}/{directory}/{SONAME}") == 1
     assert f"{SONAME} ({SONAME}: cannot open shared object file" in str(error)
     assert "Install the NVIDIA driver" in str(error)

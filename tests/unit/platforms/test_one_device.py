@@ -12,12 +12,21 @@ from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import Driver, EventSet, Handle, NvmlError, Return
 from gpu_plugin.nvml.sample import look
 from gpu_plugin.platforms.one_device import TegraDriver, WslDriver
+from gpu_plugin.simulation.driver import SimulatedDriver
+from gpu_plugin.simulation.hardware import SimulatedNode
+from gpu_plugin.simulation.profile import load
 
 LONG = 10.0
 
-BOTH = pytest.mark.parametrize(
-    ("driver", "uuid"), [(WslDriver(), "all"), (TegraDriver(), "tegra")], ids=["wsl", "tegra"]
-)
+
+def wsl():
+    """The driver for WSL of a Windows host whose NVML counts GPUs, opened."""
+    driver = WslDriver(SimulatedDriver(SimulatedNode(load("t4-4"))))
+    driver.open()
+    return driver
+
+
+BOTH = pytest.mark.parametrize(("driver", "uuid"), [(wsl(), "all"), (TegraDriver(), "tegra")], ids=["wsl", "tegra"])
 
 
 class Watching:
@@ -122,13 +131,13 @@ async def test_what_this_boot_remembers_of_it_is_it(driver, uuid, tmp_path):
     assert node.gpus == (Gpu(uuid=uuid, index=0),)
 
 
-@pytest.mark.parametrize(("driver", "nodes"), [(WslDriver(), ("/dev/dxg",)), (TegraDriver(), ())])
+@pytest.mark.parametrize(("driver", "nodes"), [(wsl(), ("/dev/dxg",)), (TegraDriver(), ())])
 def test_its_device_has_the_nodes_that_nvidias_plugin_gives_it(driver, nodes):
     device = whole_gpu(Gpu(uuid=driver.uuid(Handle(1)), index=0))
     assert (device.nodes, device.numa, device.index) == (nodes, (), "0")
 
 
-@pytest.mark.parametrize("driver", [WslDriver(), TegraDriver()])
+@pytest.mark.parametrize("driver", [wsl(), TegraDriver()])
 def test_a_look_finds_no_fault_in_it_and_asks_it_nothing_twice(driver):
     gpu = Gpu(uuid=driver.uuid(Handle(1)), index=0)
     found = look(driver, Handle(1), gpu)

@@ -16,6 +16,7 @@ from gpu_plugin.simulation.host import SimulatedHost
 from gpu_plugin.simulation.profile import load
 
 from .conftest import driver_threads
+from .nvml_library import nvml_library
 
 LONG = 10.0
 
@@ -62,13 +63,55 @@ def test_where_there_is_nvml_it_is_opened_once_and_closed_once(node, nvml, tmp_p
     assert nvml._opened == 0
 
 
-def test_wsl_never_opens_nvml(nvml, tmp_path):
+def test_wsl_asks_nvml_for_the_count_of_gpus_and_leaves_it_closed(nvml, tmp_path):
+    windows(tmp_path)
+    driver = platform(nvml, tmp_path, machine="aarch64")
+    driver.open()
+    assert uuids(driver) == ["all"]
+    assert nvml.calls == {"open": 1, "device_count": 1, "close": 1}
+    driver.close()
+    assert nvml._opened == 0
+
+
+def test_wsl_without_an_nvidia_library_has_no_gpu_and_says_what_to_install(node, nvml, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
     windows(tmp_path)
     driver = platform(nvml, tmp_path)
     driver.open()
+    node.refuse("open", Return.LIBRARY_NOT_FOUND, times=1)
+    with pytest.raises(NvmlError, match=r"driver of the Windows host.*/usr/lib/wsl at the same path") as caught:
+        driver.open()
+    assert caught.value.code == Return.LIBRARY_NOT_FOUND
+    assert driver.device_count() == 0  # not that of the last time
+    driver.open()
     assert uuids(driver) == ["all"]
-    driver.close()
-    assert not nvml.calls
+    assert [record.getMessage() for record in caplog.records] == [
+        f"this node's platform is wsl: {tmp_path}/usr/lib/wsl/lib/libdxcore.so and {tmp_path}/dev/dxg exist"
+    ]
+
+
+@pytest.mark.parametrize(("call", "opened"), [("open", 0), ("device_count", 1)])
+def test_wsl_without_a_library_that_works_has_no_gpu(node, nvml, tmp_path, call, opened):
+    windows(tmp_path)
+    node.refuse(call, Return.NOT_SUPPORTED)
+    driver = platform(nvml, tmp_path)
+    with pytest.raises(NvmlError) as caught:
+        driver.open()
+    assert (caught.value.code, caught.value.text) == (Return.NOT_SUPPORTED, "not supported")
+    assert (driver.device_count(), nvml.calls["close"], nvml._opened) == (0, opened, 0)
+
+
+@pytest.mark.parametrize(("count", "devices"), [(0, 0), (1, 1), (3, 1)])
+def test_wsl_has_one_device_however_many_gpus_nvml_counts_and_none_for_none(nvml, tmp_path, count, devices):
+    class Counting(SimulatedDriver):
+        def device_count(self):
+            return count
+
+    windows(tmp_path)
+    nvml.__class__ = Counting
+    driver = platform(nvml, tmp_path)
+    driver.open()
+    assert driver.device_count() == devices
 
 
 def test_tegra_files_without_a_library_are_tegra(node, nvml, tmp_path):
@@ -109,9 +152,11 @@ def test_the_operator_may_decide(nvml, tmp_path, strategy, found):
 def test_the_settings_say_what_the_operator_wants(tmp_path, monkeypatch):
     asked = {"driver_root_ctr_path": str(tmp_path), "driver_root": str(tmp_path)}
     windows(tmp_path)
+    (tmp_path / "usr/lib/wsl/lib/libnvidia-ml.so.1").write_bytes(nvml_library(gpus=3))
     driver = hardware_for(resolve(asked, {})).driver
     driver.open()
     assert uuids(driver) == ["all"]
+    driver.close()
 
 
 def called(nvml, name):
