@@ -11,6 +11,9 @@ MIG = "mig"
 WSL_GPUS = "all"
 """What NVIDIA's plugin calls all GPUs of a Windows host together, as its Linux guests see them (0.19.1 and later)."""
 
+TEGRA_GPU = "tegra"
+"""What NVIDIA's plugin calls the GPU of a Tegra chip (internal/rm/tegra_devices.go)."""
+
 _OWN_NODES = {WSL_GPUS: ("/dev/dxg",)}
 
 

@@ -4,14 +4,11 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from gpu_plugin.access.cdi.directories import WSL_LIBRARIES
-from gpu_plugin.devices.device import WSL_GPUS
+from gpu_plugin.devices.device import TEGRA_GPU, WSL_GPUS
 from gpu_plugin.nvml.port import Driver, Handle, NvmlError, Return
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-TEGRA_GPU = "tegra"
-"""What NVIDIA's plugin calls the GPU of a Tegra chip (internal/rm/tegra_devices.go)."""
 
 _ONLY = Handle(1)
 

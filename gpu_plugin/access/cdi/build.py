@@ -68,21 +68,23 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
-class _Nodes:
-    """Makes device nodes of paths."""
+class Nodes:
+    """Makes device nodes for containers of the host's, whose root the host calls `dev_root`, empty for /."""
 
     host: HostDevices
     dev_root: str
 
     def there(self, paths: Iterable[str]) -> list[str]:
+        """Those of these paths that the host has, each once."""
         return [path for path in dict.fromkeys(paths) if path in self.host.nodes]
 
     def of(self, path: str) -> DeviceNode:
+        """The node at a path that the host has."""
         known = self.host.nodes[path]
         return DeviceNode(
             path=path,
             host_path=f"{self.dev_root}{path}" if self.dev_root else "",
-            type="c",
+            type=known.type,
             major=known.major,
             minor=known.minor,
             file_mode=known.mode,
@@ -100,7 +102,7 @@ def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, wishes: Wi
         files: the driver's user space below its root.
         wishes: what the operator asked for.
     """
-    nodes = _Nodes(host, wishes.dev_root)
+    nodes = Nodes(host, wishes.dev_root)
     gids = NO_GIDS not in wishes.feature_flags
     devices: list[SpecDevice] = []
     missing: dict[str, str] = {}
@@ -113,13 +115,13 @@ def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, wishes: Wi
             if gone or not paths:
                 missing |= dict.fromkeys(called, _why_missing(gone))
                 continue
-            edits = _edits(nodes, [*paths, *nodes.there(more)], gids=gids)
+            edits = device_edits(nodes, [*paths, *nodes.there(more)], gids=gids)
             devices += [SpecDevice(name=name, container_edits=edits) for name in called]
             every |= dict.fromkeys([*paths, *nodes.there(more)])
     specs: dict[str, Spec] = {}
     trouble = files.fault
     if devices and not trouble:
-        devices.append(SpecDevice(name=names.ALL, container_edits=_edits(nodes, every, gids=gids)))
+        devices.append(SpecDevice(name=names.ALL, container_edits=device_edits(nodes, every, gids=gids)))
         common = _common(nodes, files, wishes)
         specs[names.file_name(names.GPU)] = made(names.kind(names.GPU), tuple(devices), common)
     elif not trouble and gpus:
@@ -161,7 +163,8 @@ def _why_missing(gone: Sequence[str]) -> str:
     return f"its device node {gone[0]} does not exist on this node ({advice})"
 
 
-def _edits(nodes: _Nodes, paths: Iterable[str], *, gids: bool) -> Edits:
+def device_edits(nodes: Nodes, paths: Iterable[str], *, gids: bool) -> Edits:
+    """Device nodes at paths that the host has; with `gids`, the groups besides that may open those which not all may."""
     given = tuple(nodes.of(path) for path in paths)
     groups: dict[int, None] = {}
     for node in given:
@@ -170,20 +173,20 @@ def _edits(nodes: _Nodes, paths: Iterable[str], *, gids: bool) -> Edits:
     return Edits(device_nodes=given, additional_gids=tuple(sorted(groups)))
 
 
-def _common(nodes: _Nodes, files: DriverFiles, wishes: Wishes) -> Edits:
+def _common(nodes: Nodes, files: DriverFiles, wishes: Wishes) -> Edits:
     """What every container with a GPU gets."""
     root = wishes.driver_root
     control = tuple(nodes.of(path) for path in nodes.there(CONTROL_NODES))
     made_hooks: tuple[Hook, ...] = ()
     environment: tuple[str, ...] = (HIDDEN,)
-    mounts = [_bind(root, file.target, file.container_path, _options(file.group)) for file in _placed(files, wishes)]
+    mounts = [bind(root, file.target, file.container_path, _options(file.group)) for file in _placed(files, wishes)]
     if wishes.hook:
-        bound = [_bind(root, library.target, library.target) for library in files.libraries]
+        bound = [bind(root, library.target, library.target) for library in files.libraries]
         made_hooks = hooks.hooks(files, wishes.hook, wishes.disabled_hooks)
         environment = (f"NVIDIA_CTK_LIBCUDA_DIR={hooks.libcuda_directory(files)}", HIDDEN)
     else:
         bound = [
-            _bind(root, library.target, f"{directory}/{name}")
+            bind(root, library.target, f"{directory}/{name}")
             for directory in driver.loader_directories(files.machine)
             for library in files.libraries
             for name in library.names
@@ -203,11 +206,12 @@ def _options(group: str) -> tuple[str, ...]:
     return SOCKET_OPTIONS if group == driver.SOCKET else READ_ONLY
 
 
-def _bind(root: str, target: str, container_path: str, options: tuple[str, ...] = READ_ONLY) -> Mount:
+def bind(root: str, target: str, container_path: str, options: tuple[str, ...] = READ_ONLY) -> Mount:
+    """A mount of what lies at `target` below the driver root, by the root's path on the host."""
     return Mount(host_path=f"{root}{target}", container_path=container_path, options=options)
 
 
-def _others(nodes: _Nodes, files: DriverFiles, wishes: Wishes) -> Iterator[tuple[str, Spec]]:
+def _others(nodes: Nodes, files: DriverFiles, wishes: Wishes) -> Iterator[tuple[str, Spec]]:
     """The classes beside that of GPUs."""
     channels = [channel for channel in wishes.imex_channels if imex_node(channel) in nodes.host.nodes]
     if channels:
@@ -218,13 +222,13 @@ def _others(nodes: _Nodes, files: DriverFiles, wishes: Wishes) -> Iterator[tuple
         paths = class_nodes(device_class, nodes.host.nodes)
         if paths:
             storage = [file for file in files.files if file.group == driver.STORAGE and device_class == names.GDS]
-            mounts = tuple(_bind(wishes.driver_root, file.target, file.container_path) for file in storage)
+            mounts = tuple(bind(wishes.driver_root, file.target, file.container_path) for file in storage)
             device = _simple(nodes, names.ALL, paths)
             yield device_class, made(names.kind(device_class), (device,), Edits(env=(HIDDEN,), mounts=mounts))
 
 
-def _simple(nodes: _Nodes, name: str, paths: Iterable[str]) -> SpecDevice:
-    return SpecDevice(name=name, container_edits=_edits(nodes, paths, gids=True))
+def _simple(nodes: Nodes, name: str, paths: Iterable[str]) -> SpecDevice:
+    return SpecDevice(name=name, container_edits=device_edits(nodes, paths, gids=True))
 
 
 def class_nodes(device_class: str, nodes: Iterable[str]) -> list[str]:

@@ -218,7 +218,7 @@ def chosen(
     for each in good:
         if (each.machine, each.bits) != (machine, 64):
             continue  # those for 32-bit programs, or for another processor
-        names = _names(each)
+        names = library_names(each)
         if names[0] not in placed:
             placed[names[0]] = Library(each.seen.target, names, each.seen.path)
     fault = ""
@@ -237,7 +237,7 @@ def _named(each: SeenLibrary, prefix: str) -> bool:
     return each.seen.path.rpartition("/")[2].startswith(prefix)
 
 
-def _names(each: SeenLibrary) -> tuple[str, ...]:
+def library_names(each: SeenLibrary) -> tuple[str, ...]:
     """Names relative to the loader's directories: the SONAME, or the file's own, and what else programs open it as."""
     directory, _, file = each.seen.path.rpartition("/")
     parent = directory.rpartition("/")[2]

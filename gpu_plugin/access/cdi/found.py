@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 
 class Kind(StrEnum):
@@ -84,12 +85,13 @@ class DriverFiles:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFile:
-    """A device node of the host, of type c: its numbers, its permission bits, and the id of its group."""
+    """A device node of the host: its numbers, its permission bits, the id of its group, and its type as in mknod(1)."""
 
     major: int
     minor: int
     mode: int = 0o666
     gid: int = 0
+    type: Literal["b", "c"] = "c"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 Names and arguments are those of nvidia-container-toolkit (internal/discover/hooks.go).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
-from gpu_plugin.access.cdi.found import DriverFiles
+from gpu_plugin.access.cdi.found import DriverFiles, Library
 from gpu_plugin.access.cdi.spec import Hook
 
 EVERY = "all"
@@ -22,7 +22,21 @@ _TOOLKIT = "nvidia-ctk"
 
 
 def hooks(files: DriverFiles, path: str, disabled: Iterable[str]) -> tuple[Hook, ...]:
-    """The hooks that make a driver's libraries usable where they are mounted, less those `disabled`.
+    """The hooks that make a driver's libraries usable where they are mounted, as `calls` has them."""
+    return calls(
+        {
+            CREATE_SYMLINKS: linked(soname_links(files.libraries)),
+            ENABLE_CUDA_COMPAT: [f"--host-driver-version={files.version}"],
+            UPDATE_LDCACHE: cached(each.target for each in files.libraries),
+            DISABLE_DEVICE_NODE_MODIFICATION: [],
+        },
+        path,
+        disabled,
+    )
+
+
+def calls(arguments: Mapping[str, Sequence[str]], path: str, disabled: Iterable[str]) -> tuple[Hook, ...]:
+    """The hooks of these names with these arguments, less those `disabled` and those that have nothing to do.
 
     `path` is the program on the host: nvidia-ctk, or nvidia-cdi-hook, which is called without the word hook in front.
     """
@@ -30,12 +44,6 @@ def hooks(files: DriverFiles, path: str, disabled: Iterable[str]) -> tuple[Hook,
     if EVERY in off:
         return ()
     program = path.rpartition("/")[2]
-    arguments = {
-        CREATE_SYMLINKS: _links(files),
-        ENABLE_CUDA_COMPAT: [f"--host-driver-version={files.version}"],
-        UPDATE_LDCACHE: _flagged("--folder", dict.fromkeys(_directory(each.target) for each in files.libraries)),
-        DISABLE_DEVICE_NODE_MODIFICATION: [],
-    }
     begin = [program, "hook"] if program == _TOOLKIT else [program]
     return tuple(
         Hook(hook_name="createContainer", path=path, args=(*begin, name, *more))
@@ -44,22 +52,32 @@ def hooks(files: DriverFiles, path: str, disabled: Iterable[str]) -> tuple[Hook,
     )
 
 
+def linked(links: Iterable[str]) -> list[str]:
+    """Arguments of create-symlinks for links as `target::path`."""
+    return _flagged("--link", links)
+
+
+def cached(libraries: Iterable[str]) -> list[str]:
+    """Arguments of update-ldcache for the directories of these files."""
+    return _flagged("--folder", dict.fromkeys(map(_directory, libraries)))
+
+
 def libcuda_directory(files: DriverFiles) -> str:
     """Where libcuda lies in containers, which NVIDIA's hooks ask for."""
     return next((_directory(each.target) for each in files.libraries if "libcuda.so.1" in each.names), "/usr/lib64")
 
 
-def _links(files: DriverFiles) -> list[str]:
-    """A link for each name under which a library is opened and that is not its file's own."""
+def soname_links(libraries: Iterable[Library]) -> list[str]:
+    """A link, as `target::path`, for each name under which a library is opened and that is not its file's own."""
     links = []
-    for library in files.libraries:
+    for library in libraries:
         directory, file = _directory(library.target), library.target.rpartition("/")[2]
         before = file
         for name in library.names:
             if name.rpartition("/")[2] != file:
                 links.append(f"{before}::{directory}/{name.rpartition('/')[2]}")
                 before = name.rpartition("/")[2]
-    return _flagged("--link", links)
+    return links
 
 
 def _flagged(flag: str, values: Iterable[str]) -> list[str]:

@@ -1,0 +1,156 @@
+"""The CDI specification of a Tegra: one device, with what the lists of Linux for Tegra name.
+
+What is given is NVIDIA's in mode csv (nvidia-container-toolkit, internal/platform-support/tegra). Without its hook, a link is
+what it leads to, bound at its own path, and a library is bound besides where a container's dynamic loader looks.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpu_plugin.access.cdi import driver, hooks, names
+from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, Nodes, Wishes, bind, device_edits
+from gpu_plugin.access.cdi.found import DeviceFile, HostDevices, Kind, Library, Seen, SeenLibrary
+from gpu_plugin.access.cdi.l4t_lists import Entry, Line
+from gpu_plugin.access.cdi.spec import Edits, Mount, SpecDevice, made
+from gpu_plugin.devices.device import TEGRA_GPU
+
+INDEX = "0"
+"""What the device is called where devices go by index."""
+
+RELEASE = "/etc/nv_tegra_release"
+"""The file by which programs know a Tegra."""
+
+MOST_SHOWN = 3
+"""Paths that a sentence about several names."""
+
+_LIBRARY = re.compile(r"lib.+\.so(\..+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A line, wildcards replaced, with what its path leads to; `library` has what a file that is named as one says of itself.
+
+    `link` says that the path itself is a link, rather than a directory on the way.
+    """
+
+    line: Line
+    seen: Seen
+    link: bool = False
+    library: SeenLibrary | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TegraFiles:
+    """What the lists of a Tegra name, and the device nodes of theirs that exist, by their path under /dev.
+
+    `fault` is why there are none, empty where there are; `complaints` are sentences about lines that are left out.
+    """
+
+    looked: tuple[Looked, ...] = ()
+    nodes: Mapping[str, DeviceFile] = field(default_factory=dict)
+    complaints: tuple[str, ...] = ()
+    fault: str = ""
+
+
+def is_library(path: str) -> bool:
+    """Whether a file is named as libraries are that the dynamic loader is asked for."""
+    return _LIBRARY.fullmatch(path.rpartition("/")[2]) is not None
+
+
+def tegra_specs(files: TegraFiles, wishes: Wishes) -> Built:
+    """The specification of the one device, by the names `tegra`, `0` and `all`: what its lists name, as far as it is there.
+
+    Args:
+        files: what the lists name, and what was found of it.
+        wishes: what the operator asked for.
+    """
+    root = wishes.driver_root
+    mounted = [each for each in files.looked if each.line.kind is not Entry.DEVICE and _mounts(each)]
+    devices = [each.line.path for each in files.looked if each.line.kind is Entry.DEVICE]
+    gone = [each.line.path for each in files.looked if each.line.kind is not Entry.DEVICE and not _mounts(each)]
+    gone += [path for path in devices if path not in files.nodes]
+    complaints = [*files.complaints, *_left_out(gone, len(files.looked)), *_unreadable(mounted)]
+    nodes = Nodes(HostDevices(files.nodes), wishes.dev_root)
+    trouble = files.fault
+    if not trouble and not nodes.there(devices):
+        trouble = f"no device node that the lists of Linux for Tegra name exists under {wishes.dev_root or '/'}"
+    if trouble:
+        return Built(trouble=trouble, complaints=tuple(complaints))
+    libraries, machine = _libraries(mounted)
+    if wishes.hook:
+        common = _hooked(root, mounted, libraries, wishes)
+    else:
+        mounts = {each.line.path: bind(root, each.seen.target, each.line.path) for each in mounted}
+        common = Edits(env=(HIDDEN,), mounts=tuple({**_placed(root, libraries, machine), **mounts}.values()))
+    edits = device_edits(nodes, nodes.there(devices), gids=NO_GIDS not in wishes.feature_flags)
+    called = tuple(SpecDevice(name=name, container_edits=edits) for name in (TEGRA_GPU, INDEX, names.ALL))
+    return Built(
+        {names.file_name(names.GPU): made(names.kind(names.GPU), called, common)}, complaints=tuple(complaints)
+    )
+
+
+def _mounts(each: Looked) -> bool:
+    """Whether a path leads to what its line says, and can be mounted."""
+    kinds = (Kind.DIRECTORY,) if each.line.kind is Entry.DIRECTORY else (Kind.FILE, Kind.DIRECTORY)
+    return each.seen.kind in kinds
+
+
+def _left_out(gone: Sequence[str], count: int) -> Iterable[str]:
+    if gone:
+        more = ", ..." if len(gone) > MOST_SHOWN else ""
+        yield (
+            f"{len(gone)} of {count} paths in the lists of Linux for Tegra are left out, as they are not there or of another "
+            f"kind: {', '.join(gone[:MOST_SHOWN])}{more}"
+        )
+
+
+def _unreadable(mounted: Iterable[Looked]) -> Iterable[str]:
+    """Sentences about files that are named as libraries and are none: containers get them at their own path alone."""
+    for each in mounted:
+        if each.library is not None and each.library.fault:
+            yield f"{each.line.path} is given to containers at that path alone: {each.library.fault}"
+
+
+def _libraries(mounted: Iterable[Looked]) -> tuple[list[Library], str]:
+    """The libraries for programs of 64 bits, each name once, and their processor, that of libcuda where there is one."""
+    good = [each.library for each in mounted if each.library is not None and not each.library.fault]
+    by_cuda = sorted(good, key=lambda each: not each.soname.startswith("libcuda.so"))
+    machine = next((each.machine for each in by_cuda if each.bits == 64), "")
+    taken: set[str] = set()
+    libraries: dict[str, Library] = {}
+    for each in good:
+        if (each.machine, each.bits) != (machine, 64) or each.seen.target in libraries:
+            continue
+        free = tuple(name for name in driver.library_names(each) if name not in taken)
+        taken.update(free)
+        libraries[each.seen.target] = Library(each.seen.target, free, each.seen.path)
+    return list(libraries.values()), machine
+
+
+def _placed(root: str, libraries: Iterable[Library], machine: str) -> dict[str, Mount]:
+    paths = [
+        (f"{directory}/{name}", library)
+        for directory in driver.loader_directories(machine)
+        for library in libraries
+        for name in library.names
+    ]
+    return {path: bind(root, library.target, path) for path, library in paths}
+
+
+def _hooked(root: str, mounted: Sequence[Looked], libraries: Sequence[Library], wishes: Wishes) -> Edits:
+    """As NVIDIA's: files at the paths that links lead to, and hooks that make the links and tell the loader of directories."""
+    mounts = {each.seen.target: bind(root, each.seen.target, each.seen.target) for each in mounted if each.link}
+    mounts |= {each.line.path: bind(root, each.seen.target, each.line.path) for each in mounted if not each.link}
+    links = {each.line.path: each.seen.target for each in mounted if each.link}
+    for link in hooks.soname_links(libraries):
+        target, _, path = link.partition("::")
+        links.setdefault(path, target)
+    arguments = {
+        hooks.CREATE_SYMLINKS: hooks.linked(
+            f"{target}::{path}" for path, target in links.items() if path not in mounts
+        ),
+        hooks.UPDATE_LDCACHE: hooks.cached(library.target for library in libraries),
+    }
+    made_hooks = hooks.calls(arguments, wishes.hook, wishes.disabled_hooks)
+    return Edits(env=(HIDDEN,), hooks=made_hooks, mounts=tuple(mounts.values()))

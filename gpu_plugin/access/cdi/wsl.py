@@ -1,0 +1,218 @@
+"""The CDI specification of a WSL node: all NVIDIA GPUs of the Windows host as one device, with the host driver's own files.
+
+Which files, and that they keep their paths, is NVIDIA's (nvidia-container-toolkit, pkg/nvcdi/driver-wsl.go): what loads the
+driver asks Windows for the driver store and opens them there.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpu_plugin.access.cdi import driver, hooks, names
+from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, Nodes, Wishes, bind, device_edits
+from gpu_plugin.access.cdi.directories import DXCORE, WSL_LIBRARIES
+from gpu_plugin.access.cdi.found import HostDevices, Kind, Library, Seen, SeenLibrary
+from gpu_plugin.access.cdi.spec import Edits, Mount, SpecDevice, made
+from gpu_plugin.devices.device import WSL_GPUS
+
+DXG = "/dev/dxg"
+"""The device through which Linux reaches the Windows host's GPUs."""
+
+INDEX = "0"
+"""What the one device of such a node is called where devices go by index."""
+
+STORE = "usr/lib/wsl/drivers"
+"""The driver store of Windows, of which each driver has a directory named after its INF file."""
+
+CUDA, CUDA_LOADER, NVIDIA_SMI = "libcuda.so.1.1", "libcuda_loader.so", "nvidia-smi"
+
+EXPECTED = (
+    CUDA,
+    CUDA_LOADER,
+    "libnvidia-ptxjitcompiler.so.1",
+    "libnvidia-ml.so.1",
+    "libnvidia-ml_loader.so",
+    "libnvdxgdmal.so.1",
+    "nvcubins.bin",
+    NVIDIA_SMI,
+)
+"""What NVIDIA's driver for Windows has for Linux, as nvcdi lists it; what else there is of libraries and data goes along."""
+
+_OF_NVIDIA = re.compile(r"nv[^/]*\.inf_[^/]+", re.IGNORECASE)
+_LIBRARY = re.compile(r".+\.so(\..+)?")
+_LOADER = re.compile(r".+_loader\.so(\..+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A driver of NVIDIA's in the driver store: its directory, such as usr/lib/wsl/drivers/nv_dispi.inf_amd64_1f, and names.
+
+    `current` says that what loads CUDA in WSL's own directory is this driver's; `written` is when its libcuda was, in ns.
+    """
+
+    directory: str
+    names: tuple[str, ...]
+    current: bool = False
+    written: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WslFiles:
+    """What a WSL node has for containers: libdxcore, and the libraries and other files of one driver in the driver store.
+
+    `fault` is why no container could use a GPU, empty where one can; `complaints` are sentences about what is left out.
+    """
+
+    dxcore: SeenLibrary | None = None
+    libraries: tuple[SeenLibrary, ...] = ()
+    files: tuple[Seen, ...] = ()
+    complaints: tuple[str, ...] = ()
+    fault: str = ""
+
+
+def of_nvidia(directories: Iterable[str]) -> list[str]:
+    """Those directories of the driver store that can be of a display driver of NVIDIA's, whose INF files begin with nv."""
+    return [f"{STORE}/{name}" for name in directories if _OF_NVIDIA.fullmatch(name)]
+
+
+def choose(stores: Sequence[Store], root: str) -> tuple[Store, tuple[str, ...]]:
+    """The driver that containers get, and a sentence where there are several.
+
+    Windows keeps former drivers in its store. It puts the loader of the one in use into WSL's own directory, so the store
+    that has the same loader is in use; where that directory is not there, as in a node that is a container, it is likely
+    the one that was written last.
+
+    Args:
+        stores: those that have CUDA for Linux; at least one.
+        root: what the operator calls the driver root, for sentences.
+    """
+    best = max(stores, key=lambda store: (store.current, store.written, store.directory))
+    if len(stores) == 1:
+        return best, ()
+    why = (
+        f"whose {CUDA_LOADER} is the one in /{WSL_LIBRARIES}"
+        if best.current
+        else f"which was written last: no {CUDA_LOADER} of theirs is in /{WSL_LIBRARIES}"
+    )
+    there = ", ".join(sorted(store.directory.rpartition("/")[2] for store in stores))
+    sentence = f"/{STORE} in the driver root {root} has several NVIDIA drivers, {there}; containers get /{best.directory}, {why}"
+    return best, (sentence,)
+
+
+def pick(store: Store, root: str) -> tuple[list[str], list[str], tuple[str, ...]]:
+    """Paths of a store's libraries and of its other files for containers, and a sentence about those that it lacks."""
+    others = [name for name in store.names if name not in EXPECTED and (_LIBRARY.fullmatch(name) or _is_data(name))]
+    wanted = [*(name for name in EXPECTED if name in store.names), *others]
+    libraries = [f"/{store.directory}/{name}" for name in wanted if _LIBRARY.fullmatch(name)]
+    files = [f"/{store.directory}/{name}" for name in wanted if not _LIBRARY.fullmatch(name)]
+    lacking = [name for name in EXPECTED if name not in store.names]
+    complaints = (f"/{store.directory} in the driver root {root} has no {', '.join(lacking)}",) if lacking else ()
+    if len(libraries) > driver.MOST_LIBRARIES:
+        more = f"/{store.directory} has {len(libraries)} libraries; containers get the first {driver.MOST_LIBRARIES}"
+        complaints = (*complaints, more)
+    return libraries[: driver.MOST_LIBRARIES], files[: driver.MOST_LIBRARIES], complaints
+
+
+def _is_data(name: str) -> bool:
+    return name.endswith(".bin")
+
+
+def no_driver(root: str) -> str:
+    """Why no container can use a GPU below a root without a driver for Linux in its driver store."""
+    return (
+        f"the driver root {root} has no {CUDA} in a directory /{STORE}/nv*.inf_*: install NVIDIA's driver on the Windows "
+        "host, and see that /usr/lib/wsl of the WSL distribution is below that root"
+    )
+
+
+def wsl_specs(files: WslFiles, host: HostDevices, wishes: Wishes) -> Built:
+    """The specification of the one device, by the names `all` and `0`.
+
+    Args:
+        files: what was found below the driver root.
+        host: the device nodes that exist.
+        wishes: what the operator asked for.
+    """
+    root = wishes.driver_root
+    libraries, machine, complaints, fault = _libraries(files, root or "/")
+    others = [seen for seen in files.files if seen.kind is Kind.FILE]
+    complaints += [
+        f"{seen.path} is left out: it is no regular file ({seen.kind})" for seen in files.files if seen not in others
+    ]
+    complaints = [*files.complaints, *complaints]
+    trouble = files.fault or fault
+    if not trouble and DXG not in host.nodes:
+        trouble = f"there is no device {DXG} under {wishes.dev_root or '/'}: WSL makes it where Windows has a GPU driver for it"
+    if trouble:
+        return Built(trouble=trouble, complaints=tuple(complaints))
+    mounts = {library.path: bind(root, library.target, library.path) for library in libraries}
+    mounts |= {seen.path: bind(root, seen.target, seen.path) for seen in others}
+    smi = next((seen for seen in others if seen.path.endswith(f"/{NVIDIA_SMI}")), None)
+    if wishes.hook:
+        links = [link for link in hooks.soname_links(libraries) if link.partition("::")[2] not in mounts]
+        links += [f"{smi.path}::/usr/bin/{NVIDIA_SMI}"] if smi else []
+        arguments = {
+            hooks.CREATE_SYMLINKS: hooks.linked(links),
+            hooks.UPDATE_LDCACHE: hooks.cached(library.path for library in libraries),
+        }
+        common = Edits(
+            env=(HIDDEN,),
+            hooks=hooks.calls(arguments, wishes.hook, wishes.disabled_hooks),
+            mounts=tuple(mounts.values()),
+        )
+    else:
+        placed = _placed(root, libraries, machine)
+        if smi:
+            placed[f"/usr/bin/{NVIDIA_SMI}"] = bind(root, smi.target, f"/usr/bin/{NVIDIA_SMI}")
+        common = Edits(env=(HIDDEN,), mounts=tuple({**placed, **mounts}.values()))
+    node = device_edits(Nodes(host, wishes.dev_root), [DXG], gids=NO_GIDS not in wishes.feature_flags)
+    devices = tuple(SpecDevice(name=name, container_edits=node) for name in (WSL_GPUS, INDEX))
+    spec = made(names.kind(names.GPU), devices, common)
+    return Built({names.file_name(names.GPU): spec}, complaints=tuple(complaints))
+
+
+def _placed(root: str, libraries: Iterable[Library], machine: str) -> dict[str, Mount]:
+    """Libraries where a container's dynamic loader looks, by the name that it looks for."""
+    paths = [
+        (f"{directory}/{name}", library)
+        for directory in driver.loader_directories(machine)
+        for library in libraries
+        for name in library.names
+    ]
+    return {path: bind(root, library.target, path) for path, library in paths}
+
+
+def _libraries(files: WslFiles, root: str) -> tuple[list[Library], str, list[str], str]:
+    """Libraries for containers, their processor, sentences about those left out, and why they are not enough.
+
+    What loads the driver has its SONAME, and goes under that name before the driver itself: so does Windows' own set-up,
+    which puts libcuda_loader.so into WSL's directory as libcuda.so.1 (`CopyToVmWhenNewer` in NVIDIA's INF files).
+    """
+    seen = [*files.libraries, *([files.dxcore] if files.dxcore else [])]
+    complaints = [
+        f"{each.seen.path} in the driver root {root} is left out: {each.fault}" for each in seen if each.fault
+    ]
+    machine = next((each.machine for each in seen if _file(each) == CUDA and not each.fault), "")
+    good = [each for each in seen if not each.fault and (each.machine, each.bits) == (machine, 64)]
+    taken: set[str] = set()
+    named: dict[str, Library] = {}
+    for each in sorted(good, key=lambda each: _LOADER.fullmatch(_file(each)) is None):
+        free = tuple(name for name in driver.library_names(each) if name not in taken)
+        taken.update(free)
+        named[each.seen.path] = Library(each.seen.target, free, each.seen.path)
+    fault = ""
+    for name in (CUDA, DXCORE):
+        if not any(_file(each) == name for each in good):
+            fault = f"the driver root {root} has no {name} that programs can load"
+            fault += next((f": {line}" for line in complaints if f"/{name} " in line), "")
+            break
+    return [named[each.seen.path] for each in good], machine, complaints, fault
+
+
+def _file(each: SeenLibrary) -> str:
+    return each.seen.path.rpartition("/")[2]
+
+
+def listed(listing: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """The directories of the driver store, in a listing by directory, that have CUDA for Linux."""
+    return [directory for directory in listing if CUDA in listing[directory]]
