@@ -50,7 +50,7 @@ def parse(name: str, content: bytes) -> Lines:
     """The lines of the list of this name. What is wrong is left out and said; `content` is at most MAX_BYTES + 1 long."""
     if len(content) > MAX_BYTES:
         return Lines(complaints=(f"{name} is left out: it has more than {MAX_BYTES:,} bytes",))
-    rows = content.decode(errors="replace").splitlines()
+    rows = content.decode(errors="replace").removesuffix("\n").split("\n")
     found: dict[Line, None] = {}
     faults: list[str] = []
     for number, row in enumerate(rows[:MOST_LINES], 1):
@@ -75,10 +75,10 @@ def _line(text: str) -> Line | str:
         return f"{word[:80]!r} is none of {', '.join(Entry)}"
     if not path.startswith("/") or not path.isprintable() or "\ufffd" in path:
         return f"{shown} has no absolute path of printable characters"
-    parts = path.split("/")
-    if ".." in parts or not path.strip("/"):
-        return f"{shown} has a path that leads out of where it lies"
-    return Line(Entry(word), "/" + "/".join(part for part in parts if part not in ("", ".")))
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts or not parts:
+        return f"{shown} has a path that leads to the root or out of it"
+    return Line(Entry(word), "/" + "/".join(parts))
 
 
 def _bounded(name: str, faults: list[str], rows: int) -> Iterator[str]:

@@ -72,7 +72,9 @@ def mounts(files):
 def test_the_store_of_nvidias_display_driver_is_found_among_those_of_others(root):
     windows(root)
     driver(root)
-    put(root, f"{STORE}/iigd_dch.inf_amd64_73655f941b1dd71f/libcuda.so.1.1", library("libcuda.so.1"))  # Intel's graphics
+    put(
+        root, f"{STORE}/iigd_dch.inf_amd64_73655f941b1dd71f/libcuda.so.1.1", library("libcuda.so.1")
+    )  # Intel's graphics
     put(root, f"{STORE}/nvhda.inf_amd64_1/nvhda64v.sys")  # NVIDIA's audio
     put(root, f"{STORE}/nv_dispi.inf_amd64_9")
     found = search(root).files()

@@ -51,9 +51,7 @@ def mounted(spec):
 
 
 def without(name):
-    return replace(
-        FILES, libraries=tuple(each for each in FILES.libraries if not each.seen.path.endswith(f"/{name}"))
-    )
+    return replace(FILES, libraries=tuple(each for each in FILES.libraries if not each.seen.path.endswith(f"/{name}")))
 
 
 def test_the_one_device_has_two_names_and_the_node():
@@ -78,7 +76,11 @@ def test_every_file_keeps_its_path_and_libraries_are_where_the_loader_looks():
         "libdxcore.so": "/usr/lib/wsl/lib/libdxcore.so",
     }
     placed = {f"{directory}/{name}": path for directory in (LIB, MULTIARCH) for name, path in names.items()}
-    assert mounted(spec_of()) == {**{path: path for path in OWN}, **placed, "/usr/bin/nvidia-smi": f"{STORE}/nvidia-smi"}
+    assert mounted(spec_of()) == {
+        **{path: path for path in OWN},
+        **placed,
+        "/usr/bin/nvidia-smi": f"{STORE}/nvidia-smi",
+    }
 
 
 def test_roots_are_as_the_host_calls_them():
@@ -117,9 +119,7 @@ def test_hooks_may_be_left_out():
 
 
 def test_a_driver_without_loaders_goes_under_its_own_names():
-    old = replace(
-        FILES, libraries=tuple(each for each in FILES.libraries if not each.seen.path.endswith("_loader.so"))
-    )
+    old = replace(FILES, libraries=tuple(each for each in FILES.libraries if not each.seen.path.endswith("_loader.so")))
     found = mounted(spec_of(old))
     assert found[f"{LIB}/libcuda.so.1"] == found[f"{LIB}/libcuda.so"] == f"{STORE}/libcuda.so.1.1"
     assert found[f"{MULTIARCH}/libnvidia-ml.so.1"] == f"{STORE}/libnvidia-ml.so.1"
@@ -163,12 +163,14 @@ def test_a_damaged_libcuda_is_said_to_be_the_reason():
 
 
 def test_single_files_that_are_no_good_are_left_out_and_said():
+    bad = library(f"{STORE}/libnvbad.so", fault="it is damaged")
+    foreign = library(f"{STORE}/libnvarm.so", machine="EM_AARCH64")
     files = replace(
         FILES,
-        libraries=(*FILES.libraries, library(f"{STORE}/libnvbad.so", fault="it is damaged"), library(f"{STORE}/libnvarm.so", machine="EM_AARCH64")),
+        libraries=(*FILES.libraries, bad, foreign),
         files=(*FILES.files, seen(f"{STORE}/nvoptix.bin", Kind.MISSING)),
         complaints=("two drivers",),
-    )  # fmt: skip
+    )
     built = wsl_specs(files, HOST, Wishes())
     assert built.complaints == (
         "two drivers",
