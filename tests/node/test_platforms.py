@@ -5,8 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from gpu_plugin.access.cdi.l4t_lists import DIRECTORY as L4T_LISTS
+from gpu_plugin.access.cdi.spec import from_json
+from gpu_plugin.simulation.shared_library import shared_library
 from tests.node.daemon import GPU, healthy, ids
 from tests.unit.platforms.nvml_library import nvml_library
+
+TEGRA_CUDA = "usr/lib/aarch64-linux-gnu/nvidia/libcuda.so.1.1"
+WINDOWS_STORE = "usr/lib/wsl/drivers/nv_dispi.inf_amd64_0373d825005116d0"
 
 
 def _library() -> bool:
@@ -42,17 +48,26 @@ def platform(daemon, root):
     return start
 
 
+def put(root: Path, path: str, content: bytes = b"") -> None:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+
+
 def tegra(root: Path) -> None:
-    (root / "etc").mkdir()
-    (root / "etc/nv_tegra_release").write_text("# R36 (release), REVISION: 4.3\n")
+    put(root, f"{L4T_LISTS}/devices.csv", b"dev, /dev/null\n")
+    put(root, f"{L4T_LISTS}/drivers.csv", f"lib, /{TEGRA_CUDA}\n".encode())
+    put(root, TEGRA_CUDA, shared_library("libcuda.so.1", "aarch64"))
+    put(root, "etc/nv_tegra_release", b"# R36 (release), REVISION: 4.3\n")
 
 
 def windows(root: Path, gpus: int = 1) -> None:
-    for path in ("usr/lib/wsl/lib/libdxcore.so", "dev/dxg"):
-        file = root / path
-        file.parent.mkdir(parents=True)
-        file.touch()
-    (root / "usr/lib/wsl/lib/libnvidia-ml.so.1").write_bytes(nvml_library(gpus))
+    for name in ("libcuda.so.1.1", "libcuda_loader.so"):
+        put(root, f"{WINDOWS_STORE}/{name}", shared_library("libcuda.so.1", "x86_64"))
+    (root / "dev").mkdir()
+    (root / "dev/dxg").symlink_to("/dev/null")  # a character device, which to make takes a privilege
+    put(root, "usr/lib/wsl/lib/libnvidia-ml.so.1", nvml_library(gpus))
+    put(root, "usr/lib/wsl/lib/libdxcore.so", shared_library("libdxcore.so", "x86_64"))
 
 
 async def visible(kubelet, pod: str) -> tuple[str, list[str]]:
@@ -110,9 +125,12 @@ async def test_a_windows_host_without_an_nvidia_gpu_has_none(kubelet, daemon, pl
 
 
 @WITHOUT_LIBRARY
-@pytest.mark.parametrize(("appear", "device"), [(tegra, "tegra"), (windows, "all")])
+@pytest.mark.parametrize(
+    ("appear", "device", "node", "cuda"),
+    [(tegra, "tegra", "/dev/null", TEGRA_CUDA), (windows, "all", "/dev/dxg", f"{WINDOWS_STORE}/libcuda_loader.so")],
+)
 async def test_with_cdi_and_without_a_library_it_waits_and_serves_what_comes(
-    kubelet, daemon, platform, root, appear, device
+    kubelet, daemon, platform, root, appear, device, node, cuda
 ):
     platform("--fail-on-init-error=false", "--device-list-strategy=cdi-cri")
     await daemon.said("looking again in")
@@ -123,5 +141,10 @@ async def test_with_cdi_and_without_a_library_it_waits_and_serves_what_comes(
     assert ids(kubelet) == [device]
     allocation = (await kubelet.admit("pod", {GPU: 1})).allocations[0]
     assert allocation.response.cdi_devices == (f"k8s.device-plugin.nvidia.com/gpu={device}",)
+    spec = from_json((daemon.specs / "k8s.device-plugin.nvidia.com-gpu.json").read_bytes())
+    (given,) = (each for each in spec.devices if each.name == device)
+    assert [each.path for each in given.container_edits.device_nodes] == [node]
+    mounts = {mount.container_path: mount.host_path for mount in spec.container_edits.mounts}
+    assert mounts["/usr/lib64/libcuda.so.1"] == f"/{cuda}"
     status, _ = await daemon.stop()
     assert status == 0

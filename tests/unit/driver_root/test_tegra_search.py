@@ -64,7 +64,7 @@ def root(tmp_path):
 @pytest.fixture
 def nodes(monkeypatch):
     """Device nodes by their path as this process sees it."""
-    found = {}
+    found: dict[str, DeviceFile] = {}
     monkeypatch.setattr(tegra, "device_file", lambda root, path: found.get(f"{root}{path}"))
     return found
 

@@ -21,8 +21,9 @@ def seen(path, kind=Kind.FILE):
     return Seen(path, kind, path if kind is Kind.FILE else "")
 
 
+DXCORE = library("/usr/lib/wsl/lib/libdxcore.so")
 FILES = WslFiles(
-    library("/usr/lib/wsl/lib/libdxcore.so"),
+    DXCORE,
     (
         library(f"{STORE}/libcuda.so.1.1", "libcuda.so.1"),
         library(f"{STORE}/libcuda_loader.so", "libcuda.so.1"),
@@ -33,7 +34,7 @@ FILES = WslFiles(
     ),
     (seen(f"{STORE}/nvcubins.bin"), seen(f"{STORE}/nvidia-smi")),
 )
-OWN = [each.seen.path for each in (*FILES.libraries, FILES.dxcore)] + [each.path for each in FILES.files]
+OWN = [each.seen.path for each in (*FILES.libraries, DXCORE)] + [each.path for each in FILES.files]
 
 
 def spec_of(files=FILES, host=HOST, **wishes):
@@ -146,7 +147,7 @@ def test_a_group_that_alone_may_open_the_device_is_given_unless_that_is_switched
         (replace(FILES, fault="no store"), HOST, "no store"),
         (replace(FILES, dxcore=None), HOST, "the driver root / has no libdxcore.so that programs can load"),
         (without("libcuda.so.1.1"), HOST, "the driver root / has no libcuda.so.1.1 that programs can load"),
-        (WslFiles(FILES.dxcore), HOST, "no libcuda.so.1.1 that programs can load"),
+        (WslFiles(DXCORE), HOST, "no libcuda.so.1.1 that programs can load"),
         (replace(FILES, dxcore=library("/usr/lib/wsl/lib/libdxcore.so", machine="EM_AARCH64")), HOST, "no libdxcore.so"),
     ],
 )  # fmt: skip
