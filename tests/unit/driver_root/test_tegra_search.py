@@ -217,6 +217,15 @@ def test_it_is_searched_again_only_where_something_changed(root, nodes, change):
     assert looking.searches == 2
 
 
+def test_a_directory_that_comes_to_match_wildcards_is_noticed(root, nodes):
+    put(root, f"{DIRECTORY}/drivers.csv", "lib, /opt/*/libnv.so\n")
+    put(root, "opt/a/other")
+    looking = search(root)
+    assert list(found_of(looking.files())) == ["/opt/a/libnv.so"]
+    put(root, "opt/b/libnv.so")
+    assert list(found_of(looking.files())) == ["/opt/a/libnv.so", "/opt/b/libnv.so"]
+
+
 def test_wildcards_are_those_of_a_shell_and_bounded(root, monkeypatch):
     for path in ("a1/x", "a1/y", "a2/x", "a2/.x", "b/x"):
         put(root, path)

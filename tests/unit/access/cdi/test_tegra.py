@@ -122,6 +122,25 @@ def test_with_nvidias_hook_files_are_where_links_lead_and_the_hook_makes_the_lin
     assert spec_of(hook="/usr/bin/nvidia-ctk", disabled_hooks=frozenset({"all"})).container_edits.hooks == ()
 
 
+def test_no_link_is_made_over_a_file_and_those_that_are_listed_go_before_others():
+    files = with_(
+        entry(Entry.LIBRARY, f"{NVIDIA}/libnvx.so.2", soname="libnvx.so"),
+        entry(Entry.LIBRARY, f"{NVIDIA}/libnvx.so", soname="libnvx.so"),
+        entry(Entry.LINK, f"{NVIDIA}/libcuda.so.1", f"{NVIDIA}/libcuda.so.1.1", link=True, soname="libcuda.so.1"),
+    )
+    args = spec_of(files, hook="/usr/bin/nvidia-ctk").container_edits.hooks[0].args
+    assert [word for word in args if word.endswith(("/libnvx.so", f"{NVIDIA}/libcuda.so.1"))] == [
+        f"{NVIDIA}/libcuda.so.1.1::{NVIDIA}/libcuda.so.1"
+    ]
+
+
+def test_what_a_list_says_of_a_path_goes_before_a_library_of_that_name():
+    files = with_(entry(Entry.LINK, f"{MULTIARCH}/libnvos.so", "/opt/libnvos.so", link=True))
+    found = mounted(spec_of(files))
+    assert found[f"{MULTIARCH}/libnvos.so"] == "/opt/libnvos.so"
+    assert found["/usr/lib64/libnvos.so"] == f"{NVIDIA}/libnvos.so"
+
+
 def test_what_is_not_there_is_left_out_and_counted():
     files = with_(
         device("/dev/absent", Kind.MISSING),

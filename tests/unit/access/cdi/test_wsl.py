@@ -145,6 +145,7 @@ def test_a_group_that_alone_may_open_the_device_is_given_unless_that_is_switched
     [
         (FILES, HostDevices(), "there is no device /dev/dxg under /mnt"),
         (replace(FILES, fault="no store"), HOST, "no store"),
+        (replace(FILES, fault="no store"), HostDevices(), "no store"),
         (replace(FILES, dxcore=None), HOST, "the driver root / has no libdxcore.so that programs can load"),
         (without("libcuda.so.1.1"), HOST, "the driver root / has no libcuda.so.1.1 that programs can load"),
         (WslFiles(DXCORE), HOST, "no libcuda.so.1.1 that programs can load"),
