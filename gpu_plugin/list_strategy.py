@@ -91,10 +91,7 @@ def evidence_for(settings: Settings) -> "NodeEvidence":
     from gpu_plugin.access.node_evidence import NodeEvidence  # noqa: PLC0415
     from gpu_plugin.node_files.evidence import host_root, look  # noqa: PLC0415
 
-    platform = _platform(settings)
     root = host_root(settings)
-    if platform:
-        return NodeEvidence(platform=platform)
     if root is None:
         return NodeEvidence(
             trouble="the node's root directory is not mounted for this process: mount it at --driver-root-ctr-path "
@@ -102,18 +99,6 @@ def evidence_for(settings: Settings) -> "NodeEvidence":
         )
     directory = settings.socket_dir.rstrip("/").rpartition("/")[0] or "/"
     return look(root, directory)
-
-
-def _platform(settings: Settings) -> str:
-    from gpu_plugin.platforms.choice import Platform  # noqa: PLC0415
-    from gpu_plugin.platforms.traces import look  # noqa: PLC0415
-
-    if settings.device_discovery_strategy == Platform.TEGRA:
-        return "--device-discovery-strategy says that this node is a Tegra"
-    traces = look((settings.driver_root_ctr_path, settings.driver_root, "/"))
-    if traces.dxcore and traces.dxg:
-        return f"this node is WSL ({traces.dxcore} and {traces.dxg} exist)"
-    return f"this node is a Tegra ({traces.tegra} says so)" if traces.tegra else ""
 
 
 def tell(settings: Settings) -> None:

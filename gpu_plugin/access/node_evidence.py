@@ -77,13 +77,12 @@ class CrioEvidence:
 class NodeEvidence:
     """All of it.
 
-    `trouble` is why nothing could be looked at, `platform` a clause that says that this node is WSL or Tegra and how that is
-    known; empty otherwise. `sockets` are those of the known paths of container runtimes that exist; `containerd` is by
-    runtime, of those with a configuration that was found; `containerd_package` is the version of the distribution's package.
+    `trouble` is why nothing could be looked at, empty otherwise. `sockets` are those of the known paths of container runtimes
+    that exist; `containerd` is by runtime, of those with a configuration that was found; `containerd_package` is the version
+    of the distribution's package.
     """
 
     trouble: str = ""
-    platform: str = ""
     kubelet: KubeletEvidence = KubeletEvidence()
     sockets: tuple[str, ...] = ()
     containerd: Mapping[str, ContainerdEvidence] = field(default_factory=dict)

@@ -59,8 +59,6 @@ def choose(evidence: NodeEvidence, cdi_dir: str) -> Choice:
     """The strategy for a node whose CDI specs are written to `cdi_dir`."""
     if evidence.trouble:
         return Choice("envvar", evidence.trouble)
-    if evidence.platform:
-        return Choice("envvar", f"{evidence.platform}, and CDI specs are written only for GPUs that NVML describes")
     kubelet = _kubelet(evidence.kubelet)
     if not kubelet.takes:
         return Choice("envvar", kubelet.reason)

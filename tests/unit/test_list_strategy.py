@@ -107,14 +107,3 @@ def test_the_node_is_seen_where_it_is_mounted(tmp_path, monkeypatch):
     assert evidence_for(absent).trouble.startswith(
         "the node's root directory is not mounted for this process: mount it at"
     )
-
-
-def test_wsl_and_tegra_are_found_without_looking_further(tmp_path):
-    node = NodeTree(tmp_path)
-    mounted = dataclasses.replace(LEFT, driver_root_ctr_path=str(tmp_path))
-    insisted = dataclasses.replace(mounted, device_discovery_strategy="tegra")
-    assert evidence_for(insisted).platform == "--device-discovery-strategy says that this node is a Tegra"
-    release = node.put("/etc/nv_tegra_release", "# R36")
-    assert evidence_for(mounted).platform == f"this node is a Tegra ({tmp_path}{release} says so)"
-    library, device = node.put("/usr/lib/wsl/lib/libdxcore.so"), node.put("/dev/dxg")
-    assert evidence_for(mounted).platform == f"this node is WSL ({tmp_path}{library} and {tmp_path}{device} exist)"
