@@ -45,8 +45,16 @@ def hardware_for(settings: Settings) -> Hardware:
 
 
 def _driver_roots(settings: Settings) -> list[tuple[str, str]]:
+    """The one root where the host's driver is seen.
+
+    In a container only what is mounted there for us is the host's: the same path in its own root may have a driver, too, that an
+    NVIDIA container runtime put there, under paths that mean nothing on the host.
+    """
+    from gpu_plugin.node_files.evidence import contained  # noqa: PLC0415 - only CDI specifications need it
+
     host = settings.driver_root.rstrip("/")
-    return [(settings.driver_root_ctr_path.rstrip("/"), host), (host, host)]
+    mounted = settings.driver_root_ctr_path.rstrip("/")
+    return [(mounted, host)] if Path(mounted or "/").is_dir() or contained() else [(host, host)]
 
 
 def _simulated(settings: Settings) -> Hardware:

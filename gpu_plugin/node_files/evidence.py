@@ -17,20 +17,24 @@ from gpu_plugin.node_files.root import NodeFileError, NodeRoot
 _CONTAINERD_PACKAGES = ("containerd.io", "containerd")  # Docker's, and the distributions'
 
 _IN_CONTAINER = ("/.dockerenv", "/run/.containerenv")
-"""Files that container engines leave in a container's root."""
+"""Files that container engines leave in a container's root; in a pod the kubelet names the API server in the environment."""
 
 
 def host_root(settings: Settings, environ: Mapping[str, str] = os.environ, here: Path = Path("/")) -> Path | None:
     """Where this process sees the root of the node's file system; None where it does not.
 
-    That is where the driver root is mounted, if the driver root is the node's own root. Outside containers it is `here`,
-    the process's root; in a pod the kubelet names the API server in the environment.
+    That is where the driver root is mounted, if the driver root is the node's own root. Outside containers it is `here`, the
+    process's root.
     """
     mounted = Path(settings.driver_root_ctr_path)
     if not settings.driver_root.strip("/") and mounted.is_dir():
         return mounted
-    contained = "KUBERNETES_SERVICE_HOST" in environ or any((here / file[1:]).exists() for file in _IN_CONTAINER)
-    return None if contained else here
+    return None if contained(environ, here) else here
+
+
+def contained(environ: Mapping[str, str] = os.environ, here: Path = Path("/")) -> bool:
+    """Whether this process is in a container, whose root `here` is not the node's."""
+    return "KUBERNETES_SERVICE_HOST" in environ or any((here / file[1:]).exists() for file in _IN_CONTAINER)
 
 
 def look(root: Path, kubelet_directory: str, here: Path = Path("/")) -> NodeEvidence:
