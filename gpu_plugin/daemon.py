@@ -70,6 +70,7 @@ UNCHANGEABLE = (
     "driver_root_ctr_path",
     "device_discovery_strategy",
     "event_loop",
+    "cdi_dir",
 )
 """Settings that a running process cannot change, besides where they come from."""
 
@@ -286,7 +287,7 @@ class Daemon:
 
             source = SpecSource(self.hardware.host, self.hardware.driver_roots)
             self._specs = SpecKeeper(
-                source, self._wanted_specs, lambda: Path(self.settings.cdi_dir), self._inventory.cdi_changed
+                source, self._wanted_specs, Path(self.settings.cdi_dir), self._inventory.cdi_changed
             )
         return self._specs
 
@@ -315,7 +316,7 @@ class Daemon:
             await self._spec_keeper().run()
         finally:
             if self._told_to_stop and self.settings.cdi_remove_on_exit:
-                self._spec_keeper().remove()
+                await self._spec_keeper().remove()
 
     # Health
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gpu_plugin.access.cdi.build import Built, Wishes, build
+from gpu_plugin.access.cdi.reading import device_nodes, host_paths
+from gpu_plugin.access.cdi.spec import DeviceNode, Spec
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.driver_root.search import Search
 from gpu_plugin.nvml.port import HostView
@@ -55,9 +57,16 @@ class SpecSource:
             self._search = Search(self._roots())
         return self._search
 
-    def exists(self, host_path: str) -> bool:
-        """Whether a path of the host is there, as far as this process can see it."""
-        return any(os.path.lexists(path) for path in self._seen_as(host_path))
+    def holds(self, spec: Spec) -> bool:
+        """Whether all that a specification names is on the host, its device nodes with their numbers, as far as can be seen."""
+        there = all(any(map(os.path.lexists, self._seen_as(path))) for path in host_paths(spec))
+        return there and all(map(self._numbered, device_nodes(spec)))
+
+    def _numbered(self, node: DeviceNode) -> bool:
+        """Whether a device node has the numbers that a specification gives it; it may give none."""
+        if not node.major and not node.minor:
+            return True
+        return any(_numbers(path) == (node.major, node.minor) for path in self._seen_as(node.host_path or node.path))
 
     def _hook(self, hook: str) -> tuple[str, str]:
         """NVIDIA's hook if it is on the host, else none, and a sentence that says so."""
@@ -75,3 +84,12 @@ class SpecSource:
             if host_path.startswith(f"{host}/")
         ]
         return [*inside, host_path]
+
+
+def _numbers(path: str) -> tuple[int, int] | None:
+    """Major and minor number of the device that a path leads to; None where there is none."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - some hundred of them while the start waits
+    except OSError:
+        return None
+    return os.major(status.st_rdev), os.minor(status.st_rdev)
