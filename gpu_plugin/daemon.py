@@ -14,8 +14,9 @@ import logging
 import os
 import random
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -291,15 +292,11 @@ class Daemon:
             )
         return self._specs
 
-    def _wanted_specs(self) -> "Request | None":
+    def _wanted_specs(self) -> "Callable[[], Request] | None":
         """What specifications are for now; None where no runtime is told of devices by CDI name, or none is known yet."""
-        from gpu_plugin.access.cdi.wishes import wishes  # noqa: PLC0415
-        from gpu_plugin.cdi_specs.source import Request  # noqa: PLC0415
-
         if not self._by_cdi or not self._node.gpus or self._access is None:
             return None
-        gpus = served_gpus(self._node, self.settings)
-        return Request(gpus, self._node.driver_version, wishes(self.settings, self._access))
+        return partial(_spec_request, self._node, self.settings, self._access)
 
     def _ask_for_specs(self, found: Offer | None) -> None:
         """Has the specifications follow the node and the settings, as far as these could be offered."""
@@ -385,6 +382,13 @@ class Daemon:
         from gpu_plugin.placement.report import report  # noqa: PLC0415 - only those who ask pay for it
 
         return report(self._node, [(view.resource, view.policy) for view in self.store.current.resources.values()])
+
+
+def _spec_request(node: Node, settings: Settings, access: Access) -> "Request":
+    from gpu_plugin.access.cdi.wishes import wishes  # noqa: PLC0415 - on the thread that makes specifications
+    from gpu_plugin.cdi_specs.source import Request  # noqa: PLC0415
+
+    return Request(served_gpus(node, settings), node.driver_version, wishes(settings, access))
 
 
 def _named(before: Node, after: Node) -> list[tuple[str, str]]:

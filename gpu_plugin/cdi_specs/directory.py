@@ -7,8 +7,9 @@ import stat
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from gpu_plugin.access.cdi import names
 from gpu_plugin.access.cdi.spec import MAX_BYTES, Spec, from_json, to_json
@@ -23,23 +24,22 @@ OURS = tuple(map(names.file_name, names.CLASSES))
 _Signature = tuple[int, int, int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """The names of the files that were written or removed, and of those where that failed, with the path and why."""
 
     changed: tuple[str, ...] = ()
-    refused: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = {}
 
 
-@dataclass(slots=True)
 class SpecDirectory:
     """Writes specifications below `path`, each only where the file there is another one. Safe from any thread."""
 
-    path: Path
-    _written: dict[str, tuple[Spec, _Signature]] = field(default_factory=dict)
-    _swept: bool = False
-    _closed: bool = False
-    _turn: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._written: dict[str, tuple[Spec, _Signature]] = {}
+        self._swept = False
+        self._closed = False
+        self._turn = threading.Lock()
 
     def write(self, specs: Mapping[str, Spec]) -> Outcome:
         """Makes these files, by their names, the only ones of ours that are there.

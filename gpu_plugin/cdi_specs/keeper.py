@@ -4,12 +4,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
 from gpu_plugin.access.cdi import names
-from gpu_plugin.access.cdi.build import Built
 from gpu_plugin.access.cdi.readiness import NOT_YET, CdiReadiness
 from gpu_plugin.access.cdi.reading import gpu_nodes, other_names
 from gpu_plugin.access.cdi.spec import Spec, faults
@@ -17,6 +16,9 @@ from gpu_plugin.cdi_specs.directory import OURS, Outcome, SpecDirectory, said
 from gpu_plugin.cdi_specs.source import Request, SpecSource
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.threads import Job, begin, settled
+
+if TYPE_CHECKING:
+    from gpu_plugin.access.cdi.build import Built
 
 T = TypeVar("T")
 
@@ -43,13 +45,14 @@ class SpecKeeper:
     def __init__(
         self,
         source: SpecSource,
-        wanted: Callable[[], Request | None],
+        wanted: Callable[[], Callable[[], Request] | None],
         directory: Path,
         changed: Callable[[CdiReadiness], None],
     ) -> None:
         """Takes where specifications come from, what they are for now, and where they go.
 
-        `wanted` gives None while no container is told of devices by CDI name; `changed` is told which devices are served:
+        `wanted` gives None while no container is told of devices by CDI name, else how to make the request, which is done
+        on a thread; `changed` is told which devices are served:
         none at first, and none again after a time in which nobody looked.
         """
         self._source = source
@@ -151,9 +154,9 @@ class SpecKeeper:
         )
         self._tell(readiness(built, outcome.refused))
 
-    def _round(self, request: Request) -> tuple[Built, Outcome]:
+    def _round(self, request: Callable[[], Request]) -> "tuple[Built, Outcome]":
         """Builds and writes once."""
-        built = self._source.build(request)
+        built = self._source.build(request())
         return built, self._directory.write(built.specs)
 
     def _left(self) -> dict[str, Spec]:
@@ -184,7 +187,7 @@ class SpecKeeper:
         self._changed(state)
 
 
-def readiness(built: Built, refused: Mapping[str, str]) -> CdiReadiness:
+def readiness(built: "Built", refused: Mapping[str, str]) -> CdiReadiness:
     """Which devices can be used by name after specifications were built, and written but for those that were `refused`."""
     written = {name: spec for name, spec in built.specs.items() if name not in refused}
     trouble = built.trouble

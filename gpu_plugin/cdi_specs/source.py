@@ -2,26 +2,30 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from gpu_plugin.access.cdi.build import Built, Wishes, build
+import msgspec
+
 from gpu_plugin.access.cdi.reading import device_nodes, host_paths
 from gpu_plugin.access.cdi.spec import DeviceNode, Spec
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.driver_root.search import Search
 from gpu_plugin.nvml.port import HostView
+
+if TYPE_CHECKING:
+    from gpu_plugin.access.cdi.build import Built, Wishes
+    from gpu_plugin.driver_root.search import Search
 
 Roots = Sequence[tuple[str, str]]
 """Driver roots, best first: each as this process sees it and as the host calls it, without a slash at the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """What specifications are for: the GPUs that may be handed out, the driver's version, and what the operator wants."""
 
     gpus: tuple[Gpu, ...]
     driver_version: str
-    wishes: Wishes
+    wishes: "Wishes"
 
 
 class SpecSource:
@@ -30,12 +34,15 @@ class SpecSource:
     def __init__(self, host: HostView, roots: Callable[[], Roots]) -> None:
         """Takes the host's device nodes, and how to learn the driver roots, which blocks too."""
         self._host = host
-        self._roots = roots
+        self._ask_roots = roots
+        self._known_roots: Roots = ()
         self._search: Search | None = None
         self._last: tuple[object, Built] | None = None
 
-    def build(self, request: Request) -> Built:
+    def build(self, request: Request) -> "Built":
         """The specifications for a request. Raises OSError where a directory of the driver root cannot be read."""
+        from gpu_plugin.access.cdi.build import build  # noqa: PLC0415 - 15 ms for which no pod need wait: see `holds`
+
         search = self.search
         files = search.files(request.driver_version)
         host = self._host.devices(gpu.pci_bus_id for gpu in request.gpus)
@@ -51,10 +58,18 @@ class SpecSource:
         return built
 
     @property
-    def search(self) -> Search:
+    def roots(self) -> Roots:
+        """The driver roots, once it is known what they are."""
+        self._known_roots = self._known_roots or self._ask_roots()
+        return self._known_roots
+
+    @property
+    def search(self) -> "Search":
         """The search below the driver roots."""
         if self._search is None:
-            self._search = Search(self._roots())
+            from gpu_plugin.driver_root.search import Search  # noqa: PLC0415
+
+            self._search = Search(self.roots)
         return self._search
 
     def holds(self, spec: Spec) -> bool:
@@ -80,7 +95,7 @@ class SpecSource:
     def _seen_as(self, host_path: str) -> list[str]:
         inside = [
             f"{seen_at}{host_path.removeprefix(host)}"
-            for seen_at, host in self.search.roots
+            for seen_at, host in self.roots
             if host_path.startswith(f"{host}/")
         ]
         return [*inside, host_path]

@@ -27,6 +27,8 @@ def judge(file: Path) -> tuple[Spec | None, list[str]]:
         return None, [printable(error.strerror or str(error))]
     except ConfigError as error:
         return None, [printable(_sentence(fault.line, fault.path, fault.reason)) for fault in error.faults]
+    except UnicodeEncodeError:
+        return None, ["half of a surrogate pair is no character"]
     except ValueError as error:
         return None, [printable(str(error))]
     return spec, [*map(printable, faults(spec))]

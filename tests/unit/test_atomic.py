@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gpu_plugin import atomic
 from gpu_plugin.atomic import leftovers, replace_file
 
 NAME = "vendor.example.com-gpu.json"
@@ -40,7 +39,7 @@ def test_a_failure_midway_leaves_the_old_file_and_nothing_beside_it(tmp_path, mo
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(atomic.os, call, full)
+    monkeypatch.setattr(os, call, full)
     with pytest.raises(OSError, match="No space left"):
         replace_file(tmp_path / NAME, b"two", 0o644, durable=True)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {NAME: b"one"}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_plugin import atomic
 from gpu_plugin.cdi_specs import directory as directory_module
 from gpu_plugin.cdi_specs.directory import OURS, SpecDirectory
 from tests.unit.cdi_specs.specs import GPU_FILE, IMEX_FILE, MOFED_FILE, spec
@@ -106,7 +107,7 @@ def test_what_somebody_else_did_to_our_file_is_mended(directory, change):
 
 
 def test_somebody_who_writes_right_after_us_is_noticed_at_the_next_look(directory, monkeypatch):
-    replace = directory_module.replace_file
+    replace = atomic.replace_file
 
     def overtaken(file, content, mode):
         replace(file, content, mode)
@@ -138,7 +139,7 @@ def test_after_the_removal_nothing_is_written_any_more(directory):
 
 
 def test_a_removal_waits_for_what_is_being_written(directory, monkeypatch):
-    replace, begun, go = directory_module.replace_file, threading.Event(), threading.Event()
+    replace, begun, go = atomic.replace_file, threading.Event(), threading.Event()
 
     def slow(*arguments):
         begun.set()

@@ -9,9 +9,8 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from gpu_plugin.access.cdi.build import Built
+from gpu_plugin.access.cdi.build import Built, Wishes
 from gpu_plugin.access.cdi.readiness import NOT_YET, CdiReadiness
-from gpu_plugin.access.cdi.wishes import Wishes
 from gpu_plugin.cdi_specs import keeper as keeper_module
 from gpu_plugin.cdi_specs.keeper import SpecKeeper, readiness
 from gpu_plugin.cdi_specs.source import Request
@@ -62,7 +61,11 @@ class Kept:
         self.told: list[CdiReadiness] = []
         self.news = Pulse()
         self.directory = directory
-        self.keeper = SpecKeeper(self.source, lambda: self.request, directory, self._tell)  # type: ignore[arg-type]
+        self.keeper = SpecKeeper(self.source, self._wanted, directory, self._tell)  # type: ignore[arg-type]
+
+    def _wanted(self):
+        request = self.request
+        return None if request is None else lambda: request
 
     def _tell(self, state):
         self.told.append(state)
@@ -93,7 +96,7 @@ class Kept:
             before = self.source.builds
             self.keeper.ask()
             with anyio.fail_after(10):
-                while self.source.builds == before or not self.keeper._under_way.done.done():
+                while self.source.builds == before or not self.keeper._under_way.done.done():  # type: ignore[union-attr]
                     await anyio.sleep(0.001)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpu_plugin.access.cdi.build import Wishes
 from gpu_plugin.access.cdi.found import DeviceFile, HostDevices
 from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Hook, Mount, SpecDevice, made
-from gpu_plugin.access.cdi.wishes import Wishes
 from gpu_plugin.cdi_specs.source import Request, SpecSource
 from gpu_plugin.devices.node import Gpu, MigDevice
 from gpu_plugin.driver_root import elf
@@ -54,10 +54,17 @@ def names(built):
 
 def test_the_very_same_object_comes_back_where_nothing_changes_and_nothing_is_searched(source, host, monkeypatch):
     first = source.build(request())
-    calls = []
+    calls: list[str] = []
+
+    def counted(call, real):
+        def count(*arguments, **more):
+            calls.append(call)
+            return real(*arguments, **more)
+
+        return count
+
     for module, call in ((os, "scandir"), (os, "stat"), (elf, "read")):
-        real = getattr(module, call)
-        monkeypatch.setattr(module, call, lambda *a, _real=real, _call=call, **k: calls.append(_call) or _real(*a, **k))
+        monkeypatch.setattr(module, call, counted(call, getattr(module, call)))
     for _ in range(5):
         assert source.build(request()) is first
     assert (calls.count("scandir"), calls.count("read")) == (0, 0)
