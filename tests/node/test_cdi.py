@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import anyio
@@ -213,3 +214,26 @@ print(status, sorted(cdi), [path for path in opened if str(path).startswith(os.e
     )
     assert done.stdout.strip() == "0 ['gpu_plugin.access.cdi.names'] []"
     assert not specs.exists()
+
+
+async def test_a_disk_that_hangs_holds_neither_the_start_nor_the_loop_nor_the_end(kubelet, directory):
+    program = """
+import sys, threading
+from gpu_plugin.cdi_specs.directory import SpecDirectory
+SpecDirectory.read = lambda *_: threading.Event().wait()
+from gpu_plugin.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+    command = [
+        sys.executable, "-c", program, "run", "--simulate", "t4-4", "--device-plugin-dir", str(directory), *BY_CDI,
+        "--cdi-dir", str(directory / "cdi"), "--state-dir", str(directory / "state"), "--cdi-remove-on-exit",
+    ]  # fmt: skip
+    async with await anyio.open_process(command, stdout=None, stderr=None, cwd=Path.cwd()) as daemon:
+        await kubelet.wait_for(healthy(kubelet, 0))
+        with pytest.raises(AdmissionError):
+            await kubelet.admit("pod", {GPU: 1})
+        began = time.monotonic()
+        daemon.terminate()
+        with anyio.fail_after(5):
+            assert await daemon.wait() == 0
+        assert time.monotonic() - began < 1
