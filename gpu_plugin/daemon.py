@@ -61,6 +61,9 @@ log = logging.getLogger(__name__)
 TOLD_WITHIN = 0.5
 """Seconds that news of a GPU's health wait for the disk at most before the kubelet hears of them."""
 
+FIRST_SPECS = 0.5
+"""Seconds that making CDI specifications waits at most for the first registration, which it would hold up by 40 ms."""
+
 UNCHANGEABLE = (
     "socket_dir",
     "registration_socket",
@@ -102,6 +105,7 @@ class Daemon:
         self._look = Pulse()
         self._monitor: Monitor | None = None
         self._specs_asked = Pulse()
+        self._registered = anyio.Event()
         self._specs: SpecKeeper | None = None
         self._access: Access | None = None
 
@@ -169,7 +173,8 @@ class Daemon:
 
     async def _serve(self) -> None:
         registration = Path(self.settings.registration_socket) if self.settings.registration_socket else None
-        await Endpoints(self.store, registration, Path(self.settings.socket_dir), self._look).run()
+        directory = Path(self.settings.socket_dir)
+        await Endpoints(self.store, registration, directory, self._look, self._registered.set).run()
 
     async def _watch(self) -> None:
         await watch(Path(self.settings.socket_dir), self._look)
@@ -307,9 +312,11 @@ class Daemon:
             self._specs.ask()
 
     async def _keep_specs(self) -> None:
-        while not self._by_cdi:
+        while not self._by_cdi or not self._node.gpus:
             await self._specs_asked.wait()
         try:
+            with anyio.move_on_after(FIRST_SPECS):
+                await self._registered.wait()
             await self._spec_keeper().run()
         finally:
             if self._told_to_stop and self.settings.cdi_remove_on_exit:
