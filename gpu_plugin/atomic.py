@@ -1,7 +1,10 @@
 """Files that are replaced whole or not at all."""
 
 import os
+import re
+import stat
 import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,3 +31,18 @@ def replace_file(file: Path, content: bytes, mode: int, *, durable: bool = False
         with suppress(OSError):
             Path(temporary).unlink()
         raise
+
+
+def leftovers(directory: Path, names: Iterable[str]) -> Iterator[Path]:
+    """What processes that were killed while they replaced files of these names left beside them. Blocks.
+
+    What a process writes that is replacing one now is among them.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    temporary = re.compile(rf"\.({'|'.join(map(re.escape, names))})\.[a-z0-9_]{{8}}")  # as tempfile makes names
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if temporary.fullmatch(entry.name) and stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
+                yield Path(entry.path)

@@ -14,8 +14,9 @@ import logging
 import os
 import random
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,9 @@ log = logging.getLogger(__name__)
 TOLD_WITHIN = 0.5
 """Seconds that news of a GPU's health wait for the disk at most before the kubelet hears of them."""
 
+FIRST_SPECS = 0.5
+"""Seconds that making CDI specifications waits at most for the first registration, which it would hold up by 40 ms."""
+
 UNCHANGEABLE = (
     "socket_dir",
     "registration_socket",
@@ -70,6 +74,7 @@ UNCHANGEABLE = (
     "driver_root_ctr_path",
     "device_discovery_strategy",
     "event_loop",
+    "cdi_dir",
 )
 """Settings that a running process cannot change, besides where they come from."""
 
@@ -100,6 +105,7 @@ class Daemon:
         self._look = Pulse()
         self._monitor: Monitor | None = None
         self._specs_asked = Pulse()
+        self._registered = anyio.Event()
         self._specs: SpecKeeper | None = None
         self._access: Access | None = None
 
@@ -167,7 +173,8 @@ class Daemon:
 
     async def _serve(self) -> None:
         registration = Path(self.settings.registration_socket) if self.settings.registration_socket else None
-        await Endpoints(self.store, registration, Path(self.settings.socket_dir), self._look).run()
+        directory = Path(self.settings.socket_dir)
+        await Endpoints(self.store, registration, directory, self._look, self._registered.set).run()
 
     async def _watch(self) -> None:
         await watch(Path(self.settings.socket_dir), self._look)
@@ -286,19 +293,15 @@ class Daemon:
 
             source = SpecSource(self.hardware.host, self.hardware.driver_roots)
             self._specs = SpecKeeper(
-                source, self._wanted_specs, lambda: Path(self.settings.cdi_dir), self._inventory.cdi_changed
+                source, self._wanted_specs, Path(self.settings.cdi_dir), self._inventory.cdi_changed
             )
         return self._specs
 
-    def _wanted_specs(self) -> "Request | None":
+    def _wanted_specs(self) -> "Callable[[], Request] | None":
         """What specifications are for now; None where no runtime is told of devices by CDI name, or none is known yet."""
-        from gpu_plugin.access.cdi.wishes import wishes  # noqa: PLC0415
-        from gpu_plugin.cdi_specs.source import Request  # noqa: PLC0415
-
         if not self._by_cdi or not self._node.gpus or self._access is None:
             return None
-        gpus = served_gpus(self._node, self.settings)
-        return Request(gpus, self._node.driver_version, wishes(self.settings, self._access))
+        return partial(_spec_request, self._node, self.settings, self._access)
 
     def _ask_for_specs(self, found: Offer | None) -> None:
         """Has the specifications follow the node and the settings, as far as these could be offered."""
@@ -309,13 +312,15 @@ class Daemon:
             self._specs.ask()
 
     async def _keep_specs(self) -> None:
-        while not self._by_cdi:
+        while not self._by_cdi or not self._node.gpus:
             await self._specs_asked.wait()
         try:
+            with anyio.move_on_after(FIRST_SPECS):
+                await self._registered.wait()
             await self._spec_keeper().run()
         finally:
             if self._told_to_stop and self.settings.cdi_remove_on_exit:
-                self._spec_keeper().remove()
+                await self._spec_keeper().remove()
 
     # Health
 
@@ -384,6 +389,13 @@ class Daemon:
         from gpu_plugin.placement.report import report  # noqa: PLC0415 - only those who ask pay for it
 
         return report(self._node, [(view.resource, view.policy) for view in self.store.current.resources.values()])
+
+
+def _spec_request(node: Node, settings: Settings, access: Access) -> "Request":
+    from gpu_plugin.access.cdi.wishes import wishes  # noqa: PLC0415 - on the thread that makes specifications
+    from gpu_plugin.cdi_specs.source import Request  # noqa: PLC0415
+
+    return Request(served_gpus(node, settings), node.driver_version, wishes(settings, access))
 
 
 def _named(before: Node, after: Node) -> list[tuple[str, str]]:

@@ -70,12 +70,13 @@ class ResourceView:
         A device that the plan holds back, whose MPS daemon is down, or that CDI does not know, is no healthier than that.
         """
         changed = False
+        lacking = "" if self.cdi is None else self.cdi.lacking(self.access.cdi_others)
         devices = []
         for device in self.resource.devices:
             new = device
             if device.visible_id in reasons:
                 down = self.mps_down if device.shared == MPS else ""
-                fit = reasons[device.visible_id] or device.held or down or self._without_cdi(device)
+                fit = reasons[device.visible_id] or device.held or down or self._without_cdi(device) or lacking
                 new = with_reason(device, device.held if device.retired else fit)
             changed = changed or new is not device
             devices.append(new)
@@ -83,7 +84,7 @@ class ResourceView:
 
     def _without_cdi(self, device: Device) -> str:
         """Why the container runtime could not be told of a device; empty where it can, or need not."""
-        return "" if self.cdi is None else self.cdi.reason(self.access.id_of(device))
+        return "" if self.cdi is None else self.cdi.reason(self.access.id_of(device), device.nodes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,12 @@ class Access:
         """Whether the runtime is told of devices by CDI name."""
         return any(map(is_cdi, self.strategies))
 
+    @property
+    def cdi_others(self) -> tuple[str, ...]:
+        """Qualified names of the CDI devices that a container with a GPU gets besides."""
+        channels = [qualified(IMEX, str(channel)) for channel in self.imex_channels]
+        return (*channels, *(qualified(device_class, ALL) for device_class in self.cdi_classes))
+
     def id_of(self, device: Device) -> str:
         """What the runtime is told a device is called."""
         return device.visible_id if self.id_strategy == "uuid" else device.index
@@ -120,9 +126,7 @@ def _volume_mounts(draft: _Draft, ids: tuple[str, ...], access: Access) -> None:
 
 
 def _cdi_names(ids: tuple[str, ...], access: Access) -> list[str]:
-    found = [qualified(GPU, identifier) for identifier in ids]
-    found += [qualified(IMEX, str(channel)) for channel in access.imex_channels]
-    return found + [qualified(device_class, ALL) for device_class in access.cdi_classes]
+    return [*(qualified(GPU, identifier) for identifier in ids), *access.cdi_others]
 
 
 def _cdi_annotations(draft: _Draft, ids: tuple[str, ...], access: Access) -> None:

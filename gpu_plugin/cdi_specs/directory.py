@@ -1,15 +1,19 @@
 """The directory of CDI specifications that container runtimes read. Every call blocks for as long as the disk does."""
 
+import errno
+import fcntl
 import os
 import stat
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import msgspec
 
 from gpu_plugin.access.cdi import names
 from gpu_plugin.access.cdi.spec import MAX_BYTES, Spec, from_json, to_json
-from gpu_plugin.atomic import replace_file
+from gpu_plugin.atomic import leftovers, replace_file
 
 MODE = 0o644
 DIRECTORY_MODE = 0o755
@@ -20,36 +24,56 @@ OURS = tuple(map(names.file_name, names.CLASSES))
 _Signature = tuple[int, int, int, int, int]
 
 
-@dataclass(slots=True)
+class Outcome(msgspec.Struct, frozen=True):
+    """The names of the files that were written or removed, and of those where that failed, with the path and why."""
+
+    changed: tuple[str, ...] = ()
+    refused: Mapping[str, str] = {}
+
+
 class SpecDirectory:
-    """Writes specifications below `path`, each only where the file there is another one."""
+    """Writes specifications below `path`, each only where the file there is another one. Safe from any thread."""
 
-    path: Path
-    _written: dict[str, tuple[Spec, _Signature]] = field(default_factory=dict)
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._written: dict[str, tuple[Spec, _Signature]] = {}
+        self._swept = False
+        self._closed = False
+        self._turn = threading.Lock()
 
-    def write(self, specs: Mapping[str, Spec]) -> list[str]:
-        """Makes these files, by their names, the only ones of ours that are there. Returns those that were written or removed.
+    def write(self, specs: Mapping[str, Spec]) -> Outcome:
+        """Makes these files, by their names, the only ones of ours that are there.
 
         A file that somebody else changed or removed is written again. Where one cannot be, the others are, all the same.
-
-        Raises:
-            OSError: of the first file that could not be written or removed, with its name.
+        The first call takes away what processes that were killed while they wrote have left. After `remove`, nothing is
+        written any more.
         """
-        changed, refused = [], None
-        for name in OURS:
-            try:
-                done = self._put(name, specs[name]) if name in specs else self._remove(name)
-            except OSError as error:
-                refused = refused or OSError(error.errno, error.strerror or str(error), str(self.path / name))
-            else:
-                changed += [name] if done else []
-        if refused is not None:
-            raise refused
-        return changed
+        changed, refused = [], {}
+        with self._turn:
+            if self._closed:
+                return Outcome()
+            self._swept = self._swept or self._sweep()
+            for name in OURS:
+                try:
+                    done = self._put(name, specs[name]) if name in specs else self._remove(name)
+                except OSError as error:
+                    refused[name] = said(error)
+                else:
+                    changed += [name] if done else []
+        return Outcome(tuple(changed), refused)
 
-    def remove(self) -> list[str]:
-        """Takes our files away. Returns which were there. Raises OSError where one cannot be removed."""
-        return [name for name in OURS if self._remove(name)]
+    def remove(self) -> Outcome:
+        """Takes our files away, as the last thing that is done here."""
+        removed, refused = [], {}
+        with self._turn:
+            self._closed = True
+            self._sweep()
+            for name in OURS:
+                try:
+                    removed += [name] if self._remove(name) else []
+                except OSError as error:
+                    refused[name] = said(error)
+        return Outcome(tuple(removed), refused)
 
     def read(self, name: str) -> Spec | None:
         """What a file of that name says, ours or another's; None where there is none that makes sense."""
@@ -65,14 +89,30 @@ class SpecDirectory:
         if known is not None and known[0] == spec and known[1] == there:
             return False
         content = to_json(spec)
-        if there is None or not _same(file, content):
-            self.path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-            replace_file(file, content, MODE)
-            there = None
-        now = _signature(file)
-        if now is not None:
-            self._written[name] = spec, now
-        return there is None
+        changed = there is None or not _same(file, content)
+        if changed:
+            self._written.pop(name, None)
+            self._make()
+            with _writing(self.path):
+                _replace(file, content)
+            there = _signature(file)
+        if there is not None and (
+            not changed or _same(file, content)
+        ):  # else somebody was faster: see at the next look
+            self._written[name] = spec, there
+        return changed
+
+    def _make(self) -> None:
+        """Makes the directory, if need be, open to all for reading whatever the umask is."""
+        if self.path.is_dir():
+            return
+        try:
+            self.path.mkdir(mode=DIRECTORY_MODE, parents=True)
+        except FileExistsError:
+            if not self.path.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.path)) from None
+        else:
+            self.path.chmod(DIRECTORY_MODE)
 
     def _remove(self, name: str) -> bool:
         self._written.pop(name, None)
@@ -80,6 +120,24 @@ class SpecDirectory:
             (self.path / name).unlink()
             return True
         return False
+
+    def _sweep(self) -> bool:
+        """Removes what killed processes left of our files, unless somebody is writing now. Returns whether that was done."""
+        try:
+            with _alone(self.path) as alone:
+                for path in tuple(leftovers(self.path, OURS)) if alone else ():
+                    path.unlink(missing_ok=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False  # they do no harm, and can be removed when the directory can be written
+        return alone
+
+
+def said(error: OSError) -> str:
+    """What the system says, with the path it says it of."""
+    text = error.strerror or str(error)
+    return f"{error.filename}: {text}" if error.filename else text
 
 
 def read_bounded(file: Path) -> bytes:
@@ -92,6 +150,41 @@ def read_bounded(file: Path) -> bytes:
     if len(content) > MAX_BYTES:
         raise OSError(f"it is larger than {MAX_BYTES} bytes")
     return content
+
+
+@contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    """Tells other processes meanwhile that what is half written there is somebody's."""
+    with _locked(directory, fcntl.LOCK_SH):
+        yield
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[bool]:
+    """Gives whether no process is `_writing` there; none begins to meanwhile that respects it."""
+    with _locked(directory, fcntl.LOCK_EX) as alone:
+        yield alone
+
+
+@contextmanager
+def _locked(directory: Path, kind: int) -> Iterator[bool]:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        got = False
+        with suppress(OSError):  # somebody has it, or this file system has no locks
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            got = True
+        yield got
+    finally:
+        os.close(descriptor)
+
+
+def _replace(file: Path, content: bytes) -> None:
+    """Writes a file whole. Raises OSError with the file's own name, not with that of what is written first."""
+    try:
+        replace_file(file, content, MODE)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(file)) from None
 
 
 def _signature(file: Path) -> _Signature | None:

@@ -2,17 +2,21 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpu_plugin.access.cdi.build import Built, Wishes, build
-from gpu_plugin.access.cdi.found import HostDevices
+import msgspec
+
+from gpu_plugin.access.cdi.reading import device_nodes, host_paths
+from gpu_plugin.access.cdi.spec import DeviceNode, Spec
 from gpu_plugin.devices.device import TEGRA_GPU, WSL_GPUS
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.driver_root.search import Search
 from gpu_plugin.nvml.port import HostView
 
 if TYPE_CHECKING:
+    from gpu_plugin.access.cdi.build import Built, Wishes
+    from gpu_plugin.access.cdi.found import HostDevices
+    from gpu_plugin.driver_root.search import Search
     from gpu_plugin.driver_root.tegra import TegraSearch
     from gpu_plugin.driver_root.wsl import WslSearch
 
@@ -20,13 +24,12 @@ Roots = Sequence[tuple[str, str]]
 """Driver roots, best first: each as this process sees it and as the host calls it, without a slash at the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """What specifications are for: the GPUs that may be handed out, the driver's version, and what the operator wants."""
 
     gpus: tuple[Gpu, ...]
     driver_version: str
-    wishes: Wishes
+    wishes: "Wishes"
 
 
 class SpecSource:
@@ -35,13 +38,14 @@ class SpecSource:
     def __init__(self, host: HostView, roots: Callable[[], Roots]) -> None:
         """Takes the host's device nodes, and how to learn the driver roots, which blocks too."""
         self._host = host
-        self._roots = roots
+        self._ask_roots = roots
+        self._known_roots: Roots = ()
         self._search: Search | None = None
         self._wsl: WslSearch | None = None
         self._tegra: TegraSearch | None = None
         self._last: tuple[object, Built] | None = None
 
-    def build(self, request: Request) -> Built:
+    def build(self, request: Request) -> "Built":
         """The specifications for a request. Raises OSError where a directory of the driver root cannot be read."""
         host = self._host.devices(gpu.pci_bus_id for gpu in request.gpus)
         files, driver_root, make = self._found(request, host)
@@ -56,7 +60,7 @@ class SpecSource:
         self._last = inputs, built
         return built
 
-    def _found(self, request: Request, host: HostDevices) -> tuple[object, str, Callable[[Wishes], Built]]:
+    def _found(self, request: Request, host: "HostDevices") -> "tuple[object, str, Callable[[Wishes], Built]]":
         """The files found, the driver root they lie below, as the host calls it, and what makes specifications of them.
 
         What kind of node this is, the one device of WSL and of a Tegra says by its name.
@@ -66,29 +70,46 @@ class SpecSource:
             from gpu_plugin.access.cdi.wsl import wsl_specs  # noqa: PLC0415 - few nodes are of that kind
             from gpu_plugin.driver_root.wsl import WslSearch  # noqa: PLC0415
 
-            self._wsl = self._wsl or WslSearch(self.search.roots)
+            self._wsl = self._wsl or WslSearch(self.roots)
             on_windows = self._wsl.files()
             return on_windows, self._wsl.host_root, lambda wishes: wsl_specs(on_windows, host, wishes)
         if TEGRA_GPU in uuids:
             from gpu_plugin.access.cdi.tegra import tegra_specs  # noqa: PLC0415
             from gpu_plugin.driver_root.tegra import TegraSearch  # noqa: PLC0415
 
-            self._tegra = self._tegra or TegraSearch(self.search.roots)
+            self._tegra = self._tegra or TegraSearch(self.roots)
             on_tegra = self._tegra.files()
             return on_tegra, self._tegra.host_root, lambda wishes: tegra_specs(on_tegra, wishes)
+        from gpu_plugin.access.cdi.build import build  # noqa: PLC0415 - 15 ms for which no pod need wait: see `holds`
+
         files = self.search.files(request.driver_version)
         return files, self.search.host_root, lambda wishes: build(request.gpus, host, files, wishes)
 
     @property
-    def search(self) -> Search:
+    def roots(self) -> Roots:
+        """The driver roots, once it is known what they are."""
+        self._known_roots = self._known_roots or self._ask_roots()
+        return self._known_roots
+
+    @property
+    def search(self) -> "Search":
         """The search below the driver roots."""
         if self._search is None:
-            self._search = Search(self._roots())
+            from gpu_plugin.driver_root.search import Search  # noqa: PLC0415
+
+            self._search = Search(self.roots)
         return self._search
 
-    def exists(self, host_path: str) -> bool:
-        """Whether a path of the host is there, as far as this process can see it."""
-        return any(os.path.lexists(path) for path in self._seen_as(host_path))
+    def holds(self, spec: Spec) -> bool:
+        """Whether all that a specification names is on the host, its device nodes with their numbers, as far as can be seen."""
+        there = all(any(map(os.path.lexists, self._seen_as(path))) for path in host_paths(spec))
+        return there and all(map(self._numbered, device_nodes(spec)))
+
+    def _numbered(self, node: DeviceNode) -> bool:
+        """Whether a device node has the numbers that a specification gives it; it may give none."""
+        if not node.major and not node.minor:
+            return True
+        return any(_numbers(path) == (node.major, node.minor) for path in self._seen_as(node.host_path or node.path))
 
     def _hook(self, hook: str) -> tuple[str, str]:
         """NVIDIA's hook if it is on the host, else none, and a sentence that says so."""
@@ -102,7 +123,16 @@ class SpecSource:
     def _seen_as(self, host_path: str) -> list[str]:
         inside = [
             f"{seen_at}{host_path.removeprefix(host)}"
-            for seen_at, host in self.search.roots
+            for seen_at, host in self.roots
             if host_path.startswith(f"{host}/")
         ]
         return [*inside, host_path]
+
+
+def _numbers(path: str) -> tuple[int, int] | None:
+    """Major and minor number of the device that a path leads to; None where there is none."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - some hundred of them while the start waits
+    except OSError:
+        return None
+    return os.major(status.st_rdev), os.minor(status.st_rdev)

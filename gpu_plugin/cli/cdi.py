@@ -2,12 +2,12 @@
 
 import json
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_options
 from gpu_plugin.config.errors import ConfigError
@@ -60,6 +60,8 @@ def generate(root: str | None, form: str, device_class: str, output: Path | None
     from gpu_plugin.access.cdi.wishes import unheeded  # noqa: PLC0415
     from gpu_plugin.cli.cdi_source import built  # noqa: PLC0415
 
+    if output is not None and _given("form", "device_class"):
+        raise click.UsageError("--output writes every class, as JSON: leave --format and --class out")
     if device_class not in names.CLASSES:
         raise click.UsageError(f"--class: {device_class!r} is none of {', '.join(names.CLASSES)}")
     try:
@@ -80,6 +82,11 @@ def generate(root: str | None, form: str, device_class: str, output: Path | None
     return 0
 
 
+def _given(*parameters: str) -> bool:
+    context = click.get_current_context()
+    return any(context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in parameters)
+
+
 def _missing(missing: Mapping[str, str]) -> Iterator[str]:
     yield from (f"{name} is left out: {why}" for name, why in missing.items())
 
@@ -98,13 +105,12 @@ def _text(spec: "Spec", form: str) -> str:
 def _write(output: Path, specs: "Mapping[str, Spec]") -> int:
     from gpu_plugin.cdi_specs.directory import SpecDirectory  # noqa: PLC0415
 
-    try:
-        written = SpecDirectory(output).write(specs)
-    except OSError as error:
-        raise click.ClickException(f"--output: {error.filename}: {error.strerror}") from None
-    for name in written:
+    outcome = SpecDirectory(output).write(specs)
+    for name in outcome.changed:
         click.echo(f"{output / name}: {'written' if name in specs else 'removed'}")
-    if not written:
+    if outcome.refused:
+        raise click.ClickException(f"--output: {'; '.join(outcome.refused.values())}")
+    if not outcome.changed:
         click.echo(f"{output}: nothing to change")
     return 0
 
@@ -118,14 +124,16 @@ def _write(output: Path, specs: "Mapping[str, Spec]") -> int:
 @click.option("--json", "as_json", is_flag=True, help="A JSON list of objects instead of a line each.")
 def list_devices(directories: tuple[Path, ...], as_json: bool) -> int:  # noqa: FBT001 - click hands it over so
     """Prints every device's qualified name."""
+    from gpu_plugin.cli.cdi_file import judge, printable  # noqa: PLC0415 - usage and help need none of it
+
     rows, faulty = [], False
     for file in _spec_files(directories or DIRECTORIES, named=bool(directories)):
-        spec, faults = _judge(file)
+        spec, faults = judge(file)
         for fault in faults:
-            click.echo(f"{file}: {fault}", err=True)
+            click.echo(f"{printable(str(file))}: {fault}", err=True)
         faulty |= bool(faults)
         if spec is not None and not faults:
-            rows += [{"name": f"{spec.kind}={device.name}", "file": str(file)} for device in spec.devices]
+            rows += [{"name": f"{spec.kind}={device.name}", "file": printable(str(file))} for device in spec.devices]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     else:
@@ -156,17 +164,20 @@ def validate(files: tuple[Path, ...], directories: tuple[Path, ...], host_paths:
             f"there is no specification in {', '.join(map(str, directories or DIRECTORIES))}: name a file, or - for "
             "standard input"
         )
+    from gpu_plugin.access.cdi import reading  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.cli.cdi_file import judge, printable  # noqa: PLC0415
+
     valid = True
     for file in judged:
-        spec, faults = _judge(file)
+        shown = printable(str(file))
+        spec, faults = judge(file)
         if spec is not None and host_paths:
-            faults += [
-                f"{path} does not exist on this machine" for path in _host_paths(spec) if not os.path.lexists(path)
-            ]
+            gone = [path for path in reading.host_paths(spec) if not os.path.lexists(path)]
+            faults += [f"{printable(path)} does not exist on this machine" for path in gone]
         for fault in faults:
-            click.echo(f"{file}: {fault}")
+            click.echo(f"{shown}: {fault}")
         if not faults and spec is not None:
-            click.echo(f"{file}: valid, {spec.kind} {spec.cdi_version}, {len(spec.devices)} devices")
+            click.echo(f"{shown}: valid, {spec.kind} {spec.cdi_version}, {len(spec.devices)} devices")
         valid &= not faults
     return 0 if valid else 2
 
@@ -182,13 +193,12 @@ def remove(directory: Path) -> int:
     """Removes our files and no other."""
     from gpu_plugin.cdi_specs.directory import SpecDirectory  # noqa: PLC0415
 
-    try:
-        removed = SpecDirectory(directory).remove()
-    except OSError as error:
-        raise click.ClickException(f"{error.filename}: {error.strerror}") from None
-    for name in removed:
+    outcome = SpecDirectory(directory).remove()
+    for name in outcome.changed:
         click.echo(f"{directory / name}: removed")
-    if not removed:
+    if outcome.refused:
+        raise click.ClickException(f"not removed: {'; '.join(outcome.refused.values())}")
+    if not outcome.changed:
         click.echo(f"{directory}: nothing of this plugin's")
     return 0
 
@@ -203,48 +213,3 @@ def _spec_files(directories: Iterable[Path], *, named: bool) -> Iterator[Path]:
                 raise click.UsageError(f"--cdi-dir: {directory}: there is no such directory") from None
         except OSError as error:
             raise click.ClickException(f"{directory}: {error.strerror}") from None
-
-
-def _judge(file: Path) -> "tuple[Spec | None, list[str]]":
-    """What a file says, None where it makes no sense, and what is wrong with it."""
-    from gpu_plugin.access.cdi.spec import MAX_BYTES, faults, from_plain  # noqa: PLC0415
-    from gpu_plugin.cdi_specs.directory import read_bounded  # noqa: PLC0415
-
-    try:
-        content = sys.stdin.buffer.read(MAX_BYTES + 1) if str(file) == "-" else read_bounded(file)
-        spec = from_plain(_plain(content))
-    except OSError as error:
-        return None, [error.strerror or str(error)]
-    except ValueError as error:
-        return None, [str(error)]
-    return spec, list(faults(spec))
-
-
-def _plain(content: bytes) -> object:
-    """JSON or YAML as plain values. Raises ValueError. An alias is refused: a few of them can stand for gigabytes."""
-    import yaml  # noqa: PLC0415 - usage and help need none of it
-
-    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        """The safe loader, less aliases."""
-
-        def compose_node(self, parent: object, index: object) -> object:
-            if self.check_event(yaml.AliasEvent):
-                raise ValueError(f"line {self.peek_event().start_mark.line + 1}: aliases are not read")
-            return super().compose_node(parent, index)
-
-    try:
-        return yaml.load(content, Loader=Loader)  # noqa: S506 - the safe kind
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 0
-        raise ValueError(f"line {line}: {error.problem or 'not YAML'}") from None
-    except (yaml.YAMLError, RecursionError, UnicodeDecodeError) as error:
-        raise ValueError(f"neither JSON nor YAML: {' '.join(str(error).split())[:200]}") from None
-
-
-def _host_paths(spec: "Spec") -> Iterator[str]:
-    """What must be on the host for these devices, each once."""
-    edits = [spec.container_edits, *(device.container_edits for device in spec.devices)]
-    paths = [mount.host_path for each in edits for mount in each.mounts]
-    paths += [node.host_path or node.path for each in edits for node in each.device_nodes]
-    paths += [hook.path for each in edits for hook in each.hooks]
-    yield from dict.fromkeys(paths)

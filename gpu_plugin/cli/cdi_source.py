@@ -10,7 +10,9 @@ import click
 
 from gpu_plugin.access.cdi.build import Built
 from gpu_plugin.access.cdi.wishes import wishes
+from gpu_plugin.access.container import is_cdi
 from gpu_plugin.access.plan import plan_access
+from gpu_plugin.cdi_specs.directory import said
 from gpu_plugin.cdi_specs.source import Request, SpecSource
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.node import Node
@@ -35,6 +37,8 @@ def built(settings: Settings, root: str | None) -> Built:
         ConfigError: the settings ask for what cannot be.
         ClickException: there is no driver, no GPU, or a directory that cannot be read.
     """
+    if not any(map(is_cdi, settings.device_list_strategy)):  # whatever pods are given now, such as what auto stands for
+        settings = replace(settings, device_list_strategy=("cdi-cri",))
     with _subject(settings, root) as subject:
         node = replace(subject.node, device_nodes=subject.host.device_nodes())
         access = plan_access(settings, node, subject.dev_root)
@@ -42,7 +46,7 @@ def built(settings: Settings, root: str | None) -> Built:
         try:
             return SpecSource(subject.host, lambda: subject.roots).build(request)
         except OSError as error:
-            raise click.ClickException(f"{error.filename}: {error.strerror}") from None
+            raise click.ClickException(said(error)) from None
 
 
 @contextmanager

@@ -17,6 +17,18 @@ MAX_VALUES = 20_000
 """Keys and values in a file, those that aliases repeat counted again: more is no configuration but an attack or an accident."""
 
 MAX_DEPTH = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of a document is read: bytes, values, and what to say of more bytes."""
+
+    most_bytes: int = MAX_BYTES
+    most_values: int = MAX_VALUES
+    why: str = "the most that a ConfigMap holds"
+
+
+CONFIG_FILE = Limits()
 _MAX_INTEGER = 2**63
 _LONGEST_KEY = 80  # as much of a key as a message shows
 
@@ -64,7 +76,7 @@ def spell(place: Place) -> str:
     return spelt
 
 
-def parse(written: bytes, source: str) -> Document:
+def parse(written: bytes, source: str, limits: Limits = CONFIG_FILE) -> Document:
     """The document of a file's bytes: one YAML or JSON mapping in UTF-8.
 
     Raises:
@@ -72,8 +84,8 @@ def parse(written: bytes, source: str) -> Document:
     """
     import yaml  # noqa: PLC0415 - 9 ms and 1 MiB for those alone who have a file
 
-    if len(written) > MAX_BYTES:
-        raise ConfigError.of([Fault(f"more than {MAX_BYTES} bytes, the most that a ConfigMap holds", source)])
+    if len(written) > limits.most_bytes:
+        raise ConfigError.of([Fault(f"more than {limits.most_bytes} bytes, {limits.why}", source)])
     try:
         text = written.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -81,6 +93,7 @@ def parse(written: bytes, source: str) -> Document:
         raise ConfigError.of([Fault("not UTF-8 text", source, line)]) from None
     try:
         loader = _loader()(_without_tabs(text))
+        loader.most = loader.left = limits.most_values
         root = loader.get_single_node()
     except yaml.reader.ReaderError as error:
         reason = f"the character #x{_code(error.character):04x} is not allowed in YAML"
@@ -90,7 +103,7 @@ def parse(written: bytes, source: str) -> Document:
         raise ConfigError.of([Fault(_reason(error), source, line)]) from None
     if root is None:
         return Document.of(None, source)
-    reader = _Values(loader, source)
+    reader = _Values(loader, source, limits.most_values)
     content = reader.value(root, ())
     if reader.faults:
         raise ConfigError.of(reader.faults)
@@ -104,14 +117,14 @@ def _loader() -> Any:
     class Loader(yaml.SafeLoader):
         """The safe loader, which stops at documents too deep or too large."""
 
-        left = MAX_VALUES
+        left = most = MAX_VALUES
         depth = 0
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             self.left -= 1
             self.depth += 1
             if self.left < 0 or self.depth > MAX_DEPTH:
-                problem = f"more than {MAX_VALUES} values" if self.left < 0 else f"nested more than {MAX_DEPTH} deep"
+                problem = f"more than {self.most} values" if self.left < 0 else f"nested more than {MAX_DEPTH} deep"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.peek_event().start_mark)  # type: ignore[no-untyped-call]
             node = super().compose_node(parent, index)
             self.depth -= 1
@@ -127,12 +140,12 @@ class _TooManyError(Exception):
 class _Values:
     """Turns composed nodes into plain values, and notes their lines and what is wrong with them."""
 
-    def __init__(self, loader: Any, source: str) -> None:
+    def __init__(self, loader: Any, source: str, most: int) -> None:
         self.faults: list[Fault] = []
         self.lines: dict[Place, int] = {}
         self._loader = loader
         self._source = source
-        self._left = MAX_VALUES
+        self._most = self._left = most
         self._open: list[Any] = []  # the nodes around the one that is read
 
     def value(self, node: Any, place: Place) -> object:
@@ -140,7 +153,7 @@ class _Values:
         try:
             return self._value(node, place)
         except _TooManyError:
-            self.faults = [Fault(f"aliases make more than {MAX_VALUES} values of it", self._source, _line(node))]
+            self.faults = [Fault(f"aliases make more than {self._most} values of it", self._source, _line(node))]
             return None
 
     def _value(self, node: Any, place: Place) -> object:

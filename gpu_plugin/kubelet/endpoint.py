@@ -8,6 +8,7 @@ listens on a socket of its own name, since kubelets from 1.37 on tell endpoints 
 import itertools
 import logging
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,11 +46,12 @@ class ResourceEndpoint:
         directory: Path,
         look: Pulse,
         pairs: PairWatch | None = None,
+        registered: Callable[[], object] | None = None,
     ) -> None:
         """Takes the pulse that rings when something in `directory` may have changed, and what all resources' services share.
 
-        `kubelet_socket` is `directory`/kubelet.sock, or None to serve without registering. Raises ValueError for a name
-        that no kubelet would take.
+        `registered` is called after each registration. `kubelet_socket` is `directory`/kubelet.sock, or None to serve
+        without registering. Raises ValueError for a name that no kubelet would take.
         """
         fault = resource_name_fault(resource)
         if fault:
@@ -61,6 +63,7 @@ class ResourceEndpoint:
         self._directory = directory
         self._look = look
         self._pairs = pairs
+        self._registered = registered
 
     async def run(self) -> None:
         """Serves until cancelled, then ends streams, connections and socket. One failure after the other is mended."""
@@ -129,6 +132,8 @@ class ResourceEndpoint:
             if self._kubelet_socket is not None:
                 kubelet = await self._register(self._kubelet_socket, path.name, server) or kubelet
                 log.info("%s: registered with the kubelet as %s", self.resource, path.name)
+                if self._registered is not None:
+                    self._registered()
             return await self._until_over(service, server, kubelet)
         finally:
             service.end_streams()

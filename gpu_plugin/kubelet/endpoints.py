@@ -19,12 +19,19 @@ log = logging.getLogger(__name__)
 class Endpoints:
     """Serves every resource of the store on a socket of its own. One resource's trouble never reaches another."""
 
-    def __init__(self, store: SnapshotStore, kubelet_socket: Path | None, directory: Path, look: Pulse) -> None:
+    def __init__(
+        self,
+        store: SnapshotStore,
+        kubelet_socket: Path | None,
+        directory: Path,
+        look: Pulse,
+        registered: Callable[[], object] | None = None,
+    ) -> None:
         """Takes what each `ResourceEndpoint` takes."""
         self._store = store
         pairs = PairWatch()
         self._make: Callable[[str], ResourceEndpoint] = lambda name: ResourceEndpoint(
-            name, store, kubelet_socket, directory, look, pairs
+            name, store, kubelet_socket, directory, look, pairs, registered
         )
         self._running: dict[str, anyio.CancelScope] = {}
 

@@ -17,6 +17,7 @@ import pytest
 from gpu_plugin import control, faulting_pods, memory
 from gpu_plugin import daemon as daemon_module
 from gpu_plugin.access.node_evidence import ContainerdEvidence, CriSection, KubeletEvidence, NodeEvidence
+from gpu_plugin.cdi_specs.source import SpecSource
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon import Daemon
 from gpu_plugin.hardware import Hardware
@@ -584,3 +585,33 @@ async def test_a_strategy_left_to_the_node_is_used_told_and_chosen_again_with_th
     assert (
         caplog.text.count("device list strategy: cdi-cri (auto: the kubelet's package is of version 1.31.2, and") == 1
     )
+
+
+@pytest.mark.parametrize("kubelet_comes", [True, False])
+async def test_the_first_specifications_wait_for_the_registration_and_not_for_ever(
+    directory, node, monkeypatch, kubelet_comes
+):
+    built: list[bool] = []
+    monkeypatch.setattr(daemon_module, "FIRST_SPECS", 30 if kubelet_comes else 0.05)
+    async with running(directory, node, device_list_strategy="cdi-cri", cdi_dir=str(directory / "cdi")) as (daemon, *_):
+
+        def build(*_):
+            built.append(daemon._registered.is_set())
+            raise OSError(5, "Input/output error", "/driver-root")
+
+        monkeypatch.setattr(SpecSource, "build", build)
+        with anyio.fail_after(10):
+            while not daemon.store.current.version:
+                await daemon.store.changed.wait()
+            if kubelet_comes:
+                await anyio.sleep(0.2)
+                assert built == []
+                async with StandInKubelet(directory) as kubelet:
+                    await kubelet.wait_for(lambda: GPU in kubelet.resources)
+            while not built:
+                await anyio.sleep(0.01)
+    assert built[0] is kubelet_comes
+
+
+def test_the_directory_of_specifications_cannot_change_while_the_process_runs():
+    assert "cdi_dir" in daemon_module.UNCHANGEABLE

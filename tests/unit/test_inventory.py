@@ -2,8 +2,10 @@
 
 import dataclasses
 
+import msgspec
 import pytest
 
+from gpu_plugin.access.cdi.readiness import CdiReadiness
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import MPS, NamePattern, SharedResource
@@ -257,3 +259,120 @@ def test_a_pair_of_resources_that_envvar_cannot_serve_together_is_warned_of_when
     assert offered(sliced, mig_strategy="mixed", device_list_strategy=("cdi-cri",)).warnings == ()
     asked = offered(NODE, gds_enabled=True).warnings
     assert [warning.split()[0] for warning in asked] == ["--gds-enabled"]
+
+
+# CDI
+
+
+def ready(**nodes):
+    """What written specifications have: GPU_a=("/dev/nvidia0",) is the device GPU-a with that node."""
+    by_name = {name.replace("_", "-").removeprefix("-"): frozenset(paths) for name, paths in nodes.items()}
+    return CdiReadiness(by_name, "")
+
+
+def by_cdi(node=NODE, **settings):
+    return offered(node, device_list_strategy=("cdi-cri",), **settings)
+
+
+def test_no_device_is_healthy_before_a_specification_names_it(inventory):
+    inventory.apply(by_cdi(), None, 0)
+    assert told(inventory) == {GPU: ["GPU-a!", "GPU-b!"]}
+    inventory.cdi_changed(ready(GPU_a=()))
+    assert told(inventory) == {GPU: ["GPU-a", "GPU-b!"]}
+    inventory.cdi_changed(CdiReadiness({}, "the disk is full"))
+    assert {d.reason for d in inventory.store.current.resources[GPU].resource.devices} == {"the disk is full"}
+    inventory.cdi_changed(ready(GPU_a=(), GPU_b=()))
+    assert told(inventory) == {GPU: ["GPU-a", "GPU-b"]}
+
+
+def test_what_an_earlier_process_left_counts_from_the_first_offer(inventory):
+    inventory.cdi_changed(ready(GPU_a=(), GPU_b=()))
+    assert inventory.unpublished
+    inventory.apply(by_cdi(), None, 0)
+    assert told(inventory) == {GPU: ["GPU-a", "GPU-b"]}
+
+
+def test_health_and_cdi_each_keep_a_device_back(inventory, sick):
+    sick["GPU-a"] = "Xid 79"
+    inventory.cdi_changed(ready(GPU_a=(), GPU_b=()))
+    inventory.apply(by_cdi(), None, 0)
+    assert told(inventory) == {GPU: ["GPU-a!", "GPU-b"]}
+    inventory.cdi_changed(CdiReadiness())
+    sick.clear()
+    inventory.health_changed("GPU-a")
+    assert told(inventory) == {GPU: ["GPU-a!", "GPU-b!"]}
+
+
+def test_under_envvar_no_specification_matters(inventory):
+    inventory.apply(offered(), None, 0)
+    version = inventory.store.current.version
+    inventory.cdi_changed(CdiReadiness({}, "the disk is full"))
+    assert inventory.store.current.version == version
+    assert told(inventory) == {GPU: ["GPU-a", "GPU-b"]}
+
+
+def test_a_change_of_the_strategy_takes_devices_out_until_specifications_name_them_and_back(inventory):
+    inventory.apply(offered(), None, 0)
+    inventory.apply(by_cdi(), None, 1)
+    assert told(inventory) == {GPU: ["GPU-a!", "GPU-b!"]}
+    inventory.apply(offered(), None, 2)
+    assert told(inventory) == {GPU: ["GPU-a", "GPU-b"]}
+    inventory.apply(by_cdi(), None, 3)
+    inventory.cdi_changed(ready(GPU_a=(), GPU_b=()))
+    assert told(inventory) == {GPU: ["GPU-a", "GPU-b"]}
+
+
+def sliced(*caps):
+    """A GPU whose slices MIG-x0, MIG-x1 have these capabilities, so that index 0:0 is another slice's after a partition."""
+    gpu = Gpu("GPU-a", 0, minor=0, mig_enabled=True)
+    slices = (
+        MigDevice(f"MIG-{cap}", at, 7 + at, 0, "1g.10gb", gpu_instance_cap=cap, compute_instance_cap=cap + 1)
+        for at, cap in enumerate(caps)
+    )
+    return Node((dataclasses.replace(gpu, mig_devices=tuple(slices)),))
+
+
+def slice_nodes(cap):
+    return ("/dev/nvidia0", f"/dev/nvidia-caps/nvidia-cap{cap}", f"/dev/nvidia-caps/nvidia-cap{cap + 1}")
+
+
+@pytest.mark.parametrize("strategy", ["uuid", "index"])
+def test_a_new_slice_waits_for_its_specification_though_an_older_one_had_its_index(inventory, strategy):
+    def settings(node):
+        return by_cdi(node, mig_strategy="single", device_id_strategy=strategy)
+
+    first = {"MIG_30": slice_nodes(30), "_0:0": slice_nodes(30), "MIG_60": slice_nodes(60), "_0:1": slice_nodes(60)}
+    inventory.cdi_changed(ready(**first))
+    inventory.apply(settings(sliced(30, 60)), None, 0)
+    assert told(inventory) == {GPU: ["MIG-30", "MIG-60"]}
+    inventory.apply(settings(sliced(30, 90)), None, 1)  # MIG-30 is a running pod's and stays as it was
+    assert told(inventory) == {GPU: ["MIG-30", "MIG-90!", "MIG-60!"]}
+    inventory.cdi_changed(ready(**(first | {"MIG_90": slice_nodes(90), "_0:1": slice_nodes(90)})))
+    assert told(inventory) == {GPU: ["MIG-30", "MIG-90", "MIG-60!"]}  # what is retired stays so
+
+
+def test_a_gpu_whose_index_was_another_ones_waits_for_its_specification(inventory):
+    inventory.cdi_changed(ready(_0=("/dev/nvidia0",), _1=("/dev/nvidia1",)))
+    left = Node((Gpu("GPU-b", 0, minor=1),))
+    inventory.apply(by_cdi(left, device_id_strategy="index"), None, 0)
+    assert told(inventory) == {GPU: ["GPU-b!"]}
+    inventory.cdi_changed(ready(_0=("/dev/nvidiactl", "/dev/nvidia1")))
+    assert told(inventory) == {GPU: ["GPU-b"]}
+
+
+def test_replicas_go_by_the_name_of_their_hardware(inventory):
+    inventory.apply(by_cdi(sharing=(SharedResource(GPU, GPU, 2),)), None, 0)
+    inventory.cdi_changed(ready(GPU_a=()))
+    assert told(inventory) == {GPU: ["GPU-a::0", "GPU-a::1", "GPU-b::0!", "GPU-b::1!"]}
+
+
+def test_a_device_of_another_class_that_containers_get_too_must_be_named_as_well(inventory):
+    node = dataclasses.replace(NODE, device_nodes=frozenset({"/dev/gdrdrv", "/dev/nvidia-caps-imex-channels/channel0"}))
+    inventory.apply(by_cdi(node, gdrcopy_enabled=True, imex_channel_ids=(0,)), None, 0)
+    gpus = ready(GPU_a=(), GPU_b=())
+    channel, gdrcopy = "k8s.device-plugin.nvidia.com/imex-channel=0", "k8s.device-plugin.nvidia.com/gdrcopy=all"
+    inventory.cdi_changed(msgspec.structs.replace(gpus, others=frozenset({channel})))
+    reasons = {device.reason for device in inventory.store.current.resources[GPU].resource.devices}
+    assert reasons == {f"no CDI specification is written that has {gdrcopy}"}
+    inventory.cdi_changed(msgspec.structs.replace(gpus, others=frozenset({channel, gdrcopy})))
+    assert told(inventory) == {GPU: ["GPU-a", "GPU-b"]}

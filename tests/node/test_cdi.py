@@ -1,0 +1,239 @@
+"""CDI specifications of the real daemon: written before a device is given out, kept true, and removed as asked."""
+
+import itertools
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gpu_plugin.simulation.stand_in_kubelet.admission import AdmissionError
+from tests.node.daemon import GPU, healthy, ids
+
+GPU_FILE = "k8s.device-plugin.nvidia.com-gpu.json"
+BY_CDI = ("--device-list-strategy", "cdi-cri")
+SMALL = "nvidia.com/mig-1g.10gb"
+
+
+def spec(daemon):
+    return json.loads((daemon.specs / GPU_FILE).read_text())
+
+
+def named(daemon):
+    """What runtimes know, by name: the device nodes of each."""
+    return {d["name"]: {n["path"] for n in d["containerEdits"]["deviceNodes"]} for d in spec(daemon)["devices"]}
+
+
+async def given(kubelet, pod, resource=GPU, count=1):
+    """Names of the devices that a container is given, without the kind."""
+    response = (await kubelet.admit(pod, {resource: count})).allocations[0].response
+    return {name.partition("=")[2] for name in response.cdi_devices}
+
+
+def written(daemon):
+    return sorted(path.name for path in daemon.specs.iterdir())
+
+
+@pytest.mark.parametrize("strategy", ["uuid", "index"])
+async def test_what_pods_are_given_is_in_the_specification(kubelet, daemon, strategy):
+    daemon.start(*BY_CDI, "--device-id-strategy", strategy)
+    await kubelet.wait_for(healthy(kubelet, 8))
+    assert await given(kubelet, "pod", count=8) <= named(daemon).keys()
+    assert stat.S_IMODE((daemon.specs / GPU_FILE).stat().st_mode) == 0o644
+    assert stat.S_IMODE(daemon.specs.stat().st_mode) == 0o755
+    assert written(daemon) == [GPU_FILE]
+    assert (await daemon.stop())[0] == 0
+    assert written(daemon) == [GPU_FILE]  # containers that restart need it
+
+
+async def test_specifications_go_at_the_end_if_that_is_asked_for_and_nothing_else_does(kubelet, daemon):
+    daemon.start(*BY_CDI, "--cdi-remove-on-exit")
+    await kubelet.wait_for(healthy(kubelet, 8))
+    (daemon.specs / "theirs.json").write_text("{}")
+    status, seconds = await daemon.stop()
+    assert (status, seconds < 1) == (0, True)
+    assert written(daemon) == ["theirs.json"]
+
+
+async def test_a_kill_leaves_what_the_next_daemon_serves_from_its_first_list_on(kubelet, daemon):
+    daemon.start(*BY_CDI, "--cdi-remove-on-exit")
+    await kubelet.wait_for(healthy(kubelet, 8))
+    daemon.signal(signal.SIGKILL)
+    await daemon.exit()
+    before = (daemon.specs / GPU_FILE).stat()
+    (daemon.specs / f".{GPU_FILE}.abcdefgh").write_text("{")  # as a kill in the middle of a write leaves it
+    daemon.start(*BY_CDI)
+    await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 2)
+    await kubelet.wait_for(healthy(kubelet, 8))
+    with anyio.fail_after(10):
+        while len(written(daemon)) > 1:
+            await anyio.sleep(0.02)
+    assert (await daemon.stop())[0] == 0
+    assert "8 devices, 0 healthy" not in daemon.log.read_text().rpartition("starting")[2]
+    assert (daemon.specs / GPU_FILE).stat() == before
+    assert written(daemon) == [GPU_FILE]
+
+
+async def test_a_directory_that_cannot_be_is_a_reason_and_heals(kubelet, daemon):
+    daemon.specs.write_text("in the way")
+    daemon.start(*BY_CDI)
+    await daemon.said(f"cannot be written: {daemon.specs}: Not a directory")
+    await kubelet.wait_for(healthy(kubelet, 0))
+    daemon.specs.unlink()
+    await kubelet.wait_for(healthy(kubelet, 8), timeout=20)
+    assert await given(kubelet, "pod") <= named(daemon).keys()
+
+
+def mount(*arguments):
+    Path(arguments[-1]).mkdir(exist_ok=True)
+    return not subprocess.run(["mount", *arguments], check=False, capture_output=True).returncode
+
+
+def unmount(directory):
+    subprocess.run(["umount", str(directory)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+async def test_a_full_disk_keeps_devices_back_until_there_is_room(kubelet, daemon):
+    if not mount("-t", "tmpfs", "-o", "size=8k", "none", str(daemon.specs)):
+        pytest.skip("nothing can be mounted here")
+    try:
+        filler = daemon.specs / "filler"
+        filler.write_bytes(b"x" * 8192)
+        daemon.start(*BY_CDI)
+        await daemon.said("No space left on device")
+        await kubelet.wait_for(healthy(kubelet, 0))
+        assert written(daemon) == ["filler"]
+        filler.unlink()
+        assert mount("-o", "remount,size=1m", str(daemon.specs))
+        await kubelet.wait_for(healthy(kubelet, 8), timeout=20)
+    finally:
+        daemon.kill()
+        unmount(daemon.specs)
+
+
+async def test_new_slices_are_served_once_they_are_in_the_specification_and_old_ones_stay(kubelet, daemon):
+    daemon.profile = "h100-mig-single"
+    daemon.start(*BY_CDI, "--mig-strategy", "mixed", "--device-id-strategy", "index")
+    await kubelet.wait_for(lambda: SMALL in kubelet.resources and kubelet.resources[SMALL].allocatable > 0)
+    count = kubelet.resources[SMALL].allocatable
+    first, before = ids(kubelet, SMALL), named(daemon)
+    assert await given(kubelet, "running", SMALL) <= before.keys()
+    daemon.fault(7, mig="3g.40gb,3g.40gb")
+    await kubelet.wait_for(healthy(kubelet, 2, "nvidia.com/mig-3g.40gb"), timeout=20)
+    after = named(daemon)
+    assert after["7:0"] != before.get("7:0")
+    assert await given(kubelet, "new", "nvidia.com/mig-3g.40gb", 2) == {"7:0", "7:1"}
+    gone = [each for each in first if each not in after]
+    assert len(gone) < count
+    assert all(
+        after[name] == nodes
+        for name, nodes in before.items()
+        if not name.startswith("7") and name in after and name != "all"
+    )
+
+
+async def test_the_strategy_changes_live_to_cdi_and_back_and_to_cdi(kubelet, daemon, directory):
+    file = directory / "config.yaml"
+
+    async def asked(strategy, times):
+        file.write_text(f"version: v1\nflags: {{plugin: {{deviceListStrategy: {strategy}}}}}\n")
+        daemon.signal(signal.SIGHUP)
+        with anyio.fail_after(10):
+            while daemon.log.read_text().count("configuration: applied") < times:
+                await anyio.sleep(0.02)
+            attempts = itertools.count()
+            while True:
+                attempt = next(attempts)
+                try:
+                    admitted = await kubelet.admit(f"pod{times}-{attempt}", {GPU: 1})
+                except AdmissionError:  # the kubelet was asked before it was told
+                    await anyio.sleep(0.02)
+                else:
+                    kubelet.release(f"pod{times}-{attempt}")
+                    return admitted.allocations[0].response
+
+    file.write_text("version: v1\n")
+    daemon.start("--config-file", str(file))
+    await kubelet.wait_for(healthy(kubelet, 8))
+    assert not daemon.specs.exists()
+    by_cdi = await asked("cdi-cri", 1)
+    assert by_cdi.cdi_devices[0].partition("=")[2] in named(daemon)
+    assert not (await asked("envvar", 2)).cdi_devices
+    (daemon.specs / GPU_FILE).unlink()
+    assert (await asked("cdi-annotations", 3)).annotations
+    assert GPU_FILE in written(daemon)
+    assert kubelet.registrations[GPU].total == 1
+
+
+async def test_replicas_go_by_the_name_of_their_gpu(kubelet, daemon, directory):
+    file = directory / "config.yaml"
+    file.write_text("version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n")
+    daemon.profile = "t4-4"
+    daemon.start("--config-file", str(file), *BY_CDI)
+    await kubelet.wait_for(healthy(kubelet, 8))
+    assert await given(kubelet, "pod", count=8) <= named(daemon).keys()
+
+
+def test_under_envvar_nothing_of_cdi_is_imported_looked_at_or_written(directory):
+    """A subprocess that runs the daemon's loop for as long as it takes to be told to stop by its own first list."""
+    program = """
+import os, signal, sys, threading, time
+from gpu_plugin import offering
+def told(self, before, real=offering.Offering._tell_resources):
+    real(self, before)
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+offering.Offering._tell_resources = told
+opened = []
+sys.addaudithook(lambda event, arguments: opened.append(arguments[0]) if event in ("open", "os.scandir", "os.mkdir") else None)
+from gpu_plugin.cli import main
+status = main(sys.argv[1:])
+cdi = [name for name in sys.modules if name.startswith(("elftools", "gpu_plugin.cdi_specs", "gpu_plugin.driver_root"))]
+cdi += [name for name in sys.modules if name.startswith("gpu_plugin.access.cdi.")]
+print(status, sorted(cdi), [path for path in opened if str(path).startswith(os.environ["SPECS"])])
+"""
+    specs = directory / "cdi"
+    command = [
+        sys.executable, "-c", program, "run", "--simulate", "t4-4", "--device-plugin-dir", str(directory), "--cdi-dir",
+        str(specs), "--state-dir", str(directory / "state"), "--cdi-remove-on-exit",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+        env={**os.environ, "SPECS": str(specs)},
+        cwd=Path.cwd(),
+    )
+    assert done.stdout.strip() == "0 ['gpu_plugin.access.cdi.names'] []"
+    assert not specs.exists()
+
+
+async def test_a_disk_that_hangs_holds_neither_the_start_nor_the_loop_nor_the_end(kubelet, directory):
+    program = """
+import sys, threading
+from gpu_plugin.cdi_specs.directory import SpecDirectory
+SpecDirectory.read = lambda *_: threading.Event().wait()
+from gpu_plugin.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+    command = [
+        sys.executable, "-c", program, "run", "--simulate", "t4-4", "--device-plugin-dir", str(directory), *BY_CDI,
+        "--cdi-dir", str(directory / "cdi"), "--state-dir", str(directory / "state"), "--cdi-remove-on-exit",
+    ]  # fmt: skip
+    async with await anyio.open_process(command, stdout=None, stderr=None, cwd=Path.cwd()) as daemon:
+        await kubelet.wait_for(healthy(kubelet, 0))
+        with pytest.raises(AdmissionError):
+            await kubelet.admit("pod", {GPU: 1})
+        began = time.monotonic()
+        daemon.terminate()
+        with anyio.fail_after(5):
+            assert await daemon.wait() == 0
+        assert time.monotonic() - began < 1

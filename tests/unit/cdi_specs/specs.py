@@ -1,0 +1,20 @@
+"""Small specifications for tests."""
+
+from gpu_plugin.access.cdi import names
+from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Mount, SpecDevice, made
+
+GPU_FILE = names.file_name(names.GPU)
+IMEX_FILE = names.file_name(names.IMEX)
+MOFED_FILE = names.file_name(names.MOFED)
+
+
+def spec(device_class=names.GPU, mount="/usr/lib64/libcuda.so.550", **devices):
+    """A specification in which each device has these nodes: GPU_a=("/dev/nvidia0",) makes GPU-a."""
+    made_of = tuple(
+        SpecDevice(
+            name=name.replace("_", "-").removeprefix("-"),
+            container_edits=Edits(device_nodes=tuple(DeviceNode(path=node) for node in nodes)),
+        )
+        for name, nodes in devices.items()
+    )
+    return made(names.kind(device_class), made_of, Edits(mounts=(Mount(host_path=mount, container_path=mount),)))

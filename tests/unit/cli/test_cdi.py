@@ -1,0 +1,271 @@
+"""`gpu-plugin cdi`: what it makes, judges, lists and removes, and what it says of what cannot be."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gpu_plugin.cli import main
+from gpu_plugin.simulation import driver_files
+
+GPU_FILE = "k8s.device-plugin.nvidia.com-gpu.json"
+PROFILES = (
+    "a100-mig-mixed", "dgx-a100", "dgx1-v100", "dgx2-16", "gb200-node", "h100-mig-single", "h100-nvl-pairs", "h200",
+    "hgx-b200", "hgx-h100", "l40s-pcie-8", "mixed-16", "t4-4",
+)  # fmt: skip
+GOOD = '{"cdiVersion": "0.5.0", "kind": "a.com/b", "devices": [{"name": "x", "containerEdits": {"env": ["A=1"]}}]}'
+
+
+@pytest.fixture
+def cdi(capsys):
+    """Runs a verb; gives exit status, standard output and standard error."""
+
+    def run(*arguments):
+        status = main(["cdi", *map(str, arguments)])
+        told = capsys.readouterr()
+        return status, told.out, told.err
+
+    return run
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_what_is_generated_for_every_profile_is_valid_and_the_same_each_time(cdi, tmp_path, profile, form):
+    status, text, _ = cdi("generate", "--simulate", profile, "--format", form)
+    assert status == 0
+    assert cdi("generate", "--simulate", profile, "--format", form)[1] == text
+    assert (json.loads(text) if form == "json" else yaml.safe_load(text))["devices"][-1]["name"] == "all"
+    file = tmp_path / f"spec.{form}"
+    file.write_text(text)
+    status, text, _ = cdi("validate", file)
+    assert (status, "valid, k8s.device-plugin.nvidia.com/gpu" in text) == (0, True)
+
+
+@pytest.fixture
+def node(tmp_path):
+    """A copy of a node's files."""
+    root = driver_files.make(tmp_path / "node", "550.54.15")
+    gpu = root / "proc/driver/nvidia/gpus/0000:1b:00.0"
+    gpu.mkdir(parents=True)
+    (gpu / "information").write_text("GPU UUID: \t GPU-a\nBus Location: \t 0000:1b:00.0\nDevice Minor: \t 0\n")
+    (root / "proc/driver/nvidia/version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue\n")
+    (root / "dev").mkdir()
+    return root
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make device nodes")
+def test_a_copy_of_a_node_gives_its_specification(cdi, node):
+    os.mknod(node / "dev/nvidia0", 0o20666, os.makedev(195, 0))
+    status, text, _ = cdi("generate", "--root", node)
+    assert status == 0
+    made = json.loads(text)
+    assert [device["name"] for device in made["devices"]] == ["GPU-a", "0", "all"]
+    assert str(node) not in text  # what the host calls it counts
+    assert any("libcuda.so.550.54.15" in mount["hostPath"] for mount in made["containerEdits"]["mounts"])
+
+
+def test_a_copy_of_a_node_without_device_nodes_is_told_so(cdi, node):
+    status, text, error = cdi("generate", "--root", node)
+    assert (status, text) == (1, "")
+    assert "/dev/nvidia0" in error
+
+
+def test_the_strategy_of_pods_changes_nothing_not_even_auto(cdi):
+    made = {cdi("generate", "--simulate", "h200", "--device-list-strategy", each)[:2] for each in ("auto", "envvar")}
+    [(status, text)] = made
+    assert status == 0
+    assert len(json.loads(text)["devices"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--root", "/no/such/node"], 1, "/no/such/node/proc/driver/nvidia/gpus: No such file"),
+        (["--simulate", "no-such"], 2, "no simulated node is called 'no-such'"),
+        (["--simulate", "h200", "--class", "gpus"], 2, "'gpus' is none of gpu, imex-channel"),
+        (["--simulate", "h200", "--class", "gds"], 1, "nothing of class gds"),
+        (["--simulate", "h200", "--format", "toml"], 2, "toml"),
+        (["--simulate", "h200", "--output", "/proc/none"], 1, "--output: /proc/none: No such file"),
+        (["--simulate", "h200", "--output", "/dev/null"], 1, "--output: /dev/null: Not a directory"),
+        (["--simulate", "h200", "--output", "/dev/null/x"], 1, "Not a directory"),
+        (["--simulate", "h200", "--output", "x", "--format", "yaml"], 2, "leave --format and --class out"),
+        (["--simulate", "h200", "--root", "/dev"], 1, "no libcuda.so"),
+        (["--mig-strategy", "many", "--simulate", "h200"], 2, "'many' is not one of"),
+    ],
+)
+def test_what_cannot_be_generated_is_one_line(cdi, arguments, status, words):
+    got, text, error = cdi("generate", *arguments)
+    assert (got, text) == (status, "")
+    [line] = error.splitlines()
+    assert words in line
+
+
+def test_output_is_a_directory_of_all_classes_that_is_listed_judged_and_removed(cdi, tmp_path):
+    directory = tmp_path / "cdi"
+    arguments = ("generate", "--simulate", "gb200-node", "--imex-channel-ids", "0", "--output", directory)
+    status, text, _ = cdi(*arguments)
+    assert status == 0
+    assert len(text.splitlines()) == len(list(directory.iterdir()))
+    assert cdi(*arguments)[1] == f"{directory}: nothing to change\n"
+    (directory / "theirs.json").write_text(GOOD)
+    status, text, _ = cdi("list", "--cdi-dir", directory)
+    assert status == 0
+    assert {"a.com/b=x", "k8s.device-plugin.nvidia.com/gpu=all"} <= set(text.splitlines())
+    rows = json.loads(cdi("list", "--cdi-dir", directory, "--json")[1])
+    assert {"name": "a.com/b=x", "file": str(directory / "theirs.json")} in rows
+    assert len(rows) == len(text.splitlines())
+    assert cdi("validate", "--cdi-dir", directory)[0] == 0
+    assert f"{directory / GPU_FILE}: removed" in cdi("remove", "--cdi-dir", directory)[1]
+    assert [path.name for path in directory.iterdir()] == ["theirs.json"]
+    assert cdi("remove", "--cdi-dir", directory) == (0, f"{directory}: nothing of this plugin's\n", "")
+
+
+def test_what_cannot_be_removed_is_said_after_the_rest_is(cdi, tmp_path):
+    cdi("generate", "--simulate", "h200", "--output", tmp_path)
+    (tmp_path / "k8s.device-plugin.nvidia.com-gds.json").mkdir()
+    status, text, error = cdi("remove", "--cdi-dir", tmp_path)
+    assert status == 1
+    assert f"{GPU_FILE}: removed" in text
+    assert "gds.json: Is a directory" in error
+
+
+def bomb(levels, width):
+    """A few lines of aliases that stand for width**levels values."""
+    lines = ["a0: &a0 x"]
+    lines += [f"a{at}: &a{at} [{', '.join([f'*a{at - 1}'] * width)}]" for at in range(1, levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "missing required field"),
+        (b"[]", "holds a list"),
+        (b"\xff\xfe\x00x", "not UTF-8"),
+        (bytes(range(1, 128)), "line"),
+        (b"a" * (17 * 1024 * 1024), "larger than 16777216 bytes"),
+        (b"{" + b" " * (5 * 1024 * 1024) + b"x", "more than any CDI specification in YAML has"),
+        (b"[" * 100_000, "nested more than 50 deep"),
+        (b'{"a":' * 100_000, "nested too deep"),
+        (b"- " * 100_000, "nested more than 50 deep"),
+        (bomb(9, 10).encode(), "aliases make more than"),
+        (b"a: &a [*a]", "an alias of what stands around it"),
+        (GOOD.replace('{"cdi', '{"cdiVersion": "0.6.0", "cdi').encode(), "'cdiVersion' stands twice"),
+        (b"cdiVersion: 0.5.0\ncdiVersion: 0.6.0\n", "line 2: cdiVersion: stands twice, first on line 1"),
+        (b"cdiVersion: 2024-13-45\n", "missing required field"),
+        (b"cdiVersion: " + b"9" * 6000, "is no whole number that can be read"),
+        (b"a: 1\n---\nb: 2\n", "a second document"),
+        (b"? [a]\n: b\n", "a key here is no text"),
+        (b'{"kind": "\\ud800\\u001b[31m"}', "missing required field"),
+        (b'{"\\ud800": 1}', "half of a surrogate pair"),
+        (b'{"\\u001b[31m": 1}', "unknown field '\\x1b[31m'"),
+        (b"kind: !!python/object:os.system x", "has no meaning here"),
+        (GOOD.replace("A=1", "A").encode(), "$.devices[0].containerEdits.env[0]"),
+        (GOOD.replace("a.com/b", "b").encode(), "$.kind: 'b' is no vendor/class"),
+        (GOOD.replace("0.5.0", "9.5.0").encode(), "$.cdiVersion: '9.5.0' is none of"),
+    ],
+    ids=range(24),
+)
+@pytest.mark.timeout(20)
+def test_a_file_that_is_no_specification_is_a_sentence_and_status_2(cdi, tmp_path, content, words):
+    file = tmp_path / "x.json"
+    file.write_bytes(content)
+    status, text, error = cdi("validate", file)
+    assert (status, error) == (2, "")
+    [line] = text.splitlines()
+    assert line.startswith(f"{file}: ")
+    assert words in line
+    assert line.isprintable()
+    assert cdi("list", "--cdi-dir", tmp_path)[0] == 1
+
+
+def test_every_fault_of_every_file_is_said(cdi, tmp_path):
+    (tmp_path / "a.json").write_text(GOOD.replace("a.com/b", "b").replace('"x"', '"x="'))
+    (tmp_path / "b.yaml").write_text("a: 1\na: 2\nb: 3\nb: 4\n")
+    (tmp_path / "c.json").write_text(GOOD)
+    (tmp_path / "d.txt").write_text("no runtime reads this")
+    status, text, _ = cdi("validate", "--cdi-dir", tmp_path)
+    assert status == 2
+    assert [Path(line.split(": ")[0]).name for line in text.splitlines()] == ["a.json"] * 2 + ["b.yaml"] * 2 + [
+        "c.json"
+    ]
+    status, text, error = cdi("list", "--cdi-dir", tmp_path)
+    assert (status, text) == (1, "a.com/b=x\n")
+    assert len(error.splitlines()) == 4
+
+
+@pytest.mark.parametrize("indented", ["\t", " "])
+def test_json_is_read_however_it_is_indented(cdi, tmp_path, indented):
+    file = tmp_path / "x.yaml"  # runtimes go by the content
+    file.write_text(json.dumps(json.loads(GOOD), indent=indented))
+    assert cdi("validate", file) == (0, f"{file}: valid, a.com/b 0.5.0, 1 devices\n", "")
+
+
+def test_pipes_directories_and_missing_files_are_named(cdi, tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "dir.json").mkdir()
+    status, text, _ = cdi("validate", tmp_path / "pipe.json", tmp_path / "dir.json", tmp_path / "none.json")
+    assert status == 2
+    assert [line.partition(": ")[2] for line in text.splitlines()] == [
+        "it is no regular file", "Is a directory", "No such file or directory",
+    ]  # fmt: skip
+
+
+def test_a_file_whose_name_is_no_text_is_named_all_the_same(cdi, tmp_path):
+    (tmp_path / os.fsdecode(b"\xff\x1b.json")).write_text("{")
+    status, text, _ = cdi("validate", "--cdi-dir", tmp_path)
+    assert status == 2
+    assert "\\udcff\\x1b.json: " in text
+
+
+def test_host_paths_are_judged_if_asked_for(cdi, tmp_path):
+    file = tmp_path / "x.json"
+    mounts = [{"hostPath": path, "containerPath": "/x"} for path in (str(file), "/no/such/file")]
+    file.write_text(json.dumps(json.loads(GOOD) | {"containerEdits": {"mounts": mounts}}))
+    assert cdi("validate", file)[0] == 0
+    assert cdi("validate", file, "--host-paths") == (2, f"{file}: /no/such/file does not exist on this machine\n", "")
+
+
+@pytest.mark.parametrize("verb", ["list", "validate"])
+def test_a_directory_that_was_named_must_be_there(cdi, tmp_path, verb):
+    status, text, error = cdi(verb, "--cdi-dir", tmp_path / "none")
+    assert (status, text) == (2, "")
+    assert "there is no such directory" in error
+    (tmp_path / "file").write_text("")
+    assert cdi(verb, "--cdi-dir", tmp_path / "file")[0] == 1
+
+
+def test_validate_without_anything_to_judge_says_so(cdi, tmp_path):
+    status, _, error = cdi("validate", "--cdi-dir", tmp_path)
+    assert status == 2
+    assert "there is no specification in" in error
+
+
+@pytest.mark.parametrize(("content", "status"), [(GOOD, 0), ("{", 2), (" " * (17 * 1024 * 1024), 2)])
+def test_standard_input_is_judged_like_a_file(cdi, monkeypatch, content, status):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
+    got, text, _ = cdi("validate", "-")
+    assert got == status
+    assert text.startswith("-: ")
+    assert ("larger than" in text) is (len(content) > 1000)
+
+
+def test_standard_input_that_is_closed_is_a_sentence(cdi, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert cdi("validate", "-") == (2, "-: standard input is closed\n", "")
+
+
+def test_a_reader_that_leaves_early_ends_it_without_a_trace(tmp_path):
+    (tmp_path / "x.json").write_text(GOOD)
+    reading, writing = os.pipe()
+    os.close(reading)
+    for arguments in (["list", "--cdi-dir", str(tmp_path)], ["generate", "--simulate", "h200"]):
+        command = [sys.executable, "-m", "gpu_plugin", "cdi", *arguments]
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=30, check=False, cwd=Path.cwd())
+        assert (done.returncode, done.stderr) == (1, b"")
+    os.close(writing)
