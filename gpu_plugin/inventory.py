@@ -18,6 +18,7 @@ from gpu_plugin.devices.retirement import Held, Retirement, retire
 from gpu_plugin.devices.sharing import REPLICA, MpsShared
 from gpu_plugin.placement.prepared import SOON, Placement
 from gpu_plugin.placement.topology import Topology
+from gpu_plugin.pulse import Pulse
 from gpu_plugin.snapshot import ResourceView, SnapshotStore
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ class Inventory:
         self._empty_since: dict[str, float] = {}
         self._mps_down: dict[str, str] = {}
         self._cdi: CdiReadiness | None = None
+        self.specs_told = Pulse()
+        """Rung whenever it is told which devices CDI specifications have."""
 
     @property
     def listed(self) -> tuple[Resource, ...]:
@@ -132,6 +135,15 @@ class Inventory:
                 gpus = dict.fromkeys(device.gpu for device in devices if not device.held)
                 found.append(MpsShared(resource.name, tuple(gpus), devices[0].replicas, devices[0].limits))
         return tuple(found)
+
+    def awaits_specs(self, new: Offer) -> bool:
+        """Whether an offer has the runtime told CDI names from now on, of which it is not known yet whether they are written.
+
+        Published at once, it would have every device unhealthy for a moment, and pods refused.
+        """
+        if self.unpublished or not new.access.by_cdi or self.offer.access.by_cdi:
+            return False
+        return self._cdi is None or not self._cdi.known
 
     @property
     def leaving(self) -> bool:
@@ -225,6 +237,7 @@ class Inventory:
     def cdi_changed(self, state: "CdiReadiness") -> None:
         """Publishes which devices the container runtime can be told of by CDI name."""
         self._cdi = state
+        self.specs_told.ring()
         views = self.store.current.resources
         if not self.unpublished and self.offer.access.by_cdi:
             self.store.publish({name: self._with_health(replace(view, cdi=state)) for name, view in views.items()})

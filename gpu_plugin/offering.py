@@ -25,6 +25,9 @@ HOLDERS_POLL = 2.0
 MPS_POLL = 1.0
 """Seconds between two looks at whether MPS daemons are up."""
 
+SPECS_PATIENCE = 5.0
+"""Seconds that a live change to CDI names waits for the specifications; what was served before is served meanwhile."""
+
 ROUNDS = 2
 """How often the sets of GPUs are judged at most before an offer is published, though links have changed again meanwhile."""
 
@@ -47,7 +50,9 @@ class Offering:
 
         Without a memory of what was listed before, what pods hold is the only word on it.
         """
-        waits = not new.placement.ready or not self._inventory.knows_its_past or self._inventory.would_retire(new)
+        inventory = self._inventory
+        waits = not new.placement.ready or not inventory.knows_its_past or inventory.would_retire(new)
+        waits = waits or inventory.awaits_specs(new)
         if self._next is not None or waits:
             self._next = new
             self._unsettled.ring()
@@ -78,6 +83,7 @@ class Offering:
         while True:
             if self._next is not None:
                 failed = await self._prepare()
+                await self._await_specs()
                 held = await self._ask()
                 new, self._next = self._next, None
                 if held is not None and not self._inventory.knows_its_past:
@@ -109,6 +115,12 @@ class Offering:
             if self._next is not None and self._next.placement.topology == made.placement.topology:
                 self._next = replace(self._next, placement=made.placement)
         return None
+
+    async def _await_specs(self) -> None:
+        """Waits a moment for the CDI specifications that the newest offer needs and the one served does without."""
+        with anyio.move_on_after(SPECS_PATIENCE):
+            while self._next is not None and self._inventory.awaits_specs(self._next):
+                await self._inventory.specs_told.wait()
 
     def _withdraw(self, held: Held | None) -> None:
         before = {name: view.resource for name, view in self._inventory.store.current.resources.items()}

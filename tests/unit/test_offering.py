@@ -12,6 +12,8 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 
+from gpu_plugin import offering as offering_module
+from gpu_plugin.access.cdi.readiness import CdiReadiness
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.inventory import Inventory, offer
@@ -224,3 +226,27 @@ async def test_what_is_asked_for_and_not_there_is_said_once(settings, caplog):
         served.take(node(2), gds_enabled=True)
         await served.until(lambda: len(served.view.resource.devices) == 2)
     assert caplog.text.count("--gds-enabled is set and there is no device node") == 1
+
+
+async def test_a_live_change_to_cdi_names_is_published_once_specifications_are_known(settings, monkeypatch):
+    async with serving(settings) as served:
+        served.take(node(2))
+        await served.until(lambda: served.inventory.store.current.version)
+        served.take(node(2), device_list_strategy=("cdi-cri",))
+        await anyio.wait_all_tasks_blocked()
+        assert served.view.access.strategies == ("envvar",)
+        assert all(device.healthy for device in served.view.resource.devices)
+        written = CdiReadiness({"GPU-00": frozenset(), "GPU-01": frozenset()}, "")
+        served.inventory.cdi_changed(written)
+        await served.until(lambda: served.view.access.by_cdi)
+        assert all(device.healthy for device in served.view.resource.devices)
+
+
+async def test_a_live_change_to_cdi_names_does_not_wait_for_ever(settings, monkeypatch):
+    monkeypatch.setattr(offering_module, "SPECS_PATIENCE", 0.05)
+    async with serving(settings) as served:
+        served.take(node(2))
+        await served.until(lambda: served.inventory.store.current.version)
+        served.take(node(2), device_list_strategy=("cdi-cri",))
+        await served.until(lambda: served.view.access.by_cdi)
+        assert not any(device.healthy for device in served.view.resource.devices)

@@ -20,6 +20,11 @@ class CdiReadiness(msgspec.Struct, frozen=True):  # made while pods wait for the
     missing: Mapping[str, str] = {}
     others: frozenset[str] = frozenset()
 
+    @property
+    def known(self) -> bool:
+        """Whether anything is known of the specifications: they were written, found, or could not be made."""
+        return self != CdiReadiness()
+
     def reason(self, name: str, nodes: Iterable[str] = ()) -> str:
         """Why the device of that name, whose device nodes are these, cannot be used; empty where it can.
 
