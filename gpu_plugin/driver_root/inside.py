@@ -26,10 +26,11 @@ def resolve(root: str, path: str, passed: Callable[[str], object] | None = None)
     left = _steps(path.removeprefix(root))
     while left:
         step = left.pop()
-        if step == "..":
+        if step in (".", ".."):
             if not os.path.isdir(at or "/"):  # noqa: PTH112
                 return None
-            at = at if at == root else at.rpartition("/")[0]
+            if step == ".." and at != root:
+                at = at.rpartition("/")[0]
             continue
         here = f"{at}/{step}"
         try:
@@ -54,5 +55,6 @@ def resolve(root: str, path: str, passed: Callable[[str], object] | None = None)
 
 
 def _steps(path: str) -> list[str]:
-    """The parts of a path, the last one first."""
-    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
+    """The parts of a path, the last one first; a slash at its end is a part that only a directory has."""
+    parts = [part for part in reversed(path.split("/")) if part]
+    return [".", *parts] if path.endswith("/") else parts

@@ -57,7 +57,9 @@ def built() -> Path:
         if shutil.which("go") is None:
             raise FileNotFoundError("it is not built yet, and there is no Go on this machine")
         if os.environ.get("E2E_INSTALL") != "1":
-            raise FileNotFoundError("it is not built yet, and E2E_INSTALL=1 is not set, which lets Go fetch its modules")
+            raise FileNotFoundError(
+                "it is not built yet, and E2E_INSTALL=1 is not set, which lets Go fetch its modules"
+            )
         command = ["go", "build", "-mod=readonly", "-o", str(program), "."]
         done = subprocess.run(command, cwd=SOURCE, capture_output=True, text=True, timeout=600, check=False)
         if done.returncode != 0:
@@ -159,15 +161,25 @@ DOCUMENT: dict[str, Any] = {
                 "env": ["A=b"],
                 "deviceNodes": [
                     {
-                        **{"path": "/dev/x", "hostPath": "/y", "type": "c", "major": 1, "minor": 2, "fileMode": 438},
-                        **{"permissions": "rw", "uid": 1, "gid": 2},
+                        "path": "/dev/x",
+                        "hostPath": "/y",
+                        "type": "c",
+                        "major": 1,
+                        "minor": 2,
+                        "fileMode": 438,
+                        "permissions": "rw",
+                        "uid": 1,
+                        "gid": 2,
                     }
                 ],
                 "netDevices": [{"hostInterfaceName": "eth0", "name": "eth1"}],
                 "mounts": [{"hostPath": "/a", "containerPath": "/b", "options": ["ro"], "type": "bind"}],
                 "intelRdt": {
-                    **{"closID": "a", "l3CacheSchema": "x", "memBwSchema": "y"},
-                    **{"schemata": ["L3"], "enableMonitoring": True},
+                    "closID": "a",
+                    "l3CacheSchema": "x",
+                    "memBwSchema": "y",
+                    "schemata": ["L3"],
+                    "enableMonitoring": True,
                 },
                 "additionalGids": [5],
             },
@@ -176,7 +188,7 @@ DOCUMENT: dict[str, Any] = {
 }
 """One that has every field there is."""
 
-VALUES = (
+VALUES: tuple[Any, ...] = (
     *(None, "", "x", "A=b", "=b", "/", "..", "a/b", "a\nb", "é", "none", "rwm", "b", "createRuntime", "v1.1.0"),
     *(0, -1, 1.0, 1.5, True, 1 << 31, 1 << 32, 1 << 63, [], {}, [None], ["x"], {"a": "b"}, "0.6.0", "9.9.9", "-a"),
 )
@@ -219,7 +231,7 @@ def changed() -> Iterator[tuple[str, dict[str, Any]]]:
 
 STRICTER = {
     "expected 'str', got 'null'": "the library takes null among texts for an empty one, which no container can use",
-    "expected 'str', got 'int'": "the library reads YAML, in which a number can stand for a text; runtimes of other languages do not",
+    "expected 'str', got 'int'": "the library reads YAML, in which a number stands for a text as well; other readers do not",
     "expected 'str', got 'float'": "as above",
     "expected 'str', got 'bool'": "as above",
     "got 'float'": "the library rounds, or takes 1.0 for 1, in which readers of JSON differ",

@@ -126,14 +126,14 @@ def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, wishes: Wi
     missing = {name: why for name, why in missing.items() if name not in owners}
     missing |= {name: AMBIGUOUS for name, count in owners.items() if count > 1}
     devices: list[SpecDevice] = []
-    for called, paths in served:
-        edits = nodes.edits(paths)
+    for called, given in served:
+        edits = nodes.edits(given)
         devices += [SpecDevice(name=name, container_edits=edits) for name in called if owners[name] == 1]
     specs: dict[str, Spec] = {}
     trouble = files.fault
     if devices and not trouble:
         if names.ALL not in owners:
-            every = dict.fromkeys(path for _, paths in served for path in paths)
+            every = dict.fromkeys(path for _, given in served for path in given)
             devices.append(SpecDevice(name=names.ALL, container_edits=nodes.edits(every)))
         common = _common(nodes, files, wishes)
         specs[names.file_name(names.GPU)] = made(names.kind(names.GPU), tuple(devices), common)

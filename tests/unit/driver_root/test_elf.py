@@ -1,6 +1,7 @@
 import os
 import struct
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -60,7 +61,7 @@ def test_a_library_of_32_bits_in_either_byte_order(reading, form, order, machine
 
 
 def test_the_python_that_runs_this_reads_as_its_own_loader_does(reading):
-    with open("/proc/self/maps", encoding="utf-8") as maps:
+    with Path("/proc/self/maps").open(encoding="utf-8") as maps:
         libc = next(line.split()[-1] for line in maps if "/libc.so" in line or "/libc-" in line)
     read = elf.read(libc)
     assert read.soname == "libc.so.6"
@@ -83,6 +84,7 @@ def test_the_python_that_runs_this_reads_as_its_own_loader_does(reading):
         (with_bytes(DYNAMIC + OFFSET, (1 << 64) - 1), "damaged"),
         (with_bytes(TAGS + 2 * 16 + 8, 1 << 40), "damaged"),  # a name far outside
         (with_bytes(TAGS + 8, 1 << 63), "damaged"),  # a table of strings far outside
+        (with_bytes(LOAD + FILE_SIZE, 64), "damaged"),  # a table of strings in a part that is not loaded
         (with_bytes(TAGS, 99, form="<q"), "damaged"),  # a name and no table of strings
         (shared_library("../../etc/passwd"), "no file name"),
         (shared_library(".."), "no file name"),
@@ -161,7 +163,9 @@ def test_anything_that_begins_as_elf_is_read_or_refused(tmp_path_factory, conten
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([16, 18, 32, 40, 52, 54, 56, 58, 60, 62, *range(LOAD, TAGS, 8), *range(TAGS, len(GOOD), 8)]),
+            st.sampled_from(
+                [16, 18, 32, 40, 52, 54, 56, 58, 60, 62, *range(LOAD, TAGS, 8), *range(TAGS, len(GOOD), 8)]
+            ),
             st.sampled_from([0, 1, 2, 6, 0xFFFF, 0xFFFFFFFF, 1 << 31, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]),
         ),
         max_size=6,

@@ -2,6 +2,7 @@ import ctypes
 import errno
 import os
 import struct
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -115,7 +116,7 @@ def kernels_answer(root: Root, path: str) -> str | None:
                 pytest.skip("this kernel has no openat2(2), or forbids it")
             return None
         try:
-            return os.readlink(f"/proc/self/fd/{opened}")
+            return str(Path(f"/proc/self/fd/{opened}").readlink())
         finally:
             os.close(opened)
     finally:
@@ -123,13 +124,15 @@ def kernels_answer(root: Root, path: str) -> str | None:
 
 
 names = st.sampled_from(["a", "b", "c", "d", "file", "..", "."])
-targets = st.tuples(st.booleans(), st.lists(names, min_size=1, max_size=6)).map(
-    lambda parts: ("/" if parts[0] else "") + "/".join(parts[1])
+targets = st.tuples(st.booleans(), st.lists(names, min_size=1, max_size=6), st.booleans()).map(
+    lambda parts: ("/" if parts[0] else "") + "/".join(parts[1]) + ("/" if parts[2] else "")
 )
 
 
 @settings(max_examples=300)
 @example(links={}, path="d/file/..")
+@example(links={}, path="d/file/.")
+@example(links={"a": "d/file/"}, path="a")
 @example(links={"a": "b/../d", "b": "c"}, path="a/file")
 @given(
     links=st.dictionaries(st.sampled_from(["a", "b", "c", "d/a", "d/b", "d/c"]), targets, max_size=6),

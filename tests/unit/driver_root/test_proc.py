@@ -45,7 +45,10 @@ def test_a_directory_that_says_nothing_of_use_takes_no_other_with_it(root):
     root.write("driver/nvidia/gpus/0000:20:00.0/information", b"\xff\xfe")
     (root.path / "driver/nvidia/gpus/0000:21:00.0").mkdir()
     root.write("driver/nvidia/gpus/file")
-    assert [(each.uuid, each.pci_bus_id) for each in proc.gpus(root.path)] == [("GPU-1", "00000000:1B:00.0"), ("GPU-2", "")]
+    assert [(each.uuid, each.pci_bus_id) for each in proc.gpus(root.path)] == [
+        ("GPU-1", "00000000:1B:00.0"),
+        ("GPU-2", ""),
+    ]
 
 
 def test_without_the_directory_there_is_an_error(root):
@@ -57,8 +60,14 @@ def test_without_the_directory_there_is_an_error(root):
     ("said", "version"),
     [
         ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n", "550.54.15"),
-        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (root@host)\n", "580.65.06"),
-        ("NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  570.133  Release Build\nGCC version:  gcc 12.2.0\n", "570.133"),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (root@host)\n",
+            "580.65.06",
+        ),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  570.133  Release Build\nGCC version:  gcc 12.2.0\n",
+            "570.133",
+        ),
         ("GCC version:  gcc version 12.2.0 (Debian)\n", ""),
         ("", ""),
     ],

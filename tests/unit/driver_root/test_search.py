@@ -55,7 +55,11 @@ def all_of(directory: str) -> dict[str, str]:
         ("usr/lib/x86_64-linux-gnu", {"lib": "usr/lib"}, "/usr/lib/x86_64-linux-gnu"),  # Ubuntu
         ("lib64", {}, "/lib64"),  # GKE
         ("usr/local/nvidia/lib64", {}, "/usr/local/nvidia/lib64"),
-        ("nix/store/abc-graphics-drivers/lib", {"run/opengl-driver": "/nix/store/abc-graphics-drivers"}, "/nix/store/abc-graphics-drivers/lib"),
+        (
+            "nix/store/abc-graphics-drivers/lib",
+            {"run/opengl-driver": "/nix/store/abc-graphics-drivers"},
+            "/nix/store/abc-graphics-drivers/lib",
+        ),
         ("data/libs", {"usr/lib64": "../data/libs"}, "/data/libs"),
         ("data/libs", {"usr": "a/usr", "a/usr/lib64": "../../data/libs"}, "/data/libs"),
     ],
@@ -444,7 +448,12 @@ def test_a_library_is_read_once_however_often_its_directory_changes(root, search
 
     read: list[str] = []
     real = elf.read
-    monkeypatch.setattr(elf, "read", lambda file: (read.append(file), real(file))[1])
+
+    def counted(file: str) -> elf.SharedLibrary:
+        read.append(file)
+        return real(file)
+
+    monkeypatch.setattr(elf, "read", counted)
     root.driver("usr/lib64")
     search.files(VERSION)
     for at in range(3):

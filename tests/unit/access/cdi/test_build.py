@@ -21,9 +21,19 @@ FILES = DriverFiles(
     "EM_X86_64",
     (
         Library("/usr/lib64/libcuda.so.550.1", ("libcuda.so.1", "libcuda.so"), "/usr/lib64/libcuda.so.550.1"),
-        Library("/usr/lib64/libnvidia-allocator.so.550.1", ("libnvidia-allocator.so.1",), "/usr/lib64/libnvidia-allocator.so.550.1"),
-        Library("/usr/lib64/vdpau/libvdpau_nvidia.so.550.1", ("vdpau/libvdpau_nvidia.so.1",), "/usr/lib64/vdpau/libvdpau_nvidia.so.550.1"),
-        Library("/usr/lib64/libnvidia-allocator.so.550.1", ("gbm/nvidia-drm_gbm.so",), "/usr/lib64/gbm/nvidia-drm_gbm.so"),
+        Library(
+            "/usr/lib64/libnvidia-allocator.so.550.1",
+            ("libnvidia-allocator.so.1",),
+            "/usr/lib64/libnvidia-allocator.so.550.1",
+        ),
+        Library(
+            "/usr/lib64/vdpau/libvdpau_nvidia.so.550.1",
+            ("vdpau/libvdpau_nvidia.so.1",),
+            "/usr/lib64/vdpau/libvdpau_nvidia.so.550.1",
+        ),
+        Library(
+            "/usr/lib64/libnvidia-allocator.so.550.1", ("gbm/nvidia-drm_gbm.so",), "/usr/lib64/gbm/nvidia-drm_gbm.so"
+        ),
     ),
     (
         PlacedFile("/opt/nvidia-smi", "/usr/bin/nvidia-smi", driver.BINARY),
@@ -31,7 +41,7 @@ FILES = DriverFiles(
         PlacedFile("/run/udev", "/run/udev", driver.STORAGE),
         PlacedFile("/etc/cufile.json", "/etc/cufile.json", driver.STORAGE),
     ),
-)  # fmt: skip
+)
 
 
 def nodes(*paths: str) -> dict[str, DeviceFile]:
@@ -388,7 +398,9 @@ some_nodes = st.dictionaries(
     ),
     seed=st.integers(0, 9),
 )
-def test_whatever_a_node_has_its_specifications_are_valid_true_and_the_same_bytes_every_time(found, there, wishes, seed):
+def test_whatever_a_node_has_its_specifications_are_valid_true_and_the_same_bytes_every_time(
+    found, there, wishes, seed
+):
     host = HostDevices(there, {"00000000:01:00.0": ("/dev/dri/card0", "/dev/dri/card9")})
     built = build(found, host, FILES, wishes)
     for file in built.specs:

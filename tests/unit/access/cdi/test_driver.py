@@ -24,7 +24,9 @@ def test_versions_are_compared_by_number_and_none_depends_on_the_order_of_a_set(
         assert driver.versions(listing) == ["550.9", "550.054", "550.54", "550.54.3", "1000.1"]
 
 
-@pytest.mark.parametrize("name", ["libcuda.so.1", "libcuda.so", "libcuda.so.550.1.bak", "libcudart.so.12.4", "libcuda.so.550."])
+@pytest.mark.parametrize(
+    "name", ["libcuda.so.1", "libcuda.so", "libcuda.so.550.1.bak", "libcudart.so.12.4", "libcuda.so.550."]
+)
 def test_what_is_no_driver_library_with_a_version(name):
     assert driver.versions({LIB64: (name,)}) == []
 
@@ -34,8 +36,14 @@ def test_of_too_many_libraries_the_ones_that_every_program_needs_stay():
     listing: Listing = {LIB64: many, "usr/lib": ("libcuda.so.550.1", "libnvidia-ml.so.550.1")}
     picked = driver.pick(listing, "", "/driver")
     assert len(picked.libraries) == driver.MOST_LIBRARIES
-    assert picked.libraries[:3] == ("/usr/lib/libcuda.so.550.1", "/usr/lib/libnvidia-ml.so.550.1", "/usr/lib64/lib0000.so.550.1")
-    assert picked.complaints == ("the driver root /driver has 602 libraries of the driver; containers get the first 512",)
+    assert picked.libraries[:3] == (
+        "/usr/lib/libcuda.so.550.1",
+        "/usr/lib/libnvidia-ml.so.550.1",
+        "/usr/lib64/lib0000.so.550.1",
+    )
+    assert picked.complaints == (
+        "the driver root /driver has 602 libraries of the driver; containers get the first 512",
+    )
 
 
 def test_the_processor_is_libcudas_and_what_is_for_another_or_for_32_bits_is_left_out():
@@ -46,11 +54,16 @@ def test_the_processor_is_libcudas_and_what_is_for_another_or_for_32_bits_is_lef
         library("/usr/lib64/libnvcuvid.so.550.1", "libnvcuvid.so.1", "EM_AARCH64"),
     )
     assert (files.machine, files.fault) == ("EM_AARCH64", "")
-    assert [each.target for each in files.libraries] == ["/usr/lib64/libcuda.so.550.1", "/usr/lib64/libnvcuvid.so.550.1"]
+    assert [each.target for each in files.libraries] == [
+        "/usr/lib64/libcuda.so.550.1",
+        "/usr/lib64/libnvcuvid.so.550.1",
+    ]
     assert driver.loader_directories(files.machine) == ("/usr/lib64", "/usr/lib/aarch64-linux-gnu")
     assert driver.loader_directories("EM_PPC64") == ("/usr/lib64",)
     only_old = chosen(library("/usr/lib/libcuda.so.550.1", "libcuda.so.1", "EM_386", 32))
-    assert only_old.fault == "the driver root / has no libcuda.so.550.1 that programs can load: it is for 32-bit programs"
+    assert (
+        only_old.fault == "the driver root / has no libcuda.so.550.1 that programs can load: it is for 32-bit programs"
+    )
 
 
 def test_no_name_is_given_to_two_libraries():
