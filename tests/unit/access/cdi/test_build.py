@@ -201,6 +201,9 @@ def test_groups_and_names_by_path_of_drm_nodes():
     ]
     assert edits.additional_gids == (44,)  # what is open to all needs no group
     assert made.cdi_version == "0.7.0"
+    for mode, groups in ((0o664, (44,)), (0o662, (44,)), (0o666, ()), (0o660, (44,))):
+        other = HostDevices(nodes("/dev/nvidia0") | {"/dev/dri/card1": DeviceFile(226, 1, mode, 44)}, drm)
+        assert of(build([gpu], other, FILES, Wishes())).devices[0].container_edits.additional_gids == groups
     without = of(build([gpu], HostDevices(there, drm), FILES, Wishes(feature_flags=frozenset({NO_GIDS}))))
     assert {each.container_edits.additional_gids for each in without.devices} == {()}
     assert without.cdi_version == "0.5.0"

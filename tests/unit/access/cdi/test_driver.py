@@ -50,6 +50,7 @@ def test_the_processor_is_libcudas_and_what_is_for_another_or_for_32_bits_is_lef
     files = chosen(
         library("/usr/lib/libcuda.so.550.1", "libcuda.so.1", "EM_386", 32),
         library("/lib/libnvcuvid.so.550.1", "libnvcuvid.so.1", "EM_X86_64"),
+        library("/usr/lib/libnvcuvid.so.550.1", "libnvcuvid.so.1", "EM_AARCH64", 32),
         library("/usr/lib64/libcuda.so.550.1", "libcuda.so.1", "EM_AARCH64"),
         library("/usr/lib64/libnvcuvid.so.550.1", "libnvcuvid.so.1", "EM_AARCH64"),
     )
