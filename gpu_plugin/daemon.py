@@ -392,10 +392,11 @@ class Daemon:
 
 
 def _spec_request(node: Node, settings: Settings, access: Access) -> "Request":
-    from gpu_plugin.access.cdi.wishes import wishes  # noqa: PLC0415 - on the thread that makes specifications
+    from gpu_plugin.access.cdi.wishes import unheeded, wishes  # noqa: PLC0415 - on the thread that makes specifications
     from gpu_plugin.cdi_specs.source import Request  # noqa: PLC0415
 
-    return Request(served_gpus(node, settings), node.driver_version, wishes(settings, access))
+    wanted = wishes(settings, access)
+    return Request(served_gpus(node, settings), node.driver_version, wanted, tuple(unheeded(settings)))
 
 
 def _named(before: Node, after: Node) -> list[tuple[str, str]]:

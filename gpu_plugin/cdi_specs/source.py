@@ -30,6 +30,8 @@ class Request(msgspec.Struct, frozen=True):
     gpus: tuple[Gpu, ...]
     driver_version: str
     wishes: "Wishes"
+    complaints: tuple[str, ...] = ()
+    """Sentences on what was asked for, to be said with those on what was found."""
 
 
 class SpecSource:
@@ -55,8 +57,9 @@ class SpecSource:
         if self._last is not None and self._last[0] == inputs:
             return self._last[1]
         built = make(wishes)
-        if complaint:
-            built = replace(built, complaints=(*built.complaints, complaint))
+        more = (*request.complaints, *([complaint] if complaint else []))
+        if more:
+            built = replace(built, complaints=(*built.complaints, *more))
         self._last = inputs, built
         return built
 

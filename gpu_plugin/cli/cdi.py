@@ -57,7 +57,6 @@ def command() -> None:
 def generate(root: str | None, form: str, device_class: str, output: Path | None, **given: object) -> int:
     """Prints or writes specifications."""
     from gpu_plugin.access.cdi import names  # noqa: PLC0415 - usage and help need none of it
-    from gpu_plugin.access.cdi.wishes import unheeded  # noqa: PLC0415
     from gpu_plugin.cli.cdi_source import built  # noqa: PLC0415
 
     if output is not None and _given("form", "device_class"):
@@ -69,7 +68,7 @@ def generate(root: str | None, form: str, device_class: str, output: Path | None
         made = built(settings, root)
     except ConfigError as error:
         raise click.UsageError(str(error), click.get_current_context()) from None
-    for sentence in (*made.complaints, *unheeded(settings), *_missing(made.missing)):
+    for sentence in (*made.complaints, *_missing(made.missing)):
         click.echo(f"gpu-plugin cdi generate: {sentence}", err=True)
     if made.trouble:
         raise click.ClickException(made.trouble)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from gpu_plugin.access.cdi.build import Built
-from gpu_plugin.access.cdi.wishes import wishes
+from gpu_plugin.access.cdi.wishes import unheeded, wishes
 from gpu_plugin.access.container import is_cdi
 from gpu_plugin.access.plan import plan_access
 from gpu_plugin.cdi_specs.directory import said
@@ -42,7 +42,8 @@ def built(settings: Settings, root: str | None) -> Built:
     with _subject(settings, root) as subject:
         node = replace(subject.node, device_nodes=subject.host.device_nodes())
         access = plan_access(settings, node, subject.dev_root)
-        request = Request(served_gpus(node, settings), node.driver_version, wishes(settings, access))
+        wanted, complaints = wishes(settings, access), tuple(unheeded(settings))
+        request = Request(served_gpus(node, settings), node.driver_version, wanted, complaints)
         try:
             return SpecSource(subject.host, lambda: subject.roots).build(request)
         except OSError as error:

@@ -2,16 +2,25 @@
 
 import os
 import stat
+import struct
 from dataclasses import dataclass
+from typing import Any
 
 from elftools.common.exceptions import ELFError
 from elftools.common.utils import struct_parse
 from elftools.construct import ConstructError
-from elftools.elf.dynamic import Dynamic
 from elftools.elf.elffile import ELFFile
 
 MOST_SEGMENTS = 256
 """More program headers than any library has: a file that claims more is no library."""
+
+MOST_DYNAMIC_BYTES = 64 * 1024
+"""What is read of a dynamic table at most; those of libraries have some 500 bytes."""
+
+LONGEST_SONAME = 255
+"""Bytes in the longest name of a file (NAME_MAX)."""
+
+_DT_NULL, _DT_STRTAB, _DT_SONAME = 0, 5, 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +48,65 @@ def read(file: str) -> SharedLibrary:
             return SharedLibrary(_soname(elf), str(elf["e_machine"]), int(elf.elfclass))
         except ELFError as error:
             raise ValueError(f"it is no ELF file ({error})") from None
-        except (ConstructError, ArithmeticError, LookupError, TypeError, UnicodeDecodeError) as error:
-            # What pyelftools raises on a file that begins as ELF and goes on as something else.
+        except (ConstructError, ArithmeticError, AssertionError, LookupError, TypeError, UnicodeDecodeError) as error:
+            # What pyelftools raises on a file that begins as ELF and goes on as something else, and what is raised below.
             raise ValueError(f"its ELF headers are damaged ({error})") from None
 
 
 def _soname(elf: ELFFile) -> str:
+    # Of pyelftools the headers alone are used: its dynamic segments follow tables without an end and sections anywhere.
+    segments = _segments(elf)
+    dynamic = next((each for each in segments if each["p_type"] == "PT_DYNAMIC"), None)
+    if dynamic is None or elf["e_type"] != "ET_DYN":
+        raise ValueError("it is an ELF file and no shared library")
+    tags = _tags(elf, dynamic)
+    if _DT_SONAME not in tags:
+        return ""
+    if _DT_STRTAB not in tags:
+        raise LookupError("no table of names")
+    address = tags[_DT_STRTAB] + tags[_DT_SONAME]
+    for each in segments:
+        if each["p_type"] == "PT_LOAD" and 0 <= address - each["p_vaddr"] < each["p_filesz"]:
+            at = each["p_offset"] + address - each["p_vaddr"]
+            name, end, _ = _bytes(elf, at, LONGEST_SONAME + 1).partition(b"\0")
+            if not end:
+                raise LookupError("its SONAME has no end")
+            return _file_name(name.decode())
+    raise LookupError("its SONAME is outside of what is loaded")
+
+
+def _segments(elf: ELFFile) -> list[Any]:
     count = int(elf["e_phnum"])
     if count > MOST_SEGMENTS:
         raise ValueError(f"it claims {count} program headers")
-    # pyelftools' own segments read the section headers too, which takes twice as long for what is not needed here.
-    for at in range(count):
-        header = struct_parse(elf.structs.Elf_Phdr, elf.stream, stream_pos=elf["e_phoff"] + at * elf["e_phentsize"])
-        if header["p_type"] == "PT_DYNAMIC":
-            dynamic = Dynamic(elf.stream, elf, None, header["p_offset"], empty=False)
-            tags = dynamic.iter_tags("DT_SONAME")
-            return next((str(tag.soname) for tag in tags), "")  # type: ignore[attr-defined]
-    raise ValueError("it is an ELF file and no shared library")
+    start, size = elf["e_phoff"], elf["e_phentsize"]
+    if start + count * size > elf.stream_len:
+        raise LookupError("its program headers are outside of the file")
+    return [struct_parse(elf.structs.Elf_Phdr, elf.stream, stream_pos=start + at * size) for at in range(count)]
+
+
+def _tags(elf: ELFFile, dynamic: Any) -> dict[int, int]:
+    """The first value of each tag of the dynamic table."""
+    entry = struct.Struct(("<" if elf.little_endian else ">") + ("qQ" if elf.elfclass == 64 else "iI"))
+    table = _bytes(elf, dynamic["p_offset"], min(dynamic["p_filesz"], MOST_DYNAMIC_BYTES))
+    tags: dict[int, int] = {}
+    for tag, value in entry.iter_unpack(table[: len(table) // entry.size * entry.size]):
+        if tag == _DT_NULL:
+            break
+        tags.setdefault(tag, value)
+    return tags
+
+
+def _bytes(elf: ELFFile, at: int, most: int) -> bytes:
+    """So many bytes of the file, or as many as it has there."""
+    if at >= elf.stream_len:
+        raise LookupError("a table is outside of the file")
+    elf.stream.seek(at)
+    content: bytes = elf.stream.read(most)
+    return content
+
+
+def _file_name(soname: str) -> str:
+    if "/" in soname or soname in (".", "..") or not soname.isprintable():
+        raise ValueError(f"its SONAME {soname!r} is no file name")
+    return soname

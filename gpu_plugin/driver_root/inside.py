@@ -3,9 +3,9 @@
 An absolute link in a driver root is meant for those who have that root as their own: followed as it stands, it leaves it.
 """
 
+import errno
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 MOST_LINKS = 40
 """Links on the way to one file, as the kernel counts them: more are a circle."""
@@ -26,27 +26,35 @@ def resolve(root: str, path: str, passed: Callable[[str], object] | None = None)
     left = _steps(path.removeprefix(root))
     while left:
         step = left.pop()
-        if step == "..":
-            at = at if at == root else os.path.dirname(at)  # noqa: PTH120
+        if step in (".", ".."):
+            if not os.path.isdir(at or "/"):  # noqa: PTH112
+                return None
+            if step == ".." and at != root:
+                at = at.rpartition("/")[0]
             continue
         here = f"{at}/{step}"
-        if not os.path.islink(here):  # noqa: PTH114
+        try:
+            target = os.readlink(here)  # noqa: PTH115
+            if passed is not None:
+                passed(at)
+                target = os.readlink(here)  # noqa: PTH115 - again: it may have changed before anyone looked at `at`
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # readlink(2): there is something, and it is no link
+                return None
             at = here
             continue
         links += 1
         if links > MOST_LINKS:
             return None
-        if passed is not None:
-            passed(at)
-        target = os.readlink(here)  # noqa: PTH115
         if target.startswith("/"):
             at = root
-            if root and target.startswith(f"{root}/"):
+            if root and f"{target}/".startswith(f"{root}/"):
                 target = target.removeprefix(root)  # written by someone who saw the root where it is mounted
         left += _steps(target)
-    return at if Path(at).exists() else None
+    return at if at != root or os.path.isdir(root or "/") else None  # noqa: PTH112
 
 
 def _steps(path: str) -> list[str]:
-    """The parts of a path, the last one first."""
-    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
+    """The parts of a path, the last one first; a slash at its end is a part that only a directory has."""
+    parts = [part for part in reversed(path.split("/")) if part]
+    return [".", *parts] if path.endswith("/") else parts

@@ -7,6 +7,7 @@ from gpu_plugin.devices.node import Gpu
 
 _LONGEST = 64 * 1024
 _LINE = re.compile(r"^([A-Za-z ]+):\s+(.*?)\s*$", re.MULTILINE)
+_BUS_ID = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
 _VERSION = re.compile(r"Kernel Module[^\n]*?\s(\d+\.\d+(?:\.\d+)*)\s")
 
 
@@ -25,12 +26,17 @@ def gpus(proc: Path) -> list[Gpu]:
             continue
         uuid, minor = said.get("GPU UUID", ""), said.get("Device Minor", "")
         if uuid.startswith("GPU-") and minor.isdecimal():
-            domain, _, rest = said.get("Bus Location", directory.name).partition(":")
-            bus_id = f"{int(domain or '0', 16):08X}:{rest.upper()}" if rest else ""
+            bus_id = _bus_id(said.get("Bus Location", directory.name))
             found.append(
                 Gpu(uuid=uuid, index=len(found), minor=int(minor), pci_bus_id=bus_id, model=said.get("Model", ""))
             )
     return found
+
+
+def _bus_id(said: str) -> str:
+    """A bus id as NVML writes it, of one as the driver does (0000:1b:00.0); empty for anything else."""
+    match = _BUS_ID.fullmatch(said)
+    return f"{int(match[1], 16):08X}:{match[2].upper()}" if match else ""
 
 
 def driver_version(proc: Path) -> str:

@@ -50,7 +50,7 @@ class Search:
                 break
             faults.append(found)
         else:
-            found = faults[0]
+            found, self.host_root = faults[0], self.roots[0][1]
         self._trees = tuple(trees)
         return found
 

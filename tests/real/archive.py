@@ -77,7 +77,7 @@ def _unpacked(what: str = "driver") -> Path | str:
     missing = [name for name in ("apt-get", "dpkg", "dpkg-deb") if shutil.which(name) is None]
     if missing:
         return f"NVIDIA's libraries come from Debian's archive, and there is no {missing[0]} here"
-    cached = _cache_directory()
+    cached = cache_directory()
     try:
         cached.mkdir(parents=True, exist_ok=True)
         with _locked(cached / "lock"):
@@ -214,7 +214,7 @@ def _run(*command: str, directory: Path | None = None) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=directory, timeout=300).stdout
 
 
-def _cache_directory() -> Path:
+def cache_directory() -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "gpu-plugin-nvidia"
 

@@ -5,6 +5,7 @@ loader looks without being told to, so that it is found without ldconfig and wit
 instead where the operator names one (`hooks`).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -35,6 +36,9 @@ SOCKET_OPTIONS = ("nosuid", "nodev", "noexec", "rbind", "rprivate")
 
 HIDDEN = f"{VISIBLE_DEVICES}=void"
 """Keeps an NVIDIA container runtime, where one is the node's, from adding GPUs of its own."""
+
+
+AMBIGUOUS = "the driver gives its name to two devices now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ class Nodes:
 
     host: HostDevices
     dev_root: str
+    gids: bool
 
     def there(self, paths: Iterable[str]) -> list[str]:
         """Those of these paths that the host has, each once."""
@@ -92,6 +97,12 @@ class Nodes:
             gid=known.gid or None,
         )
 
+    def edits(self, paths: Iterable[str]) -> Edits:
+        """Those that give a container these nodes, and the groups to which they are open where they are not to all."""
+        given = tuple(self.of(path) for path in paths)
+        groups = {node.gid for node in given if node.gid and ((node.file_mode or 0) & 0o006) != 0o006}
+        return Edits(device_nodes=given, additional_gids=tuple(sorted(groups)) if self.gids else ())
+
 
 def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, wishes: Wishes) -> Built:
     """The specifications for these GPUs and all that they are partitioned into.
@@ -102,28 +113,34 @@ def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, wishes: Wi
         files: the driver's user space below its root.
         wishes: what the operator asked for.
     """
-    nodes = Nodes(host, wishes.dev_root)
-    gids = NO_GIDS not in wishes.feature_flags
-    devices: list[SpecDevice] = []
+    nodes = Nodes(host, wishes.dev_root, gids=NO_GIDS not in wishes.feature_flags)
+    described = [gpu for gpu in gpus if not gpu.uuid.startswith(PLACEHOLDER)]
+    served: list[tuple[tuple[str, ...], list[str]]] = []
     missing: dict[str, str] = {}
-    every: dict[str, None] = {}
-    for gpu in sorted(gpus, key=lambda each: (each.index, each.uuid)):
-        if gpu.uuid.startswith(PLACEHOLDER):
-            continue
+    for gpu in sorted(described, key=lambda each: (each.index, each.uuid)):
         for called, paths, more in _units(gpu, host):
             gone = [path for path in paths if path not in host.nodes]
             if gone or not paths:
-                missing |= dict.fromkeys(called, _why_missing(gone))
-                continue
-            edits = device_edits(nodes, [*paths, *nodes.there(more)], gids=gids)
-            devices += [SpecDevice(name=name, container_edits=edits) for name in called]
-            every |= dict.fromkeys([*paths, *nodes.there(more)])
+                missing |= dict.fromkeys(called, _why_missing(gpu, gone))
+            else:
+                served.append((called, nodes.there([*paths, *more])))
+    owners = Counter(name for called, _ in served for name in called)
+    missing = {name: why for name, why in missing.items() if name not in owners}
+    missing |= {name: AMBIGUOUS for name, count in owners.items() if count > 1}
+    devices: list[SpecDevice] = []
+    for called, given in served:
+        edits = nodes.edits(given)
+        devices += [SpecDevice(name=name, container_edits=edits) for name in called if owners[name] == 1]
     specs: dict[str, Spec] = {}
     trouble = files.fault
     if devices and not trouble:
-        devices.append(SpecDevice(name=names.ALL, container_edits=device_edits(nodes, every, gids=gids)))
+        if names.ALL not in owners:
+            every = dict.fromkeys(path for _, given in served for path in given)
+            devices.append(SpecDevice(name=names.ALL, container_edits=nodes.edits(every)))
         common = _common(nodes, files, wishes)
         specs[names.file_name(names.GPU)] = made(names.kind(names.GPU), tuple(devices), common)
+    elif not trouble and gpus and not described:
+        trouble = "the driver could describe no GPU of this node"
     elif not trouble and gpus:
         trouble = f"no GPU of this node has its device node under {wishes.dev_root or '/'}: {next(iter(missing.values()), '')}"
     for device_class, spec in _others(nodes, files, wishes):
@@ -138,7 +155,8 @@ def _units(gpu: Gpu, host: HostDevices) -> Iterator[tuple[tuple[str, ...], tuple
     yield (gpu.uuid, whole.index), whole.nodes, drm
     for mig in gpu.mig_devices:
         part = mig_slice(gpu, mig)
-        nodes = part.nodes if None not in (mig.gpu_instance_cap, mig.compute_instance_cap) else ()
+        known = whole.nodes and None not in (mig.gpu_instance_cap, mig.compute_instance_cap)
+        nodes = part.nodes if known else ()
         yield (mig.uuid, part.index), nodes, drm if _graphics(mig) else []
 
 
@@ -150,27 +168,22 @@ def _graphics(mig: MigDevice) -> bool:
 def _by_path(pci_bus_id: str, nodes: Mapping[str, DeviceFile]) -> list[str]:
     """udev's links to the DRM nodes of a PCI device; containers get nodes of these names."""
     domain, _, rest = pci_bus_id.lower().partition(":")
-    prefix = f"/dev/dri/by-path/pci-{domain[-4:]}:{rest}-"
-    return sorted(path for path in nodes if rest and path.startswith(prefix))
+    try:
+        prefix = f"/dev/dri/by-path/pci-{int(domain, 16):04x}:{rest}-"  # the kernel's way: four digits, or as many as it takes
+    except ValueError:
+        return []
+    return sorted(path for path in nodes if path.startswith(prefix))
 
 
-def _why_missing(gone: Sequence[str]) -> str:
+def _why_missing(gpu: Gpu, gone: Sequence[str]) -> str:
+    if not gone and gpu.minor is None:
+        return "its minor number is not known: the driver could not describe it"
     if not gone:
         return "its capability nodes are not known: does /proc/driver/nvidia-caps/mig-minors exist here?"
     advice = "nvidia-modprobe -c and -u make those of GPUs"
     if "/nvidia-caps/" in gone[0]:
         advice = "nvidia-modprobe -f makes it from the file of the same instance under /proc/driver/nvidia/capabilities"
     return f"its device node {gone[0]} does not exist on this node ({advice})"
-
-
-def device_edits(nodes: Nodes, paths: Iterable[str], *, gids: bool) -> Edits:
-    """Device nodes at paths that the host has; with `gids`, the groups besides that may open those which not all may."""
-    given = tuple(nodes.of(path) for path in paths)
-    groups: dict[int, None] = {}
-    for node in given:
-        if gids and node.gid and ((node.file_mode or 0) & 0o006) != 0o006:  # not open to all, but to a group
-            groups[node.gid] = None
-    return Edits(device_nodes=given, additional_gids=tuple(sorted(groups)))
 
 
 def _common(nodes: Nodes, files: DriverFiles, wishes: Wishes) -> Edits:
@@ -181,7 +194,7 @@ def _common(nodes: Nodes, files: DriverFiles, wishes: Wishes) -> Edits:
     environment: tuple[str, ...] = (HIDDEN,)
     mounts = [bind(root, file.target, file.container_path, _options(file.group)) for file in _placed(files, wishes)]
     if wishes.hook:
-        bound = [bind(root, library.target, library.target) for library in files.libraries]
+        bound = [bind(root, target, target) for target in dict.fromkeys(each.target for each in files.libraries)]
         made_hooks = hooks.hooks(files, wishes.hook, wishes.disabled_hooks)
         environment = (f"NVIDIA_CTK_LIBCUDA_DIR={hooks.libcuda_directory(files)}", HIDDEN)
     else:
@@ -228,7 +241,7 @@ def _others(nodes: Nodes, files: DriverFiles, wishes: Wishes) -> Iterator[tuple[
 
 
 def _simple(nodes: Nodes, name: str, paths: Iterable[str]) -> SpecDevice:
-    return SpecDevice(name=name, container_edits=device_edits(nodes, paths, gids=True))
+    return SpecDevice(name=name, container_edits=nodes.edits(paths))
 
 
 def class_nodes(device_class: str, nodes: Iterable[str]) -> list[str]:

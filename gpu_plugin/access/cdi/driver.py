@@ -5,8 +5,8 @@ internal/discover) and that distributions have besides.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES
 from gpu_plugin.access.cdi.found import DriverFiles, Kind, Library, Listing, PlacedFile, Seen, SeenLibrary
@@ -68,6 +68,9 @@ CONFIGS = {
 
 CONFIG_DIRECTORIES = ("etc", "usr/share")
 
+VULKAN = ("vulkan/icd.d", "vulkan/implicit_layer.d")
+"""Those of `CONFIGS` that GKE's installer puts at the top of its root; containers find them in /etc."""
+
 XORG_DIRECTORIES = (
     "usr/lib/xorg/modules/drivers",
     "usr/lib/xorg/modules/extensions",
@@ -84,7 +87,7 @@ _VERSION = re.compile(r"(?:libcuda|libnvidia-ml)\.so\.(\d+\.\d+(?:\.\d+)*)")
 
 # Libraries of a driver with versions of their own.
 _OWN_VERSION = re.compile(
-    r"libnvidia-egl-(?:gbm|wayland2?|xcb|xlib)\.so\.\d+\.\d+.*|libnvidia-nvvm70\.so\.\d+|libnvidia-api\.so\.1"
+    r"libnvidia-egl-(?:gbm|wayland2?|xcb|xlib)\.so\.\d+(?:\.\d+)+|libnvidia-nvvm70\.so\.\d+|libnvidia-api\.so\.1"
 )
 
 _ALIASES = {
@@ -105,6 +108,7 @@ def directories() -> tuple[str, ...]:
         *BINARY_DIRECTORIES,
         *XORG_DIRECTORIES,
         *configs,
+        *VULKAN,
     )
 
 
@@ -131,7 +135,11 @@ def versions(listing: Listing) -> list[str]:
     """The driver versions that a root has libraries of, the newest last."""
     names = {name for directory in LIBRARY_DIRECTORIES for name in listing.get(directory, ())}
     found = {match[1] for match in map(_VERSION.fullmatch, names) if match}
-    return sorted(found, key=lambda version: [int(part) for part in version.split(".")])
+    return sorted(found, key=lambda version: (_numbers(version), version))
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 def pick(listing: Listing, running: str, root: str) -> Picked:
@@ -163,7 +171,8 @@ def pick(listing: Listing, running: str, root: str) -> Picked:
         complaints.append(
             f"the driver root {root} has libraries of {', '.join(there)}; containers get {version}, {why}"
         )
-    libraries = [*_libraries(listing, version)]
+    # Should there be too many, these two are not among those that are left out.
+    libraries = sorted(_libraries(listing, version), key=lambda path: not _VERSION.fullmatch(path.rpartition("/")[2]))
     if len(libraries) > MOST_LIBRARIES:
         complaints.append(
             f"the driver root {root} has {len(libraries)} libraries of the driver; containers get the first {MOST_LIBRARIES}"
@@ -175,9 +184,11 @@ def _libraries(listing: Listing, version: str) -> Iterator[str]:
     ending = f".so.{version}"
     for directory in LIBRARY_DIRECTORIES:
         for at in (directory, f"{directory}/vdpau"):
-            for name in listing.get(at, ()):
-                if name.startswith("lib") and (name.endswith(ending) or _OWN_VERSION.fullmatch(name)):
-                    yield f"/{at}/{name}"
+            names = listing.get(at, ())
+            yield from (f"/{at}/{name}" for name in names if name.startswith("lib") and name.endswith(ending))
+            own = [name for name in names if _OWN_VERSION.fullmatch(name) and not name.endswith(ending)]
+            newest_first = sorted(own, key=lambda name: _numbers(name.partition(".so.")[2]), reverse=True)
+            yield from (f"/{at}/{name}" for name in newest_first)
         if "nvidia-drm_gbm.so" in listing.get(f"{directory}/gbm", ()):
             yield f"/{directory}/gbm/nvidia-drm_gbm.so"
 
@@ -192,11 +203,15 @@ def _files(listing: Listing, version: str) -> Iterator[tuple[str, str]]:
         for directory, names in CONFIGS.items():
             at = f"{base}/{directory}"
             yield from ((f"/{at}/{name}", CONFIG) for name in names if name in listing.get(at, ()))
+    for at in VULKAN:
+        yield from ((f"/{at}/{name}", CONFIG) for name in CONFIGS[at] if name in listing.get(at, ()))
     yield from ((f"/{path}", group) for path, group in COMING_AND_GOING.items())
     for at in XORG_DIRECTORIES:
         wanted = ("nvidia_drv.so", f"libglxserver_nvidia.so.{version}")
         yield from ((f"/{at}/{name}", XORG) for name in wanted if name in listing.get(at, ()))
 
+
+_UNPRINTABLE = "its name, or that of the file it leads to, is no printable text"
 
 _KINDS = {SOCKET: (Kind.SOCKET, Kind.DIRECTORY), STORAGE: (Kind.FILE, Kind.DIRECTORY)}
 """What a path must lead to, where that is no regular file; MPS has a directory of sockets."""
@@ -211,26 +226,50 @@ def chosen(
     """
     if picked.fault:
         return DriverFiles(fault=picked.fault)
-    complaints = [*picked.complaints, *(_library_complaint(each, root) for each in libraries if each.fault)]
-    good = [each for each in libraries if not each.fault]
+    looked_at = [_nameable(each) for each in libraries]
+    complaints = [*picked.complaints, *(_left_out(each.seen, each.fault, root) for each in looked_at if each.fault)]
+    good = [each for each in looked_at if not each.fault]
     machine = next((each.machine for each in good if _named(each, "libcuda.so.") and each.bits == 64), "")
-    placed: dict[str, Library] = {}
+    placed: dict[str, SeenLibrary] = {}
     for each in good:
-        if (each.machine, each.bits) != (machine, 64):
-            continue  # those for 32-bit programs, or for another processor
-        names = library_names(each)
-        if names[0] not in placed:
-            placed[names[0]] = Library(each.seen.target, names, each.seen.path)
+        if (each.machine, each.bits) == (machine, 64):  # else for 32-bit programs, or for another processor
+            placed.setdefault(_name(each), each)
     fault = ""
     if "libcuda.so.1" not in placed:
-        why = complaints[-1] if complaints else "it is for another kind of processor"
+        why = _why_no_libcuda(looked_at)
         fault = f"the driver root {root} has no libcuda.so.{picked.version} that programs can load: {why}"
     more, others = _place(files, root, picked.version)
-    return DriverFiles(picked.version, machine, tuple(placed.values()), more, (*complaints, *others), fault)
+    return DriverFiles(picked.version, machine, tuple(_with_aliases(placed)), more, (*complaints, *others), fault)
 
 
-def _library_complaint(each: SeenLibrary, root: str) -> str:
-    return f"{each.seen.path} in the driver root {root} is left out: {each.fault}"
+def _with_aliases(placed: Mapping[str, SeenLibrary]) -> Iterator[Library]:
+    """Libraries by their own names, with what else programs open them as where no library has that name itself."""
+    for each in placed.values():
+        name, *aliases = library_names(each)
+        free = (alias for alias in aliases if alias not in placed)
+        yield Library(each.seen.target, (name, *free), each.seen.path)
+
+
+def _nameable(each: SeenLibrary) -> SeenLibrary:
+    """The library, with a fault if a specification, which is text in UTF-8, or a sentence cannot have its name."""
+    return each if _printable(each.seen) else replace(each, fault=_UNPRINTABLE)
+
+
+def _printable(seen: Seen) -> bool:
+    return seen.path.isprintable() and seen.target.isprintable()
+
+
+def _left_out(seen: Seen, why: str, root: str) -> str:
+    path = seen.path if seen.path.isprintable() else seen.path.encode("unicode_escape").decode()
+    return f"{path} in the driver root {root} is left out: {why}"
+
+
+def _why_no_libcuda(libraries: Iterable[SeenLibrary]) -> str:
+    found = [each for each in libraries if _named(each, "libcuda.so.")]
+    faults = [each.fault for each in found if each.fault]
+    if not found or faults:
+        return faults[0] if faults else "there is none"
+    return "its SONAME is not libcuda.so.1" if any(each.bits == 64 for each in found) else "it is for 32-bit programs"
 
 
 def _named(each: SeenLibrary, prefix: str) -> bool:
@@ -238,15 +277,19 @@ def _named(each: SeenLibrary, prefix: str) -> bool:
 
 
 def library_names(each: SeenLibrary) -> tuple[str, ...]:
-    """Names relative to the loader's directories: the SONAME, or the file's own, and what else programs open it as."""
+    """Every name that programs open a library by, relative to the loader's directories, its own first."""
+    name = _name(each)
+    return (name, *_ALIASES.get(name, ()))
+
+
+def _name(each: SeenLibrary) -> str:
+    """The name relative to the loader's directories: the SONAME, or the file's own where that has none."""
     directory, _, file = each.seen.path.rpartition("/")
     parent = directory.rpartition("/")[2]
     if parent == "gbm":
-        return (f"gbm/{file}",)
+        return f"gbm/{file}"
     name = each.soname or file
-    if parent == "vdpau":
-        return (f"vdpau/{name}",)
-    return (name, *_ALIASES.get(name, ()))
+    return f"vdpau/{name}" if parent == "vdpau" else name
 
 
 def _place(
@@ -259,7 +302,10 @@ def _place(
             continue  # that daemon does not run here
         if seen.kind not in _KINDS.get(group, (Kind.FILE,)):
             what = "a link that leads nowhere" if seen.kind is Kind.MISSING else f"no regular file ({seen.kind})"
-            complaints.append(f"{seen.path} in the driver root {root} is left out: it is {what}")
+            complaints.append(_left_out(seen, f"it is {what}", root))
+            continue
+        if not _printable(seen):
+            complaints.append(_left_out(seen, _UNPRINTABLE, root))
             continue
         path = _container_path(seen.path, group, version)
         placed.setdefault(path, PlacedFile(seen.target, path, group))
@@ -272,7 +318,9 @@ def _container_path(path: str, group: str, version: str) -> str:
         return f"/usr/sbin/{name}" if directory in ("/usr/sbin", "/sbin") else f"/usr/bin/{name}"
     if group == FIRMWARE:
         return f"/lib/firmware/nvidia/{version}/{name}"
-    return path
+    if group == XORG:  # X looks for its modules by names without a version
+        return path.removesuffix(f".{version}")
+    return f"/etc{path}" if directory[1:] in VULKAN else path
 
 
 def loader_directories(machine: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ class Kind(StrEnum):
     FILE = "file"
     SOCKET = "socket"
     DIRECTORY = "directory"
-    OTHER = "other"
+    OTHER = "FIFO or device"
     MISSING = "missing"
 
 

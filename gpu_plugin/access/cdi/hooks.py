@@ -71,12 +71,18 @@ def soname_links(libraries: Iterable[Library]) -> list[str]:
     """A link, as `target::path`, for each name under which a library is opened and that is not its file's own."""
     links = []
     for library in libraries:
+        if any(
+            name.startswith("gbm/") for name in library.names
+        ):  # found by its place alone, and another library under another name
+            if library.path != library.target:
+                links.append(f"{library.target}::{library.path}")
+            continue
         directory, file = _directory(library.target), library.target.rpartition("/")[2]
         before = file
-        for name in library.names:
-            if name.rpartition("/")[2] != file:
-                links.append(f"{before}::{directory}/{name.rpartition('/')[2]}")
-                before = name.rpartition("/")[2]
+        for name in (each.rpartition("/")[2] for each in library.names):
+            if name != file:
+                links.append(f"{before}::{directory}/{name}")
+                before = name
     return links
 
 

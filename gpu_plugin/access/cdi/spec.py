@@ -18,7 +18,7 @@ MAX_BYTES = 16 * 1024 * 1024
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 _Variable = Annotated[str, msgspec.Meta(pattern="^[^=]+=")]
 _Unsigned = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
-_Number = Annotated[int, msgspec.Meta(ge=0)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"):
@@ -57,7 +57,7 @@ class Hook(Block, frozen=True, kw_only=True):
     path: _Text
     args: tuple[str, ...] = ()
     env: tuple[_Variable, ...] = ()
-    timeout: int | None = None
+    timeout: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
 
 
 class IntelRdt(Block, frozen=True, kw_only=True):
@@ -149,7 +149,8 @@ def from_plain(content: object) -> Spec:
         return msgspec.convert(content, Spec)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at ")
-        raise ValueError(f"{path.strip('`') or '$'}: {text[:1].lower()}{text[1:].replace('`', chr(39))}") from None
+        place = path.strip("`").removeprefix("key` in `")  # msgspec's way to say that a key is meant, which is no text
+        raise ValueError(f"{place or '$'}: {text[:1].lower()}{text[1:].replace('`', chr(39))}") from None
 
 
 def from_json(content: bytes) -> Spec:
@@ -174,6 +175,7 @@ def faults(spec: Spec) -> Iterator[str]:
             "a letter or digit at the end"
         )
     yield from _annotation_faults("$", spec.annotations)
+    yield from _edits_faults("$.containerEdits", spec.container_edits)
     seen: set[str] = set()
     for at, device in enumerate(spec.devices):
         place = f"$.devices[{at}]"
@@ -185,6 +187,19 @@ def faults(spec: Spec) -> Iterator[str]:
         if device.container_edits == Edits():
             yield f"{place}.containerEdits: empty: a device must change something"
         yield from _annotation_faults(place, device.annotations)
+        yield from _edits_faults(f"{place}.containerEdits", device.container_edits)
+
+
+def _edits_faults(place: str, edits: Edits) -> Iterator[str]:
+    class_of_service = edits.intel_rdt.clos_id if edits.intel_rdt else ""
+    if class_of_service != "/" and (class_of_service in (".", "..") or re.search("[/\n]", class_of_service)):
+        yield f"{place}.intelRdt.closID: {class_of_service!r} is no name of a directory; / is the one above all"
+    for what, interfaces in (
+        ("hostInterfaceName", [each.host_interface_name for each in edits.net_devices]),
+        ("name", [each.name for each in edits.net_devices]),
+    ):
+        if len(set(interfaces)) < len(interfaces):
+            yield f"{place}.netDevices: the same {what} stands in two of them"
 
 
 def _annotation_faults(place: str, annotations: Mapping[str, str]) -> Iterator[str]:

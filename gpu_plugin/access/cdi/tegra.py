@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_plugin.access.cdi import driver, hooks, names
-from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, Nodes, Wishes, bind, device_edits
+from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, Nodes, Wishes, bind
 from gpu_plugin.access.cdi.found import DeviceFile, HostDevices, Kind, Library, Seen, SeenLibrary
 from gpu_plugin.access.cdi.l4t_lists import Entry, Line
 from gpu_plugin.access.cdi.spec import Edits, Mount, SpecDevice, made
@@ -71,7 +71,7 @@ def tegra_specs(files: TegraFiles, wishes: Wishes) -> Built:
     gone = [each.line.path for each in files.looked if each.line.kind is not Entry.DEVICE and not _mounts(each)]
     gone += [path for path in devices if path not in files.nodes]
     complaints = [*files.complaints, *_left_out(gone, len(files.looked)), *_unreadable(mounted)]
-    nodes = Nodes(HostDevices(files.nodes), wishes.dev_root)
+    nodes = Nodes(HostDevices(files.nodes), wishes.dev_root, gids=NO_GIDS not in wishes.feature_flags)
     trouble = files.fault
     if not trouble and not nodes.there(devices):
         trouble = f"no device node that the lists of Linux for Tegra name exists under {wishes.dev_root or '/'}"
@@ -83,7 +83,7 @@ def tegra_specs(files: TegraFiles, wishes: Wishes) -> Built:
     else:
         mounts = {each.line.path: bind(root, each.seen.target, each.line.path) for each in mounted}
         common = Edits(env=(HIDDEN,), mounts=tuple({**_placed(root, libraries, machine), **mounts}.values()))
-    edits = device_edits(nodes, nodes.there(devices), gids=NO_GIDS not in wishes.feature_flags)
+    edits = nodes.edits(nodes.there(devices))
     called = tuple(SpecDevice(name=name, container_edits=edits) for name in (TEGRA_GPU, INDEX, names.ALL))
     return Built(
         {names.file_name(names.GPU): made(names.kind(names.GPU), called, common)}, complaints=tuple(complaints)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_plugin.access.cdi import driver, hooks, names
-from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, Nodes, Wishes, bind, device_edits
+from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, Nodes, Wishes, bind
 from gpu_plugin.access.cdi.directories import DXCORE, WSL_LIBRARIES
 from gpu_plugin.access.cdi.found import HostDevices, Kind, Library, Seen, SeenLibrary
 from gpu_plugin.access.cdi.spec import Edits, Mount, SpecDevice, made
@@ -165,7 +165,7 @@ def wsl_specs(files: WslFiles, host: HostDevices, wishes: Wishes) -> Built:
         if smi:
             placed[f"/usr/bin/{NVIDIA_SMI}"] = bind(root, smi.target, f"/usr/bin/{NVIDIA_SMI}")
         common = Edits(env=(HIDDEN,), mounts=tuple({**placed, **mounts}.values()))
-    node = device_edits(Nodes(host, wishes.dev_root), [DXG], gids=NO_GIDS not in wishes.feature_flags)
+    node = Nodes(host, wishes.dev_root, gids=NO_GIDS not in wishes.feature_flags).edits([DXG])
     devices = tuple(SpecDevice(name=name, container_edits=node) for name in (WSL_GPUS, INDEX))
     spec = made(names.kind(names.GPU), devices, common)
     return Built({names.file_name(names.GPU): spec}, complaints=tuple(complaints))

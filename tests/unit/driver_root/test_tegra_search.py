@@ -163,7 +163,7 @@ def test_lists_that_are_no_lists_are_said(root, nodes):
     link(root, f"{DIRECTORY}/l4t.csv", "/nowhere")
     files = search(root).files()
     assert files.complaints == (
-        f"/{DIRECTORY}/devices.csv is left out: it is no regular file (other)",
+        f"/{DIRECTORY}/devices.csv is left out: it is no regular file (FIFO or device)",
         f"/{DIRECTORY}/drivers.csv:1 is left out: 'junk' is not of the form `kind, path`",
         f"/{DIRECTORY}/l4t.csv is left out: it is no regular file (missing)",
     )

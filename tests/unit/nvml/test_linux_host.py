@@ -1,10 +1,12 @@
 import errno
 import os
 import re
+import stat
 from pathlib import Path
 
 import pytest
 
+from gpu_plugin.access.cdi.found import DeviceFile
 from gpu_plugin.nvml import port
 from gpu_plugin.nvml.host import LinuxHost
 
@@ -372,3 +374,44 @@ def test_bindings_that_cannot_be_read_now_are_no_missing_gpus(bindings, monkeypa
 def test_it_is_the_port():
     view: port.HostView = LinuxHost()
     assert view.numa_node("ffffffff:ff:1f.7") is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="device nodes are made by root alone")
+def test_device_nodes_with_their_numbers_and_the_drm_nodes_of_gpus(tmp_path):
+    root, other = tmp_path / "root", tmp_path / "other"
+    for place in ("dev/dri/by-path", "dev/nvidia-caps"):
+        (root / place).mkdir(parents=True)
+    (other / "dev").mkdir(parents=True)
+    made = {
+        root / "dev/nvidia0": (195, 0, 0o666),
+        root / "dev/nvidia-caps/nvidia-cap1": (240, 1, 0o444),
+        root / "dev/dri/card1": (226, 1, 0o660),
+        other / "dev/nvidia0": (195, 9, 0o600),
+        other / "dev/nvidia1": (195, 1, 0o666),
+    }
+    try:
+        for path, (major, minor, mode) in made.items():
+            os.mknod(path, stat.S_IFCHR, os.makedev(major, minor))
+            path.chmod(mode)
+    except PermissionError:
+        pytest.skip("this container may make no device nodes")
+    os.chown(root / "dev/dri/card1", 0, 44)
+    (root / "dev/dri/by-path/pci-0000:1b:00.0-card").symlink_to("../card1")
+    (root / "dev/dri/by-path/pci-0000:1b:00.0-render").symlink_to("../renderD128")
+    (root / "dev/nvidia2").write_text("no device")
+    os.mkfifo(root / "dev/nvidia3")
+    drm = tmp_path / "sys/bus/pci/devices/0000:1b:00.0/drm"
+    for name in ("renderD128", "card1", "version", "controlD65"):
+        (drm / name).mkdir(parents=True)
+    host = LinuxHost([str(root), str(other), str(tmp_path / "nothing")], sysfs=str(tmp_path / "sys"), own=False)
+    devices = host.devices(["00000000:1B:00.0", "00000000:1C:00.0", "", "no bus id"])
+    card = DeviceFile(226, 1, 0o660, 44)
+    assert devices.nodes == {
+        "/dev/nvidia0": DeviceFile(195, 0, 0o666),  # of the first root that has it
+        "/dev/nvidia1": DeviceFile(195, 1, 0o666),
+        "/dev/nvidia-caps/nvidia-cap1": DeviceFile(240, 1, 0o444),
+        "/dev/dri/card1": card,
+        "/dev/dri/by-path/pci-0000:1b:00.0-card": card,
+    }
+    assert devices.drm == {"00000000:1B:00.0": ("/dev/dri/card1", "/dev/dri/renderD128")}
+    assert host.device_nodes() == {"/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap1"}

@@ -1,0 +1,278 @@
+"""What the CDI library of container runtimes says of specifications, and what this project's own reader says of the same."""
+
+import copy
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_plugin.access.cdi import spec
+from gpu_plugin.access.cdi.build import Wishes, build
+from gpu_plugin.access.cdi.found import DeviceFile, HostDevices
+from gpu_plugin.access.cdi.names import GDRCOPY, GDS, MOFED
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.driver_root.search import Search
+from gpu_plugin.nvml.probe import probe_gpu
+from gpu_plugin.simulation import driver_files
+from gpu_plugin.simulation.driver import SimulatedDriver
+from gpu_plugin.simulation.hardware import SimulatedNode
+from gpu_plugin.simulation.host import SimulatedHost
+from gpu_plugin.simulation.profile import load, names
+from tests.real import archive
+
+SOURCE = Path(__file__).parent / "cdi_judge"
+
+REQUIRED = os.environ.get("E2E") == "required"
+
+
+@pytest.fixture(scope="module")
+def judge() -> Path:
+    """The program in `cdi_judge`, built once for its sources into the cache directory."""
+    try:
+        return built()
+    except (OSError, subprocess.SubprocessError) as error:
+        why = f"the CDI library cannot be asked: {error}"
+        if REQUIRED:
+            pytest.fail(why)
+        pytest.skip(why)
+
+
+def built() -> Path:
+    sources = b"".join((SOURCE / name).read_bytes() for name in ("main.go", "go.mod", "go.sum"))
+    directory = archive.cache_directory()
+    directory.mkdir(parents=True, exist_ok=True)
+    program = directory / f"cdi-judge-{hashlib.sha256(sources).hexdigest()[:12]}"
+    with (directory / "cdi-judge.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if program.exists():
+            return program
+        if shutil.which("go") is None:
+            raise FileNotFoundError("it is not built yet, and there is no Go on this machine")
+        if os.environ.get("E2E_INSTALL") != "1":
+            raise FileNotFoundError(
+                "it is not built yet, and E2E_INSTALL=1 is not set, which lets Go fetch its modules"
+            )
+        command = ["go", "build", "-mod=readonly", "-o", str(program), "."]
+        done = subprocess.run(command, cwd=SOURCE, capture_output=True, text=True, timeout=600, check=False)
+        if done.returncode != 0:
+            raise FileNotFoundError(f"go build: {done.stderr.strip().splitlines()[-1:]}")
+    return program
+
+
+def judged(judge: Path, directory: Path, documents: Mapping[str, bytes]) -> dict[str, dict[str, str]]:
+    """What is wrong with each document, empty where nothing is: for the library, for its JSON Schema, and for us."""
+    files = {}
+    for at, (name, content) in enumerate(documents.items()):
+        file = directory / f"{at}.json"
+        file.write_bytes(content)
+        files[str(file)] = name
+    command = [str(judge), *files]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    assert len(said) == len(documents)
+    verdicts: dict[str, dict[str, str]] = {}
+    for verdict in map(json.loads, said):
+        name = files[verdict.pop("file")]
+        verdicts[name] = verdict | {"ours": ours(documents[name])}
+    return verdicts
+
+
+def ours(content: bytes) -> str:
+    try:
+        return "; ".join(spec.faults(spec.from_json(content)))
+    except ValueError as error:
+        return str(error)
+
+
+def drm(gpus: tuple[Gpu, ...], host: HostDevices) -> HostDevices:
+    """The host, with DRM nodes of its GPUs that only a group may open, and with nodes of all the other classes."""
+    nodes, of_gpus = dict(host.nodes), {}
+    for at, gpu in enumerate(gpus):
+        node = DeviceFile(226, at, 0o660, 44)
+        nodes |= dict.fromkeys((f"/dev/dri/card{at}", f"/dev/dri/by-path/pci-{gpu.pci_bus_id[4:].lower()}-card"), node)
+        of_gpus[gpu.pci_bus_id] = (f"/dev/dri/card{at}",)
+    others = ("gdrdrv", "nvidia-fs0", "infiniband/uverbs0", "nvidia-caps-imex-channels/channel0")
+    nodes |= {f"/dev/{name}": DeviceFile(508, at) for at, name in enumerate(others)}
+    return HostDevices(nodes, of_gpus)
+
+
+def with_graphics(gpu: Gpu) -> Gpu:
+    return replace(gpu, mig_devices=tuple(replace(mig, profile=f"{mig.profile}+gfx") for mig in gpu.mig_devices))
+
+
+def generated(directory: Path) -> Iterator[tuple[str, bytes]]:
+    """Every specification of every simulated node, by what it is of."""
+    wanted = {
+        "plain": Wishes(),
+        "hook": Wishes(hook="/usr/bin/nvidia-ctk", classes=(GDRCOPY, GDS, MOFED), imex_channels=(0,)),
+        "elsewhere": Wishes(driver_root="/run/nvidia/driver", dev_root="/run/nvidia/driver"),
+    }
+    for profile in names():
+        node = SimulatedNode(load(profile), directory / profile)
+        host = SimulatedHost(node)
+        root = driver_files.make(directory / profile / "root", node.profile.driver_version)
+        files = Search([(str(root), "")]).files(node.profile.driver_version)
+        driver = SimulatedDriver(node)
+        driver.open()
+        gpus = tuple(probe_gpu(driver, host, index)[1] for index in range(driver.device_count()))
+        driver.close()
+        for title, wishes in wanted.items():
+            for drawing in (False, True):
+                devices = drm(gpus, host.devices(())) if drawing else host.devices(())
+                given = tuple(map(with_graphics, gpus)) if drawing else gpus
+                made = build(given, devices, files, wishes)
+                assert made.trouble == ""
+                for file, document in made.specs.items():
+                    yield f"{profile}, {title}, {drawing=}: {file}", spec.to_json(document)
+
+
+def test_every_specification_of_every_simulated_node_is_valid(judge, tmp_path):
+    documents = dict(generated(tmp_path))
+    assert {name.partition(": ")[2].removeprefix("k8s.device-plugin.nvidia.com-") for name in documents} == {
+        "gpu.json", "imex-channel.json", "gdrcopy.json", "gds.json", "mofed.json",
+    }  # fmt: skip
+    versions = {json.loads(content)["cdiVersion"] for content in documents.values()}
+    assert versions == {"0.3.0", "0.5.0", "0.7.0"}
+    (tmp_path / "documents").mkdir()
+    verdicts = judged(judge, tmp_path / "documents", documents)
+    assert {name: said for name, said in verdicts.items() if any(said.values())} == {}
+
+
+DOCUMENT: dict[str, Any] = {
+    "cdiVersion": "1.1.0",
+    "kind": "vendor.com/class",
+    "annotations": {"example.com/a": "b"},
+    "containerEdits": {
+        "env": ["A=b"],
+        "hooks": [{"hookName": "createContainer", "path": "/x", "args": ["x"], "env": ["A=b"], "timeout": 3}],
+    },
+    "devices": [
+        {
+            "name": "0",
+            "annotations": {"example.com/a": "b"},
+            "containerEdits": {
+                "env": ["A=b"],
+                "deviceNodes": [
+                    {
+                        "path": "/dev/x",
+                        "hostPath": "/y",
+                        "type": "c",
+                        "major": 1,
+                        "minor": 2,
+                        "fileMode": 438,
+                        "permissions": "rw",
+                        "uid": 1,
+                        "gid": 2,
+                    }
+                ],
+                "netDevices": [{"hostInterfaceName": "eth0", "name": "eth1"}],
+                "mounts": [{"hostPath": "/a", "containerPath": "/b", "options": ["ro"], "type": "bind"}],
+                "intelRdt": {
+                    "closID": "a",
+                    "l3CacheSchema": "x",
+                    "memBwSchema": "y",
+                    "schemata": ["L3"],
+                    "enableMonitoring": True,
+                },
+                "additionalGids": [5],
+            },
+        }
+    ],
+}
+"""One that has every field there is."""
+
+VALUES: tuple[Any, ...] = (
+    *(None, "", "x", "A=b", "=b", "/", "..", "a/b", "a\nb", "é", "none", "rwm", "b", "createRuntime", "v1.1.0"),
+    *(0, -1, 1.0, 1.5, True, 1 << 31, 1 << 32, 1 << 63, [], {}, [None], ["x"], {"a": "b"}, "0.6.0", "9.9.9", "-a"),
+)
+
+
+def places(content: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if place:
+        yield place
+    steps = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for step, inner in steps:
+        yield from places(inner, (*place, step))
+
+
+def at(content: Any, place: tuple[Any, ...]) -> Any:
+    for step in place:
+        content = content[step]
+    return content
+
+
+def changed() -> Iterator[tuple[str, dict[str, Any]]]:
+    """That document with one thing left out, doubled, added, or put in the place of another: by what was done."""
+    for place in places(DOCUMENT):
+        title = ".".join(map(str, place))
+        for value in VALUES:
+            document = copy.deepcopy(DOCUMENT)
+            at(document, place[:-1])[place[-1]] = value
+            yield f"{title} = {value!r}", document
+        document = copy.deepcopy(DOCUMENT)
+        gone = at(document, place[:-1]).pop(place[-1])
+        yield f"{title} left out", document
+        if isinstance(gone, dict):
+            document = copy.deepcopy(DOCUMENT)
+            at(document, place)["unknown"] = "x"
+            yield f"{title} with a key more", document
+        if isinstance(place[-1], int):
+            document = copy.deepcopy(DOCUMENT)
+            at(document, place[:-1]).append(gone)
+            yield f"{title} twice", document
+
+
+STRICTER = {
+    "expected 'str', got 'null'": "the library takes null among texts for an empty one, which no container can use",
+    "expected 'str', got 'int'": "the library reads YAML, in which a number stands for a text as well; other readers do not",
+    "expected 'str', got 'float'": "as above",
+    "expected 'str', got 'bool'": "as above",
+    "got 'float'": "the library rounds, or takes 1.0 for 1, in which readers of JSON differ",
+    "expected 'int' >= 0": "no device has a number below 0",
+    "expected 'int' <= 4095": "file modes beyond the permission bits are Go's own",
+    "got 'null'": "the library takes null for a field that is left out, and its own schema refuses it",
+}
+"""Where we refuse what the library takes: the sentence, and why."""
+
+ONLY_THE_SCHEMA = ("deviceNodes.0.uid = None", "deviceNodes.0.gid = None", "intelRdt = None")
+"""What the library takes and its schema refuses, null for what is left out; we go by the library, as runtimes do."""
+
+
+def test_one_change_of_a_document_with_every_field_has_the_same_verdict(judge, tmp_path):
+    documents = {"as it is": DOCUMENT, **dict(changed())}
+    verdicts = judged(judge, tmp_path, {name: json.dumps(each).encode() for name, each in documents.items()})
+    assert not any(verdicts["as it is"].values())
+    valid = [name for name, said in verdicts.items() if not said["library"] and not said["schema"]]
+    assert min(len(valid), len(verdicts) - len(valid)) > 200  # there is something to tell apart
+    taken = [name for name, said in verdicts.items() if said["library"] and not said["ours"]]
+    assert taken == [], "we take what no runtime would"
+    by_us = {name: said["ours"] for name, said in verdicts.items() if said["ours"] and not said["library"]}
+    assert {name: why for name, why in by_us.items() if not any(sentence in why for sentence in STRICTER)} == {}
+    assert {sentence for sentence in STRICTER if not any(sentence in why for why in by_us.values())} == set()
+    schema = [name for name, said in verdicts.items() if said["schema"] and not said["library"] and not said["ours"]]
+    assert [name.removeprefix("devices.0.containerEdits.") for name in schema] == list(ONLY_THE_SCHEMA)
+
+
+def test_cache_monitoring_by_its_former_names_is_taken_though_the_newest_library_forgot_them(judge, tmp_path):
+    """Libraries before 1.1 know enableCMT and enableMBM, and specifications of theirs may lie on a node."""
+    document = copy.deepcopy(DOCUMENT)
+    document["devices"][0]["containerEdits"]["intelRdt"] = {"enableCMT": True, "enableMBM": True}
+    (verdict,) = judged(judge, tmp_path, {"": json.dumps(document).encode()}).values()
+    assert "enableCMT not found" in verdict["library"]
+    assert verdict["schema"] == verdict["ours"] == ""
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"null", b"[]", b"{", b'"text"', b"\xff", b"{} {}", b'{"cdiVersion": "0.3.0"'], ids=repr
+)
+def test_what_is_no_document_at_all_is_none_for_anyone(judge, tmp_path, content):
+    (verdict,) = judged(judge, tmp_path, {"": content}).values()
+    assert verdict["library"]
+    assert verdict["ours"]

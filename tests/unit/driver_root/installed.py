@@ -1,0 +1,53 @@
+"""Driver roots for tests: files and links where distributions and installers put them."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from gpu_plugin.simulation.shared_library import shared_library
+
+VERSION = "550.54.15"
+
+SONAMES = {
+    "libcuda.so": "libcuda.so.1",
+    "libnvidia-ml.so": "libnvidia-ml.so.1",
+    "libnvidia-allocator.so": "libnvidia-allocator.so.1",
+}
+
+
+class Root:
+    """A directory that is the root of a driver installation."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def write(self, path: str, content: bytes = b"x") -> Path:
+        file = self.path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        return file
+
+    def link(self, path: str, target: str) -> Path:
+        link = self.path / path
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target)
+        return link
+
+    def links(self, targets: Mapping[str, str]) -> None:
+        for path, target in targets.items():
+            self.link(path, target)
+
+    def library(self, path: str, soname: str | None = None, machine: str = "x86_64") -> Path:
+        """A library whose SONAME is that of the file's name where none is given."""
+        name = path.rpartition("/")[2]
+        base = name.partition(".so.")[0] + ".so"
+        return self.write(path, shared_library(SONAMES.get(base, f"{base}.0") if soname is None else soname, machine))
+
+    def driver(
+        self, directory: str, version: str = VERSION, names: Iterable[str] = ("libcuda.so", "libnvidia-ml.so")
+    ) -> None:
+        for name in names:
+            self.library(f"{directory}/{name}.{version}")
