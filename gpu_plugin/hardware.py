@@ -52,9 +52,16 @@ def _driver_roots(settings: Settings) -> list[tuple[str, str]]:
     """
     from gpu_plugin.node_files.evidence import contained  # noqa: PLC0415 - only CDI specifications need it
 
-    host = settings.driver_root.rstrip("/")
-    mounted = settings.driver_root_ctr_path.rstrip("/")
-    return [(mounted, host)] if Path(mounted or "/").is_dir() or contained() else [(host, host)]
+    return [_mounted(settings) if contained() else _mounted_or_own(settings)]
+
+
+def _mounted(settings: Settings) -> tuple[str, str]:
+    return settings.driver_root_ctr_path.rstrip("/"), settings.driver_root.rstrip("/")
+
+
+def _mounted_or_own(settings: Settings) -> tuple[str, str]:
+    seen_at, host = _mounted(settings)
+    return (seen_at if Path(seen_at or "/").is_dir() else host), host
 
 
 def _simulated(settings: Settings) -> Hardware:
@@ -86,7 +93,7 @@ def _simulated(settings: Settings) -> Hardware:
 def _simulated_driver_roots(settings: Settings, version: str) -> list[tuple[str, str]]:
     """The driver root that the operator names, else one made for the simulated node."""
     if settings.driver_root != "/":
-        return _driver_roots(settings)
+        return [_mounted_or_own(settings)]
     from gpu_plugin.simulation import driver_files  # noqa: PLC0415
 
     made = str(driver_files.make(Path(settings.state_dir) / driver_files.DIRECTORY, version))

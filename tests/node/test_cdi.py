@@ -148,16 +148,15 @@ async def test_the_strategy_changes_live_to_cdi_and_back_and_to_cdi(kubelet, dae
         with anyio.fail_after(10):
             while daemon.log.read_text().count("configuration: applied") < times:
                 await anyio.sleep(0.02)
-            attempts = itertools.count()
-            while True:
-                attempt = next(attempts)
-                try:
-                    admitted = await kubelet.admit(f"pod{times}-{attempt}", {GPU: 1})
-                except AdmissionError:  # the kubelet was asked before it was told
-                    await anyio.sleep(0.02)
-                else:
-                    kubelet.release(f"pod{times}-{attempt}")
-                    return admitted.allocations[0].response
+            # No pod is refused meanwhile: the strategy of before holds until the specification is written.
+            for attempt in itertools.count():
+                pod = f"pod{times}-{attempt}"
+                given = (await kubelet.admit(pod, {GPU: 1})).allocations[0].response
+                kubelet.release(pod)
+                if ("envvar" if given.envs else "cdi-cri" if given.cdi_devices else "cdi-annotations") == strategy:
+                    return given
+                await anyio.sleep(0.02)
+            raise AssertionError("unreachable")
 
     file.write_text("version: v1\n")
     daemon.start("--config-file", str(file))
