@@ -14,22 +14,19 @@ import logging
 import os
 import random
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
 
 from gpu_plugin import __version__, control
-from gpu_plugin.access.container import Access, is_cdi
+from gpu_plugin.cdi_watch import CdiWatch
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, Node
-from gpu_plugin.devices.plan import served_gpus
 from gpu_plugin.faulting_pods import FaultingPods
 from gpu_plugin.hardware import Hardware, hardware_for
 from gpu_plugin.health.observation import Observation
@@ -52,17 +49,10 @@ from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with
 from gpu_plugin.state import StateDirectory
 from gpu_plugin.telemetry.logs import configure
 
-if TYPE_CHECKING:
-    from gpu_plugin.cdi_specs.keeper import SpecKeeper
-    from gpu_plugin.cdi_specs.source import Request
-
 log = logging.getLogger(__name__)
 
 TOLD_WITHIN = 0.5
 """Seconds that news of a GPU's health wait for the disk at most before the kubelet hears of them."""
-
-FIRST_SPECS = 0.5
-"""Seconds that making CDI specifications waits at most for the first registration, which it would hold up by 40 ms."""
 
 UNCHANGEABLE = (
     "socket_dir",
@@ -104,10 +94,7 @@ class Daemon:
         self._told_to_stop = False
         self._look = Pulse()
         self._monitor: Monitor | None = None
-        self._specs_asked = Pulse()
-        self._registered = anyio.Event()
-        self._specs: SpecKeeper | None = None
-        self._access: Access | None = None
+        self._specs = CdiWatch(lambda: self.settings, hardware.host, hardware.driver_roots, self._inventory.cdi_changed)
 
     @property
     def settings(self) -> Settings:
@@ -154,8 +141,7 @@ class Daemon:
             ("the endpoints", self._serve),
         ):
             self._parts.start_soon(forever, name, run)
-        if self._by_cdi:
-            await self._spec_keeper().recall()
+        await self._specs.recall()
         await self._find_gpus(self._monitor)
         await forever("the GPU monitor", self._monitor.run)
 
@@ -174,7 +160,7 @@ class Daemon:
     async def _serve(self) -> None:
         registration = Path(self.settings.registration_socket) if self.settings.registration_socket else None
         directory = Path(self.settings.socket_dir)
-        await Endpoints(self.store, registration, directory, self._look, self._registered.set).run()
+        await Endpoints(self.store, registration, directory, self._look, self._specs.registered.set).run()
 
     async def _watch(self) -> None:
         await watch(Path(self.settings.socket_dir), self._look)
@@ -273,54 +259,19 @@ class Daemon:
         self._operations.found()
         if found is not None:
             self._offering.take(found)
-        self._ask_for_specs(found)
+        self._specs.follow(self._node, None if found is None else found.access)
 
     def _booted(self, boot_id: str) -> None:
         self._memory.booted(boot_id)
         self._operations.booted()
         self._health.booted(boot_id)
 
-    # CDI specifications
-
-    @property
-    def _by_cdi(self) -> bool:
-        return any(map(is_cdi, self.settings.device_list_strategy))
-
-    def _spec_keeper(self) -> "SpecKeeper":
-        if self._specs is None:
-            from gpu_plugin.cdi_specs.keeper import SpecKeeper  # noqa: PLC0415 - only CDI strategies pay for it
-            from gpu_plugin.cdi_specs.source import SpecSource  # noqa: PLC0415
-
-            source = SpecSource(self.hardware.host, self.hardware.driver_roots)
-            self._specs = SpecKeeper(
-                source, self._wanted_specs, Path(self.settings.cdi_dir), self._inventory.cdi_changed
-            )
-        return self._specs
-
-    def _wanted_specs(self) -> "Callable[[], Request] | None":
-        """What specifications are for now; None where no runtime is told of devices by CDI name, or none is known yet."""
-        if not self._by_cdi or not self._node.gpus or self._access is None:
-            return None
-        return partial(_spec_request, self._node, self.settings, self._access)
-
-    def _ask_for_specs(self, found: Offer | None) -> None:
-        """Has the specifications follow the node and the settings, as far as these could be offered."""
-        if found is not None:
-            self._access = found.access
-        self._specs_asked.ring()
-        if self._specs is not None:
-            self._specs.ask()
-
     async def _keep_specs(self) -> None:
-        while not self._by_cdi or not self._node.gpus:
-            await self._specs_asked.wait()
         try:
-            with anyio.move_on_after(FIRST_SPECS):
-                await self._registered.wait()
-            await self._spec_keeper().run()
+            await self._specs.run()
         finally:
             if self._told_to_stop and self.settings.cdi_remove_on_exit:
-                await self._spec_keeper().remove()
+                await self._specs.remove()
 
     # Health
 
@@ -370,7 +321,7 @@ class Daemon:
             self._monitor.retention = new.vanished_gpu_retention
         if found is not None:
             self._offering.take(found)
-        self._ask_for_specs(found)
+        self._specs.follow(self._node, None if found is None else found.access)
 
     async def _status(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
         """What is served and under which configuration, for `gpu-plugin status`."""
@@ -389,14 +340,6 @@ class Daemon:
         from gpu_plugin.placement.report import report  # noqa: PLC0415 - only those who ask pay for it
 
         return report(self._node, [(view.resource, view.policy) for view in self.store.current.resources.values()])
-
-
-def _spec_request(node: Node, settings: Settings, access: Access) -> "Request":
-    from gpu_plugin.access.cdi.wishes import unheeded, wishes  # noqa: PLC0415 - on the thread that makes specifications
-    from gpu_plugin.cdi_specs.source import Request  # noqa: PLC0415
-
-    wanted = wishes(settings, access)
-    return Request(served_gpus(node, settings), node.driver_version, wanted, tuple(unheeded(settings)))
 
 
 def _named(before: Node, after: Node) -> list[tuple[str, str]]:

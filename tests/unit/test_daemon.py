@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from gpu_plugin import control, faulting_pods, memory
+from gpu_plugin import cdi_watch, control, faulting_pods, memory
 from gpu_plugin import daemon as daemon_module
 from gpu_plugin.access.node_evidence import ContainerdEvidence, CriSection, KubeletEvidence, NodeEvidence
 from gpu_plugin.cdi_specs.source import SpecSource
@@ -599,11 +599,11 @@ async def test_the_first_specifications_wait_for_the_registration_and_not_for_ev
     directory, node, monkeypatch, kubelet_comes
 ):
     built: list[bool] = []
-    monkeypatch.setattr(daemon_module, "FIRST_SPECS", 30 if kubelet_comes else 0.05)
+    monkeypatch.setattr(cdi_watch, "FIRST_SPECS", 30 if kubelet_comes else 0.05)
     async with running(directory, node, device_list_strategy="cdi-cri", cdi_dir=str(directory / "cdi")) as (daemon, *_):
 
         def build(*_):
-            built.append(daemon._registered.is_set())
+            built.append(daemon._specs.registered.is_set())
             raise OSError(5, "Input/output error", "/driver-root")
 
         monkeypatch.setattr(SpecSource, "build", build)
