@@ -331,9 +331,14 @@ class Daemon:
                 "used": list(self.settings.device_list_strategy),
                 "reason": self.settings.device_list_strategy_reason,
             },
+            "cdi": self._cdi_status(),
             "resources": self._inventory.status(),
             "health": self._operations.health(),
         }
+
+    def _cdi_status(self) -> Mapping[str, object] | None:
+        told = self._inventory.cdi_status()
+        return None if told is None else {"directory": self.settings.cdi_dir, **told}
 
     async def _topology(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
         """How the GPUs are linked and what of them is served, as far as it is known now: for what explains placement."""

@@ -242,6 +242,13 @@ class Inventory:
         if not self.unpublished and self.offer.access.by_cdi:
             self.store.publish({name: self._with_health(replace(view, cdi=state)) for name, view in views.items()})
 
+    def cdi_status(self) -> Mapping[str, object] | None:
+        """How many devices the specification of GPUs has, and why none can be used if so; None where no CDI name is told."""
+        if not self.offer.access.by_cdi:
+            return None
+        state = self._cdi_readiness()
+        return {"devices": len(state.nodes), "trouble": state.trouble}
+
     def status(self) -> Mapping[str, object]:
         """By resource: how many devices are listed, healthy, and retired, and how they are shared."""
         return {

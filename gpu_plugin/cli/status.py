@@ -42,6 +42,12 @@ def metrics(status: dict[str, Any]) -> list[str]:
             [({}, bool(configuration["refused"]))],
         ),
         *_metric(
+            "gpu_plugin_cdi_ready",
+            "gauge",
+            "Whether CDI specifications are written that containers can be made with; only where they are told CDI names.",
+            [({}, not status["cdi"]["trouble"])] if status["cdi"] is not None else [],
+        ),
+        *_metric(
             "gpu_plugin_devices",
             "gauge",
             "Devices listed to the kubelet, by resource and state.",
@@ -115,6 +121,11 @@ def lines(status: dict[str, Any]) -> list[str]:
     strategy = status["device_list_strategy"]
     because = f" ({strategy['reason']})" if strategy["reason"] else ""
     shown.append(f"strategy       {', '.join(strategy['used'])}{because}")
+    cdi = status["cdi"]
+    if cdi is not None:
+        trouble = f"NO DEVICE CAN BE USED: {cdi['trouble']}" if cdi["trouble"] else ""
+        written = f"{cdi['devices']} devices in {cdi['directory']}"
+        shown.append(f"CDI            {trouble or written}")
     width = max((len(name) for name in status["resources"]), default=0)
     for name, counts in status["resources"].items():
         more = f", {counts['retired']} retired" if counts["retired"] else ""

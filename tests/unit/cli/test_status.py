@@ -19,6 +19,7 @@ STATUS: dict[str, Any] = {
         "reloads": {"applied": 2, "unchanged": 0, "refused": 1},
     },
     "device_list_strategy": {"used": ["envvar"], "reason": ""},
+    "cdi": None,
     "resources": {GPU: {"devices": 9, "healthy": 6, "retired": 1, "sharing": []}},
     "health": {
         "gpus": [
@@ -105,7 +106,7 @@ def test_every_family_has_its_help_and_type_once_before_its_samples():
             assert line.split()[3] in ("counter", "gauge")
         else:
             assert line.startswith((f"{families[-1]}{{", f"{families[-1]} "))
-    assert len(families) == len(set(families)) == 7
+    assert len(families) == len(set(families)) == 8
 
 
 def test_a_configuration_that_is_refused_is_a_failure(monkeypatch, capsys):
@@ -115,3 +116,13 @@ def test_a_configuration_that_is_refused_is_a_failure(monkeypatch, capsys):
     assert "REFUSED a newer one: line 3" in capsys.readouterr().out
     assert main(["status", "--state-dir", "/state", "--metrics"]) == 1
     assert "gpu_plugin_config_refused 1" in capsys.readouterr().out
+
+
+def test_cdi_specifications_are_told_where_there_are_any():
+    assert not [line for line in lines(STATUS) if line.startswith("CDI")]
+    written = {**STATUS, "cdi": {"directory": "/var/run/cdi", "devices": 17, "trouble": ""}}
+    assert "CDI            17 devices in /var/run/cdi" in lines(written)
+    assert "gpu_plugin_cdi_ready 1" in metrics(written)
+    refused = {**STATUS, "cdi": {"directory": "/var/run/cdi", "devices": 0, "trouble": "no space left"}}
+    assert "CDI            NO DEVICE CAN BE USED: no space left" in lines(refused)
+    assert "gpu_plugin_cdi_ready 0" in metrics(refused)
