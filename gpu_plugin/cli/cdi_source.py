@@ -37,7 +37,8 @@ def built(settings: Settings, root: str | None) -> Built:
     """
     with _subject(settings, root) as subject:
         node = replace(subject.node, device_nodes=subject.host.device_nodes())
-        access = plan_access(settings, node, subject.dev_root)
+        # What a specification holds does not depend on the strategy, which may be left to the node.
+        access = plan_access(replace(settings, device_list_strategy=("cdi-cri",)), node, subject.dev_root)
         request = Request(served_gpus(node, settings), node.driver_version, wishes(settings, access))
         try:
             return SpecSource(subject.host, lambda: subject.roots).build(request)
