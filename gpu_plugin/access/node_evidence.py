@@ -38,13 +38,14 @@ class KubeletEvidence:
 class CriSection:
     """What one file says of containerd's CRI plugin; None where it says nothing.
 
-    `implied` files are read by newer releases alone, without being named as an import.
+    `uncertain` where only some releases count it: in a file that is read without being named as an import, or under the
+    plugin's name of another version of the configuration.
     """
 
     source: str
     enable_cdi: bool | None = None
     spec_dirs: tuple[str, ...] | None = None
-    implied: bool = False
+    uncertain: bool = False
 
 
 @dataclass(frozen=True, slots=True)

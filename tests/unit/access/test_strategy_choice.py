@@ -78,6 +78,7 @@ def test_what_could_not_be_looked_at_is_envvar():
         ({"package": "1.30.0", "faults": ("config.yaml is no YAML",)}, False, "config.yaml is no YAML"),
         ({"package": "1.31.0", "faults": ("config.yaml is no YAML",)}, True, "1.31.0"),
         ({"package": "unheard-of"}, False, "not known"),
+        ({"package": "9" * 5000 + ".1"}, False, "not known"),
     ],
 )
 def test_the_kubelet(kubelet, takes, said):
@@ -108,15 +109,33 @@ def test_the_kubelet(kubelet, takes, said):
         ((CriSection(CONFIG, enable_cdi=True), CriSection(DROP_IN)), 2, "", False, f"{DROP_IN} does not set"),
         ((CriSection(CONFIG, enable_cdi=True), CriSection(DROP_IN)), 3, "", True, "of version 3"),
         ((CriSection(CONFIG, enable_cdi=False), CriSection(DROP_IN, enable_cdi=True)), 2, "", True, f"{DROP_IN} sets"),
-        # Some releases read implied files: what they say counts against it, never for it.
-        ((CriSection(DROP_IN, enable_cdi=False, implied=True),), 3, "", False, f"{DROP_IN} sets enable_cdi = false"),
-        ((CriSection(DROP_IN, enable_cdi=True, implied=True),), 2, "", False, "does not set enable_cdi"),
+        # What only some releases count speaks against it, never for it.
+        ((CriSection(DROP_IN, enable_cdi=False, uncertain=True),), 3, "", False, f"{DROP_IN} sets enable_cdi = false"),
+        ((CriSection(DROP_IN, enable_cdi=True, uncertain=True),), 2, "", False, "does not set enable_cdi"),
         (
-            (CriSection(CONFIG, enable_cdi=False), CriSection(DROP_IN, enable_cdi=True, implied=True)),
+            (CriSection(CONFIG, enable_cdi=False), CriSection(DROP_IN, enable_cdi=True, uncertain=True)),
             3,
             "",
             False,
             f"{CONFIG} sets enable_cdi = false",
+        ),
+        (
+            (
+                CriSection(DROP_IN, enable_cdi=False, uncertain=True),
+                CriSection(CONFIG, enable_cdi=True),
+                CriSection(DROP_IN, enable_cdi=True, uncertain=True),
+            ),
+            2,
+            "",
+            False,
+            f"{DROP_IN} sets enable_cdi = false",
+        ),
+        (
+            (CriSection(CONFIG, spec_dirs=("/run/cdi",)), CriSection(DROP_IN, spec_dirs=("/opt",), uncertain=True)),
+            3,
+            "",
+            False,
+            f"looks for them in /opt ({DROP_IN})",
         ),
         # Where it looks for specs.
         ((CriSection(CONFIG, spec_dirs=("/etc/cdi", "/run/cdi/")),), 3, "", True, "of version 3"),

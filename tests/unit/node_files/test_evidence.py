@@ -187,6 +187,7 @@ def test_containerd_s_file_and_what_it_imports(node, seen):
             2,
             (
                 CriSection(TOML, enable_cdi=False),
+                CriSection("/etc/containerd/conf.d/a.toml", enable_cdi=False, uncertain=True),
                 CriSection("/etc/containerd/conf.d/b.toml", spec_dirs=("/run/cdi",)),
                 CriSection("/etc/more.toml", enable_cdi=True),
             ),
@@ -194,12 +195,36 @@ def test_containerd_s_file_and_what_it_imports(node, seen):
     }
 
 
-def test_drop_ins_that_no_import_names_are_implied(node, seen):
+def test_imports_are_read_after_the_files_beside_their_importer(node, seen):
+    section = '[plugins."io.containerd.cri.v1.runtime"]\nenable_cdi = {}\n'
+    node.put(TOML, 'version = 3\nimports = ["a.toml", "b.toml"]\n')
+    node.put("/etc/containerd/a.toml", 'version = 3\nimports = ["c.toml"]\n')
+    node.put("/etc/containerd/b.toml", f"version = 3\n{section.format('true')}")
+    node.put("/etc/containerd/c.toml", f"version = 3\n{section.format('false')}")
+    found = seen().containerd["containerd"].sections
+    assert [(each.source, each.enable_cdi) for each in found] == [
+        ("/etc/containerd/b.toml", True),
+        ("/etc/containerd/c.toml", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [(3, "io.containerd.grpc.v1.cri"), (3, "cri"), (2, "io.containerd.cri.v1.runtime")],
+)
+def test_a_section_under_the_plugin_s_name_of_another_version_is_uncertain(node, seen, version, name):
+    node.put(TOML, f"version = {version}\n[plugins.'{name}']\nenable_cdi = false\n")
+    assert seen().containerd["containerd"].sections == (CriSection(TOML, enable_cdi=False, uncertain=True),)
+    node.put(TOML, f"version = {version}\n[plugins.'{name}']\nstream_idle_timeout = '4h0m0s'\n")
+    assert seen().containerd["containerd"].sections == ()
+
+
+def test_drop_ins_that_no_import_names_are_uncertain(node, seen):
     node.put(TOML, "version = 3\n")
     drop_in = node.put(
         "/etc/containerd/conf.d/a.toml", "[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = false\n"
     )
-    section = CriSection(drop_in, enable_cdi=False, implied=True)
+    section = CriSection(drop_in, enable_cdi=False, uncertain=True)
     assert seen().containerd["containerd"] == ContainerdEvidence(TOML, 3, (section,))
     node.put(TOML, "version = 3\nimports = []\n")
     assert seen().containerd["containerd"] == ContainerdEvidence(TOML, 3)
@@ -255,7 +280,7 @@ def test_imports_without_end_are_given_up(node):
         node.put(f"/c/{at}", f'imports = ["/c/{at + 1}"]')
     found = containerd_evidence(NodeRoot(node.root), "containerd")
     assert found is not None
-    assert found.faults == (f"/c/{MAX_FILES - 1}: containerd's configuration is of more than {MAX_FILES} files",)
+    assert found.faults == (f"/c/{MAX_FILES - 1}: containerd's configuration consists of more than {MAX_FILES} files",)
 
 
 # CRI-O
