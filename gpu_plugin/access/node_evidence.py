@@ -20,7 +20,8 @@ class Gate:
 class KubeletEvidence:
     """What is known of the kubelet.
 
-    `package` is the version of the distribution's package, `state_file` a file that only kubelets from 1.33 on keep, `gates`
+    `package` is the version of the distribution's package, `state_file` a file or directory that only kubelets from 1.33
+    on keep, `gates`
     in the order in which they overrule each other, the last one counts; `endpoint` is the path of the container runtime's
     socket that the kubelet is told to use, by `endpoint_source`. Empty: nothing says so. `faults` has a sentence for each file
     that is there and cannot be read.

@@ -88,10 +88,10 @@ def _kubelet(kubelet: KubeletEvidence) -> _Verdict:
     said = {gate.name: gate for gate in kubelet.gates}
     gate, betas = said.get(GATE), said.get("AllBeta")
     package = f"the kubelet's package is of version {kubelet.package}"
+    if kubelet.faults:  # such a file may name another runtime, whatever the version
+        return _Verdict(False, kubelet.faults[0])
     if version >= (1, 31, 0):
         return _Verdict(True, package)
-    if kubelet.faults and not kubelet.state_file:
-        return _Verdict(False, kubelet.faults[0])
     if gate is not None:
         set_to = f"{gate.source} sets the kubelet's feature gate {GATE} to {str(gate.enabled).lower()}"
         return _Verdict(gate.enabled, set_to)
@@ -105,7 +105,7 @@ def _kubelet(kubelet: KubeletEvidence) -> _Verdict:
         return _Verdict(True, f"only kubelets from 1.33 on keep {kubelet.state_file}")
     return _Verdict(
         False,
-        "the kubelet's version is not known: no package of it in /var/lib/dpkg/status, no allocated_pods_state in its directory, "
+        "the kubelet's version is not known: no package of it in /var/lib/dpkg/status, no allocated_pods_state or image_manager in its directory, "
         f"and nothing sets its feature gate {GATE}",
     )
 

@@ -1,6 +1,7 @@
 """What is found of the kubelet and of container runtimes in a node's files, good and bad."""
 
 import dataclasses
+import errno
 import random
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from gpu_plugin.access.node_evidence import (
 )
 from gpu_plugin.access.strategy_choice import choose
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.node_files import packages
+from gpu_plugin.node_files import packages, root
 from gpu_plugin.node_files.containerd import MAX_FILES, containerd_evidence
 from gpu_plugin.node_files.evidence import host_root, look
 from gpu_plugin.node_files.kubelet import socket_path
@@ -131,6 +132,20 @@ def test_the_kubelet_s_directory_as_this_process_sees_it_counts_too(node, elsewh
     assert seen().kubelet.endpoint == "/run/containerd/containerd.sock"
 
 
+@pytest.mark.parametrize("name", ["allocated_pods_state", "actuated_pods_state", "image_manager/pulled/a"])
+def test_what_only_later_kubelets_keep(node, seen, name):
+    node.put(f"{KUBELET}/{name}")
+    assert seen().kubelet.state_file == f"{KUBELET}/{name.partition('/')[0]}"
+
+
+def test_a_line_of_flags_may_be_continued_on_the_next(node, seen):
+    node.put(
+        "/etc/default/kubelet",
+        'KUBELET_EXTRA_ARGS="--v=2 \\\n  --container-runtime-endpoint=unix:///run/crio/crio.sock"\n',
+    )
+    assert seen().kubelet.endpoint == "/run/crio/crio.sock"
+
+
 @pytest.mark.parametrize(
     ("endpoint", "path"),
     [
@@ -156,6 +171,7 @@ def test_endpoints_as_paths_of_sockets(endpoint, path):
         ("config.yaml", b"\xff\xfe\x00", "config.yaml"),
         ("config.yaml", "a: 1\n" * 300_000, "config.yaml"),
         ("kubeadm-flags.env", 'KUBELET_KUBEADM_ARGS="--a', "quotes do not match"),
+        ("kubeadm-flags.env", f'A="{"--a=b " * 20_000}"', "is longer than"),
     ],
 )
 def test_a_file_of_the_kubelet_s_that_cannot_be_read_is_a_sentence(node, seen, file, content, said):
@@ -238,6 +254,12 @@ def test_the_cri_plugin_has_a_name_by_the_version_of_the_file(node, seen, versio
     assert seen().containerd["containerd"] == ContainerdEvidence(TOML, version, (CriSection(TOML, True),), TOML)
 
 
+def test_dots_in_strings_and_comments_part_no_key(node, seen):
+    addresses = ", ".join(f'"10.0.0.{at}", \'10.1.0.{at}\'' for at in range(30))
+    node.put(TOML, f"version = 3 # {'.' * 100}\n[plugins.a]\nendpoint = [{addresses}]\n")
+    assert seen().containerd["containerd"] == ContainerdEvidence(TOML, 3)
+
+
 def test_k3s_and_rke2_keep_files_of_their_own(node, seen):
     for name in ("k3s", "rke2"):
         node.put(f"/var/lib/rancher/{name}/agent/etc/containerd/config.toml", "version = 3\n")
@@ -250,6 +272,8 @@ def test_k3s_and_rke2_keep_files_of_their_own(node, seen):
         ("version = ", "is no TOML"),
         (b"\xff", "is no TOML"),
         ("a = " + "[" * 100_000, "is no TOML"),
+        (".".join(["a"] * 500_000) + " = 1", "has a line with more than 64 dots"),
+        ("[a" + ".'b'" * 65 + "]", "has a line with more than 64 dots"),
         ('version = "3"', "version is no number"),
         ("version = true", "version is no number"),
         ("version = 3\nplugins = 1", "plugins is no table"),
@@ -315,6 +339,38 @@ def test_a_file_of_crio_s_that_cannot_be_read_is_a_sentence(node, seen, path, co
     node.put(path, content)
     [fault] = seen().crio.faults
     assert said in fault
+
+
+# What this process may not look at
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/var/lib/dpkg/status",
+        "/run/containerd/containerd.sock",
+        f"{KUBELET}/allocated_pods_state",
+        f"{KUBELET}/config.yaml",
+        TOML,
+        "/etc/containerd/conf.d",
+        "/run/crio/version",
+        "/etc/crio/crio.conf.d",
+    ],
+)
+def test_what_may_not_be_looked_at_is_said_and_does_not_count_as_absent(node, seen, monkeypatch, path):
+    find = root.resolve
+
+    def forbid(below, asked):
+        if asked == f"{below}{path}":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return find(below, asked)
+
+    monkeypatch.setattr(root, "resolve", forbid)
+    found = seen()
+    said = [found.trouble, *found.kubelet.faults, *found.crio.faults]
+    for each in found.containerd.values():
+        said += each.faults
+    assert f"{path} cannot be read: Permission denied" in said
 
 
 # All together
