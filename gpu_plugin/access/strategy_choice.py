@@ -38,6 +38,15 @@ SOCKETS = {
 }
 """The sockets of container runtimes, and which ones may listen there. k3s and RKE2 share one path, and no node."""
 
+OTHER_SOCKETS = (
+    "/run/cri-dockerd.sock",
+    "/run/k3s/cri-dockerd/cri-dockerd.sock",
+    "/run/k0s/containerd.sock",
+    "/var/snap/microk8s/common/run/containerd.sock",
+)
+"""Sockets of runtimes that are not judged here. Where one exists, another runtime's socket may be there for other programs, such
+as containerd's for Docker."""
+
 _VERSION = re.compile(r"(?:\d+:)?v?(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?")  # with the epoch of a Debian package
 
 
@@ -105,8 +114,8 @@ def _kubelet(kubelet: KubeletEvidence) -> _Verdict:
         return _Verdict(True, f"only kubelets from 1.33 on keep {kubelet.state_file}")
     return _Verdict(
         False,
-        "the kubelet's version is not known: no package of it in /var/lib/dpkg/status, no allocated_pods_state or image_manager in its directory, "
-        f"and nothing sets its feature gate {GATE}",
+        "the kubelet's version is not known: no package of it in /var/lib/dpkg/status, no allocated_pods_state or image_manager "
+        f"in its directory, and nothing sets its feature gate {GATE}",
     )
 
 
@@ -120,6 +129,8 @@ def _runtime(evidence: NodeEvidence, cdi_dir: str) -> _Verdict:
             )
     elif len(evidence.sockets) == 1:
         [socket] = evidence.sockets
+        if socket not in SOCKETS:
+            return _Verdict(False, f"nothing is known here of the container runtime at {socket}")
     elif evidence.sockets:
         found = " and ".join(evidence.sockets)
         return _Verdict(False, f"it is not known which container runtime the kubelet uses: {found} exist")

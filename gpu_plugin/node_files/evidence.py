@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpu_plugin.access.node_evidence import ContainerdEvidence, NodeEvidence
-from gpu_plugin.access.strategy_choice import SOCKETS
+from gpu_plugin.access.strategy_choice import OTHER_SOCKETS, SOCKETS
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.node_files import crio
 from gpu_plugin.node_files.containerd import FILES, containerd_evidence
@@ -48,7 +48,7 @@ def look(root: Path, kubelet_directory: str, here: Path = Path("/")) -> NodeEvid
     sockets: tuple[str, ...] = ()
     try:
         packages = installed(node, ("kubelet", *_CONTAINERD_PACKAGES, crio.PACKAGE))
-        sockets = tuple(path for path in SOCKETS if node.is_socket(path))
+        sockets = tuple(path for path in (*SOCKETS, *OTHER_SOCKETS) if node.is_socket(path))
     except NodeFileError as error:
         trouble = str(error)
     containerd: dict[str, ContainerdEvidence] = {}

@@ -92,9 +92,7 @@ def _configs(roots: Sequence[tuple[NodeRoot, str]], faults: list[str]) -> Sequen
     return found
 
 
-def _first(
-    roots: Sequence[tuple[NodeRoot, str]], name: str, limit: int, faults: list[str]
-) -> tuple[str, bytes] | None:
+def _first(roots: Sequence[tuple[NodeRoot, str]], name: str, limit: int, faults: list[str]) -> tuple[str, bytes] | None:
     for root, directory in roots:
         file = _read(root, f"{directory}/{name}", limit, faults)
         if file is not None:

@@ -12,7 +12,7 @@ MAX_DOTS = 64
 """The most dots in a line outside its strings: a key of many parts takes memory by the square of their number to read."""
 
 _APART = re.compile(rb""" "(?:[^"\\\n]|\\.)*"? | '[^'\n]*'? | \#.* """, re.VERBOSE)
-"""Strings and comments, whose dots part no key; a string that is not closed ends with its line, so that this takes linear time."""
+"""Strings and comments, whose dots part no key. An unclosed string ends with its line here, which keeps the search linear."""
 
 
 def table_of(root: NodeRoot, path: str) -> dict[str, Any] | None:

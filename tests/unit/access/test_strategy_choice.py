@@ -12,7 +12,7 @@ from gpu_plugin.access.node_evidence import (
     KubeletEvidence,
     NodeEvidence,
 )
-from gpu_plugin.access.strategy_choice import choose, same_directory
+from gpu_plugin.access.strategy_choice import OTHER_SOCKETS, choose, same_directory
 
 CDI_DIR = "/var/run/cdi"
 CONFIG = "/etc/containerd/config.toml"
@@ -202,6 +202,20 @@ def test_the_runtime_that_the_kubelet_is_told_of_counts_whatever_else_there_is()
         f"{YAML} names a container runtime that is not known here: /run/cri-dockerd.sock",
     )
     assert chosen(replace(GOOD, sockets=()))[1].startswith("no container runtime is found")
+
+
+@pytest.mark.parametrize("other", OTHER_SOCKETS)
+def test_a_runtime_that_is_not_judged_leaves_it_unknown_which_one_the_kubelet_uses(other):
+    assert chosen(replace(GOOD, sockets=(SOCKET, other))) == (
+        "envvar",
+        f"it is not known which container runtime the kubelet uses: {SOCKET} and {other} exist",
+    )
+    assert chosen(replace(GOOD, sockets=(other,))) == (
+        "envvar",
+        f"nothing is known here of the container runtime at {other}",
+    )
+    told = replace(KUBELET, endpoint=SOCKET, endpoint_source=YAML)
+    assert chosen(replace(GOOD, sockets=(SOCKET, other), kubelet=told))[0] == "cdi-cri"
 
 
 def test_k3s_and_rke2_are_judged_by_their_own_configuration():

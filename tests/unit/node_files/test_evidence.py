@@ -255,7 +255,7 @@ def test_the_cri_plugin_has_a_name_by_the_version_of_the_file(node, seen, versio
 
 
 def test_dots_in_strings_and_comments_part_no_key(node, seen):
-    addresses = ", ".join(f'"10.0.0.{at}", \'10.1.0.{at}\'' for at in range(30))
+    addresses = ", ".join(f"\"10.0.0.{at}\", '10.1.0.{at}'" for at in range(30))
     node.put(TOML, f"version = 3 # {'.' * 100}\n[plugins.a]\nendpoint = [{addresses}]\n")
     assert seen().containerd["containerd"] == ContainerdEvidence(TOML, 3)
 
@@ -383,6 +383,14 @@ def test_a_kubeadm_node_with_containerd_2_takes_cdi_device_names(node, seen):
     node.link("/var/run", "/run")
     node.listen("/run/containerd/containerd.sock")
     assert choose(seen(), "/var/run/cdi").strategy == "cdi-cri"
+
+
+def test_containerd_for_docker_is_not_taken_for_the_kubelet_s_runtime(node, seen):
+    node.package(("kubelet", "hold ok installed", "1.31.2-1.1"))
+    node.put(TOML, "version = 3\n")
+    node.listen("/run/containerd/containerd.sock")
+    node.listen("/run/cri-dockerd.sock")
+    assert choose(seen(), "/var/run/cdi").strategy == "envvar"
 
 
 def test_no_content_of_any_file_is_more_than_a_sentence(node, seen):
