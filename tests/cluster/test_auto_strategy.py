@@ -1,4 +1,4 @@
-"""`--device-list-strategy auto` on a node with a real kubelet and containerd: what it chooses, and a pod that is given its GPU so."""
+"""`--device-list-strategy auto` beside a real kubelet and containerd: what it chooses, and pods that are given their GPUs so."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from .harness.plugin import GPUS
 
 @pytest.fixture
 def left_to_the_node(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster, whose directory stands for the root of its node: kubelet, containerd and its socket lie where a node has them."""
+    """The cluster, whose directory stands for its node's root: links in it lead to the files from where a node has them."""
     root = cluster.layout.root
     links = {
         root / "var/lib/kubelet": cluster.layout.kubelet,

@@ -572,10 +572,12 @@ async def test_a_strategy_left_to_the_node_is_used_told_and_chosen_again_with_th
         os.kill(os.getpid(), signal.SIGHUP)
 
         async def chosen_again():
-            return (await ask(directory, "status"))["device_list_strategy"]["used"] == ["cdi-cri"]
+            told = await ask(directory, "status")
+            written = told["resources"][GPU]["healthy"] == 4  # until then no device is in a specification
+            return written and told["device_list_strategy"]["used"] == ["cdi-cri"]
 
         await until(chosen_again)
-        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 4)  # once the specification is written
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 4)
         after = (await kubelet.admit("after", {GPU: 1})).allocations[0].response
         assert not after.envs
         assert after.cdi_devices[0].startswith("k8s.device-plugin.nvidia.com/gpu=GPU-")

@@ -129,7 +129,7 @@ def test_the_node_is_seen_where_it_is_mounted(tmp_path, monkeypatch):
     node = NodeTree(tmp_path / "driver-root")
     kubelet = tmp_path / "kubelet"
     node.put(f"{kubelet}/allocated_pods_state", "{}")
-    asked = dataclasses.replace(LEFT, device_plugin_dir=f"{kubelet}/device-plugins")
+    asked = dataclasses.replace(LEFT, device_plugin_dir=f"{kubelet}/device-plugins/")
     mounted = dataclasses.replace(asked, driver_root_ctr_path=str(node.root))
     assert evidence_for(mounted).kubelet.state_file == f"{kubelet}/allocated_pods_state"
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")

@@ -100,6 +100,9 @@ def test_the_kubelet(kubelet, takes, said):
             "does not set enable_cdi = true for containerd's CRI plugin, and containerd's version is not",
         ),
         ((), 2, "1.7.24-1", False, "containerd's package is of version 1.7.24-1"),
+        ((), 2, "1.9.0-1", False, "does not set enable_cdi = true"),
+        ((), 2, "2.0.0-1", True, "containerd's package is of version 2.0.0-1"),
+        ((CriSection(CONFIG, enable_cdi=True),), 2, "1.7.0-1", True, f"{CONFIG} sets enable_cdi = true"),
         ((), 2, "2.1.0-1", True, "containerd's package is of version 2.1.0-1"),
         ((CriSection(CONFIG, enable_cdi=True),), 2, "", True, f"{CONFIG} sets enable_cdi = true"),
         ((CriSection(CONFIG, enable_cdi=True),), 2, "1.6.33-1", False, "only from 1.7 on"),
@@ -155,6 +158,15 @@ def test_containerd(sections, version, package, takes, said):
     strategy, reason = chosen(evidence)
     assert strategy == ("cdi-cri" if takes else "envvar")
     assert said in reason
+
+
+def test_before_containerd_2_an_imported_section_loses_the_directories_of_the_one_that_it_replaces():
+    sections = (CriSection(CONFIG, spec_dirs=("/opt/cdi",)), CriSection(DROP_IN, enable_cdi=True))
+    evidence = replace(GOOD, containerd=containerd(*sections, version=2))
+    assert chosen(evidence, "/opt/cdi") == (
+        "envvar",
+        "CDI specs are written to /opt/cdi and the runtime looks for them in /etc/cdi, /var/run/cdi (the default)",
+    )
 
 
 def test_containerd_without_a_configuration_goes_by_its_package():

@@ -65,9 +65,10 @@ def test_installed_packages_are_those_that_are_installed(node):
 def test_the_last_package_needs_no_blank_line_and_its_fields_no_order(node):
     node.put(
         "/var/lib/dpkg/status",
-        "Package: a\nVersion: 1\nStatus: install ok installed\n\nPackage:b\nVersion:2\nStatus: x ok installed",
+        "Package: a\nVersion: 1\nStatus: install ok installed\n\nPackage: c\nStatus: install ok installed\n\n"
+        "Package: d\nVersion: 3\n\nPackage:b\nVersion:2\nStatus: x ok installed",
     )
-    assert installed(NodeRoot(node.root), ("a", "b")) == {"a": "1", "b": "2"}
+    assert installed(NodeRoot(node.root), ("a", "b", "c", "d")) == {"a": "1", "b": "2"}
 
 
 def test_a_record_of_packages_that_is_too_long_is_said(node, seen, monkeypatch):
@@ -213,12 +214,13 @@ def test_containerd_s_file_and_what_it_imports(node, seen):
 
 def test_imports_are_read_after_the_files_beside_their_importer(node, seen):
     section = '[plugins."io.containerd.cri.v1.runtime"]\nenable_cdi = {}\n'
-    node.put(TOML, 'version = 3\nimports = ["a.toml", "b.toml"]\n')
+    node.put(TOML, 'version = 2\nimports = ["a.toml", "b.toml"]\n')
     node.put("/etc/containerd/a.toml", 'version = 3\nimports = ["c.toml"]\n')
     node.put("/etc/containerd/b.toml", f"version = 3\n{section.format('true')}")
     node.put("/etc/containerd/c.toml", f"version = 3\n{section.format('false')}")
-    found = seen().containerd["containerd"].sections
-    assert [(each.source, each.enable_cdi) for each in found] == [
+    found = seen().containerd["containerd"]
+    assert found.version == 2
+    assert [(each.source, each.enable_cdi) for each in found.sections] == [
         ("/etc/containerd/b.toml", True),
         ("/etc/containerd/c.toml", False),
     ]
@@ -323,6 +325,8 @@ def test_crio_s_version_is_taken_from_its_package_else(node, seen):
     assert seen().crio == CrioEvidence("1.30.0-1.1", "/var/lib/dpkg/status")
     node.put("/var/lib/crio/version", '"1.29.0"')
     assert seen().crio == CrioEvidence("1.29.0", "/var/lib/crio/version")
+    node.put("/run/crio/version", '"1.31.1"')
+    assert seen().crio == CrioEvidence("1.31.1", "/run/crio/version")
 
 
 @pytest.mark.parametrize(
