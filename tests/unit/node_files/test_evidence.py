@@ -17,6 +17,7 @@ from gpu_plugin.access.node_evidence import (
 )
 from gpu_plugin.access.strategy_choice import choose
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.driver_root import inside
 from gpu_plugin.node_files import packages, root
 from gpu_plugin.node_files.containerd import MAX_FILES, containerd_evidence
 from gpu_plugin.node_files.evidence import host_root, look
@@ -362,7 +363,7 @@ def test_a_file_of_crio_s_that_cannot_be_read_is_a_sentence(node, seen, path, co
     ],
 )
 def test_what_may_not_be_looked_at_is_said_and_does_not_count_as_absent(node, seen, monkeypatch, path):
-    find = root.resolve
+    find = inside.resolve
 
     def forbid(below, asked):
         if asked == f"{below}{path}":
