@@ -1,7 +1,7 @@
 """The device list strategy where the operator leaves it to the node: `auto` becomes what the node's files speak for.
 
-Looking at files may hang with the disk that they lie on, so it is done on a thread that is left behind then, and envvar is
-used. Where strategies are named, nothing is looked at.
+Looking at files may hang with the disk that they lie on, so it is done on a thread that is left behind then. What was chosen
+before is used on, or envvar where nothing was. Where strategies are named, nothing is looked at.
 """
 
 import logging
@@ -40,6 +40,7 @@ class ListStrategy:
         self._look = look or evidence_for
         self._patience = patience
         self._looking: threading.Thread | None = None
+        self._known: Choice | None = None
 
     def settled(self, settings: Settings) -> Settings:
         """The same settings with strategies by name. Blocks, for `PATIENCE` at most."""
@@ -68,22 +69,35 @@ class ListStrategy:
         from gpu_plugin.access.strategy_choice import Choice, choose  # noqa: PLC0415
 
         if self._looking is not None and self._looking.is_alive():
-            return Choice("envvar", "an earlier look at the node's files still hangs")
-        outcome: queue.SimpleQueue[Choice] = queue.SimpleQueue()
+            return self._unlooked("an earlier look at the node's files still hangs")
+        outcome: queue.SimpleQueue[Choice | str] = queue.SimpleQueue()
 
         def look() -> None:
             try:
                 outcome.put(choose(self._look(settings), settings.cdi_dir))
             except Exception as error:
                 log.exception("looking at the node's files failed")
-                outcome.put(Choice("envvar", f"looking at the node's files failed: {error!r}"))
+                outcome.put(f"looking at the node's files failed: {error!r}")
 
         self._looking = threading.Thread(target=look, name="node-files", daemon=True)
         self._looking.start()
         try:
-            return outcome.get(timeout=self._patience)
+            found = outcome.get(timeout=self._patience)
         except queue.Empty:
-            return Choice("envvar", f"the node's files could not be read within {self._patience:g} s")
+            found = f"the node's files could not be read within {self._patience:g} s"
+        if isinstance(found, str):
+            return self._unlooked(found)
+        self._known = found
+        return found
+
+    def _unlooked(self, why: str) -> "Choice":
+        """What to use where the node's files say nothing now: a disk that is slow for a moment must not change what pods get."""
+        from gpu_plugin.access.strategy_choice import Choice  # noqa: PLC0415
+
+        if self._known is None:
+            return Choice("envvar", why)
+        log.warning("device list strategy: still %s, as chosen before: %s", self._known.strategy, why)
+        return self._known
 
 
 def evidence_for(settings: Settings) -> "NodeEvidence":

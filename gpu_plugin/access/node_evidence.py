@@ -20,7 +20,8 @@ class Gate:
 class KubeletEvidence:
     """What is known of the kubelet.
 
-    `package` is the version of the distribution's package, `state_file` a file that only kubelets from 1.33 on keep, `gates`
+    `package` is the version of the distribution's package, `state_file` a file or directory that only kubelets from 1.33
+    on keep, `gates`
     in the order in which they overrule each other, the last one counts; `endpoint` is the path of the container runtime's
     socket that the kubelet is told to use, by `endpoint_source`. Empty: nothing says so. `faults` has a sentence for each file
     that is there and cannot be read.
@@ -38,13 +39,14 @@ class KubeletEvidence:
 class CriSection:
     """What one file says of containerd's CRI plugin; None where it says nothing.
 
-    `implied` files are read by newer releases alone, without being named as an import.
+    `uncertain` where only some releases count it: in a file that is read without being named as an import, or under the
+    plugin's name of another version of the configuration.
     """
 
     source: str
     enable_cdi: bool | None = None
     spec_dirs: tuple[str, ...] | None = None
-    implied: bool = False
+    uncertain: bool = False
 
 
 @dataclass(frozen=True, slots=True)

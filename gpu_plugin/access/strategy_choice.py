@@ -38,7 +38,16 @@ SOCKETS = {
 }
 """The sockets of container runtimes, and which ones may listen there. k3s and RKE2 share one path, and no node."""
 
-_VERSION = re.compile(r"(?:\d+:)?v?(\d+)\.(\d+)(?:\.(\d+))?")  # with the epoch of a Debian package
+OTHER_SOCKETS = (
+    "/run/cri-dockerd.sock",
+    "/run/k3s/cri-dockerd/cri-dockerd.sock",
+    "/run/k0s/containerd.sock",
+    "/var/snap/microk8s/common/run/containerd.sock",
+)
+"""Sockets of runtimes that are not judged here. Where one exists, another runtime's socket may be there for other programs, such
+as containerd's for Docker."""
+
+_VERSION = re.compile(r"(?:\d+:)?v?(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?")  # with the epoch of a Debian package
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +97,10 @@ def _kubelet(kubelet: KubeletEvidence) -> _Verdict:
     said = {gate.name: gate for gate in kubelet.gates}
     gate, betas = said.get(GATE), said.get("AllBeta")
     package = f"the kubelet's package is of version {kubelet.package}"
+    if kubelet.faults:  # such a file may name another runtime, whatever the version
+        return _Verdict(False, kubelet.faults[0])
     if version >= (1, 31, 0):
         return _Verdict(True, package)
-    if kubelet.faults and not kubelet.state_file:
-        return _Verdict(False, kubelet.faults[0])
     if gate is not None:
         set_to = f"{gate.source} sets the kubelet's feature gate {GATE} to {str(gate.enabled).lower()}"
         return _Verdict(gate.enabled, set_to)
@@ -105,8 +114,8 @@ def _kubelet(kubelet: KubeletEvidence) -> _Verdict:
         return _Verdict(True, f"only kubelets from 1.33 on keep {kubelet.state_file}")
     return _Verdict(
         False,
-        "the kubelet's version is not known: no package of it in /var/lib/dpkg/status, no allocated_pods_state in its directory, "
-        f"and nothing sets its feature gate {GATE}",
+        "the kubelet's version is not known: no package of it in /var/lib/dpkg/status, no allocated_pods_state or image_manager "
+        f"in its directory, and nothing sets its feature gate {GATE}",
     )
 
 
@@ -120,6 +129,8 @@ def _runtime(evidence: NodeEvidence, cdi_dir: str) -> _Verdict:
             )
     elif len(evidence.sockets) == 1:
         [socket] = evidence.sockets
+        if socket not in SOCKETS:
+            return _Verdict(False, f"nothing is known here of the container runtime at {socket}")
     elif evidence.sockets:
         found = " and ".join(evidence.sockets)
         return _Verdict(False, f"it is not known which container runtime the kubelet uses: {found} exist")
@@ -169,23 +180,33 @@ def _containerd(containerd: ContainerdEvidence, package: str, cdi_dir: str) -> _
         newer = f"{containerd.file} is of version {containerd.version}, which is that of containerd 2"
     elif _parsed(package) >= (2, 0, 0):
         newer = f"containerd's package is of version {package}"
-    declared = tuple(section for section in containerd.sections if not section.implied)
     if newer:
-        # Releases differ in whether they read implied files: it must be right either way.
-        fault = _newer(declared, cdi_dir) or _newer(containerd.sections, cdi_dir)
+        fault = _newer(containerd.sections, cdi_dir)
         return _Verdict(not fault, fault or newer)
     known = f"containerd's package is of version {package}" if package else "containerd's version is not known"
     if (0, 0, 0) < _parsed(package) < (1, 7, 0):
         return _Verdict(False, f"{known}, and takes CDI device names only from 1.7 on")
+    declared = _declared(containerd.sections)
     if not declared:
         file = containerd.file or "/etc/containerd/config.toml"
         return _Verdict(False, f"{file} does not set enable_cdi = true for containerd's CRI plugin, and {known}")
-    fault = _older(declared, cdi_dir)
+    fault = _older(containerd.sections, cdi_dir)
     return _Verdict(not fault, fault or f"{declared[-1].source} sets enable_cdi = true for containerd")
 
 
+def _declared(sections: Sequence[CriSection]) -> tuple[CriSection, ...]:
+    return tuple(section for section in sections if not section.uncertain)
+
+
 def _newer(sections: Sequence[CriSection], cdi_dir: str) -> str:
-    """Why a containerd from 2.0 on does not take our names; empty where it does. Keys of several files are merged."""
+    """Why a containerd from 2.0 on does not take our names; empty where it does, whichever uncertain section it counts."""
+    declared = _declared(sections)
+    readings = (declared, *((*declared, section) for section in sections if section.uncertain))
+    return next(filter(None, (_merged(reading, cdi_dir) for reading in readings)), "")
+
+
+def _merged(sections: Sequence[CriSection], cdi_dir: str) -> str:
+    """Why a containerd that merges the keys of these sections does not take our names; empty where it does."""
     said = [section for section in sections if section.enable_cdi is not None]
     if said and not said[-1].enable_cdi:
         return f"{said[-1].source} sets enable_cdi = false for containerd"
@@ -195,7 +216,7 @@ def _newer(sections: Sequence[CriSection], cdi_dir: str) -> str:
 
 def _older(sections: Sequence[CriSection], cdi_dir: str) -> str:
     """Why a containerd that may be older than 2.0 does not take our names; empty where it does in either way of merging."""
-    last = sections[-1]
+    last = _declared(sections)[-1]
     if not last.enable_cdi:
         return (
             f"{last.source} does not set enable_cdi = true for containerd, which may be one before 2.0 and takes no CDI device "

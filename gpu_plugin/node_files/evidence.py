@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpu_plugin.access.node_evidence import ContainerdEvidence, NodeEvidence
-from gpu_plugin.access.strategy_choice import SOCKETS
+from gpu_plugin.access.strategy_choice import OTHER_SOCKETS, SOCKETS
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.node_files import crio
 from gpu_plugin.node_files.containerd import FILES, containerd_evidence
@@ -45,8 +45,10 @@ def look(root: Path, kubelet_directory: str, here: Path = Path("/")) -> NodeEvid
     node = NodeRoot(root)
     trouble = ""
     packages: Mapping[str, str] = {}
+    sockets: tuple[str, ...] = ()
     try:
         packages = installed(node, ("kubelet", *_CONTAINERD_PACKAGES, crio.PACKAGE))
+        sockets = tuple(path for path in (*SOCKETS, *OTHER_SOCKETS) if node.is_socket(path))
     except NodeFileError as error:
         trouble = str(error)
     containerd: dict[str, ContainerdEvidence] = {}
@@ -60,7 +62,7 @@ def look(root: Path, kubelet_directory: str, here: Path = Path("/")) -> NodeEvid
     return NodeEvidence(
         trouble=trouble,
         kubelet=kubelet_evidence(roots, packages.get("kubelet", "")),
-        sockets=tuple(path for path in SOCKETS if node.is_socket(path)),
+        sockets=sockets,
         containerd=containerd,
         containerd_package=next((packages[name] for name in _CONTAINERD_PACKAGES if name in packages), ""),
         crio=crio_evidence(node, packages),

@@ -19,9 +19,14 @@ EXTRA_FLAGS = ("/etc/default/kubelet", "/etc/sysconfig/kubelet")
 """Flags that an operator gives it, by the unit files of the packages for Debian's and Red Hat's kinds of systems."""
 
 STATE_FILES = ("allocated_pods_state", "actuated_pods_state")
-"""Records that kubelets keep in their directory from 1.33 on (pkg/kubelet/allocation)."""
+"""Records that kubelets keep in their directory from 1.33 on, once a pod was admitted (pkg/kubelet/allocation)."""
+
+STATE_DIRECTORY = "image_manager"
+"""What kubelets make there at their start: from 1.35 on, and from 1.33 on with the feature gate KubeletEnsureSecretPulledImages
+(pkg/kubelet/images/pullmanager)."""
 
 MAX_BYTES = 1024 * 1024
+MAX_FLAG_BYTES = 64 * 1024
 
 _ASSIGNMENT = re.compile(r"\s*[A-Z_]+=(.*)")
 _TRUE = ("true", "True", "TRUE", "t", "T", "1")  # Go's strconv.ParseBool, which the kubelet reads gates with
@@ -34,15 +39,17 @@ def kubelet_evidence(roots: Sequence[tuple[NodeRoot, str]], package: str) -> Kub
     """
     faults: list[str] = []
     gates: list[Gate] = []
-    endpoint = source = state = ""
-    for root, directory in roots:
-        state = state or next((f"{directory}/{n}" for n in STATE_FILES if root.is_file(f"{directory}/{n}")), "")
+    endpoint = source = ""
+    state = _state(roots, faults)
     for path, content in _configs(roots, faults):
         gates += _gates_of(content.get("featureGates"), path, faults)
         named = content.get("containerRuntimeEndpoint")
         if isinstance(named, str) and named:
             endpoint, source = named, path
-    flag_files = [_first(roots, FLAGS, faults), *(_read(roots[0][0], path, faults) for path in EXTRA_FLAGS)]
+    flag_files = [
+        _first(roots, FLAGS, MAX_FLAG_BYTES, faults),
+        *(_read(roots[0][0], path, MAX_FLAG_BYTES, faults) for path in EXTRA_FLAGS),
+    ]
     for path, written in filter(None, flag_files):
         for name, value in _flags(written, path, faults):
             if name == "container-runtime-endpoint":
@@ -51,6 +58,19 @@ def kubelet_evidence(roots: Sequence[tuple[NodeRoot, str]], package: str) -> Kub
                 pairs = (pair.partition("=") for pair in value.split(","))
                 gates += [Gate(key.strip(), said.strip() in _TRUE, path) for key, _, said in pairs if key.strip()]
     return KubeletEvidence(package, state, tuple(gates), socket_path(endpoint), source, tuple(faults))
+
+
+def _state(roots: Sequence[tuple[NodeRoot, str]], faults: list[str]) -> str:
+    try:
+        for root, directory in roots:
+            for name in STATE_FILES:
+                if root.is_file(f"{directory}/{name}"):
+                    return f"{directory}/{name}"
+            if root.is_directory(f"{directory}/{STATE_DIRECTORY}"):
+                return f"{directory}/{STATE_DIRECTORY}"
+    except NodeFileError as error:
+        faults.append(str(error))
+    return ""
 
 
 def socket_path(endpoint: str) -> str:
@@ -62,7 +82,7 @@ def socket_path(endpoint: str) -> str:
 def _configs(roots: Sequence[tuple[NodeRoot, str]], faults: list[str]) -> Sequence[tuple[str, Mapping[str, object]]]:
     found = []
     for name in CONFIGS:
-        file = _first(roots, name, faults)
+        file = _first(roots, name, MAX_BYTES, faults)
         if file is not None:
             path, written = file
             try:
@@ -72,17 +92,17 @@ def _configs(roots: Sequence[tuple[NodeRoot, str]], faults: list[str]) -> Sequen
     return found
 
 
-def _first(roots: Sequence[tuple[NodeRoot, str]], name: str, faults: list[str]) -> tuple[str, bytes] | None:
+def _first(roots: Sequence[tuple[NodeRoot, str]], name: str, limit: int, faults: list[str]) -> tuple[str, bytes] | None:
     for root, directory in roots:
-        file = _read(root, f"{directory}/{name}", faults)
+        file = _read(root, f"{directory}/{name}", limit, faults)
         if file is not None:
             return file
     return None
 
 
-def _read(root: NodeRoot, path: str, faults: list[str]) -> tuple[str, bytes] | None:
+def _read(root: NodeRoot, path: str, limit: int, faults: list[str]) -> tuple[str, bytes] | None:
     try:
-        written = root.read(path, MAX_BYTES)
+        written = root.read(path, limit)
     except NodeFileError as error:
         faults.append(str(error))
         return None
@@ -99,9 +119,12 @@ def _gates_of(content: object, path: str, faults: list[str]) -> list[Gate]:
 
 
 def _flags(written: bytes, path: str, faults: list[str]) -> list[tuple[str, str]]:
-    """Flags and their values in the assignments of an environment file, such as KUBELET_EXTRA_ARGS="--a=b --c d"."""
+    """Flags and their values in the assignments of an environment file, such as KUBELET_EXTRA_ARGS="--a=b --c d".
+
+    A backslash at the end of a line continues it (systemd.exec(5), EnvironmentFile).
+    """
     found: list[tuple[str, str]] = []
-    for line in written.decode(errors="replace").splitlines():
+    for line in written.decode(errors="replace").replace("\\\n", " ").splitlines():
         assignment = _ASSIGNMENT.fullmatch(line)
         if assignment is None:
             continue

@@ -16,6 +16,8 @@ MAX_MATCHES = 64
 """The most files that one pattern stands for."""
 
 
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
 _WILD = re.compile(r"[*?\[]")
 
 
@@ -30,33 +32,37 @@ class NodeRoot:
         self._root = root
 
     def seen(self, path: str) -> Path | None:
-        """Where this process finds a path of the node, links followed; None where nothing is there, or links go in circles."""
+        """Where this process finds a path of the node, links followed; None where nothing is there, or links go in circles.
+
+        Raises NodeFileError where that cannot be told, such as in a directory that this process may not search.
+        """
         try:
             found = resolve(str(self._root).rstrip("/"), f"{str(self._root).rstrip('/')}/{path.lstrip('/')}")
-        except (OSError, ValueError):
+        except ValueError:
             return None
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return None
+            raise NodeFileError(_unreadable(path, error)) from None
         return None if found is None else Path(found)
 
     def is_socket(self, path: str) -> bool:
-        """Whether there is a socket at this path."""
-        found = self.seen(path)
-        try:
-            return found is not None and stat.S_ISSOCK(found.stat().st_mode)
-        except OSError:
-            return False
+        """Whether there is a socket at this path. Raises NodeFileError where that cannot be told."""
+        return stat.S_ISSOCK(self._mode(path))
 
     def is_file(self, path: str) -> bool:
-        """Whether there is a regular file at this path."""
-        found = self.seen(path)
-        try:
-            return found is not None and stat.S_ISREG(found.stat().st_mode)
-        except OSError:
-            return False
+        """Whether there is a regular file at this path. Raises NodeFileError where that cannot be told."""
+        return stat.S_ISREG(self._mode(path))
+
+    def is_directory(self, path: str) -> bool:
+        """Whether there is a directory at this path. Raises NodeFileError where that cannot be told."""
+        return stat.S_ISDIR(self._mode(path))
 
     def matching(self, pattern: str) -> tuple[str, ...]:
         """Paths that a pattern stands for, in order: a file, or those whose last part matches (*, ?, []).
 
-        Raises NodeFileError for more than `MAX_MATCHES`, and for a pattern whose directory has such signs.
+        Raises NodeFileError for more than `MAX_MATCHES`, for a pattern whose directory has such signs, and for a directory that
+        cannot be read.
         """
         directory, _, name = pattern.rpartition("/")
         if _WILD.search(directory):
@@ -66,8 +72,10 @@ class NodeRoot:
         found = self.seen(directory or "/")
         try:
             names = sorted(os.listdir(found)) if found is not None else []  # noqa: PTH208 - names alone
-        except OSError:
-            return ()
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return ()
+            raise NodeFileError(_unreadable(directory, error)) from None
         matches = tuple(f"{directory}/{each}" for each in names if fnmatch.fnmatchcase(each, name))
         if len(matches) > MAX_MATCHES:
             raise NodeFileError(f"{pattern} stands for {len(matches)} files, and up to {MAX_MATCHES} are read")
@@ -99,4 +107,17 @@ class NodeRoot:
         except OSError as error:
             if error.errno == errno.EISDIR:
                 raise NodeFileError(f"{path} is no regular file") from None
-            raise NodeFileError(f"{path} cannot be read: {error.strerror or error}") from None
+            raise NodeFileError(_unreadable(path, error)) from None
+
+    def _mode(self, path: str) -> int:
+        found = self.seen(path)
+        try:
+            return 0 if found is None else found.stat().st_mode
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return 0
+            raise NodeFileError(_unreadable(path, error)) from None
+
+
+def _unreadable(path: str, error: OSError) -> str:
+    return f"{path} cannot be read: {error.strerror or error}"

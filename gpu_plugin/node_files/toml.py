@@ -1,5 +1,6 @@
 """TOML files of the node as plain tables."""
 
+import re
 import tomllib
 from typing import Any
 
@@ -7,12 +8,20 @@ from gpu_plugin.node_files.root import NodeFileError, NodeRoot
 
 MAX_BYTES = 1024 * 1024
 
+MAX_DOTS = 64
+"""The most dots in a line outside its strings: a key of many parts takes memory by the square of their number to read."""
+
+_APART = re.compile(rb""" "(?:[^"\\\n]|\\.)*"? | '[^'\n]*'? | \#.* """, re.VERBOSE)
+"""Strings and comments, whose dots part no key. An unclosed string ends with its line here, which keeps the search linear."""
+
 
 def table_of(root: NodeRoot, path: str) -> dict[str, Any] | None:
     """What a TOML file holds; None where there is none. Raises NodeFileError for one that cannot be read or is no TOML."""
     written = root.read(path, MAX_BYTES)
     if written is None:
         return None
+    if any(line.count(b".") > MAX_DOTS for line in _APART.sub(b"", written).split(b"\n")):
+        raise NodeFileError(f"{path} has a line with more than {MAX_DOTS} dots, and is not read")
     try:
         return tomllib.loads(written.decode())
     except (ValueError, RecursionError) as error:

@@ -88,6 +88,36 @@ async def test_a_disk_that_hangs_means_envvar_and_holds_one_thread_at_most():
     assert len(calls) == 1
 
 
+def test_what_was_chosen_before_is_used_on_while_the_disk_hangs_or_a_look_fails(caplog):
+    release, looks = threading.Event(), []
+
+    def look(_settings):
+        looks.append(1)
+        if len(looks) == 2:
+            raise RuntimeError("broken")
+        if len(looks) == 3:
+            release.wait(30)
+        return GOOD if len(looks) < 4 else NodeEvidence(trouble="gone")
+
+    strategy = ListStrategy(look, patience=0.25)
+    try:
+        settled = [strategy.settled(LEFT) for _ in range(4)]
+    finally:
+        release.set()
+    assert settled[0].device_list_strategy == ("cdi-cri",)
+    assert settled == settled[:1] * 4
+    for why in (
+        "RuntimeError('broken')",
+        "could not be read within 0.25 s",
+        "an earlier look at the node's files still",
+    ):
+        assert why in caplog.text
+    for thread in threading.enumerate():
+        if thread.name == "node-files":
+            thread.join(5)
+    assert strategy.settled(LEFT).device_list_strategy == ("envvar",)
+
+
 def test_a_look_that_fails_means_envvar(caplog):
     settled = ListStrategy(unlooked).settled(LEFT)
     assert settled.device_list_strategy == ("envvar",)
@@ -99,7 +129,7 @@ def test_the_node_is_seen_where_it_is_mounted(tmp_path, monkeypatch):
     node = NodeTree(tmp_path / "driver-root")
     kubelet = tmp_path / "kubelet"
     node.put(f"{kubelet}/allocated_pods_state", "{}")
-    asked = dataclasses.replace(LEFT, device_plugin_dir=f"{kubelet}/device-plugins")
+    asked = dataclasses.replace(LEFT, device_plugin_dir=f"{kubelet}/device-plugins/")
     mounted = dataclasses.replace(asked, driver_root_ctr_path=str(node.root))
     assert evidence_for(mounted).kubelet.state_file == f"{kubelet}/allocated_pods_state"
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")

@@ -104,6 +104,10 @@ class Plugin(Piece):
         (told,) = json.loads(said)["gpus"]
         return dict(told)
 
+    def status(self) -> dict[str, Any]:
+        """What `gpu-plugin status --json` says."""
+        return dict(json.loads(run([str(self._program), "status", f"--state-dir={self.state_dir}", "--json"])))
+
     def topology(self) -> dict[tuple[int, int], dict[str, Any]]:
         """What `gpu-plugin topology --json` says of every pair of GPUs, by their numbers, the lower first."""
         said = run([str(self._program), "topology", f"--state-dir={self.state_dir}", "--json"])

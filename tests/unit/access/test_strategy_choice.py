@@ -12,7 +12,7 @@ from gpu_plugin.access.node_evidence import (
     KubeletEvidence,
     NodeEvidence,
 )
-from gpu_plugin.access.strategy_choice import choose, same_directory
+from gpu_plugin.access.strategy_choice import OTHER_SOCKETS, choose, same_directory
 
 CDI_DIR = "/var/run/cdi"
 CONFIG = "/etc/containerd/config.toml"
@@ -74,10 +74,11 @@ def test_what_could_not_be_looked_at_is_envvar():
             "/flags sets",
         ),
         ({"state_file": "/var/lib/kubelet/allocated_pods_state"}, True, "from 1.33 on keep /var/lib/kubelet/alloc"),
-        ({"state_file": "/s", "faults": ("config.yaml is no YAML",)}, True, "1.33"),
+        ({"state_file": "/s", "faults": ("config.yaml is no YAML",)}, False, "config.yaml is no YAML"),
         ({"package": "1.30.0", "faults": ("config.yaml is no YAML",)}, False, "config.yaml is no YAML"),
-        ({"package": "1.31.0", "faults": ("config.yaml is no YAML",)}, True, "1.31.0"),
+        ({"package": "1.31.0", "faults": ("config.yaml is no YAML",)}, False, "config.yaml is no YAML"),
         ({"package": "unheard-of"}, False, "not known"),
+        ({"package": "9" * 5000 + ".1"}, False, "not known"),
     ],
 )
 def test_the_kubelet(kubelet, takes, said):
@@ -99,6 +100,9 @@ def test_the_kubelet(kubelet, takes, said):
             "does not set enable_cdi = true for containerd's CRI plugin, and containerd's version is not",
         ),
         ((), 2, "1.7.24-1", False, "containerd's package is of version 1.7.24-1"),
+        ((), 2, "1.9.0-1", False, "does not set enable_cdi = true"),
+        ((), 2, "2.0.0-1", True, "containerd's package is of version 2.0.0-1"),
+        ((CriSection(CONFIG, enable_cdi=True),), 2, "1.7.0-1", True, f"{CONFIG} sets enable_cdi = true"),
         ((), 2, "2.1.0-1", True, "containerd's package is of version 2.1.0-1"),
         ((CriSection(CONFIG, enable_cdi=True),), 2, "", True, f"{CONFIG} sets enable_cdi = true"),
         ((CriSection(CONFIG, enable_cdi=True),), 2, "1.6.33-1", False, "only from 1.7 on"),
@@ -108,15 +112,33 @@ def test_the_kubelet(kubelet, takes, said):
         ((CriSection(CONFIG, enable_cdi=True), CriSection(DROP_IN)), 2, "", False, f"{DROP_IN} does not set"),
         ((CriSection(CONFIG, enable_cdi=True), CriSection(DROP_IN)), 3, "", True, "of version 3"),
         ((CriSection(CONFIG, enable_cdi=False), CriSection(DROP_IN, enable_cdi=True)), 2, "", True, f"{DROP_IN} sets"),
-        # Some releases read implied files: what they say counts against it, never for it.
-        ((CriSection(DROP_IN, enable_cdi=False, implied=True),), 3, "", False, f"{DROP_IN} sets enable_cdi = false"),
-        ((CriSection(DROP_IN, enable_cdi=True, implied=True),), 2, "", False, "does not set enable_cdi"),
+        # What only some releases count speaks against it, never for it.
+        ((CriSection(DROP_IN, enable_cdi=False, uncertain=True),), 3, "", False, f"{DROP_IN} sets enable_cdi = false"),
+        ((CriSection(DROP_IN, enable_cdi=True, uncertain=True),), 2, "", False, "does not set enable_cdi"),
         (
-            (CriSection(CONFIG, enable_cdi=False), CriSection(DROP_IN, enable_cdi=True, implied=True)),
+            (CriSection(CONFIG, enable_cdi=False), CriSection(DROP_IN, enable_cdi=True, uncertain=True)),
             3,
             "",
             False,
             f"{CONFIG} sets enable_cdi = false",
+        ),
+        (
+            (
+                CriSection(DROP_IN, enable_cdi=False, uncertain=True),
+                CriSection(CONFIG, enable_cdi=True),
+                CriSection(DROP_IN, enable_cdi=True, uncertain=True),
+            ),
+            2,
+            "",
+            False,
+            f"{DROP_IN} sets enable_cdi = false",
+        ),
+        (
+            (CriSection(CONFIG, spec_dirs=("/run/cdi",)), CriSection(DROP_IN, spec_dirs=("/opt",), uncertain=True)),
+            3,
+            "",
+            False,
+            f"looks for them in /opt ({DROP_IN})",
         ),
         # Where it looks for specs.
         ((CriSection(CONFIG, spec_dirs=("/etc/cdi", "/run/cdi/")),), 3, "", True, "of version 3"),
@@ -136,6 +158,15 @@ def test_containerd(sections, version, package, takes, said):
     strategy, reason = chosen(evidence)
     assert strategy == ("cdi-cri" if takes else "envvar")
     assert said in reason
+
+
+def test_before_containerd_2_an_imported_section_loses_the_directories_of_the_one_that_it_replaces():
+    sections = (CriSection(CONFIG, spec_dirs=("/opt/cdi",)), CriSection(DROP_IN, enable_cdi=True))
+    evidence = replace(GOOD, containerd=containerd(*sections, version=2))
+    assert chosen(evidence, "/opt/cdi") == (
+        "envvar",
+        "CDI specs are written to /opt/cdi and the runtime looks for them in /etc/cdi, /var/run/cdi (the default)",
+    )
 
 
 def test_containerd_without_a_configuration_goes_by_its_package():
@@ -183,6 +214,20 @@ def test_the_runtime_that_the_kubelet_is_told_of_counts_whatever_else_there_is()
         f"{YAML} names a container runtime that is not known here: /run/cri-dockerd.sock",
     )
     assert chosen(replace(GOOD, sockets=()))[1].startswith("no container runtime is found")
+
+
+@pytest.mark.parametrize("other", OTHER_SOCKETS)
+def test_a_runtime_that_is_not_judged_leaves_it_unknown_which_one_the_kubelet_uses(other):
+    assert chosen(replace(GOOD, sockets=(SOCKET, other))) == (
+        "envvar",
+        f"it is not known which container runtime the kubelet uses: {SOCKET} and {other} exist",
+    )
+    assert chosen(replace(GOOD, sockets=(other,))) == (
+        "envvar",
+        f"nothing is known here of the container runtime at {other}",
+    )
+    told = replace(KUBELET, endpoint=SOCKET, endpoint_source=YAML)
+    assert chosen(replace(GOOD, sockets=(SOCKET, other), kubelet=told))[0] == "cdi-cri"
 
 
 def test_k3s_and_rke2_are_judged_by_their_own_configuration():

@@ -1,6 +1,7 @@
 """What is found of the kubelet and of container runtimes in a node's files, good and bad."""
 
 import dataclasses
+import errno
 import random
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from gpu_plugin.access.node_evidence import (
 )
 from gpu_plugin.access.strategy_choice import choose
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.node_files import packages
+from gpu_plugin.driver_root import inside
+from gpu_plugin.node_files import packages, root
 from gpu_plugin.node_files.containerd import MAX_FILES, containerd_evidence
 from gpu_plugin.node_files.evidence import host_root, look
 from gpu_plugin.node_files.kubelet import socket_path
@@ -64,9 +66,10 @@ def test_installed_packages_are_those_that_are_installed(node):
 def test_the_last_package_needs_no_blank_line_and_its_fields_no_order(node):
     node.put(
         "/var/lib/dpkg/status",
-        "Package: a\nVersion: 1\nStatus: install ok installed\n\nPackage:b\nVersion:2\nStatus: x ok installed",
+        "Package: a\nVersion: 1\nStatus: install ok installed\n\nPackage: c\nStatus: install ok installed\n\n"
+        "Package: d\nVersion: 3\n\nPackage:b\nVersion:2\nStatus: x ok installed",
     )
-    assert installed(NodeRoot(node.root), ("a", "b")) == {"a": "1", "b": "2"}
+    assert installed(NodeRoot(node.root), ("a", "b", "c", "d")) == {"a": "1", "b": "2"}
 
 
 def test_a_record_of_packages_that_is_too_long_is_said(node, seen, monkeypatch):
@@ -131,6 +134,20 @@ def test_the_kubelet_s_directory_as_this_process_sees_it_counts_too(node, elsewh
     assert seen().kubelet.endpoint == "/run/containerd/containerd.sock"
 
 
+@pytest.mark.parametrize("name", ["allocated_pods_state", "actuated_pods_state", "image_manager/pulled/a"])
+def test_what_only_later_kubelets_keep(node, seen, name):
+    node.put(f"{KUBELET}/{name}")
+    assert seen().kubelet.state_file == f"{KUBELET}/{name.partition('/')[0]}"
+
+
+def test_a_line_of_flags_may_be_continued_on_the_next(node, seen):
+    node.put(
+        "/etc/default/kubelet",
+        'KUBELET_EXTRA_ARGS="--v=2 \\\n  --container-runtime-endpoint=unix:///run/crio/crio.sock"\n',
+    )
+    assert seen().kubelet.endpoint == "/run/crio/crio.sock"
+
+
 @pytest.mark.parametrize(
     ("endpoint", "path"),
     [
@@ -156,6 +173,7 @@ def test_endpoints_as_paths_of_sockets(endpoint, path):
         ("config.yaml", b"\xff\xfe\x00", "config.yaml"),
         ("config.yaml", "a: 1\n" * 300_000, "config.yaml"),
         ("kubeadm-flags.env", 'KUBELET_KUBEADM_ARGS="--a', "quotes do not match"),
+        ("kubeadm-flags.env", f'A="{"--a=b " * 20_000}"', "is longer than"),
     ],
 )
 def test_a_file_of_the_kubelet_s_that_cannot_be_read_is_a_sentence(node, seen, file, content, said):
@@ -187,6 +205,7 @@ def test_containerd_s_file_and_what_it_imports(node, seen):
             2,
             (
                 CriSection(TOML, enable_cdi=False),
+                CriSection("/etc/containerd/conf.d/a.toml", enable_cdi=False, uncertain=True),
                 CriSection("/etc/containerd/conf.d/b.toml", spec_dirs=("/run/cdi",)),
                 CriSection("/etc/more.toml", enable_cdi=True),
             ),
@@ -194,12 +213,37 @@ def test_containerd_s_file_and_what_it_imports(node, seen):
     }
 
 
-def test_drop_ins_that_no_import_names_are_implied(node, seen):
+def test_imports_are_read_after_the_files_beside_their_importer(node, seen):
+    section = '[plugins."io.containerd.cri.v1.runtime"]\nenable_cdi = {}\n'
+    node.put(TOML, 'version = 2\nimports = ["a.toml", "b.toml"]\n')
+    node.put("/etc/containerd/a.toml", 'version = 3\nimports = ["c.toml"]\n')
+    node.put("/etc/containerd/b.toml", f"version = 3\n{section.format('true')}")
+    node.put("/etc/containerd/c.toml", f"version = 3\n{section.format('false')}")
+    found = seen().containerd["containerd"]
+    assert found.version == 2
+    assert [(each.source, each.enable_cdi) for each in found.sections] == [
+        ("/etc/containerd/b.toml", True),
+        ("/etc/containerd/c.toml", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [(3, "io.containerd.grpc.v1.cri"), (3, "cri"), (2, "io.containerd.cri.v1.runtime")],
+)
+def test_a_section_under_the_plugin_s_name_of_another_version_is_uncertain(node, seen, version, name):
+    node.put(TOML, f"version = {version}\n[plugins.'{name}']\nenable_cdi = false\n")
+    assert seen().containerd["containerd"].sections == (CriSection(TOML, enable_cdi=False, uncertain=True),)
+    node.put(TOML, f"version = {version}\n[plugins.'{name}']\nstream_idle_timeout = '4h0m0s'\n")
+    assert seen().containerd["containerd"].sections == ()
+
+
+def test_drop_ins_that_no_import_names_are_uncertain(node, seen):
     node.put(TOML, "version = 3\n")
     drop_in = node.put(
         "/etc/containerd/conf.d/a.toml", "[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = false\n"
     )
-    section = CriSection(drop_in, enable_cdi=False, implied=True)
+    section = CriSection(drop_in, enable_cdi=False, uncertain=True)
     assert seen().containerd["containerd"] == ContainerdEvidence(TOML, 3, (section,))
     node.put(TOML, "version = 3\nimports = []\n")
     assert seen().containerd["containerd"] == ContainerdEvidence(TOML, 3)
@@ -211,6 +255,12 @@ def test_drop_ins_that_no_import_names_are_implied(node, seen):
 def test_the_cri_plugin_has_a_name_by_the_version_of_the_file(node, seen, version, plugin):
     node.put(TOML, f'version = {version}\ndisabled_plugins = ["{plugin}"]\n[plugins."{plugin}"]\nenable_cdi = true\n')
     assert seen().containerd["containerd"] == ContainerdEvidence(TOML, version, (CriSection(TOML, True),), TOML)
+
+
+def test_dots_in_strings_and_comments_part_no_key(node, seen):
+    addresses = ", ".join(f"\"10.0.0.{at}\", '10.1.0.{at}'" for at in range(30))
+    node.put(TOML, f"version = 3 # {'.' * 100}\n[plugins.a]\nendpoint = [{addresses}]\n")
+    assert seen().containerd["containerd"] == ContainerdEvidence(TOML, 3)
 
 
 def test_k3s_and_rke2_keep_files_of_their_own(node, seen):
@@ -225,6 +275,8 @@ def test_k3s_and_rke2_keep_files_of_their_own(node, seen):
         ("version = ", "is no TOML"),
         (b"\xff", "is no TOML"),
         ("a = " + "[" * 100_000, "is no TOML"),
+        (".".join(["a"] * 500_000) + " = 1", "has a line with more than 64 dots"),
+        ("[a" + ".'b'" * 65 + "]", "has a line with more than 64 dots"),
         ('version = "3"', "version is no number"),
         ("version = true", "version is no number"),
         ("version = 3\nplugins = 1", "plugins is no table"),
@@ -255,7 +307,7 @@ def test_imports_without_end_are_given_up(node):
         node.put(f"/c/{at}", f'imports = ["/c/{at + 1}"]')
     found = containerd_evidence(NodeRoot(node.root), "containerd")
     assert found is not None
-    assert found.faults == (f"/c/{MAX_FILES - 1}: containerd's configuration is of more than {MAX_FILES} files",)
+    assert found.faults == (f"/c/{MAX_FILES - 1}: containerd's configuration consists of more than {MAX_FILES} files",)
 
 
 # CRI-O
@@ -274,6 +326,8 @@ def test_crio_s_version_is_taken_from_its_package_else(node, seen):
     assert seen().crio == CrioEvidence("1.30.0-1.1", "/var/lib/dpkg/status")
     node.put("/var/lib/crio/version", '"1.29.0"')
     assert seen().crio == CrioEvidence("1.29.0", "/var/lib/crio/version")
+    node.put("/run/crio/version", '"1.31.1"')
+    assert seen().crio == CrioEvidence("1.31.1", "/run/crio/version")
 
 
 @pytest.mark.parametrize(
@@ -292,6 +346,38 @@ def test_a_file_of_crio_s_that_cannot_be_read_is_a_sentence(node, seen, path, co
     assert said in fault
 
 
+# What this process may not look at
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/var/lib/dpkg/status",
+        "/run/containerd/containerd.sock",
+        f"{KUBELET}/allocated_pods_state",
+        f"{KUBELET}/config.yaml",
+        TOML,
+        "/etc/containerd/conf.d",
+        "/run/crio/version",
+        "/etc/crio/crio.conf.d",
+    ],
+)
+def test_what_may_not_be_looked_at_is_said_and_does_not_count_as_absent(node, seen, monkeypatch, path):
+    find = inside.resolve
+
+    def forbid(below, asked):
+        if asked == f"{below}{path}":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return find(below, asked)
+
+    monkeypatch.setattr(root, "resolve", forbid)
+    found = seen()
+    said = [found.trouble, *found.kubelet.faults, *found.crio.faults]
+    for each in found.containerd.values():
+        said += each.faults
+    assert f"{path} cannot be read: Permission denied" in said
+
+
 # All together
 
 
@@ -302,6 +388,14 @@ def test_a_kubeadm_node_with_containerd_2_takes_cdi_device_names(node, seen):
     node.link("/var/run", "/run")
     node.listen("/run/containerd/containerd.sock")
     assert choose(seen(), "/var/run/cdi").strategy == "cdi-cri"
+
+
+def test_containerd_for_docker_is_not_taken_for_the_kubelet_s_runtime(node, seen):
+    node.package(("kubelet", "hold ok installed", "1.31.2-1.1"))
+    node.put(TOML, "version = 3\n")
+    node.listen("/run/containerd/containerd.sock")
+    node.listen("/run/cri-dockerd.sock")
+    assert choose(seen(), "/var/run/cdi").strategy == "envvar"
 
 
 def test_no_content_of_any_file_is_more_than_a_sentence(node, seen):

@@ -1,5 +1,8 @@
 """The node's file system seen through a mount: links stay within it, and only regular files of bounded size are read."""
 
+import errno
+import os
+
 import pytest
 
 from gpu_plugin.node_files.root import MAX_MATCHES, NodeFileError, NodeRoot
@@ -32,6 +35,17 @@ def test_links_in_circles_and_what_is_absent_are_not_there(node, root):
         assert root.read(path, 10) is None
         assert not root.is_file(path)
         assert not root.is_socket(path)
+
+
+def test_a_directory_that_cannot_be_listed_is_not_an_empty_one(node, root, monkeypatch):
+    node.put("/etc/conf.d/a.toml")
+
+    def fail(_directory):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "listdir", fail)
+    with pytest.raises(NodeFileError, match=r"^/etc/conf\.d cannot be read: Input/output error$"):
+        root.matching("/etc/conf.d/*")
 
 
 def test_only_regular_files_of_bounded_size_are_read(node, root):
