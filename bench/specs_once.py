@@ -4,9 +4,12 @@ Prints milliseconds of the first time, of each later look, and how often files w
 """
 
 import json
+import os
 import sys
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.nvml.port import Driver, HostView
@@ -38,6 +41,7 @@ def main(directory: Path) -> None:
     assert names, built.trouble
     assert not built.trouble, built.trouble
     looks, rewritten = [], 0
+    calls = counting()
     for _ in range(LOOKS):
         began = time.perf_counter()
         rewritten += len(written.write(source.build(request).specs).changed)
@@ -50,12 +54,27 @@ def main(directory: Path) -> None:
                 "looks_ms": looks,
                 "searches": source.search.searches,
                 "rewritten": rewritten,
+                "calls": sum(calls.values()) / LOOKS,
                 "devices": len(spec.devices),
                 "mounts": len(spec.container_edits.mounts),
                 "bytes": (directory / "cdi" / names[0]).stat().st_size,
             }
         )
     )
+
+
+def counting() -> Counter[str]:
+    """Counts from now on the calls that ask the file system for something, by their names."""
+    counts: Counter[str] = Counter()
+    for name in ("stat", "lstat", "readlink", "scandir", "listdir", "open"):
+        asked = getattr(os, name)
+
+        def counted(*arguments: Any, name: str = name, asked: Any = asked, **named: Any) -> Any:
+            counts[name] += 1
+            return asked(*arguments, **named)
+
+        setattr(os, name, counted)
+    return counts
 
 
 def _probed(driver: Driver, host: HostView) -> tuple[Gpu, ...]:

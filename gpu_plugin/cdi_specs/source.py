@@ -124,12 +124,17 @@ class SpecSource:
         )
 
     def _seen_as(self, host_path: str) -> list[str]:
+        """Where this process may see a path of the host: below a driver root, under /dev, or as it is where it runs on the host.
+
+        In a container the same path in its own root is another file.
+        """
         inside = [
             f"{seen_at}{host_path.removeprefix(host)}"
             for seen_at, host in self.roots
             if host_path.startswith(f"{host}/")
         ]
-        return [*inside, host_path]
+        on_host = any(seen_at == host for seen_at, host in self.roots)
+        return [*inside, host_path] if on_host or host_path.startswith("/dev/") else inside
 
 
 def _numbers(path: str) -> tuple[int, int] | None:

@@ -9,6 +9,7 @@ from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.options import OPTIONS, Option
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import MPS
+from gpu_plugin.config.values import AUTO
 
 File = Document | Mapping[str, object] | None
 """A config file with its lines, one that is parsed only, or none."""
@@ -148,6 +149,9 @@ def _contradictions(settings: Settings, document: Document) -> Iterator[tuple[Fa
             "use a path of at most 72 bytes"
         )
         yield Fault(reason), {"kubelet_socket", "device_plugin_dir"}
+    if settings.imex_required and settings.imex_channel_ids == AUTO:
+        reason = "--imex-required needs --imex-channel-ids 0: with auto, a channel that is missing is no error"
+        yield Fault(reason), {"imex_required", "imex_channel_ids"}
     if settings.config_file and settings.config_file_srcdir:
         reason = (
             f"--config-file {settings.config_file} and --config-file-srcdir {settings.config_file_srcdir}: "

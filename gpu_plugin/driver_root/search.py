@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from gpu_plugin.access.cdi import driver
-from gpu_plugin.access.cdi.found import DriverFiles, Seen
+from gpu_plugin.access.cdi.found import DriverFiles, Listing, Seen
 from gpu_plugin.driver_root.tree import Tree
 
 
@@ -56,13 +56,22 @@ class Search:
 
     def _in(self, tree: Tree, running: str, root: str) -> DriverFiles:
         listing = tree.names(driver.directories())
-        picked = driver.pick(listing, running, root)
+        more = self._linked(tree, listing)
+        listing = {**listing, **tree.names(each for at in more for each in driver.with_subdirectories(at))}
+        picked = driver.pick(listing, running, root, more)
         if picked.version:  # only now it is known where its firmware lies
             listing = {**listing, **tree.names(driver.firmware_directories(picked.version, self._kernel))}
-            picked = driver.pick(listing, running, root)
+            picked = driver.pick(listing, running, root, more)
         libraries = [tree.library(path) for path in picked.libraries]
         files = [(self._look(tree, path), group) for path, group in picked.files]
         return driver.chosen(picked, libraries, files, root)
+
+    @staticmethod
+    def _linked(tree: Tree, listing: Listing) -> tuple[str, ...]:
+        """Directories, without a slash in front, to which a driver's libraries are linked and whose names are not known yet."""
+        targets = (tree.look(path).target for path in driver.linked_libraries(listing))
+        found = dict.fromkeys(target.rpartition("/")[0].strip("/") for target in targets if target)
+        return tuple(directory for directory in found if directory not in listing)
 
     @staticmethod
     def _look(tree: Tree, path: str) -> Seen:

@@ -21,7 +21,7 @@ from .harness.wait import expect, wait_until
 IMAGE = "localhost/gpu-plugin-e2e/debian:1"
 SPEC = "k8s.device-plugin.nvidia.com-gpu.json"
 LARGE, SMALL = "nvidia.com/mig-3g.20gb", "nvidia.com/mig-2g.10gb"
-AS_BUILT = {RESOURCE: 1, LARGE: 1, SMALL: 1}
+AS_BUILT = {RESOURCE: 2, LARGE: 1, SMALL: 1}
 
 
 @pytest.fixture(params=["cdi-cri", "cdi-annotations"])
@@ -66,7 +66,7 @@ def test_pods_have_a_working_user_space_and_a_repartition_takes_nothing_from_the
         assert (seen["cuda"], seen["nvml"]) == (NO_DEVICE, DRIVER_NOT_LOADED)
         assert seen["variables"] == {"NVIDIA_VISIBLE_DEVICES": "void"}
         assert not seen["cache"]
-    assert "/dev/nvidia0" in before["whole"]["nodes"]
+    assert len({"/dev/nvidia0", "/dev/nvidia2"} & before["whole"]["nodes"].keys()) == 1
     assert "/dev/nvidia1" not in before["whole"]["nodes"]
     assert len([path for path in before["held"]["nodes"] if "/nvidia-caps/" in path]) == 2
 
@@ -74,7 +74,7 @@ def test_pods_have_a_working_user_space_and_a_repartition_takes_nothing_from_the
     spec = by_name.layout.cdi / SPEC
     written = json.loads(spec.read_text())
     by_name.plugin.fault(1, "--mig=3g.20gb,1g.5gb,1g.5gb")
-    by_name.wait_offers({RESOURCE: 1, LARGE: 1, "nvidia.com/mig-1g.5gb": 2}, within=20)
+    by_name.wait_offers({RESOURCE: 2, LARGE: 1, "nvidia.com/mig-1g.5gb": 2}, within=20)
     names = {device["name"] for device in json.loads(spec.read_text())["devices"]}
     assert names > {name for pod in (whole, held) for name in pod.device_health}
     assert names != {device["name"] for device in written["devices"]}

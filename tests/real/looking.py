@@ -3,7 +3,7 @@
 NODE = """\
 name: real-driver
 driver_version: {version}
-count: 2
+count: 3
 gpu: {{name: NVIDIA A100-SXM4-40GB, architecture: 7, memory_bytes: 42949672960, mig_mode: [0, 0], mig_profiles: a100-40gb}}
 gpus: [{{}}, {{mig: [3g.20gb, 2g.10gb]}}]
 dev: [/dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia-uvm-tools, /dev/nvidia-modeset]

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.node.daemon import GPU, DaemonProcess, healthy
 from tests.real import archive
 from tests.real.looking import DRIVER_NOT_LOADED, LOOK, NO_DEVICE, NODE
-from tests.real.podman import Podman
 
 
 @pytest.fixture(params=["debian", "installer"])
@@ -41,39 +41,42 @@ def common(numbers: dict[str, list[object]]) -> dict[str, list[object]]:
     }
 
 
-async def looks(kubelet: StandInKubelet, podman: Podman, specs: Path, pod: str, resource: str) -> dict[str, Any]:
-    """What a container sees that is run with exactly what the kubelet was answered for it."""
-    response = (await kubelet.admit(pod, {resource: 1})).allocations[0].response
-    assert (response.envs, response.mounts, response.devices, response.annotations) == ({}, (), (), {})
-    found: dict[str, Any] = json.loads(podman.python(specs, response.cdi_devices, LOOK))
-    return found
-
-
-async def test_a_container_has_a_working_user_space_and_its_own_gpus_alone(kubelet, daemon, podman, tmp_path):
+async def test_containers_side_by_side_have_a_working_user_space_and_their_own_gpus_alone(
+    kubelet, daemon, podman, tmp_path
+):
     specs = tmp_path / "cdi"
-    await kubelet.wait_for(healthy(kubelet, 1))
-    await kubelet.wait_for(healthy(kubelet, 1, "nvidia.com/mig-3g.20gb"))
-    await kubelet.wait_for(healthy(kubelet, 1, "nvidia.com/mig-2g.10gb"))
-    whole = await looks(kubelet, podman, specs, "whole", GPU)
-    large = await looks(kubelet, podman, specs, "large", "nvidia.com/mig-3g.20gb")
-    small = await looks(kubelet, podman, specs, "small", "nvidia.com/mig-2g.10gb")
-    for seen in (whole, large, small):
-        assert (seen["cuda"], seen["nvml"]) == (NO_DEVICE, DRIVER_NOT_LOADED)
-        assert seen["variables"] == {"NVIDIA_VISIBLE_DEVICES": "void"}
-        assert (seen["cache"], seen["program"], seen["version"]) == (False, True, 12020)  # no ldconfig was run
-        assert all(path.startswith("/usr/lib") for path in seen["loaded"])
-        assert common(seen["nodes"]) == {
+    asked = {"one": GPU, "other": GPU, "large": "nvidia.com/mig-3g.20gb", "small": "nvidia.com/mig-2g.10gb"}
+    for resource in set(asked.values()):
+        await kubelet.wait_for(healthy(kubelet, 2 if resource == GPU else 1, resource))
+    seen: dict[str, dict[str, Any]] = {}
+
+    async def look(pod: str, names: tuple[str, ...]) -> None:
+        seen[pod] = json.loads(await anyio.to_thread.run_sync(podman.python, specs, names, LOOK))
+
+    async with anyio.create_task_group() as containers:
+        for pod, resource in asked.items():
+            response = (await kubelet.admit(pod, {resource: 1})).allocations[0].response
+            assert (response.envs, response.mounts, response.devices, response.annotations) == ({}, (), (), {})
+            containers.start_soon(look, pod, response.cdi_devices)
+    for each in seen.values():
+        assert (each["cuda"], each["nvml"]) == (NO_DEVICE, DRIVER_NOT_LOADED)
+        assert each["variables"] == {"NVIDIA_VISIBLE_DEVICES": "void"}
+        assert (each["cache"], each["program"], each["version"]) == (False, True, 12020)  # no ldconfig was run
+        assert all(path.startswith("/usr/lib") for path in each["loaded"])
+        assert common(each["nodes"]) == {
             "/dev/nvidiactl": [195, 255, "0o666"],
             "/dev/nvidia-modeset": [195, 254, "0o666"],
             "/dev/nvidia-uvm": [238, 0, "0o666"],
             "/dev/nvidia-uvm-tools": [238, 1, "0o666"],
         }
-    own = [
-        {path: n for path, n in each["nodes"].items() if path not in common(each["nodes"])}
-        for each in (whole, large, small)
-    ]
-    assert own[0] == {"/dev/nvidia0": [195, 0, "0o666"]}
-    assert own[1].pop("/dev/nvidia1") == own[2].pop("/dev/nvidia1") == [195, 1, "0o666"]
-    assert len(own[1]) == len(own[2]) == 2  # the GPU instance's and the compute instance's capability
-    assert not own[1].keys() & own[2].keys()
-    assert {path.rpartition("/")[0] for path in (*own[1], *own[2])} == {"/dev/nvidia-caps"}
+    own = {
+        pod: {path: number for path, number in each["nodes"].items() if path not in common(each["nodes"])}
+        for pod, each in seen.items()
+    }
+    whole = {"/dev/nvidia0": [195, 0, "0o666"], "/dev/nvidia2": [195, 2, "0o666"]}
+    assert len(own["one"]) == len(own["other"]) == 1
+    assert own["one"] | own["other"] == whole
+    assert own["large"].pop("/dev/nvidia1") == own["small"].pop("/dev/nvidia1") == [195, 1, "0o666"]
+    assert len(own["large"]) == len(own["small"]) == 2  # the GPU instance's and the compute instance's capability
+    assert not own["large"].keys() & own["small"].keys()
+    assert {path.rpartition("/")[0] for path in (*own["large"], *own["small"])} == {"/dev/nvidia-caps"}

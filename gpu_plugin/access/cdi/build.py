@@ -28,7 +28,7 @@ IDLE_FEATURE_FLAGS = (
     "enable-coherent-annotations",
     "enable-explicit-driver-libraries",
 )
-"""Those that are accepted and change nothing: they choose between ways of nvcdi's of which there is one here."""
+"""Those that are accepted and change nothing here."""
 
 READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 SOCKET_OPTIONS = ("nosuid", "nodev", "noexec", "rbind", "rprivate")

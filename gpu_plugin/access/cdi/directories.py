@@ -16,6 +16,7 @@ LIBRARY_DIRECTORIES = (
     "opt/nvidia/lib64",
     "lib64/nvidia",
     "run/opengl-driver/lib",
+    "usr/local/glibc/usr/lib",
 )
 """Directories of libraries: distributions' own, Debian's alternatives, GKE's installer, prebuilt images, NixOS."""
 

@@ -17,6 +17,9 @@ BINARY, FIRMWARE, CONFIG, SOCKET, XORG, STORAGE = "binary", "firmware", "config"
 MOST_LIBRARIES = 512
 """Libraries of one driver that containers are given at most; drivers have some 60."""
 
+MOST_SENTENCES = 3
+"""Files with the same fault that are named one by one."""
+
 SUBDIRECTORIES = ("vdpau", "gbm")
 """Directories below those of libraries from which other libraries load drivers of their own."""
 
@@ -85,6 +88,20 @@ MULTIARCH = {"EM_X86_64": "x86_64-linux-gnu", "EM_AARCH64": "aarch64-linux-gnu"}
 
 _VERSION = re.compile(r"(?:libcuda|libnvidia-ml)\.so\.(\d+\.\d+(?:\.\d+)*)")
 
+_LINKS = ("libcuda.so.1", "libnvidia-ml.so.1")
+
+# How the names of NVIDIA's own libraries begin; those of others do not end in a driver's version.
+_PREFIXES = (
+    "libnvidia-",
+    "libcuda",
+    "libnvcuvid",
+    "libnvoptix",
+    "libEGL_nvidia",
+    "libGL",
+    "libvdpau_nvidia",
+    "nvidia-",
+)
+
 # Libraries of a driver with versions of their own.
 _OWN_VERSION = re.compile(
     r"libnvidia-egl-(?:gbm|wayland2?|xcb|xlib)\.so\.\d+(?:\.\d+)+|libnvidia-nvvm70\.so\.\d+|libnvidia-api\.so\.1"
@@ -98,13 +115,17 @@ _ALIASES = {
 """Names under which programs open a library besides its SONAME, as NVIDIA's create-symlinks hook makes them."""
 
 
+def with_subdirectories(library: str) -> tuple[str, ...]:
+    """A directory of libraries, with those below it that have libraries too."""
+    return (library, *(f"{library}/{sub}" for sub in SUBDIRECTORIES))
+
+
 def directories() -> tuple[str, ...]:
     """Every directory below a root whose names are worth knowing, but those of firmware."""
-    below = [f"{library}/{sub}" for library in LIBRARY_DIRECTORIES for sub in SUBDIRECTORIES]
+    libraries = [each for library in LIBRARY_DIRECTORIES for each in with_subdirectories(library)]
     configs = [f"{base}/{config}" for base in CONFIG_DIRECTORIES for config in CONFIGS]
     return (
-        *LIBRARY_DIRECTORIES,
-        *below,
+        *libraries,
         *BINARY_DIRECTORIES,
         *XORG_DIRECTORIES,
         *configs,
@@ -131,9 +152,14 @@ class Picked:
     fault: str = ""
 
 
-def versions(listing: Listing) -> list[str]:
-    """The driver versions that a root has libraries of, the newest last."""
-    names = {name for directory in LIBRARY_DIRECTORIES for name in listing.get(directory, ())}
+def linked_libraries(listing: Listing) -> list[str]:
+    """Links that say where a driver lies whose directory is not among those known, such as Debian's nvidia/tesla-535."""
+    return [f"/{at}/{name}" for at in LIBRARY_DIRECTORIES for name in _LINKS if name in listing.get(at, ())]
+
+
+def versions(listing: Listing, more: Sequence[str] = ()) -> list[str]:
+    """The driver versions that a root has libraries of, the newest last; `more` are directories beside those known."""
+    names = {name for directory in (*LIBRARY_DIRECTORIES, *more) for name in listing.get(directory, ())}
     found = {match[1] for match in map(_VERSION.fullmatch, names) if match}
     return sorted(found, key=lambda version: (_numbers(version), version))
 
@@ -142,15 +168,16 @@ def _numbers(version: str) -> list[int]:
     return [int(part) for part in version.split(".")]
 
 
-def pick(listing: Listing, running: str, root: str) -> Picked:
+def pick(listing: Listing, running: str, root: str, more: Sequence[str] = ()) -> Picked:
     """What to look at below a root with these names in its directories.
 
     Args:
         listing: names by directory, those of `directories`.
         running: the version of the driver that the kernel runs; empty where that is not known.
         root: what the operator calls the root, for sentences.
+        more: directories of libraries besides those of `directories`.
     """
-    there = versions(listing)
+    there = versions(listing, more)
     if not there:
         return Picked(
             "",
@@ -171,8 +198,8 @@ def pick(listing: Listing, running: str, root: str) -> Picked:
         complaints.append(
             f"the driver root {root} has libraries of {', '.join(there)}; containers get {version}, {why}"
         )
-    # Should there be too many, these two are not among those that are left out.
-    libraries = sorted(_libraries(listing, version), key=lambda path: not _VERSION.fullmatch(path.rpartition("/")[2]))
+    # Should there be too many, those that are surely NVIDIA's are not among those that are left out.
+    libraries = sorted(_libraries(listing, version, more), key=_importance)
     if len(libraries) > MOST_LIBRARIES:
         complaints.append(
             f"the driver root {root} has {len(libraries)} libraries of the driver; containers get the first {MOST_LIBRARIES}"
@@ -180,9 +207,14 @@ def pick(listing: Listing, running: str, root: str) -> Picked:
     return Picked(version, tuple(libraries[:MOST_LIBRARIES]), tuple(_files(listing, version)), tuple(complaints))
 
 
-def _libraries(listing: Listing, version: str) -> Iterator[str]:
+def _importance(path: str) -> int:
+    name = path.rpartition("/")[2]
+    return 0 if _VERSION.fullmatch(name) else 1 if name.startswith(_PREFIXES) else 2
+
+
+def _libraries(listing: Listing, version: str, more: Sequence[str]) -> Iterator[str]:
     ending = f".so.{version}"
-    for directory in LIBRARY_DIRECTORIES:
+    for directory in (*LIBRARY_DIRECTORIES, *more):
         for at in (directory, f"{directory}/vdpau"):
             names = listing.get(at, ())
             yield from (f"/{at}/{name}" for name in names if name.startswith("lib") and name.endswith(ending))
@@ -227,7 +259,8 @@ def chosen(
     if picked.fault:
         return DriverFiles(fault=picked.fault)
     looked_at = [_nameable(each) for each in libraries]
-    complaints = [*picked.complaints, *(_left_out(each.seen, each.fault, root) for each in looked_at if each.fault)]
+    faulty = [(each.seen, each.fault) for each in looked_at if each.fault]
+    complaints = [*picked.complaints, *_all_left_out(faulty, root)]
     good = [each for each in looked_at if not each.fault]
     machine = next((each.machine for each in good if _named(each, "libcuda.so.") and each.bits == 64), "")
     placed: dict[str, SeenLibrary] = {}
@@ -262,6 +295,17 @@ def _printable(seen: Seen) -> bool:
 def _left_out(seen: Seen, why: str, root: str) -> str:
     path = seen.path if seen.path.isprintable() else seen.path.encode("unicode_escape").decode()
     return f"{path} in the driver root {root} is left out: {why}"
+
+
+def _all_left_out(faulty: Iterable[tuple[Seen, str]], root: str) -> Iterator[str]:
+    """A sentence for each file that is left out, and one for all beyond the first few with the same fault."""
+    by_fault: dict[str, list[Seen]] = {}
+    for seen, fault in faulty:
+        by_fault.setdefault(fault, []).append(seen)
+    for fault, files in by_fault.items():
+        yield from (_left_out(seen, fault, root) for seen in files[:MOST_SENTENCES])
+        if len(files) > MOST_SENTENCES:
+            yield f"{len(files) - MOST_SENTENCES} more files in the driver root {root} are left out for the same reason: {fault}"
 
 
 def _why_no_libcuda(libraries: Iterable[SeenLibrary]) -> str:

@@ -18,6 +18,9 @@ DISABLE_DEVICE_NODE_MODIFICATION = "disable-device-node-modification"
 
 NAMES = (CREATE_SYMLINKS, ENABLE_CUDA_COMPAT, UPDATE_LDCACHE, DISABLE_DEVICE_NODE_MODIFICATION)
 
+OTHERS = ("update-application-profile", "chmod")
+"""NVIDIA's other hooks, of which no specification here makes use."""
+
 _TOOLKIT = "nvidia-ctk"
 
 

@@ -1,7 +1,7 @@
 """From the settings to what CDI specifications are to have."""
 
 from gpu_plugin.access.cdi.build import FEATURE_FLAGS, IDLE_FEATURE_FLAGS, Wishes
-from gpu_plugin.access.cdi.hooks import EVERY, NAMES
+from gpu_plugin.access.cdi.hooks import CREATE_SYMLINKS, EVERY, NAMES, OTHERS, UPDATE_LDCACHE
 from gpu_plugin.access.container import Access
 from gpu_plugin.config.settings import Settings
 
@@ -13,7 +13,7 @@ def wishes(settings: Settings, access: Access) -> Wishes:
         dev_root=access.dev_root.rstrip("/"),
         classes=access.cdi_classes,
         imex_channels=access.imex_channels,
-        hook=settings.nvidia_cdi_hook_path,
+        hook="" if EVERY in settings.cdi_disable_hooks else settings.nvidia_cdi_hook_path,
         disabled_hooks=frozenset(settings.cdi_disable_hooks),
         feature_flags=frozenset(settings.cdi_feature_flags),
     )
@@ -25,17 +25,19 @@ def unheeded(settings: Settings) -> list[str]:
     idle = [flag for flag in settings.cdi_feature_flags if flag in IDLE_FEATURE_FLAGS]
     unknown = [flag for flag in settings.cdi_feature_flags if flag not in (*FEATURE_FLAGS, *IDLE_FEATURE_FLAGS)]
     if idle:
-        sentences.append(
-            f"--cdi-feature-flags: {', '.join(idle)} changes nothing: there is one way here, and no choice"
-        )
+        sentences.append(f"--cdi-feature-flags: {', '.join(idle)} is not supported and changes nothing")
     if unknown:
         known = ", ".join((*FEATURE_FLAGS, *IDLE_FEATURE_FLAGS))
         sentences.append(f"--cdi-feature-flags: {', '.join(unknown)} is not known; there are {known}")
     if settings.cdi_disable_hooks and not settings.nvidia_cdi_hook_path:
         sentences.append("--cdi-disable-hooks changes nothing: no hook is used without --nvidia-cdi-hook-path")
-    strange = [name for name in settings.cdi_disable_hooks if name not in (EVERY, *NAMES)]
+    strange = [name for name in settings.cdi_disable_hooks if name not in (EVERY, *NAMES, *OTHERS)]
     if strange:
+        sentences.append(f"--cdi-disable-hooks: {', '.join(strange)} is no hook; there are {', '.join(NAMES)}, {EVERY}")
+    needed = [name for name in settings.cdi_disable_hooks if name in (CREATE_SYMLINKS, UPDATE_LDCACHE)]
+    if needed and settings.nvidia_cdi_hook_path and EVERY not in settings.cdi_disable_hooks:
         sentences.append(
-            f"--cdi-disable-hooks: {', '.join(strange)} is no hook that is used; those are {', '.join(NAMES)}"
+            f"--cdi-disable-hooks: without {', '.join(needed)} programs in containers may not find libcuda.so.1; to have no "
+            "hooks, leave out --nvidia-cdi-hook-path, and libraries are bound where they are found"
         )
     return sentences
