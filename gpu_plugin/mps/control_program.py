@@ -41,7 +41,7 @@ def find_program(roots: Sequence[str], path: str | None = None, more: str = "") 
     """
     places = [f"{root.rstrip('/')}/usr/bin/{PROGRAM}" for root in roots if root.rstrip("/")]
     for place in places:
-        if os.access(place, os.X_OK):
+        if os.path.isfile(place) and os.access(place, os.X_OK):  # noqa: PTH113 - Path's raises where it may not look
             return place
     found = shutil.which(PROGRAM, path=path)
     if found is None:

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import anyio
@@ -164,12 +165,23 @@ async def test_the_root_is_looked_for_at_the_mount_of_nvidias_manifests(other, m
     await other.until("")
 
 
-async def test_a_root_that_hangs_is_told_in_time(other, monkeypatch):
+async def test_a_root_that_hangs_is_told_in_time_and_holds_one_thread_until_it_answers(other, monkeypatch):
     reading, written = os.pipe()
-    monkeypatch.setattr(watch, "PATIENCE", 0.1)
+    seen = watch._seen
+    monkeypatch.setattr(watch, "PATIENCE", 0.05)
     monkeypatch.setattr(watch, "_seen", lambda *_: os.read(reading, 1))
-    assert await other.look() == "its MPS daemon's state cannot be read in time"
+    for _ in range(5):
+        assert await other.look() == "its MPS daemon's state cannot be read in time; does the disk of --mps-root hang?"
+    assert [thread.name for thread in threading.enumerate()].count("mps-readiness") == 1
+    monkeypatch.setattr(watch, "_seen", seen)
+    monkeypatch.setattr(watch, "PATIENCE", PATIENCE)
     os.close(written)
+    assert "gpu-plugin mps has not run on this node" in await other.look()
+
+
+async def test_a_root_that_cannot_be_read_is_down_with_the_reason(other):
+    other.settings = resolve({"mps_root": f"/run/{'x' * 300}"}, {})
+    assert await other.look() == "its MPS daemon's state cannot be read: File name too long; is --mps-root right?"
 
 
 async def test_a_file_in_the_place_of_a_socket_is_no_daemon(other):
