@@ -6,6 +6,7 @@ import logging
 import os
 import stat
 import struct
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -112,7 +113,7 @@ class MpsWatch:
         if kept.question is not None:
             if now - kept.question.started > 2 * ANSWER:
                 kept.answer = Answer(signs, now, trouble=f"{control_program.PROGRAM} hangs; nothing can be asked")
-        elif foreign.due(signs, answer, resource.replicas, resource.limits, now):
+        elif foreign.settled(signs, time.time()) and foreign.due(signs, answer, resource.replicas, resource.limits, now):
             roots = (settings.driver_root_ctr_path, settings.driver_root)
             pipe = pipe_directory(root, resource.name)
             kept.question = begin(partial(_answer, roots, pipe, signs, now), "mps-question")
@@ -166,7 +167,7 @@ def _identity(path: Path, kind: Callable[[int], bool]) -> Identity:
         status = path.lstat()
     except OSError:
         return ()
-    return (status.st_dev, status.st_ino, status.st_ctime_ns) if kind(status.st_mode) else ()
+    return (status.st_dev, status.st_ino, status.st_mtime_ns) if kind(status.st_mode) else ()
 
 
 def _locked(path: Path) -> bool:
