@@ -1,8 +1,10 @@
+import errno
 import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import anyio
@@ -326,3 +328,31 @@ async def test_servers_without_the_shared_memory_of_pods_are_warned_of_once(mps,
     async with mps.supervised(one, shm=mps.root / "shm"):
         await until(mps.is_ready)
     assert "of this process" not in caplog.text
+
+
+async def test_a_full_disk_does_not_end_the_work_of_a_daemons_clients(mps, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with mps.supervised(mps.resource(0)):
+        await until(mps.is_ready)
+        kept, asked = pid(mps), mps.asked()
+        monkeypatch.setattr(os, "pwrite", full)
+        await until(lambda: mps.asked() > asked + 2 * QUICK.misses)
+        assert marked(mps.root) == [kept]
+        monkeypatch.undo()
+    assert caplog.text.count("No space left on device; its clients are served on") == 1
+
+
+async def test_who_stops_waiting_for_the_lock_does_not_get_it_later(mps, caplog):
+    mps.root.mkdir(parents=True)
+    path = mps.root / ".supervisor"
+    held = lock(path)
+    async with mps.supervised(mps.resource(0)):
+        await until(lambda: "held by another gpu-plugin mps" in caplog.text)
+    os.close(held)
+    await until(lambda: "mps-lock" not in [thread.name for thread in threading.enumerate()])
+    await anyio.lowlevel.checkpoint()
+    again = lock(path)
+    assert again is not None
+    os.close(again)
