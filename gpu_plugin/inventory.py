@@ -131,9 +131,7 @@ class Inventory:
             if devices:
                 gpus = dict.fromkeys(device.gpu for device in devices if not device.held)
                 first = devices[0]
-                found.append(
-                    MpsShared(resource.name, tuple(gpus), first.replicas, first.limits, self.offer.mps_root)
-                )
+                found.append(MpsShared(resource.name, tuple(gpus), first.replicas, first.limits, self.offer.mps_root))
         return tuple(found)
 
     @property

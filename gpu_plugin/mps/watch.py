@@ -113,7 +113,9 @@ class MpsWatch:
         if kept.question is not None:
             if now - kept.question.started > 2 * ANSWER:
                 kept.answer = Answer(signs, now, trouble=f"{control_program.PROGRAM} hangs; nothing can be asked")
-        elif foreign.settled(signs, time.time()) and foreign.due(signs, answer, resource.replicas, resource.limits, now):
+        elif foreign.settled(signs, time.time()) and foreign.due(
+            signs, answer, resource.replicas, resource.limits, now
+        ):
             roots = (settings.driver_root_ctr_path, settings.driver_root)
             pipe = pipe_directory(root, resource.name)
             kept.question = begin(partial(_answer, roots, pipe, signs, now), "mps-question")

@@ -256,7 +256,9 @@ async def test_the_stand_in_answers_as_the_real_daemon_does(real, directory):
     assert said[0] == said[1]
 
 
-async def test_nvidias_daemon_is_told_all_its_limits_though_the_device_plugin_waits_for_it(real, kubelet, plugin, nvidia):
+async def test_nvidias_daemon_is_told_all_its_limits_though_the_device_plugin_waits_for_it(
+    real, kubelet, plugin, nvidia
+):
     plugin(nvidia)
     for _ in range(3):
         real.start()

@@ -55,7 +55,9 @@ async def test_a_daemon_that_talks_without_end_and_takes_no_notice_is_killed(scr
 
 
 async def test_an_answer_without_end_is_cut_off(script):
-    assert len(await script("exec yes").ask("some command", 10)) == 1000  # else it would be kept in memory until its time is up
+    assert (
+        len(await script("exec yes").ask("some command", 10)) == 1000
+    )  # else it would be kept in memory until its time is up
 
 
 async def test_a_command_is_one_line_of_input_and_its_answer_comes_back(script):

@@ -52,7 +52,9 @@ def test_where_it_cannot_be_asked_its_lock_and_the_file_made_after_its_limits_sp
     unable = Answer(UP, 100.0, unable="no nvidia-cuda-mps-control at $PATH")
     assert down(UP, unable) == ""
     assert "no nvidia-cuda-mps-control at $PATH" in down(replace(UP, started=()), unable)
-    assert down(replace(UP, started=()), unable).endswith("and there is no file .started of it beside its pipe directory")
+    assert down(replace(UP, started=()), unable).endswith(
+        "and there is no file .started of it beside its pipe directory"
+    )
     assert "and no process holds the lock of a control daemon" in down(ENDED, replace(unable, signs=ENDED))
     assert "no file .started of it" in down(NEW, replace(unable, signs=NEW))  # left by the daemon before
 
