@@ -133,7 +133,8 @@ class Inventory:
             devices = [device for device in resource.devices if device.shared == MPS]
             if devices:
                 gpus = dict.fromkeys(device.gpu for device in devices if not device.held)
-                found.append(MpsShared(resource.name, tuple(gpus), devices[0].replicas, devices[0].limits))
+                first = devices[0]
+                found.append(MpsShared(resource.name, tuple(gpus), first.replicas, first.limits, self.offer.mps_root))
         return tuple(found)
 
     def awaits_specs(self, new: Offer) -> bool:
@@ -223,14 +224,18 @@ class Inventory:
             {name: view.with_reasons(reasons) for name, view in self.store.current.resources.items()},
         )
 
-    def mps_changed(self, resource: str, down: str) -> bool:
-        """Publishes whether the MPS daemon of a resource is up; `down` is why it is not. Returns whether that is news."""
-        if self._mps_down.get(resource) == down:
+    def mps_changed(self, seen: MpsShared, down: str) -> bool:
+        """Publishes whether the MPS daemon of a resource is up; `down` is why it is not. Returns whether that is news.
+
+        `seen` is the resource as it was when the daemon was looked at: what is not offered so any more is no news.
+        """
+        name = seen.name
+        if self._mps_down.get(name) == down or seen not in self.mps_resources:
             return False
-        self._mps_down[resource] = down
+        self._mps_down[name] = down
         views = dict(self.store.current.resources)
-        if resource in views:
-            views[resource] = self._with_health(replace(views[resource], mps_down=down))
+        if name in views:
+            views[name] = self._with_health(replace(views[name], mps_down=down))
             self.store.publish(views)
         return True
 

@@ -139,11 +139,11 @@ class Offering:
                 if not shared:
                     await self._inventory.store.changed.wait()
                     continue
-                for name, down in (await watch.look(self._settings(), shared)).items():
-                    if self._inventory.mps_changed(name, down):
-                        log.log(
-                            logging.WARNING if down else logging.INFO, "%s: %s", name, down or "its MPS daemon is up"
-                        )
+                found = await watch.look(self._settings(), shared)
+                for resource in shared:
+                    if self._inventory.mps_changed(resource, down := found[resource.name]):
+                        level = logging.WARNING if down else logging.INFO
+                        log.log(level, "%s: %s", resource.name, down or "its MPS daemon is up")
                 await self._inventory.store.changed.wait(MPS_POLL)
         finally:
             watch.close()

@@ -22,12 +22,16 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class MpsShared:
-    """A resource that is shared by MPS: the uuids of its GPUs that can be used, how often each is given out, the limits."""
+    """A resource that is shared by MPS: the uuids of its GPUs that can be used, how often each is given out, the limits.
+
+    `root` is the host's MPS root, under which its daemon's directory lies.
+    """
 
     name: str
     gpus: tuple[str, ...]
     replicas: int
     limits: MpsLimits = field(default_factory=MpsLimits)
+    root: str = ""
 
 
 def share(

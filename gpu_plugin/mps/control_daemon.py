@@ -90,7 +90,7 @@ class ControlDaemon:
             MpsError: it is not there, or does not answer within `patience` seconds.
         """
         process = control_program.start_client(self._control, self.daemon.environment)
-        answered = begin(lambda: process.communicate(f"{command}\n".encode())[0], "mps-command")
+        answered = begin(lambda: control_program.answer_of(process, command, patience), "mps-command")
         try:
             await asyncio.wait([answered.done], timeout=patience)
             if not answered.done.done():
@@ -100,7 +100,7 @@ class ControlDaemon:
                 process.kill()
                 with anyio.CancelScope(shield=True):
                     await asyncio.wait([answered.done], timeout=1)
-        return control_program.answer(command, process.returncode, answered.done.result())
+        return answered.done.result()
 
     async def end(self, patience: float) -> None:
         """Lets it quit, for at most `patience` seconds, then kills it; nothing of it is left when this returns."""

@@ -6,7 +6,7 @@ connection waits for its first packet: one that is opened and says nothing keeps
 driver 535). The program is of the daemon's own driver, speaks as it does, and is what NVIDIA's plugin asks with.
 
 An exit status of 0 means that the daemon was there, not that it did what it was told: a limit that it refuses, or a command
-that it does not know, is answered with status 0 too. So limits are read back.
+that it does not know, is answered with status 0 too, and so may one that meets another client's. So limits are read back.
 """
 
 import os
@@ -41,7 +41,7 @@ def find_program(roots: Sequence[str], path: str | None = None, more: str = "") 
     """
     places = [f"{root.rstrip('/')}/usr/bin/{PROGRAM}" for root in roots if root.rstrip("/")]
     for place in places:
-        if os.access(place, os.X_OK):
+        if os.path.isfile(place) and os.access(place, os.X_OK):  # noqa: PTH113 - Path's raises where it may not look
             return place
     found = shutil.which(PROGRAM, path=path)
     if found is None:
@@ -99,14 +99,23 @@ def unanswered(command: str, patience: float) -> MpsError:
 def ask(control: Sequence[str], pipe: str, command: str, patience: float) -> str:
     """What the daemon with this pipe directory answers to a command. Blocks for `patience` seconds at most.
 
-    Pods have the pipe directory too, so what answers there is read with care: no more than an answer can be.
-
     Raises:
         NotStartedError: the program cannot be started.
         MpsError: the daemon is not there, or does not answer in time.
     """
+    return answer_of(start_client(control, {"CUDA_MPS_PIPE_DIRECTORY": pipe}), command, patience)
+
+
+def answer_of(client: subprocess.Popen[bytes], command: str, patience: float) -> str:
+    """What a client that was just started answers to a command. Blocks for `patience` seconds at most; then it is killed.
+
+    Pods have the pipe directory too, so what answers there is read with care: no more than an answer can be.
+
+    Raises:
+        MpsError: the daemon is not there, or does not answer in time.
+    """
     until = time.monotonic() + patience
-    with start_client(control, {"CUDA_MPS_PIPE_DIRECTORY": pipe}) as process:
+    with client as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:

@@ -4,6 +4,10 @@ Such a daemon holds no lock of ours. Two things tell of it: what the kernel and 
 second, and what the daemon answers when it is asked for its threads' percentage, which costs a process, and the daemon five
 lines of its log, and is therefore asked seldom (`due`).
 
+Nor is it asked while whoever started it may still be setting its limits (`settled`): a control daemon has one client at a time,
+and of two at once, one is refused, gets an empty answer, or waits for ever (seen with driver 535). NVIDIA's mps-control-daemon
+gives up where a command of its own is refused.
+
 The kernel's word is the lock that a control daemon keeps on `control_lock` in its pipe directory for as long as it lives (seen
 with driver 535). Its other files stay when it ends, however it ends.
 
@@ -22,8 +26,11 @@ CONFIRM = 30.0
 LOOK_AGAIN = 3.0
 """Seconds between two questions to one that is down, or that holds no lock."""
 
+SET_UP = 10.0
+"""Seconds that a daemon is given for being told its limits, where no .started tells that it has been."""
+
 Identity = tuple[int, ...]
-"""Which file it is: device, inode, time of its last change in nanoseconds. Empty where there is none."""
+"""Which file it is: device, inode, when it was made or written last in nanoseconds of Unix time. Empty where there is none."""
 
 
 _DOWN = "its MPS daemon is down: gpu-plugin mps does not run on this node, and"
@@ -67,6 +74,18 @@ def weighed(new: Answer, last: Answer | None) -> Answer:
     return new
 
 
+def settled(signs: Signs, clock: float) -> bool:
+    """Whether the daemon has been told its limits, as far as can be seen. `clock` is Unix time in seconds.
+
+    A .started that is older than the socket tells of a daemon before this one.
+    """
+    return _started(signs) or not 0 <= clock - signs.control[2] / 1e9 < SET_UP
+
+
+def _started(signs: Signs) -> bool:
+    return bool(signs.started) and signs.started[2] >= signs.control[2]
+
+
 def due(signs: Signs, last: Answer | None, replicas: int, limits: MpsLimits, now: float) -> bool:
     """Whether the daemon is to be asked (again): at once if its signs are others than when it was asked last."""
     if last is None or last.signs != signs:
@@ -104,9 +123,11 @@ def why_down(signs: Signs, last: Answer | None, replicas: int, limits: MpsLimits
 
 def _unasked(signs: Signs, unable: str) -> str:
     """Why a daemon that cannot be asked here cannot be used: it can where its lock and .started are there."""
-    if signs.locked and signs.started:
+    if signs.locked and _started(signs):
         return ""
     missing = (
-        "file .started beside its pipe directory" if signs.locked else "lock on control_lock in its pipe directory"
+        "there is no file .started of it beside its pipe directory"
+        if signs.locked
+        else "no process holds the lock of a control daemon in its pipe directory"
     )
-    return f"{_DOWN} the daemon of another program cannot be asked ({unable}), nor does a {missing} speak for it"
+    return f"{_DOWN} the daemon of another program cannot be asked ({unable}), and {missing}"

@@ -141,7 +141,10 @@ def ready(mps_root: Path, resource: str, *, gpus: Collection[str] = (), replicas
         return f"its MPS daemon is down: {_why_down(mps_root, resource)}"
     age = (now or time.monotonic()) - found.confirmed
     if age > STALE:
-        return f"its MPS daemon is down: it has not been seen to answer for {age:.0f} s; is gpu-plugin mps stuck?"
+        return (
+            f"its MPS daemon is down: gpu-plugin mps has not seen it answer for over {STALE:g} s; is gpu-plugin mps stuck, or "
+            "its disk full?"
+        )
     missing = [uuid for uuid in gpus if uuid not in found.gpus]
     if missing:
         return f"its MPS daemon does not serve GPU {missing[0]} (yet)"

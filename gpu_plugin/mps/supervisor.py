@@ -4,6 +4,7 @@ A resource is ready while its supervisor holds the lock that `readiness` looks a
 time: daemons that are wanted as they are run on, the others end before new ones start, since a GPU has one daemon.
 """
 
+import asyncio
 import logging
 import os
 import random
@@ -34,7 +35,7 @@ from gpu_plugin.mps.plan import (
 )
 from gpu_plugin.mps.readiness import Mark, ReadyMark
 from gpu_plugin.pulse import Pulse
-from gpu_plugin.threads import DaemonThreads
+from gpu_plugin.threads import begin, settled
 
 log = logging.getLogger(__name__)
 
@@ -141,12 +142,13 @@ class Supervisor:
         descriptor = readiness.lock(path)
         if descriptor is None:
             log.warning("%s is held by another gpu-plugin mps on this node; waiting for it to end", path)
-            threads = DaemonThreads("mps-lock")
+            job = begin(lambda: readiness.wait_for_lock(path), "mps-lock")
             try:
-                job = await threads.submit(lambda: readiness.wait_for_lock(path), float("inf"))
-                descriptor = job.done.result()
-            finally:
-                threads.close()
+                await settled(job)
+            except BaseException:
+                job.done.add_done_callback(_let_go)  # it may still get the lock, with nobody left to want it
+                raise
+            descriptor = job.done.result()
         try:
             yield
         finally:
@@ -261,7 +263,7 @@ class Supervisor:
         daemon, tempo = control.daemon, self._tempo
         await self._first_answer(control)
         await self._set_limits(control)
-        since, misses = time.time(), 0
+        since, misses, unwritten = time.time(), 0, ""
         self._confirm(control, mark, since)
         log.info(
             "%s: MPS daemon ready (process %d): %d GPUs, %d clients each",
@@ -281,7 +283,18 @@ class Supervisor:
                 log.warning("%s: %s; probing again", daemon.resource, error)
             else:
                 misses = 0
-                self._confirm(control, mark, since)
+                try:
+                    self._confirm(control, mark, since)
+                except MpsError as error:
+                    if unwritten != (unwritten := str(error)):
+                        log.error(  # noqa: TRY400 - a sentence
+                            "%s: %s; its clients are served on, but the device plugin counts it as down after %g s",
+                            daemon.resource,
+                            error,
+                            readiness.STALE,
+                        )
+                else:
+                    unwritten = ""
             directories.trim_logs(Path(daemon.log))
 
     async def _set_limits(self, control: ControlDaemon) -> None:
@@ -329,3 +342,9 @@ class Supervisor:
         mark.up(
             Mark(pid=control.pid, since=since, replicas=daemon.replicas, gpus=daemon.gpus, confirmed=time.monotonic())
         )
+
+
+def _let_go(got: "asyncio.Future[int]") -> None:
+    """Closes a lock file that was got too late."""
+    if not got.cancelled() and got.exception() is None:
+        os.close(got.result())

@@ -6,6 +6,7 @@ import logging
 import os
 import stat
 import struct
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from gpu_plugin.mps import control_program, directories, foreign, readiness
 from gpu_plugin.mps.errors import MpsError, NotStartedError
 from gpu_plugin.mps.foreign import Answer, Identity, Signs
 from gpu_plugin.mps.plan import pipe_directory, resource_directory, threads_in
-from gpu_plugin.threads import DaemonThreads, Job, begin
+from gpu_plugin.threads import DaemonThreads, Job, begin, settled
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,11 @@ SOCKET, LOCK = "control", "control_lock"
 STARTED = ".started"
 """NVIDIA's mps-control-daemon makes it in the resource's directory (cmd/mps-control-daemon/mps/daemon.go)."""
 
+_STATE = "its MPS daemon's state"
+
+_Seen = tuple[str, dict[str, tuple[str, Signs | None]]]
+"""The MPS root as it is found here; by resource why its daemon is down, and the signs of another program's."""
+
 _FLOCK = "hhqqi4x"
 """struct flock of fcntl(2) on 64-bit Linux: type, whence, start, length, process."""
 
@@ -56,17 +62,19 @@ class MpsWatch:
 
     def __init__(self) -> None:
         self._looks = DaemonThreads("mps-readiness")
+        self._looking: Job[_Seen] | None = None
         self._foreign: dict[str, _Foreign] = {}
         self._said: dict[str, str] = {}
 
     async def look(self, settings: Settings, shared: Sequence[MpsShared]) -> dict[str, str]:
         """Why the MPS daemon of each resource is down, by name; empty where it is up."""
-        job = await self._looks.submit(partial(_seen, settings.mps_root, shared), PATIENCE)
-        if not job.done.done():
-            return dict.fromkeys(
-                (resource.name for resource in shared), "its MPS daemon's state cannot be read in time"
-            )
-        root, seen = job.done.result()
+        try:
+            looked = await self._look_here(settings.mps_root, shared)
+        except OSError as error:
+            return {r.name: f"{_STATE} cannot be read: {error.strerror}; is --mps-root right?" for r in shared}
+        if looked is None:
+            return {r.name: f"{_STATE} cannot be read in time; does the disk of --mps-root hang?" for r in shared}
+        root, seen = looked
         found = {name: why for name, (why, _) in seen.items()}
         others = {r.name: (r, signs) for r in shared if (signs := seen[r.name][1]) is not None}
         self._foreign = {name: self._foreign.get(name, _Foreign()) for name in others}
@@ -82,6 +90,17 @@ class MpsWatch:
             self._tell(name, "" if answer is None or found[name] else answer.unable)
         return found
 
+    async def _look_here(self, configured: str, shared: Sequence[MpsShared]) -> _Seen | None:
+        """What is seen of the daemons under the MPS root; None while a look hangs, which no other is begun beside.
+
+        Raises:
+            OSError: the root cannot be read.
+        """
+        if self._looking is not None and not await settled(self._looking, PATIENCE):
+            return None
+        self._looking = await self._looks.submit(partial(_seen, configured, shared), PATIENCE)
+        return self._looking.done.result() if self._looking.done.done() else None
+
     def close(self) -> None:
         """Lets the thread that looks end."""
         self._looks.close()
@@ -94,7 +113,9 @@ class MpsWatch:
         if kept.question is not None:
             if now - kept.question.started > 2 * ANSWER:
                 kept.answer = Answer(signs, now, trouble=f"{control_program.PROGRAM} hangs; nothing can be asked")
-        elif foreign.due(signs, answer, resource.replicas, resource.limits, now):
+        elif foreign.settled(signs, time.time()) and foreign.due(
+            signs, answer, resource.replicas, resource.limits, now
+        ):
             roots = (settings.driver_root_ctr_path, settings.driver_root)
             pipe = pipe_directory(root, resource.name)
             kept.question = begin(partial(_answer, roots, pipe, signs, now), "mps-question")
@@ -118,10 +139,11 @@ class MpsWatch:
         self._said[name] = unable
 
 
-def _seen(configured: str, shared: Sequence[MpsShared]) -> tuple[str, dict[str, tuple[str, Signs | None]]]:
-    """The MPS root as it is found here; by resource why its daemon is down, and the signs of another program's.
+def _seen(configured: str, shared: Sequence[MpsShared]) -> _Seen:
+    """Looks at the daemons of these resources. Blocks. Where gpu-plugin mps runs, no other program's counts.
 
-    Blocks. Where gpu-plugin mps runs, there are no others.
+    Raises:
+        OSError: the root cannot be read.
     """
     root = directories.root_here(configured)
     ours = {r.name: readiness.ready(root, r.name, gpus=r.gpus, replicas=r.replicas) for r in shared}
@@ -147,7 +169,7 @@ def _identity(path: Path, kind: Callable[[int], bool]) -> Identity:
         status = path.lstat()
     except OSError:
         return ()
-    return (status.st_dev, status.st_ino, status.st_ctime_ns) if kind(status.st_mode) else ()
+    return (status.st_dev, status.st_ino, status.st_mtime_ns) if kind(status.st_mode) else ()
 
 
 def _locked(path: Path) -> bool:

@@ -8,7 +8,8 @@ It behaves as the real one (driver 535) in what others rely on. A lock on `contr
 answers; its files stay when it ends; a directory that holds a daemon takes no second. What is refused is answered with exit
 status 0: a memory limit without a word, a percentage with the one that stays in force, an unknown command with a sentence;
 status 1 means that no daemon is there. Memory is answered in whole GiB from there on. Their wire is another: the real one's
-is documented nowhere.
+is documented nowhere. And two clients at once are both answered here; the real one refuses one, answers it nothing, or has it
+wait for ever.
 
 A file called `fault` in the log directory makes the daemon fail, looked for at every command, and at the start:
 
@@ -103,13 +104,13 @@ def _daemon(pipe: Path, log: Path) -> int:
                         _answer(connection, threads if command.startswith("set_default_active") else "")
                         continue
                     case ["unknown", text] if command.startswith(text):
-                        _answer(connection, f'Unknown command "{command}"')
+                        _answer(connection, f'Unknown command "{command.split()[0]}"')
                         continue
                 match command.split():
                     case ["get_default_active_thread_percentage"]:
                         _answer(connection, threads)
                     case ["set_default_active_thread_percentage", share]:
-                        threads = f"{float(share):.1f}"
+                        threads = _share(share) or threads
                         _answer(connection, threads)
                     case ["set_default_device_pinned_mem_limit", ordinal, limit] if ordinal in limits:
                         limits[ordinal] = limit
@@ -121,13 +122,20 @@ def _daemon(pipe: Path, log: Path) -> int:
                     case ["quit"]:
                         _answer(connection, "")
                         return 0
-                    case _:
-                        _answer(connection, f'Unknown command "{command}"')
+                    case [name, *_]:
+                        _answer(connection, f'Unknown command "{name}"')
+
+
+def _share(said: str) -> str:
+    """A percentage as it is answered; empty where it is none between 0 and 100."""
+    with suppress(ValueError):
+        return f"{float(said):.1f}" if 0 < float(said) <= 100 else ""
+    return ""
 
 
 def _rounded(limit: str) -> str:
     if not limit:
-        return "No default pinned memory limit set for the device!"
+        return ""
     mebibytes = int(limit.removesuffix("M"))
     return f"{mebibytes}M" if mebibytes < 1024 else f"{mebibytes // 1024}G"
 

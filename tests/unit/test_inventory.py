@@ -160,18 +160,19 @@ def test_devices_shared_by_mps_wait_for_their_daemon(inventory, sick):
         ),
     )
     inventory.apply(offered(sharing=shared, mps_root="/run/mps/"), None, 0)
-    assert inventory.mps_resources == (MpsShared("nvidia.com/gpu.shared", ("GPU-a",), 2),)
+    (asked,) = inventory.mps_resources
+    assert asked == MpsShared("nvidia.com/gpu.shared", ("GPU-a",), 2, root="/run/mps")
     view = inventory.store.current.resources["nvidia.com/gpu.shared"]
     assert {device.reason for device in view.resource.devices} == {MPS_UNKNOWN}
     assert view.access.mps.host_pipe == "/run/mps/nvidia.com/gpu.shared/pipe"
     assert inventory.store.current.resources[GPU].access.mps is None
     other = inventory.store.current.resources[GPU]
-    assert inventory.mps_changed("nvidia.com/gpu.shared", "")
+    assert inventory.mps_changed(asked, "")
     assert told(inventory) == {"nvidia.com/gpu.shared": ["GPU-a::0", "GPU-a::1"], GPU: ["GPU-b"]}
     sick["GPU-a"] = "hot"
     inventory.health_changed("GPU-a")
-    assert inventory.mps_changed("nvidia.com/gpu.shared", "down")
-    assert not inventory.mps_changed("nvidia.com/gpu.shared", "down")
+    assert inventory.mps_changed(asked, "down")
+    assert not inventory.mps_changed(asked, "down")
     sick.clear()
     inventory.health_changed("GPU-a")
     view = inventory.store.current.resources["nvidia.com/gpu.shared"]
@@ -239,15 +240,19 @@ def test_health_before_the_first_offer_publishes_nothing(inventory):
     assert inventory.listed[0].devices[0].id == "GPU-z"
 
 
-def test_a_daemon_that_served_other_replicas_is_not_taken_for_the_one_that_is_asked_for(inventory):
-    def by_mps(replicas):
-        return offered(sharing=(SharedResource(GPU, GPU, replicas, MPS),), mps_root="/run/mps")
+def by_mps(replicas=2, root="/run/mps"):
+    return offered(sharing=(SharedResource(GPU, GPU, replicas, MPS),), mps_root=root)
 
-    inventory.apply(by_mps(2), None, 0)
-    inventory.mps_changed(GPU, "")
-    inventory.apply(by_mps(2), None, 1)
+
+@pytest.mark.parametrize("asked_now", [{"replicas": 3}, {"root": "/run/elsewhere"}])
+def test_a_daemon_of_other_replicas_or_another_root_is_not_taken_for_the_one_that_is_asked_for(inventory, asked_now):
+    inventory.apply(by_mps(), None, 0)
+    (seen,) = inventory.mps_resources
+    inventory.mps_changed(seen, "")
+    inventory.apply(by_mps(), None, 1)
     assert told(inventory)[GPU][0] == "GPU-a::0"
-    inventory.apply(by_mps(3), None, 2)
+    inventory.apply(by_mps(**asked_now), None, 2)
+    assert not inventory.mps_changed(seen, "")  # a look that began before
     assert {device.reason for device in inventory.store.current.resources[GPU].resource.devices} == {MPS_UNKNOWN}
 
 

@@ -37,7 +37,7 @@ class Plugin:
         self.inventory = Inventory(SnapshotStore(), self.ledger.reason)
         self.inventory.apply(offer(Node(gpus), asked, "/"), None, 0)
         for resource in self.inventory.mps_resources:
-            self.inventory.mps_changed(resource.name, "")
+            self.inventory.mps_changed(resource, "")
 
     def hear(self, gpu: str, *seen: Observation) -> set[str]:
         """The ids of the unhealthy devices after these observations of a GPU."""

@@ -12,6 +12,7 @@ import pytest
 
 from gpu_plugin.config.sharing import MpsLimits
 from gpu_plugin.mps.compute_modes import ComputeModes
+from gpu_plugin.mps.control_program import GET_THREADS
 from gpu_plugin.mps.leftovers import VARIABLE
 from gpu_plugin.mps.plan import MpsResource
 from gpu_plugin.mps.readiness import ready
@@ -95,6 +96,10 @@ class Mps:
         """What the daemons of a resource were told so far, questions left out."""
         lines = (self.root / name / "log" / mps_control.LOG).read_text().splitlines()
         return [line for line in lines if "Cmd:get_" not in line]
+
+    def asked(self, name: str = GPU) -> int:
+        """How often the daemon of a resource was asked for its threads' percentage."""
+        return (self.root / name / "log" / mps_control.LOG).read_text().count(GET_THREADS)
 
     @asynccontextmanager
     async def supervised(self, *resources: MpsResource, tempo: Tempo = QUICK, shm: Path | None = None):

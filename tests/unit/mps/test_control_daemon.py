@@ -54,6 +54,12 @@ async def test_a_daemon_that_talks_without_end_and_takes_no_notice_is_killed(scr
     assert await control.exited() == f"{PROGRAM} was killed by SIGKILL: chatter"
 
 
+async def test_an_answer_without_end_is_cut_off(script):
+    assert (
+        len(await script("exec yes").ask("some command", 10)) == 1000
+    )  # else it would be kept in memory until its time is up
+
+
 async def test_a_command_is_one_line_of_input_and_its_answer_comes_back(script):
     assert await script("cat; echo and more").ask("some command", 10) == "some command and more"
 

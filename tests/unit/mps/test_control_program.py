@@ -22,6 +22,9 @@ def test_the_control_program_of_the_driver_root_comes_first(tmp_path):
     assert find_program(roots, str(tmp_path / "bin")) == ours
     Path(ours).chmod(0o644)
     assert find_program(roots, str(tmp_path / "bin")) == theirs
+    Path(ours).unlink()
+    Path(ours).mkdir()  # as a hostPath volume without a type makes one where there is no file
+    assert find_program(roots, str(tmp_path / "bin")) == theirs
 
 
 def test_where_there_is_no_control_program_every_place_looked_at_is_named(tmp_path):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_plugin.config.sharing import MpsLimits
-from gpu_plugin.mps.foreign import CONFIRM, LOOK_AGAIN, Answer, Signs, due, weighed, why_down
+from gpu_plugin.mps.foreign import CONFIRM, LOOK_AGAIN, SET_UP, Answer, Signs, due, settled, weighed, why_down
 
 UP = Signs(control=(1, 2, 3), started=(1, 4, 5), locked=True)
 ENDED = replace(UP, locked=False)
@@ -52,8 +52,21 @@ def test_where_it_cannot_be_asked_its_lock_and_the_file_made_after_its_limits_sp
     unable = Answer(UP, 100.0, unable="no nvidia-cuda-mps-control at $PATH")
     assert down(UP, unable) == ""
     assert "no nvidia-cuda-mps-control at $PATH" in down(replace(UP, started=()), unable)
-    assert "nor does a file .started" in down(replace(UP, started=()), unable)
-    assert "nor does a lock on control_lock" in down(ENDED, replace(unable, signs=ENDED))
+    assert down(replace(UP, started=()), unable).endswith(
+        "and there is no file .started of it beside its pipe directory"
+    )
+    assert "and no process holds the lock of a control daemon" in down(ENDED, replace(unable, signs=ENDED))
+    assert "no file .started of it" in down(NEW, replace(unable, signs=NEW))  # left by the daemon before
+
+
+def test_a_daemon_is_left_alone_until_it_has_been_told_its_limits():
+    made = 1_000.0
+    fresh = Signs(control=(1, 2, int(made * 1e9)), locked=True)
+    assert not settled(fresh, made + SET_UP - 0.1)
+    assert settled(fresh, made + SET_UP)
+    assert settled(fresh, made - 60)  # the clock was set back
+    assert settled(replace(fresh, started=(1, 4, int(made * 1e9))), made + 0.1)
+    assert not settled(replace(fresh, started=(1, 4, int(made * 1e9) - 1)), made + 0.1)
 
 
 @pytest.mark.parametrize(

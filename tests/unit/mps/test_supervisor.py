@@ -1,8 +1,10 @@
+import errno
 import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import anyio
@@ -11,6 +13,8 @@ import msgspec
 import pytest
 
 from gpu_plugin.config.sharing import MpsLimits
+from gpu_plugin.mps.compute_modes import FILE
+from gpu_plugin.mps.control_daemon import ControlDaemon
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.leftovers import VARIABLE, mark
 from gpu_plugin.mps.readiness import READY, Mark, lock, ready
@@ -111,6 +115,24 @@ async def test_a_daemon_that_answers_no_more_is_replaced(mps, caplog):
     assert any("probing again" in record.message for record in caplog.records)
 
 
+async def test_misses_that_are_not_in_a_row_do_not_end_a_daemon(mps, monkeypatch):
+    answers, asked = ControlDaemon.ask, []
+
+    async def every_other(self, command, patience):
+        asked.append(command)
+        if len(asked) % 2:
+            raise MpsError("busy")
+        return await answers(self, command, patience)
+
+    async with mps.supervised(mps.resource(0)):
+        await until(mps.is_ready)
+        kept = pid(mps)
+        monkeypatch.setattr(ControlDaemon, "ask", every_other)
+        await until(lambda: len(asked) > 4 * QUICK.misses)
+        assert marked(mps.root) == [kept]
+        monkeypatch.undo()
+
+
 async def test_a_daemon_that_never_answers_is_down_and_leaves_nothing(mps):
     mps.fault("hang")
     async with mps.supervised(mps.resource(0), tempo=replace(QUICK, start=0.5, answer=0.2, quit=0.2, first_pause=3600)):
@@ -177,6 +199,7 @@ async def test_only_what_changed_is_started_again(mps):
         await until(lambda: mps.is_ready(OTHER))
         assert pid(mps) == kept
         assert pid(mps, OTHER) != changed
+        assert (mps.mode(0), mps.mode(1)) == (EXCLUSIVE, EXCLUSIVE)
         assert mps.is_ready()
         supervisor.apply([mps.resource(1)])  # the GPU goes from one resource's daemon to the other's
         await until(lambda: ready(mps.root, GPU, gpus=(mps.gpus[1].uuid,)) == "")
@@ -225,6 +248,7 @@ async def test_a_compute_mode_that_may_not_be_set_keeps_the_daemon_down(mps):
     async with mps.supervised(mps.resource(0)):
         await until(lambda: "cannot be put into compute mode EXCLUSIVE_PROCESS" in mps.why())
         assert "nvmlDeviceSetComputeMode" in mps.why()
+        assert mps.gpus[0].uuid in (mps.root / FILE).read_text()  # written down before it is tried
         assert marked(mps.root) == []
 
 
@@ -326,3 +350,32 @@ async def test_servers_without_the_shared_memory_of_pods_are_warned_of_once(mps,
     async with mps.supervised(one, shm=mps.root / "shm"):
         await until(mps.is_ready)
     assert "of this process" not in caplog.text
+
+
+async def test_a_full_disk_does_not_end_the_work_of_a_daemons_clients(mps, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with mps.supervised(mps.resource(0)):
+        await until(mps.is_ready)
+        kept, asked = pid(mps), mps.asked()
+        monkeypatch.setattr(os, "pwrite", full)
+        await until(lambda: mps.asked() > asked + 2 * QUICK.misses)
+        assert marked(mps.root) == [kept]
+        monkeypatch.undo()
+    assert caplog.text.count("No space left on device; its clients are served on") == 1
+
+
+async def test_who_stops_waiting_for_the_lock_does_not_get_it_later(mps, caplog):
+    mps.root.mkdir(parents=True)
+    path = mps.root / ".supervisor"
+    held = lock(path)
+    assert held is not None
+    async with mps.supervised(mps.resource(0)):
+        await until(lambda: "held by another gpu-plugin mps" in caplog.text)
+    os.close(held)
+    await until(lambda: "mps-lock" not in [thread.name for thread in threading.enumerate()])
+    await anyio.lowlevel.checkpoint()
+    again = lock(path)
+    assert again is not None
+    os.close(again)

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import anyio
@@ -42,13 +43,19 @@ class Foreign:
     def variables(self):
         return {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
 
-    async def start(self, threads: int = 25) -> None:
+    @property
+    def started(self) -> Path:
+        return self.root / GPU / watch.STARTED
+
+    async def start(self, threads: int = 25, *, started: bool = True) -> None:
         self.process = subprocess.Popen(  # noqa: ASYNC220
             [self.program, "-f"], env={**os.environ, **self.variables}
         )
         with anyio.fail_after(PATIENCE):
             while f"{threads}." not in self.command(f"set_default_active_thread_percentage {threads}"):
                 await anyio.sleep(0.02)
+        if started:
+            self.started.touch()
 
     def command(self, text: str) -> str:
         done = subprocess.run(
@@ -104,7 +111,15 @@ async def test_a_daemon_of_another_program_is_up_while_it_lives_and_has_the_want
     await other.start(threads=50)
     await other.until("gives each client 50 % of a GPU's threads, not 25 %")
     other.command("set_default_active_thread_percentage 25")
-    (other.root / GPU / watch.STARTED).touch()
+    other.started.touch()
+    await other.until("")
+
+
+async def test_nobody_asks_a_daemon_that_may_still_be_told_its_limits(other, monkeypatch):
+    await other.start(started=False)
+    assert "has not answered yet" in await other.look()
+    assert other.asked() == 0
+    monkeypatch.setattr(foreign, "SET_UP", 0.0)
     await other.until("")
 
 
@@ -130,12 +145,13 @@ async def test_a_daemon_that_hangs_holds_up_no_look_and_is_down(other, monkeypat
     await other.until("has not answered 'get_default_active_thread_percentage' for 0.5 s")
 
 
-async def test_without_a_control_program_the_kernels_word_counts_and_that_is_told_once(other, caplog):
-    await other.start()
+async def test_without_a_control_program_the_kernels_word_counts_and_that_is_told_once(other, caplog, monkeypatch):
+    monkeypatch.setattr(foreign, "SET_UP", 0.0)
+    await other.start(started=False)
     other.program.unlink()
     why = await other.until("cannot be asked")
     assert f"no {PROGRAM} at {other.driver}/usr/bin/{PROGRAM}, $PATH" in why
-    (other.root / GPU / watch.STARTED).touch()
+    other.started.touch()
     await other.until("")
     assert await other.look() == ""
     assert caplog.text.count("its limits are not verified") == 1
@@ -164,12 +180,23 @@ async def test_the_root_is_looked_for_at_the_mount_of_nvidias_manifests(other, m
     await other.until("")
 
 
-async def test_a_root_that_hangs_is_told_in_time(other, monkeypatch):
+async def test_a_root_that_hangs_is_told_in_time_and_holds_one_thread_until_it_answers(other, monkeypatch):
     reading, written = os.pipe()
-    monkeypatch.setattr(watch, "PATIENCE", 0.1)
+    seen = watch._seen
+    monkeypatch.setattr(watch, "PATIENCE", 0.05)
     monkeypatch.setattr(watch, "_seen", lambda *_: os.read(reading, 1))
-    assert await other.look() == "its MPS daemon's state cannot be read in time"
+    for _ in range(5):
+        assert await other.look() == "its MPS daemon's state cannot be read in time; does the disk of --mps-root hang?"
+    assert [thread.name for thread in threading.enumerate()].count("mps-readiness") == 1
+    monkeypatch.setattr(watch, "_seen", seen)
+    monkeypatch.setattr(watch, "PATIENCE", PATIENCE)
     os.close(written)
+    assert "gpu-plugin mps has not run on this node" in await other.look()
+
+
+async def test_a_root_that_cannot_be_read_is_down_with_the_reason(other):
+    other.settings = resolve({"mps_root": f"/run/{'x' * 300}"}, {})
+    assert await other.look() == "its MPS daemon's state cannot be read: File name too long; is --mps-root right?"
 
 
 async def test_a_file_in_the_place_of_a_socket_is_no_daemon(other):
