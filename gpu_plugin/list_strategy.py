@@ -108,8 +108,8 @@ def evidence_for(settings: Settings) -> "NodeEvidence":
     root = host_root(settings)
     if root is None:
         return NodeEvidence(
-            trouble="the node's root directory is not mounted for this process: mount it at --driver-root-ctr-path "
-            f"({settings.driver_root_ctr_path}), with --driver-root /"
+            trouble="this process is in a container, and the node's root directory is not mounted there: mount it at "
+            f"--driver-root-ctr-path ({settings.driver_root_ctr_path}), with --driver-root /"
         )
     directory = settings.socket_dir.rstrip("/").rpartition("/")[0] or "/"
     return look(root, directory)

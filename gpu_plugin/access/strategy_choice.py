@@ -188,8 +188,11 @@ def _containerd(containerd: ContainerdEvidence, package: str, cdi_dir: str) -> _
         return _Verdict(False, f"{known}, and takes CDI device names only from 1.7 on")
     declared = _declared(containerd.sections)
     if not declared:
-        file = containerd.file or "/etc/containerd/config.toml"
-        return _Verdict(False, f"{file} does not set enable_cdi = true for containerd's CRI plugin, and {known}")
+        if not containerd.file:
+            return _Verdict(False, f"containerd has no configuration file that could be found, and {known}")
+        return _Verdict(
+            False, f"{containerd.file} does not set enable_cdi = true for containerd's CRI plugin, and {known}"
+        )
     fault = _older(containerd.sections, cdi_dir)
     return _Verdict(not fault, fault or f"{declared[-1].source} sets enable_cdi = true for containerd")
 

@@ -116,6 +116,8 @@ class SpecDirectory:
 
     def _remove(self, name: str) -> bool:
         self._written.pop(name, None)
+        if not os.path.lexists(self.path / name):  # on a read-only file system unlink refuses this, too
+            return False
         with suppress(FileNotFoundError, NotADirectoryError):
             (self.path / name).unlink()
             return True

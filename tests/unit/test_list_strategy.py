@@ -135,5 +135,5 @@ def test_the_node_is_seen_where_it_is_mounted(tmp_path, monkeypatch):
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     absent = dataclasses.replace(asked, driver_root_ctr_path=str(tmp_path / "absent"))
     assert evidence_for(absent).trouble.startswith(
-        "the node's root directory is not mounted for this process: mount it at"
+        "this process is in a container, and the node's root directory is not mounted there: mount it at"
     )

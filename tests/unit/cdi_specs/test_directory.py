@@ -254,6 +254,17 @@ def test_a_system_that_refuses_is_told_in_the_same_words_each_time_and_heals(dir
     assert listed(directory) == [GPU_FILE]
 
 
+def test_what_is_not_there_need_not_be_removed_from_a_read_only_file_system(directory, monkeypatch):
+    directory.write(ONE)
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("pathlib.Path.unlink", refuse)  # as the kernel does, whether or not there is such a file
+    assert directory.write(ONE).refused == {}
+    assert list(directory.write(TWO | {IMEX_FILE: CHANNEL[IMEX_FILE]}).refused) == []
+
+
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"null", b"\xff", b'{"cdiVersion": "0.5.0"}'])
 def test_what_makes_no_sense_is_read_as_nothing(directory, name, content):

@@ -62,6 +62,17 @@ def all_of(directory: str) -> dict[str, str]:
         ),
         ("data/libs", {"usr/lib64": "../data/libs"}, "/data/libs"),
         ("data/libs", {"usr": "a/usr", "a/usr/lib64": "../../data/libs"}, "/data/libs"),
+        ("usr/local/glibc/usr/lib", {}, "/usr/local/glibc/usr/lib"),  # Talos
+        (
+            "usr/lib/x86_64-linux-gnu/nvidia/tesla-535",  # Debian's driver for data centres, found by its alternatives
+            {
+                "usr/lib/x86_64-linux-gnu/libcuda.so.1": "/etc/alternatives/nvidia--libcuda.so.1",
+                "etc/alternatives/nvidia--libcuda.so.1": (
+                    f"/usr/lib/x86_64-linux-gnu/nvidia/tesla-535/libcuda.so.{VERSION}"
+                ),
+            },
+            "/usr/lib/x86_64-linux-gnu/nvidia/tesla-535",
+        ),
     ],
 )
 def test_where_distributions_and_installers_have_their_libraries(root, search, directory, links, seen_as):

@@ -46,6 +46,26 @@ def test_of_too_many_libraries_the_ones_that_every_program_needs_stay():
     )
 
 
+def test_ten_thousand_files_of_the_drivers_version_leave_nvidias_own_libraries_and_few_sentences():
+    own = ("libcuda.so.550.1", "libnvidia-ml.so.550.1", "libnvidia-ptxjitcompiler.so.550.1", "libnvcuvid.so.550.1")
+    strange = tuple(f"liba{at:05}.so.550.1" for at in range(10_000))
+    picked = driver.pick({LIB64: tuple(sorted((*strange, *own)))}, "550.1", "/driver")
+    assert {path.rpartition("/")[2] for path in picked.libraries[: len(own)]} == set(own)
+    seen = [
+        SeenLibrary(Seen(path, target=path), fault="it is no ELF file" if "/liba" in path else "", machine="EM_X86_64",
+                    soname=f"{path.rpartition('/')[2].partition('.so.')[0]}.so.1")
+        for path in picked.libraries
+    ]  # fmt: skip
+    files = driver.chosen(picked, seen, [], "/driver")
+    assert {library.names[0] for library in files.libraries} == {f"{name.partition('.so.')[0]}.so.1" for name in own}
+    assert not files.fault
+    assert len(files.complaints) == 5  # too many, three of those by name, and the others together
+    assert (
+        "more files in the driver root /driver are left out for the same reason: it is no ELF file"
+        in files.complaints[-1]
+    )
+
+
 def test_the_processor_is_libcudas_and_what_is_for_another_or_for_32_bits_is_left_out():
     files = chosen(
         library("/usr/lib/libcuda.so.550.1", "libcuda.so.1", "EM_386", 32),

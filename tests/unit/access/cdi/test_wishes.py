@@ -38,10 +38,14 @@ def test_what_the_operator_said_and_the_node_has():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (settings_of(cdi_feature_flags=IDLE_FEATURE_FLAGS[:1]), f"{IDLE_FEATURE_FLAGS[0]} changes nothing"),
+        (
+            settings_of(cdi_feature_flags=IDLE_FEATURE_FLAGS[:1]),
+            f"{IDLE_FEATURE_FLAGS[0]} is not supported and changes nothing",
+        ),
         (settings_of(cdi_feature_flags=(FEATURE_FLAGS[0], "new-flag")), "--cdi-feature-flags: new-flag is not known"),
         (settings_of(cdi_disable_hooks=("all",)), "no hook is used without --nvidia-cdi-hook-path"),
-        (settings_of(cdi_disable_hooks=("chmod",), nvidia_cdi_hook_path="/x"), "--cdi-disable-hooks: chmod is no hook"),
+        (settings_of(cdi_disable_hooks=("links",), nvidia_cdi_hook_path="/x"), "--cdi-disable-hooks: links is no hook"),
+        (settings_of(cdi_disable_hooks=("create-symlinks",), nvidia_cdi_hook_path="/x"), "may not find libcuda.so.1"),
     ],
 )
 def test_what_changes_nothing_is_said(settings, words):
@@ -54,3 +58,14 @@ def test_why_a_device_cannot_be_used_by_its_name():
     ready = CdiReadiness({"GPU-0": frozenset()}, "", {"GPU-1": "its node is missing"})
     assert [ready.reason(name) for name in ("GPU-0", "GPU-1", "GPU-2")] == ["", "its node is missing", NOT_YET]
     assert CdiReadiness({"GPU-0": frozenset()}, "no driver").reason("GPU-0") == "no driver"
+
+
+def test_with_all_hooks_disabled_libraries_are_bound_where_they_are_found():
+    settings = settings_of(cdi_disable_hooks=("all",), nvidia_cdi_hook_path="/usr/bin/nvidia-ctk")
+    assert wishes(settings, Access(dev_root="/")).hook == ""
+    assert unheeded(settings) == []
+
+
+def test_nvidias_other_hooks_may_be_disabled():
+    disabled = ("chmod", "update-application-profile")
+    assert unheeded(settings_of(cdi_disable_hooks=disabled, nvidia_cdi_hook_path="/x")) == []
