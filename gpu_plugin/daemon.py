@@ -17,6 +17,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import anyio
 import anyio.abc
@@ -168,7 +169,12 @@ class Daemon:
     async def _control(self) -> None:
         """Answers commands; another daemon on the same state directory is waited out."""
         verbs = {name: self._then_look(verb) for name, verb in self.hardware.verbs.items()}
-        verbs |= {**self._operations.verbs, "status": self._status, "topology": self._topology}
+        verbs |= {
+            **self._operations.verbs,
+            "explain": self._explain,
+            "status": self._status,
+            "topology": self._topology,
+        }
         while True:
             try:
                 async with control.serve(Path(self.settings.state_dir), verbs):
@@ -322,6 +328,12 @@ class Daemon:
         if found is not None:
             self._offering.take(found)
         self._specs.follow(self._node, None if found is None else found.access)
+
+    async def _explain(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """What `Operations.explain` says, with what else keeps the devices of healthy GPUs from pods."""
+        told = await self._operations.explain(request)
+        gpus = cast("Sequence[Mapping[str, object]]", told["gpus"])
+        return {**told, "gpus": [{**gpu, "withheld": self._inventory.withheld(str(gpu["uuid"]))} for gpu in gpus]}
 
     async def _status(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
         """What is served and under which configuration, for `gpu-plugin status`."""

@@ -20,7 +20,8 @@ _GRAVITY = ("FATAL", "DEGRADED", "APP", "OK")
     "explain",
     help="Why a GPU is in its state, since when, and what would clear it; those that are unfit come first.",
     epilog="Healthy or Unhealthy is what the kubelet hears: FATAL is Unhealthy; DEGRADED (worth a look), APP (an "
-    "application's own error) and OK (nothing) are Healthy, and pods still get the GPU.",
+    "application's own error) and OK (nothing) are Healthy, and pods still get the GPU, unless it is said why it is not "
+    "handed out: an MPS daemon that is down, or a CDI specification that is not written, say.",
 )
 @state_dir_option
 @gpus_option
@@ -44,6 +45,8 @@ def lines(gpu: dict[str, Any], now: float) -> Iterator[str]:
     """What is told of one GPU as text; `now` is Unix time in seconds."""
     verdict = "" if gpu["verdict"] == "OK" else f", {gpu['verdict']}"
     yield f"GPU {gpu['index']}  {gpu['uuid']}  {gpu['health']}{verdict}"
+    for reason in gpu.get("withheld", ()):
+        yield f"  not handed out: {reason}"
     for signal in gpu["signals"]:
         whose = f", MIG device {signal['device']}" if signal.get("device") else ""
         grade = f" ({signal['verdict']}{whose})" if signal.get("verdict") else ""

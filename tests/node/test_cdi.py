@@ -13,6 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from gpu_plugin import control
 from gpu_plugin.simulation.stand_in_kubelet.admission import AdmissionError
 from tests.node.daemon import GPU, healthy, ids
 
@@ -84,6 +85,10 @@ async def test_a_directory_that_cannot_be_is_a_reason_and_heals(kubelet, daemon)
     daemon.specs.write_text("in the way")
     daemon.start(*BY_CDI)
     await daemon.said(f"cannot be written: {daemon.specs}: Not a directory")
+    (gpu,) = control.request(daemon.state, "explain", gpu=3)["gpus"]
+    assert (gpu["health"], gpu["signals"]) == ("Healthy", [])
+    assert gpu["withheld"] == [f"its CDI specification cannot be written: {daemon.specs}: Not a directory"]
+    assert control.request(daemon.state, "status")["cdi"]["trouble"] == gpu["withheld"][0]
     await kubelet.wait_for(healthy(kubelet, 0))
     daemon.specs.unlink()
     await kubelet.wait_for(healthy(kubelet, 8), timeout=20)

@@ -381,3 +381,14 @@ def test_a_device_of_another_class_that_containers_get_too_must_be_named_as_well
     assert reasons == {f"no CDI specification is written that has {gdrcopy}"}
     inventory.cdi_changed(msgspec.structs.replace(gpus, others=frozenset({channel, gdrcopy})))
     assert told(inventory) == {GPU: ["GPU-a", "GPU-b"]}
+
+
+def test_what_keeps_healthy_gpus_from_pods_is_told_once_each(inventory, sick):
+    inventory.apply(by_cdi(), None, 0)
+    inventory.cdi_changed(CdiReadiness({}, "the disk is full"))
+    sick["GPU-b"] = "Xid 79"
+    inventory.health_changed("GPU-b")
+    assert inventory.withheld("GPU-a") == ("the disk is full",)
+    assert inventory.withheld("GPU-b") == ()  # its health says why
+    inventory.cdi_changed(ready(GPU_a=(), GPU_b=()))
+    assert inventory.withheld("GPU-a") == ()
