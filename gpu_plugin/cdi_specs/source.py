@@ -119,8 +119,8 @@ class SpecSource:
         if not hook or any(os.access(path, os.X_OK) for path in self._seen_as(hook)):
             return hook, ""
         return "", (
-            f"--nvidia-cdi-hook-path: there is no program {hook} on the host, as far as it can be seen from here; CDI "
-            "specifications go without hooks, which they do not need"
+            f"--nvidia-cdi-hook-path: there is no program {hook} on the host, as far as this process can see it; CDI "
+            "specifications are written without hooks, and work without them"
         )
 
     def _seen_as(self, host_path: str) -> list[str]:

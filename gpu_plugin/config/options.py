@@ -180,7 +180,8 @@ NVIDIA: tuple[Option, ...] = (
         "",
         "",
         values.texts,
-        "what is left out of CDI specifications: no-additional-gids-for-device-nodes, disable-ipc-discoverer",
+        "NVIDIA's feature flags for CDI: no-additional-gids-for-device-nodes (no groups for DRM nodes), "
+        "disable-ipc-discoverer (no sockets of the driver's daemons); others change nothing",
         many=True,
     ),
     _option("cdi_disable_hooks", "", "", values.texts, "hooks of NVIDIA's to leave out, by name, or all", many=True),
