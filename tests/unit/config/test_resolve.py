@@ -478,3 +478,9 @@ def test_the_config_file_is_that_of_the_flag_then_the_environment():
     assert chosen({"config_file": "/a"}, {"CONFIG_FILE": "/b"}) == "/a"
     assert chosen({"config_file": None}, {"CONFIG_FILE": "/b"}) == "/b"
     assert chosen({}, {}) == ""
+
+
+def test_a_required_imex_channel_is_named():
+    with pytest.raises(ConfigError, match="--imex-required needs --imex-channel-ids 0"):
+        resolve({"imex_required": "true", "imex_channel_ids": "auto"}, {})
+    assert resolve({"imex_required": "true", "imex_channel_ids": "0"}, {}).imex_required

@@ -105,6 +105,8 @@ def contents(draw: st.DrawFn) -> dict[str, Any]:
         for part in above:
             holder = holder[part]
         holder[last] = draw(_option(option.name, option.parse.schema))
+    if content["imex"].get("channelIDs") == "auto":
+        content["imex"].pop("required", None)  # what is required is named
     content["flags"]["gfd"] = {key: FOREIGN[key] for key in draw(st.lists(st.sampled_from([*FOREIGN]), unique=True))}
     if draw(st.booleans()):
         content["version"] = draw(st.sampled_from(["v1", ""]))
