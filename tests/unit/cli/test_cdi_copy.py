@@ -69,6 +69,15 @@ def test_a_copy_of_a_node_gives_its_specification(cdi, node):
     assert f"/usr/lib64/libcuda.so.{VERSION}" in host_paths(text)
 
 
+def test_what_is_made_of_a_copy_can_be_judged_against_it(cdi, node):
+    cdi("generate", "--root", node, "--output", node.path / "etc/cdi")
+    assert cdi("validate", "--root", node, "--host-paths")[0] == 0
+    (node.path / f"usr/lib64/libcuda.so.{VERSION}").unlink()
+    status, text, _ = cdi("validate", "--root", f"{node}/", "--host-paths")
+    assert status == 2
+    assert f": /usr/lib64/libcuda.so.{VERSION} does not exist below {node}" in text
+
+
 @pytest.mark.parametrize("whole", [True, False], ids=["in a copy of the node", "copied alone"])
 def test_paths_of_a_driver_root_of_its_own_are_the_nodes(cdi, tmp_path, whole):
     root = Root(tmp_path / "node")
