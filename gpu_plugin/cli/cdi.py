@@ -204,7 +204,7 @@ def validate(
         shown, spec = printable(each.file), each.spec
         faults = _faults(each, conflicts)
         if spec is not None and host_paths:
-            place = f"below {root}" if _below(root) else "on this machine"
+            place = f"below {_below(root)}" if _below(root) else "on this machine"
             faults += [
                 f"{printable(path)} does not exist {place}" for path in gone(reading.host_paths(spec), _below(root))
             ]

@@ -83,9 +83,10 @@ def found(files: Sequence[Judged]) -> Found:
 
 def _conflict(other: str, names: Sequence[str]) -> str:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    verb = "are" if more else "is"
     return (
-        f"{names[0]}{more} in conflict with {other}: runtimes refuse a name that two files of one directory have; remove one "
-        "of them"
+        f"conflict: {names[0]}{more} {verb} in {other} too; runtimes refuse a name that two files of one directory have: remove "
+        "one of the files"
     )
 
 

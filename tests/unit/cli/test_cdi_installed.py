@@ -28,7 +28,7 @@ def test_two_files_of_one_directory_are_a_conflict_that_no_later_one_settles():
     known = found([file("/etc/a", "x", "y"), file("/etc/b", "x", "z"), file("/run/a", "x", "y", priority=1)])
     assert owners(known) == {"z": "/etc/b", "y": "/run/a"}
     assert set(known.conflicts) == {"/etc/a", "/etc/b"}
-    assert known.conflicts["/etc/b"][0].startswith("a.com/b=x in conflict with /etc/a: ")
+    assert known.conflicts["/etc/b"][0].startswith("conflict: a.com/b=x is in /etc/a too; ")
 
 
 def test_a_file_that_runtimes_do_not_take_shadows_nothing_and_conflicts_with_nothing():
@@ -40,8 +40,8 @@ def test_a_file_that_runtimes_do_not_take_shadows_nothing_and_conflicts_with_not
 def test_a_conflict_of_many_devices_is_one_sentence_a_file():
     known = found([file("/etc/a", *"xyz"), file("/etc/b", *"xyz"), file("/etc/c", "x")])
     assert owners(known) == {}
-    assert [sentence.partition(":")[0] for sentence in known.conflicts["/etc/a"]] == [
-        "a.com/b=x and 2 more in conflict with /etc/b", "a.com/b=x in conflict with /etc/c",
+    assert [sentence.partition(";")[0] for sentence in known.conflicts["/etc/a"]] == [
+        "conflict: a.com/b=x and 2 more are in /etc/b too", "conflict: a.com/b=x is in /etc/c too",
     ]  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def test_a_conflict_is_a_fault_of_both_files(cdi, root):
     assert [line.partition(": ")[0] for line in error.splitlines()] == [f"{root}/etc/cdi/{n}.json" for n in "ab"]
     status, text, _ = cdi("validate", "--cdi-dir", root / "etc/cdi")
     assert status == 2
-    assert text.count("in conflict with") == 2
+    assert text.count(": conflict: a.com/b=x is in ") == 2
     assert text.count(": valid") == 1
     assert cdi("validate", root / "etc/cdi/a.json", root / "etc/cdi/b.json")[0] == 0  # need not be where runtimes look
 
