@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,9 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import CDI_DIR
 
 if TYPE_CHECKING:
+    from gpu_plugin.access.cdi.build import Built
     from gpu_plugin.access.cdi.spec import Spec
+    from gpu_plugin.cli.cdi_installed import Judged
 
 DIRECTORIES = (Path("/etc/cdi"), Path(CDI_DIR))
 """Where runtimes look for specifications (CDI's specification); in the later ones those that win."""
@@ -25,7 +27,16 @@ _dirs_option = click.option(
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="DIR",
-    help=f"A directory of specifications, may stand several times. [default: {', '.join(map(str, DIRECTORIES))}]",
+    help="A directory of specifications, may stand several times, the one that wins last. "
+    f"[default: {', '.join(map(str, DIRECTORIES))}]",
+)
+_root_option = click.option(
+    "--root", metavar="DIR", help="A directory that has a node's files: specifications are looked for below it."
+)
+_simulate_option = click.option(
+    "--simulate",
+    metavar="PROFILE",
+    help="The specifications that `gpu-plugin cdi generate` makes for this simulated node instead.",
 )
 
 
@@ -44,7 +55,8 @@ def command() -> None:
 @click.option(
     "--root",
     metavar="DIR",
-    help="A directory that has a node's files: usr, dev, and proc/driver/nvidia/gpus unless --simulate names the GPUs.",
+    help="A directory that has a node's files: usr, dev, and proc/driver/nvidia unless --simulate names the GPUs; of a WSL node "
+    "usr/lib/wsl and dev, of a Tegra etc, usr and dev.",
 )
 @click.option("--format", "form", type=click.Choice(["json", "yaml"]), default="json", help="[default: json]")
 @click.option(
@@ -57,21 +69,12 @@ def command() -> None:
 def generate(root: str | None, form: str, device_class: str, output: Path | None, **given: object) -> int:
     """Prints or writes specifications."""
     from gpu_plugin.access.cdi import names  # noqa: PLC0415 - usage and help need none of it
-    from gpu_plugin.cli.cdi_source import built  # noqa: PLC0415
 
     if output is not None and _given("form", "device_class"):
         raise click.UsageError("--output writes every class, as JSON: leave --format and --class out")
     if device_class not in names.CLASSES:
         raise click.UsageError(f"--class: {device_class!r} is none of {', '.join(names.CLASSES)}")
-    try:
-        settings = settings_from(given_flags(given), os.environ)
-        made = built(settings, root)
-    except ConfigError as error:
-        raise click.UsageError(str(error), click.get_current_context()) from None
-    for sentence in (*made.complaints, *_missing(made.missing)):
-        click.echo(f"gpu-plugin cdi generate: {sentence}", err=True)
-    if made.trouble:
-        raise click.ClickException(made.trouble)
+    made = _built(given_flags(given), root)
     if output is not None:
         return _write(output, made.specs)
     spec = made.specs.get(names.file_name(device_class))
@@ -79,6 +82,22 @@ def generate(root: str | None, form: str, device_class: str, output: Path | None
         raise click.ClickException(f"this node has nothing of class {device_class}, or it was not asked for")
     click.echo(_text(spec, form), nl=False)
     return 0
+
+
+def _built(flags: Mapping[str, object], root: str | None) -> "Built":
+    """The specifications of what flags and `root` name; what was left out is said on standard error."""
+    from gpu_plugin.cli.cdi_source import built  # noqa: PLC0415 - usage and help need none of it
+
+    context = click.get_current_context()
+    try:
+        made = built(settings_from(flags, os.environ), root)
+    except ConfigError as error:
+        raise click.UsageError(str(error), context) from None
+    for sentence in (*made.complaints, *_missing(made.missing)):
+        click.echo(f"{context.command_path}: {sentence}", err=True)
+    if made.trouble:
+        raise click.ClickException(made.trouble)
+    return made
 
 
 def _given(*parameters: str) -> bool:
@@ -117,68 +136,121 @@ def _write(output: Path, specs: "Mapping[str, Spec]") -> int:
 @command.command(
     "list",
     help="List the CDI devices that the specifications on this node have, of whatever vendor.",
-    epilog="Exit status 1 where a specification cannot be used; which and why is said on standard error.",
+    epilog="A name that several directories have is listed once: the last directory's counts. Exit status 1 where a "
+    "specification cannot be used, or two files of one directory have one name; which and why is said on standard error.",
 )
 @_dirs_option
+@_root_option
+@_simulate_option
 @click.option("--json", "as_json", is_flag=True, help="A JSON list of objects instead of a line each.")
-def list_devices(directories: tuple[Path, ...], as_json: bool) -> int:  # noqa: FBT001 - click hands it over so
+def list_devices(directories: tuple[Path, ...], root: str | None, simulate: str | None, as_json: bool) -> int:  # noqa: FBT001 - click hands it over so
     """Prints every device's qualified name."""
-    from gpu_plugin.cli.cdi_file import judge, printable  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.cli.cdi_file import printable  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.cli.cdi_installed import found  # noqa: PLC0415
 
-    rows, faulty = [], False
-    for file in _spec_files(directories or DIRECTORIES, named=bool(directories)):
-        spec, faults = judge(file)
-        for fault in faults:
-            click.echo(f"{printable(str(file))}: {fault}", err=True)
-        faulty |= bool(faults)
-        if spec is not None and not faults:
-            rows += [{"name": f"{spec.kind}={device.name}", "file": printable(str(file))} for device in spec.devices]
+    files = _judged(directories, root, simulate)
+    known = found(files)
+    faults = [f"{printable(each.file)}: {fault}" for each in files for fault in _faults(each, known.conflicts)]
+    for fault in faults:
+        click.echo(fault, err=True)
     if as_json:
+        rows = [{"name": name, "file": printable(each.file)} for name, each in known.owners.items()]
         click.echo(json.dumps(rows, indent=2))
     else:
-        for row in rows:
-            click.echo(row["name"])
-    return 1 if faulty else 0
+        for name in known.owners:
+            click.echo(name)
+    return 1 if faults else 0
 
 
 @command.command(
     "validate",
     help="Judge CDI specifications by the JSON Schema and the rules of CDI 1.1.0. FILE - is standard input.",
-    epilog="Exit status 2 if any of them is wrong.",
+    epilog="Exit status 2 if any of them is wrong, or, where directories are judged, two files of one directory have a device of "
+    "one name.",
 )
 @click.argument("files", nargs=-1, metavar="[FILE]...", type=click.Path(path_type=Path))
 @_dirs_option
-@click.option("--host-paths", is_flag=True, help="Judge too whether what they name exists on this machine.")
+@_root_option
+@_simulate_option
+@click.option(
+    "--host-paths", is_flag=True, help="Judge too whether what they name exists on this machine, or below --root."
+)
 @click.option("--schema", is_flag=True, help="Print the JSON Schema, for editors, and nothing else.")
-def validate(files: tuple[Path, ...], directories: tuple[Path, ...], host_paths: bool, schema: bool) -> int:  # noqa: FBT001
+def validate(
+    files: tuple[Path, ...],
+    directories: tuple[Path, ...],
+    root: str | None,
+    simulate: str | None,
+    host_paths: bool,  # noqa: FBT001 - click hands it over so
+    schema: bool,  # noqa: FBT001
+) -> int:
     """Prints a verdict on each file."""
     if schema:
         from gpu_plugin.access.cdi.spec import json_schema  # noqa: PLC0415
 
         click.echo(json.dumps(json_schema(), indent=2))
         return 0
-    judged = files or tuple(_spec_files(directories or DIRECTORIES, named=bool(directories)))
-    if not judged:
-        raise click.UsageError(
-            f"there is no specification in {', '.join(map(str, directories or DIRECTORIES))}: name a file, or - for "
-            "standard input"
-        )
     from gpu_plugin.access.cdi import reading  # noqa: PLC0415 - usage and help need none of it
-    from gpu_plugin.cli.cdi_file import judge, printable  # noqa: PLC0415
+    from gpu_plugin.cli.cdi_file import printable  # noqa: PLC0415
+    from gpu_plugin.cli.cdi_installed import found, gone  # noqa: PLC0415
 
+    judged = _named(files, simulate) if files else _judged(directories, root, simulate)
+    if not judged:
+        places = ", ".join(f"{_below(root)}{directory}" for directory in directories or DIRECTORIES)
+        raise click.UsageError(f"there is no specification in {places}: name a file, or - for standard input")
+    conflicts = {} if files else found(judged).conflicts
     valid = True
-    for file in judged:
-        shown = printable(str(file))
-        spec, faults = judge(file)
+    for each in judged:
+        shown, spec = printable(each.file), each.spec
+        faults = _faults(each, conflicts)
         if spec is not None and host_paths:
-            gone = [path for path in reading.host_paths(spec) if not os.path.lexists(path)]
-            faults += [f"{printable(path)} does not exist on this machine" for path in gone]
+            place = f"below {_below(root)}" if _below(root) else "on this machine"
+            faults += [
+                f"{printable(path)} does not exist {place}" for path in gone(reading.host_paths(spec), _below(root))
+            ]
         for fault in faults:
             click.echo(f"{shown}: {fault}")
         if not faults and spec is not None:
             click.echo(f"{shown}: valid, {spec.kind} {spec.cdi_version}, {len(spec.devices)} devices")
         valid &= not faults
     return 0 if valid else 2
+
+
+def _below(root: str | None) -> str:
+    """A root without a slash at the end, empty for this machine's own."""
+    return (root or "").rstrip("/")
+
+
+def _judged(directories: tuple[Path, ...], root: str | None, simulate: str | None) -> "list[Judged]":
+    """The specifications in directories, or those of a simulated node, judged."""
+    from gpu_plugin.access.cdi.spec import to_json  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.cli.cdi_file import judge_content  # noqa: PLC0415
+    from gpu_plugin.cli.cdi_installed import Judged, judged  # noqa: PLC0415
+
+    if simulate is None:
+        return judged(directories or DIRECTORIES, _below(root), named=bool(directories))
+    if directories:
+        raise click.UsageError("--simulate makes specifications, and --cdi-dir names others: leave one of them out")
+    specs = sorted(_built({"simulate": simulate}, root).specs.items())
+    contents = ((name, *judge_content(to_json(spec))) for name, spec in specs)
+    return [Judged(name, spec, tuple(faults)) for name, spec, faults in contents]
+
+
+def _named(files: tuple[Path, ...], simulate: str | None) -> "list[Judged]":
+    """The files that the operator names, judged; they need not be where runtimes look."""
+    from gpu_plugin.cli.cdi_file import judge  # noqa: PLC0415
+    from gpu_plugin.cli.cdi_installed import Judged  # noqa: PLC0415
+
+    if simulate is not None:
+        raise click.UsageError("--simulate makes specifications, and FILE names others: leave one of them out")
+    verdicts = ((str(file), *judge(file)) for file in files)
+    return [Judged(name, spec, tuple(faults)) for name, spec, faults in verdicts]
+
+
+def _faults(each: "Judged", conflicts: Mapping[str, tuple[str, ...]]) -> list[str]:
+    from gpu_plugin.cli.cdi_file import printable  # noqa: PLC0415
+
+    return [*each.faults, *map(printable, conflicts.get(each.file, ()))]
 
 
 @command.command(
@@ -200,15 +272,3 @@ def remove(directory: Path) -> int:
     if not outcome.changed:
         click.echo(f"{directory}: nothing of this plugin's")
     return 0
-
-
-def _spec_files(directories: Iterable[Path], *, named: bool) -> Iterator[Path]:
-    """The files that runtimes take for specifications. A directory that somebody `named` must be there."""
-    for directory in directories:
-        try:
-            yield from (path for path in sorted(directory.iterdir()) if path.suffix in {".json", ".yaml"})
-        except FileNotFoundError:
-            if named:
-                raise click.UsageError(f"--cdi-dir: {directory}: there is no such directory") from None
-        except OSError as error:
-            raise click.ClickException(f"{directory}: {error.strerror}") from None

@@ -22,9 +22,15 @@ def judge(file: Path) -> tuple[Spec | None, list[str]]:
     """What a file says, None where it makes no sense, and a sentence for each thing that is wrong with it."""
     try:
         content = _standard_input() if str(file) == STANDARD_INPUT else read_bounded(file)
-        spec = from_plain(_plain(content))
     except OSError as error:
         return None, [printable(error.strerror or str(error))]
+    return judge_content(content)
+
+
+def judge_content(content: bytes) -> tuple[Spec | None, list[str]]:
+    """What these bytes say, JSON or YAML, as `judge` has it of a file."""
+    try:
+        spec = from_plain(_plain(content))
     except ConfigError as error:
         return None, [printable(_sentence(fault.line, fault.path, fault.reason)) for fault in error.faults]
     except UnicodeEncodeError:

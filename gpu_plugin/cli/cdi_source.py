@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from gpu_plugin.access.cdi.build import Built
 from gpu_plugin.access.cdi.wishes import unheeded, wishes
@@ -19,15 +21,23 @@ from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import served_gpus
 from gpu_plugin.nvml.port import Driver, HostView, NvmlError
 
+if TYPE_CHECKING:
+    from gpu_plugin.cli.cdi_copy import Copy
+
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A node, what its host has, and where its driver's files are: as this process sees it, and as that host calls it."""
+    """A node, what its host has, and where its driver's files are: as this process sees it, and as that host calls it.
+
+    `copy` says where its files were copied to, None for files in their own place; `complaints` what they do not say.
+    """
 
     node: Node
     host: HostView
     roots: tuple[tuple[str, str], ...]
     dev_root: str = ""
+    copy: "Copy | None" = None
+    complaints: tuple[str, ...] = ()
 
 
 def built(settings: Settings, root: str | None) -> Built:
@@ -41,31 +51,64 @@ def built(settings: Settings, root: str | None) -> Built:
         settings = replace(settings, device_list_strategy=("cdi-cri",))
     with _subject(settings, root) as subject:
         node = replace(subject.node, device_nodes=subject.host.device_nodes())
-        access = plan_access(settings, node, subject.dev_root)
-        wanted, complaints = wishes(settings, access), tuple(unheeded(settings))
-        request = Request(served_gpus(node, settings), node.driver_version, wanted, complaints)
+        wanted = wishes(settings, plan_access(settings, node, subject.dev_root))
+        request = Request(
+            served_gpus(node, settings), node.driver_version, wanted, (*subject.complaints, *unheeded(settings))
+        )
         try:
-            return SpecSource(subject.host, lambda: subject.roots).build(request)
+            return _made(subject, request)
         except OSError as error:
             raise click.ClickException(said(error)) from None
 
 
+def _made(subject: _Subject, request: Request) -> Built:
+    """The specifications of a subject. Raises OSError where its files cannot be read."""
+    copy = subject.copy
+    if copy is None:
+        return SpecSource(subject.host, lambda: subject.roots).build(request)
+    from gpu_plugin.cli.cdi_copy import CopySource  # noqa: PLC0415 - only who has a copy of a node needs it
+
+    request = msgspec.structs.replace(request, wishes=replace(request.wishes, hook=copy.hook_here))
+    return copy.as_on_node(CopySource(subject.host, lambda: subject.roots).build(request))
+
+
 @contextmanager
 def _subject(settings: Settings, root: str | None) -> Iterator[_Subject]:
-    host_root = settings.driver_root.rstrip("/")
-    roots = ((root.rstrip("/"), host_root),) if root is not None else ()
-    if settings.simulate:
-        with _simulated(settings, roots) as subject:
-            yield subject
-    elif root is not None:
-        yield _offline(settings, Path(root), roots)
+    if root is not None:
+        yield _copied(settings, root)
+    elif settings.simulate:
+        with tempfile.TemporaryDirectory() as made:
+            yield _simulated(settings, Path(made))
     else:
         yield _live(settings)
 
 
-@contextmanager
-def _simulated(settings: Settings, roots: tuple[tuple[str, str], ...]) -> Iterator[_Subject]:
+def _copied(settings: Settings, root: str) -> _Subject:
+    """The node of a directory, or a simulated one with the driver of that directory."""
+    from gpu_plugin.cli.cdi_copy import Copy, copied_node  # noqa: PLC0415 - only who has a copy of a node needs it
+    from gpu_plugin.nvml.host import LinuxHost  # noqa: PLC0415
+
+    copy = Copy.of(root, settings)
+    roots = ((copy.driver, copy.driver),)  # as the copy has them, which is how sentences should
+    if settings.simulate:
+        node, host = _simulated_node(settings)
+        return _Subject(node, host, roots, copy.root, copy)
+    node, complaints = copied_node(copy.root, settings.device_discovery_strategy)
+    places = [copy.root or "/", copy.driver or "/"]
+    host = LinuxHost(places, sysfs=f"{copy.root}/sys", procfs=f"{copy.root}/proc", own=False)
+    return _Subject(node, host, roots, copy.root, copy, complaints)
+
+
+def _simulated(settings: Settings, made: Path) -> _Subject:
+    """A simulated node, whose driver's files are made in that directory."""
     from gpu_plugin.simulation import driver_files  # noqa: PLC0415 - only who simulates needs it
+
+    node, host = _simulated_node(settings)
+    roots = ((str(driver_files.make(made, node.driver_version)), settings.driver_root.rstrip("/")),)
+    return _Subject(node, host, roots, settings.effective_dev_root)
+
+
+def _simulated_node(settings: Settings) -> tuple[Node, HostView]:
     from gpu_plugin.simulation.driver import SimulatedDriver  # noqa: PLC0415
     from gpu_plugin.simulation.hardware import SimulatedNode  # noqa: PLC0415
     from gpu_plugin.simulation.host import SimulatedHost  # noqa: PLC0415
@@ -73,28 +116,7 @@ def _simulated(settings: Settings, roots: tuple[tuple[str, str], ...]) -> Iterat
 
     hardware = SimulatedNode(load(settings.simulate))
     host = SimulatedHost(hardware)
-    with tempfile.TemporaryDirectory() as made:
-        if not roots:
-            version = hardware.profile.driver_version
-            roots = ((str(driver_files.make(Path(made), version)), settings.driver_root.rstrip("/")),)
-        yield _Subject(_probed(SimulatedDriver(hardware), host), host, roots, settings.effective_dev_root)
-
-
-def _offline(settings: Settings, root: Path, roots: tuple[tuple[str, str], ...]) -> _Subject:
-    from gpu_plugin.driver_root import proc  # noqa: PLC0415 - only who has a copy of a node needs it
-    from gpu_plugin.nvml.host import LinuxHost  # noqa: PLC0415
-
-    try:
-        gpus = tuple(proc.gpus(root / "proc"))
-    except OSError as error:
-        raise click.ClickException(
-            f"--root: {error.filename}: {error.strerror}; a copy of a node needs proc/driver/nvidia/gpus, or name "
-            "GPUs with --simulate"
-        ) from None
-    host = LinuxHost([str(root)], sysfs=str(root / "sys"), procfs=str(root / "proc"), own=False)
-    return _Subject(
-        Node(gpus, driver_version=proc.driver_version(root / "proc")), host, roots, settings.effective_dev_root
-    )
+    return _probed(SimulatedDriver(hardware), host), host
 
 
 def _live(settings: Settings) -> _Subject:

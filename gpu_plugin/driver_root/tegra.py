@@ -28,10 +28,11 @@ class TegraSearch:
 
     `roots` are (as this process sees it, as the host calls it), both without a slash at the end, empty for /. Lists are
     looked for below each of them in turn and here last; what they name lies below the first root that is there. Device
-    nodes are looked for here, and below each root.
+    nodes are looked for here, and below each root. `own`: this machine counts; it does not where the roots are of another.
     """
 
-    def __init__(self, roots: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, roots: Sequence[tuple[str, str]], *, own: bool = True) -> None:
+        self._here = ("",) if own else ()
         self.roots = tuple(dict.fromkeys(roots))
         self.host_root = self.roots[0][1]
         """The root in use, as the host calls it."""
@@ -55,7 +56,7 @@ class TegraSearch:
         self.searches += 1
         remembered = {tree.root: tree.libraries for tree in self._trees}
         self._trees, self._lines = (), ()  # a search that fails halfway is made again
-        places = dict.fromkeys((*(seen_at for seen_at, _ in self.roots), ""))
+        places = dict.fromkeys((*(seen_at for seen_at, _ in self.roots), *self._here))
         trees = {root: Tree(root, remembered.get(root, {})) for root in places}
         lines, complaints = _first_lists(trees.values())
         seen_at, host = next((each for each in self.roots if os.path.isdir(each[0] or "/")), self.roots[0])  # noqa: PTH112
@@ -76,7 +77,7 @@ class TegraSearch:
 
     def _with_devices(self, found: tegra.TegraFiles) -> tegra.TegraFiles:
         """The same with the device nodes that there are now: they come and go without a trace that is worth watching."""
-        roots = dict.fromkeys(("", *(seen_at for seen_at, _ in self.roots)))
+        roots = dict.fromkeys((*self._here, *(seen_at for seen_at, _ in self.roots)))
         nodes: dict[str, DeviceFile] = {}
         looked: dict[str, tegra.Looked] = {}
         for line in self._lines:

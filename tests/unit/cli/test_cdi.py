@@ -10,27 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpu_plugin.cli import main
-from gpu_plugin.simulation import driver_files
-
 GPU_FILE = "k8s.device-plugin.nvidia.com-gpu.json"
 PROFILES = (
     "a100-mig-mixed", "dgx-a100", "dgx1-v100", "dgx2-16", "gb200-node", "h100-mig-single", "h100-nvl-pairs", "h200",
     "hgx-b200", "hgx-h100", "l40s-pcie-8", "mixed-16", "t4-4",
 )  # fmt: skip
 GOOD = '{"cdiVersion": "0.5.0", "kind": "a.com/b", "devices": [{"name": "x", "containerEdits": {"env": ["A=1"]}}]}'
-
-
-@pytest.fixture
-def cdi(capsys):
-    """Runs a verb; gives exit status, standard output and standard error."""
-
-    def run(*arguments):
-        status = main(["cdi", *map(str, arguments)])
-        told = capsys.readouterr()
-        return status, told.out, told.err
-
-    return run
 
 
 @pytest.mark.parametrize("form", ["json", "yaml"])
@@ -44,35 +29,6 @@ def test_what_is_generated_for_every_profile_is_valid_and_the_same_each_time(cdi
     file.write_text(text)
     status, text, _ = cdi("validate", file)
     assert (status, "valid, k8s.device-plugin.nvidia.com/gpu" in text) == (0, True)
-
-
-@pytest.fixture
-def node(tmp_path):
-    """A copy of a node's files."""
-    root = driver_files.make(tmp_path / "node", "550.54.15")
-    gpu = root / "proc/driver/nvidia/gpus/0000:1b:00.0"
-    gpu.mkdir(parents=True)
-    (gpu / "information").write_text("GPU UUID: \t GPU-a\nBus Location: \t 0000:1b:00.0\nDevice Minor: \t 0\n")
-    (root / "proc/driver/nvidia/version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue\n")
-    (root / "dev").mkdir()
-    return root
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make device nodes")
-def test_a_copy_of_a_node_gives_its_specification(cdi, node):
-    os.mknod(node / "dev/nvidia0", 0o20666, os.makedev(195, 0))
-    status, text, _ = cdi("generate", "--root", node)
-    assert status == 0
-    made = json.loads(text)
-    assert [device["name"] for device in made["devices"]] == ["GPU-a", "0", "all"]
-    assert str(node) not in text  # what the host calls it counts
-    assert any("libcuda.so.550.54.15" in mount["hostPath"] for mount in made["containerEdits"]["mounts"])
-
-
-def test_a_copy_of_a_node_without_device_nodes_is_told_so(cdi, node):
-    status, text, error = cdi("generate", "--root", node)
-    assert (status, text) == (1, "")
-    assert "/dev/nvidia0" in error
 
 
 def test_the_strategy_of_pods_changes_nothing_not_even_auto(cdi):

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from gpu_plugin.driver_root import proc
@@ -49,6 +51,57 @@ def test_a_directory_that_says_nothing_of_use_takes_no_other_with_it(root):
         ("GPU-1", "00000000:1B:00.0"),
         ("GPU-2", ""),
     ]
+
+
+STRANGE = [
+    b"",
+    b"GPU UUID: GPU-2",
+    b"GPU UUID:\nDevice Minor: 1\n",
+    b"GPU UUID: GPU-2 x\nDevice Minor: 1\n",
+    b"GPU UUID: GPU-\x1b[31m\nDevice Minor: 1\n",
+    b"GPU UUID: GPU-2\nDevice Minor: -1\n",
+    b"GPU UUID: GPU-2\nDevice Minor: " + b"9" * 3000,
+    b"GPU UUID: GPU-2\nDevice Minor: " + b" " * 60_000 + b"1",
+    b"GPU UUID: GPU-2" + b" " * 60_000 + b"x\nDevice Minor: 1\n",
+    b":" * 60_000,
+    b"\n" * 60_000,
+    bytes(range(256)),
+]
+
+
+@pytest.mark.parametrize("content", STRANGE, ids=range(len(STRANGE)))
+@pytest.mark.timeout(5)
+def test_a_strange_file_is_no_gpu_and_no_error(root, content):
+    add(root, "0000:1b:00.0")
+    root.write("driver/nvidia/gpus/0000:1c:00.0/information", content)
+    assert [each.uuid for each in proc.gpus(root.path)] == ["GPU-1"]
+
+
+@pytest.mark.parametrize(
+    "bus", ["", "xyz", "0000:1g:00.0", "0000:1b:00.8", "0000:1b:00", "000000000:1b:00.0", "\N{ARABIC-INDIC DIGIT ONE}"]
+)
+def test_a_bus_location_that_is_none_is_left_out(root, bus):
+    add(root, "0000:1b:00.0", bus=bus)
+    assert [each.pci_bus_id for each in proc.gpus(root.path)] == [""]
+
+
+@pytest.mark.timeout(5)
+def test_nothing_is_waited_for(root):
+    (root.path / "driver/nvidia/gpus/0000:1c:00.0").mkdir(parents=True)
+    os.mkfifo(root.path / "driver/nvidia/gpus/0000:1c:00.0/information")
+    os.mkfifo(root.path / "driver/nvidia/version")
+    assert proc.gpus(root.path) == []
+    assert proc.driver_version(root.path) == ""
+
+
+def test_gpus_are_partitioned_where_instances_exist_not_where_they_could(root):
+    assert not proc.partitioned(root.path)
+    root.write("driver/nvidia-caps/mig-minors", b"config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\n")
+    for name in ("mig/config", "mig/monitor", "gpu0/mig/config", "gpu0/fabric-mgmt"):
+        root.write(f"driver/nvidia/capabilities/{name}")
+    assert not proc.partitioned(root.path)
+    root.write("driver/nvidia/capabilities/gpu3/mig/gi1/access")
+    assert proc.partitioned(root.path)
 
 
 def test_without_the_directory_there_is_an_error(root):

@@ -117,6 +117,19 @@ def test_a_device_node_here_goes_before_that_below_a_root(root, nodes):
     assert search(root).files().nodes == {"/dev/nvmap": DeviceFile(1, 1)}
 
 
+def test_nothing_of_this_machine_is_in_what_another_has(tmp_path, root, nodes, monkeypatch):
+    here = tmp_path / "here"
+    jetson(here)
+    monkeypatch.setattr(tegra, "Tree", lambda at, *more: Tree(at or str(here), *more))
+    nodes["/dev/nvmap"] = DeviceFile(1, 1)
+    roots = [(str(root), "")]
+    assert TegraSearch(roots).files().nodes == nodes
+    assert TegraSearch(roots, own=False).files().fault
+    jetson(root)
+    assert TegraSearch(roots).files().nodes == nodes
+    assert TegraSearch(roots, own=False).files().nodes == {}
+
+
 def test_device_nodes_that_come_are_seen_without_another_search(root, nodes):
     jetson(root)
     looking = search(root)

@@ -1,0 +1,134 @@
+"""A copy of a node's files: its GPUs as far as files say, and specifications that go by that node's own paths."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+import msgspec
+
+from gpu_plugin.access.cdi.build import Built
+from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
+from gpu_plugin.access.cdi.spec import Edits, Spec, minimum_version
+from gpu_plugin.cdi_specs.source import Roots, SpecSource
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.devices.device import TEGRA_GPU, WSL_GPUS
+from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.driver_root import proc
+from gpu_plugin.driver_root.inside import resolve
+from gpu_plugin.driver_root.tegra import TegraSearch
+from gpu_plugin.nvml.library import SONAME
+from gpu_plugin.nvml.port import HostView
+from gpu_plugin.platforms.choice import Platform, choose
+from gpu_plugin.platforms.traces import look
+
+NO_MIG = (
+    "MIG devices are left out: a node's files do not have their uuids; run `gpu-plugin cdi generate` on the node itself "
+    "for a specification with them"
+)
+
+
+class CopySource(SpecSource):
+    """`SpecSource` of a node that is not this machine: nothing of this machine is in its specifications."""
+
+    def __init__(self, host: HostView, roots: Callable[[], Roots]) -> None:
+        super().__init__(host, roots)
+        self._tegra = TegraSearch(roots(), own=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Where the copy is, and what the node calls that: paths without a slash at the end, empty for /.
+
+    `root` is the directory that the operator names; `driver` the driver root in it, and `host_driver`, `host_dev` and `hook`
+    are what the node calls its driver root, the directory of its dev/, and NVIDIA's hook (empty: none).
+    """
+
+    root: str
+    driver: str
+    host_driver: str
+    host_dev: str
+    hook: str
+
+    @classmethod
+    def of(cls, root: str, settings: Settings) -> "Copy":
+        """The copy below `root`: of a whole node, with the driver root where the node has it, or of a driver root alone."""
+        at, host = root.rstrip("/"), settings.driver_root.rstrip("/")
+        inside = f"{at}{host}"
+        driver = inside if Path(inside or "/").is_dir() else at
+        return cls(at, driver, host, settings.effective_dev_root.rstrip("/"), settings.nvidia_cdi_hook_path)
+
+    @property
+    def hook_here(self) -> str:
+        """Where the hook is in the copy."""
+        if self.host_driver and self.hook.startswith(f"{self.host_driver}/"):
+            return f"{self.driver}{self.hook.removeprefix(self.host_driver)}"
+        return f"{self.root}{self.hook}" if self.hook else ""
+
+    def as_on_node(self, built: Built) -> Built:
+        """The specifications that were made of the copy, with the node's own paths; sentences keep the copy's."""
+        return replace(built, specs={name: self._renamed(spec) for name, spec in built.specs.items()})
+
+    def _renamed(self, spec: Spec) -> Spec:
+        devices = tuple(
+            msgspec.structs.replace(device, container_edits=self._edits(device.container_edits))
+            for device in spec.devices
+        )
+        renamed = msgspec.structs.replace(spec, devices=devices, container_edits=self._edits(spec.container_edits))
+        return msgspec.structs.replace(renamed, cdi_version=minimum_version(renamed))
+
+    def _edits(self, edits: Edits) -> Edits:
+        change = msgspec.structs.replace
+        return change(
+            edits,
+            device_nodes=tuple(
+                change(node, host_path=f"{self.host_dev}{node.path}" if self.host_dev else "")
+                for node in edits.device_nodes
+            ),
+            mounts=tuple(
+                change(mount, host_path=f"{self.host_driver}{mount.host_path.removeprefix(self.driver)}")
+                for mount in edits.mounts
+            ),
+            hooks=tuple(change(hook, path=self.hook) for hook in edits.hooks),
+        )
+
+
+def copied_node(root: str, strategy: str) -> tuple[Node, tuple[str, ...]]:
+    """The node whose files lie below a directory, and a sentence about what they do not say.
+
+    What kind of node it is, is decided as on the node itself, with the kernel's files in place of NVML. Blocks.
+
+    Args:
+        root: the directory, without a slash at the end.
+        strategy: what --device-discovery-strategy says.
+
+    Raises:
+        ClickException: the files name no GPU.
+    """
+    files = Path(root or "/", "proc")
+    try:
+        gpus, trouble = tuple(proc.gpus(files)), None
+    except OSError as error:
+        gpus, trouble = (), error
+    platform = choose(strategy, look([root or "/"]), lambda: [gpu.model for gpu in gpus] or None).platform
+    if platform is Platform.WSL:
+        _need_nvml(root)
+        return Node((Gpu(uuid=WSL_GPUS, index=0),)), ()
+    if platform is Platform.TEGRA:
+        return Node((Gpu(uuid=TEGRA_GPU, index=0),)), ()
+    if trouble is not None:
+        raise click.ClickException(
+            f"--root: {trouble.filename}: {trouble.strerror}; a copy of a node needs proc/driver/nvidia/gpus, or name "
+            "GPUs with --simulate"
+        )
+    return Node(gpus, driver_version=proc.driver_version(files)), (NO_MIG,) if proc.partitioned(files) else ()
+
+
+def _need_nvml(root: str) -> None:
+    """Raises ClickException where a copy of a WSL node lacks NVML's library, without which the node would have no GPU."""
+    paths = (f"{root}/{directory}/{SONAME}" for directory in (WSL_LIBRARIES, *LIBRARY_DIRECTORIES))
+    if not any((path := resolve(root, each)) is not None and Path(path).is_file() for each in paths):
+        raise click.ClickException(
+            f"--root: {root or '/'} is a copy of a WSL node and has no {SONAME} where WSL or a distribution puts it: "
+            "copy usr/lib/wsl as a whole"
+        )
