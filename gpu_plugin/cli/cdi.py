@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 DIRECTORIES = (Path("/etc/cdi"), Path(CDI_DIR))
 """Where runtimes look for specifications (CDI's specification); in the later ones those that win."""
 
+_SIMULATED = (
+    "a simulated node has its files on no machine: these specifications can be read, and no runtime can use them"
+)
+
+_FLAGS = {
+    "imex-channel": "--imex-channel-ids",
+    "gdrcopy": "--gdrcopy-enabled",
+    "gds": "--gds-enabled",
+    "mofed": "--mofed-enabled",
+}
+"""What asks for a class beside gpu."""
+
 _dirs_option = click.option(
     "--cdi-dir",
     "directories",
@@ -60,10 +72,17 @@ def command() -> None:
 )
 @click.option("--format", "form", type=click.Choice(["json", "yaml"]), default="json", help="[default: json]")
 @click.option(
-    "--class", "device_class", metavar="CLASS", default="gpu", help="gpu, imex-channel, gdrcopy, gds or mofed."
+    "--class",
+    "device_class",
+    metavar="CLASS",
+    default="gpu",
+    help="Which one to print: gpu, imex-channel, gdrcopy, gds or mofed. [default: gpu]",
 )
 @click.option(
-    "--output", metavar="DIR", type=click.Path(path_type=Path), help="Write every class to this directory instead."
+    "--output",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Write every class to this directory instead; files with this plugin's names for other classes are removed.",
 )
 @with_hidden_options
 def generate(root: str | None, form: str, device_class: str, output: Path | None, **given: object) -> int:
@@ -76,10 +95,16 @@ def generate(root: str | None, form: str, device_class: str, output: Path | None
         raise click.UsageError(f"--class: {device_class!r} is none of {', '.join(names.CLASSES)}")
     made = _built(given_flags(given), root)
     if output is not None:
-        return _write(output, made.specs)
+        _write(output, made.specs)
+        if given["simulate"] and root is None:
+            click.echo(f"{click.get_current_context().command_path}: {_SIMULATED}", err=True)
+        return 0
     spec = made.specs.get(names.file_name(device_class))
     if spec is None:
-        raise click.ClickException(f"this node has nothing of class {device_class}, or it was not asked for")
+        wanted = _FLAGS.get(device_class, "")
+        raise click.ClickException(
+            f"this node has nothing of class {device_class}" + (f", or {wanted} does not ask for it" if wanted else "")
+        )
     click.echo(_text(spec, form), nl=False)
     return 0
 
@@ -120,7 +145,7 @@ def _text(spec: "Spec", form: str) -> str:
     return str(yaml.safe_dump(json.loads(written), sort_keys=False, width=120))
 
 
-def _write(output: Path, specs: "Mapping[str, Spec]") -> int:
+def _write(output: Path, specs: "Mapping[str, Spec]") -> None:
     from gpu_plugin.cdi_specs.directory import SpecDirectory  # noqa: PLC0415
 
     outcome = SpecDirectory(output).write(specs)
@@ -130,7 +155,6 @@ def _write(output: Path, specs: "Mapping[str, Spec]") -> int:
         raise click.ClickException(f"--output: {'; '.join(outcome.refused.values())}")
     if not outcome.changed:
         click.echo(f"{output}: nothing to change")
-    return 0
 
 
 @command.command(
@@ -159,6 +183,9 @@ def list_devices(directories: tuple[Path, ...], root: str | None, simulate: str 
     else:
         for name in known.owners:
             click.echo(name)
+        if not files:
+            places = ", ".join(f"{_below(root)}{directory}" for directory in directories or DIRECTORIES)
+            click.echo(f"gpu-plugin cdi list: there is no specification in {places}", err=True)
     return 1 if faults else 0
 
 

@@ -13,12 +13,12 @@ import msgspec
 from gpu_plugin.access.cdi.build import Built
 from gpu_plugin.access.cdi.wishes import unheeded, wishes
 from gpu_plugin.access.container import is_cdi
-from gpu_plugin.access.plan import plan_access
+from gpu_plugin.access.plan import access_warnings, plan_access
 from gpu_plugin.cdi_specs.directory import said
 from gpu_plugin.cdi_specs.source import Request, SpecSource
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.node import Node
-from gpu_plugin.devices.plan import served_gpus
+from gpu_plugin.devices.plan import plan, served_gpus
 from gpu_plugin.nvml.port import Driver, HostView, NvmlError
 
 if TYPE_CHECKING:
@@ -52,9 +52,8 @@ def built(settings: Settings, root: str | None) -> Built:
     with _subject(settings, root) as subject:
         node = replace(subject.node, device_nodes=subject.host.device_nodes())
         wanted = wishes(settings, plan_access(settings, node, subject.dev_root))
-        request = Request(
-            served_gpus(node, settings), node.driver_version, wanted, (*subject.complaints, *unheeded(settings))
-        )
+        asked = (*plan(node, settings).warnings, *access_warnings(settings, node), *unheeded(settings))
+        request = Request(served_gpus(node, settings), node.driver_version, wanted, (*subject.complaints, *asked))
         try:
             return _made(subject, request)
         except OSError as error:

@@ -225,3 +225,22 @@ def test_a_reader_that_leaves_early_ends_it_without_a_trace(tmp_path):
         done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=30, check=False, cwd=Path.cwd())
         assert (done.returncode, done.stderr) == (1, b"")
     os.close(writing)
+
+
+def test_what_generate_leaves_out_is_said_as_the_daemon_says_it(cdi, tmp_path):
+    status, out, error = cdi(
+        "generate",
+        "--simulate",
+        "t4-4",
+        "--gds-enabled",
+        "true",
+        "--include-gpus",
+        "0,99",
+        "--output",
+        tmp_path / "cdi",
+    )
+    assert (status, "gpu.json: written" in out) == (0, True)
+    assert "--gds-enabled is set and there is no device node /dev/nvidia-fs*" in error
+    assert "'99' on the list of GPUs to include is none of this node's GPUs" in error
+    assert "no runtime can use them" in error
+    assert cdi("generate", "--simulate", "t4-4", "--class", "gds")[2].endswith("or --gds-enabled does not ask for it\n")

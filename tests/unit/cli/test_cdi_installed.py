@@ -150,7 +150,8 @@ def test_a_file_and_a_simulated_node_are_too_much(cdi, root):
 
 
 def test_a_root_without_specifications_is_said(cdi, root):
-    assert cdi("list", "--root", root) == (0, "", "")
+    nothing = f"there is no specification in {root}/etc/cdi, {root}/var/run/cdi"
+    assert cdi("list", "--root", root) == (0, "", f"gpu-plugin cdi list: {nothing}\n")
     status, _, error = cdi("validate", "--root", root)
     assert status == 2
     assert f"there is no specification in {root}/etc/cdi, {root}/var/run/cdi: " in error
