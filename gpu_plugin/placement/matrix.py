@@ -22,7 +22,7 @@ from gpu_plugin.placement.topology import Matrix, Topology
 
 SELF = "X"
 
-LONGEST_REASON = 64
+LONGEST_REASON = 240
 """Characters of a reason that stand in a line with others; `gpu-plugin explain` has the whole."""
 
 CHANGES = 28

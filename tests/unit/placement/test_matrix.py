@@ -104,7 +104,7 @@ def test_one_gpu_is_one_and_one_out_of_reach_is_said():
 def test_what_is_held_back_is_told_by_reason_and_long_ones_are_cut():
     held = [
         HeldBack("gpu", "2", "GPU-c", "cordoned"),
-        HeldBack("gpu", "3", "GPU-d", "x" * 200),
+        HeldBack("gpu", "3", "GPU-d", "x" * (2 * LONGEST_REASON)),
         HeldBack("gpu", "5", "GPU-f", "cordoned"),
         HeldBack("mig", "0:1", "MIG-a", "Xid 94"),
         HeldBack("mig", "0:3", "MIG-b", "Xid 94"),
