@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_plugin.access.cdi import driver, hooks, names
-from gpu_plugin.access.cdi.found import DeviceFile, DriverFiles, HostDevices, PlacedFile
+from gpu_plugin.access.cdi.found import DeviceFile, DriverFiles, HostDevices, Library, PlacedFile
 from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Hook, Mount, Spec, SpecDevice, made
 from gpu_plugin.access.container import CONTROL_NODES, VISIBLE_DEVICES, imex_node
 from gpu_plugin.devices.device import mig_slice, whole_gpu
@@ -198,12 +198,7 @@ def _common(nodes: Nodes, files: DriverFiles, wishes: Wishes) -> Edits:
         made_hooks = hooks.hooks(files, wishes.hook, wishes.disabled_hooks)
         environment = (f"NVIDIA_CTK_LIBCUDA_DIR={hooks.libcuda_directory(files)}", HIDDEN)
     else:
-        bound = [
-            bind(root, library.target, f"{directory}/{name}")
-            for directory in driver.loader_directories(files.machine)
-            for library in files.libraries
-            for name in library.names
-        ]
+        bound = list(loadable(root, files.libraries, files.machine).values())
     return Edits(env=environment, device_nodes=control, hooks=made_hooks, mounts=(*bound, *mounts))
 
 
@@ -222,6 +217,17 @@ def _options(group: str) -> tuple[str, ...]:
 def bind(root: str, target: str, container_path: str, options: tuple[str, ...] = READ_ONLY) -> Mount:
     """A mount of what lies at `target` below the driver root, by the root's path on the host."""
     return Mount(host_path=f"{root}{target}", container_path=container_path, options=options)
+
+
+def loadable(root: str, libraries: Sequence[Library], machine: str) -> dict[str, Mount]:
+    """Mounts of libraries by their paths: each where a container's dynamic loader looks, under every name that it looks for."""
+    paths = [
+        (f"{directory}/{name}", library)
+        for directory in driver.loader_directories(machine)
+        for library in libraries
+        for name in library.names
+    ]
+    return {path: bind(root, library.target, path) for path, library in paths}
 
 
 def _others(nodes: Nodes, files: DriverFiles, wishes: Wishes) -> Iterator[tuple[str, Spec]]:

@@ -326,6 +326,15 @@ def library_names(each: SeenLibrary) -> tuple[str, ...]:
     return (name, *_ALIASES.get(name, ()))
 
 
+def named_once(libraries: Iterable[SeenLibrary]) -> Iterator[Library]:
+    """Libraries, each with those of its names that none before it has."""
+    taken: set[str] = set()
+    for each in libraries:
+        free = tuple(name for name in library_names(each) if name not in taken)
+        taken.update(free)
+        yield Library(each.seen.target, free, each.seen.path)
+
+
 def _name(each: SeenLibrary) -> str:
     """The name relative to the loader's directories: the SONAME, or the file's own where that has none."""
     directory, _, file = each.seen.path.rpartition("/")

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_plugin.access.cdi import driver, hooks, names
-from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, Nodes, Wishes, bind
+from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, Nodes, Wishes, bind, loadable
 from gpu_plugin.access.cdi.found import DeviceFile, HostDevices, Kind, Library, Seen, SeenLibrary
 from gpu_plugin.access.cdi.l4t_lists import Entry, Line
-from gpu_plugin.access.cdi.spec import Edits, Mount, SpecDevice, made
+from gpu_plugin.access.cdi.spec import Edits, SpecDevice, made
 from gpu_plugin.devices.device import TEGRA_GPU
 
 INDEX = "0"
@@ -82,7 +82,7 @@ def tegra_specs(files: TegraFiles, wishes: Wishes) -> Built:
         common = _hooked(root, mounted, libraries, wishes)
     else:
         mounts = {each.line.path: bind(root, each.seen.target, each.line.path) for each in mounted}
-        common = Edits(env=(HIDDEN,), mounts=tuple({**_placed(root, libraries, machine), **mounts}.values()))
+        common = Edits(env=(HIDDEN,), mounts=tuple({**loadable(root, libraries, machine), **mounts}.values()))
     edits = nodes.edits(nodes.there(devices))
     called = tuple(SpecDevice(name=name, container_edits=edits) for name in (TEGRA_GPU, INDEX, names.ALL))
     return Built(
@@ -117,25 +117,11 @@ def _libraries(mounted: Iterable[Looked]) -> tuple[list[Library], str]:
     good = [each.library for each in mounted if each.library is not None and not each.library.fault]
     by_cuda = sorted(good, key=lambda each: not each.soname.startswith("libcuda.so"))
     machine = next((each.machine for each in by_cuda if each.bits == 64), "")
-    taken: set[str] = set()
-    libraries: dict[str, Library] = {}
+    usable: dict[str, SeenLibrary] = {}
     for each in good:
-        if (each.machine, each.bits) != (machine, 64) or each.seen.target in libraries:
-            continue
-        free = tuple(name for name in driver.library_names(each) if name not in taken)
-        taken.update(free)
-        libraries[each.seen.target] = Library(each.seen.target, free, each.seen.path)
-    return list(libraries.values()), machine
-
-
-def _placed(root: str, libraries: Iterable[Library], machine: str) -> dict[str, Mount]:
-    paths = [
-        (f"{directory}/{name}", library)
-        for directory in driver.loader_directories(machine)
-        for library in libraries
-        for name in library.names
-    ]
-    return {path: bind(root, library.target, path) for path, library in paths}
+        if (each.machine, each.bits) == (machine, 64):
+            usable.setdefault(each.seen.target, each)
+    return list(driver.named_once(usable.values())), machine
 
 
 def _hooked(root: str, mounted: Sequence[Looked], libraries: Sequence[Library], wishes: Wishes) -> Edits:

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_plugin.access.cdi import driver, hooks, names
-from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, Nodes, Wishes, bind
+from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, Nodes, Wishes, bind, loadable
 from gpu_plugin.access.cdi.directories import DXCORE, WSL_LIBRARIES
 from gpu_plugin.access.cdi.found import HostDevices, Kind, Library, Seen, SeenLibrary
-from gpu_plugin.access.cdi.spec import Edits, Mount, SpecDevice, made
+from gpu_plugin.access.cdi.spec import Edits, SpecDevice, made
 from gpu_plugin.devices.device import WSL_GPUS
 
 DXG = "/dev/dxg"
@@ -161,7 +161,7 @@ def wsl_specs(files: WslFiles, host: HostDevices, wishes: Wishes) -> Built:
             mounts=tuple(mounts.values()),
         )
     else:
-        placed = _placed(root, libraries, machine)
+        placed = loadable(root, libraries, machine)
         if smi:
             placed[f"/usr/bin/{NVIDIA_SMI}"] = bind(root, smi.target, f"/usr/bin/{NVIDIA_SMI}")
         common = Edits(env=(HIDDEN,), mounts=tuple({**placed, **mounts}.values()))
@@ -169,17 +169,6 @@ def wsl_specs(files: WslFiles, host: HostDevices, wishes: Wishes) -> Built:
     devices = tuple(SpecDevice(name=name, container_edits=node) for name in (WSL_GPUS, INDEX))
     spec = made(names.kind(names.GPU), devices, common)
     return Built({names.file_name(names.GPU): spec}, complaints=tuple(complaints))
-
-
-def _placed(root: str, libraries: Iterable[Library], machine: str) -> dict[str, Mount]:
-    """Libraries where a container's dynamic loader looks, by the name that it looks for."""
-    paths = [
-        (f"{directory}/{name}", library)
-        for directory in driver.loader_directories(machine)
-        for library in libraries
-        for name in library.names
-    ]
-    return {path: bind(root, library.target, path) for path, library in paths}
 
 
 def _libraries(files: WslFiles, root: str) -> tuple[list[Library], str, list[str], str]:
@@ -194,12 +183,8 @@ def _libraries(files: WslFiles, root: str) -> tuple[list[Library], str, list[str
     ]
     machine = next((each.machine for each in seen if _file(each) == CUDA and not each.fault), "")
     good = [each for each in seen if not each.fault and (each.machine, each.bits) == (machine, 64)]
-    taken: set[str] = set()
-    named: dict[str, Library] = {}
-    for each in sorted(good, key=lambda each: _LOADER.fullmatch(_file(each)) is None):
-        free = tuple(name for name in driver.library_names(each) if name not in taken)
-        taken.update(free)
-        named[each.seen.path] = Library(each.seen.target, free, each.seen.path)
+    loader_first = sorted(good, key=lambda each: _LOADER.fullmatch(_file(each)) is None)
+    named = {library.path: library for library in driver.named_once(loader_first)}
     fault = ""
     for name in (CUDA, DXCORE):
         if not any(_file(each) == name for each in good):
