@@ -2,26 +2,20 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 
 from gpu_plugin.access.cdi import driver
 from gpu_plugin.access.cdi.found import DriverFiles, Listing, Seen
+from gpu_plugin.driver_root.first_root import FirstRoot
 from gpu_plugin.driver_root.tree import Tree
 
 
-class Search:
-    """Keeps what was found below the first of these roots that has a driver, until a directory there changes.
-
-    `roots` are (as this process sees it, as the host calls it), both without a slash at the end, empty for /.
-    """
+class Search(FirstRoot[DriverFiles]):
+    """Keeps what was found below the first of these roots that has a driver, until a directory there changes."""
 
     def __init__(self, roots: Sequence[tuple[str, str]], kernel: str = os.uname().release) -> None:
-        self.roots = tuple(dict.fromkeys(roots))
-        self.host_root = self.roots[0][1]
-        """The root in use, as the host calls it."""
-        self.searches = 0
-        """How often the files were searched, for those who watch that it is not done in vain."""
+        super().__init__(roots)
         self._kernel = kernel
-        self._trees: tuple[Tree, ...] = ()
         self._running = ""
         self._found = DriverFiles()
 
@@ -31,30 +25,12 @@ class Search:
         Raises:
             OSError: a directory cannot be read.
         """
-        if not self._trees or running != self._running or any(tree.changed for tree in self._trees):
-            self._found = self._search(running)
+        if running != self._running or self._stale:
+            self._found = self._first(partial(self._in, running), lambda found: bool(found.libraries or found.version))
             self._running = running
         return self._found
 
-    def _search(self, running: str) -> DriverFiles:
-        self.searches += 1
-        remembered = {tree.root: tree.libraries for tree in self._trees}
-        self._trees = ()  # a search that fails halfway is made again
-        trees, faults = [], []
-        for seen_at, host in self.roots:
-            tree = Tree(seen_at, remembered.get(seen_at, {}))
-            trees.append(tree)
-            found = self._in(tree, running, host or "/")
-            if found.libraries or found.version:
-                self.host_root = host
-                break
-            faults.append(found)
-        else:
-            found, self.host_root = faults[0], self.roots[0][1]
-        self._trees = tuple(trees)
-        return found
-
-    def _in(self, tree: Tree, running: str, root: str) -> DriverFiles:
+    def _in(self, running: str, tree: Tree, root: str) -> DriverFiles:
         listing = tree.names(driver.directories())
         more = self._linked(tree, listing)
         listing = {**listing, **tree.names(each for at in more for each in driver.with_subdirectories(at))}

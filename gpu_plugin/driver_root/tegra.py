@@ -11,6 +11,7 @@ from pathlib import Path
 from gpu_plugin.access.cdi import l4t_lists, tegra
 from gpu_plugin.access.cdi.found import DeviceFile, Kind, Seen
 from gpu_plugin.access.cdi.l4t_lists import Entry, Line
+from gpu_plugin.driver_root.first_root import FirstRoot
 from gpu_plugin.driver_root.inside import resolve
 from gpu_plugin.driver_root.tree import Tree, stamp
 
@@ -23,7 +24,7 @@ MOST_MATCHES = 1_000
 _WILD = frozenset("*?[")
 
 
-class TegraSearch:
+class TegraSearch(FirstRoot[tegra.TegraFiles]):
     """Keeps what the lists below the first of these roots name, until a list or a directory changes.
 
     `roots` are (as this process sees it, as the host calls it), both without a slash at the end, empty for /. Lists are
@@ -33,12 +34,7 @@ class TegraSearch:
 
     def __init__(self, roots: Sequence[tuple[str, str]], *, own: bool = True) -> None:
         self._here = ("",) if own else ()
-        self.roots = tuple(dict.fromkeys(roots))
-        self.host_root = self.roots[0][1]
-        """The root in use, as the host calls it."""
-        self.searches = 0
-        """How often the files were searched, for those who watch that it is not done in vain."""
-        self._trees: tuple[Tree, ...] = ()
+        super().__init__(roots)
         self._found = tegra.TegraFiles()
         self._lines: tuple[Line, ...] = ()
 
@@ -48,7 +44,7 @@ class TegraSearch:
         Raises:
             OSError: a directory cannot be read.
         """
-        if not self._trees or any(tree.changed for tree in self._trees):
+        if self._stale:
             self._found = self._search()
         return self._with_devices(self._found)
 

@@ -7,25 +7,18 @@ from pathlib import Path
 from gpu_plugin.access.cdi import wsl
 from gpu_plugin.access.cdi.directories import DXCORE, DXCORE_DIRECTORIES, WSL_LIBRARIES
 from gpu_plugin.access.cdi.found import Kind, SeenLibrary
+from gpu_plugin.driver_root.first_root import FirstRoot
 from gpu_plugin.driver_root.tree import Tree
 
 _LOADED_AS = ("libcuda.so.1", "libcuda.so.1.1")
 """What the loader of CUDA is called in WSL's own directory."""
 
 
-class WslSearch:
-    """Keeps what was found below the first of these roots that has a driver for Linux, until a directory there changes.
-
-    `roots` are (as this process sees it, as the host calls it), both without a slash at the end, empty for /.
-    """
+class WslSearch(FirstRoot[wsl.WslFiles]):
+    """Keeps what was found below the first of these roots that has a driver for Linux, until a directory there changes."""
 
     def __init__(self, roots: Sequence[tuple[str, str]]) -> None:
-        self.roots = tuple(dict.fromkeys(roots))
-        self.host_root = self.roots[0][1]
-        """The root in use, as the host calls it."""
-        self.searches = 0
-        """How often the files were searched, for those who watch that it is not done in vain."""
-        self._trees: tuple[Tree, ...] = ()
+        super().__init__(roots)
         self._found = wsl.WslFiles()
 
     def files(self) -> wsl.WslFiles:
@@ -34,28 +27,9 @@ class WslSearch:
         Raises:
             OSError: a directory cannot be read.
         """
-        if not self._trees or any(tree.changed for tree in self._trees):
-            self._found = self._search()
+        if self._stale:
+            self._found = self._first(find, lambda found: bool(found.libraries))
         return self._found
-
-    def _search(self) -> wsl.WslFiles:
-        self.searches += 1
-        remembered = {tree.root: tree.libraries for tree in self._trees}
-        self._trees = ()  # a search that fails halfway is made again
-        trees, faults = [], []
-        for seen_at, host in self.roots:
-            tree = Tree(seen_at, remembered.get(seen_at, {}))
-            trees.append(tree)
-            found = find(tree, host or "/")
-            if found.libraries:
-                self.host_root = host
-                break
-            faults.append(found)
-        else:
-            found = faults[0]
-            self.host_root = self.roots[0][1]
-        self._trees = tuple(trees)
-        return found
 
 
 def find(tree: Tree, root: str) -> wsl.WslFiles:
