@@ -184,8 +184,8 @@ def list_devices(directories: tuple[Path, ...], root: str | None, simulate: str 
         for name in known.owners:
             click.echo(name)
         if not files:
-            places = ", ".join(f"{_below(root)}{directory}" for directory in directories or DIRECTORIES)
-            click.echo(f"gpu-plugin cdi list: there is no specification in {places}", err=True)
+            command_path = click.get_current_context().command_path
+            click.echo(f"{command_path}: {_none_in(directories, root)}", err=True)
     return 1 if faults else 0
 
 
@@ -223,8 +223,7 @@ def validate(
 
     judged = _named(files, simulate) if files else _judged(directories, root, simulate)
     if not judged:
-        places = ", ".join(f"{_below(root)}{directory}" for directory in directories or DIRECTORIES)
-        raise click.UsageError(f"there is no specification in {places}: name a file, or - for standard input")
+        raise click.UsageError(f"{_none_in(directories, root)}: name a file, or - for standard input")
     conflicts = {} if files else found(judged).conflicts
     valid = True
     for each in judged:
@@ -246,6 +245,11 @@ def validate(
 def _below(root: str | None) -> str:
     """A root without a slash at the end, empty for this machine's own."""
     return (root or "").rstrip("/")
+
+
+def _none_in(directories: tuple[Path, ...], root: str | None) -> str:
+    places = ", ".join(f"{_below(root)}{directory}" for directory in directories or DIRECTORIES)
+    return f"there is no specification in {places}"
 
 
 def _judged(directories: tuple[Path, ...], root: str | None, simulate: str | None) -> "list[Judged]":
