@@ -24,17 +24,16 @@ class FirstRoot(Generic[Files]):
 
     @property
     def _stale(self) -> bool:
-        """Whether there was no search yet, the last one failed halfway, or a directory has changed since. Blocks."""
+        """Whether no search has come to an end yet, or something has changed since the last that has. Blocks."""
         return not self._trees or any(tree.changed for tree in self._trees)
 
     def _first(self, find: Callable[[Tree, str], Files], serves: Callable[[Files], bool]) -> Files:
         """What `find` makes of the first root where that `serves`, else of the first root of all. Blocks.
 
-        `find` takes a tree, and what the operator calls its root. Raises what it raises, and is asked again the next time.
+        `find` takes a tree, and what the operator calls its root. Where it raises, so does this, and what was known stays.
         """
         self.searches += 1
         remembered = {tree.root: tree.libraries for tree in self._trees}
-        self._trees = ()
         trees: list[Tree] = []
         faulty: list[Files] = []
         for seen_at, host in self.roots:

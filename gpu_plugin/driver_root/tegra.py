@@ -51,7 +51,6 @@ class TegraSearch(FirstRoot[tegra.TegraFiles]):
     def _search(self) -> tegra.TegraFiles:
         self.searches += 1
         remembered = {tree.root: tree.libraries for tree in self._trees}
-        self._trees, self._lines = (), ()  # a search that fails halfway is made again
         places = dict.fromkeys((*(seen_at for seen_at, _ in self.roots), *self._here))
         trees = {root: Tree(root, remembered.get(root, {})) for root in places}
         lines, complaints = _first_lists(trees.values())

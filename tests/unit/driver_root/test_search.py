@@ -1,3 +1,4 @@
+import errno
 import os
 import socket
 from pathlib import Path
@@ -415,6 +416,24 @@ def test_an_unreadable_library_is_left_out(root, search):
     root.library(f"usr/lib64/libbad.so.{VERSION}").chmod(0)
     (complaint,) = search.files(VERSION).complaints
     assert complaint.endswith("it cannot be read: Permission denied")
+
+
+def test_a_search_that_fails_is_made_again_and_finds_what_came_meanwhile(root, search, monkeypatch):
+    root.driver("usr/lib64")
+    before = search.files(VERSION)
+    root.library(f"usr/lib64/libnvidia-new.so.{VERSION}")
+    with monkeypatch.context() as broken:
+
+        def no_disk(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+        broken.setattr(os, "scandir", no_disk)
+        for _ in range(2):
+            with pytest.raises(OSError, match="Input/output error"):
+                search.files(VERSION)
+    paths = {library.path for library in search.files(VERSION).libraries}
+    assert paths - {library.path for library in before.libraries} == {f"/usr/lib64/libnvidia-new.so.{VERSION}"}
+    assert (search.searches, search.host_root) == (4, HOST)
 
 
 def test_names_that_no_specification_can_have_are_left_out_and_said_in_one_line(root, search):
