@@ -88,6 +88,19 @@ def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
     return answer
 
 
+def answers(state_dir: Path) -> bool:
+    """Whether a daemon uses this state directory: something takes connections on its control socket. Blocks, but not for long."""
+    try:
+        with socket.socket(socket.AF_UNIX) as probe, _directory(state_dir) as directory:
+            probe.setblocking(False)
+            probe.connect(_address(state_dir, directory))
+    except BlockingIOError:  # too busy to accept, and therefore there
+        return True
+    except OSError:
+        return False
+    return True
+
+
 @contextlib.asynccontextmanager
 async def serve(state_dir: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[None]:
     """Answers requests for as long as the context lasts; on leaving it, connections end and the socket goes.

@@ -34,12 +34,16 @@ class UnreachableError(Exception):
         self.kind = kind
 
 
-def require_client() -> None:
-    """Raises ConfigError where what it takes to talk to the Kubernetes API is not installed."""
+def require_client(what: str = "--config-file-srcdir", instead: str = ", or give one file with --config-file") -> None:
+    """Raises ConfigError where what it takes to talk to the Kubernetes API is not installed.
+
+    Args:
+        what: needs it.
+        instead: what else can be done, as the end of the sentence.
+    """
     if importlib.util.find_spec("lightkube") is None:
         raise ConfigError(
-            "--config-file-srcdir needs the Kubernetes API, and lightkube is not installed: install gpu-plugin[kube], or "
-            "give one file with --config-file",
+            f"{what} needs the Kubernetes API, and lightkube is not installed: install gpu-plugin[kube]{instead}"
         )
 
 

@@ -1,0 +1,55 @@
+"""`gpu-plugin cleanup`: takes away what the daemon left on this node."""
+
+import os
+import signal
+from pathlib import Path
+
+import click
+
+from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_options
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.settings import Settings
+
+
+@click.command(
+    "cleanup",
+    help="Remove what `gpu-plugin run` left on this node: its state, its CDI specifications and its sockets. For uninstalling. "
+    "Takes the options of `run` (--state-dir, --cdi-dir, --device-plugin-dir) and should be given the same. "
+    "Containers that use a CDI specification cannot be restarted without it.",
+)
+@click.option("--stay", is_flag=True, hidden=True, help="Remove nothing, and stay until told to stop.")
+@with_hidden_options
+def command(stay: bool, **given: object) -> int:  # noqa: FBT001 - click hands it over so
+    """Prints what was removed, a line each; the exit status is 1 where something of ours is still there."""
+    if stay:
+        told_to_stop = {signal.SIGTERM, signal.SIGINT}
+        signal.pthread_sigmask(signal.SIG_BLOCK, told_to_stop)
+        signal.sigwait(told_to_stop)
+        return 0
+    settings = _settings(given_flags(given))
+
+    from gpu_plugin.uninstall.traces import remove_traces  # noqa: PLC0415 - usage and help need none of it
+
+    done = remove_traces(Path(settings.state_dir), Path(settings.cdi_dir), Path(settings.socket_dir))
+    for path in done.removed:
+        click.echo(f"{path}: removed")
+    for sentence in done.left:
+        click.echo(f"not removed: {sentence}", err=True)
+    if not done.removed and not done.left:
+        click.echo("nothing of gpu-plugin is on this node")
+    return 1 if done.left else 0
+
+
+def _settings(flags: dict[str, object]) -> Settings:
+    """The settings, also where the config file is gone already or was never good: then what flags and environment say."""
+    try:
+        return settings_from(flags, os.environ)
+    except ConfigError as error:
+        without = {name: value for name, value in flags.items() if name != "config_file"}
+        environ = {name: value for name, value in os.environ.items() if name != "CONFIG_FILE"}
+        try:
+            settings = settings_from(without, environ)
+        except ConfigError:
+            raise click.UsageError(str(error), click.get_current_context()) from None
+        click.echo(f"going by flags and environment alone: {error}", err=True)
+        return settings

@@ -1,0 +1,95 @@
+"""What `gpu-plugin run` leaves on a node, and its removal. Every call blocks for as long as the disk does."""
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_plugin import control
+from gpu_plugin.atomic import leftovers
+from gpu_plugin.cdi_specs.directory import SpecDirectory
+from gpu_plugin.kubelet.socket import remove_stale
+from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE
+from gpu_plugin.state import CORRUPT
+
+FILES = (HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE)
+"""What a daemon writes in its state directory, besides its control socket."""
+
+SIMULATED_FILE = "simulated-node.json"
+SIMULATED_DIRECTORIES = ("dev", "driver-root")
+"""What a simulated node adds there (`simulation.hardware`, `simulation.device_nodes`, `simulation.driver_files`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Paths that were removed, and a sentence for each thing that is still there."""
+
+    removed: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+def remove_traces(state_dir: Path, cdi_dir: Path, socket_dir: Path) -> Removal:
+    """Removes what a daemon that runs no longer has left in these three directories, and the first one where it is empty then.
+
+    Files that are not this plugin's stay. Where a daemon still answers in `state_dir`, nothing is removed.
+    """
+    if control.answers(state_dir):
+        return Removal(left=(f"{state_dir}: a daemon is running with this state directory: stop it first",))
+    specs = SpecDirectory(cdi_dir).remove()
+    removed = [str(cdi_dir / name) for name in specs.changed]
+    left = list(specs.refused.values())
+    removed += [str(socket_dir / name) for name in remove_stale(socket_dir)]
+    for path in _state(state_dir):
+        try:
+            _remove(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            left.append(f"{path}: {error.strerror or error}")
+        else:
+            removed.append(str(path))
+    trouble = _remove_directory(state_dir)
+    if trouble is None:
+        removed.append(str(state_dir))
+    elif trouble:
+        left.append(trouble)
+    return Removal(tuple(removed), tuple(left))
+
+
+def _state(state_dir: Path) -> Iterator[Path]:
+    """Everything of ours that may be in the state directory."""
+    simulated = (state_dir / SIMULATED_FILE).exists()
+    if simulated:
+        yield from (state_dir / name for name in SIMULATED_DIRECTORIES)
+    names = (*FILES, SIMULATED_FILE)
+    yield from (state_dir / f"{name}{end}" for name in names for end in ("", CORRUPT))
+    yield state_dir / control.SOCKET
+    try:
+        yield from tuple(leftovers(state_dir, names))
+    except OSError:  # that the directory cannot be read is said when it cannot be removed
+        return
+
+
+def _remove(path: Path) -> None:
+    """Removes a file, a link or a directory with all that is in it. Raises OSError."""
+    if stat.S_ISDIR(path.lstat().st_mode):
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _remove_directory(directory: Path) -> str | None:
+    """Removes an empty directory. Returns None once it is gone, else why it stays, or nothing where it never was."""
+    try:
+        directory.rmdir()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            return f"{directory}: {error.strerror or error}"
+        names = sorted(os.listdir(directory))  # noqa: PTH208 - names alone
+        return f"{directory}: holds what is not this plugin's: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
+    return None

@@ -1,0 +1,134 @@
+"""What becomes of a DaemonSet so that its pods clean up."""
+
+import copy
+
+import pytest
+
+from gpu_plugin.uninstall.template import ForeignDaemonSetError, cleanup_patch, progress
+
+STATE = {"name": "state", "hostPath": {"path": "/var/lib/gpu-plugin", "type": "DirectoryOrCreate"}}
+SOCKETS = {"name": "device-plugins", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}
+
+
+def daemonset(**container):
+    daemon = {
+        "name": "gpu-plugin",
+        "image": "gpu-plugin:1",
+        "imagePullPolicy": "Never",
+        "args": ["run", "--log-level=debug"],
+        "env": [{"name": "CDI_DIR", "value": "/run/cdi"}],
+        "securityContext": {"runAsUser": 0},
+        "livenessProbe": {"httpGet": {"path": "/livez", "port": "http"}},
+        "ports": [{"name": "http", "containerPort": 9480}],
+        "volumeMounts": [
+            {"name": "state", "mountPath": "/var/lib/gpu-plugin"},
+            {"name": "device-plugins", "mountPath": "/var/lib/kubelet/device-plugins"},
+        ],
+    }
+    pod = {"containers": [daemon | container], "volumes": [STATE, SOCKETS], "priorityClassName": "high"}
+    return {"metadata": {"generation": 3}, "spec": {"template": {"spec": pod}}}
+
+
+def patched(found):
+    return cleanup_patch(found)["spec"]["template"]["spec"]
+
+
+def test_the_daemon_becomes_an_init_container_that_cleans_up_as_it_was_told_to_run():
+    found = daemonset()
+    before = copy.deepcopy(found)
+    pod = patched(found)
+    (cleaning,) = pod["initContainers"]
+    assert cleaning["args"] == ["cleanup", "--log-level=debug"]
+    assert cleaning["env"] == [{"name": "CDI_DIR", "value": "/run/cdi"}]
+    assert cleaning["securityContext"] == {"runAsUser": 0}
+    assert {"livenessProbe", "ports"} & cleaning.keys() == set()
+    (staying,) = pod["containers"]
+    assert staying == {
+        "name": "gpu-plugin",
+        "image": "gpu-plugin:1",
+        "imagePullPolicy": "Never",
+        "securityContext": {"runAsUser": 0},
+        "args": ["cleanup", "--stay"],
+    }
+    assert found == before
+
+
+def test_all_nodes_at_once_and_never_two_pods_on_one():
+    assert cleanup_patch(daemonset())["spec"]["updateStrategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxUnavailable": "100%", "maxSurge": 0},
+    }
+
+
+def test_a_command_that_says_run_is_changed_where_it_stands():
+    pod = patched(daemonset(command=["python3", "-m", "gpu_plugin", "run"], args=["--cdi-dir=/x"]))
+    assert (pod["initContainers"][0]["command"], pod["initContainers"][0]["args"]) == (
+        ["python3", "-m", "gpu_plugin", "cleanup"],
+        ["--cdi-dir=/x"],
+    )
+    assert pod["containers"][0]["command"] == ["python3", "-m", "gpu_plugin", "cleanup", "--stay"]
+    assert "args" not in pod["containers"][0]
+    pod = patched(daemonset(command=["gpu-plugin"]))
+    assert pod["containers"][0]["command"] == ["gpu-plugin"]
+    assert pod["containers"][0]["args"] == ["cleanup", "--stay"]
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        {},
+        {"args": ["run", "--state-dir=/var/lib/gpu-plugin/"]},
+        {"args": ["run", "--state-dir", "/var/lib/gpu-plugin"]},
+        {"env": [{"name": "STATE_DIR", "value": "/var/lib/gpu-plugin"}]},
+        {"env": [{"name": "STATE_DIR", "valueFrom": {}}]},
+    ],
+)
+def test_the_directory_that_holds_the_state_directory_is_mounted_so_that_it_can_be_removed(container):
+    pod = patched(daemonset(**container))
+    assert pod["volumes"] == [{"name": "state", "hostPath": {"path": "/var/lib", "type": "Directory"}}, SOCKETS]
+    assert {"name": "state", "mountPath": "/var/lib"} in pod["initContainers"][0]["volumeMounts"]
+    assert {"name": "device-plugins", "mountPath": "/var/lib/kubelet/device-plugins"} in pod["initContainers"][0][
+        "volumeMounts"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("volume", "path", "more"),
+    [
+        ({"hostPath": {"path": "/state"}}, "/var/lib/gpu-plugin", {}),  # the host's root would be mounted
+        ({"hostPath": {"path": "/var/lib/other-name"}}, "/var/lib/gpu-plugin", {}),
+        ({"emptyDir": {}}, "/var/lib/gpu-plugin", {}),
+        ({"hostPath": {"path": "/srv/gpu-plugin"}}, "/var/lib/gpu-plugin", {"subPath": "a"}),
+        ({"hostPath": {"path": "/srv/elsewhere"}}, "/elsewhere", {}),
+    ],
+)
+def test_otherwise_its_content_alone_is_removed(volume, path, more):
+    found = daemonset(volumeMounts=[{"name": "state", "mountPath": path, **more}])
+    found["spec"]["template"]["spec"]["volumes"] = [{"name": "state", **volume}]
+    pod = patched(found)
+    assert pod["volumes"] == [{"name": "state", **volume}]
+    assert pod["initContainers"][0]["volumeMounts"] == [{"name": "state", "mountPath": path, **more}]
+
+
+@pytest.mark.parametrize("found", [{}, daemonset(args=["serve"]), daemonset(args=["mps"])])
+def test_what_does_not_run_the_daemon_is_not_touched(found):
+    with pytest.raises(ForeignDaemonSetError, match="run"):
+        cleanup_patch(found)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ({"observedGeneration": 2, "desiredNumberScheduled": 2, "numberReady": 2, "updatedNumberScheduled": 2}, None),
+        (
+            {"observedGeneration": 3, "desiredNumberScheduled": 2, "numberReady": 2},
+            (0, 2),
+        ),  # all of the former template
+        ({"observedGeneration": 3, "desiredNumberScheduled": 2, "numberReady": 2, "updatedNumberScheduled": 1}, (1, 2)),
+        ({"observedGeneration": 3, "desiredNumberScheduled": 2, "numberReady": 1, "updatedNumberScheduled": 2}, (1, 2)),
+        ({"observedGeneration": 3, "desiredNumberScheduled": 2, "numberReady": 2, "updatedNumberScheduled": 2}, (2, 2)),
+        ({"observedGeneration": 3}, (0, 0)),
+    ],
+)
+def test_a_node_is_clean_once_its_new_pod_is_ready(status, expected):
+    assert progress({"metadata": {"generation": 3}, "status": status}) == expected

@@ -1,0 +1,94 @@
+"""What the daemon left on a node is removed, and nothing else."""
+
+import socket
+
+import pytest
+
+from gpu_plugin import control
+from gpu_plugin.uninstall.traces import FILES, remove_traces
+
+
+@pytest.fixture
+def node(tmp_path):
+    """State, CDI and socket directory, each with a file that is somebody else's where there is room for one."""
+    directories = tmp_path / "s", tmp_path / "cdi", tmp_path / "dp"
+    for directory in directories:
+        directory.mkdir()
+    return directories
+
+
+def dead_socket(path):
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+
+
+def test_everything_of_ours_goes_and_the_state_directory_with_it(node):
+    state, cdi, sockets = node
+    for name in FILES:
+        (state / name).write_text("{}")
+    (state / "health.json.corrupt").write_text("?")
+    (state / ".gpus.json.abcdefg1").write_text("half")
+    (state / "simulated-node.json").write_text("{}")
+    (state / "dev").mkdir()
+    (state / "dev" / "nvidia0").write_text("")
+    (state / "driver-root").mkdir()
+    dead_socket(state / control.SOCKET)
+    dead_socket(sockets / "gpu-plugin-gpu-0-1.sock")
+    (cdi / "k8s.device-plugin.nvidia.com-gpu.json").write_text("{}")
+    done = remove_traces(state, cdi, sockets)
+    assert done.left == ()
+    assert not state.exists()
+    assert [*cdi.iterdir(), *sockets.iterdir()] == []
+    assert {str(state), str(cdi / "k8s.device-plugin.nvidia.com-gpu.json")} < set(done.removed)
+    assert remove_traces(state, cdi, sockets) == type(done)()
+
+
+def test_what_is_not_ours_stays_and_is_named(node):
+    state, cdi, sockets = node
+    foreign = [state / "dev", state / "notes.txt", cdi / "vendor.json", sockets / "kubelet.sock"]
+    foreign[0].mkdir()
+    foreign[1].write_text("mine")
+    foreign[2].write_text("{}")
+    dead_socket(foreign[3])
+    (state / "health.json").write_text("{}")
+    done = remove_traces(state, cdi, sockets)
+    assert done.removed == (str(state / "health.json"),)
+    assert done.left == (f"{state}: holds what is not this plugin's: dev, notes.txt",)
+    assert all(path.exists() for path in foreign)
+
+
+def test_a_link_is_removed_and_not_what_it_leads_to(node, tmp_path):
+    state, cdi, sockets = node
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "data").write_text("keep")
+    (state / "simulated-node.json").write_text("{}")
+    (state / "dev").symlink_to(precious)
+    (state / "health.json").symlink_to(precious / "data")
+    assert remove_traces(state, cdi, sockets).left == ()
+    assert (precious / "data").read_text() == "keep"
+
+
+async def test_a_running_daemon_is_left_alone(node):
+    state, cdi, sockets = node
+    (state / "health.json").write_text("{}")
+    async with control.serve(state, {}):
+        done = remove_traces(state, cdi, sockets)
+        assert done.removed == ()
+        assert "a daemon is running" in done.left[0]
+        assert (state / "health.json").exists()
+
+
+def test_nothing_there_is_nothing_to_say(tmp_path):
+    done = remove_traces(tmp_path / "a", tmp_path / "b", tmp_path / "c")
+    assert (done.removed, done.left) == ((), ())
+
+
+def test_what_cannot_be_removed_is_said_and_the_rest_goes(node, tmp_path):
+    state, cdi, sockets = node
+    (cdi / "k8s.device-plugin.nvidia.com-gpu.json").mkdir()  # unlink refuses a directory, whoever asks
+    (state / "health.json").write_text("{}")
+    done = remove_traces(state, cdi, sockets)
+    assert not state.exists()
+    assert len(done.left) == 1
+    assert "k8s.device-plugin.nvidia.com-gpu.json" in done.left[0]
