@@ -1,0 +1,328 @@
+"""The systemd units: what systemd says of them, and the daemon in their sandbox (`sandbox.py`) under the stand-in kubelet."""
+
+import ctypes
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NoReturn
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from gpu_plugin.cli import main
+from gpu_plugin.config.options import OPTIONS
+from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from tests.node.daemon import GPU, healthy
+from tests.real import sandbox
+
+pytestmark = pytest.mark.anyio
+
+UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
+PLUGIN, MPS = UNITS / "gpu-plugin.service", UNITS / "gpu-plugin-mps.service"
+NETWORK, MIG = UNITS / "drop-ins" / "network.conf", UNITS / "drop-ins" / "mig.conf"
+EXPOSURE = {"plugin": 0.9, "plugin with drop-ins": 2.1, "mps": 5.2}
+"""What `systemd-analyze security` of systemd 252 gives, from 0 (shut in) to 10."""
+
+PROBE = """
+import json, mmap, os, socket
+def tried(call, *arguments, **named):
+    try:
+        call(*arguments, **named)
+    except OSError as error:
+        return error.strerror
+    return "done"
+status = dict(line.split(":\\t") for line in open("/proc/self/status").read().splitlines() if ":\\t" in line)
+print(json.dumps({
+    "capabilities": int(status["CapEff"], 16) | int(status["CapPrm"], 16) | int(status["CapBnd"], 16),
+    "no_new_privs": status["NoNewPrivs"],
+    "network": os.readlink("/proc/self/ns/net"),
+    "unix": tried(socket.socket, socket.AF_UNIX), "inet": tried(socket.socket, socket.AF_INET),
+    "inet6": tried(socket.socket, socket.AF_INET6), "netlink": tried(socket.socket, socket.AF_NETLINK),
+    "writable code": tried(mmap.mmap, -1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC),
+    "chown": tried(os.chown, "/run/cdi", 1, 1), "setuid": tried(os.setuid, 1),
+    "files": {path: tried(os.mkdir, path + "/probe") for path in %r},
+}))
+"""
+
+
+@cache
+def _systemd_analyze() -> str:
+    found = shutil.which("systemd-analyze")
+    if found is None and os.environ.get("E2E_INSTALL") == "1" and shutil.which("apt-get"):
+        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+        for command in (["update"], ["install", "--yes", "--no-install-recommends", "systemd", "libseccomp2"]):
+            subprocess.run(["apt-get", *command], env=environment, capture_output=True, check=False, timeout=600)
+        found = shutil.which("systemd-analyze")
+    if found is None:
+        _cannot("there is no systemd-analyze here (Debian's package systemd); E2E_INSTALL=1 installs it")
+    return found
+
+
+def _cannot(why: str) -> NoReturn:
+    reason = f"no test of the systemd units: {why}"
+    if os.environ.get("E2E") == "required":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A file system root with the units, installed as the page says, and the programs that they name."""
+    system = tmp_path / "etc/systemd/system"
+    (system / "gpu-plugin.service.d").mkdir(parents=True)
+    for unit in (PLUGIN, MPS):
+        shutil.copy(unit, system)
+        for key in ("ExecStartPre", "ExecStart", "ExecReload"):
+            for command in sandbox.settings(unit).get(key, ()):
+                program = tmp_path / command.split()[0].lstrip("+-/")
+                program.parent.mkdir(parents=True, exist_ok=True)
+                program.write_text("#!/bin/sh\n")
+                program.chmod(0o755)
+    return tmp_path
+
+
+def _drop_in(root: Path, *files: Path) -> None:
+    for file in files:
+        shutil.copy(file, root / "etc/systemd/system/gpu-plugin.service.d")
+
+
+def _verify(root: Path, *units: str) -> subprocess.CompletedProcess[str]:
+    # What units are ordered after is not in that root, which only the recursive check would mind.
+    command = [_systemd_analyze(), "verify", f"--root={root}", "--recursive-errors=no", "--man=no", *units]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("drop_ins", [(), (NETWORK,), (MIG,), (NETWORK, MIG)], ids=["bare", "network", "mig", "both"])
+def test_systemd_knows_every_key_and_value(root, drop_ins):
+    _drop_in(root, *drop_ins)
+    verified = _verify(root, PLUGIN.name, MPS.name)
+    assert (verified.returncode, verified.stdout + verified.stderr) == (0, "")
+
+
+def test_a_key_that_systemd_does_not_know_would_be_told(root):
+    drop_in = root / "etc/systemd/system/gpu-plugin.service.d/wrong.conf"
+    drop_in.write_text("[Service]\nNoNewPrivilege=yes\n")
+    assert "NoNewPrivilege'" in _verify(root, PLUGIN.name).stderr
+
+
+@pytest.mark.parametrize(
+    ("unit", "drop_ins", "bound"),
+    [
+        (PLUGIN, (), EXPOSURE["plugin"]),
+        (PLUGIN, (NETWORK, MIG), EXPOSURE["plugin with drop-ins"]),
+        (MPS, (), EXPOSURE["mps"]),
+    ],
+    ids=EXPOSURE,
+)
+def test_exposure_is_no_greater_than_measured(root, unit, drop_ins, bound):
+    _drop_in(root, *drop_ins)
+    command = [_systemd_analyze(), "security", "--offline=true", f"--root={root}", "--no-pager", unit.name]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    [line] = [line for line in told.splitlines() if "Overall exposure level" in line]
+    assert float(line.partition(": ")[2].split()[0]) <= bound, told
+
+
+def test_units_run_commands_and_variables_that_exist(capsys):
+    for unit in (PLUGIN, MPS):
+        for key in ("ExecStartPre", "ExecStart"):
+            for command in sandbox.settings(unit).get(key, ()):
+                program, *arguments = command.lstrip("+").split()
+                if program.endswith("/gpu-plugin"):
+                    assert main([*arguments, "--help"]) == 0
+                    flags = [word for word in arguments if word.startswith("--")]
+                    assert all(flag in capsys.readouterr().out for flag in flags)
+    known = {env for option in OPTIONS for env in option.envs}
+    lines = [line.lstrip("#") for line in (UNITS / "environment").read_text().splitlines()]
+    named = [line.partition("=")[0] for line in lines if "=" in line and " " not in line.partition("=")[0]]
+    named += [value.partition("=")[0] for value in sandbox.settings(MPS)["Environment"]]
+    assert named
+    assert set(named) <= known
+
+
+# In the sandbox
+
+RUN = (sys.executable, "-m", "gpu_plugin", "run")
+
+
+class Sandboxed:
+    """Programs in the sandbox of gpu-plugin.service, with a directory of this machine in place of each that they may write."""
+
+    def __init__(self, root: Path) -> None:
+        self.kubelet_root, self.state, self.cdi = root / "kubelet", root / "state", root / "cdi"
+        self.directory = self.kubelet_root / "device-plugins"
+        self.log = root / "log"
+        self.processes: list[subprocess.Popen[bytes]] = []
+        for directory in (self.directory, self.state, self.cdi):
+            directory.mkdir(parents=True)
+
+    def command(self, *program: str, drop_ins: Sequence[Path] = ()) -> list[str]:
+        places = {
+            "/var/lib/kubelet": self.kubelet_root,
+            "/var/lib/kubelet/device-plugins": self.directory,
+            "/var/lib/gpu-plugin": self.state,
+            "/run/cdi": self.cdi,
+        }
+        return [
+            *(sys.executable, "-m", "tests.real.sandbox", str(PLUGIN), *map(str, drop_ins)),
+            *("--", *(f"{here}:{path}" for path, here in places.items()), "--", *program),
+        ]
+
+    def start(self, drop_ins: Sequence[Path] = (), **environ: str) -> subprocess.Popen[bytes]:
+        """`gpu-plugin run` with no flag, as the unit has it."""
+        return self._run(self.command(*RUN, drop_ins=drop_ins), environ)
+
+    def start_outside(self, **environ: str) -> subprocess.Popen[bytes]:
+        """The same with this machine's rights."""
+        own = {"DEVICE_PLUGIN_DIR": str(self.directory), "STATE_DIR": str(self.state), "CDI_DIR": str(self.cdi)}
+        return self._run(RUN, {**own, **environ})
+
+    def _run(self, command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        environment = {**_clean(), "HEALTH_POLL_INTERVAL": "100ms", **environ}
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=UNITS.parents[1])
+        self.processes.append(process)
+        return process
+
+    def probe(self, *drop_ins: Path) -> Mapping[str, object]:
+        """What a program may do there."""
+        paths = ("/etc", "/usr", "/opt", "/run", "/run/cdi", "/var/lib", "/var/lib/gpu-plugin", "/var/lib/kubelet")
+        program = PROBE % ((*paths, "/var/lib/kubelet/device-plugins"),)
+        command = self.command(sys.executable, "-c", program, drop_ins=drop_ins)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=UNITS.parents[1], check=False)
+        assert done.returncode == 0, done.stderr
+        told: Mapping[str, object] = json.loads(done.stdout)
+        return told
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def _clean() -> dict[str, str]:
+    known = {env for option in OPTIONS for env in option.envs}
+    return {name: value for name, value in os.environ.items() if name not in known}
+
+
+@pytest.fixture
+def sandboxed() -> Iterator[Sandboxed]:
+    _systemd_analyze()
+    if os.geteuid() != 0:
+        _cannot("the sandbox is made by root")
+    if ctypes.CDLL(None).prctl(66, 0, 0, 0, 0) < 0:  # PR_GET_MDWE
+        _cannot("this kernel has no PR_SET_MDWE (Linux 6.3)")
+    if not _has_seccomp():
+        _cannot("there is no libseccomp.so.2 here (Debian's package libseccomp2)")
+    root = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
+    running = Sandboxed(root)
+    yield running
+    running.close()
+    shutil.rmtree(root)
+
+
+def _has_seccomp() -> bool:
+    try:
+        ctypes.CDLL("libseccomp.so.2")
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture
+async def kubelet(sandboxed: Sandboxed):
+    async with StandInKubelet(sandboxed.directory) as running:
+        yield running
+    running.check()
+
+
+def test_the_sandbox_leaves_three_directories_and_unix_sockets(sandboxed):
+    seen = sandboxed.probe()
+    refused = "Read-only file system"
+    assert seen == {
+        "capabilities": 0,
+        "no_new_privs": "1",
+        "network": seen["network"],
+        "unix": "done",
+        "inet": "Address family not supported by protocol",
+        "inet6": "Address family not supported by protocol",
+        "netlink": "Address family not supported by protocol",
+        "writable code": "Permission denied",
+        "chown": "Operation not permitted",
+        "setuid": "Operation not permitted",
+        "files": {
+            "/etc": refused,
+            "/usr": refused,
+            "/opt": refused,
+            "/run": refused,
+            "/run/cdi": "done",
+            "/var/lib": refused,
+            "/var/lib/gpu-plugin": "done",
+            "/var/lib/kubelet": refused,
+            "/var/lib/kubelet/device-plugins": "done",
+        },
+    }
+    assert seen["network"] != str(Path("/proc/self/ns/net").readlink())
+
+
+def test_drop_ins_add_what_they_say_and_nothing_else(sandboxed):
+    bare = sandboxed.probe()
+    for directory in (sandboxed.cdi, sandboxed.state, sandboxed.directory):
+        (directory / "probe").rmdir()
+    seen = sandboxed.probe(NETWORK, MIG)
+    added = {
+        "capabilities": 1 << 21,
+        "inet": "done",
+        "inet6": "done",
+        "network": str(Path("/proc/self/ns/net").readlink()),
+    }
+    assert seen == {**bare, **added}
+
+
+async def test_the_daemon_does_its_work_in_the_sandbox(sandboxed, kubelet):
+    settings = {"SIMULATE": "hgx-h100", "DEVICE_LIST_STRATEGY": "cdi-cri"}
+    process = sandboxed.start(**settings)
+    await kubelet.wait_for(healthy(kubelet, 8), timeout=20)
+    assert main(["fault", "--state-dir", str(sandboxed.state), "--gpu", "3", "--xid", "79"]) == 0
+    await kubelet.wait_for(healthy(kubelet, 7))
+    [allocation] = (await kubelet.admit("pod", {GPU: 2})).allocations
+    names = {device["name"] for each in _specs(sandboxed.cdi) for device in each["devices"]}
+    assert {name.rpartition("=")[2] for name in allocation.response.cdi_devices} <= names
+    assert len(allocation.response.cdi_devices) == 2
+    for file in sandboxed.cdi.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o644  # runtimes of other users read them; the unit's umask is 0077
+    await kubelet.restart()
+    await kubelet.wait_for(healthy(kubelet, 7))
+
+    began = time.perf_counter()
+    process.terminate()
+    assert await anyio.to_thread.run_sync(process.wait) == 0
+    assert time.perf_counter() - began < 2
+    sandboxed.start(**settings)
+    await kubelet.wait_for(healthy(kubelet, 7), timeout=20)  # the state directory was written
+    told = sandboxed.log.read_text()
+    for trouble in ("Traceback", "not permitted", "ermission denied", "ead-only"):
+        lines = [line for line in told.splitlines() if trouble in line and "simulated device nodes" not in line]
+        assert not lines
+
+
+def _specs(directory: Path) -> list[Mapping[str, list[Mapping[str, str]]]]:
+    return [json.loads(file.read_text()) for file in directory.iterdir() if file.suffix == ".json"]
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["outside", "inside"])
+def test_nvidias_library_says_in_the_sandbox_what_it_says_outside(sandboxed, nvidia, inside):
+    """Its loading, its threads and its files are what the sandbox could be in the way of; without a GPU it goes no further."""
+    environ = {"DRIVER_ROOT_CTR_PATH": str(nvidia), "NVIDIA_DRIVER_ROOT": str(nvidia), "FAIL_ON_INIT_ERROR": "true"}
+    process = sandboxed.start(**environ) if inside else sandboxed.start_outside(**environ)
+    assert process.wait() == 1
+    assert "nvmlInit: driver not loaded (9)" in sandboxed.log.read_text()
