@@ -1,0 +1,165 @@
+{{- /* Environment of the plugin and of the MPS daemons: a list of the root and the facts. */}}
+{{- define "gpu-plugin.environment" -}}
+{{- $values := (index . 0).Values }}
+{{- $facts := index . 1 }}
+{{- range list
+  (list "MIG_STRATEGY" $values.migStrategy)
+  (list "FAIL_ON_INIT_ERROR" $values.failOnInitError)
+  (list "NVIDIA_DRIVER_ROOT" $values.nvidiaDriverRoot)
+  (list "NVIDIA_DEV_ROOT" $values.nvidiaDevRoot)
+  (list "DRIVER_ROOT_CTR_PATH" $values.driverRootCtrPath)
+  (list "PASS_DEVICE_SPECS" (ternary true $values.passDeviceSpecs (eq (toString $values.compatWithCPUManager) "true")))
+  (list "DEVICE_LIST_STRATEGY" $values.deviceListStrategy)
+  (list "DEVICE_ID_STRATEGY" $values.deviceIDStrategy)
+  (list "DEVICE_DISCOVERY_STRATEGY" $values.deviceDiscoveryStrategy)
+  (list "SHARED_DEVICES_ALLOCATION_POLICY" $values.sharedDevicesAllocationPolicy)
+  (list "INCLUDE_GPUS" $values.includeGPUs)
+  (list "EXCLUDE_GPUS" $values.excludeGPUs)
+  (list "GDRCOPY_ENABLED" $values.gdrcopyEnabled)
+  (list "GDS_ENABLED" $values.gdsEnabled)
+  (list "MOFED_ENABLED" $values.mofedEnabled)
+  (list "IMEX_CHANNEL_IDS" $values.imex.channelIDs)
+  (list "IMEX_REQUIRED" $values.imex.required)
+  (list "CDI_DIR" $values.cdi.dir)
+  (list "CDI_ANNOTATION_PREFIX" $values.cdi.annotationPrefix)
+  (list "CDI_FEATURE_FLAGS" $values.cdi.featureFlags)
+  (list "CDI_DISABLE_HOOKS" $values.cdi.disableHooks)
+  (list "CDI_REMOVE_ON_EXIT" $values.cdi.removeOnExit)
+  (list "NVIDIA_CDI_HOOK_PATH" $values.cdi.nvidiaHookPath)
+  (list "MPS_ROOT" (ternary $values.mps.root "" $facts.mps))
+  (list "HEALTH_POLL_INTERVAL" $values.health.pollInterval)
+  (list "TEMPERATURE_RECOVERY" $values.health.temperatureRecovery)
+  (list "FLAP_GUARD" $values.health.flapGuard)
+  (list "NVML_TIMEOUT" $values.health.nvmlTimeout)
+  (list "VANISHED_GPU_RETENTION" $values.health.vanishedGPURetention)
+  (list "DP_DISABLE_HEALTHCHECKS" $values.health.disableHealthchecks)
+  (list "DP_ENABLE_HEALTHCHECKS" $values.health.enableHealthchecks)
+  (list "XID_CONFIG" $values.health.xidConfig)
+  (list "DEVICE_PLUGIN_DIR" $values.kubelet.devicePluginDir)
+  (list "POD_RESOURCES_SOCKET" (printf "%s/kubelet.sock" (trimSuffix "/" $values.kubelet.podResourcesDir)))
+  (list "STATE_DIR" $values.stateDir)
+  (list "LOG_FORMAT" $values.log.format)
+  (list "LOG_LEVEL" $values.log.level)
+  (list "EVENT_LOOP" $values.eventLoop)
+  (list "SIMULATE" $values.simulate)
+  (list "CONFIG_FILE_SRCDIR" (ternary "/available-configs" "" $facts.configured))
+  (list "DEFAULT_CONFIG" $values.config.default)
+  (list "FALLBACK_STRATEGIES" (ternary $values.config.fallbackStrategies "" $facts.configured))
+  (list "NODE_LABEL" $values.config.nodeLabel)
+  (list "NVIDIA_VISIBLE_DEVICES" (ternary "" "all" (not (empty $values.simulate))))
+  (list "NVIDIA_DRIVER_CAPABILITIES" (ternary "" "compute,utility" (not (empty $values.simulate))))
+  (list "NVIDIA_MIG_MONITOR_DEVICES" (ternary "all" "" (and $facts.mig (empty $values.simulate))))
+}}
+{{- $text := include "gpu-plugin.words" (index . 1) }}
+{{- if ne $text "" }}
+- name: {{ index . 0 }}
+  value: {{ $text | quote }}
+{{- end }}
+{{- end }}
+{{- if $facts.configured }}
+- name: NODE_NAME
+  valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+{{- end }}
+{{- end }}
+
+{{- /* What both kinds of pods have of a pod's specification: a list of the root and the facts. */}}
+{{- define "gpu-plugin.podSpec" -}}
+{{- $root := index . 0 }}
+{{- $facts := index . 1 -}}
+serviceAccountName: {{ include "gpu-plugin.fullname" $root }}
+automountServiceAccountToken: {{ $facts.configured }}
+enableServiceLinks: false
+{{- with $root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $root.Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $root.Values.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+terminationGracePeriodSeconds: {{ $root.Values.terminationGracePeriodSeconds }}
+{{- with $root.Values.podSecurityContext }}
+securityContext:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $root.Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+affinity:
+  {{- include "gpu-plugin.affinity" $root | nindent 2 }}
+{{- end }}
+
+{{- /* Unset: nodes with NVIDIA hardware; null or empty: all nodes of a known architecture; else as it was given. */}}
+{{- define "gpu-plugin.affinity" -}}
+{{- if .Values.affinity -}}
+{{- toYaml .Values.affinity }}
+{{- else -}}
+{{- $architecture := dict "key" "kubernetes.io/arch" "operator" "In" "values" (list "amd64" "arm64") -}}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms:
+      {{- if hasKey .Values "affinity" }}
+      - matchExpressions:
+          - {{ toJson $architecture }}
+      {{- else }}
+      {{- range list
+        (list "feature.node.kubernetes.io/pci-10de.present" "true")
+        (list "feature.node.kubernetes.io/cpu-model.vendor_id" "NVIDIA")
+        (list "nvidia.com/gpu.present" "true")
+      }}
+      - matchExpressions:
+          - {{ toJson (dict "key" (index . 0) "operator" "In" "values" (list (index . 1))) }}
+          - {{ toJson $architecture }}
+      {{- end }}
+      {{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Security context of the plugin's container: a list of the root and the facts. */}}
+{{- define "gpu-plugin.securityContext" -}}
+{{- $values := (index . 0).Values }}
+{{- $facts := index . 1 }}
+{{- $added := list }}
+{{- if $values.simulate }}
+{{- /* A simulated node makes device nodes for containers to see. */}}
+{{- if $facts.cdi }}
+{{- $added = append $added "MKNOD" }}
+{{- end }}
+{{- else if or $facts.mig $facts.volumeMounts }}
+{{- /* NVIDIA's runtime gives access to MIG's monitoring, and under volume-mounts to any GPU, only to those who have it. */}}
+{{- $added = append $added "SYS_ADMIN" }}
+{{- end }}
+{{- if $values.securityContext }}
+{{- toYaml $values.securityContext }}
+{{- else if or (eq (toString $values.privileged) "true") (eq (toString $values.compatWithCPUManager) "true") -}}
+privileged: true
+runAsUser: 0
+runAsGroup: 0
+readOnlyRootFilesystem: true
+{{- else -}}
+runAsUser: 0
+runAsGroup: 0
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+seccompProfile: {type: RuntimeDefault}
+capabilities:
+  drop: [ALL]
+  {{- with $added }}
+  add: {{ toJson . }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Security context of pods that need no rights: the hook and the test. */}}
+{{- define "gpu-plugin.restricted" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+seccompProfile: {type: RuntimeDefault}
+capabilities: {drop: [ALL]}
+{{- end }}
