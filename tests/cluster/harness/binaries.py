@@ -1,4 +1,4 @@
-"""The programs that the cluster is made of: where they are, and building those that no distribution packages.
+"""The programs that the cluster is made of, and those for the chart: where they are, and building what no distribution packages.
 
 What is built lies in `${XDG_CACHE_HOME:-~/.cache}/gpu-plugin-e2e`, in one directory for each version and source, which
 appears there whole or not at all; only a machine's first run pays.
@@ -7,6 +7,7 @@ appears there whole or not at all; only a machine's first run pays.
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -27,6 +28,13 @@ KUBERNETES_PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-schedu
 CONTAINERD_PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr")
 CONTAINERD_PACKAGES = "github.com/containerd/containerd/v2/cmd"
 
+# Programs that judge and install the chart: by the name used here, the program, its Go package, and its version.
+TOOLS = {
+    "helm": ("helm", "helm.sh/helm/v4/cmd/helm", "v4.3.1"),
+    "helm3": ("helm", "helm.sh/helm/v3/cmd/helm", "v3.22.0"),
+    "kubeconform": ("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform", "v0.8.0"),
+}
+
 SYSTEM_PATH = (
     *os.environ.get("PATH", "").split(os.pathsep),
     "/usr/local/sbin",
@@ -44,6 +52,8 @@ PACKAGES = {
     "static busybox": ("busybox-static",),
     "ip": ("iproute2",),
     "openssl": ("openssl",),
+    "socat": ("socat",),
+    "kubectl": ("kubernetes-client", "kubectl"),
     "umount": ("mount",),
     "CNI plugins": ("containernetworking-plugins",),
 }
@@ -61,6 +71,8 @@ class Binaries:
     runc: Path
     busybox: Path
     cni: Path
+    socat: Path
+    kubectl: Path
     kubernetes_directory: Path
     containerd_directory: Path
 
@@ -88,10 +100,10 @@ def find() -> Binaries:
     ]
     if missing:
         raise MissingError(f"not on this machine: {', '.join(missing)}")
-    etcd, runc, busybox = (_program(name) for name in ("etcd", "runc", "busybox"))
+    etcd, runc, busybox, socat, kubectl = map(_surely, ("etcd", "runc", "busybox", "socat", "kubectl"))
     cni = _cni()
-    assert etcd is not None and runc is not None and busybox is not None and cni is not None  # noqa: PT018
-    return Binaries(etcd, runc, busybox, cni, _kubernetes_directory(), _containerd_directory())
+    assert cni is not None
+    return Binaries(etcd, runc, busybox, cni, socat, kubectl, _kubernetes_directory(), _containerd_directory())
 
 
 def install(say: Callable[[str], None]) -> Binaries:
@@ -106,11 +118,7 @@ def install(say: Callable[[str], None]) -> Binaries:
     if missing := _missing_packaged():
         say(f"installing {', '.join(missing)}")
         _install_packages(missing)
-    cache = cache_directory()
-    cache.mkdir(parents=True, exist_ok=True)
-    with _locked(cache / "lock"):
-        for abandoned in cache.glob("building-*"):
-            shutil.rmtree(abandoned)
+    with locked_cache():
         if not (directory := _containerd_directory()).is_dir():
             say(f"building containerd {CONTAINERD_VERSION}: about 2 minutes, once")
             _build(directory, _build_containerd)
@@ -118,6 +126,59 @@ def install(say: Callable[[str], None]) -> Binaries:
             say(f"building Kubernetes {KUBERNETES_VERSION}: about 7 minutes on 2 cores, once")
             _build(directory, _build_kubernetes)
     return find()
+
+
+def find_tool(name: str) -> Path:
+    """One of `TOOLS`, which need no cluster.
+
+    Raises:
+        MissingError: it has not been built yet.
+    """
+    program = _tool_directory(name) / TOOLS[name][0]
+    if not program.exists():
+        raise MissingError(f"not on this machine: {program.name} {TOOLS[name][2]}")
+    return program
+
+
+def install_tool(name: str, say: Callable[[str], None]) -> Path:
+    """One of `TOOLS`, built where it is missing; `say` is told before that.
+
+    Raises:
+        MissingError: it cannot be built; the text says why.
+    """
+    program, package, version = TOOLS[name]
+    directory = _tool_directory(name)
+    with locked_cache():
+        if not directory.is_dir():
+            say(f"building {program} {version}: up to 3 minutes, once")
+            _build(directory, lambda place: _go_install(place, f"{package}@{version}"))
+    return directory / program
+
+
+@contextlib.contextmanager
+def locked_cache() -> Iterator[Path]:
+    """The cache directory, made if need be, in which nobody else is building meanwhile; abandoned builds are gone."""
+    cache = cache_directory()
+    cache.mkdir(parents=True, exist_ok=True)
+    with _locked(cache / "lock"):
+        for abandoned in cache.glob("building-*"):
+            shutil.rmtree(abandoned)
+        yield cache
+
+
+def module_source(module: str, version: str, into: Path) -> Path:
+    """The source of a Go module, downloaded into `into`, which has no other use.
+
+    Raises:
+        MissingError: it cannot be had.
+    """
+    environment = {"GOMODCACHE": str(into), "GOFLAGS": "-modcacherw"}
+    return Path(json.loads(_go(["mod", "download", "-json", f"{module}@{version}"], str(into), environment))["Dir"])
+
+
+def _tool_directory(name: str) -> Path:
+    program, _, version = TOOLS[name]
+    return cache_directory() / f"{program}-{version}"
 
 
 def _missing_packaged() -> list[str]:
@@ -131,6 +192,12 @@ def _missing_packaged() -> list[str]:
 def _program(name: str) -> Path | None:
     found = shutil.which(name, path=os.pathsep.join(SYSTEM_PATH))
     return Path(found) if found else None
+
+
+def _surely(name: str) -> Path:
+    program = _program(name)
+    assert program is not None, name
+    return program
 
 
 def _static(program: Path) -> bool:
@@ -203,24 +270,32 @@ def _build_kubernetes(place: Path) -> None:
         major, minor, _ = KUBERNETES_VERSION.removeprefix("v").split(".")
         version = {"gitVersion": KUBERNETES_VERSION, "gitMajor": major, "gitMinor": minor}
         flags = " ".join(f"-X k8s.io/component-base/version.{key}={value}" for key, value in version.items())
-        _go(["build", "-ldflags", f"-s -w {flags}", "-o", str(place / "kubernetes"), "."], source, {})
+        _go(_building("build", "-ldflags", f"-s -w {flags}", "-o", str(place / "kubernetes"), "."), source, {})
     for program in KUBERNETES_PROGRAMS:
         (place / program).symlink_to("kubernetes")
 
 
 def _build_containerd(place: Path) -> None:
     packages = [f"{CONTAINERD_PACKAGES}/{program}@{CONTAINERD_VERSION}" for program in CONTAINERD_PROGRAMS]
-    _go(["install", "-ldflags", "-s -w", *packages], str(place), {"GOBIN": str(place)})
+    _go_install(place, *packages)
 
 
-def _go(arguments: list[str], directory: str, environment: dict[str, str]) -> None:
-    verb, *rest = arguments
+def _go_install(place: Path, *packages: str) -> None:
+    _go(_building("install", "-ldflags", "-s -w", *packages), str(place), {"GOBIN": str(place)})
+
+
+def _building(verb: str, *arguments: str) -> list[str]:
     # -p bounds memory as well as load: one compiler at a time for each core, about 1 GiB each at its largest.
-    command = [_go_program(), verb, "-trimpath", "-buildvcs=false", "-p", str(os.cpu_count() or 1), *rest]
+    return [verb, "-trimpath", "-buildvcs=false", "-p", str(os.cpu_count() or 1), *arguments]
+
+
+def _go(arguments: list[str], directory: str, environment: dict[str, str]) -> str:
+    """Runs Go and gives its standard output. Raises MissingError where it fails."""
+    command = [_go_program(), *arguments]
     settings = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "auto", "GOWORK": "off"} | environment
-    with tempfile.TemporaryFile("w+") as output:
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         building = subprocess.Popen(
-            command, cwd=directory, env=os.environ | settings, stdout=output, stderr=output, start_new_session=True
+            command, cwd=directory, env=os.environ | settings, stdout=output, stderr=errors, start_new_session=True
         )
         try:
             status = building.wait()
@@ -229,20 +304,23 @@ def _go(arguments: list[str], directory: str, environment: dict[str, str]) -> No
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(building.pid, signal.SIGKILL)
         output.seek(0)
+        errors.seek(0)
+        said = output.read()
         if status:
-            raise MissingError(f"{' '.join(command)}: exit status {status}:\n{_last_lines(output.read())}")
+            raise MissingError(f"{' '.join(command)}: exit status {status}:\n{_last_lines(errors.read() or said)}")
+        return said
 
 
 def _go_program() -> str:
     needed = f"Go {GO_OLDEST[0]}.{GO_OLDEST[1]} or newer on PATH or in /usr/local/go"
     found = shutil.which("go", path=os.pathsep.join((*SYSTEM_PATH, "/usr/local/go/bin")))
     if found is None:
-        raise MissingError(f"building Kubernetes and containerd needs {needed}; there is none")
+        raise MissingError(f"building what no distribution packages needs {needed}; there is none")
     reported = subprocess.run([found, "version"], capture_output=True, text=True, check=False).stdout
     version = re.search(r"go(\d+)\.(\d+)", reported)
     if version is None or (int(version[1]), int(version[2])) < GO_OLDEST:
         raise MissingError(
-            f"building Kubernetes and containerd needs {needed}; {found} is {reported.strip() or 'unknown'}"
+            f"building what no distribution packages needs {needed}; {found} is {reported.strip() or 'unknown'}"
         )
     return found
 

@@ -15,6 +15,7 @@ from .node import Containerd, Kubelet
 from .plugin import GPUS, RESOURCE, Plugin
 from .pods import Pods
 from .process import Piece
+from .service_address import ServiceAddress
 from .sweep import sweep
 from .wait import expect, wait_until
 
@@ -42,6 +43,7 @@ class Cluster:
         self.apiserver = ApiServer(layout, binaries, ports, credentials, self.api)
         self.controller_manager = ControllerManager(layout, binaries, credentials, self.api)
         self.scheduler = Scheduler(layout, binaries, credentials)
+        self.service_address = ServiceAddress(layout, binaries, ports)
         self.containerd = Containerd(layout, binaries)
         self.kubelet = Kubelet(layout, binaries, ports, credentials)
         self.plugin = Plugin(layout, plugin)
@@ -57,6 +59,7 @@ class Cluster:
             self.apiserver,
             self.controller_manager,
             self.scheduler,
+            self.service_address,
             self.kubelet,
             self.plugin,
         ]
@@ -170,6 +173,7 @@ class Cluster:
         grant_plugin(self.api)
         self.controller_manager.start(wait=False)
         self.scheduler.start()
+        self.service_address.start()
         self.kubelet.start(wait=False)
         self.plugin.start(wait=False)
         self.controller_manager.wait_ready()

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from .api import Api, ApiError
 from .binaries import Binaries
-from .layout import NODE, Layout, Ports
+from .layout import NODE, SERVICE_SUBNET, Layout, Ports
 from .process import Piece, run
 from .wait import NotYet
 
@@ -114,8 +114,8 @@ class ApiServer(Piece):
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",
-            "--service-cluster-ip-range=10.254.0.0/24",
-            # Nothing in a pod talks to the API server, so its address needs not be one that pods can reach.
+            f"--service-cluster-ip-range={SERVICE_SUBNET}",
+            # Pods reach the server by `ServiceAddress`: its endpoints would be an address on which it does not listen.
             "--endpoint-reconciler-type=none",
         ]
 
@@ -159,6 +159,7 @@ class ControllerManager(Piece):
             self._binaries.kubernetes(self.name),
             f"--kubeconfig={self._credentials.kubeconfig('admin', self._credentials.admin)}",
             f"--service-account-private-key-file={self._credentials.service_account_key}",
+            f"--root-ca-file={self.layout.ca}",
             "--leader-elect=false",
             "--secure-port=0",
         ]

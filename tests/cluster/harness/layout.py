@@ -16,7 +16,13 @@ KUBELET_SOCKET = "kubelet.sock"
 
 NODE = "node-1"
 BRIDGE = "gpu-e2e0"
+SERVICE_BRIDGE = "gpu-e2e1"
+"""Without a port: it has the service's address and nothing else, since the CNI plugin wants its own for itself."""
 NETWORK = "gpu-plugin-e2e"
+POD_SUBNET = "10.253.0.0/16"
+SERVICE_SUBNET = "10.254.0.0/24"
+SERVICE_ADDRESS = "10.254.0.1"
+"""The first address of the range, which the API server gives to the service `kubernetes`."""
 CGROUP = "gpu-plugin-e2e"
 
 MARK = "GPU_PLUGIN_E2E"

@@ -9,7 +9,7 @@ from . import cgroups, tunables
 from .binaries import Binaries
 from .control_plane import Credentials, check_http
 from .image import IMAGE, write_busybox
-from .layout import BRIDGE, CGROUP, DEVICE_PLUGINS, NETWORK, NODE, Layout, Ports
+from .layout import BRIDGE, CGROUP, DEVICE_PLUGINS, NETWORK, NODE, POD_SUBNET, SERVICE_SUBNET, Layout, Ports
 from .process import Piece, PieceError, run
 from .wait import NotYet
 
@@ -125,16 +125,18 @@ class Containerd(Piece):
 
 
 def _network(layout: Layout) -> dict[str, object]:
-    # No gateway and no masquerading: pods have an address each, and nothing outside is to be reached.
+    # Pods reach the node, which asks their probes, and the API server by its service's address; no masquerading, and nothing
+    # outside is to be reached.
     address = {
         "type": "host-local",
-        "ranges": [[{"subnet": "10.253.0.0/16"}]],
+        "ranges": [[{"subnet": POD_SUBNET}]],
+        "routes": [{"dst": SERVICE_SUBNET}],
         "dataDir": str(layout.root / "cni-addresses"),
     }
     return {
         "cniVersion": "1.0.0",
         "name": NETWORK,
-        "plugins": [{"type": "bridge", "bridge": BRIDGE, "isGateway": False, "ipMasq": False, "ipam": address}],
+        "plugins": [{"type": "bridge", "bridge": BRIDGE, "isGateway": True, "ipMasq": False, "ipam": address}],
     }
 
 

@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 
 from . import cgroups, tunables
-from .layout import BRIDGE, CGROUP, DEVICE_PLUGINS, MARK, NETWORK, Layout
+from .layout import BRIDGE, CGROUP, DEVICE_PLUGINS, MARK, NETWORK, SERVICE_BRIDGE, Layout
 from .process import run
 from .wait import DeadlineError, expect, wait_until
 
@@ -100,8 +100,9 @@ def _mounts(layout: Layout) -> list[str]:
 
 
 def _remove_network() -> None:
-    if (Path("/sys/class/net") / BRIDGE).exists():
-        run(["ip", "link", "delete", BRIDGE])
+    for bridge in (BRIDGE, SERVICE_BRIDGE):
+        if (Path("/sys/class/net") / bridge).exists():
+            run(["ip", "link", "delete", bridge])
     for result in _CNI_RESULTS.glob(f"{NETWORK}-*"):
         result.unlink()
     _remove_empty(_CNI_RESULTS, _CNI_RESULTS.parent)
