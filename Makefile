@@ -5,8 +5,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_plugin/__init__.py)
+IMAGE ?= gpu-plugin:$(VERSION)
+BUILDER ?= $(shell if docker version >/dev/null 2>&1; then echo docker; elif command -v podman >/dev/null; then echo podman; fi)
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint format bench e2e proto proto-check lock clean
+.PHONY: help install demo test test-all lint format bench e2e image proto proto-check lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -55,12 +59,18 @@ bench: install ## speed and size, one table
 e2e: install ## the daemon under a real kubelet and runtime, and with NVIDIA's libraries (root; E2E_INSTALL=1 installs what is missing)
 	$(BIN)/python -m pytest tests/real tests/cluster
 
+image: ## build the container image: IMAGE=name:tag, BUILDER=docker or podman, BUILD_OPTIONS="--build-arg BASE=..."
+	@test -n "$(BUILDER)" || { echo "make image needs docker (with its daemon) or podman"; exit 1; }
+	$(BUILDER) build --tag $(IMAGE) --build-arg VERSION=$(VERSION) \
+	  --build-arg REVISION="$$(git rev-parse HEAD 2>/dev/null)" --build-arg CREATED="$$(date -u +%Y-%m-%dT%H:%M:%SZ)" $(BUILD_OPTIONS) .
+
 proto: install ## generate gpu_plugin/kubelet/_api from proto/
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python proto/generate.py
 
 lock: install ## resolve requirements/*.lock anew from pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11 pyproject.toml --extra kube --extra uvloop --group dev -o requirements/dev.lock
-	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11 pyproject.toml -o requirements/run.lock
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11 pyproject.toml --extra kube -o requirements/run.lock
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11 --group image -o requirements/build.lock
 
 clean: ## remove virtual environments and caches
 	rm -rf $(VENV) $(VENV)-3.* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -39,8 +39,15 @@ PACKAGES = (
 SYSTEM = ("dash", "libpython3-stdlib", "python3-minimal")
 """What containers run: a Python with ctypes, and a shell, with what they need of it."""
 
+BUILD_SYSTEM = (*SYSTEM, "ca-certificates", "coreutils", "libc-bin", "python3-venv")
+"""What an image is built on: a shell and its commands, ldconfig, and virtual environments with pip."""
+
+RUN_SYSTEM = ("ca-certificates", "libc-bin", "libpython3-stdlib", "python3-minimal")
+"""What an image is to run on: a Python, without a shell and without pip."""
+
 _NEEDED = re.compile(
-    r"dash|gcc-\d+-base|lib(?:bz2-1\.0|c6|crypt1|expat1|ffi\d+|gcc-s1|lzma5|ssl\d.*)|zlib1g|(?:lib)?python3.*"
+    r"ca-certificates|coreutils|dash|gcc-\d+-base|libc-bin|zlib1g|(?:lib)?python3.*"
+    r"|lib(?:acl1|attr1|bz2-1\.0|c6|crypt1|expat1|ffi\d+|gcc-s1|gmp10|lzma5|pcre2-8-0|selinux1|ssl\d.*)"
 )
 """Of all that these packages depend on, what a running Python loads: not dpkg, Perl, or what only maintainers' scripts call."""
 
@@ -64,16 +71,16 @@ def unpacked() -> Path:
     return result
 
 
-def debian_system() -> Path:
+def debian_system(packages: Sequence[str] = SYSTEM) -> Path:
     """The root of a small Debian system, unpacked and never configured: no ldconfig has run there. Raises NoArchiveError."""
-    result = _unpacked("system")
+    result = _unpacked("system", tuple(packages))
     if isinstance(result, str):
         raise NoArchiveError(result)
     return result
 
 
 @cache
-def _unpacked(what: str = "driver") -> Path | str:
+def _unpacked(what: str = "driver", packages: Sequence[str] = PACKAGES) -> Path | str:
     missing = [name for name in ("apt-get", "dpkg", "dpkg-deb") if shutil.which(name) is None]
     if missing:
         return f"NVIDIA's libraries come from Debian's archive, and there is no {missing[0]} here"
@@ -81,7 +88,6 @@ def _unpacked(what: str = "driver") -> Path | str:
     try:
         cached.mkdir(parents=True, exist_ok=True)
         with _locked(cached / "lock"):
-            packages = PACKAGES if what == "driver" else SYSTEM
             root = cached / f"{what}-{hashlib.sha256(' '.join(packages).encode()).hexdigest()[:12]}"
             if not root.is_dir():
                 if os.environ.get("E2E_INSTALL") != "1":
@@ -161,11 +167,12 @@ def _fetch(root: Path, packages: Sequence[str]) -> None:
         _run("apt-get", *options, "update")
         downloads = at / "downloads"
         downloads.mkdir()
-        if packages is SYSTEM:
+        system = packages is not PACKAGES
+        if system:
             packages = _with_what_they_need(packages, options)
         _run("apt-get", *options, "download", *packages, directory=downloads)
         tree = at / "tree"
-        if packages is not PACKAGES:  # as every system has it that is newer than the packages' own paths
+        if system:  # as every system has it that is newer than the packages' own paths
             for directory in ("bin", "lib", "lib64", "sbin"):
                 (tree / "usr" / directory).mkdir(parents=True)
                 (tree / directory).symlink_to(f"usr/{directory}")

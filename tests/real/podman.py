@@ -21,18 +21,19 @@ class NoPodmanError(Exception):
 
 def install() -> None:
     """Has podman and runc on this machine, as root and through apt where E2E_INSTALL=1. Raises NoPodmanError."""
-    missing = [name for name in ("podman", "runc", "unshare") if _program(name) is None]
+    missing = [name for name in ("podman", "runc", "unshare") if program(name) is None]
     if missing and os.environ.get("E2E_INSTALL") == "1" and shutil.which("apt-get"):
         packages = [{"unshare": "util-linux"}.get(name, name) for name in missing]
         environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
         for command in (["update"], ["install", "--yes", "--no-install-recommends", *packages]):
             subprocess.run(["apt-get", *command], env=environment, capture_output=True, check=False, timeout=600)
-        missing = [name for name in missing if _program(name) is None]
+        missing = [name for name in missing if program(name) is None]
     if missing:
         raise NoPodmanError(f"not on this machine: {', '.join(missing)}; E2E_INSTALL=1 installs them")
 
 
-def _program(name: str) -> str | None:
+def program(name: str) -> str | None:
+    """Where a program is, also one for administrators alone."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin")
 
 
@@ -41,7 +42,7 @@ class Podman:
 
     def __init__(self, directory: Path, system: Path) -> None:
         self._directory = directory
-        runc = _program("runc")
+        runc = program("runc")
         self._command = ["podman", f"--root={directory / 'storage'}", f"--runroot={directory / 'run'}"]
         self._command += ["--storage-driver=vfs", "--cgroup-manager=cgroupfs", f"--runtime={runc}", "--log-level=error"]
         archive = directory / "system.tar"
