@@ -45,9 +45,15 @@ class NoImageError(Exception):
 
 
 def podman(storage: Path) -> list[str]:
-    """The start of a podman command whose images and containers lie below `storage`, with the runtime that works here."""
-    command = ["podman", f"--root={storage / 'storage'}", f"--runroot={storage / 'run'}", "--storage-driver=vfs"]
-    return [*command, "--cgroup-manager=cgroupfs", f"--runtime={program('runc')}", "--log-level=error"]
+    """The start of a podman command whose images and containers lie below `storage`, with what works here.
+
+    The storage driver overlay where the file system and the kernel have it, otherwise vfs, which copies all files for each layer.
+    """
+    command = ["podman", f"--root={storage / 'storage'}", f"--runroot={storage / 'run'}"]
+    command += ["--cgroup-manager=cgroupfs", f"--runtime={program('runc')}", "--log-level=error"]
+    overlay = [*command, "--storage-driver=overlay"]
+    tried = subprocess.run([*overlay, "info"], capture_output=True, env=_environment(), check=False, timeout=60)
+    return overlay if tried.returncode == 0 else [*command, "--storage-driver=vfs"]
 
 
 def run(command: Sequence[str], *, timeout: float = 600) -> str:
