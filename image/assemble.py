@@ -9,6 +9,7 @@ copyright files and package records of whatever that is. What is left out so: sh
 import argparse
 import compileall
 import fnmatch
+import json
 import os
 import py_compile
 import shutil
@@ -346,6 +347,15 @@ def _field(record: str, name: str) -> str:
     return next((line.partition(":")[2].strip() for line in record.splitlines() if line.startswith(f"{name}:")), "")
 
 
+def bill_of_materials(root: Root, source: Path, version: str) -> None:
+    """Has the bill of materials; the version of gpu-plugin itself is added, which its maker does not read out of the code."""
+    bill = json.loads(source.read_text())
+    bill["metadata"]["component"]["version"] = version
+    place = root.at("/usr/share/gpu-plugin/sbom.cdx.json")
+    place.parent.mkdir(parents=True)
+    place.write_text(json.dumps(bill, indent=1) + "\n")
+
+
 def compile_all(root: Root, *directories: str) -> None:
     """Bytecode beside each module, never judged by its source's time: a root that cannot be written needs no other."""
     for directory in directories:
@@ -407,9 +417,7 @@ def main() -> None:
     libraries.always()
     settle(root)
     package_records(root)
-    sbom = root.at("/usr/share/gpu-plugin/sbom.cdx.json")
-    sbom.parent.mkdir(parents=True)
-    shutil.copyfile(asked.sbom, sbom)
+    bill_of_materials(root, asked.sbom, installed)
     compile_all(root, standard, installed_at)
     cache_libraries(root)
     own(root, int(os.environ.get("SOURCE_DATE_EPOCH") or 1577836800))  # 2020, where nothing else is asked for

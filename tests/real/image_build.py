@@ -63,6 +63,15 @@ def run(command: Sequence[str], *, timeout: float = 600) -> str:
     return done.stdout
 
 
+def cleared(command: Sequence[str], storage: Path) -> None:
+    """Takes containers, images and mounts away, those of a build that failed half way too, so that `storage` can be removed."""
+    run([*command, "rm", "--all", "--force", "--time=0"])
+    run([*command, "rmi", "--all", "--force"])
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for mount in sorted((each for each in mounts if Path(each).is_relative_to(storage)), reverse=True):
+        run(["umount", mount])
+
+
 def built(tag: str = "localhost/gpu-plugin-test/gpu-plugin:1") -> Path:
     """An OCI archive of the image as the checkout is now, called `tag` in it; made now where it is not in the cache.
 
@@ -128,7 +137,7 @@ def _build(place: Path, tag: str, bases: dict[str, Path]) -> None:
             run([*command, "build", *options, f"--file={ROOT / 'Dockerfile'}", str(ROOT)])
             run([*command, "save", "--format=oci-archive", f"--output={making}", tag])
         finally:
-            run([*command, "rmi", "--all", "--force"])
+            cleared(command, at)
     making.rename(place)
 
 
