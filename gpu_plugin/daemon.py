@@ -11,13 +11,14 @@ One task group holds every part. A part that fails is begun again and takes no o
 import gc
 import importlib.util
 import logging
+import math
 import os
 import random
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import anyio.abc
@@ -37,7 +38,9 @@ from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoints import Endpoints
 from gpu_plugin.kubelet.holders import Holders, Pods
+from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.list_strategy import ListStrategy, tell
+from gpu_plugin.listener.listener import Listener
 from gpu_plugin.memory import Known, Memory, Recorder
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import NvmlError
@@ -49,6 +52,9 @@ from gpu_plugin.snapshot import SnapshotStore
 from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with
 from gpu_plugin.state import StateDirectory
 from gpu_plugin.telemetry.logs import configure
+
+if TYPE_CHECKING:
+    from gpu_plugin.listener.checks import Facts
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +72,7 @@ UNCHANGEABLE = (
     "device_discovery_strategy",
     "event_loop",
     "cdi_dir",
+    "http_address",
 )
 """Settings that a running process cannot change, besides where they come from."""
 
@@ -77,9 +84,14 @@ class NoDriverError(Exception):
 class Daemon:
     """One node's plugin, from start to clean exit."""
 
-    def __init__(self, configuration: Configuration, hardware: Hardware) -> None:
+    def __init__(self, configuration: Configuration, hardware: Hardware, listener: Listener | None = None) -> None:
+        """`listener` answers probes and scrapes by what is known here, and stops when this is told to."""
         self.configuration = configuration
         self.hardware = hardware
+        self._listener = listener
+        self._registrations = Registrations()
+        self._driver: str | None = None
+        self._unoffered = ""
         self.store = SnapshotStore()
         self._memory = Memory(StateDirectory(Path(self.settings.state_dir)), hardware.host.boot_id())
         self._recorder = Recorder(self._memory, self._known)
@@ -108,6 +120,8 @@ class Daemon:
         try:
             async with anyio.create_task_group() as parts:
                 self._parts = parts
+                if self._listener is not None:
+                    self._listener.ask(self._facts, self._told)
                 parts.start_soon(self._signals)
                 parts.start_soon(self._begin)
         except* (NoDriverError, ConfigError) as group:
@@ -155,13 +169,16 @@ class Daemon:
                 else:
                     log.info("%s: stopping", signal.Signals(number).name)
                     self._told_to_stop = True
+                    if self._listener is not None:
+                        self._listener.stop()
                     self._parts.cancel_scope.cancel()
                     return
 
     async def _serve(self) -> None:
         registration = Path(self.settings.registration_socket) if self.settings.registration_socket else None
         directory = Path(self.settings.socket_dir)
-        await Endpoints(self.store, registration, directory, self._look, self._specs.registered.set).run()
+        registered = self._specs.registered.set
+        await Endpoints(self.store, registration, directory, self._look, registered, self._registrations).run()
 
     async def _watch(self) -> None:
         await watch(Path(self.settings.socket_dir), self._look)
@@ -225,8 +242,10 @@ class Daemon:
                 trouble = f"the NVIDIA driver cannot be used: {error!r}"
             else:
                 if node.gpus:
+                    self._driver = ""
                     return
                 trouble = "the NVIDIA driver finds no GPU on this node"
+            self._driver = trouble
             if self.settings.fail_on_init_error:
                 raise NoDriverError(
                     f"{trouble}. Is the driver installed and loaded (does nvidia-smi work here)? "
@@ -257,6 +276,7 @@ class Daemon:
             if first and not self.settings.config_file_srcdir:
                 raise
             log.error("%s; what was served before is served on, less what is gone", error)  # noqa: TRY400
+            self._unoffered = str(error)
             found = None if first else without_gone(self._inventory.offer, node)
         if self._node.links and node.links != self._node.links:
             _tell_links(self._node, node)
@@ -336,7 +356,10 @@ class Daemon:
         return {**told, "gpus": [{**gpu, "withheld": self._inventory.withheld(str(gpu["uuid"]))} for gpu in gpus]}
 
     async def _status(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
-        """What is served and under which configuration, for `gpu-plugin status`."""
+        return self._told()
+
+    def _told(self) -> Mapping[str, object]:
+        """What is served and under which configuration, for `gpu-plugin status` and whoever scrapes metrics."""
         return {
             "configuration": self.configuration.status(),
             "device_list_strategy": {
@@ -347,6 +370,23 @@ class Daemon:
             "resources": self._inventory.status(),
             "health": self._operations.health(),
         }
+
+    def _facts(self) -> "Facts":
+        """What probes are answered by."""
+        from gpu_plugin.listener.checks import Facts  # noqa: PLC0415 - only who has a listener pays for it
+
+        served = self.store.current.resources
+        cdi = self._inventory.cdi_status()
+        return Facts(
+            driver=self._driver,
+            turn_due=math.inf if self._monitor is None else self._monitor.turn_due,
+            offered=not self._inventory.unpublished,
+            resources={name: view.resource for name, view in served.items()},
+            registering=bool(self.settings.registration_socket),
+            standings={name: self._registrations.of(name) for name in served},
+            unserved=(*filter(None, [self._unoffered]), *self._inventory.offer.plan.warnings),
+            cdi=None if cdi is None else str(cdi["trouble"]),
+        )
 
     def _cdi_status(self) -> Mapping[str, object] | None:
         told = self._inventory.cdi_status()
@@ -377,19 +417,38 @@ def _tell_links(before: Node, after: Node) -> None:
 async def serve(settings: Settings, resolve: Resolve) -> int:
     """Runs the daemon with these settings until a signal ends it. Returns the exit status.
 
-    Where the node's label chooses the configuration, it begins once there is a good one.
+    Where the node's label chooses the configuration, it begins once there is a good one; probes are answered meanwhile where
+    flags or environment say on which address.
     """
+    refused: ConfigError | None = None
+    status = 0
+    async with anyio.create_task_group() as around:
+        try:
+            status = await _serve(settings, resolve, Listener(around))
+        except ConfigError as error:  # which a task group would wrap
+            refused = error
+        around.cancel_scope.cancel()
+    if refused is not None:
+        raise refused
+    return status
+
+
+async def _serve(settings: Settings, resolve: Resolve, listener: Listener) -> int:
+    if settings.config_file_srcdir:
+        label = f"the label {settings.node_label} of node {settings.node_name}"
+        listener.begin(settings.http_address, f"there is no good one yet; waiting for {label} to choose it")
     begun = await begin_with(settings, resolve)
     if begun is None:
         log.info("stopped")
         return 0
     settings, source = begun
     configure(settings.log_format, settings.log_level)
+    listener.begin(settings.http_address, "the node's files are looked at for --device-list-strategy auto")
     strategy = ListStrategy()
     settings = await strategy.settle(settings)
     tell(settings)
     configuration = Configuration(settings, source, strategy.settling(resolve), UNCHANGEABLE)
-    return await Daemon(configuration, hardware_for(settings)).run()
+    return await Daemon(configuration, hardware_for(settings), listener).run()
 
 
 def run(settings: Settings, resolve: Resolve) -> int:

@@ -254,6 +254,13 @@ OURS: tuple[Option, ...] = (
         values.path,
         "where what must outlive this process is kept",
     ),
+    _option(
+        "http_address",
+        "flags.httpAddress",
+        "",
+        values.listen_address,
+        "HOST:PORT where probes (/livez, /readyz, /startupz) and /metrics are answered; empty: nowhere",
+    ),
     _option("log_format", "flags.logFormat", "text", values.choice("text", "json"), "form of log lines, text or json"),
     _option(
         "log_level",

@@ -63,6 +63,7 @@ class Settings:
     exclude_gpus: tuple[str, ...]
     simulate: str
     state_dir: str
+    http_address: str
     log_format: str
     log_level: str
     health_poll_interval: float

@@ -20,6 +20,7 @@ from gpu_plugin.kubelet.backoff import Backoff
 from gpu_plugin.kubelet.directory import NET
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.registration import RegistrationError, register
+from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.kubelet.server import SocketServer
 from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.kubelet.socket import Identity, identity, remove_stale, socket_path
@@ -47,11 +48,12 @@ class ResourceEndpoint:
         look: Pulse,
         pairs: PairWatch | None = None,
         registered: Callable[[], object] | None = None,
+        registrations: Registrations | None = None,
     ) -> None:
         """Takes the pulse that rings when something in `directory` may have changed, and what all resources' services share.
 
-        `registered` is called after each registration. `kubelet_socket` is `directory`/kubelet.sock, or None to serve
-        without registering. Raises ValueError for a name that no kubelet would take.
+        `registered` is called after each registration, and `registrations` told how the resource stands. `kubelet_socket` is
+        `directory`/kubelet.sock, or None to serve without registering. Raises ValueError for a name that no kubelet would take.
         """
         fault = resource_name_fault(resource)
         if fault:
@@ -64,6 +66,7 @@ class ResourceEndpoint:
         self._look = look
         self._pairs = pairs
         self._registered = registered
+        self._registrations = registrations or Registrations()
 
     async def run(self) -> None:
         """Serves until cancelled, then ends streams, connections and socket. One failure after the other is mended."""
@@ -87,8 +90,10 @@ class ResourceEndpoint:
                 trouble = f"cannot serve in {self._directory}: {error}"
             except Exception:
                 log.exception("%s: serving failed unexpectedly; beginning anew", self.resource)
+                self._registrations.away(self.resource, "serving it failed unexpectedly: the log has the details")
             if trouble:  # a kubelet that is away is asked many times: once is worth a line
                 log.log(logging.DEBUG if trouble == said else logging.WARNING, "%s: %s", self.resource, trouble)
+                self._registrations.away(self.resource, trouble)
             said = trouble
             worked_for = anyio.current_time() - began
             pause = backoff.delay(worked_for, random.random())  # noqa: S311 - spreads retries, keeps no secret
@@ -129,13 +134,18 @@ class ResourceEndpoint:
             except FileNotFoundError:
                 return "our socket went as soon as it was made"
             log.debug("%s: listening on %s", self.resource, path)
+            self._registrations.served(self.resource, path)
             if self._kubelet_socket is not None:
                 kubelet = await self._register(self._kubelet_socket, path.name, server) or kubelet
                 log.info("%s: registered with the kubelet as %s", self.resource, path.name)
+                self._registrations.taken(self.resource)
                 if self._registered is not None:
                     self._registered()
-            return await self._until_over(service, server, kubelet)
+            why = await self._until_over(service, server, kubelet)
+            self._registrations.away(self.resource, why)
+            return why
         finally:
+            self._registrations.ended(self.resource, path)
             service.end_streams()
             await server.end()
 
@@ -186,9 +196,9 @@ class ResourceEndpoint:
             if found is not None:
                 return found
             if not told:
-                log.info(
-                    "%s: waiting for the kubelet: no %s yet", self.resource, self._kubelet_socket or self._directory
-                )
+                why = f"waiting for the kubelet: no {self._kubelet_socket or self._directory} yet"
+                log.info("%s: %s", self.resource, why)
+                self._registrations.away(self.resource, why)
                 told = True
             await self._look.wait(NET)
 

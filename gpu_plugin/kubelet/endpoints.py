@@ -9,6 +9,7 @@ import anyio.abc
 
 from gpu_plugin.access.conflicts import PairWatch
 from gpu_plugin.kubelet.endpoint import ResourceEndpoint
+from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.parts import forever
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.snapshot import SnapshotStore
@@ -26,12 +27,14 @@ class Endpoints:
         directory: Path,
         look: Pulse,
         registered: Callable[[], object] | None = None,
+        registrations: Registrations | None = None,
     ) -> None:
         """Takes what each `ResourceEndpoint` takes."""
         self._store = store
+        told = self._registrations = registrations or Registrations()
         pairs = PairWatch()
         self._make: Callable[[str], ResourceEndpoint] = lambda name: ResourceEndpoint(
-            name, store, kubelet_socket, directory, look, pairs, registered
+            name, store, kubelet_socket, directory, look, pairs, registered, told
         )
         self._running: dict[str, anyio.CancelScope] = {}
 
@@ -43,6 +46,7 @@ class Endpoints:
                 for name in [name for name in self._running if name not in names]:
                     log.info("%s: withdrawn", name)
                     self._running.pop(name).cancel()
+                    self._registrations.withdrawn(name)
                 for name in names - self._running.keys():
                     self._running[name] = anyio.CancelScope()
                     tasks.start_soon(self._serve, name, self._running[name])
@@ -54,5 +58,6 @@ class Endpoints:
                 endpoint = self._make(name)
             except ValueError as error:
                 log.error("cannot be served: %s", error)  # noqa: TRY400 - the sentence is all there is to say
+                self._registrations.away(name, f"it cannot be served: {error}")
             else:
                 await forever(name, endpoint.run)

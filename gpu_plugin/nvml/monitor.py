@@ -5,6 +5,7 @@ to `found`. A GPU that holds a call holds no other GPU: its call is left on its 
 """
 
 import logging
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
@@ -49,6 +50,19 @@ FIRST_LOOKS = 5.0
 """Seconds that the first looks may take together before the node is served, with those not looked at yet held back."""
 
 
+MANY = 16
+"""GPUs that a node is taken to have while it is not known how many there are."""
+
+
+def longest_turn(timeout: float, gpus: int) -> float:
+    """Seconds that a turn may take by the patience of everything in it, where the driver and each GPU use all of theirs.
+
+    The driver is opened anew by six calls at most, of `timeout` seconds each; a GPU is looked at, its links included, and
+    asked for its events in less than 4 s; 30 s are for the host, the links of all GPUs together, and the wait for events.
+    """
+    return 30 + 6 * timeout + 4 * gpus
+
+
 def _unheard(_: object) -> None:
     """Nobody wants to know."""
 
@@ -78,6 +92,8 @@ class Monitor:
     """Told of GPUs before they are looked at for the first time, which is before `found` is."""
     boot_id: str = field(default="", kw_only=True)
     """The boot that is known of; empty: whichever the host tells first."""
+    turn_due: float = field(default=math.inf, init=False)
+    """By when the turn under way, or the next one, is over if all is well, in event loop time; it is none while idle."""
     _threads: DriverCalls = field(default_factory=DriverCalls)
     _look: Pulse = field(default_factory=Pulse)
     _turned: Pulse = field(default_factory=Pulse)
@@ -116,6 +132,7 @@ class Monitor:
         """
         roster = self._roster
         roster.gpus, roster.by_handle = [], {}
+        self._expect_turn(0)
         try:
             await self._see_host(PROBE_PATIENCE)
             # Of GPUs that nobody remembers it is not known where they are: they are found first, and released then.
@@ -136,6 +153,7 @@ class Monitor:
                 await self._first_looks()
             await self._publish(version)
         finally:
+            self.turn_due = math.inf  # until the next attempt, or `run`
             if not roster.gpus:
                 self._threads.close()
         return self.node
@@ -143,20 +161,29 @@ class Monitor:
     async def run(self) -> None:
         """Watches until cancelled: events from one thread, and a look at every GPU each `poll` seconds."""
         self._running = True
+        if math.isinf(
+            self.turn_due
+        ):  # begun again after a failure, it does not get more time for the turn that is owed
+            self._expect_turn(0)
         try:
             while True:
                 self._due = self._reports.soon = False
                 await self._round()
                 self._turned.ring()
+                # Spread, so that the nodes of a fleet do not all wake at the same moment.
+                pause = self.poll * (0.95 + 0.1 * random.random())  # noqa: S311
+                self._expect_turn(pause)
                 if not self._due:
-                    # Spread, so that the nodes of a fleet do not all wake at the same moment.
-                    pause = self.poll * (0.95 + 0.1 * random.random())  # noqa: S311
                     await self._look.wait(min(pause, CONFIRM) if self._reports.soon else pause)
                 await anyio.sleep(LOOK_GAP)  # first let the kubelet hear of the event that may have brought this round
         finally:
             self._running = False
             self._events.stop()
             self._threads.close()
+
+    def _expect_turn(self, pause: float) -> None:
+        gpus = len(self._roster.gpus) or len(self.remembered) or MANY
+        self.turn_due = anyio.current_time() + pause + longest_turn(self.timeout, gpus)
 
     def look_now(self) -> None:
         """Has the GPUs looked at without waiting for their turn. From the event loop's thread."""

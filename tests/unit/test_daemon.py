@@ -25,6 +25,8 @@ from gpu_plugin.health.observation import ApplicationError
 from gpu_plugin.journal import Journal
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.list_strategy import ListStrategy
+from gpu_plugin.listener import probes as probes_module
+from gpu_plugin.listener.probes import Probes
 from gpu_plugin.nvml import monitor
 from gpu_plugin.nvml.port import NvmlError, Return
 from gpu_plugin.simulation.driver import SimulatedDriver
@@ -622,3 +624,94 @@ async def test_the_first_specifications_wait_for_the_registration_and_not_for_ev
 
 def test_the_directory_of_specifications_cannot_change_while_the_process_runs():
     assert "cdi_dir" in daemon_module.UNCHANGEABLE
+
+
+@asynccontextmanager
+async def probed(daemon):
+    """The pages of a daemon."""
+    probes = Probes(daemon._facts)
+    probes.status = daemon._told
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(probes.beat)
+        await anyio.lowlevel.checkpoint()
+        yield probes.pages
+        tasks.cancel_scope.cancel()
+
+
+async def until_told(page, text):
+    with anyio.fail_after(10):
+        while text not in (answer := await page()).text:
+            await anyio.sleep(0.01)
+    return answer.status
+
+
+async def test_without_a_driver_it_has_started_is_alive_and_not_ready(directory, node):
+    node.refuse("open", Return.DRIVER_NOT_LOADED, times=1000)
+    async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
+        assert await until_told(pages["/startupz"], "[+]driver ok: the NVIDIA driver cannot be used: ") == 200
+        assert await until_told(pages["/readyz"], "[-]driver failed: the NVIDIA driver cannot be used: ") == 503
+        assert await until_told(pages["/readyz"], "[-]resources failed: none is served yet") == 503
+        assert (await pages["/livez"]()).status == 200
+        assert (await pages["/metrics"]()).status == 200
+
+
+async def test_a_driver_that_has_not_answered_yet_is_waited_for_by_the_start_probe(directory, node, monkeypatch):
+    answered = threading.Event()
+    real = SimulatedDriver.open
+    monkeypatch.setattr(SimulatedDriver, "open", lambda self: (answered.wait(), real(self))[1])
+    async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
+        asking = "[-]driver failed: it has not answered the first question for GPUs yet"
+        assert await until_told(pages["/startupz"], asking) == 503
+        assert (await pages["/livez"]()).status == 200
+        answered.set()
+        assert await until_told(pages["/startupz"], "[+]driver ok\n") == 200
+
+
+async def test_a_socket_that_does_not_answer_is_told_by_the_live_probe(kubelet, directory, node, monkeypatch):
+    async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
+        await kubelet.wait_for(healthy(kubelet, 8))
+        assert (await pages["/livez"]()).status == 200
+        monkeypatch.setattr(probes_module, "FRESH", 0.0)
+        monkeypatch.setattr(probes_module, "PATIENCE", 0.05)
+        monkeypatch.setattr("gpu_plugin.kubelet.service.OPTIONS", None)  # which no answer can be made of
+        assert (await pages["/livez"]()).status == 503
+        assert await until_told(pages["/livez"], f"[-]sockets failed: {GPU}: ") == 503
+
+
+async def short_turns(running, monkeypatch):
+    """Has the turn that a monitor owes be overdue after a fifth of a second."""
+    monkeypatch.setattr(monitor, "longest_turn", lambda *_: 0.2)
+    with anyio.fail_after(10):
+        while running.turn_due > anyio.current_time() + 1:
+            await anyio.sleep(0.01)
+
+
+async def test_a_monitor_that_stands_still_is_told_by_the_live_probe(kubelet, directory, node, monkeypatch):
+    async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
+        await kubelet.wait_for(healthy(kubelet, 8))
+        await short_turns(daemon._monitor, monkeypatch)
+        monkeypatch.setattr(type(daemon._monitor), "_round", lambda _: anyio.sleep_forever())
+        assert await until_told(pages["/livez"], "[-]gpu-looks failed: the turn of the GPUs is ") == 503
+        assert (await pages["/readyz"]()).status == 200
+
+
+async def test_a_monitor_that_fails_over_and_over_is_told_by_the_live_probe(kubelet, directory, node, monkeypatch):
+    monkeypatch.setattr("gpu_plugin.parts.FIRST_RETRY", 0.01)
+    async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
+        await kubelet.wait_for(healthy(kubelet, 8))
+        await short_turns(daemon._monitor, monkeypatch)
+
+        async def fail(_):
+            raise RuntimeError("it fell over")
+
+        monkeypatch.setattr(type(daemon._monitor), "_round", fail)
+        assert await until_told(pages["/livez"], "[-]gpu-looks failed: ") == 503
+
+
+async def test_a_long_pause_between_looks_is_no_standstill(kubelet, directory, node):
+    async with running(directory, node, health_poll_interval="1h") as (daemon, _, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        with anyio.fail_after(10):
+            while daemon._monitor._rounds < 1:
+                await anyio.sleep(0.01)
+        assert daemon._monitor.turn_due - anyio.current_time() > 3400

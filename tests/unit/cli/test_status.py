@@ -8,7 +8,8 @@ from click.testing import CliRunner
 
 from gpu_plugin import control
 from gpu_plugin.cli import main
-from gpu_plugin.cli.status import command, lines, metrics
+from gpu_plugin.cli.status import command, lines
+from gpu_plugin.telemetry.metrics import metrics
 
 GPU = "nvidia.com/gpu"
 STATUS: dict[str, Any] = {

@@ -46,6 +46,7 @@ VALUES: dict[str, tuple[str, str]] = {
     "exclude_gpus": ("1", "0000:3b:00.0"),
     "simulate": ("h200", "dgx-a100"),
     "state_dir": ("/a", "/b"),
+    "http_address": ("10.0.0.7:9480", "[::1]:9481"),
     "event_loop": ("uvloop", "asyncio"),
     "log_format": ("json", "text"),
     "log_level": ("debug", "error"),

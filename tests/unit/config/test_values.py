@@ -182,3 +182,57 @@ def test_an_optional_path_may_be_nothing():
     assert values.optional_path("/dev") == "/dev"
     with pytest.raises(ValueError, match="is not an absolute path"):
         values.optional_path("dev")
+
+
+@pytest.mark.parametrize(
+    ("written", "host", "port"),
+    [
+        ("127.0.0.1:9480", "127.0.0.1", 9480),
+        ("[fd00::7]:9480", "fd00::7", 9480),
+        ("fd00::7:9480", "fd00::7", 9480),
+        ("::1:80", "::1", 80),
+        (":::80", "::", 80),
+        ("[fe80::1%eth0]:1", "fe80::1%eth0", 1),
+        ("localhost:65535", "localhost", 65535),
+        ("node-7.example.com.:9480", "node-7.example.com.", 9480),
+        (":9480", "", 9480),
+    ],
+)
+def test_an_address_to_listen_on(written, host, port):
+    assert values.listen_address(written) == written
+    assert values.host_and_port(written) == (host, port)
+
+
+def test_no_address_to_listen_on_is_none():
+    assert values.listen_address("") == ""
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ("9480", "is not HOST:PORT, such as"),
+        ("127.0.0.1", "is not HOST:PORT, such as"),
+        ("127.0.0.1:", "is not HOST:PORT, such as"),
+        ("127.0.0.1:http", "is not HOST:PORT, such as"),
+        ("127.0.0.1:９４８０", "is not HOST:PORT, such as"),  # noqa: RUF001 - digits, but not a port's
+        ("127.0.0.1:123456", "is not HOST:PORT, such as"),
+        ("[::1]", "is not HOST:PORT, such as"),
+        (" ", "is not HOST:PORT, such as"),
+        ("127.0.0.1:0", "the port must be between 1 and 65535"),
+        ("127.0.0.1:65536", "the port must be between 1 and 65535"),
+        ("[]:80", r"\[\] is no IPv6 address"),
+        ("[127.0.0.1]:80", "is no IPv6 address"),
+        ("fd00::7::9480", "is no IPv6 address"),
+        ("127.0.0.1:80:80", "is no IPv6 address"),
+        ("http://localhost:80", "is no IPv6 address"),
+        ("local host:80", "neither an address nor the name of a host"),
+        ("$(POD_IP):80", "neither an address nor the name of a host"),
+        ("*:80", "neither an address nor the name of a host"),
+        ("a\n:80", "holds a line break"),
+        (9480, "is not text"),
+        (None, "is not text"),
+    ],
+)
+def test_what_is_no_address_to_listen_on(written, reason):
+    with pytest.raises(ValueError, match=reason):
+        values.listen_address(written)

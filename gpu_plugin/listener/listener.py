@@ -1,0 +1,51 @@
+"""The listener as the daemon has it: begun as soon as its address is known, which may be before there is anything to serve."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.abc
+
+from gpu_plugin.config.values import host_and_port
+from gpu_plugin.parts import forever
+
+if TYPE_CHECKING:
+    from gpu_plugin.listener.checks import Facts
+    from gpu_plugin.listener.probes import Probes
+
+
+class Listener:
+    """Answers probes and scrapes in a task group of the caller's. Imports what it needs once there is an address."""
+
+    def __init__(self, tasks: anyio.abc.TaskGroup) -> None:
+        self._tasks = tasks
+        self._scope = anyio.CancelScope()
+        self._probes: Probes | None = None
+
+    def begin(self, address: str, awaited: str = "") -> None:
+        """Listens on HOST:PORT, unless it does already or `address` is empty. `awaited` is what is told until `ask`."""
+        if not address or self._probes is not None:
+            return
+        from gpu_plugin.listener.checks import Facts  # noqa: PLC0415 - only those who ask for it pay for it
+        from gpu_plugin.listener.probes import Probes  # noqa: PLC0415
+        from gpu_plugin.listener.server import Server  # noqa: PLC0415
+
+        waiting = Facts(awaited=awaited)
+        self._probes = Probes(lambda: waiting)
+        server = Server(*host_and_port(address), self._probes.pages)
+        self._tasks.start_soon(self._run, self._probes, server.run)
+
+    async def _run(self, probes: "Probes", serve: Callable[[], Any]) -> None:
+        with self._scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(probes.beat)
+                tasks.start_soon(forever, "the listener for probes and metrics", serve)
+
+    def ask(self, facts: "Callable[[], Facts]", status: Callable[[], Mapping[str, Any]]) -> None:
+        """Has probes answered by these facts from now on, and scrapes by this status."""
+        if self._probes is not None:
+            self._probes.facts, self._probes.status = facts, status
+
+    def stop(self) -> None:
+        """Closes the listening sockets and every connection."""
+        self._scope.cancel()

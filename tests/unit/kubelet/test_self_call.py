@@ -1,0 +1,134 @@
+"""Calling our own server as the kubelet would, and what is remembered of how resources stand with the kubelet."""
+
+import asyncio
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gpu_plugin.kubelet.endpoints import Endpoints
+from gpu_plugin.kubelet.registrations import UNREGISTERED, Registrations, Standing
+from gpu_plugin.kubelet.self_call import self_call
+from gpu_plugin.pulse import Pulse
+from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from gpu_plugin.snapshot import SnapshotStore
+from tests.unit.kubelet.serving import GPU, devices, registered, serving, view
+
+OLD, NEW = Path("/dp/1.sock"), Path("/dp/2.sock")
+
+
+async def test_our_server_answers_before_and_after_the_kubelet_came(directory):
+    async with serving(directory, register=False) as plugin:
+        with anyio.fail_after(5):
+            while not plugin.sockets:
+                await plugin.look.wait(0.01)
+        assert await self_call(plugin.sockets[0]) == ""
+
+
+async def test_a_self_call_is_never_taken_for_the_kubelets_connection(kubelet, directory):
+    """Neither does it keep a lost stream from being noticed, nor does its end look like one."""
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        for _ in range(20):
+            assert await self_call(plugin.sockets[0]) == ""
+        plugin.look.ring()  # whatever is over is noticed now
+        await anyio.sleep(0.05)
+        assert kubelet.registrations[GPU].total == 1
+        await kubelet.drop_stream(GPU)
+        await kubelet.wait_for(registered(kubelet, 2), timeout=1)
+        assert await self_call(plugin.sockets[0]) == ""
+
+
+async def test_self_calls_before_the_kubelets_first_stream_change_nothing(directory):
+    """The kubelet's stream counts as its own although others asked for options before it did."""
+    async with serving(directory) as plugin, StandInKubelet(directory) as kubelet:
+        kubelet.delay_register(0.2)
+        await kubelet.wait_for(lambda: GPU in kubelet.registrations)
+        assert await self_call(plugin.sockets[0]) == ""
+        await kubelet.wait_for(registered(kubelet))
+        assert kubelet.registrations[GPU].total == 1
+        kubelet.check()
+
+
+async def test_no_connection_is_left_behind(directory):
+    async with serving(directory, register=False) as plugin:
+        with anyio.fail_after(5):
+            while not plugin.sockets:
+                await plugin.look.wait(0.01)
+        before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+        for _ in range(20):
+            await self_call(plugin.sockets[0])
+        with anyio.fail_after(5):
+            while sum(1 for _ in Path("/proc/self/fd").iterdir()) > before:
+                await anyio.sleep(0.002)
+
+
+@pytest.mark.parametrize("patience", [0.05])
+async def test_what_is_told_of_a_server_that_does_not_answer(directory, patience):
+    path = directory / "x.sock"
+    assert await self_call(path, patience) == "no connection: No such file or directory"
+    path.write_text("")
+    assert await self_call(path, patience) == "no connection: Connection refused"
+    path.unlink()
+    conversations = []
+    server = await asyncio.start_unix_server(lambda *streams: conversations.append(streams), path)
+    assert await self_call(path, patience) == "no answer within 0.05 s"
+    server.close()
+    path.unlink(missing_ok=True)
+    hang_up = await asyncio.start_unix_server(lambda _, writer: writer.transport.abort(), path)
+    assert await self_call(path, 5) != ""
+    hang_up.close()
+    for _, writer in conversations:
+        writer.transport.abort()
+
+
+def test_how_a_resource_stands_over_its_life():
+    now = iter([10.0, 20.0, 30.0, 40.0])
+    known = Registrations(lambda: next(now))
+    assert known.of(GPU) == Standing(why=UNREGISTERED)
+    known.away(GPU, "waiting for the kubelet")  # at 10
+    known.served(GPU, OLD)
+    assert known.of(GPU) == Standing(OLD, None, None, "waiting for the kubelet")
+    known.taken(GPU)  # at 20
+    assert known.of(GPU) == Standing(OLD, 20.0, None, "")
+    known.away(GPU, "the kubelet dropped our stream")  # at 30
+    known.ended(GPU, OLD)
+    known.away(GPU, "registration failed: nobody answers")  # at 40: it was lost at 30
+    assert known.of(GPU) == Standing(None, None, 30.0, "registration failed: nobody answers")
+    known.withdrawn(GPU)
+    assert not known.current
+
+
+def test_the_end_of_an_old_socket_says_nothing_of_the_new_one():
+    known = Registrations(lambda: 0.0)
+    known.served(GPU, NEW)
+    known.ended(GPU, OLD)
+    assert known.of(GPU).socket == NEW
+
+
+async def test_the_endpoints_tell_how_their_resources_stand(directory):
+    store, look, known = SnapshotStore(), Pulse(), Registrations()
+    store.publish({GPU: view(devices(2)), "no-domain": view(devices(1), "no-domain")})
+
+    async def until(met):
+        with anyio.fail_after(5):
+            while not met():
+                look.ring()  # stands in for the watch on the directory
+                await anyio.sleep(0.005)
+
+    endpoints = Endpoints(store, directory / "kubelet.sock", directory, look, None, known)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(endpoints.run)
+        await until(lambda: "waiting for the kubelet" in known.of(GPU).why)
+        assert known.of(GPU).lost is None
+        await until(lambda: "it cannot be served" in known.of("no-domain").why)
+        async with StandInKubelet(directory):
+            await until(lambda: known.of(GPU).registered is not None)
+            socket = known.of(GPU).socket
+            assert socket is not None
+            assert socket.exists()
+        await until(lambda: known.of(GPU).lost is not None)
+        await until(lambda: known.of(GPU).socket is None)
+        store.publish({})
+        await until(lambda: not known.current)
+        tasks.cancel_scope.cancel()

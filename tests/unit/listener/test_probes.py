@@ -1,0 +1,145 @@
+"""The pages: what they ask for, and how often."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from gpu_plugin.kubelet.registrations import Standing
+from gpu_plugin.listener import listener as listener_module
+from gpu_plugin.listener import probes as probes_module
+from gpu_plugin.listener.answer import METRICS
+from gpu_plugin.listener.checks import Facts
+from gpu_plugin.listener.listener import Listener
+from gpu_plugin.listener.probes import Probes
+from gpu_plugin.telemetry.metrics import metrics
+from tests.unit.cli.test_status import STATUS
+from tests.unit.kubelet.conftest import directory  # noqa: F401 - a fixture
+from tests.unit.kubelet.serving import GPU, serving
+
+
+@asynccontextmanager
+async def probing(facts):
+    """The pages of a daemon of which these are the facts, on a loop whose beat is noted."""
+    probes = Probes(facts)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(probes.beat)
+        await anyio.lowlevel.checkpoint()
+        yield probes
+        tasks.cancel_scope.cancel()
+
+
+async def test_our_own_sockets_are_asked_once_for_all_who_want_to_know(monkeypatch, tmp_path):
+    asked = []
+
+    async def answered(socket):
+        asked.append(socket)
+        await anyio.lowlevel.checkpoint()
+        return "" if socket.name == "gpu" else "the connection broke"
+
+    monkeypatch.setattr(probes_module, "self_call", answered)
+    standings = {GPU: Standing(tmp_path / "gpu"), "b/c": Standing(tmp_path / "c"), "not/listening": Standing()}
+    async with probing(lambda: Facts(standings=standings)) as probes:
+        answers = []
+
+        async def ask():
+            answers.append(await probes.pages["/livez"]())
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(50):
+                tasks.start_soon(ask)
+        assert sorted(socket.name for socket in asked) == ["c", "gpu"]
+        assert {answer.status for answer in answers} == {503}
+        assert "[-]sockets failed: b/c: the connection broke\n" in answers[0].text
+        monkeypatch.setattr(probes_module, "FRESH", 0.0)
+        await ask()
+        assert len(asked) == 4
+
+
+async def test_one_who_leaves_while_sockets_are_asked_leaves_the_question_to_the_next(monkeypatch, tmp_path):
+    begun = anyio.Event()
+    held = [anyio.Event()]
+
+    async def answered(_socket):
+        begun.set()
+        if held:
+            await held.pop().wait()
+        return ""
+
+    monkeypatch.setattr(probes_module, "self_call", answered)
+    async with probing(lambda: Facts(standings={GPU: Standing(tmp_path / "gpu")})) as probes:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(probes.pages["/livez"])
+            await begun.wait()
+            tasks.cancel_scope.cancel()
+        with anyio.fail_after(1):
+            assert (await probes.pages["/livez"]()).status == 200
+
+
+async def test_a_socket_that_nobody_answers_on_fails_and_its_reason_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(probes_module, "PATIENCE", 0.05)
+    path = tmp_path / "silent.sock"
+    conversations = []
+    server = await asyncio.start_unix_server(lambda *streams: conversations.append(streams), path)
+    async with probing(lambda: Facts(standings={GPU: Standing(path)})) as probes:
+        answer = await probes.pages["/livez"]()
+    assert answer.status == 503
+    assert f"[-]sockets failed: {GPU}: no answer within 0.05 s\n" in answer.text
+    server.close()
+    for _, writer in conversations:
+        writer.transport.abort()
+
+
+async def test_a_socket_given_up_meanwhile_is_not_missed(monkeypatch, tmp_path):
+    standings = {GPU: Standing(tmp_path / "old")}
+
+    async def given_up(_socket):
+        standings[GPU] = Standing(tmp_path / "new")
+        return "no connection: No such file or directory"
+
+    monkeypatch.setattr(probes_module, "self_call", given_up)
+    async with probing(lambda: Facts(standings=standings)) as probes:
+        assert (await probes.pages["/livez"]()).status == 200
+
+
+@pytest.mark.usefixtures("directory")
+async def test_our_server_answers_itself(directory):  # noqa: F811
+    async with serving(directory, register=False) as plugin:
+        with anyio.fail_after(5):
+            while not plugin.sockets:
+                await plugin.look.wait(0.01)
+        standings = {GPU: Standing(plugin.sockets[0])}
+        async with probing(lambda: Facts(standings=standings)) as probes:
+            assert (await probes.pages["/livez"]()).status == 200
+
+
+async def test_metrics_are_those_of_the_status_and_made_once_a_second(monkeypatch):
+    made = []
+
+    def status():
+        made.append(1)
+        return STATUS
+
+    probes = Probes(lambda: Facts(awaited="waiting for the label"))
+    early = await probes.pages["/metrics"]()
+    assert (early.status, early.text) == (503, "there are no metrics yet: waiting for the label\n")
+    probes.status = status
+    for _ in range(3):
+        answer = await probes.pages["/metrics"]()
+    assert answer.text.splitlines() == metrics(STATUS)
+    assert answer.text.endswith("\n")
+    assert answer.content_type == METRICS
+    assert len(made) == 1
+    monkeypatch.setattr(probes_module, "FRESH", 0.0)
+    await probes.pages["/metrics"]()
+    assert len(made) == 2
+
+
+async def test_without_an_address_nothing_is_begun(monkeypatch):
+    monkeypatch.setattr(listener_module, "host_and_port", None)
+    async with anyio.create_task_group() as tasks:
+        listener = Listener(tasks)
+        listener.begin("")
+        listener.ask(Facts, dict)
+        listener.stop()

@@ -1,0 +1,463 @@
+"""HTTP over real sockets: what clients get, and what slow, broken and hostile ones cost."""
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import threading
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gpu_plugin.listener import addresses, server
+from gpu_plugin.listener.addresses import listen
+from gpu_plugin.listener.answer import METRICS, Answer
+from gpu_plugin.listener.server import Limits, Server
+
+PATIENT = Limits(head=30, answer=30, send=30, goodbye=30)
+HURRIED = Limits(head=0.05, answer=0.05, send=0.05, goodbye=0.05)
+LARGE = "x" * 2**24
+GET = b"GET /good HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+async def _good():
+    return Answer(200, "all is well\n")
+
+
+async def _large():
+    return Answer(200, LARGE, METRICS)
+
+
+async def _slow():
+    await anyio.sleep_forever()
+    raise AssertionError
+
+
+async def _broken():
+    raise RuntimeError("it fell over")
+
+
+PAGES = {"/good": _good, "/large": _large, "/slow": _slow, "/broken": _broken}
+
+
+@asynccontextmanager
+async def serving(limits=PATIENT, host="127.0.0.1"):
+    """A server; gives it with its port. On leaving, every connection and descriptor of it is gone."""
+    made = Server(host, 0, PAGES, limits)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(made.serve, await listen(host, 0))
+        with anyio.fail_after(5):
+            while not made.addresses:
+                await anyio.lowlevel.checkpoint()
+        yield made, made.addresses[0][1]
+        tasks.cancel_scope.cancel()
+    assert not made._visits
+
+
+async def ask(port, request, host="127.0.0.1"):
+    """All that comes back."""
+    with anyio.fail_after(20):
+        async with await anyio.connect_tcp(host, port) as client:
+            await client.send(request)
+            return await everything(client)
+
+
+async def everything(client):
+    received = b""
+    try:
+        while True:
+            received += await client.receive()
+    except (anyio.EndOfStream, anyio.BrokenResourceError):
+        return received
+
+
+async def until(met):
+    with anyio.fail_after(20):
+        while not met():
+            await anyio.sleep(0.002)
+
+
+def descriptors():
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def head(answer):
+    return answer.partition(b"\r\n\r\n")[0].decode().splitlines()
+
+
+def body(answer):
+    return answer.partition(b"\r\n\r\n")[2].decode()
+
+
+async def test_a_page_and_the_words_about_it():
+    async with serving() as (_, port):
+        answer = await ask(port, GET)
+    status, *headers = head(answer)
+    assert status == "HTTP/1.1 200 OK"
+    told = dict(line.split(": ", 1) for line in headers)
+    assert told.pop("Date").endswith(" GMT")
+    assert told == {
+        "Content-Type": "text/plain; charset=utf-8",
+        "Content-Length": "12",
+        "X-Content-Type-Options": "nosniff",
+        "Connection": "close",
+    }
+    assert body(answer) == "all is well\n"
+
+
+async def test_a_large_page_arrives_whole_with_its_own_type():
+    async with serving() as (_, port):
+        answer = await ask(port, b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert body(answer) == LARGE
+    assert f"Content-Type: {METRICS}" in head(answer)
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "said"),
+    [
+        (b"GET /good?verbose HTTP/1.1\r\nHost: a\r\n\r\n", 200, "all is well\n"),
+        (b"GET http://a:80/good HTTP/1.1\r\nHost: a\r\n\r\n", 200, "all is well\n"),
+        (b"GET /good HTTP/1.0\r\n\r\n", 200, "all is well\n"),
+        (b"GET /good HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n", 200, "all is well\n"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", 404, "nothing here; there are /good, /large, /slow, /broken\n"),
+        (b"GET /good/ HTTP/1.1\r\nHost: a\r\n\r\n", 404, "nothing here"),
+        (b"GET //good HTTP/1.1\r\nHost: a\r\n\r\n", 404, "nothing here"),
+        (b"GET http://[ HTTP/1.1\r\nHost: a\r\n\r\n", 404, "nothing here"),
+        (b"GET /%67ood HTTP/1.1\r\nHost: a\r\n\r\n", 404, "nothing here"),
+        (b"POST /good HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx", 405, "only GET, HEAD are answered\n"),
+        (b"DELETE /good HTTP/1.1\r\nHost: a\r\n\r\n", 405, "only GET, HEAD"),
+        (b"CONNECT /good HTTP/1.1\r\nHost: a\r\n\r\n", 405, "only GET, HEAD"),
+        (b"GET /broken HTTP/1.1\r\nHost: a\r\n\r\n", 500, "the daemon's log has the details\n"),
+        (b"GET /good HTTP/1.1\r\n\r\n", 400, ""),  # no Host
+        (b"GET /good HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n", 400, ""),
+        (b"GET /good HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400, ""),
+        (b"GET /good HTTP/9.9\r\nHost: a\r\n\r\n", 505, "this is HTTP/1.1"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, ""),  # somebody speaks TLS
+        (b"\0" * 100 + b"\r\n\r\n", 400, ""),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "this is HTTP/1.1"),
+    ],
+)
+async def test_what_is_answered_to_what(request_, status, said, caplog):
+    async with serving() as (_, port):
+        answer = await ask(port, request_)
+        assert await ask(port, GET)  # the next one is served as if nothing had been
+    assert head(answer)[0].split()[1] == str(status)
+    assert said in body(answer)
+    assert ("Allow: GET, HEAD" in head(answer)) == (status == 405)
+    assert ("it fell over" in caplog.text) == (status == 500)
+
+
+async def test_head_is_answered_without_a_body():
+    async with serving() as (_, port):
+        answer = await ask(port, b"HEAD /large HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert body(answer) == ""
+    assert f"Content-Length: {len(LARGE)}" in head(answer)
+
+
+async def test_of_pipelined_requests_the_first_alone_is_answered():
+    async with serving() as (_, port):
+        answer = await ask(port, GET * 50)
+    assert answer.count(b"HTTP/1.1 200 OK") == 1
+
+
+async def test_a_client_that_says_it_sends_no_more_is_answered():
+    async with serving() as (_, port), await anyio.connect_tcp("127.0.0.1", port) as client:
+        await client.send(GET)
+        await client.send_eof()
+        with anyio.fail_after(20):
+            assert body(await everything(client)) == "all is well\n"
+
+
+async def test_half_a_request_and_the_end_is_a_bad_one():
+    async with serving() as (_, port), await anyio.connect_tcp("127.0.0.1", port) as client:
+        await client.send(GET[:12])
+        await client.send_eof()
+        with anyio.fail_after(20):
+            assert head(await everything(client))[0] == "HTTP/1.1 400 Bad Request"
+
+
+async def test_ten_megabytes_of_head_are_refused_early_and_the_client_hears_of_it():
+    async with serving() as (made, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /good HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 10_000_000)
+        with anyio.fail_after(20):
+            assert b" 431 " in await reader.readline()
+        await until(lambda: not made._visits)  # though it goes on sending
+        writer.transport.abort()
+
+
+async def test_a_body_without_an_end_is_given_up():
+    async with serving() as (made, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /good HTTP/1.1\r\nHost: a\r\nContent-Length: 10000000\r\n\r\n" + b"x" * 10_000_000)
+        with anyio.fail_after(20):
+            assert b" 200 " in await reader.readline()
+        await until(lambda: not made._visits)
+        writer.transport.abort()
+
+
+async def test_a_head_that_drips_is_given_up():
+    async with serving(HURRIED) as (_, port), await anyio.connect_tcp("127.0.0.1", port) as client:
+        answers = []
+
+        async def listen_in():
+            answers.append(await everything(client))
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(listen_in)
+                with pytest.raises((anyio.BrokenResourceError, OSError)):  # noqa: PT012 - whichever byte it is
+                    while True:
+                        await client.send(b"G")
+                        await anyio.sleep(0.01)
+        assert b"HTTP/1.1 408 Request Timeout" in answers[0]
+
+
+async def test_who_says_nothing_is_hung_up_on():
+    async with serving(HURRIED) as (made, port), await anyio.connect_tcp("127.0.0.1", port) as client:
+        with anyio.fail_after(20):
+            assert b" 408 " in await everything(client)
+        await until(lambda: not made._visits)
+
+
+async def test_a_page_that_takes_too_long_is_given_up():
+    async with serving(HURRIED) as (_, port):
+        answer = await ask(port, b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert head(answer)[0] == "HTTP/1.1 503 Service Unavailable"
+    assert body(answer) == "no answer within 0.05 s\n"
+
+
+async def test_a_client_that_never_reads_is_reset():
+    async with serving(HURRIED) as (made, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+        await until(lambda: made._visits)
+        await until(lambda: not made._visits)
+        with pytest.raises(ConnectionResetError):  # noqa: PT012 - whatever was sent before can be read
+            while await reader.read(2**20):
+                pass
+        writer.transport.abort()
+
+
+async def test_a_client_that_never_hangs_up_is_let_go():
+    async with serving(Limits(goodbye=0.05)) as (made, port), await anyio.connect_tcp("127.0.0.1", port) as client:
+        await client.send(GET)
+        await until(lambda: made._visits)
+        await until(lambda: not made._visits)
+
+
+async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind():
+    async with serving() as (made, port):
+        for request in (
+            b"",
+            GET[:5],
+            b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n",
+            b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n",
+        ):
+            client = socket.create_connection(("127.0.0.1", port))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, server._RESET)
+            client.send(request)
+            await until(lambda: made._visits)
+            client.close()
+        await until(lambda: {visit.stage for visit in made._visits} <= {server.Stage.ANSWERING})
+        assert await ask(port, GET)
+
+
+async def test_two_hundred_at_once_keep_no_probe_out_and_leave_nothing_behind():
+    async with serving() as (made, port):
+        await ask(port, GET)
+        await until(lambda: not made._visits)
+        before = descriptors()
+        idle = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(200)]
+        assert len(made._visits) <= 32
+        for _ in range(40):  # more than there is room for, while all 32 places are taken
+            assert body(await ask(port, GET)) == "all is well\n"
+        for client in idle:
+            await client.aclose()
+        await until(lambda: not made._visits)
+        await until(lambda: descriptors() == before)
+
+
+async def test_two_hundred_that_ask_at_once_are_all_answered():
+    async with serving() as (made, port):
+        answered = []
+
+        async def one():
+            answered.append(body(await ask(port, GET)))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(200):
+                tasks.start_soon(one)
+        assert answered == ["all is well\n"] * 200
+        await until(lambda: not made._visits)
+
+
+async def test_a_request_on_its_way_is_waited_for_before_its_connection_makes_room():
+    async with serving(Limits(connections=4, grace=30, head=30)) as (made, port):
+        young = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(5)]
+        await until(lambda: len(made._visits) == 4)
+        for client in reversed(young):  # the last one is not even accepted yet
+            await client.send(GET)
+        for client in young:
+            with anyio.fail_after(20):
+                assert body(await everything(client)) == "all is well\n"
+            await client.aclose()
+
+
+async def test_it_stops_while_somebody_waits_for_room():
+    async with serving(Limits(connections=1, grace=30, head=30)) as (made, port):
+        clients = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(2)]
+        await until(lambda: len(made._visits) == 1)
+    for client in clients:
+        await client.aclose()
+
+
+async def test_those_who_wait_for_an_answer_are_sent_away_last():
+    async with serving(Limits(connections=2, head=30, answer=30)) as (made, port):
+        slow = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(2)]
+        for client in slow:
+            await client.send(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
+        await until(lambda: [visit.stage for visit in made._visits] == [server.Stage.ANSWERING] * 2)
+        assert body(await ask(port, GET)) == "all is well\n"
+        with anyio.fail_after(20):
+            assert await everything(slow[0]) == b""  # the oldest made room
+        assert [visit.stage for visit in made._visits].count(server.Stage.ANSWERING) == 1
+        for client in slow:
+            await client.aclose()
+
+
+async def test_out_of_descriptors_is_one_line_and_a_pause(caplog, monkeypatch):
+    loop = asyncio.get_running_loop()
+    accept, tries = loop.sock_accept, 0
+
+    async def exhausted(listener):
+        nonlocal tries
+        tries += 1
+        if tries <= 3:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return await accept(listener)
+
+    monkeypatch.setattr(loop, "sock_accept", exhausted)
+    async with serving(Limits(pause=0.01)) as (_, port):
+        assert body(await ask(port, GET)) == "all is well\n"
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [
+        "connections for probes and metrics wait: Too many open files"
+    ]
+
+
+async def test_a_connection_that_broke_before_it_was_taken_is_passed_over(monkeypatch, caplog):
+    loop = asyncio.get_running_loop()
+    accept, broken = loop.sock_accept, [errno.ECONNABORTED, errno.EPROTO]
+
+    async def breaking(listener):
+        if broken:
+            raise OSError(broken.pop(), "broken")
+        return await accept(listener)
+
+    monkeypatch.setattr(loop, "sock_accept", breaking)
+    async with serving() as (_, port):
+        assert body(await ask(port, GET)) == "all is well\n"
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+async def test_a_fault_of_ours_in_one_conversation_ends_no_other(monkeypatch, caplog):
+    encoded = server._encoded
+    failures = ["it fell over"]
+
+    def fail_once(*arguments):
+        if failures:
+            raise RuntimeError(failures.pop())
+        return encoded(*arguments)
+
+    monkeypatch.setattr(server, "_encoded", fail_once)
+    async with serving() as (_, port):
+        assert await ask(port, GET) == b""
+        assert body(await ask(port, GET)) == "all is well\n"
+    assert "it fell over" in caplog.text
+
+
+async def test_an_address_in_use_is_said_once_and_taken_when_it_is_free(monkeypatch, caplog):
+    monkeypatch.setattr(server, "FIRST_RETRY", 0.005)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        made = Server("127.0.0.1", port, PAGES)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(made.run)
+            await until(lambda: "Address already in use" in caplog.text)
+            await anyio.sleep(0.05)
+            other.close()
+            await until(lambda: made.addresses)
+            assert body(await ask(port, GET)) == "all is well\n"
+            tasks.cancel_scope.cancel()
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(told) == 1
+    assert told[0].startswith(f"--http-address: cannot listen on 127.0.0.1:{port}: Address already in use; ")
+
+
+async def test_it_stops_at_once_whoever_is_connected():
+    async with serving() as (made, port):
+        clients = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(3)]
+        await clients[0].send(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
+        await clients[1].send(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+        await until(lambda: len(made._visits) == 3)
+        began = anyio.current_time()
+    assert anyio.current_time() - began < 0.5
+    with pytest.raises(OSError):
+        await anyio.connect_tcp("127.0.0.1", port)
+    for client in clients:
+        await client.aclose()
+
+
+async def test_ipv6_and_all_addresses():
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    try:
+        async with serving(host="::1") as (_, port):
+            assert body(await ask(port, GET, host="::1")) == "all is well\n"
+    except OSError:
+        pytest.skip("no IPv6 here")
+    async with serving(host="") as (made, _):
+        by_host = dict(made.addresses)
+        assert body(await ask(by_host["0.0.0.0"], GET)) == "all is well\n"
+        assert body(await ask(by_host["::"], GET, host="::1")) == "all is well\n"
+
+
+async def test_a_family_that_the_machine_lacks_is_left_out(monkeypatch):
+    real = socket.socket
+
+    def without_ipv6(family, *more):
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        return real(family, *more)
+
+    monkeypatch.setattr(socket, "socket", without_ipv6)
+    [bound] = await listen("", 0)
+    with bound:
+        assert bound.getsockname()[0] == "0.0.0.0"
+    with pytest.raises(OSError, match="not supported"):
+        await listen("::1", 0)
+
+
+async def test_an_address_of_another_machine_cannot_be_had():
+    with pytest.raises(OSError, match="Cannot assign requested address"):
+        await listen("192.0.2.1", 0)  # kept for documents (RFC 5737)
+
+
+async def test_a_name_that_is_not_resolved_in_time_is_given_up(monkeypatch):
+    asked, over = threading.Event(), threading.Event()
+
+    def hang(*_, **__):
+        asked.set()
+        over.wait()
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    monkeypatch.setattr(addresses, "RESOLVE_WITHIN", 0.05)
+    try:
+        with pytest.raises(TimeoutError):
+            await listen("node.example.com", 80)
+        assert asked.is_set()
+    finally:
+        over.set()
