@@ -31,22 +31,23 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 {{- end }}
 
+{{- /* Labels of an object: a list of the root and the component. What pods are selected by cannot be changed by other labels. */}}
 {{- define "gpu-plugin.labels" -}}
-{{ include "gpu-plugin.selectorLabels" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $root := index . 0 }}
+{{- $own := include "gpu-plugin.selectorLabels" $root | fromYaml }}
+{{- $own = set $own "app.kubernetes.io/component" (index . 1) }}
+{{- $own = set $own "app.kubernetes.io/version" $root.Chart.AppVersion }}
+{{- $own = set $own "app.kubernetes.io/managed-by" $root.Release.Service }}
+{{- $own = set $own "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version) }}
+{{- mergeOverwrite (dict) $root.Values.commonLabels $own | toYaml }}
 {{- end }}
 
-{{- /* Labels of pods: no version of the chart, so that a new chart alone restarts nothing. */}}
+{{- /* Labels of pods, likewise: no version, so that a new version of the chart alone restarts nothing. */}}
 {{- define "gpu-plugin.podLabels" -}}
-{{ include "gpu-plugin.selectorLabels" . }}
-{{- with mergeOverwrite (dict) .Values.commonLabels .Values.podLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $root := index . 0 }}
+{{- $own := include "gpu-plugin.selectorLabels" $root | fromYaml }}
+{{- $own = set $own "app.kubernetes.io/component" (index . 1) }}
+{{- mergeOverwrite (dict) $root.Values.commonLabels $root.Values.podLabels $own | toYaml }}
 {{- end }}
 
 {{- /* Metadata of an object: a list of the root, the name's suffix, the component, and annotations. */}}
@@ -54,8 +55,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $root := index . 0 -}}
 name: {{ include "gpu-plugin.fullname" $root }}{{ index . 1 }}
 labels:
-  {{- include "gpu-plugin.labels" $root | nindent 2 }}
-  app.kubernetes.io/component: {{ index . 2 }}
+  {{- include "gpu-plugin.labels" (list $root (index . 2)) | nindent 2 }}
 {{- with mergeOverwrite (dict) $root.Values.commonAnnotations (index . 3) }}
 annotations:
   {{- toYaml . | nindent 2 }}

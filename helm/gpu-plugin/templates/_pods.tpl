@@ -97,23 +97,23 @@ affinity:
 {{- if .Values.affinity -}}
 {{- toYaml .Values.affinity }}
 {{- else -}}
-{{- $architecture := dict "key" "kubernetes.io/arch" "operator" "In" "values" (list "amd64" "arm64") -}}
+{{- $architecture := "{key: kubernetes.io/arch, operator: In, values: [amd64, arm64]}" -}}
 nodeAffinity:
   requiredDuringSchedulingIgnoredDuringExecution:
     nodeSelectorTerms:
       {{- if hasKey .Values "affinity" }}
       - matchExpressions:
-          - {{ toJson $architecture }}
+          - {{ $architecture }}
       {{- else }}
-      {{- range list
-        (list "feature.node.kubernetes.io/pci-10de.present" "true")
-        (list "feature.node.kubernetes.io/cpu-model.vendor_id" "NVIDIA")
-        (list "nvidia.com/gpu.present" "true")
-      }}
       - matchExpressions:
-          - {{ toJson (dict "key" (index . 0) "operator" "In" "values" (list (index . 1))) }}
-          - {{ toJson $architecture }}
-      {{- end }}
+          - {key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}
+          - {{ $architecture }}
+      - matchExpressions:
+          - {key: feature.node.kubernetes.io/cpu-model.vendor_id, operator: In, values: [NVIDIA]}
+          - {{ $architecture }}
+      - matchExpressions:
+          - {key: nvidia.com/gpu.present, operator: In, values: ["true"]}
+          - {{ $architecture }}
       {{- end }}
 {{- end }}
 {{- end }}
