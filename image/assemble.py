@@ -33,7 +33,9 @@ LEFT_OUT_OF_LIBRARY = (
     *("__pycache__", "config-*", "curses", "dbm", "dist-packages", "ensurepip", "idlelib", "lib2to3", "pydoc_data"),
     *("site-packages", "sqlite3", "test", "tests", "tkinter", "turtle.py", "turtledemo", "venv", "EXTERNALLY-MANAGED"),
 )
-LEFT_OUT_OF_EXTENSIONS = ("_curses*", "_dbm*", "_gdbm*", "_sqlite3*", "_test*", "_tkinter*", "nis*", "readline*", "xx*")
+LEFT_OUT_OF_EXTENSIONS = (
+    *("*_test*", "_curses*", "_dbm*", "_gdbm*", "_sqlite3*", "_tkinter*", "_xxtest*", "nis*", "readline*", "xx*"),
+)
 """File names below lib/pythonX.Y and its lib-dynload: nothing that gpu-plugin imports."""
 
 ALWAYS = (
