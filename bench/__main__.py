@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import calls, cdi, footprint, health, lifecycle, lists, placement, polls, quality, shared
+from bench import calls, cdi, footprint, health, lifecycle, lists, placement, polls, probes, quality, shared
 from bench.plan import Plan
 from bench.process import PROFILE, ROOT, stolen
 from bench.table import Comparison, Row, render, side_by_side, verdict
@@ -30,6 +30,7 @@ FIGURES: dict[str, Figures] = {
     "xid": health.xid_to_streams,
     "restart": lifecycle.kubelet_restart,
     "footprint": footprint.memory_and_idling,
+    "listener": probes.measure,
     "polls": polls.every_signal,
     "list": lists.health_change,
     "gpu": lists.gpu_change,

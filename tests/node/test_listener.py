@@ -186,6 +186,18 @@ async def test_an_address_in_use_keeps_no_gpu_back(kubelet, daemon):
     assert daemon.log.read_text().count("ERROR") == 1
 
 
+async def test_the_address_may_stand_in_the_file_and_cannot_change(kubelet, directory, daemon, port):
+    config = directory / "config.yaml"
+    written = "version: v1\nflags: {{httpAddress: '{}'}}\n"
+    config.write_text(written.format(f"127.0.0.1:{port}"))
+    daemon.start("--config-file", str(config))
+    await kubelet.wait_for(healthy(kubelet, 8))
+    await told(port, "readyz", 200)
+    config.write_text(written.format("127.0.0.1:1"))
+    await daemon.said("--http-address cannot change while the process runs")
+    await told(port, "readyz", 200)
+
+
 async def test_without_the_option_there_is_no_listener_and_no_library_for_it(kubelet, daemon):
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 8))
