@@ -4,6 +4,7 @@ import ctypes
 import json
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -313,6 +314,17 @@ async def test_the_daemon_does_its_work_in_the_sandbox(sandboxed, kubelet):
     for trouble in ("Traceback", "not permitted", "ermission denied", "ead-only"):
         lines = [line for line in told.splitlines() if trouble in line and "simulated device nodes" not in line]
         assert not lines
+
+
+async def test_the_network_drop_in_lets_the_probes_be_answered(sandboxed, kubelet):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    sandboxed.start([NETWORK], SIMULATE="hgx-h100", HTTP_ADDRESS=f"127.0.0.1:{port}")
+    await kubelet.wait_for(healthy(kubelet, 8), timeout=20)
+    async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+        await stream.send(b"GET /livez HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")
+        assert (await stream.receive()).startswith(b"HTTP/1.1 200 ")
 
 
 def _specs(directory: Path) -> list[Mapping[str, list[Mapping[str, str]]]]:
