@@ -3,9 +3,9 @@
     python -m tests.real.sandbox UNIT DROP_IN... -- HOST_DIRECTORY:PATH... -- PROGRAM ARGUMENT...
 
 Obeyed of [Service], each as systemd.exec(5) describes it: CapabilityBoundingSet, NoNewPrivileges, ProtectSystem=strict with
-ReadWritePaths, StateDirectory and RuntimeDirectory, PrivateNetwork, PrivateIPC, RestrictAddressFamilies, MemoryDenyWriteExecute,
-SystemCallFilter with SystemCallErrorNumber, UMask. Cgroups (DevicePolicy, IPAddressDeny) and the rest are not; /tmp is read-only
-instead of private.
+ReadWritePaths, StateDirectory and RuntimeDirectory, BindPaths, PrivateNetwork, PrivateIPC, RestrictAddressFamilies,
+MemoryDenyWriteExecute, SystemCallFilter with SystemCallErrorNumber, UMask. Cgroups (DevicePolicy, IPAddressDeny) and the
+rest are not; /tmp is read-only instead of private.
 
 What the unit may write to is in this machine's own directories, so they are hidden in a mount namespace: /var/lib and /run
 are empty there, and each HOST_DIRECTORY lies at its PATH. /opt is this machine's.
@@ -85,7 +85,7 @@ def enter(unit: Setting, places: Mapping[str, Path]) -> None:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     seccomp = ctypes.CDLL("libseccomp.so.2", use_errno=True)
-    calls = system_calls(unit["SystemCallFilter"])  # asked while programs can still be run
+    calls = system_calls(unit.get("SystemCallFilter", ()))  # asked while programs can still be run
     flags = _CLONE_NEWNS
     flags |= _CLONE_NEWNET if _said(unit, "PrivateNetwork") == "yes" else 0
     flags |= _CLONE_NEWIPC if _said(unit, "PrivateIPC") == "yes" else 0
@@ -95,10 +95,12 @@ def enter(unit: Setting, places: Mapping[str, Path]) -> None:
     writable = [*unit.get("ReadWritePaths", ())]
     writable += [f"/var/lib/{name}" for name in unit.get("StateDirectory", ())]
     writable += [f"/run/{name}" for name in unit.get("RuntimeDirectory", ())]
-    _mounts(libc, places, writable)
+    binds = [value.partition(":") for value in unit.get("BindPaths", ())]
+    _mounts(libc, places, writable, {path: source for source, _, path in binds})
     os.umask(int(_said(unit, "UMask", "0022"), 8))
-    keep = {_CAPABILITIES[name] for value in unit["CapabilityBoundingSet"] for name in value.split()}
-    for capability in range(int(Path("/proc/sys/kernel/cap_last_cap").read_text()) + 1):
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+    keep = {_CAPABILITIES[name] for value in unit.get("CapabilityBoundingSet", ()) for name in value.split()}
+    for capability in range(last + 1) if "CapabilityBoundingSet" in unit else ():
         if capability not in keep:
             _check(libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0), "prctl(PR_CAPBSET_DROP)")
     if _said(unit, "NoNewPrivileges") == "yes":
@@ -107,10 +109,11 @@ def enter(unit: Setting, places: Mapping[str, Path]) -> None:
         _check(libc.prctl(_PR_SET_MDWE, 1, 0, 0, 0), "prctl(PR_SET_MDWE), which came with Linux 6.3")
     families = [_FAMILIES[name] for value in unit["RestrictAddressFamilies"] for name in value.split()]
     _deny_families(seccomp, families)
-    _allow_calls(seccomp, calls, getattr(errno, _said(unit, "SystemCallErrorNumber")))
+    if unit.get("SystemCallFilter"):
+        _allow_calls(seccomp, calls, getattr(errno, _said(unit, "SystemCallErrorNumber")))
 
 
-def _mounts(libc: ctypes.CDLL, places: Mapping[str, Path], writable: Sequence[str]) -> None:
+def _mounts(libc: ctypes.CDLL, places: Mapping[str, Path], writable: Sequence[str], binds: Mapping[str, str]) -> None:
     held = {path: os.open(directory, os.O_PATH | os.O_DIRECTORY) for path, directory in places.items()}
     _mount(libc, "none", "/", "", _MS_REC | _MS_PRIVATE)
     for hidden in ("/var/lib", "/run"):
@@ -119,6 +122,8 @@ def _mounts(libc: ctypes.CDLL, places: Mapping[str, Path], writable: Sequence[st
         Path(path).mkdir(parents=True, exist_ok=True)
         _mount(libc, f"/proc/self/fd/{directory}", path, "", _MS_BIND)
         os.close(directory)
+    for path, source in binds.items():
+        _mount(libc, source, path, "", _MS_BIND)
     stay = {os.path.realpath(path) for path in writable}
     for mount_point, flags in list(_mounted()):
         covered = mount_point.startswith(("/var/lib/", "/run/")) and mount_point not in places

@@ -21,8 +21,10 @@ import pytest
 
 from gpu_plugin.cli import main
 from gpu_plugin.config.options import OPTIONS
+from gpu_plugin.mps.control_program import PROGRAM
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.node.daemon import GPU, healthy
+from tests.node.mps_process import SHARED
 from tests.real import sandbox
 
 pytestmark = pytest.mark.anyio
@@ -158,28 +160,34 @@ class Sandboxed:
     """Programs in the sandbox of gpu-plugin.service, with a directory of this machine in place of each that they may write."""
 
     def __init__(self, root: Path) -> None:
-        self.kubelet_root, self.state, self.cdi = root / "kubelet", root / "state", root / "cdi"
+        self.kubelet_root, self.state, self.cdi, self.mps = (root / name for name in ("kubelet", "state", "cdi", "mps"))
         self.directory = self.kubelet_root / "device-plugins"
         self.log = root / "log"
         self.processes: list[subprocess.Popen[bytes]] = []
-        for directory in (self.directory, self.state, self.cdi):
+        for directory in (self.directory, self.state, self.cdi, self.mps / "shm"):
             directory.mkdir(parents=True)
 
-    def command(self, *program: str, drop_ins: Sequence[Path] = ()) -> list[str]:
+    def command(self, *program: str, unit: Path = PLUGIN, drop_ins: Sequence[Path] = ()) -> list[str]:
         places = {
             "/var/lib/kubelet": self.kubelet_root,
             "/var/lib/kubelet/device-plugins": self.directory,
             "/var/lib/gpu-plugin": self.state,
             "/run/cdi": self.cdi,
+            "/run/nvidia/mps": self.mps,
         }
         return [
-            *(sys.executable, "-m", "tests.real.sandbox", str(PLUGIN), *map(str, drop_ins)),
+            *(sys.executable, "-m", "tests.real.sandbox", str(unit), *map(str, drop_ins)),
             *("--", *(f"{here}:{path}" for path, here in places.items()), "--", *program),
         ]
 
     def start(self, drop_ins: Sequence[Path] = (), **environ: str) -> subprocess.Popen[bytes]:
         """`gpu-plugin run` with no flag, as the unit has it."""
         return self._run(self.command(*RUN, drop_ins=drop_ins), environ)
+
+    def start_mps(self, **environ: str) -> subprocess.Popen[bytes]:
+        """`gpu-plugin mps` as its unit has it."""
+        own = dict(word.split("=", 1) for word in sandbox.settings(MPS)["Environment"])
+        return self._run(self.command(sys.executable, "-m", "gpu_plugin", "mps", unit=MPS), {**own, **environ})
 
     def start_outside(self, **environ: str) -> subprocess.Popen[bytes]:
         """The same with this machine's rights."""
@@ -325,6 +333,20 @@ async def test_the_network_drop_in_lets_the_probes_be_answered(sandboxed, kubele
     async with await anyio.connect_tcp("127.0.0.1", port) as stream:
         await stream.send(b"GET /livez HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")
         assert (await stream.receive()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_mps_daemons_of_their_unit_serve_the_plugin_of_its(sandboxed, kubelet, nvidia):
+    (sandboxed.state / "config.yaml").write_text(SHARED % 2)
+    settings = {"SIMULATE": "hgx-h100", "CONFIG_FILE": "/var/lib/gpu-plugin/config.yaml", "MPS_ROOT": "/run/nvidia/mps"}
+    sandboxed.start(**settings)
+    await kubelet.wait_for(healthy(kubelet, 0), timeout=20)
+    daemons = sandboxed.start_mps(**settings, MPS_CONTROL_BINARY=str(nvidia / "usr/bin" / PROGRAM))
+    await kubelet.wait_for(healthy(kubelet, 16), timeout=30)
+    told = sandboxed.log.read_text()
+    assert "/dev/shm" not in told  # it is the MPS root's
+    daemons.terminate()
+    assert await anyio.to_thread.run_sync(daemons.wait) == 0
+    await kubelet.wait_for(healthy(kubelet, 0))
 
 
 def _specs(directory: Path) -> list[Mapping[str, list[Mapping[str, str]]]]:
