@@ -269,6 +269,7 @@ class Daemon:
         for old, new in _named(self._node, node):
             self._health.rename(old, new)
         found: Offer | None
+        self._unoffered = ""
         try:
             found = offer(node, self.settings, self.hardware.dev_root, self._inventory.offer.placement)
             self._inventory.check(found)
@@ -338,6 +339,7 @@ class Daemon:
         found = offer(self._node, new, self.hardware.dev_root, placement) if self._node.gpus else None
         if found is not None:
             self._inventory.check(found)
+            self._unoffered = ""
         if new.device_list_strategy_reason != self.settings.device_list_strategy_reason:
             tell(new)
         self._health.take(new)

@@ -29,7 +29,7 @@ async def listen(host: str, port: int) -> list[socket.socket]:
         OSError: one cannot be bound, or there is none.
         TimeoutError: the name of the host was not resolved in time.
     """
-    threads = DaemonThreads("the name in --http-address")  # a resolver may hang, and no pool's thread must at the end
+    threads = DaemonThreads("http-address")  # a resolver may hang, and no pool's thread must at the end
     try:
         lookup = partial(socket.getaddrinfo, host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         found = await threads.run(lookup, RESOLVE_WITHIN)

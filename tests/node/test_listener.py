@@ -234,6 +234,23 @@ async def test_while_the_label_is_awaited_it_is_alive_and_not_started(kubelet, d
         assert (await daemon.stop())[0] == 0
 
 
+async def test_a_file_of_the_label_that_the_node_cannot_do_keeps_it_from_being_ready(kubelet, directory, daemon, port):
+    configs = directory / "configs"
+    configs.mkdir()
+    replicas = "version: v1\nsharing: {{timeSlicing: {{resources: [{{name: nvidia.com/gpu, replicas: {}}}]}}}}\n"
+    (configs / "default").write_text(replicas.format(20_000))
+    async with FakeApiServer() as api:
+        kubeconfig = f"--kubeconfig={api.kubeconfig(directory)}"
+        daemon.start(*flags(port, f"--config-file-srcdir={configs}", f"--node-name={NODE}", kubeconfig))
+        await told(port, "readyz", 503, "[-]resources failed: none is served: ")
+        await told(port, "readyz", 503, "ask for fewer replicas")
+        for page in ("startupz", "livez"):
+            await told(port, page, 200)
+        (configs / "default").write_text(replicas.format(2))
+        await kubelet.wait_for(healthy(kubelet, 16))
+        assert "[+]resources ok\n" in await told(port, "readyz", 200)
+
+
 async def test_a_signal_while_the_label_is_awaited_ends_it_at_once(directory, daemon, port):
     configs = directory / "configs"
     configs.mkdir()
