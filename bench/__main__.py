@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import calls, cdi, footprint, health, lifecycle, lists, placement, polls, probes, quality, shared
+from bench import calls, cdi, footprint, health, image, lifecycle, lists, placement, polls, probes, quality, shared
 from bench.plan import Plan
 from bench.process import PROFILE, ROOT, stolen
 from bench.table import Comparison, Row, render, side_by_side, verdict
@@ -27,6 +27,7 @@ FIGURES: dict[str, Figures] = {
     "cdi": cdi.specifications,
     "cdi-calls": cdi.allocate_by_name,
     "cdi-start": cdi.start,
+    "image": image.start,
     "xid": health.xid_to_streams,
     "restart": lifecycle.kubelet_restart,
     "footprint": footprint.memory_and_idling,
