@@ -3,12 +3,16 @@
 import os
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_options
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
+
+if TYPE_CHECKING:
+    from gpu_plugin.uninstall.traces import Removal
 
 
 @click.command(
@@ -17,9 +21,10 @@ from gpu_plugin.config.settings import Settings
     "Takes the options of `run` (--state-dir, --cdi-dir, --device-plugin-dir) and should be given the same. "
     "Containers that use a CDI specification cannot be restarted without it.",
 )
+@click.option("--mps", is_flag=True, help="What `gpu-plugin mps` left below --mps-root, instead.")
 @click.option("--stay", is_flag=True, hidden=True, help="Remove nothing, and stay until told to stop.")
 @with_hidden_options
-def command(stay: bool, **given: object) -> int:  # noqa: FBT001 - click hands it over so
+def command(mps: bool, stay: bool, **given: object) -> int:  # noqa: FBT001 - click hands it over so
     """Prints what was removed, a line each; the exit status is 1 where something of ours is still there."""
     if stay:
         told_to_stop = {signal.SIGTERM, signal.SIGINT}
@@ -28,9 +33,7 @@ def command(stay: bool, **given: object) -> int:  # noqa: FBT001 - click hands i
         return 0
     settings = _settings(given_flags(given))
 
-    from gpu_plugin.uninstall.traces import remove_traces  # noqa: PLC0415 - usage and help need none of it
-
-    done = remove_traces(Path(settings.state_dir), Path(settings.cdi_dir), Path(settings.socket_dir))
+    done = _remove_mps(settings) if mps else _remove(settings)
     for path in done.removed:
         click.echo(f"{path}: removed")
     for sentence in done.left:
@@ -38,6 +41,21 @@ def command(stay: bool, **given: object) -> int:  # noqa: FBT001 - click hands i
     if not done.removed and not done.left:
         click.echo("nothing of gpu-plugin is on this node")
     return 1 if done.left else 0
+
+
+def _remove(settings: Settings) -> "Removal":
+    from gpu_plugin.uninstall.traces import remove_traces  # noqa: PLC0415 - usage and help need none of it
+
+    return remove_traces(Path(settings.state_dir), Path(settings.cdi_dir), Path(settings.socket_dir))
+
+
+def _remove_mps(settings: Settings) -> "Removal":
+    from gpu_plugin.mps.directories import root_here  # noqa: PLC0415 - as above
+    from gpu_plugin.uninstall.mps_traces import remove_mps_traces  # noqa: PLC0415
+
+    if not settings.mps_root:
+        raise click.UsageError("--mps: say with --mps-root where", click.get_current_context())
+    return remove_mps_traces(root_here(settings.mps_root))
 
 
 def _settings(flags: dict[str, object]) -> Settings:

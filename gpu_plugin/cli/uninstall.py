@@ -1,4 +1,4 @@
-"""`gpu-plugin uninstall`: has every node of a DaemonSet cleaned up, before the DaemonSet itself is deleted."""
+"""`gpu-plugin uninstall`: has every node of DaemonSets cleaned up, before these themselves are deleted."""
 
 import click
 
@@ -12,14 +12,16 @@ from gpu_plugin.config.errors import ConfigError
     "Nodes that do not answer in time are counted and left as they are: run `gpu-plugin cleanup` there.",
 )
 @click.option("--namespace", required=True, envvar="NAMESPACE", metavar="NAME", help="Its namespace. [$NAMESPACE]")
-@click.option("--daemonset", required=True, metavar="NAME", help="Its name.")
+@click.option(
+    "--daemonset", "daemonsets", required=True, multiple=True, metavar="NAME", help="Its name; may stand several times."
+)
 @click.option(
     "--timeout", "seconds", default="60s", show_default=True, metavar="DURATION", help="How long to wait at most."
 )
 @click.option(
     "--kubeconfig", default="", metavar="FILE", help="How to reach the Kubernetes API. [default: as a pod of it]"
 )
-def command(namespace: str, daemonset: str, seconds: str, kubeconfig: str) -> int:
+def command(namespace: str, daemonsets: tuple[str, ...], seconds: str, kubeconfig: str) -> int:
     """Prints each step. Nodes that were not reached are no failure: they must not keep anybody from uninstalling."""
     from gpu_plugin.config.values import duration  # noqa: PLC0415 - usage and help need none of it
 
@@ -35,19 +37,33 @@ def command(namespace: str, daemonset: str, seconds: str, kubeconfig: str) -> in
     from gpu_plugin.uninstall.nodes import clean  # noqa: PLC0415
     from gpu_plugin.uninstall.template import ForeignDaemonSetError  # noqa: PLC0415
 
-    async def run() -> tuple[int, int]:
-        async with opened(kubeconfig, namespace, daemonset) as found:
-            return await clean(found, timeout, click.echo)
+    failed: list[str] = []
+
+    async def clean_up(name: str) -> None:
+        named = f"DaemonSet {namespace}/{name}"
+        try:
+            async with opened(kubeconfig, namespace, name) as found:
+                done, nodes = await clean(found, timeout, lambda text: click.echo(f"{named}: {text}"))
+        except (UnreachableError, ForeignDaemonSetError) as error:
+            failed.append(f"{named}: {error}")
+            return
+        if done < nodes:
+            click.echo(
+                f"{named}: {nodes - done} of {nodes} nodes were not cleaned up within {seconds}: run gpu-plugin cleanup on them, "
+                "or leave what is there; it does no harm",
+                err=True,
+            )
+
+    async def run() -> None:
+        async with anyio.create_task_group() as tasks:
+            for name in dict.fromkeys(daemonsets):
+                tasks.start_soon(clean_up, name)
 
     try:
         require_client("uninstall", "")
-        clean_nodes, nodes = anyio.run(run)
-    except (ConfigError, UnreachableError, ForeignDaemonSetError) as error:
-        raise click.ClickException(f"DaemonSet {namespace}/{daemonset}: {error}") from None
-    if clean_nodes < nodes:
-        click.echo(
-            f"{nodes - clean_nodes} of {nodes} nodes were not cleaned up within {seconds}: run gpu-plugin cleanup on them, "
-            "or leave what is there; it does no harm",
-            err=True,
-        )
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+    anyio.run(run)
+    if failed:
+        raise click.ClickException("; ".join(failed))
     return 0

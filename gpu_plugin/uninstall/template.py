@@ -1,7 +1,8 @@
 """What becomes of a DaemonSet of `gpu-plugin run` so that its pods clean their nodes up. Pure."""
 
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gpu_plugin.config.settings import STATE_DIR
@@ -11,6 +12,9 @@ Object = Mapping[str, Any]
 
 CLEANUP = "cleanup"
 """The verb, and the name of the init container that runs it."""
+
+PARENT = "/gpu-plugin-parent"
+"""Where the directory is mounted that holds the one to be removed."""
 
 _KEPT = ("image", "imagePullPolicy", "securityContext", "resources")
 """What the container that only stays has of the daemon's."""
@@ -22,80 +26,99 @@ class ForeignDaemonSetError(ValueError):
     """The DaemonSet does not run gpu-plugin in a way that could be changed; the text says what is missing."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A verb whose pods leave something in one directory of the node: how that is named, and how it is cleaned up."""
+
+    verb: str
+    flag: str
+    env: str
+    default: str
+    mounted_at: str = ""
+    cleaning: tuple[str, ...] = ()
+    propagation: str = ""
+
+
+_KINDS = (
+    _Kind("run", "--state-dir", "STATE_DIR", STATE_DIR),
+    # The shared memory is unmounted on the node, too.
+    _Kind("mps", "--mps-root", "MPS_ROOT", "", "/mps", ("--mps",), "Bidirectional"),
+)
+
+
 def cleanup_patch(daemonset: Object) -> dict[str, Any]:
     """A JSON merge patch (RFC 7386) after which the DaemonSet's pods clean up, all nodes at once, and then stay.
 
-    The daemon's container becomes an init container of the same image, environment, rights and volumes that runs `gpu-plugin
-    cleanup` with the daemon's own arguments. A pod is Ready once that has succeeded. Where the state directory is a host path
-    mounted under its own name, the directory that holds it is mounted in its place: only so can it be removed itself.
+    The container of `gpu-plugin run` or `gpu-plugin mps` becomes an init container of the same image, environment, rights and
+    volumes that runs `gpu-plugin cleanup` with the same arguments. A pod is Ready once that has succeeded. Where the directory
+    that is to go is a host path, the one that holds it is mounted in its place: only so can it be removed itself.
 
     Raises:
-        ForeignDaemonSetError: there is no container whose command or arguments have the word run.
+        ForeignDaemonSetError: there is no container whose command or arguments have the word run or mps.
     """
     pod = daemonset.get("spec", {}).get("template", {}).get("spec", {})
-    container = _daemon(pod)
-    command, arguments = _with_verb(container)
-    cleaning = {key: container[key] for key in _KEPT_FOR_CLEANUP if key in container} | {"name": CLEANUP}
-    cleaning |= {"args": arguments} | ({"command": command} if command else {})
-    volumes, mounts = _with_parent(pod.get("volumes") or [], container.get("volumeMounts") or [], _state_dir(container))
-    cleaning["volumeMounts"] = mounts
+    container, kind = _daemon(pod)
+    command, arguments = list(container.get("command") or []), list(container.get("args") or [])
+    words = command if kind.verb in command else arguments
+    words[words.index(kind.verb)] = CLEANUP
     staying = {key: container[key] for key in _KEPT if key in container} | {"name": container["name"]}
-    if CLEANUP in command:
-        staying["command"] = _only_staying(command)
-    else:
-        staying |= {"args": _only_staying(arguments)} | ({"command": command} if command else {})
+    stay = [*words[: words.index(CLEANUP) + 1], "--stay"]
+    staying |= {"command": stay} if words is command else {"args": stay} | ({"command": command} if command else {})
+    volumes, mounts, more = _with_parent(pod, container, kind)
+    cleaning = {key: container[key] for key in _KEPT_FOR_CLEANUP if key in container} | {"name": CLEANUP}
+    cleaning |= {"args": [*arguments, *kind.cleaning, *more], "volumeMounts": mounts}
+    cleaning |= {"command": command} if command else {}
     template = {"spec": {"initContainers": [cleaning], "containers": [staying], "volumes": volumes}}
     at_once = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%", "maxSurge": 0}}
     return {"spec": {"updateStrategy": at_once, "template": template}}
 
 
-def _daemon(pod: Object) -> Object:
+def _daemon(pod: Object) -> tuple[Object, _Kind]:
     for container in pod.get("containers") or []:
-        if "run" in [*(container.get("command") or []), *(container.get("args") or [])]:
-            found: Object = container
-            return found
-    raise ForeignDaemonSetError("none of its containers has the argument run: it does not run gpu-plugin")
+        words = _words(container)
+        for kind in _KINDS:
+            if kind.verb in words:
+                return container, kind
+    raise ForeignDaemonSetError("none of its containers has the argument run or mps: it does not run gpu-plugin")
 
 
-def _with_verb(container: Object) -> tuple[list[str], list[str]]:
-    """Command and arguments with the verb cleanup in place of run."""
-    command, arguments = list(container.get("command") or []), list(container.get("args") or [])
-    words = command if "run" in command else arguments
-    words[words.index("run")] = CLEANUP
-    return command, arguments
+def _words(container: Object) -> list[str]:
+    return [*(container.get("command") or []), *(container.get("args") or [])]
 
 
-def _only_staying(words: Sequence[str]) -> list[str]:
-    return [*words[: words.index(CLEANUP) + 1], "--stay"]
-
-
-def _state_dir(container: Object) -> str:
-    """The daemon's state directory, as its arguments, its environment or the default say."""
-    words = [*(container.get("command") or []), *(container.get("args") or [])]
+def _directory(container: Object, kind: _Kind) -> str:
+    """The directory that is to go, as arguments, environment or the default name it."""
+    words = _words(container)
     for at, word in enumerate(words):
-        if word == "--state-dir" and at + 1 < len(words):
+        if word == kind.flag and at + 1 < len(words):
             return str(words[at + 1])
-        if word.startswith("--state-dir="):
+        if word.startswith(f"{kind.flag}="):
             return str(word.partition("=")[2])
-    named = [each.get("value") for each in container.get("env") or [] if each.get("name") == "STATE_DIR"]
-    return str(named[-1]) if named and named[-1] else STATE_DIR
+    named = [each.get("value") for each in container.get("env") or [] if each.get("name") == kind.env]
+    return str(named[-1]) if named and named[-1] else kind.default
 
 
-def _with_parent(
-    volumes: Sequence[Object], mounts: Sequence[Object], directory: str
-) -> tuple[list[Object], list[Object]]:
-    """Volumes and mounts with the parent of the state directory in its place, where both have the same last name."""
-    mount = next((each for each in mounts if posixpath.normpath(each["mountPath"]) == directory.rstrip("/")), None)
+def _with_parent(pod: Object, container: Object, kind: _Kind) -> tuple[list[Object], list[Object], list[str]]:
+    """Volumes and mounts with the parent of the directory in its place, and the argument that says where it is then.
+
+    Without that argument and as they were where it is no host path or lies in the node's root, which nobody should be given.
+    """
+    volumes, mounts = list(pod.get("volumes") or []), list(container.get("volumeMounts") or [])
+    places = {posixpath.normpath(place) for place in (_directory(container, kind), kind.mounted_at) if place}
+    mount = next((each for each in mounts if posixpath.normpath(each["mountPath"]) in places), None)
     volume = next((each for each in volumes if mount is not None and each["name"] == mount["name"]), None)
-    host = posixpath.normpath(volume["hostPath"]["path"]) if volume is not None and volume.get("hostPath") else ""
+    host = posixpath.normpath(volume["hostPath"]["path"]) if volume is not None and volume.get("hostPath") else "/"
     parent, name = posixpath.split(host)
-    here, own = posixpath.split(directory.rstrip("/"))
-    if mount is None or volume is None or name != own or "/" in (parent, here) or "subPath" in mount:
-        return list(volumes), list(mounts)
+    if mount is None or volume is None or parent == "/" or "subPath" in mount:
+        return volumes, mounts, []
     wider = {"name": volume["name"], "hostPath": {"path": parent, "type": "Directory"}}
+    at = {"name": mount["name"], "mountPath": PARENT} | (
+        {"mountPropagation": kind.propagation} if kind.propagation else {}
+    )
     return (
         [wider if each is volume else each for each in volumes],
-        [{"name": mount["name"], "mountPath": here} if each is mount else each for each in mounts],
+        [at if each is mount else each for each in mounts],
+        [f"{kind.flag}={PARENT}/{name}"],
     )
 
 

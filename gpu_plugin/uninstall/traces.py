@@ -18,9 +18,9 @@ from gpu_plugin.state import CORRUPT
 FILES = (HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE)
 """What a daemon writes in its state directory, besides its control socket."""
 
-SIMULATED_FILE = "simulated-node.json"
+SIMULATED_FILES = ("simulated-node.json", "simulated-compute-modes.json", "simulated-compute-modes.lock")
 SIMULATED_DIRECTORIES = ("dev", "driver-root")
-"""What a simulated node adds there (`simulation.hardware`, `simulation.device_nodes`, `simulation.driver_files`)."""
+"""What a simulated node adds there (`hardware`, `compute_modes`, `device_nodes` and `driver_files` of `simulation`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def remove_traces(state_dir: Path, cdi_dir: Path, socket_dir: Path) -> Removal:
             left.append(f"{path}: {error.strerror or error}")
         else:
             removed.append(str(path))
-    trouble = _remove_directory(state_dir)
+    trouble = remove_directory(state_dir)
     if trouble is None:
         removed.append(str(state_dir))
     elif trouble:
@@ -61,10 +61,9 @@ def remove_traces(state_dir: Path, cdi_dir: Path, socket_dir: Path) -> Removal:
 
 def _state(state_dir: Path) -> Iterator[Path]:
     """Everything of ours that may be in the state directory."""
-    simulated = (state_dir / SIMULATED_FILE).exists()
-    if simulated:
+    if (state_dir / SIMULATED_FILES[0]).exists():
         yield from (state_dir / name for name in SIMULATED_DIRECTORIES)
-    names = (*FILES, SIMULATED_FILE)
+    names = (*FILES, *SIMULATED_FILES)
     yield from (state_dir / f"{name}{end}" for name in names for end in ("", CORRUPT))
     yield state_dir / control.SOCKET
     try:
@@ -81,7 +80,7 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def _remove_directory(directory: Path) -> str | None:
+def remove_directory(directory: Path) -> str | None:
     """Removes an empty directory. Returns None once it is gone, else why it stays, or nothing where it never was."""
     try:
         directory.rmdir()

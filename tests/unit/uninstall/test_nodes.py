@@ -112,7 +112,10 @@ def test_it_waits_until_every_node_is_clean(uninstall):
         code, out, err = uninstall(api)
         assert api.patched["spec"]["template"]["spec"]["initContainers"][0]["name"] == "cleanup"
     assert (code, err) == (0, "")
-    assert out.splitlines() == ["cleaning up 2 nodes", "2 of 2 nodes are clean"]
+    assert out.splitlines() == [
+        "DaemonSet gpus/plugin: cleaning up 2 nodes",
+        "DaemonSet gpus/plugin: 2 of 2 nodes are clean",
+    ]
 
 
 def test_nodes_that_do_not_answer_are_counted_and_keep_nobody_from_uninstalling(uninstall):
@@ -120,12 +123,12 @@ def test_nodes_that_do_not_answer_are_counted_and_keep_nobody_from_uninstalling(
         code, out, err = uninstall(api, "--timeout", "1s")
     assert code == 0
     assert "2 of 3 nodes are clean" in out
-    assert err.startswith("1 of 3 nodes were not cleaned up within 1s: run gpu-plugin cleanup")
+    assert err.startswith("DaemonSet gpus/plugin: 1 of 3 nodes were not cleaned up within 1s: run gpu-plugin cleanup")
 
 
 def test_a_daemonset_that_is_gone_already_is_no_failure(uninstall):
     with Api(None) as api:
-        assert uninstall(api) == (0, "there is no such DaemonSet: nothing to clean up\n", "")
+        assert uninstall(api) == (0, "DaemonSet gpus/plugin: there is no such DaemonSet: nothing to clean up\n", "")
 
 
 def test_a_foreign_daemonset_is_refused_and_not_changed(uninstall):
@@ -133,7 +136,15 @@ def test_a_foreign_daemonset_is_refused_and_not_changed(uninstall):
         code, _, err = uninstall(api)
         assert api.patched is None
     assert code == 1
-    assert err.startswith("gpu-plugin: DaemonSet gpus/plugin: none of its containers has the argument run")
+    assert err.startswith("gpu-plugin: DaemonSet gpus/plugin: none of its containers has the argument run or mps")
+
+
+def test_of_two_daemonsets_one_that_fails_keeps_the_other_from_nothing(uninstall):
+    with Api(daemonset() | {"status": status(1, 1, 3)}, status(1, 1)) as api:
+        code, out, err = uninstall(api, "--daemonset", "plugin-mps-control-daemon", "--daemonset", "plugin")
+    assert (code, err) == (0, "")
+    assert "DaemonSet gpus/plugin-mps-control-daemon: there is no such DaemonSet" in out
+    assert "DaemonSet gpus/plugin: 1 of 1 node is clean" in out
 
 
 def test_an_api_server_that_fails_in_between_is_asked_again(uninstall):
@@ -143,7 +154,7 @@ def test_an_api_server_that_fails_in_between_is_asked_again(uninstall):
     assert code == 0
     assert "asking again: the Kubernetes API answered 503" in out
     assert "1 of 1 node are clean" not in out
-    assert out.splitlines()[-1] == "1 of 1 node is clean"
+    assert out.splitlines()[-1] == "DaemonSet gpus/plugin: 1 of 1 node is clean"
 
 
 def test_a_duration_that_is_none_is_refused_in_one_line(uninstall):

@@ -38,7 +38,7 @@ def test_the_daemon_becomes_an_init_container_that_cleans_up_as_it_was_told_to_r
     before = copy.deepcopy(found)
     pod = patched(found)
     (cleaning,) = pod["initContainers"]
-    assert cleaning["args"] == ["cleanup", "--log-level=debug"]
+    assert cleaning["args"] == ["cleanup", "--log-level=debug", "--state-dir=/gpu-plugin-parent/gpu-plugin"]
     assert cleaning["env"] == [{"name": "CDI_DIR", "value": "/run/cdi"}]
     assert cleaning["securityContext"] == {"runAsUser": 0}
     assert {"livenessProbe", "ports"} & cleaning.keys() == set()
@@ -64,7 +64,7 @@ def test_a_command_that_says_run_is_changed_where_it_stands():
     pod = patched(daemonset(command=["python3", "-m", "gpu_plugin", "run"], args=["--cdi-dir=/x"]))
     assert (pod["initContainers"][0]["command"], pod["initContainers"][0]["args"]) == (
         ["python3", "-m", "gpu_plugin", "cleanup"],
-        ["--cdi-dir=/x"],
+        ["--cdi-dir=/x", "--state-dir=/gpu-plugin-parent/gpu-plugin"],
     )
     assert pod["containers"][0]["command"] == ["python3", "-m", "gpu_plugin", "cleanup", "--stay"]
     assert "args" not in pod["containers"][0]
@@ -86,7 +86,8 @@ def test_a_command_that_says_run_is_changed_where_it_stands():
 def test_the_directory_that_holds_the_state_directory_is_mounted_so_that_it_can_be_removed(container):
     pod = patched(daemonset(**container))
     assert pod["volumes"] == [{"name": "state", "hostPath": {"path": "/var/lib", "type": "Directory"}}, SOCKETS]
-    assert {"name": "state", "mountPath": "/var/lib"} in pod["initContainers"][0]["volumeMounts"]
+    assert {"name": "state", "mountPath": "/gpu-plugin-parent"} in pod["initContainers"][0]["volumeMounts"]
+    assert pod["initContainers"][0]["args"][-1] == "--state-dir=/gpu-plugin-parent/gpu-plugin"
     assert {"name": "device-plugins", "mountPath": "/var/lib/kubelet/device-plugins"} in pod["initContainers"][0][
         "volumeMounts"
     ]
@@ -96,10 +97,9 @@ def test_the_directory_that_holds_the_state_directory_is_mounted_so_that_it_can_
     ("volume", "path", "more"),
     [
         ({"hostPath": {"path": "/state"}}, "/var/lib/gpu-plugin", {}),  # the host's root would be mounted
-        ({"hostPath": {"path": "/var/lib/other-name"}}, "/var/lib/gpu-plugin", {}),
         ({"emptyDir": {}}, "/var/lib/gpu-plugin", {}),
         ({"hostPath": {"path": "/srv/gpu-plugin"}}, "/var/lib/gpu-plugin", {"subPath": "a"}),
-        ({"hostPath": {"path": "/srv/elsewhere"}}, "/elsewhere", {}),
+        ({"hostPath": {"path": "/srv/elsewhere"}}, "/elsewhere", {}),  # none of ours is mounted
     ],
 )
 def test_otherwise_its_content_alone_is_removed(volume, path, more):
@@ -110,7 +110,7 @@ def test_otherwise_its_content_alone_is_removed(volume, path, more):
     assert pod["initContainers"][0]["volumeMounts"] == [{"name": "state", "mountPath": path, **more}]
 
 
-@pytest.mark.parametrize("found", [{}, daemonset(args=["serve"]), daemonset(args=["mps"])])
+@pytest.mark.parametrize("found", [{}, daemonset(args=["serve"]), daemonset(args=["status"])])
 def test_what_does_not_run_the_daemon_is_not_touched(found):
     with pytest.raises(ForeignDaemonSetError, match="run"):
         cleanup_patch(found)
@@ -132,3 +132,33 @@ def test_what_does_not_run_the_daemon_is_not_touched(found):
 )
 def test_a_node_is_clean_once_its_new_pod_is_ready(status, expected):
     assert progress({"metadata": {"generation": 3}, "status": status}) == expected
+
+
+def test_the_host_path_may_have_another_name_than_its_mount():
+    found = daemonset()
+    found["spec"]["template"]["spec"]["volumes"] = [{"name": "state", "hostPath": {"path": "/srv/state/"}}]
+    pod = patched(found)
+    assert pod["volumes"] == [{"name": "state", "hostPath": {"path": "/srv", "type": "Directory"}}]
+    assert pod["initContainers"][0]["args"][-1] == "--state-dir=/gpu-plugin-parent/state"
+
+
+def test_mps_daemons_have_their_root_removed_and_the_shared_memory_unmounted_on_the_node():
+    found = daemonset(
+        args=["mps"],
+        env=[{"name": "MPS_ROOT", "value": "/run/nvidia/mps"}],
+        volumeMounts=[{"name": "mps-root", "mountPath": "/mps"}, {"name": "shm", "mountPath": "/dev/shm"}],
+    )
+    volumes = [
+        {"name": "mps-root", "hostPath": {"path": "/run/nvidia/mps"}},
+        {"name": "shm", "hostPath": {"path": "/x"}},
+    ]
+    found["spec"]["template"]["spec"]["volumes"] = volumes
+    (cleaning,) = patched(found)["initContainers"]
+    assert cleaning["args"] == ["cleanup", "--mps", "--mps-root=/gpu-plugin-parent/mps"]
+    parent = {"name": "mps-root", "mountPath": "/gpu-plugin-parent", "mountPropagation": "Bidirectional"}
+    assert parent in cleaning["volumeMounts"]
+    assert patched(found)["volumes"][0] == {
+        "name": "mps-root",
+        "hostPath": {"path": "/run/nvidia", "type": "Directory"},
+    }
+    assert patched(found)["containers"][0]["args"] == ["cleanup", "--stay"]

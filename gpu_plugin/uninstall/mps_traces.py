@@ -1,0 +1,95 @@
+"""What `gpu-plugin mps` leaves on a node, and its removal. Every call blocks for as long as the disk does."""
+
+import ctypes
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpu_plugin.mps import compute_modes, readiness
+from gpu_plugin.mps.plan import shm_directory
+from gpu_plugin.uninstall.traces import Removal, remove_directory
+
+_CONTROL = ("pipe", "control")
+"""Where below a resource's directory a control daemon listens."""
+
+_DEPTH = 2
+"""Directories between the MPS root and a resource's: resources are named DOMAIN/NAME."""
+
+_MNT_DETACH = 2  # umount2(2), sys/mount.h
+
+
+def remove_mps_traces(root: Path) -> Removal:
+    """Removes what a supervisor that runs no longer has left below the MPS root, and the root where it is empty then.
+
+    The shared memory is unmounted, which takes the capability SYS_ADMIN. Directories of a control daemon
+    that still listens, and all that is no resource's, stay.
+    """
+    if not root.is_dir():
+        return Removal()
+    lock = root / readiness.SUPERVISOR
+    if lock.exists():
+        held = readiness.lock(lock)
+        if held is None:
+            return Removal(left=(f"{root}: gpu-plugin mps is running with this MPS root: stop it first",))
+        os.close(held)
+    removed, left = [], []
+    for directory in _resources(root):
+        if _listens(directory.joinpath(*_CONTROL)):
+            left.append(f"{directory}: an MPS control daemon is running there: stop it first")
+            continue
+        shutil.rmtree(directory)
+        removed.append(str(directory))
+        domain = directory.parent
+        if domain != root and not any(domain.iterdir()):
+            domain.rmdir()
+    for name in (readiness.SUPERVISOR, compute_modes.FILE):
+        if (root / name).is_file():
+            (root / name).unlink()
+            removed.append(str(root / name))
+    shm = Path(shm_directory(str(root)))
+    trouble = _unmount(shm)
+    if trouble:
+        left.append(trouble)
+    for directory in (shm, root):
+        if (why := remove_directory(directory)) is None:
+            removed.append(str(directory))
+        elif why:
+            left.append(why)
+    return Removal(tuple(removed), tuple(left))
+
+
+def _resources(root: Path, depth: int = _DEPTH) -> Iterator[Path]:
+    """The directories of resources: those that have one of pipes."""
+    for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
+        if not entry.is_dir(follow_symlinks=False):
+            continue
+        path = Path(entry.path)
+        if (path / _CONTROL[0]).is_dir():
+            yield path
+        elif depth > 1:
+            yield from _resources(path, depth - 1)
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:  # too busy to accept, and therefore there
+            return True
+        except OSError:
+            return False
+    return True
+
+
+def _unmount(shm: Path) -> str:
+    """Unmounts the shared memory if it is mounted; clients that use it keep it. Returns why it could not be."""
+    if not os.path.ismount(shm):
+        return ""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.umount2(os.fsencode(shm), _MNT_DETACH) != 0:
+        why = os.strerror(ctypes.get_errno())
+        return f"{shm}: cannot be unmounted: {why}; run it as root with the capability SYS_ADMIN"
+    return ""

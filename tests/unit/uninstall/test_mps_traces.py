@@ -1,0 +1,64 @@
+"""What MPS daemons left on a node is removed, unless one still runs."""
+
+import os
+import socket
+
+import pytest
+
+from gpu_plugin.mps import readiness
+from gpu_plugin.uninstall.mps_traces import remove_mps_traces
+
+
+@pytest.fixture
+def root(tmp_path):
+    """An MPS root as a supervisor that was stopped leaves it."""
+    made = tmp_path / "mps"
+    for name in ("pipe", "log"):
+        (made / "nvidia.com" / "gpu" / name).mkdir(parents=True)
+    (made / "nvidia.com" / "gpu" / "log" / "control.log").write_text("")
+    (made / "shm").mkdir()
+    for name in (readiness.SUPERVISOR, ".compute-modes.json"):
+        (made / name).write_text("{}")
+    return made
+
+
+def test_everything_goes(root):
+    done = remove_mps_traces(root)
+    assert done.left == ()
+    assert not root.exists()
+    assert str(root / "nvidia.com" / "gpu") in done.removed
+    assert remove_mps_traces(root) == type(done)()
+
+
+def test_a_running_supervisor_is_left_alone(root):
+    held = readiness.lock(root / readiness.SUPERVISOR)
+    assert held is not None
+    done = remove_mps_traces(root)
+    os.close(held)
+    assert done.removed == ()
+    assert "gpu-plugin mps is running" in done.left[0]
+
+
+def test_a_daemon_that_another_program_runs_keeps_its_directory(root):
+    foreign = root / "nvidia.com" / "gpu.shared"
+    (foreign / "pipe").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(foreign / "pipe" / "control"))
+        daemon.listen()
+        done = remove_mps_traces(root)
+    assert done.left == (
+        f"{foreign}: an MPS control daemon is running there: stop it first",
+        f"{root}: holds what is not this plugin's: nvidia.com",
+    )
+    assert not (root / "nvidia.com" / "gpu").exists()
+    assert foreign.is_dir()
+
+
+def test_what_is_no_resources_stays(root):
+    (root / "notes").mkdir()
+    (root / "shm" / "of-a-client").write_text("")
+    done = remove_mps_traces(root)
+    assert done.left == (
+        f"{root / 'shm'}: holds what is not this plugin's: of-a-client",
+        f"{root}: holds what is not this plugin's: notes, shm",
+    )
