@@ -2,6 +2,7 @@
 # PYTHON picks the interpreter, for example `make test PYTHON=python3.12 VENV=.venv-3.12`.
 PYTHON ?= python3
 VENV ?= .venv
+HELM ?= helm
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
@@ -10,7 +11,7 @@ IMAGE ?= gpu-plugin:$(VERSION)
 BUILDER ?= $(shell if docker version >/dev/null 2>&1; then echo docker; elif command -v podman >/dev/null; then echo podman; fi)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint format bench e2e image proto proto-check lock clean
+.PHONY: help install demo test test-all lint format bench e2e image manifests proto proto-check lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -56,8 +57,11 @@ format: install ## what lint would have
 bench: install ## speed and size, one table
 	$(BIN)/python -m bench
 
-e2e: install ## the daemon under a real kubelet and runtime, and with NVIDIA's libraries (root; E2E_INSTALL=1 installs what is missing)
-	$(BIN)/python -m pytest tests/real tests/cluster
+e2e: install ## the daemon under a real kubelet and runtime, and with NVIDIA's libraries, and the chart (root; E2E_INSTALL=1 installs what is missing)
+	$(BIN)/python -m pytest tests/real tests/chart tests/cluster
+
+manifests: install ## generate deploy/*.yaml and the chart's table of values from helm/gpu-plugin; HELM=PROGRAM
+	$(BIN)/python deploy/generate.py --helm $(HELM)
 
 image: ## build the container image: IMAGE=name:tag, BUILDER=docker or podman, BUILD_OPTIONS="--build-arg BASE=..."
 	@test -n "$(BUILDER)" || { echo "make image needs docker (with its daemon) or podman"; exit 1; }

@@ -33,7 +33,8 @@ class Helm:
 
     def template(self, values: Values, chart: Path = CHART) -> str:
         """What `helm template` renders. Raises RefusedError."""
-        return self._rendered(json.dumps(values), chart)
+        written = json.dumps(values)
+        return self._kept(written) if chart == CHART else self._rendered(written, chart)
 
     def objects(self, values: Values) -> list[Object]:
         """The same, parsed. Raises RefusedError."""
@@ -52,7 +53,10 @@ class Helm:
             raise RefusedError(done.stderr.strip())
         return done.stdout
 
-    @functools.lru_cache  # noqa: B019 - one instance for a session
+    @functools.cache  # noqa: B019 - one instance for a session
+    def _kept(self, values: str) -> str:
+        return self._rendered(values, CHART)
+
     def _rendered(self, values: str, chart: Path) -> str:
         return self.run("template", RELEASE, str(chart), "--kube-version", KUBERNETES, stdin=values)
 

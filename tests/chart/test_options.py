@@ -1,4 +1,4 @@
-"""Every option of `gpu-plugin run` can be set in a pod: by a value, by what the chart sets itself, or by extraArgs and extraEnv."""
+"""Every option of `gpu-plugin run` can be set: by a value, by what the chart sets itself, or by extraArgs and extraEnv."""
 
 from collections.abc import Mapping
 

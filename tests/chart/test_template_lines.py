@@ -11,22 +11,16 @@ from typing import Any
 
 import pytest
 
-from tests.chart.helm import CHART, Helm, RefusedError, at_path, overlaid
+from tests.chart.helm import CHART, Helm, RefusedError
 from tests.chart.test_values import NOTES, REFUSED
-from tests.chart.value_table import COMBINATIONS, TABLE
+from tests.chart.value_table import MATRIX
 
 TEMPLATES = CHART / "templates"
 CONDITION = re.compile(r"(\s*\{\{- (?:else )?if )(.+?)( -?\}\}.*)")
 BLOCK = re.compile(r"\{\{-? (range|with|define|end)\b")
 FILES = tuple(sorted(str(path.relative_to(TEMPLATES)) for path in TEMPLATES.rglob("*.*")))
 
-CASES: tuple[Mapping[str, Any], ...] = (
-    *COMBINATIONS,
-    *(overlaid(shown.given, at_path(path, shown.value)) for path, shown in TABLE.items()),
-    *(values for values, _ in REFUSED),
-    {"fullnameOverride": "a" * 60},
-    {"imagePullSecrets": [{"name": "pull"}], "commonLabels": {"a": "b"}, "securityContext": {"runAsUser": 5}},
-)
+CASES = (*MATRIX, *(values for values, _ in REFUSED))
 
 
 def _said(helm: Helm, values: Mapping[str, Any], chart: Path, *, notes: bool) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.chart.helm import at_path, overlaid
+
 CONTAINER = "DaemonSet.spec.template.spec.containers.gpu-plugin"
 
 
@@ -210,3 +212,18 @@ COMBINATIONS: tuple[Mapping[str, Any], ...] = (
     {"imagePullSecrets": [], "tolerations": None, "priorityClassName": None, "runtimeClassName": ""},
 )
 """Values that meet in one installation."""
+
+
+def values_of(path: str) -> dict[str, Any]:
+    """An entry's value with what it needs."""
+    shown = TABLE[path]
+    return overlaid(shown.given, at_path(path, shown.value))
+
+
+MATRIX: tuple[Mapping[str, Any], ...] = (
+    *COMBINATIONS,
+    *map(values_of, TABLE),
+    {"fullnameOverride": "a" * 60},
+    {"imagePullSecrets": [{"name": "pull"}], "commonLabels": {"a": "b"}, "securityContext": {"runAsUser": 5}},
+)
+"""All that is rendered where something must hold for everything that can be."""

@@ -1,0 +1,196 @@
+"""Makes the manifests of this directory and the table of the chart's values: `python deploy/generate.py [--check] [--helm FILE]`.
+
+Manifests are what `helm template` gives, without what Helm alone makes something of: hooks, and labels that name it.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+CHART = ROOT / "helm" / "gpu-plugin"
+DEPLOY = ROOT / "deploy"
+
+RELEASE, NAMESPACE, KUBERNETES = "gpu-plugin", "kube-system", "1.36.3"
+
+Template = Callable[[Mapping[str, Any]], str]
+"""What the chart renders for some values, under `RELEASE` and in `NAMESPACE`."""
+
+DEFAULT_CONFIG = """\
+version: v1
+"""
+SHARED_CONFIG = """\
+version: v1
+sharing:
+  timeSlicing:
+    resources:
+      - {name: nvidia.com/gpu, replicas: 4}
+"""
+MPS_CONFIG = """\
+version: v1
+sharing:
+  mps:
+    resources:
+      - {name: nvidia.com/gpu, replicas: 4}
+"""
+
+MANIFESTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "gpu-plugin.yaml": (
+        "The device plugin, for nodes whose container runtime is NVIDIA's.",
+        {},
+    ),
+    "gpu-plugin-with-config.yaml": (
+        "The device plugin with two configs; nodes with the label nvidia.com/device-plugin.config=time-slicing take the second.",
+        {"config": {"map": {"default": DEFAULT_CONFIG, "time-slicing": SHARED_CONFIG}}},
+    ),
+    "gpu-plugin-with-mps.yaml": (
+        "The device plugin and MPS control daemons, for nodes with the label nvidia.com/device-plugin.config=mps.",
+        {"config": {"map": {"default": DEFAULT_CONFIG, "mps": MPS_CONFIG}}},
+    ),
+}
+"""By file: what it is, and its values."""
+
+HEADER = """\
+# {}
+# Generated from helm/gpu-plugin by deploy/generate.py. Build the image, push it, and put its name in the place of
+# gpu-plugin:{}; then: kubectl apply -f {}
+"""
+
+POD = "gpu-pod.yaml"
+POD_HEADER = """\
+# A pod that asks for a GPU, and names the device nodes that it was given: kubectl apply -f {}, then kubectl logs gpu-pod
+# Generated from helm/gpu-plugin by deploy/generate.py. Any image does, and any command.
+"""
+
+README_HEADER = """\
+# The chart's values
+
+Generated from values.yaml by deploy/generate.py. `null` leaves an option to the plugin's own default. Values that NVIDIA's chart
+has, have its names. How to install is in [docs/install.md](../../docs/install.md).
+"""
+
+_OF_HELM = re.compile(r" *(helm\.sh/chart|app\.kubernetes\.io/managed-by): ")
+_KEY = re.compile(r"( *)(?:# )?([A-Za-z]+):(?: .*)?$")
+
+
+def files(template: Template) -> Iterator[tuple[Path, str]]:
+    """Every generated file and what belongs in it."""
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    for name, (what, values) in MANIFESTS.items():
+        header = HEADER.format(what, version, name)
+        yield DEPLOY / name, header + "".join(f"---\n{text}" for text in _without_helm(template(values)))
+    yield DEPLOY / POD, POD_HEADER.format(POD) + _pod(template({}))
+    yield CHART / "README.md", readme((CHART / "values.yaml").read_text())
+
+
+def readme(values: str) -> str:
+    """The table of all values, from the text of values.yaml: its headings, and the comment before each key."""
+    lines = [README_HEADER]
+    for heading, path, comment, default in _documented(values):
+        if heading:
+            lines += [f"\n## {heading}\n\n", "| value | default | what it is |\n|---|---|---|\n"]
+        if path:
+            lines.append(
+                f"| `{path}` | {f'`{default}`' if default else ''} | {comment.replace('|', chr(92) + '|')} |\n"
+            )
+    return "".join(lines)
+
+
+def _documented(values: str) -> Iterator[tuple[str, str, str, str]]:
+    """Heading, path, comment and default of each value; a heading comes by itself."""
+    whole = yaml.safe_load(values)
+    comment: list[str] = []
+    above: list[str] = []
+    for line in values.splitlines():
+        stripped = line.strip()
+        key = _KEY.match(line)
+        if stripped.startswith("# --- "):
+            yield stripped.strip("# -"), "", "", ""
+            comment = []
+        elif key and (not stripped.startswith("#") or stripped.endswith(":")):
+            path = [*above[: len(key[1]) // 2], key[2]]
+            default = _at(whole, path)
+            if isinstance(default, dict) and line.endswith(":"):
+                above = path
+            else:
+                yield "", ".".join(path), " ".join(comment), "" if stripped.startswith("#") else json.dumps(default)
+            comment = []
+        elif stripped.startswith("#"):
+            comment.append(stripped.removeprefix("#").strip())
+        elif not stripped:
+            comment = []
+
+
+def _at(values: Any, path: list[str]) -> Any:
+    for key in path:
+        values = values.get(key) if isinstance(values, dict) else None
+    return values
+
+
+def _without_helm(rendered: str) -> Iterator[str]:
+    """The documents of a rendering that are no hooks, as text, without the lines that only Helm needs."""
+    for document in re.split(r"^---\n", rendered, flags=re.MULTILINE):
+        content = yaml.safe_load(document)
+        if content and "helm.sh/hook" not in (content["metadata"].get("annotations") or {}):
+            kept = (
+                line for line in document.splitlines() if not line.startswith("# Source:") and not _OF_HELM.match(line)
+            )
+            yield "\n".join(line for line in kept if line.strip()) + "\n"
+
+
+def _pod(rendered: str) -> str:
+    """The pod of `helm test` as one that anybody may run."""
+    (pod,) = (each for each in yaml.safe_load_all(rendered) if each and each["kind"] == "Pod")
+    pod["metadata"] = {"name": POD.removesuffix(".yaml")}
+    return str(yaml.dump(pod, Dumper=_Dumper, sort_keys=False, width=120))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as it is."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def with_helm(program: str) -> Template:
+    """Has this helm render the chart. Raises CalledProcessError where it cannot."""
+
+    def template(values: Mapping[str, Any]) -> str:
+        command = [program, "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--kube-version", KUBERNETES]
+        done = subprocess.run(
+            [*command, "--values", "-"], input=json.dumps(values), capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    return template
+
+
+def main() -> int:
+    """Writes the files, or says with --check which are not as they should be. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where a file is not as it would be")
+    parser.add_argument("--helm", default="helm", help="the helm program [default: the one on the search path]")
+    given = parser.parse_args()
+    stale = [
+        (path, text) for path, text in files(with_helm(given.helm)) if not path.exists() or path.read_text() != text
+    ]
+    for path, text in stale:
+        if not given.check:
+            path.write_text(text)
+        print(f"{path.relative_to(ROOT)}: {'not what the chart gives: make manifests' if given.check else 'written'}")
+    return 1 if stale and given.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""What is rendered, over all values of the matrix: what each version of Kubernetes says of it, and which rights it asks for."""
+
+import json
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart import openapi
+from tests.chart.helm import CHART, Helm, Object, RefusedError, pods
+from tests.chart.value_table import CDI, MATRIX, MPS, ONE_CONFIG
+
+KUBELET = {"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}
+ALWAYS = KUBELET | {"/var/lib/gpu-plugin"}
+EXTERNAL = {"config": {"name": "mine"}}
+MIG_CONFIG = {"config": {"map": {"a": "flags: {migStrategy: mixed}"}}}
+
+# Values, the host paths of the plugin's pod, and the capabilities of its container.
+ACCESS: tuple[tuple[Mapping[str, Any], set[str], list[str]], ...] = (
+    ({}, ALWAYS, []),
+    ({"nvidiaDriverRoot": "/run/nvidia/driver"}, ALWAYS | {"/run/nvidia/driver"}, []),
+    (CDI, ALWAYS | {"/var/run/cdi"}, []),
+    ({"deviceListStrategy": ["envvar", "cdi-annotations"]}, ALWAYS | {"/var/run/cdi"}, []),
+    ({"deviceListStrategy": "auto"}, ALWAYS | {"/var/run/cdi"}, []),
+    ({"deviceListStrategy": "volume-mounts"}, ALWAYS, ["SYS_ADMIN"]),
+    ({"migStrategy": "none"}, ALWAYS, []),
+    ({"migStrategy": "single"}, ALWAYS, ["SYS_ADMIN"]),
+    ({"migStrategy": "mixed"}, ALWAYS, ["SYS_ADMIN"]),
+    (MIG_CONFIG, ALWAYS, ["SYS_ADMIN"]),
+    (ONE_CONFIG, ALWAYS, []),
+    (MPS, ALWAYS | {"/run/nvidia/mps"}, []),
+    (EXTERNAL, ALWAYS | {"/var/run/cdi", "/run/nvidia/mps"}, ["SYS_ADMIN"]),
+    ({"simulate": "hgx-h100"}, ALWAYS, []),
+    ({"simulate": "a100-mig-mixed", "migStrategy": "mixed"}, ALWAYS, []),
+    ({"simulate": "hgx-h100"} | CDI, ALWAYS | {"/var/run/cdi"}, ["MKNOD"]),
+)
+
+
+def _containers(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*pod.get("initContainers", ()), *pod["containers"]]
+
+
+def _host_paths(pod: Mapping[str, Any]) -> set[str]:
+    return {volume["hostPath"]["path"] for volume in pod.get("volumes", ()) if "hostPath" in volume}
+
+
+@pytest.fixture(scope="module")
+def rendered(helm: Helm) -> list[tuple[Mapping[str, Any], list[Object]]]:
+    """Every values of the matrix, and what they give."""
+    return [(values, helm.objects(values)) for values in MATRIX]
+
+
+def judged(kubeconform: Path, schemas: Path, objects: Iterable[Object], folder: Path) -> Mapping[str, Any]:
+    """What kubeconform says of these objects, which are written into an empty folder."""
+    for number, text in enumerate(sorted({json.dumps(each) for each in objects})):
+        (folder / f"{number}.json").write_text(text)
+    location = f"{schemas}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
+    command = [str(kubeconform), "-strict", "-summary", "-output", "json", "-schema-location", location, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.timeout(180)
+def test_every_version_of_kubernetes_takes_what_is_rendered(
+    rendered: list[tuple[Mapping[str, Any], list[Object]]], kubeconform: Path, schemas: Path, tmp_path: Path
+) -> None:
+    objects = (each for _, objects in rendered for each in objects)
+    said = judged(kubeconform, schemas, objects, tmp_path)
+    assert said["resources"] == []
+    assert said["summary"] == {"valid": len(list(tmp_path.iterdir())), "invalid": 0, "errors": 0, "skipped": 0}
+    assert said["summary"]["valid"] > 100
+
+
+def test_the_schemas_find_what_is_wrong(helm: Helm, kubeconform: Path, schemas: Path, tmp_path: Path) -> None:
+    (daemonset,) = (each for each in helm.objects({}) if each["kind"] == "DaemonSet")
+    wrong = json.loads(json.dumps(daemonset))
+    wrong["spec"]["template"]["spec"]["hostPid"] = True
+    wrong["spec"]["template"]["spec"]["containers"][0]["ports"][0]["containerPort"] = "http"
+    said = judged(kubeconform, schemas, [wrong], tmp_path)
+    (found,) = said["resources"]
+    assert "hostPid" in found["msg"]
+    assert "containerPort" in found["msg"]
+
+
+def test_older_versions_of_kubernetes_are_refused(helm: Helm) -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    oldest = openapi.VERSIONS[0].removeprefix("v").rpartition(".")[0]
+    assert chart["kubeVersion"] == f">={oldest}.0-0"
+    with pytest.raises(RefusedError, match="kubeVersion"):
+        helm.run("template", "x", str(CHART), "--kube-version", "1.28.15")
+
+
+@pytest.mark.parametrize(("values", "paths", "capabilities"), ACCESS)
+def test_the_plugin_has_the_rights_that_its_values_ask_for(
+    helm: Helm, values: Mapping[str, Any], paths: set[str], capabilities: list[str]
+) -> None:
+    pod = pods(helm.objects(values))["device-plugin"]
+    assert _host_paths(pod) == paths
+    (container,) = _containers(pod)
+    context = container["securityContext"]
+    assert context.get("capabilities", {}).get("add", []) == capabilities
+    monitors = "NVIDIA_MIG_MONITOR_DEVICES" in {each["name"] for each in container["env"]}
+    assert monitors == (
+        "simulate" not in values and capabilities == ["SYS_ADMIN"] and "deviceListStrategy" not in values
+    )
+
+
+def test_only_the_driver_root_and_sockets_of_the_kubelet_are_mounted_read_only(helm: Helm) -> None:
+    (container,) = _containers(pods(helm.objects({"nvidiaDriverRoot": "/"} | MPS | CDI))["device-plugin"])
+    read_only = {mount["name"] for mount in container["volumeMounts"] if mount.get("readOnly")}
+    assert read_only == {"pod-resources", "driver-root", "configs"}
+
+
+def test_no_container_is_privileged_unless_a_value_says_so(
+    rendered: list[tuple[Mapping[str, Any], list[Object]]],
+) -> None:
+    for values, objects in rendered:
+        asked = {str(values.get(name)).lower() for name in ("privileged", "compatWithCPUManager")} & {"true"}
+        for component, pod in pods(objects).items():
+            for container in _containers(pod):
+                privileged = container["securityContext"].get("privileged", False)
+                if component == "mps-control-daemon":
+                    assert privileged
+                elif component == "device-plugin":
+                    assert privileged == bool(asked), values
+                else:
+                    assert not privileged
+
+
+def test_other_containers_have_no_right_that_they_were_not_given(
+    rendered: list[tuple[Mapping[str, Any], list[Object]]],
+) -> None:
+    for values, objects in rendered:
+        for component, pod in pods(objects).items():
+            for container in _containers(pod):
+                context = container["securityContext"]
+                if context.get("privileged") or (component == "device-plugin" and "securityContext" in values):
+                    continue
+                assert context["capabilities"]["drop"] == ["ALL"]
+                assert set(context["capabilities"].get("add", ())) <= {"SYS_ADMIN", "MKNOD"}
+                assert context["allowPrivilegeEscalation"] is False
+                assert context["readOnlyRootFilesystem"] is True
+                assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+            if component in {"uninstall", "test"}:
+                assert all(container["securityContext"]["runAsNonRoot"] for container in _containers(pod))
+                assert not _host_paths(pod)
+            assert not pod.get("shareProcessNamespace")
+            assert component == "mps-control-daemon" or not pod.get("hostPID")
+
+
+def test_every_volume_is_mounted_and_every_mount_has_its_volume(
+    rendered: list[tuple[Mapping[str, Any], list[Object]]],
+) -> None:
+    for values, objects in rendered:
+        for pod in pods(objects).values():
+            volumes = {volume["name"] for volume in pod.get("volumes", ())}
+            mounts = {mount["name"] for container in _containers(pod) for mount in container.get("volumeMounts", ())}
+            strange = {"more"} if "extraVolumes" in values or "extraVolumeMounts" in values else set()
+            assert volumes - strange == mounts - strange, values
+
+
+def test_there_are_rights_in_the_cluster_only_where_the_nodes_label_counts(
+    rendered: list[tuple[Mapping[str, Any], list[Object]]],
+) -> None:
+    for values, objects in rendered:
+        configured = bool(values.get("config", {}).get("name") or values.get("config", {}).get("map"))
+        rules = [rule for each in objects if each["kind"] == "ClusterRole" for rule in each["rules"]]
+        reading = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}
+        assert rules == ([reading] if configured else [])
+        for component in {"device-plugin", "mps-control-daemon"} & set(pods(objects)):
+            assert pods(objects)[component]["automountServiceAccountToken"] is configured
+        for each in objects:
+            if each["kind"] == "ServiceAccount":
+                assert each["automountServiceAccountToken"] is False
+            if each["kind"] == "Role":
+                names = sorted(pod["metadata"]["name"] for pod in objects if pod["kind"] == "DaemonSet")
+                assert each["rules"] == [
+                    {
+                        "apiGroups": ["apps"],
+                        "resources": ["daemonsets"],
+                        "resourceNames": names,
+                        "verbs": ["get", "patch"],
+                    }
+                ]
+
+
+def test_pods_are_selected_by_their_own_controller_alone(
+    rendered: list[tuple[Mapping[str, Any], list[Object]]],
+) -> None:
+    for values, objects in rendered:
+        labels = {}
+        for each in objects:
+            if each["kind"] in {"DaemonSet", "Job"}:
+                labels[each["metadata"]["name"]] = each["spec"]["template"]["metadata"]["labels"]
+            elif each["kind"] == "Pod":
+                labels[each["metadata"]["name"]] = each["metadata"]["labels"]
+        for each in objects:
+            if each["kind"] == "DaemonSet":
+                selector = each["spec"]["selector"]["matchLabels"].items()
+                selected = [name for name, found in labels.items() if selector <= found.items()]
+                assert selected == [each["metadata"]["name"]], values
+
+
+def test_names_are_no_longer_than_a_label_may_be(helm: Helm) -> None:
+    for values in ({"fullnameOverride": "a" * 60}, {"nameOverride": "b" * 70}, MPS | {"fullnameOverride": "c" * 80}):
+        for each in helm.objects(values):
+            assert len(each["metadata"]["name"]) <= 63
+            assert all(len(value) <= 63 for value in each["metadata"]["labels"].values())
+
+
+@pytest.mark.parametrize(
+    ("values", "selector"),
+    [
+        (MPS, {}),
+        (EXTERNAL, {"nvidia.com/mps.capable": "true"}),
+        (EXTERNAL | {"mps": {"enabled": True}}, {}),
+        ({"mps": {"enabled": True}}, {}),
+        (MPS | {"mps": {"enabled": False}}, None),
+        (EXTERNAL | {"mps": {"enabled": False}}, None),
+        ({}, None),
+    ],
+)
+def test_mps_daemons_run_where_a_config_needs_them(
+    helm: Helm, values: Mapping[str, Any], selector: Mapping[str, str] | None
+) -> None:
+    found = pods(helm.objects(values)).get("mps-control-daemon")
+    assert (found and found["nodeSelector"]) == (
+        None if selector is None else {"kubernetes.io/os": "linux"} | dict(selector)
+    )
+
+
+def test_the_plugin_reaches_mps_daemons_of_another_chart(helm: Helm) -> None:
+    (container,) = _containers(pods(helm.objects(MPS | {"mps": {"enabled": False}}))["device-plugin"])
+    assert {"name": "mps-root", "mountPath": "/mps"} in container["volumeMounts"]
+    assert {"name": "MPS_ROOT", "value": "/run/nvidia/mps"} in container["env"]
+
+
+def test_hooks_go_before_the_daemonset_does(helm: Helm) -> None:
+    hooks = [
+        each for each in helm.objects({}) if each["metadata"].get("annotations", {}).get("helm.sh/hook") == "pre-delete"
+    ]
+    assert sorted(each["kind"] for each in hooks) == ["Job", "Role", "RoleBinding", "ServiceAccount"]
+    weights = {each["kind"]: int(each["metadata"]["annotations"]["helm.sh/hook-weight"]) for each in hooks}
+    assert all(weights[kind] < weights["Job"] for kind in ("Role", "RoleBinding", "ServiceAccount"))
+    for each in hooks:
+        policies = each["metadata"]["annotations"]["helm.sh/hook-delete-policy"].split(",")
+        assert set(policies) == {"before-hook-creation", "hook-succeeded", "hook-failed"}
