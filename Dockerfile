@@ -8,6 +8,7 @@
 #           glibc, at /usr/local/bin/python3 or /usr/bin/python3. It may be without a shell, such as a distroless Python.
 # A private mirror: --build-arg PIP_INDEX_URL=..., or --secret id=pip.conf,src=... and, for its certificate authority,
 # --secret id=ca.pem,src=... with `cert = /run/secrets/ca.pem` in that pip.conf. No trace of them is in the image.
+# VERSION, REVISION and CREATED are labels of the image; SOURCE_DATE_EPOCH is the time of all its files.
 ARG BASE=docker.io/library/python:3.13-slim-trixie
 ARG RUN_BASE=${BASE}
 
@@ -15,7 +16,6 @@ FROM ${RUN_BASE} AS run-base
 
 FROM ${BASE} AS build
 ARG PIP_INDEX_URL
-ARG VERSION
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1 PIP_ROOT_USER_ACTION=ignore PYTHONDONTWRITEBYTECODE=1
 WORKDIR /source
 
@@ -42,6 +42,8 @@ RUN /build/bin/hatchling build --target wheel --directory /wheels \
 RUN /build/bin/cyclonedx-py environment /opt/gpu-plugin/bin/python3 --pyproject pyproject.toml --mc-type application \
     --output-reproducible --output-format JSON --output-file /source/sbom.cdx.json
 COPY image/assemble.py image/
+ARG SOURCE_DATE_EPOCH
+ARG VERSION
 COPY --from=run-base / /run-base
 RUN /opt/gpu-plugin/bin/python3 image/assemble.py --base /run-base --environment /opt/gpu-plugin --sbom sbom.cdx.json \
     --version "${VERSION}" /image
