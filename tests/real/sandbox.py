@@ -24,8 +24,9 @@ from pathlib import Path
 _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWNET = 0x20000, 0x8000000, 0x40000000  # linux/sched.h
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND = 1, 2, 4, 8, 32, 4096  # linux/mount.h
 _MS_REC, _MS_PRIVATE, _MS_NOATIME, _MS_NODIRATIME, _MS_RELATIME = 1 << 14, 1 << 18, 1 << 10, 1 << 11, 1 << 21
-_PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_SET_MDWE = 24, 38, 65  # linux/prctl.h
-_SCMP_ACT_ALLOW, _SCMP_ACT_ERRNO, _SCMP_CMP_EQ = 0x7FFF0000, 0x00050000, 4  # seccomp.h of libseccomp
+_PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38  # linux/prctl.h
+_PROT_WRITE, _PROT_EXEC, _SHM_EXEC = 2, 4, 0o100000  # sys/mman.h, sys/shm.h
+_SCMP_ACT_ALLOW, _SCMP_ACT_ERRNO, _SCMP_CMP_MASKED_EQ = 0x7FFF0000, 0x00050000, 7  # seccomp.h of libseccomp
 _CAPABILITIES = {"CAP_SYS_ADMIN": 21}  # linux/capability.h, those that our units name
 _FAMILIES = {"AF_UNIX": socket.AF_UNIX, "AF_INET": socket.AF_INET, "AF_INET6": socket.AF_INET6}
 _API_FILE_SYSTEMS = ("/dev", "/proc", "/sys")
@@ -106,7 +107,7 @@ def enter(unit: Setting, places: Mapping[str, Path]) -> None:
     if _said(unit, "NoNewPrivileges") == "yes":
         _check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
     if _said(unit, "MemoryDenyWriteExecute") == "yes":
-        _check(libc.prctl(_PR_SET_MDWE, 1, 0, 0, 0), "prctl(PR_SET_MDWE), which came with Linux 6.3")
+        _deny_writable_code(seccomp)
     families = [_FAMILIES[name] for value in unit["RestrictAddressFamilies"] for name in value.split()]
     _deny_families(seccomp, families)
     if unit.get("SystemCallFilter"):
@@ -159,7 +160,22 @@ def _deny_families(seccomp: ctypes.CDLL, families: Sequence[int]) -> None:
     number = seccomp.seccomp_syscall_resolve_name(b"socket")
     denied = [family for family in range(socket.AF_VSOCK + 10) if family not in families]
     for family in denied:
-        _rule(seccomp, filter_, _SCMP_ACT_ERRNO | errno.EAFNOSUPPORT, number, equal=family)
+        _rule(seccomp, filter_, _SCMP_ACT_ERRNO | errno.EAFNOSUPPORT, number, (0, 0xFFFFFFFF, family))
+    _check(-seccomp.seccomp_load(filter_), "seccomp_load")
+
+
+def _deny_writable_code(seccomp: ctypes.CDLL) -> None:
+    """No memory is both written and run, as systemd has it since 231 (systemd.exec(5), MemoryDenyWriteExecute)."""
+    filter_ = _filter(seccomp, _SCMP_ACT_ALLOW)
+    both = _PROT_WRITE | _PROT_EXEC
+    for name, argument, mask in (
+        (b"mmap", 2, both),
+        (b"mprotect", 2, _PROT_EXEC),
+        (b"pkey_mprotect", 2, _PROT_EXEC),
+        (b"shmat", 2, _SHM_EXEC),
+    ):
+        number = seccomp.seccomp_syscall_resolve_name(name)
+        _rule(seccomp, filter_, _SCMP_ACT_ERRNO | errno.EPERM, number, (argument, mask, mask))
     _check(-seccomp.seccomp_load(filter_), "seccomp_load")
 
 
@@ -183,8 +199,11 @@ class _Argument(ctypes.Structure):
     _fields_ = (("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64))
 
 
-def _rule(seccomp: ctypes.CDLL, filter_: ctypes.c_void_p, action: int, number: int, equal: int | None = None) -> None:
-    conditions = () if equal is None else (_Argument(0, _SCMP_CMP_EQ, equal, 0),)
+def _rule(
+    seccomp: ctypes.CDLL, filter_: ctypes.c_void_p, action: int, number: int, where: tuple[int, int, int] | None = None
+) -> None:
+    """`where`: the number of an argument, a mask, and what it must be under that mask for the rule to hold."""
+    conditions = () if where is None else (_Argument(where[0], _SCMP_CMP_MASKED_EQ, where[1], where[2]),)
     array = (_Argument * max(1, len(conditions)))(*conditions)
     code = seccomp.seccomp_rule_add_array(filter_, ctypes.c_uint32(action), number, len(conditions), array)
     _check(-code, f"seccomp_rule_add of system call {number}")
