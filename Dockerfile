@@ -8,7 +8,8 @@
 #           glibc, at /usr/local/bin/python3 or /usr/bin/python3. It may be without a shell, such as a distroless Python.
 # A private mirror: --build-arg PIP_INDEX_URL=..., or --secret id=pip.conf,src=... and, for its certificate authority,
 # --secret id=ca.pem,src=... with `cert = /run/secrets/ca.pem` in that pip.conf. No trace of them is in the image.
-# VERSION, REVISION and CREATED are labels of the image; SOURCE_DATE_EPOCH is the time of all its files.
+# VERSION, REVISION and CREATED are labels of the image; SOURCE_DATE_EPOCH is the time of all its files:
+# the same sources and bases give the same layer, byte for byte.
 ARG BASE=docker.io/library/python:3.13-slim-trixie
 ARG RUN_BASE=${BASE}
 

@@ -197,12 +197,13 @@ class Libraries:
 
     def _take_named(self, name: str, inside: list[str]) -> str | None:
         for directory in (*inside, *self._directories):
-            if (place := os.path.normpath(f"{directory}/{name}")) and self._root.at(place).is_file():
-                return None  # of the environment, or taken before
-            if self._root.real(place) is not None:
-                taken = self._root.take(place)
-                assert taken is not None
-                return self.take(self._root.at(taken), taken)
+            place = os.path.normpath(f"{directory}/{name}")
+            if (found := self._root.real(place)) is not None:
+                known = found in self._root.taken
+                self._root.take(place)
+                return None if known else self.take(self._root.at(found), found)
+            if directory in inside and self._root.at(place).is_file():
+                return None  # the environment's own
         return name
 
 
