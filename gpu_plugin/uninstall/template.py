@@ -16,10 +16,13 @@ CLEANUP = "cleanup"
 PARENT = "/gpu-plugin-parent"
 """Where the directory is mounted that holds the one to be removed."""
 
-_KEPT = ("image", "imagePullPolicy", "securityContext", "resources")
+_KEPT = ("image", "imagePullPolicy", "resources")
 """What the container that only stays has of the daemon's."""
 
-_KEPT_FOR_CLEANUP = (*_KEPT, "command", "env", "envFrom", "volumeMounts")
+_KEPT_FOR_CLEANUP = (*_KEPT, "securityContext", "env", "envFrom")
+
+_NO_RIGHTS = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
+"""The security context of the container that only stays."""
 
 
 class ForeignDaemonSetError(ValueError):
@@ -62,9 +65,10 @@ def cleanup_patch(daemonset: Object) -> dict[str, Any]:
     words = command if kind.verb in command else arguments
     words[words.index(kind.verb)] = CLEANUP
     staying = {key: container[key] for key in _KEPT if key in container} | {"name": container["name"]}
+    staying["securityContext"] = _NO_RIGHTS
     stay = [*words[: words.index(CLEANUP) + 1], "--stay"]
     staying |= {"command": stay} if words is command else {"args": stay} | ({"command": command} if command else {})
-    volumes, mounts, more = _with_parent(pod, container, kind)
+    volumes, mounts, more = _with_parent(*_needed(pod, container, kind), container, kind)
     cleaning = {key: container[key] for key in _KEPT_FOR_CLEANUP if key in container} | {"name": CLEANUP}
     cleaning |= {"args": [*arguments, *kind.cleaning, *more], "volumeMounts": mounts}
     cleaning |= {"command": command} if command else {}
@@ -98,13 +102,29 @@ def _directory(container: Object, kind: _Kind) -> str:
     return str(named[-1]) if named and named[-1] else kind.default
 
 
-def _with_parent(pod: Object, container: Object, kind: _Kind) -> tuple[list[Object], list[Object], list[str]]:
+def _needed(pod: Object, container: Object, kind: _Kind) -> tuple[list[Object], list[Object]]:
+    """Volumes and mounts for cleaning up: none through which the kubelet makes the directory of the other kind again."""
+    others = {place for other in _KINDS if other != kind for place in _places(container, other)}
+    mounts = [
+        each for each in container.get("volumeMounts") or [] if posixpath.normpath(each["mountPath"]) not in others
+    ]
+    names = {each["name"] for each in mounts}
+    return [each for each in pod.get("volumes") or [] if each["name"] in names], mounts
+
+
+def _places(container: Object, kind: _Kind) -> set[str]:
+    """Where the directory that is to go may be mounted."""
+    return {posixpath.normpath(place) for place in (_directory(container, kind), kind.mounted_at) if place}
+
+
+def _with_parent(
+    volumes: list[Object], mounts: list[Object], container: Object, kind: _Kind
+) -> tuple[list[Object], list[Object], list[str]]:
     """Volumes and mounts with the parent of the directory in its place, and the argument that says where it is then.
 
     Without that argument and as they were where it is no host path or lies in the node's root, which nobody should be given.
     """
-    volumes, mounts = list(pod.get("volumes") or []), list(container.get("volumeMounts") or [])
-    places = {posixpath.normpath(place) for place in (_directory(container, kind), kind.mounted_at) if place}
+    places = _places(container, kind)
     mount = next((each for each in mounts if posixpath.normpath(each["mountPath"]) in places), None)
     volume = next((each for each in volumes if mount is not None and each["name"] == mount["name"]), None)
     host = posixpath.normpath(volume["hostPath"]["path"]) if volume is not None and volume.get("hostPath") else "/"

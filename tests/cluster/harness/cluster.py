@@ -37,6 +37,7 @@ class Cluster:
         """
         self.layout = layout = Layout()
         ports = Ports.free()
+        self._binaries = binaries
         self._credentials = credentials = Credentials(layout, ports)
         self.api = Api(ports.apiserver, layout.ca, credentials.admin)
         self.etcd = Etcd(layout, binaries, ports)
@@ -86,6 +87,16 @@ class Cluster:
     def plugin_kubeconfig(self) -> Path:
         """A kubeconfig file, made anew, with which the daemon may read its own node."""
         return self._credentials.kubeconfig(PLUGIN_USER, self._credentials.plugin)
+
+    @property
+    def admin_kubeconfig(self) -> Path:
+        """A kubeconfig file of the administrator, made anew, for helm and kubectl."""
+        return self._credentials.kubeconfig("admin", self._credentials.admin)
+
+    @property
+    def kubectl(self) -> Path:
+        """The program."""
+        return self._binaries.kubectl
 
     def label_node(self, label: str, value: str | None) -> None:
         """Give the node a label, or take it away with None."""

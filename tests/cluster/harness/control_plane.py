@@ -111,6 +111,7 @@ class ApiServer(Piece):
             f"--token-auth-file={self._credentials.token_file}",
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
+            "--allow-privileged=true",  # as every installer sets it
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",

@@ -47,7 +47,11 @@ def test_the_daemon_becomes_an_init_container_that_cleans_up_as_it_was_told_to_r
         "name": "gpu-plugin",
         "image": "gpu-plugin:1",
         "imagePullPolicy": "Never",
-        "securityContext": {"runAsUser": 0},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
         "args": ["cleanup", "--stay"],
     }
     assert found == before
@@ -162,3 +166,15 @@ def test_mps_daemons_have_their_root_removed_and_the_shared_memory_unmounted_on_
         "hostPath": {"path": "/run/nvidia", "type": "Directory"},
     }
     assert patched(found)["containers"][0]["args"] == ["cleanup", "--stay"]
+
+
+def test_no_volume_makes_what_the_other_daemonset_removes_again():
+    found = daemonset()
+    pod = found["spec"]["template"]["spec"]
+    pod["volumes"].append({"name": "mps-root", "hostPath": {"path": "/run/nvidia/mps", "type": "DirectoryOrCreate"}})
+    pod["containers"][0]["volumeMounts"].append({"name": "mps-root", "mountPath": "/mps"})
+    assert [volume["name"] for volume in patched(found)["volumes"]] == ["state", "device-plugins"]
+    pod["containers"][0]["args"] = ["mps"]
+    (cleaning,) = patched(found)["initContainers"]
+    assert [mount["name"] for mount in cleaning["volumeMounts"]] == ["device-plugins", "mps-root"]
+    assert [volume["name"] for volume in patched(found)["volumes"]] == ["device-plugins", "mps-root"]

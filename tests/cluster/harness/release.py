@@ -1,0 +1,150 @@
+"""The chart installed by helm, and the plugin's pod that it makes."""
+
+import http.client
+import json
+import urllib.request
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+
+from .cluster import NODE_PATH, Cluster
+from .pods import Pod
+from .process import run
+from .wait import NotYet, expect, wait_until
+
+CHART = Path(__file__).parents[3] / "helm" / "gpu-plugin"
+IMAGE = "localhost/gpu-plugin-e2e/gpu-plugin"
+NAME = "gpus"
+NAMESPACE = "gpu-system"
+PORT = 9480
+"""Of the chart's HTTP listener."""
+
+KINDS = (
+    *("daemonsets", "controllerrevisions", "jobs", "pods", "serviceaccounts", "configmaps", "secrets"),
+    *("roles", "rolebindings", "clusterroles", "clusterrolebindings", "networkpolicies", "services"),
+)
+"""Every kind of object that the chart, helm or the controllers make."""
+
+
+class Release:
+    """One release of the chart on the cluster's node, which serves a simulated one."""
+
+    def __init__(self, cluster: Cluster, helm: Path) -> None:
+        self._cluster = cluster
+        self._helm = helm
+        root = cluster.layout.root
+        self.state_dir = root / "installed" / "gpu-plugin"
+        self._kubeconfig = cluster.admin_kubeconfig
+        self._environment = {"PATH": "/usr/bin:/bin", "HOME": str(root / "helm"), "KUBECONFIG": str(self._kubeconfig)}
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What this machine and the simulated node need, and quick looks; all else is the chart's own."""
+        layout = self._cluster.layout
+        return {
+            "image": {"repository": IMAGE, "tag": "1", "pullPolicy": "Never"},
+            "simulate": "hgx-h100",
+            "deviceListStrategy": "cdi-cri",
+            "cdi": {"dir": str(layout.cdi)},
+            "kubelet": {"podResourcesDir": str(layout.pod_resources.parent)},
+            "stateDir": str(self.state_dir),
+            "health": {"pollInterval": "500ms", "flapGuard": "0s"},
+            "log": {"level": "debug"},
+        }
+
+    def helm(self, *arguments: str, within: float = 120.0) -> str:
+        """Run helm in the release's namespace and give what it prints."""
+        command = [str(self._helm), *arguments, f"--namespace={NAMESPACE}"]
+        return run(command, within=within, environment=self._environment)
+
+    def kubectl(self, *arguments: str) -> str:
+        """Run kubectl as an administrator and give what it prints."""
+        return run([str(self._cluster.kubectl), *arguments], environment=self._environment)
+
+    def install(self, *values: dict[str, Any], wait: bool = True) -> None:
+        """`helm install` of the chart as it is in the checkout; later values win."""
+        self.helm(
+            "install", NAME, str(CHART), "--create-namespace", *self._given(values), *(["--wait"] if wait else [])
+        )
+
+    def upgrade(self, *values: dict[str, Any]) -> None:
+        """`helm upgrade` with these values besides the usual ones and none of before."""
+        self.helm("upgrade", NAME, str(CHART), "--wait", *self._given(values))
+
+    def uninstall(self) -> None:
+        """`helm uninstall` if there is a release, and its pods' end."""
+        self.helm("uninstall", NAME, "--ignore-not-found", "--wait")
+        wait_until(lambda: expect(holds=not self.pods(), seen=self.pods()), "the plugin's pods are gone", within=30)
+
+    def left_in_the_api(self) -> str:
+        """Names of objects of this release that the API server still has; without those that it deletes already."""
+        selectors = (f"app.kubernetes.io/instance={NAME}", f"name={NAME},owner=helm")
+        return "".join(
+            self.kubectl("get", ",".join(KINDS), "--all-namespaces", "--output=name", f"--selector={selector}")
+            for selector in selectors
+        )
+
+    def pods(self) -> list[Pod]:
+        """The plugin's pods, those that end included."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=app.kubernetes.io%2Fcomponent%3Ddevice-plugin"
+        return [Pod(content) for content in self._cluster.api.get(path)["items"]]
+
+    def pod(self) -> Pod:
+        """The one plugin pod. Raises NotYet while there is none, or two."""
+        found = [pod for pod in self.pods() if "deletionTimestamp" not in pod.content["metadata"]]
+        expect(holds=len(found) == 1, seen=[str(pod) for pod in found])
+        return found[0]
+
+    def gpu_plugin(self, *arguments: str) -> str:
+        """Run `gpu-plugin` inside the plugin's container."""
+        return self._cluster.containerd.execute(self.pod().container_id, ["gpu-plugin", *arguments])
+
+    def ask(self, path: str) -> tuple[int, str]:
+        """Status and body of the listener's answer. Raises NotYet where none comes."""
+        address = self.pod().content["status"].get("podIP")
+        try:
+            with urllib.request.urlopen(f"http://{address}:{PORT}{path}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except HTTPError as error:
+            return error.code, error.read().decode()
+        except (OSError, http.client.HTTPException) as error:
+            raise NotYet(f"{address}: {error}") from error
+
+    def shared_mount(self) -> Path:
+        """A directory from which a container's mounts reach the node, as / is on a node with systemd; the sweep unmounts it."""
+        place = self._cluster.layout.root / "shared"
+        place.mkdir(exist_ok=True)
+        if not place.is_mount():
+            run(["mount", "--bind", str(place), str(place)])
+            run(["mount", "--make-shared", str(place)])
+        return place
+
+    def log(self) -> str:
+        """What all plugin pods of the release wrote, those that are gone included as far as the kubelet kept it."""
+        files = self._cluster.layout.pod_logs.glob(f"{NAMESPACE}_*/*/*.log")
+        return "\n".join(file.read_text(errors="replace") for file in sorted(files))
+
+    def label_node(self, label: str, value: str | None) -> None:
+        """As `Cluster.label_node`."""
+        self._cluster.label_node(label, value)
+
+    def node_events_since(self, when: datetime) -> list[str]:
+        """Reasons of warnings about the release's pods since then, for the message of a test that fails."""
+        events = self._cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/events")["items"]
+        late = [event for event in events if (event.get("lastTimestamp") or "") >= when.isoformat()]
+        return [f"{event['reason']}: {event['message']}" for event in late if event["type"] == "Warning"]
+
+    def node(self) -> dict[str, Any]:
+        """The node object."""
+        return self._cluster.api.get(NODE_PATH)
+
+    def _given(self, values: tuple[dict[str, Any], ...]) -> list[str]:
+        directory = self._cluster.layout.root / "helm"
+        directory.mkdir(exist_ok=True)
+        given = []
+        for number, each in enumerate((self.values, *values)):
+            file = directory / f"values-{number}.json"
+            file.write_text(json.dumps(each))
+            given.append(f"--values={file}")
+        return given

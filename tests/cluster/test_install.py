@@ -1,0 +1,305 @@
+"""The chart on a real cluster: installed, used, upgraded, rolled back and uninstalled, with the image from this checkout."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.image_build import NoImageError, built
+
+from .conftest import INSTALL
+from .harness import binaries
+from .harness.cluster import Cluster
+from .harness.layout import DEVICE_PLUGINS
+from .harness.plugin import GPUS, RESOURCE
+from .harness.pods import Pod
+from .harness.process import PieceError
+from .harness.release import IMAGE, NAME, Release
+from .harness.wait import expect, wait_until
+
+LABEL = "nvidia.com/device-plugin.config"
+PRESENT = "nvidia.com/gpu.present"
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+INSTALL_TO_POD = 30.0
+"""Seconds from `helm install` to the first GPU pod running that no machine may need; how long it takes is printed."""
+
+
+@pytest.fixture(scope="session")
+def image(_running_cluster: Cluster) -> str:
+    """The plugin's image in containerd, under the tags 1 and 2."""
+    try:
+        archive = built(f"{IMAGE}:1")
+    except NoImageError as error:
+        pytest.fail(f"no image of the plugin: {error}")
+    containerd = _running_cluster.containerd
+    containerd.import_archive(archive)
+    containerd.ctr("images", "tag", "--force", f"{IMAGE}:1", f"{IMAGE}:2")
+    return IMAGE
+
+
+@pytest.fixture
+def release(cluster: Cluster, image: str) -> Iterator[Release]:
+    """The chart, to be installed on the cluster's node, on which no other plugin runs meanwhile."""
+    del image
+    made = Release(cluster, binaries.install_tool("helm", print) if INSTALL else binaries.find_tool("helm"))
+    cluster.plugin.stop()
+    cluster.wait_allocatable(0)  # else a pod is sent here for GPUs that nobody serves
+    cluster.label_node(PRESENT, "true")
+    yield made
+    made.uninstall()
+    cluster.label_node(PRESENT, None)
+    cluster.label_node(LABEL, None)
+    assert "Traceback" not in made.log()
+
+
+def ready(release: Release) -> Pod:
+    """The plugin's pod, once it is Ready."""
+
+    def condition() -> Pod:
+        pod = release.pod()
+        conditions = {each["type"]: each["status"] for each in pod.content["status"].get("conditions", [])}
+        expect(holds=conditions.get("Ready") == "True", seen=f"{pod}: {conditions}")
+        return pod
+
+    return wait_until(condition, "the plugin's pod is Ready", within=60)
+
+
+def proc_status(cluster: Cluster, pod: Pod) -> dict[str, str]:
+    """/proc/PID/status of a container's first process."""
+    pid = (cluster.layout.tasks / pod.container_id / "init.pid").read_text()
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def test_install_use_and_uninstall(cluster: Cluster, release: Release, capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.monotonic()
+    release.install(wait=False)
+    pod = cluster.pods.create("first", gpus=2)
+    pod = cluster.pods.wait_running("first", within=60)
+    seconds = time.monotonic() - began
+    with capsys.disabled():
+        print(f"\nhelm install to the first GPU pod running: {seconds:.1f} s")
+    assert seconds < INSTALL_TO_POD
+    assert len(pod.device_health) == 2
+    assert set(pod.device_health.values()) == {"Healthy"}
+    assert len(cluster.pods.gpu_numbers(pod)) == 2
+    assert cluster.node_gpus() == (GPUS, GPUS)
+
+    plugin = ready(release)
+    status = proc_status(cluster, plugin)
+    assert (
+        int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 1 << 27
+    )  # CAP_MKNOD, for the simulated node's devices
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    spec = plugin.content["spec"]
+    assert spec["containers"][0]["securityContext"]["readOnlyRootFilesystem"]
+    assert not any(volume.get("projected") for volume in spec["volumes"])  # it has no business with the API
+    assert {volume["hostPath"]["path"] for volume in spec["volumes"]} == {
+        str(DEVICE_PLUGINS),
+        str(cluster.layout.pod_resources.parent),
+        str(release.state_dir),
+        str(cluster.layout.cdi),
+    }
+
+    for path in ("/livez", "/readyz", "/startupz"):
+        code, body = release.ask(path)
+        assert code == 200, body
+    code, metrics = release.ask("/metrics")
+    assert code == 200
+    assert 'gpu_plugin_devices{resource="nvidia.com/gpu",state="healthy"} 8' in metrics
+
+    release.helm("test", NAME)
+
+    held = sorted(cluster.pods.gpu_numbers(pod))
+    release.gpu_plugin("fault", "--gpu", str(held[0]), "--xid", "79")
+    cluster.wait_allocatable(GPUS - 1)
+    wait_until(
+        lambda: expect(
+            holds=sorted(cluster.pods.get("first").device_health.values()) == ["Healthy", "Unhealthy"],
+            seen=cluster.pods.get("first").device_health,
+        ),
+        "the pod's status tells of the fault",
+        within=20,
+    )
+    release.gpu_plugin("fault", "--gpu", str(held[0]), "--heal")
+    cluster.wait_allocatable(GPUS, within=60)
+
+    cluster.kubelet.restart()
+    cluster.wait_allocatable(GPUS)
+    after = ready(release)
+    assert (after.uid, after.restarts) == (plugin.uid, 0)
+    assert cluster.pods.run("second", gpus=1).running
+
+    cluster.pods.delete_all()
+    assert release.state_dir.is_dir()
+    release.uninstall()
+    assert release.left_in_the_api() == ""
+    assert not release.state_dir.exists()
+    assert [path.name for path in DEVICE_PLUGINS.glob("gpu-plugin-*")] == []
+    assert list(cluster.layout.cdi.iterdir()) == []
+    wait_until(
+        lambda: expect(holds=cluster.node_gpus()[1] == 0, seen=cluster.node_gpus()), "nothing is offered", within=20
+    )
+
+
+def test_upgrade_and_roll_back_under_running_pods(cluster: Cluster, release: Release) -> None:
+    release.install()
+    pods = [cluster.pods.run(f"tenant-{number}", gpus=1) for number in range(2)]
+    first = ready(release)
+
+    def undisturbed() -> None:
+        for pod in pods:
+            now = cluster.pods.get(pod.name)
+            expect(holds=(now.container_id, now.restarts, now.running) == (pod.container_id, 0, True), seen=str(now))
+            expect(holds=now.device_health.keys() == pod.device_health.keys(), seen=now.device_health)
+
+    release.gpu_plugin("cordon", "--gpu", "7")
+    cluster.wait_allocatable(GPUS - 1)
+    release.upgrade({"image": {"tag": "2"}, "health": {"pollInterval": "1s"}})
+    second = ready(release)
+    assert second.uid != first.uid
+    assert second.content["spec"]["containers"][0]["image"] == f"{IMAGE}:2"
+    cluster.wait_allocatable(GPUS - 1)  # what was held against a GPU outlives the pod
+    undisturbed()
+
+    configs = {
+        "default": "version: v1\n",
+        "shared": f"version: v1\nsharing: {{timeSlicing: {{resources: [{{name: {RESOURCE}, replicas: 2}}]}}}}\n",
+    }
+    release.upgrade({"image": {"tag": "2"}, "config": {"map": configs, "default": "default"}})
+    third = ready(release)
+    cluster.wait_allocatable(GPUS - 1)
+    release.label_node(LABEL, "shared")
+    cluster.wait_offers({RESOURCE: 2 * (GPUS - 1 - len(pods))})  # what pods hold whole is not shared besides
+    release.label_node(LABEL, None)
+    cluster.wait_allocatable(GPUS - 1)
+    assert ready(release).uid == third.uid  # followed by the running process
+    undisturbed()
+
+    release.helm("rollback", NAME, "1", "--wait")
+    assert ready(release).content["spec"]["containers"][0]["image"] == f"{IMAGE}:1"
+    cluster.wait_allocatable(GPUS - 1)
+    undisturbed()
+    release.gpu_plugin("uncordon", "--gpu", "7")
+    cluster.wait_allocatable(GPUS)
+
+
+NVIDIAS_VALUES: dict[str, Any] = {
+    "config": {"name": "", "default": "", "fallbackStrategies": ["named", "single"], "map": {
+        "default": "version: v1\nflags:\n  migStrategy: none\n",
+        "sharing": "version: v1\nsharing:\n  timeSlicing:\n    renameByDefault: true\n    resources:\n"
+        "      - name: nvidia.com/gpu\n        replicas: 4\n",
+    }},
+    "compatWithCPUManager": None,
+    "migStrategy": "none",
+    "failOnInitError": "true",
+    "deviceListStrategy": "envvar",
+    "deviceIDStrategy": "uuid",
+    "gdsEnabled": None,
+    "allowDefaultNamespace": True,
+    "runtimeClassName": None,
+    "gfd": {"enabled": True, "noTimestamp": None},
+    "nfd": {"master": {"extraLabelNs": ["nvidia.com"]}},
+    "mps": {"root": "/run/nvidia/mps"},
+    "cdi": {"nvidiaHookPath": None, "featureFlags": None},
+    "updateStrategy": {"type": "RollingUpdate"},
+}  # fmt: skip
+"""A values file as an operator of NVIDIA's chart has it."""
+
+
+def test_nvidias_values_file_is_taken_under_running_pods(cluster: Cluster, release: Release) -> None:
+    release.install()
+    pod = cluster.pods.run("tenant", gpus=1)
+    release.upgrade(NVIDIAS_VALUES)
+    ready(release)
+    cluster.wait_allocatable(GPUS)
+    assert "gfd.enabled does nothing here" in release.helm("get", "notes", NAME)
+    release.label_node(LABEL, "sharing")
+    cluster.wait_offers({"nvidia.com/gpu.shared": 4 * (GPUS - 1)})
+    now = cluster.pods.get("tenant")
+    assert (now.container_id, now.running, now.restarts) == (pod.container_id, True, 0)
+    shared = cluster.pods.run("shared", gpus=1, resource="nvidia.com/gpu.shared")
+    assert cluster.pods.environment(shared)["NVIDIA_VISIBLE_DEVICES"].startswith("GPU-")
+
+
+def test_mps_daemons_serve_their_resource_and_leave_nothing(cluster: Cluster, release: Release) -> None:
+    root = release.shared_mount() / "mps"
+    shared = f"version: v1\nsharing: {{mps: {{resources: [{{name: {RESOURCE}, replicas: 2}}]}}}}\n"
+    release.install({"config": {"map": {"default": shared}}, "mps": {"root": str(root)}})
+    cluster.wait_offers({RESOURCE: 2 * GPUS}, within=60)  # unhealthy until their control daemon answers
+    pod = cluster.pods.run("client", gpus=1)
+    environment = cluster.pods.environment(pod)
+    assert environment["CUDA_MPS_PIPE_DIRECTORY"] == f"/mps/{RESOURCE}/pipe"
+    assert "control" in cluster.pods.execute(pod, "ls", environment["CUDA_MPS_PIPE_DIRECTORY"])
+    assert (root / "shm").is_mount()
+
+    cluster.pods.delete_all()
+    release.uninstall()
+    assert not root.exists()
+    assert not release.state_dir.exists()
+    assert release.left_in_the_api() == ""
+
+
+@pytest.mark.parametrize("manifest", sorted(DEPLOY.glob("*.yaml")), ids=lambda path: path.name)
+def test_the_api_server_takes_each_manifest(release: Release, manifest: Path) -> None:
+    release.kubectl("apply", "--dry-run=server", f"--filename={manifest}")
+
+
+VIOLATIONS = (
+    *("host namespaces", "privileged", "hostPath volumes", "hostPort", "non-default capabilities", "seccompProfile"),
+    *("allowPrivilegeEscalation != false", "unrestricted capabilities", "restricted volume types"),
+    *("runAsNonRoot != true", "runAsUser=0"),
+)
+"""How pod security admission names what it forbids (k8s.io/pod-security-admission, policy/check_*.go)."""
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("baseline", {"hostPath volumes"}),
+        ("restricted", {"restricted volume types", "runAsNonRoot != true", "runAsUser=0"}),
+    ],
+)
+def test_pod_security_forbids_the_plugins_pod_what_the_documentation_says(
+    cluster: Cluster, release: Release, level: str, expected: set[str]
+) -> None:
+    release.install({"deviceListStrategy": "envvar"})
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "plugin"}, "spec": _bare(ready(release))}
+    file = cluster.layout.root / "helm" / "pod.json"
+    file.write_text(json.dumps(pod))
+    with namespace(cluster, level) as name:
+        with pytest.raises(PieceError) as refused:
+            release.kubectl("apply", "--dry-run=server", f"--namespace={name}", f"--filename={file}")
+        assert {each for each in VIOLATIONS if each in str(refused.value)} == expected
+        release.kubectl("apply", "--dry-run=server", f"--namespace={name}", f"--filename={DEPLOY / 'gpu-pod.yaml'}")
+
+
+@contextmanager
+def namespace(cluster: Cluster, level: str) -> Iterator[str]:
+    """A namespace that enforces a level of pod security; it has a service account, without which it takes no pod."""
+    name = f"level-{level}"
+    labels = {"pod-security.kubernetes.io/enforce": level}
+    cluster.api.create("/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}})
+    account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+    wait_until(lambda: expect(holds=cluster.api.exists(account), seen="none"), f"{account} exists", within=20)
+    yield name
+    cluster.api.delete(f"/api/v1/namespaces/{name}", grace=0)
+
+
+def _bare(pod: Pod) -> dict[str, Any]:
+    """A pod's specification without what the cluster added to it."""
+    added = (
+        "nodeName",
+        "serviceAccount",
+        "serviceAccountName",
+        "priority",
+        "affinity",
+        "tolerations",
+        "priorityClassName",
+    )
+    return {key: value for key, value in pod.content["spec"].items() if key not in added}
