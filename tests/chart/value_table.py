@@ -155,7 +155,9 @@ TABLE: Mapping[str, Shown] = {
     "extraArgs": Shown(["--kubeconfig=/k"], f"{CONTAINER}.args.1=--kubeconfig=/k"),
     "extraVolumes": Shown([{"name": "more", "emptyDir": {}}], "DaemonSet.spec.template.spec.volumes.more.emptyDir={}"),
     "extraVolumeMounts": Shown(
-        [{"name": "more", "mountPath": "/more"}], f"{CONTAINER}.volumeMounts.more.mountPath=/more"
+        [{"name": "more", "mountPath": "/more"}],
+        f"{CONTAINER}.volumeMounts.more.mountPath=/more",
+        {"extraVolumes": [{"name": "more", "emptyDir": {}}]},
     ),
     "uninstall.cleanup": Shown(False, ""),
     "uninstall.timeout": Shown("3m", "Job.spec.template.spec.containers.uninstall.args.3=--timeout=3m"),
@@ -224,6 +226,7 @@ MATRIX: tuple[Mapping[str, Any], ...] = (
     *COMBINATIONS,
     *map(values_of, TABLE),
     {"fullnameOverride": "a" * 60},
+    {"nameOverride": "try"},  # the release is called so
     {"imagePullSecrets": [{"name": "pull"}], "commonLabels": {"a": "b"}, "securityContext": {"runAsUser": 5}},
 )
 """All that is rendered where something must hold for everything that can be."""

@@ -48,5 +48,5 @@ volumeMounts: {{ or $external (contains "volume-mounts" $words) }}
 
 {{- /* A value as the text of an environment variable: lists with commas, nothing for null. */}}
 {{- define "gpu-plugin.words" -}}
-{{- if kindIs "slice" . }}{{ join "," . }}{{ else if not (kindIs "invalid" .) }}{{ toString . }}{{ end }}
+{{- join "," . }}
 {{- end }}

@@ -1,0 +1,67 @@
+"""The API server takes whatever the chart renders: its own rules, which no schema has."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.chart.helm import NAMESPACE, Helm, Object
+from tests.chart.value_table import MATRIX
+
+from .conftest import INSTALL
+from .harness import binaries
+from .harness.api import ApiError
+from .harness.cluster import Cluster
+
+PATHS: Mapping[str, str] = {
+    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "Pod": "/api/v1/namespaces/{}/pods",
+    "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
+    "DaemonSet": "/apis/apps/v1/namespaces/{}/daemonsets",
+    "Job": "/apis/batch/v1/namespaces/{}/jobs",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+    "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles",
+    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+}
+STRANGE = {"PodMonitor"}
+"""Kinds that this API server does not have."""
+
+DRY = "?dryRun=All&fieldValidation=Strict"
+
+
+@pytest.fixture
+def rendered() -> list[Object]:
+    """Every object that the matrix of values gives, each once."""
+    helm = Helm(binaries.install_tool("helm", print) if INSTALL else binaries.find_tool("helm"))
+    return [json.loads(text) for text in {json.dumps(each) for values in MATRIX for each in helm.objects(values)}]
+
+
+def test_the_api_server_takes_what_the_chart_renders(cluster: Cluster, rendered: list[Object]) -> None:
+    api = cluster.api
+    namespaces = {NAMESPACE, "elsewhere"}
+    for name in namespaces:
+        api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    refused = []
+    try:
+        for each in rendered:
+            kind, namespace = each["kind"], each["metadata"].get("namespace", "")
+            if kind in STRANGE:
+                continue
+            try:
+                api.create(PATHS[kind].format(namespace) + DRY, _admissible(each))
+            except ApiError as error:
+                refused.append(f"{kind} {each['metadata']['name']}: {error.message}")
+    finally:
+        for name in namespaces:
+            api.delete(f"/api/v1/namespaces/{name}", grace=0)
+    assert not refused
+    assert len(rendered) > 100
+
+
+def _admissible(each: Object) -> dict[str, Any]:
+    """A pod with classes that exist: what admission asks of the cluster says nothing of the chart."""
+    spec = {key: value for key, value in each.get("spec", {}).items() if key != "runtimeClassName"}
+    return dict(each) | ({"spec": spec} if each["kind"] == "Pod" else {})
