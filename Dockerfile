@@ -60,12 +60,11 @@ LABEL org.opencontainers.image.title="gpu-plugin" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.created="${CREATED}"
 COPY --from=build /image /
-# NVIDIA's container runtime puts the driver's libraries into a container by these; another runtime knows none of them.
-# NVIDIA_VISIBLE_DEVICES=void keeps it from doing so.
+# What NVIDIA's container runtime adds is for the pod to say: NVIDIA_VISIBLE_DEVICES=all here would give every GPU of the node
+# to each container of this image, the test's and the uninstaller's too. The chart sets it for the plugin's container.
 ENV PATH=/opt/gpu-plugin/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
-    NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     NVIDIA_DISABLE_REQUIRE=true
 USER 65532:65532
