@@ -21,7 +21,7 @@ VERBS = {
     "resume": "take released GPUs back",
     "validate": "judge config files without a node, and print what they come to",
     "cleanup": "remove what the daemon left on this node",
-    "uninstall": "have every node of a DaemonSet cleaned up before it is deleted",
+    "uninstall": "delete a DaemonSet, and remove what it left on its nodes",
     "fault": "make a GPU of a running simulated node fail, or heal it",
     "demo": "the real daemon on a simulated 8-GPU node, as a timeline",
 }

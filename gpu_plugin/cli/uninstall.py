@@ -1,4 +1,6 @@
-"""`gpu-plugin uninstall`: has every node of DaemonSets cleaned up, before these themselves are deleted."""
+"""`gpu-plugin uninstall`: deletes DaemonSets and has their nodes cleaned up."""
+
+import os
 
 import click
 
@@ -7,9 +9,9 @@ from gpu_plugin.config.errors import ConfigError
 
 @click.command(
     "uninstall",
-    help="Have the pods of a DaemonSet remove what gpu-plugin left on their nodes, and wait for it. Run it before the DaemonSet "
-    "is deleted; the Helm chart does. Needs the right to get and patch that DaemonSet. "
-    "Nodes that do not answer in time are counted and left as they are: run `gpu-plugin cleanup` there.",
+    help="Delete a DaemonSet of gpu-plugin, and remove what it left on its nodes: pods of another one, NAME-cleanup, run "
+    "`gpu-plugin cleanup` there and go when they are done. The Helm chart does so before it is uninstalled. Needs the rights to "
+    "get, create and delete DaemonSets. Nodes that do not answer in time are counted and left as they are.",
 )
 @click.option("--namespace", required=True, envvar="NAMESPACE", metavar="NAME", help="Its namespace. [$NAMESPACE]")
 @click.option(
@@ -42,8 +44,8 @@ def command(namespace: str, daemonsets: tuple[str, ...], seconds: str, kubeconfi
     async def clean_up(name: str) -> None:
         named = f"DaemonSet {namespace}/{name}"
         try:
-            async with opened(kubeconfig, namespace, name) as found:
-                done, nodes = await clean(found, timeout, lambda text: click.echo(f"{named}: {text}"))
+            async with opened(kubeconfig, namespace) as found:
+                done, nodes = await clean(found, name, timeout, lambda text: click.echo(f"{named}: {text}"), _owner())
         except (UnreachableError, ForeignDaemonSetError) as error:
             failed.append(f"{named}: {error}")
             return
@@ -67,3 +69,11 @@ def command(namespace: str, daemonsets: tuple[str, ...], seconds: str, kubeconfi
     if failed:
         raise click.ClickException("; ".join(failed))
     return 0
+
+
+def _owner() -> dict[str, object] | None:
+    """The Job that we are run by, where its environment says so: what it makes is not to outlive it."""
+    name, uid = os.environ.get("JOB_NAME"), os.environ.get("JOB_UID")
+    if not name or not uid:
+        return None
+    return {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid, "blockOwnerDeletion": False}

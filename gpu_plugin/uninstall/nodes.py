@@ -1,53 +1,81 @@
-"""Has the pods of a DaemonSet clean their nodes up before it is deleted."""
+"""Deletes a DaemonSet and has its nodes cleaned up by the pods of another one, which is deleted in the end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import anyio
 
 from gpu_plugin.cluster.connection import UnreachableError
-from gpu_plugin.cluster.daemonset import DaemonSet
-from gpu_plugin.uninstall.template import cleanup_patch, progress
+from gpu_plugin.cluster.daemonset import DaemonSets
+from gpu_plugin.uninstall.template import cleanup_daemonset, cleanup_name, progress
 
 BETWEEN = 1.0
 """Seconds between two looks at how far it is."""
 
+LAST = 30.0
+"""Seconds for the deletion of what cleaned up."""
+
 
 async def clean(
-    daemonset: DaemonSet, timeout: float, say: Callable[[str], object], between: float = BETWEEN
+    daemonsets: DaemonSets,
+    name: str,
+    timeout: float,
+    say: Callable[[str], object],
+    owner: Mapping[str, Any] | None = None,
+    between: float = BETWEEN,
 ) -> tuple[int, int]:
-    """Has every node of the DaemonSet cleaned up, waiting up to `timeout` seconds. Gives how many were, and how many there are.
+    """Uninstalls the DaemonSet of this name, and gives how many of its nodes were cleaned up, and how many there are.
 
-    `say` is told of each step. An API server that fails in between is asked again until the time is up.
+    `say` is told of each step. It takes `timeout` seconds and some; half of them at most are for the DaemonSet's own pods, which
+    on a node that does not answer never go. An API server that fails in between is asked again.
 
     Raises:
-        UnreachableError: the DaemonSet could not be read or changed in the first place.
-        ForeignDaemonSetError: it does not run gpu-plugin.
+        UnreachableError: the DaemonSet could not be read, deleted, or followed by another one.
+        ForeignDaemonSetError: it does not run gpu-plugin; nothing was changed.
     """
-    found = await daemonset.read()
+    found = await daemonsets.read(name)
     if found is None:
         say("there is no such DaemonSet: nothing to clean up")
         return 0, 0
-    await daemonset.patch(cleanup_patch(found))
+    cleaning = cleanup_daemonset(found, owner)
+    await daemonsets.delete(name)
+    say("deleted, waiting for its pods to end")
+    with anyio.move_on_after(timeout / 2):
+        await _gone(daemonsets, name, say, between)
     done = (0, int((found.get("status") or {}).get("desiredNumberScheduled", 0)))
-    say(f"cleaning up {_nodes(done[1])}")
-    with anyio.move_on_after(timeout):
-        while True:
-            try:
-                now = await daemonset.read()
-            except UnreachableError as error:
-                say(f"asking again: {error}")
-            else:
-                if now is None:
-                    say("the DaemonSet was deleted meanwhile")
-                    return done
-                seen = progress(now)
+    try:
+        await daemonsets.create(cleaning)  # one of an earlier attempt does as well
+        say(f"cleaning up {_nodes(done[1])}")
+        with anyio.move_on_after(timeout):
+            while True:
+                now = await _read(daemonsets, cleanup_name(name), say)
+                seen = None if now is None else progress(now)
                 if seen is not None and seen != done:
                     done = seen
                     say(f"{done[0]} of {_nodes(done[1])} {'is' if done[1] == 1 else 'are'} clean")
-                if seen is not None and done[0] == done[1]:
-                    return done
-            await anyio.sleep(between)
+                if seen is not None and done[0] >= done[1]:
+                    break
+                await anyio.sleep(between)
+    finally:
+        with anyio.move_on_after(LAST, shield=True):
+            await daemonsets.delete(cleanup_name(name))
+            await _gone(daemonsets, cleanup_name(name), say, between)
     return done
+
+
+async def _gone(daemonsets: DaemonSets, name: str, say: Callable[[str], object], between: float) -> None:
+    while await _read(daemonsets, name, say) is not None:  # noqa: ASYNC110 - what ends it is elsewhere
+        await anyio.sleep(between)
+
+
+async def _read(daemonsets: DaemonSets, name: str, say: Callable[[str], object]) -> Mapping[str, Any] | None:
+    """The DaemonSet, asked for until there is an answer."""
+    while True:
+        try:
+            return await daemonsets.read(name)
+        except UnreachableError as error:
+            say(f"asking again: {error}")
+            await anyio.sleep(BETWEEN)
 
 
 def _nodes(count: int) -> str:

@@ -1,4 +1,4 @@
-"""What becomes of a DaemonSet of `gpu-plugin run` so that its pods clean their nodes up. Pure."""
+"""The DaemonSet whose pods clean nodes up after those of another one. Pure."""
 
 import posixpath
 from collections.abc import Mapping
@@ -20,6 +20,12 @@ _KEPT = ("image", "imagePullPolicy", "resources")
 """What the container that only stays has of the daemon's."""
 
 _KEPT_FOR_CLEANUP = (*_KEPT, "securityContext", "env", "envFrom")
+
+_NOT_KEPT_OF_A_POD = ("hostNetwork", "hostPID")
+"""What the pods that clean up do without."""
+
+LABEL = "gpu-plugin/cleanup"
+"""The label that selects them."""
 
 _NO_RIGHTS = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
 """The security context of the container that only stays."""
@@ -49,17 +55,22 @@ _KINDS = (
 )
 
 
-def cleanup_patch(daemonset: Object) -> dict[str, Any]:
-    """A JSON merge patch (RFC 7386) after which the DaemonSet's pods clean up, all nodes at once, and then stay.
+def cleanup_daemonset(daemonset: Object, owner: Object | None = None) -> dict[str, Any]:
+    """A DaemonSet for the same nodes whose pods clean up after those of the given one, and then stay.
 
     The container of `gpu-plugin run` or `gpu-plugin mps` becomes an init container of the same image, environment, rights and
     volumes that runs `gpu-plugin cleanup` with the same arguments. A pod is Ready once that has succeeded. Where the directory
     that is to go is a host path, the one that holds it is mounted in its place: only so can it be removed itself.
 
+    Args:
+        daemonset: the one that is to be uninstalled; it is not changed, so that whoever keeps it need not mend it.
+        owner: a reference to the object with which the new one goes, or None.
+
     Raises:
         ForeignDaemonSetError: there is no container whose command or arguments have the word run or mps.
     """
-    pod = daemonset.get("spec", {}).get("template", {}).get("spec", {})
+    metadata, spec = daemonset["metadata"], daemonset.get("spec", {})
+    pod = spec.get("template", {}).get("spec", {})
     container, kind = _daemon(pod)
     command, arguments = list(container.get("command") or []), list(container.get("args") or [])
     words = command if kind.verb in command else arguments
@@ -72,9 +83,33 @@ def cleanup_patch(daemonset: Object) -> dict[str, Any]:
     cleaning = {key: container[key] for key in _KEPT_FOR_CLEANUP if key in container} | {"name": CLEANUP}
     cleaning |= {"args": [*arguments, *kind.cleaning, *more], "volumeMounts": mounts}
     cleaning |= {"command": command} if command else {}
-    template = {"spec": {"initContainers": [cleaning], "containers": [staying], "volumes": volumes}}
-    at_once = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%", "maxSurge": 0}}
-    return {"spec": {"updateStrategy": at_once, "template": template}}
+    name = cleanup_name(metadata["name"])
+    labels = {LABEL: name}
+    made = {"name": name, "namespace": metadata["namespace"], "labels": {**(metadata.get("labels") or {}), **labels}}
+    kept = {key: value for key, value in pod.items() if key not in _NOT_KEPT_OF_A_POD}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": made | ({"ownerReferences": [owner]} if owner else {}),
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {
+                    **kept,
+                    "automountServiceAccountToken": False,
+                    "initContainers": [cleaning],
+                    "containers": [staying],
+                    "volumes": volumes,
+                },
+            },
+        },
+    }
+
+
+def cleanup_name(name: str) -> str:
+    """What the DaemonSet is called that cleans up after the one of this name; short enough for a label."""
+    return f"{name[: 63 - len(CLEANUP) - 1].rstrip('-.')}-{CLEANUP}"
 
 
 def _daemon(pod: Object) -> tuple[Object, _Kind]:
@@ -143,11 +178,8 @@ def _with_parent(
 
 
 def progress(daemonset: Object) -> tuple[int, int] | None:
-    """How many nodes are clean and how many there are; None while the DaemonSet's controller has not taken the patch in."""
+    """How many nodes are clean and how many there are; None while its controller has not seen the DaemonSet."""
     status = daemonset.get("status") or {}
-    if int(status.get("observedGeneration", 0)) < int(daemonset.get("metadata", {}).get("generation", 0)):
+    if int(status.get("observedGeneration", 0)) < int(daemonset.get("metadata", {}).get("generation", 1)):
         return None
-    wanted, updated = int(status.get("desiredNumberScheduled", 0)), int(status.get("updatedNumberScheduled", 0))
-    # Pods of the former template count as ready, too, until they are gone.
-    ready = min(int(status.get("numberReady", 0)), updated)
-    return ready, wanted
+    return int(status.get("numberReady", 0)), int(status.get("desiredNumberScheduled", 0))

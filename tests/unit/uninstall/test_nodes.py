@@ -1,60 +1,79 @@
-"""The DaemonSet's nodes are cleaned up, or it is said how many were not."""
+"""A DaemonSet is deleted and its nodes are cleaned up, or it is said how many were not."""
 
 import copy
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import httpx2
 import pytest
 
 from gpu_plugin.cli import main
-from gpu_plugin.cluster.connection import UnreachableError
-from gpu_plugin.cluster.daemonset import DaemonSet
-from gpu_plugin.uninstall.nodes import clean
 from tests.unit.uninstall.test_template import daemonset
+
+PATH = "/apis/apps/v1/namespaces/gpus/daemonsets"
 
 
 class Api:
-    """As much of an API server as one DaemonSet needs; `after_patch` are the statuses that follow, the last one for good."""
+    """As much of an API server as two DaemonSets need: the one that is there, and the one that is made to clean up.
 
-    def __init__(self, found, *after_patch):
-        self.found = copy.deepcopy(found)
-        self.after_patch = list(after_patch)
-        self.patched = None
+    `statuses` are those that the second shows one after the other, the last one for good; `lingers` says how often the first is
+    still there after it was deleted, and `failures` how often a question for the second fails.
+    """
+
+    def __init__(self, found, *statuses):
+        self.objects = {} if found is None else {"plugin": copy.deepcopy(found)}
+        self.statuses = list(statuses)
+        self.made = None
+        self.requests = []
+        self.lingers = 0
         self.failures = 0
+
+    def answer(self, method, path, body):
+        name = path.removeprefix(PATH).strip("/")
+        self.requests.append((method, name))
+        if method == "POST":
+            made = json.loads(body)
+            name = made["metadata"]["name"]
+            if name in self.objects:
+                return 409, {"kind": "Status", "message": "already exists"}
+            self.made = made
+            self.objects[name] = made
+            return 201, made
+        if name not in self.objects:
+            return 404, {"kind": "Status", "message": "not found"}
+        if method == "DELETE":
+            assert json.loads(body) == {"propagationPolicy": "Foreground"}
+            if name == "plugin" and self.lingers:
+                self.objects[name]["metadata"]["deletionTimestamp"] = "now"
+            else:
+                del self.objects[name]
+            return 200, {"kind": "Status"}
+        if name == "plugin" and "deletionTimestamp" in self.objects[name]["metadata"]:
+            self.lingers -= 1
+            if self.lingers <= 0:
+                return 200, self.objects.pop(name)
+        if name == "plugin-cleanup":
+            if self.failures:
+                self.failures -= 1
+                return 503, {"kind": "Status", "message": "overloaded"}
+            self.objects[name]["status"] = self.statuses[0]
+            del self.statuses[: len(self.statuses) > 1]
+        return 200, self.objects[name]
 
     def __enter__(self):
         api = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                self.answer()
-
-            def do_PATCH(self):
-                assert self.headers["Content-Type"] == "application/merge-patch+json"
-                api.patched = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                api.found["metadata"]["generation"] += 1
-                self.answer()
-
-            def answer(self):
-                if self.path != "/apis/apps/v1/namespaces/gpus/daemonsets/plugin" or api.found is None:
-                    return self.send(404, {"kind": "Status", "message": "not found"})
-                if api.patched is not None and self.command == "GET":
-                    if api.failures:
-                        api.failures -= 1
-                        return self.send(503, {"kind": "Status", "message": "overloaded"})
-                    if api.after_patch:
-                        api.found["status"] = api.after_patch[0]
-                        del api.after_patch[: len(api.after_patch) > 1]
-                return self.send(200, api.found)
-
-            def send(self, code, content):
-                body = json.dumps(content).encode()
+            def handle_method(self):
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                code, content = api.answer(self.command, self.path, body)
+                told = json.dumps(content).encode()
                 self.send_response(code)
-                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Content-Length", str(len(told)))
                 self.end_headers()
-                self.wfile.write(body)
+                self.wfile.write(told)
+
+            do_GET = do_POST = do_DELETE = handle_method  # noqa: N815 - as BaseHTTPRequestHandler names them
 
             def log_message(self, *_):
                 """Tests need no access log."""
@@ -82,9 +101,8 @@ class Api:
         return str(path)
 
 
-def status(ready, wanted, generation=4):
-    counts = {"numberReady": ready, "updatedNumberScheduled": ready, "desiredNumberScheduled": wanted}
-    return {"observedGeneration": generation, **counts}
+def status(ready, wanted):
+    return {"observedGeneration": 1, "numberReady": ready, "desiredNumberScheduled": wanted}
 
 
 @pytest.fixture
@@ -106,24 +124,41 @@ def uninstall(tmp_path, capsys):
     return run
 
 
-def test_it_waits_until_every_node_is_clean(uninstall):
-    before = daemonset() | {"status": status(2, 2, 3)}
-    with Api(before, status(2, 2, 3), status(2, 2)) as api:
+def plugin(nodes):
+    return daemonset() | {"status": status(nodes, nodes)}
+
+
+def test_the_plugin_goes_then_its_traces_then_what_removed_them(uninstall):
+    with Api(plugin(2), {}, status(0, 2), status(2, 2)) as api:
         code, out, err = uninstall(api)
-        assert api.patched["spec"]["template"]["spec"]["initContainers"][0]["name"] == "cleanup"
     assert (code, err) == (0, "")
-    assert out.splitlines() == [
-        "DaemonSet gpus/plugin: cleaning up 2 nodes",
-        "DaemonSet gpus/plugin: 2 of 2 nodes are clean",
+    assert [line.removeprefix("DaemonSet gpus/plugin: ") for line in out.splitlines()] == [
+        "deleted, waiting for its pods to end",
+        "cleaning up 2 nodes",
+        "2 of 2 nodes are clean",
     ]
+    assert api.objects == {}
+    assert api.made["spec"]["template"]["spec"]["initContainers"][0]["args"][0] == "cleanup"
+    changes = [each for each in api.requests if each[0] != "GET"]
+    assert changes == [("DELETE", "plugin"), ("POST", ""), ("DELETE", "plugin-cleanup")]
+
+
+def test_its_pods_end_before_any_cleaning_begins(uninstall):
+    with Api(plugin(1), status(1, 1)) as api:
+        api.lingers = 2
+        assert uninstall(api)[0] == 0
+    deleted, made = api.requests.index(("DELETE", "plugin")), api.requests.index(("POST", ""))
+    assert [each for each in api.requests[deleted:made] if each == ("GET", "plugin")] == [("GET", "plugin")] * 3
 
 
 def test_nodes_that_do_not_answer_are_counted_and_keep_nobody_from_uninstalling(uninstall):
-    with Api(daemonset() | {"status": status(2, 3, 3)}, status(2, 3)) as api:
+    with Api(plugin(3), status(2, 3)) as api:
+        api.lingers = 1000  # the pod of a node that is down never goes
         code, out, err = uninstall(api, "--timeout", "1s")
     assert code == 0
     assert "2 of 3 nodes are clean" in out
     assert err.startswith("DaemonSet gpus/plugin: 1 of 3 nodes were not cleaned up within 1s: run gpu-plugin cleanup")
+    assert "plugin-cleanup" not in api.objects
 
 
 def test_a_daemonset_that_is_gone_already_is_no_failure(uninstall):
@@ -134,27 +169,42 @@ def test_a_daemonset_that_is_gone_already_is_no_failure(uninstall):
 def test_a_foreign_daemonset_is_refused_and_not_changed(uninstall):
     with Api(daemonset(args=["other"])) as api:
         code, _, err = uninstall(api)
-        assert api.patched is None
     assert code == 1
     assert err.startswith("gpu-plugin: DaemonSet gpus/plugin: none of its containers has the argument run or mps")
+    assert api.requests == [("GET", "plugin")]
 
 
-def test_of_two_daemonsets_one_that_fails_keeps_the_other_from_nothing(uninstall):
-    with Api(daemonset() | {"status": status(1, 1, 3)}, status(1, 1)) as api:
-        code, out, err = uninstall(api, "--daemonset", "plugin-mps-control-daemon", "--daemonset", "plugin")
+def test_of_two_daemonsets_one_that_is_gone_keeps_the_other_from_nothing(uninstall):
+    with Api(plugin(1), status(1, 1)) as api:
+        code, out, err = uninstall(api, "--daemonset", "plugin-mps-control-daemon")
     assert (code, err) == (0, "")
     assert "DaemonSet gpus/plugin-mps-control-daemon: there is no such DaemonSet" in out
     assert "DaemonSet gpus/plugin: 1 of 1 node is clean" in out
 
 
+def test_what_an_earlier_attempt_left_is_used_and_removed(uninstall):
+    with Api(plugin(1), status(1, 1)) as api:
+        api.objects["plugin-cleanup"] = {"metadata": {"generation": 1}}
+        assert uninstall(api)[0] == 0
+    assert api.objects == {}
+
+
 def test_an_api_server_that_fails_in_between_is_asked_again(uninstall):
-    with Api(daemonset() | {"status": status(0, 1, 3)}, status(1, 1)) as api:
+    with Api(plugin(1), status(1, 1)) as api:
         api.failures = 1
         code, out, _ = uninstall(api)
     assert code == 0
     assert "asking again: the Kubernetes API answered 503" in out
-    assert "1 of 1 node are clean" not in out
     assert out.splitlines()[-1] == "DaemonSet gpus/plugin: 1 of 1 node is clean"
+
+
+def test_what_is_made_goes_with_the_job_that_runs_it(uninstall, monkeypatch):
+    monkeypatch.setenv("JOB_NAME", "uninstall")
+    monkeypatch.setenv("JOB_UID", "12-34")
+    with Api(plugin(1), status(1, 1)) as api:
+        assert uninstall(api)[0] == 0
+    (owner,) = api.made["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["uid"]) == ("Job", "uninstall", "12-34")
 
 
 def test_a_duration_that_is_none_is_refused_in_one_line(uninstall):
@@ -162,13 +212,3 @@ def test_a_duration_that_is_none_is_refused_in_one_line(uninstall):
         code, _, err = uninstall(api, "--timeout", "soon")
     assert (code, err.count("\n")) == (2, 1)
     assert "--timeout: 'soon' is not a duration" in err
-
-
-async def test_a_daemonset_that_cannot_be_read_is_said_at_once():
-    class Refusing(DaemonSet):
-        async def read(self):
-            raise UnreachableError("403", "forbidden")
-
-    async with httpx2.AsyncClient() as client:
-        with pytest.raises(UnreachableError):
-            await clean(Refusing(client, "gpus", "plugin"), 1.0, print)

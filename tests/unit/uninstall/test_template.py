@@ -1,10 +1,10 @@
-"""What becomes of a DaemonSet so that its pods clean up."""
+"""The DaemonSet whose pods clean up after those of another one."""
 
 import copy
 
 import pytest
 
-from gpu_plugin.uninstall.template import ForeignDaemonSetError, cleanup_patch, progress
+from gpu_plugin.uninstall.template import ForeignDaemonSetError, cleanup_daemonset, cleanup_name, progress
 
 STATE = {"name": "state", "hostPath": {"path": "/var/lib/gpu-plugin", "type": "DirectoryOrCreate"}}
 SOCKETS = {"name": "device-plugins", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}
@@ -26,11 +26,12 @@ def daemonset(**container):
         ],
     }
     pod = {"containers": [daemon | container], "volumes": [STATE, SOCKETS], "priorityClassName": "high"}
-    return {"metadata": {"generation": 3}, "spec": {"template": {"spec": pod}}}
+    metadata = {"name": "plugin", "namespace": "gpus", "labels": {"app.kubernetes.io/instance": "release"}}
+    return {"metadata": metadata, "spec": {"selector": {}, "template": {"metadata": {"labels": {}}, "spec": pod}}}
 
 
 def patched(found):
-    return cleanup_patch(found)["spec"]["template"]["spec"]
+    return cleanup_daemonset(found)["spec"]["template"]["spec"]
 
 
 def test_the_daemon_becomes_an_init_container_that_cleans_up_as_it_was_told_to_run():
@@ -57,11 +58,31 @@ def test_the_daemon_becomes_an_init_container_that_cleans_up_as_it_was_told_to_r
     assert found == before
 
 
-def test_all_nodes_at_once_and_never_two_pods_on_one():
-    assert cleanup_patch(daemonset())["spec"]["updateStrategy"] == {
-        "type": "RollingUpdate",
-        "rollingUpdate": {"maxUnavailable": "100%", "maxSurge": 0},
+def test_it_runs_where_the_other_ran_and_selects_pods_of_its_own():
+    found = daemonset()
+    found["spec"]["template"]["spec"] |= {"nodeSelector": {"a": "b"}, "tolerations": [{"operator": "Exists"}]}
+    found["spec"]["template"]["spec"] |= {"hostNetwork": True, "hostPID": True, "serviceAccountName": "plugin"}
+    made = cleanup_daemonset(found, {"kind": "Job", "name": "job", "uid": "1"})
+    assert (made["apiVersion"], made["kind"]) == ("apps/v1", "DaemonSet")
+    assert made["metadata"] == {
+        "name": "plugin-cleanup",
+        "namespace": "gpus",
+        "labels": {"app.kubernetes.io/instance": "release", "gpu-plugin/cleanup": "plugin-cleanup"},
+        "ownerReferences": [{"kind": "Job", "name": "job", "uid": "1"}],
     }
+    template = made["spec"]["template"]
+    assert template["metadata"]["labels"] == made["spec"]["selector"]["matchLabels"]
+    assert template["metadata"]["labels"] == {"gpu-plugin/cleanup": "plugin-cleanup"}
+    pod = template["spec"]
+    assert (pod["nodeSelector"], pod["tolerations"]) == ({"a": "b"}, [{"operator": "Exists"}])
+    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("plugin", False)
+    assert not {"hostNetwork", "hostPID"} & pod.keys()
+    assert "ownerReferences" not in cleanup_daemonset(found)["metadata"]
+
+
+def test_names_fit_into_a_label():
+    assert cleanup_name("a" * 80) == f"{'a' * 55}-cleanup"
+    assert cleanup_name("a" * 54 + "-b") == f"{'a' * 54}-cleanup"
 
 
 def test_a_command_that_says_run_is_changed_where_it_stands():
@@ -114,28 +135,23 @@ def test_otherwise_its_content_alone_is_removed(volume, path, more):
     assert pod["initContainers"][0]["volumeMounts"] == [{"name": "state", "mountPath": path, **more}]
 
 
-@pytest.mark.parametrize("found", [{}, daemonset(args=["serve"]), daemonset(args=["status"])])
+@pytest.mark.parametrize("found", [{"metadata": {}}, daemonset(args=["serve"]), daemonset(args=["status"])])
 def test_what_does_not_run_the_daemon_is_not_touched(found):
     with pytest.raises(ForeignDaemonSetError, match="run"):
-        cleanup_patch(found)
+        cleanup_daemonset(found)
 
 
 @pytest.mark.parametrize(
     ("status", "expected"),
     [
-        ({"observedGeneration": 2, "desiredNumberScheduled": 2, "numberReady": 2, "updatedNumberScheduled": 2}, None),
-        (
-            {"observedGeneration": 3, "desiredNumberScheduled": 2, "numberReady": 2},
-            (0, 2),
-        ),  # all of the former template
-        ({"observedGeneration": 3, "desiredNumberScheduled": 2, "numberReady": 2, "updatedNumberScheduled": 1}, (1, 2)),
-        ({"observedGeneration": 3, "desiredNumberScheduled": 2, "numberReady": 1, "updatedNumberScheduled": 2}, (1, 2)),
-        ({"observedGeneration": 3, "desiredNumberScheduled": 2, "numberReady": 2, "updatedNumberScheduled": 2}, (2, 2)),
-        ({"observedGeneration": 3}, (0, 0)),
+        ({}, None),  # its controller has not seen it
+        ({"observedGeneration": 1, "desiredNumberScheduled": 2}, (0, 2)),
+        ({"observedGeneration": 1, "desiredNumberScheduled": 2, "numberReady": 1}, (1, 2)),
+        ({"observedGeneration": 1}, (0, 0)),
     ],
 )
-def test_a_node_is_clean_once_its_new_pod_is_ready(status, expected):
-    assert progress({"metadata": {"generation": 3}, "status": status}) == expected
+def test_a_node_is_clean_once_its_pod_is_ready(status, expected):
+    assert progress({"metadata": {"generation": 1}, "status": status}) == expected
 
 
 def test_the_host_path_may_have_another_name_than_its_mount():
