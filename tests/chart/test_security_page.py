@@ -133,8 +133,10 @@ def test_the_port_and_the_hooks_rights_are_those_of_the_page(helm: Helm) -> None
     [port] = _plugin(objects)["containers"][0]["ports"]
     assert f"TCP {port['containerPort']}" in rows["probes, metrics"][4]
     [role] = [each for each in objects if each["kind"] == "Role"]
-    [rule] = role["rules"]
-    assert (rule["resources"], rule["verbs"]) == (["daemonsets"], re.findall(r"`(\w+)`", rows["uninstalling"][3]))
+    named, unnamed = role["rules"]
+    assert (named["resources"], unnamed["resources"]) == (["daemonsets"], ["daemonsets"])
+    assert [*named["verbs"], *unnamed["verbs"]] == re.findall(r"`(\w+)`", rows["uninstalling"][3])
+    assert named["resourceNames"] == ["try-gpu-plugin", "try-gpu-plugin-cleanup"]
     assert "ports" not in _plugin(helm.objects({"http": {"enabled": False}}))["containers"][0]
 
 
