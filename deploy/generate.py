@@ -72,8 +72,8 @@ POD_HEADER = """\
 README_HEADER = """\
 # The chart's values
 
-Generated from values.yaml by deploy/generate.py. `null` leaves an option to the plugin's own default. Values that NVIDIA's chart
-has, have its names. How to install is in [docs/install.md](../../docs/install.md).
+Generated from values.yaml by deploy/generate.py. `null` leaves an option to the plugin's own default. Values of NVIDIA's chart
+keep their names. How to install is in [docs/install.md](../../docs/install.md).
 """
 
 _OF_HELM = re.compile(r" *(helm\.sh/chart|app\.kubernetes\.io/managed-by): ")

@@ -18,6 +18,9 @@ ALWAYS = KUBELET | {"/var/lib/gpu-plugin"}
 EXTERNAL = {"config": {"name": "mine"}}
 MIG_CONFIG = {"config": {"map": {"a": "flags: {migStrategy: mixed}"}}}
 
+PLAIN = "version: v1\n"
+SHARED = PLAIN + "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n"
+
 # Values, the host paths of the plugin's pod, and the capabilities of its container.
 ACCESS: tuple[tuple[Mapping[str, Any], set[str], list[str]], ...] = (
     ({}, ALWAYS, []),
@@ -176,15 +179,11 @@ def test_there_are_rights_in_the_cluster_only_where_the_nodes_label_counts(
             if each["kind"] == "ServiceAccount":
                 assert each["automountServiceAccountToken"] is False
             if each["kind"] == "Role":
-                names = sorted(pod["metadata"]["name"] for pod in objects if pod["kind"] == "DaemonSet")
-                assert each["rules"] == [
-                    {
-                        "apiGroups": ["apps"],
-                        "resources": ["daemonsets"],
-                        "resourceNames": names,
-                        "verbs": ["get", "patch"],
-                    }
-                ]
+                names = {pod["metadata"]["name"] for pod in objects if pod["kind"] == "DaemonSet"}
+                for rule in each["rules"]:
+                    assert (rule["apiGroups"], rule["resources"]) == (["apps"], ["daemonsets"])
+                    # What is created has no name yet that a rule could ask for.
+                    assert rule["verbs"] == ["create"] or names <= set(rule["resourceNames"])
 
 
 def test_pods_are_selected_by_their_own_controller_alone(
@@ -230,6 +229,39 @@ def test_mps_daemons_run_where_a_config_needs_them(
     assert (found and found["nodeSelector"]) == (
         None if selector is None else {"kubernetes.io/os": "linux"} | dict(selector)
     )
+
+
+@pytest.mark.parametrize(
+    ("config", "nodes"),
+    [
+        ({"map": {"a": PLAIN, "b": SHARED, "c": SHARED}, "default": "a"}, ["b", "c"]),
+        ({"map": {"a": PLAIN, "b": SHARED}, "default": "b"}, None),
+        ({"map": {"default": PLAIN, "b": SHARED}}, ["b"]),
+        ({"map": {"default": SHARED, "b": PLAIN}}, None),
+        ({"map": {"b": SHARED}}, None),
+        ({"map": {"b": SHARED}, "fallbackStrategies": ["empty"]}, ["b"]),
+        ({"map": {"none": SHARED, "b": PLAIN}, "fallbackStrategies": ["empty"]}, ["none"]),
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"affinity": None}])
+def test_mps_daemons_run_on_nodes_that_take_a_config_with_mps(
+    helm: Helm, config: Mapping[str, Any], nodes: list[str] | None, more: Mapping[str, Any]
+) -> None:
+    def configs(pod: Mapping[str, Any]) -> list[list[str]]:
+        terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        return [
+            [
+                value
+                for each in term["matchExpressions"]
+                if each["key"] == "example.com/config"
+                for value in each["values"]
+            ]
+            for term in terms
+        ]
+
+    found = pods(helm.objects({"config": dict(config) | {"nodeLabel": "example.com/config"}} | dict(more)))
+    assert all(names == (nodes or []) for names in configs(found["mps-control-daemon"]))
+    assert not any(configs(found["device-plugin"]))
 
 
 def test_the_plugin_reaches_mps_daemons_of_another_chart(helm: Helm) -> None:

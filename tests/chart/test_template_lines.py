@@ -4,6 +4,7 @@ met, too. Lines that begin or end a block are left alone, since no template is w
 
 import re
 import shutil
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,10 +14,11 @@ import pytest
 
 from tests.chart.helm import CHART, Helm, RefusedError
 from tests.chart.test_values import NOTES, REFUSED
-from tests.chart.value_table import MATRIX
+from tests.chart.value_table import MATRIX, TABLE, values_of
 
 TEMPLATES = CHART / "templates"
 CONDITION = re.compile(r"(\s*\{\{- (?:else )?if )(.+?)( -?\}\}.*)")
+VALUE = re.compile(r"[vV]alues\.([A-Za-z.]+)")
 BLOCK = re.compile(r"\{\{-? (range|with|define|end)\b")
 FILES = tuple(sorted(str(path.relative_to(TEMPLATES)) for path in TEMPLATES.rglob("*.*")))
 
@@ -46,6 +48,11 @@ def _changed(text: str) -> Iterator[tuple[int, str]]:
         comment = comment and not stripped.endswith("*/}}")
 
 
+def _named(line: str) -> list[int]:
+    """Cases that are about the values that a line names, by their place in `CASES`."""
+    return [CASES.index(values_of(path)) for path in VALUE.findall(line) if path in TABLE]
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", FILES)
 def test_no_line_is_idle(helm: Helm, tmp_path: Path, name: str) -> None:
@@ -55,16 +62,18 @@ def test_no_line_is_idle(helm: Helm, tmp_path: Path, name: str) -> None:
         whole = dict(enumerate(pool.map(lambda values: _said(helm, values, CHART, notes=notes), cases)))
         lines = (TEMPLATES / name).read_text().splitlines(keepends=True)
         likely = list(whole)  # the case that told last is asked first
+        turn = threading.Lock()
 
         def matters(numbered: tuple[int, tuple[int, str]]) -> bool:
             number, (at, other) = numbered
             chart = tmp_path / str(number) / "gpu-plugin"
             shutil.copytree(CHART, chart)
             (chart / "templates" / name).write_text("".join([*lines[:at], other, *lines[at + 1 :]]))
-            for case in tuple(likely):
+            for case in (*(() if notes else _named(lines[at])), *likely):
                 if _said(helm, cases[case], chart, notes=notes) != whole[case]:
-                    likely.remove(case)
-                    likely.insert(0, case)
+                    with turn:
+                        likely.remove(case)
+                        likely.insert(0, case)
                     return True
             return False
 

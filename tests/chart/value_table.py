@@ -195,6 +195,9 @@ COMBINATIONS: tuple[Mapping[str, Any], ...] = (
     MPS
     | {"extraEnv": [{"name": "A", "value": "b"}], "extraVolumeMounts": [{"name": "m", "mountPath": "/m"}]}
     | {"extraVolumes": [{"name": "m", "emptyDir": {}}], "podLabels": {"a": "b"}, "podAnnotations": {"c": "d"}},
+    {"config": {"map": {"default": "version: v1\n", "shared": MPS_CONFIG}}},
+    {"config": {"map": {"a": "version: v1\n", "shared": MPS_CONFIG}, "default": "a", "nodeLabel": "example.com/c"}},
+    {"config": {"map": {"shared": MPS_CONFIG}, "fallbackStrategies": ["empty"]}, "affinity": {}},
     {"config": {"name": "mine"}},
     {"config": {"name": "mine"}, "mps": {"enabled": True}, "networkPolicy": {"enabled": True}},
     {"config": {"name": "mine"}, "mps": {"enabled": False}},

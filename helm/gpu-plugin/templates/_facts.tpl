@@ -4,11 +4,12 @@ What the values ask for, as a YAML mapping of booleans:
   external:   config.name names a ConfigMap that the chart cannot look into
   mig, mps, cdi, volumeMounts: a value or a config asks for it, or a config that cannot be looked into may
   mpsDaemons: MPS control daemons are run
+and mpsNodes, which is configs: where it is not empty, the daemons run on the nodes whose label names one of these
 */}}
 {{- define "gpu-plugin.facts" -}}
 {{- $external := not (empty .Values.config.name) }}
 {{- $mig := $external }}
-{{- $mps := false }}
+{{- $mps := list }}
 {{- $wanted := eq (toString .Values.mps.enabled) "true" }}
 {{- $strategies := list .Values.deviceListStrategy }}
 {{- $migStrategies := list .Values.migStrategy }}
@@ -20,7 +21,7 @@ What the values ask for, as a YAML mapping of booleans:
 {{- $migStrategies = append $migStrategies (($config.flags).migStrategy) }}
 {{- $strategies = append $strategies ((($config.flags).plugin).deviceListStrategy) }}
 {{- if (($config.sharing).mps) }}
-{{- $mps = true }}
+{{- $mps = append $mps $name }}
 {{- end }}
 {{- end }}
 {{- range $migStrategies }}
@@ -35,10 +36,32 @@ What the values ask for, as a YAML mapping of booleans:
 configured: {{ or $external (not (empty .Values.config.map)) }}
 external: {{ $external }}
 mig: {{ $mig }}
-mps: {{ or $mps $external $wanted }}
-mpsDaemons: {{ if kindIs "invalid" .Values.mps.enabled }}{{ or $mps $external }}{{ else }}{{ $wanted }}{{ end }}
+mps: {{ or $external $wanted (not (empty $mps)) }}
+{{- if kindIs "invalid" .Values.mps.enabled }}
+mpsDaemons: {{ or $external (not (empty $mps)) }}
+mpsNodes: {{ ternary list $mps (has (include "gpu-plugin.defaultConfig" .) $mps) | toJson }}
+{{- else }}
+mpsDaemons: {{ $wanted }}
+mpsNodes: []
+{{- end }}
 cdi: {{ or $external (contains "cdi-" $words) (contains "auto" $words) }}
 volumeMounts: {{ or $external (contains "volume-mounts" $words) }}
+{{- end }}
+
+{{- /* The name of the config that nodes without the label take; empty for none. */}}
+{{- define "gpu-plugin.defaultConfig" -}}
+{{- $names := keys .Values.config.map }}
+{{- $found := .Values.config.default }}
+{{- range .Values.config.fallbackStrategies }}
+{{- if and (not $found) (eq . "named") (has "default" $names) }}
+{{- $found = "default" }}
+{{- else if and (not $found) (eq . "single") (eq (len $names) 1) }}
+{{- $found = first $names }}
+{{- else if and (not $found) (eq . "empty") }}
+{{- $found = "(none)" }}
+{{- end }}
+{{- end }}
+{{- $found }}
 {{- end }}
 
 {{- /* A config file as text, whether it was given as text or as a mapping. */}}

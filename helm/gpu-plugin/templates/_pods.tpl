@@ -62,10 +62,12 @@
 {{- end }}
 {{- end }}
 
-{{- /* What both kinds of pods have of a pod's specification: a list of the root and the facts. */}}
+{{- /* What both kinds of pods have of a pod's specification: a list of the root, the facts, and configs, of which a node's label must
+name one if there are any. */}}
 {{- define "gpu-plugin.podSpec" -}}
 {{- $root := index . 0 }}
-{{- $facts := index . 1 -}}
+{{- $facts := index . 1 }}
+{{- $configs := index . 2 -}}
 serviceAccountName: {{ include "gpu-plugin.fullname" $root }}
 automountServiceAccountToken: {{ $facts.configured }}
 enableServiceLinks: false
@@ -89,32 +91,41 @@ tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 affinity:
-  {{- include "gpu-plugin.affinity" $root | nindent 2 }}
+  {{- include "gpu-plugin.affinity" (list $root $configs) | nindent 2 }}
 {{- end }}
 
-{{- /* Unset: nodes with NVIDIA hardware; null or empty: all nodes of a known architecture; else as it was given. */}}
+{{- /* Unset: nodes with NVIDIA hardware; null or empty: all nodes of a known architecture; both with one of these configs, if there are
+any; else as it was given. A list of the root and the configs. */}}
 {{- define "gpu-plugin.affinity" -}}
-{{- if .Values.affinity -}}
-{{- toYaml .Values.affinity }}
+{{- $values := (index . 0).Values }}
+{{- if $values.affinity -}}
+{{- toYaml $values.affinity }}
 {{- else -}}
-{{- $architecture := "{key: kubernetes.io/arch, operator: In, values: [amd64, arm64]}" -}}
 nodeAffinity:
   requiredDuringSchedulingIgnoredDuringExecution:
     nodeSelectorTerms:
-      {{- if hasKey .Values "affinity" }}
+      {{- if hasKey $values "affinity" }}
       - matchExpressions:
-          - {{ $architecture }}
+          {{- include "gpu-plugin.suitable" . | nindent 10 }}
       {{- else }}
       - matchExpressions:
           - {key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}
-          - {{ $architecture }}
+          {{- include "gpu-plugin.suitable" . | nindent 10 }}
       - matchExpressions:
           - {key: feature.node.kubernetes.io/cpu-model.vendor_id, operator: In, values: [NVIDIA]}
-          - {{ $architecture }}
+          {{- include "gpu-plugin.suitable" . | nindent 10 }}
       - matchExpressions:
           - {key: nvidia.com/gpu.present, operator: In, values: ["true"]}
-          - {{ $architecture }}
+          {{- include "gpu-plugin.suitable" . | nindent 10 }}
       {{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* What every node must be: a list of the root and the configs. */}}
+{{- define "gpu-plugin.suitable" -}}
+- {key: kubernetes.io/arch, operator: In, values: [amd64, arm64]}
+{{- with index . 1 }}
+- {key: {{ default "nvidia.com/device-plugin.config" (index $ 0).Values.config.nodeLabel }}, operator: In, values: {{ toJson . }}}
 {{- end }}
 {{- end }}
 
