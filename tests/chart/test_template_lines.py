@@ -18,7 +18,7 @@ from tests.chart.value_table import MATRIX, TABLE, values_of
 
 TEMPLATES = CHART / "templates"
 CONDITION = re.compile(r"(\s*\{\{- (?:else )?if )(.+?)( -?\}\}.*)")
-VALUE = re.compile(r"[vV]alues\.([A-Za-z.]+)")
+VALUE = re.compile(r"values\.([A-Za-z.]+)", re.IGNORECASE)
 BLOCK = re.compile(r"\{\{-? (range|with|define|end)\b")
 FILES = tuple(sorted(str(path.relative_to(TEMPLATES)) for path in TEMPLATES.rglob("*.*")))
 
