@@ -1,5 +1,31 @@
-{{- /* Environment of the plugin and of the MPS daemons: a list of the root and the facts. */}}
+{{- /* Environment of a container: a list of the root, the facts, and more variables as YAML. extraEnv wins: no name comes twice, which
+an API server refuses. */}}
 {{- define "gpu-plugin.environment" -}}
+{{- $root := index . 0 }}
+{{- $extra := default list $root.Values.extraEnv }}
+{{- $replaced := list }}
+{{- range $extra }}
+{{- $replaced = append $replaced .name }}
+{{- end }}
+{{- $kept := list }}
+{{- range concat (index . 2 | fromYamlArray) (include "gpu-plugin.variables" (list $root (index . 1)) | fromYamlArray) }}
+{{- if not (has .name $replaced) }}
+{{- $kept = append $kept . }}
+{{- end }}
+{{- end }}
+{{- concat $kept $extra | toYaml }}
+{{- end }}
+
+{{- /* Where the plugin listens, as variables. */}}
+{{- define "gpu-plugin.http" -}}
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+- name: HTTP_ADDRESS
+  value: "$(POD_IP):{{ .Values.http.port }}"
+{{- end }}
+
+{{- /* Variables of the plugin and of the MPS daemons, from values: a list of the root and the facts. */}}
+{{- define "gpu-plugin.variables" -}}
 {{- $values := (index . 0).Values }}
 {{- $facts := index . 1 }}
 {{- range list
