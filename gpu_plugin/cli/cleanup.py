@@ -2,17 +2,25 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from gpu_plugin import control
 from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_options
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 
 if TYPE_CHECKING:
     from gpu_plugin.uninstall.traces import Removal
+
+BETWEEN = 0.5
+"""Seconds between two looks whether the daemon has ended."""
+
+LAST_WRITES = 2.0
+"""Seconds after which a daemon that answers no more has written its last: it ends within one of being told to."""
 
 
 @click.command(
@@ -22,9 +30,10 @@ if TYPE_CHECKING:
     "Containers that use a CDI specification cannot be restarted without it.",
 )
 @click.option("--mps", is_flag=True, help="What `gpu-plugin mps` left below --mps-root, instead.")
+@click.option("--wait", is_flag=True, help="Wait for the daemon to end instead of refusing while it runs.")
 @click.option("--stay", is_flag=True, hidden=True, help="Remove nothing, and stay until told to stop.")
 @with_hidden_options
-def command(mps: bool, stay: bool, **given: object) -> int:  # noqa: FBT001 - click hands it over so
+def command(mps: bool, wait: bool, stay: bool, **given: object) -> int:  # noqa: FBT001 - click hands it over so
     """Prints what was removed, a line each; the exit status is 1 where something of ours is still there."""
     if stay:
         told_to_stop = {signal.SIGTERM, signal.SIGINT}
@@ -32,7 +41,12 @@ def command(mps: bool, stay: bool, **given: object) -> int:  # noqa: FBT001 - cl
         signal.sigwait(told_to_stop)
         return 0
     settings = _settings(given_flags(given))
-
+    if mps and not settings.mps_root:
+        raise click.UsageError("--mps: say with --mps-root where", click.get_current_context())
+    if wait:
+        while _running(settings, mps=mps):
+            time.sleep(BETWEEN)  # a process that is not ours tells nobody of its end
+        time.sleep(LAST_WRITES)
     done = _remove_mps(settings) if mps else _remove(settings)
     for path in done.removed:
         click.echo(f"{path}: removed")
@@ -41,6 +55,15 @@ def command(mps: bool, stay: bool, **given: object) -> int:  # noqa: FBT001 - cl
     if not done.removed and not done.left:
         click.echo("nothing of gpu-plugin is on this node")
     return 1 if done.left else 0
+
+
+def _running(settings: Settings, *, mps: bool) -> bool:
+    from gpu_plugin.mps.directories import root_here  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.uninstall.mps_traces import supervised  # noqa: PLC0415
+
+    if mps:
+        return supervised(root_here(settings.mps_root))
+    return control.answers(Path(settings.state_dir))
 
 
 def _remove(settings: Settings) -> "Removal":
@@ -53,8 +76,6 @@ def _remove_mps(settings: Settings) -> "Removal":
     from gpu_plugin.mps.directories import root_here  # noqa: PLC0415 - as above
     from gpu_plugin.uninstall.mps_traces import remove_mps_traces  # noqa: PLC0415
 
-    if not settings.mps_root:
-        raise click.UsageError("--mps: say with --mps-root where", click.get_current_context())
     return remove_mps_traces(root_here(settings.mps_root))
 
 

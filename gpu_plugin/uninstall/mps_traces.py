@@ -28,12 +28,8 @@ def remove_mps_traces(root: Path) -> Removal:
     """
     if not root.is_dir():
         return Removal()
-    lock = root / readiness.SUPERVISOR
-    if lock.exists():
-        held = readiness.lock(lock)
-        if held is None:
-            return Removal(left=(f"{root}: gpu-plugin mps is running with this MPS root: stop it first",))
-        os.close(held)
+    if supervised(root):
+        return Removal(left=(f"{root}: gpu-plugin mps is running with this MPS root: stop it first",))
     removed, left = [], []
     for directory in _resources(root):
         if _listens(directory.joinpath(*_CONTROL)):
@@ -58,6 +54,17 @@ def remove_mps_traces(root: Path) -> Removal:
         elif why:
             left.append(why)
     return Removal(tuple(removed), tuple(left))
+
+
+def supervised(root: Path) -> bool:
+    """Whether `gpu-plugin mps` runs with this MPS root."""
+    lock = root / readiness.SUPERVISOR
+    if not lock.exists():
+        return False
+    held = readiness.lock(lock)
+    if held is not None:
+        os.close(held)
+    return held is None
 
 
 def _resources(root: Path, depth: int = _DEPTH) -> Iterator[Path]:

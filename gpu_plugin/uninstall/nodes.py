@@ -13,7 +13,7 @@ BETWEEN = 1.0
 """Seconds between two looks at how far it is."""
 
 LAST = 30.0
-"""Seconds for the deletion of what cleaned up."""
+"""Seconds for the end of all pods."""
 
 
 async def clean(
@@ -26,30 +26,31 @@ async def clean(
 ) -> tuple[int, int]:
     """Uninstalls the DaemonSet of this name, and gives how many of its nodes were cleaned up, and how many there are.
 
-    `say` is told of each step. It takes `timeout` seconds and some; half of them at most are for the DaemonSet's own pods, which
-    on a node that does not answer never go. An API server that fails in between is asked again.
+    `say` is told of each step. It takes up to `timeout` seconds, and `LAST` more. What cleans up is made before the DaemonSet is
+    deleted, and waits on each node for its pod to end: an attempt that is broken off is gone on with by the next. An API server
+    that fails in between is asked again.
 
     Raises:
-        UnreachableError: the DaemonSet could not be read, deleted, or followed by another one.
+        UnreachableError: the DaemonSet could not be read, followed by another one, or deleted.
         ForeignDaemonSetError: it does not run gpu-plugin; nothing was changed.
     """
     found = await daemonsets.read(name)
-    if found is None:
+    if found is not None:
+        await daemonsets.create(cleanup_daemonset(found, owner))  # one of an earlier attempt does as well
+        await daemonsets.delete(name)
+    elif await daemonsets.read(cleanup_name(name)) is None:
         say("there is no such DaemonSet: nothing to clean up")
         return 0, 0
-    cleaning = cleanup_daemonset(found, owner)
-    await daemonsets.delete(name)
-    say("deleted, waiting for its pods to end")
-    with anyio.move_on_after(timeout / 2):
-        await _gone(daemonsets, name, say, between)
-    done = (0, int((found.get("status") or {}).get("desiredNumberScheduled", 0)))
+    done = (0, int(((found or {}).get("status") or {}).get("desiredNumberScheduled", 0)))
+    say(f"deleted; cleaning up {_nodes(done[1])}")
     try:
-        await daemonsets.create(cleaning)  # one of an earlier attempt does as well
-        say(f"cleaning up {_nodes(done[1])}")
         with anyio.move_on_after(timeout):
             while True:
                 now = await _read(daemonsets, cleanup_name(name), say)
-                seen = None if now is None else progress(now)
+                if now is None:
+                    say(f"{cleanup_name(name)} was deleted meanwhile")
+                    return done
+                seen = progress(now)
                 if seen is not None and seen != done:
                     done = seen
                     say(f"{done[0]} of {_nodes(done[1])} {'is' if done[1] == 1 else 'are'} clean")
@@ -59,6 +60,7 @@ async def clean(
     finally:
         with anyio.move_on_after(LAST, shield=True):
             await daemonsets.delete(cleanup_name(name))
+            await _gone(daemonsets, name, say, between)
             await _gone(daemonsets, cleanup_name(name), say, between)
     return done
 

@@ -4,12 +4,15 @@ import os
 import subprocess
 import sys
 
+import anyio
+import anyio.to_thread
+
 from tests.node.daemon import GPU, healthy
 
 
-def cleanup(daemon):
+def cleanup(daemon, *more):
     directories = ("--state-dir", daemon.state, "--cdi-dir", daemon.specs, "--device-plugin-dir", daemon.directory)
-    command = [sys.executable, "-m", "gpu_plugin", "cleanup", *map(str, directories)]
+    command = [sys.executable, "-m", "gpu_plugin", "cleanup", *more, *map(str, directories)]
     environ = {key: value for key, value in os.environ.items() if not key.startswith("DP_")}
     done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
     return done.returncode, done.stdout, done.stderr
@@ -28,8 +31,17 @@ async def test_after_a_life_with_faults_a_kill_and_orders_nothing_is_left(kubele
     assert (code, out) == (1, "")
     assert "a daemon is running" in err
 
-    assert (await daemon.stop())[0] == 0
-    code, out, err = cleanup(daemon)
+    ended: list[tuple[int, str, str]] = []
+
+    async def wait_and_clean_up():
+        ended.append(await anyio.to_thread.run_sync(cleanup, daemon, "--wait"))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait_and_clean_up)
+        await anyio.sleep(1)
+        assert ended == []
+        assert (await daemon.stop())[0] == 0
+    [(code, out, err)] = ended
     assert (code, err) == (0, "")
     assert not daemon.state.exists()
     assert list(daemon.specs.iterdir()) == []

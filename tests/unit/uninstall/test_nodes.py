@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from gpu_plugin.cli import main
+from gpu_plugin.uninstall import nodes
 from tests.unit.uninstall.test_template import daemonset
 
 PATH = "/apis/apps/v1/namespaces/gpus/daemonsets"
@@ -124,8 +125,8 @@ def uninstall(tmp_path, capsys):
     return run
 
 
-def plugin(nodes):
-    return daemonset() | {"status": status(nodes, nodes)}
+def plugin(count):
+    return daemonset() | {"status": status(count, count)}
 
 
 def test_the_plugin_goes_then_its_traces_then_what_removed_them(uninstall):
@@ -133,25 +134,33 @@ def test_the_plugin_goes_then_its_traces_then_what_removed_them(uninstall):
         code, out, err = uninstall(api)
     assert (code, err) == (0, "")
     assert [line.removeprefix("DaemonSet gpus/plugin: ") for line in out.splitlines()] == [
-        "deleted, waiting for its pods to end",
-        "cleaning up 2 nodes",
+        "deleted; cleaning up 2 nodes",
         "2 of 2 nodes are clean",
     ]
     assert api.objects == {}
     assert api.made["spec"]["template"]["spec"]["initContainers"][0]["args"][0] == "cleanup"
     changes = [each for each in api.requests if each[0] != "GET"]
-    assert changes == [("DELETE", "plugin"), ("POST", ""), ("DELETE", "plugin-cleanup")]
+    assert changes == [("POST", ""), ("DELETE", "plugin"), ("DELETE", "plugin-cleanup")]
 
 
-def test_its_pods_end_before_any_cleaning_begins(uninstall):
+def test_an_attempt_that_was_broken_off_is_gone_on_with(uninstall):
+    with Api(None, status(0, 2), status(2, 2)) as api:
+        api.objects["plugin-cleanup"] = {"metadata": {"generation": 1}}
+        code, out, _ = uninstall(api)
+    assert code == 0
+    assert "2 of 2 nodes are clean" in out
+    assert api.objects == {}
+
+
+def test_it_returns_once_all_pods_are_gone(uninstall):
     with Api(plugin(1), status(1, 1)) as api:
         api.lingers = 2
         assert uninstall(api)[0] == 0
-    deleted, made = api.requests.index(("DELETE", "plugin")), api.requests.index(("POST", ""))
-    assert [each for each in api.requests[deleted:made] if each == ("GET", "plugin")] == [("GET", "plugin")] * 3
+    assert api.objects == {}
 
 
-def test_nodes_that_do_not_answer_are_counted_and_keep_nobody_from_uninstalling(uninstall):
+def test_nodes_that_do_not_answer_are_counted_and_keep_nobody_from_uninstalling(uninstall, monkeypatch):
+    monkeypatch.setattr(nodes, "LAST", 0.5)
     with Api(plugin(3), status(2, 3)) as api:
         api.lingers = 1000  # the pod of a node that is down never goes
         code, out, err = uninstall(api, "--timeout", "1s")

@@ -39,7 +39,7 @@ def test_the_daemon_becomes_an_init_container_that_cleans_up_as_it_was_told_to_r
     before = copy.deepcopy(found)
     pod = patched(found)
     (cleaning,) = pod["initContainers"]
-    assert cleaning["args"] == ["cleanup", "--log-level=debug", "--state-dir=/gpu-plugin-parent/gpu-plugin"]
+    assert cleaning["args"] == ["cleanup", "--log-level=debug", "--wait", "--state-dir=/gpu-plugin-parent/gpu-plugin"]
     assert cleaning["env"] == [{"name": "CDI_DIR", "value": "/run/cdi"}]
     assert cleaning["securityContext"] == {"runAsUser": 0}
     assert {"livenessProbe", "ports"} & cleaning.keys() == set()
@@ -89,7 +89,7 @@ def test_a_command_that_says_run_is_changed_where_it_stands():
     pod = patched(daemonset(command=["python3", "-m", "gpu_plugin", "run"], args=["--cdi-dir=/x"]))
     assert (pod["initContainers"][0]["command"], pod["initContainers"][0]["args"]) == (
         ["python3", "-m", "gpu_plugin", "cleanup"],
-        ["--cdi-dir=/x", "--state-dir=/gpu-plugin-parent/gpu-plugin"],
+        ["--cdi-dir=/x", "--wait", "--state-dir=/gpu-plugin-parent/gpu-plugin"],
     )
     assert pod["containers"][0]["command"] == ["python3", "-m", "gpu_plugin", "cleanup", "--stay"]
     assert "args" not in pod["containers"][0]
@@ -174,7 +174,7 @@ def test_mps_daemons_have_their_root_removed_and_the_shared_memory_unmounted_on_
     ]
     found["spec"]["template"]["spec"]["volumes"] = volumes
     (cleaning,) = patched(found)["initContainers"]
-    assert cleaning["args"] == ["cleanup", "--mps", "--mps-root=/gpu-plugin-parent/mps"]
+    assert cleaning["args"] == ["cleanup", "--mps", "--wait", "--mps-root=/gpu-plugin-parent/mps"]
     parent = {"name": "mps-root", "mountPath": "/gpu-plugin-parent", "mountPropagation": "Bidirectional"}
     assert parent in cleaning["volumeMounts"]
     assert patched(found)["volumes"][0] == {
