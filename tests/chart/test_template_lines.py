@@ -53,7 +53,7 @@ def _named(line: str) -> list[int]:
     return [CASES.index(values_of(path)) for path in VALUE.findall(line) if path in TABLE]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", FILES)
 def test_no_line_is_idle(helm: Helm, tmp_path: Path, name: str) -> None:
     notes = name == "NOTES.txt"

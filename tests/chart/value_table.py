@@ -198,6 +198,14 @@ COMBINATIONS: tuple[Mapping[str, Any], ...] = (
     {"config": {"map": {"default": "version: v1\n", "shared": MPS_CONFIG}}},
     {"config": {"map": {"a": "version: v1\n", "shared": MPS_CONFIG}, "default": "a", "nodeLabel": "example.com/c"}},
     {"config": {"map": {"shared": MPS_CONFIG}, "fallbackStrategies": ["empty"]}, "affinity": {}},
+    {"config": {"map": {"only": MPS_CONFIG}}},
+    {"config": {"map": {"default": MPS_CONFIG, "b": "version: v1\n"}}},
+    {"config": {"map": {"default": MPS_CONFIG, "b": "version: v1\n"}, "default": "b"}},
+    {"config": {"map": {"default": MPS_CONFIG}, "fallbackStrategies": ["empty", "named", "single"]}},
+    {"config": {"map": {"only": MPS_CONFIG}, "fallbackStrategies": ["empty", "single"]}},
+    {"config": {"map": {"default": MPS_CONFIG}, "fallbackStrategies": ["named", "empty"]}},
+    {"config": {"map": {"only": MPS_CONFIG}, "fallbackStrategies": ["single", "empty"]}},
+    {"config": {"map": {"default": "version: v1\n", "b": MPS_CONFIG}, "default": "b"}},
     {"config": {"name": "mine"}},
     {"config": {"name": "mine"}, "mps": {"enabled": True}, "networkPolicy": {"enabled": True}},
     {"config": {"name": "mine"}, "mps": {"enabled": False}},
@@ -230,6 +238,7 @@ MATRIX: tuple[Mapping[str, Any], ...] = (
     *map(values_of, TABLE),
     {"fullnameOverride": "a" * 60},
     {"nameOverride": "try"},  # the release is called so
+    {"extraEnv": [{"name": "STATE_DIR", "value": "/elsewhere"}]},  # in place of the chart's own
     {"imagePullSecrets": [{"name": "pull"}], "commonLabels": {"a": "b"}, "securityContext": {"runAsUser": 5}},
 )
 """All that is rendered where something must hold for everything that can be."""

@@ -42,7 +42,6 @@ mpsDaemons: {{ or $external (not (empty $mps)) }}
 mpsNodes: {{ ternary list $mps (has (include "gpu-plugin.defaultConfig" .) $mps) | toJson }}
 {{- else }}
 mpsDaemons: {{ $wanted }}
-mpsNodes: []
 {{- end }}
 cdi: {{ or $external (contains "cdi-" $words) (contains "auto" $words) }}
 volumeMounts: {{ or $external (contains "volume-mounts" $words) }}
