@@ -1,6 +1,7 @@
 """`gpu-plugin uninstall`: deletes DaemonSets and has their nodes cleaned up."""
 
 import os
+import signal
 
 import click
 
@@ -32,7 +33,7 @@ def command(namespace: str, daemonsets: tuple[str, ...], seconds: str, kubeconfi
     except ValueError as error:
         raise click.UsageError(f"--timeout: {error}", click.get_current_context()) from None
 
-    import anyio  # noqa: PLC0415
+    import anyio.abc  # noqa: PLC0415
 
     from gpu_plugin.cluster.connection import UnreachableError, require_client  # noqa: PLC0415
     from gpu_plugin.cluster.daemonset import opened  # noqa: PLC0415
@@ -56,16 +57,32 @@ def command(namespace: str, daemonsets: tuple[str, ...], seconds: str, kubeconfi
                 err=True,
             )
 
+    broken_off = False
+
     async def run() -> None:
+        nonlocal broken_off
         async with anyio.create_task_group() as tasks:
-            for name in dict.fromkeys(daemonsets):
-                tasks.start_soon(clean_up, name)
+            tasks.start_soon(until_told, tasks)
+            async with anyio.create_task_group() as work:
+                for name in dict.fromkeys(daemonsets):
+                    work.start_soon(clean_up, name)
+            tasks.cancel_scope.cancel()
+
+    async def until_told(tasks: anyio.abc.TaskGroup) -> None:
+        nonlocal broken_off
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for _ in signals:
+                broken_off = True
+                tasks.cancel_scope.cancel()
+                return
 
     try:
         require_client("uninstall", "")
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
     anyio.run(run)
+    if broken_off:
+        failed.append("broken off")
     if failed:
         raise click.ClickException("; ".join(failed))
     return 0

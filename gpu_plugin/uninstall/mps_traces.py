@@ -4,7 +4,6 @@ import ctypes
 import os
 import shutil
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 from gpu_plugin.mps import compute_modes, readiness
@@ -14,8 +13,8 @@ from gpu_plugin.uninstall.traces import Removal, remove_directory
 _CONTROL = ("pipe", "control")
 """Where below a resource's directory a control daemon listens."""
 
-_DEPTH = 2
-"""Directories between the MPS root and a resource's: resources are named DOMAIN/NAME."""
+_PARTS = {"pipe", "log", readiness.READY, readiness.DOWN, ".started"}
+"""All that supervisors put into a resource's directory; the last one is NVIDIA's."""
 
 _MNT_DETACH = 2  # umount2(2), sys/mount.h
 
@@ -35,14 +34,21 @@ def remove_mps_traces(root: Path) -> Removal:
         if _listens(directory.joinpath(*_CONTROL)):
             left.append(f"{directory}: an MPS control daemon is running there: stop it first")
             continue
-        shutil.rmtree(directory)
-        removed.append(str(directory))
-        domain = directory.parent
-        if domain != root and not any(domain.iterdir()):
-            domain.rmdir()
+        try:
+            shutil.rmtree(directory)
+            removed.append(str(directory))
+            if not any(directory.parent.iterdir()):
+                directory.parent.rmdir()
+        except OSError as error:
+            left.append(f"{error.filename or directory}: {error.strerror or error}")
     for name in (readiness.SUPERVISOR, compute_modes.FILE):
-        if (root / name).is_file():
+        try:
             (root / name).unlink()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            left.append(f"{root / name}: {error.strerror or error}")
+        else:
             removed.append(str(root / name))
     shm = Path(shm_directory(str(root)))
     trouble = _unmount(shm)
@@ -67,16 +73,18 @@ def supervised(root: Path) -> bool:
     return held is None
 
 
-def _resources(root: Path, depth: int = _DEPTH) -> Iterator[Path]:
-    """The directories of resources: those that have one of pipes."""
-    for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
-        if not entry.is_dir(follow_symlinks=False):
-            continue
-        path = Path(entry.path)
-        if (path / _CONTROL[0]).is_dir():
-            yield path
-        elif depth > 1:
-            yield from _resources(path, depth - 1)
+def _resources(root: Path) -> list[Path]:
+    """The directories of resources, as ROOT/DOMAIN/NAME: those that have pipes, and nothing that is not a daemon's."""
+    found = []
+    for domain in _directories(root):
+        if "." in domain.name:
+            found += [each for each in _directories(domain) if {"pipe"} <= set(os.listdir(each)) <= _PARTS]  # noqa: PTH208
+    return found
+
+
+def _directories(path: Path) -> list[Path]:
+    with os.scandir(path) as entries:
+        return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
 
 
 def _listens(path: Path) -> bool:

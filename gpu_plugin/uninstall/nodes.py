@@ -7,7 +7,14 @@ import anyio
 
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.daemonset import DaemonSets
-from gpu_plugin.uninstall.template import cleanup_daemonset, cleanup_name, progress
+from gpu_plugin.uninstall.template import (
+    ForeignDaemonSetError,
+    cleanup_daemonset,
+    cleanup_name,
+    made_here,
+    progress,
+    restored,
+)
 
 BETWEEN = 1.0
 """Seconds between two looks at how far it is."""
@@ -22,52 +29,60 @@ async def clean(
     timeout: float,
     say: Callable[[str], object],
     owner: Mapping[str, Any] | None = None,
-    between: float = BETWEEN,
 ) -> tuple[int, int]:
     """Uninstalls the DaemonSet of this name, and gives how many of its nodes were cleaned up, and how many there are.
 
     `say` is told of each step. It takes up to `timeout` seconds, and `LAST` more. What cleans up is made before the DaemonSet is
-    deleted, and waits on each node for its pod to end: an attempt that is broken off is gone on with by the next. An API server
-    that fails in between is asked again.
+    deleted, and waits on each node for its pod to end: an attempt that was killed is gone on with by the next. One that is
+    cancelled, or fails, puts the DaemonSet back. An API server that fails in between is asked again.
 
     Raises:
         UnreachableError: the DaemonSet could not be read, followed by another one, or deleted.
-        ForeignDaemonSetError: it does not run gpu-plugin; nothing was changed.
+        ForeignDaemonSetError: it does not run gpu-plugin, or what is to clean up has the name of another; nothing was changed.
     """
-    found = await daemonsets.read(name)
-    if found is not None:
-        await daemonsets.create(cleanup_daemonset(found, owner))  # one of an earlier attempt does as well
-        await daemonsets.delete(name)
-    elif await daemonsets.read(cleanup_name(name)) is None:
+    found, left = await daemonsets.read(name), await daemonsets.read(cleanup_name(name))
+    if left is not None and not made_here(left):
+        raise ForeignDaemonSetError(f"there is a DaemonSet {cleanup_name(name)} that is not ours: rename or delete it")
+    if found is None and left is None:
         say("there is no such DaemonSet: nothing to clean up")
         return 0, 0
+    cleaning = None if found is None else cleanup_daemonset(found, owner)
     done = (0, int(((found or {}).get("status") or {}).get("desiredNumberScheduled", 0)))
-    say(f"deleted; cleaning up {_nodes(done[1])}")
+    deleted = ended = False
     try:
+        if cleaning is not None:
+            await daemonsets.create(cleaning)
+            deleted = True  # or about to be
+            await daemonsets.delete(name)
+        say(f"deleted; cleaning up {_nodes(done[1])}")
         with anyio.move_on_after(timeout):
             while True:
                 now = await _read(daemonsets, cleanup_name(name), say)
                 if now is None:
                     say(f"{cleanup_name(name)} was deleted meanwhile")
-                    return done
+                    break
                 seen = progress(now)
                 if seen is not None and seen != done:
                     done = seen
                     say(f"{done[0]} of {_nodes(done[1])} {'is' if done[1] == 1 else 'are'} clean")
                 if seen is not None and done[0] >= done[1]:
                     break
-                await anyio.sleep(between)
+                await anyio.sleep(BETWEEN)
+        ended = True
     finally:
         with anyio.move_on_after(LAST, shield=True):
             await daemonsets.delete(cleanup_name(name))
-            await _gone(daemonsets, name, say, between)
-            await _gone(daemonsets, cleanup_name(name), say, between)
+            if deleted:
+                await _gone(daemonsets, name, say)
+            await _gone(daemonsets, cleanup_name(name), say)
+            if deleted and not ended and found is not None and await daemonsets.create(restored(found)):
+                say("broken off: the DaemonSet is put back")
     return done
 
 
-async def _gone(daemonsets: DaemonSets, name: str, say: Callable[[str], object], between: float) -> None:
+async def _gone(daemonsets: DaemonSets, name: str, say: Callable[[str], object]) -> None:
     while await _read(daemonsets, name, say) is not None:  # noqa: ASYNC110 - what ends it is elsewhere
-        await anyio.sleep(between)
+        await anyio.sleep(BETWEEN)
 
 
 async def _read(daemonsets: DaemonSets, name: str, say: Callable[[str], object]) -> Mapping[str, Any] | None:

@@ -3,6 +3,7 @@
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from gpu_plugin.config.settings import STATE_DIR
@@ -67,11 +68,11 @@ def cleanup_daemonset(daemonset: Object, owner: Object | None = None) -> dict[st
         owner: a reference to the object with which the new one goes, or None.
 
     Raises:
-        ForeignDaemonSetError: there is no container whose command or arguments have the word run or mps.
+        ForeignDaemonSetError: none of its containers runs `gpu-plugin run` or `gpu-plugin mps`.
     """
     metadata, spec = daemonset["metadata"], daemonset.get("spec", {})
     pod = spec.get("template", {}).get("spec", {})
-    container, kind = _daemon(pod)
+    container, kind = _daemon(daemonset, pod)
     command, arguments = list(container.get("command") or []), list(container.get("args") or [])
     words = command if kind.verb in command else arguments
     words[words.index(kind.verb)] = CLEANUP
@@ -86,6 +87,9 @@ def cleanup_daemonset(daemonset: Object, owner: Object | None = None) -> dict[st
     name = cleanup_name(metadata["name"])
     labels = {LABEL: name}
     made = {"name": name, "namespace": metadata["namespace"], "labels": {**(metadata.get("labels") or {}), **labels}}
+    dressed = spec.get("template", {}).get("metadata") or {}
+    selected = (spec.get("selector") or {}).get("matchLabels") or {}
+    more_labels = {key: value for key, value in (dressed.get("labels") or {}).items() if key not in selected}
     kept = {key: value for key, value in pod.items() if key not in _NOT_KEPT_OF_A_POD}
     return {
         "apiVersion": "apps/v1",
@@ -94,7 +98,7 @@ def cleanup_daemonset(daemonset: Object, owner: Object | None = None) -> dict[st
         "spec": {
             "selector": {"matchLabels": labels},
             "template": {
-                "metadata": {"labels": labels},
+                "metadata": {"labels": more_labels | labels, "annotations": dict(dressed.get("annotations") or {})},
                 "spec": {
                     **kept,
                     "automountServiceAccountToken": False,
@@ -109,16 +113,46 @@ def cleanup_daemonset(daemonset: Object, owner: Object | None = None) -> dict[st
 
 def cleanup_name(name: str) -> str:
     """What the DaemonSet is called that cleans up after the one of this name; short enough for a label."""
-    return f"{name[: 63 - len(CLEANUP) - 1].rstrip('-.')}-{CLEANUP}"
+    return f"{name[: 63 - len(CLEANUP) - 1].removesuffix('-')}-{CLEANUP}"
 
 
-def _daemon(pod: Object) -> tuple[Object, _Kind]:
+def restored(daemonset: Object) -> dict[str, Any]:
+    """The DaemonSet as it can be made again: without what the API server added to it."""
+    metadata = {
+        key: value
+        for key, value in daemonset["metadata"].items()
+        if key in ("name", "namespace", "labels", "annotations")
+    }
+    return {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": daemonset["spec"]}
+
+
+def made_here(daemonset: Object) -> bool:
+    """Whether a DaemonSet is one of `cleanup_daemonset`."""
+    metadata = daemonset["metadata"]
+    return bool((metadata.get("labels") or {}).get(LABEL) == metadata["name"])
+
+
+def _daemon(daemonset: Object, pod: Object) -> tuple[Object, _Kind]:
+    """The container that runs one of our verbs: by a command that names us, or, in our image, as first argument."""
+    labelled = (daemonset["metadata"].get("labels") or {}).get("app.kubernetes.io/component") in _COMPONENTS
     for container in pod.get("containers") or []:
         words = _words(container)
         for kind in _KINDS:
-            if kind.verb in words:
+            if labelled and not container.get("command") and words[:1] == [kind.verb]:
                 return container, kind
-    raise ForeignDaemonSetError("none of its containers has the argument run or mps: it does not run gpu-plugin")
+            if any(posixpath.basename(word) in _PROGRAMS and verb == kind.verb for word, verb in pairwise(words)):
+                return container, kind
+    raise ForeignDaemonSetError(
+        "it does not run gpu-plugin: no container has the command gpu-plugin run or gpu-plugin mps, nor, under the chart's label "
+        "app.kubernetes.io/component, run or mps as its first argument"
+    )
+
+
+_COMPONENTS = ("device-plugin", "mps-control-daemon")
+"""Values of that label in the chart and in deploy/."""
+
+_PROGRAMS = ("gpu-plugin", "gpu_plugin")
+"""What comes before a verb: the command, and the module."""
 
 
 def _words(container: Object) -> list[str]:

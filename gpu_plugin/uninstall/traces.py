@@ -11,7 +11,7 @@ from pathlib import Path
 from gpu_plugin import control
 from gpu_plugin.atomic import leftovers
 from gpu_plugin.cdi_specs.directory import SpecDirectory
-from gpu_plugin.kubelet.socket import remove_stale
+from gpu_plugin.kubelet.socket import PREFIX, remove_stale
 from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE
 from gpu_plugin.state import CORRUPT
 
@@ -42,6 +42,9 @@ def remove_traces(state_dir: Path, cdi_dir: Path, socket_dir: Path) -> Removal:
     removed = [str(cdi_dir / name) for name in specs.changed]
     left = list(specs.refused.values())
     removed += [str(socket_dir / name) for name in remove_stale(socket_dir)]
+    left += [
+        f"{path}: a socket that is in use, or cannot be removed" for path in sorted(socket_dir.glob(f"{PREFIX}*.sock"))
+    ]
     for path in _state(state_dir):
         try:
             _remove(path)
@@ -82,6 +85,8 @@ def _remove(path: Path) -> None:
 
 def remove_directory(directory: Path) -> str | None:
     """Removes an empty directory. Returns None once it is gone, else why it stays, or nothing where it never was."""
+    if directory.is_symlink():
+        return f"{directory}: is a link to {directory.readlink()}: remove both by hand"
     try:
         directory.rmdir()
     except FileNotFoundError:

@@ -1,6 +1,8 @@
 """What MPS daemons left on a node is removed, unless one still runs."""
 
+import errno
 import os
+import shutil
 import socket
 
 import pytest
@@ -54,11 +56,32 @@ def test_a_daemon_that_another_program_runs_keeps_its_directory(root):
     assert foreign.is_dir()
 
 
-def test_what_is_no_resources_stays(root):
+def test_what_is_no_resources_stays(root, tmp_path):
     (root / "notes").mkdir()
+    for path in ("home/user/pipe", "nvidia.com/gpu/../other/pipe", "nvidia.com/other/thesis"):
+        (root / path).mkdir(parents=True)
+    outside = tmp_path / "outside"
+    (outside / "pipe").mkdir(parents=True)
+    (root / "nvidia.com" / "link").symlink_to(outside)
     (root / "shm" / "of-a-client").write_text("")
     done = remove_mps_traces(root)
     assert done.left == (
         f"{root / 'shm'}: holds what is not this plugin's: of-a-client",
-        f"{root}: holds what is not this plugin's: notes, shm",
+        f"{root}: holds what is not this plugin's: home, notes, nvidia.com, shm",
     )
+    assert not (root / "nvidia.com" / "gpu").exists()
+    assert (outside / "pipe").is_dir()
+
+
+def test_what_cannot_be_removed_is_said_and_the_rest_goes(root, monkeypatch):
+    real = shutil.rmtree
+
+    def refusing(path):
+        if path.name == "gpu":
+            raise OSError(errno.EROFS, "Read-only file system", str(path / "log"))
+        real(path)
+
+    monkeypatch.setattr(shutil, "rmtree", refusing)
+    done = remove_mps_traces(root)
+    assert done.left[0] == f"{root / 'nvidia.com' / 'gpu' / 'log'}: Read-only file system"
+    assert not (root / readiness.SUPERVISOR).exists()

@@ -2,6 +2,9 @@
 
 import copy
 import json
+import signal
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -9,6 +12,7 @@ import pytest
 
 from gpu_plugin.cli import main
 from gpu_plugin.uninstall import nodes
+from gpu_plugin.uninstall.template import cleanup_daemonset
 from tests.unit.uninstall.test_template import daemonset
 
 PATH = "/apis/apps/v1/namespaces/gpus/daemonsets"
@@ -28,6 +32,7 @@ class Api:
         self.requests = []
         self.lingers = 0
         self.failures = 0
+        self.forbidden = False
 
     def answer(self, method, path, body):
         name = path.removeprefix(PATH).strip("/")
@@ -35,6 +40,8 @@ class Api:
         if method == "POST":
             made = json.loads(body)
             name = made["metadata"]["name"]
+            if self.forbidden and name.endswith("-cleanup"):
+                return 403, {"kind": "Status", "message": "forbidden"}
             if name in self.objects:
                 return 409, {"kind": "Status", "message": "already exists"}
             self.made = made
@@ -107,7 +114,9 @@ def status(ready, wanted):
 
 
 @pytest.fixture
-def uninstall(tmp_path, capsys):
+def uninstall(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(nodes, "BETWEEN", 0.01)
+
     def run(api, *more):
         arguments = [
             "uninstall",
@@ -145,7 +154,7 @@ def test_the_plugin_goes_then_its_traces_then_what_removed_them(uninstall):
 
 def test_an_attempt_that_was_broken_off_is_gone_on_with(uninstall):
     with Api(None, status(0, 2), status(2, 2)) as api:
-        api.objects["plugin-cleanup"] = {"metadata": {"generation": 1}}
+        api.objects["plugin-cleanup"] = cleanup_daemonset(plugin(2))
         code, out, _ = uninstall(api)
     assert code == 0
     assert "2 of 2 nodes are clean" in out
@@ -179,8 +188,8 @@ def test_a_foreign_daemonset_is_refused_and_not_changed(uninstall):
     with Api(daemonset(args=["other"])) as api:
         code, _, err = uninstall(api)
     assert code == 1
-    assert err.startswith("gpu-plugin: DaemonSet gpus/plugin: none of its containers has the argument run or mps")
-    assert api.requests == [("GET", "plugin")]
+    assert err.startswith("gpu-plugin: DaemonSet gpus/plugin: it does not run gpu-plugin")
+    assert {method for method, _ in api.requests} == {"GET"}
 
 
 def test_of_two_daemonsets_one_that_is_gone_keeps_the_other_from_nothing(uninstall):
@@ -193,9 +202,48 @@ def test_of_two_daemonsets_one_that_is_gone_keeps_the_other_from_nothing(uninsta
 
 def test_what_an_earlier_attempt_left_is_used_and_removed(uninstall):
     with Api(plugin(1), status(1, 1)) as api:
-        api.objects["plugin-cleanup"] = {"metadata": {"generation": 1}}
+        api.objects["plugin-cleanup"] = cleanup_daemonset(plugin(2))
         assert uninstall(api)[0] == 0
     assert api.objects == {}
+
+
+def test_another_daemonset_of_that_name_is_not_touched(uninstall):
+    with Api(plugin(1), status(1, 1)) as api:
+        api.objects["plugin-cleanup"] = {"metadata": {"name": "plugin-cleanup", "labels": {}}}
+        code, _, err = uninstall(api)
+        assert sorted(api.objects) == ["plugin", "plugin-cleanup"]
+    assert code == 1
+    assert "there is a DaemonSet plugin-cleanup that is not ours" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_attempt_that_is_told_to_stop_puts_the_daemonset_back(tmp_path, number):
+    found = plugin(1) | {"status": status(0, 1)}
+    found["metadata"] |= {"resourceVersion": "7", "uid": "8"}
+    with Api(found, status(0, 1)) as api:
+        api.lingers = 2
+        asked = ["--namespace", "gpus", "--daemonset", "plugin", "--kubeconfig", api.kubeconfig(tmp_path)]
+        command = [sys.executable, "-m", "gpu_plugin", "uninstall", *asked]
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert running.stdout is not None
+        assert "cleaning up 1 node" in running.stdout.readline()
+        running.send_signal(number)
+        out, err = running.communicate(timeout=20)
+        assert list(api.objects) == ["plugin"]
+        assert "uid" not in api.objects["plugin"]["metadata"]
+        assert api.objects["plugin"]["spec"] == found["spec"]
+    assert running.returncode == 1
+    assert "broken off: the DaemonSet is put back" in out
+    assert "broken off" in err
+
+
+def test_an_attempt_without_the_rights_leaves_the_daemonset(uninstall):
+    with Api(plugin(1), status(1, 1)) as api:
+        api.forbidden = True
+        code, _, err = uninstall(api)
+        assert list(api.objects) == ["plugin"]
+    assert code == 1
+    assert "403" in err
 
 
 def test_an_api_server_that_fails_in_between_is_asked_again(uninstall):

@@ -4,10 +4,19 @@ import copy
 
 import pytest
 
-from gpu_plugin.uninstall.template import ForeignDaemonSetError, cleanup_daemonset, cleanup_name, progress
+from gpu_plugin.uninstall.template import (
+    ForeignDaemonSetError,
+    cleanup_daemonset,
+    cleanup_name,
+    made_here,
+    progress,
+    restored,
+)
 
 STATE = {"name": "state", "hostPath": {"path": "/var/lib/gpu-plugin", "type": "DirectoryOrCreate"}}
 SOCKETS = {"name": "device-plugins", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}
+
+SELECTED = {"app.kubernetes.io/component": "device-plugin"}
 
 
 def daemonset(**container):
@@ -26,8 +35,12 @@ def daemonset(**container):
         ],
     }
     pod = {"containers": [daemon | container], "volumes": [STATE, SOCKETS], "priorityClassName": "high"}
-    metadata = {"name": "plugin", "namespace": "gpus", "labels": {"app.kubernetes.io/instance": "release"}}
-    return {"metadata": metadata, "spec": {"selector": {}, "template": {"metadata": {"labels": {}}, "spec": pod}}}
+    metadata = {"name": "plugin", "namespace": "gpus", "labels": {**SELECTED, "app.kubernetes.io/instance": "release"}}
+    dressed = {"labels": {**SELECTED, "team": "a"}, "annotations": {"inject": "false"}}
+    return {
+        "metadata": metadata | {"uid": "1", "resourceVersion": "2", "annotations": {"helm": "x"}},
+        "spec": {"selector": {"matchLabels": SELECTED}, "template": {"metadata": dressed, "spec": pod}},
+    }
 
 
 def patched(found):
@@ -67,12 +80,20 @@ def test_it_runs_where_the_other_ran_and_selects_pods_of_its_own():
     assert made["metadata"] == {
         "name": "plugin-cleanup",
         "namespace": "gpus",
-        "labels": {"app.kubernetes.io/instance": "release", "gpu-plugin/cleanup": "plugin-cleanup"},
+        "labels": {**SELECTED, "app.kubernetes.io/instance": "release", "gpu-plugin/cleanup": "plugin-cleanup"},
         "ownerReferences": [{"kind": "Job", "name": "job", "uid": "1"}],
     }
     template = made["spec"]["template"]
-    assert template["metadata"]["labels"] == made["spec"]["selector"]["matchLabels"]
-    assert template["metadata"]["labels"] == {"gpu-plugin/cleanup": "plugin-cleanup"}
+    assert made["spec"]["selector"]["matchLabels"] == {"gpu-plugin/cleanup": "plugin-cleanup"}
+    assert template["metadata"] == {
+        "labels": {
+            "team": "a",
+            "gpu-plugin/cleanup": "plugin-cleanup",
+        },  # not those by which the other's pods are found
+        "annotations": {"inject": "false"},
+    }
+    assert made_here(made)
+    assert not made_here(found)
     pod = template["spec"]
     assert (pod["nodeSelector"], pod["tolerations"]) == ({"a": "b"}, [{"operator": "Exists"}])
     assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("plugin", False)
@@ -83,6 +104,19 @@ def test_it_runs_where_the_other_ran_and_selects_pods_of_its_own():
 def test_names_fit_into_a_label():
     assert cleanup_name("a" * 80) == f"{'a' * 55}-cleanup"
     assert cleanup_name("a" * 54 + "-b") == f"{'a' * 54}-cleanup"
+
+
+def test_it_can_be_made_again_as_it_was():
+    found = daemonset() | {"status": {"numberReady": 1}}
+    again = restored(found)
+    assert again["metadata"] == {
+        "name": "plugin",
+        "namespace": "gpus",
+        "labels": {**SELECTED, "app.kubernetes.io/instance": "release"},
+        "annotations": {"helm": "x"},
+    }
+    assert again["spec"] == found["spec"]
+    assert "status" not in again
 
 
 def test_a_command_that_says_run_is_changed_where_it_stands():
@@ -135,10 +169,42 @@ def test_otherwise_its_content_alone_is_removed(volume, path, more):
     assert pod["initContainers"][0]["volumeMounts"] == [{"name": "state", "mountPath": path, **more}]
 
 
-@pytest.mark.parametrize("found", [{"metadata": {}}, daemonset(args=["serve"]), daemonset(args=["status"])])
-def test_what_does_not_run_the_daemon_is_not_touched(found):
+FOREIGN = {"app.kubernetes.io/component": "agent"}
+
+
+def foreign(**container):
+    found = daemonset(**container)
+    found["metadata"]["labels"] = FOREIGN
+    return found
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"metadata": {}},
+        daemonset(args=["serve"]),
+        daemonset(args=["status"]),
+        daemonset(args=["--verbose", "run"]),
+        foreign(),
+        foreign(command=["agent", "run"]),
+        daemonset(command=["agent", "run"], args=[]),
+    ],
+)
+def test_what_does_not_run_gpu_plugin_is_not_touched(found):
     with pytest.raises(ForeignDaemonSetError, match="run"):
         cleanup_daemonset(found)
+
+
+def test_a_command_that_names_gpu_plugin_needs_no_label():
+    found = foreign(command=["/opt/gpu-plugin/bin/gpu-plugin", "run"], args=[])
+    assert patched(found)["initContainers"][0]["command"] == ["/opt/gpu-plugin/bin/gpu-plugin", "cleanup"]
+
+
+def test_the_last_of_two_variables_of_one_name_counts_and_sources_of_others_are_kept():
+    env = [{"name": "STATE_DIR", "value": "/old"}, {"name": "STATE_DIR", "value": "/var/lib/gpu-plugin"}]
+    pod = patched(daemonset(env=env, envFrom=[{"configMapRef": {"name": "more"}}]))
+    assert pod["initContainers"][0]["args"][-1] == "--state-dir=/gpu-plugin-parent/gpu-plugin"
+    assert pod["initContainers"][0]["envFrom"] == [{"configMapRef": {"name": "more"}}]
 
 
 @pytest.mark.parametrize(

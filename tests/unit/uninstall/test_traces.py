@@ -5,6 +5,7 @@ import socket
 import pytest
 
 from gpu_plugin import control
+from gpu_plugin.cli import main
 from gpu_plugin.uninstall.traces import FILES, remove_traces
 
 
@@ -92,3 +93,38 @@ def test_what_cannot_be_removed_is_said_and_the_rest_goes(node, tmp_path):
     assert not state.exists()
     assert len(done.left) == 1
     assert "k8s.device-plugin.nvidia.com-gpu.json" in done.left[0]
+
+
+def test_a_state_directory_that_is_a_link_is_left_for_people(node, tmp_path):
+    state, cdi, sockets = node
+    link = tmp_path / "link"
+    link.symlink_to(state)
+    (state / "health.json").write_text("{}")
+    done = remove_traces(link, cdi, sockets)
+    assert done.removed == (str(link / "health.json"),)
+    assert done.left == (f"{link}: is a link to {state}: remove both by hand",)
+
+
+def test_a_socket_that_is_in_use_is_told(node):
+    state, cdi, sockets = node
+    with socket.socket(socket.AF_UNIX) as living:
+        living.bind(str(sockets / "gpu-plugin-gpu-1-1.sock"))
+        living.listen()
+        done = remove_traces(state, cdi, sockets)
+    assert done.left == (f"{sockets / 'gpu-plugin-gpu-1-1.sock'}: a socket that is in use, or cannot be removed",)
+
+
+def test_a_config_file_that_is_gone_keeps_nobody_from_cleaning_up(node, monkeypatch, capsys):
+    state, cdi, sockets = node
+    for name, value in {
+        "CONFIG_FILE": "/gone.yaml",
+        "STATE_DIR": state,
+        "CDI_DIR": cdi,
+        "DEVICE_PLUGIN_DIR": sockets,
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    (state / "health.json").write_text("{}")
+    assert main(["cleanup"]) == 0
+    told = capsys.readouterr()
+    assert f"{state}: removed" in told.out
+    assert "going by flags and environment alone" in told.err
