@@ -6,6 +6,7 @@ built lies in `${XDG_CACHE_HOME:-~/.cache}/gpu-plugin-e2e`, one archive for each
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,11 +31,13 @@ SOURCES = (
 
 BUILD_BASE, RUN_BASE = "localhost/gpu-plugin-test/build-base:1", "localhost/gpu-plugin-test/run-base:1"
 
+TAG = "localhost/gpu-plugin-test/gpu-plugin:1"
+
 LIMITS = ("--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
 """What `podman run` needs where the machine grants no more."""
 
-KEPT = 2
-"""Archives of older sources that stay, since two checkouts may be at work."""
+KEPT = 5
+"""Older archives that stay: two checkouts may be at work, each with up to three names."""
 
 REVISION, CREATED = "0123456789abcdef0123456789abcdef01234567", "2024-02-29T12:00:00Z"
 """What the test image says of itself, so that it is seen to arrive."""
@@ -72,10 +75,16 @@ def cleared(command: Sequence[str], storage: Path) -> None:
         run(["umount", mount])
 
 
-def built(tag: str = "localhost/gpu-plugin-test/gpu-plugin:1") -> Path:
+def built(tag: str = TAG, version: str | None = None) -> Path:
     """An OCI archive of the image as the checkout is now, called `tag` in it; made now where it is not in the cache.
 
-    A build takes about a minute, and asks the package index that pip on this machine asks.
+    A build takes about a minute, and asks the package index that pip on this machine asks. Another name or another version is
+    made of the same build within seconds.
+
+    Args:
+        tag: its name.
+        version: what it says of itself, such as 0.1.1: the version of an image to upgrade to. Its code is the checkout's,
+            but for `gpu_plugin.__version__`; its package metadata and bill of materials are those of the checkout too.
 
     Raises:
         NoImageError: this is no root, there is no podman or no base, or what is missing may not be installed.
@@ -92,22 +101,34 @@ def built(tag: str = "localhost/gpu-plugin-test/gpu-plugin:1") -> Path:
         raise NoImageError(str(error)) from None
     cache = cache_directory()
     cache.mkdir(parents=True, exist_ok=True)
-    place = cache / f"image-{_key(tag, bases.values())}.tar"
+    key = _key(bases.values())
+    first = cache / f"image-{key}.tar"
+    place = cache / f"image-{key}-{_digest(f'{tag} {version}')}.tar" if (tag, version) != (TAG, None) else first
     with _locked(cache / "image.lock"):
         if not place.is_file():
-            _build(place, tag, bases)
-        place.touch()
+            if not first.is_file():
+                with _making(first) as (making, at, command):
+                    _build(making, at, command, bases)
+            if place != first:
+                with _making(place) as (making, at, command):
+                    _derive(making, at, command, first, tag, version)
+        for each in {first, place}:
+            each.touch()
         for older in sorted(cache.glob("image-*.tar"), key=lambda each: each.stat().st_mtime)[: -KEPT - 1]:
             older.unlink()
     return place
 
 
-def _key(tag: str, bases: Iterable[Path]) -> str:
-    digest = hashlib.sha256(f"{tag} {' '.join(map(str, bases))}".encode())
+def _key(bases: Iterable[Path]) -> str:
+    digest = hashlib.sha256(f"{' '.join(map(str, bases))}".encode())
     for path in _files():
         digest.update(f"{path.relative_to(ROOT)}\0{path.stat().st_mode}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _files() -> Iterator[Path]:
@@ -117,28 +138,59 @@ def _files() -> Iterator[Path]:
         yield from (each for each in inner if each.is_file() and "__pycache__" not in each.parts)
 
 
-def _build(place: Path, tag: str, bases: dict[str, Path]) -> None:
+@contextmanager
+def _making(place: Path) -> Iterator[tuple[Path, Path, list[str]]]:
+    """Where to write an archive that then comes to `place`, a directory for files, and the start of a podman command there."""
     making = place.with_name("image.tar.making")  # one at a time, by the lock
     making.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpi-", dir="/tmp") as scratch:  # podman wants short paths
         at = Path(scratch)
         command = podman(at)
         try:
-            for name, system in bases.items():
-                run([*command, "import", str(tarred(system, at / "base.tar")), name])
-            options = [f"--build-arg={name}={value}" for name, value in _arguments().items()]
-            options += [
-                "--isolation=chroot",
-                "--network=host",
-                f"--tag={tag}",
-                f"--file={ROOT / 'Dockerfile'}",
-                *_index(at),
-            ]
-            run([*command, "build", *options, f"--file={ROOT / 'Dockerfile'}", str(ROOT)])
-            run([*command, "save", "--format=oci-archive", f"--output={making}", tag])
+            yield making, at, command
         finally:
             cleared(command, at)
     making.rename(place)
+
+
+def _build(making: Path, at: Path, command: Sequence[str], bases: Mapping[str, Path]) -> None:
+    for name, system in bases.items():
+        run([*command, "import", str(tarred(system, at / "base.tar")), name])
+    options = [f"--build-arg={name}={value}" for name, value in _arguments().items()]
+    options += ["--isolation=chroot", "--network=host", f"--tag={TAG}", *_index(at)]
+    run([*command, "build", *options, f"--file={ROOT / 'Dockerfile'}", str(ROOT)])
+    run([*command, "save", "--format=oci-archive", f"--output={making}", TAG])
+
+
+_SAY = """
+import pathlib, py_compile, re, sys, gpu_plugin
+source = pathlib.Path(gpu_plugin.__file__)
+source.write_text(re.sub('__version__ = ".+"', f'__version__ = "{sys.argv[1]}"', source.read_text(), count=1))
+py_compile.compile(str(source), doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+"""
+
+
+def _derive(making: Path, at: Path, command: Sequence[str], first: Path, tag: str, version: str | None) -> None:
+    """The image of `first` under another name, and of another version where one is given."""
+    run([*command, "load", f"--input={first}"])
+    if version is None:
+        run([*command, "tag", TAG, tag])
+    else:
+        say = json.dumps(["/opt/gpu-plugin/bin/python3", "-I", "-c", _SAY, version])  # there is no shell in the image
+        label = f"LABEL org.opencontainers.image.version={json.dumps(version)}"
+        (at / "Dockerfile").write_text(f"FROM {TAG}\n{label}\nUSER 0:0\nRUN {say}\nUSER 65532:65532\n")
+        run(
+            [
+                *command,
+                "build",
+                "--isolation=chroot",
+                "--network=host",
+                f"--tag={tag}",
+                f"--file={at / 'Dockerfile'}",
+                str(at),
+            ]
+        )
+    run([*command, "save", "--format=oci-archive", f"--output={making}", tag])
 
 
 def _arguments() -> dict[str, str]:

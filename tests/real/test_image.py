@@ -23,7 +23,9 @@ from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.node.daemon import healthy
 from tests.real import archive, image_build
 
-TAG = "localhost/gpu-plugin-test/gpu-plugin:1"
+pytestmark = pytest.mark.timeout(600)  # one of them builds the image, which a busy machine does in minutes
+
+TAG, SUCCESSOR = image_build.TAG, "localhost/gpu-plugin-test/gpu-plugin:2"
 HARDENED = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--pids-limit=256")
 
 PARTS = {
@@ -347,3 +349,23 @@ def test_there_are_wheels_by_hash_for_both_processors(image, python, processor, 
     lock = image_build.ROOT / "requirements/run.lock"
     image_build.run([*command, *platforms, f"--python-version={python}", f"--dest={tmp_path}", f"--requirement={lock}"])
     assert {each.suffix for each in tmp_path.iterdir()} == {".whl"}
+
+
+@pytest.fixture(scope="session")
+def successor(image: Path) -> Path:
+    """The archive of an image of another version."""
+    del image  # where it could be built, so can this
+    return image_build.built(SUCCESSOR, version="7.8.9")
+
+
+def test_an_image_to_upgrade_to_says_its_version_and_recompiles_nothing(containers, successor):
+    _, configuration = _document(successor)
+    config = configuration["config"]
+    assert config["Labels"]["org.opencontainers.image.version"] == "7.8.9"
+    assert (config["User"], config["Entrypoint"], config["Cmd"]) == ("65532:65532", ["gpu-plugin"], ["run"])
+    containers.podman("load", f"--input={successor}")
+    run = ("run", "--rm", *image_build.LIMITS, *HARDENED)
+    assert containers.podman(*run, SUCCESSOR, "--version").strip().endswith("7.8.9")
+    python = ("--entrypoint=/opt/gpu-plugin/bin/python3", SUCCESSOR, "-I", "-c")
+    assert json.loads(containers.podman(*run, *python, BYTECODE)) == []
+    assert containers("--version").strip().endswith(__version__)
