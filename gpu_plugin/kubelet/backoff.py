@@ -6,7 +6,7 @@ FIRST = 0.05
 FACTOR = 2.0
 LONGEST = 30.0
 STABLE = 30.0
-"""Seconds that something must have worked before a new failure counts as the first again."""
+"""Seconds that something must have worked before a new failure counts as the first again. Waiting for it is no work."""
 
 
 @dataclass(slots=True)

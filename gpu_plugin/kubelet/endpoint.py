@@ -20,7 +20,7 @@ from gpu_plugin.kubelet.backoff import Backoff
 from gpu_plugin.kubelet.directory import NET
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.registration import RegistrationError, register
-from gpu_plugin.kubelet.registrations import Registrations
+from gpu_plugin.kubelet.registrations import UNHEARD, Registrations
 from gpu_plugin.kubelet.server import SocketServer
 from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.kubelet.socket import Identity, identity, remove_stale, socket_path
@@ -34,6 +34,8 @@ _INCARNATIONS = itertools.count(1)
 
 FIRST_STREAM = 30.0
 """Seconds after a registration within which the kubelet must have opened its stream (it does so at once)."""
+
+NO_STREAM = f"the kubelet opened no stream within {FIRST_STREAM:g} s of our registration"
 
 
 class ResourceEndpoint:
@@ -52,8 +54,9 @@ class ResourceEndpoint:
     ) -> None:
         """Takes the pulse that rings when something in `directory` may have changed, and what all resources' services share.
 
-        `registered` is called after each registration, and `registrations` told how the resource stands. `kubelet_socket` is
-        `directory`/kubelet.sock, or None to serve without registering. Raises ValueError for a name that no kubelet would take.
+        `registered` is called after each registration, and `registrations` told how the resource stands: a registration counts
+        there once the kubelet has opened its stream. `kubelet_socket` is `directory`/kubelet.sock, or None to serve without
+        registering. Raises ValueError for a name that no kubelet would take.
         """
         fault = resource_name_fault(resource)
         if fault:
@@ -67,6 +70,10 @@ class ResourceEndpoint:
         self._pairs = pairs
         self._registered = registered
         self._registrations = registrations or Registrations()
+        self._trouble = ""
+        """Why the last incarnation came to nothing; empty where it did not. The same is worth a line once."""
+        self._works_since: float | None = None
+        """Since when the present incarnation does what it is for; None before that."""
 
     async def run(self) -> None:
         """Serves until cancelled, then ends streams, connections and socket. One failure after the other is mended."""
@@ -76,14 +83,20 @@ class ResourceEndpoint:
 
     async def _live(self) -> None:
         backoff = Backoff()
-        said = ""
         while True:
-            began = anyio.current_time()
             seen = self._kubelet()
+            self._works_since = None
             trouble = ""
             try:
-                why = await self._serve()
-                log.info("%s: %s; registering again", self.resource, why)
+                kubelet = await self._kubelet_present()
+                if kubelet != seen:  # it was waited for
+                    seen = kubelet
+                    backoff.forget()
+                why = await self._serve(kubelet)
+                if why == NO_STREAM:
+                    trouble = f"{why}, so it knows no device of this resource; registering again"
+                else:
+                    log.info("%s: %s; registering again", self.resource, why)
             except RegistrationError as error:
                 trouble = f"registration failed: {error}"
             except OSError as error:
@@ -92,10 +105,12 @@ class ResourceEndpoint:
                 log.exception("%s: serving failed unexpectedly; beginning anew", self.resource)
                 self._registrations.away(self.resource, "serving it failed unexpectedly: the log has the details")
             if trouble:  # a kubelet that is away is asked many times: once is worth a line
-                log.log(logging.DEBUG if trouble == said else logging.WARNING, "%s: %s", self.resource, trouble)
+                log.log(
+                    logging.DEBUG if trouble == self._trouble else logging.WARNING, "%s: %s", self.resource, trouble
+                )
                 self._registrations.away(self.resource, trouble)
-            said = trouble
-            worked_for = anyio.current_time() - began
+            self._trouble = trouble
+            worked_for = 0.0 if self._works_since is None else anyio.current_time() - self._works_since
             pause = backoff.delay(worked_for, random.random())  # noqa: S311 - spreads retries, keeps no secret
             await self._wait(pause, seen, backoff)
 
@@ -115,14 +130,13 @@ class ResourceEndpoint:
             return (0, 0, 0) if self._directory.is_dir() else None
         return identity(self._kubelet_socket)
 
-    async def _serve(self) -> str:
-        """One incarnation: returns why it is over.
+    async def _serve(self, kubelet: Identity) -> str:
+        """One incarnation for this kubelet: returns why it is over.
 
         Raises:
             RegistrationError: the kubelet did not take us.
             OSError: the socket cannot be made.
         """
-        kubelet = await self._kubelet_present()
         remove_stale(self._directory)
         path = socket_path(self._directory, self.resource, next(_INCARNATIONS))
         await self._feed.refresh()
@@ -137,8 +151,9 @@ class ResourceEndpoint:
             self._registrations.served(self.resource, path)
             if self._kubelet_socket is not None:
                 kubelet = await self._register(self._kubelet_socket, path.name, server) or kubelet
-                log.info("%s: registered with the kubelet as %s", self.resource, path.name)
-                self._registrations.taken(self.resource)
+                level = logging.DEBUG if self._trouble.startswith(NO_STREAM) else logging.INFO
+                log.log(level, "%s: registered with the kubelet as %s", self.resource, path.name)
+                self._registrations.away(self.resource, UNHEARD)
                 if self._registered is not None:
                     self._registered()
             why = await self._until_over(service, server, kubelet)
@@ -204,6 +219,8 @@ class ResourceEndpoint:
 
     async def _until_over(self, service: DevicePluginService, server: SocketServer, kubelet: Identity) -> str:
         registered = anyio.current_time()
+        if self._kubelet_socket is None:
+            self._works_since = registered
         while True:
             view = View(
                 listening=server.listening,
@@ -217,6 +234,11 @@ class ResourceEndpoint:
             why = over(view)
             if why:
                 return why
+            if self._works_since is None and view.streams_opened:
+                self._works_since = anyio.current_time()
+                self._registrations.taken(self.resource)
+                if self._trouble.startswith(NO_STREAM):
+                    log.info("%s: the kubelet has opened its stream", self.resource)
             await self._look.wait(NET)
 
 
@@ -244,5 +266,5 @@ def over(view: View) -> str:
     if view.streams_opened and not view.streams:
         return "the kubelet dropped our stream"
     if not view.streams_opened and view.age > FIRST_STREAM:
-        return f"the kubelet opened no stream within {FIRST_STREAM:g} s"
+        return NO_STREAM
     return ""

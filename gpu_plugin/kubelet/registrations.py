@@ -1,4 +1,4 @@
-"""What is known of each resource's standing with the kubelet: served where, registered since when, or lost since when and why."""
+"""What is known of each resource's standing with the kubelet: served where, told of since when, or lost since when and why."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,13 +8,16 @@ import msgspec
 
 UNREGISTERED = "it has not been registered yet"
 
+UNHEARD = "registered, but the kubelet has not opened its stream yet"
+"""Why a resource is not known to the kubelet although that took its registration: without the list it has no device of it."""
+
 
 class Standing(msgspec.Struct, frozen=True):  # made while pods wait for the start: a dataclass takes 1 ms
     """One resource. Times are in seconds of one steady clock.
 
-    `socket` is where it is served now, None while it is not. `registered` is since when the kubelet knows it, None while it
-    does not. `lost` is since when it does not any more, None before the first time and while it does; `why` is empty while it
-    does.
+    `socket` is where it is served now, None while it is not. `registered` is since when the kubelet is told of its devices, from
+    the stream on that it opens after a registration; None while it is not. `lost` is since when it is not any more, None before
+    the first time and while it is; `why` is empty while it is.
     """
 
     socket: Path | None = None
@@ -27,7 +30,7 @@ class Standing(msgspec.Struct, frozen=True):  # made while pods wait for the sta
         return msgspec.structs.replace(self, socket=socket)
 
     def taken(self, now: float) -> "Standing":
-        """The kubelet has taken the registration."""
+        """The kubelet has opened its stream."""
         return Standing(self.socket, now, None, "")
 
     def away(self, why: str, now: float) -> "Standing":
@@ -59,7 +62,7 @@ class Registrations:
             self.current[resource] = standing.served(None)
 
     def taken(self, resource: str) -> None:
-        """The kubelet has taken the resource's registration."""
+        """The kubelet has opened its stream for the resource, after it took the registration."""
         self.current[resource] = self.of(resource).taken(self._clock())
 
     def away(self, resource: str, why: str) -> None:

@@ -1,5 +1,6 @@
 """A call of our own server, the way the kubelet makes it: whether a resource's socket takes connections and is answered on."""
 
+import errno
 from pathlib import Path
 
 from grpclib.client import Channel, UnaryUnaryMethod
@@ -11,12 +12,22 @@ from gpu_plugin.kubelet.codec import BytesCodec
 PATIENCE = 2.0
 """Seconds that our own server may take to answer."""
 
+SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+"""What calls fail with where the process or the machine lacks something: the other end has no part in it."""
+
+
+class ShortageError(Exception):
+    """The call cannot be made: it lacks a descriptor or memory. Says nothing of the socket."""
+
 
 async def self_call(socket: Path, patience: float = PATIENCE) -> str:
     """Why nobody answers GetDevicePluginOptions on `socket` within `patience` seconds; empty where somebody does.
 
     Takes a connection of its own, which is closed again. It opens no ListAndWatch, so the server does not take it for a
     kubelet's. To be run in a task of its own: when a connection breaks, grpclib cancels the task that waits on it.
+
+    Raises:
+        ShortageError: it could not be asked.
     """
     channel = Channel(path=str(socket), codec=BytesCodec())
     try:
@@ -29,6 +40,8 @@ async def self_call(socket: Path, patience: float = PATIENCE) -> str:
     except (StreamTerminatedError, ProtocolError) as error:
         return f"the connection broke: {error}"
     except OSError as error:
+        if error.errno in SHORTAGES:
+            raise ShortageError(error.strerror) from None
         return f"no connection: {error.strerror or error}"
     finally:
         channel.close()

@@ -60,7 +60,7 @@ class UnhealthyDeviceError(RequestRejectedError):
 
 
 class DevicePluginService:
-    """Serves one resource out of the store; `stream_ended` is called when a ListAndWatch stream is gone.
+    """Serves one resource out of the store; `streams_changed` is called when a ListAndWatch stream was opened or is gone.
 
     A kubelet asks for the options and opens its stream on one connection: such streams are its own, and whether one is
     left is what counts. Other clients may come and go. Who never asks for options is taken for a kubelet if alone.
@@ -70,7 +70,7 @@ class DevicePluginService:
         self,
         feed: ListFeed,
         store: SnapshotStore,
-        stream_ended: Callable[[], None],
+        streams_changed: Callable[[], None],
         pairs: PairWatch | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -83,7 +83,7 @@ class DevicePluginService:
         self._opened: dict[bool, int] = {True: 0, False: 0}
         self._feed = feed
         self._store = store
-        self._stream_ended = stream_ended
+        self._streams_changed = streams_changed
         self._ending: set[anyio.CancelScope] = set()
         self._ended = False
 
@@ -125,6 +125,7 @@ class DevicePluginService:
         own = _connection(stream) in self._asked
         self._open[own] += 1
         self._opened[own] += 1
+        self._streams_changed()
         sent = 0
         try:
             with anyio.CancelScope() as scope:
@@ -137,7 +138,7 @@ class DevicePluginService:
         finally:
             self._ending.discard(scope)
             self._open[own] -= 1
-            self._stream_ended()
+            self._streams_changed()
 
     def _answer(self, work: Callable[[bytes], bytes]) -> Callable[[BytesStream], Awaitable[None]]:
         async def handle(stream: BytesStream) -> None:

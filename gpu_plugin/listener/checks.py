@@ -14,7 +14,10 @@ BEAT = 1.0
 """Seconds between two beats of the event loop."""
 
 LATE = 5.0
-"""Seconds without a beat after which the event loop is taken to be held up: the kubelet's calls then wait as long."""
+"""Seconds by which a beat must be late to be worth a word: the kubelet's calls waited as long."""
+
+RECENT = 60.0
+"""Seconds for which that is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,38 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """The event loop stood still for so many `seconds`, and went on at the time `until`."""
+
+    seconds: float
+    until: float
+
+
+class Beats:
+    """The beats of the event loop, of which those are kept that came late."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+        self._pauses: list[Pause] = []
+
+    def beat(self, now: float) -> None:
+        """The loop turns at this time."""
+        if self._last is not None and now - self._last - BEAT > LATE:
+            self._pauses = [
+                *(pause for pause in self._pauses if now - pause.until <= RECENT),
+                Pause(now - self._last, now),
+            ]
+        self._last = now
+
+    def longest(self, now: float) -> Pause | None:
+        """The longest recent pause; None where there was none. A loop that has just gone on may not have beaten yet."""
+        pauses = [pause for pause in self._pauses if now - pause.until <= RECENT]
+        if self._last is not None and now - self._last - BEAT > LATE:
+            pauses.append(Pause(now - self._last, now))
+        return max(pauses, key=lambda pause: pause.seconds, default=None)
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The outcome of all checks of a probe, and the text that says so."""
 
@@ -43,14 +78,17 @@ class Verdict:
 class Facts:
     """What is known of the daemon. Times are in seconds of the event loop's clock.
 
-    `awaited` is what of the configuration is waited for, empty once it is read. `driver` is why there is no GPU to serve,
-    empty once there is one, and None while the first attempt is under way. `turn_due` is by when the GPUs' present turn
-    is over if all is well. `offered` says whether anything was published; `resources` is what is, by name. `registering` says
-    whether the kubelet is to know of it, `standings` how each resource stands there. `unserved` are the reasons of what is
-    not served; `cdi` is why no device can be used by CDI name, empty where they can, and None where none is named.
+    `awaited` is why there is no configuration yet, empty once there is one; `tried` whether the first attempt at it is over
+    meanwhile. `refused` is why a newer configuration is not in force. `driver` is why no GPU can be reached now, empty where
+    one can, and None while the first attempt is under way. `turn_due` is by when the GPUs' present turn is over if all is well.
+    `offered` says whether anything was published; `resources` is what is, by name. `registering` says whether the kubelet is to
+    know of it, `standings` how each resource stands there. `unserved` is what of the configuration is not served as it says, and
+    why; `cdi` is why no device can be used by CDI name, empty where they can, and None where none is named.
     """
 
     awaited: str = ""
+    tried: bool = False
+    refused: str = ""
     driver: str | None = None
     turn_due: float = math.inf
     offered: bool = False
@@ -61,28 +99,37 @@ class Facts:
     cdi: str | None = None
 
 
-def live(facts: Facts, now: float, beat: float, silent: Mapping[str, str]) -> Verdict:
+def live(
+    facts: Facts, now: float, silent: Mapping[str, str], unasked: str = "", paused: Pause | None = None
+) -> Verdict:
     """Whether a restart of the process would help, which nothing outside it is a reason for.
+
+    An event loop that stands still answers nobody, which is what a prober hears of it. Whoever is answered can only be told
+    that it stood still a while ago: that is a note.
 
     Args:
         facts: what is known of the daemon.
         now: the time.
-        beat: when the event loop beat last.
         silent: why our own sockets do not answer, by resource; only of those that do not.
+        unasked: why they could not all be asked, which says nothing of them; empty where they were.
+        paused: the longest time for which the event loop stood still of late.
     """
-    late, overdue = now - beat, now - facts.turn_due
+    overdue = now - facts.turn_due
+    stood = "" if paused is None else f"it stood still for {paused.seconds:.1f} s, until {now - paused.until:.0f} s ago"
     return _verdict(
         "livez",
         [
-            Check("event-loop", f"it last turned {late:.1f} s ago" if late > LATE else ""),
+            Check("event-loop", note=stood),
             Check("gpu-looks", f"the turn of the GPUs is {overdue:.0f} s overdue" if overdue > 0 else ""),
-            Check("sockets", _by_resource(silent)),
+            Check("sockets", _by_resource(silent), unasked and f"not all were asked: {unasked}"),
         ],
     )
 
 
 def ready(facts: Facts, now: float) -> Verdict:
     """Whether the kubelet is told of this node's GPUs."""
+    if facts.awaited:  # until there is a configuration, nobody asks the driver or the kubelet for anything
+        return _verdict("readyz", [Check("configuration", facts.awaited)])
     checks = [_configuration(facts), Check("driver", _ASKING if facts.driver is None else facts.driver)]
     checks.append(_resources(facts))
     if facts.registering:
@@ -94,17 +141,25 @@ def ready(facts: Facts, now: float) -> Verdict:
     return _verdict("readyz", checks)
 
 
-def started(facts: Facts) -> Verdict:
-    """Whether the configuration was read and the driver asked for GPUs, whatever it said."""
-    asked = Check("driver", _ASKING if facts.driver is None else "", facts.driver or "")
-    return _verdict("startupz", [_configuration(facts), asked])
+def started(facts: Facts, before: bool = False) -> Verdict:  # noqa: FBT001, FBT002 - one of two facts
+    """Whether the first attempt at the configuration and at the driver is over, whatever came of it.
+
+    Without a configuration the driver is not asked, and a restart would bring neither. `before` says whether this has passed
+    once, which it then does for good.
+    """
+    if facts.awaited:
+        over = facts.tried or before
+        return _verdict("startupz", [Check("configuration", "" if over else facts.awaited, facts.awaited)])
+    asking = facts.driver is None
+    driver = Check("driver", _ASKING if asking and not before else "", _ASKING if asking else facts.driver or "")
+    return _verdict("startupz", [_configuration(facts), driver])
 
 
 _ASKING = "it has not answered the first question for GPUs yet"
 
 
 def _configuration(facts: Facts) -> Check:
-    return Check("configuration", facts.awaited)
+    return Check("configuration", note=facts.refused and f"the one in force; refused: {facts.refused}")
 
 
 def _resources(facts: Facts) -> Check:
@@ -115,7 +170,8 @@ def _resources(facts: Facts) -> Check:
     if not facts.resources:
         return Check("resources", note="; ".join(("none is served", *facts.unserved)))
     idle = {name: _idle(resource) for name, resource in facts.resources.items()}
-    return Check("resources", note=_by_resource({name: why for name, why in idle.items() if why}))
+    notes = (_by_resource({name: why for name, why in idle.items() if why}), *facts.unserved)
+    return Check("resources", note="; ".join(filter(None, notes)))
 
 
 def _idle(resource: Resource) -> str:
@@ -128,7 +184,7 @@ def _idle(resource: Resource) -> str:
 
 
 def _away(standing: Standing, now: float) -> str:
-    since = f" (not registered for {now - standing.lost:.0f} s)" if standing.lost is not None else ""
+    since = f" (lost {now - standing.lost:.0f} s ago)" if standing.lost is not None else ""
     return f"{standing.why}{since}"
 
 

@@ -69,7 +69,7 @@ async def test_the_life_of_a_daemon_as_its_probes_see_it(directory, daemon, port
         await kubelet.wait_for(healthy(kubelet, 8))
         await told(port, "readyz", 200)
         kubelet.check()
-    lost = await told(port, "readyz", 503, "not registered for ")
+    lost = await told(port, "readyz", 503, "s ago)")
     assert "[-]registrations failed" in lost
     for page in ("livez", "startupz"):
         assert (await get(port, page))[0] == 200

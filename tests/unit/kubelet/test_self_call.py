@@ -1,14 +1,19 @@
 """Calling our own server as the kubelet would, and what is remembered of how resources stand with the kubelet."""
 
 import asyncio
+import errno
+import logging
+import os
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import pytest
 
+from gpu_plugin.kubelet import endpoint
 from gpu_plugin.kubelet.endpoints import Endpoints
-from gpu_plugin.kubelet.registrations import UNREGISTERED, Registrations, Standing
-from gpu_plugin.kubelet.self_call import self_call
+from gpu_plugin.kubelet.registrations import UNHEARD, UNREGISTERED, Registrations, Standing
+from gpu_plugin.kubelet.self_call import ShortageError, self_call
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from gpu_plugin.snapshot import SnapshotStore
@@ -82,6 +87,16 @@ async def test_what_is_told_of_a_server_that_does_not_answer(directory, patience
         writer.transport.abort()
 
 
+@pytest.mark.parametrize("lack", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
+async def test_what_this_end_lacks_is_no_word_on_the_other(directory, monkeypatch, lack):
+    async def lacking(*_, **__):
+        raise OSError(lack, os.strerror(lack))
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_unix_connection", lacking)
+    with pytest.raises(ShortageError, match=os.strerror(lack)):
+        await self_call(directory / "x.sock")
+
+
 def test_how_a_resource_stands_over_its_life():
     now = iter([10.0, 20.0, 30.0, 40.0])
     known = Registrations(lambda: next(now))
@@ -107,18 +122,8 @@ def test_the_end_of_an_old_socket_says_nothing_of_the_new_one():
 
 
 async def test_the_endpoints_tell_how_their_resources_stand(directory):
-    store, look, known = SnapshotStore(), Pulse(), Registrations()
-    store.publish({GPU: view(devices(2)), "no-domain": view(devices(1), "no-domain")})
-
-    async def until(met):
-        with anyio.fail_after(5):
-            while not met():
-                look.ring()  # stands in for the watch on the directory
-                await anyio.sleep(0.005)
-
-    endpoints = Endpoints(store, directory / "kubelet.sock", directory, look, None, known)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(endpoints.run)
+    views = {GPU: view(devices(2)), "no-domain": view(devices(1), "no-domain")}
+    async with endpoints(directory, views) as (store, known, until):
         await until(lambda: "waiting for the kubelet" in known.of(GPU).why)
         assert known.of(GPU).lost is None
         await until(lambda: "it cannot be served" in known.of("no-domain").why)
@@ -131,4 +136,92 @@ async def test_the_endpoints_tell_how_their_resources_stand(directory):
         await until(lambda: known.of(GPU).socket is None)
         store.publish({})
         await until(lambda: not known.current)
+
+
+async def test_a_resource_is_known_to_the_kubelet_from_its_first_stream_on(directory, monkeypatch, caplog):
+    monkeypatch.setattr(endpoint, "FIRST_STREAM", 0.02)
+    monkeypatch.setattr("gpu_plugin.kubelet.backoff.STABLE", 0.02)
+    monkeypatch.setattr("gpu_plugin.kubelet.backoff.FIRST", 0.01)
+    caplog.set_level(logging.INFO, "gpu_plugin")
+    told = []
+    async with (
+        Deaf(directory) as kubelet,
+        endpoints(directory, {GPU: view(devices(2))}, lambda: told.append(1)) as (_, known, until),
+    ):
+        await until(lambda: known.of(GPU).why == UNHEARD)
+        assert known.of(GPU).registered is None
+        await until(lambda: kubelet.registrations[GPU].accepted >= 4)
+        assert known.of(GPU).registered is None
+        assert len(told) >= 3  # who wants to hear of registrations need not wait for a stream
+        kubelet.deaf = False
+        await until(lambda: known.of(GPU).registered is not None)
+    lines = [record for record in caplog.records if record.levelno >= logging.INFO]
+    said = [record.getMessage() for record in lines]
+    assert [record.levelname for record in lines if "opened no stream within" in record.getMessage()] == ["WARNING"]
+    assert sum("registered with the kubelet as" in line for line in said) == 1
+    assert f"{GPU}: the kubelet has opened its stream" in said
+
+
+async def test_one_that_never_had_a_stream_has_not_worked_however_long_it_waited(directory, monkeypatch):
+    monkeypatch.setattr(endpoint, "FIRST_STREAM", 0.02)
+    monkeypatch.setattr("gpu_plugin.kubelet.backoff.STABLE", 0.02)
+    worked = []
+
+    class Noted(endpoint.Backoff):
+        def delay(self, worked_for, dice):
+            worked.append(worked_for)
+            return super().delay(worked_for, dice)
+
+    monkeypatch.setattr(endpoint, "Backoff", Noted)
+    async with Deaf(directory) as kubelet, endpoints(directory, {GPU: view(devices(2))}) as (_, known, until):
+        await until(lambda: len(worked) >= 3)
+        assert set(worked) == {0.0}
+        kubelet.deaf = False
+        await until(lambda: known.of(GPU).registered is not None)
+        del worked[:]
+        await kubelet.drop_stream(GPU)
+        await until(lambda: worked)
+        assert worked[0] > 0
+
+
+async def test_while_the_next_register_hangs_it_is_told_why_there_is_one(directory):
+    async with (
+        StandInKubelet(directory) as kubelet,
+        endpoints(directory, {GPU: view(devices(2))}) as (_, known, until),
+    ):
+        await until(lambda: known.of(GPU).registered is not None)
+        kubelet.hang_next_register()
+        await kubelet.drop_stream(GPU)
+        await until(lambda: kubelet.registrations[GPU].total == 2)
+        standing = known.of(GPU)
+        assert (standing.registered, standing.why) == (None, "the kubelet dropped our stream")
+        assert standing.lost is not None
+
+
+class Deaf(StandInKubelet):
+    """Takes registrations and never connects, as long as it is `deaf`."""
+
+    deaf = True
+
+    async def _connect(self, resource, path):
+        if not self.deaf:
+            await super()._connect(resource, path)
+
+
+@asynccontextmanager
+async def endpoints(directory, views, registered=None):
+    """Endpoints of these resources: their store, how the resources stand, and what waits until that is so."""
+    store, look, known = SnapshotStore(), Pulse(), Registrations()
+    store.publish(views)
+
+    async def until(met):
+        with anyio.fail_after(5):
+            while not met():
+                look.ring()  # stands in for the watch on the directory
+                await anyio.sleep(0.005)
+
+    made = Endpoints(store, directory / "kubelet.sock", directory, look, registered, known)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(made.run)
+        yield store, known, until
         tasks.cancel_scope.cancel()

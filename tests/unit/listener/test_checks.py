@@ -6,7 +6,7 @@ import pytest
 
 from gpu_plugin.devices.device import Resource, with_held
 from gpu_plugin.kubelet.registrations import Standing
-from gpu_plugin.listener.checks import LATE, Facts, live, ready, started
+from gpu_plugin.listener.checks import BEAT, LATE, RECENT, Beats, Facts, Pause, live, ready, started
 from tests.unit.kubelet.serving import devices
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
@@ -31,32 +31,28 @@ def lines(text: str, sign: str) -> list[str]:
 
 
 def test_all_is_well():
-    assert live(facts(), NOW, NOW - 1, {}).text == (
-        "[+]event-loop ok\n[+]gpu-looks ok\n[+]sockets ok\nlivez check passed\n"
-    )
+    assert live(facts(), NOW, {}).text == ("[+]event-loop ok\n[+]gpu-looks ok\n[+]sockets ok\nlivez check passed\n")
     assert ready(facts(cdi=""), NOW).text == (
         "[+]configuration ok\n[+]driver ok\n[+]resources ok\n[+]registrations ok\n[+]cdi-specifications ok\n"
         "readyz check passed\n"
     )
     assert started(facts()).text == "[+]configuration ok\n[+]driver ok\nstartupz check passed\n"
-    assert all(verdict.passed for verdict in (live(facts(), NOW, NOW, {}), ready(facts(), NOW), started(facts())))
+    assert all(verdict.passed for verdict in (live(facts(), NOW, {}), ready(facts(), NOW), started(facts())))
 
 
 @pytest.mark.parametrize(
-    ("changed", "beat", "silent", "line"),
+    ("changed", "silent", "line"),
     [
-        ({}, NOW - LATE - 1, {}, "[-]event-loop failed: it last turned 6.0 s ago"),
-        ({"turn_due": NOW - 12}, NOW, {}, "[-]gpu-looks failed: the turn of the GPUs is 12 s overdue"),
+        ({"turn_due": NOW - 12}, {}, "[-]gpu-looks failed: the turn of the GPUs is 12 s overdue"),
         (
             {},
-            NOW,
             {MIG: "no connection: Connection refused", GPU: "no answer within 2 s"},
             f"[-]sockets failed: {GPU}: no answer within 2 s; {MIG}: no connection: Connection refused",
         ),
     ],
 )
-def test_what_a_restart_may_help_against(changed, beat, silent, line):
-    verdict = live(facts(**changed), NOW, beat, silent)
+def test_what_a_restart_may_help_against(changed, silent, line):
+    verdict = live(facts(**changed), NOW, silent)
     assert not verdict.passed
     assert lines(verdict.text, "-") == [line]
     assert len(lines(verdict.text, "+")) == 2
@@ -76,13 +72,52 @@ def test_what_a_restart_may_help_against(changed, beat, silent, line):
     ],
 )
 def test_what_a_restart_would_not_help_against(changed):
-    assert live(facts(**changed), NOW, NOW - LATE, {}).passed
+    assert live(facts(**changed), NOW, {}).passed
+
+
+def test_sockets_that_could_not_be_asked_are_not_to_blame():
+    verdict = live(facts(), NOW, {}, "Too many open files")
+    assert verdict.passed
+    assert "[+]sockets ok: not all were asked: Too many open files" in verdict.text
+    failing = live(facts(), NOW, {GPU: "no answer within 2 s"}, "Too many open files")
+    assert lines(failing.text, "-") == [f"[-]sockets failed: {GPU}: no answer within 2 s"]
+
+
+def test_that_the_event_loop_stood_still_is_told_and_is_no_failure():
+    verdict = live(facts(), NOW, {}, "", Pause(7.25, NOW - 12))
+    assert verdict.passed
+    assert "[+]event-loop ok: it stood still for 7.2 s, until 12 s ago" in verdict.text
+
+
+def test_the_longest_recent_pause_between_beats():
+    beats = Beats()
+    assert beats.longest(NOW) is None
+    at = NOW
+    for pause in (BEAT, BEAT + LATE, 8.0, BEAT, 7.0, BEAT):
+        beats.beat(at)
+        at += pause
+    beats.beat(at)  # the last one
+    assert beats.longest(at) == Pause(8.0, NOW + BEAT + BEAT + LATE + 8.0)
+    assert beats.longest(at + BEAT + LATE) == Pause(8.0, NOW + BEAT + BEAT + LATE + 8.0)
+    assert beats.longest(at + 20.0) == Pause(20.0, at + 20.0)  # the loop stood still, and has not beaten since
+    later = at
+    while later < at + RECENT:
+        later += BEAT
+        beats.beat(later)
+    assert beats.longest(later) is None
+
+
+def test_pauses_are_not_kept_for_longer_than_they_are_told():
+    beats = Beats()
+    for at in range(1000):
+        beats.beat(at * 7.0)
+    assert len(beats._pauses) < 12
 
 
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        ({"awaited": "waiting for the label"}, "[-]configuration failed: waiting for the label"),
+        ({"awaited": "waiting for the label", "driver": None}, "[-]configuration failed: waiting for the label"),
         ({"driver": None}, "[-]driver failed: it has not answered the first question for GPUs yet"),
         (
             {"driver": "the NVIDIA driver finds no GPU on this node"},
@@ -99,7 +134,7 @@ def test_what_a_restart_would_not_help_against(changed):
         ),
         (
             {"standings": {GPU: Standing(SOCKET).taken(NOW - 60).away("the kubelet dropped our stream", NOW - 7)}},
-            "[-]registrations failed: nvidia.com/gpu: the kubelet dropped our stream (not registered for 7 s)",
+            "[-]registrations failed: nvidia.com/gpu: the kubelet dropped our stream (lost 7 s ago)",
         ),
         (
             {"resources": {GPU: SERVED, MIG: Resource(MIG, devices(1))}},
@@ -116,6 +151,24 @@ def test_what_keeps_it_from_being_ready(changed, line):
     assert not verdict.passed
     assert lines(verdict.text, "-") == [line]
     assert verdict.text.endswith("readyz check failed\n")
+
+
+def test_without_a_configuration_nothing_is_said_of_what_nobody_has_asked():
+    assert ready(facts(awaited="default:3: no such key", driver=None, offered=False, resources={}), NOW).text == (
+        "[-]configuration failed: default:3: no such key\nreadyz check failed\n"
+    )
+
+
+def test_a_newer_configuration_that_is_refused_is_a_note():
+    verdict = ready(facts(refused="default:3: no such key"), NOW)
+    assert verdict.passed
+    assert "[+]configuration ok: the one in force; refused: default:3: no such key" in verdict.text
+
+
+def test_what_is_not_served_as_configured_is_a_note_while_the_rest_is():
+    verdict = ready(facts(unserved=["the new GPU cannot be offered", "GPU 3 has no MIG devices"]), NOW)
+    assert verdict.passed
+    assert "[+]resources ok: the new GPU cannot be offered; GPU 3 has no MIG devices\n" in verdict.text
 
 
 def test_nobody_asks_for_a_registration_where_none_is_wanted():
@@ -142,7 +195,18 @@ def test_a_resource_of_which_nothing_is_handed_out_is_ready_and_says_why():
 
 def test_the_start_is_over_once_the_driver_was_asked_whatever_it_said():
     assert not started(facts(driver=None)).passed
-    assert not started(facts(awaited="waiting for the label")).passed
+    assert started(facts(awaited="waiting for the label", driver=None)).text == (
+        "[-]configuration failed: waiting for the label\nstartupz check failed\n"
+    )
+    refused = started(facts(awaited="default:3: no such key", tried=True, driver=None))
+    assert refused.text == "[+]configuration ok: default:3: no such key\nstartupz check passed\n"
     missing = started(facts(driver="the NVIDIA driver cannot be used: it is not loaded"))
     assert missing.passed
     assert "[+]driver ok: the NVIDIA driver cannot be used: it is not loaded" in missing.text
+
+
+def test_a_start_that_is_over_stays_so():
+    asking = started(facts(driver=None), before=True)
+    assert asking.passed
+    assert "[+]driver ok: it has not answered the first question for GPUs yet" in asking.text
+    assert started(facts(awaited="waiting for the label", driver=None), before=True).passed

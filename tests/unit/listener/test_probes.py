@@ -7,6 +7,7 @@ import anyio
 import pytest
 
 from gpu_plugin.kubelet.registrations import Standing
+from gpu_plugin.kubelet.self_call import ShortageError
 from gpu_plugin.listener import listener as listener_module
 from gpu_plugin.listener import probes as probes_module
 from gpu_plugin.listener.answer import METRICS
@@ -89,6 +90,41 @@ async def test_a_socket_that_nobody_answers_on_fails_and_its_reason_is_told(monk
     server.close()
     for _, writer in conversations:
         writer.transport.abort()
+
+
+async def test_a_lack_of_descriptors_is_no_verdict_on_the_sockets(monkeypatch, tmp_path):
+    async def lacking(socket):
+        await anyio.lowlevel.checkpoint()
+        if socket.name == "gpu":
+            raise ShortageError("Too many open files")
+        return ""
+
+    monkeypatch.setattr(probes_module, "self_call", lacking)
+    standings = {GPU: Standing(tmp_path / "gpu"), "b/c": Standing(tmp_path / "c")}
+    async with probing(lambda: Facts(standings=standings)) as probes:
+        answer = await probes.pages["/livez"]()
+    assert answer.status == 200
+    assert "[+]sockets ok: not all were asked: Too many open files\n" in answer.text
+
+
+async def test_the_start_is_over_for_good():
+    facts = Facts(awaited="waiting for the label")
+    probes = Probes(lambda: facts)
+    assert (await probes.pages["/startupz"]()).status == 503
+    facts = Facts(awaited="default:1: no", tried=True)
+    assert (await probes.pages["/startupz"]()).status == 200
+    facts = Facts(driver=None)  # a good configuration came, and the driver is asked now
+    assert (await probes.pages["/startupz"]()).status == 200
+
+
+async def test_a_loop_that_stood_still_is_told_of_afterwards(monkeypatch):
+    monkeypatch.setattr("gpu_plugin.listener.checks.LATE", -1.0)  # any beat is late
+    monkeypatch.setattr(probes_module, "BEAT", 0.01)
+    async with probing(Facts) as probes:
+        with anyio.fail_after(5):
+            while "[+]event-loop ok: it stood still for " not in (answer := await probes.pages["/livez"]()).text:
+                await anyio.sleep(0.005)
+    assert answer.status == 200
 
 
 async def test_a_socket_given_up_meanwhile_is_not_missed(monkeypatch, tmp_path):
