@@ -49,7 +49,7 @@ from gpu_plugin.operations import Operations
 from gpu_plugin.parts import FIRST_RETRY, LONGEST_RETRY, forever
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.snapshot import SnapshotStore
-from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with
+from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin_with
 from gpu_plugin.state import StateDirectory
 from gpu_plugin.telemetry.logs import configure
 
@@ -380,6 +380,7 @@ class Daemon:
         served = self.store.current.resources
         cdi = self._inventory.cdi_status()
         return Facts(
+            refused=str(self.configuration.status()["refused"]),
             driver=self._driver,
             turn_due=math.inf if self._monitor is None else self._monitor.turn_due,
             offered=not self._inventory.unpublished,
@@ -416,6 +417,13 @@ def _tell_links(before: Node, after: Node) -> None:
         log.info("GPUs are linked otherwise than before: %s", changed)
 
 
+def _awaiting(why: str, *, tried: bool = False) -> "Facts":
+    """What probes are answered by until there is a daemon."""
+    from gpu_plugin.listener.checks import Facts  # noqa: PLC0415 - only who has a listener pays for it
+
+    return Facts(awaited=why, tried=tried)
+
+
 async def serve(settings: Settings, resolve: Resolve) -> int:
     """Runs the daemon with these settings until a signal ends it. Returns the exit status.
 
@@ -436,16 +444,16 @@ async def serve(settings: Settings, resolve: Resolve) -> int:
 
 
 async def _serve(settings: Settings, resolve: Resolve, listener: Listener) -> int:
-    if settings.config_file_srcdir:
-        label = f"the label {settings.node_label} of node {settings.node_name}"
-        listener.begin(settings.http_address, f"there is no good one yet; waiting for {label} to choose it")
-    begun = await begin_with(settings, resolve)
+    wait = Wait()
+    listener.begin(settings.http_address, lambda: _awaiting(wait.why, tried=wait.tried))
+    begun = await begin_with(settings, resolve, wait)
     if begun is None:
         log.info("stopped")
         return 0
     settings, source = begun
     configure(settings.log_format, settings.log_level)
-    listener.begin(settings.http_address, "the node's files are looked at for --device-list-strategy auto")
+    looking = "the node's files are looked at for --device-list-strategy auto"
+    listener.begin(settings.http_address, lambda: _awaiting(looking))
     strategy = ListStrategy()
     settings = await strategy.settle(settings)
     tell(settings)

@@ -69,17 +69,28 @@ class _Status(msgspec.Struct):
     message: str = ""
 
 
-async def watch_label(node_name: str, label: str, kubeconfig: str, told: Callable[[str | None], None]) -> None:
+def _unheard(_: object) -> None:
+    """Nobody wants to know."""
+
+
+async def watch_label(
+    node_name: str,
+    label: str,
+    kubeconfig: str,
+    told: Callable[[str | None], None],
+    troubled: Callable[[str], object] = _unheard,
+) -> None:
     """Calls `told` with the label's value, None where the node has no such label: at once, and whenever it is another.
 
     Never returns. As long as the API cannot be asked, or knows no such node, nothing is told, and why is said once; a node that
-    is removed keeps its label until it comes back. `kubeconfig` is a path, empty for the pod's own service account.
+    is removed keeps its label until it comes back. `kubeconfig` is a path, empty for the pod's own service account. `troubled`
+    is called with why it cannot be asked, each time that an attempt fails.
 
     Raises:
         ConfigError: lightkube is not installed.
     """
     require_client()
-    await _LabelWatch(node_name, label, kubeconfig, told).run()
+    await _LabelWatch(node_name, label, kubeconfig, told, troubled).run()
 
 
 def pause(failures: int, dice: float) -> float:
@@ -90,11 +101,19 @@ def pause(failures: int, dice: float) -> float:
 class _LabelWatch:
     """What `watch_label` knows between two answers of the API."""
 
-    def __init__(self, node_name: str, label: str, kubeconfig: str, told: Callable[[str | None], None]) -> None:
+    def __init__(
+        self,
+        node_name: str,
+        label: str,
+        kubeconfig: str,
+        told: Callable[[str | None], None],
+        troubled: Callable[[str], object],
+    ) -> None:
         self._node_name = node_name
         self._label = label
         self._kubeconfig = kubeconfig
         self._told = told
+        self._troubling = troubled
         self._first = True
         self._value: str | None = None
         self._said: set[str] = set()
@@ -149,13 +168,15 @@ class _LabelWatch:
         if nodes.items:
             self._missing = False
             self._tell(nodes.items[0])
-        elif not self._missing:
-            self._missing = True
-            log.warning(
-                "the Kubernetes API knows no node %s, so its labels are not known until it does: is --node-name (NODE_NAME) the "
-                "pod's spec.nodeName?",
-                self._node_name,
+        else:
+            trouble = (
+                f"the Kubernetes API knows no node {self._node_name}, so its labels are not known until it does: is --node-name "
+                "(NODE_NAME) the pod's spec.nodeName?"
             )
+            if not self._missing:
+                log.warning("%s", trouble)
+            self._missing = True
+            self._troubling(trouble)
         return nodes.metadata.resource_version
 
     async def _watch(self, client: "httpx2.AsyncClient", version: str) -> None:
@@ -233,6 +254,7 @@ class _LabelWatch:
         news = kind not in self._said
         self._said.add(kind)
         self._troubled |= news
+        self._troubling(text)
         log.log(
             logging.WARNING if news else logging.DEBUG,
             "label %s of node %s: %s; asking again",

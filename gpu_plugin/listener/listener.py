@@ -22,16 +22,16 @@ class Listener:
         self._scope = anyio.CancelScope()
         self._probes: Probes | None = None
 
-    def begin(self, address: str, awaited: str = "") -> None:
-        """Listens on HOST:PORT, unless it does already or `address` is empty. `awaited` is what is told until `ask`."""
+    def begin(self, address: str, facts: "Callable[[], Facts]") -> None:
+        """Listens on HOST:PORT, unless it does already or `address` is empty. Has probes answered by these facts."""
+        if self._probes is not None:
+            self._probes.facts = facts
         if not address or self._probes is not None:
             return
-        from gpu_plugin.listener.checks import Facts  # noqa: PLC0415 - only those who ask for it pay for it
-        from gpu_plugin.listener.probes import Probes  # noqa: PLC0415
+        from gpu_plugin.listener.probes import Probes  # noqa: PLC0415 - only those who ask for it pay for it
         from gpu_plugin.listener.server import Server  # noqa: PLC0415
 
-        waiting = Facts(awaited=awaited)
-        self._probes = Probes(lambda: waiting)
+        self._probes = Probes(facts)
         server = Server(*host_and_port(address), self._probes.pages)
         self._tasks.start_soon(self._run, self._probes, server.run)
 

@@ -4,6 +4,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,9 @@ PATIENCE = 30.0
 
 SOURCES = ("config_file_srcdir", "node_name", "node_label", "kubeconfig", "default_config", "fallback_strategies")
 """Settings that say where the configuration comes from, which a running process cannot change."""
+
+CHOSEN_WITHIN = 30.0
+"""Seconds for a file to be chosen by the node's label before the first attempt counts as failed. The wait goes on."""
 
 
 _FLAGS = {option.name: option.flags[0] for option in OPTIONS if option.flags} | {
@@ -116,16 +120,39 @@ class Configuration:
         }
 
 
-async def begin_with(settings: Settings, resolve: Resolve) -> tuple[Settings, ConfigSource] | None:
+@dataclass(slots=True)
+class Wait:
+    """The wait for a configuration to begin with, for whoever asks meanwhile.
+
+    `tried` says whether the first attempt is over, `failed` why the last one came to nothing.
+    """
+
+    tried: bool = False
+    failed: str = ""
+    source: ConfigSource | None = None
+
+    @property
+    def why(self) -> str:
+        """What is wrong with it, or waited for. Never empty."""
+        source = self.source
+        reasons = (self.failed, *(() if source is None else (source.complaint, source.unknown)))
+        return "; ".join(filter(None, reasons)) or "it is being read"
+
+
+async def begin_with(
+    settings: Settings, resolve: Resolve, wait: Wait | None = None
+) -> tuple[Settings, ConfigSource] | None:
     """The settings to begin with and where newer ones come from: as given, or of the file that the node's label names.
 
     There it waits until there are good ones: serving by another configuration meanwhile would hand out devices that the
-    right one does not have. None where a signal to stop came first.
+    right one does not have. None where a signal to stop came first. `wait` is told meanwhile how that stands.
     """
     source = ConfigSource(settings)
+    wait = wait or Wait()
     if not settings.config_file_srcdir:
         return settings, source
     log.info("waiting for the label %s of node %s to choose the configuration", settings.node_label, settings.node_name)
+    wait.source = source
     bell, threads = Pulse(), DaemonThreads("configuration")
     changed = True
     found: list[Settings] = []
@@ -137,7 +164,12 @@ async def begin_with(settings: Settings, resolve: Resolve) -> tuple[Settings, Co
 
     async def read() -> None:
         nonlocal changed
-        await source.settled()
+        with anyio.move_on_after(CHOSEN_WITHIN) as patience:
+            await source.settled()
+        if patience.cancelled_caught:
+            wait.tried = True
+            wait.failed = f"{settings.config_file_srcdir} has not been read within {CHOSEN_WITHIN:g} s"
+            await source.settled()
         while not found:
             if not changed:
                 await bell.wait()
@@ -147,6 +179,7 @@ async def begin_with(settings: Settings, resolve: Resolve) -> tuple[Settings, Co
                 found.append(await _resolved(threads, resolve, source.current()))
             except ConfigError as error:
                 log.error("configuration: nothing is served until there is a good one: %s", error)  # noqa: TRY400
+                wait.tried, wait.failed = True, str(error)
         tasks.cancel_scope.cancel()
 
     async def stop() -> None:

@@ -34,6 +34,7 @@ class ConfigSource:
         self._file = Path(settings.config_file) if settings.config_file else None
         self._label: str | None = None
         self._label_told = anyio.Event()
+        self._untold = "the Kubernetes API has not told it yet"
         self._choice = Choice(NO_FILE)
         self._good: Choice | None = None
         self._said_of: str | None = None
@@ -54,8 +55,19 @@ class ConfigSource:
         """What is wrong with the node's label, while it names no file that is there; empty otherwise."""
         return self._complaint
 
+    @property
+    def unknown(self) -> str:
+        """What is waited for, and why, while the node's label is to choose the file and is not known; empty otherwise."""
+        if not self._settings.config_file_srcdir or self._label_told.is_set():
+            return ""
+        label = f"the label {self._settings.node_label} of node {self._settings.node_name}"
+        return f"waiting for {label}: {self._untold}"
+
     async def settled(self) -> None:
-        """Returns once it is known which file is in force, `LABEL_PATIENCE` s after `run` began at the latest."""
+        """Returns once it is known which file is in force.
+
+        Where a label chooses it, that is `LABEL_PATIENCE` s after `run` began at the latest, or once the directory can be read.
+        """
         await self._settled.wait()
 
     async def run(self, changed: Callable[[], None]) -> None:
@@ -76,8 +88,11 @@ class ConfigSource:
             self._label_told.set()
             lookout.stir()
 
+        def troubled(why: str) -> None:
+            self._untold = why
+
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(watch_label, settings.node_name, settings.node_label, settings.kubeconfig, told)
+            tasks.start_soon(watch_label, settings.node_name, settings.node_label, settings.kubeconfig, told, troubled)
             with anyio.move_on_after(LABEL_PATIENCE):
                 await self._label_told.wait()
             if not self._label_told.is_set():

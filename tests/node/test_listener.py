@@ -211,7 +211,9 @@ async def test_without_the_option_there_is_no_listener_and_no_library_for_it(kub
         assert not inodes & {row.split()[9] for row in rows}
 
 
-async def test_while_the_label_is_awaited_it_is_alive_and_not_started(kubelet, directory, daemon, port):
+async def test_without_a_good_file_of_the_label_it_is_alive_has_started_and_says_what_is_wrong(
+    kubelet, directory, daemon, port
+):
     configs = directory / "configs"
     configs.mkdir()
     (configs / "a100").write_text("version: v1\nflags: {migStrategy: some}\n")
@@ -221,17 +223,33 @@ async def test_while_the_label_is_awaited_it_is_alive_and_not_started(kubelet, d
         daemon.start(*flags(port, f"--config-file-srcdir={configs}", f"--node-name={NODE}", kubeconfig))
         await daemon.said("nothing is served until there is a good one")
         assert (await get(port, "livez"))[0] == 200
-        waiting = f"[-]configuration failed: there is no good one yet; waiting for the label {LABEL} of node {NODE}"
-        for page in ("startupz", "readyz"):
-            code, _, body = await get(port, page)
-            assert code == 503
-            assert waiting in body
-        assert (await get(port, "metrics"))[0] == 503
+        wrong = f"{configs}/a100:2: flags.migStrategy: 'some' is not one of none, single, mixed"
+        assert await told(port, "readyz", 503) == f"[-]configuration failed: {wrong}\nreadyz check failed\n"
+        # A restart would bring no better file.
+        assert await told(port, "startupz", 200) == f"[+]configuration ok: {wrong}\nstartupz check passed\n"
+        code, _, body = await get(port, "metrics")
+        assert (code, body) == (503, f"there are no metrics yet: {wrong}\n")
         (configs / "a100").write_text("version: v1\n")
         await kubelet.wait_for(healthy(kubelet, 8))
         for page in ("startupz", "livez", "readyz", "metrics"):
             await told(port, page, 200)
         assert (await daemon.stop())[0] == 0
+
+
+async def test_while_the_label_is_awaited_it_is_alive_has_not_started_and_says_why(directory, daemon, port):
+    configs = directory / "configs"
+    configs.mkdir()
+    (configs / "default").write_text("version: v1\nflags: {migStrategy: some}\n")
+    async with FakeApiServer() as api:
+        kubeconfig = f"--kubeconfig={api.kubeconfig(directory)}"
+        await api.stop()
+        daemon.start(*flags(port, f"--config-file-srcdir={configs}", f"--node-name={NODE}", kubeconfig))
+        why = f"[-]configuration failed: waiting for the label {LABEL} of node {NODE}: the Kubernetes API cannot be reached: "
+        for page in ("startupz", "readyz"):
+            assert "driver" not in await told(port, page, 503, why)
+        assert (await get(port, "livez"))[0] == 200
+        # After ten seconds a configuration is chosen as if there were no label, which is the first attempt.
+        assert "migStrategy" in await told(port, "startupz", 200, "the Kubernetes API cannot be reached", seconds=30)
 
 
 async def test_a_file_of_the_label_that_the_node_cannot_do_keeps_it_from_being_ready(kubelet, directory, daemon, port):

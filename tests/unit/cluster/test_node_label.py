@@ -338,3 +338,22 @@ async def test_without_lightkube_the_extra_is_named(monkeypatch):
 def test_pauses_grow_to_a_bound_and_are_spread():
     assert [pause(failures, 1) for failures in (1, 2, 3, 9, 10, 1000)] == [0.1, 0.2, 0.4, 25.6, 30, 30]
     assert [pause(failures, 0) for failures in (1, 1000)] == [0.05, 15]
+
+
+async def test_each_trouble_is_passed_on_though_it_is_said_once(api, kubeconfig, caplog):
+    api.remove()
+    troubles = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch_label, NODE, LABEL, kubeconfig, lambda _: None, troubles.append)
+        with anyio.fail_after(10):
+            while not troubles:
+                await anyio.sleep(0.005)
+            await api.stop()
+            while not any("cannot be reached" in trouble for trouble in troubles):
+                await anyio.sleep(0.005)
+            reached = len(troubles)
+            while len(troubles) < reached + 2:
+                await anyio.sleep(0.005)
+        tasks.cancel_scope.cancel()
+    assert f"the Kubernetes API knows no node {NODE}" in troubles[0]
+    assert sum("cannot be reached" in record.getMessage() for record in caplog.records) == 1

@@ -176,6 +176,6 @@ async def test_without_an_address_nothing_is_begun(monkeypatch):
     monkeypatch.setattr(listener_module, "host_and_port", None)
     async with anyio.create_task_group() as tasks:
         listener = Listener(tasks)
-        listener.begin("")
+        listener.begin("", Facts)
         listener.ask(Facts, dict)
         listener.stop()

@@ -10,7 +10,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.sources import configuration as module
-from gpu_plugin.sources.configuration import Configuration, begin_with
+from gpu_plugin.sources.configuration import Configuration, Wait, begin_with
 from gpu_plugin.sources.source import ConfigSource
 
 BASE = resolve({}, {})
@@ -120,6 +120,7 @@ class Chosen:
     def __init__(self, _):
         Chosen.made = self
         self.known, self.again = anyio.Event(), anyio.Event()
+        self.unknown, self.complaint = "waiting for the label", ""
 
     def current(self):
         return "/config/default"
@@ -171,6 +172,30 @@ async def test_one_waits_for_a_good_file_to_begin_with(by_label, caplog):
             wanted.settings = by_label
             Chosen.made.again.set()
     assert begun == [(by_label, Chosen.made)]
+
+
+async def test_how_the_wait_stands_is_told_meanwhile(by_label, monkeypatch):
+    monkeypatch.setattr(module, "CHOSEN_WITHIN", 0.02)
+    wanted, wait = Wanted(ConfigError("default:1: no")), Wait()
+    assert (wait.why, wait.tried) == ("it is being read", False)
+
+    async def until(met):
+        while not met():
+            await anyio.sleep(0.002)
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(begin_with, by_label, wanted, wait)
+            await until(lambda: wait.source)
+            assert (wait.why, wait.tried) == ("waiting for the label", False)
+            await until(lambda: wait.tried)  # a file system that does not answer is an attempt, too
+            assert wait.why == "/config has not been read within 0.02 s; waiting for the label"
+            Chosen.made.unknown, Chosen.made.complaint = "", "the label names no file"
+            Chosen.made.known.set()
+            await until(lambda: "default" in wait.failed)
+            assert wait.why == "default:1: no; the label names no file"
+            wanted.settings = by_label
+            Chosen.made.again.set()
 
 
 async def test_a_signal_ends_the_wait(by_label):

@@ -244,3 +244,21 @@ def test_the_missing_client_is_said_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"install gpu-plugin\[kube\]"):
         ConfigSource(settings)
+
+
+async def test_why_the_label_is_not_known_is_told_until_it_is(api, volume, tmp_path, monkeypatch):
+    monkeypatch.setattr(node_label, "FIRST_PAUSE", 0.01)
+    kubeconfig = api.kubeconfig(tmp_path)
+    await api.stop()
+    asked = {"config_file_srcdir": str(volume.directory), "node_name": NODE, "kubeconfig": kubeconfig}
+    source = ConfigSource(resolve(asked, {}))
+    waiting = f"waiting for the label {LABEL} of node {NODE}: "
+    assert source.unknown == f"{waiting}the Kubernetes API has not told it yet"
+    async with running(source):
+        with anyio.fail_after(10):
+            while not source.unknown.startswith(f"{waiting}the Kubernetes API cannot be reached: "):
+                await anyio.sleep(0.005)
+            await api.start()
+            await source.settled()
+    assert source.unknown == ""
+    assert ConfigSource(resolve({}, {})).unknown == ""
