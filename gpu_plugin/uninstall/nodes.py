@@ -44,7 +44,9 @@ async def clean(
     if left is not None and not made_here(left):
         raise ForeignDaemonSetError(f"there is a DaemonSet {cleanup_name(name)} that is not ours: rename or delete it")
     if found is None and left is None:
-        say("there is no such DaemonSet: nothing to clean up")
+        say(
+            "there is no such DaemonSet: nothing to clean up (after an attempt that was killed: gpu-plugin cleanup, on each node)"
+        )
         return 0, 0
     cleaning = None if found is None else cleanup_daemonset(found, owner)
     done = (0, int(((found or {}).get("status") or {}).get("desiredNumberScheduled", 0)))

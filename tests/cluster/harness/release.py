@@ -3,12 +3,11 @@
 import http.client
 import json
 import urllib.request
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
-from .cluster import NODE_PATH, Cluster
+from .cluster import Cluster
 from .pods import Pod
 from .process import run
 from .wait import NotYet, expect, wait_until
@@ -128,16 +127,6 @@ class Release:
     def label_node(self, label: str, value: str | None) -> None:
         """As `Cluster.label_node`."""
         self._cluster.label_node(label, value)
-
-    def node_events_since(self, when: datetime) -> list[str]:
-        """Reasons of warnings about the release's pods since then, for the message of a test that fails."""
-        events = self._cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/events")["items"]
-        late = [event for event in events if (event.get("lastTimestamp") or "") >= when.isoformat()]
-        return [f"{event['reason']}: {event['message']}" for event in late if event["type"] == "Warning"]
-
-    def node(self) -> dict[str, Any]:
-        """The node object."""
-        return self._cluster.api.get(NODE_PATH)
 
     def _given(self, values: tuple[dict[str, Any], ...]) -> list[str]:
         directory = self._cluster.layout.root / "helm"
