@@ -25,20 +25,22 @@ LABEL = "nvidia.com/device-plugin.config"
 PRESENT = "nvidia.com/gpu.present"
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
+NEXT = "0.1.1"
+"""The version that is upgraded to."""
+
 INSTALL_TO_POD = 15.0
 """Seconds from `helm install` to the first GPU pod running, with the images there; how long it takes is printed."""
 
 
 @pytest.fixture(scope="session")
 def image(_running_cluster: Cluster) -> str:
-    """The plugin's image in containerd, under the tags 1 and 2."""
+    """The plugin's image in containerd: tag 1 of this version, tag 2 of the next."""
     try:
-        archive = built(f"{IMAGE}:1")
+        archives = built(f"{IMAGE}:1"), built(f"{IMAGE}:2", version=NEXT)
     except NoImageError as error:
         pytest.fail(f"no image of the plugin: {error}")
-    containerd = _running_cluster.containerd
-    containerd.import_archive(archive)
-    containerd.ctr("images", "tag", "--force", f"{IMAGE}:1", f"{IMAGE}:2")
+    for archive in archives:
+        _running_cluster.containerd.import_archive(archive)
     return IMAGE
 
 
@@ -164,6 +166,7 @@ def test_upgrade_and_roll_back_under_running_pods(cluster: Cluster, release: Rel
     second = ready(release)
     assert second.uid != first.uid
     assert second.content["spec"]["containers"][0]["image"] == f"{IMAGE}:2"
+    assert release.gpu_plugin("--version").strip() == f"gpu-plugin {NEXT}"
     cluster.wait_allocatable(GPUS - 1)  # what was held against a GPU outlives the pod
     undisturbed()
 
