@@ -91,6 +91,7 @@ class Daemon:
         self._listener = listener
         self._registrations = Registrations()
         self._driver: str | None = None
+        """Why GPUs could not be found at the start, empty once they were, and None while the first attempt is under way."""
         self._unoffered = ""
         self.store = SnapshotStore()
         self._memory = Memory(StateDirectory(Path(self.settings.state_dir)), hardware.host.boot_id())
@@ -381,7 +382,7 @@ class Daemon:
         cdi = self._inventory.cdi_status()
         return Facts(
             refused=str(self.configuration.status()["refused"]),
-            driver=self._driver,
+            driver=self._monitor.trouble if self._monitor is not None and self._driver == "" else self._driver,
             turn_due=math.inf if self._monitor is None else self._monitor.turn_due,
             offered=not self._inventory.unpublished,
             resources={name: view.resource for name, view in served.items()},

@@ -94,6 +94,8 @@ class Monitor:
     """The boot that is known of; empty: whichever the host tells first."""
     turn_due: float = field(default=math.inf, init=False)
     """By when the turn under way, or the next one, is over if all is well, in event loop time; it is none while idle."""
+    trouble: str = field(default="", init=False)
+    """Why no GPU could be reached as of the last turn; empty where one could, and where all are released."""
     _threads: DriverCalls = field(default_factory=DriverCalls)
     _look: Pulse = field(default_factory=Pulse)
     _turned: Pulse = field(default_factory=Pulse)
@@ -152,6 +154,7 @@ class Monitor:
                 await self._events.begin(roster.gpus, self.timeout)
                 await self._first_looks()
             await self._publish(version)
+            self.trouble = self._unreached()
         finally:
             self.turn_due = math.inf  # until the next attempt, or `run`
             if not roster.gpus:
@@ -161,14 +164,14 @@ class Monitor:
     async def run(self) -> None:
         """Watches until cancelled: events from one thread, and a look at every GPU each `poll` seconds."""
         self._running = True
-        if math.isinf(
-            self.turn_due
-        ):  # begun again after a failure, it does not get more time for the turn that is owed
-            self._expect_turn(0)
         try:
             while True:
                 self._due = self._reports.soon = False
+                owed = self.turn_due  # begun again after a failure, it does not get more time for the turn that is owed
+                self._expect_turn(0)  # and one may begin before its time
+                self.turn_due = min(self.turn_due, owed)
                 await self._round()
+                self.trouble = self._unreached()
                 self._turned.ring()
                 # Spread, so that the nodes of a fleet do not all wake at the same moment.
                 pause = self.poll * (0.95 + 0.1 * random.random())  # noqa: S311
@@ -368,6 +371,23 @@ class Monitor:
         out = all(watched.handle is None and watched.pending is None for watched in asked)
         out = out and bool(asked or not roster.gpus) and roster.untouched.leaves(each.gpu for each in roster.gpus)
         self._out_of_reach = self._out_of_reach + 1 if out else 0
+
+    def _unreached(self) -> str:
+        """Why no GPU can be reached at the moment, however that came about; empty where one can or where none is to be."""
+        roster = self._roster
+        gpus = [watched.gpu for watched in roster.gpus]
+        if not roster.untouched.leaves(gpus) or (gpus and not roster.in_use):
+            return ""
+        if not self._session.is_open:
+            return f"the NVIDIA driver cannot be used: {self._session.trouble or 'it is not open'}"
+        asked = [watched for watched in roster.gpus if not roster.at_rest(watched.gpu.uuid)]
+        there = [watched for watched in asked if not roster.bus.vanished(watched)]
+        if not there:
+            return "" if len(asked) < len(gpus) else "the NVIDIA driver finds no GPU on this node any more"
+        now = anyio.current_time()
+        if any(watched.reached(now, self.timeout) for watched in there):
+            return ""
+        return f"none of the {len(there)} GPUs answers" if len(there) > 1 else "the only GPU does not answer"
 
     async def _publish(self, version: str) -> None:
         """Makes the node of what is known, the links between its GPUs read anew, and passes it on."""

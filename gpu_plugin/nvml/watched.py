@@ -50,6 +50,10 @@ class Watched:
         """Whether it goes by a uuid of its own."""
         return not self.gpu.uuid.startswith(PLACEHOLDER)
 
+    def reached(self, now: float, timeout: float) -> bool:
+        """Whether it answered the last time, and has not let a call wait for `timeout` seconds since."""
+        return self.handle is not None and (self.pending is None or now - self.pending.started < timeout)
+
     def forget(self) -> None:
         """Gives up what does not outlive a driver that is closed."""
         self.handle, self.pending, self.events, self.unsupported = None, None, False, frozenset()

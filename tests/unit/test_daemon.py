@@ -18,6 +18,7 @@ from gpu_plugin import cdi_watch, control, faulting_pods, memory
 from gpu_plugin import daemon as daemon_module
 from gpu_plugin.access.node_evidence import ContainerdEvidence, CriSection, KubeletEvidence, NodeEvidence
 from gpu_plugin.cdi_specs.source import SpecSource
+from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon import Daemon
 from gpu_plugin.hardware import Hardware
@@ -715,3 +716,40 @@ async def test_a_long_pause_between_looks_is_no_standstill(kubelet, directory, n
             while daemon._monitor._rounds < 1:
                 await anyio.sleep(0.01)
         assert daemon._monitor.turn_due - anyio.current_time() > 3400
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_gpus_that_are_all_lost_make_it_unready_whenever_that_was_and_one_alone_does_not(directory, node, when):
+    gpus = range(8)
+    for gpu in gpus if when == "before" else ():
+        node.lose(gpu)
+    async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
+        if when == "after":
+            await until_told(pages["/readyz"], "[+]resources ok\n")
+            node.lose(3)
+            with anyio.fail_after(10):
+                while not daemon.store.current.resources[GPU].resource.devices[3].reason:
+                    await anyio.sleep(0.01)
+            assert "[+]driver ok\n" in (await pages["/readyz"]()).text
+            for gpu in gpus:
+                node.lose(gpu)
+        assert await until_told(pages["/readyz"], "[-]driver failed: none of the 8 GPUs answers\n") == 503
+        assert (await pages["/livez"]()).status == 200
+        assert (await pages["/startupz"]()).status == 200
+        for gpu in gpus:
+            node.heal(gpu)
+        await until_told(pages["/readyz"], "[+]driver ok\n")
+
+
+async def test_a_configuration_that_is_refused_is_told_beside_the_one_in_force(directory, node, monkeypatch):
+    async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
+        await until_told(pages["/readyz"], "[+]configuration ok\n")
+
+        def refuse(_):
+            raise ConfigError("config.yaml:3: no such key")
+
+        monkeypatch.setattr(daemon.configuration, "_resolve", refuse)
+        daemon.configuration.ask()
+        await until_told(
+            pages["/readyz"], "[+]configuration ok: the one in force; refused: config.yaml:3: no such key\n"
+        )

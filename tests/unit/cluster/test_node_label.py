@@ -342,7 +342,7 @@ def test_pauses_grow_to_a_bound_and_are_spread():
 
 async def test_each_trouble_is_passed_on_though_it_is_said_once(api, kubeconfig, caplog):
     api.remove()
-    troubles = []
+    troubles: list[str] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch_label, NODE, LABEL, kubeconfig, lambda _: None, troubles.append)
         with anyio.fail_after(10):

@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from gpu_plugin.kubelet import endpoint
+from gpu_plugin.kubelet.backoff import Backoff
 from gpu_plugin.kubelet.endpoints import Endpoints
 from gpu_plugin.kubelet.registrations import UNHEARD, UNREGISTERED, Registrations, Standing
 from gpu_plugin.kubelet.self_call import ShortageError, self_call
@@ -167,7 +168,7 @@ async def test_one_that_never_had_a_stream_has_not_worked_however_long_it_waited
     monkeypatch.setattr("gpu_plugin.kubelet.backoff.STABLE", 0.02)
     worked = []
 
-    class Noted(endpoint.Backoff):
+    class Noted(Backoff):
         def delay(self, worked_for, dice):
             worked.append(worked_for)
             return super().delay(worked_for, dice)

@@ -1,0 +1,228 @@
+"""By when a turn is over if all is well, and whether any GPU could be reached in it."""
+
+import math
+
+import anyio
+import pytest
+
+from gpu_plugin.nvml import monitor as monitor_module
+from gpu_plugin.nvml.calls import DriverCalls
+from gpu_plugin.nvml.monitor import MANY, longest_turn
+from gpu_plugin.nvml.port import NvmlError, Return
+from gpu_plugin.simulation.driver import SimulatedDriver
+from gpu_plugin.threads import Job
+
+from .monitored import NEVER, Bench, remembered
+
+SIXTEEN = "dgx2-16"
+
+
+class SlowCalls:
+    """In place of the threads: every call comes back just before it is given up, by a clock of its own."""
+
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        self.made = 0
+        monkeypatch.setattr(anyio, "current_time", lambda: self.now)
+        for way in ("submit", "alone", "aside"):
+            monkeypatch.setattr(DriverCalls, way, lambda _, call, patience: self.make(call, patience))
+
+    async def make(self, call, patience):
+        began = self.now
+        self.made += 1
+        job = Job(call, anyio.lowlevel.current_token().native_token)
+        job.run()
+        while not job.done.done():
+            await anyio.lowlevel.checkpoint()
+        self.now = max(self.now, began + 0.99 * patience)  # those of one moment go on side by side
+        return job
+
+
+@pytest.mark.parametrize("timeout", [1.0, 5.0, 30.0])
+async def test_no_turn_takes_longer_than_the_longest_however_late_every_answer_is(monkeypatch, timeout):
+    bench = Bench(SIXTEEN, timeout=timeout, poll=NEVER)
+    watching = bench.monitor
+    await watching.open()
+    assert len(watching.node.gpus) == 16
+    try:
+        with monkeypatch.context() as patches:
+            calls = SlowCalls(patches)
+            for opened_anew in (False, True):
+                watching._rebooted = opened_anew  # then the driver is closed and opened, and every GPU found again
+                for watched in watching._roster.gpus:
+                    watched.events = False  # asked for again
+                watching._looks.relinked = True
+                began, before = calls.now, calls.made
+                watching._expect_turn(0)
+                await watching._round()
+                assert began + 16 * 0.9 < calls.now <= watching.turn_due
+                assert calls.made - before >= 2 * 16
+    finally:
+        watching._events.stop()
+        watching._threads.close()
+
+
+def test_the_longest_turn_grows_with_the_gpus_and_the_time_out():
+    assert longest_turn(15, 8) - longest_turn(15, 7) == longest_turn(15, 16) - longest_turn(15, 15) > 0
+    assert longest_turn(16, 8) > longest_turn(15, 8)
+
+
+@pytest.mark.parametrize(("known", "counted"), [([], MANY), (remembered()[:3], 3)])
+async def test_the_first_turn_is_due_while_the_driver_is_opened_and_none_afterwards(monkeypatch, known, counted):
+    monkeypatch.setattr(anyio, "current_time", lambda: 1000.0)
+    due = []
+
+    class Noted(SimulatedDriver):
+        def open(self):
+            due.append(bench.monitor.turn_due)
+            super().open()
+
+    bench = Bench(driver=Noted, timeout=7.0, remembered=known)
+    assert math.isinf(bench.monitor.turn_due)
+    await bench.monitor.open()
+    assert due == [1000.0 + longest_turn(7.0, counted)]
+    assert math.isinf(bench.monitor.turn_due)
+    bench.monitor._threads.close()
+
+
+async def test_no_turn_is_due_after_an_attempt_in_vain():
+    bench = Bench()
+    bench.node.refuse("open", Return.DRIVER_NOT_LOADED)
+    with pytest.raises(NvmlError):
+        await bench.monitor.open()
+    assert math.isinf(bench.monitor.turn_due)
+
+
+async def test_a_turn_is_due_by_when_it_begins_though_it_begins_early(monkeypatch):
+    bench = Bench(poll=NEVER, timeout=7.0)
+    watching = bench.monitor
+    await watching.open()
+    due, stands = [], anyio.Event()
+    real = type(watching)._round
+
+    async def noted(self):
+        due.append(self.turn_due - anyio.current_time())
+        if len(due) == 2:
+            stands.set()
+        await real(self)
+
+    monkeypatch.setattr(type(watching), "_round", noted)
+    longest = longest_turn(7.0, 8)
+    async with bench.running():
+        await bench.turned(1)
+        with anyio.fail_after(10):
+            while watching.turn_due < anyio.current_time() + longest + 1:  # after its turn, it waits for the next
+                await anyio.lowlevel.checkpoint()
+        assert watching.turn_due - anyio.current_time() > longest + 0.9 * NEVER
+        watching.look_now()
+        with anyio.fail_after(10):
+            await stands.wait()
+    assert all(longest - 1 < left <= longest for left in due)
+
+
+async def test_a_turn_owed_since_a_failure_gets_no_more_time(monkeypatch):
+    bench = Bench(poll=NEVER)
+    await bench.monitor.open()
+
+    async def fail(_):
+        raise RuntimeError("it fell over")
+
+    monkeypatch.setattr(type(bench.monitor), "_round", fail)
+    with pytest.raises(RuntimeError):
+        await bench.monitor.run()
+    owed = bench.monitor.turn_due
+    monkeypatch.setattr(monitor_module, "longest_turn", lambda *_: NEVER)
+    with pytest.raises(RuntimeError):
+        await bench.monitor.run()
+    assert bench.monitor.turn_due == owed
+
+
+# Whether any GPU can be reached
+
+ALL = range(8)
+
+
+async def test_while_one_gpu_answers_there_is_no_trouble():
+    bench = Bench(timeout=0.05)
+    await bench.monitor.open()
+    assert bench.monitor.trouble == ""
+    async with bench.running():
+        for gpu in ALL[1:4]:
+            bench.node.lose(gpu)
+        for gpu in ALL[4:]:
+            bench.node.hang(gpu, NEVER)
+        await bench.until(lambda: "hung" in bench.faults(7) and "lost" in bench.faults(1))
+        await bench.turned(2)
+        assert bench.monitor.trouble == ""
+        for gpu in ALL:
+            bench.node.heal(gpu)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("befall", "said"),
+    [
+        (lambda node, gpu: node.lose(gpu), "none of the 8 GPUs answers"),
+        (lambda node, gpu: node.hang(gpu, NEVER), "none of the 8 GPUs answers"),
+        (lambda node, gpu: node.vanish(gpu), "the NVIDIA driver finds no GPU on this node any more"),
+    ],
+    ids=["lost", "hung", "vanished"],
+)
+async def test_what_befalls_all_gpus_is_told_whenever_it_did(befall, said, when):
+    known = remembered()
+    bench = Bench(timeout=0.05, remembered=known)
+    if when == "before":
+        for gpu in ALL:
+            befall(bench.node, gpu)
+    await bench.monitor.open()
+    assert (when == "before") == bool(bench.monitor.trouble)
+    async with bench.running():
+        for gpu in ALL:
+            befall(bench.node, gpu)
+        # Where a host never told of any GPU, one cannot know that it vanished.
+        told = said if when == "after" else ("none of the 8 GPUs answers", said)
+        await bench.until_turned(lambda: bench.monitor.trouble and bench.monitor.trouble in told)
+        for gpu in ALL:
+            bench.node.heal(gpu)
+            bench.node.bring_back(gpu)
+        await bench.until_turned(lambda: not bench.monitor.trouble)
+
+
+async def test_a_driver_that_is_unloaded_is_told_and_so_is_its_return(monkeypatch):
+    monkeypatch.setattr(monitor_module, "REOPEN_AFTER", 2)
+    bench = Bench()
+    await bench.monitor.open()
+    async with bench.running():
+        for gpu in ALL:
+            bench.node.lose(gpu)
+        bench.node.refuse("open", Return.DRIVER_NOT_LOADED, times=10)
+        await bench.until_turned(lambda: bench.monitor.trouble.startswith("the NVIDIA driver cannot be used: "))
+        for gpu in ALL:
+            bench.node.heal(gpu)
+        await bench.until_turned(lambda: not bench.monitor.trouble)
+
+
+async def test_gpus_that_are_released_are_no_trouble():
+    bench = Bench()
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.monitor.release(None)
+        await bench.turned(2)
+        assert bench.monitor.trouble == ""
+        await bench.monitor.resume(None)
+        await bench.turned(1)
+        assert bench.monitor.trouble == ""
+
+
+class OneGpu(SimulatedDriver):
+    def device_count(self):
+        super().device_count()
+        return 1
+
+
+async def test_a_single_gpu_is_told_as_such():
+    bench = Bench(driver=OneGpu)
+    await bench.monitor.open()
+    async with bench.running():
+        bench.node.lose(0)
+        await bench.until_turned(lambda: bench.monitor.trouble == "the only GPU does not answer")
