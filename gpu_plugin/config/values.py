@@ -56,8 +56,11 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 MAX_PORT = 65535
 
-_HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?", re.ASCII)
-"""An IPv4 address or what a resolver is asked for (RFC 1123, with the underscore that some names have)."""
+_HOST = re.compile(
+    r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)*\.?",
+    re.ASCII,
+)
+"""An IPv4 address or what a resolver is asked for (RFC 1123, 2.1, with the underscore that some names have)."""
 
 ONE_LINE = r"^[^\n\u0000]*$"
 """Pattern of any text."""

@@ -5,8 +5,9 @@ import logging
 import socket
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
-from gpu_plugin.threads import DaemonThreads
+from gpu_plugin.threads import Job, begin, settled
 
 log = logging.getLogger(__name__)
 
@@ -20,21 +21,46 @@ _NOT_HERE = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 """What a machine without IPv6 says to an address of that family."""
 
 
-async def listen(host: str, port: int) -> list[socket.socket]:
+class Lookup:
+    """Resolves HOST and PORT on a thread: one at a time, however long the resolver hangs and however often it is asked."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """An empty host stands for all addresses of the machine."""
+        self._host = host
+        self._port = port
+        self._job: Job[list[Any]] | None = None
+
+    async def addresses(self) -> list[Any]:
+        """What `socket.getaddrinfo` gives.
+
+        Raises:
+            OSError: there is none.
+            TimeoutError: it takes longer than `RESOLVE_WITHIN`. The next time, the same call is waited for.
+        """
+        if self._job is None:
+            host, port = self._host or None, self._port
+            call = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            self._job = begin(call, "http-address")  # a daemon thread: a pool's would be waited for at the end
+        if not await settled(self._job, RESOLVE_WITHIN):
+            raise TimeoutError(f"{self._host} was not resolved within {RESOLVE_WITHIN:g} s")
+        job, self._job = self._job, None
+        try:
+            return job.done.result()
+        except UnicodeError as error:  # a name that cannot be one in the domain name system
+            raise OSError(f"{self._host} cannot be resolved: {error}") from None
+
+
+async def listen(host: str, port: int, lookup: Lookup | None = None) -> list[socket.socket]:
     """A listening socket for each address of `host`, or of the machine where it is empty.
 
-    An address of a family that the machine does not have is left out where another can be had.
+    An address of a family that the machine does not have is left out where another can be had. `lookup` is for who may ask
+    again: it is asked for the addresses then.
 
     Raises:
         OSError: one cannot be bound, or there is none.
         TimeoutError: the name of the host was not resolved in time.
     """
-    threads = DaemonThreads("http-address")  # a resolver may hang, and no pool's thread must at the end
-    try:
-        lookup = partial(socket.getaddrinfo, host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        found = await threads.run(lookup, RESOLVE_WITHIN)
-    finally:
-        threads.close()
+    found = await (lookup or Lookup(host, port)).addresses()
     bound: list[socket.socket] = []
     missing: OSError | None = None
     with ExitStack() as stack:

@@ -28,11 +28,13 @@ class Listener:
             self._probes.facts = facts
         if not address or self._probes is not None:
             return
-        from gpu_plugin.listener.probes import Probes  # noqa: PLC0415 - only those who ask for it pay for it
-        from gpu_plugin.listener.server import Server  # noqa: PLC0415
+        from gpu_plugin.listener import descriptors  # noqa: PLC0415 - only those who ask for it pay for it
+        from gpu_plugin.listener.probes import Probes  # noqa: PLC0415
+        from gpu_plugin.listener.server import Limits, Server  # noqa: PLC0415
 
         self._probes = Probes(facts)
-        server = Server(*host_and_port(address), self._probes.pages)
+        limits = Limits(connections=descriptors.connections(descriptors.allowed()))
+        server = Server(*host_and_port(address), self._probes.pages, limits)
         self._tasks.start_soon(self._run, self._probes, server.run)
 
     async def _run(self, probes: "Probes", serve: Callable[[], Any]) -> None:

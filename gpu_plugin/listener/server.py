@@ -8,6 +8,7 @@ the least busy first, but none that is so young that its request may be on its w
 import asyncio
 import errno
 import logging
+import math
 import socket
 import struct
 import time
@@ -23,7 +24,7 @@ import anyio.abc
 import h11
 from anyio.lowlevel import checkpoint
 
-from gpu_plugin.listener.addresses import listen
+from gpu_plugin.listener.addresses import Lookup, listen
 from gpu_plugin.listener.answer import Answer, Page
 from gpu_plugin.parts import FIRST_RETRY, LONGEST_RETRY
 from gpu_plugin.pulse import Pulse
@@ -53,7 +54,7 @@ class Limits:
 
     `head_bytes` and `discarded_bytes` bound what is read of a head, and of anything that comes after it; `connections` how
     many there may be. `grace` is for how many seconds none is closed to make room, `pause` until the next try to accept one
-    where the process is out of descriptors.
+    where the process is out of descriptors, and `episode` for how many it must not have been for the next time to be news.
     """
 
     head: float = 5.0
@@ -65,6 +66,7 @@ class Limits:
     connections: int = 32
     grace: float = 0.05
     pause: float = 1.0
+    episode: float = 60.0
 
 
 class Stage(IntEnum):
@@ -96,7 +98,8 @@ class Server:
         self._limits = limits or Limits()
         self._visits: dict[_Visit, None] = {}
         self._left = Pulse()
-        self._exhausted = False
+        self._exhausted = -math.inf
+        self._lookup = Lookup(host, port)
         self.addresses: tuple[tuple[str, int], ...] = ()
         """Where it listens now."""
 
@@ -105,7 +108,7 @@ class Server:
         pause, said = FIRST_RETRY, ""
         while True:
             try:
-                sockets = await listen(self._host, self._port)
+                sockets = await listen(self._host, self._port, self._lookup)
             except OSError as error:  # TimeoutError is one
                 trouble = f"{error.strerror or error}"
                 where = f"[{self._host}]" if ":" in self._host else self._host
@@ -148,7 +151,6 @@ class Server:
                 elif error.errno not in _FAULTS_OF_A_PEER:
                     raise
                 continue
-            self._exhausted = False
             try:
                 await self._make_room()
             except BaseException:  # told to stop meanwhile
@@ -160,9 +162,10 @@ class Server:
             await checkpoint()  # many at once are not all taken before the first is read
 
     async def _wait_for_resources(self, error: OSError) -> None:
-        if not self._exhausted:
-            log.error("connections for probes and metrics wait: %s", error.strerror)
-        self._exhausted = True
+        now = anyio.current_time()
+        news = now - self._exhausted >= self._limits.episode
+        log.log(logging.ERROR if news else logging.DEBUG, "connections for probes and metrics wait: %s", error.strerror)
+        self._exhausted = now
         await anyio.sleep(self._limits.pause)
 
     async def _make_room(self) -> None:

@@ -195,6 +195,7 @@ def test_an_optional_path_may_be_nothing():
         ("[fe80::1%eth0]:1", "fe80::1%eth0", 1),
         ("localhost:65535", "localhost", 65535),
         ("node-7.example.com.:9480", "node-7.example.com.", 9480),
+        (f"{'x' * 63}.b:9480", f"{'x' * 63}.b", 9480),
         (":9480", "", 9480),
     ],
 )
@@ -211,6 +212,11 @@ def test_no_address_to_listen_on_is_none():
     ("written", "reason"),
     [
         ("9480", "is not HOST:PORT, such as"),
+        ("a..b:9480", "'a..b' is neither an address nor the name of a host"),
+        ("node..:9480", "is neither an address nor the name of a host"),
+        (f"{'x' * 64}:9480", "is neither an address nor the name of a host"),
+        (f"a.{'x' * 64}.b:9480", "is neither an address nor the name of a host"),
+        ("a-.b:9480", "is neither an address nor the name of a host"),
         ("127.0.0.1", "is not HOST:PORT, such as"),
         ("127.0.0.1:", "is not HOST:PORT, such as"),
         ("127.0.0.1:http", "is not HOST:PORT, such as"),

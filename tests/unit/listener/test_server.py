@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from gpu_plugin.listener import addresses, server
-from gpu_plugin.listener.addresses import listen
+from gpu_plugin.listener.addresses import Lookup, listen
 from gpu_plugin.listener.answer import METRICS, Answer
 from gpu_plugin.listener.server import Limits, Server
 
@@ -307,6 +307,36 @@ async def test_a_request_on_its_way_is_waited_for_before_its_connection_makes_ro
             await client.aclose()
 
 
+async def test_who_has_asked_for_nothing_makes_room_before_an_older_one_that_is_being_answered():
+    async with serving(Limits(connections=2, grace=0, head=30, answer=30)) as (made, port):
+        slow = await anyio.connect_tcp("127.0.0.1", port)
+        await slow.send(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
+        await until(lambda: [visit.stage for visit in made._visits] == [server.Stage.ANSWERING])
+        [answering] = made._visits
+        idle = await anyio.connect_tcp("127.0.0.1", port)
+        await until(lambda: len(made._visits) == 2)
+        assert body(await ask(port, GET)) == "all is well\n"
+        with anyio.fail_after(20):
+            assert await everything(idle) == b""
+        assert answering in made._visits
+        await slow.aclose()
+        await idle.aclose()
+
+
+async def test_who_was_answered_makes_room_before_those_that_have_not_asked():
+    async with serving(Limits(connections=2, grace=0, head=30, goodbye=30)) as (made, port):
+        idle = await anyio.connect_tcp("127.0.0.1", port)
+        await until(lambda: len(made._visits) == 1)
+        [asking] = made._visits
+        staying = await anyio.connect_tcp("127.0.0.1", port)
+        await staying.send(GET)
+        await until(lambda: {visit.stage for visit in made._visits} == {server.Stage.ASKING, server.Stage.ANSWERED})
+        assert body(await ask(port, GET)) == "all is well\n"
+        assert asking in made._visits
+        await idle.aclose()
+        await staying.aclose()
+
+
 async def test_it_stops_while_somebody_waits_for_room():
     async with serving(Limits(connections=1, grace=30, head=30)) as (made, port):
         clients = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(2)]
@@ -346,6 +376,19 @@ async def test_out_of_descriptors_is_one_line_and_a_pause(caplog, monkeypatch):
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [
         "connections for probes and metrics wait: Too many open files"
     ]
+
+
+@pytest.mark.parametrize(("quiet", "lines"), [(59.0, 1), (60.0, 2)])
+async def test_descriptors_that_come_and_go_are_one_episode(caplog, monkeypatch, quiet, lines):
+    now = 1000.0
+    made = Server("127.0.0.1", 0, PAGES, Limits(pause=0))
+    monkeypatch.setattr(anyio, "current_time", lambda: now)
+    lack = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    for _ in range(3):
+        await made._wait_for_resources(lack)  # connections may have been accepted in between
+    now += quiet
+    await made._wait_for_resources(lack)
+    assert [record.levelno for record in caplog.records].count(logging.ERROR) == lines
 
 
 async def test_a_connection_that_broke_before_it_was_taken_is_passed_over(monkeypatch, caplog):
@@ -461,3 +504,56 @@ async def test_a_name_that_is_not_resolved_in_time_is_given_up(monkeypatch):
         assert asked.is_set()
     finally:
         over.set()
+
+
+async def test_a_resolver_that_never_returns_is_asked_once_however_often_one_tries(monkeypatch):
+    over, asked = threading.Event(), []
+
+    def hang(*_, **__):
+        asked.append(1)
+        over.wait()
+        return real("127.0.0.1", 0, type=socket.SOCK_STREAM)
+
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    monkeypatch.setattr(addresses, "RESOLVE_WITHIN", 0.01)
+    lookup = Lookup("node.example.com", 0)
+    try:
+        for _ in range(5):
+            with pytest.raises(TimeoutError, match=r"node\.example\.com was not resolved within"):
+                await listen("node.example.com", 0, lookup)
+        assert len(asked) == 1
+        assert [thread.name for thread in threading.enumerate()].count("http-address") == 1
+    finally:
+        over.set()
+    monkeypatch.setattr(addresses, "RESOLVE_WITHIN", 20)
+    [bound] = await listen("node.example.com", 0, lookup)  # whose answer came late
+    bound.close()
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64, f"a.{'x' * 64}.b"])
+async def test_a_name_that_none_can_be_is_an_address_that_cannot_be_had(host):
+    with pytest.raises(OSError, match=f"{host} cannot be resolved: "):
+        await listen(host, 80)
+
+
+async def test_a_server_goes_on_asking_the_resolver_that_hangs(monkeypatch, caplog):
+    over, asked = threading.Event(), []
+
+    def hang(*_, **__):
+        asked.append(1)
+        over.wait()
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    monkeypatch.setattr(addresses, "RESOLVE_WITHIN", 0.01)
+    monkeypatch.setattr(server, "FIRST_RETRY", 0.001)
+    caplog.set_level(logging.DEBUG, "gpu_plugin")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(Server("node.example.com", 80, PAGES).run)
+        await until(lambda: caplog.text.count("was not resolved within") >= 3)
+        assert len(asked) == 1
+        over.set()
+        await until(lambda: "Name or service not known" in caplog.text)
+        tasks.cancel_scope.cancel()

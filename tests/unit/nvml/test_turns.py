@@ -1,5 +1,6 @@
 """By when a turn is over if all is well, and whether any GPU could be reached in it."""
 
+import asyncio
 import math
 
 import anyio
@@ -30,7 +31,7 @@ class SlowCalls:
     async def make(self, call, patience):
         began = self.now
         self.made += 1
-        job = Job(call, anyio.lowlevel.current_token().native_token)
+        job = Job(call, asyncio.get_running_loop())
         job.run()
         while not job.done.done():
             await anyio.lowlevel.checkpoint()
