@@ -39,15 +39,18 @@ COPY gpu_plugin gpu_plugin
 RUN /build/bin/hatchling build --target wheel --directory /wheels \
     && /build/bin/python -m pip --python /opt/gpu-plugin/bin/python3 install --no-index --no-deps --find-links /wheels gpu-plugin
 
-# The bill of materials, of what is installed; then the root directory of the image.
+# The bill of materials, of what is installed; then the root directory of the image, which adds what is taken of the base.
 RUN /build/bin/cyclonedx-py environment /opt/gpu-plugin/bin/python3 --pyproject pyproject.toml --mc-type application \
-    --output-reproducible --output-format JSON --output-file /source/sbom.cdx.json
+    --spec-version 1.6 --output-reproducible --output-format JSON --output-file /source/sbom.cdx.json
 COPY image/assemble.py image/
 ARG SOURCE_DATE_EPOCH
 ARG VERSION
 COPY --from=run-base / /run-base
 RUN /opt/gpu-plugin/bin/python3 image/assemble.py --base /run-base --environment /opt/gpu-plugin --sbom sbom.cdx.json \
-    --version "${VERSION}" /image
+    --version "${VERSION}" /image \
+    && /build/bin/python -c 'import sys; from cyclonedx.schema import SchemaVersion; from cyclonedx.validation.json import \
+JsonStrictValidator as Judge; sys.exit(Judge(SchemaVersion.V1_6).validate_str(open(sys.argv[1]).read()))' \
+       /image/usr/share/gpu-plugin/sbom.cdx.json
 
 FROM scratch
 ARG VERSION

@@ -12,6 +12,7 @@ import fnmatch
 import json
 import os
 import py_compile
+import re
 import shutil
 import stat
 import subprocess
@@ -19,6 +20,8 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSection
@@ -318,17 +321,16 @@ def settle(root: Root) -> None:
         root.at("/var/run").symlink_to("/run")
 
 
-def package_records(root: Root) -> None:
+def package_records(root: Root) -> list[str]:
     """What scanners and licences ask for: Debian's record and copyright file of each package that something was taken of.
 
-    In var/lib/dpkg/status.d, one file a package, which is how images without dpkg have it.
+    In var/lib/dpkg/status.d, one file a package, which is how images without dpkg have it; a base that has them so keeps all,
+    since it lists no files. Returns the records (deb-control(5)), none where the base is no Debian.
     """
-    records = {
-        _field(record, "Package"): record
-        for record in root.read("/var/lib/dpkg/status").split("\n\n")
-        if record.strip()
-    }
-    taken = {path.removeprefix("/usr") for path in root.taken if root.at(path).is_file()}
+    status = root.read("/var/lib/dpkg/status")
+    records = {_field(record, "Package"): record.strip() + "\n" for record in status.split("\n\n") if record.strip()}
+    # Links too, but for those to directories, such as /lib: most packages list these.
+    taken = {path.removeprefix("/usr") for path in root.taken if root.at(root.real(path) or path).is_file()}
     directory = root.at("/var/lib/dpkg/status.d")
     for name in root.names("/var/lib/dpkg/info"):
         package = name.removesuffix(".list").partition(":")[0]
@@ -336,24 +338,78 @@ def package_records(root: Root) -> None:
             listed = root.read(f"/var/lib/dpkg/info/{name}").splitlines()
             if taken.intersection(path.removeprefix("/usr") for path in listed):
                 directory.mkdir(parents=True, exist_ok=True)
-                (directory / package).write_text(records[package].strip() + "\n")
+                (directory / package).write_text(records[package])
                 root.take(f"/usr/share/doc/{package}/copyright")
     root.take_below("/var/lib/dpkg/status.d")
-    for name in root.names("/usr/share/doc"):
-        if not root.read(
-            "/var/lib/dpkg/status"
-        ):  # no record says which are meant: all, as in a base that is small already
+    if not status:  # no record says which are meant: all, as in a base that is small already
+        for name in root.names("/usr/share/doc"):
             root.take(f"/usr/share/doc/{name}/copyright")
+    kept = [file.read_text() for file in sorted(directory.iterdir())] if directory.is_dir() else []
+    return [record for record in kept if _field(record, "Package")]  # not lists of checksums
 
 
 def _field(record: str, name: str) -> str:
     return next((line.partition(":")[2].strip() for line in record.splitlines() if line.startswith(f"{name}:")), "")
 
 
-def bill_of_materials(root: Root, source: Path, version: str) -> None:
-    """Has the bill of materials; the version of gpu-plugin itself is added, which its maker does not read out of the code."""
+def base_components(root: Root, records: list[str]) -> list[dict[str, Any]]:
+    """What the image has of its base, as components of a CycloneDX bill: distribution, packages, and Python if it is in none.
+
+    Package URLs as the purl specification has them for `deb` and `generic`; `upstream` is the source package, by which Debian
+    counts vulnerabilities.
+    """
+    system = {
+        name: value.strip("\"'")
+        for name, _, value in (line.partition("=") for line in root.read("/etc/os-release").splitlines())
+    }
+    distribution, release = system.get("ID", ""), system.get("VERSION_ID", "")
+    components: list[dict[str, Any]] = []
+    if distribution:
+        components.append({"type": "operating-system", "name": distribution, "version": release})
+    for record in records:
+        name, version = _field(record, "Package"), _field(record, "Version")
+        qualifiers = {
+            "arch": _field(record, "Architecture"),
+            "distro": f"{distribution}-{release}" if release else "",
+            "upstream": _field(record, "Source").partition(" ")[0],
+        }
+        said = "&".join(f"{key}={quote(value, safe='')}" for key, value in qualifiers.items() if value)
+        purl = f"pkg:deb/{distribution or 'debian'}/{quote(name, safe='')}@{quote(version, safe=':')}?{said}"
+        components.append({"type": "library", "name": name, "version": version, "purl": purl})
+    minor = f"python3.{sys.version_info.minor}"
+    if not any(_field(record, "Package").removeprefix("lib").startswith(minor) for record in records):
+        version = _python_version(root)
+        purl = f"pkg:generic/python@{version}"
+        components.append({"type": "application", "name": "python", "version": version, "purl": purl})
+    return [{"bom-ref": each.get("purl", each["name"]), **each} for each in components]
+
+
+def _python_version(root: Root) -> str:
+    """The base's, such as 3.13.9, from its header or from the program, which need not run on this processor.
+
+    Where neither says it, 3.13.
+    """
+    minor = f"3.{sys.version_info.minor}"
+    number = rf"{re.escape(minor)}\.\d+(?:(?:a|b|rc)\d+)?"
+    programs = [path for path in root.taken if os.path.basename(path) == f"python{minor}"]
+    for program in programs:
+        header = root.read(f"{os.path.dirname(os.path.dirname(program))}/include/python{minor}/patchlevel.h")
+        if said := re.search(rf'#define PY_VERSION\s+"({number})', header):
+            return said[1]
+    texts = [root.at(path).read_bytes() for path in programs if not root.at(path).is_symlink()]
+    found = {said.decode() for text in texts for said in re.findall(rb"\0(%b)\+?\0" % number.encode(), text)}
+    return found.pop() if len(found) == 1 else minor
+
+
+def bill_of_materials(root: Root, source: Path, version: str, base: list[dict[str, Any]]) -> None:
+    """Has the bill of materials, with the components of the base.
+
+    The version of gpu-plugin itself is added, which the bill's maker does not read out of the code.
+    """
     bill = json.loads(source.read_text())
     bill["metadata"]["component"]["version"] = version
+    bill["components"] += base
+    bill.setdefault("dependencies", []).extend({"ref": each["bom-ref"]} for each in base)
     place = root.at("/usr/share/gpu-plugin/sbom.cdx.json")
     place.parent.mkdir(parents=True)
     place.write_text(json.dumps(bill, indent=1) + "\n")
@@ -419,8 +475,12 @@ def main() -> None:
     installed_at = environment(root, libraries, asked.environment, python)
     libraries.always()
     settle(root)
-    package_records(root)
-    bill_of_materials(root, asked.sbom, installed)
+    records = package_records(root)
+    if not records:
+        print(
+            "RUN_BASE has no records of Debian packages: the bill of materials has Python, and no C library or OpenSSL"
+        )
+    bill_of_materials(root, asked.sbom, installed, base_components(root, records))
     compile_all(root, standard, installed_at)
     cache_libraries(root)
     own(root, int(os.environ.get("SOURCE_DATE_EPOCH") or 1577836800))  # 2020, where nothing else is asked for

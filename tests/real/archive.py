@@ -42,11 +42,11 @@ SYSTEM = ("dash", "libpython3-stdlib", "python3-minimal")
 BUILD_SYSTEM = (*SYSTEM, "ca-certificates", "coreutils", "libc-bin", "python3-venv")
 """What an image is built on: a shell and its commands, ldconfig, and virtual environments with pip."""
 
-RUN_SYSTEM = ("ca-certificates", "libc-bin", "libpython3-stdlib", "python3-minimal")
-"""What an image is to run on: a Python, without a shell and without pip."""
+RUN_SYSTEM = ("base-files", "ca-certificates", "libc-bin", "libpython3-stdlib", "python3-minimal")
+"""What an image is to run on: a Python, without a shell and without pip; base-files says which Debian it is."""
 
 _NEEDED = re.compile(
-    r"ca-certificates|coreutils|dash|gcc-\d+-base|libc-bin|zlib1g|(?:lib)?python3.*"
+    r"base-files|ca-certificates|coreutils|dash|gcc-\d+-base|libc-bin|zlib1g|(?:lib)?python3.*"
     r"|lib(?:acl1|attr1|bz2-1\.0|c6|crypt1|expat1|ffi\d+|gcc-s1|gmp10|lzma5|pcre2-8-0|selinux1|ssl\d.*)"
 )
 """Of all that these packages depend on, what a running Python loads: not dpkg, Perl, or what only maintainers' scripts call."""
@@ -72,8 +72,11 @@ def unpacked() -> Path:
 
 
 def debian_system(packages: Sequence[str] = SYSTEM) -> Path:
-    """The root of a small Debian system, unpacked and never configured: no ldconfig has run there. Raises NoArchiveError."""
-    result = _unpacked("system", tuple(packages))
+    """The root of a small Debian system, unpacked and never configured: no ldconfig has run there. Raises NoArchiveError.
+
+    It has dpkg's records of its packages, as images of Debian have them: var/lib/dpkg/status, and info/*.list.
+    """
+    result = _unpacked("debian", tuple(packages))
     if isinstance(result, str):
         raise NoArchiveError(result)
     return result
@@ -182,7 +185,22 @@ def _fetch(root: Path, packages: Sequence[str]) -> None:
             with content.open("wb") as archive:
                 subprocess.run(["dpkg-deb", "--fsys-tarfile", str(package)], check=True, stdout=archive, timeout=300)
             _run("tar", "--extract", "--keep-directory-symlink", f"--file={content}", f"--directory={tree}")
+            if system:
+                _record(tree / "var/lib/dpkg", package, _run("tar", "--list", f"--file={content}"))
         tree.rename(root)
+
+
+def _record(dpkg: Path, package: Path, listed: str) -> None:
+    """Notes a package as dpkg does (dpkg(1), FILES; deb-control(5)): a paragraph in `status`, and the list of its files."""
+    (dpkg / "info").mkdir(parents=True, exist_ok=True)
+    control = _run("dpkg-deb", "--field", str(package)).strip()
+    fields = dict(line.split(": ", 1) for line in control.splitlines() if re.match(r"[A-Z][\w-]*: ", line))
+    first, _, others = control.partition("\n")
+    with (dpkg / "status").open("a") as status:
+        status.write(f"{first}\nStatus: install ok installed\n{others}\n\n")
+    several = f":{fields['Architecture']}" if fields.get("Multi-Arch") == "same" else ""
+    paths = [line.removeprefix(".").rstrip("/") or "/." for line in listed.splitlines()]
+    (dpkg / "info" / f"{fields['Package']}{several}.list").write_text("\n".join(paths) + "\n")
 
 
 def _with_what_they_need(packages: Sequence[str], options: Sequence[str]) -> Sequence[str]:

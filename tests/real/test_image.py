@@ -255,7 +255,8 @@ def test_the_bill_of_materials_has_every_distribution_that_is_installed(containe
     bill = containers.python("print(open('/usr/share/gpu-plugin/sbom.cdx.json').read())")
     assert bill["bomFormat"] == "CycloneDX"
     (main,) = [bill["metadata"]["component"]]
-    components = {_normal(each["name"]): each for each in bill["components"]}
+    wheels = [each for each in bill["components"] if each.get("purl", "").startswith("pkg:pypi/")]
+    components = {_normal(each["name"]): each for each in wheels}
     installed = {_normal(each["name"]): each for each in containers.python(INSTALLED)}
     assert set(components) == set(installed) - {"gpu-plugin"}
     assert (main["name"], main["version"]) == ("gpu-plugin", __version__)
@@ -267,6 +268,55 @@ def test_the_bill_of_materials_has_every_distribution_that_is_installed(containe
         r"^([a-z0-9._-]+)==(\S+)", (image_build.ROOT / "requirements/run.lock").read_text(), re.MULTILINE
     )
     assert {(name, each["version"]) for name, each in components.items()} <= {(_normal(name), v) for name, v in locked}
+
+
+OF_NO_PACKAGE = {
+    r"etc/(passwd|group|nsswitch\.conf|ld\.so\.conf)": "the image's own, made by image/assemble.py",
+    r"etc/ld\.so\.cache": "made by ldconfig of the libraries in the image",
+    r"usr/share/gpu-plugin/sbom\.cdx\.json": "the bill itself",
+    r"var/lib/dpkg/status\.d/[^/]+": "the records of the packages",
+    r"var/run": "a link to /run, which each system makes",
+    r"opt/gpu-plugin/(pyvenv\.cfg|lib64|bin/python[.\d]*)": "the virtual environment: a text of image/assemble.py, links",
+    r"usr/share/doc/[^/]+/copyright": "licences; some packages have theirs in another one, of which nothing else is taken",
+}
+"""Files that are of no package and no wheel, and what they are."""
+
+RECORDED = """
+import importlib.metadata, json, os
+print(json.dumps([os.path.normpath(str(file.locate())) for each in importlib.metadata.distributions() for file in each.files]))
+"""
+
+
+def test_every_file_is_of_a_component_of_the_bill(files, containers):
+    bill = containers.python("print(open('/usr/share/gpu-plugin/sbom.cdx.json').read())")
+    listed = {each["purl"].partition("?")[0] for each in bill["components"] if "purl" in each}
+    owners = _owners(archive.debian_system(archive.RUN_SYSTEM))
+    recorded = set(containers.python(RECORDED))
+    strangers = []
+    for path, entry in files.items():
+        source = re.sub(r"__pycache__/([^/]+)\.cpython-\d+\.pyc$", r"\1.py", path)
+        purl = owners.get(f"/{source}".removeprefix("/usr"))
+        known = purl in listed or f"/{source}" in recorded
+        if not entry.isdir() and not known and not any(re.fullmatch(each, path) for each in OF_NO_PACKAGE):
+            strangers.append(f"{path}: {purl or 'of no package'}")
+    assert strangers == []
+    assert "operating-system" in {each["type"] for each in bill["components"]}
+    names = " ".join(sorted(re.split("[/@]", each)[2] for each in listed if each.startswith("pkg:deb/")))
+    for package in ("base-files", "libc6", "libexpat1", r"libssl3\w*", r"python3\.\d+-minimal", "zlib1g"):
+        assert re.search(rf"\b{package}\b", names), names
+    assert not re.search(r"libpcre2|dpkg|dash", names), names  # nothing of these is in the image
+
+
+def _owners(system: Path) -> dict[str, str]:
+    """By path without /usr: the package URL of the package of a Debian system that has the file, by dpkg's own records."""
+    owners: dict[str, str] = {}
+    for record in (system / "var/lib/dpkg/status").read_text().split("\n\n"):
+        fields = dict(re.findall(r"^(Package|Version): (.+)$", record, re.MULTILINE))
+        for listed in (system / "var/lib/dpkg/info").glob(f"{fields.get('Package')}[.:]*list"):
+            if listed.name.removesuffix(".list").partition(":")[0] == fields["Package"]:
+                purl = f"pkg:deb/debian/{fields['Package']}@{fields['Version']}".replace("+", "%2B")
+                owners |= dict.fromkeys((path.removeprefix("/usr") for path in listed.read_text().splitlines()), purl)
+    return owners
 
 
 def _normal(name: str) -> str:

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from image.assemble import AssembleError, Libraries, Root, bill_of_materials, interpreter, package_records, settle
+from image.assemble import (
+    AssembleError,
+    Libraries,
+    Root,
+    base_components,
+    bill_of_materials,
+    interpreter,
+    package_records,
+    settle,
+)
 
 PYTHON = f"python3.{sys.version_info.minor}"
 
@@ -110,7 +119,7 @@ def test_packages_of_which_something_was_taken_keep_their_record_and_their_licen
         (base / "usr/share/doc" / package).mkdir(parents=True)
         (base / "usr/share/doc" / package / "copyright").write_text("LGPL")
     root.take("/lib/x86_64-linux-gnu/libc.so.6")
-    package_records(root)
+    assert package_records(root) == ["Package: libc6\nVersion: 2.41\n"]
     assert [each.name for each in root.at("/var/lib/dpkg/status.d").iterdir()] == ["libc6"]
     assert root.at("/var/lib/dpkg/status.d/libc6").read_text() == "Package: libc6\nVersion: 2.41\n"
     assert [each.name for each in root.at("/usr/share/doc").iterdir()] == ["libc6"]
@@ -119,9 +128,10 @@ def test_packages_of_which_something_was_taken_keep_their_record_and_their_licen
 def test_a_base_that_is_small_already_keeps_all_its_records(root, base):
     (base / "var/lib/dpkg/status.d").mkdir(parents=True)
     (base / "var/lib/dpkg/status.d/libc6").write_text("Package: libc6\n")
+    (base / "var/lib/dpkg/status.d/libc6.md5sums").write_text("d41d8cd98f00b204e9800998ecf8427e  lib/libc.so.6\n")
     (base / "usr/share/doc/libc6").mkdir(parents=True)
     (base / "usr/share/doc/libc6/copyright").touch()
-    package_records(root)
+    assert package_records(root) == ["Package: libc6\n"]
     assert root.at("/var/lib/dpkg/status.d/libc6").exists()
     assert root.at("/usr/share/doc/libc6/copyright").exists()
 
@@ -134,8 +144,61 @@ def test_there_are_users_and_the_directories_that_a_read_only_root_needs(root):
     assert str(root.at("/var/run").readlink()) == "/run"
 
 
-def test_the_bill_of_materials_says_which_gpu_plugin_it_is_of(root, tmp_path):
-    (tmp_path / "bill.json").write_text('{"metadata": {"component": {"name": "gpu-plugin"}}, "components": []}')
-    bill_of_materials(root, tmp_path / "bill.json", "1.2.3")
+def test_a_package_of_which_a_link_alone_was_taken_is_recorded_but_for_one_to_a_directory(root, base):
+    (base / "var/lib/dpkg/info").mkdir(parents=True)
+    (base / "var/lib/dpkg/status").write_text("Package: python3-minimal\nVersion: 3\n\nPackage: dash\nVersion: 0.5\n")
+    (base / "var/lib/dpkg/info/dash.list").write_text("/.\n/bin\n/bin/dash\n")
+    (base / "var/lib/dpkg/info/python3-minimal.list").write_text("/.\n/usr\n/usr/bin\n/usr/bin/python3\n")
+    root.take("/bin/python3")
+    assert package_records(root) == ["Package: python3-minimal\nVersion: 3\n"]
+
+
+def test_the_bill_of_materials_says_which_gpu_plugin_it_is_of_and_what_the_base_gave(root, tmp_path):
+    (tmp_path / "bill.json").write_text(
+        '{"metadata": {"component": {"name": "gpu-plugin"}}, "components": [{"name": "anyio"}]}'
+    )
+    python = {"bom-ref": "pkg:generic/python@3.13.1", "name": "python"}
+    bill_of_materials(root, tmp_path / "bill.json", "1.2.3", [python])
     bill = json.loads(root.at("/usr/share/gpu-plugin/sbom.cdx.json").read_text())
     assert bill["metadata"]["component"] == {"name": "gpu-plugin", "version": "1.2.3"}
+    assert bill["components"] == [{"name": "anyio"}, python]
+    assert bill["dependencies"] == [{"ref": "pkg:generic/python@3.13.1"}]
+
+
+def test_packages_are_components_by_their_url_with_their_source(root, base):
+    (base / "etc/os-release").write_text('ID=debian\nVERSION_ID="12"\n')
+    records = [
+        "Package: libc6\nSource: glibc (2.36-9)\nVersion: 2.36-9+deb12u13\nArchitecture: amd64\n",
+        f"Package: lib{PYTHON}-minimal\nSource: {PYTHON}\nVersion: 1:3.11~rc2-6\nArchitecture: amd64\n",
+        "Package: libstdc++6\nVersion: 12.2.0-14\n",
+    ]
+    components = base_components(root, records)
+    assert components[0] == {"bom-ref": "debian", "type": "operating-system", "name": "debian", "version": "12"}
+    assert [each["purl"] for each in components[1:]] == [
+        "pkg:deb/debian/libc6@2.36-9%2Bdeb12u13?arch=amd64&distro=debian-12&upstream=glibc",
+        f"pkg:deb/debian/lib{PYTHON}-minimal@1:3.11~rc2-6?arch=amd64&distro=debian-12&upstream={PYTHON}",
+        "pkg:deb/debian/libstdc%2B%2B6@12.2.0-14?distro=debian-12",
+    ]
+    assert (components[1]["name"], components[1]["version"]) == ("libc6", "2.36-9+deb12u13")
+
+
+def test_a_python_of_no_package_is_a_component_by_the_version_in_its_program(root, base):
+    version = f"3.{sys.version_info.minor}.42"
+    (base / "usr/bin" / PYTHON).write_bytes(b"\x7fELF\0" + version.encode() + b"+\0" + PYTHON.encode() + b"\0")
+    interpreter(root)
+    assert base_components(root, []) == [
+        {
+            "bom-ref": f"pkg:generic/python@{version}",
+            "type": "application",
+            "name": "python",
+            "version": version,
+            "purl": f"pkg:generic/python@{version}",
+        }
+    ]
+    root.at(f"/usr/bin/{PYTHON}").write_bytes(b"nothing of it")
+    (component,) = base_components(root, [])
+    assert component["version"] == f"3.{sys.version_info.minor}"
+    (base / "usr/include" / PYTHON).mkdir(parents=True)
+    (base / "usr/include" / PYTHON / "patchlevel.h").write_text(f'#define PY_VERSION      \t"{version}+"\n')
+    (component,) = base_components(root, [])
+    assert component["version"] == version
