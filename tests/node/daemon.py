@@ -28,8 +28,24 @@ class DaemonProcess:
         self.profile = profile
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *flags: str, environ: Mapping[str, str] | None = None, in_directory: bool = True) -> None:
+    def start(
+        self,
+        *flags: str,
+        environ: Mapping[str, str] | None = None,
+        in_directory: bool = True,
+        descriptors: int | None = None,
+    ) -> None:
+        """Starts it with these flags, and with a hard limit of so many file descriptors if one is given."""
         command = [sys.executable, "-m", "gpu_plugin", "run"]
+        if descriptors is not None:
+            limited = "import os, resource as r, sys; r.setrlimit(r.RLIMIT_NOFILE, 2 * (int(sys.argv[1]),)); "
+            command = [
+                sys.executable,
+                "-c",
+                f"{limited}os.execv(sys.argv[2], sys.argv[2:])",
+                str(descriptors),
+                *command,
+            ]
         if in_directory:
             command += ["--device-plugin-dir", str(self.directory)]
         command += ["--state-dir", str(self.state), "--cdi-dir", str(self.specs)]

@@ -34,7 +34,16 @@ async def get(port, page):
     return int(head.split()[1]), head, body
 
 
-async def told(port, page, status, text="", seconds=10.0):
+PATIENCE = 30.0
+"""Seconds for anything to come about on a machine that is busy with other tests: a daemon takes one on an idle one."""
+
+
+async def serves(kubelet, count):
+    """Returns once the kubelet may hand out so many GPUs."""
+    await kubelet.wait_for(healthy(kubelet, count), timeout=PATIENCE)
+
+
+async def told(port, page, status, text="", seconds=PATIENCE):
     """The body of a page, once it has that status and text."""
     last: object = None
     with anyio.move_on_after(seconds):
@@ -62,11 +71,11 @@ async def test_the_life_of_a_daemon_as_its_probes_see_it(directory, daemon, port
     assert (await get(port, "livez"))[0] == 200
     kubelet = StandInKubelet(directory)
     async with kubelet:
-        await kubelet.wait_for(healthy(kubelet, 8))
+        await serves(kubelet, 8)
         assert "[+]registrations ok" in await told(port, "readyz", 200)
         assert "[+]sockets ok" in await told(port, "livez", 200)
         await kubelet.restart()
-        await kubelet.wait_for(healthy(kubelet, 8))
+        await serves(kubelet, 8)
         await told(port, "readyz", 200)
         kubelet.check()
     lost = await told(port, "readyz", 503, "s ago)")
@@ -74,7 +83,7 @@ async def test_the_life_of_a_daemon_as_its_probes_see_it(directory, daemon, port
     for page in ("livez", "startupz"):
         assert (await get(port, page))[0] == 200
     async with StandInKubelet(directory) as another:
-        await another.wait_for(healthy(another, 8))
+        await serves(another, 8)
         await told(port, "readyz", 200)
         status, seconds = await daemon.stop()
         assert status == 0
@@ -86,7 +95,7 @@ async def test_the_life_of_a_daemon_as_its_probes_see_it(directory, daemon, port
 async def test_probes_are_never_taken_for_the_kubelet(kubelet, daemon, port):
     daemon.start(*flags(port))
     await told(port, "livez", 200)  # before the kubelet's own stream, perhaps
-    await kubelet.wait_for(healthy(kubelet, 8))
+    await serves(kubelet, 8)
     for _ in range(3):
         await told(port, "livez", 200)
         await anyio.sleep(1.05)  # what sockets said is good for a second
@@ -96,9 +105,9 @@ async def test_probes_are_never_taken_for_the_kubelet(kubelet, daemon, port):
 
 async def test_a_gpu_that_hangs_is_no_reason_for_a_restart(kubelet, daemon, port):
     daemon.start(*flags(port, "--nvml-timeout=300ms"))
-    await kubelet.wait_for(healthy(kubelet, 8))
+    await serves(kubelet, 8)
     daemon.fault(2, hang=600)
-    await kubelet.wait_for(healthy(kubelet, 7))
+    await serves(kubelet, 7)
     assert "[+]gpu-looks ok" in (await get(port, "livez"))[2]
     await told(port, "readyz", 200)
 
@@ -112,8 +121,8 @@ async def test_without_registration_none_is_asked_for(directory, daemon, port):
 async def test_a_node_that_cannot_be_served_as_asked_says_so(kubelet, daemon, port):
     daemon.profile = "a100-mig-mixed"
     daemon.start(*flags(port, "--mig-strategy=single"))
-    body = await told(port, "readyz", 200)
-    assert f"[+]resources ok: {GPU}: no device is healthy: MIG strategy single needs " in body
+    # Ready is what the kubelet knows, which may be GPUs not looked at yet: then that is the reason for a moment.
+    await told(port, "readyz", 200, f"[+]resources ok: {GPU}: no device is healthy: MIG strategy single needs ")
 
 
 async def test_specifications_that_cannot_be_written_make_it_unready_and_no_less_alive(kubelet, daemon, port):
@@ -123,25 +132,30 @@ async def test_specifications_that_cannot_be_written_make_it_unready_and_no_less
     assert "not written yet" not in await told(port, "readyz", 503, str(daemon.specs)), body
     assert (await get(port, "livez"))[0] == 200
     daemon.specs.unlink()
-    assert "[+]cdi-specifications ok" in await told(port, "readyz", 200, seconds=20)
+    assert "[+]cdi-specifications ok" in await told(port, "readyz", 200)
 
 
 async def test_the_metrics_are_those_of_the_command(kubelet, daemon, port, capsys):
     daemon.start(*flags(port))
-    await kubelet.wait_for(healthy(kubelet, 8))
+    await serves(kubelet, 8)
     daemon.fault(3, xid=79)
-    await kubelet.wait_for(healthy(kubelet, 7))
-    await told(port, "metrics", 200, 'gpu_plugin_devices{resource="nvidia.com/gpu",state="unhealthy"} 1')
-    assert main(["status", "--metrics", "--state-dir", str(daemon.state)]) == 0
-    code, head, body = await get(port, "metrics")
-    assert body == capsys.readouterr().out
-    assert code == 200
+    await serves(kubelet, 7)
+    unhealthy = 'gpu_plugin_devices{resource="nvidia.com/gpu",state="unhealthy"} 1'
+    head = shown = body = ""
+    with anyio.fail_after(PATIENCE):  # the page is up to a second old, and counts may grow between the two
+        while not body or body != shown:
+            capsys.readouterr()
+            assert main(["status", "--metrics", "--state-dir", str(daemon.state)]) == 0
+            shown = capsys.readouterr().out
+            code, head, body = await get(port, "metrics")
+            assert code == 200
+    assert unhealthy in body.splitlines()
     assert "Content-Type: text/plain; version=0.0.4; charset=utf-8" in head
 
 
 async def test_a_flood_costs_the_kubelet_nothing_and_leaves_nothing_behind(kubelet, daemon, port):
     daemon.start(*flags(port))
-    await kubelet.wait_for(healthy(kubelet, 8))
+    await serves(kubelet, 8)
     for page in ("livez", "readyz", "metrics"):
         await told(port, page, 200)
 
@@ -169,19 +183,33 @@ async def test_a_flood_costs_the_kubelet_nothing_and_leaves_nothing_behind(kubel
     resident = memory(daemon.process.pid)
     for _ in range(3):
         await flood()
-    with anyio.fail_after(10):
+    with anyio.fail_after(PATIENCE):
         while descriptors(daemon.process.pid) > before:
             await anyio.sleep(0.02)
     assert memory(daemon.process.pid) - resident < 2
     assert kubelet.registrations[GPU].total == 1
 
 
+async def test_idle_clients_leave_descriptors_for_the_plugins_own_sockets_where_there_are_few(kubelet, daemon, port):
+    daemon.start(*flags(port), descriptors=64)
+    await serves(kubelet, 8)
+    idle = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(100)]
+    for _ in range(3):
+        assert "[+]sockets ok\n" in await told(port, "livez", 200)
+        await kubelet.restart()  # which takes new sockets on either side
+        await serves(kubelet, 8)
+    await told(port, "readyz", 200)
+    for client in idle:
+        await client.aclose()
+    assert "connections for probes and metrics wait" not in daemon.log.read_text()
+
+
 async def test_an_address_in_use_keeps_no_gpu_back(kubelet, daemon):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         daemon.start(*flags(port))
-        await kubelet.wait_for(healthy(kubelet, 8))
-        await daemon.said(f"--http-address: cannot listen on 127.0.0.1:{port}: Address already in use")
+        await serves(kubelet, 8)
+        await daemon.said(f"--http-address: cannot listen on 127.0.0.1:{port}: Address already in use", PATIENCE)
     await told(port, "livez", 200)
     assert daemon.log.read_text().count("ERROR") == 1
 
@@ -191,16 +219,16 @@ async def test_the_address_may_stand_in_the_file_and_cannot_change(kubelet, dire
     written = "version: v1\nflags: {{httpAddress: '{}'}}\n"
     config.write_text(written.format(f"127.0.0.1:{port}"))
     daemon.start("--config-file", str(config))
-    await kubelet.wait_for(healthy(kubelet, 8))
+    await serves(kubelet, 8)
     await told(port, "readyz", 200)
     config.write_text(written.format("127.0.0.1:1"))
-    await daemon.said("--http-address cannot change while the process runs")
+    await daemon.said("--http-address cannot change while the process runs", PATIENCE)
     await told(port, "readyz", 200)
 
 
 async def test_without_the_option_there_is_no_listener_and_no_library_for_it(kubelet, daemon):
     daemon.start()
-    await kubelet.wait_for(healthy(kubelet, 8))
+    await serves(kubelet, 8)
     assert daemon.process is not None
     assert "probes and metrics" not in daemon.log.read_text()
     inodes = {
@@ -221,7 +249,7 @@ async def test_without_a_good_file_of_the_label_it_is_alive_has_started_and_says
         api.labels = {"nvidia.com/device-plugin.config": "a100"}
         kubeconfig = f"--kubeconfig={api.kubeconfig(directory)}"
         daemon.start(*flags(port, f"--config-file-srcdir={configs}", f"--node-name={NODE}", kubeconfig))
-        await daemon.said("nothing is served until there is a good one")
+        await daemon.said("nothing is served until there is a good one", PATIENCE)
         assert (await get(port, "livez"))[0] == 200
         wrong = f"{configs}/a100:2: flags.migStrategy: 'some' is not one of none, single, mixed"
         assert await told(port, "readyz", 503) == f"[-]configuration failed: {wrong}\nreadyz check failed\n"
@@ -230,7 +258,7 @@ async def test_without_a_good_file_of_the_label_it_is_alive_has_started_and_says
         code, _, body = await get(port, "metrics")
         assert (code, body) == (503, f"there are no metrics yet: {wrong}\n")
         (configs / "a100").write_text("version: v1\n")
-        await kubelet.wait_for(healthy(kubelet, 8))
+        await serves(kubelet, 8)
         for page in ("startupz", "livez", "readyz", "metrics"):
             await told(port, page, 200)
         assert (await daemon.stop())[0] == 0
@@ -249,7 +277,7 @@ async def test_while_the_label_is_awaited_it_is_alive_has_not_started_and_says_w
             assert "driver" not in await told(port, page, 503, why)
         assert (await get(port, "livez"))[0] == 200
         # After ten seconds a configuration is chosen as if there were no label, which is the first attempt.
-        assert "migStrategy" in await told(port, "startupz", 200, "the Kubernetes API cannot be reached", seconds=30)
+        assert "migStrategy" in await told(port, "startupz", 200, "the Kubernetes API cannot be reached", 2 * PATIENCE)
 
 
 async def test_a_file_of_the_label_that_the_node_cannot_do_keeps_it_from_being_ready(kubelet, directory, daemon, port):
@@ -265,8 +293,8 @@ async def test_a_file_of_the_label_that_the_node_cannot_do_keeps_it_from_being_r
         for page in ("startupz", "livez"):
             await told(port, page, 200)
         (configs / "default").write_text(replicas.format(2))
-        await kubelet.wait_for(healthy(kubelet, 16))
-        assert "[+]resources ok\n" in await told(port, "readyz", 200)
+        await serves(kubelet, 16)
+        await told(port, "readyz", 200, "[+]resources ok\n")
 
 
 async def test_a_signal_while_the_label_is_awaited_ends_it_at_once(directory, daemon, port):

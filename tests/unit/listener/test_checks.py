@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpu_plugin.devices.device import Resource, with_held
-from gpu_plugin.kubelet.registrations import Standing
+from gpu_plugin.kubelet.registrations import UNHEARD, Standing
 from gpu_plugin.listener.checks import BEAT, LATE, RECENT, Beats, Facts, Pause, live, ready, started
 from tests.unit.kubelet.serving import devices
 
@@ -131,6 +131,10 @@ def test_pauses_are_not_kept_for_longer_than_they_are_told():
         (
             {"standings": {}},
             "[-]registrations failed: nvidia.com/gpu: it has not been registered yet",
+        ),
+        (
+            {"standings": {GPU: Standing(SOCKET).away(UNHEARD, NOW - 3)}},
+            "[-]registrations failed: nvidia.com/gpu: registered, but the kubelet has not opened its stream yet",
         ),
         (
             {"standings": {GPU: Standing(SOCKET).taken(NOW - 60).away("the kubelet dropped our stream", NOW - 7)}},
