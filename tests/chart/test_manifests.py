@@ -50,7 +50,7 @@ def _host_paths(pod: Mapping[str, Any]) -> set[str]:
     return {volume["hostPath"]["path"] for volume in pod.get("volumes", ()) if "hostPath" in volume}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def rendered(helm: Helm) -> list[tuple[Mapping[str, Any], list[Object]]]:
     """Every values of the matrix, and what they give."""
     return [(values, helm.objects(values)) for values in MATRIX]
@@ -122,6 +122,8 @@ def test_no_container_is_privileged_unless_a_value_says_so(
 ) -> None:
     for values, objects in rendered:
         asked = {str(values.get(name)).lower() for name in ("privileged", "compatWithCPUManager")} & {"true"}
+        if "privileged" in (given := values.get("securityContext", {})):
+            asked = {"true"} if given["privileged"] else set()
         for component, pod in pods(objects).items():
             for container in _containers(pod):
                 privileged = container["securityContext"].get("privileged", False)
@@ -140,7 +142,7 @@ def test_other_containers_have_no_right_that_they_were_not_given(
         for component, pod in pods(objects).items():
             for container in _containers(pod):
                 context = container["securityContext"]
-                if context.get("privileged") or (component == "device-plugin" and "securityContext" in values):
+                if context.get("privileged"):
                     continue
                 assert context["capabilities"]["drop"] == ["ALL"]
                 assert set(context["capabilities"].get("add", ())) <= {"SYS_ADMIN", "MKNOD"}
@@ -152,6 +154,115 @@ def test_other_containers_have_no_right_that_they_were_not_given(
                 assert not _host_paths(pod)
             assert not pod.get("shareProcessNamespace")
             assert component == "mps-control-daemon" or not pod.get("hostPID")
+
+
+@pytest.mark.parametrize(
+    ("values", "context"),
+    [
+        (
+            {"securityContext": {"privileged": True}},
+            {"privileged": True, "runAsUser": 0, "runAsGroup": 0, "readOnlyRootFilesystem": True},
+        ),
+        (
+            {"securityContext": {"readOnlyRootFilesystem": False}, "privileged": True},
+            {"privileged": True, "runAsUser": 0, "runAsGroup": 0, "readOnlyRootFilesystem": False},
+        ),
+        (
+            {
+                "securityContext": {"privileged": False, "capabilities": {"drop": ["NET_RAW"]}, "runAsGroup": 7},
+                "privileged": True,
+                "migStrategy": "single",
+            },
+            {
+                "privileged": False,
+                "runAsUser": 0,
+                "runAsGroup": 7,
+                "readOnlyRootFilesystem": True,
+                "allowPrivilegeEscalation": False,
+                "seccompProfile": {"type": "RuntimeDefault"},
+                "capabilities": {"drop": ["NET_RAW"], "add": ["SYS_ADMIN"]},
+            },
+        ),
+    ],
+)
+def test_a_given_security_context_is_merged_over_the_charts(
+    helm: Helm, values: Mapping[str, Any], context: Mapping[str, Any]
+) -> None:
+    (container,) = _containers(pods(helm.objects(values))["device-plugin"])
+    assert container["securityContext"] == context
+
+
+def test_the_plugin_is_root_whatever_else_its_context_says(
+    rendered: list[tuple[Mapping[str, Any], list[Object]]],
+) -> None:
+    for values, objects in rendered:
+        if "runAsUser" not in values.get("securityContext", {}) and (pod := pods(objects).get("device-plugin")):
+            assert _containers(pod)[0]["securityContext"]["runAsUser"] == 0
+
+
+def test_mounts_that_come_after_the_pod_does_are_seen(helm: Helm) -> None:
+    found = pods(helm.objects(MPS | {"nvidiaDriverRoot": "/run/nvidia/driver"}))
+    spread = {
+        (container["name"], mount["name"]): mount["mountPropagation"]
+        for component in ("device-plugin", "mps-control-daemon")
+        for container in _containers(found[component])
+        for mount in container["volumeMounts"]
+        if "mountPropagation" in mount
+    }
+    assert spread == {
+        ("gpu-plugin", "driver-root"): "HostToContainer",
+        ("mps", "driver-root"): "HostToContainer",
+        ("mps", "mps-shm"): "HostToContainer",
+        ("mount-shm", "mps-root"): "Bidirectional",
+    }
+
+
+def test_only_directories_of_the_plugins_own_are_made_on_the_node(helm: Helm) -> None:
+    found = pods(helm.objects(MPS | CDI | {"nvidiaDriverRoot": "/", "simulate": "hgx-h100"}))
+    types = {
+        (volume["name"], volume["hostPath"]["type"])
+        for component in ("device-plugin", "mps-control-daemon")
+        for volume in found[component]["volumes"]
+        if "hostPath" in volume
+    }
+    # A missing directory of the kubelet's, or a missing driver, is an error of the pod's, not an empty directory.
+    assert types == {
+        *((name, "Directory") for name in ("device-plugins", "pod-resources", "driver-root")),
+        *((name, "DirectoryOrCreate") for name in ("state", "cdi", "mps-root", "mps-shm")),
+    }
+
+
+def test_no_pod_is_told_of_the_services_of_its_namespace(helm: Helm) -> None:
+    for pod in pods(helm.objects(MPS)).values():
+        assert pod["enableServiceLinks"] is False
+
+
+def test_a_slow_driver_has_ten_minutes_before_the_container_is_restarted(helm: Helm) -> None:
+    (container,) = _containers(pods(helm.objects({}))["device-plugin"])
+    probe = container["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 600
+
+
+def test_without_the_plugin_nothing_asks_for_it(helm: Helm) -> None:
+    objects = helm.objects(MPS | {"devicePlugin": {"enabled": False}, "podMonitor": {"enabled": True}})
+    assert {"Pod", "PodMonitor"} & {each["kind"] for each in objects} == set()
+    assert "mps-control-daemon" in pods(objects)
+
+
+def test_what_belongs_to_no_namespace_is_called_by_namespace_and_release(helm: Helm) -> None:
+    names = set()
+    for values in (
+        {},
+        {"namespaceOverride": "room"},
+        {"namespaceOverride": "room-a", "fullnameOverride": "b"},
+        {"namespaceOverride": "room", "fullnameOverride": "a-b"},
+    ):
+        objects = helm.objects(ONE_CONFIG | values)
+        (name,) = {each["metadata"]["name"] for each in objects if each["kind"].startswith("ClusterRole")}
+        (binding,) = (each for each in objects if each["kind"] == "ClusterRoleBinding")
+        assert binding["roleRef"]["name"] == name
+        names.add(name)
+    assert len(names) == 4
 
 
 def test_every_volume_is_mounted_and_every_mount_has_its_volume(

@@ -58,7 +58,7 @@ WAYS: Mapping[str, str] = {
     "nvml_timeout": "health.nvmlTimeout",
     "flap_guard": "health.flapGuard",
     "vanished_gpu_retention": "health.vanishedGPURetention",
-    "event_loop": "eventLoop",
+    "event_loop": EXTRA,  # the image has one
     "disable_healthchecks": "health.disableHealthchecks",
     "enable_healthchecks": "health.enableHealthchecks",
     "xid_config": "health.xidConfig",

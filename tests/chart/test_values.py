@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from gpu_plugin import __version__
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.resolve import resolve
 from tests.chart.helm import CHART, Helm, RefusedError, at_path, facts, overlaid, pods
 from tests.chart.value_table import CDI, COMBINATIONS, MPS, ONE_CONFIG, TABLE, TAKEN_AWAY, WITHOUT_EFFECT
 
@@ -28,22 +30,47 @@ WRONG = {
     "nvidiaDriverRoot": ("driver", "'driver' does not match"),
     "imex.channelIDs": ([1], "value must be one of 0"),
     "cdi.dir": ("cdi", "'cdi' does not match"),
+    "stateDir": ("/", "'/' does not match"),
+    "driverRootCtrPath": ("//", "'//' does not match"),
+    "mps.root": ("/run/../mps", "'/run/../mps' does not match"),
+    "kubelet.podResourcesDir": ("/pod:resources", "'/pod:resources' does not match"),
+    "nvidiaDevRoot": ("/a/..", "'/a/..' does not match"),
     "health.pollInterval": ("5 seconds", "'5 seconds' does not match"),
     "health.pollinterval": ("5s", "'pollinterval' not allowed"),
     "http.port": (70000, "65,535"),
     "probes.liveness.periodSeconds": (0, "minimum"),
+    "probes.liveness.successThreshold": (2, "value must be 1"),
+    "probes.startup.successThreshold": (2, "value must be 1"),
+    "probes.readiness.terminationGracePeriodSeconds": (5, "'terminationGracePeriodSeconds' not allowed"),
     "kubelet.devicePluginDir": ("/" + "d" * 80, "maxLength"),
     "log.level": ("loud", "'debug', 'info', 'warning', 'error'"),
     "log.format": ("xml", "'text', 'json'"),
-    "eventLoop": ("trio", "'asyncio', 'uvloop'"),
     "updateStrategy.type": ("Never", "'RollingUpdate', 'OnDelete'"),
     "image.pullPolicy": ("Sometimes", "'Always', 'IfNotPresent', 'Never'"),
     "config.fallbackStrategies": (["none"], "'named', 'single', 'empty'"),
     "config.map": ({"a b": ""}, "'a b' not allowed"),
     "tolerations": ({}, "want null or array"),
-    "extraArgs": ("--simulate=x", "want array"),
+    "extraArgs": ("--simulate=x", "want null or array"),
     "nodeSelector": ({"gpu": True}, "want string"),
-    "uninstall.timeout": ("soon", "'soon' does not match"),
+    "uninstall.timeout": ("121s", "'121s' does not match"),
+    "updateStrategy.rollingUpdate.maxSurge": (1, "value must be one of 0, '0%'"),
+    "updateStrategy.rollingUpdate.maxUnavailable": ("0%", "'0%' does not match"),
+    "updateStrategy.rollingUpdate.maxunavailable": (1, "'maxunavailable' not allowed"),
+    "resources.limit": ({"cpu": 1}, "'limit' not allowed"),
+    "mps.resources.request": ({"cpu": 1}, "'request' not allowed"),
+    "securityContext.runAsuser": (0, "'runAsuser' not allowed"),
+    "podSecurityContext.privileged": (True, "'privileged' not allowed"),
+    "networkPolicy.apiServerPorts": ([], "minItems"),
+    "fullnameOverride": ("GPU", "'GPU' does not match"),
+    "nameOverride": ("a b", "'a b' does not match"),
+    "namespaceOverride": ("a.b", "'a.b' does not match"),
+    "config.name": ("a: b", "'a: b' does not match"),
+    "config.nodeLabel": ("example.com/", "'example.com/' does not match"),
+    "priorityClassName": ("a #b", "'a #b' does not match"),
+    "runtimeClassName": ("{}", "'{}' does not match"),
+    "image.tag": ("a:b", "'a:b' does not match"),
+    "includeGPUs": ([-1], "minimum"),
+    "podMonitor.interval": ("1.5s", "'1.5s' does not match"),
     "colour": ("green", "'colour' not allowed"),
 }
 
@@ -60,6 +87,47 @@ REFUSED: tuple[tuple[Mapping[str, Any], str], ...] = (
         "config.map has no config for nodes without the label: set config.default to one of a, b",
     ),
     ({"config": {"map": {"a": "flags: ["}}}, "config.map.a is not YAML: "),
+    (
+        {"podMonitor": {"enabled": "true"}, "http": {"enabled": False}},
+        "podMonitor.enabled: there are no metrics without http.enabled",
+    ),
+    *(
+        (
+            values | {"securityContext": {"allowPrivilegeEscalation": False, **more}},
+            "securityContext.allowPrivilegeEscalation: a privileged container cannot do without; "
+            "leave it out, or privileged, or compatWithCPUManager",
+        )
+        for values, more in (
+            ({"privileged": True}, {}),
+            ({"compatWithCPUManager": "true"}, {}),
+            ({}, {"privileged": True}),
+        )
+    ),
+    *(
+        (at_path(f"health.{name}", given), f"health.{name}: {given} is not between {bounds}")
+        for name, bounds, *wrong in (
+            ("pollInterval", "50ms and 1h", "49ms", "1h1ms", "0s"),
+            ("nvmlTimeout", "100ms and 1h", ".09s", "61m"),
+            ("temperatureRecovery", "0s and 24h", "24h1s"),
+            ("flapGuard", "0s and 24h", "1441m"),
+            ("vanishedGPURetention", "1s and 720h", "999ms", "720h1s"),
+        )
+        for given in wrong
+    ),
+    *(
+        (
+            overlaid({"stateDir": "/state", "driverRootCtrPath": "/root"}, at_path(path, given)),
+            f"{path}: {given.rstrip('/')} is {whose} already; name another directory",
+        )
+        for path, given, whose in (
+            ("kubelet.podResourcesDir", "/var/lib/kubelet/device-plugins", "kubelet.devicePluginDir"),
+            ("stateDir", "/var/lib/kubelet/pod-resources/", "kubelet.podResourcesDir"),
+            ("cdi.dir", "/state", "stateDir"),
+            ("driverRootCtrPath", "/var/run/cdi", "cdi.dir"),
+            ("kubelet.devicePluginDir", "/mps", "the directory of MPS"),
+            ("stateDir", "/available-configs", "the directory of configs"),
+        )
+    ),
 )
 
 
@@ -124,6 +192,25 @@ def test_values_that_contradict_each_other_are_refused(helm: Helm, values: Mappi
     first, *more = str(refused.value).splitlines()
     assert f": {why}" in first
     assert "".join(more) in {"", "Use --debug flag to render out invalid YAML"}  # Helm's own
+
+
+def test_the_bounds_of_durations_are_the_options(helm: Helm) -> None:
+    # What is refused here the plugin refuses, and what it takes is taken.
+    for values, why in REFUSED:
+        if why.startswith("health."):
+            ((name, given),) = values["health"].items()
+            variable = TABLE[f"health.{name}"].fact.rpartition(".")[2].partition("=")[0]
+            with pytest.raises(ConfigError):
+                resolve({}, {variable: given})
+    edges = {
+        "pollInterval": ("50ms", "1h"),
+        "nvmlTimeout": (".1s", "60m"),
+        "temperatureRecovery": ("0s", "24h"),
+        "flapGuard": ("0s", "23h60m"),
+        "vanishedGPURetention": ("1000ms", "720h"),
+    }
+    for at in (0, 1):
+        helm.template({"health": {name: each[at] for name, each in edges.items()}})
 
 
 def test_values_of_nvidias_chart_give_what_ours_give(helm: Helm) -> None:

@@ -125,7 +125,6 @@ TABLE: Mapping[str, Shown] = {
         "POD_RESOURCES_SOCKET", "/data/kubelet/pod-resources", "/data/kubelet/pod-resources/kubelet.sock"
     ),
     "stateDir": Shown("/data/gpu", "DaemonSet.spec.template.spec.volumes.state.hostPath.path=/data/gpu"),
-    "eventLoop": _variable("EVENT_LOOP", "uvloop"),
     "updateStrategy.type": Shown("OnDelete", "DaemonSet.spec.updateStrategy.type=OnDelete"),
     "updateStrategy.rollingUpdate": Shown(
         {"maxUnavailable": "10%"}, "DaemonSet.spec.updateStrategy.rollingUpdate.maxUnavailable=10%"
@@ -160,7 +159,7 @@ TABLE: Mapping[str, Shown] = {
         {"extraVolumes": [{"name": "more", "emptyDir": {}}]},
     ),
     "uninstall.cleanup": Shown(False, ""),
-    "uninstall.timeout": Shown("3m", "Job.spec.template.spec.containers.uninstall.args.3=--timeout=3m"),
+    "uninstall.timeout": Shown("90s", "Job.spec.template.spec.containers.uninstall.args.3=--timeout=90s"),
     "test.resource": Shown(
         "nvidia.com/mig-1g.10gb", "Pod.spec.containers.test.resources.limits.nvidia.com/mig-1g.10gb=1"
     ),
@@ -218,7 +217,7 @@ COMBINATIONS: tuple[Mapping[str, Any], ...] = (
     {"deviceListStrategy": "auto", "nvidiaDriverRoot": "/", "migStrategy": "mixed"},
     {"simulate": "a100-mig-mixed", "migStrategy": "mixed", "affinity": None},
     {"compatWithCPUManager": "true", "passDeviceSpecs": "false"},
-    {"podMonitor": {"enabled": "true"}, "http": {"enabled": False}},
+    {"podMonitor": {"enabled": "true"}, "devicePlugin": {"enabled": False}},
     {"networkPolicy": {"enabled": True}, "http": {"enabled": "false"}},
     {"devicePlugin": {"enabled": False}, "mps": {"enabled": True}},
     {"gfd": {"enabled": True}, "nfd": {"enabled": True}},
@@ -240,5 +239,9 @@ MATRIX: tuple[Mapping[str, Any], ...] = (
     {"nameOverride": "try"},  # the release is called so
     {"extraEnv": [{"name": "STATE_DIR", "value": "/elsewhere"}]},  # in place of the chart's own
     {"imagePullSecrets": [{"name": "pull"}], "commonLabels": {"a": "b"}, "securityContext": {"runAsUser": 5}},
+    {"securityContext": {"privileged": True}},  # as NVIDIA's users have it
+    {"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}},  # likewise
+    {"securityContext": {"privileged": False}, "privileged": True},
+    {"image": {"tag": 20261122}},
 )
 """All that is rendered where something must hold for everything that can be."""

@@ -49,7 +49,7 @@ volumeMounts: {{ or $external (contains "volume-mounts" $words) }}
 
 {{- /* The name of the config that nodes without the label take; empty for none. */}}
 {{- define "gpu-plugin.defaultConfig" -}}
-{{- $names := keys .Values.config.map }}
+{{- $names := keys (default dict .Values.config.map) }}
 {{- $found := .Values.config.default }}
 {{- range .Values.config.fallbackStrategies }}
 {{- if and (not $found) (eq . "named") (has "default" $names) }}

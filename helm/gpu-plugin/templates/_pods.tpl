@@ -66,7 +66,6 @@ an API server refuses. */}}
   (list "STATE_DIR" $values.stateDir)
   (list "LOG_FORMAT" $values.log.format)
   (list "LOG_LEVEL" $values.log.level)
-  (list "EVENT_LOOP" $values.eventLoop)
   (list "SIMULATE" $values.simulate)
   (list "CONFIG_FILE_SRCDIR" (ternary "/available-configs" "" $facts.configured))
   (list "DEFAULT_CONFIG" $values.config.default)
@@ -94,7 +93,7 @@ name one if there are any. */}}
 {{- $root := index . 0 }}
 {{- $facts := index . 1 }}
 {{- $configs := index . 2 -}}
-serviceAccountName: {{ include "gpu-plugin.fullname" $root }}
+serviceAccountName: {{ include "gpu-plugin.fullname" $root | quote }}
 automountServiceAccountToken: {{ $facts.configured }}
 enableServiceLinks: false
 {{- with $root.Values.imagePullSecrets }}
@@ -102,10 +101,10 @@ imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with $root.Values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with $root.Values.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 terminationGracePeriodSeconds: {{ $root.Values.terminationGracePeriodSeconds }}
 {{- with $root.Values.podSecurityContext }}
@@ -151,7 +150,7 @@ nodeAffinity:
 {{- define "gpu-plugin.suitable" -}}
 - {key: kubernetes.io/arch, operator: In, values: [amd64, arm64]}
 {{- with index . 1 }}
-- {key: {{ default "nvidia.com/device-plugin.config" (index $ 0).Values.config.nodeLabel }}, operator: In, values: {{ toJson . }}}
+- {key: {{ default "nvidia.com/device-plugin.config" (index $ 0).Values.config.nodeLabel | quote }}, operator: In, values: {{ toJson . }}}
 {{- end }}
 {{- end }}
 
@@ -169,25 +168,22 @@ nodeAffinity:
 {{- /* NVIDIA's runtime gives access to MIG's monitoring, and under volume-mounts to any GPU, only to those who have it. */}}
 {{- $added = append $added "SYS_ADMIN" }}
 {{- end }}
-{{- if $values.securityContext }}
-{{- toYaml $values.securityContext }}
-{{- else if or (eq (toString $values.privileged) "true") (eq (toString $values.compatWithCPUManager) "true") -}}
-privileged: true
-runAsUser: 0
-runAsGroup: 0
-readOnlyRootFilesystem: true
-{{- else -}}
-runAsUser: 0
-runAsGroup: 0
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-seccompProfile: {type: RuntimeDefault}
-capabilities:
-  drop: [ALL]
-  {{- with $added }}
-  add: {{ toJson . }}
-  {{- end }}
+{{- $given := default dict $values.securityContext }}
+{{- $own := dict "runAsUser" 0 "runAsGroup" 0 "readOnlyRootFilesystem" true }}
+{{- $asked := or (eq (toString $values.privileged) "true") (eq (toString $values.compatWithCPUManager) "true") }}
+{{- /* A privileged container has every capability: an API server refuses one that cannot gain privileges. */}}
+{{- if ternary $given.privileged $asked (hasKey $given "privileged") }}
+{{- $own = set $own "privileged" true }}
+{{- else }}
+{{- $capabilities := dict "drop" (list "ALL") }}
+{{- with $added }}
+{{- $capabilities = set $capabilities "add" . }}
 {{- end }}
+{{- $own = set $own "allowPrivilegeEscalation" false }}
+{{- $own = set $own "seccompProfile" (dict "type" "RuntimeDefault") }}
+{{- $own = set $own "capabilities" $capabilities }}
+{{- end }}
+{{- mergeOverwrite $own $given | toYaml }}
 {{- end }}
 
 {{- /* Security context of pods that need no rights: the hook and the test. */}}
