@@ -191,7 +191,7 @@ async def test_a_flood_costs_the_kubelet_nothing_and_leaves_nothing_behind(kubel
 
 
 async def test_idle_clients_leave_descriptors_for_the_plugins_own_sockets_where_there_are_few(kubelet, daemon, port):
-    daemon.start(*flags(port), descriptors=64)
+    daemon.start(*flags(port), descriptors=40)
     await serves(kubelet, 8)
     idle = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(100)]
     for _ in range(3):
