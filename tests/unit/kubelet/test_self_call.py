@@ -19,6 +19,7 @@ from gpu_plugin.pulse import Pulse
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from gpu_plugin.snapshot import SnapshotStore
 from tests.unit.kubelet.serving import GPU, devices, registered, serving, view
+from tests.unit.kubelet.test_list_and_watch import open_stream
 
 OLD, NEW = Path("/dp/1.sock"), Path("/dp/2.sock")
 
@@ -161,6 +162,18 @@ async def test_a_resource_is_known_to_the_kubelet_from_its_first_stream_on(direc
     assert [record.levelname for record in lines if "opened no stream within" in record.getMessage()] == ["WARNING"]
     assert sum("registered with the kubelet as" in line for line in said) == 1
     assert f"{GPU}: the kubelet has opened its stream" in said
+
+
+async def test_the_first_stream_is_noticed_at_once(directory):
+    async with Deaf(directory), endpoints(directory, {GPU: view(devices(2))}) as (_, known, until):
+        await until(lambda: known.of(GPU).why == UNHEARD)
+        socket = known.of(GPU).socket
+        assert socket is not None
+        channel, *_ = await open_stream(socket)
+        with anyio.fail_after(2):  # without anything else that would have it looked at
+            while known.of(GPU).registered is None:
+                await anyio.sleep(0.005)
+        channel.close()
 
 
 async def test_one_that_never_had_a_stream_has_not_worked_however_long_it_waited(directory, monkeypatch):
