@@ -138,7 +138,7 @@ def test_no_container_is_privileged_unless_a_value_says_so(
 def test_other_containers_have_no_right_that_they_were_not_given(
     rendered: list[tuple[Mapping[str, Any], list[Object]]],
 ) -> None:
-    for values, objects in rendered:
+    for _, objects in rendered:
         for component, pod in pods(objects).items():
             for container in _containers(pod):
                 context = container["securityContext"]

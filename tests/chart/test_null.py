@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -68,7 +69,5 @@ def test_the_schema_has_values_to_try() -> None:
 @pytest.mark.timeout(0)  # some hundreds of helm runs; how long one takes is up to the machine
 def test_null_is_the_default_or_is_refused_in_a_line(helm: Helm, helm3: Helm) -> None:
     with ThreadPoolExecutor(2) as pool:
-        faults = [
-            fault for each in (helm, helm3) for fault in pool.map(lambda path: _fault(each, path), PATHS) if fault
-        ]
+        faults = [fault for each in (helm, helm3) for fault in pool.map(partial(_fault, each), PATHS) if fault]
     assert faults == []

@@ -74,6 +74,11 @@ WRONG = {
     "colour": ("green", "'colour' not allowed"),
 }
 
+PRIVILEGED = (
+    "securityContext.allowPrivilegeEscalation: a privileged container cannot do without; "
+    "leave it out, or privileged, or compatWithCPUManager"
+)
+
 # Values that no schema can judge, and the whole refusal.
 REFUSED: tuple[tuple[Mapping[str, Any], str], ...] = (
     ({"namespace": "gpu"}, "the value namespace does nothing: say --namespace to helm, or set namespaceOverride"),
@@ -94,8 +99,7 @@ REFUSED: tuple[tuple[Mapping[str, Any], str], ...] = (
     *(
         (
             values | {"securityContext": {"allowPrivilegeEscalation": False, **more}},
-            "securityContext.allowPrivilegeEscalation: a privileged container cannot do without; "
-            "leave it out, or privileged, or compatWithCPUManager",
+            PRIVILEGED,
         )
         for values, more in (
             ({"privileged": True}, {}),
