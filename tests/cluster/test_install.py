@@ -234,7 +234,8 @@ def test_an_uninstall_that_fails_is_undone_by_a_rollback(cluster: Cluster, relea
     release.install()
     serving = ready(release)
     release.helm("upgrade", NAME, str(CHART), "--reset-then-reuse-values", "--set", "image.tag=nowhere", "--wait=false")
-    with pytest.raises(PieceError, match="gpus-gpu-plugin-uninstall not ready"):  # its hook needs the image that is nowhere
+    # Its hook needs the image that is nowhere.
+    with pytest.raises(PieceError, match="gpus-gpu-plugin-uninstall not ready"):
         release.helm("uninstall", NAME, "--timeout", "10s")
     with pytest.raises(PieceError, match="no deployed releases"):
         release.upgrade()
