@@ -86,7 +86,7 @@ REFUSED: tuple[tuple[Mapping[str, Any], str], ...] = (
         {"config": {"name": "a", "map": {"b": "version: v1"}}},
         "config.name and config.map: the configs come from one ConfigMap; leave one of them out",
     ),
-    ({"config": {"map": {"a": "x"}, "default": "b"}}, "config.default b is not in config.map, which has a"),
+    ({"config": {"map": {"a": "version: v1"}, "default": "b"}}, "config.default b is not in config.map, which has a"),
     (
         {"config": {"map": {"a": "version: v1", "b": "version: v1"}}},
         "config.map has no config for nodes without the label: set config.default to one of a, b",
