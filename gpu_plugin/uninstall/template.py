@@ -113,7 +113,7 @@ def cleanup_daemonset(daemonset: Object, owner: Object | None = None) -> dict[st
 
 def cleanup_name(name: str) -> str:
     """What the DaemonSet is called that cleans up after the one of this name; short enough for a label."""
-    return f"{name[: 63 - len(CLEANUP) - 1].removesuffix('-')}-{CLEANUP}"
+    return f"{name[: 63 - len(CLEANUP) - 1].rstrip('-._')}-{CLEANUP}"
 
 
 def restored(daemonset: Object) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gpu_plugin.uninstall.template import cleanup_name
 from tests.chart import openapi
 from tests.chart.helm import CHART, Helm, Object, RefusedError, pods
 from tests.chart.value_table import CDI, MATRIX, MPS, ONE_CONFIG
@@ -391,3 +392,11 @@ def test_hooks_go_before_the_daemonset_does(helm: Helm) -> None:
     for each in hooks:
         policies = each["metadata"]["annotations"]["helm.sh/hook-delete-policy"].split(",")
         assert set(policies) == {"before-hook-creation", "hook-succeeded", "hook-failed"}
+
+
+@pytest.mark.parametrize("length", range(30, 44))
+def test_the_hook_may_touch_what_the_command_makes_whatever_the_names_length(helm: Helm, length: int) -> None:
+    values = {"fullnameOverride": "g" * length, "mps": {"enabled": True}}
+    [role] = [each for each in helm.objects(values) if each["kind"] == "Role"]
+    daemonsets = [f"{'g' * length}{suffix}" for suffix in ("", "-mps-control-daemon")]
+    assert role["rules"][0]["resourceNames"] == [name for each in daemonsets for name in (each, cleanup_name(each))]
