@@ -119,6 +119,7 @@ async def test_a_fault_is_told_outlives_a_kill_and_ends_with_its_proof(kubelet, 
     await daemon.exit()
     mark = len(kubelet.events)
     daemon.start("--temperature-recovery", "300ms")
+    await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 2)
     await kubelet.wait_for(healthy(kubelet, expected))
     after = await until_told(daemon, held_by(case), sick)  # by uuid: a driver that counts without it has another GPU 2
     (first, again) = (next(each for each in told["signals"] if each["name"] == case.signal) for told in (before, after))
