@@ -239,10 +239,22 @@ class Pods:
         return {int(name.removeprefix("nvidia")) for name in self.devices(pod) if GPU_DEVICE.fullmatch(name)}
 
     def _process(self, pod: Pod) -> Path:
+        """The container's first process in /proc, once it is the container's own program.
+
+        A container counts as running from the moment on at which runc is told to start it; it becomes the program a little later,
+        and has runc's environment until then.
+        """
         try:
-            return Path("/proc") / (self._layout.tasks / pod.container_id / "init.pid").read_text()
+            process = Path("/proc") / (self._layout.tasks / pod.container_id / "init.pid").read_text()
         except FileNotFoundError:
             raise NotYet(f"container {pod.container_id} of pod {pod} does not run") from None
+
+        def started() -> Path:
+            name = (process / "comm").read_text()
+            expect(holds=not name.startswith("runc"), seen=f"it is still {name.strip()}")
+            return process
+
+        return wait_until(started, f"the program of pod {pod} runs", within=10)
 
 
 def _log_line(line: str) -> LogLine:
