@@ -35,8 +35,6 @@ _INCARNATIONS = itertools.count(1)
 FIRST_STREAM = 30.0
 """Seconds after a registration within which the kubelet must have opened its stream (it does so at once)."""
 
-NO_STREAM = f"the kubelet opened no stream within {FIRST_STREAM:g} s of our registration"
-
 
 class ResourceEndpoint:
     """Keeps one resource registered for as long as `run` runs."""
@@ -72,6 +70,8 @@ class ResourceEndpoint:
         self._registrations = registrations or Registrations()
         self._trouble = ""
         """Why the last incarnation came to nothing; empty where it did not. The same is worth a line once."""
+        self._unheard = False
+        """Whether the last incarnation ended because the kubelet never opened a stream."""
         self._works_since: float | None = None
         """Since when the present incarnation does what it is for; None before that."""
 
@@ -93,15 +93,18 @@ class ResourceEndpoint:
                     seen = kubelet
                     backoff.forget()
                 why = await self._serve(kubelet)
-                if why == NO_STREAM:
+                if self._unheard:
                     trouble = f"{why}, so it knows no device of this resource; registering again"
                 else:
                     log.info("%s: %s; registering again", self.resource, why)
             except RegistrationError as error:
+                self._unheard = False
                 trouble = f"registration failed: {error}"
             except OSError as error:
+                self._unheard = False
                 trouble = f"cannot serve in {self._directory}: {error}"
             except Exception:
+                self._unheard = False
                 log.exception("%s: serving failed unexpectedly; beginning anew", self.resource)
                 self._registrations.away(self.resource, "serving it failed unexpectedly: the log has the details")
             if trouble:  # a kubelet that is away is asked many times: once is worth a line
@@ -146,12 +149,13 @@ class ResourceEndpoint:
             try:
                 await server.bind(path)
             except FileNotFoundError:
+                self._unheard = False
                 return "our socket went as soon as it was made"
             log.debug("%s: listening on %s", self.resource, path)
             self._registrations.served(self.resource, path)
             if self._kubelet_socket is not None:
                 kubelet = await self._register(self._kubelet_socket, path.name, server) or kubelet
-                level = logging.DEBUG if self._trouble.startswith(NO_STREAM) else logging.INFO
+                level = logging.DEBUG if self._unheard else logging.INFO
                 log.log(level, "%s: registered with the kubelet as %s", self.resource, path.name)
                 self._registrations.away(self.resource, UNHEARD)
                 if self._registered is not None:
@@ -233,11 +237,12 @@ class ResourceEndpoint:
             )
             why = over(view)
             if why:
+                self._unheard = _unheard(view)
                 return why
             if self._works_since is None and view.streams_opened:
                 self._works_since = anyio.current_time()
                 self._registrations.taken(self.resource)
-                if self._trouble.startswith(NO_STREAM):
+                if self._unheard:
                     log.info("%s: the kubelet has opened its stream", self.resource)
             await self._look.wait(NET)
 
@@ -265,6 +270,11 @@ def over(view: View) -> str:
         return "the kubelet has a new socket"
     if view.streams_opened and not view.streams:
         return "the kubelet dropped our stream"
-    if not view.streams_opened and view.age > FIRST_STREAM:
-        return NO_STREAM
+    if _unheard(view):
+        return f"the kubelet opened no stream within {FIRST_STREAM:g} s of our registration"
     return ""
+
+
+def _unheard(view: View) -> bool:
+    """Whether a kubelet has had time enough to open its stream, and has not."""
+    return view.registering and not view.streams_opened and view.age > FIRST_STREAM
