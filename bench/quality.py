@@ -11,7 +11,7 @@ from bench.plan import Plan
 from bench.probed import probed, whole_gpus
 from bench.table import Comparison
 from gpu_plugin.devices.node import Node
-from gpu_plugin.nvml.port import TopologyLevel
+from gpu_plugin.devices.nvml_h import TopologyLevel
 from gpu_plugin.placement.preferred import preferred
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.topology import Topology

@@ -1,6 +1,7 @@
 """What was seen of one GPU: the only input of the health decisions. Immutable."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,25 +23,47 @@ class Fabric:
     clique: int = 0
 
 
+class Fault(StrEnum):
+    """Why a look brought no readings; empty where it did."""
+
+    NONE = ""
+    LOST = "lost"
+    """NVML_ERROR_GPU_IS_LOST."""
+    RESET_REQUIRED = "reset-required"
+    """NVML_ERROR_RESET_REQUIRED."""
+    VANISHED = "vanished"
+    """The driver or the bus has no such GPU any more."""
+    DRIVER = "driver"
+    """The driver is not loaded, not open, or of another version than its library."""
+    HUNG = "hung"
+    """No answer within the time allowed."""
+    UNSEEN = "unseen"
+    """There has been no good look at it yet."""
+    ERROR = "error"
+    """Anything else."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One look at a GPU. None: the part does not say, or did not this time.
 
-    `fault` is empty where the driver answered; otherwise `lost` (NVML's GPU_IS_LOST), `reset-required` (RESET_REQUIRED),
-    `vanished` (the driver or the bus has no such GPU any more), `driver` (the driver is not loaded, or another version than
-    its library), `hung` (no answer within the time allowed), `unseen` (the first look of all was no good one) or `error`
-    (anything else), with the driver's words in `detail`.
+    `fault` is why there are no readings, with the driver's words in `detail`. `asked` are the names of the fields that this look
+    asked for, None for all: a signal is shown only what was asked, while what is at fault is shown to all.
 
     Temperatures are in °C: `margin` is what is left to the GPU's T.Limit, negative beyond it. `energy` is in mJ since the
     driver was last loaded. `recovery_action` is nvmlDeviceGpuRecoveryAction_t (field 230). `ecc_uncorrected` counts
     uncorrected errors since the driver was last loaded or the GPU reset. `clocks_event_reasons` is a mask of
     nvmlClocksEventReason*. `nvlinks` is whether each NVLink is active, by link number; the nvlink and pcie counters are
     totals of the GPU that only a reset sets back. `binding` changes whenever the driver is bound to the GPU anew.
+
+    `counting` tells which counters can be compared: those of two samples with the same number. It is 0 while the driver keeps
+    the GPU initialised with nobody using it (persistence mode), and another number for each time that the driver was opened
+    otherwise: the last process to close the driver then sets the counters back, which is no reset. None: not known.
     """
 
     temperature: int | None = None
     energy: int | None = None
-    fault: str = ""
+    fault: Fault = Fault.NONE
     detail: str = ""
     memory_temperature: int | None = None
     margin: int | None = None
@@ -64,6 +87,8 @@ class Sample:
     pcie_replays: int | None = None
     pcie_fatal_errors: int | None = None
     binding: int | None = None
+    counting: int | None = None
+    asked: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +119,10 @@ class ApplicationError:
 
 
 @dataclass(frozen=True, slots=True)
-class Deaf:
-    """Whether the wait for the driver's events keeps failing: `why` it does, empty once it works again."""
+class EventDelivery:
+    """Whether the driver's events about this GPU reach us: `trouble` is why they do not, empty where they do."""
 
-    why: str = ""
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,4 +132,4 @@ class Order:
     verb: str
 
 
-Observation = Sample | XidEvent | DriverEvent | ApplicationError | Deaf | Order
+Observation = Sample | XidEvent | DriverEvent | ApplicationError | EventDelivery | Order

@@ -11,8 +11,9 @@ from typing import TypeVar
 import anyio
 import msgspec
 
+from gpu_plugin.devices.nvml_h import ComputeMode, Return
 from gpu_plugin.mps.errors import MpsError
-from gpu_plugin.nvml.port import ComputeMode, Driver, NvmlError, Return
+from gpu_plugin.nvml.port import Driver, NvmlError
 from gpu_plugin.state import StateDirectory
 from gpu_plugin.threads import DaemonThreads
 

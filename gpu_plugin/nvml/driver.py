@@ -9,20 +9,10 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
+from gpu_plugin.devices.nvml_h import MAX_NVLINKS, Return, Threshold
 from gpu_plugin.health.observation import Fabric
 from gpu_plugin.nvml import library
-from gpu_plugin.nvml.port import (
-    MAX_NVLINKS,
-    Event,
-    EventSet,
-    Handle,
-    MigAttributes,
-    NvmlError,
-    PcieLink,
-    RemappedRows,
-    Return,
-    Threshold,
-)
+from gpu_plugin.nvml.port import Event, EventSet, Handle, MigAttributes, NvmlError, PcieLink, RemappedRows
 
 T = TypeVar("T")
 

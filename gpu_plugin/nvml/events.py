@@ -8,7 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gpu_plugin.nvml.port import Driver, Event, EventSet, EventType, Handle, NvmlError, Return
+from gpu_plugin.devices.nvml_h import EventType, Return
+from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
 
 log = logging.getLogger(__name__)
 

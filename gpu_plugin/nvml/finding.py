@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 import anyio
 
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.observation import Sample
+from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.health.observation import Fault, Sample
 from gpu_plugin.nvml import probe
 from gpu_plugin.nvml.calls import DriverCalls
-from gpu_plugin.nvml.port import Driver, Handle, HostView, NvmlError, Return
+from gpu_plugin.nvml.port import Driver, Handle, HostView, NvmlError
 from gpu_plugin.nvml.release import MAINTENANCE, Released
 from gpu_plugin.nvml.sample import Look, fault, look
 from gpu_plugin.nvml.watched import PLACEHOLDER, Watched
@@ -142,7 +143,7 @@ def _replaced(gpu: Gpu, uuid: str) -> NvmlError:
 
 def failed(error: BaseException) -> Sample:
     """The sample that a failed call is."""
-    return fault(error) if isinstance(error, NvmlError) else Sample(fault="error", detail=repr(error))
+    return fault(error) if isinstance(error, NvmlError) else Sample(fault=Fault.ERROR, detail=repr(error))
 
 
 def distinct(probed: list[Watched]) -> list[Watched]:

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Sequence
 
 from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
+from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.driver_root.inside import resolve
-from gpu_plugin.nvml.port import NvmlError, Return
+from gpu_plugin.nvml.port import NvmlError
 
 SONAME = "libnvidia-ml.so.1"
 

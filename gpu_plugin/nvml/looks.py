@@ -6,7 +6,7 @@ from dataclasses import replace
 import anyio
 
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.observation import Sample
+from gpu_plugin.health.observation import Fault, Sample
 from gpu_plugin.nvml.calls import DriverCalls, DriverSession
 from gpu_plugin.nvml.finding import failed, looking
 from gpu_plugin.nvml.port import Driver, Handle, HostView
@@ -64,7 +64,9 @@ class Looks:
             if vanished:
                 self._saw(watched, _gone(watched.gpu))
             elif anyio.current_time() - job.started >= timeout:
-                self._saw(watched, Sample(fault="hung", detail=f"the driver has not answered for over {timeout:g} s"))
+                self._saw(
+                    watched, Sample(fault=Fault.HUNG, detail=f"the driver has not answered for over {timeout:g} s")
+                )
             return
         watched.pending = None
         error = job.done.exception()
@@ -80,10 +82,10 @@ class Looks:
             return _gone(watched.gpu)
         if not self._session.is_open:
             trouble = self._session.trouble or "it is closed while GPUs are released"
-            return Sample(fault="driver", detail=f"the driver is not open: {trouble}")
+            return Sample(fault=Fault.DRIVER, detail=f"the driver is not open: {trouble}")
         if self._roster.untouched and watched.handle is None and not watched.gpu.pci_bus_id:
             why = "its PCI bus id is not known, and any other way to it might wake GPUs that are released"
-            return Sample(fault="error", detail=why)
+            return Sample(fault=Fault.ERROR, detail=why)
         return None
 
     async def _take(self, watched: Watched, result: Look | tuple[Handle, Gpu] | str) -> None:
@@ -111,7 +113,7 @@ class Looks:
     def _take_probed(self, watched: Watched, handle: Handle, gpu: Gpu) -> None:
         """A GPU that could not be read was probed again."""
         if gpu.unreadable or any(other.gpu.uuid == gpu.uuid for other in self._roster.gpus if other is not watched):
-            self._saw(watched, Sample(fault="error", detail=gpu.unreadable or "another GPU answers for it"))
+            self._saw(watched, Sample(fault=Fault.ERROR, detail=gpu.unreadable or "another GPU answers for it"))
             return
         log.info("GPU %d (%s) can be read now", gpu.index, gpu.uuid)
         watched.described(handle, gpu)
@@ -121,13 +123,13 @@ class Looks:
         self._reports.soon = True  # it is looked at, and its events are asked for, once others know of it
 
     def _saw(self, watched: Watched, sample: Sample) -> None:
-        if sample.fault == "vanished":
+        if sample.fault is Fault.VANISHED:
             if watched.vanished_since is None:
                 watched.vanished_since = anyio.current_time()
-        elif sample.fault not in ("driver", "hung"):  # which say nothing of whether it is there
+        elif sample.fault not in (Fault.DRIVER, Fault.HUNG):  # which say nothing of whether it is there
             watched.vanished_since = None
         self._reports.saw(watched.gpu.uuid, sample)
 
 
 def _gone(gpu: Gpu) -> Sample:
-    return Sample(fault="vanished", detail=f"the NVIDIA driver is not bound to {gpu.pci_bus_id} any more")
+    return Sample(fault=Fault.VANISHED, detail=f"the NVIDIA driver is not bound to {gpu.pci_bus_id} any more")

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpu_plugin.devices.node import Gpu, MigDevice
-from gpu_plugin.nvml.port import Driver, Handle, MigAttributes, NvmlError, Return
+from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.nvml.port import Driver, Handle, MigAttributes, NvmlError
 
 UNREADABLE_LOOKS = 3
 """Looks in a row in which a MIG device that was there may be unreadable before it counts as gone: a GPU's own looks' number."""

@@ -13,7 +13,7 @@ from dataclasses import InitVar, dataclass, field
 import anyio
 
 from gpu_plugin.devices.node import Gpu, Node
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Fault, Observation, Sample
 from gpu_plugin.nvml.calls import DriverCalls, DriverSession
 from gpu_plugin.nvml.finding import Finder, HostSight, at_rest, in_order, merged, see, with_remembered
 from gpu_plugin.nvml.links import Links
@@ -248,7 +248,7 @@ class Monitor:
                 await self._looks.turn(watched, min(self.timeout, LOOK_PATIENCE), self.timeout)
         for watched in asked:
             if watched.pending is not None or watched.handle is None:
-                self._saw(watched.gpu.uuid, Sample(fault="unseen", detail="there has been no good look at it yet"))
+                self._saw(watched.gpu.uuid, Sample(fault=Fault.UNSEEN, detail="there has been no good look at it yet"))
 
     async def _round(self) -> None:
         """Everything once: the host, the driver if it must be opened anew, strange events, every GPU, the node."""

@@ -3,14 +3,14 @@
 Calls are synchronous, may block for as long as the driver likes (a sick GPU can hold one for minutes), and are safe from
 any thread, as NVML's are. Values are plain: no ctypes leaves the adapter. Every refusal is an `NvmlError`.
 
-Numbers are NVML's own (nvml.h): return codes, temperature threshold kinds, event types, topology levels, field ids.
+Numbers are NVML's own; `devices.nvml_h` has those that are told apart.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import IntEnum, IntFlag
 from typing import TYPE_CHECKING, NewType, Protocol
 
+from gpu_plugin.devices.nvml_h import ALL_INSTANCES, UNSUPPORTED, Return, Threshold
 from gpu_plugin.health.observation import Fabric
 
 if TYPE_CHECKING:
@@ -20,39 +20,6 @@ Handle = NewType("Handle", int)
 """A device handle: the value of NVML's opaque pointer, comparable between calls and with an event's device."""
 
 EventSet = NewType("EventSet", int)
-
-ALL_INSTANCES = 0xFFFFFFFF
-"""GPU or compute instance id of an event that is the whole GPU's (recorded on an H200)."""
-
-
-MAX_NVLINKS = 36
-"""More links than any GPU has (NVML_NVLINK_MAX_LINKS); a driver ends the count with INVALID_ARGUMENT or NOT_SUPPORTED."""
-
-
-class Return(IntEnum):
-    """nvmlReturn_t, as far as this plugin tells codes apart."""
-
-    SUCCESS = 0
-    UNINITIALIZED = 1
-    INVALID_ARGUMENT = 2
-    NOT_SUPPORTED = 3
-    NO_PERMISSION = 4
-    NOT_FOUND = 6
-    DRIVER_NOT_LOADED = 9
-    TIMEOUT = 10
-    LIBRARY_NOT_FOUND = 12
-    FUNCTION_NOT_FOUND = 13
-    GPU_IS_LOST = 15
-    RESET_REQUIRED = 16
-    LIB_RM_VERSION_MISMATCH = 18
-    ARGUMENT_VERSION_MISMATCH = 25
-    UNKNOWN = 999
-
-
-UNSUPPORTED = frozenset(
-    {Return.NOT_SUPPORTED, Return.NO_PERMISSION, Return.FUNCTION_NOT_FOUND, Return.ARGUMENT_VERSION_MISMATCH}
-)
-"""Codes that mean "this part or driver never answers that": learnt once, never a fault."""
 
 
 class NvmlError(Exception):
@@ -75,49 +42,6 @@ def _name(code: int) -> str:
         return Return(code).name.replace("_", " ").lower()
     except ValueError:
         return "unnamed error"
-
-
-class Threshold(IntEnum):
-    """nvmlTemperatureThresholds_t: the kinds asked for, in degrees Celsius."""
-
-    SHUTDOWN = 0
-    SLOWDOWN = 1
-    MEM_MAX = 2
-    GPU_MAX = 3
-
-
-class ComputeMode(IntEnum):
-    """nvmlComputeMode_t, as far as this plugin sets it: whether one process alone may use the GPU."""
-
-    DEFAULT = 0
-    EXCLUSIVE_PROCESS = 3
-
-
-class EventType(IntFlag):
-    """nvmlEventType bits that say something about health."""
-
-    SINGLE_BIT_ECC = 0x1
-    DOUBLE_BIT_ECC = 0x2
-    XID_CRITICAL = 0x8
-    MIG_CONFIG_CHANGE = 0x100
-    SINGLE_BIT_ECC_STORM = 0x200
-    DRAM_RETIREMENT = 0x400
-    DRAM_RETIREMENT_FAILURE = 0x800
-    NON_FATAL_POISON = 0x1000
-    FATAL_POISON = 0x2000
-    GPU_UNAVAILABLE = 0x4000
-    GPU_RECOVERY_ACTION = 0x8000
-
-
-class TopologyLevel(IntEnum):
-    """nvmlGpuTopologyLevel_t: the closest common ancestor of two GPUs on PCIe; smaller is closer."""
-
-    INTERNAL = 0
-    SINGLE = 10
-    MULTIPLE = 20
-    HOSTBRIDGE = 30
-    NODE = 40
-    SYSTEM = 50
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from gpu_plugin.devices.node import Gpu, Thresholds
+from gpu_plugin.devices.nvml_h import Threshold
 from gpu_plugin.nvml.mig import GONE, cut, read_partition, with_caps
-from gpu_plugin.nvml.port import Driver, Handle, HostView, NvmlError, Threshold
+from gpu_plugin.nvml.port import Driver, Handle, HostView, NvmlError
 from gpu_plugin.nvml.sample import SAMPLED_FIELDS
 
 log = logging.getLogger(__name__)

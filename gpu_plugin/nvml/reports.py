@@ -4,9 +4,10 @@ import collections
 import logging
 from collections.abc import Callable, Iterator
 
-from gpu_plugin.health.observation import Deaf, DriverEvent, Observation, XidEvent
+from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType
+from gpu_plugin.health.observation import DriverEvent, EventDelivery, Observation, XidEvent
 from gpu_plugin.nvml.calls import DriverCalls
-from gpu_plugin.nvml.port import ALL_INSTANCES, Driver, Event, EventType, Handle, NvmlError
+from gpu_plugin.nvml.port import Driver, Event, Handle, NvmlError
 from gpu_plugin.nvml.roster import Roster
 from gpu_plugin.threads import Job
 
@@ -52,7 +53,7 @@ class Reports:
     def deaf(self, why: str) -> None:
         """Tells of every GPU that no event of it will be heard, or (empty) that they are again."""
         for watched in tuple(self._roster.gpus):
-            self.saw(watched.gpu.uuid, Deaf(why))
+            self.saw(watched.gpu.uuid, EventDelivery(why))
 
     def forget(self) -> None:
         """The driver was closed: a handle from before may come to mean another GPU, so nothing is asked about it any more."""

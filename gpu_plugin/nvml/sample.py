@@ -6,17 +6,18 @@ from functools import lru_cache
 from typing import Any
 
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.observation import Sample
+from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.health.observation import Fault, Sample
 from gpu_plugin.nvml.mig import Partition, read_partition
-from gpu_plugin.nvml.port import Driver, Handle, NvmlError, Return
+from gpu_plugin.nvml.port import Driver, Handle, NvmlError
 
-_FAULTS: dict[int, tuple[str, str]] = {
-    Return.GPU_IS_LOST: ("lost", "the GPU is lost"),
-    Return.RESET_REQUIRED: ("reset-required", "the GPU must be reset"),
-    Return.NOT_FOUND: ("vanished", "the driver does not find the GPU any more"),
-    Return.UNINITIALIZED: ("driver", "the driver is not open"),
-    Return.DRIVER_NOT_LOADED: ("driver", "the driver is not loaded"),
-    Return.LIB_RM_VERSION_MISMATCH: ("driver", "the driver and its library are of different versions"),
+_FAULTS: dict[int, tuple[Fault, str]] = {
+    Return.GPU_IS_LOST: (Fault.LOST, "the GPU is lost"),
+    Return.RESET_REQUIRED: (Fault.RESET_REQUIRED, "the GPU must be reset"),
+    Return.NOT_FOUND: (Fault.VANISHED, "the driver does not find the GPU any more"),
+    Return.UNINITIALIZED: (Fault.DRIVER, "the driver is not open"),
+    Return.DRIVER_NOT_LOADED: (Fault.DRIVER, "the driver is not loaded"),
+    Return.LIB_RM_VERSION_MISMATCH: (Fault.DRIVER, "the driver and its library are of different versions"),
 }
 
 _OUT_OF_REACH = frozenset(_FAULTS)
@@ -160,7 +161,7 @@ def fault(error: NvmlError) -> Sample:
 
 
 def _faulty(error: NvmlError, binding: int | None) -> Sample:
-    kind, words = _FAULTS.get(error.code, ("error", "the driver cannot read the GPU"))
+    kind, words = _FAULTS.get(error.code, (Fault.ERROR, "the driver cannot read the GPU"))
     return Sample(fault=kind, detail=f"{words} ({error})", binding=binding)
 
 

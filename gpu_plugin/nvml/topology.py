@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from gpu_plugin.devices.node import OWN_MESH, Gpu, Link, Pair
-from gpu_plugin.health.observation import Fabric
-from gpu_plugin.nvml.port import MAX_NVLINKS, Driver, Handle, HostView, NvmlError, Return, TopologyLevel
+from gpu_plugin.devices.nvml_h import MAX_NVLINKS, Return, TopologyLevel
+from gpu_plugin.health.observation import Fabric, Fault
+from gpu_plugin.nvml.port import Driver, Handle, HostView, NvmlError
 from gpu_plugin.nvml.sample import fault
 
 _NO_FABRIC, _COMPLETED = 0, 3
@@ -176,7 +177,7 @@ class _Reading:
         try:
             return self._driver.common_ancestor(self._handles[one.uuid], self._handles[other.uuid])
         except NvmlError as error:
-            if not error.unsupported and fault(error).fault == "error":
+            if not error.unsupported and fault(error).fault is Fault.ERROR:
                 self._untold[str(error)] += 1
         near = one.numa_node is not None and one.numa_node == other.numa_node
         return pcie_relation(self._path(one), self._path(other), near=near)
@@ -189,7 +190,7 @@ class _Reading:
 
 def _raise_if_out_of_reach(error: NvmlError) -> None:
     """Raises what the GPU or the driver would answer to any other question too."""
-    if fault(error).fault != "error":
+    if fault(error).fault is not Fault.ERROR:
         raise error
 
 

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
-from gpu_plugin.nvml.port import Driver, NvmlError, Return
+from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.nvml.port import Driver, NvmlError
 from gpu_plugin.platforms.choice import AUTO, Choice, Platform, choose
 from gpu_plugin.platforms.one_device import TegraDriver, WslDriver
 from gpu_plugin.platforms.traces import look

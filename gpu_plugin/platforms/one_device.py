@@ -5,7 +5,8 @@ from typing import ParamSpec, TypeVar
 
 from gpu_plugin.access.cdi.directories import WSL_LIBRARIES
 from gpu_plugin.devices.device import TEGRA_GPU, WSL_GPUS
-from gpu_plugin.nvml.port import Driver, Handle, NvmlError, Return
+from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.nvml.port import Driver, Handle, NvmlError
 
 P = ParamSpec("P")
 T = TypeVar("T")

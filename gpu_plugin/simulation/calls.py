@@ -2,7 +2,8 @@
 
 from typing import TypeVar
 
-from gpu_plugin.nvml.port import NvmlError, Return
+from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.nvml.port import NvmlError
 
 NVML_FUNCTIONS = {
     "open": "nvmlInit_v2",

@@ -5,8 +5,9 @@ from enum import IntEnum
 
 import msgspec
 
+from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import Fabric
-from gpu_plugin.nvml.port import RemappedRows, Return
+from gpu_plugin.nvml.port import RemappedRows
 from gpu_plugin.simulation.profile import GpuProfile
 
 

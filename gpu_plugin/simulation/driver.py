@@ -1,16 +1,8 @@
 """A driver that answers for simulated hardware as NVML does: return codes, event masks, blocking calls and all."""
 
+from gpu_plugin.devices.nvml_h import Return, Threshold
 from gpu_plugin.health.observation import Fabric
-from gpu_plugin.nvml.port import (
-    Event,
-    EventSet,
-    Handle,
-    MigAttributes,
-    PcieLink,
-    RemappedRows,
-    Return,
-    Threshold,
-)
+from gpu_plugin.nvml.port import Event, EventSet, Handle, MigAttributes, PcieLink, RemappedRows
 from gpu_plugin.simulation import condition
 from gpu_plugin.simulation.calls import refused, supported
 from gpu_plugin.simulation.mig import COMPUTE_SLICES

@@ -4,7 +4,8 @@ import collections
 import threading
 from dataclasses import dataclass, field
 
-from gpu_plugin.nvml.port import ALL_INSTANCES, EventSet
+from gpu_plugin.devices.nvml_h import ALL_INSTANCES
+from gpu_plugin.nvml.port import EventSet
 
 _QUEUE_LENGTH = 1024
 """Events an event set holds while nobody waits; the oldest go first. A bound of our own: NVML documents none."""

@@ -1,7 +1,7 @@
 """What faults are told, checked; and the sentences for what cannot be."""
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.nvml.port import ALL_INSTANCES
+from gpu_plugin.devices.nvml_h import ALL_INSTANCES
 from gpu_plugin.simulation.hardware import SimulatedNode
 
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.nvml.port import ALL_INSTANCES, EventType, Return
+from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, Return
 from gpu_plugin.simulation import device_nodes, recovery_actions
 from gpu_plugin.simulation.fault_values import find_gpu, instances, integer, lacks, mask, said
 from gpu_plugin.simulation.hardware import SimulatedNode

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.nvml.port import ALL_INSTANCES, EventType, Return
+from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, Return
 from gpu_plugin.simulation import condition
 from gpu_plugin.simulation.compute_modes import SimulatedComputeModes
 from gpu_plugin.simulation.condition import Condition, Field

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.nvml.port import EventType
+from gpu_plugin.devices.nvml_h import EventType
 from gpu_plugin.simulation import recovery_actions
 from gpu_plugin.simulation.condition import FABRICS, UNKNOWN, UNREADABLE, Field
 from gpu_plugin.simulation.fault_values import integer, lacks, mask, said

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.nvml.port import TopologyLevel
+from gpu_plugin.devices.nvml_h import TopologyLevel
 from gpu_plugin.simulation import topology
 from gpu_plugin.simulation.mig import MigInstance, lay_out
 from gpu_plugin.simulation.topology import Block, BusId, Count, Distance, NvLink, NvSwitch, Pcie

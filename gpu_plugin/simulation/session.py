@@ -5,7 +5,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from gpu_plugin.nvml.port import Handle, Return
+from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.nvml.port import Handle
 from gpu_plugin.simulation.calls import NVML_FUNCTIONS, refused, supported
 from gpu_plugin.simulation.condition import Condition
 from gpu_plugin.simulation.hardware import SimulatedNode, Slice

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.nvml.port import TopologyLevel
+from gpu_plugin.devices.nvml_h import TopologyLevel
 
 BusId = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]$")]
 Count = Annotated[int, msgspec.Meta(ge=0)]

@@ -21,6 +21,7 @@ from gpu_plugin.cdi_specs.source import SpecSource
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon import Daemon
+from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.hardware import Hardware
 from gpu_plugin.health.observation import ApplicationError
 from gpu_plugin.journal import Journal
@@ -29,7 +30,7 @@ from gpu_plugin.list_strategy import ListStrategy
 from gpu_plugin.listener import probes as probes_module
 from gpu_plugin.listener.probes import Probes
 from gpu_plugin.nvml import monitor
-from gpu_plugin.nvml.port import NvmlError, Return
+from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost

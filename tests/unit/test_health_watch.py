@@ -10,7 +10,7 @@ from gpu_plugin.faulting_pods import Error
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import Transition
-from gpu_plugin.health.observation import ApplicationError, Order, Sample, XidEvent
+from gpu_plugin.health.observation import ApplicationError, Fault, Order, Sample, XidEvent
 from gpu_plugin.health_watch import UNLISTED, HealthWatch
 
 GPU = Gpu("GPU-0", 0)
@@ -83,7 +83,7 @@ class TestObservations:
 
     def test_it_says_whether_another_look_soon_would_settle_something(self, watch):
         watch.observe("GPU-0", XidEvent(48))
-        assert watch.observe("GPU-0", Sample(fault="error", detail="unknown")) is True
+        assert watch.observe("GPU-0", Sample(fault=Fault.ERROR, detail="unknown")) is True
 
     def test_every_xid_is_counted_by_its_class(self, watch):
         for xid in (31, 31, 48, 999):

@@ -7,7 +7,7 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.devices.node import Gpu, MigDevice
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.observation import Order, Sample, XidEvent
+from gpu_plugin.health.observation import Fault, Order, Sample, XidEvent
 from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.health_watch import HealthWatch
 from gpu_plugin.nvml.release import ReleaseError
@@ -191,7 +191,7 @@ class TestCordon:
         assert desk.health.ledger.verdict("GPU-a") is Verdict.DEGRADED
 
     async def test_a_gpu_that_is_lost_stays_so_whatever_is_said(self, desk):
-        desk.health.observe("GPU-a", Sample(fault="lost", detail="GPU is lost"))
+        desk.health.observe("GPU-a", Sample(fault=Fault.LOST, detail="GPU is lost"))
         assert "there was nothing to set aside. Still stands: GPU is lost (FATAL)." in await desk.done(
             "uncordon", gpu=0
         )

@@ -13,8 +13,8 @@ from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Latch
 from gpu_plugin.health.observation import (
     ApplicationError,
-    Deaf,
     DriverEvent,
+    EventDelivery,
     Observation,
     Order,
     Sample,
@@ -174,7 +174,7 @@ SIGNALS: Mapping[str, Signal] = {
     "events": Signal(
         events.events,
         "look at the log of the plugin and of the kernel; reload the driver where it stays so",
-        (Deaf, XidEvent, DriverEvent),
+        (EventDelivery, XidEvent, DriverEvent),
         clears="the wait for the driver's events working again",
     ),
     # By proof of a recovery

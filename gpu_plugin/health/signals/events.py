@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import Latch, Verdict
-from gpu_plugin.health.observation import Deaf, DriverEvent, Observation, XidEvent
+from gpu_plugin.health.observation import DriverEvent, EventDelivery, Observation, XidEvent
 
 
 def events(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
@@ -12,9 +12,9 @@ def events(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None
 
     It is never FATAL: looks still tell of most faults, an Xid's own number excepted.
     """
-    if isinstance(seen, Deaf) and seen.why:
-        words = f"the driver's events do not reach us, health relies on polling: {seen.why}"
+    if isinstance(seen, EventDelivery) and seen.trouble:
+        words = f"the driver's events do not reach us, health relies on polling: {seen.trouble}"
         if latch is None:
             return Latch(Verdict.DEGRADED, words, ctx.now)
         return latch if latch.detail == words else replace(latch, detail=words)
-    return None if isinstance(seen, (Deaf, XidEvent, DriverEvent)) else latch
+    return None if isinstance(seen, (EventDelivery, XidEvent, DriverEvent)) else latch

@@ -3,7 +3,7 @@
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Proof, Verdict
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Fault, Observation, Sample
 from gpu_plugin.health.proof import after_recovery
 
 
@@ -15,7 +15,7 @@ def lost(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
     """
     if not isinstance(seen, Sample):
         return latch
-    if seen.fault != "lost":
+    if seen.fault is not Fault.LOST:
         return latch and after_recovery(latch, seen, ctx)
     if latch is None:
         marks = ctx.marks.completed(seen)
@@ -30,5 +30,5 @@ def reset_required(latch: Latch | None, seen: Observation, ctx: Context) -> Latc
     """Opens on NVML_ERROR_RESET_REQUIRED; closes on three looks in a row without it: the driver itself says that it is over."""
     if not isinstance(seen, Sample):
         return latch
-    bad = True if seen.fault == "reset-required" else None if seen.fault else False
+    bad = True if seen.fault is Fault.RESET_REQUIRED else None if seen.fault else False
     return level(latch, ctx, bad=bad, verdict=Verdict.FATAL, detail=seen.detail, leave=CLEAN_SAMPLES)

@@ -5,17 +5,17 @@ from dataclasses import replace
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Verdict
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Fault, Observation, Sample
 
 
 def vanished(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
     """Opens when the driver or the bus does not have the GPU at two looks in a row; closes on three that reach it."""
-    return _absent(latch, seen, ctx, "vanished", "the driver does not find the GPU any more", 2)
+    return _absent(latch, seen, ctx, Fault.VANISHED, "the driver does not find the GPU any more", 2)
 
 
 def driver(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
     """Opens when the driver is not loaded, or is another version than its library; closes on three good looks."""
-    return _absent(latch, seen, ctx, "driver", "the NVIDIA driver does not answer", 1)
+    return _absent(latch, seen, ctx, Fault.DRIVER, "the NVIDIA driver does not answer", 1)
 
 
 def first_look(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
@@ -26,23 +26,23 @@ def first_look(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | 
     """
     if not isinstance(seen, Sample):
         return latch
-    if seen.fault == "unseen":
+    if seen.fault is Fault.UNSEEN:
         return latch or Latch(Verdict.FATAL, seen.detail, ctx.now, marks=ctx.marks)
     return latch if seen.fault else None
 
 
-def _absent(latch: Latch | None, seen: Observation, ctx: Context, fault: str, words: str, enter: int) -> Latch | None:
+def _absent(latch: Latch | None, seen: Observation, ctx: Context, fault: Fault, words: str, enter: int) -> Latch | None:
     if not isinstance(seen, Sample):
         return latch
     after = level(
         latch,
         ctx,
-        bad=seen.fault == fault if seen.fault in ("", fault) else None,
+        bad=seen.fault is fault if seen.fault in (Fault.NONE, fault) else None,
         verdict=Verdict.FATAL,
         detail=seen.detail or words,
         enter=enter,
         leave=CLEAN_SAMPLES,
     )
-    if after is None or after.verdict is Verdict.OK or seen.fault != fault or not seen.detail:
+    if after is None or after.verdict is Verdict.OK or seen.fault is not fault or not seen.detail:
         return after
     return after if after.detail == seen.detail else replace(after, detail=seen.detail)

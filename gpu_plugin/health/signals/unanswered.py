@@ -5,7 +5,7 @@ from dataclasses import replace
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import level, unproven
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Verdict
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Fault, Observation, Sample
 
 FAILURES, AMONG, WITHIN, FATAL_AFTER, GOOD = 3, 5, 120.0, 10, 5
 """Failed looks, among how many, within how many seconds, that are DEGRADED; how many are FATAL; how many good ones end it."""
@@ -15,7 +15,7 @@ def hung(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
     """Opens when a call has not come back in time; closes on three good looks in a row."""
     if not isinstance(seen, Sample):
         return latch
-    bad = True if seen.fault == "hung" else None if seen.fault else False
+    bad = True if seen.fault is Fault.HUNG else None if seen.fault else False
     return level(latch, ctx, bad=bad, verdict=Verdict.FATAL, detail=seen.detail, leave=CLEAN_SAMPLES)
 
 
@@ -29,7 +29,7 @@ def unanswered(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | 
     """
     if not isinstance(seen, Sample):
         return latch
-    if seen.fault and seen.fault != "error":
+    if seen.fault and seen.fault is not Fault.ERROR:
         return latch and unproven(latch)
     if latch is None and not seen.fault:
         return None

@@ -3,7 +3,7 @@
 from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.ledger import HealthLedger, Slices, Transition
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Fault, Observation, Sample
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.xids import XidPolicy
 from gpu_plugin.sources.xid_table import shipped_table
@@ -12,10 +12,10 @@ GUARDED = HealthPolicy(XidPolicy(shipped_table()))
 UNGUARDED = HealthPolicy(GUARDED.xids, flap_hold=0)
 H200 = Facts(Thresholds(95, 89, 95, 87), contains_errors=True, says_action=True)
 A, B = "GPU-aaaa", "GPU-bbbb"
-LOST = Sample(fault="lost", detail="the GPU is lost")
-RESET_REQUIRED = Sample(fault="reset-required", detail="the GPU must be reset")
-HUNG = Sample(fault="hung", detail="no answer for 30 s")
-ERROR = Sample(fault="error", detail="Unknown Error")
+LOST = Sample(fault=Fault.LOST, detail="the GPU is lost")
+RESET_REQUIRED = Sample(fault=Fault.RESET_REQUIRED, detail="the GPU must be reset")
+HUNG = Sample(fault=Fault.HUNG, detail="no answer for 30 s")
+ERROR = Sample(fault=Fault.ERROR, detail="Unknown Error")
 
 
 def ledger(*uuids: str, policy: HealthPolicy = GUARDED, slices: Slices | None = None) -> HealthLedger:

@@ -2,7 +2,7 @@ import pytest
 
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Latch, LatchKey, Proof, Verdict
-from gpu_plugin.health.observation import ApplicationError, Sample, XidEvent
+from gpu_plugin.health.observation import ApplicationError, Fault, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from tests.unit.health.shipped import SHIPPED, shipped
 from tests.unit.health.watching import GPU, Watched
@@ -140,7 +140,7 @@ def test_degraded_ends_after_ten_minutes_without_another():
         assert gpu.see(look()) is DEGRADED
         gpu.now += 2 * MINUTE
         assert gpu.verdict is DEGRADED
-        assert gpu.see(Sample(fault="error")) is DEGRADED
+        assert gpu.see(Sample(fault=Fault.ERROR)) is DEGRADED
         assert gpu.see(look()) is OK
         assert remembered(gpu) is None
 

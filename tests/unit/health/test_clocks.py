@@ -6,7 +6,7 @@ import pytest
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Latch, LatchKey, Verdict
-from gpu_plugin.health.observation import Observation, Sample, XidEvent
+from gpu_plugin.health.observation import Fault, Observation, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signals.clocks import hw_slowdown
 from tests.unit.health.watching import Watched
@@ -126,7 +126,7 @@ def test_ten_minutes_without_are_a_recovery():
     assert gpu.see(*reasons(0)) is OK
 
 
-@pytest.mark.parametrize("interruption", [*reasons(THERMAL, BRAKE, None), Sample(fault="hung", detail="no answer")])
+@pytest.mark.parametrize("interruption", [*reasons(THERMAL, BRAKE, None), Sample(fault=Fault.HUNG, detail="no answer")])
 def test_slowness_or_silence_in_between_starts_the_ten_minutes_anew(interruption):
     gpu = slow()
     assert gpu.see(*reasons(*[0] * 120), interruption, *reasons(*[0] * 120)) is DEGRADED

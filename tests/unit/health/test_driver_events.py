@@ -3,14 +3,14 @@ import pytest
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Latch, LatchKey, Marks, Proof, Verdict
-from gpu_plugin.health.observation import DriverEvent, Observation, Sample, XidEvent
+from gpu_plugin.health.observation import DriverEvent, Fault, Observation, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signals.driver_events import driver_event
 from tests.unit.health.watching import GPU, Watched
 
 OK, DEGRADED, FATAL = Verdict.OK, Verdict.DEGRADED, Verdict.FATAL
 HOUR, DAY = 3_600.0, 86_400.0
-LOST = Sample(fault="lost", detail="the GPU is lost")
+LOST = Sample(fault=Fault.LOST, detail="the GPU is lost")
 BAD = {0x800: FATAL, 0x2000: FATAL, 0x4000: FATAL, 0x400: DEGRADED, 0x1000: DEGRADED, 0x200: DEGRADED, 0x2: DEGRADED}
 bad = pytest.mark.parametrize("kind", BAD)
 fatal = pytest.mark.parametrize("kind", [kind for kind, verdict in BAD.items() if verdict is FATAL])
@@ -62,7 +62,9 @@ def test_good_looks_alone_are_no_recovery(kind):
 
 
 @bad
-@pytest.mark.parametrize("interruption", [LOST, Sample(recovery_action=1), Sample(fault="hung", detail="no answer")])
+@pytest.mark.parametrize(
+    "interruption", [LOST, Sample(recovery_action=1), Sample(fault=Fault.HUNG, detail="no answer")]
+)
 def test_what_is_not_clean_in_between_starts_the_looks_anew(kind, interruption):
     gpu = heard(kind)
     assert gpu.see(*energies(10, 20), interruption, *energies(30, 40)) is BAD[kind]

@@ -4,7 +4,7 @@ import pynvml
 import pytest
 
 from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.observation import Fabric, Sample
+from gpu_plugin.health.observation import Fabric, Fault, Sample
 from gpu_plugin.health.signals.fabric import judge
 from tests.unit.health.looked_at import LookedAt
 from tests.unit.health.watching import GPU
@@ -29,7 +29,7 @@ JOINED = look(COMPLETED, summary=1)
 JOINING = look(IN_PROGRESS)
 UNSOUND = look(COMPLETED, summary=2)
 LIMITED = look(COMPLETED, summary=3)
-UNREAD, LOST = Sample(nvlinks=UP), Sample(fault="lost", detail="the GPU is lost")
+UNREAD, LOST = Sample(nvlinks=UP), Sample(fault=Fault.LOST, detail="the GPU is lost")
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ import pytest
 
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import HealthLedger, Transition
-from gpu_plugin.health.observation import Observation, Order, Sample, XidEvent
+from gpu_plugin.health.observation import Fault, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signals.flapping import fell
 from tests.unit.health.ledgers import GUARDED, H200, HUNG, UNGUARDED, A, B, hear, ledger
@@ -76,7 +76,7 @@ def test_a_gpu_is_let_back_by_a_look_that_is_good(gpu):
     gpu.now += HOUR
     gpu.see(HUNG)
     assert "held back" in gpu.reason
-    gpu.see(Sample(fault="error"))
+    gpu.see(Sample(fault=Fault.ERROR))
     assert "held back" in gpu.reason
 
 
@@ -88,7 +88,7 @@ def test_three_times_count_together_within_an_hour(gpu, every, held):
 
 def test_different_signals_do_not_count_together(gpu):
     gpu.see(HUNG, GOOD, GOOD, GOOD)
-    gpu.see(Sample(fault="reset-required"), GOOD, GOOD, GOOD)
+    gpu.see(Sample(fault=Fault.RESET_REQUIRED), GOOD, GOOD, GOOD)
     gpu.see(Sample(recovery_action=1), *[Sample(recovery_action=0)] * 3)
     gpu.see(HUNG, GOOD, GOOD, GOOD)
     assert gpu.reason == ""

@@ -3,13 +3,13 @@ import pytest
 from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.observation import Observation, Sample, XidEvent
+from gpu_plugin.health.observation import Fault, Observation, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from tests.unit.health.watching import Watched
 
 OK, DEGRADED, FATAL = Verdict.OK, Verdict.DEGRADED, Verdict.FATAL
 H200 = Facts(Thresholds(shutdown=95, slowdown=89, memory_max=95), Thresholds(shutdown=-8, slowdown=-2))
-LOST = Sample(fault="lost", detail="the GPU is lost")
+LOST = Sample(fault=Fault.LOST, detail="the GPU is lost")
 
 
 def warm(facts: Facts = H200) -> Watched:

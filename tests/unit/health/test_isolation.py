@@ -10,7 +10,7 @@ from gpu_plugin.config.sharing import MPS, TIME_SLICING, SharedResource
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.health.facts import facts
 from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.observation import DriverEvent, Observation, Order, Sample, XidEvent
+from gpu_plugin.health.observation import DriverEvent, Fault, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import policy
 from gpu_plugin.inventory import Inventory, offer
 from gpu_plugin.snapshot import SnapshotStore
@@ -21,7 +21,7 @@ SETTINGS = resolve({}, {})
 TIMEOUT, BUS, UNCONTAINED, PAGE_FAULT = 46, 79, 95, 31
 """Xids: fatal to what it hits, fatal to the whole GPU by its nature (two of them), an application's own."""
 
-LOST = Sample(fault="lost", detail="the GPU is lost")
+LOST = Sample(fault=Fault.LOST, detail="the GPU is lost")
 
 
 class Plugin:

@@ -9,7 +9,16 @@ from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import CLEAN_SAMPLES, LatchKey, Proof, Verdict
 from gpu_plugin.health.ledger import HealthLedger, Transition
-from gpu_plugin.health.observation import ApplicationError, Deaf, DriverEvent, Observation, Order, Sample, XidEvent
+from gpu_plugin.health.observation import (
+    ApplicationError,
+    DriverEvent,
+    EventDelivery,
+    Fault,
+    Observation,
+    Order,
+    Sample,
+    XidEvent,
+)
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signals import SIGNALS
 from tests.unit.health.ledgers import (
@@ -65,7 +74,7 @@ def test_a_gpu_is_healthy_until_there_is_evidence():
 
 
 @pytest.mark.parametrize(
-    "seen", [GOOD, XidEvent(79), DriverEvent(0x800), Deaf("x"), Order("cordon"), ApplicationError(31), LOST]
+    "seen", [GOOD, XidEvent(79), DriverEvent(0x800), EventDelivery("x"), Order("cordon"), ApplicationError(31), LOST]
 )
 def test_a_gpu_that_is_not_watched_is_never_heard_of(seen):
     fresh = ledger(A)
@@ -95,7 +104,7 @@ def name(xid: int) -> str:
 
 def test_a_fault_that_the_driver_has_no_words_for_still_has_a_reason():
     one = ledger()
-    hear(one, Sample(fault="lost"))
+    hear(one, Sample(fault=Fault.LOST))
     assert one.reason(A) == "lost"
 
 
@@ -368,7 +377,7 @@ def test_an_event_after_an_operator_vouched_counts():
 
 
 @pytest.mark.parametrize(
-    "seen", [LOST, HUNG, RESET_REQUIRED, Sample(fault="driver"), Order("cordon"), Order("release")]
+    "seen", [LOST, HUNG, RESET_REQUIRED, Sample(fault=Fault.DRIVER), Order("cordon"), Order("release")]
 )
 def test_no_word_of_an_operator_helps_a_gpu_that_cannot_be_served_or_is_kept_back(seen):
     one = ledger()
@@ -481,7 +490,7 @@ def faulty() -> HealthLedger:
     one = ledger()
     hear(one, Sample(temperature=95, energy=7_000), Sample(temperature=95, energy=7_100), XidEvent(48), LOST, HUNG)
     hear(one, DriverEvent(0x400), Order("cordon"), Order("release"), RESET_REQUIRED, *[ERROR] * 4, XidEvent(31))
-    hear(one, *[Sample(fault="vanished")] * 2, Sample(fault="driver"), Deaf("no answer"))
+    hear(one, *[Sample(fault=Fault.VANISHED)] * 2, Sample(fault=Fault.DRIVER), EventDelivery("no answer"))
     hear(one, HUNG, uuid=B)
     return one
 

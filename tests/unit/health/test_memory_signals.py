@@ -4,12 +4,12 @@ import pytest
 
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.observation import Observation, Sample, XidEvent
+from gpu_plugin.health.observation import Fault, Observation, Sample, XidEvent
 from tests.unit.health.watching import GPU, Watched
 
 OK, DEGRADED, FATAL = Verdict.OK, Verdict.DEGRADED, Verdict.FATAL
-ERROR = Sample(fault="error", detail="Unknown Error")
-HUNG = Sample(fault="hung", detail="no answer for 30 s")
+ERROR = Sample(fault=Fault.ERROR, detail="Unknown Error")
+HUNG = Sample(fault=Fault.HUNG, detail="no answer for 30 s")
 SAYS, CONTAINS = Facts(says_action=True), Facts(contains_errors=True)
 BOTH, NEITHER = Facts(says_action=True, contains_errors=True), Facts()
 
@@ -312,7 +312,8 @@ def test_a_reset_proves_nothing_for_other_signals_while_the_part_is_condemned(si
     gpu = Watched("lost", NEITHER)
     bad, good = (*flags(signal, True), *flags(signal, flag))
     assert (
-        gpu.see(replace(bad, energy=500), Sample(fault="lost"), *(replace(good, energy=at) for at in range(9))) is FATAL
+        gpu.see(replace(bad, energy=500), Sample(fault=Fault.LOST), *(replace(good, energy=at) for at in range(9)))
+        is FATAL
     )
     assert gpu.vouch() is FATAL
     assert gpu.see(*(replace(good, energy=at) for at in (9, 10, 11))) is OK

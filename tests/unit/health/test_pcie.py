@@ -3,12 +3,12 @@
 import pytest
 
 from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.observation import Sample
+from gpu_plugin.health.observation import Fault, Sample
 from tests.unit.health.looked_at import LookedAt
 from tests.unit.health.watching import GPU
 
 OK, DEGRADED, FATAL = Verdict.OK, Verdict.DEGRADED, Verdict.FATAL
-UNREAD, LOST = Sample(), Sample(fault="lost", detail="the GPU is lost")
+UNREAD, LOST = Sample(), Sample(fault=Fault.LOST, detail="the GPU is lost")
 
 
 def lanes(width: int | None, most: int | None = 16) -> Sample:

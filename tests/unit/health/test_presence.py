@@ -3,16 +3,16 @@
 import pytest
 
 from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.observation import Deaf, DriverEvent, Sample, XidEvent
+from gpu_plugin.health.observation import DriverEvent, EventDelivery, Fault, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from tests.unit.health.looked_at import LookedAt
 from tests.unit.health.watching import GPU
 
 OK, DEGRADED, FATAL = Verdict.OK, Verdict.DEGRADED, Verdict.FATAL
 GOOD = Sample()
-GONE = Sample(fault="vanished", detail="no driver is bound to it")
-UNLOADED = Sample(fault="driver", detail="the driver is not loaded")
-OTHERS = [Sample(fault=fault, detail=fault) for fault in ("lost", "reset-required", "hung", "error")]
+GONE = Sample(fault=Fault.VANISHED, detail="no driver is bound to it")
+UNLOADED = Sample(fault=Fault.DRIVER, detail="the driver is not loaded")
+OTHERS = [Sample(fault=fault, detail=fault) for fault in (Fault.LOST, Fault.RESET_REQUIRED, Fault.HUNG, Fault.ERROR)]
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_a_gpu_has_vanished_at_the_second_look(gone):
 
 
 def test_a_gpu_that_vanished_without_words_has_a_reason(gone):
-    gone.see(*[Sample(fault="vanished")] * 2)
+    gone.see(*[Sample(fault=Fault.VANISHED)] * 2)
     assert gone.detail == "the driver does not find the GPU any more"
     assert gone.ledger.reason(GPU) == gone.detail
 
@@ -63,7 +63,7 @@ def test_a_driver_that_is_not_there_counts_at_once(unloaded):
 def test_the_newest_words_on_a_driver_are_kept_with_the_first_time(unloaded):
     unloaded.see(UNLOADED)
     since = unloaded.latch.since
-    unloaded.see(Sample(fault="driver", detail="the driver is another version than its library"))
+    unloaded.see(Sample(fault=Fault.DRIVER, detail="the driver is another version than its library"))
     assert (unloaded.detail, unloaded.latch.since) == ("the driver is another version than its library", since)
 
 
@@ -102,7 +102,7 @@ def test_a_restart_changes_nothing(signal, fault):
 
 # events
 
-DEAF = Deaf("Unknown Error")
+DEAF = EventDelivery("Unknown Error")
 
 
 @pytest.fixture
@@ -120,13 +120,13 @@ def test_a_wait_that_keeps_failing_degrades_and_no_more(events):
 def test_the_newest_reason_is_kept_with_the_first_time(events):
     events.see(DEAF)
     since = events.latch.since
-    events.see(Deaf("GPU is lost"))
+    events.see(EventDelivery("GPU is lost"))
     assert events.detail.endswith("GPU is lost")
     assert events.latch.since == since
 
 
 def test_a_wait_that_works_again_ends_it(events):
-    assert events.told(DEAF, Deaf()) == [DEGRADED, OK]
+    assert events.told(DEAF, EventDelivery()) == [DEGRADED, OK]
     assert events.remembered is None
 
 
@@ -136,7 +136,7 @@ def test_an_event_that_came_ends_it(events, event):
 
 
 def test_a_wait_that_works_is_nothing_to_remember(events):
-    assert events.see(Deaf(), XidEvent(31)) is OK
+    assert events.see(EventDelivery(), XidEvent(31)) is OK
     assert events.remembered is None
 
 
@@ -145,16 +145,16 @@ def test_looks_say_nothing_of_events(events):
 
 
 def test_it_comes_and_goes_with_the_wait(events):
-    assert events.told(DEAF, Deaf(), DEAF, Deaf()) == [DEGRADED, OK, DEGRADED, OK]
+    assert events.told(DEAF, EventDelivery(), DEAF, EventDelivery()) == [DEGRADED, OK, DEGRADED, OK]
 
 
 def test_a_restart_stays_deaf_until_the_wait_works(events):
     events.see(DEAF)
     assert events.restart() is DEGRADED
-    assert events.told(GOOD, Deaf()) == [DEGRADED, OK]
+    assert events.told(GOOD, EventDelivery()) == [DEGRADED, OK]
 
 
-UNSEEN = Sample(fault="unseen", detail="no good look at it yet")
+UNSEEN = Sample(fault=Fault.UNSEEN, detail="no good look at it yet")
 
 
 @pytest.mark.parametrize("fault", [GONE, UNLOADED, *OTHERS])

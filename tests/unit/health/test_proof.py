@@ -5,7 +5,7 @@ import pytest
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, LatchKey, Marks, Proof, Verdict
-from gpu_plugin.health.observation import Deaf, DriverEvent, Observation, Order, Sample, XidEvent
+from gpu_plugin.health.observation import DriverEvent, EventDelivery, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.proof import after_recovery
 from tests.unit.health.ledgers import ERROR, HUNG, LOST, RESET_REQUIRED, energies
@@ -99,7 +99,7 @@ def test_an_action_of_none_and_one_that_nobody_says_are_both_clean():
     assert look(OPEN[Proof.RESET], Sample(energy=1), Sample(recovery_action=0), Sample(recovery_action=None)) is None
 
 
-@pytest.mark.parametrize("other", [XidEvent(31), DriverEvent(0x8), Deaf("x"), Order("resume")])
+@pytest.mark.parametrize("other", [XidEvent(31), DriverEvent(0x8), EventDelivery("x"), Order("resume")])
 def test_what_is_no_look_neither_proves_nor_disproves(other):
     held = look(OPEN[Proof.RESET], *energies(10, 20))
     assert held is not None

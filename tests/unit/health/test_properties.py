@@ -9,8 +9,8 @@ from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, LatchKey, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import (
     ApplicationError,
-    Deaf,
     DriverEvent,
+    EventDelivery,
     Fabric,
     Observation,
     Order,
@@ -74,7 +74,7 @@ others = st.one_of(
     st.builds(
         ApplicationError, st.sampled_from([13, 31, 48]), st.none() | st.sampled_from([frozenset("a"), frozenset("b")])
     ),
-    st.builds(Deaf, st.sampled_from(["", "no answer"])),
+    st.builds(EventDelivery, st.sampled_from(["", "no answer"])),
     st.builds(Order, st.sampled_from(["cordon", "uncordon", "release", "resume"])),
 )
 observations = st.one_of(looks, looks, looks, xids, others)
@@ -213,7 +213,7 @@ def test_what_hits_one_slice_never_reaches_another_nor_the_gpu(story, hits):
     """An event of any slice shows that events reach us: whether they do is left out."""
     assert not any(map(GUARDED.xids.whole_gpu, hits))
     without, with_, now = divided(), divided(), BEGIN
-    for at, (seen, pause) in enumerate(one for one in story if not isinstance(one[0], Deaf)):
+    for at, (seen, pause) in enumerate(one for one in story if not isinstance(one[0], EventDelivery)):
         now += pause
         without.observe(A, seen, now)
         with_.observe(A, seen, now)
@@ -304,5 +304,5 @@ def test_every_gpu_comes_back_from_a_boot_once_it_reads_well(story):
         pcie_fatal_errors=0,
         binding=7,
     )
-    play(one, [(Order("uncordon"), 0.0), (Order("resume"), 0.0), (Deaf(), 0.0), *[(good, 700.0)] * 130], now)
+    play(one, [(Order("uncordon"), 0.0), (Order("resume"), 0.0), (EventDelivery(), 0.0), *[(good, 700.0)] * 130], now)
     assert verdicts(one) == {}

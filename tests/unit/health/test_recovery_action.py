@@ -4,14 +4,14 @@ import pytest
 
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.observation import Sample, XidEvent
+from gpu_plugin.health.observation import Fault, Sample, XidEvent
 from tests.unit.health.looked_at import LookedAt
 from tests.unit.health.shipped import shipped
 from tests.unit.health.watching import GPU, Watched
 
 OK, DEGRADED, FATAL = Verdict.OK, Verdict.DEGRADED, Verdict.FATAL
 RESET, REBOOT, DRAIN, IMEX = 1, 2, 3, 5
-NONE, UNSAID, LOST = Sample(recovery_action=0), Sample(), Sample(fault="lost", detail="the GPU is lost")
+NONE, UNSAID, LOST = Sample(recovery_action=0), Sample(), Sample(fault=Fault.LOST, detail="the GPU is lost")
 
 
 def asks(*actions: int) -> list[Sample]:
@@ -74,7 +74,7 @@ def test_a_wish_in_between_begins_the_count_anew(gpu):
     assert gpu.see(NONE) is OK
 
 
-@pytest.mark.parametrize("unread", [UNSAID, LOST, Sample(fault="hung", detail="no answer for 30 s")])
+@pytest.mark.parametrize("unread", [UNSAID, LOST, Sample(fault=Fault.HUNG, detail="no answer for 30 s")])
 def test_what_cannot_be_read_proves_nothing(gpu, unread):
     gpu.see(*asks(1))
     assert gpu.see(*[unread] * 20) is FATAL

@@ -9,14 +9,14 @@ from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Latch, LatchKey, Marks, Proof, Verdict
-from gpu_plugin.health.observation import Deaf, DriverEvent, Observation, Order, Sample, XidEvent
+from gpu_plugin.health.observation import DriverEvent, EventDelivery, Fault, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signals import OPERATORS, SEVERAL, SIGNALS
 from tests.unit.health.ledgers import ERROR, GUARDED, H200, HUNG, LOST, RESET_REQUIRED, energies
 
 OK, DEGRADED, FATAL = Verdict.OK, Verdict.DEGRADED, Verdict.FATAL
 KNOWN = Marks(energy=5_000)
-VANISHED, DRIVER = Sample(fault="vanished"), Sample(fault="driver")
+VANISHED, DRIVER = Sample(fault=Fault.VANISHED), Sample(fault=Fault.DRIVER)
 GOOD = Sample(temperature=40)
 CORDON, UNCORDON, RELEASE, RESUME = (Order(verb) for verb in ("cordon", "uncordon", "release", "resume"))
 
@@ -72,7 +72,7 @@ def test_nothing_else_is_hung(seen):
         ([ERROR] * 20, False),
         ([LOST] * 20, False),
         ([GOOD, HUNG] * 20, False),
-        ([GOOD, XidEvent(31), Deaf("x"), GOOD, GOOD], True),
+        ([GOOD, XidEvent(31), EventDelivery("x"), GOOD, GOOD], True),
     ],
 )
 def test_three_answers_in_a_row_end_a_hang_and_errors_are_no_answers(seen, closed):
@@ -131,10 +131,10 @@ def test_five_answers_in_a_row_end_it(opening, seen, closed):
 
 
 def test_it_says_what_the_driver_said_when_it_became_as_bad_as_it_is():
-    degraded = run("unanswered", [ERROR, ERROR, Sample(fault="error", detail="third"), ERROR])
+    degraded = run("unanswered", [ERROR, ERROR, Sample(fault=Fault.ERROR, detail="third"), ERROR])
     assert degraded is not None
     assert (degraded.detail, degraded.since) == ("third", 1_002.0)
-    fatal = run("unanswered", [*[ERROR] * 9, Sample(fault="error", detail="tenth"), ERROR])
+    fatal = run("unanswered", [*[ERROR] * 9, Sample(fault=Fault.ERROR, detail="tenth"), ERROR])
     assert fatal is not None
     assert (fatal.detail, fatal.since) == ("tenth", 1_002.0)
 
@@ -265,7 +265,7 @@ def test_a_lost_gpu_is_found_by_a_reset_and_three_answers(seen, closed):
     assert (run("lost", [LOST, *seen]) is None) is closed
 
 
-def bound(binding: int, fault: str = "") -> Sample:
+def bound(binding: int, fault: Fault = Fault.NONE) -> Sample:
     return Sample(binding=binding, fault=fault)
 
 
@@ -275,17 +275,17 @@ def bound(binding: int, fault: str = "") -> Sample:
         ([bound(1)] * 20, False),
         ([bound(2)] * 2, False),
         ([bound(2)] * 3, True),
-        ([bound(2, "lost"), *[bound(2)] * 3], True),  # through a handle of before
-        ([bound(2), bound(2), bound(2, "lost"), *[bound(2)] * 20], False),
+        ([bound(2, Fault.LOST), *[bound(2)] * 3], True),  # through a handle of before
+        ([bound(2), bound(2), bound(2, Fault.LOST), *[bound(2)] * 20], False),
     ],
 )
 def test_a_lost_gpu_is_found_when_it_is_enumerated_anew(seen, closed):
-    assert (run("lost", [bound(1, "lost"), *seen], marks=Marks(binding=1)) is None) is closed
-    assert (run("lost", [bound(1, "lost"), *seen], marks=Marks()) is None) is closed
+    assert (run("lost", [bound(1, Fault.LOST), *seen], marks=Marks(binding=1)) is None) is closed
+    assert (run("lost", [bound(1, Fault.LOST), *seen], marks=Marks()) is None) is closed
 
 
 def test_a_gpu_rebound_before_anyone_saw_that_it_was_lost_is_found_all_the_same():
-    assert run("lost", [bound(2, "lost"), *[bound(2)] * 3], marks=Marks(binding=1)) is None
+    assert run("lost", [bound(2, Fault.LOST), *[bound(2)] * 3], marks=Marks(binding=1)) is None
 
 
 def test_a_lost_gpu_of_which_nothing_was_known_proves_itself_by_three_answers():

@@ -6,7 +6,7 @@ import pytest
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Latch, LatchKey, Proof, Verdict
 from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.observation import Observation, Sample, XidEvent
+from gpu_plugin.health.observation import Fault, Observation, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.sources.xid_table import shipped_table
 from tests.unit.health.shipped import SHIPPED, shipped
@@ -26,7 +26,7 @@ ANSWERS = {"no field 230": (None, None), "the driver asks for nothing": (0, 0), 
 answers = pytest.mark.parametrize(("before", "after"), ANSWERS.values(), ids=ANSWERS)
 
 
-def look(action: int | None = None, energy: int = BEFORE, binding: int = BOUND, fault: str = "") -> Sample:
+def look(action: int | None = None, energy: int = BEFORE, binding: int = BOUND, fault: Fault = Fault.NONE) -> Sample:
     return Sample(energy=energy, binding=binding, recovery_action=action, fault=fault)
 
 
@@ -102,7 +102,7 @@ def test_silence_closes_nothing(xid):
     assert verdict is not OK
     gpu.now += 30 * DAY
     assert gpu.verdict is verdict
-    assert gpu.see(*[look(fault="error")] * 20, every=HOUR) is verdict
+    assert gpu.see(*[look(fault=Fault.ERROR)] * 20, every=HOUR) is verdict
 
 
 @pytest.mark.parametrize("xid", [31, 92, 48])
@@ -147,7 +147,7 @@ def test_a_fatal_xid_is_lowered_once_the_driver_said_three_times_that_it_asks_fo
 def test_looks_that_fail_do_not_count_as_the_drivers_word():
     gpu = watched(48, 0)
     gpu.see(XidEvent(48))
-    assert gpu.see(look(0), look(0), look(fault="error"), look(0), look(0)) is FATAL
+    assert gpu.see(look(0), look(0), look(fault=Fault.ERROR), look(0), look(0)) is FATAL
     assert gpu.see(look(0)) is DEGRADED
 
 
@@ -155,7 +155,7 @@ def test_what_was_lowered_stays_so_and_is_fatal_again_with_the_next_one():
     gpu = watched(48, 0)
     gpu.see(XidEvent(48), look(0), look(0), look(0))
     assert gpu.latch.detail == "Xid 48 (double-bit ECC error), after which the driver asks for no recovery"
-    assert gpu.see(look(fault="error"), look(0), look(fault="error")) is DEGRADED
+    assert gpu.see(look(fault=Fault.ERROR), look(0), look(fault=Fault.ERROR)) is DEGRADED
     assert gpu.see(XidEvent(48)) is FATAL
     assert gpu.latch.detail == "Xid 48 (double-bit ECC error)"
     assert gpu.latch.since == 1_005.0
@@ -414,7 +414,7 @@ def test_an_applications_xid_is_the_same_latch_for_a_second():
 
 
 def test_other_observations_leave_an_xid_alone():
-    seen: list[Observation] = [look(), look(fault="lost"), look(fault="hung"), look(fault="error")]
+    seen: list[Observation] = [look(), look(fault=Fault.LOST), look(fault=Fault.HUNG), look(fault=Fault.ERROR)]
     assert watched(48).see(*seen) is OK
 
 

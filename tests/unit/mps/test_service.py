@@ -12,10 +12,10 @@ import pytest
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import MPS, SharedResource
+from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.mps import directories, service
 from gpu_plugin.mps.readiness import ready
 from gpu_plugin.mps.service import UNCHANGEABLE, MpsService
-from gpu_plugin.nvml.port import Return
 from gpu_plugin.simulation import mps_control
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.host import SimulatedHost

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 
 from gpu_plugin.config.sharing import MpsLimits
+from gpu_plugin.devices.nvml_h import ComputeMode, Return
 from gpu_plugin.mps.compute_modes import FILE
 from gpu_plugin.mps.control_daemon import ControlDaemon
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.leftovers import VARIABLE, mark
 from gpu_plugin.mps.readiness import READY, Mark, lock, ready
-from gpu_plugin.nvml.port import ComputeMode, Return
 from gpu_plugin.simulation import mps_control
 from gpu_plugin.state import StateDirectory
 

@@ -5,8 +5,9 @@ import threading
 import anyio
 import pytest
 
+from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.calls import DriverCalls, DriverSession
-from gpu_plugin.nvml.port import NvmlError, Return
+from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode

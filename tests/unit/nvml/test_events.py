@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import anyio
 import pytest
 
+from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.nvml import events
 from gpu_plugin.nvml.events import EventWaiter, Setbacks, register
-from gpu_plugin.nvml.port import Event, EventSet, EventType, Handle, NvmlError, Return
+from gpu_plugin.nvml.port import Event, EventSet, Handle, NvmlError
 
 SET = EventSet(7)
 GPU = Handle(0x1000)

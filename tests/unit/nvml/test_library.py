@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
+from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.library import SONAME, Calls, load, unload
-from gpu_plugin.nvml.port import NvmlError, Return
+from gpu_plugin.nvml.port import NvmlError
 
 GOOD = b"a library"
 

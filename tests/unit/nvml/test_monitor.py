@@ -5,9 +5,10 @@ import anyio
 import pytest
 
 from gpu_plugin.devices.node import Gpu, Link
-from gpu_plugin.health.observation import Sample, XidEvent
+from gpu_plugin.devices.nvml_h import EventType, Return
+from gpu_plugin.health.observation import Fault, Sample, XidEvent
 from gpu_plugin.nvml import monitor, subscription
-from gpu_plugin.nvml.port import Event, EventType, Handle, NvmlError, Return
+from gpu_plugin.nvml.port import Event, Handle, NvmlError
 from gpu_plugin.nvml.watched import PLACEHOLDER
 from gpu_plugin.simulation.driver import SimulatedDriver
 
@@ -206,7 +207,7 @@ async def test_a_gpu_that_answers_for_another_is_not_taken_for_two():
     bench.driver.handle_by_index = lambda index: real(4 if index == 3 else index)
     async with bench.running():
         await bench.until(
-            lambda: (f"{PLACEHOLDER}3", Sample(fault="error", detail="another GPU answers for it")) in bench.seen
+            lambda: (f"{PLACEHOLDER}3", Sample(fault=Fault.ERROR, detail="another GPU answers for it")) in bench.seen
         )
     assert len(bench.nodes) == 1
 
@@ -452,7 +453,7 @@ async def test_an_odd_exception_of_a_look_is_an_error():
         await bench.until(lambda: bench.seen)
         bench.driver.temperature = real
         await bench.until(lambda: bench.faults(0)[-1] == "")
-    assert bench.samples(0)[0].fault == "error"
+    assert bench.samples(0)[0].fault is Fault.ERROR
     assert "ZeroDivisionError" in bench.samples(0)[0].detail
 
 

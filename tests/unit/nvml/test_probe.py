@@ -4,8 +4,9 @@ import pynvml
 import pytest
 
 from gpu_plugin.devices.node import Thresholds
+from gpu_plugin.devices.nvml_h import Return, Threshold
 from gpu_plugin.nvml import probe
-from gpu_plugin.nvml.port import NvmlError, Return, Threshold
+from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation import profile
 
 from .machine import Machine

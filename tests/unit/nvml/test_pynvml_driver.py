@@ -6,21 +6,12 @@ import threading
 import pynvml
 import pytest
 
+from gpu_plugin.devices.nvml_h import ALL_INSTANCES, MAX_NVLINKS, Return, Threshold
 from gpu_plugin.health.observation import Fabric
 from gpu_plugin.nvml import library as loader
 from gpu_plugin.nvml import port
 from gpu_plugin.nvml.driver import PynvmlDriver
-from gpu_plugin.nvml.port import (
-    Event,
-    EventSet,
-    Handle,
-    MigAttributes,
-    NvmlError,
-    PcieLink,
-    RemappedRows,
-    Return,
-    Threshold,
-)
+from gpu_plugin.nvml.port import Event, EventSet, Handle, MigAttributes, NvmlError, PcieLink, RemappedRows
 
 from .fake_library import EVENTS, FIRST, MIG, SECOND, STRUCTURES, FakeLibrary, Margin, Unrepairable
 
@@ -330,7 +321,7 @@ def test_the_device_of_an_event_is_the_handle_of_its_gpu(driver, library):
     handles = [driver.handle_by_index(index) for index in range(2)]
     event = driver.wait(driver.event_set(), 10)
     assert handles.index(event.handle) == 1
-    assert event == Event(handles[1], 8, 79, port.ALL_INSTANCES, port.ALL_INSTANCES)
+    assert event == Event(handles[1], 8, 79, ALL_INSTANCES, ALL_INSTANCES)
     library.event = (FIRST, 0x4000, 0xFFFF_FFFF_FFFF, 3, 1)
     assert driver.wait(E, 10) == Event(handles[0], 0x4000, 0xFFFF_FFFF_FFFF, 3, 1)
 
@@ -407,7 +398,7 @@ def test_there_are_as_many_links_as_the_driver_knows(driver, library):
     library.active_links[5] = 0
     assert driver.nvlink_states(H) == (*[True] * 5, False, *[True] * 12)
     library.active_links = dict.fromkeys(range(100), 1)
-    assert len(driver.nvlink_states(H)) == port.MAX_NVLINKS
+    assert len(driver.nvlink_states(H)) == MAX_NVLINKS
 
 
 @pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND, Return.GPU_IS_LOST, Return.UNKNOWN])

@@ -7,9 +7,10 @@ import anyio
 import pytest
 
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.observation import Sample, XidEvent
+from gpu_plugin.devices.nvml_h import EventType, Return
+from gpu_plugin.health.observation import Fault, Sample, XidEvent
 from gpu_plugin.nvml import monitor, subscription
-from gpu_plugin.nvml.port import EventType, NvmlError, Return
+from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.nvml.release import Released, ReleaseError
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
@@ -217,7 +218,7 @@ async def test_another_card_in_the_place_of_one_is_not_taken_for_it():
         await bench.until(lambda: [seen for uuid, seen in bench.seen if uuid == "GPU-that-was-there"])
         (seen, *_) = [seen for uuid, seen in bench.seen if uuid == "GPU-that-was-there"]
         assert isinstance(seen, Sample)
-        assert seen.fault == "vanished"
+        assert seen.fault is Fault.VANISHED
         await bench.monitor.resume(None)
         await bench.rounds()
     assert set(bench.uuids) < {gpu.uuid for gpu in bench.monitor.node.gpus}

@@ -5,8 +5,9 @@ from itertools import pairwise
 
 import pytest
 
+from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.nvml import monitor
-from gpu_plugin.nvml.port import EventType, NvmlError, Return
+from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation import faults
 
 from .monitored import FOREVER, NEVER, Bench

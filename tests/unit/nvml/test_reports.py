@@ -4,9 +4,10 @@ import threading
 
 import pytest
 
-from gpu_plugin.health.observation import Deaf, DriverEvent, Sample, XidEvent
+from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, Return
+from gpu_plugin.health.observation import DriverEvent, EventDelivery, Sample, XidEvent
 from gpu_plugin.nvml import monitor, reports
-from gpu_plugin.nvml.port import ALL_INSTANCES, Event, EventType, Handle, NvmlError, Return
+from gpu_plugin.nvml.port import Event, Handle, NvmlError
 from gpu_plugin.simulation.driver import SimulatedDriver
 
 from .monitored import LONG, NEVER, Bench
@@ -233,9 +234,12 @@ async def test_every_gpu_is_told_that_nothing_is_heard_and_that_it_is_again():
     async with bench.running():
         await bench.until(lambda: bench.driver.calls["wait"])
         bench.node.refuse("wait", Return.UNKNOWN, times=3)
-        await bench.until(lambda: Deaf() in bench.of(7) and len(told(bench)) == 16)
+        await bench.until(lambda: EventDelivery() in bench.of(7) and len(told(bench)) == 16)
     why = "nvmlEventSetWait_v2: unknown (999)"
-    assert told(bench) == [*[(gpu, Deaf(why)) for gpu in range(8)], *[(gpu, Deaf()) for gpu in range(8)]]
+    assert told(bench) == [
+        *[(gpu, EventDelivery(why)) for gpu in range(8)],
+        *[(gpu, EventDelivery()) for gpu in range(8)],
+    ]
 
 
 class Stuck(SimulatedDriver):
@@ -257,11 +261,11 @@ async def test_a_wait_that_does_not_come_back_makes_deaf_too():
     async with bench.running():
         await bench.rounds()
         bench.driver.holding = True
-        await bench.until(lambda: any(isinstance(seen, Deaf) and seen.why for _, seen in told(bench)))
+        await bench.until(lambda: any(isinstance(seen, EventDelivery) and seen.trouble for _, seen in told(bench)))
         bench.driver.holding = False
         bench.driver.free.set()
-        await bench.until(lambda: bench.of(7).count(Deaf()) == 1)
-    assert [seen.why for gpu, seen in told(bench) if gpu == 0] == [
+        await bench.until(lambda: bench.of(7).count(EventDelivery()) == 1)
+    assert [seen.trouble for gpu, seen in told(bench) if gpu == 0] == [
         "the call that waits for them does not come back",
         "",
     ]

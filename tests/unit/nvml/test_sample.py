@@ -4,17 +4,18 @@ from typing import Any
 import pynvml
 import pytest
 
-from gpu_plugin.health.observation import Fabric, Sample
+from gpu_plugin.devices.nvml_h import UNSUPPORTED, Return
+from gpu_plugin.health.observation import Fabric, Fault, Sample
 from gpu_plugin.nvml import probe
 from gpu_plugin.nvml import sample as sampling
-from gpu_plugin.nvml.port import UNSUPPORTED, Handle, NvmlError, PcieLink, RemappedRows, Return
+from gpu_plugin.nvml.port import Handle, NvmlError, PcieLink, RemappedRows
 from gpu_plugin.nvml.sample import SAMPLED_FIELDS, fault, look, sample
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
 
-FIELDS = {field.name for field in dataclasses.fields(Sample)} - {"fault", "detail", "binding"}
+FIELDS = {field.name for field in dataclasses.fields(Sample)} - {"fault", "detail", "binding", "counting", "asked"}
 """What of a sample the driver is asked for."""
 
 CALLS = {
@@ -233,7 +234,7 @@ def test_an_unknown_error_is_the_gpus_where_every_gpu_answers_and_the_questions_
     seen, unsupported = sample(part, HANDLE, binding=5)
     assert unsupported == frozenset()
     if call in ("temperature", "total_energy"):
-        assert seen == Sample(fault="error", detail=seen.detail, binding=5)
+        assert seen == Sample(fault=Fault.ERROR, detail=seen.detail, binding=5)
         assert f"nvml_{call}: " in seen.detail
     else:
         assert seen == without(CALLS[call])
@@ -261,7 +262,7 @@ def test_fields_that_are_all_refused_are_no_answer(part):
     part.refusals = dict.fromkeys(CALLS, Return.TIMEOUT)
     del part.refusals["field_values"]
     part.fields = {}
-    assert sample(part, HANDLE)[0].fault == "error"
+    assert sample(part, HANDLE)[0].fault is Fault.ERROR
     part.fields = {230: 0}
     assert sample(part, HANDLE)[0] == Sample(recovery_action=0)
 
@@ -276,9 +277,9 @@ def test_a_sum_that_lacks_a_part_is_no_smaller_number(part, name, numbers):
 
 def test_any_refusal_can_be_made_a_fault():
     error = NvmlError(Return.GPU_IS_LOST, "nvmlDeviceGetHandleByUUID")
-    assert fault(error) == Sample(fault="lost", detail=f"the GPU is lost ({error})")
-    assert fault(NvmlError(Return.NOT_FOUND, "nvmlDeviceGetHandleByUUID")).fault == "vanished"
-    assert fault(NvmlError(Return.TIMEOUT, "nvmlDeviceGetHandleByUUID")).fault == "error"
+    assert fault(error) == Sample(fault=Fault.LOST, detail=f"the GPU is lost ({error})")
+    assert fault(NvmlError(Return.NOT_FOUND, "nvmlDeviceGetHandleByUUID")).fault is Fault.VANISHED
+    assert fault(NvmlError(Return.TIMEOUT, "nvmlDeviceGetHandleByUUID")).fault is Fault.ERROR
 
 
 # What is learnt

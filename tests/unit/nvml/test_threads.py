@@ -7,7 +7,8 @@ import threading
 import anyio
 import pytest
 
-from gpu_plugin.nvml.port import NvmlError, Return
+from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.threads import DaemonThreads, begin
 
 from .conftest import driver_threads

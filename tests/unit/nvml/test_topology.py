@@ -5,9 +5,10 @@ import pynvml
 import pytest
 
 from gpu_plugin.devices.node import Link
+from gpu_plugin.devices.nvml_h import Return, TopologyLevel
 from gpu_plugin.health.observation import Fabric
 from gpu_plugin.nvml import topology
-from gpu_plugin.nvml.port import NvmlError, Return, TopologyLevel
+from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.nvml.topology import Ends, LinkReading, clique, link_between, numa_distance, pcie_relation
 from gpu_plugin.simulation import profile
 

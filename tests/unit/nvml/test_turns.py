@@ -6,10 +6,11 @@ import math
 import anyio
 import pytest
 
+from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml import monitor as monitor_module
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.monitor import MANY, longest_turn
-from gpu_plugin.nvml.port import NvmlError, Return
+from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.threads import Job
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.health.observation import XidEvent
 from gpu_plugin.nvml import monitor
-from gpu_plugin.nvml.port import EventType, Return
 from gpu_plugin.nvml.watched import PLACEHOLDER
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.host import SimulatedHost

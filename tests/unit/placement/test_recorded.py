@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_plugin.devices.nvml_h import TopologyLevel
 from gpu_plugin.nvml import probe, topology
-from gpu_plugin.nvml.port import TopologyLevel
 from gpu_plugin.simulation import faults, profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode

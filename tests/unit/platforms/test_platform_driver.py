@@ -5,9 +5,10 @@ import anyio
 import pytest
 
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.devices.nvml_h import Return, Threshold
 from gpu_plugin.hardware import hardware_for
 from gpu_plugin.nvml.monitor import Monitor
-from gpu_plugin.nvml.port import Driver, NvmlError, Return, Threshold
+from gpu_plugin.nvml.port import Driver, NvmlError
 from gpu_plugin.platforms import driver as driver_module
 from gpu_plugin.platforms.driver import PlatformDriver
 from gpu_plugin.simulation.driver import SimulatedDriver

@@ -6,7 +6,8 @@ import threading
 import pytest
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.nvml.port import EventType, NvmlError, Return
+from gpu_plugin.devices.nvml_h import EventType, Return
+from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation import faults, profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import STATE_FILE, SimulatedNode

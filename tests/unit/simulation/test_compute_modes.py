@@ -2,7 +2,8 @@ import threading
 
 import pytest
 
-from gpu_plugin.nvml.port import ComputeMode, NvmlError, Return
+from gpu_plugin.devices.nvml_h import ComputeMode, Return
+from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation.compute_modes import STATE_FILE, SimulatedComputeModes
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode

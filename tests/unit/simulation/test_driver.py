@@ -5,16 +5,17 @@ import time
 
 import pytest
 
+from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, Return, Threshold, TopologyLevel
 from gpu_plugin.health.observation import Fabric
 from gpu_plugin.nvml import port
-from gpu_plugin.nvml.port import NvmlError, Return, Threshold
+from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.calls import NVML_FUNCTIONS
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import STATE_FILE, SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
 
-XID = port.EventType.XID_CRITICAL
+XID = EventType.XID_CRITICAL
 
 
 class Clock:
@@ -139,7 +140,7 @@ def test_the_h200_answers_as_recorded():
         assert code(call, gpu) == Return.NOT_SUPPORTED
     assert code(driver.nvlink_remote_bus_id, gpu, 0) == Return.NOT_SUPPORTED
     assert code(driver.nvlink_to_switch, gpu, 0) == Return.NOT_SUPPORTED
-    assert driver.common_ancestor(gpu, gpu) == port.TopologyLevel.INTERNAL
+    assert driver.common_ancestor(gpu, gpu) == TopologyLevel.INTERNAL
     host = SimulatedHost(make_node("h200"))
     assert host.numa_node("00000000:00:06.0") is None
     assert "/dev/nvidiactl" in host.device_nodes()
@@ -229,8 +230,8 @@ def test_links_lead_to_peers_by_number():
     gpus = handles(driver)
     remotes = [driver.nvlink_remote_bus_id(gpus[0], link) for link in range(6)]
     assert [remotes.count(driver.pci_bus_id(gpu)) for gpu in gpus] == [0, 1, 1, 2, 2, 0, 0, 0]
-    assert driver.common_ancestor(gpus[0], gpus[1]) == port.TopologyLevel.SINGLE
-    assert driver.common_ancestor(gpus[7], gpus[0]) == port.TopologyLevel.SYSTEM
+    assert driver.common_ancestor(gpus[0], gpus[1]) == TopologyLevel.SINGLE
+    assert driver.common_ancestor(gpus[7], gpus[0]) == TopologyLevel.SYSTEM
     short = {"count": 2, "gpu": {"name": "x"}, "nvlink": {"links": 2, "pairs": "0-1:1"}}
     driver = opened(SimulatedNode(profile.parse(short)))
     gpu = driver.handle_by_index(0)
@@ -276,7 +277,7 @@ def test_events_come_in_order_to_every_set_that_asked():
     driver.register_events(gpus[3], 0x4, none)
     assert node.post(3, XID, 79) == 2
     assert node.post(4, XID, 31) == 1
-    assert driver.wait(one, 0) == port.Event(gpus[3], 8, 79, port.ALL_INSTANCES, port.ALL_INSTANCES)
+    assert driver.wait(one, 0) == port.Event(gpus[3], 8, 79, ALL_INSTANCES, ALL_INSTANCES)
     assert driver.wait(one, 0) == port.Event(gpus[4], 8, 31)
     assert driver.wait(other, 0).handle == gpus[3]
     for events in (one, other, none):

@@ -3,7 +3,8 @@ import time
 import pytest
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.nvml.port import Event, EventType, NvmlError, Return
+from gpu_plugin.devices.nvml_h import EventType, Return
+from gpu_plugin.nvml.port import Event, NvmlError
 from gpu_plugin.simulation import faults, profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode

@@ -5,7 +5,8 @@ from uuid import UUID
 import pytest
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.nvml.port import ALL_INSTANCES, EventType, Handle, MigAttributes, NvmlError, Return
+from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, Return
+from gpu_plugin.nvml.port import Handle, MigAttributes, NvmlError
 from gpu_plugin.simulation import mig, profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import STATE_FILE, SimulatedNode

@@ -1,16 +1,8 @@
 import pytest
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.nvml.port import (
-    ALL_INSTANCES,
-    Event,
-    EventType,
-    NvmlError,
-    PcieLink,
-    RemappedRows,
-    Return,
-    TopologyLevel,
-)
+from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, Return, TopologyLevel
+from gpu_plugin.nvml.port import Event, NvmlError, PcieLink, RemappedRows
 from gpu_plugin.simulation import faults, profile
 from gpu_plugin.simulation.condition import FABRICS, Condition
 from gpu_plugin.simulation.driver import SimulatedDriver

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.nvml.port import TopologyLevel
+from gpu_plugin.devices.nvml_h import TopologyLevel
 from gpu_plugin.simulation import mig, profile
 
 SMALL = {"count": 4, "gpu": {"name": "NVIDIA X"}}

@@ -5,7 +5,7 @@ import pytest
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import HealthLedger, Transition
-from gpu_plugin.health.observation import Sample, XidEvent
+from gpu_plugin.health.observation import Fault, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.xids import XidPolicy
 from gpu_plugin.sources.xid_table import shipped_table
@@ -86,7 +86,7 @@ def test_a_change_of_verdict_is_one_line_as_loud_as_it_is_bad(caplog, change, le
 
 @pytest.mark.parametrize(
     "seen",
-    [XidEvent(79), XidEvent(48), XidEvent(74), Sample(recovery_action=4), Sample(fault="hung", detail="no answer")],
+    [XidEvent(79), XidEvent(48), XidEvent(74), Sample(recovery_action=4), Sample(fault=Fault.HUNG, detail="no answer")],
 )
 def test_the_line_of_a_fault_is_short_and_names_its_gpu_once(caplog, seen):
     uuid = "GPU-6f1c3a52-0d5e-4f0b-9c57-8a1e2b3c4d5e"

@@ -1,0 +1,207 @@
+"""The numbers of nvml.h that this plugin tells apart, for every room: return codes, event types, field ids, enumerations.
+
+Names are the header's, less the prefix that all of a kind share. What the header has as an enumeration or a mask that is
+named in messages is an enum here; field ids are plain numbers, as they are in the header.
+"""
+
+from enum import IntEnum, IntFlag
+
+ALL_INSTANCES = 0xFFFFFFFF
+"""GPU or compute instance id of an event that is the whole GPU's (recorded on an H200)."""
+
+MAX_NVLINKS = 36
+"""More links than any GPU has (NVML_NVLINK_MAX_LINKS); a driver ends the count with INVALID_ARGUMENT or NOT_SUPPORTED."""
+
+
+class Return(IntEnum):
+    """nvmlReturn_t."""
+
+    SUCCESS = 0
+    UNINITIALIZED = 1
+    INVALID_ARGUMENT = 2
+    NOT_SUPPORTED = 3
+    NO_PERMISSION = 4
+    NOT_FOUND = 6
+    DRIVER_NOT_LOADED = 9
+    TIMEOUT = 10
+    LIBRARY_NOT_FOUND = 12
+    FUNCTION_NOT_FOUND = 13
+    GPU_IS_LOST = 15
+    RESET_REQUIRED = 16
+    LIB_RM_VERSION_MISMATCH = 18
+    ARGUMENT_VERSION_MISMATCH = 25
+    UNKNOWN = 999
+
+
+UNSUPPORTED = frozenset(
+    {Return.NOT_SUPPORTED, Return.NO_PERMISSION, Return.FUNCTION_NOT_FOUND, Return.ARGUMENT_VERSION_MISMATCH}
+)
+"""Codes that mean "this part or driver never answers that": learnt once, never a fault."""
+
+
+class Threshold(IntEnum):
+    """nvmlTemperatureThresholds_t: the kinds asked for, in degrees Celsius."""
+
+    SHUTDOWN = 0
+    SLOWDOWN = 1
+    MEM_MAX = 2
+    GPU_MAX = 3
+
+
+class ComputeMode(IntEnum):
+    """nvmlComputeMode_t, as far as this plugin sets it: whether one process alone may use the GPU."""
+
+    DEFAULT = 0
+    EXCLUSIVE_PROCESS = 3
+
+
+class EventType(IntFlag):
+    """nvmlEventType* bits that say something about health."""
+
+    SINGLE_BIT_ECC = 0x1
+    DOUBLE_BIT_ECC = 0x2
+    XID_CRITICAL = 0x8
+    MIG_CONFIG_CHANGE = 0x100
+    SINGLE_BIT_ECC_STORM = 0x200
+    DRAM_RETIREMENT = 0x400
+    DRAM_RETIREMENT_FAILURE = 0x800
+    NON_FATAL_POISON = 0x1000
+    FATAL_POISON = 0x2000
+    GPU_UNAVAILABLE = 0x4000
+    GPU_RECOVERY_ACTION = 0x8000
+
+
+class TopologyLevel(IntEnum):
+    """nvmlGpuTopologyLevel_t: the closest common ancestor of two GPUs on PCIe; smaller is closer."""
+
+    INTERNAL = 0
+    SINGLE = 10
+    MULTIPLE = 20
+    HOSTBRIDGE = 30
+    NODE = 40
+    SYSTEM = 50
+
+
+class Architecture(IntEnum):
+    """nvmlDeviceArchitecture_t, NVML_DEVICE_ARCH_*: those that are told apart."""
+
+    VOLTA = 5
+    TURING = 6
+    AMPERE = 7
+    ADA = 8
+    HOPPER = 9
+    BLACKWELL = 10
+
+
+class RecoveryAction(IntEnum):
+    """nvmlDeviceGpuRecoveryAction_t, NVML_GPU_RECOVERY_ACTION_*: the value of `FI_GET_GPU_RECOVERY_ACTION`."""
+
+    NONE = 0
+    GPU_RESET = 1
+    NODE_REBOOT = 2
+    DRAIN_P2P = 3
+    DRAIN_AND_RESET = 4
+    RECOVER_IMEX_DOMAIN = 5
+    """Sharing memory between nodes is what suffers; the GPU itself works."""
+    BUS_RESET = 6
+    SYSTEM_REBOOT = 7
+
+
+class FabricState(IntEnum):
+    """nvmlGpuFabricState_t, an unsigned char: how far a GPU has come in joining its NVLink fabric."""
+
+    NOT_SUPPORTED = 0
+    NOT_STARTED = 1
+    IN_PROGRESS = 2
+    COMPLETED = 3
+    """It has joined, or failed to: the status tells."""
+
+
+class FabricSummary(IntEnum):
+    """NVML_GPU_FABRIC_HEALTH_SUMMARY_*."""
+
+    NOT_SUPPORTED = 0
+    HEALTHY = 1
+    UNHEALTHY = 2
+    LIMITED_CAPACITY = 3
+
+
+class FabricCondition(IntEnum):
+    """The shifts of NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_* of conditions two bits wide: 0 not supported, 1 true, 2 false."""
+
+    DEGRADED_BW = 0
+    ROUTE_RECOVERY = 2
+    ROUTE_UNHEALTHY = 4
+    ACCESS_TIMEOUT_RECOVERY = 6
+    PARTITION_ASSIGNED = 12
+    GFM_STATE = 14
+    """1 is connected, 2 disconnected."""
+
+
+FABRIC_TRUE, FABRIC_FALSE = 1, 2
+"""NVML_GPU_FABRIC_HEALTH_MASK_*_TRUE and _FALSE."""
+
+FABRIC_CONDITION_MASK = 0x3
+"""NVML_GPU_FABRIC_HEALTH_MASK_WIDTH_* of those conditions."""
+
+FABRIC_CONFIGURATION_SHIFT, FABRIC_CONFIGURATION_MASK = 8, 0xF
+"""NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION and _WIDTH_...: a `FabricConfiguration`."""
+
+
+class FabricConfiguration(IntEnum):
+    """NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_*: what is wrong with the configuration."""
+
+    NOT_SUPPORTED = 0
+    NONE = 1
+    INCORRECT_SYSGUID = 2
+    INCORRECT_CHASSIS_SN = 3
+    NO_PARTITION = 4
+    INSUFFICIENT_NVLINKS = 5
+    INCOMPATIBLE_GPU_FW = 6
+    INVALID_LOCATION = 7
+    GPU_STATE_INVALID = 8
+
+
+CLIQUE_UNICAST_POINTER = 0
+"""NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER: GPUs that reach each other's memory."""
+
+CLOCKS_HW_THERMAL_SLOWDOWN, CLOCKS_HW_POWER_BRAKE_SLOWDOWN = 0x40, 0x80
+"""nvmlClocksEventReasonHwThermalSlowdown and nvmlClocksEventReasonHwPowerBrakeSlowdown.
+
+HwSlowdown (0x8) alone says neither why nor how much, SwPowerCap (0x4) and GpuIdle (0x1) are a GPU at work and at rest.
+"""
+
+MEMORY_ERROR_UNCORRECTED, ECC_VOLATILE = 1, 0
+"""NVML_MEMORY_ERROR_TYPE_UNCORRECTED and NVML_VOLATILE_ECC."""
+
+TEMPERATURE_GPU = 0
+"""NVML_TEMPERATURE_GPU, of nvmlTemperatureSensors_t."""
+
+NVLINK_REMOTE_SWITCH = 2
+"""NVML_NVLINK_DEVICE_TYPE_SWITCH."""
+
+# Field ids: NVML_FI_DEV_*, for nvmlDeviceGetFieldValues.
+FI_ECC_DBE_VOL_TOTAL = 4
+FI_RETIRED_SBE, FI_RETIRED_DBE = 29, 30
+"""Pages retired for single-bit and double-bit errors."""
+FI_RETIRED_PENDING = 31
+FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL = 38
+"""CRC errors of flits; the link goes into scopeId."""
+FI_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL = 45
+"""CRC errors of data; the link goes into scopeId."""
+FI_MEMORY_TEMP = 82
+"""°C."""
+FI_TOTAL_ENERGY_CONSUMPTION = 83
+"""mJ since the driver was last loaded."""
+FI_PCIE_REPLAY_COUNTER = 94
+FI_REMAPPED_PENDING, FI_REMAPPED_FAILURE = 144, 145
+FI_NVLINK_GET_STATE = 165
+"""Whether a link is active; the link goes into scopeId."""
+FI_PCIE_COUNT_FATAL_ERROR = 180
+FI_TEMPERATURE_SHUTDOWN_TLIMIT, FI_TEMPERATURE_SLOWDOWN_TLIMIT = 193, 194
+FI_TEMPERATURE_MEM_MAX_TLIMIT, FI_TEMPERATURE_GPU_MAX_TLIMIT = 195, 196
+"""°C relative to T.Limit, signed."""
+FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS = 214
+"""Recoveries of a link that failed; the link goes into scopeId."""
+FI_GET_GPU_RECOVERY_ACTION = 230
+"""A `RecoveryAction`."""
