@@ -58,9 +58,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TOLD_WITHIN = 0.5
-"""Seconds that news of a GPU's health wait for the disk at most before the kubelet hears of them."""
-
 UNCHANGEABLE = (
     "socket_dir",
     "registration_socket",
@@ -97,13 +94,11 @@ class Daemon:
         self._memory = Memory(StateDirectory(Path(self.settings.state_dir)), hardware.host.boot_id())
         self._recorder = Recorder(self._memory, self._known)
         self._pods = FaultingPods(self._holding_pods, lambda: self.store.current, self._health_seen)
-        self._health = HealthWatch(self.settings, hardware.host.boot_id(), self._health_changed, self._pods.heard)
+        self._health = HealthWatch(self.settings, hardware.host.boot_id(), self._recorder.changed, self._pods.heard)
         self._operations = Operations(self._health, lambda: self._monitor, self._recorder.written)
         self._inventory = Inventory(self.store, self._health.ledger.reason)
         self._offering = Offering(self._inventory, lambda: self.settings, self._recorder.changed)
         self._holders = Holders(Path(self.settings.socket_dir))
-        self._untold: set[str] = set()
-        self._news = Pulse()
         self._node = Node()
         self._told_to_stop = False
         self._look = Pulse()
@@ -149,7 +144,7 @@ class Daemon:
             ("the state directory", self._recorder.run),
             ("the configuration watch", self.configuration.watch),
             ("the configuration", self._configure),
-            ("the word on health", self._tell_health),
+            ("the news of health", self._tell_health),
             ("the search for faulting pods", self._pods.run),
             ("the retirement of devices", self._offering.settle),
             ("the watch on MPS daemons", self._offering.watch_mps),
@@ -303,20 +298,8 @@ class Daemon:
 
     # Health
 
-    def _health_changed(self, uuid: str) -> None:
-        self._recorder.changed()
-        self._untold.add(uuid)
-        self._news.ring()
-
     async def _tell_health(self) -> None:
-        """Has the kubelet hear of what changed: once it is written down, since a kill must not unsay it, but soon."""
-        while True:
-            if not self._untold:
-                await self._news.wait()
-            uuids, self._untold = self._untold, set()
-            await self._recorder.written(TOLD_WITHIN)
-            for uuid in sorted(uuids):
-                self._inventory.health_changed(uuid)
+        await self._health.tell(self._recorder.written, self._inventory.health_changed)
 
     def _health_seen(self, uuid: str, seen: Observation) -> None:
         self._health.observe(uuid, seen)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.node import Gpu
@@ -15,6 +15,7 @@ from gpu_plugin.health.observation import Observation, XidEvent
 from gpu_plugin.health.policy import complaints, policy
 from gpu_plugin.health.signals import OPERATORS
 from gpu_plugin.memory import LASTING
+from gpu_plugin.pulse import Pulse
 from gpu_plugin.sources.xid_table import shipped_table
 from gpu_plugin.telemetry.health_log import RepeatedXids, tell
 from gpu_plugin.telemetry.health_reports import HealthReports
@@ -27,9 +28,12 @@ EVERY_GPU = "*"
 UNLISTED = "unlisted"
 """The class of an Xid that the policy's table does not have."""
 
+TOLD_WITHIN = 0.5
+"""Seconds that news of a GPU's health wait at most until they are written down, before the kubelet hears of them."""
+
 
 class HealthWatch:
-    """The ledger and its surroundings. Everything here runs on the event loop and waits for nothing.
+    """The ledger and its surroundings. Everything here runs on the event loop; nothing but `tell` waits.
 
     Attributes:
         ledger: what is held against each GPU.
@@ -42,10 +46,10 @@ class HealthWatch:
         self,
         settings: Settings,
         boot_id: str,
-        changed: Callable[[str], None],
+        record: Callable[[], None],
         application_error: Callable[[Error], None],
     ) -> None:
-        """Takes what to call with a GPU's uuid when what is known of its health changed, and where errors of pods go.
+        """Takes what has changes of health written down soon, and where errors of pods go.
 
         Raises:
             ConfigError: the table of Xids that belongs to the package is not there.
@@ -54,11 +58,13 @@ class HealthWatch:
         self.reports = HealthReports()
         self.gpus: tuple[Gpu, ...] = ()
         self.past: tuple[Evidence, ...] = ()
-        self._changed = changed
+        self._record = record
         self._application_error = application_error
         self._repeated = RepeatedXids()
         self._complained: frozenset[str] = frozenset()
         self._began = time.time() - time.monotonic()
+        self._untold: set[str] = set()
+        self._news = Pulse()
 
     def remember(self, past: tuple[Evidence, ...], gpus: tuple[Gpu, ...] = ()) -> None:
         """Takes in what an earlier process wrote down, and the GPUs that it knew."""
@@ -99,7 +105,7 @@ class HealthWatch:
         """Takes in one observation and says what it changed. Returns whether another one soon would settle something."""
         revision = self.ledger.revision
         changes = self.ledger.observe(uuid, seen, self.now())
-        self._tell(uuid, changes, revision)
+        self._say(uuid, changes, revision)
         if isinstance(seen, XidEvent):
             self._count(uuid, seen, changes)
         return self.ledger.suspicious(uuid)
@@ -108,7 +114,7 @@ class HealthWatch:
         """Takes an operator's word that a GPU is fit."""
         log.warning("GPU %s: an operator vouches for it", uuid)
         revision = self.ledger.revision
-        self._tell(uuid, self.ledger.override(uuid), revision)
+        self._say(uuid, self.ledger.override(uuid), revision)
 
     def booted(self, boot_id: str) -> None:
         """The node was booted anew, though this process lives on: what another boot wrote down is believed no more."""
@@ -136,6 +142,19 @@ class HealthWatch:
             self.past = (*self.past, entry)
             self.ledger.revision += 1
 
+    async def tell(self, written: Callable[[float], Awaitable[object]], health_changed: Callable[[str], None]) -> None:
+        """Has others hear of each GPU whose health changed, by its uuid: first it is `written` down, within so many seconds.
+
+        A kill of this process must not unsay what the kubelet was told. Never returns.
+        """
+        while True:
+            if not self._untold:
+                await self._news.wait()
+            uuids, self._untold = self._untold, set()
+            await written(TOLD_WITHIN)
+            for uuid in sorted(uuids):
+                health_changed(uuid)
+
     def evidence(self) -> tuple[Evidence, ...]:
         """Everything that a restart must remember."""
         return (*self.ledger.evidence(), *self.past)
@@ -148,7 +167,12 @@ class HealthWatch:
         """Unix time in seconds as of the start, and steady from there on: a clock that is set heals no GPU."""
         return self._began + time.monotonic()
 
-    def _tell(self, uuid: str, changes: Iterable[Transition], revision: int) -> None:
+    def _changed(self, uuid: str) -> None:
+        self._untold.add(uuid)
+        self._record()
+        self._news.ring()
+
+    def _say(self, uuid: str, changes: Iterable[Transition], revision: int) -> None:
         for change in changes:
             self._report(change)
         if self.ledger.revision != revision:

@@ -2,6 +2,7 @@
 
 import logging
 
+import anyio
 import pytest
 
 from gpu_plugin.config.resolve import resolve
@@ -33,8 +34,13 @@ class Watch(HealthWatch):
     def __init__(self):
         self.changed: list[str] = []
         self.errors: list[Error] = []
-        super().__init__(settings(), "one", self.changed.append, self.errors.append)
+        self.acts: list[str] = []
+        super().__init__(settings(), "one", lambda: self.acts.append("record"), self.errors.append)
         self.watch((GPU, CUT))
+
+    def _changed(self, uuid):
+        self.changed.append(uuid)
+        super()._changed(uuid)
 
     def fatal(self, uuid):
         return self.ledger.verdict(uuid) is Verdict.FATAL
@@ -215,3 +221,29 @@ def test_an_operator_s_word_is_told_like_any_change(watch, caplog):
     assert watch.changed == ["GPU-0"]
     assert "an operator vouches for it" in caplog.text
     assert "no longer so: Xid 48" in caplog.text
+
+
+@pytest.mark.anyio
+async def test_the_kubelet_hears_of_a_gpu_once_it_is_written_down(watch):
+    disk, told = anyio.Event(), anyio.Event()
+
+    async def written(seconds):
+        watch.acts.append(f"wait {seconds:g} s")
+        await disk.wait()
+
+    def tell(uuid):
+        watch.acts.append(uuid)
+        if uuid == "GPU-1":
+            told.set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch.tell, written, tell)
+        watch.observe("GPU-1", XidEvent(79))
+        watch.observe("GPU-0", XidEvent(79))
+        await anyio.wait_all_tasks_blocked()
+        assert watch.acts == ["record", "record", "wait 0.5 s"]
+        disk.set()
+        with anyio.fail_after(5):
+            await told.wait()
+        group.cancel_scope.cancel()
+    assert watch.acts[3:] == ["GPU-0", "GPU-1"]

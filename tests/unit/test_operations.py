@@ -53,7 +53,7 @@ class Desk:
     """Operations over three GPUs, with a stand-in for the monitor."""
 
     def __init__(self):
-        self.health = HealthWatch(resolve({}, {}), "one", lambda _: None, lambda _: None)
+        self.health = HealthWatch(resolve({}, {}), "one", lambda: None, lambda _: None)
         self.health.watch(GPUS)
         self.monitor: StandIn | None = StandIn(self.health)
         self.on_disk = True
