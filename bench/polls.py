@@ -94,7 +94,7 @@ def _on_the_thread(node: SimulatedNode, rounds: int) -> list[float]:
     for at in range(WARM_UP + rounds):
         began = time.perf_counter()
         for handle, gpu in probed:
-            found = look(driver, handle, gpu, skip=skip[gpu.uuid], binding=1)
+            found = look(driver, handle, gpu, opening=1, skip=skip[gpu.uuid], binding=1)
             skip[gpu.uuid] |= found.unsupported
         if at >= WARM_UP:
             taken.append((time.perf_counter() - began) * 1000)

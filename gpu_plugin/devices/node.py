@@ -41,7 +41,8 @@ class Gpu:
     `unreadable` is why the driver could not describe it: such a GPU is listed and never handed out. Its `uuid` is then
     the one remembered from an earlier probe, or a placeholder made of its index. `margins` are its limits relative to
     T.Limit; `remaps_rows` is whether it remaps bad memory rows, `nvswitch` whether its NVLinks lead to switches.
-    `mig_devices` are in the order of their index, and only looked at while `mig_enabled`.
+    `mig_devices` are in the order of their index, and only looked at while `mig_enabled`. `unsettled` names what the driver did
+    not tell for the moment when it was probed, by the names of the fields here: it is asked again.
     """
 
     uuid: str
@@ -60,6 +61,7 @@ class Gpu:
     nvswitch: bool = False
     event_types: int = 0
     fields: frozenset[int] = frozenset()
+    unsettled: frozenset[str] = frozenset()
     unreadable: str | None = None
 
 

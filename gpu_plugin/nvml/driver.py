@@ -134,6 +134,9 @@ class PynvmlDriver:
     def set_compute_mode(self, handle: Handle, mode: int) -> None:
         self._call(self._lib.nvmlDeviceSetComputeMode, _pointer(self._lib, handle), mode)
 
+    def persistence_mode(self, handle: Handle) -> bool:
+        return bool(self._call(self._lib.nvmlDeviceGetPersistenceMode, _pointer(self._lib, handle)))
+
     def temperature(self, handle: Handle) -> int:
         return int(self._call(self._lib.nvmlDeviceGetTemperature, _pointer(self._lib, handle), 0))
 

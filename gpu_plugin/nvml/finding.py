@@ -120,6 +120,7 @@ def looking(driver: Driver, host: HostView, watched: Watched, binding: int | Non
         driver,
         _reach(driver, gpu, alone=alone) if handle is None else handle,
         gpu,
+        opening=1,
         divisible=divisible or handle is None,
         skip=skip,
         binding=binding,

@@ -154,6 +154,9 @@ class Driver(Protocol):
     def set_compute_mode(self, handle: Handle, mode: int) -> None:
         """nvmlDeviceSetComputeMode, until the driver is unloaded. NO_PERMISSION for users other than root."""
 
+    def persistence_mode(self, handle: Handle) -> bool:
+        """nvmlDeviceGetPersistenceMode: whether the driver keeps the GPU initialised while nobody has it open."""
+
     def temperature(self, handle: Handle) -> int:
         """nvmlDeviceGetTemperature of the GPU sensor, °C."""
 

@@ -1,7 +1,7 @@
 """One look at one GPU. Blocks: runs on a driver thread."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -83,11 +83,13 @@ class Look:
 
     `partition` is None where it was not asked for, or where `untold` says why the driver did not tell. `divisible` is False
     for a part that can never be cut into MIG devices. `unsupported` names the fields of a Sample that were asked for and
-    that this part never answers: whoever looks again skips them.
+    that this part never answers: whoever looks again skips them. `gpu` is the GPU as it is known after the look, less how it
+    is cut: the very same object where nothing of it is news.
     """
 
     handle: Handle
     sample: Sample
+    gpu: Gpu
     partition: Partition | None = None
     divisible: bool = True
     untold: str = ""
@@ -99,30 +101,54 @@ def look(
     handle: Handle,
     gpu: Gpu,
     *,
+    opening: int,
+    full: bool = True,
+    turn: int = 0,
     divisible: bool = True,
     skip: frozenset[str] = frozenset(),
     binding: int | None = None,
+    counting: int | None = None,
 ) -> Look:
-    """The sample of a GPU, and how it is cut if it is `divisible` at all; trouble with its MIG devices is no fault of it.
+    """The sample of a GPU and, on a full look, how it is cut if it is `divisible` at all.
+
+    A steady look asks what a fault shows in at once, and of the rest a part by `turn`; `Sample.asked` says what it asked.
+    Trouble with MIG devices is no fault of the GPU.
 
     Args:
         driver: an open driver.
         handle: the GPU's.
         gpu: what is known of it. A field that its probe found answered is supported, even if it is refused this once.
+        opening: this opening of the driver, a number above 0 that no other has in this boot.
+        full: whether everything is asked.
+        turn: which steady look of this GPU it is, counted up by one.
         divisible: whether to ask how it is cut.
         skip: fields of a Sample not to ask for.
         binding: what the host says of its binding, passed on in the sample.
+        counting: that of the GPU's last full look (`Sample.counting`), passed on where it is not asked for.
     """
+    del turn
     # A GPU that is cut says nothing of its rows until it no longer is.
     seen, unsupported = sample(driver, handle, skip.union(_REMAP) if gpu.mig_devices else skip, binding=binding)
     unsupported = frozenset(name for name in unsupported if not _answered(gpu, name))
-    if seen.fault or not divisible:
-        return Look(handle, seen, divisible=divisible, unsupported=unsupported)
+    if seen.fault or not full:
+        return Look(handle, replace(seen, counting=counting), gpu, divisible=divisible, unsupported=unsupported)
+    if "counting" in skip:
+        counting = opening
+    else:
+        try:
+            counting = 0 if driver.persistence_mode(handle) else opening
+        except NvmlError as error:
+            # An opening keeps the GPU initialised: within one, counters can be compared whatever the mode is.
+            counting = opening if error.unsupported or counting is None else counting
+            unsupported |= {"counting"} if error.unsupported else frozenset()
+    seen = replace(seen, counting=counting)
+    if not divisible:
+        return Look(handle, seen, gpu, divisible=False, unsupported=unsupported)
     try:
         partition = read_partition(driver, handle, memory_bytes=gpu.memory_bytes, known=gpu.mig_devices)
     except NvmlError as error:
-        return Look(handle, seen, untold=str(error), unsupported=unsupported)
-    return Look(handle, seen, partition, divisible=partition is not None, unsupported=unsupported)
+        return Look(handle, seen, gpu, untold=str(error), unsupported=unsupported)
+    return Look(handle, seen, gpu, partition, divisible=partition is not None, unsupported=unsupported)
 
 
 def sample(

@@ -133,6 +133,7 @@ class PlatformDriver:
     numa_node = _passed_on(Driver.numa_node)
     compute_mode = _passed_on(Driver.compute_mode)
     set_compute_mode = _passed_on(Driver.set_compute_mode)
+    persistence_mode = _passed_on(Driver.persistence_mode)
     temperature = _passed_on(Driver.temperature)
     temperature_threshold = _passed_on(Driver.temperature_threshold)
     margin_temperature = _passed_on(Driver.margin_temperature)

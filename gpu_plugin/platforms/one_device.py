@@ -83,6 +83,7 @@ class OneDeviceDriver:
     numa_node = _unanswered(Driver.numa_node)
     compute_mode = _unanswered(Driver.compute_mode)
     set_compute_mode = _unanswered(Driver.set_compute_mode)
+    persistence_mode = _unanswered(Driver.persistence_mode)
     temperature = _unanswered(Driver.temperature)
     temperature_threshold = _unanswered(Driver.temperature_threshold)
     margin_temperature = _unanswered(Driver.margin_temperature)

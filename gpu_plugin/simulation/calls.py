@@ -28,6 +28,7 @@ NVML_FUNCTIONS = {
     "numa_node": "nvmlDeviceGetNumaNodeId",
     "compute_mode": "nvmlDeviceGetComputeMode",
     "set_compute_mode": "nvmlDeviceSetComputeMode",
+    "persistence_mode": "nvmlDeviceGetPersistenceMode",
     "temperature": "nvmlDeviceGetTemperature",
     "temperature_threshold": "nvmlDeviceGetTemperatureThreshold",
     "margin_temperature": "nvmlDeviceGetMarginTemperature",

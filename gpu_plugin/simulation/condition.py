@@ -84,6 +84,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topology: str | None = None
     pcie_width: int | None = None
     pcie_replays: int = 0
+    persistence: bool = True
 
 
 def reset(was: Condition, now: float) -> Condition:

@@ -126,6 +126,9 @@ class SimulatedDriver(Session):
             raise refused("set_compute_mode", Return.INVALID_ARGUMENT)
         self._node.compute_modes.set(index, mode)
 
+    def persistence_mode(self, handle: Handle) -> bool:
+        return self._now("persistence_mode", handle)[1].persistence
+
     def temperature(self, handle: Handle) -> int:
         """°C now."""
         return condition.temperature(*self._now("temperature", handle))

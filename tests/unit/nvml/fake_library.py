@@ -67,6 +67,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "nvmlDeviceGetComputeMode": (_HANDLE, _UP),
     "nvmlDeviceSetComputeMode": (_HANDLE, _U),
     "nvmlDeviceGetNumaNodeId": (_HANDLE, ctypes.POINTER(ctypes.c_int)),
+    "nvmlDeviceGetPersistenceMode": (_HANDLE, _UP),
     "nvmlDeviceGetTemperature": (_HANDLE, _U, _UP),
     "nvmlDeviceGetTemperatureThreshold": (_HANDLE, _U, _UP),
     "nvmlDeviceGetMarginTemperature": (_HANDLE, ctypes.POINTER(Margin)),
@@ -248,6 +249,9 @@ class FakeLibrary:
 
     def _nvmlDeviceGetNumaNodeId(self, handle, node):
         node[0] = self.values["numa_node"]
+
+    def _nvmlDeviceGetPersistenceMode(self, handle, mode):
+        mode[0] = 1
 
     def _nvmlDeviceGetTemperature(self, handle, sensor, celsius):
         celsius[0] = 32

@@ -44,6 +44,7 @@ CALLS = [
     ("compute_mode", (H,), 3, [("nvmlDeviceGetComputeMode", FIRST)]),
     ("set_compute_mode", (H, 3), None, [("nvmlDeviceSetComputeMode", FIRST, 3)]),
     ("numa_node", (H,), 1, [("nvmlDeviceGetNumaNodeId", FIRST)]),
+    ("persistence_mode", (H,), True, [("nvmlDeviceGetPersistenceMode", FIRST)]),
     ("temperature", (H,), 32, [("nvmlDeviceGetTemperature", FIRST, 0)]),
     ("temperature_threshold", (H, Threshold.SHUTDOWN), 90, [("nvmlDeviceGetTemperatureThreshold", FIRST, 0)]),
     ("temperature_threshold", (H, Threshold.GPU_MAX), 93, [("nvmlDeviceGetTemperatureThreshold", FIRST, 3)]),

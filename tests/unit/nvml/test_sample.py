@@ -123,7 +123,7 @@ class Machine:
         self.handle, self.gpu = probe.probe_gpu(self.driver, SimulatedHost(self.node), 0)
 
     def look(self, skip=frozenset()):
-        return look(self.driver, self.handle, self.gpu, skip=skip)
+        return look(self.driver, self.handle, self.gpu, opening=1, skip=skip)
 
 
 @pytest.fixture
@@ -351,7 +351,7 @@ def test_what_was_learnt_of_a_gpu_whose_partition_is_untold_is_learnt(machine):
 
 
 def test_a_look_is_a_sample_through_its_handle_with_the_binding(machine):
-    found = look(machine.driver, machine.handle, machine.gpu, binding=1 << 62)
+    found = look(machine.driver, machine.handle, machine.gpu, opening=1, binding=1 << 62)
     assert found.handle == machine.handle
     assert found.sample.binding == 1 << 62
     assert found.sample.energy == machine.node.energy(0)
@@ -362,6 +362,6 @@ def test_a_look_is_a_sample_through_its_handle_with_the_binding(machine):
 
 def test_a_lost_gpu_is_lost_and_still_bound(machine):
     machine.node.lose(0)
-    found = look(machine.driver, machine.handle, machine.gpu, binding=7)
+    found = look(machine.driver, machine.handle, machine.gpu, opening=1, binding=7)
     assert (found.sample.fault, found.sample.binding, found.partition) == ("lost", 7, None)
     assert found.unsupported == frozenset()

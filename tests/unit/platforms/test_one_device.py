@@ -1,5 +1,6 @@
 import logging
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -117,7 +118,9 @@ async def test_the_monitor_serves_it_as_healthy_and_says_so_once(driver, uuid, t
         await watching.looks(3)
         said = len(caplog.records)
         await watching.looks(30)
-    assert set(watching.seen) == {(uuid, Sample())}
+    assert {seen for seen, _ in watching.seen} == {uuid}
+    told = [sample for _, sample in watching.seen if isinstance(sample, Sample)]
+    assert [replace(sample, counting=None, asked=None) for sample in told] == [Sample()] * len(watching.seen)
     assert len(caplog.records) == said
     assert [record.getMessage() for record in caplog.records] == [
         "the driver reports no events, health relies on polling: event_set: not known on this platform (3)"
@@ -141,11 +144,11 @@ def test_its_device_has_the_nodes_that_nvidias_plugin_gives_it(driver, nodes):
 @pytest.mark.parametrize("driver", [wsl(), TegraDriver()])
 def test_a_look_finds_no_fault_in_it_and_asks_it_nothing_twice(driver):
     gpu = Gpu(uuid=driver.uuid(Handle(1)), index=0)
-    found = look(driver, Handle(1), gpu)
-    assert found.sample == Sample()
+    found = look(driver, Handle(1), gpu, opening=1)
+    assert found.sample == Sample(counting=1)
     assert {"temperature", "energy", "recovery_action", "nvlinks", "fabric", "pcie_width"} <= found.unsupported
-    again = look(driver, Handle(1), gpu, skip=found.unsupported)
-    assert (again.sample, again.unsupported) == (Sample(), frozenset())
+    again = look(driver, Handle(1), gpu, opening=1, skip=found.unsupported)
+    assert (again.sample, again.unsupported) == (Sample(counting=1), frozenset())
 
 
 def test_its_host_binds_nothing_to_the_driver(tmp_path):

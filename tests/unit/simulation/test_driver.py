@@ -88,6 +88,7 @@ DEVICE_CALLS = {
     "compute_mode": (),
     "set_compute_mode": (3,),
     "numa_node": (),
+    "persistence_mode": (),
     "temperature": (),
     "temperature_threshold": (Threshold.SHUTDOWN,),
     "margin_temperature": (),
