@@ -33,6 +33,8 @@ class Evidence:
     value: float | None = None
     times: tuple[float, ...] = ()
     pods: tuple[tuple[float, str], ...] = ()
+    counting: int | None = None
+    taken: float | None = None
 
     @classmethod
     def of(cls, boot_id: str, uuid: str, key: LatchKey, latch: Latch) -> "Evidence":
@@ -57,6 +59,8 @@ class Evidence:
             latch.value,
             latch.times,
             latch.pods,
+            latch.marks.counting,
+            latch.marks.taken,
         )
 
     @property
@@ -74,7 +78,7 @@ class Evidence:
             times=self.times,
             pods=self.pods,
             value=self.value,
-            marks=Marks(self.energy, self.ecc, self.binding),
+            marks=Marks(self.energy, self.ecc, self.binding, self.counting, self.taken),
             reset=self.reset,
             rebound=self.rebound,
             asked=self.asked,
@@ -86,7 +90,7 @@ def news(latch: Latch | None, *, remembers: bool) -> tuple[object, ...]:
     """What of a latch others are told and a restart must remember: worth writing down when it changed.
 
     Counters may be measured anew. Of a latch that is not open a signal that `remembers` keeps the value. Energy counts up all
-    the time: each doubling is written down, which is seldom and enough, for a reset while nobody looks shows until half of
+    the time: each doubling is written down, which is seldom and enough: a reset while nobody looks shows until a quarter of
     what had been used then was used again.
     """
     if latch is None:
@@ -95,7 +99,7 @@ def news(latch: Latch | None, *, remembers: bool) -> tuple[object, ...]:
         return (latch.value,) if remembers else ()
     marks, done = latch.marks, (latch.reset, latch.rebound, latch.asked, latch.overridden)
     energy = None if marks.energy is None else marks.energy.bit_length()
-    return latch.verdict, latch.detail, latch.proof, done, marks.ecc, marks.binding, energy
+    return latch.verdict, latch.detail, latch.proof, done, marks.ecc, marks.binding, marks.counting, energy
 
 
 _VERDICTS: Mapping[str, Verdict] = {verdict.name: verdict for verdict in Verdict}

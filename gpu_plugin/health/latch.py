@@ -46,31 +46,47 @@ class Marks:
     """What of a GPU only a reset, a reload of the driver or a new enumeration sets back or changes; None: unknown.
 
     `energy` in mJ and `ecc` (uncorrected errors) are the driver's volatile counters, `binding` is `Sample.binding`.
+    `counting` tells which counters they compare with (`Sample.counting`), `taken` (Unix seconds) when the energy was read.
     """
 
     energy: int | None = None
     ecc: int | None = None
     binding: int | None = None
+    counting: int | None = None
+    taken: float | None = None
 
-    def after(self, seen: Sample) -> "Marks":
-        """The marks as of this sample; what it does not say stays as it was. The very same object where nothing changes."""
-        energy = self.energy if seen.energy is None else seen.energy
-        ecc = self.ecc if seen.ecc_uncorrected is None else seen.ecc_uncorrected
+    def after(self, seen: Sample, now: float) -> "Marks":
+        """The marks as of this sample at Unix time `now`; what it does not say stays as it was, where it still compares.
+
+        The very same object where nothing changes.
+        """
+        kept = self if self.compares(seen) or seen.counting is None else _UNCOUNTED
+        energy, taken = (kept.energy, kept.taken) if seen.energy is None else (seen.energy, now)
+        ecc = kept.ecc if seen.ecc_uncorrected is None else seen.ecc_uncorrected
         binding = self.binding if seen.binding is None else seen.binding
-        if (energy, ecc, binding) == (self.energy, self.ecc, self.binding):
+        counting = self.counting if seen.counting is None else seen.counting
+        if (energy, ecc, binding, counting) == (self.energy, self.ecc, self.binding, self.counting):
             return self
-        return Marks(energy, ecc, binding)
+        return Marks(energy, ecc, binding, counting, taken)
 
-    def completed(self, seen: Sample) -> "Marks":
+    def completed(self, seen: Sample, now: float) -> "Marks":
         """The marks with what is unknown as of this sample; what is known stays, so that a change since still shows."""
+        fresh = UNMARKED.after(seen, now)
+        own = self.counting is not None or self.energy is not None or self.ecc is not None
         return Marks(
-            seen.energy if self.energy is None else self.energy,
-            seen.ecc_uncorrected if self.ecc is None else self.ecc,
-            seen.binding if self.binding is None else self.binding,
+            fresh.energy if self.energy is None else self.energy,
+            fresh.ecc if self.ecc is None else self.ecc,
+            fresh.binding if self.binding is None else self.binding,
+            self.counting if own else fresh.counting,
+            fresh.taken if self.energy is None else self.taken,
         )
 
+    def compares(self, seen: Sample) -> bool:
+        """Whether the counters of this sample go on from those here: a difference is the GPU's, not of who opened the driver."""
+        return self.counting is not None and self.counting == seen.counting
 
-UNMARKED = Marks()
+
+UNMARKED = _UNCOUNTED = Marks()
 """Of a GPU that nothing is known of."""
 
 

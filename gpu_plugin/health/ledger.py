@@ -295,7 +295,7 @@ class HealthLedger:
     def _note(self, record: _Record, seen: Observation, now: float) -> None:
         """Remembers what the signals will be told with later observations."""
         if isinstance(seen, Sample):
-            record.marks = record.marks.after(seen)
+            record.marks = record.marks.after(seen, now)
             if not seen.fault:
                 record.before = seen
         elif isinstance(seen, XidEvent):

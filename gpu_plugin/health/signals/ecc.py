@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from gpu_plugin.health.actions import fatal_action
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Proof, Verdict
 from gpu_plugin.health.observation import Observation, Sample
@@ -24,15 +25,18 @@ def ecc_uncorrected(latch: Latch | None, seen: Observation, ctx: Context) -> Lat
         if not count or count == known:
             return None
         verdict = _verdict(seen, ctx, now=known is not None)
-        return Latch(verdict, _words(count), ctx.now, Proof.RESET, marks=ctx.marks.after(seen))
+        return Latch(verdict, _words(count), ctx.now, Proof.RESET, marks=ctx.marks.after(seen, ctx.now))
     if count and latch.marks.ecc is not None and count != latch.marks.ecc:
         stood = Verdict.DEGRADED if latch.overridden else latch.verdict
         verdict = max(stood, _verdict(seen, ctx, now=True))
-        return latch.again(verdict=verdict, detail=_words(count), marks=latch.marks.after(seen))
-    if seen.recovery_action and not latch.reset and latch.verdict < Verdict.FATAL:
+        return latch.again(verdict=verdict, detail=_words(count), marks=latch.marks.after(seen, ctx.now))
+    if fatal_action(seen.recovery_action) and not latch.reset and latch.verdict < Verdict.FATAL:
         # What the driver asks for after a reset is for something else, and has a signal of its own
         latch = latch.again(verdict=Verdict.FATAL)
+    cleared = count == 0 and bool(latch.marks.ecc) and latch.marks.compares(seen)
     after = after_recovery(latch, seen, ctx)
+    if cleared and after is not None and not after.reset:  # which proves that count over, and nothing else
+        after = replace(after, reset=True, streak=min(after.streak, 1))
     if after is not None or not count:
         return after
     return latch if latch.streak == CLEAN_SAMPLES else replace(latch, streak=CLEAN_SAMPLES)
@@ -41,7 +45,7 @@ def ecc_uncorrected(latch: Latch | None, seen: Observation, ctx: Context) -> Lat
 def _verdict(seen: Sample, ctx: Context, *, now: bool) -> Verdict:
     """What errors mean that happened just `now`, or at a time unknown."""
     uncontained = now and not ctx.facts.says_action and not ctx.facts.contains_errors
-    return Verdict.FATAL if seen.recovery_action or uncontained else Verdict.DEGRADED
+    return Verdict.FATAL if fatal_action(seen.recovery_action) or uncontained else Verdict.DEGRADED
 
 
 def _words(count: int) -> str:

@@ -18,7 +18,7 @@ def lost(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
     if seen.fault is not Fault.LOST:
         return latch and after_recovery(latch, seen, ctx)
     if latch is None:
-        marks = ctx.marks.completed(seen)
+        marks = ctx.marks.completed(seen, ctx.now)
         unmarked = marks.energy is None and marks.binding is None
         return Latch(Verdict.FATAL, seen.detail, ctx.now, Proof.RESET, marks=marks, reset=unmarked)
     # The marks stay as they were: a binding that is another already, when an old handle still says lost, is news to come.

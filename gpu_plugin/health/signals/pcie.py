@@ -54,7 +54,7 @@ def pcie_errors(latch: Latch | None, seen: Observation, ctx: Context) -> Latch |
         words = "fatal errors on its PCIe link"
         since = known.since if known.verdict is not Verdict.OK else ctx.now
         marks = ctx.marks.after(
-            seen
+            seen, ctx.now
         )  # a reset that this very look shows came before the error, and proves nothing after it
         judged = known.again(verdict=Verdict.FATAL, detail=words, since=since, proof=Proof.RESET, marks=marks)
     elif known.proof in RECOVERIES:

@@ -1,37 +1,36 @@
 """What the driver itself asks for, so that a GPU works again."""
 
+from gpu_plugin.devices.nvml_h import RecoveryAction
+from gpu_plugin.health.actions import fatal_action
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.grades import graded
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.xids import REBOOT, RESET
 
-RECOVER_IMEX_DOMAIN = 5
-"""NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: sharing memory between nodes is what suffers, the GPU itself works."""
-
 FOLLOWS = 30.0
 """Seconds within which what the driver asks for is taken to be on account of an Xid: a round of looks, and some."""
 
 _ASKS = {
-    1: "for a reset of the GPU",
-    2: "for a reboot of the node",
-    3: "to drain the GPU's peer-to-peer traffic, so that new work is kept away while what runs goes on",
-    4: "to drain the GPU and then reset it",
-    RECOVER_IMEX_DOMAIN: "for the recovery of its IMEX domain",
-    6: "for a reset of the GPU's bus",
-    7: "for a reboot of the whole system",
+    RecoveryAction.GPU_RESET: "for a reset of the GPU",
+    RecoveryAction.NODE_REBOOT: "for a reboot of the node",
+    RecoveryAction.DRAIN_P2P: "to drain the GPU's peer-to-peer traffic, so that new work is kept away while what runs goes on",
+    RecoveryAction.DRAIN_AND_RESET: "to drain the GPU and then reset it",
+    RecoveryAction.RECOVER_IMEX_DOMAIN: "for the recovery of its IMEX domain",
+    RecoveryAction.BUS_RESET: "for a reset of the GPU's bus",
+    RecoveryAction.SYSTEM_REBOOT: "for a reboot of the whole system",
 }
 """nvmlDeviceGpuRecoveryAction_t (nvml.h, NVML_GPU_RECOVERY_ACTION_*) but none, which is 0."""
 
 
 _ADVICE = {
-    1: RESET,
-    2: REBOOT,
-    3: "let its pods end: no new one gets it meanwhile",
-    4: f"let its pods end; {RESET}",
-    RECOVER_IMEX_DOMAIN: "look at IMEX on this node and on those that it shares memory with, and at its log",
-    6: "drain the node and reset the GPU's bus, or reboot the node",
-    7: "drain the nodes of the system and reboot all of it",
+    RecoveryAction.GPU_RESET: RESET,
+    RecoveryAction.NODE_REBOOT: REBOOT,
+    RecoveryAction.DRAIN_P2P: "let its pods end: no new one gets it meanwhile",
+    RecoveryAction.DRAIN_AND_RESET: f"let its pods end; {RESET}",
+    RecoveryAction.RECOVER_IMEX_DOMAIN: "look at IMEX on this node and on those that it shares memory with, and at its log",
+    RecoveryAction.BUS_RESET: "drain the node and reset the GPU's bus, or reboot the node",
+    RecoveryAction.SYSTEM_REBOOT: "drain the nodes of the system and reboot all of it",
 }
 
 
@@ -75,4 +74,4 @@ def advice(latch: Latch) -> str:
 
 
 def _grade(action: int) -> Verdict:
-    return Verdict.DEGRADED if action == RECOVER_IMEX_DOMAIN else Verdict.FATAL
+    return Verdict.FATAL if fatal_action(action) else Verdict.DEGRADED

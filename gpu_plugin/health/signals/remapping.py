@@ -19,6 +19,6 @@ def remap_pending(latch: Latch | None, seen: Observation, ctx: Context) -> Latch
         return None
     words = "the remapping of a memory row waits for a reset of the GPU; new work is not affected"
     if latch is None:
-        return Latch(Verdict.DEGRADED, words, ctx.now, Proof.RESET, marks=ctx.marks.after(seen))
-    again = latch.again(marks=latch.marks.after(seen))
+        return Latch(Verdict.DEGRADED, words, ctx.now, Proof.RESET, marks=ctx.marks.after(seen, ctx.now))
+    again = latch.again(marks=latch.marks.after(seen, ctx.now))
     return latch if again == latch else again

@@ -37,13 +37,13 @@ def condemned(latch: Latch | None, seen: Sample, ctx: Context, *, bad: bool | No
     if latch is not None and not bad:
         known, binding = latch.marks.binding, seen.binding
         anew = known is not None and binding is not None and known != binding
-        latch = _noted(unproven(latch) if anew else latch, seen, rebound=latch.rebound or anew)
+        latch = _noted(unproven(latch) if anew else latch, seen, ctx, rebound=latch.rebound or anew)
     after = level(latch, ctx, bad=bad, verdict=Verdict.FATAL, detail=detail, leave=CLEAN_SAMPLES, proof=Proof.RMA)
-    return _noted(after, seen, rebound=False) if bad and after is not None else after
+    return _noted(after, seen, ctx, rebound=False) if bad and after is not None else after
 
 
-def _noted(latch: Latch, seen: Sample, *, rebound: bool) -> Latch:
+def _noted(latch: Latch, seen: Sample, ctx: Context, *, rebound: bool) -> Latch:
     """The latch as of this sample's binding, and with what that proves."""
     if rebound is latch.rebound and seen.binding in (None, latch.marks.binding):
         return latch
-    return replace(latch, marks=latch.marks.after(seen), rebound=rebound)
+    return replace(latch, marks=latch.marks.after(seen, ctx.now), rebound=rebound)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from gpu_plugin.config.values import spell_duration
+from gpu_plugin.health.actions import fatal_action
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import lately
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, LatchKey, Proof, Verdict
@@ -53,7 +54,7 @@ def _happened(latch: Latch | None, number: int, ctx: Context) -> Latch | None:
     known = known.again(
         times=times,
         value=RAISED if known.value == RAISED or often or alone else None,
-        asked=known.asked or bool(ctx.before and ctx.before.recovery_action),
+        asked=known.asked or fatal_action(ctx.before.recovery_action if ctx.before else None),
         streak=int(judged.look),  # for another look soon
     )
     return _weighed(known, number, judged, ctx)

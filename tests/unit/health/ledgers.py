@@ -37,4 +37,4 @@ def hear(
 
 def energies(*values: int | None) -> list[Observation]:
     """Looks that tell the energy used, and nothing else."""
-    return [Sample(energy=value) for value in values]
+    return [Sample(counting=0, energy=value) for value in values]

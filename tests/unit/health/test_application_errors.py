@@ -20,7 +20,7 @@ def watched(policy: HealthPolicy = SHIPPED) -> Watched:
 
 
 def look(energy: int = 50_000) -> Sample:
-    return Sample(energy=energy)
+    return Sample(counting=0, energy=energy)
 
 
 def errors(*whose: frozenset[str] | None, xid: int = 43) -> list[ApplicationError]:

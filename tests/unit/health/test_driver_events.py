@@ -25,7 +25,7 @@ def heard(kind: int, part: str = "") -> Watched:
 
 
 def energies(*values: int | None) -> list[Observation]:
-    return [Sample(energy=value) for value in values]
+    return [Sample(counting=0, energy=value) for value in values]
 
 
 @bad
@@ -63,7 +63,7 @@ def test_good_looks_alone_are_no_recovery(kind):
 
 @bad
 @pytest.mark.parametrize(
-    "interruption", [LOST, Sample(recovery_action=1), Sample(fault=Fault.HUNG, detail="no answer")]
+    "interruption", [LOST, Sample(counting=0, recovery_action=1), Sample(fault=Fault.HUNG, detail="no answer")]
 )
 def test_what_is_not_clean_in_between_starts_the_looks_anew(kind, interruption):
     gpu = heard(kind)

@@ -54,7 +54,7 @@ def test_a_gpu_that_nothing_stands_against_is_healthy():
 
 def test_what_stands_is_told_whole():
     one = ledger(policy=UNGUARDED)
-    hear(one, Sample(energy=5_000), XidEvent(48))
+    hear(one, Sample(counting=0, energy=5_000), XidEvent(48))
     assert told(one) == {
         "index": 3,
         "uuid": A,
@@ -150,7 +150,7 @@ def test_a_gpu_that_was_released_says_so_once_and_after_resume_what_is_awaited()
 
 def test_what_is_offered_goes_with_the_operators_orders():
     one = ledger(policy=UNGUARDED)
-    hear(one, Sample(energy=5_000), XidEvent(48), Order("cordon"))
+    hear(one, Sample(counting=0, energy=5_000), XidEvent(48), Order("cordon"))
     words = {signal["name"]: signal["clears"] for signal in told(one)["signals"]}
     assert words["xid"] == f"{RESET}; or gpu-plugin uncordon --gpu {A} --override, by which you vouch for it"
     hear(one, Order("release"))
@@ -176,7 +176,7 @@ def test_what_is_offered_goes_with_the_operators_orders():
 )
 def test_the_advice_is_what_the_driver_asks_for(action, words):
     one = ledger(policy=UNGUARDED)
-    (change,) = hear(one, Sample(recovery_action=action))
+    (change,) = hear(one, Sample(counting=0, recovery_action=action))
     (signal,) = told(one)["signals"]
     assert signal["action"].startswith(words)
     assert change.action == signal["action"]
@@ -204,7 +204,7 @@ def test_it_can_be_written_as_json():
         ([*[ERROR] * 3, GOOD], "five answers in a row"),
         ([HOT, HOT], "a temperature below 84 °C, at every look for 300 s" + VOUCH),
         ([HOT, HOT, GOOD], "a temperature below 84 °C, at every look for 300 s (1 min of it so far)" + VOUCH),
-        ([Sample(energy=5), LOST], REBOOT),
+        ([Sample(counting=0, energy=5), LOST], REBOOT),
         (
             [Sample(sram_threshold=True, binding=1)] * 3,
             "nothing by itself: have the GPU replaced; what is read good after the GPU was enumerated anew (a repaired "
@@ -216,16 +216,16 @@ def test_it_can_be_written_as_json():
         ),
         ([XidEvent(142)], "nothing by itself: have the GPU looked at by its vendor" + VOUCH),
         (
-            [Sample(recovery_action=1)],
+            [Sample(counting=0, recovery_action=1)],
             f"three looks in a row at which the driver asks for nothing, as after a reset ({COMMANDS}){VOUCH}",
         ),
-        ([Sample(recovery_action=2)], "three looks in a row at which the driver asks for nothing" + VOUCH),
+        ([Sample(counting=0, recovery_action=2)], "three looks in a row at which the driver asks for nothing" + VOUCH),
         (
             [XidEvent(31)],
             "at 1970-01-01 00:26:40 UTC, unless another comes",
         ),
         (
-            [Sample(energy=5_000), XidEvent(48), Sample(energy=10)],
+            [Sample(counting=0, energy=5_000), XidEvent(48), Sample(counting=0, energy=10)],
             "2 more good looks in a row: its reset was seen" + VOUCH,
         ),
         ([XidEvent(79)], REBOOT + VOUCH),
@@ -257,7 +257,7 @@ def test_a_lost_gpu_that_answers_again_waits_for_good_looks():
 
 
 def test_what_holds_up_a_proof_is_named():
-    words = cleared(Sample(energy=5_000), XidEvent(48), HOT, HOT, signal="xid")
+    words = cleared(Sample(counting=0, energy=5_000), XidEvent(48), HOT, HOT, signal="xid")
     assert words == f"{RESET}, counted once temperature is over{VOUCH}"
 
 
@@ -348,7 +348,7 @@ def test_the_xid_of_a_latch(key, number):
 def test_energies_prove_what_is_said():
     """What is said to be missing is what closes it."""
     one = ledger(policy=UNGUARDED)
-    hear(one, Sample(energy=5_000), XidEvent(48))
+    hear(one, Sample(counting=0, energy=5_000), XidEvent(48))
     for left, energy in ((2, 10), (1, 20)):
         hear(one, *energies(energy))
         (signal,) = told(one)["signals"]

@@ -89,7 +89,7 @@ def test_three_times_count_together_within_an_hour(gpu, every, held):
 def test_different_signals_do_not_count_together(gpu):
     gpu.see(HUNG, GOOD, GOOD, GOOD)
     gpu.see(Sample(fault=Fault.RESET_REQUIRED), GOOD, GOOD, GOOD)
-    gpu.see(Sample(recovery_action=1), *[Sample(recovery_action=0)] * 3)
+    gpu.see(Sample(counting=0, recovery_action=1), *[Sample(counting=0, recovery_action=0)] * 3)
     gpu.see(HUNG, GOOD, GOOD, GOOD)
     assert gpu.reason == ""
 
@@ -97,7 +97,7 @@ def test_different_signals_do_not_count_together(gpu):
 def test_different_xids_do_not_count_together():
     gpu = Clocked()
     for at, xid in enumerate((46, 48, 46, 48), 1):
-        gpu.see(XidEvent(xid), Sample(energy=1_000 * at), *[Sample(energy=at)] * 3)
+        gpu.see(XidEvent(xid), Sample(counting=0, energy=1_000 * at), *[Sample(counting=0, energy=at)] * 3)
         assert gpu.reason == ""
     gpu.see(XidEvent(46))
     assert "xid 46 made it unfit 3 times" in gpu.reason
@@ -218,7 +218,13 @@ def test_a_slice_that_flaps_leaves_the_others_alone():
     one.watch(A, H200, {(1, 0): "MIG-1", (2, 0): "MIG-2"})
     now = 1_000.0
     for at in range(1, 4):
-        hear(one, XidEvent(46, 1, 0), Sample(energy=at * 1_000), *[Sample(energy=at)] * 3, start=now)
+        hear(
+            one,
+            XidEvent(46, 1, 0),
+            Sample(counting=0, energy=at * 1_000),
+            *[Sample(counting=0, energy=at)] * 3,
+            start=now,
+        )
         now += 5
     assert {uuid: bool(one.reason(A, uuid)) for uuid in ("", "MIG-1", "MIG-2")} == {
         "": False,

@@ -150,9 +150,9 @@ def test_slices_fall_each_for_itself_and_the_gpu_on_top(cut):
 
 def test_a_reset_of_the_gpu_is_proof_for_its_slices_and_for_no_other_gpu(cut):
     for gpu in ("GPU-a", "GPU-b"):
-        cut.hear(gpu, Sample(energy=9_000), XidEvent(TIMEOUT, 8, 0), XidEvent(TIMEOUT))
-    assert cut.hear("GPU-a", Sample(energy=10), Sample(energy=20)) == slices("a") | slices("b")
-    assert cut.hear("GPU-a", Sample(energy=30)) == slices("b")
+        cut.hear(gpu, Sample(counting=0, energy=9_000), XidEvent(TIMEOUT, 8, 0), XidEvent(TIMEOUT))
+    assert cut.hear("GPU-a", Sample(counting=0, energy=10), Sample(counting=0, energy=20)) == slices("a") | slices("b")
+    assert cut.hear("GPU-a", Sample(counting=0, energy=30)) == slices("b")
 
 
 def test_a_restart_knows_which_slice_it_was(cut):
@@ -191,7 +191,7 @@ def test_a_lost_gpu_of_eight_takes_no_other_along(eight, index):
     lost = f"GPU-{index}"
     assert eight.hear(lost, LOST, *[LOST] * 20) == {lost}
     for other in sorted(set(eight.ids) - {lost}):
-        assert eight.hear(other, *[Sample(energy=at) for at in range(10)]) == {lost}
+        assert eight.hear(other, *[Sample(counting=0, energy=at) for at in range(10)]) == {lost}
     assert eight.reasons == {"the GPU is lost"}
 
 
@@ -200,9 +200,9 @@ def test_four_replicas_of_two_gpus_fall_together_and_only_with_their_own(strateg
     shared = Plugin(Gpu("GPU-a", 0), Gpu("GPU-b", 1), sharing=(four(GPU, strategy),), mps_root="/run/mps")
     assert len(shared.ids) == 8
     assert shared.unhealthy == set()
-    assert shared.hear("GPU-b", Sample(energy=9_000), XidEvent(TIMEOUT)) == replicas("GPU-b")
+    assert shared.hear("GPU-b", Sample(counting=0, energy=9_000), XidEvent(TIMEOUT)) == replicas("GPU-b")
     assert shared.hear("GPU-a", XidEvent(TIMEOUT)) == replicas("GPU-a", "GPU-b")
-    assert shared.hear("GPU-b", *[Sample(energy=at) for at in range(3)]) == replicas("GPU-a")
+    assert shared.hear("GPU-b", *[Sample(counting=0, energy=at) for at in range(3)]) == replicas("GPU-a")
 
 
 def test_a_whole_gpu_beside_one_that_is_cut_is_left_alone():

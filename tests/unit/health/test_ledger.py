@@ -156,7 +156,7 @@ def test_what_another_policy_makes_of_open_faults_is_told_as_changes():
 
 def test_each_change_of_a_verdict_is_told_once_with_its_cause():
     one = ledger()
-    seen: list[Observation] = [Sample(energy=5_000), XidEvent(48), XidEvent(48), *energies(1, 2, 3, 4)]
+    seen: list[Observation] = [Sample(counting=0, energy=5_000), XidEvent(48), XidEvent(48), *energies(1, 2, 3, 4)]
     began, over = hear(one, *seen)
     assert began == Transition(
         A,
@@ -246,7 +246,7 @@ def test_instances_of_a_gpu_without_any_are_the_gpu(event):
 
 def test_a_reset_of_the_gpu_proves_for_its_slices():
     one = divided()
-    hear(one, Sample(energy=5_000), XidEvent(46, 1, 0), XidEvent(46, 2, 0), *energies(10, 20))
+    hear(one, Sample(counting=0, energy=5_000), XidEvent(46, 1, 0), XidEvent(46, 2, 0), *energies(10, 20))
     assert hit(one) == {"MIG-1", "MIG-2"}
     changes = hear(one, *energies(30))
     assert {(change.device, change.verdict) for change in changes} == {("MIG-1", OK), ("MIG-2", OK)}
@@ -255,7 +255,7 @@ def test_a_reset_of_the_gpu_proves_for_its_slices():
 
 def test_cutting_a_gpu_anew_mends_nothing():
     one = divided()
-    hear(one, Sample(energy=5_000), XidEvent(46, 1, 0))
+    hear(one, Sample(counting=0, energy=5_000), XidEvent(46, 1, 0))
     one.watch(A, H200, {(2, 0): "MIG-2", (5, 0): "MIG-5"})
     assert {device: one.reason(A, device) for device in ("", "MIG-1", "MIG-2", "MIG-5")} == dict.fromkeys(
         ("", "MIG-1", "MIG-2", "MIG-5"), name(46)
@@ -283,7 +283,7 @@ def test_kinds_of_driver_events_are_kept_apart():
 def test_an_event_after_a_reset_that_nobody_saw_is_not_proven_by_it():
     """The looks of before the reset are older than the event, and what they showed proves nothing."""
     one = ledger()
-    hear(one, Sample(energy=5_000), XidEvent(48))
+    hear(one, Sample(counting=0, energy=5_000), XidEvent(48))
     after = restarted(one)  # meanwhile the GPU was reset, and then it failed again before it was looked at
     hear(after, XidEvent(48), *energies(*range(10, 40)))
     assert after.verdict(A) is FATAL
@@ -294,7 +294,7 @@ def test_an_event_after_a_reset_that_nobody_saw_is_not_proven_by_it():
 @pytest.mark.parametrize("event", [XidEvent(48), DriverEvent(0x800)])
 def test_an_event_after_a_reset_needs_another_reset(event):
     one = ledger(policy=UNGUARDED)
-    hear(one, Sample(energy=5_000), event, *energies(10, 20), event, *energies(*range(30, 60)))
+    hear(one, Sample(counting=0, energy=5_000), event, *energies(10, 20), event, *energies(*range(30, 60)))
     assert one.verdict(A) is FATAL
     hear(one, *energies(5, 6))
     assert one.verdict(A) is FATAL
@@ -304,14 +304,14 @@ def test_an_event_after_a_reset_needs_another_reset(event):
 
 def test_an_event_after_maintenance_is_not_proven_by_what_was_done_before_it():
     one = ledger()
-    hear(one, Sample(energy=5_000), XidEvent(48), Order("release"), Order("resume"), XidEvent(119))
+    hear(one, Sample(counting=0, energy=5_000), XidEvent(48), Order("release"), Order("resume"), XidEvent(119))
     hear(one, *energies(10, 20, 30, 40))
     assert one.reason(A) == name(119)
 
 
 def test_a_reset_in_maintenance_proves():
     one = ledger()
-    hear(one, Sample(energy=5_000), XidEvent(48), Order("release"), Order("resume"), *energies(10, 20))
+    hear(one, Sample(counting=0, energy=5_000), XidEvent(48), Order("release"), Order("resume"), *energies(10, 20))
     assert one.reason(A) == XID_48
     hear(one, *energies(30))
     assert one.reason(A) == ""
@@ -319,12 +319,18 @@ def test_a_reset_in_maintenance_proves():
 
 def test_no_look_proves_a_recovery_while_another_reading_is_fatal():
     one = ledger()
-    hear(one, Sample(energy=5_000), XidEvent(48), Sample(temperature=94, energy=10), Sample(temperature=94, energy=20))
+    hear(
+        one,
+        Sample(counting=0, energy=5_000),
+        XidEvent(48),
+        Sample(counting=0, temperature=94, energy=10),
+        Sample(counting=0, temperature=94, energy=20),
+    )
     assert one.unfit(A) == ("temperature",)
-    hear(one, *[Sample(temperature=90, energy=at) for at in range(30, 40)])
+    hear(one, *[Sample(counting=0, temperature=90, energy=at) for at in range(30, 40)])
     assert one.verdict(A) is FATAL
     assert "Xid 48" in one.reason(A)
-    hear(one, Order("cordon"), *[Sample(temperature=40, energy=at) for at in range(40, 45)], every=200)
+    hear(one, Order("cordon"), *[Sample(counting=0, temperature=40, energy=at) for at in range(40, 45)], every=200)
     assert one.reason(A) == "cordoned"  # an order says nothing of the GPU, and holds up no proof
 
 
@@ -419,7 +425,7 @@ def test_after_a_boot_three_good_looks_are_proof_enough():
 
 def test_after_a_boot_what_was_seen_before_it_proves_nothing_for_what_comes():
     one = ledger()
-    hear(one, Sample(energy=5_000))
+    hear(one, Sample(counting=0, energy=5_000))
     one.booted("boot-2")
     hear(one, XidEvent(48), *energies(*range(10, 30)))
     assert one.verdict(A) is FATAL
@@ -448,7 +454,7 @@ def test_a_cordon_outlives_a_boot_and_a_release_does_not():
 
 def test_the_same_boot_is_no_news():
     one = ledger()
-    hear(one, Sample(energy=5_000), XidEvent(48))
+    hear(one, Sample(counting=0, energy=5_000), XidEvent(48))
     revision = one.revision
     one.booted("boot-1")
     hear(one, *[GOOD] * 5)
@@ -565,7 +571,7 @@ def test_what_another_version_wrote_down(entry, verdict):
 @pytest.mark.parametrize("opening", [[XidEvent(48)], [LOST]])
 def test_a_reset_while_we_were_away_is_proof_and_a_restart_alone_is_not(opening):
     before = ledger()
-    hear(before, Sample(energy=9_000), *opening)
+    hear(before, Sample(counting=0, energy=9_000), *opening)
     same, reset = restarted(before), restarted(before)
     hear(same, *energies(*range(9_000, 9_010)))
     hear(reset, *energies(*range(CLEAN_SAMPLES)))
@@ -574,7 +580,7 @@ def test_a_reset_while_we_were_away_is_proof_and_a_restart_alone_is_not(opening)
 
 def test_a_reset_that_was_seen_is_remembered_over_a_restart():
     before = ledger()
-    hear(before, Sample(energy=9_000), XidEvent(48), Sample(energy=1))
+    hear(before, Sample(counting=0, energy=9_000), XidEvent(48), Sample(counting=0, energy=1))
     after = restarted(before)
     hear(after, *energies(2, 3))
     assert after.verdict(A) is FATAL
@@ -593,11 +599,22 @@ def test_a_reset_that_was_seen_is_remembered_over_a_restart():
         ([XidEvent(31)] * 50, 1),
         ([Order("cordon")] * 3, 1),
         ([HUNG, GOOD, GOOD], 1),
-        ([Sample(energy=900), XidEvent(48), Sample(energy=950), Sample(energy=1_000)], 1),
-        ([Sample(energy=900), XidEvent(48), Sample(energy=1_500)], 2),  # each doubling is worth writing down
-        ([Sample(energy=900), XidEvent(48), Sample(energy=10)], 2),
-        ([Sample(binding=1), XidEvent(48), Sample(binding=2)], 2),
-        ([Sample(ecc_uncorrected=1), XidEvent(48)], 2),
+        (
+            [
+                Sample(counting=0, energy=900),
+                XidEvent(48),
+                Sample(counting=0, energy=950),
+                Sample(counting=0, energy=1_000),
+            ],
+            1,
+        ),
+        (
+            [Sample(counting=0, energy=900), XidEvent(48), Sample(counting=0, energy=1_500)],
+            2,
+        ),  # each doubling is worth writing down
+        ([Sample(counting=0, energy=900), XidEvent(48), Sample(counting=0, energy=10)], 2),
+        ([Sample(counting=0, binding=1), XidEvent(48), Sample(counting=0, binding=2)], 2),
+        ([Sample(counting=0, ecc_uncorrected=1), XidEvent(48)], 2),
     ],
 )
 def test_what_must_outlive_the_process_is_news_and_nothing_else(seen, news):
@@ -607,17 +624,17 @@ def test_what_must_outlive_the_process_is_news_and_nothing_else(seen, news):
 
 
 def test_a_kill_forgets_little_of_what_a_reset_is_seen_by():
-    """Only what was news was written down: a reset still shows until half of the energy was used again."""
+    """Only what was news was written down: a reset still shows until a quarter of the energy was used again."""
     one = ledger()
-    hear(one, Sample(energy=100), XidEvent(48))
+    hear(one, Sample(counting=0, energy=100), XidEvent(48))
     written, revision = one.evidence(), one.revision
     for energy in range(200, 900_000, 1_000):
-        hear(one, Sample(energy=energy))
+        hear(one, Sample(counting=0, energy=energy))
         if one.revision != revision:
             written, revision = one.evidence(), one.revision
     killed = ledger()
     killed.replay(written)
-    hear(killed, *energies(400_000, 400_100, 400_200))
+    hear(killed, *energies(200_000, 200_100, 200_200))
     assert killed.verdict(A) is OK
 
 
@@ -644,3 +661,27 @@ def test_disabled_health_checks_leave_what_cannot_be_served():
     assert one.verdict(A) is OK
     hear(one, LOST)
     assert one.reason(A) == "the GPU is lost"
+
+
+@pytest.mark.parametrize("count_by", ["an operator", "a dip of the energy"])
+def test_a_counter_that_merely_steps_back_launders_no_xid(count_by):
+    """`nvidia-smi -p 0` clears the volatile count of errors, and energy may dip by a reading: neither is a reset."""
+    one = ledger()
+    start = Sample(counting=0, energy=9_000_000_000, ecc_uncorrected=2, binding=1)
+    hear(one, start, XidEvent(95), XidEvent(119), XidEvent(48))
+    count, less = (0, 0) if count_by == "an operator" else (2, 1)
+    for at in range(20):
+        hear(one, replace(start, energy=9_000_000_000 - less + 500 * at, ecc_uncorrected=count), start=2_000.0 + at)
+    assert {key.part for key, _, verdict in one.standing(A) if verdict is FATAL} == {"95", "119", "48"}
+    counted = {key.signal for key, _, _ in one.standing(A)} - {"xid"}
+    assert counted == ({"ecc-uncorrected"} if count else set()), "the count is over, and nothing else"
+
+
+@pytest.mark.parametrize("xid", [63, 74, 92, 108, 121, 160])
+def test_an_imex_domain_to_be_recovered_makes_no_other_fault_fatal(xid):
+    one = ledger()
+    imex = Sample(counting=0, energy=1, ecc_uncorrected=1, recovery_action=5)
+    hear(one, replace(imex, ecc_uncorrected=0, recovery_action=0), XidEvent(xid), *[imex] * 20)
+    assert one.verdict(A) is DEGRADED
+    hear(one, replace(imex, recovery_action=1))
+    assert {key.signal for key, _, verdict in one.standing(A) if verdict is FATAL} >= {"recovery-action", "xid"}

@@ -66,7 +66,7 @@ def test_a_restart_keeps_a_link_with_too_few_lanes(width):
 
 
 def totals(replays: int | None = None, fatal: int | None = None, energy: int | None = None) -> Sample:
-    return Sample(pcie_replays=replays, pcie_fatal_errors=fatal, energy=energy)
+    return Sample(counting=0, pcie_replays=replays, pcie_fatal_errors=fatal, energy=energy)
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_a_reset_and_three_looks_without_a_fault_end_it(errors):
 
 def test_a_reset_with_a_fault_or_a_wish_of_the_driver_in_between_is_no_end_yet(errors):
     opened(errors)
-    wish, none = (Sample(pcie_fatal_errors=0, energy=30, recovery_action=action) for action in (1, 0))
+    wish, none = (Sample(counting=0, pcie_fatal_errors=0, energy=30, recovery_action=action) for action in (1, 0))
     assert errors.see(totals(0, 0, 10), totals(0, 0, 20), wish) is FATAL
     assert errors.told(*[none] * 5) == [FATAL] * 4 + [
         OK

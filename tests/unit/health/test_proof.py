@@ -7,10 +7,11 @@ from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, LatchKey, Marks, Proof, Verdict
 from gpu_plugin.health.observation import DriverEvent, EventDelivery, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.proof import after_recovery
+from gpu_plugin.health.proof import after_recovery, counted_anew
 from tests.unit.health.ledgers import ERROR, HUNG, LOST, RESET_REQUIRED, energies
 
-MARKS = Marks(energy=5_000, ecc=3, binding=1)
+MARKS = Marks(energy=5_000, ecc=3, binding=1, counting=0, taken=2.0)
+WITHOUT_ENERGY = replace(MARKS, energy=None, taken=None)
 OPEN = {
     proof: Latch(Verdict.FATAL, "words", 1.0, proof, marks=MARKS) for proof in (Proof.QUIET, Proof.RESET, Proof.REBOOT)
 }
@@ -31,14 +32,20 @@ def look(latch: Latch | None, *seen: Observation, unfit: bool = False) -> Latch 
 @pytest.mark.parametrize(
     ("sign", "proven"),
     [
-        (Sample(energy=10), {Proof.QUIET, Proof.RESET}),
-        (Sample(ecc_uncorrected=0), {Proof.QUIET, Proof.RESET}),
-        (Sample(binding=2), {Proof.QUIET, Proof.RESET, Proof.REBOOT}),
-        (Sample(energy=5_000), set()),
-        (Sample(energy=9_000), set()),
-        (Sample(ecc_uncorrected=3), set()),
-        (Sample(ecc_uncorrected=4), set()),
-        (Sample(binding=1), set()),
+        (Sample(counting=0, energy=10), {Proof.QUIET, Proof.RESET}),
+        (Sample(counting=0, energy=2_499), {Proof.QUIET, Proof.RESET}),
+        (Sample(counting=7, energy=10), set()),
+        (Sample(energy=10), set()),
+        (Sample(counting=0, energy=2_500), set()),
+        (Sample(counting=0, energy=4_999), set()),
+        (Sample(counting=0, ecc_uncorrected=0), set()),
+        (Sample(counting=0, energy=5_001, ecc_uncorrected=0), set()),
+        (Sample(counting=0, binding=2), {Proof.QUIET, Proof.RESET, Proof.REBOOT}),
+        (Sample(counting=0, energy=5_000), set()),
+        (Sample(counting=0, energy=9_000), set()),
+        (Sample(counting=0, ecc_uncorrected=3), set()),
+        (Sample(counting=0, ecc_uncorrected=4), set()),
+        (Sample(counting=0, binding=1), set()),
         (Sample(), set()),
     ],
 )
@@ -49,7 +56,7 @@ def test_only_what_a_reset_or_more_sets_back_proves(sign, proven):
 @recoverable
 def test_nothing_that_was_never_known_proves(latch):
     blank = replace(latch, marks=Marks())
-    assert look(blank, *[Sample(energy=1, ecc_uncorrected=0, binding=1)] * 10) is not None
+    assert look(blank, *[Sample(counting=0, energy=1, ecc_uncorrected=0, binding=1)] * 10) is not None
 
 
 @recoverable
@@ -62,7 +69,43 @@ def test_a_boot_that_was_told_of_proves_with_three_looks(latch):
 @pytest.mark.parametrize("proof", [Proof.RMA, Proof.READING, Proof.APPLICATION, Proof.OPERATOR])
 def test_no_reset_proves_what_asks_for_something_else(proof):
     held = Latch(Verdict.FATAL, "words", 1.0, proof, marks=MARKS)
-    assert look(held, *[Sample(energy=1, ecc_uncorrected=0, binding=2)] * 10) is not None
+    assert look(held, *[Sample(counting=0, energy=1, ecc_uncorrected=0, binding=2)] * 10) is not None
+
+
+@pytest.mark.parametrize(
+    ("sign", "proven"),
+    [
+        (Sample(counting=0, ecc_uncorrected=0), True),
+        (Sample(counting=0, ecc_uncorrected=1), False),
+        (Sample(counting=7, ecc_uncorrected=0), False),
+        (Sample(counting=0, ecc_uncorrected=0, energy=1), False),
+    ],
+)
+def test_the_count_of_errors_proves_a_reset_only_of_a_part_that_tells_no_energy(sign, proven):
+    held = replace(OPEN[Proof.RESET], marks=WITHOUT_ENERGY)
+    assert (look(held, sign, *[replace(sign, energy=None)] * 2) is None) is proven
+
+
+@pytest.mark.parametrize(("seconds", "proven"), [(5.0, False), (400.0, True)])
+def test_energy_that_fell_to_more_than_any_gpu_can_have_drawn_since_is_no_reset(seconds, proven):
+    held = replace(OPEN[Proof.RESET], marks=Marks(energy=4_000_000_000, counting=0, taken=2.0))
+    seen = Sample(counting=0, energy=700_000_000)
+    assert counted_anew(held.marks, seen, 2.0 + seconds) is proven
+
+
+@pytest.mark.parametrize("action", [0, 5])
+def test_what_the_driver_asks_for_beside_the_gpu_does_not_stand_against_a_clean_look(action):
+    held = look(OPEN[Proof.RESET], *[replace(one, recovery_action=action) for one in energies(10, 20, 30)])
+    assert held is None
+
+
+def test_only_an_action_that_makes_a_gpu_unfit_counts_as_asked():
+    held = look(OPEN[Proof.RESET], Sample(counting=0, energy=6_000, recovery_action=5))
+    assert held is not None
+    assert not held.asked
+    held = look(OPEN[Proof.RESET], Sample(counting=0, energy=6_000, recovery_action=4))
+    assert held is not None
+    assert held.asked
 
 
 # Three looks
@@ -76,11 +119,11 @@ def test_three_clean_looks_since_the_reset_are_asked_for_and_those_before_do_not
 
 def test_a_new_binding_begins_the_looks_of_a_reset_anew():
     held = OPEN[Proof.RESET]
-    assert look(held, *energies(10, 20), Sample(binding=2), Sample()) is not None
-    assert look(held, *energies(10, 20), Sample(binding=2), Sample(), Sample()) is None
+    assert look(held, *energies(10, 20), Sample(counting=0, binding=2), Sample()) is not None
+    assert look(held, *energies(10, 20), Sample(counting=0, binding=2), Sample(), Sample()) is None
 
 
-@pytest.mark.parametrize("unclean", [LOST, RESET_REQUIRED, HUNG, ERROR, Sample(recovery_action=1)])
+@pytest.mark.parametrize("unclean", [LOST, RESET_REQUIRED, HUNG, ERROR, Sample(counting=0, recovery_action=1)])
 def test_a_look_that_is_not_clean_begins_the_row_anew(unclean):
     seen = [*energies(10, 20), unclean, *energies(30, 40)]
     assert look(OPEN[Proof.RESET], *seen) is not None
@@ -96,7 +139,15 @@ def test_no_look_is_clean_while_another_reading_calls_it_unfit():
 
 
 def test_an_action_of_none_and_one_that_nobody_says_are_both_clean():
-    assert look(OPEN[Proof.RESET], Sample(energy=1), Sample(recovery_action=0), Sample(recovery_action=None)) is None
+    assert (
+        look(
+            OPEN[Proof.RESET],
+            Sample(counting=0, energy=1),
+            Sample(counting=0, recovery_action=0),
+            Sample(counting=0, recovery_action=None),
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize("other", [XidEvent(31), DriverEvent(0x8), EventDelivery("x"), Order("resume")])
@@ -111,9 +162,11 @@ def test_what_is_no_look_neither_proves_nor_disproves(other):
 
 
 def test_a_reset_shows_whatever_was_used_since_the_fault():
-    young = replace(OPEN[Proof.RESET], marks=Marks(energy=10))  # the fault came right after the driver was loaded
-    assert look(young, *energies(1_000_000, 2_000_000, 600_000, 600_001)) is not None
-    assert look(young, *energies(1_000_000, 2_000_000, 600_000, 600_001, 600_002)) is None
+    young = replace(
+        OPEN[Proof.RESET], marks=Marks(energy=10, counting=0)
+    )  # the fault came right after the driver was loaded
+    assert look(young, *energies(10_000_000, 40_000_000, 600_000, 600_001)) is not None
+    assert look(young, *energies(10_000_000, 40_000_000, 600_000, 600_001, 600_002)) is None
 
 
 def test_a_mark_first_seen_after_the_fault_shows_a_later_reset():
@@ -123,10 +176,10 @@ def test_a_mark_first_seen_after_the_fault_shows_a_later_reset():
 
 
 def test_that_the_driver_asked_for_a_recovery_is_remembered():
-    asked = look(OPEN[Proof.RESET], Sample(recovery_action=1), Sample(recovery_action=0))
+    asked = look(OPEN[Proof.RESET], Sample(counting=0, recovery_action=1), Sample(counting=0, recovery_action=0))
     assert asked is not None
     assert asked.asked
-    unasked = look(OPEN[Proof.RESET], Sample(recovery_action=0), Sample())
+    unasked = look(OPEN[Proof.RESET], Sample(counting=0, recovery_action=0), Sample())
     assert unasked is not None
     assert not unasked.asked
 
@@ -141,6 +194,6 @@ def test_looks_without_a_reset_are_soon_no_reason_to_look_again():
 
 
 def test_a_reset_that_was_seen_is_followed_up():
-    held = look(OPEN[Proof.RESET], Sample(energy=10))
+    held = look(OPEN[Proof.RESET], Sample(counting=0, energy=10))
     assert held is not None
     assert held.gathering

@@ -161,15 +161,15 @@ def test_a_fatal_xid_stays_fatal_without_a_recovery(before, xid, after):
 @given(st.lists(st.none() | st.integers(0, 50), max_size=30), st.sampled_from([XidEvent(48), LOST]))
 def test_recovery_takes_energy_that_went_back_and_three_good_looks_since(energies, opening):
     one = divided(FIRM)
-    hear(one, Sample(energy=25), opening)
+    hear(one, Sample(counting=0, energy=25), opening)
     last, good = 25, 0
     for energy in energies:
         if good:
             good += 1
-        elif energy is not None and energy < last:
+        elif energy is not None and energy < last / 2:
             good = 1
         last = last if energy is None else energy
-        hear(one, Sample(energy=energy))
+        hear(one, Sample(counting=0, energy=energy))
         assert one.verdict(A) is (OK if good >= CLEAN_SAMPLES else FATAL)
         if good >= CLEAN_SAMPLES:
             break

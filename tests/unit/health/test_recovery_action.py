@@ -11,11 +11,11 @@ from tests.unit.health.watching import GPU, Watched
 
 OK, DEGRADED, FATAL = Verdict.OK, Verdict.DEGRADED, Verdict.FATAL
 RESET, REBOOT, DRAIN, IMEX = 1, 2, 3, 5
-NONE, UNSAID, LOST = Sample(recovery_action=0), Sample(), Sample(fault=Fault.LOST, detail="the GPU is lost")
+NONE, UNSAID, LOST = Sample(counting=0, recovery_action=0), Sample(), Sample(fault=Fault.LOST, detail="the GPU is lost")
 
 
 def asks(*actions: int) -> list[Sample]:
-    return [Sample(recovery_action=action) for action in actions]
+    return [Sample(counting=0, recovery_action=action) for action in actions]
 
 
 @pytest.fixture
@@ -151,8 +151,12 @@ def test_a_restart_takes_the_same_wish_for_no_news(gpu):
 
 def test_the_last_look_of_an_end_lets_the_proof_of_others_begin():
     gpu = LookedAt("xid")
-    gpu.see(Sample(energy=9_000, recovery_action=0), XidEvent(95), Sample(energy=9_100, recovery_action=1))
-    after = [Sample(energy=at, recovery_action=0) for at in range(10)]
+    gpu.see(
+        Sample(counting=0, energy=9_000, recovery_action=0),
+        XidEvent(95),
+        Sample(counting=0, energy=9_100, recovery_action=1),
+    )
+    after = [Sample(counting=0, energy=at, recovery_action=0) for at in range(10)]
     assert gpu.see(*after[:4]) is FATAL
     assert gpu.see(*after[4:]) is OK
     assert gpu.overall is OK
@@ -161,9 +165,9 @@ def test_the_last_look_of_an_end_lets_the_proof_of_others_begin():
 def asking(disabled: str, *xids: int, action: int = 1, later: float = 1.0) -> Watched:
     """A GPU whose driver asks for something so long after these Xids, of which the operator calls some no fault."""
     gpu = Watched("recovery-action", Facts(says_action=True), shipped({"DP_DISABLE_HEALTHCHECKS": disabled}))
-    gpu.see(Sample(recovery_action=0), *[XidEvent(xid) for xid in xids], every=0.0)
+    gpu.see(Sample(counting=0, recovery_action=0), *[XidEvent(xid) for xid in xids], every=0.0)
     gpu.now += later
-    gpu.see(Sample(recovery_action=action))
+    gpu.see(Sample(counting=0, recovery_action=action))
     return gpu
 
 
@@ -172,11 +176,11 @@ def test_what_the_driver_wants_after_an_xid_that_is_no_fault_is_worth_a_look_and
     assert gpu.verdict is DEGRADED
     assert gpu.latch.detail == "the driver asks for a reset of the GPU, after an Xid that is set to be no fault"
     gpu.now += 3600
-    assert gpu.see(*[Sample(recovery_action=1)] * 20) is DEGRADED, "for as long as it asks for the same"
+    assert gpu.see(*[Sample(counting=0, recovery_action=1)] * 20) is DEGRADED, "for as long as it asks for the same"
     assert gpu.restart() is DEGRADED
-    assert gpu.see(Sample(recovery_action=1)) is DEGRADED
-    assert gpu.see(Sample(recovery_action=2)) is FATAL, "another wish is another matter"
-    assert gpu.see(*[Sample(recovery_action=0)] * 3) is OK
+    assert gpu.see(Sample(counting=0, recovery_action=1)) is DEGRADED
+    assert gpu.see(Sample(counting=0, recovery_action=2)) is FATAL, "another wish is another matter"
+    assert gpu.see(*[Sample(counting=0, recovery_action=0)] * 3) is OK
 
 
 @pytest.mark.parametrize(
@@ -197,4 +201,4 @@ def test_what_the_driver_wants_for_another_reason_makes_a_gpu_unfit(disabled, xi
 def test_a_wish_that_stands_is_not_excused_by_an_xid_that_comes_later():
     gpu = asking("48", 62)
     gpu.see(XidEvent(48))
-    assert gpu.see(*[Sample(recovery_action=1)] * 10) is FATAL
+    assert gpu.see(*[Sample(counting=0, recovery_action=1)] * 10) is FATAL

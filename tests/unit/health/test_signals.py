@@ -15,7 +15,7 @@ from gpu_plugin.health.signals import OPERATORS, SEVERAL, SIGNALS
 from tests.unit.health.ledgers import ERROR, GUARDED, H200, HUNG, LOST, RESET_REQUIRED, energies
 
 OK, DEGRADED, FATAL = Verdict.OK, Verdict.DEGRADED, Verdict.FATAL
-KNOWN = Marks(energy=5_000)
+KNOWN = Marks(energy=5_000, counting=0)
 VANISHED, DRIVER = Sample(fault=Fault.VANISHED), Sample(fault=Fault.DRIVER)
 GOOD = Sample(temperature=40)
 CORDON, UNCORDON, RELEASE, RESUME = (Order(verb) for verb in ("cordon", "uncordon", "release", "resume"))
@@ -37,7 +37,7 @@ def run(
         if isinstance(observation, SIGNALS[signal].sees):
             latch = SIGNALS[signal].step(latch, observation, ctx)
         if isinstance(observation, Sample):
-            marks = marks.after(observation)
+            marks = marks.after(observation, ctx.now)
     return latch
 
 
@@ -266,7 +266,7 @@ def test_a_lost_gpu_is_found_by_a_reset_and_three_answers(seen, closed):
 
 
 def bound(binding: int, fault: Fault = Fault.NONE) -> Sample:
-    return Sample(binding=binding, fault=fault)
+    return Sample(counting=0, binding=binding, fault=fault)
 
 
 @pytest.mark.parametrize(

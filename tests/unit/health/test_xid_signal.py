@@ -27,7 +27,7 @@ answers = pytest.mark.parametrize(("before", "after"), ANSWERS.values(), ids=ANS
 
 
 def look(action: int | None = None, energy: int = BEFORE, binding: int = BOUND, fault: Fault = Fault.NONE) -> Sample:
-    return Sample(energy=energy, binding=binding, recovery_action=action, fault=fault)
+    return Sample(counting=0, energy=energy, binding=binding, recovery_action=action, fault=fault)
 
 
 def watched(xid: int, before: int | None = None, policy: HealthPolicy = SHIPPED, *, nvswitch: bool = False) -> Watched:
@@ -179,7 +179,7 @@ def test_a_wish_of_the_driver_that_has_passed_leaves_the_xid_fatal_until_a_reset
 
 def test_nothing_lowers_an_xid_while_the_gpu_reads_badly():
     gpu = watched(48, 0)
-    gpu.see(XidEvent(48), *[Sample(energy=BEFORE, recovery_action=0, unrepairable_memory=True)] * 10)
+    gpu.see(XidEvent(48), *[Sample(counting=0, energy=BEFORE, recovery_action=0, unrepairable_memory=True)] * 10)
     assert gpu.verdict is FATAL
 
 
@@ -267,7 +267,7 @@ def test_errors_of_applications_are_of_their_boot():
 
 
 def links(*up: bool) -> Sample:
-    return Sample(energy=BEFORE, binding=BOUND, nvlinks=up)
+    return Sample(counting=0, energy=BEFORE, binding=BOUND, nvlinks=up)
 
 
 def test_an_nvlink_error_is_fatal_while_a_link_that_was_up_is_down():
@@ -276,7 +276,7 @@ def test_an_nvlink_error_is_fatal_while_a_link_that_was_up_is_down():
     assert gpu.see(links(True, True)) is DEGRADED
     assert gpu.see(links(True, False), links(True, False)) is FATAL
     assert gpu.see(*[links(True, True)] * 10) is FATAL, "that it is up again proves no reset"
-    assert gpu.see(*[replace(links(True, True), energy=BEFORE - n) for n in (9, 8, 7)]) is OK
+    assert gpu.see(*[replace(links(True, True), energy=AFTER_RESET + n) for n in (7, 8, 9)]) is OK
     gpu = watched(74)
     gpu.see(links(True, True), links(True, False), links(True, False))
     assert gpu.see(XidEvent(74)) is FATAL
@@ -284,8 +284,8 @@ def test_an_nvlink_error_is_fatal_while_a_link_that_was_up_is_down():
 
 def test_a_driver_that_asks_for_nothing_does_not_mend_a_link():
     gpu = watched(74, 0)
-    down = Sample(energy=BEFORE, binding=BOUND, nvlinks=(False,), recovery_action=0)
-    gpu.see(Sample(energy=BEFORE, nvlinks=(True,), recovery_action=0), down, down)
+    down = Sample(counting=0, energy=BEFORE, binding=BOUND, nvlinks=(False,), recovery_action=0)
+    gpu.see(Sample(counting=0, energy=BEFORE, nvlinks=(True,), recovery_action=0), down, down)
     assert gpu.see(XidEvent(74), *[down] * 10) is FATAL
 
 

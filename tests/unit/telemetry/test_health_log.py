@@ -86,7 +86,13 @@ def test_a_change_of_verdict_is_one_line_as_loud_as_it_is_bad(caplog, change, le
 
 @pytest.mark.parametrize(
     "seen",
-    [XidEvent(79), XidEvent(48), XidEvent(74), Sample(recovery_action=4), Sample(fault=Fault.HUNG, detail="no answer")],
+    [
+        XidEvent(79),
+        XidEvent(48),
+        XidEvent(74),
+        Sample(counting=0, recovery_action=4),
+        Sample(fault=Fault.HUNG, detail="no answer"),
+    ],
 )
 def test_the_line_of_a_fault_is_short_and_names_its_gpu_once(caplog, seen):
     uuid = "GPU-6f1c3a52-0d5e-4f0b-9c57-8a1e2b3c4d5e"
