@@ -4,9 +4,7 @@ import re
 from dataclasses import dataclass
 
 from gpu_plugin.devices.node import Gpu, Thresholds
-
-HOPPER = 9
-"""NVML_DEVICE_ARCH_HOPPER."""
+from gpu_plugin.devices.nvml_h import FI_GET_GPU_RECOVERY_ACTION, Architecture
 
 _CONTAINING = re.compile(r"\b(A30X?|A100X?|A800|B[123]00|GB[123]00)\b")
 """Models of Ampere and Blackwell with high-bandwidth memory, as NVML names them.
@@ -15,9 +13,6 @@ NVIDIA's GPU memory error management (supported GPUs) lists error containment fo
 Ampere and the Ada parts, although they remap rows too. It names Blackwell as a whole; its parts without such memory are
 taken not to.
 """
-
-RECOVERY_ACTION_FIELD = 230
-"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION."""
 
 _UNKNOWN = Thresholds()
 
@@ -45,8 +40,8 @@ def facts(gpu: Gpu) -> Facts:
     return Facts(
         gpu.thresholds,
         gpu.margins,
-        gpu.architecture == HOPPER or _CONTAINING.search(gpu.model) is not None,
+        gpu.architecture == Architecture.HOPPER or _CONTAINING.search(gpu.model) is not None,
         gpu.nvswitch,
-        RECOVERY_ACTION_FIELD in gpu.fields,
+        FI_GET_GPU_RECOVERY_ACTION in gpu.fields,
         gpu.mig_enabled,
     )

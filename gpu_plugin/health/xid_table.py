@@ -71,6 +71,7 @@ class XidRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     whole_gpu: bool = False
     always: bool = False
     look: bool = False
+    resets: bool = False
 
     def __post_init__(self) -> None:
         if not self.name:

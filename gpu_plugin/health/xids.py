@@ -16,6 +16,8 @@ VERDICTS: Mapping[str, Verdict] = {
 }
 """Verdicts by the words of the table and of the config file."""
 
+_ENDED_BY_MORE = frozenset({Proof.RESET, Proof.REBOOT, Proof.RMA})
+
 RESET = "reset the GPU when no pod has it"
 REBOOT = "drain the node and reboot it; where the GPU does not come back, have it serviced"
 _LINKS = "look at its NVLinks (nvidia-smi nvlink --status -i ID), reset all GPUs that they join"
@@ -32,7 +34,7 @@ _ADVICE: Mapping[str, str] = {
     "UPDATE_SWFW": "update the driver and the firmware",
     "WORKFLOW_NVLINK5_ERR": _LINKS,
     "WORKFLOW_NVLINK_ERR": _LINKS,
-    "WORKFLOW_XID_45": "look for the error before it; where there is none, restart the fabric manager",
+    "WORKFLOW_XID_45": "look for the error before it; where there is none, a process was killed, or restart the fabric manager",
     "WORKFLOW_XID_48": RESET,
     "XID_154": "do what the driver's recovery action asks for",
 }
@@ -55,6 +57,7 @@ class Judgement:
     `raised` is what it means where it happened `count` times `within` so many seconds, or (a consequence that came alone)
     where `follows` is not 0 and no other Xid came within so many seconds of it on a system with NVSwitches.
     `beside` is what it means while the signal of that name is open. `repeats`, `whole_gpu` and `look` are those of the table.
+    `resets` is whether the driver may ask for a reset, or more, on its account.
     """
 
     verdict: Verdict
@@ -71,6 +74,7 @@ class Judgement:
     repeats: bool = False
     whole_gpu: bool = False
     look: bool = False
+    resets: bool = True
 
     @property
     def advice(self) -> str:
@@ -162,6 +166,7 @@ class XidPolicy:
             firm=asked is not None or row.always,
             whole_gpu=row.whole_gpu,
             look=row.look,
+            resets=row.resets or Proof(row.recovery) in _ENDED_BY_MORE,
             repeats=row.repeats and asked in (None, Verdict.APP),
         )
         return own if own.firm else _with_rules(own, row)

@@ -2,16 +2,12 @@
 
 from dataclasses import replace
 
+from gpu_plugin.devices.nvml_h import CLOCKS_HW_POWER_BRAKE_SLOWDOWN as POWER_BRAKE
+from gpu_plugin.devices.nvml_h import CLOCKS_HW_THERMAL_SLOWDOWN as THERMAL
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Observation, Sample
-
-THERMAL, POWER_BRAKE = 0x40, 0x80
-"""nvmlClocksEventReasonHwThermalSlowdown and nvmlClocksEventReasonHwPowerBrakeSlowdown.
-
-HwSlowdown (0x8) alone says neither why nor how much, SwPowerCap (0x4) and GpuIdle (0x1) are a GPU at work and at rest.
-"""
 
 WINDOW, SHARE = 600.0, 0.6
 """Seconds that are looked back on, and the share of them that opens."""

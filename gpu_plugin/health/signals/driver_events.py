@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from gpu_plugin.devices.nvml_h import EventType
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import Latch, Proof, Verdict
 from gpu_plugin.health.observation import DriverEvent, Observation, Sample
@@ -12,19 +13,17 @@ QUIET_SECONDS = 86400.0
 """How long nothing must be heard of a kind of event that needs no reset."""
 
 FATAL: Mapping[int, str] = {
-    0x800: "DRAM retirement failure",
-    0x2000: "fatal poison error",
-    0x4000: "GPU unavailable",
+    EventType.DRAM_RETIREMENT_FAILURE: "DRAM retirement failure",
+    EventType.FATAL_POISON: "fatal poison error",
+    EventType.GPU_UNAVAILABLE: "GPU unavailable",
 }
-"""nvmlEventTypeDramRetirementFailure, nvmlEventTypeFatalPoisonError and nvmlEventTypeGpuUnavailableError."""
 
 DEGRADED: Mapping[int, str] = {
-    0x2: "double-bit ECC error",
-    0x200: "storm of single-bit ECC errors",
-    0x400: "DRAM retirement",
-    0x1000: "non-fatal poison error",
+    EventType.DOUBLE_BIT_ECC: "double-bit ECC error",
+    EventType.SINGLE_BIT_ECC_STORM: "storm of single-bit ECC errors",
+    EventType.DRAM_RETIREMENT: "DRAM retirement",
+    EventType.NON_FATAL_POISON: "non-fatal poison error",
 }
-"""nvmlEventTypeDoubleBitEccError, ...SingleBitEccErrorStorm, ...DramRetirementEvent and ...NonFatalPoisonError."""
 
 
 def driver_event(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:

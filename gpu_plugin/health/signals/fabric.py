@@ -1,40 +1,35 @@
 """The NVLink fabric that a GPU is to join before CUDA works on it, as nvmlDeviceGetGpuFabricInfoV tells of it."""
 
+from gpu_plugin.devices.nvml_h import (
+    FABRIC_CONDITION_MASK,
+    FABRIC_CONFIGURATION_MASK,
+    FABRIC_CONFIGURATION_SHIFT,
+    FABRIC_FALSE,
+    FABRIC_TRUE,
+    FabricCondition,
+    FabricConfiguration,
+    FabricState,
+    FabricSummary,
+)
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.grades import graded
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Fabric, Observation, Sample
 
-NOT_SUPPORTED, COMPLETED = 0, 3
-"""NVML_GPU_FABRIC_STATE_NOT_SUPPORTED: the GPU has no fabric to join; _COMPLETED: it has joined, or failed to."""
-
-_STATES = {1: "has not begun to join its NVLink fabric", 2: "is still joining its NVLink fabric"}
-"""NVML_GPU_FABRIC_STATE_NOT_STARTED, _IN_PROGRESS."""
-
-UNHEALTHY, HEALTHY, LIMITED_CAPACITY = 2, 1, 3
-"""NVML_GPU_FABRIC_HEALTH_SUMMARY_*."""
-
-DEGRADED_BANDWIDTH = (0, 0x3, 1)
-"""Shift, width and the bad value of NVML_GPU_FABRIC_HEALTH_MASK_*_DEGRADED_BW."""
-ROUTE_UNHEALTHY = (4, 0x3, 1)
-"""Likewise of ..._ROUTE_UNHEALTHY."""
-ACCESS_TIMEOUT_RECOVERY = (6, 0x3, 1)
-"""Likewise of ..._ACCESS_TIMEOUT_RECOVERY."""
-PARTITION_UNASSIGNED = (12, 0x3, 2)
-"""Likewise of ..._PARTITION_ASSIGNED."""
-
-_CONFIGURATION = (8, 0xF)
-"""NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION and its width; 0 is not supported, 1 none."""
-_CONFIGURATIONS = {
-    2: "a wrong system GUID",
-    3: "a wrong chassis serial number",
-    4: "no partition",
-    5: "too few NVLinks",
-    6: "incompatible GPU firmware",
-    7: "an invalid location",
-    8: "an invalid state of the GPU",
+_STATES = {
+    FabricState.NOT_STARTED: "has not begun to join its NVLink fabric",
+    FabricState.IN_PROGRESS: "is still joining its NVLink fabric",
 }
-"""NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_*."""
+
+_CONFIGURATIONS = {
+    FabricConfiguration.INCORRECT_SYSGUID: "a wrong system GUID",
+    FabricConfiguration.INCORRECT_CHASSIS_SN: "a wrong chassis serial number",
+    FabricConfiguration.NO_PARTITION: "no partition",
+    FabricConfiguration.INSUFFICIENT_NVLINKS: "too few NVLinks",
+    FabricConfiguration.INCOMPATIBLE_GPU_FW: "incompatible GPU firmware",
+    FabricConfiguration.INVALID_LOCATION: "an invalid location",
+    FabricConfiguration.GPU_STATE_INVALID: "an invalid state of the GPU",
+}
 
 
 def fabric(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
@@ -52,15 +47,15 @@ def fabric(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None
     if found is None or seen.nvlinks is None:
         return graded(latch, ctx, grade=None, detail="")
     grade, words = judge(found)
-    starting = ctx.before is None and found.state not in (NOT_SUPPORTED, COMPLETED)
+    starting = ctx.before is None and found.state not in (FabricState.NOT_SUPPORTED, FabricState.COMPLETED)
     return graded(latch, ctx, grade=grade, detail=words, enter=1 if starting else 2)
 
 
 def judge(found: Fabric) -> tuple[Verdict, str]:
     """What a fabric in this condition means for its GPU, and why."""
-    if found.state == NOT_SUPPORTED:
+    if found.state == FabricState.NOT_SUPPORTED:
         return Verdict.OK, ""
-    if found.state != COMPLETED:
+    if found.state != FabricState.COMPLETED:
         doing = _STATES.get(found.state, f"is in state {found.state} of joining its NVLink fabric")
         return Verdict.FATAL, f"the GPU {doing}, CUDA would fail with error 802"
     if found.status:
@@ -73,31 +68,34 @@ def judge(found: Fabric) -> tuple[Verdict, str]:
 
 
 def _faults(found: Fabric) -> list[str]:
-    shift, width = _CONFIGURATION
-    wrong = found.health_mask >> shift & width
+    wrong = found.health_mask >> FABRIC_CONFIGURATION_SHIFT & FABRIC_CONFIGURATION_MASK
     faults = []
-    if _says(found, ROUTE_UNHEALTHY):
+    if _says(found, FabricCondition.ROUTE_UNHEALTHY):
         faults.append("its route is unhealthy")
-    if _says(found, ACCESS_TIMEOUT_RECOVERY):
+    if _says(found, FabricCondition.ACCESS_TIMEOUT_RECOVERY):
         faults.append("it is recovering from access timeouts")
-    if wrong > 1:
+    if wrong > FabricConfiguration.NONE:
         faults.append(f"its configuration has {_CONFIGURATIONS.get(wrong, f'error {wrong}')}")
-    if found.summary == UNHEALTHY and not faults:
-        faults.append("the driver calls it unhealthy")
+    if found.summary == FabricSummary.UNHEALTHY and not faults:
+        faults.append(_recovering(found) or "the driver calls it unhealthy")
     return faults
 
 
 def _limits(found: Fabric) -> list[str]:
     limits = []
-    if _says(found, DEGRADED_BANDWIDTH):
+    if _says(found, FabricCondition.DEGRADED_BW):
         limits.append("its bandwidth is degraded")
-    if _says(found, PARTITION_UNASSIGNED) and found.summary != HEALTHY:
+    if _says(found, FabricCondition.PARTITION_ASSIGNED, FABRIC_FALSE) and found.summary != FabricSummary.HEALTHY:
         limits.append("no partition is assigned")
-    if found.summary == LIMITED_CAPACITY and not limits:
-        limits.append("the driver speaks of limited capacity")
+    if found.summary == FabricSummary.LIMITED_CAPACITY and not limits:
+        limits.append(_recovering(found) or "the driver speaks of limited capacity")
     return limits
 
 
-def _says(found: Fabric, what: tuple[int, int, int]) -> bool:
-    shift, width, value = what
-    return found.health_mask >> shift & width == value
+def _recovering(found: Fabric) -> str:
+    """Why the driver sums it up so, where no other condition says it: a recovery of routes is by itself no fault."""
+    return "its route is being recovered" if _says(found, FabricCondition.ROUTE_RECOVERY) else ""
+
+
+def _says(found: Fabric, what: FabricCondition, value: int = FABRIC_TRUE) -> bool:
+    return found.health_mask >> what & FABRIC_CONDITION_MASK == value

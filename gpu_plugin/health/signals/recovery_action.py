@@ -8,8 +8,11 @@ from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.xids import REBOOT, RESET
 
-FOLLOWS = 30.0
-"""Seconds within which what the driver asks for is taken to be on account of an Xid: a round of looks, and some."""
+FOLLOWS, EXCUSED = 30.0, 600.0
+"""Seconds within which what the driver asks for is taken to be on account of an Xid: a round of looks, and some.
+
+And how long that excuses it: what the driver still asks for then it asks for the GPU's own sake.
+"""
 
 _ASKS = {
     RecoveryAction.GPU_RESET: "for a reset of the GPU",
@@ -38,7 +41,8 @@ def recovery_action(latch: Latch | None, seen: Observation, ctx: Context) -> Lat
     """Opens at once on any action; closes after three looks in a row at which the driver asked for none.
 
     `value` is the action. Another one of the same weight is news; a lighter one counts once it lasted three looks. What the
-    driver asks for on account of an Xid that the operator calls no fault is DEGRADED at most: else nobody could say so.
+    driver asks for on account of an Xid that the operator calls no fault is DEGRADED at most for ten minutes. Only an Xid that
+    can lead to that recovery is such an account.
     """
     if not isinstance(seen, Sample):
         return latch
@@ -57,8 +61,9 @@ def recovery_action(latch: Latch | None, seen: Observation, ctx: Context) -> Lat
 def _excused(latch: Latch | None, action: int, ctx: Context) -> bool:
     """Whether the driver asks for this because of Xids of which the operator's own word is that they are no fault."""
     if latch is not None and latch.verdict is not Verdict.OK and latch.value == action:
-        return latch.verdict is Verdict.DEGRADED
-    before = [ctx.policy.xids.judge(xid) for at, xid in ctx.xids if ctx.now - at <= FOLLOWS]
+        return latch.verdict is Verdict.DEGRADED and 0 <= ctx.now - latch.since < EXCUSED
+    judged = (ctx.policy.xids.judge(xid) for at, xid in ctx.xids if 0 <= ctx.now - at <= FOLLOWS)
+    before = [j for j in judged if j.resets]
     return any(j.firm and j.verdict < Verdict.FATAL for j in before) and all(j.verdict < Verdict.FATAL for j in before)
 
 

@@ -67,6 +67,8 @@ def gpu():
         (Fabric(3, 0, bits(partition_assigned=2)), DEGRADED, "no partition is assigned"),
         (Fabric(3, 0, bits(partition_assigned=2), 1), OK, ""),
         (Fabric(3, 0, bits(gfm_state=2), 1), OK, ""),
+        (Fabric(3, 0, bits(route_recovery=1), 2), FATAL, "is not sound: its route is being recovered"),
+        (Fabric(3, 0, bits(route_recovery=1), 3), DEGRADED, "is limited: its route is being recovered"),
         (
             Fabric(3, 0, bits(degraded_bw=1, route_unhealthy=1, access_timeout_recovery=1), 2),
             FATAL,
