@@ -50,25 +50,34 @@ class Journal(Generic[T]):
             os.close(descriptor)
         for line in reversed(written.split(b"\n")):
             if line:
-                with suppress(msgspec.MsgspecError, RecursionError):
+                with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                     return msgspec.json.decode(line, type=self._kind)
         return None
 
     def append(self, content: T) -> bool:
-        """Makes this content the last. Returns whether that worked; it outlives this process from then on."""
-        line = msgspec.json.encode(content) + b"\n"
+        """Makes this content the last. Returns whether that worked; it outlives this process from then on.
+
+        A line begins with a newline of its own: what another process left of a line that the disk had no room for, or what
+        cannot be taken back here, is then a line apart.
+        """
+        line = b"\n" + msgspec.json.encode(content) + b"\n"
         with self._lock:
             try:
                 descriptor = self._opened()
-                if os.fstat(descriptor).st_size + len(line) > MAX_BYTES:
+                size = os.fstat(descriptor).st_size
+                if size + len(line) > MAX_BYTES:
                     return False
-                whole = os.write(descriptor, line) == len(line)
+                written = os.write(descriptor, line)
+                if written < len(line):
+                    log.debug("%s: %d of %d bytes were written", self._file, written, len(line))
+                    os.ftruncate(descriptor, size)
+                    return False
             except OSError as error:
                 log.debug("%s cannot be written: %s", self._file, error)
                 self._close()
                 return False
             self._last = content
-            return whole
+            return True
 
     def settle(self, content: T) -> None:
         """This content is written durably elsewhere: empties the journal, unless a newer one was appended meanwhile."""

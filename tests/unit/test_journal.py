@@ -49,7 +49,9 @@ def test_a_word_cut_short_leaves_the_one_before(journal, file, cut):
     assert read(file) == (Word(2, "long") if cut == 1 else Word(1))
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"\x00" * 100, b"[" * 100_000, b'{"number": "x"}\n'])
+@pytest.mark.parametrize(
+    "content", [b"", b"\n\n", b"\x00" * 100, b"[" * 100_000, b'{"number": "x"}\n', b'{"number": 1, "text": "\xff"}\n']
+)
 def test_what_makes_no_sense_is_no_word(file, content):
     file.parent.mkdir()
     file.write_bytes(content)
@@ -66,6 +68,31 @@ def test_a_word_that_is_written_elsewhere_is_taken_out_and_a_newer_one_is_not(jo
     journal.append(Word(3))
     journal.settle(Word(3))
     assert (read(file), file.stat().st_size) == (None, 0)
+
+
+@pytest.mark.parametrize("left", ["taken back", "left there"])
+def test_a_word_that_the_disk_had_no_room_for_is_no_success_and_swallows_no_other(journal, file, monkeypatch, left):
+    written, truncate = os.write, os.ftruncate
+
+    def refuse(descriptor: int, length: int) -> None:
+        raise OSError("no such luck")
+
+    journal.append(Word(1))
+    for room in (1, 5, 20):
+        monkeypatch.setattr(os, "write", lambda to, line, room=room: written(to, line[:room]))
+        monkeypatch.setattr(os, "ftruncate", truncate if left == "taken back" else refuse)
+        assert not journal.append(Word(2, "which is long"))
+        monkeypatch.undo()
+        assert read(file) == Word(1)
+    assert journal.append(Word(3))
+    assert read(file) == Word(3)
+
+
+def test_what_another_process_left_of_a_word_swallows_no_other(journal, file):
+    file.parent.mkdir()
+    file.write_bytes(b'{"number": 1}\n{"number": 2, "te')
+    assert journal.append(Word(3))
+    assert read(file) == Word(3)
 
 
 def test_it_grows_no_further_than_its_bound(journal, file):
