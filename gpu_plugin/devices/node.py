@@ -38,6 +38,7 @@ class MigDevice:
 class Gpu:
     """One piece of hardware. None means that the part, the driver or the host does not say.
 
+    `nvlinks` is how many NVLinks it has, active or not; `fields` are the ids (`nvml_h.FI_*`) that its probe found answered.
     `unreadable` is why the driver could not describe it: such a GPU is listed and never handed out. Its `uuid` is then
     the one remembered from an earlier probe, or a placeholder made of its index. `margins` are its limits relative to
     T.Limit; `remaps_rows` is whether it remaps bad memory rows, `nvswitch` whether its NVLinks lead to switches.
@@ -58,6 +59,7 @@ class Gpu:
     thresholds: Thresholds = Thresholds()
     margins: Thresholds = Thresholds()
     remaps_rows: bool = False
+    nvlinks: int = 0
     nvswitch: bool = False
     event_types: int = 0
     fields: frozenset[int] = frozenset()

@@ -39,6 +39,18 @@ UNSUPPORTED = frozenset(
 """Codes that mean "this part or driver never answers that": learnt once, never a fault."""
 
 
+class ValueType(IntEnum):
+    """nvmlValueType_t: which member of nvmlValue_t holds a field's value."""
+
+    DOUBLE = 0
+    UNSIGNED_INT = 1
+    UNSIGNED_LONG = 2
+    UNSIGNED_LONG_LONG = 3
+    SIGNED_LONG_LONG = 4
+    SIGNED_INT = 5
+    UNSIGNED_SHORT = 6
+
+
 class Threshold(IntEnum):
     """nvmlTemperatureThresholds_t: the kinds asked for, in degrees Celsius."""
 
@@ -179,6 +191,15 @@ TEMPERATURE_GPU = 0
 
 NVLINK_REMOTE_SWITCH = 2
 """NVML_NVLINK_DEVICE_TYPE_SWITCH."""
+
+NVLINK_STATE_INACTIVE = 0
+"""NVML_NVLINK_STATE_INACTIVE, of `FI_NVLINK_GET_STATE`: a link that sleeps, or that carries no traffic yet, is active."""
+
+FABRIC_UUID_LENGTH, FABRIC_CLIQUES = 16, 64
+"""NVML_GPU_FABRIC_UUID_LEN, in bytes, and NVML_GPU_FABRIC_CLIQUE_MAX."""
+
+FEATURE_ENABLED = 1
+"""NVML_FEATURE_ENABLED, and NVML_DEVICE_MIG_ENABLE."""
 
 # Field ids: NVML_FI_DEV_*, for nvmlDeviceGetFieldValues.
 FI_ECC_DBE_VOL_TOTAL = 4

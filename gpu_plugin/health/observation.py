@@ -78,8 +78,6 @@ class Sample:
     clocks_event_reasons: int | None = None
     nvlinks: tuple[bool, ...] | None = None
     nvlink_crc_errors: int | None = None
-    nvlink_replays: int | None = None
-    nvlink_recoveries: int | None = None
     nvlink_failed_recoveries: int | None = None
     fabric: Fabric | None = None
     pcie_width: int | None = None
@@ -89,6 +87,10 @@ class Sample:
     binding: int | None = None
     counting: int | None = None
     asked: frozenset[str] | None = None
+
+    def tells(self, field: str) -> bool:
+        """Whether this look asked for that field."""
+        return self.asked is None or field in self.asked
 
 
 @dataclass(frozen=True, slots=True)

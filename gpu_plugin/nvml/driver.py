@@ -4,35 +4,30 @@ pynvml gives ctypes no argument types, so a wrong one could crash the process: e
 """
 
 import ctypes
-import math
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
-from gpu_plugin.devices.nvml_h import MAX_NVLINKS, Return, Threshold
+from gpu_plugin.devices.nvml_h import (
+    ECC_VOLATILE,
+    MAX_NVLINKS,
+    MEMORY_ERROR_UNCORRECTED,
+    NVLINK_REMOTE_SWITCH,
+    TEMPERATURE_GPU,
+    Return,
+    Threshold,
+)
 from gpu_plugin.health.observation import Fabric
-from gpu_plugin.nvml import library
-from gpu_plugin.nvml.port import Event, EventSet, Handle, MigAttributes, NvmlError, PcieLink, RemappedRows
+from gpu_plugin.nvml import library, structures
+from gpu_plugin.nvml.port import Event, EventSet, Field, Handle, MigAttributes, NvmlError, PcieLink, RemappedRows
 
 T = TypeVar("T")
 
-# pynvml.NVML_VALUE_TYPE_* to the member of the value union that holds it.
-_VALUE_MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
-
-_UNCORRECTED, _VOLATILE = 1, 0
-"""NVML_MEMORY_ERROR_TYPE_UNCORRECTED and NVML_VOLATILE_ECC."""
-
-_SWITCH = 2
-"""NVML_NVLINK_DEVICE_TYPE_SWITCH."""
-
-_UNICAST_POINTER = 0
-"""NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER: GPUs that reach each other's memory, the one clique that older versions tell."""
-
-_FABRIC = (
-    ("nvmlDeviceGetGpuFabricInfo_v4", "c_nvmlGpuFabricInfo_v4_t"),
-    ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
-    ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
-    ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
+_FABRIC: tuple[tuple[str, type[ctypes.Structure]], ...] = (
+    ("nvmlDeviceGetGpuFabricInfo_v4", structures.FabricInfo4),
+    ("nvmlDeviceGetGpuFabricInfoV", structures.FabricInfo3),
+    ("nvmlDeviceGetGpuFabricInfoV", structures.FabricInfo2),
+    ("nvmlDeviceGetGpuFabricInfo", structures.FabricInfo),
 )
 """What tells of the fabric, and into which structure, newest first."""
 
@@ -51,6 +46,7 @@ class PynvmlDriver:
         self._roots = tuple(roots)
         self._nvml: ModuleType | None = None
         self._fabric_version = 0
+        self._older_temperature = False
 
     def open(self) -> None:
         """Loads the library as it lies on disk now, unless it is in use already, and initialises it."""
@@ -61,7 +57,7 @@ class PynvmlDriver:
             if pynvml.nvmlLib is None:
                 pynvml.nvmlLib = library.load(self._roots)
         self._nvml = pynvml
-        self._fabric_version = 0
+        self._fabric_version, self._older_temperature = 0, False
         self._call(pynvml.nvmlInit)
 
     def close(self) -> None:
@@ -138,7 +134,18 @@ class PynvmlDriver:
         return bool(self._call(self._lib.nvmlDeviceGetPersistenceMode, _pointer(self._lib, handle)))
 
     def temperature(self, handle: Handle) -> int:
-        return int(self._call(self._lib.nvmlDeviceGetTemperature, _pointer(self._lib, handle), 0))
+        if not self._older_temperature:
+            told = structures.made(structures.Temperature)
+            told.sensorType = TEMPERATURE_GPU
+            try:
+                self._fill("nvmlDeviceGetTemperatureV", handle, told)
+            except NvmlError as error:
+                if error.code not in (Return.FUNCTION_NOT_FOUND, Return.ARGUMENT_VERSION_MISMATCH):
+                    raise
+                self._older_temperature = True  # the library's age, which no other GPU changes
+            else:
+                return int(told.temperature)
+        return int(self._call(self._lib.nvmlDeviceGetTemperature, _pointer(self._lib, handle), TEMPERATURE_GPU))
 
     def temperature_threshold(self, handle: Handle, kind: Threshold) -> int:
         return int(self._call(self._lib.nvmlDeviceGetTemperatureThreshold, _pointer(self._lib, handle), int(kind)))
@@ -148,7 +155,9 @@ class PynvmlDriver:
 
     def uncorrected_ecc_errors(self, handle: Handle) -> int:
         lib = self._lib
-        return int(self._call(lib.nvmlDeviceGetTotalEccErrors, _pointer(lib, handle), _UNCORRECTED, _VOLATILE))
+        return int(
+            self._call(lib.nvmlDeviceGetTotalEccErrors, _pointer(lib, handle), MEMORY_ERROR_UNCORRECTED, ECC_VOLATILE)
+        )
 
     def sram_threshold_exceeded(self, handle: Handle) -> bool:
         lib = self._lib
@@ -165,8 +174,9 @@ class PynvmlDriver:
         return bool(self._call(self._lib.nvmlDeviceGetRetiredPagesPendingStatus, _pointer(self._lib, handle)))
 
     def unrepairable_memory(self, handle: Handle) -> bool:
-        function = self._known("nvmlDeviceGetUnrepairableMemoryFlag_v1")
-        return bool(self._call(function, _pointer(self._lib, handle)))
+        status = structures.made(structures.UnrepairableMemory)
+        self._fill("nvmlDeviceGetUnrepairableMemoryFlag_v1", handle, status)
+        return bool(status.bUnrepairableMemory)
 
     def clocks_event_reasons(self, handle: Handle) -> int:
         pointer = _pointer(self._lib, handle)
@@ -191,13 +201,17 @@ class PynvmlDriver:
 
     def nvlink_to_switch(self, handle: Handle, link: int) -> bool:
         lib = self._lib
-        return bool(self._call(lib.nvmlDeviceGetNvLinkRemoteDeviceType, _pointer(lib, handle), link) == _SWITCH)
+        return bool(
+            self._call(lib.nvmlDeviceGetNvLinkRemoteDeviceType, _pointer(lib, handle), link) == NVLINK_REMOTE_SWITCH
+        )
 
     def fabric(self, handle: Handle) -> Fabric:
         version = self._fabric_version
         while True:
             try:
-                found = self._fabric_in(version, handle)
+                function, structure = _FABRIC[version]
+                told = structures.made(structure)
+                self._fill(function, handle, told)
             except NvmlError as error:
                 older = error.unsupported or error.code == Return.INVALID_ARGUMENT
                 if not older or version + 1 == len(_FABRIC):
@@ -205,7 +219,7 @@ class PynvmlDriver:
                 version += 1
             else:
                 self._fabric_version = version  # what it answered once, it is asked at once from then on
-                return found
+                return structures.fabric(told)
 
     def pcie_link(self, handle: Handle) -> PcieLink:
         pointer = _pointer(self._lib, handle)
@@ -221,9 +235,10 @@ class PynvmlDriver:
     def supported_event_types(self, handle: Handle) -> int:
         return int(self._call(self._lib.nvmlDeviceGetSupportedEventTypes, _pointer(self._lib, handle)))
 
-    def field_values(self, handle: Handle, fields: tuple[int, ...]) -> tuple[int | None, ...]:
-        answers = self._call(self._lib.nvmlDeviceGetFieldValues, _pointer(self._lib, handle), list(fields))
-        return tuple(_field(answer) for answer in answers)
+    def field_values(self, handle: Handle, fields: tuple[Field, ...]) -> tuple[int | NvmlError, ...]:
+        values = structures.asking(fields)
+        self._straight("nvmlDeviceGetFieldValues", ctypes.c_void_p(handle), len(fields), values)
+        return structures.answers(values, "nvmlDeviceGetFieldValues")
 
     def nvlink_remote_bus_id(self, handle: Handle, link: int) -> str | None:
         pointer = _pointer(self._lib, handle)
@@ -269,22 +284,22 @@ class PynvmlDriver:
         except UnicodeDecodeError as error:
             raise _no_text(function, error) from None
 
-    def _fabric_in(self, version: int, handle: Handle) -> Fabric:
-        """What one version of the question brings, by its place in _FABRIC."""
-        function, structure = _FABRIC[version]
-        asked = self._known(function)
-        answer = self._known(structure)()
-        self._call(asked, _pointer(self._lib, handle), ctypes.byref(answer))
-        mask, summary = getattr(answer, "healthMask", 0), getattr(answer, "healthSummary", 0)
-        cluster = bytes(answer.clusterUuid)
-        return Fabric(
-            int(answer.state),
-            int(answer.status),
-            int(mask),
-            int(summary),
-            cluster.hex() if any(cluster) else "",
-            _clique(answer),
-        )
+    def _fill(self, name: str, handle: Handle, into: ctypes.Structure) -> None:
+        """Has a function fill in a structure about a GPU."""
+        self._straight(name, ctypes.c_void_p(handle), ctypes.byref(into))
+
+    def _straight(self, name: str, *arguments: Any) -> None:
+        """Calls the library itself, past pynvml, whose structure or function is not the one wanted."""
+        lib = self._lib
+        with _in_use:
+            if lib.nvmlLib is None:
+                raise NvmlError(Return.UNINITIALIZED, name)
+            function = getattr(lib.nvmlLib, name, None)
+            if function is None:
+                raise NvmlError(Return.FUNCTION_NOT_FOUND, name)
+            code = function(*arguments)
+        if code != Return.SUCCESS:
+            raise NvmlError(code, name)
 
     def _known(self, name: str) -> Any:
         """What pynvml calls so; one that is older than the library knows less than it."""
@@ -332,18 +347,3 @@ def _events(lib: ModuleType, events: EventSet) -> Any:
 
 def _no_text(function: Callable[..., Any], error: UnicodeDecodeError) -> NvmlError:
     return NvmlError(Return.UNKNOWN, function.__name__, f"answered with bytes that are no text: {error}")
-
-
-def _clique(answer: Any) -> int:
-    """The GPU's clique. The newest structure has several, of which the first unicast one is what older ones tell (nvml.h)."""
-    if not hasattr(answer, "cliques"):
-        return int(answer.cliqueId)
-    there = answer.cliques[: min(answer.numCliques, len(answer.cliques))]
-    return next((int(clique.id) for clique in there if clique.type == _UNICAST_POINTER), 0)
-
-
-def _field(answer: Any) -> int | None:
-    if answer.nvmlReturn != Return.SUCCESS:
-        return None
-    value = getattr(answer.value, _VALUE_MEMBERS.get(answer.valueType, ""), None)
-    return int(value) if value is not None and math.isfinite(value) else None

@@ -8,7 +8,7 @@ Numbers are NVML's own; `devices.nvml_h` has those that are told apart.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NewType, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NewType, Protocol
 
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, UNSUPPORTED, Return, Threshold
 from gpu_plugin.health.observation import Fabric
@@ -37,6 +37,11 @@ class NvmlError(Exception):
         return self.code in UNSUPPORTED
 
 
+def never(refusal: NvmlError) -> bool:
+    """Whether a field so refused is one that the part or the driver will never answer: older drivers know no such id."""
+    return refusal.unsupported or refusal.code == Return.INVALID_ARGUMENT
+
+
 def _name(code: int) -> str:
     try:
         return Return(code).name.replace("_", " ").lower()
@@ -53,6 +58,13 @@ class Event:
     data: int
     gpu_instance: int = ALL_INSTANCES
     compute_instance: int = ALL_INSTANCES
+
+
+class Field(NamedTuple):
+    """What to ask nvmlDeviceGetFieldValues for: an `FI_*` of `devices.nvml_h` and, where the header wants one, its scopeId."""
+
+    number: int
+    scope: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +217,8 @@ class Driver(Protocol):
     def supported_event_types(self, handle: Handle) -> int:
         """nvmlDeviceGetSupportedEventTypes, a mask of EventType bits and others."""
 
-    def field_values(self, handle: Handle, fields: tuple[int, ...]) -> tuple[int | None, ...]:
-        """nvmlDeviceGetFieldValues: one integer a field, in order; None where that field was refused."""
+    def field_values(self, handle: Handle, fields: tuple[Field, ...]) -> tuple[int | NvmlError, ...]:
+        """nvmlDeviceGetFieldValues: one integer a field, in order, or how that field was refused, which is not raised."""
 
     def nvlink_remote_bus_id(self, handle: Handle, link: int) -> str | None:
         """The PCI bus id at the far end of an active link (nvmlDeviceGetNvLinkState, ...GetNvLinkRemotePciInfo_v2).

@@ -1,15 +1,16 @@
 """One look at one GPU. Blocks: runs on a driver thread."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.devices.nvml_h import NVLINK_STATE_INACTIVE, Return
 from gpu_plugin.health.observation import Fault, Sample
-from gpu_plugin.nvml.mig import Partition, read_partition
-from gpu_plugin.nvml.port import Driver, Handle, NvmlError
+from gpu_plugin.nvml import traits
+from gpu_plugin.nvml.mig import GONE, Partition, read_partition
+from gpu_plugin.nvml.port import Driver, Handle, NvmlError, never
+from gpu_plugin.nvml.questions import FUNCTIONS, READINGS, REMAP, Plan, Reading, Shape, plan
 
 _FAULTS: dict[int, tuple[Fault, str]] = {
     Return.GPU_IS_LOST: (Fault.LOST, "the GPU is lost"),
@@ -27,54 +28,11 @@ _CORE = frozenset({"temperature", "energy"})
 """Fields that every GPU of use answers: UNKNOWN to one of them is the GPU's too, while a driver that never says anything
 else to one of the younger questions must not cost a fleet."""
 
-SAMPLED_FIELDS: Mapping[str, tuple[int, ...]] = {
-    "recovery_action": (230,),
-    "memory_temperature": (82,),
-    "retired_pages": (29, 30),
-    "nvlink_crc_errors": (38, 45),
-    "nvlink_replays": (52,),
-    "nvlink_recoveries": (59,),
-    "nvlink_failed_recoveries": (214,),
-    "pcie_fatal_errors": (180,),
-}
-"""Fields of a Sample and NVML's fields (nvml.h) of which each is the sum.
+_NUMBERS: Mapping[str, frozenset[int]] = {reading.name: frozenset(reading.numbers) for reading in READINGS}
+"""By field of a Sample, NVML's fields of which it is made."""
 
-NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, _MEMORY_TEMP, _RETIRED_SBE and _RETIRED_DBE, _NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL and
-_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL, _NVLINK_REPLAY_ERROR_COUNT_TOTAL, _NVLINK_RECOVERY_ERROR_COUNT_TOTAL,
-_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS, _PCIE_COUNT_FATAL_ERROR.
-"""
-
-_REMAP = ("remap_pending", "remap_failure")
-
-Ask = Callable[[Driver, Handle], tuple[Any, ...]]
-
-
-def _remapped_rows(driver: Driver, handle: Handle) -> tuple[bool, bool]:
-    rows = driver.remapped_rows(handle)
-    return rows.pending, rows.failure
-
-
-def _pcie_link(driver: Driver, handle: Handle) -> tuple[int, int]:
-    link = driver.pcie_link(handle)
-    return link.width, link.max_width
-
-
-_QUESTIONS: Mapping[tuple[str, ...], Ask] = {
-    ("temperature",): lambda driver, handle: (driver.temperature(handle),),
-    ("energy",): lambda driver, handle: (driver.total_energy(handle),),
-    ("margin",): lambda driver, handle: (driver.margin_temperature(handle),),
-    ("ecc_uncorrected",): lambda driver, handle: (driver.uncorrected_ecc_errors(handle),),
-    ("sram_threshold",): lambda driver, handle: (driver.sram_threshold_exceeded(handle),),
-    _REMAP: _remapped_rows,
-    ("retired_pending",): lambda driver, handle: (driver.retired_pages_pending(handle),),
-    ("unrepairable_memory",): lambda driver, handle: (driver.unrepairable_memory(handle),),
-    ("clocks_event_reasons",): lambda driver, handle: (driver.clocks_event_reasons(handle),),
-    ("nvlinks",): lambda driver, handle: (driver.nvlink_states(handle),),
-    ("fabric",): lambda driver, handle: (driver.fabric(handle),),
-    ("pcie_width", "pcie_max_width"): _pcie_link,
-    ("pcie_replays",): lambda driver, handle: (driver.pcie_replays(handle),),
-}
-"""Every other field of a Sample, and how it is asked for. First what every GPU answers: one that is lost says so there."""
+_OF_LINKS = frozenset(reading.name for reading in READINGS if reading.per_link and reading.name not in FUNCTIONS)
+"""Fields of a Sample that a part without NVLinks never answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +84,17 @@ def look(
         binding: what the host says of its binding, passed on in the sample.
         counting: that of the GPU's last full look (`Sample.counting`), passed on where it is not asked for.
     """
-    del turn
     # A GPU that is cut says nothing of its rows until it no longer is.
-    seen, unsupported = sample(driver, handle, skip.union(_REMAP) if gpu.mig_devices else skip, binding=binding)
+    unasked = skip.union(REMAP) if gpu.mig_devices else skip
+    asking = plan(gpu.fields, gpu.nvlinks, unasked, full=full, turn=turn)
+    seen, unsupported = sample(driver, handle, asking, binding=binding)
     unsupported = frozenset(name for name in unsupported if not _answered(gpu, name))
     if seen.fault or not full:
-        return Look(handle, replace(seen, counting=counting), gpu, divisible=divisible, unsupported=unsupported)
+        asked = None if seen.fault else asking.asked
+        seen = replace(seen, counting=counting, asked=asked)
+        return Look(handle, seen, gpu, divisible=divisible, unsupported=unsupported)
+    if not gpu.nvlinks and "nvlinks" not in gpu.unsettled:
+        unsupported |= _OF_LINKS - skip
     if "counting" in skip:
         counting = opening
     else:
@@ -142,42 +105,64 @@ def look(
             counting = opening if error.unsupported or counting is None else counting
             unsupported |= {"counting"} if error.unsupported else frozenset()
     seen = replace(seen, counting=counting)
+    known = traits.settled(driver, handle, gpu)
     if not divisible:
-        return Look(handle, seen, gpu, divisible=False, unsupported=unsupported)
+        return Look(handle, seen, known, divisible=False, unsupported=unsupported)
     try:
         partition = read_partition(driver, handle, memory_bytes=gpu.memory_bytes, known=gpu.mig_devices)
     except NvmlError as error:
-        return Look(handle, seen, gpu, untold=str(error), unsupported=unsupported)
-    return Look(handle, seen, gpu, partition, divisible=partition is not None, unsupported=unsupported)
+        return Look(handle, seen, known, untold=str(error), unsupported=unsupported)
+    return Look(handle, seen, known, partition, divisible=partition is not None, unsupported=unsupported)
 
 
 def sample(
-    driver: Driver, handle: Handle, skip: frozenset[str] = frozenset(), *, binding: int | None = None
+    driver: Driver, handle: Handle, asking: Plan, *, binding: int | None = None
 ) -> tuple[Sample, frozenset[str]]:
-    """Every field of a Sample but those to `skip`, and the names of those that were refused for lack of support.
+    """What the GPU answers to these questions, and the names of the fields of a Sample that were refused for lack of support.
 
     Nothing is learnt of a GPU that is at fault.
 
     What the driver refuses for another reason is None this time, and no fault: one strange answer makes no GPU unreadable.
     A fault it is where the code says that the GPU or the driver is out of reach, and where no question was answered at all.
     """
-    questions, fields = _plan(skip)
     answers: dict[str, Any] = {}
     unsupported: list[str] = []
     refusal: NvmlError | None = None
-    for names, ask in questions:
+    for question in asking.questions:
         try:
-            answers.update(zip(names, ask(driver, handle), strict=True))
+            answers.update(zip(question.names, question.ask(driver, handle), strict=True))
         except NvmlError as error:
-            if error.code in _OUT_OF_REACH or (error.code == Return.UNKNOWN and not _CORE.isdisjoint(names)):
+            if error.code in _OUT_OF_REACH or (error.code == Return.UNKNOWN and not _CORE.isdisjoint(question.names)):
                 return _faulty(error, binding), frozenset()
             if error.unsupported:
-                unsupported += names
+                unsupported += question.names
             else:
                 refusal = error
+    if asking.fields:
+        try:
+            values = driver.field_values(handle, asking.fields)
+        except NvmlError as error:
+            if error.code in _OUT_OF_REACH:
+                return _faulty(error, binding), frozenset()
+            if error.unsupported:
+                unsupported += [reading.name for reading, _ in asking.readings]
+            else:
+                refusal = error
+        else:
+            at = 0
+            for reading, fields in asking.readings:
+                told = _told(reading, values[at : at + len(fields)], answers.get("nvlinks"))
+                at += len(fields)
+                if not isinstance(told, NvmlError):
+                    answers[reading.name] = told
+                elif told.code in GONE or (told.code == Return.UNKNOWN and reading.name in _CORE):
+                    return _faulty(told, binding), frozenset()
+                elif never(told):
+                    unsupported.append(reading.name)
+                else:
+                    refusal = told
     if refusal is not None and all(answer is None for answer in answers.values()):
         return _faulty(refusal, binding), frozenset()
-    unsupported += [name for name in fields if name in answers and answers[name] is None]
     return Sample(**answers, binding=binding), frozenset(unsupported)
 
 
@@ -191,37 +176,43 @@ def _faulty(error: NvmlError, binding: int | None) -> Sample:
     return Sample(fault=kind, detail=f"{words} ({error})", binding=binding)
 
 
+def _told(reading: Reading, values: Sequence[int | NvmlError], links: tuple[bool, ...] | None) -> Any:
+    """What these values make of a field of a Sample: the answer; a refusal; None where that stays open this time.
+
+    Never a sum that lacks a part: a smaller number would pass for growth once it is whole again. A link that is not active
+    may have no counters: those of the others are the sum then.
+    """
+    gone = next((value for value in values if isinstance(value, NvmlError) and value.code in GONE), None)
+    if gone is not None:
+        return gone
+    if reading.shape is Shape.LINK_SUM:
+        return _over_links(values, len(reading.numbers), links)
+    answered = [value for value in values if not isinstance(value, NvmlError)]
+    if len(answered) < len(values):
+        refused = [value for value in values if isinstance(value, NvmlError)]
+        return next((error for error in refused if not never(error)), refused[0])
+    if reading.shape is Shape.LINKS:
+        return tuple(value != NVLINK_STATE_INACTIVE for value in answered)
+    return answered[0] != 0 if reading.shape is Shape.FLAG else sum(answered)
+
+
+def _over_links(
+    values: Sequence[int | NvmlError], fields: int, links: tuple[bool, ...] | None
+) -> int | NvmlError | None:
+    """The sum of the values, so many for each link, of which these are active."""
+    total: int | None = None
+    for at, value in enumerate(values):
+        if not isinstance(value, NvmlError):
+            total = value + (total or 0)
+        elif links is None:
+            return None
+        elif not never(value) or links[at // fields]:
+            return value
+    return total
+
+
 def _answered(gpu: Gpu, name: str) -> bool:
     """Whether the GPU answered a question for that field of a Sample when it was probed, as far as that is known."""
-    if name in _REMAP:
+    if name in REMAP:
         return gpu.remaps_rows
-    numbers = SAMPLED_FIELDS.get(name)
-    return numbers is not None and gpu.fields.issuperset(numbers)
-
-
-@lru_cache(maxsize=64)  # GPUs of one model skip the same
-def _plan(skip: frozenset[str]) -> tuple[tuple[tuple[tuple[str, ...], Ask], ...], tuple[str, ...]]:
-    """The questions to ask, one of them for all fields, and what the fields are called."""
-    questions = [(names, ask) for names, ask in _QUESTIONS.items() if not skip.issuperset(names)]
-    fields = tuple(name for name in SAMPLED_FIELDS if name not in skip)
-    if fields:
-        questions.append((fields, _all_of(SAMPLED_FIELDS[name] for name in fields)))
-    return tuple(questions), fields
-
-
-def _all_of(sums: Iterable[tuple[int, ...]]) -> Ask:
-    """Asks for all these fields at once."""
-    wanted = tuple(sums)
-    numbers = tuple(number for parts in wanted for number in parts)
-
-    def ask(driver: Driver, handle: Handle) -> tuple[int | None, ...]:
-        values = dict(zip(numbers, driver.field_values(handle, numbers), strict=True))
-        return tuple(_sum([values[number] for number in parts]) for parts in wanted)
-
-    return ask
-
-
-def _sum(parts: Sequence[int | None]) -> int | None:
-    """None where a part is missing: a smaller number would pass for growth once it is there again."""
-    there = [part for part in parts if part is not None]
-    return sum(there) if len(there) == len(parts) else None
+    return name in _NUMBERS and gpu.fields.issuperset(_NUMBERS[name])

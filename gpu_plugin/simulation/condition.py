@@ -1,47 +1,72 @@
 """What changes about one GPU of a simulated node, and what a reset, a boot and a repair make of it. Pure."""
 
 from collections.abc import Mapping
-from enum import IntEnum
 
 import msgspec
 
-from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.devices.nvml_h import (
+    FABRIC_CONFIGURATION_SHIFT,
+    FABRIC_FALSE,
+    FABRIC_TRUE,
+    FI_GET_GPU_RECOVERY_ACTION,
+    FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
+    FI_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
+    FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
+    FI_NVLINK_GET_STATE,
+    FI_PCIE_COUNT_FATAL_ERROR,
+    FI_PCIE_REPLAY_COUNTER,
+    FI_REMAPPED_FAILURE,
+    FI_REMAPPED_PENDING,
+    FI_RETIRED_PENDING,
+    FabricCondition,
+    FabricConfiguration,
+    FabricState,
+    FabricSummary,
+    Return,
+)
 from gpu_plugin.health.observation import Fabric
 from gpu_plugin.nvml.port import RemappedRows
 from gpu_plugin.simulation.profile import GpuProfile
 
-
-class Field(IntEnum):
-    """NVML_FI_DEV_* of the fields that faults change, where a profile lists them."""
-
-    RETIRED_PAGES = 30
-    """RETIRED_DBE: pages retired for a double-bit error."""
-    NVLINK_CRC_ERRORS = 38
-    """NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL."""
-    MEMORY_TEMPERATURE = 82
-    """MEMORY_TEMP, °C."""
-    PCIE_FATAL_ERRORS = 180
-    """PCIE_COUNT_FATAL_ERROR."""
-    NVLINK_FAILED_RECOVERIES = 214
-    """NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS."""
-    RECOVERY_ACTION = 230
-    """GET_GPU_RECOVERY_ACTION: nvmlDeviceGpuRecoveryAction_t."""
-
-
-_VOLATILE_FIELDS = frozenset(
-    {Field.NVLINK_CRC_ERRORS, Field.PCIE_FATAL_ERRORS, Field.NVLINK_FAILED_RECOVERIES, Field.RECOVERY_ACTION}
-)
+_VOLATILE_FIELDS = frozenset({FI_PCIE_COUNT_FATAL_ERROR, FI_GET_GPU_RECOVERY_ACTION})
 """Fields that a reset sets back."""
 
-COMPLETED = 3
-"""NVML_GPU_FABRIC_STATE_COMPLETED: before it a GPU is in no cluster and no clique."""
+LINK_FIELDS = frozenset(
+    {
+        FI_NVLINK_GET_STATE,
+        FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
+        FI_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
+        FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
+    }
+)
+"""Fields of which NVML wants to know of which NVLink, in scopeId."""
 
-# nvmlGpuFabricInfoV_t: NVML_GPU_FABRIC_HEALTH_MASK_* are pairs of bits from DEGRADED_BW up, 1 true and 2 false, then from bit
-# 8 INCORRECT_CONFIGURATION, of which 1 is none.
+
+def _health(true: FabricCondition) -> int:
+    """A health mask in which this condition is true, every other one false, and nothing wrong with the configuration."""
+    told = {each: FABRIC_TRUE if each is true else FABRIC_FALSE for each in _JUDGED}
+    return sum(value << shift for shift, value in told.items()) | FabricConfiguration.NONE << FABRIC_CONFIGURATION_SHIFT
+
+
+_JUDGED = (
+    FabricCondition.DEGRADED_BW,
+    FabricCondition.ROUTE_RECOVERY,
+    FabricCondition.ROUTE_UNHEALTHY,
+    FabricCondition.ACCESS_TIMEOUT_RECOVERY,
+)
+
 FABRICS: Mapping[str, Fabric] = {
-    "in-progress": Fabric(state=2),
-    "unhealthy": Fabric(state=COMPLETED, health_mask=0x19A, summary=2),  # ROUTE_UNHEALTHY is true
-    "limited": Fabric(state=COMPLETED, health_mask=0x1A9, summary=3),  # DEGRADED_BW is true
+    "in-progress": Fabric(state=FabricState.IN_PROGRESS),
+    "unhealthy": Fabric(
+        state=FabricState.COMPLETED,
+        health_mask=_health(FabricCondition.ROUTE_UNHEALTHY),
+        summary=FabricSummary.UNHEALTHY,
+    ),
+    "limited": Fabric(
+        state=FabricState.COMPLETED,
+        health_mask=_health(FabricCondition.DEGRADED_BW),
+        summary=FabricSummary.LIMITED_CAPACITY,
+    ),
 }
 """What a fabric can be told to be, by its name, besides `completed`, which is what the profile says.
 
@@ -57,9 +82,10 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `energy_since` is on the wall clock and `hung_until` on the node's own, both in seconds; temperatures are in °C.
     `binding` is another number whenever the driver was bound anew. `error` is the nvmlReturn_t of every call about the GPU.
-    `fields` are values by NVML_FI_* id that differ from the profile's, `links_down` NVLinks by number that are inactive at
-    this end, `fabric` is a key of `FABRICS`, `topology` is `UNREADABLE` or `UNKNOWN`. `ecc_uncorrected`, `pcie_replays` count
-    from the last reset.
+    `fields` are values by NVML_FI_* id that differ from the profile's, `link_fields` those of NVLinks, by id and then by link.
+    `links_down` are NVLinks by number that are inactive at this end, `fabric` is a key of `FABRICS`, `topology` is `UNREADABLE`
+    or `UNKNOWN`. `ecc_uncorrected`, `pcie_replays` count from the last reset. `persistence` is whether the driver keeps the GPU
+    initialised with nobody using it.
     """
 
     energy_since: float
@@ -71,6 +97,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     temperature: int | None = None
     margin: int | None = None
     fields: dict[int, int] = {}
+    link_fields: dict[int, dict[int, int]] = {}
     ecc_uncorrected: int = 0
     sram_threshold: bool = False
     rows_uncorrectable: int = 0
@@ -98,6 +125,7 @@ def reset(was: Condition, now: float) -> Condition:
         hung_until=None,
         error=None if was.error == Return.RESET_REQUIRED else was.error,
         fields={number: value for number, value in was.fields.items() if number not in _VOLATILE_FIELDS},
+        link_fields={},
         ecc_uncorrected=0,
         remap_pending=False,
         retirement_pending=False,
@@ -141,8 +169,25 @@ def margin(built: GpuProfile, now: Condition) -> int | None:
 
 
 def field_value(built: GpuProfile, now: Condition, number: int) -> int | None:
-    """The value of a field by its NVML_FI_* id; None: not supported."""
-    return now.fields.get(number, built.fields[number]) if number in built.fields else None
+    """The value of a field of the GPU by its NVML_FI_* id, but of those that count with time; None: not supported."""
+    if number not in built.fields:
+        return None
+    if number == FI_REMAPPED_PENDING:
+        return int(now.remap_pending)
+    if number == FI_REMAPPED_FAILURE:
+        return int(now.remap_failure)
+    if number == FI_RETIRED_PENDING:
+        return int(now.retirement_pending)
+    if number == FI_PCIE_REPLAY_COUNTER:
+        return now.pcie_replays
+    return now.fields.get(number, built.fields[number])
+
+
+def link_value(built: GpuProfile, now: Condition, number: int, link: int) -> int | None:
+    """The value of a field of an NVLink by its NVML_FI_* id; None: not supported."""
+    if number not in built.fields:
+        return None
+    return now.link_fields.get(number, {}).get(link, built.fields[number])
 
 
 def remapped_rows(built: GpuProfile, now: Condition) -> RemappedRows | None:
@@ -157,7 +202,7 @@ def fabric(built: GpuProfile, now: Condition) -> Fabric | None:
     if built.fabric is None:
         return None
     told = built.fabric if now.fabric is None else FABRICS[now.fabric]
-    joined = told.state == COMPLETED
+    joined = told.state == FabricState.COMPLETED
     return Fabric(
         told.state,
         told.status,

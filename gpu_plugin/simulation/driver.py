@@ -1,8 +1,15 @@
 """A driver that answers for simulated hardware as NVML does: return codes, event masks, blocking calls and all."""
 
-from gpu_plugin.devices.nvml_h import Return, Threshold
+from gpu_plugin.devices.nvml_h import (
+    FI_NVLINK_GET_STATE,
+    FI_REMAPPED_FAILURE,
+    FI_REMAPPED_PENDING,
+    FI_TOTAL_ENERGY_CONSUMPTION,
+    Return,
+    Threshold,
+)
 from gpu_plugin.health.observation import Fabric
-from gpu_plugin.nvml.port import Event, EventSet, Handle, MigAttributes, PcieLink, RemappedRows
+from gpu_plugin.nvml.port import Event, EventSet, Field, Handle, MigAttributes, NvmlError, PcieLink, RemappedRows
 from gpu_plugin.simulation import condition
 from gpu_plugin.simulation.calls import refused, supported
 from gpu_plugin.simulation.mig import COMPUTE_SLICES
@@ -10,6 +17,8 @@ from gpu_plugin.simulation.session import Session, gpu_of_mig, mig_handle
 
 _ALL_EVENT_TYPES = 0xFF9F
 """nvmlEventTypeAll: a bit beyond it is no event type at all."""
+
+_OF_ROWS = (FI_REMAPPED_PENDING, FI_REMAPPED_FAILURE)
 
 _COMPUTE_MODES = range(4)
 """nvmlComputeMode_t: default, exclusive thread, prohibited, exclusive process."""
@@ -156,9 +165,8 @@ class SimulatedDriver(Session):
     def remapped_rows(self, handle: Handle) -> RemappedRows:
         """NOT_SUPPORTED too while the GPU is cut into MIG devices."""
         index = self._reach("remapped_rows", handle)
-        cut = self._node.cut(index)
         rows = condition.remapped_rows(self._profile.gpus[index], self._node.condition(index))
-        return supported("remapped_rows", None if cut and cut.slices else rows)
+        return supported("remapped_rows", None if self._cut_up(index) else rows)
 
     def retired_pages_pending(self, handle: Handle) -> bool:
         built, now = self._now("retired_pages_pending", handle)
@@ -205,10 +213,10 @@ class SimulatedDriver(Session):
         """The profile's mask."""
         return supported("supported_event_types", self._gpu("supported_event_types", handle).event_types)
 
-    def field_values(self, handle: Handle, fields: tuple[int, ...]) -> tuple[int | None, ...]:
-        """None for a field that the profile does not list."""
-        built, now = self._now("field_values", handle)
-        return tuple(condition.field_value(built, now, number) for number in fields)
+    def field_values(self, handle: Handle, fields: tuple[Field, ...]) -> tuple[int | NvmlError, ...]:
+        """NOT_SUPPORTED for a field that the profile does not list, INVALID_ARGUMENT for that of an NVLink that is not there."""
+        index = self._reach("field_values", handle)
+        return tuple(self._field(index, field) for field in fields)
 
     def nvlink_remote_bus_id(self, handle: Handle, link: int) -> str | None:
         """A GPU's bus id or, with NVSwitch, a switch's; None for a link that leads nowhere or is down."""
@@ -256,6 +264,29 @@ class SimulatedDriver(Session):
             raise refused("wait", Return.TIMEOUT)
         handle = self._handle_of(event.gpu)
         return Event(handle, event.kind, event.data, event.gpu_instance, event.compute_instance)
+
+    def _field(self, index: int, field: Field) -> int | NvmlError:
+        built, now = self._profile.gpus[index], self._node.condition(index)
+        told: int | None
+        if field.number in condition.LINK_FIELDS:
+            links = self._remotes(index)
+            if not 0 <= field.scope < len(links):
+                return refused("field_values", Return.INVALID_ARGUMENT if links else Return.NOT_SUPPORTED)
+            told = condition.link_value(built, now, field.number, field.scope)
+            if told is not None and field.number == FI_NVLINK_GET_STATE:
+                told = int(links[field.scope] is not None)
+        elif field.number == FI_TOTAL_ENERGY_CONSUMPTION and field.number in built.fields:
+            told = self._node.energy(index)
+        elif field.number in _OF_ROWS and self._cut_up(index):
+            told = None
+        else:
+            told = condition.field_value(built, now, field.number)
+        return refused("field_values", Return.NOT_SUPPORTED) if told is None else told
+
+    def _cut_up(self, index: int) -> bool:
+        """Whether there are MIG devices of the GPU: it tells nothing of its rows then."""
+        cut = self._node.cut(index)
+        return cut is not None and bool(cut.slices)
 
     def _remotes(self, index: int) -> tuple[str | None, ...]:
         """The far end of each of a GPU's links; None of one that is inactive."""

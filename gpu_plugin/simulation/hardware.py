@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, Return
+from gpu_plugin.devices.nvml_h import ALL_INSTANCES, FI_GET_GPU_RECOVERY_ACTION, EventType, Return
 from gpu_plugin.simulation import condition
 from gpu_plugin.simulation.compute_modes import SimulatedComputeModes
-from gpu_plugin.simulation.condition import Condition, Field
+from gpu_plugin.simulation.condition import Condition
 from gpu_plugin.simulation.event_sets import EventSets, PostedEvent
 from gpu_plugin.simulation.mig import MigInstance, capability_nodes, lay_out
 from gpu_plugin.simulation.profile import GpuProfile, Profile, mig_uuid
@@ -181,11 +181,11 @@ class SimulatedNode:
             now = self._gpus[gpu]
             asks = (
                 bool(recovery_action)
-                and Field.RECOVERY_ACTION not in now.fields
-                and Field.RECOVERY_ACTION in self.profile.gpus[gpu].fields
+                and FI_GET_GPU_RECOVERY_ACTION not in now.fields
+                and FI_GET_GPU_RECOVERY_ACTION in self.profile.gpus[gpu].fields
             )
             if asks:
-                self._set(gpu, fields={**now.fields, int(Field.RECOVERY_ACTION): recovery_action})
+                self._set(gpu, fields={**now.fields, FI_GET_GPU_RECOVERY_ACTION: recovery_action})
         heard = self.post(gpu, EventType.XID_CRITICAL, xid, gpu_instance, compute_instance)
         if asks:
             self.post(gpu, EventType.GPU_RECOVERY_ACTION)
@@ -210,7 +210,16 @@ class SimulatedNode:
             now = self._gpus[gpu]
             if more:
                 value += condition.field_value(self.profile.gpus[gpu], now, number) or 0
-            self._set(gpu, fields={**now.fields, int(number): value})
+            self._set(gpu, fields={**now.fields, number: value})
+        self._save()
+
+    def grow_on_link(self, gpu: int, link: int, number: int, by: int) -> None:
+        """Has a field of one of the GPU's NVLinks grow, by its NVML_FI_* id, which the profile must list."""
+        with self._changed:
+            now = self._gpus[gpu]
+            links = now.link_fields.get(number, {})
+            value = by + (condition.link_value(self.profile.gpus[gpu], now, number, link) or 0)
+            self._set(gpu, link_fields={**now.link_fields, number: {**links, link: value}})
         self._save()
 
     def set_temperature(self, gpu: int, celsius: int) -> None:

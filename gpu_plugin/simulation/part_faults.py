@@ -3,9 +3,17 @@
 from collections.abc import Callable, Mapping
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.devices.nvml_h import EventType
+from gpu_plugin.devices.nvml_h import (
+    FI_GET_GPU_RECOVERY_ACTION,
+    FI_MEMORY_TEMP,
+    FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
+    FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
+    FI_PCIE_COUNT_FATAL_ERROR,
+    FI_RETIRED_DBE,
+    EventType,
+)
 from gpu_plugin.simulation import recovery_actions
-from gpu_plugin.simulation.condition import FABRICS, UNKNOWN, UNREADABLE, Field
+from gpu_plugin.simulation.condition import FABRICS, UNKNOWN, UNREADABLE
 from gpu_plugin.simulation.fault_values import integer, lacks, mask, said
 from gpu_plugin.simulation.hardware import SimulatedNode
 
@@ -41,7 +49,7 @@ def _temperature(node: SimulatedNode, gpu: int, value: object) -> str:
 
 def _memory_temperature(node: SimulatedNode, gpu: int, value: object) -> str:
     celsius = integer("memory-temperature", value, _COLDEST, _HOTTEST, " °C")
-    _set_field(node, gpu, "memory-temperature", Field.MEMORY_TEMPERATURE, celsius)
+    _set_field(node, gpu, "memory-temperature", FI_MEMORY_TEMP, celsius)
     return f"its memory is now at {celsius} °C, until healed"
 
 
@@ -87,7 +95,7 @@ def _remap_failure(node: SimulatedNode, gpu: int, value: object) -> str:
 def _retired_pages(node: SimulatedNode, gpu: int, value: object) -> str:
     pages = integer("retired-pages", value, 0, _MANY)
     _check_retires(node, gpu, "retired-pages")
-    _set_field(node, gpu, "retired-pages", Field.RETIRED_PAGES, pages)
+    _set_field(node, gpu, "retired-pages", FI_RETIRED_DBE, pages)
     return f"{pages} memory pages are retired, until healed"
 
 
@@ -118,7 +126,7 @@ def _recovery_action(node: SimulatedNode, gpu: int, value: object) -> str:
     action = recovery_actions.NUMBERS.get(value) if isinstance(value, str) else None
     if action is None:
         raise ConfigError(f"recovery-action: {value!r}: one of {', '.join(recovery_actions.NUMBERS)}")
-    _set_field(node, gpu, "recovery-action", Field.RECOVERY_ACTION, action)
+    _set_field(node, gpu, "recovery-action", FI_GET_GPU_RECOVERY_ACTION, action)
     node.post(gpu, EventType.GPU_RECOVERY_ACTION)
     if not action:
         return "its driver asks for no recovery, whatever Xid is raised, until reset"
@@ -139,14 +147,14 @@ def _nvlink_up(node: SimulatedNode, gpu: int, value: object) -> str:
 
 def _nvlink_errors(node: SimulatedNode, gpu: int, value: object) -> str:
     errors = integer("nvlink-errors", value, 1, _MANY)
-    _set_field(node, gpu, "nvlink-errors", Field.NVLINK_FAILED_RECOVERIES, errors, more=True)
-    return f"{errors} more recoveries of its NVLinks failed, until reset"
+    link = _grow_on_link(node, gpu, "nvlink-errors", FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS, errors)
+    return f"{errors} more recoveries of its NVLink {link} failed, until reset"
 
 
 def _nvlink_crc_errors(node: SimulatedNode, gpu: int, value: object) -> str:
     errors = integer("nvlink-crc-errors", value, 1, _MANY)
-    _set_field(node, gpu, "nvlink-crc-errors", Field.NVLINK_CRC_ERRORS, errors, more=True)
-    return f"{errors} more CRC errors on its NVLinks, until reset"
+    link = _grow_on_link(node, gpu, "nvlink-crc-errors", FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL, errors)
+    return f"{errors} more CRC errors on its NVLink {link}, until reset"
 
 
 def _fabric(node: SimulatedNode, gpu: int, value: object) -> str:
@@ -185,14 +193,28 @@ def _pcie_replays(node: SimulatedNode, gpu: int, value: object) -> str:
 
 def _pcie_fatal_errors(node: SimulatedNode, gpu: int, value: object) -> str:
     errors = integer("pcie-fatal-errors", value, 1, _MANY)
-    _set_field(node, gpu, "pcie-fatal-errors", Field.PCIE_FATAL_ERRORS, errors, more=True)
+    _set_field(node, gpu, "pcie-fatal-errors", FI_PCIE_COUNT_FATAL_ERROR, errors, more=True)
     return f"{errors} more fatal errors on its PCIe link, until reset"
 
 
-def _set_field(node: SimulatedNode, gpu: int, name: str, number: Field, value: int, *, more: bool = False) -> None:
-    if number not in node.profile.gpus[gpu].fields:
-        raise lacks(node, gpu, name, f"does not have the field that tells it, {number:d}")
+def _set_field(node: SimulatedNode, gpu: int, name: str, number: int, value: int, *, more: bool = False) -> None:
+    _check_has_field(node, gpu, name, number)
     node.set_field(gpu, number, value, more=more)
+
+
+def _grow_on_link(node: SimulatedNode, gpu: int, name: str, number: int, by: int) -> int:
+    """Has a count of the last NVLink that leads anywhere grow; gives its number."""
+    _check_has_field(node, gpu, name, number)
+    link = max((at for at, remote in enumerate(node.profile.remotes[gpu]) if remote is not None), default=None)
+    if link is None:
+        raise lacks(node, gpu, name, "has no NVLinks")
+    node.grow_on_link(gpu, link, number, by)
+    return link
+
+
+def _check_has_field(node: SimulatedNode, gpu: int, name: str, number: int) -> None:
+    if number not in node.profile.gpus[gpu].fields:
+        raise lacks(node, gpu, name, f"does not have the field that tells it, {number}")
 
 
 def _check_remaps(node: SimulatedNode, gpu: int, name: str) -> None:

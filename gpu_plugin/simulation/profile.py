@@ -78,7 +78,10 @@ class GpuProfile(Block, frozen=True):
     event_types: _Mask | None = None
     """Mask of nvmlDeviceGetSupportedEventTypes; None: too old for events."""
     fields: dict[Count, int] = msgspec.field(default_factory=dict)
-    """Value by field id (NVML_FI_*); an id not listed is refused."""
+    """Value by field id (NVML_FI_*), of every NVLink where it is the links'; an id not listed is refused.
+
+    What functions tell too, such as energy (83) or rows to be remapped (144), is told as they tell it, whatever the value here.
+    """
     margin: _Celsius | None = None
     """nvmlDeviceGetMarginTemperature at the idle temperature, °C."""
     ecc: bool = False

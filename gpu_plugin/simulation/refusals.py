@@ -28,6 +28,11 @@ class Refusals:
         with self._lock:
             self._refusals.append(_Refusal(call, code, gpu, times))
 
+    def clear(self) -> None:
+        """No call is to fail any more."""
+        with self._lock:
+            self._refusals.clear()
+
     def take(self, call: str, gpu: int | None) -> int | None:
         """The code with which this call is to fail, using up one of its times; None lets it pass."""
         if not self._refusals:

@@ -5,8 +5,9 @@ import pytest
 
 from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.devices.nvml_h import Return, Threshold
-from gpu_plugin.nvml import probe
 from gpu_plugin.nvml.port import NvmlError
+from gpu_plugin.nvml.questions import PROBED
+from gpu_plugin.nvml.traits import MARGIN_FIELDS
 from gpu_plugin.simulation import profile
 
 from .machine import Machine
@@ -29,7 +30,10 @@ def test_every_profile_probes_to_what_it_says(name, caplog):
         assert gpu.thresholds.memory_max == limits.memory_max
         assert gpu.thresholds.gpu_max == limits.gpu_max
         assert gpu.event_types == (built.event_types or 0)
-        assert gpu.fields == set(probe.PROBED_FIELDS) & set(built.fields)
+        rows = {144, 145} if gpu.mig_devices else set()  # of which a GPU that is cut tells nothing
+        assert gpu.fields == {*PROBED, *MARGIN_FIELDS} & set(built.fields) - rows
+        assert gpu.nvlinks == len(machine.node.profile.remotes[index])
+        assert gpu.unsettled == frozenset()
     assert not caplog.records
 
 
@@ -74,20 +78,21 @@ def test_a_gpu_without_a_bus_id_has_the_numa_node_that_nvml_says():
     assert (gpu.pci_bus_id, gpu.numa_node) == ("", 0)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "minor_number",
-        "pci_bus_id",
-        "name",
-        "architecture",
-        "memory_total",
-        "mig_mode",
-        "temperature_threshold",
-        "supported_event_types",
-        "field_values",
-    ],
-)
+TRAITS_OF: dict[str, set[str]] = {
+    "minor_number": {"minor"},
+    "pci_bus_id": {"pci_bus_id"},
+    "name": {"model"},
+    "architecture": {"architecture"},
+    "memory_total": {"memory_bytes"},
+    "mig_mode": set(),  # which every look asks for
+    "temperature_threshold": {"thresholds"},
+    "supported_event_types": {"event_types"},
+    "field_values": {"fields"},
+}
+"""What of a GPU stays open where a call does not answer for now."""
+
+
+@pytest.mark.parametrize("call", TRAITS_OF)
 @pytest.mark.parametrize(
     "code", [Return.NOT_SUPPORTED, Return.NO_PERMISSION, Return.FUNCTION_NOT_FOUND, Return.UNKNOWN]
 )
@@ -99,6 +104,7 @@ def test_one_unanswered_question_hides_no_gpu(call, code, caplog):
     assert gpu.unreadable is None
     assert (gpu != whole) == (call != "mig_mode")  # which is off, as where it is not known
     assert (gpu.uuid, gpu.index) == (whole.uuid, 2)
+    assert gpu.unsettled == (TRAITS_OF[call] if code == Return.UNKNOWN else set())
     # Lack of support is normal; anything else is said.
     assert bool(caplog.records) == (code == Return.UNKNOWN)
 
@@ -112,19 +118,30 @@ def test_a_trait_that_is_not_told_is_none_that_the_gpu_has(call, code, caplog):
     machine.node.refuse(call, code)
     _, gpu = machine.probe(2)
     assert (gpu.remaps_rows, gpu.nvswitch) == (call != "remapped_rows", call == "remapped_rows")
-    assert gpu == replace(whole, remaps_rows=gpu.remaps_rows, nvswitch=gpu.nvswitch)
+    links = 0 if call == "nvlink_states" else 18
+    fields = gpu.fields if call == "nvlink_states" else whole.fields
+    trait = {"remaps_rows"} if call == "remapped_rows" else {"nvlinks"}
+    if call == "nvlink_states":
+        trait.add("fields")  # which are asked of each link
+    unsettled = frozenset(trait if code == Return.TIMEOUT else set())
+    known = replace(whole, remaps_rows=gpu.remaps_rows, nvswitch=gpu.nvswitch, unsettled=unsettled)
+    assert gpu == replace(known, nvlinks=links, fields=fields)
+    assert (gpu.fields < whole.fields) == (call == "nvlink_states")
     assert bool(caplog.records) == (code == Return.TIMEOUT)
 
 
 def answering(monkeypatch, machine, values):
     """Fields of the GPU that answer so, whatever its profile says."""
-    monkeypatch.setattr(machine.driver, "field_values", lambda handle, fields: tuple(values.get(f) for f in fields))
+    refusal = NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceGetFieldValues")
+    monkeypatch.setattr(
+        machine.driver, "field_values", lambda handle, fields: tuple(values.get(f.number, refusal) for f in fields)
+    )
 
 
 def test_limits_relative_to_the_t_limit_are_fields_of_their_own(monkeypatch):
     constants = ("SHUTDOWN", "SLOWDOWN", "MEM_MAX", "GPU_MAX")
     numbers = tuple(getattr(pynvml, f"NVML_FI_DEV_TEMPERATURE_{constant}_TLIMIT") for constant in constants)
-    assert numbers == probe.MARGIN_FIELDS
+    assert numbers == MARGIN_FIELDS
     machine = Machine("t4-4")
     assert machine.probe()[1].margins == Thresholds()
     answering(monkeypatch, machine, {193: -8, 194: -2, 196: 0, 230: 1})

@@ -1,15 +1,15 @@
 import dataclasses
 from typing import Any
 
-import pynvml
 import pytest
 
-from gpu_plugin.devices.nvml_h import UNSUPPORTED, Return
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.devices.nvml_h import MAX_NVLINKS, UNSUPPORTED, Return, Threshold
 from gpu_plugin.health.observation import Fabric, Fault, Sample
 from gpu_plugin.nvml import probe
-from gpu_plugin.nvml import sample as sampling
-from gpu_plugin.nvml.port import Handle, NvmlError, PcieLink, RemappedRows
-from gpu_plugin.nvml.sample import SAMPLED_FIELDS, fault, look, sample
+from gpu_plugin.nvml.port import Field, Handle, NvmlError, PcieLink, RemappedRows
+from gpu_plugin.nvml.questions import FUNCTIONS, LINK_FIELDS, PROBED, READINGS, plan
+from gpu_plugin.nvml.sample import fault, look, sample
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
@@ -17,6 +17,8 @@ from gpu_plugin.simulation.host import SimulatedHost
 
 FIELDS = {field.name for field in dataclasses.fields(Sample)} - {"fault", "detail", "binding", "counting", "asked"}
 """What of a sample the driver is asked for."""
+
+BY_FIELD_ALONE = {reading.name for reading in READINGS} - set(FUNCTIONS)
 
 CALLS = {
     "temperature": {"temperature"},
@@ -32,13 +34,13 @@ CALLS = {
     "fabric": {"fabric"},
     "pcie_link": {"pcie_width", "pcie_max_width"},
     "pcie_replays": {"pcie_replays"},
-    "field_values": set(SAMPLED_FIELDS),
+    "field_values": BY_FIELD_ALONE,
 }
-"""The calls of the port that a look makes, and what of the sample is made of each."""
+"""The calls of the port that a full look makes at a part that answers no field which has a function, and what is made of each."""
 
 HANDLE = Handle(0x7F00_1234_5000)
 
-NUMBERS = {number: 1000 + number for numbers in SAMPLED_FIELDS.values() for number in numbers}
+LINKS = 3
 
 WHOLE = Sample(
     temperature=41,
@@ -54,11 +56,9 @@ WHOLE = Sample(
     retired_pages=1029 + 1030,
     unrepairable_memory=False,
     clocks_event_reasons=0x40,
-    nvlinks=(True, False),
-    nvlink_crc_errors=1038 + 1045,
-    nvlink_replays=1052,
-    nvlink_recoveries=1059,
-    nvlink_failed_recoveries=1214,
+    nvlinks=(True, False, True),
+    nvlink_crc_errors=3 * (1038 + 1045) + 2 * (100 + 200),
+    nvlink_failed_recoveries=3 * 1214 + 300,
     fabric=Fabric(3, 0, 0x1AA, 1),
     pcie_width=8,
     pcie_max_width=16,
@@ -66,16 +66,21 @@ WHOLE = Sample(
     pcie_fatal_errors=1180,
     binding=5,
 )
-"""What the part below says."""
+"""What the part below says: each field is 1000 more than its id, and of each further link 100 more."""
 
 
 class Part:
-    """A driver whose GPU answers everything, as no part does. `refusals` are codes by call; `asked` are the calls made."""
+    """A driver whose GPU answers everything, as no part does.
+
+    `refusals` are codes by call, `field_refusals` by field; `asked` are the calls made, `fields` those asked for last.
+    """
 
     def __init__(self):
         self.refusals = {}
+        self.field_refusals = {}
         self.asked = []
-        self.fields = dict(NUMBERS)
+        self.fields = ()
+        self.states = (1, 0, 2)  # active, inactive, asleep
         self.answers = {
             "temperature": 41,
             "total_energy": 123_456_789_012,
@@ -86,11 +91,12 @@ class Part:
             "retired_pages_pending": True,
             "unrepairable_memory": False,
             "clocks_event_reasons": 0x40,
-            "nvlink_states": (True, False),
+            "nvlink_states": (True, False, True),
             "fabric": Fabric(3, 0, 0x1AA, 1),
             "pcie_link": PcieLink(8, 16),
             "pcie_replays": 77,
         }
+        self.values = {83: 123_456_789_012, 144: 1, 145: 0, 31: 1, 94: 77}
 
     def __getattr__(self, call):
         def answer(handle, *arguments):
@@ -99,10 +105,24 @@ class Part:
             if call in self.refusals:
                 raise NvmlError(self.refusals[call], f"nvml_{call}")
             if call == "field_values":
-                return tuple(self.fields.get(number) for number in arguments[0])
+                (self.fields,) = arguments
+                return tuple(map(self._value, self.fields))
             return self.answers[call]
 
         return answer
+
+    def _value(self, field):
+        code = self.field_refusals.get(field, self.field_refusals.get(field.number))
+        if code is not None:
+            return NvmlError(code, "nvml_field")
+        if field.number in LINK_FIELDS:
+            assert field.scope < LINKS
+            return self.states[field.scope] if field.number == 165 else 1000 + field.number + 100 * field.scope
+        assert field.scope == 0
+        return self.values.get(field.number, 1000 + field.number)
+
+    def see(self, skip=frozenset(), *, answered=frozenset(), **how):
+        return sample(self, HANDLE, plan(frozenset(answered), LINKS, frozenset(skip), **how), binding=5)
 
 
 @pytest.fixture
@@ -122,8 +142,8 @@ class Machine:
     def probe(self):
         self.handle, self.gpu = probe.probe_gpu(self.driver, SimulatedHost(self.node), 0)
 
-    def look(self, skip=frozenset()):
-        return look(self.driver, self.handle, self.gpu, opening=1, skip=skip)
+    def look(self, skip=frozenset(), **how):
+        return look(self.driver, self.handle, self.gpu, **{"opening": 1, "skip": skip} | how)
 
 
 @pytest.fixture
@@ -140,54 +160,139 @@ def without(names):
 
 
 def test_a_sample_has_everything_that_a_gpu_can_say(part):
-    assert sample(part, HANDLE, binding=5) == (WHOLE, frozenset())
+    assert part.see() == (WHOLE, frozenset())
     assert sorted(part.asked) == sorted(CALLS), "and costs one call each"
+
+
+def test_a_part_that_answers_fields_is_asked_for_them_in_one_call_and_its_functions_are_left_alone(part):
+    assert part.see(answered=PROBED) == (WHOLE, frozenset())
+    told = {reading.name for reading in READINGS}
+    assert sorted(part.asked) == sorted(
+        call for call, names in CALLS.items() if call == "field_values" or not names <= told
+    )
 
 
 def test_every_field_of_a_sample_is_asked_for():
     assert set.union(*CALLS.values()) == FIELDS
-    asked = [name for names in sampling._QUESTIONS for name in names]
-    assert sorted([*asked, *SAMPLED_FIELDS]) == sorted(FIELDS)
+    assert plan(frozenset(), LINKS, frozenset()).asked == FIELDS
 
 
-def test_the_fields_are_those_of_nvml():
-    numbers = {
-        "recovery_action": ("GET_GPU_RECOVERY_ACTION",),
-        "memory_temperature": ("MEMORY_TEMP",),
-        "retired_pages": ("RETIRED_SBE", "RETIRED_DBE"),
-        "nvlink_crc_errors": ("NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "NVLINK_CRC_DATA_ERROR_COUNT_TOTAL"),
-        "nvlink_replays": ("NVLINK_REPLAY_ERROR_COUNT_TOTAL",),
-        "nvlink_recoveries": ("NVLINK_RECOVERY_ERROR_COUNT_TOTAL",),
-        "nvlink_failed_recoveries": ("NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS",),
-        "pcie_fatal_errors": ("PCIE_COUNT_FATAL_ERROR",),
-    }
-    assert {
-        name: tuple(getattr(pynvml, f"NVML_FI_DEV_{constant}") for constant in constants)
-        for name, constants in numbers.items()
-    } == SAMPLED_FIELDS
+def test_what_nvml_wants_to_know_the_link_of_is_asked_link_by_link(part):
+    part.see(answered=PROBED)
+    for number in LINK_FIELDS:
+        assert [field.scope for field in part.fields if field.number == number] == list(range(LINKS))
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_what_is_to_be_skipped_is_not_asked_for(part, call):
-    seen, unsupported = sample(part, HANDLE, frozenset(CALLS[call]), binding=5)
+    seen, unsupported = part.see(CALLS[call])
     assert seen == without(CALLS[call])
     assert unsupported == frozenset()
     assert sorted(part.asked) == sorted(set(CALLS) - {call})
 
 
-@pytest.mark.parametrize("name", SAMPLED_FIELDS)
-def test_a_field_to_be_skipped_leaves_the_others_alone(part, name):
-    assert sample(part, HANDLE, frozenset({name}), binding=5) == (without({name}), frozenset())
+@pytest.mark.parametrize("reading", READINGS, ids=lambda reading: reading.name)
+def test_a_field_to_be_skipped_leaves_the_others_alone(part, reading):
+    assert part.see({reading.name}, answered=PROBED) == (without({reading.name}), frozenset())
     assert part.asked.count("field_values") == 1
+    assert not {field.number for field in part.fields} & set(reading.numbers)
 
 
 def test_a_gpu_that_says_nothing_at_all_is_asked_nothing_more(part):
     part.refusals = dict.fromkeys(CALLS, Return.NOT_SUPPORTED)
-    seen, unsupported = sample(part, HANDLE)
-    assert (seen, unsupported) == (Sample(), frozenset(FIELDS))
+    seen, unsupported = part.see()
+    assert (seen, unsupported) == (Sample(binding=5), frozenset(FIELDS))
     part.asked.clear()
-    assert sample(part, HANDLE, unsupported) == (Sample(), frozenset())
+    assert part.see(unsupported) == (Sample(binding=5), frozenset())
     assert part.asked == []
+
+
+# A steady look
+
+
+@pytest.mark.parametrize("name", profile.names())
+def test_a_steady_look_makes_seven_calls_at_most_and_twelve_of_them_ask_everything_but_the_costly(name):
+    machine = Machine(name)
+    skip = machine.look().unsupported
+    whole = machine.look(skip)
+    assert (whole.sample.asked, whole.partition is None) == (None, not whole.divisible)
+    asked = set()
+    for turn in range(12):
+        machine.driver.calls.clear()
+        steady = machine.look(skip, full=False, turn=turn, counting=77)
+        made = machine.driver.calls
+        assert sum(made.values()) <= 7
+        assert not {"mig_mode", "pcie_link", "nvlink_states", "persistence_mode"} & {
+            call for call in made if made[call]
+        }
+        assert (steady.partition, steady.divisible, steady.sample.counting) == (None, True, 77)
+        assert steady.sample.asked is not None
+        told = {field: getattr(steady.sample, field) for field in steady.sample.asked}
+        assert told == {field: getattr(whole.sample, field) for field in steady.sample.asked}
+        assert all(getattr(steady.sample, field) is None for field in FIELDS - steady.sample.asked)
+        assert {"temperature", "energy", "ecc_uncorrected", "clocks_event_reasons"} - skip <= steady.sample.asked
+        assert not steady.sample.asked & skip
+        asked |= steady.sample.asked
+    answered = {field for field in FIELDS if getattr(whole.sample, field) is not None}
+    assert answered - asked <= {"pcie_width", "pcie_max_width", "nvlinks"}
+
+
+def test_what_a_fault_shows_in_at_once_is_asked_every_time_on_an_h100_with_eight_gpus():
+    machine = Machine()
+    skip = machine.look().unsupported
+    at_once = {"temperature", "energy", "recovery_action", "ecc_uncorrected", "remap_pending", "remap_failure"}
+    at_once |= {"clocks_event_reasons", "pcie_fatal_errors", "nvlinks", "fabric", "margin", "memory_temperature"}
+    for turn in range(12):
+        asked = machine.look(skip, full=False, turn=turn).sample.asked
+        assert asked is not None
+        assert at_once <= asked
+
+
+def test_a_plan_promises_no_fewer_calls_than_it_makes():
+    for answered in (frozenset(), frozenset(PROBED)):
+        for turn in range(12):
+            steady = plan(answered, MAX_NVLINKS, frozenset(), full=False, turn=turn)
+            assert steady.calls <= 9, "of a part that answers everything, as none does"
+            part = Part()
+            sample(part, HANDLE, plan(answered, LINKS, frozenset(), full=False, turn=turn))
+            assert len(part.asked) <= steady.calls
+
+
+def test_turns_are_those_of_one_ring():
+    first, again = (plan(frozenset(PROBED), LINKS, frozenset(), full=False, turn=turn) for turn in (3, 3 + 8))
+    assert first is again
+
+
+def test_a_fault_is_told_by_a_steady_look_as_by_any(machine):
+    machine.node.lose(0)
+    found = machine.look(full=False, turn=3)
+    assert (found.sample.fault, found.sample.asked, found.gpu) == (Fault.LOST, None, machine.gpu)
+
+
+# Which counters can be compared
+
+
+def test_counters_compare_over_openings_while_the_driver_keeps_the_gpu_initialised(machine):
+    assert machine.look(opening=4711).sample.counting == 0
+    machine.node.change(0, persistence=False)
+    assert machine.look(opening=4711, counting=0).sample.counting == 4711
+    assert machine.look(opening=4712, full=False, counting=4711).sample.counting == 4711
+
+
+@pytest.mark.parametrize(("before", "known"), [(None, 4711), (0, 0), (4710, 4710)])
+def test_a_persistence_mode_that_is_not_told_now_is_what_it_was(machine, before, known):
+    machine.node.refuse("persistence_mode", Return.UNKNOWN)
+    found = machine.look(opening=4711, counting=before)
+    assert (found.sample.counting, "counting" in found.unsupported) == (known, False)
+
+
+def test_a_persistence_mode_that_is_never_told_is_asked_for_once(machine):
+    machine.node.refuse("persistence_mode", Return.NOT_SUPPORTED)
+    found = machine.look(opening=4711, counting=0)
+    assert (found.sample.counting, "counting" in found.unsupported) == (4711, True)
+    machine.driver.calls.clear()
+    assert machine.look(found.unsupported, opening=4712, counting=4711).sample.counting == 4712
+    assert machine.driver.calls["persistence_mode"] == 0
 
 
 # What is refused
@@ -197,14 +302,14 @@ def test_a_gpu_that_says_nothing_at_all_is_asked_nothing_more(part):
 @pytest.mark.parametrize("call", CALLS)
 def test_what_a_part_never_says_is_no_fault_and_is_named(part, call, code):
     part.refusals[call] = code
-    assert sample(part, HANDLE, binding=5) == (without(CALLS[call]), frozenset(CALLS[call]))
+    assert part.see() == (without(CALLS[call]), frozenset(CALLS[call]))
 
 
 @pytest.mark.parametrize("code", [Return.TIMEOUT, Return.INVALID_ARGUMENT, 20, 4711])
 @pytest.mark.parametrize("call", CALLS)
 def test_one_strange_answer_makes_no_gpu_unreadable_and_is_asked_for_again(part, call, code):
     part.refusals[call] = code
-    assert sample(part, HANDLE, binding=5) == (without(CALLS[call]), frozenset())
+    assert part.see() == (without(CALLS[call]), frozenset())
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -221,7 +326,7 @@ def test_one_strange_answer_makes_no_gpu_unreadable_and_is_asked_for_again(part,
 )
 def test_a_gpu_or_a_driver_out_of_reach_is_a_fault_with_the_drivers_words(part, call, code, kind):
     part.refusals[call] = code
-    seen, unsupported = sample(part, HANDLE, binding=5)
+    seen, unsupported = part.see()
     assert seen == Sample(fault=kind, detail=seen.detail, binding=5)
     assert f"nvml_{call}: " in seen.detail
     assert f"({int(code)})" in seen.detail
@@ -231,7 +336,7 @@ def test_a_gpu_or_a_driver_out_of_reach_is_a_fault_with_the_drivers_words(part, 
 @pytest.mark.parametrize("call", CALLS)
 def test_an_unknown_error_is_the_gpus_where_every_gpu_answers_and_the_questions_elsewhere(part, call):
     part.refusals[call] = Return.UNKNOWN
-    seen, unsupported = sample(part, HANDLE, binding=5)
+    seen, unsupported = part.see()
     assert unsupported == frozenset()
     if call in ("temperature", "total_energy"):
         assert seen == Sample(fault=Fault.ERROR, detail=seen.detail, binding=5)
@@ -242,37 +347,71 @@ def test_an_unknown_error_is_the_gpus_where_every_gpu_answers_and_the_questions_
 
 def test_a_gpu_that_answers_no_question_is_unreadable(part):
     part.refusals = dict.fromkeys(CALLS, Return.INVALID_ARGUMENT)
-    seen, unsupported = sample(part, HANDLE)
+    seen, unsupported = part.see()
     assert (seen.fault, unsupported) == ("error", frozenset())
     assert "invalid argument (2)" in seen.detail
     del part.refusals["pcie_replays"]
-    assert sample(part, HANDLE) == (Sample(pcie_replays=77), frozenset())
+    assert part.see() == (Sample(pcie_replays=77, binding=5), frozenset())
 
 
 @pytest.mark.parametrize("code", sorted(UNSUPPORTED))
 def test_nothing_is_learnt_of_a_gpu_that_is_unreadable(part, code):
     part.refusals = dict.fromkeys(CALLS, code) | {"pcie_link": Return.TIMEOUT}
-    seen, unsupported = sample(part, HANDLE)
+    seen, unsupported = part.see()
     assert (seen.fault, unsupported) == ("error", frozenset())
     part.refusals["field_values"] = Return.GPU_IS_LOST
-    assert sample(part, HANDLE)[1] == frozenset()
+    assert part.see()[1] == frozenset()
 
 
 def test_fields_that_are_all_refused_are_no_answer(part):
     part.refusals = dict.fromkeys(CALLS, Return.TIMEOUT)
     del part.refusals["field_values"]
-    part.fields = {}
-    assert sample(part, HANDLE)[0].fault is Fault.ERROR
-    part.fields = {230: 0}
-    assert sample(part, HANDLE)[0] == Sample(recovery_action=0)
+    part.field_refusals = dict.fromkeys(PROBED, Return.NOT_SUPPORTED)
+    assert part.see()[0].fault is Fault.ERROR
+    del part.field_refusals[230]
+    assert part.see()[0] == Sample(recovery_action=1230, binding=5)
 
 
-@pytest.mark.parametrize(("name", "numbers"), [item for item in SAMPLED_FIELDS.items() if len(item[1]) > 1])
-def test_a_sum_that_lacks_a_part_is_no_smaller_number(part, name, numbers):
-    for number in numbers:
-        part.fields = {other: value for other, value in NUMBERS.items() if other != number}
-        seen, unsupported = sample(part, HANDLE, binding=5)
-        assert (seen, unsupported) == (without({name}), frozenset({name}))
+@pytest.mark.parametrize("code", [*sorted(UNSUPPORTED), Return.INVALID_ARGUMENT, Return.TIMEOUT, Return.UNKNOWN, 4711])
+@pytest.mark.parametrize("reading", READINGS, ids=lambda reading: reading.name)
+def test_a_sum_that_lacks_a_part_is_no_smaller_number_and_only_lack_of_support_is_learnt(part, reading, code):
+    field = Field(reading.numbers[-1], 2 if reading.per_link else 0)
+    part.field_refusals = {field: code}
+    seen, unsupported = part.see(answered=PROBED)
+    if reading.name == "energy" and code == Return.UNKNOWN:
+        assert seen.fault is Fault.ERROR, "every GPU of use answers that"
+        return
+    never = code in {*UNSUPPORTED, Return.INVALID_ARGUMENT}
+    gaps = {reading.name}
+    if reading.name == "nvlinks":  # nothing tells then that link 1 is down; its counters answered all the same
+        assert seen.nvlink_crc_errors == WHOLE.nvlink_crc_errors
+    assert (seen, unsupported) == (without(gaps), frozenset(gaps if never else ()))
+
+
+@pytest.mark.parametrize("code", [Return.GPU_IS_LOST, Return.RESET_REQUIRED])
+@pytest.mark.parametrize("field", [Field(82), Field(30), Field(165, 1), Field(38, 1), Field(214, 2)])
+def test_a_gpu_lost_between_two_fields_is_lost(part, field, code):
+    part.field_refusals = {field: code}
+    seen, unsupported = part.see(answered=PROBED)
+    assert seen.fault == ("lost" if code == Return.GPU_IS_LOST else "reset-required")
+    assert unsupported == frozenset()
+
+
+@pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.INVALID_ARGUMENT])
+def test_a_link_that_is_down_may_have_no_counters(part, code):
+    part.field_refusals = {Field(number, 1): code for number in (38, 45, 214)}
+    seen, unsupported = part.see(answered=PROBED)
+    assert (seen.nvlink_crc_errors, seen.nvlink_failed_recoveries) == (2 * (1038 + 1045) + 400, 2 * 1214 + 200)
+    assert unsupported == frozenset()
+    part.states = (0, 0, 0)
+    part.field_refusals = {Field(number, link): code for number in (38, 45, 214) for link in range(LINKS)}
+    seen, unsupported = part.see(answered=PROBED)
+    assert (seen.nvlink_crc_errors, seen.nvlink_failed_recoveries, unsupported) == (None, None, frozenset())
+    part.field_refusals[Field(165, 2)] = Return.TIMEOUT
+    seen, unsupported = part.see(answered=PROBED)
+    assert (seen.nvlinks, seen.nvlink_crc_errors, unsupported) == (None, None, frozenset()), (
+        "which are down is not known"
+    )
 
 
 def test_any_refusal_can_be_made_a_fault():
@@ -293,23 +432,26 @@ def test_what_a_part_never_says_is_learnt_in_one_look(name):
     missing = {field for field in FIELDS if getattr(first.sample, field) is None}
     cut = {"remap_pending", "remap_failure"} if machine.gpu.mig_devices else set()
     assert first.unsupported == missing - cut
+    told = {reading.name for reading in READINGS if machine.gpu.fields.issuperset(reading.numbers)}
     machine.driver.calls.clear()
     second = machine.look(first.unsupported)
     assert second.sample == first.sample
     assert second.unsupported == frozenset()
     for call, names in CALLS.items():
-        assert machine.driver.calls[call] == (not names <= missing), "asked no more where there is no answer"
+        by_function = names if call == "field_values" else names - told
+        assert machine.driver.calls[call] == (not by_function <= missing), "asked no more where there is no answer"
 
 
-@pytest.mark.parametrize("number", [230, 59])
+@pytest.mark.parametrize("number", [230, 214])
 def test_a_field_that_answered_the_probe_is_supported_even_if_it_is_refused_once(machine, monkeypatch, number):
     real = machine.driver.field_values
 
     def some(handle, fields):
         answers = zip(fields, real(handle, fields), strict=True)
-        return tuple(None if field == number else value for field, value in answers)
+        refusal = NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceGetFieldValues")
+        return tuple(refusal if field.number == number else value for field, value in answers)
 
-    name = next(name for name, numbers in SAMPLED_FIELDS.items() if number in numbers)
+    name = next(reading.name for reading in READINGS if number in reading.numbers)
     monkeypatch.setattr(machine.driver, "field_values", some)
     found = machine.look()
     assert getattr(found.sample, name) is None
@@ -333,10 +475,11 @@ def test_a_gpu_that_is_cut_is_not_asked_for_its_rows_until_it_is_whole_again():
 
 
 def test_a_gpu_that_is_cut_between_two_looks_has_not_unlearnt_to_tell_of_its_rows(machine):
-    machine.node.refuse("remapped_rows", Return.NOT_SUPPORTED, times=1)
+    machine.node.partition(0, ["3g.40gb"])
     found = machine.look()
     assert found.sample.remap_pending is None
     assert not {"remap_pending", "remap_failure"} & found.unsupported
+    machine.node.partition(0, None)
     assert machine.look(found.unsupported).sample.remap_pending is False
 
 
@@ -365,3 +508,57 @@ def test_a_lost_gpu_is_lost_and_still_bound(machine):
     found = look(machine.driver, machine.handle, machine.gpu, opening=1, binding=7)
     assert (found.sample.fault, found.sample.binding, found.partition) == ("lost", 7, None)
     assert found.unsupported == frozenset()
+
+
+# What stays open
+
+
+def test_what_the_probe_was_not_told_for_the_moment_is_asked_again_on_full_looks(machine, caplog):
+    whole = machine.gpu
+    for call in ("temperature_threshold", "field_values", "name", "nvlink_states"):
+        machine.node.refuse(call, Return.UNKNOWN)
+    machine.probe()
+    known = machine.gpu
+    assert known.unsettled == {"thresholds", "fields", "model", "nvlinks"}
+    assert (known.thresholds.shutdown, known.margins.shutdown, known.model, known.nvlinks) == (None, None, "", 0)
+    assert machine.look(full=False).gpu is known
+    assert machine.look().gpu is known, "the very same where nothing is news"
+    assert not {"nvlink_crc_errors", "nvlink_failed_recoveries"} & machine.look().unsupported
+    machine.node.refusals.clear()
+    settled = machine.look().gpu
+    assert settled == whole
+    machine.gpu = settled
+    machine.driver.calls.clear()
+    assert machine.look().gpu is settled
+    assert machine.driver.calls["temperature_threshold"] == 0
+
+
+def test_one_limit_that_is_not_told_for_the_moment_keeps_the_others(machine, monkeypatch):
+    real, refused = machine.driver.temperature_threshold, {Threshold.SHUTDOWN}
+
+    def limit(handle, kind):
+        if kind in refused:
+            raise NvmlError(Return.UNKNOWN, "nvmlDeviceGetTemperatureThreshold")
+        return real(handle, kind)
+
+    monkeypatch.setattr(machine.driver, "temperature_threshold", limit)
+    machine.probe()
+    assert (machine.gpu.thresholds.shutdown, machine.gpu.thresholds.slowdown) == (None, 89)
+    refused = {Threshold.SLOWDOWN}
+    machine.gpu = machine.look().gpu
+    assert (machine.gpu.thresholds.shutdown, machine.gpu.thresholds.slowdown) == (95, 89)
+    assert machine.gpu.unsettled == {"thresholds"}
+
+
+def test_a_gpu_lost_while_it_is_asked_again_is_as_it_was(machine):
+    machine.gpu = dataclasses.replace(machine.gpu, unsettled=frozenset({"thresholds"}))
+    machine.node.refuse("temperature_threshold", Return.GPU_IS_LOST)
+    assert machine.look().gpu is machine.gpu
+
+
+def test_a_part_without_nvlinks_is_not_asked_of_them_again():
+    machine = Machine("h200")
+    assert (machine.gpu.nvlinks, machine.gpu.unsettled) == (0, frozenset())
+    assert {"nvlinks", "nvlink_crc_errors", "nvlink_failed_recoveries"} <= machine.look().unsupported
+    bare = look(machine.driver, machine.handle, Gpu(machine.gpu.uuid, 0, unsettled=frozenset({"nvlinks"})), opening=1)
+    assert not {"nvlink_crc_errors", "nvlink_failed_recoveries"} & bare.unsupported

@@ -11,7 +11,7 @@ from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.nvml.host import LinuxHost
 from gpu_plugin.nvml.monitor import Monitor
-from gpu_plugin.nvml.port import Driver, EventSet, Handle, NvmlError
+from gpu_plugin.nvml.port import Driver, EventSet, Field, Handle, NvmlError
 from gpu_plugin.nvml.sample import look
 from gpu_plugin.platforms.one_device import TegraDriver, WslDriver
 from gpu_plugin.simulation.driver import SimulatedDriver
@@ -85,7 +85,7 @@ ARGUMENTS = {
     "mig_handle": (Handle(1), 0),
     "set_compute_mode": (Handle(1), 0),
     "temperature_threshold": (Handle(1), 0),
-    "field_values": (Handle(1), (230,)),
+    "field_values": (Handle(1), (Field(230),)),
     "nvlink_to_switch": (Handle(1), 0),
     "nvlink_remote_bus_id": (Handle(1), 0),
     "common_ancestor": (Handle(1), Handle(1)),
@@ -131,7 +131,7 @@ async def test_the_monitor_serves_it_as_healthy_and_says_so_once(driver, uuid, t
 async def test_what_this_boot_remembers_of_it_is_it(driver, uuid, tmp_path):
     watching = Watching(driver, LinuxHost([str(tmp_path)]), remembered=(Gpu(uuid=uuid, index=0),))
     node = await watching.monitor.open()
-    watching.monitor._threads.close()
+    watching.monitor.close()
     assert node.gpus == (Gpu(uuid=uuid, index=0),)
 
 

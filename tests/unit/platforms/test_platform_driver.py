@@ -8,7 +8,7 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.devices.nvml_h import Return, Threshold
 from gpu_plugin.hardware import hardware_for
 from gpu_plugin.nvml.monitor import Monitor
-from gpu_plugin.nvml.port import Driver, NvmlError
+from gpu_plugin.nvml.port import Driver, Field, NvmlError
 from gpu_plugin.platforms import driver as driver_module
 from gpu_plugin.platforms.driver import PlatformDriver
 from gpu_plugin.simulation.driver import SimulatedDriver
@@ -267,7 +267,7 @@ async def test_the_monitor_waits_for_a_library_as_for_any_driver(node, nvml, tmp
         await monitor.open()
     with anyio.fail_after(LONG):
         found = await monitor.open()
-    monitor._threads.close()
+    monitor.close()
     assert len(found.gpus) == 8
 
 
@@ -280,7 +280,7 @@ def test_every_call_reaches_the_driver_with_its_arguments(node, nvml, tmp_path):
         lambda at: at.temperature_threshold(handle, Threshold.SHUTDOWN),
         lambda at: at.temperature_threshold(handle, kind=Threshold.SLOWDOWN),
         lambda at: at.common_ancestor(handle, at.handle_by_index(7)),
-        lambda at: at.field_values(handle, fields=(230, 1)),
+        lambda at: at.field_values(handle, fields=(Field(230), Field(82))),
         lambda at: at.handle_by_pci_bus_id(node.profile.gpus[5].pci_bus_id),
         lambda at: at.nvlink_to_switch(handle, link=3),
         lambda at: at.fabric(handle),

@@ -7,7 +7,7 @@ import pytest
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.nvml_h import EventType, Return
-from gpu_plugin.nvml.port import NvmlError
+from gpu_plugin.nvml.port import Field, NvmlError
 from gpu_plugin.simulation import faults, profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import STATE_FILE, SimulatedNode
@@ -234,7 +234,7 @@ def test_a_boot_brings_all_back_and_mends_nothing_else(node, driver, tmp_path):
     assert driver.device_count() == 8
     gpu = driver.handle_by_index(3)
     assert (driver.temperature(gpu), driver.remapped_rows(gpu).failure, driver.pcie_link(gpu).width) == (90, True, 4)
-    assert (driver.uncorrected_ecc_errors(gpu), driver.field_values(gpu, (230, 214))) == (0, (0, 0))
+    assert (driver.uncorrected_ecc_errors(gpu), driver.field_values(gpu, (Field(230), Field(214, 17)))) == (0, (0, 0))
     assert driver.total_energy(driver.handle_by_index(0)) < energy
     assert faults.apply(node, {"gpu": 3, "reboot": True}).startswith("The node: booted anew, as ")
 

@@ -105,7 +105,7 @@ DEVICE_CALLS = {
     "pcie_replays": (),
     "total_energy": (),
     "supported_event_types": (),
-    "field_values": ((230,),),
+    "field_values": ((port.Field(230),),),
     "nvlink_remote_bus_id": (0,),
     "register_events": (8, port.EventSet(1)),
 }
@@ -132,7 +132,10 @@ def test_the_h200_answers_as_recorded():
     assert (driver.memory_total(gpu), driver.mig_mode(gpu)) == (150754820096, (0, 0))
     assert (driver.temperature(gpu), driver.supported_event_types(gpu)) == (32, 65439)
     assert [driver.temperature_threshold(gpu, kind) for kind in Threshold] == [95, 89, 95, 87]
-    assert driver.field_values(gpu, (230, 82)) == (0, None)
+    action, memory = driver.field_values(gpu, (port.Field(230), port.Field(82)))
+    assert action == 0
+    assert isinstance(memory, NvmlError)
+    assert memory.code == Return.NOT_SUPPORTED
     assert driver.handle_by_pci_bus_id("0000:00:06.0") == driver.handle_by_pci_bus_id("00000000:00:06.0") == gpu
     assert (driver.margin_temperature(gpu), driver.uncorrected_ecc_errors(gpu)) == (55, 0)
     assert (driver.remapped_rows(gpu), driver.clocks_event_reasons(gpu)) == (port.RemappedRows(0, 0, False, False), 1)

@@ -2,9 +2,9 @@ import pytest
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, Return, TopologyLevel
-from gpu_plugin.nvml.port import Event, NvmlError, PcieLink, RemappedRows
+from gpu_plugin.nvml.port import Event, Field, NvmlError, PcieLink, RemappedRows
 from gpu_plugin.simulation import faults, profile
-from gpu_plugin.simulation.condition import FABRICS, Condition
+from gpu_plugin.simulation.condition import FABRICS, LINK_FIELDS, Condition
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import STATE_FILE, SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
@@ -40,7 +40,11 @@ class Bench:
             found.append((event.kind, event.data))
 
     def field(self, number):
-        return self.driver.field_values(self.gpu, (number,))[0]
+        """A field of the GPU, or its sum over the NVLinks; None where it is refused."""
+        links = range(18) if number in LINK_FIELDS else (0,)
+        told = self.driver.field_values(self.gpu, tuple(Field(number, link) for link in links))
+        values = [value for value in told if not isinstance(value, NvmlError)]
+        return sum(values) if values else None
 
 
 @pytest.fixture

@@ -1,0 +1,191 @@
+"""What a look asks of a GPU: the table of its questions, and which of them a look asks. Pure but for the calls themselves.
+
+A steady look asks what a fault shows in at once every time, and of the slow-changing rest one question after the other. What
+NVML tells as fields comes in one call for all of them, where the part answers those; else each has a function of its own.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+from gpu_plugin.devices import nvml_h
+from gpu_plugin.nvml.port import Driver, Field, Handle
+
+Ask = Callable[[Driver, Handle], tuple[Any, ...]]
+
+
+class Pace(Enum):
+    """How often steady looks ask; full looks ask everything."""
+
+    EVERY = "every time"
+    TURN = "one after the other, one a look"
+    FULL = "never"
+
+
+class Shape(Enum):
+    """What a field of a Sample is made of."""
+
+    SUM = "the sum of its fields"
+    FLAG = "whether its field is not 0"
+    LINKS = "of each NVLink, whether it is active"
+    LINK_SUM = "the sum of its fields over all NVLinks"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A function that answers these fields of a Sample. `calls` is how many calls of NVML it makes at most."""
+
+    names: tuple[str, ...]
+    ask: Ask
+    pace: Pace = Pace.EVERY
+    calls: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """NVML's fields of which this field of a Sample is made."""
+
+    name: str
+    numbers: tuple[int, ...]
+    shape: Shape = Shape.SUM
+    pace: Pace = Pace.EVERY
+
+    @property
+    def per_link(self) -> bool:
+        """Whether NVML wants to know of which NVLink, as scopeId."""
+        return self.shape in (Shape.LINKS, Shape.LINK_SUM)
+
+
+def _remapped_rows(driver: Driver, handle: Handle) -> tuple[bool, bool]:
+    rows = driver.remapped_rows(handle)
+    return rows.pending, rows.failure
+
+
+def _pcie_link(driver: Driver, handle: Handle) -> tuple[int, int]:
+    link = driver.pcie_link(handle)
+    return link.width, link.max_width
+
+
+REMAP = ("remap_pending", "remap_failure")
+"""What a GPU says of its rows, though not while it is cut into MIG devices."""
+
+QUESTIONS: tuple[Question, ...] = (
+    Question(("temperature",), lambda driver, handle: (driver.temperature(handle),)),
+    Question(("energy",), lambda driver, handle: (driver.total_energy(handle),)),
+    Question(("margin",), lambda driver, handle: (driver.margin_temperature(handle),)),
+    Question(("ecc_uncorrected",), lambda driver, handle: (driver.uncorrected_ecc_errors(handle),)),
+    Question(REMAP, _remapped_rows),
+    Question(("clocks_event_reasons",), lambda driver, handle: (driver.clocks_event_reasons(handle),)),
+    Question(("fabric",), lambda driver, handle: (driver.fabric(handle),)),
+    Question(("sram_threshold",), lambda driver, handle: (driver.sram_threshold_exceeded(handle),), Pace.TURN),
+    Question(("unrepairable_memory",), lambda driver, handle: (driver.unrepairable_memory(handle),), Pace.TURN),
+    Question(("retired_pending",), lambda driver, handle: (driver.retired_pages_pending(handle),), Pace.TURN),
+    Question(("pcie_replays",), lambda driver, handle: (driver.pcie_replays(handle),), Pace.TURN),
+    Question(("pcie_width", "pcie_max_width"), _pcie_link, Pace.FULL, calls=2),
+    Question(("nvlinks",), lambda driver, handle: (driver.nvlink_states(handle),), Pace.FULL, nvml_h.MAX_NVLINKS),
+)
+"""Functions, in the order in which they are asked. First what every GPU answers: one that is lost says so there."""
+
+READINGS: tuple[Reading, ...] = (
+    Reading("energy", (nvml_h.FI_TOTAL_ENERGY_CONSUMPTION,)),
+    Reading("recovery_action", (nvml_h.FI_GET_GPU_RECOVERY_ACTION,)),
+    Reading("memory_temperature", (nvml_h.FI_MEMORY_TEMP,)),
+    Reading("remap_pending", (nvml_h.FI_REMAPPED_PENDING,), Shape.FLAG),
+    Reading("remap_failure", (nvml_h.FI_REMAPPED_FAILURE,), Shape.FLAG),
+    Reading("retired_pending", (nvml_h.FI_RETIRED_PENDING,), Shape.FLAG),
+    Reading("retired_pages", (nvml_h.FI_RETIRED_SBE, nvml_h.FI_RETIRED_DBE)),
+    Reading("pcie_replays", (nvml_h.FI_PCIE_REPLAY_COUNTER,)),
+    Reading("pcie_fatal_errors", (nvml_h.FI_PCIE_COUNT_FATAL_ERROR,)),
+    Reading("nvlinks", (nvml_h.FI_NVLINK_GET_STATE,), Shape.LINKS),
+    Reading(
+        "nvlink_crc_errors",
+        (nvml_h.FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL, nvml_h.FI_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL),
+        Shape.LINK_SUM,
+        Pace.TURN,
+    ),
+    Reading(
+        "nvlink_failed_recoveries",
+        (nvml_h.FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,),
+        Shape.LINK_SUM,
+        Pace.TURN,
+    ),
+)
+"""NVML's fields, asked for in one call. The uncorrected errors are not among them: field 4 counts double-bit errors, and the
+function uncorrected ones, which later parts have of other kinds too."""
+
+FUNCTIONS: Mapping[str, Question] = {name: question for question in QUESTIONS for name in question.names}
+"""By field of a Sample, the function that answers it."""
+
+PROBED: tuple[int, ...] = tuple(dict.fromkeys(number for reading in READINGS for number in reading.numbers))
+"""NVML's fields of which a probe finds out whether a part answers them."""
+
+LINK_FIELDS = frozenset(number for reading in READINGS if reading.per_link for number in reading.numbers)
+"""Those of them that are a link's."""
+
+_SLOW = tuple(question for question in QUESTIONS if question.pace is Pace.TURN)
+_SLOW_READINGS = tuple(reading for reading in READINGS if reading.pace is Pace.TURN)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one look asks: functions, and readings with their fields, which are to be asked for in this order in one call.
+
+    `asked` are the names of the fields of a Sample that this can answer.
+    """
+
+    questions: tuple[Question, ...]
+    readings: tuple[tuple[Reading, tuple[Field, ...]], ...]
+    asked: frozenset[str]
+    fields: tuple[Field, ...]
+
+    @property
+    def calls(self) -> int:
+        """How many calls of NVML it makes at most."""
+        return sum(question.calls for question in self.questions) + bool(self.fields)
+
+
+def plan(answered: frozenset[int], links: int, skip: frozenset[str], *, full: bool = True, turn: int = 0) -> Plan:
+    """What a look asks of a part that answers these fields and has so many NVLinks.
+
+    Args:
+        answered: NVML's fields that its probe found answered. One that has a function too is asked for only if it is among them.
+        links: how many NVLinks the part has.
+        skip: fields of a Sample not to ask for.
+        full: whether everything is asked.
+        turn: which steady look it is, counted up by one.
+    """
+    return _plan(answered, links, skip, None if full else turn % (len(_SLOW) * len(_SLOW_READINGS)))
+
+
+@lru_cache(maxsize=512)  # models of a node, times the turns
+def _plan(answered: frozenset[int], links: int, skip: frozenset[str], turn: int | None) -> Plan:
+    chosen = [
+        reading
+        for reading in READINGS
+        if reading.name not in skip
+        and (links or not reading.per_link)
+        and (answered.issuperset(reading.numbers) or reading.name not in FUNCTIONS)
+    ]
+    told = {reading.name for reading in chosen}
+    questions = [question for question in QUESTIONS if not skip.union(told).issuperset(question.names)]
+    if turn is not None:
+        now = (_SLOW[turn % len(_SLOW)], _SLOW_READINGS[turn % len(_SLOW_READINGS)])
+        chosen = [reading for reading in chosen if reading.pace is Pace.EVERY or reading in now]
+        questions = [question for question in questions if question.pace is Pace.EVERY or question in now]
+    readings = tuple((reading, _fields(reading, links)) for reading in chosen)
+    names = [name for question in questions for name in question.names]
+    return Plan(
+        tuple(questions),
+        readings,
+        frozenset([*names, *(reading.name for reading in chosen)]) - skip,
+        tuple(field for _, fields in readings for field in fields),
+    )
+
+
+def _fields(reading: Reading, links: int) -> tuple[Field, ...]:
+    """Link by link where it is of the links."""
+    if not reading.per_link:
+        return tuple(Field(number) for number in reading.numbers)
+    return tuple(Field(number, link) for link in range(links) for number in reading.numbers)

@@ -1,0 +1,167 @@
+"""What a GPU is, as the driver describes it. Blocks: runs on a driver thread.
+
+What the driver refuses for the moment is asked again until it is settled: only a refusal for lack of support is an answer.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import astuple, replace
+from typing import Any, TypeVar
+
+from gpu_plugin.devices import nvml_h
+from gpu_plugin.devices.node import Gpu, Thresholds
+from gpu_plugin.devices.nvml_h import Threshold
+from gpu_plugin.nvml.mig import GONE
+from gpu_plugin.nvml.port import Driver, Field, Handle, NvmlError, never
+from gpu_plugin.nvml.questions import LINK_FIELDS, PROBED
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MARGIN_FIELDS = (
+    nvml_h.FI_TEMPERATURE_SHUTDOWN_TLIMIT,
+    nvml_h.FI_TEMPERATURE_SLOWDOWN_TLIMIT,
+    nvml_h.FI_TEMPERATURE_MEM_MAX_TLIMIT,
+    nvml_h.FI_TEMPERATURE_GPU_MAX_TLIMIT,
+)
+"""In the order of `Thresholds`: °C, signed."""
+
+
+class Asking:
+    """Asks for one trait of a GPU of which `known` is known. `open` is set where the driver did not tell for the moment."""
+
+    def __init__(self, driver: Driver, handle: Handle, known: Gpu, level: int) -> None:
+        self.driver = driver
+        self.handle = handle
+        self.known = known
+        self.open = False
+        self._level = level
+
+    def ask(self, question: Callable[[], T], default: T) -> T:
+        """The answer, or `default` where the part or the driver has none. A lost GPU is everybody's business: raised."""
+        try:
+            return question()
+        except NvmlError as error:
+            if error.code in GONE:
+                raise
+            if not error.unsupported:
+                self.open = True
+                log.log(self._level, "GPU %s: a question stays unanswered for now: %s", self.known.uuid, error)
+            return default
+
+
+def _simple(name: str, call: Callable[[Driver, Handle], object]) -> Callable[[Asking], dict[str, Any]]:
+    """The trait of that name, which one call answers."""
+    return lambda asking: {name: asking.ask(lambda: call(asking.driver, asking.handle), getattr(asking.known, name))}
+
+
+def _numa_node(asking: Asking) -> dict[str, Any]:
+    """NVML's word, where the host has none, and never a negative one."""
+    if asking.known.numa_node is not None:
+        return {}
+    node = asking.ask(lambda: asking.driver.numa_node(asking.handle), -1)
+    return {"numa_node": node if node >= 0 else None}
+
+
+def _thresholds(asking: Asking) -> dict[str, Any]:
+    def limit(kind: Threshold, known: int | None) -> int | None:
+        return asking.ask(lambda: asking.driver.temperature_threshold(asking.handle, kind), known)
+
+    return {"thresholds": Thresholds(*map(limit, Threshold, astuple(asking.known.thresholds)))}
+
+
+def _remaps_rows(asking: Asking) -> dict[str, Any]:
+    rows = asking.ask(lambda: asking.driver.remapped_rows(asking.handle), None)
+    return {"remaps_rows": rows is not None or asking.known.remaps_rows}
+
+
+def _nvlinks(asking: Asking) -> dict[str, Any]:
+    """How many there are, and whether the first that is active leads to a switch: those of a GPU all lead to the same kind."""
+    none: tuple[bool, ...] = ()
+    states = asking.ask(lambda: asking.driver.nvlink_states(asking.handle), none)
+    first = next((link for link, active in enumerate(states) if active), None)
+    if first is None:
+        return {"nvlinks": len(states)}
+    switched = asking.ask(lambda: asking.driver.nvlink_to_switch(asking.handle, first), asking.known.nvswitch)
+    return {"nvlinks": len(states), "nvswitch": switched}
+
+
+def _fields(asking: Asking) -> dict[str, Any]:
+    """NVML's fields that are answered, of a link's by any link, and the margins, which some of them are."""
+    whole = [Field(number) for number in (*PROBED, *MARGIN_FIELDS) if number not in LINK_FIELDS]
+    of_links = [Field(number, link) for number in sorted(LINK_FIELDS) for link in range(asking.known.nvlinks)]
+    wanted = (*whole, *of_links)
+    none: tuple[int | NvmlError, ...] = ()
+    answers = asking.ask(lambda: asking.driver.field_values(asking.handle, wanted), none)
+    if not answers:
+        return {}
+    by_field = dict(zip(wanted, answers, strict=True))
+    told = {field: answer for field, answer in by_field.items() if not isinstance(answer, NvmlError)}
+    refused = {field: answer for field, answer in by_field.items() if isinstance(answer, NvmlError)}
+    if gone := next((error for error in refused.values() if error.code in GONE), None):
+        raise gone
+    numbers = asking.known.fields.union(field.number for field in told)
+    for_now = {field.number for field, error in refused.items() if not never(error)} - numbers
+    asking.open |= bool(for_now) or (not asking.known.nvlinks and "nvlinks" in asking.known.unsettled)
+    margins = [told.get(Field(number)) for number in MARGIN_FIELDS]
+    known = astuple(asking.known.margins)
+    return {
+        "fields": numbers,
+        "margins": Thresholds(
+            *(before if now is None else _signed(now) for now, before in zip(margins, known, strict=True))
+        ),
+    }
+
+
+def _signed(value: int) -> int:
+    """A signed number of 32 bits, also where a driver declares it unsigned: no part is 2^31 °C away from its limit."""
+    return value - (1 << 32) if value >> 31 == 1 else value
+
+
+TRAITS: Mapping[str, Callable[[Asking], Mapping[str, Any]]] = {
+    "pci_bus_id": _simple("pci_bus_id", lambda driver, handle: driver.pci_bus_id(handle)),
+    "minor": _simple("minor", lambda driver, handle: driver.minor_number(handle)),
+    "model": _simple("model", lambda driver, handle: driver.name(handle)),
+    "architecture": _simple("architecture", lambda driver, handle: driver.architecture(handle)),
+    "memory_bytes": _simple("memory_bytes", lambda driver, handle: driver.memory_total(handle)),
+    "numa_node": _numa_node,
+    "thresholds": _thresholds,
+    "remaps_rows": _remaps_rows,
+    "event_types": _simple("event_types", lambda driver, handle: driver.supported_event_types(handle)),
+    "nvlinks": _nvlinks,
+    "fields": _fields,
+}
+"""By what `Gpu.unsettled` calls it, what is asked for, and the fields of a Gpu that it makes. A later one may rest on earlier."""
+
+
+def described(driver: Driver, handle: Handle, gpu: Gpu, names: Iterable[str] = TRAITS) -> Gpu:
+    """The GPU with these traits, as the driver tells them; what it does not tell for the moment is `unsettled`.
+
+    Raises:
+        NvmlError: the GPU is lost, or must be reset.
+    """
+    return _described(driver, handle, gpu, names, logging.WARNING)
+
+
+def settled(driver: Driver, handle: Handle, gpu: Gpu) -> Gpu:
+    """The GPU once more, with what was unsettled asked again; the very same object where nothing is news."""
+    if not gpu.unsettled:
+        return gpu
+    try:
+        known = _described(driver, handle, gpu, [name for name in TRAITS if name in gpu.unsettled], logging.DEBUG)
+    except NvmlError:
+        return gpu  # lost meanwhile, as the next look finds
+    if known == gpu:
+        return gpu
+    log.info("GPU %s: the driver tells now %s", gpu.uuid, ", ".join(sorted(gpu.unsettled - known.unsettled)) or "more")
+    return known
+
+
+def _described(driver: Driver, handle: Handle, gpu: Gpu, names: Iterable[str], level: int) -> Gpu:
+    for name in names:
+        asking = Asking(driver, handle, gpu, level)
+        found = TRAITS[name](asking)
+        unsettled = gpu.unsettled | {name} if asking.open else gpu.unsettled - {name}
+        gpu = replace(gpu, **found, unsettled=unsettled)
+    return gpu
