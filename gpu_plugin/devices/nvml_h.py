@@ -178,7 +178,7 @@ CLIQUE_UNICAST_POINTER = 0
 """NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER: GPUs that reach each other's memory."""
 
 CLOCKS_HW_THERMAL_SLOWDOWN, CLOCKS_HW_POWER_BRAKE_SLOWDOWN = 0x40, 0x80
-"""nvmlClocksEventReasonHwThermalSlowdown and nvmlClocksEventReasonHwPowerBrakeSlowdown.
+"""nvmlClocksThrottleReasonHwThermalSlowdown and nvmlClocksThrottleReasonHwPowerBrakeSlowdown.
 
 HwSlowdown (0x8) alone says neither why nor how much, SwPowerCap (0x4) and GpuIdle (0x1) are a GPU at work and at rest.
 """

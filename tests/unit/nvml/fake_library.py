@@ -1,7 +1,8 @@
 # ruff: noqa: N802 - methods are named as the functions they answer for
 """A library as the loader would give it: real C functions with NVML's own signatures, answered in Python.
 
-pynvml calls them through untyped pointers, as it calls the real ones: an argument of the wrong kind shows here.
+They are called through untyped pointers, as the real ones are: an argument of the wrong kind shows here. Signatures and
+structures are those of nvml.h as it was recorded (`header`), and no binding's.
 """
 
 import ctypes
@@ -10,7 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pynvml
+from gpu_plugin.devices.nvml_h import Return
+from tests.unit.nvml import header
+from tests.unit.nvml.header import At
 
 FIRST, SECOND = 0x7F00_1234_5000, 0x7F00_1234_6000
 """Handles of the two GPUs: wider than 32 bits, as pointers are."""
@@ -20,83 +23,14 @@ MIG = 0x7F00_5555_7000
 
 EVENTS = 0x7F00_9876_0000
 
-_U = ctypes.c_uint
-_UP = ctypes.POINTER(ctypes.c_uint)
-_ULL = ctypes.POINTER(ctypes.c_ulonglong)
-_HANDLE = ctypes.c_void_p
-_HANDLE_P = ctypes.POINTER(ctypes.c_void_p)
-_BUFFER = ctypes.POINTER(ctypes.c_char)
-_PCI = ctypes.POINTER(pynvml.nvmlPciInfo_t)
-
-
-class Margin(ctypes.Structure):
-    """nvmlMarginTemperature_v1_t as nvml.h has it."""
-
-    _fields_ = (("version", ctypes.c_uint), ("marginTemperature", ctypes.c_int))
-
-
-class Unrepairable(ctypes.Structure):
-    """nvmlUnrepairableMemoryStatus_v1_t as nvml.h has it."""
-
-    _fields_ = (("version", ctypes.c_uint), ("bUnrepairableMemory", ctypes.c_uint))
-
-
-STRUCTURES = {"margin": 0x1000008, "unrepairable": 0x1000008, "sram": 0x1000068}
-"""The versions of structures that the library takes: their size in bytes, and their number in the highest byte."""
-
-SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "nvmlInitWithFlags": (_U,),
-    "nvmlShutdown": (),
-    "nvmlSystemGetDriverVersion": (_BUFFER, _U),
-    "nvmlDeviceGetCount_v2": (_UP,),
-    "nvmlDeviceGetHandleByIndex_v2": (_U, _HANDLE_P),
-    "nvmlDeviceGetHandleByUUID": (ctypes.c_char_p, _HANDLE_P),
-    "nvmlDeviceGetHandleByPciBusId_v2": (ctypes.c_char_p, _HANDLE_P),
-    "nvmlDeviceGetUUID": (_HANDLE, _BUFFER, _U),
-    "nvmlDeviceGetMinorNumber": (_HANDLE, _UP),
-    "nvmlDeviceGetPciInfo_v3": (_HANDLE, _PCI),
-    "nvmlDeviceGetName": (_HANDLE, _BUFFER, _U),
-    "nvmlDeviceGetArchitecture": (_HANDLE, _UP),
-    "nvmlDeviceGetMemoryInfo": (_HANDLE, ctypes.POINTER(pynvml.c_nvmlMemory_t)),
-    "nvmlDeviceGetMigMode": (_HANDLE, _UP, _UP),
-    "nvmlDeviceGetMaxMigDeviceCount": (_HANDLE, _UP),
-    "nvmlDeviceGetMigDeviceHandleByIndex": (_HANDLE, _U, _HANDLE_P),
-    "nvmlDeviceGetGpuInstanceId": (_HANDLE, _UP),
-    "nvmlDeviceGetComputeInstanceId": (_HANDLE, _UP),
-    "nvmlDeviceGetAttributes_v2": (_HANDLE, ctypes.POINTER(pynvml.c_nvmlDeviceAttributes)),
-    "nvmlDeviceGetComputeMode": (_HANDLE, _UP),
-    "nvmlDeviceSetComputeMode": (_HANDLE, _U),
-    "nvmlDeviceGetNumaNodeId": (_HANDLE, ctypes.POINTER(ctypes.c_int)),
-    "nvmlDeviceGetPersistenceMode": (_HANDLE, _UP),
-    "nvmlDeviceGetTemperature": (_HANDLE, _U, _UP),
-    "nvmlDeviceGetTemperatureThreshold": (_HANDLE, _U, _UP),
-    "nvmlDeviceGetMarginTemperature": (_HANDLE, ctypes.POINTER(Margin)),
-    "nvmlDeviceGetTotalEccErrors": (_HANDLE, _U, _U, _ULL),
-    "nvmlDeviceGetSramEccErrorStatus": (_HANDLE, ctypes.POINTER(pynvml.c_nvmlEccSramErrorStatus_v1_t)),
-    "nvmlDeviceGetRemappedRows": (_HANDLE, _UP, _UP, _UP, _UP),
-    "nvmlDeviceGetRetiredPagesPendingStatus": (_HANDLE, _UP),
-    "nvmlDeviceGetUnrepairableMemoryFlag_v1": (_HANDLE, ctypes.POINTER(Unrepairable)),
-    "nvmlDeviceGetCurrentClocksEventReasons": (_HANDLE, _ULL),
-    "nvmlDeviceGetCurrentClocksThrottleReasons": (_HANDLE, _ULL),
-    "nvmlDeviceGetGpuFabricInfo": (_HANDLE, ctypes.POINTER(pynvml.c_nvmlGpuFabricInfo_t)),
-    "nvmlDeviceGetGpuFabricInfoV": (_HANDLE, ctypes.c_void_p),
-    "nvmlDeviceGetGpuFabricInfo_v4": (_HANDLE, ctypes.POINTER(pynvml.c_nvmlGpuFabricInfo_v4_t)),
-    "nvmlDeviceGetCurrPcieLinkWidth": (_HANDLE, _UP),
-    "nvmlDeviceGetMaxPcieLinkWidth": (_HANDLE, _UP),
-    "nvmlDeviceGetPcieReplayCounter": (_HANDLE, _UP),
-    "nvmlDeviceGetTotalEnergyConsumption": (_HANDLE, _ULL),
-    "nvmlDeviceGetSupportedEventTypes": (_HANDLE, _ULL),
-    "nvmlDeviceGetFieldValues": (_HANDLE, ctypes.c_int, ctypes.POINTER(pynvml.c_nvmlFieldValue_t)),
-    "nvmlDeviceGetNvLinkState": (_HANDLE, _U, _UP),
-    "nvmlDeviceGetNvLinkRemoteDeviceType": (_HANDLE, _U, _UP),
-    "nvmlDeviceGetNvLinkRemotePciInfo_v2": (_HANDLE, _U, _PCI),
-    "nvmlDeviceGetTopologyCommonAncestor": (_HANDLE, _HANDLE, _UP),
-    "nvmlEventSetCreate": (_HANDLE_P,),
-    "nvmlEventSetFree": (_HANDLE,),
-    "nvmlDeviceRegisterEvents": (_HANDLE, ctypes.c_ulonglong, _HANDLE),
-    "nvmlEventSetWait_v2": (_HANDLE, ctypes.POINTER(pynvml.c_nvmlEventData_t), _U),
+VERSIONS = {
+    "nvmlDeviceGetMarginTemperature": header.version("nvmlMarginTemperature_v1_t", 1),
+    "nvmlDeviceGetSramEccErrorStatus": header.version("nvmlEccSramErrorStatus_v1_t", 1),
+    "nvmlDeviceGetTemperatureV": header.version("nvmlTemperature_v1_t", 1),
 }
-"""NVML's functions as nvml.h declares them; each gives an nvmlReturn_t."""
+"""The version of the structure that a function takes."""
+
+_FABRICS = {2: "nvmlGpuFabricInfo_v2_t", 3: "nvmlGpuFabricInfo_v3_t"}
 
 
 class Held:
@@ -112,7 +46,9 @@ class FakeLibrary:
 
     `values` is what the functions answer. A function in `missing` is not in the library. `fabric_versions` are the versions of
     the structure that nvmlDeviceGetGpuFabricInfoV takes; `fabric` is what it tells, as (state, status, mask, summary), of the
-    cluster with the uuid of these bytes and of these `cliques`, as (type, id).
+    cluster with the uuid of these bytes and of these `cliques`, as (type, id). What a structure has between its members is
+    filled with `garbage`. `fields` are the values of nvmlDeviceGetFieldValues by id, or by id and scope, as (code, type, a
+    ctypes value).
     """
 
     def __init__(self) -> None:
@@ -120,7 +56,7 @@ class FakeLibrary:
         self.unloaded: list[Any] = []
         self.refusals: dict[str, int] = {}
         self.missing: set[str] = set()
-        self.fields: dict[int, tuple[int, int, str, float]] = {}
+        self.fields: dict[int | tuple[int, int], tuple[int, int, Any]] = {}
         self.event = (SECOND, 8, 79, 0xFFFFFFFF, 0xFFFFFFFF)
         self.active_links = {0: 1, 1: 0}
         self.link_refusals: dict[int, int] = {}
@@ -128,6 +64,7 @@ class FakeLibrary:
         self.fabric_versions = {2, 3}
         self.fabric = (3, 0, 0x1A9, 1)
         self.cluster = bytes(range(0xA0, 0xB0))
+        self.garbage = 0xA5
         self.cliques = [(0, 32766), (0, 40000), (1, 7)]
         self.values: dict[str, Any] = {
             "driver_version": b"580.159.04",
@@ -144,6 +81,8 @@ class FakeLibrary:
             "remapped": (1, 2, 1, 0),
             "sram_exceeded": 1,
             "numa_node": 1,
+            "temperature": 32,
+            "unrepairable": 1,
         }
         self._made: dict[str, Any] = {}
         self._held: dict[str, Held] = {}
@@ -159,10 +98,10 @@ class FakeLibrary:
             held.free.set()
 
     def __getattr__(self, name: str) -> Any:
-        if name not in SIGNATURES or name in self.missing:
+        if name not in header.FUNCTIONS or name in self.missing:
             raise AttributeError(name)
         if name not in self._made:
-            typed = ctypes.CFUNCTYPE(ctypes.c_int, *SIGNATURES[name])(self._function(name))
+            typed = ctypes.CFUNCTYPE(ctypes.c_int, *header.signature(name))(self._function(name))
             untyped = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.cast(typed, ctypes.c_void_p).value or 0)
             self._made[name] = (typed, untyped)
         return self._made[name][1]
@@ -209,8 +148,8 @@ class FakeLibrary:
         minor[0] = 5
 
     def _nvmlDeviceGetPciInfo_v3(self, handle, info):
-        info[0].busIdLegacy = b"legacy"
-        info[0].busId = self.values["bus_id"]
+        told = At("nvmlPciInfo_t", info)
+        told["busIdLegacy"], told["busId"] = b"legacy", self.values["bus_id"]
 
     def _nvmlDeviceGetName(self, handle, buffer, size):
         _fill(buffer, size, self.values["name"])
@@ -219,7 +158,7 @@ class FakeLibrary:
         architecture[0] = 9
 
     def _nvmlDeviceGetMemoryInfo(self, handle, memory):
-        memory[0].total = self.values["memory"]
+        At("nvmlMemory_t", memory)["total"] = self.values["memory"]
 
     def _nvmlDeviceGetMigMode(self, handle, current, pending):
         current[0], pending[0] = 0, 1
@@ -237,9 +176,10 @@ class FakeLibrary:
         number[0] = 1
 
     def _nvmlDeviceGetAttributes_v2(self, handle, attributes):
-        attributes[0].multiprocessorCount = 14
-        attributes[0].gpuInstanceSliceCount, attributes[0].computeInstanceSliceCount = 3, 2
-        attributes[0].memorySizeMB = self.values["mig_memory"]
+        told = At("nvmlDeviceAttributes_t", attributes)
+        told["multiprocessorCount"] = 14
+        told["gpuInstanceSliceCount"], told["computeInstanceSliceCount"] = 3, 2
+        told["memorySizeMB"] = self.values["mig_memory"]
 
     def _nvmlDeviceGetComputeMode(self, handle, mode):
         mode[0] = 3
@@ -256,23 +196,33 @@ class FakeLibrary:
     def _nvmlDeviceGetTemperature(self, handle, sensor, celsius):
         celsius[0] = 32
 
+    def _nvmlDeviceGetTemperatureV(self, handle, temperature):
+        told = At("nvmlTemperature_v1_t", temperature)
+        if told["version"] != VERSIONS["nvmlDeviceGetTemperatureV"]:
+            return Return.ARGUMENT_VERSION_MISMATCH
+        if told["sensorType"] != 0:
+            return Return.INVALID_ARGUMENT
+        told["temperature"] = self.values["temperature"]
+        return 0
+
     def _nvmlDeviceGetTemperatureThreshold(self, handle, kind, celsius):
         celsius[0] = 90 + kind
 
     def _nvmlDeviceGetMarginTemperature(self, handle, info):
-        if info[0].version != STRUCTURES["margin"]:
-            return 25
-        info[0].marginTemperature = self.values["margin"]
+        told = At("nvmlMarginTemperature_v1_t", info)
+        if told["version"] != VERSIONS["nvmlDeviceGetMarginTemperature"]:
+            return Return.ARGUMENT_VERSION_MISMATCH
+        told["marginTemperature"] = self.values["margin"]
         return 0
 
     def _nvmlDeviceGetTotalEccErrors(self, handle, kind, counter, count):
         count[0] = self.values["ecc"] if (kind, counter) == (1, 0) else 0xBAD
 
     def _nvmlDeviceGetSramEccErrorStatus(self, handle, status):
-        if status[0].version != STRUCTURES["sram"]:
-            return 25
-        status[0].volatileUncParity = 7
-        status[0].bThresholdExceeded = self.values["sram_exceeded"]
+        told = At("nvmlEccSramErrorStatus_v1_t", status)
+        if told["version"] != VERSIONS["nvmlDeviceGetSramEccErrorStatus"]:
+            return Return.ARGUMENT_VERSION_MISMATCH
+        told["volatileUncParity"], told["bThresholdExceeded"] = 7, self.values["sram_exceeded"]
         return 0
 
     def _nvmlDeviceGetRemappedRows(self, handle, correctable, uncorrectable, pending, failure):
@@ -282,10 +232,7 @@ class FakeLibrary:
         pending[0] = 1
 
     def _nvmlDeviceGetUnrepairableMemoryFlag_v1(self, handle, status):
-        if status[0].version != STRUCTURES["unrepairable"]:
-            return 25
-        status[0].bUnrepairableMemory = 1
-        return 0
+        At("nvmlUnrepairableMemoryStatus_v1_t", status)["bUnrepairableMemory"] = self.values["unrepairable"]
 
     def _nvmlDeviceGetCurrentClocksEventReasons(self, handle, reasons):
         reasons[0] = self.values["clocks"]
@@ -294,33 +241,40 @@ class FakeLibrary:
         reasons[0] = self.values["clocks"]
 
     def _nvmlDeviceGetGpuFabricInfo(self, handle, info):
-        info[0].state, info[0].status = self.fabric[:2]
-        self._membership(info[0])
+        self._join("nvmlGpuFabricInfo_t", info)
 
-    def _nvmlDeviceGetGpuFabricInfoV(self, handle, address):
-        kinds = {2: pynvml.c_nvmlGpuFabricInfo_v2_t, 3: pynvml.c_nvmlGpuFabricInfo_v3_t}
-        asked = ctypes.cast(address, _UP)[0]
-        kind = kinds.get(asked >> 24)
-        if kind is None or asked >> 24 not in self.fabric_versions or asked & 0xFFFFFF != ctypes.sizeof(kind):
-            return 25
-        info = ctypes.cast(address, ctypes.POINTER(kind))
-        info[0].state, info[0].status, info[0].healthMask = self.fabric[:3]
+    def _nvmlDeviceGetGpuFabricInfoV(self, handle, info):
+        asked = At("nvmlGpuFabricInfo_v2_t", info)["version"]
+        kind = _FABRICS.get(asked >> 24)
+        if kind is None or asked >> 24 not in self.fabric_versions or asked != header.version(kind, asked >> 24):
+            return Return.ARGUMENT_VERSION_MISMATCH
+        told = self._join(kind, info)
+        told["healthMask"] = self.fabric[2]
         if asked >> 24 == 3:
-            info[0].healthSummary = self.fabric[3]
-        self._membership(info[0])
+            told["healthSummary"] = self.fabric[3]
         return 0
 
     def _nvmlDeviceGetGpuFabricInfo_v4(self, handle, info):
-        info[0].state, info[0].status, info[0].healthMask, info[0].healthSummary = self.fabric
-        info[0].clusterUuid[:] = self.cluster
-        info[0].numCliques = len(self.cliques)
+        told = self._state("nvmlGpuFabricInfo_v4_t", info)
+        told["healthMask"], told["healthSummary"] = self.fabric[2:]
+        told["numCliques"] = len(self.cliques)
         for at, (kind, number) in enumerate(self.cliques):
-            info[0].cliques[at].type, info[0].cliques[at].id = kind, number
+            clique = told.nested("cliques", "nvmlGpuFabricClique_v1_t", at)
+            clique["type"], clique["id"] = kind, number
 
-    def _membership(self, info):
-        """What older structures say: of all cliques the first one of type 0."""
-        info.clusterUuid[:] = self.cluster
-        info.cliqueId = next(number for kind, number in self.cliques if kind == 0)
+    def _state(self, kind, info):
+        """What all structures say of the fabric; behind its state, which is one byte, lies what nobody has written."""
+        ctypes.memset(info, self.garbage, header.size(kind))
+        told = At(kind, info)
+        told["state"], told["status"] = self.fabric[:2]
+        told["clusterUuid"] = self.cluster
+        return told
+
+    def _join(self, kind, info):
+        """What older structures say beside: of all cliques the first one of type 0."""
+        told = self._state(kind, info)
+        told["cliqueId"] = next(number for each, number in self.cliques if each == 0)
+        return told
 
     def _nvmlDeviceGetCurrPcieLinkWidth(self, handle, width):
         width[0] = 8
@@ -339,10 +293,15 @@ class FakeLibrary:
 
     def _nvmlDeviceGetFieldValues(self, handle, count, values):
         for at in range(count):
-            code, kind, member, value = self.fields.get(values[at].fieldId, (3, 0, "ullVal", 0))
-            values[at].nvmlReturn = code
-            values[at].valueType = kind
-            setattr(values[at].value, member, value)
+            address = values.value + at * header.size("nvmlFieldValue_t")
+            row = At("nvmlFieldValue_t", address)
+            key = (row["fieldId"], row["scopeId"])
+            code, kind, value = self.fields.get(key, self.fields.get(key[0], (3, 0, ctypes.c_ulonglong(0))))
+            row["timestamp"], row["latencyUsec"] = 1_700_000_000_000_000, -1
+            row["nvmlReturn"], row["valueType"] = code, kind
+            offset, size, _ = header.told()["structures"]["nvmlFieldValue_t"]["members"]["value"]
+            ctypes.memset(address + offset, self.garbage, size)
+            ctypes.memmove(address + offset, ctypes.byref(value), ctypes.sizeof(value))
 
     def _nvmlDeviceGetNvLinkState(self, handle, link, active):
         if link in self.link_refusals or link not in self.active_links:
@@ -354,7 +313,7 @@ class FakeLibrary:
         kind[0] = 2 if link in self.switches else 0
 
     def _nvmlDeviceGetNvLinkRemotePciInfo_v2(self, handle, link, info):
-        info[0].busId = self.values["remote_bus_id"]
+        At("nvmlPciInfo_t", info)["busId"] = self.values["remote_bus_id"]
 
     def _nvmlDeviceGetTopologyCommonAncestor(self, one, other, level):
         level[0] = 30
@@ -369,10 +328,9 @@ class FakeLibrary:
         pass
 
     def _nvmlEventSetWait_v2(self, events, data, timeout):
-        handle, kind, number, gpu_instance, compute_instance = self.event
-        ctypes.cast(data, _HANDLE_P)[0] = handle  # the first member
-        data[0].eventType, data[0].eventData = kind, number
-        data[0].gpuInstanceId, data[0].computeInstanceId = gpu_instance, compute_instance
+        told = At("nvmlEventData_t", data)
+        told["device"], told["eventType"], told["eventData"], *instances = self.event
+        told["gpuInstanceId"], told["computeInstanceId"] = instances
 
 
 def _fill(buffer: Any, size: int, text: bytes) -> None:

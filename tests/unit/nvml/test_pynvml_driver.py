@@ -1,19 +1,21 @@
 import ctypes
 import dataclasses
 import inspect
+import math
 import threading
 
 import pynvml
 import pytest
 
-from gpu_plugin.devices.nvml_h import ALL_INSTANCES, MAX_NVLINKS, Return, Threshold
+from gpu_plugin.devices.nvml_h import ALL_INSTANCES, MAX_NVLINKS, Return, Threshold, ValueType
 from gpu_plugin.health.observation import Fabric
 from gpu_plugin.nvml import library as loader
 from gpu_plugin.nvml import port
 from gpu_plugin.nvml.driver import PynvmlDriver
-from gpu_plugin.nvml.port import Event, EventSet, Handle, MigAttributes, NvmlError, PcieLink, RemappedRows
+from gpu_plugin.nvml.port import Event, EventSet, Field, Handle, MigAttributes, NvmlError, PcieLink, RemappedRows
 
-from .fake_library import EVENTS, FIRST, MIG, SECOND, STRUCTURES, FakeLibrary, Margin, Unrepairable
+from . import header
+from .fake_library import EVENTS, FIRST, MIG, SECOND, VERSIONS, FakeLibrary
 
 UUID = "GPU-92e1c9b6-dd9b-778f-6e34-6f0d728ad189"
 BUS_ID = "00000000:00:06.0"
@@ -45,7 +47,7 @@ CALLS = [
     ("set_compute_mode", (H, 3), None, [("nvmlDeviceSetComputeMode", FIRST, 3)]),
     ("numa_node", (H,), 1, [("nvmlDeviceGetNumaNodeId", FIRST)]),
     ("persistence_mode", (H,), True, [("nvmlDeviceGetPersistenceMode", FIRST)]),
-    ("temperature", (H,), 32, [("nvmlDeviceGetTemperature", FIRST, 0)]),
+    ("temperature", (H,), 32, [("nvmlDeviceGetTemperatureV", FIRST)]),
     ("temperature_threshold", (H, Threshold.SHUTDOWN), 90, [("nvmlDeviceGetTemperatureThreshold", FIRST, 0)]),
     ("temperature_threshold", (H, Threshold.GPU_MAX), 93, [("nvmlDeviceGetTemperatureThreshold", FIRST, 3)]),
     ("margin_temperature", (H,), -3, [("nvmlDeviceGetMarginTemperature", FIRST)]),
@@ -67,7 +69,7 @@ CALLS = [
     ("pcie_replays", (H,), 0xFFFF_FFFE, [("nvmlDeviceGetPcieReplayCounter", FIRST)]),
     ("total_energy", (H,), 0x1_2345_6789_ABCD, [("nvmlDeviceGetTotalEnergyConsumption", FIRST)]),
     ("supported_event_types", (H,), 0x1_0000_FF9F, [("nvmlDeviceGetSupportedEventTypes", FIRST)]),
-    ("field_values", (H, (230, 82)), (None, None), [("nvmlDeviceGetFieldValues", FIRST, 2)]),
+    ("field_values", (H, (Field(230), Field(165, 17))), (5, 2), [("nvmlDeviceGetFieldValues", FIRST, 2)]),
     (
         "nvlink_remote_bus_id",
         (H, 0),
@@ -84,6 +86,7 @@ NAMES = [f"{call[0]}-{number}" for number, call in enumerate(CALLS)]
 OLDER = {
     "fabric": {"nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetGpuFabricInfo"},
     "clocks_event_reasons": {"nvmlDeviceGetCurrentClocksThrottleReasons"},
+    "temperature": {"nvmlDeviceGetTemperature"},
 }
 """The older functions that a call goes to where the library lacks the newest."""
 
@@ -92,6 +95,7 @@ OLDER = {
 def library(monkeypatch):
     """The fake as what the loader finds, with nothing left of earlier ones; `unloaded` are those given back to it."""
     fake = FakeLibrary()
+    fake.fields = {230: (0, 1, ctypes.c_uint(5)), (165, 17): (0, 1, ctypes.c_uint(2))}
     monkeypatch.setattr(pynvml, "nvmlLib", None)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     monkeypatch.setattr(pynvml, "_nvmlLib_refcount", 0)
@@ -275,7 +279,7 @@ def test_a_library_in_which_a_call_hangs_keeps_its_code_until_the_call_is_out_of
     Shelf(monkeypatch, library, upgraded)
     driver = PynvmlDriver()
     driver.open()
-    with library.holding("nvmlDeviceGetTemperature") as held:
+    with library.holding("nvmlDeviceGetTemperatureV") as held:
         hung = threading.Thread(target=driver.temperature, args=(H,))
         hung.start()
         assert held.entered.wait(LONG)
@@ -364,34 +368,46 @@ def test_a_name_in_utf8_is_text(driver, library):
 
 
 @pytest.mark.parametrize(
-    ("kind", "member", "value", "read"),
+    ("kind", "value", "read"),
     [
-        (pynvml.NVML_VALUE_TYPE_DOUBLE, "dVal", 12.75, 12),
-        (pynvml.NVML_VALUE_TYPE_DOUBLE, "dVal", float("nan"), None),
-        (pynvml.NVML_VALUE_TYPE_DOUBLE, "dVal", float("inf"), None),
-        (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, "uiVal", 0xFFFFFFFF, 0xFFFFFFFF),
-        (pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG, "ulVal", 1 << 63, 1 << 63),
-        (pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, "ullVal", (1 << 64) - 1, (1 << 64) - 1),
-        (pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG, "sllVal", -(1 << 40), -(1 << 40)),
-        (pynvml.NVML_VALUE_TYPE_SIGNED_INT, "siVal", -7, -7),
-        (pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT, "usVal", 65535, 65535),
-        (pynvml.NVML_VALUE_TYPE_COUNT, "ullVal", 1, None),
+        (ValueType.DOUBLE, ctypes.c_double(12.75), 12),
+        (ValueType.DOUBLE, ctypes.c_double(math.nan), None),
+        (ValueType.DOUBLE, ctypes.c_double(math.inf), None),
+        (ValueType.UNSIGNED_INT, ctypes.c_uint(0xFFFFFFFF), 0xFFFFFFFF),
+        (ValueType.UNSIGNED_LONG, ctypes.c_ulong(1 << 63), 1 << 63),
+        (ValueType.UNSIGNED_LONG_LONG, ctypes.c_ulonglong((1 << 64) - 1), (1 << 64) - 1),
+        (ValueType.SIGNED_LONG_LONG, ctypes.c_longlong(-(1 << 40)), -(1 << 40)),
+        (ValueType.SIGNED_INT, ctypes.c_int(-7), -7),
+        (ValueType.UNSIGNED_SHORT, ctypes.c_ushort(65535), 65535),
+        (7, ctypes.c_ulonglong(1), None),
     ],
 )
-def test_a_field_is_read_as_its_type_says(driver, library, kind, member, value, read):
-    library.fields[230] = (0, kind, member, value)
-    assert driver.field_values(H, (230,)) == (read,)
+def test_a_field_is_read_as_its_type_says(driver, library, kind, value, read):
+    library.fields[230] = (0, kind, value)
+    (got,) = driver.field_values(H, (Field(230),))
+    assert got == read if read is not None else isinstance(got, NvmlError)
 
 
-def test_a_refused_field_leaves_the_others_alone(driver, library):
-    library.fields = {1: (0, 1, "uiVal", 11), 2: (3, 1, "uiVal", 22), 3: (0, 4, "sllVal", -33)}
-    assert driver.field_values(H, (3, 2, 1)) == (-33, None, 11)
+@pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.UNKNOWN, Return.GPU_IS_LOST])
+def test_a_refused_field_leaves_the_others_alone_and_says_why(driver, library, code):
+    library.fields = {1: (0, 1, ctypes.c_uint(11)), 2: (code, 1, ctypes.c_uint(22)), 3: (0, 4, ctypes.c_longlong(-33))}
+    one, two, three = driver.field_values(H, (Field(3), Field(2), Field(1)))
+    assert (one, three) == (-33, 11)
+    assert isinstance(two, NvmlError)
+    assert (two.code, two.call) == (code, "nvmlDeviceGetFieldValues")
+    assert "field 2 of scope 0" in str(two)
+
+
+def test_a_field_of_a_link_is_asked_for_by_the_link(driver, library):
+    library.fields = {(38, link): (0, 3, ctypes.c_ulonglong(100 + link)) for link in range(18)}
+    assert driver.field_values(H, tuple(Field(38, link) for link in range(18))) == tuple(range(100, 118))
+    assert len(library.calls) == 1
 
 
 @pytest.mark.parametrize("number", [193, 194, 195, 196])
 def test_a_limit_beyond_which_there_is_no_margin_left_is_negative(driver, library, number):
-    library.fields[number] = (0, pynvml.NVML_VALUE_TYPE_SIGNED_INT, "siVal", -8)
-    assert driver.field_values(H, (number,)) == (-8,)
+    library.fields[number] = (0, ValueType.SIGNED_INT, ctypes.c_int(-8))
+    assert driver.field_values(H, (Field(number),)) == (-8,)
 
 
 def test_there_are_as_many_links_as_the_driver_knows(driver, library):
@@ -492,14 +508,10 @@ def test_more_cliques_than_there_is_room_for_are_no_way_out_of_it(driver, librar
 
     def boast(handle, info):
         real(handle, info)
-        info[0].numCliques = 0xFFFF_FFFF
+        header.At("nvmlGpuFabricInfo_v4_t", info)["numCliques"] = 0xFFFF_FFFF
 
     monkeypatch.setattr(library, "_nvmlDeviceGetGpuFabricInfo_v4", boast)
     assert driver.fabric(H).clique == 0
-
-
-def test_the_clique_types_are_nvmls():
-    assert pynvml.NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER == 0
 
 
 def test_an_older_structure_is_no_way_round_a_lost_gpu(driver, library):
@@ -525,36 +537,67 @@ def test_an_older_library_tells_the_clocks_reasons_by_their_older_name(driver, l
     assert library.calls == [("nvmlDeviceGetCurrentClocksThrottleReasons", FIRST)]
 
 
+def test_the_temperature_is_asked_for_anew_and_by_its_older_function_where_the_library_lacks_that(driver, library):
+    library.values["temperature"] = -40
+    assert driver.temperature(H) == -40
+    library.missing = {"nvmlDeviceGetTemperatureV"}
+    assert [driver.temperature(H), driver.temperature(H)] == [32, 32]
+    assert [call[0] for call in library.calls] == ["nvmlDeviceGetTemperatureV", *["nvmlDeviceGetTemperature"] * 2]
+    driver.close()
+    library.missing = set()
+    driver.open()
+    assert driver.temperature(H) == -40, "another library may know it"
+
+
+@pytest.mark.parametrize("code", [Return.GPU_IS_LOST, Return.UNKNOWN, Return.NOT_SUPPORTED, Return.INVALID_ARGUMENT])
+def test_no_other_refusal_of_a_temperature_is_the_librarys_age(driver, library, code):
+    library.refusals["nvmlDeviceGetTemperatureV"] = code
+    assert refusal(driver.temperature, H).code == code
+    del library.refusals["nvmlDeviceGetTemperatureV"]
+    assert driver.temperature(H) == 32
+
+
+@pytest.mark.parametrize(("flag", "unrepairable"), [(0, False), (1, True)])
+def test_memory_that_no_repair_mends_is_one_number_without_a_version(driver, library, flag, unrepairable):
+    library.values["unrepairable"] = flag
+    assert driver.unrepairable_memory(H) is unrepairable
+
+
+def test_the_state_of_the_fabric_is_one_byte_whatever_lies_behind_it(driver, library):
+    for missing in (set(), {V4}, {V4, V}):
+        library.missing = missing
+        assert driver.fabric(H).state == 3
+
+
+def test_what_pynvml_is_too_old_for_is_asked_of_the_library_itself(driver, library, monkeypatch):
+    for name in ("c_nvmlGpuFabricInfo_v4_t", "nvmlDeviceGetGpuFabricInfo_v4", "nvmlDeviceGetUnrepairableMemoryFlag_v1"):
+        monkeypatch.delattr(pynvml, name)
+    assert driver.fabric(H).clique == 32766
+    assert driver.unrepairable_memory(H)
+
+
+def test_nothing_reaches_a_library_that_was_given_back_straight(library):
+    driver = PynvmlDriver()
+    driver.open()
+    driver.close()
+    library.calls.clear()
+    for call in (driver.temperature, driver.fabric, driver.unrepairable_memory):
+        assert refusal(call, H).code == Return.UNINITIALIZED
+    assert library.calls == []
+
+
 @pytest.mark.parametrize(
-    ("call", "name"),
+    ("call", "function"),
     [
-        ("fabric", "c_nvmlGpuFabricInfo_v4_t"),
-        ("fabric", "nvmlDeviceGetGpuFabricInfo_v4"),
-        ("unrepairable_memory", "nvmlDeviceGetUnrepairableMemoryFlag_v1"),
+        ("margin_temperature", "nvmlDeviceGetMarginTemperature"),
+        ("sram_threshold_exceeded", "nvmlDeviceGetSramEccErrorStatus"),
     ],
 )
-def test_what_an_older_pynvml_does_not_know_is_unsupported(driver, library, monkeypatch, call, name):
-    monkeypatch.delattr(pynvml, name)
-    library.missing = {V, V1}
-    error = refusal(getattr(driver, call), H)
-    assert error.unsupported
-
-
-@pytest.mark.parametrize(
-    ("call", "structure"),
-    [("margin_temperature", "margin"), ("sram_threshold_exceeded", "sram"), ("unrepairable_memory", "unrepairable")],
-)
-def test_a_structure_of_another_version_is_one_that_the_driver_never_answers(driver, monkeypatch, call, structure):
-    monkeypatch.setitem(STRUCTURES, structure, 0x9000008)
+def test_a_structure_of_another_version_is_one_that_the_driver_never_answers(driver, monkeypatch, call, function):
+    monkeypatch.setitem(VERSIONS, function, 0x9000008)
     error = refusal(getattr(driver, call), H)
     assert error.code == Return.ARGUMENT_VERSION_MISMATCH
     assert error.unsupported
-
-
-def test_the_structures_here_are_of_the_size_that_their_version_says():
-    sizes = (Margin, Unrepairable, pynvml.c_nvmlEccSramErrorStatus_v1_t)
-    versions = (STRUCTURES["margin"], STRUCTURES["unrepairable"], STRUCTURES["sram"])
-    assert [version & 0xFFFFFF for version in versions] == [ctypes.sizeof(size) for size in sizes]
 
 
 def test_an_sram_below_its_threshold_and_rows_without_trouble(driver, library):
