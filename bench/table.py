@@ -101,7 +101,7 @@ def number(value: float) -> str:
 
 def render(rows: Iterable[Row]) -> str:
     """The table, one line a row, numbers to the right."""
-    return _aligned([HEAD, *(_cells(row) for row in rows)], left={0, 4, len(HEAD) - 1})
+    return aligned([HEAD, *(_cells(row) for row in rows)], left={0, 4, len(HEAD) - 1})
 
 
 def side_by_side(comparisons: Sequence[Comparison]) -> str:
@@ -117,7 +117,7 @@ def side_by_side(comparisons: Sequence[Comparison]) -> str:
         span = widths[at : at + len(rules)]
         head += "  " + f" {figure} ".center(sum(span) + 2 * len(span) - 2, "-")
         at += len(rules)
-    return head + "\n" + _aligned(lines, left={0, len(lines[0]) - 1})
+    return head + "\n" + aligned(lines, left={0, len(lines[0]) - 1})
 
 
 def _apart(less: float, more: float) -> str:
@@ -134,7 +134,8 @@ def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
     return [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
 
 
-def _aligned(lines: Sequence[Sequence[str]], left: Collection[int]) -> str:
+def aligned(lines: Sequence[Sequence[str]], left: Collection[int]) -> str:
+    """Cells in columns, those of the columns `left` to the left, the others to the right."""
     widths = _widths(lines)
     return "\n".join(
         "  ".join(

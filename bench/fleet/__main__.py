@@ -1,0 +1,89 @@
+"""`python -m bench.fleet`: simulates a fleet under our policy, NVIDIA's and Google's, and prints what each comes to."""
+
+import argparse
+import json
+import math
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.fleet import rates
+from bench.fleet.plan import GPUS, drawn
+from bench.fleet.policies import POLICIES, default_policy, policy_for
+from bench.fleet.rates import Part
+from bench.fleet.report import World, render, together
+from bench.fleet.tally import Tally
+from bench.fleet.world import simulate
+
+YEAR = 365.0
+"""Days that a node is simulated for, at most."""
+
+
+def world(seed: int, gpu_days: float) -> World:
+    """What every policy comes to in so many GPU-days of nodes, half of them of each part."""
+    nodes = max(len(Part), math.ceil(gpu_days / GPUS / YEAR))
+    days = gpu_days / GPUS / nodes
+    rollout = random.Random(seed).uniform(0, rates.ROLLOUT_DAYS)
+    settings = default_policy()
+    tallies = {name: Tally() for name in POLICIES}
+    for node in range(nodes):
+        plan = drawn(f"{seed}/{node}", list(Part)[node % len(Part)], days, rollout)
+        for name, tally in tallies.items():
+            tally.add(simulate(plan, policy_for(name, GPUS, settings)))
+    return World(seed, tallies)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit status."""
+    asked = _arguments(arguments)
+    worlds = [world(asked.seed + at, asked.gpu_days / asked.seeds) for at in range(asked.seeds)]
+    print(render(worlds))
+    if asked.json:
+        content = {
+            "policies": {name: _plain(tally) for name, tally in together(worlds).items()},
+            "seeds": {one.seed: {name: _plain(tally) for name, tally in one.tallies.items()} for one in worlds},
+        }
+        asked.json.write_text(json.dumps(content, indent=1) + "\n")
+    return 0
+
+
+def _plain(tally: Tally) -> dict[str, object]:
+    """A tally as JSON has it: keys of several parts joined."""
+    found = asdict(tally)
+    for name in ("held_back", "held"):
+        found[name] = {" after ".join(key): value for key, value in getattr(tally, name).items()}
+    return found
+
+
+def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.fleet",
+        description="What becomes of a fleet whose true state is known, under three policies of what the kubelet is told.",
+    )
+    parser.add_argument("--gpu-days", type=_days, default=1_000_000, help="GPU-days in all [%(default)s]")
+    parser.add_argument("--seed", type=int, default=1, help="the first seed [%(default)s]")
+    parser.add_argument(
+        "--seeds", type=_seeds, default=5, help="worlds that they are shared among, a seed each [%(default)s]"
+    )
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
+    return parser.parse_args(arguments)
+
+
+def _days(text: str) -> float:
+    days = float(text)
+    if not 0 < days <= 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and a billion")
+    return days
+
+
+def _seeds(text: str) -> int:
+    seeds = int(text)
+    if not 1 <= seeds <= 1000:
+        raise argparse.ArgumentTypeError(f"{text} is not between 1 and 1000")
+    return seeds
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,160 @@
+"""A GPU as it really is, and what its driver says of it."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bench.fleet.faults import Incident, Truth
+from bench.fleet.rates import Part
+from gpu_plugin.devices.node import Thresholds
+from gpu_plugin.devices.nvml_h import FabricState, FabricSummary
+from gpu_plugin.health.facts import Facts
+from gpu_plugin.health.observation import Fabric, Fault, Sample
+
+WATTS = 350
+"""What a GPU draws on average, which is how fast its energy counter grows."""
+
+LINKS = {Part.A100: 12, Part.H100: 18}
+"""NVLinks of the parts."""
+
+FACTS = {
+    Part.A100: Facts(Thresholds(92, 89, 95, 85), contains_errors=True, nvswitch=True, says_action=False),
+    Part.H100: Facts(Thresholds(95, 89, 95, 87), contains_errors=True, nvswitch=True, says_action=True),
+}
+"""What the plugin knows of each part: thresholds as they are recorded of such GPUs."""
+
+_JOINED = Fabric(FabricState.COMPLETED, 0, 0, FabricSummary.HEALTHY)
+_JOINING = Fabric(FabricState.IN_PROGRESS)
+
+_WORDS = {Fault.LOST: "GPU is lost", Fault.HUNG: "no answer for 5 s", Fault.ERROR: "Unknown Error"}
+
+
+@dataclass(slots=True)
+class Hardware:
+    """One GPU. Times are seconds of the virtual clock.
+
+    `counting` is `Sample.counting` of the plugin's process; `energy_stays`: a reset of the GPU alone leaves its energy counter.
+    """
+
+    part: Part
+    energy_stays: bool = False
+    counting: int = 0
+    incidents: list[Incident] = field(default_factory=list)
+    counted_since: float = 0.0
+    ecc: int = 0
+    binding: int = 1
+    last: str = ""
+    number: int = 0
+    """The kind and the number of the incident that touched it last."""
+
+    @property
+    def truth(self) -> Truth:
+        """What it really is now."""
+        return max((incident.truth for incident in self.incidents), default=Truth.SOUND)
+
+    @property
+    def cause(self) -> tuple[str, int]:
+        """The kind and the number of what is wrong with it, the worst, then the latest; of what was last, where nothing is."""
+        worst = max(reversed(self.incidents), key=lambda incident: incident.truth, default=None)
+        return (worst.kind.name, worst.number) if worst else (self.last, self.number)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the driver has lost it."""
+        return any(incident.looks is Fault.LOST for incident in self.incidents)
+
+    @property
+    def gone(self) -> bool:
+        """Whether the driver has lost it or hangs on it, so that it cannot be reset alone."""
+        return any(incident.looks in (Fault.LOST, Fault.HUNG) for incident in self.incidents)
+
+    @property
+    def silent(self) -> bool:
+        """Whether it is broken in no way that pods notice."""
+        broken = [incident for incident in self.incidents if incident.truth is Truth.BROKEN]
+        return bool(broken) and all(incident.kind.silent for incident in broken)
+
+    def strike(self, incident: Incident) -> None:
+        """An incident begins."""
+        self.incidents.append(incident)
+        self.last, self.number = incident.kind.name, incident.number
+        errors = incident.kind.reading.get("ecc_uncorrected", 0)
+        assert isinstance(errors, int)
+        self.ecc += errors
+
+    def pass_by(self, now: float) -> None:
+        """What ends by itself has ended."""
+        self.incidents = [incident for incident in self.incidents if incident.ends > now]
+
+    def reset(self, now: float) -> None:
+        """The GPU alone is reset: impossible while it is lost."""
+        if self.lost:
+            return
+        self._mend("reset", now)
+        if not self.energy_stays:
+            self.counted_since = now
+
+    def reboot(self, now: float) -> None:
+        """The node is booted anew."""
+        self._mend("reboot", now)
+        self.binding += 1
+        self.counted_since = now
+
+    def replaced(self, now: float) -> None:
+        """Another one is in its place."""
+        self._mend("replace", now)
+        self.binding += 1
+        self.counted_since = now
+
+    def forgotten(self, now: float) -> None:
+        """Nobody had the driver open and there is no persistence mode: its counters begin anew."""
+        self.counted_since, self.ecc = now, 0
+
+    def _mend(self, how: str, now: float) -> None:
+        self.incidents = [incident for incident in self.incidents if not incident.mends[how]]
+        for incident in self.incidents:
+            incident.action = type(incident.action)(0)  # asked for again where it shows again
+        self.ecc = 0
+        self.pass_by(now)
+
+    def sample(self, now: float, *, loaded: bool) -> Sample:
+        """What a look brings; `loaded`: pods run on it."""
+        for incident in self.incidents:
+            if incident.looks is not Fault.NONE:
+                return Sample(fault=incident.looks, detail=_WORDS[incident.looks])
+        tells = self.part is Part.H100
+        links = LINKS[self.part]
+        seen = Sample(
+            temperature=62 if loaded else 35,
+            memory_temperature=70 if loaded else 40,
+            energy=int(1000 * WATTS * (now - self.counted_since)) + 1,
+            recovery_action=max((int(incident.action) for incident in self.incidents), default=0) if tells else None,
+            ecc_uncorrected=self.ecc,
+            sram_threshold=False,
+            remap_pending=False,
+            remap_failure=False,
+            unrepairable_memory=False,
+            clocks_event_reasons=0,
+            nvlinks=(True,) * links,
+            nvlink_crc_errors=0,
+            nvlink_failed_recoveries=0,
+            fabric=_JOINED if tells else None,
+            pcie_width=16,
+            pcie_max_width=16,
+            pcie_replays=0,
+            pcie_fatal_errors=0,
+            binding=self.binding,
+            counting=self.counting,
+        )
+        changes: dict[str, Any] = {}
+        for incident in self.incidents:
+            for name, value in incident.kind.reading.items():
+                if name == "nvlinks":
+                    changes[name] = tuple(at != value for at in range(links))
+                elif name == "fabric":
+                    changes[name] = _JOINING
+                elif name == "temperature" and (loaded or incident.kind.name == "hot-room"):
+                    limits = FACTS[self.part].thresholds
+                    changes[name] = (limits.shutdown or 0) - 1 if incident.truth is Truth.BROKEN else limits.slowdown
+                elif name in ("remap_pending", "remap_failure", "pcie_width"):
+                    changes[name] = value
+        return replace(seen, **changes) if changes else seen

@@ -1,0 +1,134 @@
+"""What happens to a node by itself: drawn beforehand, so that it is the same under every policy."""
+
+import random
+from bisect import insort
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from bench.fleet import rates
+from bench.fleet.faults import APPLICATION_XIDS, OTHER_XIDS
+from bench.fleet.rates import APPLICATIONS, NODE_RATES, RATES, Part
+
+GPUS = 8
+"""GPUs of a node."""
+
+DAY, HOUR = 86400.0, 3600.0
+"""Seconds."""
+
+
+class What(StrEnum):
+    """What happens."""
+
+    INCIDENT = "incident"
+    """One of `faults.KINDS` strikes a GPU."""
+    APPLICATION = "application"
+    """A pod fails by its own fault, on a GPU with nothing wrong with it on that account."""
+    RESTART = "restart"
+    """The plugin's process ends and begins again."""
+    REBOOT = "reboot"
+    """The node is booted anew, for no reason of its GPUs'."""
+    RESET = "reset"
+    """Somebody resets a GPU that nothing is the matter with."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Happening:
+    """Something that happens at `at`, in seconds, to a GPU by its position, or to all the node.
+
+    `name` is the kind of an incident, or who the pod of an application belongs to; `xids` are those that it raises;
+    `number` tells incidents apart; `down` is for how many seconds the plugin does not run.
+    """
+
+    at: float
+    number: int
+    what: What = field(compare=False)
+    gpu: int = field(default=0, compare=False)
+    name: str = field(default="", compare=False)
+    xids: tuple[int, ...] = field(default=(), compare=False)
+    down: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """A node for `days`, and what happens to it, in order. `seed` is what further chances are drawn from."""
+
+    seed: str
+    part: Part
+    days: float
+    persistence: bool = True
+    energy_stays: bool = False
+    happenings: tuple[Happening, ...] = ()
+
+
+def drawn(seed: str, part: Part, days: float, rollout: float = 0.0) -> NodePlan:
+    """The plan of a node by published rates; `rollout` is the day of the first one of all nodes, from 0."""
+    dice = random.Random(seed)
+    found: list[Happening] = []
+
+    def add(at: float, what: What, **more: object) -> None:
+        insort(found, Happening(at, len(found), what, **more))  # type: ignore[arg-type]
+
+    for gpu in range(GPUS):
+        for kind, rate in RATES.items():
+            for at in _times(dice, rate.on(part), days):
+                name = "nvml-hang" if kind == "nvml-glitch" and dice.random() < 1 / 3 else kind
+                add(at, What.INCIDENT, gpu=gpu, name=name)
+        for at in _times(dice, APPLICATIONS.on(part), days):
+            for then, where, pod, xids in _job(dice, at, gpu):
+                add(then, What.APPLICATION, gpu=where, name=pod, xids=xids)
+        for at in _times(dice, 1 / rates.IDLE_RESET_DAYS, days):
+            add(at, What.RESET, gpu=gpu)
+    for kind, rate in NODE_RATES.items():
+        for at in _times(dice, rate.on(part), days):
+            for gpu in range(GPUS):
+                add(at, What.INCIDENT, gpu=gpu, name=kind)
+    restarts = list(_times(dice, 1 / rates.RESTART_DAYS, days))
+    day = rollout + dice.random() / 24
+    while day < days:
+        restarts.append(day * DAY)
+        day += rates.ROLLOUT_DAYS
+    for at in restarts:
+        add(at, What.RESTART, down=dice.uniform(*rates.DOWN_SECONDS))
+    for at in _times(dice, 1 / rates.REBOOT_DAYS, days):
+        add(at, What.REBOOT)
+    persistence = dice.random() >= rates.WITHOUT_PERSISTENCE
+    return NodePlan(seed, part, days, persistence, dice.random() < rates.ENERGY_STAYS, tuple(found))
+
+
+def _times(dice: random.Random, a_day: float, days: float) -> list[float]:
+    """When something happens that happens so often a day, by chance: seconds."""
+    found: list[float] = []
+    at = 0.0
+    while a_day > 0:
+        at += dice.expovariate(a_day)
+        if at >= days:
+            break
+        found.append(at * DAY)
+    return found
+
+
+def _job(dice: random.Random, at: float, gpu: int) -> list[tuple[float, int, str, tuple[int, ...]]]:
+    """The pods of a Job that fails by its own fault: when, on which GPU of the node, under which name, with which Xids.
+
+    Each one comes after twice the time (`kubernetes`); half of them on the same GPU, a quarter on others of this node, the
+    rest on other nodes, whose own jobs stand for them.
+    """
+    again = 1 - 1 / rates.TRIES_A_JOB
+    owner = f"team-{dice.randrange(20)}/train-{dice.randrange(10**6)}"
+    found: list[tuple[float, int, str, tuple[int, ...]]] = []
+    pause, tries = 10.0, 1
+    if dice.random() < rates.OTHER_APPLICATION_XIDS:
+        first = dice.choice(OTHER_XIDS)
+    else:
+        first = dice.choices([xid for xid, _ in APPLICATION_XIDS], [share for _, share in APPLICATION_XIDS])[0]
+    while True:
+        where = dice.random()
+        place = gpu if where < 0.5 or tries == 1 else dice.randrange(GPUS) if where < 0.75 else None
+        if place is not None:
+            xids = (first, *((45,) if dice.random() < 0.3 else ()))
+            name = "".join(dice.choices("bcdfghjklmnpqrstvwxz2456789", k=5))
+            found.append((at, place, f"{owner}-{name}", xids))
+        if tries == 7 or dice.random() >= again:
+            return found
+        at += dice.uniform(30, 600) + pause  # it runs for a while before it fails
+        pause, tries = min(2 * pause, 360.0), tries + 1

@@ -1,0 +1,452 @@
+"""One node under one policy, on a virtual clock: hardware, pods, operators, and the plugin. Nothing here waits or measures time.
+
+Looks are simulated where something can come of them: from a look before whatever happens until nothing is open any more,
+every second while the policy asks for that, else every 15 s, and ever more seldom the longer nothing changed.
+"""
+
+import heapq
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bench.fleet import rates
+from bench.fleet.faults import KINDS, Emission, Incident, Truth
+from bench.fleet.hardware import FACTS, Hardware
+from bench.fleet.plan import DAY, GPUS, HOUR, Happening, NodePlan, What
+from bench.fleet.policies import Policy
+from bench.fleet.tally import Tally
+from gpu_plugin.health.observation import ApplicationError, Fault, Order, XidEvent
+
+POLL, SOON, SLOWER = 15.0, 1.0, 0.25
+"""Seconds between looks, between those asked for, and the share of the time since anything changed that there is at least."""
+
+CALM = 20.0
+"""Seconds without anything open after which there are no more looks."""
+
+
+_SOMEBODYS = (31, 13, 43, 8, 32, 39, 69)
+"""Xids for which the plugin asks who held the GPU."""
+
+_STEPS = ("reset", "reboot", "replace")
+
+
+@dataclass(slots=True)
+class _Place:
+    """A GPU in its place: what it is, how it stood since when, and what is to come."""
+
+    hardware: Hardware
+    since: float = 0.0
+    truth: Truth = Truth.SOUND
+    offered: bool = True
+    why: str = ""
+    cause: tuple[str, int] = ("", 0)
+    moved: float = 0.0
+    looked: float = -1.0
+    look: int = 0
+    watched: bool = False
+    step: int = 0
+    stepped: float = 0.0
+    ticket: int = 0
+    awaited: bool = False
+    complained: bool = False
+    trying: bool = False
+    told: set[tuple[str, int]] = field(default_factory=set)
+    """What has been counted of which incident: what held its GPU back, "" for that it was handed out."""
+
+
+def simulate(plan: NodePlan, policy: Policy) -> Tally:
+    """What came of the policy on this node."""
+    node = _Node(plan, policy)
+    node.run()
+    return node.tally
+
+
+class _Node:
+    def __init__(self, plan: NodePlan, policy: Policy) -> None:
+        self.plan = plan
+        self.policy = policy
+        self.end = plan.days * DAY
+        self.tally = Tally()
+        self.now = 0.0
+        self._opening = 1
+        self._down_until = 0.0
+        self._places = [_Place(Hardware(plan.part, plan.energy_stays, self._counting())) for _ in range(GPUS)]
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._number = 0
+
+    def run(self) -> None:
+        for happening in self.plan.happenings:
+            self._at(happening.at, lambda it=happening: self._happen(it))  # type: ignore[misc]
+        while self._queue and self._queue[0][0] < self.end:
+            self.now, _, action = heapq.heappop(self._queue)
+            action()
+        self.now = self.end
+        for gpu in range(GPUS):
+            self._account(gpu)
+        self.tally.hours = GPUS * self.end / HOUR
+        self.tally.restarts = self.policy.restarts.gpus
+        self.tally.standing, self.tally.later = self.policy.restarts.standing, self.policy.restarts.later
+        self.tally.changed = dict(self.policy.restarts.changed)
+
+    def _at(self, when: float, action: Callable[[], None]) -> None:
+        self._number += 1
+        heapq.heappush(self._queue, (when, self._number, action))
+
+    def _happen(self, it: Happening) -> None:
+        if it.what is What.INCIDENT:
+            self._strike(it)
+        elif it.what is What.APPLICATION:
+            if self._places[it.gpu].offered and self._places[it.gpu].truth is not Truth.BROKEN:
+                self._stir(it.gpu)
+                for xid in it.xids:
+                    self._xid(it.gpu, xid, it.name)
+        elif it.what is What.RESTART:
+            self._down_until = self.now + it.down
+            self._at(self.now + it.down, self._restart)
+        elif it.what is What.REBOOT:
+            self._reboot()
+        elif self._places[it.gpu].offered and self._places[it.gpu].truth is not Truth.BROKEN:
+            self._reset(it.gpu)
+
+    # Hardware
+
+    def _strike(self, it: Happening) -> None:
+        gpu, place = it.gpu, self._places[it.gpu]
+        self._stir(gpu)
+        dice = random.Random(f"{self.plan.seed}/{it.number}")
+        incident = Incident.begun(KINDS[it.name], self.plan.part, self.now, it.number, dice)
+        name = it.name if incident.truth is Truth.BROKEN else f"{it.name} (works)"
+        self.tally.incidents[name] = self.tally.incidents.get(name, 0) + 1
+        place.hardware.strike(incident)
+        if incident.ends < self.end:
+            self._at(incident.ends, lambda: self._passed(gpu))
+        self._refresh(gpu)
+        for emission in incident.kind.begins:
+            if dice.random() < emission.chance:
+                self._emit(gpu, incident, emission)
+        if incident.action:
+            self._emit(gpu, incident, Emission(154, after=0.2))
+        self._recur(gpu, incident)
+        self._try_restart(gpu, dice)
+        if incident.looks is Fault.LOST:
+            self.policy.lost(gpu)
+            for each in range(GPUS):
+                self._refresh(each)
+
+    def _try_restart(self, gpu: int, dice: random.Random) -> None:
+        """A restart at any moment from a second to half a day later: those by chance seldom fall where something stands."""
+
+        def restarted() -> None:
+            if self.now < self._down_until or not self._places[gpu].watched:
+                return
+            self.policy.restart_one(gpu, self.now, killed=dice.random() < 0.5)
+            self._look_now(gpu)
+            self._refresh(gpu)
+            self._touch(gpu)
+
+        if self.policy.looks:
+            self._at(self.now + math.exp(dice.uniform(0, math.log(DAY / 2))), restarted)
+
+    def _emit(self, gpu: int, incident: Incident, emission: Emission, pod: str = "") -> None:
+        def raised() -> None:
+            if incident in self._places[gpu].hardware.incidents:
+                self._xid(gpu, emission.xid, pod)
+
+        for _ in range(incident.dice.randint(1, emission.lines)):
+            self._at(self.now + emission.after + incident.dice.uniform(0, emission.spread), raised)
+
+    def _recur(self, gpu: int, incident: Incident) -> None:
+        """The same comes again, as long as chance has it."""
+        if incident.dice.random() >= incident.kind.recurs:
+            return
+
+        def again() -> None:
+            if incident in self._places[gpu].hardware.incidents:
+                self._emit(gpu, incident, incident.kind.begins[0])
+                self._recur(gpu, incident)
+
+        self._at(self.now + incident.dice.expovariate(1 / incident.kind.repeats), again)
+
+    def _passed(self, gpu: int) -> None:
+        self._stir(gpu)
+        self._places[gpu].hardware.pass_by(self.now)
+        self._refresh(gpu)
+        self._touch(gpu)
+
+    def _xid(self, gpu: int, xid: int, pod: str) -> None:
+        """An Xid, of which a plugin that is down learns nothing."""
+        if self.now < self._down_until:
+            return
+        self.policy.see(gpu, XidEvent(xid), self.now)
+        if pod and xid in _SOMEBODYS:
+            self.policy.see(gpu, ApplicationError(xid, frozenset({pod})), self.now)
+        self._refresh(gpu)
+        self._touch(gpu)
+
+    # Looks
+
+    def _stir(self, gpu: int) -> None:
+        """Something is about to happen: what the last look before it saw is made good for."""
+        place = self._places[gpu]
+        if not self.policy.looks:
+            return
+        if not place.watched:
+            place.watched = True
+            self.policy.watch(gpu, FACTS[self.plan.part])
+            place.looked = -1.0
+        if place.look == 0 and self.now >= self._down_until:
+            seen = max(place.looked, self.now - POLL * (self.now * 7919 % 1))
+            place.looked = seen
+            self.policy.see(gpu, place.hardware.sample(seen, loaded=place.offered), seen)
+        self._touch(gpu)
+
+    def _touch(self, gpu: int) -> None:
+        """Looks begin again at once."""
+        place = self._places[gpu]
+        if self.policy.looks and place.watched:
+            place.moved = self.now
+            self._look_in(gpu, 0.1)
+
+    def _look_in(self, gpu: int, seconds: float) -> None:
+        place = self._places[gpu]
+        self._number += 1
+        place.look = mine = self._number
+        self._at(self.now + seconds, lambda: self._look(gpu) if place.look == mine else None)
+
+    def _look(self, gpu: int) -> None:
+        place = self._places[gpu]
+        place.look = 0
+        if self.now < self._down_until:
+            self._look_in(gpu, self._down_until - self.now + 0.1)
+            return
+        if self.now > place.looked:
+            place.looked = self.now
+            loaded = place.offered or self.now - place.since < 120
+            sample = place.hardware.sample(self.now, loaded=loaded)
+            self.policy.see(gpu, sample, self.now)
+            self._refresh(gpu)
+        else:
+            sample = None
+        waited = self.now - place.moved
+        if self.policy.curious(gpu):
+            self._look_in(gpu, SOON)
+        elif self.policy.open(gpu) or waited < CALM or (sample is not None and sample.fault):
+            self._look_in(gpu, max(POLL, SLOWER * waited))
+
+    # Accounts, pods, operators
+
+    def _refresh(self, gpu: int) -> None:
+        """Takes down what changed, and sets going what follows from it."""
+        place = self._places[gpu]
+        truth, offered = place.hardware.truth, self.policy.offered(gpu)
+        if offered == place.offered and truth is place.truth:
+            if not offered:
+                place.why = self.policy.why(gpu)
+            return
+        self._account(gpu)
+        place.moved = self.now if offered != place.offered else place.moved
+        place.truth, place.offered = truth, offered
+        place.cause, place.why = place.hardware.cause, "" if offered else self.policy.why(gpu)
+        if not offered and not place.awaited:
+            place.awaited = True
+            self._in_hours(gpu, rates.OPERATOR_HOURS, lambda: self._answered(gpu))
+        if truth is Truth.BROKEN and offered:
+            self._suffer(gpu)
+
+    def _account(self, gpu: int) -> None:
+        place = self._places[gpu]
+        hours = (self.now - place.since) / HOUR
+        place.since = self.now
+        if hours <= 0:
+            return
+        tally = self.tally
+        kind, number = place.cause
+        if place.truth is Truth.BROKEN:
+            tally.broken += hours
+            if place.offered:
+                tally.handed_out[kind] = tally.handed_out.get(kind, 0.0) + hours
+                tally.handed[kind] = tally.handed.get(kind, 0) + (("", number) not in place.told)
+                place.told.add(("", number))
+        elif not place.offered and place.why == "first-look":
+            tally.first_look += hours
+        elif not place.offered:
+            key = (place.why, kind or "an application")
+            tally.held_back[key] = tally.held_back.get(key, 0.0) + hours
+            tally.held[key] = tally.held.get(key, 0) + ((place.why, number) not in place.told)
+            place.told.add((place.why, number))
+            tally.turned_away += hours * rates.UTILISATION / rates.POD_HOURS
+
+    def _in_hours(self, gpu: int, median: float, action: Callable[[], None]) -> None:
+        """An operator's delay: the same for the same one of a GPU's tickets under every policy."""
+        place = self._places[gpu]
+        place.ticket += 1
+        dice = random.Random(f"{self.plan.seed}/{gpu}/{place.ticket}")
+        self._at(self.now + HOUR * median * dice.lognormvariate(0, rates.OPERATOR_SPREAD), action)
+
+    def _suffer(self, gpu: int) -> None:
+        """Pods begin on a broken GPU, and somebody complains in the end."""
+        place = self._places[gpu]
+        if not place.complained:
+            place.complained = True
+            hours = rates.SILENT_HOURS if place.hardware.silent else rates.COMPLAINT_HOURS
+            self._in_hours(gpu, hours, lambda: self._complained(gpu))
+        if not place.trying:
+            place.trying = True
+            self._next_pod(gpu, 0)
+
+    def _next_pod(self, gpu: int, number: int) -> None:
+        place = self._places[gpu]
+        worst = max(place.hardware.incidents, key=lambda incident: incident.truth)
+        wait = worst.dice.expovariate(1 / (HOUR * (rates.POD_HOURS if worst.kind.silent else rates.TRY_HOURS)))
+
+        def begins() -> None:
+            place.trying = False
+            if not (place.truth is Truth.BROKEN and place.offered):
+                return
+            self.tally.lost += 1
+            suffered = max(place.hardware.incidents, key=lambda incident: incident.truth)
+            owner = f"team-{suffered.number % 20}/job-{number // 2}"
+            for emission in suffered.kind.pods:
+                if suffered.dice.random() < emission.chance:
+                    suffered.action = suffered.action or (
+                        suffered.kind.action if FACTS[self.plan.part].says_action else suffered.action
+                    )
+                    self._emit(gpu, suffered, emission, f"{owner}-{_suffix(suffered.dice)}")
+            if place.truth is Truth.BROKEN and place.offered and not place.trying:
+                place.trying = True
+                self._next_pod(gpu, number + 1)
+
+        self._at(self.now + wait, begins)
+
+    def _answered(self, gpu: int) -> None:
+        """An operator comes for an Unhealthy GPU; for one that is Healthy by then there is nothing to do."""
+        place = self._places[gpu]
+        place.awaited = False
+        if not place.offered:
+            self._repair(gpu)
+
+    def _complained(self, gpu: int) -> None:
+        place = self._places[gpu]
+        place.complained = False
+        if place.truth is Truth.BROKEN:
+            self._repair(gpu)
+
+    def _repair(self, gpu: int) -> None:
+        """An operator resets the GPU, reboots the node where that is not it, and has the part replaced where nothing helps.
+
+        After each step the GPU is tested. What passes is to be offered: where the plugin holds it back still, the operator
+        vouches for it, or restarts a plugin that has no such verb. What does not pass goes on to the next step. A GPU that
+        is broken although it passed begins one step later the next time within a week.
+        """
+        place = self._places[gpu]
+        if self.now - place.stepped > 7 * DAY:
+            place.step = 0
+        step = max(place.step, 1 if place.hardware.gone else 0)
+        dice = random.Random(f"{self.plan.seed}/{gpu}/{place.ticket}/test")
+        while True:
+            self._take(gpu, step)
+            place.step, place.stepped = min(step + 1, len(_STEPS) - 1), self.now
+            finds = rates.CORRUPTION_FOUND if place.hardware.silent else rates.DIAGNOSED
+            if not place.hardware.gone and (place.hardware.truth is not Truth.BROKEN or dice.random() > finds):
+                break
+            step = place.step
+        self._at(self.now + rates.TEST_SECONDS, lambda: self._tested(gpu))
+
+    def _take(self, gpu: int, step: int) -> None:
+        """One step."""
+        place = self._places[gpu]
+        self.tally.steps[_STEPS[step]] = self.tally.steps.get(_STEPS[step], 0) + 1
+        if step == 0:
+            self._reset(gpu)
+        elif step == 1:
+            self._reboot()
+        else:
+            self._account(gpu)
+            place.hardware.replaced(self.now)
+            self.policy.replace(gpu, FACTS[self.plan.part])
+            if place.watched:
+                self._look_now(gpu)
+            self._refresh(gpu)
+            self._touch(gpu)
+
+    def _tested(self, gpu: int) -> None:
+        """The GPU passed the operator's test; another that began to fail meanwhile is another matter."""
+        if self.now < self._down_until:
+            self._at(self._down_until + 1, lambda: self._tested(gpu))
+            return
+        if not self._places[gpu].offered:
+            self.tally.steps["vouch"] = self.tally.steps.get("vouch", 0) + 1
+            if self.policy.looks:
+                self.policy.vouch(gpu)
+            else:
+                self._restart()
+            self._refresh(gpu)
+        for each in range(GPUS):
+            self._follow_up(each)
+
+    def _follow_up(self, gpu: int) -> None:
+        """What is still Unhealthy after a repair is come back for; what is broken still makes pods fail."""
+        place = self._places[gpu]
+        if not place.offered and not place.awaited:
+            place.awaited = True
+            self._in_hours(gpu, rates.OPERATOR_HOURS, lambda: self._answered(gpu))
+        elif place.offered and place.truth is Truth.BROKEN:
+            self._suffer(gpu)
+
+    def _reset(self, gpu: int) -> None:
+        """As docs/health.md has it: released, reset, resumed."""
+        place = self._places[gpu]
+        self._stir(gpu)
+        if self.policy.looks:
+            self.policy.see(gpu, Order("release"), self.now)
+        place.hardware.reset(self.now)
+        if self.policy.looks:
+            self.policy.see(gpu, Order("resume"), self.now)
+            self._look_now(gpu)
+        self._refresh(gpu)
+        self._touch(gpu)
+
+    def _reboot(self) -> None:
+        self._opening += 1
+        for gpu, place in enumerate(self._places):
+            self._account(gpu)
+            place.hardware.reboot(self.now)
+            place.hardware.counting = self._counting()
+        self.policy.reboot(self.now)
+        self._down_until = self.now
+        self._begin()
+
+    def _restart(self) -> None:
+        self._opening += 1
+        dice = random.Random(f"{self.plan.seed}/opening/{self._opening}")
+        for place in self._places:
+            if not self.plan.persistence and dice.random() < rates.IDLE:
+                place.hardware.forgotten(self.now)
+            place.hardware.counting = self._counting()
+        lost = frozenset(gpu for gpu, place in enumerate(self._places) if place.hardware.lost)
+        self.policy.restart(lost, self.now, killed=dice.random() < 0.5)
+        self._down_until = self.now
+        self._begin()
+
+    def _begin(self) -> None:
+        """The plugin's first look at every GPU, before the kubelet hears of any."""
+        for gpu, place in enumerate(self._places):
+            if place.watched:
+                self._look_now(gpu)
+            self._refresh(gpu)
+            if place.watched:
+                self._touch(gpu)
+            self._follow_up(gpu)
+
+    def _look_now(self, gpu: int) -> None:
+        place = self._places[gpu]
+        place.looked = self.now
+        self.policy.see(gpu, place.hardware.sample(self.now, loaded=place.offered), self.now)
+
+    def _counting(self) -> int:
+        return 0 if self.plan.persistence else self._opening
+
+
+def _suffix(dice: random.Random) -> str:
+    return "".join(dice.choices("bcdfghjklmnpqrstvwxz2456789", k=5))
