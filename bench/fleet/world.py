@@ -8,11 +8,11 @@ import heapq
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from bench.fleet import rates
 from bench.fleet.faults import KINDS, Emission, Incident, Truth
 from bench.fleet.hardware import FACTS, Hardware
+from bench.fleet.place import Place
 from bench.fleet.plan import DAY, GPUS, HOUR, Happening, NodePlan, What
 from bench.fleet.policies import Policy
 from bench.fleet.tally import Tally
@@ -31,30 +31,6 @@ _SOMEBODYS = (31, 13, 43, 8, 32, 39, 69)
 _STEPS = ("reset", "reboot", "replace")
 
 
-@dataclass(slots=True)
-class _Place:
-    """A GPU in its place: what it is, how it stood since when, and what is to come."""
-
-    hardware: Hardware
-    since: float = 0.0
-    truth: Truth = Truth.SOUND
-    offered: bool = True
-    why: str = ""
-    cause: tuple[str, int] = ("", 0)
-    moved: float = 0.0
-    looked: float = -1.0
-    look: int = 0
-    watched: bool = False
-    step: int = 0
-    stepped: float = 0.0
-    ticket: int = 0
-    awaited: bool = False
-    complained: bool = False
-    trying: bool = False
-    told: set[tuple[str, int]] = field(default_factory=set)
-    """What has been counted of which incident: what held its GPU back, "" for that it was handed out."""
-
-
 def simulate(plan: NodePlan, policy: Policy) -> Tally:
     """What came of the policy on this node."""
     node = _Node(plan, policy)
@@ -71,7 +47,7 @@ class _Node:
         self.now = 0.0
         self._opening = 1
         self._down_until = 0.0
-        self._places = [_Place(Hardware(plan.part, plan.energy_stays, self._counting())) for _ in range(GPUS)]
+        self._places = [Place(Hardware(plan.part, plan.energy_stays, self._counting())) for _ in range(GPUS)]
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
 
@@ -82,8 +58,8 @@ class _Node:
             self.now, _, action = heapq.heappop(self._queue)
             action()
         self.now = self.end
-        for gpu in range(GPUS):
-            self._account(gpu)
+        for place in self._places:
+            place.account(self.tally, self.now)
         self.tally.hours = GPUS * self.end / HOUR
         self.tally.restarts = self.policy.restarts.gpus
         self.tally.standing, self.tally.later = self.policy.restarts.standing, self.policy.restarts.later
@@ -244,7 +220,7 @@ class _Node:
             if not offered:
                 place.why = self.policy.why(gpu)
             return
-        self._account(gpu)
+        place.account(self.tally, self.now)
         place.moved = self.now if offered != place.offered else place.moved
         place.truth, place.offered = truth, offered
         place.cause, place.why = place.hardware.cause, "" if offered else self.policy.why(gpu)
@@ -253,29 +229,6 @@ class _Node:
             self._in_hours(gpu, rates.OPERATOR_HOURS, lambda: self._answered(gpu))
         if truth is Truth.BROKEN and offered:
             self._suffer(gpu)
-
-    def _account(self, gpu: int) -> None:
-        place = self._places[gpu]
-        hours = (self.now - place.since) / HOUR
-        place.since = self.now
-        if hours <= 0:
-            return
-        tally = self.tally
-        kind, number = place.cause
-        if place.truth is Truth.BROKEN:
-            tally.broken += hours
-            if place.offered:
-                tally.handed_out[kind] = tally.handed_out.get(kind, 0.0) + hours
-                tally.handed[kind] = tally.handed.get(kind, 0) + (("", number) not in place.told)
-                place.told.add(("", number))
-        elif not place.offered and place.why == "first-look":
-            tally.first_look += hours
-        elif not place.offered:
-            key = (place.why, kind or "an application")
-            tally.held_back[key] = tally.held_back.get(key, 0.0) + hours
-            tally.held[key] = tally.held.get(key, 0) + ((place.why, number) not in place.told)
-            place.told.add((place.why, number))
-            tally.turned_away += hours * rates.UTILISATION / rates.POD_HOURS
 
     def _in_hours(self, gpu: int, median: float, action: Callable[[], None]) -> None:
         """An operator's delay: the same for the same one of a GPU's tickets under every policy."""
@@ -362,7 +315,7 @@ class _Node:
         elif step == 1:
             self._reboot()
         else:
-            self._account(gpu)
+            place.account(self.tally, self.now)
             place.hardware.replaced(self.now)
             self.policy.replace(gpu, FACTS[self.plan.part])
             if place.watched:
@@ -409,8 +362,8 @@ class _Node:
 
     def _reboot(self) -> None:
         self._opening += 1
-        for gpu, place in enumerate(self._places):
-            self._account(gpu)
+        for place in self._places:
+            place.account(self.tally, self.now)
             place.hardware.reboot(self.now)
             place.hardware.counting = self._counting()
         self.policy.reboot(self.now)
