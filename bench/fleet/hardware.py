@@ -1,5 +1,6 @@
 """A GPU as it really is, and what its driver says of it."""
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -61,6 +62,11 @@ class Hardware:
     def lost(self) -> bool:
         """Whether the driver has lost it."""
         return any(incident.looks is Fault.LOST for incident in self.incidents)
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether the driver does not describe it, and not for a moment only."""
+        return any(incident.looks is not Fault.NONE and incident.ends == math.inf for incident in self.incidents)
 
     @property
     def gone(self) -> bool:

@@ -62,14 +62,14 @@ class Policy(Protocol):
     def lost(self, gpu: int) -> None:
         """The wait for the driver's events says that a GPU is lost."""
 
-    def restart(self, lost: frozenset[int], now: float, *, killed: bool) -> None:
-        """The plugin ends or is `killed`, and begins again, with these GPUs lost."""
+    def restart(self, unreachable: frozenset[int], now: float, *, killed: bool) -> None:
+        """The plugin ends or is `killed`, and begins again; the driver cannot describe these GPUs."""
 
     def restart_one(self, gpu: int, now: float, *, killed: bool) -> None:
         """A restart as far as one GPU knows of it, which changes nothing if restarts change nothing."""
 
-    def reboot(self, now: float) -> None:
-        """The node was booted anew."""
+    def reboot(self, unreachable: frozenset[int], absent: frozenset[int], now: float) -> None:
+        """The node was booted anew; the driver cannot describe some GPUs, and has not found others at all."""
 
     def replace(self, gpu: int, facts: Facts) -> None:
         """Another GPU, with a name of its own, is in this place."""
@@ -99,7 +99,8 @@ class Marking:
     """NVIDIA's and Google's: an Xid that counts marks its GPU Unhealthy until the process ends.
 
     `heeds` are the Xids that count, None for all but `skips`. `all_at_loss`: an error of the event wait, which a lost GPU
-    brings for all, marks every GPU of the node; a process that begins with a lost GPU then offers none of the node.
+    brings for all, marks every GPU of the node, and a process that begins with a GPU that the driver cannot describe offers
+    none. What is not found after a boot is not offered by anyone.
     """
 
     skips: frozenset[int] = frozenset()
@@ -131,22 +132,20 @@ class Marking:
     def restart_one(self, gpu: int, now: float, *, killed: bool) -> None:
         """It has no such thing: it forgets all GPUs at once."""
 
-    def restart(self, lost: frozenset[int], now: float, *, killed: bool) -> None:
+    def restart(self, unreachable: frozenset[int], now: float, *, killed: bool) -> None:
         """Forgets everything."""
         del now, killed
         before = set(self.marked)
         self.restarts.standing += len(before)
-        self.marked.clear()
-        if lost and self.all_at_loss:
-            self.marked = dict.fromkeys(range(self.gpus), "lost neighbour")
+        self._begin(unreachable, frozenset())
         self.restarts.gpus += self.gpus
         for _ in before ^ set(self.marked):
             self.restarts.change("marks")
 
-    def reboot(self, now: float) -> None:
+    def reboot(self, unreachable: frozenset[int], absent: frozenset[int], now: float) -> None:
         """Forgets everything, as after any boot."""
         del now
-        self.marked.clear()
+        self._begin(unreachable, absent)
 
     def replace(self, gpu: int, facts: Facts) -> None:
         """Another one has no mark."""
@@ -173,6 +172,11 @@ class Marking:
         """Never."""
         del gpu
         return False
+
+    def _begin(self, unreachable: frozenset[int], absent: frozenset[int]) -> None:
+        self.marked = dict.fromkeys(absent, "absent")
+        if unreachable and self.all_at_loss:
+            self.marked = dict.fromkeys(range(self.gpus), "lost neighbour")
 
 
 def nvidia(gpus: int) -> Marking:
@@ -230,9 +234,9 @@ class Ours:
     def lost(self, gpu: int) -> None:
         """The next look says so."""
 
-    def restart(self, lost: frozenset[int], now: float, *, killed: bool) -> None:
+    def restart(self, unreachable: frozenset[int], now: float, *, killed: bool) -> None:
         """Each GPU's evidence is written down and read by another process; of one that was killed, as of the last news."""
-        del lost
+        del unreachable
         for gpu in self._gpus:
             self.restart_one(gpu, now, killed=killed)
 
@@ -253,9 +257,9 @@ class Ours:
         if before is not after:
             self._changed(known, before, after)
 
-    def reboot(self, now: float) -> None:
+    def reboot(self, unreachable: frozenset[int], absent: frozenset[int], now: float) -> None:
         """Nothing of another boot is believed."""
-        del now
+        del unreachable, absent, now
         self._boot += 1
         for known in self._gpus.values():
             known.twin = None

@@ -366,7 +366,8 @@ class _Node:
             place.account(self.tally, self.now)
             place.hardware.reboot(self.now)
             place.hardware.counting = self._counting()
-        self.policy.reboot(self.now)
+        absent = frozenset(gpu for gpu, place in enumerate(self._places) if place.hardware.lost)
+        self.policy.reboot(self._unreachable() - absent, absent, self.now)
         self._down_until = self.now
         self._begin()
 
@@ -377,10 +378,12 @@ class _Node:
             if not self.plan.persistence and dice.random() < rates.IDLE:
                 place.hardware.forgotten(self.now)
             place.hardware.counting = self._counting()
-        lost = frozenset(gpu for gpu, place in enumerate(self._places) if place.hardware.lost)
-        self.policy.restart(lost, self.now, killed=dice.random() < 0.5)
+        self.policy.restart(self._unreachable(), self.now, killed=dice.random() < 0.5)
         self._down_until = self.now
         self._begin()
+
+    def _unreachable(self) -> frozenset[int]:
+        return frozenset(gpu for gpu, place in enumerate(self._places) if place.hardware.unreachable)
 
     def _begin(self) -> None:
         """The plugin's first look at every GPU, before the kubelet hears of any."""

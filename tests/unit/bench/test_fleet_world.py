@@ -5,12 +5,14 @@ import dataclasses
 import pytest
 
 from bench.fleet.faults import APPLICATION_XIDS, KINDS, OTHER_XIDS, Truth
+from bench.fleet.hardware import FACTS, Hardware
 from bench.fleet.plan import GPUS, Happening, NodePlan, What, drawn
 from bench.fleet.policies import POLICIES, Ours, default_policy, policy_for
 from bench.fleet.rates import NODE_RATES, RATES, SOURCES, Part
 from bench.fleet.world import simulate
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.ledger import HealthLedger
+from gpu_plugin.health.observation import XidEvent
 from gpu_plugin.sources.xid_table import shipped_table
 
 EVERY = list(POLICIES)
@@ -78,6 +80,14 @@ def test_a_lost_gpu_is_handed_out_all_the_time_by_one_and_takes_its_node_along_u
     assert sum(nvidia.held_back.values()) == pytest.approx((GPUS - 1) * 0.5)
 
 
+def test_a_gpu_that_is_not_found_after_a_boot_is_offered_by_nobody(certain):
+    certain("off-the-bus")
+    for policy in EVERY:
+        tally = outcome(policy, struck("off-the-bus"), Happening(HOUR + 60, 1, What.REBOOT), days=1.5 / 24)
+        assert sum(tally.handed_out.values()) * HOUR <= 60, policy
+        assert sum(tally.held_back.values()) <= 7 * 60 / HOUR, policy
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_a_failing_job_takes_no_gpu_that_works(part):
     """The retries of one Job, on one GPU and on its neighbours: page faults, exceptions, and what follows them."""
@@ -104,6 +114,17 @@ def test_a_restart_changes_no_verdict_of_ours_and_launders_theirs(certain, part,
     assert ours.handed_out.get("ecc-uncontained", 0) * HOUR < 1
     assert nvidia.changed == {"marks": 1}
     assert nvidia.lost > 0
+
+
+def test_a_killed_process_leaves_what_it_wrote_down_and_one_that_ends_all_it_knows():
+    for killed, changed in ((False, {}), (True, {"FATAL to OK: xid 95": 1})):
+        ours = Ours(default_policy())
+        ours.watch(0, FACTS[Part.A100])
+        ours.see(0, Hardware(Part.A100).sample(HOUR, loaded=True), HOUR)
+        ours.see(0, XidEvent(95), HOUR + 1)
+        ours._gpus[0].written = ()
+        ours.restart_one(0, HOUR + 2, killed=killed)
+        assert (ours.restarts.changed, ours.restarts.standing) == (changed, 1)
 
 
 def test_a_restart_that_forgets_is_noticed(certain, monkeypatch):
