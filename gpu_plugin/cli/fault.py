@@ -8,8 +8,8 @@ import click
 
 from gpu_plugin import control
 
-_NODE_FLAG = "reboot"
-"""The one flag that is about the whole node."""
+_NODE_FLAGS = ("reboot", "init-error")
+"""Flags that are about the whole node."""
 
 _FLAGS: dict[str, dict[str, Any]] = {
     "xid": {"type": int, "help": "Raise this Xid, from 1 to 999."},
@@ -23,6 +23,16 @@ _FLAGS: dict[str, dict[str, Any]] = {
     },
     "clocks-event-reasons": {"metavar": "MASK", "help": "Say that this slows the clocks, such as 0x40."},
     "ecc-uncorrected": {"type": int, "metavar": "N", "help": "Add N uncorrected memory errors."},
+    "ecc-cleared": {"help": "Set the count of memory errors to 0 without a reset, as nvidia-smi -p 0 does."},
+    "energy-dip": {
+        "type": int,
+        "metavar": "MJ",
+        "help": "Tell so many mJ less energy at the next reading than at the last.",
+    },
+    "persistence-mode": {
+        "type": click.Choice(["on", "off"]),
+        "help": "Whether counters outlive the last process that has the driver open.",
+    },
     "remap-pending": {"help": "A memory row waits to be remapped."},
     "remap-failure": {"help": "A memory row could not be remapped."},
     "retired-pages": {"type": int, "metavar": "N", "help": "Have N memory pages retired in all."},
@@ -30,7 +40,18 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "sram-threshold": {"help": "More SRAM errors than a part may have."},
     "unrepairable-memory": {"help": "Memory that no repair mends."},
     "recovery-action": {
-        "type": click.Choice(["none", "gpu-reset", "node-reboot", "drain-p2p", "drain-and-reset"]),
+        "type": click.Choice(
+            [
+                "none",
+                "gpu-reset",
+                "node-reboot",
+                "drain-p2p",
+                "drain-and-reset",
+                "recover-imex-domain",
+                "bus-reset",
+                "system-reboot",
+            ]
+        ),
         "help": "What the driver asks for; none also keeps later Xids from changing it.",
     },
     "nvlink-down": {"type": int, "metavar": "LINK", "help": "Take this NVLink down."},
@@ -52,6 +73,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "vanish": {"help": "Be gone: the driver is unbound from the GPU."},
     "return": {"help": "Undo --vanish, for whoever opens the driver then."},
     "hang": {"type": float, "metavar": "SECONDS", "help": "Block every driver call for so long."},
+    "slow": {"type": float, "metavar": "SECONDS", "help": "Have every driver call take so long."},
     "error": {
         "type": int,
         "metavar": "CODE",
@@ -63,7 +85,13 @@ _FLAGS: dict[str, dict[str, Any]] = {
     },
     "reset": {"help": "What a GPU reset does: counters begin at 0, what waited for one is done, nothing is asked for."},
     "heal": {"help": "Repair and reset: everything but --mig is over."},
-    _NODE_FLAG: {"help": "Boot the node anew: every GPU is reset and back on the bus. Needs no --gpu."},
+    "reset-keeping-energy": {"help": "--reset, but the energy counter counts on, as where the driver stays loaded."},
+    "reboot": {"help": "Boot the node anew: every GPU is reset and back on the bus. Needs no --gpu."},
+    "init-error": {
+        "type": int,
+        "metavar": "CODE",
+        "help": "Refuse whoever opens the driver with this nvmlReturn_t, such as 999. Needs no --gpu.",
+    },
 }
 """What can be asked for, by flag; without a type or a metavar there is nothing to say with it."""
 
@@ -87,8 +115,9 @@ def _parameter(name: str) -> str:
     help="Make a GPU of a running simulated node fail, heal it, or cut it anew. The daemon must run with --simulate.",
     epilog="Faults outlive the daemon. --reset ends hangs, memory errors, what waits for a reset, recovery actions, NVLink and "
     "fabric faults, counts of PCIe errors; --reboot also --lost, --vanish and --error; temperatures, margins, clocks, "
-    "--topology, --pcie-width, --remap-failure, --retired-pages, --sram-threshold and --unrepairable-memory end at --heal "
-    "alone; --mig at none of these, but another --mig.",
+    "--topology, --pcie-width, --remap-failure, --retired-pages, --sram-threshold, --unrepairable-memory, --slow and "
+    "--persistence-mode end at --heal alone; --mig at none of these, but another --mig. --init-error and --energy-dip end with "
+    "the daemon.",
 )
 @click.option(
     "--state-dir",
@@ -104,7 +133,12 @@ def _parameter(name: str) -> str:
 @click.option(
     "--instance", metavar="GI[/CI]", help="With --xid: on this GPU instance, or compute instance of it, alone."
 )
-def command(state_dir: Path, gpu: str | None, instance: str | None, **faults: float | str | bool | None) -> None:
+@click.option(
+    "--times", type=int, metavar="N", help="With --init-error: so often, and not for as long as the daemon runs."
+)
+def command(
+    state_dir: Path, gpu: str | None, instance: str | None, times: int | None, **faults: float | str | bool | None
+) -> None:
     """Sends one fault to the daemon and prints what was done."""
     asked: dict[str, object] = {name: given for name in _FLAGS if (given := faults[_parameter(name)]) is not None}
     if len(asked) != 1:
@@ -118,9 +152,13 @@ def command(state_dir: Path, gpu: str | None, instance: str | None, **faults: fl
         if name != "xid":
             raise click.UsageError(f"--instance goes with --xid, not with --{name}")
         asked["instance"] = instance
+    if times is not None:
+        if name != "init-error":
+            raise click.UsageError(f"--times goes with --init-error, not with --{name}")
+        asked["times"] = times
     if gpu is not None:
         asked["gpu"] = int(gpu) if gpu.isdecimal() and len(gpu) < 6 else gpu
-    elif name != _NODE_FLAG:
+    elif name not in _NODE_FLAGS:
         raise click.UsageError("--gpu is missing: which GPU, by index or uuid")
     try:
         reply = control.request(state_dir, "fault", **asked)

@@ -85,7 +85,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `fields` are values by NVML_FI_* id that differ from the profile's, `link_fields` those of NVLinks, by id and then by link.
     `links_down` are NVLinks by number that are inactive at this end, `fabric` is a key of `FABRICS`, `topology` is `UNREADABLE`
     or `UNKNOWN`. `ecc_uncorrected`, `pcie_replays` count from the last reset. `persistence` is whether the driver keeps the GPU
-    initialised with nobody using it.
+    initialised with nobody using it; `slow` is how many seconds each call about the GPU takes.
     """
 
     energy_since: float
@@ -112,16 +112,18 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pcie_width: int | None = None
     pcie_replays: int = 0
     persistence: bool = True
+    slow: float | None = None
 
 
-def reset(was: Condition, now: float) -> Condition:
+def reset(was: Condition, now: float, *, energy: bool = True) -> Condition:
     """After a reset of the GPU at `now` on the wall clock: what the driver counts begins at 0, what waited for one is done.
 
-    A GPU that is lost or has vanished stays so, and what only a repair mends stays too.
+    A GPU that is lost or has vanished stays so, and what only a repair mends stays too. Energy counts from when the driver was
+    loaded (nvml.h): where that outlives the reset, `energy` is False.
     """
     return msgspec.structs.replace(
         was,
-        energy_since=now,
+        energy_since=now if energy else was.energy_since,
         hung_until=None,
         error=None if was.error == Return.RESET_REQUIRED else was.error,
         fields={number: value for number, value in was.fields.items() if number not in _VOLATILE_FIELDS},
@@ -131,6 +133,18 @@ def reset(was: Condition, now: float) -> Condition:
         retirement_pending=False,
         links_down=(),
         fabric=None,
+        pcie_replays=0,
+    )
+
+
+def initialised(was: Condition, now: float) -> Condition:
+    """Once the driver has initialised the GPU anew at `now` on the wall clock, as it does where nothing kept it initialised."""
+    return msgspec.structs.replace(
+        was,
+        energy_since=now,
+        fields={number: value for number, value in was.fields.items() if number != FI_PCIE_COUNT_FATAL_ERROR},
+        link_fields={},
+        ecc_uncorrected=0,
         pcie_replays=0,
     )
 

@@ -12,6 +12,7 @@ from gpu_plugin.health.observation import Fabric
 from gpu_plugin.nvml.port import Event, EventSet, Field, Handle, MigAttributes, NvmlError, PcieLink, RemappedRows
 from gpu_plugin.simulation import condition
 from gpu_plugin.simulation.calls import refused, supported
+from gpu_plugin.simulation.event_sets import GpuIsLostError
 from gpu_plugin.simulation.mig import COMPUTE_SLICES
 from gpu_plugin.simulation.session import Session, gpu_of_mig, mig_handle
 
@@ -243,8 +244,16 @@ class SimulatedDriver(Session):
             raise refused("free_event_set", Return.INVALID_ARGUMENT)
 
     def register_events(self, handle: Handle, mask: int, events: EventSet) -> None:
-        """Adds to what is registered. Bits that NVML has not: INVALID_ARGUMENT; that the part has not: NOT_SUPPORTED."""
-        index = self._reach("register_events", handle)
+        """Adds to what is registered. Bits that NVML has not: INVALID_ARGUMENT; that the part has not: NOT_SUPPORTED.
+
+        After UNKNOWN, which is the GPU's or a refusal that was asked for, nothing is heard through the set any more.
+        """
+        try:
+            index = self._reach("register_events", handle)
+        except NvmlError as error:
+            if error.code == Return.UNKNOWN:
+                self._node.events.undefine(events)
+            raise
         known = supported("register_events", self._profile.gpus[index].event_types)
         if mask & ~_ALL_EVENT_TYPES:
             raise refused("register_events", Return.INVALID_ARGUMENT)
@@ -254,10 +263,12 @@ class SimulatedDriver(Session):
             raise refused("register_events", Return.INVALID_ARGUMENT)
 
     def wait(self, events: EventSet, timeout_ms: int) -> Event:
-        """The oldest event not fetched yet. No GPU's hang or loss shows here: a real driver's need not either."""
+        """The oldest event not fetched yet. GPU_IS_LOST at once while a GPU of the set is lost; no GPU's hang shows here."""
         self._begin("wait")
         try:
             event = self._node.events.next_event(events, timeout_ms / 1000)
+        except GpuIsLostError:
+            raise refused("wait", Return.GPU_IS_LOST) from None
         except LookupError:
             raise refused("wait", Return.INVALID_ARGUMENT if self._opened else Return.UNINITIALIZED) from None
         if not event:

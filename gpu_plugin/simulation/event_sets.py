@@ -22,11 +22,16 @@ class PostedEvent:
     compute_instance: int = ALL_INSTANCES
 
 
+class GpuIsLostError(LookupError):
+    """A GPU that is registered in the event set is lost: nothing is heard of the others either."""
+
+
 @dataclass(slots=True)
 class _Listener:
-    """An event set: the mask of each GPU registered in it, and its events."""
+    """An event set: the mask of each GPU registered in it, its events, and whether a failed registration left it undefined."""
 
     masks: dict[int, int] = field(default_factory=dict)
+    undefined: bool = False
     events: collections.deque[PostedEvent] = field(default_factory=lambda: collections.deque(maxlen=_QUEUE_LENGTH))
 
 
@@ -36,6 +41,7 @@ class EventSets:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._listeners: dict[EventSet, _Listener] = {}
+        self._lost: frozenset[int] = frozenset()
         self._last = 0
 
     def create(self) -> EventSet:
@@ -67,6 +73,19 @@ class EventSets:
             listener.masks[gpu] = listener.masks.get(gpu, 0) | mask
         return True
 
+    def undefine(self, events: EventSet) -> None:
+        """A registration ended with UNKNOWN: nothing is heard through the set any more, which is to be freed (nvml.h)."""
+        with self._changed:
+            if listener := self._listeners.get(events):
+                listener.undefined = True
+                listener.events.clear()
+
+    def lose(self, lost: frozenset[int]) -> None:
+        """These are the GPUs that are lost now: a wait for a set with one of them in it fails, be it under way or begun later."""
+        with self._changed:
+            self._lost = lost
+            self._changed.notify_all()
+
     def forget(self, gpu: int) -> None:
         """Registers a GPU in no event set any more; what it has sent stays."""
         with self._changed:
@@ -76,7 +95,11 @@ class EventSets:
     def post(self, event: PostedEvent) -> int:
         """Queues an event in every event set that asked for that kind from that GPU; gives how many did."""
         with self._changed:
-            asked = [each for each in self._listeners.values() if each.masks.get(event.gpu, 0) & event.kind]
+            asked = [
+                each
+                for each in self._listeners.values()
+                if each.masks.get(event.gpu, 0) & event.kind and not each.undefined
+            ]
             for listener in asked:
                 listener.events.append(event)
             self._changed.notify_all()
@@ -86,15 +109,21 @@ class EventSets:
         """The oldest event not fetched yet, waiting for one; None when none came in time.
 
         Raises:
+            GpuIsLostError: a GPU in the set is lost.
             LookupError: there is no such event set, or no longer.
         """
 
         def ready() -> bool:
             listener = self._listeners.get(events)
-            return not listener or bool(listener.events)
+            return not listener or bool(listener.events) or self._deaf(listener)
 
         with self._changed:
             self._changed.wait_for(ready, seconds)
             if not (listener := self._listeners.get(events)):
                 raise LookupError(events)
+            if self._deaf(listener):
+                raise GpuIsLostError(events)
             return listener.events.popleft() if listener.events else None
+
+    def _deaf(self, listener: _Listener) -> bool:
+        return not listener.undefined and not self._lost.isdisjoint(listener.masks)

@@ -20,6 +20,9 @@ HIGHEST_XID = 999
 _LONGEST_HANG = 86400.0
 """Seconds: a day."""
 
+_MANY_TIMES = 1000
+"""More refusals than a test waits for."""
+
 
 def _xid(node: SimulatedNode, gpu: int, value: object, instance: object = None) -> str:
     number = integer("xid", value, 1, HIGHEST_XID)
@@ -62,12 +65,24 @@ def _return(node: SimulatedNode, gpu: int, value: object) -> str:
 
 
 def _hang(node: SimulatedNode, gpu: int, value: object) -> str:
+    seconds = _seconds("hang", value)
+    node.hang(gpu, seconds)
+    return f"every driver call hangs for {seconds:g} s"
+
+
+def _slow(node: SimulatedNode, gpu: int, value: object) -> str:
+    seconds = _seconds("slow", value)
+    node.change(gpu, slow=seconds)
+    return f"every driver call takes {seconds:g} s, until healed"
+
+
+def _seconds(name: str, value: object) -> float:
+    """The value, if it is a number of seconds up to a day."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"hang: {value!r} is not a number of seconds")
+        raise ConfigError(f"{name}: {value!r} is not a number of seconds")
     if not 0 < value <= _LONGEST_HANG:  # and not a number is neither
-        raise ConfigError(f"hang: {value}: from above 0 to {_LONGEST_HANG:g} seconds")
-    node.hang(gpu, value)
-    return f"every driver call hangs for {value:g} s"
+        raise ConfigError(f"{name}: {value}: from above 0 to {_LONGEST_HANG:g} seconds")
+    return float(value)
 
 
 def _error(node: SimulatedNode, gpu: int, value: object) -> str:
@@ -100,6 +115,12 @@ def _reset(node: SimulatedNode, gpu: int, value: object) -> str:
     return "reset" + (", and still off the bus" if off.lost or off.vanished else "")
 
 
+def _reset_keeping_energy(node: SimulatedNode, gpu: int, value: object) -> str:
+    said("reset-keeping-energy", value)
+    node.reset(gpu, energy=False)
+    return "reset, and its energy counts on, as where the driver stays loaded"
+
+
 def _heal(node: SimulatedNode, gpu: int, value: object) -> str:
     said("heal", value)
     node.heal(gpu)
@@ -112,6 +133,14 @@ def _reboot(node: SimulatedNode, value: object) -> str:
     return f"booted anew, as {node.boot_id}"
 
 
+def _init_error(node: SimulatedNode, value: object, times: object = None) -> str:
+    code = integer("init-error", value, 1, Return.UNKNOWN)
+    many = None if times is None else integer(TIMES, times, 1, _MANY_TIMES)
+    node.refusals.add("open", code, None, many)
+    often = "until the daemon ends" if many is None else "once" if many == 1 else f"{many} times"
+    return f"its driver refuses to be opened with {code}, {often}"
+
+
 FAULTS: Mapping[str, Fault] = {
     "xid": _xid,
     "event": _event,
@@ -120,18 +149,23 @@ FAULTS: Mapping[str, Fault] = {
     "vanish": _vanish,
     "return": _return,
     "hang": _hang,
+    "slow": _slow,
     "error": _error,
     "mig": _mig,
     "reset": _reset,
+    "reset-keeping-energy": _reset_keeping_energy,
     "heal": _heal,
 }
 """By the key that asks for it, which is also the flag of `gpu-plugin fault`."""
 
-NODE_FAULTS: Mapping[str, Callable[[SimulatedNode, object], str]] = {"reboot": _reboot}
+NODE_FAULTS: Mapping[str, Callable[[SimulatedNode, object], str]] = {"reboot": _reboot, "init-error": _init_error}
 """Those of the whole node, likewise: no GPU need be named."""
 
 INSTANCE = "instance"
 """What goes along with an Xid: on which instance of the GPU, such as 1 or 1/0. Left out: the whole GPU's."""
+
+TIMES = "times"
+"""What goes along with a refusal to be opened: how often. Left out: for as long as the daemon runs."""
 
 
 def apply(node: SimulatedNode, request: Mapping[str, object]) -> str:
@@ -144,7 +178,7 @@ def apply(node: SimulatedNode, request: Mapping[str, object]) -> str:
         ConfigError: no such GPU, not exactly one fault, or a value that cannot be.
     """
     known = (*FAULTS, *NODE_FAULTS)
-    if unknown := set(request) - {*known, INSTANCE, "gpu"}:
+    if unknown := set(request) - {*known, INSTANCE, TIMES, "gpu"}:
         raise ConfigError(f"{', '.join(sorted(unknown))}: no such fault; there are {', '.join(known)}")
     asked = [name for name in known if name in request]
     if len(asked) != 1:
@@ -152,10 +186,13 @@ def apply(node: SimulatedNode, request: Mapping[str, object]) -> str:
     (name,) = asked
     if INSTANCE in request and name != "xid":
         raise ConfigError(f"{INSTANCE}: goes with xid alone, not with {name}")
+    if TIMES in request and name != "init-error":
+        raise ConfigError(f"{TIMES}: goes with init-error alone, not with {name}")
     if name in NODE_FAULTS:
         if "gpu" in request:
             find_gpu(node, request["gpu"])
-        return f"The node: {NODE_FAULTS[name](node, request[name])}."
+        of_node = partial(_init_error, times=request[TIMES]) if TIMES in request else NODE_FAULTS[name]
+        return f"The node: {of_node(node, request[name])}."
     gpu = find_gpu(node, request.get("gpu"))
     fault = partial(_xid, instance=request[INSTANCE]) if INSTANCE in request else FAULTS[name]
     return f"GPU {gpu} ({node.profile.gpus[gpu].uuid}): {fault(node, gpu, request[name])}."

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,9 @@ class SimulatedNode:
         self._saving = threading.Lock()
         self.events = EventSets()
         self._departures = [0] * len(profile.gpus)
+        self._sessions = 0
+        self._read: dict[int, int] = {}
+        self._dips: dict[int, int] = {}
         self.refusals = Refusals()
         self._last_slice = 0
         saved = read(self._file, profile) if self._file else None
@@ -90,8 +94,25 @@ class SimulatedNode:
         if not saved:
             self._save()
         self.compute_modes = SimulatedComputeModes(state, self.boot_id)
+        self._tell_lost()
 
     # What a driver sees
+
+    def opened(self) -> None:
+        """A process has opened the driver, which initialises GPUs that nothing kept initialised until now."""
+        with self._changed:
+            self._sessions += 1
+            alone = self._sessions == 1
+            asleep = [gpu for gpu, now in enumerate(self._gpus) if not (now.persistence or now.lost or now.vanished)]
+            for gpu in asleep if alone else ():
+                self._gpus[gpu] = condition.initialised(self._gpus[gpu], self._wall_clock())
+        if alone and asleep:
+            self._save()
+
+    def closed(self) -> None:
+        """A process that had opened the driver has closed it."""
+        with self._changed:
+            self._sessions -= 1
 
     def on_the_bus(self) -> dict[int, int]:
         """The GPUs that a driver finds on the bus as it is opened, lost ones included, and how often each has gone before."""
@@ -104,12 +125,13 @@ class SimulatedNode:
             return self._departures[gpu] != departures
 
     def failing(self, gpu: int, departures: int | None = None) -> int | None:
-        """The code with which every call about the GPU fails; None: it answers. Blocks for as long as the GPU hangs.
+        """The code with which every call about the GPU fails; None: it answers. Blocks while the GPU hangs, or is slow to answer.
 
         With `departures` for whoever knows the GPU since it had gone so often: to them one that went since is lost for good.
         """
         with self._changed:
-            while (left := (self._gpus[gpu].hung_until or 0.0) - self._clock()) > 0:
+            began = self._clock()
+            while (left := _answers_at(self._gpus[gpu], began) - self._clock()) > 0:
                 self._changed.wait(left)
             now, gone = self._gpus[gpu], departures not in (None, self._departures[gpu])
         return Return.GPU_IS_LOST if now.lost or now.vanished or gone else now.error
@@ -121,8 +143,16 @@ class SimulatedNode:
 
     def energy(self, gpu: int) -> int:
         """Energy in mJ drawn since the GPU was last reset or the node first seen."""
-        seconds = max(0.0, self._wall_clock() - self.condition(gpu).energy_since)
-        return int(seconds * self.profile.gpus[gpu].idle_watts * 1000)
+        watts = self.profile.gpus[gpu].idle_watts
+        with self._changed:
+            now = self._wall_clock()
+            if gpu in self._dips:
+                told = max(0, self._read.get(gpu, 0) - self._dips.pop(gpu))
+                self._set(gpu, energy_since=now - told / watts / 1000)
+            else:
+                told = round(max(0.0, now - self._gpus[gpu].energy_since) * watts * 1000)
+            self._read[gpu] = told
+        return told
 
     def cut(self, gpu: int) -> Cut | None:
         """How the GPU is cut into MIG devices; None out of MIG mode."""
@@ -196,7 +226,13 @@ class SimulatedNode:
         """Has these of the GPU's `Condition` be so until told otherwise, reset where a reset sets them back, or healed."""
         with self._changed:
             self._set(gpu, **changes)
+        self._tell_lost()
         self._save()
+
+    def dip(self, gpu: int, energy: int) -> None:
+        """Has the energy counter be so many mJ less, when it is read next, than it was the last time; it grows on from there."""
+        with self._changed:
+            self._dips[gpu] = energy
 
     def grow(self, gpu: int, counter: str, by: int) -> None:
         """Has a counter of the GPU's `Condition` grow."""
@@ -247,9 +283,12 @@ class SimulatedNode:
         """The driver is bound to a GPU that had vanished; who has the driver open finds it once it is opened again."""
         self._become(gpu, condition.returned)
 
-    def reset(self, gpu: int) -> None:
-        """Resets the GPU. It stays cut as it was, unlike a real one: its owner is taken to have cut it again."""
-        self._become(gpu, condition.reset)
+    def reset(self, gpu: int, *, energy: bool = True) -> None:
+        """Resets the GPU, and its counter of `energy` too if asked to.
+
+        It stays cut as it was, unlike a real one: its owner is taken to have cut it again.
+        """
+        self._become(gpu, partial(condition.reset, energy=energy))
 
     def reboot(self) -> None:
         """Boots the node anew: every GPU is reset, and back on the bus if it was not."""
@@ -258,6 +297,7 @@ class SimulatedNode:
             self.compute_modes = SimulatedComputeModes(self._file.parent if self._file else None, self.boot_id)
             self._gpus = [condition.booted(was, self._wall_clock()) for was in self._gpus]
             self._changed.notify_all()
+        self._tell_lost()
         self._save()
 
     def heal(self, gpu: int) -> None:
@@ -288,8 +328,14 @@ class SimulatedNode:
     def _become(self, gpu: int, change: Callable[[Condition, float], Condition]) -> None:
         with self._changed:
             self._gpus[gpu] = change(self._gpus[gpu], self._wall_clock())
+            self._dips.pop(gpu, None)
             self._changed.notify_all()
+        self._tell_lost()
         self._save()
+
+    def _tell_lost(self) -> None:
+        with self._changed:
+            self.events.lose(frozenset(gpu for gpu, now in enumerate(self._gpus) if now.lost))
 
     def _set(self, gpu: int, **changes: Any) -> None:
         self._gpus[gpu] = msgspec.structs.replace(self._gpus[gpu], **changes)
@@ -328,6 +374,11 @@ class SimulatedNode:
                     for gpu, cut in zip(self._gpus, self._cuts, strict=True)
                 ],
             )
+
+
+def _answers_at(now: Condition, began: float) -> float:
+    """When a call that began then is answered, on the same clock."""
+    return max(now.hung_until or 0.0, began + (now.slow or 0.0))
 
 
 def _built(gpu: GpuProfile) -> Sequence[str] | None:

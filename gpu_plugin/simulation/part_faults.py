@@ -30,6 +30,12 @@ _COLDEST, _HOTTEST = -40, 200
 _MANY = 1_000_000
 """More errors than a test counts; a slip of the finger does."""
 
+_MOST_ENERGY = 10**15
+"""mJ: what a kilowatt makes of thirty years."""
+
+PERSISTENCE_MODES = ("on", "off")
+"""What `persistence-mode` takes; the first is as it is built."""
+
 _COMPLETED = "completed"
 """What `fabric` takes besides `FABRICS`: as the profile says."""
 
@@ -76,6 +82,30 @@ def _ecc_uncorrected(node: SimulatedNode, gpu: int, value: object) -> str:
     node.grow(gpu, "ecc_uncorrected", errors)
     node.post(gpu, EventType.DOUBLE_BIT_ECC)
     return f"{errors} more uncorrected memory error{'' if errors == 1 else 's'}, until reset"
+
+
+def _ecc_cleared(node: SimulatedNode, gpu: int, value: object) -> str:
+    said("ecc-cleared", value)
+    if not node.profile.gpus[gpu].ecc:
+        raise lacks(node, gpu, "ecc-cleared", "counts no memory errors")
+    node.change(gpu, ecc_uncorrected=0)
+    return "its count of memory errors is 0 again, without a reset"
+
+
+def _energy_dip(node: SimulatedNode, gpu: int, value: object) -> str:
+    energy = integer("energy-dip", value, 1, _MOST_ENERGY, " mJ")
+    node.dip(gpu, energy)
+    return f"its energy counter is {energy} mJ less at the next reading than at the last, and counts on from there"
+
+
+def _persistence_mode(node: SimulatedNode, gpu: int, value: object) -> str:
+    if value not in PERSISTENCE_MODES:
+        raise ConfigError(f"persistence-mode: {value!r}: one of {', '.join(PERSISTENCE_MODES)}")
+    on = value == PERSISTENCE_MODES[0]
+    node.change(gpu, persistence=on)
+    if on:
+        return "persistence mode is on: its counters outlive the processes that have the driver open"
+    return "persistence mode is off: its counters begin at 0 when nobody has the driver open any more, until healed"
 
 
 def _remap_pending(node: SimulatedNode, gpu: int, value: object) -> str:
@@ -243,6 +273,9 @@ PART_FAULTS: Mapping[str, Fault] = {
     "margin": _margin,
     "clocks-event-reasons": _clocks_event_reasons,
     "ecc-uncorrected": _ecc_uncorrected,
+    "ecc-cleared": _ecc_cleared,
+    "energy-dip": _energy_dip,
+    "persistence-mode": _persistence_mode,
     "remap-pending": _remap_pending,
     "remap-failure": _remap_failure,
     "retired-pages": _retired_pages,

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 
+from gpu_plugin.devices.nvml_h import RecoveryAction
 from gpu_plugin.sources.xid_table import shipped_table
 
-NUMBERS: Mapping[str, int] = {"none": 0, "gpu-reset": 1, "node-reboot": 2, "drain-p2p": 3, "drain-and-reset": 4}
+NUMBERS: Mapping[str, int] = {action.name.lower().replace("_", "-"): int(action) for action in RecoveryAction}
 """nvmlDeviceGpuRecoveryAction_t by the words that `gpu-plugin fault` takes for it."""
 
-_BY_RECOVERY = {"reset": NUMBERS["gpu-reset"], "reboot": NUMBERS["node-reboot"]}
+_BY_RECOVERY = {"reset": int(RecoveryAction.GPU_RESET), "reboot": int(RecoveryAction.NODE_REBOOT)}
 
 
 def after_xid(xid: int) -> int:

@@ -26,7 +26,10 @@ class Session:
     - GPUs are numbered as it is opened; one that comes later is not there until it was closed for good and opened again.
     - A lost GPU: GPU_IS_LOST from every call about it, getting its handle included. Handles stay valid over heal.
     - One that has vanished since it was opened: likewise, but NOT_FOUND by its uuid or bus id, even when it is back.
-    - A hung GPU: every call about it blocks in the calling thread until the hang ends; `close` does not end it.
+    - A hung GPU: every call about it blocks in the calling thread until the hang ends; `close` does not end it. A slow one:
+      likewise, each for so long.
+    - A GPU that nothing keeps initialised (persistence mode off): the first `open` of the node's driver, after the last `close`
+      or the end of the process that had it open, initialises it anew: its counters and its energy begin at 0.
     - The handle of a MIG device that is no more: INVALID_ARGUMENT from every call.
 
     `latency` makes a call, by its name here, take that many seconds longer. `calls` counts calls by name, refused ones
@@ -57,6 +60,7 @@ class Session:
         self._begin("open", opened=False)
         with self._lock:
             if not self._opened:
+                self._node.opened()
                 self._departures = self._node.on_the_bus()
                 self._gpus = tuple(self._departures)
             self._opened += 1
@@ -65,9 +69,10 @@ class Session:
         """The last one forgets every event set; a `wait` still going on then ends with UNINITIALIZED."""
         self._begin("close")
         with self._lock:
+            last = self._opened == 1
             self._opened = max(self._opened - 1, 0)
-            last = not self._opened
         if last:
+            self._node.closed()
             self._node.events.free_all()
 
     def _begin(self, call: str, gpu: int | None = None, *, opened: bool = True) -> None:

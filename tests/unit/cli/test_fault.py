@@ -45,6 +45,11 @@ def run(*arguments):
         (("--gpu", "4", "--error", "0"), {"gpu": 4, "error": 0}),
         (("--gpu", "4", "--return"), {"gpu": 4, "return": True}),
         (("--gpu", "4", "--reset"), {"gpu": 4, "reset": True}),
+        (("--gpu", "4", "--slow", "0.2"), {"gpu": 4, "slow": 0.2}),
+        (("--gpu", "4", "--energy-dip", "1"), {"gpu": 4, "energy-dip": 1}),
+        (("--gpu", "4", "--persistence-mode", "off"), {"gpu": 4, "persistence-mode": "off"}),
+        (("--init-error", "999"), {"init-error": 999}),
+        (("--init-error", "18", "--times", "2"), {"init-error": 18, "times": 2}),
         (("--reboot",), {"reboot": True}),
         (("--gpu", "4", "--reboot"), {"gpu": 4, "reboot": True}),
     ],
@@ -76,6 +81,7 @@ def test_it_takes_one_fault_at_a_time(asked, arguments, given):
     [
         (("--lost",), "--gpu is missing: which GPU, by index or uuid"),
         (("--gpu", "0", "--lost", "--instance", "1"), "--instance goes with --xid, not with --lost"),
+        (("--gpu", "0", "--lost", "--times", "1"), "--times goes with --init-error, not with --lost"),
         (("--gpu", "0", "--event", "ecc"), "--event: 'ecc' is no number such as 64 or 0x40"),
         (
             ("--gpu", "0", "--fabric", "broken"),
@@ -101,5 +107,6 @@ def test_help_names_the_highest_xid():
 def test_every_fault_has_its_flag_and_every_choice_its_meaning():
     assert set(_FLAGS) == {*faults.FAULTS, *faults.NODE_FAULTS}
     assert list(_FLAGS["recovery-action"]["type"].choices) == list(recovery_actions.NUMBERS)
+    assert tuple(_FLAGS["persistence-mode"]["type"].choices) == part_faults.PERSISTENCE_MODES
     assert set(_FLAGS["fabric"]["type"].choices) == {"completed", *condition.FABRICS}
     assert list(_FLAGS["topology"]["type"].choices) == list(part_faults.TOPOLOGIES)

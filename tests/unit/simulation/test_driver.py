@@ -369,6 +369,77 @@ def test_a_lost_gpu_is_counted_and_has_no_handle():
     assert code(driver.wait, events, 0) == Return.TIMEOUT
 
 
+def test_a_lost_gpu_of_a_set_makes_it_deaf_to_the_others():
+    node = make_node()
+    driver = opened(node)
+    gpus = handles(driver)
+    events, without = driver.event_set(), driver.event_set()
+    for gpu in gpus[2:5]:
+        driver.register_events(gpu, XID, events)
+    for gpu in (gpus[2], gpus[4]):
+        driver.register_events(gpu, XID, without)
+    waiter = Caller(lambda: driver.wait(events, 60_000))
+    while not driver.calls["wait"]:
+        threading.Event().wait(0.001)
+    node.lose(3)
+    assert waiter.end().error.code == Return.GPU_IS_LOST
+    node.raise_xid(2, 95)
+    assert [code(driver.wait, events, 0) for _ in range(2)] == [Return.GPU_IS_LOST] * 2
+    assert driver.wait(without, 0).data == 95
+    node.heal(3)
+    assert driver.wait(events, 0).data == 95
+
+
+def test_a_lost_gpu_is_lost_to_the_events_of_the_next_daemon_too(tmp_path):
+    make_node(state=tmp_path).lose(3)
+    node = make_node(state=tmp_path)
+    driver = opened(node)
+    events = driver.event_set()
+    driver.register_events(driver.handle_by_index(2), XID, events)
+    assert code(driver.wait, events, 0) == Return.TIMEOUT
+    assert code(driver.handle_by_index, 3) == Return.GPU_IS_LOST
+
+
+@pytest.mark.parametrize(
+    ("refusal", "heard"), [(Return.UNKNOWN, False), (Return.NOT_SUPPORTED, True), (Return.GPU_IS_LOST, True)]
+)
+def test_a_set_is_undefined_after_a_registration_that_ended_with_unknown(refusal, heard):
+    node = make_node()
+    driver = opened(node)
+    gpus = handles(driver)
+    events = driver.event_set()
+    driver.register_events(gpus[2], XID, events)
+    node.refuse("register_events", refusal, gpu=3, times=1)
+    assert code(driver.register_events, gpus[3], XID, events) == refusal
+    node.raise_xid(2, 95)
+    if heard:
+        assert driver.wait(events, 0).data == 95
+    else:
+        assert code(driver.wait, events, 0) == Return.TIMEOUT
+    driver.free_event_set(events)
+    anew = driver.event_set()
+    driver.register_events(gpus[2], XID, anew)
+    node.raise_xid(2, 95)
+    assert driver.wait(anew, 0).data == 95
+
+
+def test_every_call_about_a_slow_gpu_takes_its_time_and_no_other():
+    node = make_node()
+    driver = opened(node)
+    gpus = handles(driver)
+    node.change(3, slow=0.02)
+    begun = time.perf_counter()
+    driver.uuid(gpus[3])
+    driver.temperature(gpus[3])
+    assert time.perf_counter() - begun > 0.035
+    node.change(3, slow=3600.0)
+    stuck = Caller(lambda: driver.uuid(gpus[3]))
+    assert driver.uuid(gpus[2])
+    assert stuck.is_alive()
+    node.heal(3)
+    assert stuck.end().result == node.profile.gpus[3].uuid
+
+
 def test_a_hung_gpu_blocks_its_calls_alone_until_healed():
     node = make_node()
     driver = opened(node)

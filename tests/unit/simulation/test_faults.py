@@ -57,6 +57,32 @@ def test_hang():
     assert node.failing(0) is None
 
 
+def test_slow_looks(node, driver):
+    gpu = driver.handle_by_index(3)
+    assert faults.apply(node, {"gpu": 3, "slow": 0.02}).endswith(": every driver call takes 0.02 s, until healed.")
+    begun = time.perf_counter()
+    driver.uuid(gpu)
+    assert time.perf_counter() - begun > 0.015
+    faults.apply(node, {"gpu": 3, "reset": True})
+    assert node.condition(3).slow == 0.02
+    faults.apply(node, {"gpu": 3, "heal": True})
+    assert node.condition(3).slow is None
+
+
+@pytest.mark.parametrize(("times", "often"), [(1, "once"), (2, "2 times"), (None, "until the daemon ends")])
+def test_a_driver_that_refuses_to_be_opened(node, driver, times, often):
+    driver.close()
+    request = {"init-error": 999} | ({} if times is None else {"times": times})
+    assert faults.apply(node, request) == f"The node: its driver refuses to be opened with 999, {often}."
+    for _ in range(times or 5):
+        with pytest.raises(NvmlError) as caught:
+            driver.open()
+        assert caught.value.code == Return.UNKNOWN
+    if times is not None:
+        driver.open()
+        assert driver.device_count() == 8
+
+
 def sizes(driver, gpu):
     found: list[str] = []
     while len(found) < driver.max_mig_devices(gpu):
@@ -127,6 +153,17 @@ def test_mig_of_a_part_without_it(name):
         ({"gpu": 0, "hang": float("inf")}, "hang: inf: from above 0"),
         ({"gpu": 0, "hang": 10**400}, "hang: 1000"),
         ({"gpu": 0, "hang": "1"}, "hang: '1' is not a number of seconds"),
+        ({"gpu": 0, "slow": 0}, "slow: 0: from above 0 to 86400 seconds"),
+        ({"init-error": 0}, "init-error: 0: from 1 to 999"),
+        ({"init-error": 999, "times": 0}, "times: 0: from 1 to 1000"),
+        ({"gpu": 0, "lost": True, "times": 1}, "times: goes with init-error alone, not with lost"),
+        ({"gpu": 0, "energy-dip": 0}, "energy-dip: 0: from 1 to"),
+        ({"gpu": 0, "persistence-mode": True}, "persistence-mode: True: one of on, off"),
+        ({"gpu": 0, "ecc-cleared": 1}, "ecc-cleared: 1: it is either asked for with true or left out"),
+        (
+            {"gpu": 0, "reset-keeping-energy": 1},
+            "reset-keeping-energy: 1: it is either asked for with true or left out",
+        ),
         ({"gpu": 0, "mig": ["3g.40gb"]}, "mig: ['3g.40gb'] is not a list of MIG profiles such as 3g.20gb,3g.20gb, nor"),
         ({"gpu": 0, "mig": True}, "mig: True is not a list of MIG profiles"),
         (

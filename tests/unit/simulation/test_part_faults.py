@@ -1,7 +1,7 @@
 import pytest
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, Return, TopologyLevel
+from gpu_plugin.devices.nvml_h import ALL_INSTANCES, FI_TOTAL_ENERGY_CONSUMPTION, EventType, Return, TopologyLevel
 from gpu_plugin.nvml.port import Event, Field, NvmlError, PcieLink, RemappedRows
 from gpu_plugin.simulation import faults, profile
 from gpu_plugin.simulation.condition import FABRICS, LINK_FIELDS, Condition
@@ -75,6 +75,7 @@ READINGS = {
     "margin": lambda b: b.driver.margin_temperature(b.gpu),
     "memory-temperature": lambda b: b.field(82),
     "clocks-event-reasons": lambda b: b.driver.clocks_event_reasons(b.gpu),
+    "persistence-mode": lambda b: b.driver.persistence_mode(b.gpu),
     "ecc-uncorrected": lambda b: b.driver.uncorrected_ecc_errors(b.gpu),
     "remap-pending": lambda b: b.driver.remapped_rows(b.gpu).pending,
     "remap-failure": lambda b: b.driver.remapped_rows(b.gpu).failure,
@@ -116,6 +117,10 @@ def links(bench):
         ("recovery-action", "node-reboot", 2, True),
         ("recovery-action", "drain-p2p", 3, True),
         ("recovery-action", "drain-and-reset", 4, True),
+        ("recovery-action", "recover-imex-domain", 5, True),
+        ("recovery-action", "bus-reset", 6, True),
+        ("recovery-action", "system-reboot", 7, True),
+        ("persistence-mode", "off", False, False),
         ("nvlink-down", 17, 17, True),
         ("nvlink-errors", 1, 1, True),
         ("nvlink-crc-errors", 101, 101, True),
@@ -145,7 +150,7 @@ def test_a_fault_shows_until_it_is_ended(tmp_path, name, value, reading, resetta
 
 
 def test_every_fault_of_a_part_has_its_reading():
-    assert set(PART_FAULTS) == {*READINGS, "nvlink-up"}
+    assert set(PART_FAULTS) == {*READINGS, "nvlink-up", "ecc-cleared", "energy-dip"}
 
 
 def test_the_margin_follows_the_temperature(bench):
@@ -431,3 +436,93 @@ def test_a_link_that_leads_nowhere_cannot_go_down():
 
 def test_a_sound_gpu_keeps_little():
     assert Condition(energy_since=1.0) == Condition(energy_since=1.0, fields={}, links_down=())
+
+
+# What is no reset, and what is one
+
+
+def test_a_count_of_memory_errors_is_cleared_without_a_reset(bench):
+    bench.apply(ecc_uncorrected=2)
+    energy, binding = bench.driver.total_energy(bench.gpu), bench.node.bindings()
+    assert "its count of memory errors is 0 again" in bench.apply(ecc_cleared=True)
+    assert bench.driver.uncorrected_ecc_errors(bench.gpu) == 0
+    assert bench.driver.total_energy(bench.gpu) >= energy
+    assert bench.node.bindings() == binding
+
+
+class Metered:
+    """A GPU of 70 W on a clock of its own."""
+
+    def __init__(self, state=None):
+        self.now = 1_700_000_000.0
+        self.state = state
+        self.begin()
+
+    def begin(self):
+        """A process that opens the driver, as it finds the node."""
+        self.node = SimulatedNode(profile.load("hgx-h100"), self.state, wall_clock=lambda: self.now)
+        self.driver = SimulatedDriver(self.node)
+        self.driver.open()
+        self.gpu = self.driver.handle_by_index(0)
+
+    def energy(self):
+        told = self.driver.total_energy(self.gpu)
+        assert self.driver.field_values(self.gpu, (Field(FI_TOTAL_ENERGY_CONSUMPTION),)) == (told,)
+        return told
+
+    def counters(self):
+        by_field = self.driver.field_values(self.gpu, (Field(180), Field(38, 17), Field(94)))
+        return (self.driver.uncorrected_ecc_errors(self.gpu), self.driver.pcie_replays(self.gpu), *by_field)
+
+    def apply(self, **request):
+        return faults.apply(self.node, {"gpu": 0} | {name.replace("_", "-"): value for name, value in request.items()})
+
+
+def test_energy_may_be_a_millijoule_less_once():
+    metered = Metered()
+    before = metered.energy()
+    metered.apply(energy_dip=1)
+    metered.now += 10
+    assert metered.energy() == before - 1
+    metered.now += 10
+    assert abs(metered.energy() - (before - 1 + 700_000)) <= 1
+
+
+def test_a_reset_may_leave_the_energy_as_it_is():
+    metered = Metered()
+    metered.apply(ecc_uncorrected=2)
+    before = metered.energy()
+    metered.now += 1
+    assert "its energy counts on" in metered.apply(reset_keeping_energy=True)
+    assert (metered.energy(), metered.counters()[0]) == (before + 70_000, 0)
+    metered.apply(reset=True)
+    assert metered.energy() == 0
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_without_persistence_mode_counters_begin_anew_once_nobody_has_the_driver_open(tmp_path, closed):
+    metered = Metered(tmp_path)
+    for name in ("ecc_uncorrected", "pcie_replays", "pcie_fatal_errors", "nvlink_crc_errors"):
+        metered.apply(**{name: 3})
+    assert metered.counters() == (3, 3, 3, 3, 3)
+    other = SimulatedDriver(metered.node)
+    other.open()
+    metered.driver.close()
+    metered.driver.open()
+    assert metered.counters() == (3, 3, 3, 3, 3), "kept, as it is built"
+    metered.apply(persistence_mode="off")
+    metered.driver.close()
+    metered.driver.open()
+    assert metered.counters() == (3, 3, 3, 3, 3), "another process has it open"
+    other.close()
+    before = metered.energy()
+    if closed:
+        metered.driver.close()
+    metered.now += 5
+    metered.begin()  # the next process, be it after an orderly end or not
+    assert metered.counters() == (0, 0, 0, 0, 0)
+    assert metered.energy() == 0 < before
+    metered.apply(persistence_mode="on")
+    metered.apply(ecc_uncorrected=3)
+    metered.begin()
+    assert metered.counters()[0] == 3
