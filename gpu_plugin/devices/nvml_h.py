@@ -61,9 +61,11 @@ class Threshold(IntEnum):
 
 
 class ComputeMode(IntEnum):
-    """nvmlComputeMode_t, as far as this plugin sets it: whether one process alone may use the GPU."""
+    """nvmlComputeMode_t: whether one process alone may use the GPU."""
 
     DEFAULT = 0
+    EXCLUSIVE_THREAD = 1
+    PROHIBITED = 2
     EXCLUSIVE_PROCESS = 3
 
 
@@ -81,6 +83,10 @@ class EventType(IntFlag):
     FATAL_POISON = 0x2000
     GPU_UNAVAILABLE = 0x4000
     GPU_RECOVERY_ACTION = 0x8000
+
+
+EVENT_TYPES_ALL = 0xFF9F
+"""nvmlEventTypeAll: a bit beyond it is no event type at all."""
 
 
 class TopologyLevel(IntEnum):

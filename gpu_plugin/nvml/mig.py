@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpu_plugin.devices.node import Gpu, MigDevice
-from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.devices.nvml_h import FEATURE_ENABLED, Return
 from gpu_plugin.nvml.port import Driver, Handle, MigAttributes, NvmlError
 
 UNREADABLE_LOOKS = 3
@@ -48,7 +48,7 @@ def read_partition(
         NvmlError: the driver does not say, or the GPU is gone.
     """
     try:
-        enabled = driver.mig_mode(handle)[0] == 1
+        enabled = driver.mig_mode(handle)[0] == FEATURE_ENABLED
     except NvmlError as error:
         if error.unsupported:
             return None

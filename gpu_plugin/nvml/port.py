@@ -161,7 +161,7 @@ class Driver(Protocol):
         """nvmlDeviceGetNumaNodeId."""
 
     def compute_mode(self, handle: Handle) -> int:
-        """nvmlDeviceGetComputeMode: a ComputeMode or another of nvmlComputeMode_t."""
+        """nvmlDeviceGetComputeMode: a ComputeMode."""
 
     def set_compute_mode(self, handle: Handle, mode: int) -> None:
         """nvmlDeviceSetComputeMode, until the driver is unloaded. NO_PERMISSION for users other than root."""

@@ -11,13 +11,10 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from gpu_plugin.devices.node import OWN_MESH, Gpu, Link, Pair
-from gpu_plugin.devices.nvml_h import MAX_NVLINKS, Return, TopologyLevel
+from gpu_plugin.devices.nvml_h import MAX_NVLINKS, FabricState, Return, TopologyLevel
 from gpu_plugin.health.observation import Fabric, Fault
 from gpu_plugin.nvml.port import Driver, Handle, HostView, NvmlError
 from gpu_plugin.nvml.sample import fault
-
-_NO_FABRIC, _COMPLETED = 0, 3
-"""NVML_GPU_FABRIC_STATE_NOT_SUPPORTED and _COMPLETED."""
 
 _SAME_NODE = 10
 """The distance of a NUMA node to itself (ACPI SLIT; Linux: LOCAL_DISTANCE)."""
@@ -213,7 +210,7 @@ def link_between(one: str, ends: Ends, other: str, others: Ends, ancestor: int, 
 
 def joined(fabric: Fabric) -> bool:
     """Whether a GPU has come to the end of joining its fabric, and without an error."""
-    return fabric.state == _COMPLETED and fabric.status == Return.SUCCESS
+    return fabric.state == FabricState.COMPLETED and fabric.status == Return.SUCCESS
 
 
 def clique(fabric: Fabric | None) -> str:
@@ -223,7 +220,7 @@ def clique(fabric: Fabric | None) -> str:
     then. Else the clique is that of the cluster, as <cluster uuid>.<clique>, the way NVIDIA's GPU feature discovery writes it
     (nvidia.com/gpu.clique), or without one that of the node.
     """
-    if fabric is None or fabric.state == _NO_FABRIC:
+    if fabric is None or fabric.state == FabricState.NOT_SUPPORTED:
         return OWN_MESH
     if not joined(fabric):
         return ""

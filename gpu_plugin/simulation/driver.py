@@ -1,10 +1,12 @@
 """A driver that answers for simulated hardware as NVML does: return codes, event masks, blocking calls and all."""
 
 from gpu_plugin.devices.nvml_h import (
+    EVENT_TYPES_ALL,
     FI_NVLINK_GET_STATE,
     FI_REMAPPED_FAILURE,
     FI_REMAPPED_PENDING,
     FI_TOTAL_ENERGY_CONSUMPTION,
+    ComputeMode,
     Return,
     Threshold,
 )
@@ -16,13 +18,7 @@ from gpu_plugin.simulation.event_sets import GpuIsLostError
 from gpu_plugin.simulation.mig import COMPUTE_SLICES
 from gpu_plugin.simulation.session import Session, gpu_of_mig, mig_handle
 
-_ALL_EVENT_TYPES = 0xFF9F
-"""nvmlEventTypeAll: a bit beyond it is no event type at all."""
-
 _OF_ROWS = (FI_REMAPPED_PENDING, FI_REMAPPED_FAILURE)
-
-_COMPUTE_MODES = range(4)
-"""nvmlComputeMode_t: default, exclusive thread, prohibited, exclusive process."""
 
 _THRESHOLDS = {
     Threshold.SHUTDOWN: "shutdown",
@@ -132,7 +128,7 @@ class SimulatedDriver(Session):
     def set_compute_mode(self, handle: Handle, mode: int) -> None:
         """INVALID_ARGUMENT for a mode that NVML does not know."""
         index = self._reach("set_compute_mode", handle)
-        if mode not in _COMPUTE_MODES:
+        if mode not in set(ComputeMode):
             raise refused("set_compute_mode", Return.INVALID_ARGUMENT)
         self._node.compute_modes.set(index, mode)
 
@@ -255,7 +251,7 @@ class SimulatedDriver(Session):
                 self._node.events.undefine(events)
             raise
         known = supported("register_events", self._profile.gpus[index].event_types)
-        if mask & ~_ALL_EVENT_TYPES:
+        if mask & ~EVENT_TYPES_ALL:
             raise refused("register_events", Return.INVALID_ARGUMENT)
         if mask & ~known:
             raise refused("register_events", Return.NOT_SUPPORTED)

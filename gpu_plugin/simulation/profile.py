@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.devices.nvml_h import TopologyLevel
+from gpu_plugin.devices.nvml_h import FabricState, FabricSummary, TopologyLevel
 from gpu_plugin.simulation import topology
 from gpu_plugin.simulation.mig import MigInstance, lay_out
 from gpu_plugin.simulation.topology import Block, BusId, Count, Distance, NvLink, NvSwitch, Pcie
@@ -42,10 +42,10 @@ class ThresholdsProfile(Block, frozen=True):
 class FabricProfile(Block, frozen=True):
     """nvmlGpuFabricInfoV_t of a GPU that has joined its fabric, or that has none: `state` 0."""
 
-    state: Annotated[int, msgspec.Meta(ge=0, le=3)] = 0
+    state: Annotated[int, msgspec.Meta(ge=0, le=int(max(FabricState)))] = 0
     status: Count = 0
     health_mask: _Mask = 0
-    summary: Annotated[int, msgspec.Meta(ge=0, le=3)] = 0
+    summary: Annotated[int, msgspec.Meta(ge=0, le=int(max(FabricSummary)))] = 0
     cluster: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")] = ""
     """Uuid of the cluster of NVLink domains, without hyphens; empty: none, as within one chassis."""
     clique: Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)] = 0

@@ -111,6 +111,7 @@ EVENT_TYPES: Mapping[str, str] = {
 }
 
 NAMES: Mapping[str, str] = {
+    "EVENT_TYPES_ALL": "nvmlEventTypeAll",
     "MAX_NVLINKS": "NVML_NVLINK_MAX_LINKS",
     "FABRIC_TRUE": "NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_TRUE",
     "FABRIC_FALSE": "NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_FALSE",
@@ -147,7 +148,7 @@ def ours() -> dict[str, int]:
 
 def constants() -> list[str]:
     """What the header calls the numbers that are recorded."""
-    return [*ours(), "NVML_DEVICE_MIG_ENABLE", "nvmlEventTypeAll"]
+    return [*ours(), "NVML_DEVICE_MIG_ENABLE"]
 
 
 def _in_header(member: IntEnum) -> str:
