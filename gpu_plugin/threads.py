@@ -5,6 +5,7 @@ a daemon, and one that does not come back is left behind and replaced.
 """
 
 import asyncio
+import collections
 import logging
 import queue
 import threading
@@ -114,3 +115,79 @@ class DaemonThreads:
 def _work(jobs: "queue.SimpleQueue[Job[Any] | None]") -> None:
     while (job := jobs.get()) is not None:
         job.run()
+
+
+STALL = 0.02
+"""Seconds for which every worker stays in its call, while other calls wait, before one more worker is begun."""
+
+
+class Workers:
+    """Runs calls at once with as few daemon threads called `name` as will do.
+
+    One worker makes quick calls one after the other. Where none has come back for `STALL` seconds and others wait, one more
+    is begun. Of those that have nothing to do one stays, the others end. `begin` and `close` are for the event loop's thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._news = threading.Condition()
+        self._waiting: collections.deque[Job[Any]] = collections.deque()
+        self._taken = 0
+        self._workers = 0
+        self._idle = False
+        self._closed = False
+        self._watching = False
+
+    def begin(self, call: Callable[[], T]) -> Job[T]:
+        """Hands a call over. It goes on whoever stops waiting for it."""
+        loop = asyncio.get_running_loop()
+        job = Job(call, loop)
+        with self._news:
+            self._closed = False
+            self._waiting.append(job)
+            alone = not self._workers
+            self._news.notify()
+        if alone:
+            self._more()
+        if not self._watching:
+            self._watch(loop)
+        return job
+
+    def close(self) -> None:
+        """Lets whoever has nothing to do end; one in a call that hangs ends after it, or with the process."""
+        with self._news:
+            self._closed = True
+            self._news.notify_all()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._watching = True
+        loop.call_later(STALL, self._look, loop, self._taken)
+
+    def _look(self, loop: asyncio.AbstractEventLoop, taken: int) -> None:
+        self._watching = False
+        with self._news:
+            waits, stalled = bool(self._waiting), self._taken == taken
+        if waits:
+            if stalled:
+                self._more()
+            self._watch(loop)
+
+    def _more(self) -> None:
+        with self._news:
+            self._workers += 1
+        threading.Thread(target=self._work, name=self._name, daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            with self._news:
+                while not self._waiting:
+                    if self._idle or self._closed:
+                        self._workers -= 1
+                        return
+                    self._idle = True
+                    self._news.wait()
+                    self._idle = False
+                job = self._waiting.popleft()
+                self._taken += 1
+            job.run()
+            del job  # its outcome is not to live for as long as the next one is waited for

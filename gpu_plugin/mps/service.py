@@ -14,6 +14,7 @@ import anyio.abc
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.devices.plan import plan
 from gpu_plugin.mps import directories
@@ -23,7 +24,6 @@ from gpu_plugin.mps.plan import mps_resources
 from gpu_plugin.mps.supervisor import Supervisor, Tempo
 from gpu_plugin.nvml import probe
 from gpu_plugin.nvml.port import Driver, HostView, NvmlError
-from gpu_plugin.nvml.watched import PLACEHOLDER
 from gpu_plugin.parts import FIRST_RETRY, LONGEST_RETRY, forever
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with

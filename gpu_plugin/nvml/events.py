@@ -1,4 +1,4 @@
-"""The one thread that waits for the driver's events."""
+"""The one thread that waits for the driver's events. What an event means, and whose it is, is decided elsewhere."""
 
 import asyncio
 import logging
@@ -8,26 +8,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gpu_plugin.devices.nvml_h import EventType, Return
-from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
+import anyio
+
+from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.nvml.port import Driver, Event, EventSet, NvmlError
 
 log = logging.getLogger(__name__)
 
 WAIT_MS = 1000
 """Longest stay in the driver, milliseconds: the thread looks up this often to see whether it should end."""
-
-WANTED = (
-    EventType.DOUBLE_BIT_ECC
-    | EventType.XID_CRITICAL
-    | EventType.MIG_CONFIG_CHANGE
-    | EventType.SINGLE_BIT_ECC_STORM
-    | EventType.DRAM_RETIREMENT
-    | EventType.DRAM_RETIREMENT_FAILURE
-    | EventType.NON_FATAL_POISON
-    | EventType.FATAL_POISON
-    | EventType.GPU_UNAVAILABLE
-    | EventType.GPU_RECOVERY_ACTION
-)
 
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 30.0
@@ -60,7 +49,7 @@ class EventWaiter:
         driver: Driver,
         events: EventSet,
         deliver: Callable[[Event], None],
-        upset: Callable[[], None],
+        upset: Callable[[Exception], None],
         deaf: Callable[[str], None],
         setbacks: Setbacks,
     ) -> None:
@@ -76,6 +65,8 @@ class EventWaiter:
         self._setbacks = setbacks
         self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
+        self._left = asyncio.Event()
+        self._out = False
         self._since: float | None = None
         self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
 
@@ -87,15 +78,17 @@ class EventWaiter:
         """Asks the thread to end, which it does within a second; nobody waits for it."""
         self._stop.set()
 
-    def join(self, seconds: float) -> bool:
-        """Waits until the thread has ended, at most so long. Returns whether it has. Blocks."""
-        self._thread.join(seconds)
-        return self.ended
+    async def left(self, seconds: float) -> bool:
+        """Waits until the thread is out of the driver for good, at most so long. Returns whether it is."""
+        if not self._out:
+            with anyio.move_on_after(seconds):
+                await self._left.wait()
+        return self._out
 
     @property
     def ended(self) -> bool:
         """Whether the thread is out of the driver for good."""
-        return not self._thread.is_alive()
+        return self._out
 
     def stuck(self, seconds: float) -> bool:
         """Whether a wait has been in the driver for so long, and not for as long as it was asked to."""
@@ -103,6 +96,13 @@ class EventWaiter:
         return since is not None and time.monotonic() - since > seconds + WAIT_MS / 1000
 
     def _run(self) -> None:
+        try:
+            self._wait_on()
+        finally:
+            self._out = True
+            self._hand_over(self._left.set)
+
+    def _wait_on(self) -> None:
         setbacks = self._setbacks
         well = False  # an earlier waiter may have told that it is deaf: the first good wait says otherwise
         while not self._stop.is_set():
@@ -130,38 +130,20 @@ class EventWaiter:
             if self._stop.is_set():
                 break  # whatever it is, nobody wants to know any more
             words = str(trouble) if isinstance(trouble, NvmlError) else repr(trouble)
-            if setbacks.said is None or time.monotonic() - setbacks.said >= REPEAT_LOG:
+            # One that fails as a GPU is lost is soon mended by another event set.
+            mended = isinstance(trouble, NvmlError) and trouble.code == Return.GPU_IS_LOST
+            mended = mended and setbacks.failures + 1 < DEAF_AFTER
+            if not mended and (setbacks.said is None or time.monotonic() - setbacks.said >= REPEAT_LOG):
                 setbacks.said = time.monotonic()
                 log.warning("waiting for driver events fails, health relies on polling until it works again: %s", words)
             setbacks.failures += 1
             if setbacks.failures == DEAF_AFTER:
                 well = False
                 self._hand_over(lambda words=words: self._deaf(words))  # type: ignore[misc]
-            self._hand_over(self._upset)
+            self._hand_over(lambda trouble=trouble: self._upset(trouble))  # type: ignore[misc]
             pause, setbacks.pause = setbacks.pause, min(setbacks.pause * 2, LONGEST_PAUSE)
             self._stop.wait(pause)
 
     def _hand_over(self, callback: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop has closed: the process is leaving
             self._loop.call_soon_threadsafe(callback)
-
-
-def register(driver: Driver, handle: Handle, supported: int, events: EventSet) -> str:
-    """Asks for every health event a GPU can report. Blocks.
-
-    Returns:
-        Why none will ever come from it; empty where they will.
-
-    Raises:
-        NvmlError: the driver refused for another reason than lack of support; it is worth asking again.
-    """
-    mask = int(WANTED) & supported
-    if not mask:
-        return "it reports no events"
-    try:
-        driver.register_events(handle, mask, events)
-    except NvmlError as error:
-        if error.unsupported:
-            return "it is too old to report events"
-        raise
-    return ""

@@ -5,44 +5,23 @@ One GPU that is slow, sick or strange hides no other. What blocks runs on driver
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import anyio
 
+from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import Fault, Sample
 from gpu_plugin.nvml import probe
 from gpu_plugin.nvml.calls import DriverCalls
-from gpu_plugin.nvml.port import Driver, Handle, HostView, NvmlError
+from gpu_plugin.nvml.port import Driver, HostView, NvmlError
 from gpu_plugin.nvml.release import MAINTENANCE, Released
-from gpu_plugin.nvml.sample import Look, fault, look
-from gpu_plugin.nvml.watched import PLACEHOLDER, Watched
+from gpu_plugin.nvml.sample import fault
+from gpu_plugin.nvml.watched import Probed, Watched
+from gpu_plugin.threads import Job, settled
 
 log = logging.getLogger(__name__)
-
-Question = Callable[[], Look | tuple[Handle, Gpu]]
-"""A blocking call about one GPU: a look at it, or a probe of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostSight:
-    """What the host said at one time. None: it was not asked, or could not tell."""
-
-    device_nodes: frozenset[str]
-    mig_minors: Mapping[str, int] | None
-    bindings: Mapping[str, int] | None
-    boot_id: str
-
-
-def see(host: HostView, *, sliced: bool) -> HostSight:
-    """What the host says now; the minors of MIG devices only where GPUs are `sliced`. Blocks."""
-    try:
-        bindings = host.bindings()
-    except OSError as error:
-        log.debug("the driver's bindings cannot be read now: %s", error)
-        bindings = None
-    return HostSight(host.device_nodes(), host.mig_minors() if sliced else None, bindings, host.boot_id())
 
 
 class Finder:
@@ -52,6 +31,7 @@ class Finder:
         self._driver = driver
         self._host = host
         self._calls = calls
+        self._out: dict[tuple[Gpu, bool], Job[Probed]] = {}
 
     async def by_index(self, count: int, patience: float, before: Iterable[Gpu] = ()) -> list[Watched]:
         """Every GPU that the driver counts. One that does not describe itself within `patience` seconds is unreadable.
@@ -66,6 +46,10 @@ class Finder:
         """These GPUs, each reached by its PCI bus id, which touches no other."""
         asked = list(gpus)
         return await self._all(asked, patience, [gpu.uuid for gpu in asked], alone=True)
+
+    def forget(self) -> None:
+        """The driver was closed: what is still to be answered means nothing to the next one."""
+        self._out.clear()
 
     async def _all(
         self, asked: Sequence[Gpu], patience: float, names: Sequence[str], *, alone: bool = False
@@ -82,12 +66,18 @@ class Finder:
         return [probed[at] for at in range(len(asked))]
 
     async def _probe(self, gpu: Gpu, patience: float, name: str, *, alone: bool) -> Watched:
-        """One GPU as the driver describes it, or what is known of it if it does not."""
-        job = await self._calls.alone(probing(self._driver, self._host, gpu, alone=alone), patience)
-        if not job.done.done():
+        """One GPU as the driver describes it, or what is known of it if it does not.
+
+        One that was given up on is not asked again beside it: its answer counts whenever it comes.
+        """
+        job = self._out.get((gpu, alone))
+        if job is None:
+            job = self._out[gpu, alone] = self._calls.begin(probing(self._driver, self._host, gpu, alone=alone))
+        if not await settled(job, patience):
             why = f"the driver has not described it within {patience:g} s"
             log.error("%s: %s", name, why)
             return Watched(replace(gpu, unreadable=why), None, job)
+        del self._out[gpu, alone]
         error = job.done.exception()
         if error is not None:
             why = failed(error).detail
@@ -97,47 +87,22 @@ class Finder:
         return Watched(described, handle)
 
 
-def probing(driver: Driver, host: HostView, gpu: Gpu, *, alone: bool) -> Callable[[], tuple[Handle, Gpu]]:
+def probing(driver: Driver, host: HostView, gpu: Gpu, *, alone: bool) -> Callable[[], Probed]:
     """A probe of a GPU: by its uuid, where it has one, else by its index; `alone`: by its bus id, touching no other."""
     named = not gpu.uuid.startswith(PLACEHOLDER)
 
-    def probed() -> tuple[Handle, Gpu]:
+    def probed() -> Probed:
         known, bus_id = gpu.uuid if named else "", gpu.pci_bus_id if alone else ""
         handle, found = probe.probe_gpu(driver, host, gpu.index, known, bus_id=bus_id)
         if named and found.uuid != gpu.uuid:
-            raise _replaced(gpu, found.uuid)
+            raise replaced(gpu, found.uuid)
         return handle, found
 
     return probed
 
 
-def looking(driver: Driver, host: HostView, watched: Watched, binding: int | None, *, alone: bool) -> Question:
-    """What to ask of a GPU in its turn: a probe, if it could not be read; a look, through a new handle if it has none."""
-    gpu, handle, divisible, skip = watched.gpu, watched.handle, watched.divisible, watched.unsupported
-    if gpu.unreadable:
-        return probing(driver, host, gpu, alone=alone)
-    return lambda: look(
-        driver,
-        _reach(driver, gpu, alone=alone) if handle is None else handle,
-        gpu,
-        opening=1,
-        divisible=divisible or handle is None,
-        skip=skip,
-        binding=binding,
-    )
-
-
-def _reach(driver: Driver, gpu: Gpu, *, alone: bool) -> Handle:
-    if not alone:
-        return driver.handle_by_uuid(gpu.uuid)
-    handle = driver.handle_by_pci_bus_id(gpu.pci_bus_id)
-    uuid = driver.uuid(handle)
-    if uuid != gpu.uuid:
-        raise _replaced(gpu, uuid)
-    return handle
-
-
-def _replaced(gpu: Gpu, uuid: str) -> NvmlError:
+def replaced(gpu: Gpu, uuid: str) -> NvmlError:
+    """What is to be said where another GPU is in the place of that one."""
     text = f"not found, another GPU, {uuid}, is at {gpu.pci_bus_id} now"
     return NvmlError(Return.NOT_FOUND, "nvmlDeviceGetHandleByPciBusId_v2", text)
 
@@ -205,7 +170,7 @@ def merged(known: list[Watched], probed: list[Watched], *, every: bool) -> list[
                 if new.gpu.index != old.gpu.index and old.named:
                     log.info("GPU %s has index %d now, it was %d", old.gpu.uuid, new.gpu.index, old.gpu.index)
                 old.described(new.handle, new.gpu)
-            old.pending = new.pending  # a probe that takes longer
+            old.looking = new.looking  # a probe that takes longer
         elif readable:
             found.append(new)
     taken = {new.gpu.index for new in found}

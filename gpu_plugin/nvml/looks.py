@@ -1,80 +1,77 @@
-"""Each GPU's turn: one question, and what became of it."""
+"""Each GPU's turn: one question at a time, and what became of it, as a value."""
 
 import logging
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import anyio
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.observation import Fault, Sample
-from gpu_plugin.nvml.calls import DriverCalls, DriverSession
-from gpu_plugin.nvml.finding import failed, looking
+from gpu_plugin.nvml.calls import DriverCalls
+from gpu_plugin.nvml.finding import failed, probing, replaced
 from gpu_plugin.nvml.port import Driver, Handle, HostView
-from gpu_plugin.nvml.reports import Reports
 from gpu_plugin.nvml.roster import Roster
-from gpu_plugin.nvml.sample import Look
-from gpu_plugin.nvml.subscription import EventSubscription
-from gpu_plugin.nvml.watched import Watched
+from gpu_plugin.nvml.sample import Look, look
+from gpu_plugin.nvml.session import DriverSession
+from gpu_plugin.nvml.watched import Found, Probed, Watched
+from gpu_plugin.threads import Job, settled
 
 log = logging.getLogger(__name__)
 
+FULL_EVERY = 6
+"""Of so many looks at a GPU one asks everything at least."""
+
+_REACHABLE = "temperature"
+"""The one question that is left where health is not judged: every GPU of use answers it, and one that is lost says so."""
+
+_JUDGED = frozenset(field.name for field in fields(Sample)) - {_REACHABLE}
+
 
 class Looks:
-    """Looks at GPUs, one call for each at a time, and takes in what they say of themselves."""
+    """Looks at GPUs, one call for each at a time."""
 
     def __init__(
-        self,
-        driver: Driver,
-        host: HostView,
-        calls: DriverCalls,
-        session: DriverSession,
-        roster: Roster,
-        reports: Reports,
-        events: EventSubscription,
+        self, driver: Driver, host: HostView, calls: DriverCalls, session: DriverSession, roster: Roster
     ) -> None:
         self._driver = driver
         self._host = host
         self._calls = calls
         self._session = session
         self._roster = roster
-        self._reports = reports
-        self._events = events
-        self.recut = False
-        """Whether a GPU was found to be cut anew, """
-        self.relinked = False
-        """and whether the links between GPUs are to be read again. Set back by whoever sees to it."""
 
-    async def turn(self, watched: Watched, patience: float, timeout: float) -> None:
-        """One look, for `patience` seconds, unless an earlier one is still under way; after `timeout` it is said to hang."""
-        roster = self._roster
-        vanished = roster.bus.vanished(watched)
-        binding = roster.bus.binding(watched.gpu)
+    async def look(
+        self, watched: Watched, patience: float, timeout: float, *, full: bool = True, judging: bool = True
+    ) -> Found:
+        """One look at a GPU, or what has become of the one that is under way.
+
+        Args:
+            watched: the GPU, which takes in what is found.
+            patience: seconds to wait for a call that this begins. The call goes on by itself.
+            timeout: seconds after which a call is said to hang.
+            full: whether everything is asked. Some looks ask everything in any case.
+            judging: whether anything is asked but how the GPU is cut, and whether it answers at all.
+        """
+        bus, now = self._roster.bus, anyio.current_time()
+        vanished, binding = bus.vanished(watched), bus.binding(watched.gpu)
         watched.binding = watched.binding if binding is None else binding
         if watched.pending is None:
             sample = self._unasked(watched, vanished=vanished)
             if sample is not None:
-                watched.handle, watched.events = None, False
-                self._saw(watched, sample)
-                return
-            call = looking(self._driver, self._host, watched, binding, alone=bool(roster.untouched))
+                return watched.saw(sample, now)
             watched.asked_under = binding
-            watched.pending = await self._calls.submit(call, patience)
-        job = watched.pending
-        if not job.done.done():
-            if vanished:
-                self._saw(watched, _gone(watched.gpu))
-            elif anyio.current_time() - job.started >= timeout:
-                self._saw(
-                    watched, Sample(fault=Fault.HUNG, detail=f"the driver has not answered for over {timeout:g} s")
-                )
-            return
-        watched.pending = None
+            watched.looking = self._begin(watched, binding, full=full, judging=judging)
+            await settled(watched.looking, patience)
+        job, now = watched.pending, anyio.current_time()
+        if job is None or not job.done.done():
+            return self._under_way(watched, now, timeout, vanished=vanished)
+        if watched.looking is None:
+            return Found(soon=True)  # it was asked for its events, and has answered: it is looked at next
+        watched.looking = None
         error = job.done.exception()
-        if error is None:
-            await self._take(watched, job.done.result())
-            return
-        watched.handle = None
-        self._saw(watched, replace(failed(error), binding=binding))
+        if error is not None:
+            return watched.saw(replace(failed(error), binding=binding), now)
+        answer: Look | Probed = job.done.result()
+        return self._looked(watched, answer, now) if isinstance(answer, Look) else self._probed(watched, *answer, now)
 
     def _unasked(self, watched: Watched, *, vanished: bool) -> Sample | None:
         """The sample of a GPU that the driver need not, or must not, be asked about; None: ask it."""
@@ -88,47 +85,69 @@ class Looks:
             return Sample(fault=Fault.ERROR, detail=why)
         return None
 
-    async def _take(self, watched: Watched, result: Look | tuple[Handle, Gpu] | str) -> None:
-        """Takes in what a call brought: a look, a new description, or the answer to the request for events."""
-        if isinstance(result, Look):
-            if watched.handle is None:
-                watched.events = False  # a registration does not survive the reset that a new handle may come from
-            # Handles from before a reset are worth nothing: after a fault, ask for a new one next time.
-            watched.handle = None if result.sample.fault else result.handle
-            watched.unsupported |= result.unsupported
-            if watched.handle is not None:
-                self._roster.by_handle[watched.handle] = watched.gpu.uuid
-                before = watched.gpu
-                self._reports.soon |= watched.recut(result)
-                self.recut |= watched.gpu is not before
-                self.relinked |= watched.relinked(result.sample)
-                if not watched.events:
-                    await self._events.ask(watched)
-            self._saw(watched, result.sample)
-        elif isinstance(result, tuple):
-            self._take_probed(watched, *result)
-        else:  # a registration for events that took its time
-            self._events.settled(watched, result)
+    def _begin(
+        self, watched: Watched, binding: int | None, *, full: bool, judging: bool
+    ) -> "Job[Look] | Job[Probed]":
+        """A probe, where it could not be read; else a look, through a new handle if it has none."""
+        driver, gpu, handle = self._driver, watched.gpu, watched.handle
+        alone, opening, turn = bool(self._roster.untouched), self._session.opening, watched.turn
+        if gpu.unreadable:
+            return self._calls.begin(probing(driver, self._host, gpu, alone=alone))
+        skip = watched.unsupported if judging else watched.unsupported | _JUDGED
+        full = full or handle is None or not (turn + gpu.index + 1) % FULL_EVERY
+        divisible, counting = watched.divisible or handle is None, watched.counting
+        watched.turn += 1
+        return self._calls.begin(
+            lambda: look(
+                driver,
+                _reach(driver, gpu, alone=alone) if handle is None else handle,
+                gpu,
+                opening=opening,
+                full=full,
+                turn=turn,
+                divisible=divisible,
+                skip=skip,
+                binding=binding,
+                counting=counting,
+            )
+        )
 
-    def _take_probed(self, watched: Watched, handle: Handle, gpu: Gpu) -> None:
+    def _under_way(self, watched: Watched, now: float, timeout: float, *, vanished: bool) -> Found:
+        if vanished:
+            gone = _gone(watched.gpu)
+            watched.dated(gone, now)
+            return Found(gone)
+        if watched.pending is not None and now - watched.pending.started >= timeout:
+            return Found(Sample(fault=Fault.HUNG, detail=f"the driver has not answered for over {timeout:g} s"))
+        return Found()
+
+    def _looked(self, watched: Watched, answer: Look, now: float) -> Found:
+        found = watched.looked(answer, now)
+        if watched.handle is not None:
+            self._roster.by_handle[watched.handle] = watched.gpu.uuid
+        return found
+
+    def _probed(self, watched: Watched, handle: Handle, gpu: Gpu, now: float) -> Found:
         """A GPU that could not be read was probed again."""
         if gpu.unreadable or any(other.gpu.uuid == gpu.uuid for other in self._roster.gpus if other is not watched):
-            self._saw(watched, Sample(fault=Fault.ERROR, detail=gpu.unreadable or "another GPU answers for it"))
-            return
+            sample = Sample(fault=Fault.ERROR, detail=gpu.unreadable or "another GPU answers for it")
+            return watched.saw(sample, now)
         log.info("GPU %d (%s) can be read now", gpu.index, gpu.uuid)
         watched.described(handle, gpu)
         watched.vanished_since = None
         self._roster.by_handle[handle] = gpu.uuid
-        self.relinked = True
-        self._reports.soon = True  # it is looked at, and its events are asked for, once others know of it
+        # It is looked at, and its events are asked for, once others know of it.
+        return Found(relinked=True, soon=True)
 
-    def _saw(self, watched: Watched, sample: Sample) -> None:
-        if sample.fault is Fault.VANISHED:
-            if watched.vanished_since is None:
-                watched.vanished_since = anyio.current_time()
-        elif sample.fault not in (Fault.DRIVER, Fault.HUNG):  # which say nothing of whether it is there
-            watched.vanished_since = None
-        self._reports.saw(watched.gpu.uuid, sample)
+
+def _reach(driver: Driver, gpu: Gpu, *, alone: bool) -> Handle:
+    if not alone:
+        return driver.handle_by_uuid(gpu.uuid)
+    handle = driver.handle_by_pci_bus_id(gpu.pci_bus_id)
+    uuid = driver.uuid(handle)
+    if uuid != gpu.uuid:
+        raise replaced(gpu, uuid)
+    return handle
 
 
 def _gone(gpu: Gpu) -> Sample:

@@ -4,6 +4,8 @@ import collections
 import logging
 from collections.abc import Callable, Iterator
 
+import anyio
+
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType
 from gpu_plugin.health.observation import DriverEvent, EventDelivery, Observation, XidEvent
 from gpu_plugin.nvml.calls import DriverCalls
@@ -24,36 +26,59 @@ class Reports:
     """Everything here runs on the event loop. Of GPUs that are released nothing is told."""
 
     def __init__(
-        self, driver: Driver, calls: DriverCalls, roster: Roster, observe: Callable[[str, Observation], bool]
+        self,
+        driver: Driver,
+        calls: DriverCalls,
+        roster: Roster,
+        observe: Callable[[str, Observation], bool],
+        look: Callable[[str], None],
     ) -> None:
-        """`observe` takes in an observation of a GPU and returns whether another soon would settle something."""
+        """Takes who wants to know.
+
+        Args:
+            driver: is asked whose events of unknown handles are.
+            calls: make those calls.
+            roster: the GPUs.
+            observe: takes in an observation of a GPU and returns whether another soon would settle something.
+            look: told the uuid of a GPU of which an event was heard; empty where it is not known whose it is.
+        """
         self._driver = driver
         self._calls = calls
         self._roster = roster
         self._observe = observe
+        self._look = look
         self._strays: collections.deque[Event] = collections.deque(maxlen=STRAYS)
         self._asked: dict[Handle, Job[str]] = {}
         self._nobodys: set[Handle] = set()
-        self.soon = False
-        """Whether an observation passed on asks for another soon. Set back by whoever heeds it."""
+        self._failed: set[str] = set()
 
-    def saw(self, uuid: str, seen: Observation) -> None:
-        """Passes an observation on."""
-        if not self._roster.at_rest(uuid):
-            self.soon |= bool(self._observe(uuid, seen))
+    def saw(self, uuid: str, seen: Observation) -> bool:
+        """Passes an observation on. Returns whether another soon would settle something.
+
+        Whoever takes it in may fail over one GPU: that is said once, and costs no other GPU anything.
+        """
+        if self._roster.at_rest(uuid):
+            return False
+        try:
+            return bool(self._observe(uuid, seen))
+        except Exception:
+            if uuid not in self._failed:
+                self._failed.add(uuid)
+                log.exception("GPU %s: what was seen of it cannot be judged; said once", uuid)
+            return False
 
     def heard(self, event: Event) -> None:
         """Passes an event on by the handle it names; one of an unknown handle waits for `name_strays`."""
-        uuid = self._roster.by_handle.get(event.handle)
-        if uuid is None:
-            self._strays.append(event)
-        else:
+        uuid = self._roster.by_handle.get(event.handle, "")
+        if uuid:
             self._pass_on(uuid, event)
+        else:
+            self._strays.append(event)
+        self._look(uuid)
 
-    def deaf(self, why: str) -> None:
-        """Tells of every GPU that no event of it will be heard, or (empty) that they are again."""
-        for watched in tuple(self._roster.gpus):
-            self.saw(watched.gpu.uuid, EventDelivery(why))
+    def delivery(self, uuid: str, told: EventDelivery) -> None:
+        """Passes on whether the events of a GPU are heard."""
+        self.saw(uuid, told)
 
     def forget(self) -> None:
         """The driver was closed: a handle from before may come to mean another GPU, so nothing is asked about it any more."""
@@ -64,20 +89,21 @@ class Reports:
         self._nobodys.clear()
 
     async def name_strays(self, patience: float) -> None:
-        """Asks the driver whose the events of unknown handles are, each for `patience` seconds; else they are nobody's.
+        """Asks the driver whose the events of unknown handles are, for `patience` seconds; else they are nobody's.
 
         Where it takes longer, they are kept until it answers, and it is not asked about that handle again meanwhile.
         """
-        events = list(self._strays)
+        events, until = list(self._strays), anyio.current_time() + patience
         self._strays.clear()
         for handle in dict.fromkeys([*self._asked, *(event.handle for event in events)]):
             mine = [event for event in events if event.handle == handle]
-            uuid = self._roster.by_handle.get(handle) or await self._name(handle, patience)
+            uuid = self._roster.by_handle.get(handle) or await self._name(handle, until - anyio.current_time())
             if uuid is None:
                 self._strays.extend(mine)
                 continue
             for event in mine if uuid else ():
                 self._pass_on(uuid, event)
+                self._look(uuid)
             if mine and not uuid and handle not in self._nobodys:
                 self._nobodys.add(handle)  # said once
                 kind, data = mine[0].kind, mine[0].data
@@ -92,7 +118,7 @@ class Reports:
         """
         job = self._asked.pop(handle, None)
         if job is None:
-            if len(self._asked) >= ASKED:
+            if len(self._asked) >= ASKED or patience <= 0:
                 return None
             job = await self._calls.submit(lambda: self._driver.uuid(handle), patience)
             if not job.done.done():

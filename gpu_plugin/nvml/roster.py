@@ -23,6 +23,10 @@ class Roster:
         """Whether a GPU is released, or not resumed yet: neither is it asked anything, nor is anything told of it."""
         return uuid in self.wanted or uuid in self.untouched
 
+    def watched(self) -> list[Watched]:
+        """The GPUs that are asked, and told of, now."""
+        return [watched for watched in self.gpus if not self.at_rest(watched.gpu.uuid)]
+
     @property
     def in_use(self) -> bool:
         """Whether there is a GPU to be reached through the driver: else nobody is to have it open."""

@@ -2,30 +2,53 @@
 
 import logging
 from dataclasses import dataclass, replace
+from typing import Any
 
+from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.observation import Fabric, Sample
+from gpu_plugin.health.observation import Fabric, Fault, Sample
 from gpu_plugin.nvml.mig import UNREADABLE_LOOKS, cut
 from gpu_plugin.nvml.port import Handle
+from gpu_plugin.nvml.registration import Registered
 from gpu_plugin.nvml.sample import Look
 from gpu_plugin.threads import Job
 
 log = logging.getLogger(__name__)
 
-PLACEHOLDER = "GPU-unreadable-"
-"""Begins the made-up uuid of a GPU whose own is not known yet. Such a device is never healthy, so no pod can hold it."""
+Probed = tuple[Handle, Gpu]
+"""What a probe brought: the handle that was got anew, and the GPU as it describes itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a GPU's turn found.
+
+    `sample` is None while a call is under way that has not been out for too long, and where the GPU was described instead.
+    """
+
+    sample: Sample | None = None
+    recut: bool = False
+    """It is cut anew: there may be other device nodes."""
+    relinked: bool = False
+    """The links between GPUs are to be read again."""
+    anew: bool = False
+    """It is reached through a new handle, or was reset: what it was asked to report is asked for again."""
+    soon: bool = False
+    """Another look within a second would settle something."""
 
 
 @dataclass(slots=True)
 class Watched:
-    """A GPU with its handle (None: out of reach) and the call to it that is under way, if any."""
+    """A GPU with its handle (None: out of reach) and the call about it that is under way: `looking` or `registering`."""
 
     gpu: Gpu
     handle: Handle | None
-    pending: "Job[Look | tuple[Handle, Gpu]] | Job[tuple[Handle, Gpu]] | Job[str] | None" = None
-    events: bool = False
-    refused: str = ""
-    """Why events were refused last, said once."""
+    looking: "Job[Look] | Job[Probed] | None" = None
+    registering: "Job[Registered] | None" = None
+    turn: int = 0
+    """Looks that were begun, by which it is told which of them are full."""
+    counting: int | None = None
+    """The last word on which counters can be compared (`Sample.counting`)."""
     divisible: bool = True
     """Whether it can be cut into MIG devices, as far as is known: a part that never can is not asked again."""
     unreadable_looks: int = 0
@@ -50,18 +73,61 @@ class Watched:
         """Whether it goes by a uuid of its own."""
         return not self.gpu.uuid.startswith(PLACEHOLDER)
 
+    @property
+    def pending(self) -> "Job[Any] | None":
+        """The call about it that was begun and whose outcome has not been taken in."""
+        return self.looking or self.registering
+
     def reached(self, now: float, timeout: float) -> bool:
         """Whether it answered the last time, and has not let a call wait for `timeout` seconds since."""
         return self.handle is not None and (self.pending is None or now - self.pending.started < timeout)
 
     def forget(self) -> None:
         """Gives up what does not outlive a driver that is closed."""
-        self.handle, self.pending, self.events, self.unsupported = None, None, False, frozenset()
+        self.handle, self.looking, self.registering, self.unsupported = None, None, None, frozenset()
+        self.counting = None
 
     def described(self, handle: Handle, gpu: Gpu) -> None:
         """Takes in how the driver describes it now, and through which handle it is reached."""
-        self.handle, self.gpu, self.events, self.unsupported = handle, gpu, False, frozenset()
+        self.handle, self.gpu, self.unsupported, self.counting = handle, gpu, frozenset(), None
         self.nvlinks = self.fabric = None  # whatever it says next, the links may have been read before that was so
+
+    def saw(self, sample: Sample, now: float) -> Found:
+        """Takes in that there is nothing to be had of it but this sample, by which it is out of reach."""
+        self.handle = None
+        self.dated(sample, now)
+        return Found(sample)
+
+    def dated(self, sample: Sample, now: float) -> None:
+        """Takes in what a sample says of whether it is there, at time `now` of the event loop."""
+        if sample.fault is Fault.VANISHED:
+            self.vanished_since = now if self.vanished_since is None else self.vanished_since
+        elif sample.fault not in (Fault.DRIVER, Fault.HUNG):  # which say nothing of whether it is there
+            self.vanished_since = None
+
+    def looked(self, found: Look, now: float) -> Found:
+        """Takes in what a look brought at time `now` of the event loop."""
+        if found.sample.fault:  # handles from before a reset are worth nothing: the next look asks for a new one
+            return self.saw(found.sample, now)
+        anew = self.handle is None
+        self.handle = found.handle
+        self.unsupported |= found.unsupported
+        self.counting = found.sample.counting
+        self.dated(found.sample, now)
+        before, was_enabled = self.gpu, self.gpu.mig_enabled
+        if found.gpu is not before:  # how it is cut, or what its index is, may have come from elsewhere meanwhile
+            self.gpu = replace(
+                found.gpu, index=before.index, mig_enabled=before.mig_enabled, mig_devices=before.mig_devices
+            )
+        soon = self._cut(found)
+        return Found(
+            found.sample,
+            recut=self.gpu is not before,
+            relinked=self.relinked(found.sample),
+            # A registration does not survive the reset that a new handle may come from, or that the MIG mode is switched by.
+            anew=anew or self.gpu.mig_enabled != was_enabled,
+            soon=soon,
+        )
 
     def relinked(self, seen: Sample) -> bool:
         """Takes in which NVLinks are active, and how far it has joined its fabric. Returns whether that is news."""
@@ -72,7 +138,7 @@ class Watched:
             self.fabric = replace(seen.fabric, health_mask=0, summary=0)
         return (self.nvlinks, self.fabric) != before
 
-    def recut(self, found: Look) -> bool:
+    def _cut(self, found: Look) -> bool:
         """Takes in how a look found the GPU to be cut. Returns whether another look soon would settle something."""
         self.divisible = found.divisible
         if found.untold and found.untold != self.untold:
@@ -89,8 +155,6 @@ class Watched:
         if gpu is self.gpu:
             return 0 < self.unreadable_looks < UNREADABLE_LOOKS
         self.unsupported = frozenset()  # some questions go unanswered while a GPU is cut, and only then
-        if gpu.mig_enabled != self.gpu.mig_enabled:
-            self.events = False  # the mode is switched by a reset, which a registration may not survive
         into = ", ".join(device.profile for device in gpu.mig_devices) or "no MIG devices"
         log.info("GPU %s: %s", gpu.uuid, f"MIG mode, cut into {into}" if gpu.mig_enabled else "MIG mode is off")
         self.gpu = gpu

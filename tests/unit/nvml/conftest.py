@@ -19,10 +19,11 @@ def ended_threads(monkeypatch) -> Iterator[None]:
     yield
     left = [thread for thread in driver_threads() if thread not in before]
     for thread in left:
-        thread.join(10)
+        thread.join(20)
     assert not [thread for thread in left if thread.is_alive()]
 
 
 @pytest.fixture(autouse=True)
 def no_gap(monkeypatch):
     monkeypatch.setattr(monitor, "LOOK_GAP", 0.0)
+    monkeypatch.setattr(monitor, "RETRY_PAUSES", (0.0, 0.0, 0.0))

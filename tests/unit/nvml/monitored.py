@@ -1,5 +1,6 @@
 """A monitor at work on a simulated node."""
 
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 
 import anyio
@@ -38,6 +39,8 @@ class Bench:
         self.first: list[tuple[str, Observation]] = []
         self.nodes: list[Node] = []
         self.boots: list[str] = []
+        self.meddle: Callable[[str, Observation], None] | None = None
+        """Called with each observation before it is noted."""
         self._news = anyio.Event()
         self.monitor = Monitor(
             self.driver,
@@ -52,8 +55,11 @@ class Bench:
         )
 
     def _observe(self, uuid, observation):
+        if self.meddle is not None:
+            self.meddle(uuid, observation)
         self.seen.append((uuid, observation))
         self._tell()
+        return False
 
     def _found(self, node):
         self.nodes.append(node)

@@ -1,4 +1,4 @@
-"""Calls that are counted until they come back, and the driver's opening and closing."""
+"""Calls that are counted until they come back, on as few threads as will do."""
 
 import threading
 
@@ -6,13 +6,11 @@ import anyio
 import pytest
 
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.nvml.calls import DriverCalls, DriverSession
+from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import NvmlError
-from gpu_plugin.simulation import profile
-from gpu_plugin.simulation.driver import SimulatedDriver
-from gpu_plugin.simulation.hardware import SimulatedNode
-from gpu_plugin.threads import settled
+from gpu_plugin.threads import Workers, settled
 
+from .conftest import driver_threads
 from .monitored import LONG
 
 
@@ -34,21 +32,21 @@ async def calls():
     made.close()
 
 
-@pytest.mark.parametrize("how", ["submit", "alone"])
-async def test_a_call_is_under_way_until_it_comes_back(calls, how):
+async def test_a_call_is_under_way_from_when_it_is_handed_over_until_it_comes_back(calls):
     gate = Gate()
-    job = await getattr(calls, how)(gate, 0.01)
+    with anyio.move_on_after(0.01) as given_up:
+        await calls.submit(gate, LONG)
+    assert given_up.cancelled_caught
     assert calls.under_way
+    job = calls.begin(gate)
     gate.free.set()
     assert await settled(job, LONG)
     assert job.done.result() == "through"
-    await anyio.lowlevel.checkpoint()
     assert not calls.under_way
 
 
 async def test_a_call_that_comes_in_time_is_not_counted(calls):
-    assert await calls.run(lambda: 5, LONG) == 5
-    assert (await calls.alone(lambda: 6, LONG)).done.result() == 6
+    assert (await calls.submit(lambda: 6, LONG)).done.result() == 6
     assert not calls.under_way
 
 
@@ -75,86 +73,56 @@ async def test_a_call_that_fails_late_is_counted_no_more(calls):
     assert not calls.under_way
 
 
-class Gated(SimulatedDriver):
-    """Holds the calls named here until let go."""
-
-    def __init__(self, *held):
-        super().__init__(SimulatedNode(profile.load("h200")))
-        self.gate = Gate()
-        self.held = set(held)
-
-    def open(self):
-        super().open()
-        if "open" in self.held:
-            self.gate()
-
-    def close(self):
-        if "close" in self.held:
-            self.gate()
-        super().close()
+# Threads
 
 
-async def test_a_session_opens_once_and_closes(calls):
-    driver = Gated()
-    session = DriverSession(driver, calls)
-    assert not session.holds
-    assert await session.open(LONG) == ("580.159.04", 1)
-    assert (session.is_open, session.holds, session.trouble) == (True, True, "")
-    assert await session.open(LONG) == ("580.159.04", 1)
-    assert driver.calls["open"] == 1
-    assert await session.close(LONG)
-    assert (session.is_open, session.holds) == (False, False)
-    assert await session.close(LONG)
-    assert driver.calls["close"] == 1
+@pytest.fixture
+def workers():
+    made = Workers("nvml-test")
+    yield made
+    made.close()
 
 
-@pytest.mark.parametrize("call", ["open", "driver_version", "device_count"])
-async def test_a_session_that_cannot_be_opened_says_why_until_it_can(calls, call):
-    driver = Gated()
-    driver._node.refuse(call, Return.LIB_RM_VERSION_MISMATCH, times=1)
-    session = DriverSession(driver, calls)
-    with pytest.raises(NvmlError):
-        await session.open(LONG)
-    assert "lib rm version mismatch" in session.trouble
-    assert not session.holds
-    assert driver._opened == 0
-    await session.open(LONG)
-    assert session.trouble == ""
+async def test_quick_calls_are_made_one_after_the_other_on_one_thread(workers):
+    before, order = set(driver_threads()), []
+    jobs = [workers.begin(lambda n=n: order.append((n, threading.current_thread()))) for n in range(100)]
+    for job in jobs:
+        assert await settled(job, LONG)
+    assert [n for n, _ in order] == list(range(100))
+    assert len({thread for _, thread in order}) == 1
+    assert len(set(driver_threads()) - before) == 1
 
 
-async def test_an_opening_that_hangs_is_one_however_often_it_is_asked_for(calls):
-    driver = Gated("open")
-    session = DriverSession(driver, calls)
-    for _ in range(2):
-        with pytest.raises(TimeoutError, match=r"no answer for 0.01 s"):
-            await session.open(0.01)
-    assert (session.is_open, session.holds) == (False, True)
-    assert not await session.close(0.01), "it cannot be closed while it is being opened"
-    driver.gate.free.set()
-    assert await session.close(LONG)
-    assert driver.calls == {"open": 1, "close": 1}
+async def test_calls_that_take_their_time_go_on_side_by_side_and_one_thread_is_left(workers):
+    before, together = set(driver_threads()), threading.Barrier(6, timeout=LONG)
+    jobs = [workers.begin(together.wait) for _ in range(6)]
+    for job in jobs:
+        assert await settled(job, LONG)
+    assert sorted(job.done.result() for job in jobs) == list(range(6))
+    with anyio.fail_after(LONG):
+        while len(set(driver_threads()) - before) > 1:
+            await anyio.lowlevel.checkpoint()
 
 
-async def test_a_closing_that_hangs_is_one_and_keeps_the_driver_from_being_opened(calls):
-    driver = Gated("close")
-    session = DriverSession(driver, calls)
-    await session.open(LONG)
-    assert not await session.close(0.01)
-    assert (session.is_open, session.holds) == (False, True)
-    assert not await session.close(0.01)
-    with pytest.raises(TimeoutError, match="closes"):
-        await session.open(0.01)
-    driver.gate.free.set()
-    assert await session.close(LONG)
-    assert driver.calls["close"] == 1
-    await session.open(LONG)
-    assert driver.calls["open"] == 2
+async def test_a_call_that_hangs_holds_its_own_thread_alone(workers):
+    before, gate = set(driver_threads()), Gate()
+    hung = workers.begin(gate)
+    for number in range(20):
+        job = workers.begin(lambda number=number: number)
+        assert await settled(job, LONG)
+        assert job.done.result() == number
+    assert len(set(driver_threads()) - before) == 2
+    assert not hung.done.done()
+    gate.free.set()
+    assert await settled(hung, LONG)
 
 
-async def test_a_closing_that_is_refused_is_a_closing(calls):
-    driver = Gated()
-    driver._node.refuse("close", Return.UNINITIALIZED)
-    session = DriverSession(driver, calls)
-    await session.open(LONG)
-    assert await session.close(LONG)
-    assert not session.holds
+async def test_after_close_the_thread_ends_and_another_call_begins_another(workers):
+    before = set(driver_threads())
+    assert await settled(workers.begin(threading.get_ident), LONG)
+    (first,) = set(driver_threads()) - before
+    workers.close()
+    await anyio.to_thread.run_sync(first.join, LONG)
+    assert not first.is_alive()
+    again = workers.begin(threading.get_ident)
+    assert await settled(again, LONG)

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.nvml import events
-from gpu_plugin.nvml.events import EventWaiter, Setbacks, register
+from gpu_plugin.nvml.events import EventWaiter, Setbacks
 from gpu_plugin.nvml.port import Event, EventSet, Handle, NvmlError
 
 SET = EventSet(7)
@@ -69,7 +69,7 @@ class Outcome:
 
     def __init__(self):
         self.events = []
-        self.upsets = 0
+        self.upsets = []
         self.deafness = []
         self.threads = set()
 
@@ -77,9 +77,9 @@ class Outcome:
         self.threads.add(threading.current_thread())
         self.events.append(event)
 
-    def upset(self):
+    def upset(self, error):
         self.threads.add(threading.current_thread())
-        self.upsets += 1
+        self.upsets.append(error)
 
     def deaf(self, why):
         self.threads.add(threading.current_thread())
@@ -116,24 +116,25 @@ async def test_events_arrive_in_order_on_the_event_loop(play):
     _, pauses, outcome = await play([sent[0], QUIET, *sent[1:3], QUIET, *sent[3:], QUIET])
     assert outcome.events == sent
     assert outcome.threads == {threading.current_thread()}
-    assert (outcome.upsets, pauses.taken) == (0, [])
+    assert (outcome.upsets, pauses.taken) == ([], [])
 
 
 async def test_silence_is_no_trouble(play, caplog):
     driver, pauses, outcome = await play([QUIET] * 50)
     assert len(driver.waits) == 50
-    assert (outcome.events, outcome.upsets, pauses.taken, caplog.records) == ([], 0, [], [])
+    assert (outcome.events, outcome.upsets, pauses.taken, caplog.records) == ([], [], [], [])
 
 
 async def test_a_driver_that_does_not_wait_is_not_asked_in_a_loop(play, caplog):
     driver, pauses, outcome = await play([*[HASTY] * 20, QUIET])
     assert pauses.taken == [min(events.FIRST_PAUSE, events.WAIT_MS / 1000)] * 20
-    assert (len(driver.waits), outcome.upsets, caplog.records) == (21, 0, [])
+    assert (len(driver.waits), outcome.upsets, caplog.records) == (21, [], [])
 
 
 async def test_an_error_nobody_foresaw_ends_no_thread(play, caplog):
-    _, pauses, outcome = await play([RuntimeError("a fault of ours"), event(79), QUIET])
-    assert (outcome.events, outcome.upsets, pauses.taken) == ([event(79)], 1, [0.25])
+    odd = RuntimeError("a fault of ours")
+    _, pauses, outcome = await play([odd, event(79), QUIET])
+    assert (outcome.events, outcome.upsets, pauses.taken) == ([event(79)], [odd], [0.25])
     assert "a fault of ours" in caplog.text
 
 
@@ -142,7 +143,7 @@ async def test_a_wait_that_always_fails_is_made_less_than_five_times_a_second_an
     assert pauses.taken == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
     for at in driver.waits:
         assert sum(at <= other < at + 1 for other in driver.waits) < 5
-    assert outcome.upsets == 7, "each failure is a reason to look for oneself"
+    assert outcome.upsets == [BROKEN] * 7, "each failure is a reason to look for oneself"
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert str(BROKEN) in record.getMessage()
@@ -205,7 +206,7 @@ async def test_an_event_of_the_last_wait_is_not_lost(play):
 async def test_a_wait_that_fails_on_the_way_out_is_not_said(play, caplog):
     _, pauses, outcome = await play([BROKEN])
     assert caplog.records == []
-    assert (pauses.taken, outcome.upsets) == ([], 0)
+    assert (pauses.taken, outcome.upsets) == ([], [])
 
 
 def test_the_loop_may_close_while_the_thread_waits():
@@ -227,55 +228,24 @@ def test_the_loop_may_close_while_the_thread_waits():
     waiter = asyncio.run(leave())
     go.set()
     waiter._thread.join(LONG)
-    assert not waiter._thread.is_alive()
+    assert waiter.ended
     assert outcome.events == []
 
 
-class Registering:
-    def __init__(self, code=0):
-        self.code = code
-        self.asked = []
+async def test_who_asks_hears_when_the_thread_is_out_of_the_driver():
+    waiting, go, outcome = threading.Event(), threading.Event(), Outcome()
 
-    def register_events(self, handle, mask, event_set):
-        self.asked.append((handle, mask, event_set))
-        if self.code:
-            raise NvmlError(self.code, "nvmlDeviceRegisterEvents")
+    class Held:
+        def wait(self, event_set, timeout_ms):
+            waiting.set()
+            assert go.wait(LONG)
+            raise QUIET
 
-
-@pytest.mark.parametrize(
-    ("supported", "mask"),
-    [
-        (0xFF9F, EventType.DOUBLE_BIT_ECC | EventType.XID_CRITICAL | 0xFF00),
-        (0x1F, EventType.DOUBLE_BIT_ECC | EventType.XID_CRITICAL),
-        (0x8, EventType.XID_CRITICAL),
-        (0xFFFF_FFFF_0008, EventType.XID_CRITICAL),
-    ],
-)
-def test_what_is_wanted_and_supported_is_registered(supported, mask):
-    driver = Registering()
-    assert register(driver, GPU, supported, SET) == ""  # type: ignore[arg-type]
-    assert driver.asked == [(GPU, mask, SET)]
-    assert type(driver.asked[0][1]) is int
-
-
-@pytest.mark.parametrize("supported", [0, 0x1, 0x10 | 0x4])
-def test_a_part_without_any_health_event_is_not_asked(supported):
-    driver = Registering()
-    assert register(driver, GPU, supported, SET) == "it reports no events"  # type: ignore[arg-type]
-    assert driver.asked == []
-
-
-def test_a_part_without_support_for_events_says_so():
-    assert "too old" in register(Registering(Return.NOT_SUPPORTED), GPU, 8, SET)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("code", [Return.UNKNOWN, Return.GPU_IS_LOST])
-def test_a_registration_refused_for_another_reason_is_worth_asking_again(code):
-    with pytest.raises(NvmlError) as refused:
-        register(Registering(code), GPU, 8, SET)  # type: ignore[arg-type]
-    assert refused.value.code == code
-
-
-def test_corrected_errors_are_asked_for_only_where_they_come_in_a_storm():
-    assert not events.WANTED & EventType.SINGLE_BIT_ECC
-    assert events.WANTED & EventType.SINGLE_BIT_ECC_STORM
+    waiter = EventWaiter(Held(), SET, outcome.deliver, outcome.upset, outcome.deaf, Setbacks())  # type: ignore[arg-type]
+    waiter.start()
+    await anyio.to_thread.run_sync(waiting.wait, LONG)
+    waiter.stop()
+    assert not await waiter.left(0.01)
+    go.set()
+    assert await waiter.left(LONG)
+    assert waiter.ended

@@ -45,7 +45,7 @@ async def as_built(name):
     """The node as it is found where nothing is wrong."""
     bench = Bench(name)
     node = await bench.monitor.open()
-    bench.monitor._threads.close()
+    bench.monitor.close()
     return node
 
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 import anyio
 import pytest
 
+from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, Link
 from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.health.observation import Fault, Sample, XidEvent
-from gpu_plugin.nvml import monitor, subscription
+from gpu_plugin.nvml import monitor, schedule, subscription
 from gpu_plugin.nvml.port import Event, Handle, NvmlError
-from gpu_plugin.nvml.watched import PLACEHOLDER
 from gpu_plugin.simulation.driver import SimulatedDriver
 
 from .conftest import driver_threads
@@ -38,7 +38,7 @@ async def test_open_finds_every_gpu_and_says_so_once():
     assert node.driver_version == bench.node.profile.driver_version
     assert node.device_nodes == bench.node.profile.device_nodes
     assert len(node.links) == 28
-    bench.monitor._threads.close()
+    bench.monitor.close()
 
 
 async def test_all_gpus_are_probed_at_once():
@@ -53,7 +53,7 @@ async def test_all_gpus_are_probed_at_once():
     node = await bench.monitor.open()
     assert [gpu.uuid for gpu in node.gpus] == bench.uuids
     assert [gpu.index for gpu in node.gpus] == list(range(8))
-    bench.monitor._threads.close()
+    bench.monitor.close()
 
 
 @pytest.mark.parametrize("call", ["open", "driver_version", "device_count"])
@@ -101,7 +101,7 @@ async def test_where_only_remembered_gpus_are_left_they_are_listed():
     node = await bench.monitor.open()
     assert node.gpus == (replace(known, unreadable="the driver does not find it any more"),)
     assert bench.nodes == [node]
-    bench.monitor._threads.close()
+    bench.monitor.close()
 
 
 async def test_a_gpu_lost_at_start_hides_no_other():
@@ -113,7 +113,7 @@ async def test_a_gpu_lost_at_start_hides_no_other():
     assert "the GPU is lost" in bench.unreadable()[f"{PLACEHOLDER}3"]
     assert len(node.links) == 7 * 6 // 2
     assert node.link(bench.uuids[0], f"{PLACEHOLDER}3") == Link()
-    bench.monitor._threads.close()
+    bench.monitor.close()
 
 
 async def test_a_remembered_gpu_lost_at_start_keeps_its_name():
@@ -124,7 +124,7 @@ async def test_a_remembered_gpu_lost_at_start_keeps_its_name():
     assert [gpu.uuid for gpu in node.gpus] == bench.uuids
     assert node.gpus[3] == replace(known[3], unreadable=node.gpus[3].unreadable)
     assert list(bench.unreadable()) == [bench.uuids[3]]
-    bench.monitor._threads.close()
+    bench.monitor.close()
 
 
 async def test_a_remembered_gpu_lost_midway_keeps_its_description():
@@ -135,7 +135,7 @@ async def test_a_remembered_gpu_lost_midway_keeps_its_description():
     assert node.gpus[3].unreadable is not None
     assert "nvmlDeviceGetMemoryInfo" in node.gpus[3].unreadable
     assert node.gpus[3] == replace(known[3], unreadable=node.gpus[3].unreadable)
-    bench.monitor._threads.close()
+    bench.monitor.close()
 
 
 async def test_a_remembered_gpu_that_the_driver_no_longer_has_is_listed():
@@ -225,17 +225,17 @@ async def test_an_odd_exception_about_one_gpu_hides_no_other(monkeypatch):
     node = await bench.monitor.open()
     assert bench.unreadable() == {f"{PLACEHOLDER}2": "RuntimeError('odd')"}
     assert len(node.gpus) == 8
-    bench.monitor._threads.close()
+    bench.monitor.close()
 
 
 async def test_a_pair_that_cannot_be_read_spoils_no_other():
     bench = Bench("dgx1-v100")
     whole = await bench.monitor.open()
-    bench.monitor._threads.close()
+    bench.monitor.close()
     other = Bench("dgx1-v100")
     other.node.refuse("nvlink_remote_bus_id", Return.GPU_IS_LOST, gpu=5)
     found = await other.monitor.open()
-    other.monitor._threads.close()
+    other.monitor.close()
     apart = {pair: link for pair, link in whole.links.items() if whole.gpus[5].uuid not in pair}
     assert {pair: found.links[pair] for pair in apart} == apart
     assert {found.link(*pair) for pair in set(whole.links) - set(apart)} == {Link()}
@@ -257,7 +257,7 @@ async def test_what_is_known_of_links_outlives_another_gpus_recovery():
         bench.node.heal(6)
     whole = Bench("dgx1-v100")
     everything = (await whole.monitor.open()).links
-    whole.monitor._threads.close()
+    whole.monitor.close()
     links = bench.nodes[1].links
     assert {pair: links[pair] for pair in known} == known
     three, apart = bench.uuids[3], {bench.uuids[5], bench.uuids[6]}  # which could not be asked when 3 came back
@@ -304,29 +304,45 @@ async def test_events_of_another_kind_are_a_reason_to_look():
 async def test_an_event_that_comes_during_a_round_brings_another_round():
     bench = Bench(poll=NEVER)
     await bench.monitor.open()
-    observe, first = bench.monitor.observe, bench.uuids[0]
 
     def during(uuid, seen):
         if uuid == bench.uuids[1] and len(bench.samples(0)) == 1:
             bench.monitor.look_now()  # the first one's turn is over already
-        observe(uuid, seen)
 
-    bench.monitor.observe = during
     async with bench.running():
-        await bench.until(lambda: len([uuid for uuid, _ in bench.seen if uuid == first]) >= 2)
-    assert len(bench.samples(0)) >= 2
+        bench.meddle = during
+        await bench.rounds(2)
 
 
-async def test_a_storm_of_events_is_no_storm_of_looks(monkeypatch):
-    monkeypatch.setattr(monitor, "LOOK_GAP", NEVER)
-    bench = Bench("h200", poll=NEVER)
+async def test_a_storm_of_events_is_no_storm_of_looks_and_none_at_other_gpus(monkeypatch):
+    monkeypatch.setattr(schedule, "EVENT_GAP", NEVER)
+    bench = Bench(poll=NEVER)
     await bench.monitor.open()
     async with bench.running():
         await bench.rounds()
+        looked = len(bench.samples(5))
         for _ in range(50):
-            bench.node.post(0, EventType.XID_CRITICAL, 31)
-        await bench.until(lambda: bench.of(0).count(XidEvent(31)) == 50)
-    assert len(bench.samples(0)) == 1
+            bench.node.post(5, EventType.XID_CRITICAL, 31)
+        await bench.until(lambda: bench.of(5).count(XidEvent(31)) == 50)
+        await bench.until(lambda: len(bench.samples(5)) == looked + 1)  # the first event brings one at once
+        bench.node.post(6, EventType.XID_CRITICAL, 31)
+        await bench.until(lambda: len(bench.samples(6)) == looked + 1)
+    assert [len(bench.samples(gpu)) - looked for gpu in range(8)] == [0, 0, 0, 0, 0, 1, 1, 0]
+
+
+async def test_where_health_is_not_judged_gpus_are_asked_for_what_serving_them_takes():
+    bench = Bench(poll=NEVER, judging=False)
+    await bench.monitor.open()
+    asked = {"temperature", "mig_mode", "field_values", "total_energy", "clocks_event_reasons", "fabric"}
+    calls = {call: bench.driver.calls[call] for call in asked}
+    async with bench.running():
+        await bench.rounds(1)
+        bench.node.lose(3)
+        bench.monitor.look_now()
+        await bench.until(lambda: bench.faults(3)[-1:] == ["lost"])
+        await bench.until(lambda: len(bench.samples(7)) == 2)
+    more = {call for call in asked if bench.driver.calls[call] > calls[call]}
+    assert more == {"temperature", "mig_mode"}
 
 
 async def test_an_event_of_an_unknown_gpu_is_nobodys(caplog):
@@ -334,7 +350,7 @@ async def test_an_event_of_an_unknown_gpu_is_nobodys(caplog):
     await bench.monitor.open()
     async with bench.running():
         await bench.rounds()
-        bench.monitor._deliver(Event(Handle(1), EventType.XID_CRITICAL, 79))
+        bench.monitor._reports.heard(Event(Handle(1), EventType.XID_CRITICAL, 79))
         await bench.rounds()
     assert not [seen for _, seen in bench.seen if isinstance(seen, XidEvent)]
     assert "came from no GPU known here" in caplog.text
@@ -394,7 +410,7 @@ async def test_after_a_repair_the_new_handle_is_used_for_looks_and_events():
         since = await bench.rounds(2)
         assert set(bench.faults(2, since)) == {""}
         assert bench.driver.newest == {bench.driver.handle_by_index(2): 1}
-        assert bench.driver.calls["register_events"] == 9
+        assert bench.driver.calls["register_events"] > 8
         assert bench.node.post(2, EventType.XID_CRITICAL, 94) == 1
         await bench.until(lambda: XidEvent(94) in bench.of(2))
 
@@ -519,12 +535,11 @@ async def test_an_event_set_of_a_driver_that_was_closed_is_not_used_for_the_next
     await bench.monitor.open()
     async with bench.running():
         await bench.rounds()
-        (*held, _) = [
-            thread for thread in driver_threads() if thread.name == "nvml-calls"
-        ]  # the last takes other calls
-        assert len(held) == 1
+        assert bench.monitor._calls._out
         bench.driver.free.set()
-        assert await gone(held)
+        with anyio.fail_after(LONG):
+            while bench.monitor._calls.under_way:
+                await anyio.lowlevel.checkpoint()
         await bench.monitor.release(None)
         await bench.monitor.resume(None)
         await bench.until_turned(lambda: bench.driver.calls["wait"])
@@ -607,7 +622,7 @@ async def test_one_gpu_without_events_is_said_once_and_the_others_have_theirs(ca
         assert bench.node.post(4, EventType.XID_CRITICAL, 79) == 0
         assert bench.node.post(5, EventType.XID_CRITICAL, 79) == 1
         await bench.until(lambda: XidEvent(79) in bench.of(5))
-    assert caplog.text.count("no events come from it") == 1
+    assert caplog.text.count("no event of it is heard") == 1
     assert f"GPU {bench.uuids[4]}" in caplog.text
     assert "too old" in caplog.text
 
@@ -649,10 +664,10 @@ async def test_a_late_refusal_of_events_is_said(monkeypatch, caplog):
     await bench.monitor.open()
     async with bench.running():
         await bench.rounds(1, gpus_but(2))
-        assert "no events will come" not in caplog.text
+        assert "no event of it" not in caplog.text
         bench.driver.free.set()
         await bench.rounds(2)
-    assert caplog.text.count("no events come from it, health relies on polling: it is too old") == 1
+    assert caplog.text.count("no event of it is heard, health relies on polling: it is too old") == 1
 
 
 async def test_a_run_begun_again_has_the_events_of_meanwhile_and_those_that_follow():
@@ -672,10 +687,12 @@ async def test_a_run_begun_again_has_the_events_of_meanwhile_and_those_that_foll
 async def test_an_event_between_open_and_run_is_not_lost():
     bench = Bench(poll=NEVER)
 
-    def published(node):
-        bench.node.post(6, EventType.XID_CRITICAL, 79)
+    def looked_at_first(uuid, seen):
+        if uuid == bench.uuids[6] and isinstance(seen, Sample):
+            bench.meddle = None
+            bench.node.post(6, EventType.XID_CRITICAL, 79)
 
-    bench.monitor.found = published
+    bench.meddle = looked_at_first
     await bench.monitor.open()
     async with bench.running():
         await bench.until(lambda: XidEvent(79) in bench.of(6))

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from gpu_plugin.devices.nvml_h import EventType, Return
-from gpu_plugin.nvml import monitor
+from gpu_plugin.nvml import looks, monitor
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation import faults
 
@@ -32,7 +32,7 @@ def only_good_looks(bench):
 async def test_open_finds_every_slice_with_its_capabilities():
     bench = Bench(MIXED)
     node = await bench.monitor.open()
-    bench.monitor._threads.close()
+    bench.monitor.close()
     assert [len(gpu.mig_devices) for gpu in node.gpus] == [0, 0, 0, 0, 7, 2, 4, 3]
     assert [gpu.mig_enabled for gpu in node.gpus] == [False] * 4 + [True] * 4
     minors = bench.monitor.host.mig_minors()
@@ -230,7 +230,9 @@ async def test_a_driver_that_does_not_say_how_a_gpu_is_cut_changes_nothing(call,
     async with bench.running():
         await bench.rounds()
         bench.node.refuse(call, code, gpu=SEVEN, times=3)
-        await bench.rounds(4)
+        for _ in range(4):
+            bench.monitor.look_now()
+            await bench.rounds()
     assert bench.driver.calls[call] >= 12
     assert caplog.text.count("how it is cut into MIG devices is not known now") == 1
     assert len(bench.nodes) == 1
@@ -290,13 +292,13 @@ async def test_parts_without_mig_are_asked_once():
     assert bench.driver.calls["max_mig_devices"] == 0
 
 
-async def test_outside_mig_mode_a_look_asks_for_the_mode_alone(monkeypatch):
+async def test_outside_mig_mode_a_full_look_asks_for_the_mode_alone(monkeypatch):
     bench = Bench("hgx-h100")
     monkeypatch.setattr(bench.monitor.host, "mig_minors", lambda: pytest.fail("asked"))
     await bench.monitor.open()
     async with bench.running():
-        await bench.rounds(3)
-    assert bench.driver.calls["mig_mode"] >= 8 * 4
+        await bench.rounds(2 * looks.FULL_EVERY)
+    assert bench.driver.calls["mig_mode"] >= 8 * 4, "by the probe, by the first look, and by one in six since"
     assert bench.driver.calls["max_mig_devices"] == bench.driver.calls["mig_handle"] == 0
 
 

@@ -22,11 +22,13 @@ def told(bench):
 
 
 async def deliver(bench, *events):
-    """Has events arrive one after the other, and the round that they bring be over."""
+    """Has events arrive one after the other, and the turn that they bring be over."""
     async with bench.running():
         await bench.rounds()
         for event in events:
-            bench.monitor._deliver(event)
+            bench.monitor._reports.heard(event)
+        await bench.monitor._turned.wait()
+        bench.monitor.look_now()
         await bench.rounds()
 
 
@@ -127,7 +129,7 @@ async def test_a_driver_that_hangs_over_whose_event_it_is_holds_nobody(monkeypat
     await bench.monitor.open()
     async with bench.running():
         await bench.rounds()
-        bench.monitor._deliver(Event(STRANGE, XID, 79))
+        bench.monitor._reports.heard(Event(STRANGE, XID, 79))
         await bench.until_turned(lambda: "is kept until the driver says whose it is" in caplog.text)
         await bench.rounds(2)
         assert "is held against none" not in caplog.text
@@ -167,7 +169,7 @@ async def test_a_driver_that_does_not_say_whose_an_event_is_is_asked_once_and_it
     await bench.monitor.open()
     async with bench.running():
         for xid in (13, 31, 43):
-            bench.monitor._deliver(Event(STRANGE, XID, xid))
+            bench.monitor._reports.heard(Event(STRANGE, XID, xid))
             await bench.until_turned(lambda: bench.driver.out)
             await bench.turned(2)
         assert bench.driver.calls["uuid of a stranger"] == 1
@@ -185,7 +187,7 @@ async def test_many_unknown_handles_at_once_are_asked_about_a_few_at_a_time(monk
     await bench.monitor.open()
     async with bench.running():
         for handle in handles:
-            bench.monitor._deliver(Event(handle, XID, 48))
+            bench.monitor._reports.heard(Event(handle, XID, 48))
         await bench.until_turned(lambda: len(bench.driver.out) == reports.ASKED)
         await bench.turned(2)
         assert bench.driver.most == reports.ASKED

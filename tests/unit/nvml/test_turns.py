@@ -1,43 +1,40 @@
 """By when a turn is over if all is well, and whether any GPU could be reached in it."""
 
-import asyncio
 import math
 
 import anyio
 import pytest
 
 from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.nvml import calls, finding, looks, reopening, session, subscription
 from gpu_plugin.nvml import monitor as monitor_module
-from gpu_plugin.nvml.calls import DriverCalls
-from gpu_plugin.nvml.monitor import MANY, longest_turn
+from gpu_plugin.nvml.monitor import longest_turn
 from gpu_plugin.nvml.port import NvmlError
+from gpu_plugin.nvml.schedule import Turn
 from gpu_plugin.simulation.driver import SimulatedDriver
-from gpu_plugin.threads import Job
+from gpu_plugin.threads import settled
 
-from .monitored import NEVER, Bench, remembered
+from .monitored import LONG, NEVER, Bench, remembered
 
 SIXTEEN = "dgx2-16"
 
 
 class SlowCalls:
-    """In place of the threads: every call comes back just before it is given up, by a clock of its own."""
+    """Every call is waited for until just before it is given up on, by a clock of its own."""
 
     def __init__(self, monkeypatch):
         self.now = 1000.0
-        self.made = 0
+        self.waits = 0
         monkeypatch.setattr(anyio, "current_time", lambda: self.now)
-        for way in ("submit", "alone", "aside"):
-            monkeypatch.setattr(DriverCalls, way, lambda _, call, patience: self.make(call, patience))
+        for module in (calls, session, subscription, looks, finding):
+            monkeypatch.setattr(module, "settled", self.wait)
 
-    async def make(self, call, patience):
+    async def wait(self, job, patience):
         began = self.now
-        self.made += 1
-        job = Job(call, asyncio.get_running_loop())
-        job.run()
-        while not job.done.done():
-            await anyio.lowlevel.checkpoint()
+        self.waits += 1
+        assert await settled(job, LONG)
         self.now = max(self.now, began + 0.99 * patience)  # those of one moment go on side by side
-        return job
+        return True
 
 
 @pytest.mark.parametrize("timeout", [1.0, 5.0, 30.0])
@@ -48,29 +45,23 @@ async def test_no_turn_takes_longer_than_the_longest_however_late_every_answer_i
     assert len(watching.node.gpus) == 16
     try:
         with monkeypatch.context() as patches:
-            calls = SlowCalls(patches)
+            slow = SlowCalls(patches)
             for opened_anew in (False, True):
-                watching._rebooted = opened_anew  # then the driver is closed and opened, and every GPU found again
+                watching._reopening.rebooted = opened_anew  # then it is closed and opened, and every GPU found again
                 for watched in watching._roster.gpus:
-                    watched.events = False  # asked for again
-                watching._looks.relinked = True
-                began, before = calls.now, calls.made
+                    watching._events.again(watched.gpu.uuid)
+                    watched.nvlinks = None
+                began, before = slow.now, slow.waits
                 watching._expect_turn(0)
-                await watching._round()
-                assert began + 16 * 0.9 < calls.now <= watching.turn_due
-                assert calls.made - before >= 2 * 16
+                await watching._turn(Turn(whole=True, full=None))
+                assert began + 0.9 < slow.now <= watching.turn_due
+                assert slow.now < began + 0.75 * longest_turn(timeout), "not one GPU after the other"
+                assert slow.waits - before >= 2 * 16
     finally:
-        watching._events.stop()
-        watching._threads.close()
+        watching.close()
 
 
-def test_the_longest_turn_grows_with_the_gpus_and_the_time_out():
-    assert longest_turn(15, 8) - longest_turn(15, 7) == longest_turn(15, 16) - longest_turn(15, 15) > 0
-    assert longest_turn(16, 8) > longest_turn(15, 8)
-
-
-@pytest.mark.parametrize(("known", "counted"), [([], MANY), (remembered()[:3], 3)])
-async def test_the_first_turn_is_due_while_the_driver_is_opened_and_none_afterwards(monkeypatch, known, counted):
+async def test_the_first_turn_is_due_while_the_driver_is_opened_and_none_afterwards(monkeypatch):
     monkeypatch.setattr(anyio, "current_time", lambda: 1000.0)
     due = []
 
@@ -79,12 +70,12 @@ async def test_the_first_turn_is_due_while_the_driver_is_opened_and_none_afterwa
             due.append(bench.monitor.turn_due)
             super().open()
 
-    bench = Bench(driver=Noted, timeout=7.0, remembered=known)
+    bench = Bench(driver=Noted, timeout=7.0)
     assert math.isinf(bench.monitor.turn_due)
     await bench.monitor.open()
-    assert due == [1000.0 + longest_turn(7.0, counted)]
+    assert due == [1000.0 + longest_turn(7.0)]
     assert math.isinf(bench.monitor.turn_due)
-    bench.monitor._threads.close()
+    bench.monitor.close()
 
 
 async def test_no_turn_is_due_after_an_attempt_in_vain():
@@ -100,16 +91,16 @@ async def test_a_turn_is_due_by_when_it_begins_though_it_begins_early(monkeypatc
     watching = bench.monitor
     await watching.open()
     due, stands = [], anyio.Event()
-    real = type(watching)._round
+    real = type(watching)._turn
 
-    async def noted(self):
+    async def noted(self, turn):
         due.append(self.turn_due - anyio.current_time())
         if len(due) == 2:
             stands.set()
-        await real(self)
+        await real(self, turn)
 
-    monkeypatch.setattr(type(watching), "_round", noted)
-    longest = longest_turn(7.0, 8)
+    monkeypatch.setattr(type(watching), "_turn", noted)
+    longest = longest_turn(7.0)
     async with bench.running():
         await bench.turned(1)
         with anyio.fail_after(10):
@@ -126,10 +117,10 @@ async def test_a_turn_owed_since_a_failure_gets_no_more_time(monkeypatch):
     bench = Bench(poll=NEVER)
     await bench.monitor.open()
 
-    async def fail(_):
+    async def fail(*_):
         raise RuntimeError("it fell over")
 
-    monkeypatch.setattr(type(bench.monitor), "_round", fail)
+    monkeypatch.setattr(type(bench.monitor), "_turn", fail)
     with pytest.raises(RuntimeError):
         await bench.monitor.run()
     owed = bench.monitor.turn_due
@@ -191,13 +182,13 @@ async def test_what_befalls_all_gpus_is_told_whenever_it_did(befall, said, when)
 
 
 async def test_a_driver_that_is_unloaded_is_told_and_so_is_its_return(monkeypatch):
-    monkeypatch.setattr(monitor_module, "REOPEN_AFTER", 2)
+    monkeypatch.setattr(reopening, "REOPEN_AFTER", 2)
     bench = Bench()
     await bench.monitor.open()
     async with bench.running():
         for gpu in ALL:
             bench.node.lose(gpu)
-        bench.node.refuse("open", Return.DRIVER_NOT_LOADED, times=10)
+        bench.node.refuse("open", Return.DRIVER_NOT_LOADED, times=40)
         await bench.until_turned(lambda: bench.monitor.trouble.startswith("the NVIDIA driver cannot be used: "))
         for gpu in ALL:
             bench.node.heal(gpu)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.health.observation import XidEvent
 from gpu_plugin.nvml import monitor
-from gpu_plugin.nvml.watched import PLACEHOLDER
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.host import SimulatedHost
 
@@ -278,7 +278,7 @@ async def test_without_a_driver_every_gpu_says_so_and_nobody_asks_a_closed_one()
         for gpu in range(8):
             bench.node.vanish(gpu)
         await bench.until(lambda: all(bench.faults(gpu)[-1] == "vanished" for gpu in range(8)))
-        bench.node.refuse("open", Return.DRIVER_NOT_LOADED, times=2)
+        bench.node.refuse("open", Return.DRIVER_NOT_LOADED, times=8)
         for gpu in range(8):
             bench.node.bring_back(gpu)
         await bench.until(lambda: all(bench.faults(gpu)[-1] == "driver" for gpu in range(8)))
@@ -290,7 +290,7 @@ async def test_without_a_driver_every_gpu_says_so_and_nobody_asks_a_closed_one()
         await bench.rounds()
         assert bench.node.post(7, EventType.XID_CRITICAL, 48) == 1
     assert detail == "the driver is not open: nvmlInit_v2: driver not loaded (9)"
-    assert opened(bench) == 4
+    assert opened(bench) == 1 + 8 + 1
 
 
 # Links and boots

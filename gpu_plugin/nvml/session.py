@@ -1,0 +1,143 @@
+"""The driver as this process has it open: the way there and back, one attempt at a time, however long it hangs."""
+
+import logging
+import time
+from contextlib import suppress
+from typing import NamedTuple
+
+import anyio
+
+from gpu_plugin.nvml.calls import DriverCalls
+from gpu_plugin.nvml.port import Driver, NvmlError
+from gpu_plugin.threads import Job, settled
+
+log = logging.getLogger(__name__)
+
+RETRY_PAUSES = (0.1, 0.2, 0.4)
+"""Seconds before each further attempt at nvmlInit where one was refused, before any GPU is blamed for it."""
+
+
+class Opened(NamedTuple):
+    """What an open driver says of itself: its version, and how many GPUs it counts."""
+
+    version: str
+    gpus: int
+
+
+class DriverSession:
+    """Whether the driver is open, and under which number.
+
+    Attributes:
+        is_open: whether calls make sense: it was opened, and nobody has begun to close it.
+        opening: the number of this opening, or of the last one: no two of a boot are equal, of other processes included. 0
+            before the first.
+        trouble: why it could not be opened the last time; empty if it could.
+    """
+
+    def __init__(self, driver: Driver, calls: DriverCalls) -> None:
+        self._driver = driver
+        self._calls = calls
+        self._opening: Job[None] | None = None
+        self._describing: Job[Opened] | None = None
+        self._closing: Job[None] | None = None
+        self.is_open = False
+        self.opening = 0
+        self.trouble = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the driver may be holding on to GPUs on our behalf."""
+        return self.is_open or self._opening is not None or self._closing is not None
+
+    @property
+    def answered_late(self) -> bool:
+        """Whether a call that opens it came back after it was given up on: the next `open` has its outcome at once."""
+        return self._opening is not None and self._opening.done.done()
+
+    @property
+    def held(self) -> str:
+        """Which way it hangs, in words; empty where it does not."""
+        if self._closing is not None and not self._closing.done.done():
+            return "it does not close"
+        return "it does not open" if self._opening is not None and not self._opening.done.done() else ""
+
+    async def open(self, timeout: float, pauses: tuple[float, ...] = ()) -> Opened:
+        """Opens the driver, unless it is open, and asks what it says of itself.
+
+        Args:
+            timeout: seconds to open it, and as many to ask it.
+            pauses: seconds before each further attempt, where it refuses to be opened.
+
+        Raises:
+            NvmlError: it does not work; it is closed again then.
+            TimeoutError: it does not answer in time. The call goes on, and the next attempt waits for the same one.
+        """
+        try:
+            if not self.is_open:
+                await self._open_again(timeout, pauses)
+            opened = await self._describe(timeout)
+        except (NvmlError, TimeoutError) as error:
+            self.trouble = str(error)
+            if isinstance(error, NvmlError):
+                await self.close(timeout)
+            raise
+        self.trouble = ""
+        return opened
+
+    async def _open_again(self, timeout: float, pauses: tuple[float, ...]) -> None:
+        for pause in pauses:
+            try:
+                return await self._open(timeout)
+            except NvmlError as error:
+                log.debug("the driver cannot be opened, trying again in %g s: %s", pause, error)
+                await anyio.sleep(pause)
+        return await self._open(timeout)
+
+    async def _open(self, timeout: float) -> None:
+        if self._closing is not None and not await self.close(timeout):
+            raise TimeoutError("the call that closes it has not come back")
+        if self._opening is None:
+            self.opening = max(self.opening + 1, time.time_ns())
+            self._opening = self._calls.begin(self._driver.open)
+        if not await settled(self._opening, timeout):
+            raise TimeoutError(f"no answer for {timeout:g} s")
+        opened, self._opening = self._opening, None
+        opened.done.result()
+        self.is_open = True
+
+    async def _describe(self, timeout: float) -> Opened:
+        """Asked once, until that is answered."""
+        if self._describing is None:
+            self._describing = self._calls.begin(
+                lambda: Opened(self._driver.driver_version(), self._driver.device_count())
+            )
+        if not await settled(self._describing, timeout):
+            raise TimeoutError(f"no answer for {timeout:g} s")
+        described, self._describing = self._describing, None
+        return described.done.result()
+
+    async def close(self, timeout: float) -> bool:
+        """Closes the driver, unless a call to it is under way. Returns whether it is closed.
+
+        One that takes longer goes on, and is asked about the next time. A later `open` then finds the GPUs that have come
+        since: NVML counts them when it is opened.
+        """
+        if self._opening is not None:
+            if not await settled(self._opening, timeout):
+                return False
+            self.is_open = self._opening.done.exception() is None
+            self._opening = None
+        if self._closing is not None:
+            await settled(self._closing, timeout)
+        elif self.is_open:
+            if self._calls.under_way:
+                return False
+            self.is_open, self._describing = False, None
+            self._closing = await self._calls.submit(self._driver.close, timeout)
+        if self._closing is not None:
+            if not self._closing.done.done():
+                return False
+            with suppress(NvmlError):  # one that was closed already, or that is no more
+                self._closing.done.result()
+            self._closing = None
+        return True

@@ -1,0 +1,135 @@
+"""What is known of GPUs when the node is served for the first time: nothing but what they showed themselves."""
+
+import threading
+
+import anyio
+import pytest
+
+from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.health.observation import Sample
+from gpu_plugin.nvml import monitor
+from gpu_plugin.nvml.port import NvmlError
+from gpu_plugin.simulation.driver import SimulatedDriver
+
+from .conftest import driver_threads
+from .monitored import LONG, Bench
+
+
+class Holding(SimulatedDriver):
+    """Holds every question for a temperature until let go; says how many are held, and closes under none of them."""
+
+    def __init__(self, node):
+        super().__init__(node)
+        self.free = threading.Event()
+        self.held = 0
+        self.closed_under = 0
+
+    def temperature(self, handle):
+        with self._lock:
+            self.held += 1
+        try:
+            assert self.free.wait(LONG)
+        finally:
+            with self._lock:
+                self.held -= 1
+        return super().temperature(handle)
+
+    def close(self):
+        self.closed_under += self.held
+        super().close()
+
+
+async def test_eight_gpus_that_hang_are_all_asked_at_once_and_none_has_a_good_look(monkeypatch):
+    monkeypatch.setattr(monitor, "FIRST_LOOKS", 0.3)
+    bench = Bench(driver=Holding)
+    began = anyio.current_time()
+    await bench.monitor.open()
+    assert anyio.current_time() - began < LONG / 2
+    assert bench.driver.held == 8, "each of them, though none has answered"
+    assert bench.seen == [], "what has not been looked at is neither good nor bad: the ledger holds it back"
+    bench.monitor.timeout = 0.3
+    async with bench.running():
+        await bench.until(lambda: all("hung" in bench.faults(gpu) for gpu in range(8)))
+        bench.driver.free.set()
+        await bench.until(lambda: all("" in bench.faults(gpu) for gpu in range(8)))
+
+
+async def test_looks_that_take_almost_a_second_are_over_in_little_more_than_one():
+    bench = Bench(driver=lambda node: SimulatedDriver(node, latency={"total_energy": 0.4, "field_values": 0.0}))
+    began = anyio.current_time()
+    await bench.monitor.open()
+    assert anyio.current_time() - began < 8 * 0.4
+    good = {uuid for uuid, seen in bench.seen if isinstance(seen, Sample) and not seen.fault}
+    assert good == set(bench.uuids)
+    bench.monitor.close()
+
+
+async def test_who_opens_and_is_called_off_closes_the_driver_under_no_call():
+    bench = Bench(driver=Holding)
+    with anyio.move_on_after(0.3):
+        await bench.monitor.open()
+    async with bench.running():
+        await bench.turned(1)
+        released = anyio.Event()
+
+        async def release():
+            await bench.monitor.release(None)
+            released.set()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(release)
+            await bench.turned(2)
+            assert not released.is_set()
+            bench.driver.free.set()
+    assert bench.driver.closed_under == 0
+    assert bench.driver._opened == 0
+
+
+async def test_an_observer_that_fails_over_one_gpu_costs_no_other_its_looks(caplog):
+    bench = Bench()
+    await bench.monitor.open()
+    odd = bench.uuids[3]
+
+    def fails(uuid, seen):
+        if uuid == odd:
+            raise ValueError("odd")
+
+    bench.meddle = fails
+    async with bench.running():
+        await bench.rounds(3, [gpu for gpu in range(8) if gpu != 3])
+        bench.meddle = None
+        await bench.rounds(2)
+    assert caplog.text.count("ValueError: odd") == 1
+    assert odd in caplog.text
+
+
+async def test_a_single_refusal_to_open_is_nobodys_fault():
+    bench = Bench()
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.refuse("open", Return.UNKNOWN, times=1)
+        since = len(bench.seen)
+        await bench.monitor.release(frozenset({bench.uuids[3]}))
+        await bench.rounds(2, [gpu for gpu in range(8) if gpu != 3])
+    assert {seen.fault for uuid, seen in bench.seen[since:] if isinstance(seen, Sample)} == {""}
+
+
+async def test_a_start_against_a_count_that_hangs_holds_one_thread_however_often_it_is_tried():
+    free = threading.Event()
+
+    class Uncounted(SimulatedDriver):
+        def device_count(self):
+            assert free.wait(LONG)
+            return super().device_count()
+
+    bench = Bench(driver=Uncounted, timeout=0.02)
+    before = set(driver_threads())
+    for _ in range(5):
+        with pytest.raises((TimeoutError, NvmlError)):
+            await bench.monitor.open()
+    assert len(set(driver_threads()) - before) <= 2
+    free.set()
+    bench.monitor.timeout = LONG
+    assert len((await bench.monitor.open()).gpus) == 8
+    bench.monitor.close()

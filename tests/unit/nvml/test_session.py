@@ -1,0 +1,164 @@
+"""The driver's opening and closing: one attempt at a time, never under a call."""
+
+import anyio
+import pytest
+
+from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.nvml.calls import DriverCalls
+from gpu_plugin.nvml.port import NvmlError
+from gpu_plugin.nvml.session import DriverSession
+from gpu_plugin.simulation import profile
+from gpu_plugin.simulation.driver import SimulatedDriver
+from gpu_plugin.simulation.hardware import SimulatedNode
+
+from .monitored import LONG
+from .test_calls import Gate
+
+
+@pytest.fixture
+async def calls():
+    made = DriverCalls()
+    yield made
+    made.close()
+
+
+class Gated(SimulatedDriver):
+    """Holds the calls named here until let go."""
+
+    def __init__(self, *held):
+        super().__init__(SimulatedNode(profile.load("h200")))
+        self.gate = Gate()
+        self.held = set(held)
+
+    def open(self):
+        super().open()
+        if "open" in self.held:
+            self.gate()
+
+    def close(self):
+        if "close" in self.held:
+            self.gate()
+        super().close()
+
+
+async def test_a_session_opens_once_and_closes(calls):
+    driver = Gated()
+    session = DriverSession(driver, calls)
+    assert not session.holds
+    assert await session.open(LONG) == ("580.159.04", 1)
+    assert (session.is_open, session.holds, session.trouble) == (True, True, "")
+    assert await session.open(LONG) == ("580.159.04", 1)
+    assert driver.calls["open"] == 1
+    assert await session.close(LONG)
+    assert (session.is_open, session.holds) == (False, False)
+    assert await session.close(LONG)
+    assert driver.calls["close"] == 1
+
+
+@pytest.mark.parametrize("call", ["open", "driver_version", "device_count"])
+async def test_a_session_that_cannot_be_opened_says_why_until_it_can(calls, call):
+    driver = Gated()
+    driver._node.refuse(call, Return.LIB_RM_VERSION_MISMATCH, times=1)
+    session = DriverSession(driver, calls)
+    with pytest.raises(NvmlError):
+        await session.open(LONG)
+    assert "lib rm version mismatch" in session.trouble
+    assert not session.holds
+    assert driver._opened == 0
+    await session.open(LONG)
+    assert session.trouble == ""
+
+
+async def test_an_opening_that_hangs_is_one_however_often_it_is_asked_for(calls):
+    driver = Gated("open")
+    session = DriverSession(driver, calls)
+    for _ in range(2):
+        with pytest.raises(TimeoutError, match=r"no answer for 0.01 s"):
+            await session.open(0.01)
+    assert (session.is_open, session.holds) == (False, True)
+    assert not await session.close(0.01), "it cannot be closed while it is being opened"
+    driver.gate.free.set()
+    assert await session.close(LONG)
+    assert driver.calls == {"open": 1, "close": 1}
+
+
+async def test_a_closing_that_hangs_is_one_and_keeps_the_driver_from_being_opened(calls):
+    driver = Gated("close")
+    session = DriverSession(driver, calls)
+    await session.open(LONG)
+    assert not await session.close(0.01)
+    assert (session.is_open, session.holds) == (False, True)
+    assert not await session.close(0.01)
+    with pytest.raises(TimeoutError, match="closes"):
+        await session.open(0.01)
+    driver.gate.free.set()
+    assert await session.close(LONG)
+    assert driver.calls["close"] == 1
+    await session.open(LONG)
+    assert driver.calls["open"] == 2
+
+
+async def test_a_closing_that_is_refused_is_a_closing(calls):
+    driver = Gated()
+    driver._node.refuse("close", Return.UNINITIALIZED)
+    session = DriverSession(driver, calls)
+    await session.open(LONG)
+    assert await session.close(LONG)
+    assert not session.holds
+
+
+async def test_it_is_not_closed_while_a_call_to_it_is_under_way_whoever_has_given_up_on_it(calls):
+    driver, gate = Gated(), Gate()
+    session = DriverSession(driver, calls)
+    await session.open(LONG)
+    with anyio.move_on_after(0.01):
+        await calls.submit(gate, LONG)
+    assert not await session.close(LONG)
+    assert (session.is_open, driver.calls["close"]) == (True, 0)
+    gate.free.set()
+    while calls.under_way:
+        await anyio.lowlevel.checkpoint()
+    assert await session.close(LONG)
+
+
+@pytest.mark.parametrize(("refusals", "attempts"), [(1, 2), (3, 4), (9, 4)])
+async def test_an_opening_that_is_refused_is_tried_again_before_it_is_told(calls, refusals, attempts):
+    driver = Gated()
+    driver._node.refuse("open", Return.UNKNOWN, times=refusals)
+    session = DriverSession(driver, calls)
+    if refusals < attempts:
+        await session.open(LONG, (0.0, 0.0, 0.0))
+    else:
+        with pytest.raises(NvmlError):
+            await session.open(LONG, (0.0, 0.0, 0.0))
+    assert driver.calls["open"] == attempts
+    assert bool(session.trouble) is not session.is_open
+
+
+async def test_a_question_that_hangs_is_asked_once_however_often_it_is_opened(calls):
+    class Uncounted(Gated):
+        def device_count(self):
+            self.gate()
+            return super().device_count()
+
+    driver = Uncounted()
+    session = DriverSession(driver, calls)
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            await session.open(0.01)
+    assert driver.calls["driver_version"] == 1
+    assert not await session.close(0.01)
+    driver.gate.free.set()
+    assert await session.open(LONG) == ("580.159.04", 1)
+
+
+async def test_each_opening_has_a_number_of_its_own(calls):
+    session, numbers = DriverSession(Gated(), calls), [0]
+    for _ in range(3):
+        await session.open(LONG)
+        numbers.append(session.opening)
+        await session.close(LONG)
+    assert numbers == sorted(set(numbers))
+    other = DriverSession(Gated(), calls)
+    await other.open(LONG)
+    assert other.opening > numbers[-1], "of a later process too"

@@ -1,0 +1,180 @@
+"""Whose events are heard, whatever befalls the event set or one of the GPUs in it."""
+
+import pytest
+
+from gpu_plugin.devices.nvml_h import EventType, Return
+from gpu_plugin.health.observation import EventDelivery, XidEvent
+from gpu_plugin.nvml.port import EventSet, Handle, NvmlError
+from gpu_plugin.simulation.driver import SimulatedDriver
+
+from .monitored import Bench
+
+XID = EventType.XID_CRITICAL
+
+
+class ByTheHeader(SimulatedDriver):
+    """Of the event set as nvml.h has it: a wait fails while a GPU of it is lost; UNKNOWN to a registration undoes it.
+
+    `lost` are the handles of GPUs that are lost to the wait alone, though they answer whatever else they are asked.
+    """
+
+    def __init__(self, node):
+        super().__init__(node)
+        self.members: dict[EventSet, set[Handle]] = {}
+        self.undefined: set[EventSet] = set()
+        self.lost: set[Handle] = set()
+        self.waiting: set[EventSet] = set()
+        self.freed_under = 0
+        self.refusing: dict[Handle, int] = {}
+
+    def event_set(self):
+        made = super().event_set()
+        self.members[made] = set()
+        return made
+
+    def free_event_set(self, events):
+        self.freed_under += events in self.waiting
+        del self.members[events]
+        self.undefined.discard(events)
+        super().free_event_set(events)
+
+    def register_events(self, handle, mask, events):
+        code = self.refusing.get(handle)
+        if code is not None:
+            if code in (Return.UNKNOWN, Return.GPU_IS_LOST):
+                self.undefined.add(events)
+            raise NvmlError(code, "nvmlDeviceRegisterEvents")
+        super().register_events(handle, mask, events)
+        self.members[events].add(handle)
+
+    def wait(self, events, timeout_ms):
+        self.waiting.add(events)
+        try:
+            for handle in self.members.get(events, set()):
+                gone = self._find(handle)
+                if handle in self.lost or gone is None or self._node.failing(gone, self._departures[gone]) is not None:
+                    raise NvmlError(Return.GPU_IS_LOST, "nvmlEventSetWait_v2")
+            event = super().wait(events, timeout_ms)
+            if events in self.undefined:
+                raise NvmlError(Return.TIMEOUT, "nvmlEventSetWait_v2")  # nothing is heard of it
+            return event
+        finally:
+            self.waiting.discard(events)
+
+    def close(self):
+        assert not self.members, "what is not freed before the driver is closed is lost"
+        super().close()
+
+
+def deliveries(bench, gpu, since=0):
+    return [seen.trouble for seen in bench.of(gpu, since) if isinstance(seen, EventDelivery)]
+
+
+async def heard(bench, gpu, xid=95):
+    """That an Xid of the GPU is heard."""
+    since = len(bench.seen)
+    assert bench.node.post(gpu, XID, xid) >= 1
+    await bench.until(lambda: XidEvent(xid) in bench.of(gpu, since))
+
+
+async def test_a_lost_gpu_makes_no_other_deaf_and_is_heard_again_once_it_answers():
+    bench = Bench(driver=ByTheHeader)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.lose(2)
+        await bench.until(lambda: "lost" in bench.faults(2))
+        await bench.until_turned(lambda: bench.driver.calls["event_set"] >= 2)
+        await heard(bench, 5)
+        bench.node.heal(2)
+        await bench.until(lambda: bench.faults(2)[-1] == "")
+        await bench.until_turned(lambda: any(len(each) == 8 for each in bench.driver.members.values()))
+        await heard(bench, 2)
+        assert len(bench.driver.members) == 1, "what is replaced is freed"
+        await bench.monitor.release(None)
+        assert bench.driver.members == {}
+    assert bench.driver.freed_under == 0
+    assert not any(deliveries(bench, gpu)[-1:] not in ([], [""]) for gpu in range(8))
+
+
+async def test_a_gpu_that_is_lost_to_the_wait_alone_is_found_by_trying_each():
+    bench = Bench(driver=ByTheHeader)
+    await bench.monitor.open()
+    bad = bench.driver.handle_by_index(4)
+    async with bench.running():
+        await bench.rounds()
+        bench.driver.lost.add(bad)
+        await bench.until(lambda: any(deliveries(bench, 4)))
+        await heard(bench, 5)
+        assert [gpu for gpu in range(8) if any(deliveries(bench, gpu)[-1:])] == [4]
+        assert "lost" in deliveries(bench, 4)[-1]
+        bench.driver.lost.clear()
+        await bench.until(lambda: deliveries(bench, 4)[-1] == "")
+        await heard(bench, 4)
+    assert bench.driver.freed_under == 0
+
+
+@pytest.mark.parametrize("code", [Return.UNKNOWN, Return.GPU_IS_LOST])
+async def test_a_set_that_a_registration_undid_is_rebuilt_without_that_gpu(code):
+    bench = Bench(driver=ByTheHeader)
+    bench.driver.open()
+    bench.driver.refusing[bench.driver.handle_by_index(3)] = code
+    bench.driver.close()
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        assert not bench.driver.undefined
+        for gpu in (0, 2, 4, 7):
+            await heard(bench, gpu)
+        assert [
+            gpu
+            for gpu in range(8)
+            if any(deliveries(bench, gpu)) or bench.first.count((bench.uuids[gpu], EventDelivery())) > 1
+        ] in ([], [3])
+        bench.driver.refusing.clear()
+        await bench.until_turned(lambda: any(len(each) == 8 for each in bench.driver.members.values()))
+        await heard(bench, 3)
+    assert bench.driver.freed_under == 0
+
+
+async def test_a_question_for_the_types_that_is_refused_once_costs_a_gpu_no_event():
+    bench = Bench()
+    bench.node.refuse("supported_event_types", Return.UNKNOWN, gpu=6, times=2)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.until_turned(lambda: bench.driver.calls["register_events"] == 8)
+        await heard(bench, 6, 79)
+
+
+async def test_where_one_type_too_many_is_wanted_xids_are_heard_all_the_same(caplog):
+    class Choosy(SimulatedDriver):
+        def register_events(self, handle, mask, events):
+            if mask != XID:
+                raise NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceRegisterEvents")
+            super().register_events(handle, mask, events)
+
+    bench = Bench(driver=Choosy)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        await heard(bench, 1, 79)
+    assert "too old" not in caplog.text
+    assert not any(any(deliveries(bench, gpu)) for gpu in range(8))
+
+
+async def test_a_gpu_without_events_is_no_trouble_and_one_that_could_not_be_asked_is(caplog):
+    bench = Bench()
+    bench.node.refuse("register_events", Return.NOT_SUPPORTED, gpu=4)
+    bench.node.refuse("supported_event_types", Return.GPU_IS_LOST, gpu=5)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds(2)
+    told = [
+        (uuid, seen.trouble)
+        for uuid, seen in [*bench.first, *bench.seen]
+        if isinstance(seen, EventDelivery) and seen.trouble
+    ]
+    assert {uuid for uuid, _ in told} == {bench.uuids[5]}
+    assert "could not be asked" in told[0][1]
+    assert f"GPU {bench.uuids[5]}: no event of it is heard" in caplog.text
+    assert "it reports no events" not in caplog.text
