@@ -142,25 +142,26 @@ def sample(
         try:
             values = driver.field_values(handle, asking.fields)
         except NvmlError as error:
-            if error.code in _OUT_OF_REACH:
+            names = [reading.name for reading, _ in asking.readings]
+            if error.code in _OUT_OF_REACH or (error.code == Return.UNKNOWN and not _CORE.isdisjoint(names)):
                 return _faulty(error, binding), frozenset()
             if error.unsupported:
-                unsupported += [reading.name for reading, _ in asking.readings]
+                unsupported += names
             else:
                 refusal = error
         else:
             at = 0
             for reading, fields in asking.readings:
-                told = _told(reading, values[at : at + len(fields)], answers.get("nvlinks"))
+                answer = _told(reading, values[at : at + len(fields)], answers.get("nvlinks"))
                 at += len(fields)
-                if not isinstance(told, NvmlError):
-                    answers[reading.name] = told
-                elif told.code in GONE or (told.code == Return.UNKNOWN and reading.name in _CORE):
-                    return _faulty(told, binding), frozenset()
-                elif never(told):
+                if not isinstance(answer, NvmlError):
+                    answers[reading.name] = answer
+                elif answer.code in GONE or (answer.code == Return.UNKNOWN and reading.name in _CORE):
+                    return _faulty(answer, binding), frozenset()
+                elif never(answer):
                     unsupported.append(reading.name)
                 else:
-                    refusal = told
+                    refusal = answer
     if refusal is not None and all(answer is None for answer in answers.values()):
         return _faulty(refusal, binding), frozenset()
     return Sample(**answers, binding=binding), frozenset(unsupported)

@@ -345,6 +345,12 @@ def test_an_unknown_error_is_the_gpus_where_every_gpu_answers_and_the_questions_
         assert seen == without(CALLS[call])
 
 
+def test_fields_that_are_refused_as_unknown_are_the_gpus_trouble_where_its_energy_is_among_them(part):
+    part.refusals["field_values"] = Return.UNKNOWN
+    assert part.see(answered=PROBED)[0].fault is Fault.ERROR
+    assert part.see({"energy"}, answered=PROBED)[0].fault is Fault.NONE
+
+
 def test_a_gpu_that_answers_no_question_is_unreadable(part):
     part.refusals = dict.fromkeys(CALLS, Return.INVALID_ARGUMENT)
     seen, unsupported = part.see()
