@@ -1,12 +1,10 @@
 """The MPS side of a node as a process: finds its GPUs, plans its resources, and supervises the daemons they need."""
 
-import asyncio
 import logging
 import os
 import random
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -14,21 +12,21 @@ import anyio.abc
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.devices.naming import PLACEHOLDER
-from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import plan
 from gpu_plugin.mps import directories
 from gpu_plugin.mps.compute_modes import ComputeModes
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.plan import mps_resources
 from gpu_plugin.mps.supervisor import Supervisor, Tempo
-from gpu_plugin.nvml import probe
+from gpu_plugin.nvml.calls import DriverCalls
+from gpu_plugin.nvml.finding import Finder
 from gpu_plugin.nvml.port import Driver, HostView, NvmlError
+from gpu_plugin.nvml.session import DriverSession
 from gpu_plugin.parts import FIRST_RETRY, LONGEST_RETRY, forever
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with
 from gpu_plugin.state import StateDirectory
-from gpu_plugin.threads import DaemonThreads, Job, begin
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +70,9 @@ class MpsService:
         self._supervising = anyio.CancelScope()
         self._left = anyio.Event()
         self._look = Pulse()
-        self._opening: Job[None] | None = None
-        self._opened = False
+        self._calls = DriverCalls()
+        self._session = DriverSession(driver, self._calls)
+        self._finder = Finder(driver, host, self._calls)
         self._said = ""
         self._told_to_stop = False
         self._parts: anyio.abc.TaskGroup
@@ -91,6 +90,8 @@ class MpsService:
             for error in group.exceptions:
                 log.error("%s", error)  # noqa: TRY400 - the sentence is for people, a trace would bury it
             status = 1
+        finally:
+            self._calls.close()
         log.info("stopped")
         return status if self._told_to_stop or status else 1
 
@@ -159,26 +160,14 @@ class MpsService:
     async def _find_gpus(self) -> Node:
         """The node's GPUs, as the driver describes them now. Raises _NoGpusError where there are none to be had."""
         try:
-            await self._open()
-            threads = DaemonThreads()
-            try:
-                version = await threads.run(self._driver.driver_version, self.settings.nvml_timeout)
-                count = await threads.run(self._driver.device_count, self.settings.nvml_timeout)
-            finally:
-                threads.close()
+            version, count = await self._session.open(self.settings.nvml_timeout)
         except (NvmlError, TimeoutError) as error:
             raise _NoGpusError(f"the NVIDIA driver cannot be used: {error}") from None
-        gpus: dict[int, Gpu] = {}
-
-        async def one(index: int) -> None:
-            gpus[index] = await self._probe(index)
-
-        async with anyio.create_task_group() as group:
-            for index in range(count):
-                group.start_soon(one, index)
-        found = tuple(gpus[index] for index in range(count))
+        found = tuple(watched.gpu for watched in await self._finder.by_index(count, PROBE_PATIENCE))
         if all(gpu.unreadable for gpu in found):
-            await self._close()
+            # It counts GPUs when it is opened: a later attempt then finds what has come since.
+            if await self._session.close(self.settings.nvml_timeout):
+                self._finder.forget()
             raise _NoGpusError(
                 f"the NVIDIA driver cannot read GPU {found[0].index}: {found[0].unreadable}"
                 if found
@@ -186,38 +175,6 @@ class MpsService:
             )
         self._said = ""
         return Node(found, driver_version=version)
-
-    async def _open(self) -> None:
-        """Opens the driver once; one attempt at a time, however long it hangs."""
-        if self._opened:
-            return
-        if self._opening is None:
-            self._opening = begin(self._driver.open, "nvml-open")
-        with anyio.move_on_after(self.settings.nvml_timeout):
-            await asyncio.wait([self._opening.done])
-        if not self._opening.done.done():
-            raise TimeoutError(f"no answer for {self.settings.nvml_timeout:g} s")
-        opened, self._opening = self._opening, None
-        opened.done.result()
-        self._opened = True
-
-    async def _close(self) -> None:
-        """Closes the driver, which counts GPUs when it is opened: a later attempt then finds what has come since."""
-        self._opened = False
-        threads = DaemonThreads()
-        with suppress(NvmlError, TimeoutError):
-            await threads.run(self._driver.close, self.settings.nvml_timeout)
-        threads.close()
-
-    async def _probe(self, index: int) -> Gpu:
-        """One GPU as the driver describes it; unreadable, with the reason, where it does not."""
-        threads = DaemonThreads()
-        try:
-            return (await threads.run(lambda: probe.probe_gpu(self._driver, self._host, index), PROBE_PATIENCE))[1]
-        except (NvmlError, TimeoutError) as error:
-            return Gpu(uuid=f"{PLACEHOLDER}{index}", index=index, unreadable=str(error))
-        finally:
-            threads.close()
 
     async def _supervise(self, supervisor: Supervisor, scope: anyio.CancelScope, over: anyio.Event) -> None:
         try:
