@@ -9,12 +9,11 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.faulting_pods import Error
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.facts import facts
-from gpu_plugin.health.latch import Latch, LatchKey, Proof, Verdict
+from gpu_plugin.health.latch import LatchKey, Verdict
 from gpu_plugin.health.ledger import HealthLedger, Transition
 from gpu_plugin.health.observation import Observation, XidEvent
 from gpu_plugin.health.policy import complaints, policy
-from gpu_plugin.health.signals import OPERATORS
-from gpu_plugin.memory import LASTING
+from gpu_plugin.health.signals import SIGNALS, SignalKind, orders
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.sources.xid_table import shipped_table
 from gpu_plugin.telemetry.health_log import RepeatedXids, tell
@@ -30,6 +29,12 @@ UNLISTED = "unlisted"
 
 TOLD_WITHIN = 0.5
 """Seconds that news of a GPU's health wait at most until they are written down, before the kubelet hears of them."""
+
+
+def since_boot() -> float:
+    """Seconds since the node was booted, those that it slept included. Nobody can set that clock."""
+    seconds: float = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return seconds
 
 
 class HealthWatch:
@@ -48,13 +53,20 @@ class HealthWatch:
         boot_id: str,
         record: Callable[[], None],
         application_error: Callable[[Error], None],
+        *,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = since_boot,
     ) -> None:
         """Takes what has changes of health written down soon, and where errors of pods go.
+
+        `wall` is the wall clock, in Unix seconds; `clock` gives the seconds since the node was booted, which nobody can set.
 
         Raises:
             ConfigError: the table of Xids that belongs to the package is not there.
         """
-        self.ledger = HealthLedger(policy(settings, shipped_table()), boot_id)
+        self._zero = wall() - clock()
+        self._clock = clock
+        self.ledger = HealthLedger(policy(settings, shipped_table()), boot_id, self._zero)
         self.reports = HealthReports()
         self.gpus: tuple[Gpu, ...] = ()
         self.past: tuple[Evidence, ...] = ()
@@ -62,16 +74,15 @@ class HealthWatch:
         self._application_error = application_error
         self._repeated = RepeatedXids()
         self._complained: frozenset[str] = frozenset()
-        self._began = time.time() - time.monotonic()
         self._untold: set[str] = set()
         self._news = Pulse()
 
     def remember(self, past: tuple[Evidence, ...], gpus: tuple[Gpu, ...] = ()) -> None:
         """Takes in what an earlier process wrote down, and the GPUs that it knew."""
-        self.past = past
+        self.past = tuple(entry.moved(self._zero) if entry.boot_id == self.ledger.boot_id else entry for entry in past)
         for entry in past:
             if entry.verdict != Verdict.OK.name:
-                quiet = entry.signal in OPERATORS or entry.verdict == Verdict.APP.name
+                quiet = _ordered(entry) or entry.verdict == Verdict.APP.name
                 level = logging.INFO if quiet else logging.WARNING
                 words = entry.detail or entry.signal
                 which = "every GPU" if entry.uuid == EVERY_GPU else f"GPU {entry.uuid}"
@@ -121,7 +132,7 @@ class HealthWatch:
         log.warning("the node was booted anew; every GPU is judged afresh")
         for change in self.ledger.booted(boot_id):
             self._report(change)
-        self.past = tuple(entry for entry in self.past if entry.signal in LASTING)
+        self.past = tuple(entry for entry in self.past if entry.lasts)
         for gpu in self.gpus:
             self._changed(gpu.uuid)
 
@@ -137,8 +148,8 @@ class HealthWatch:
     def release_all(self) -> None:
         """Takes down that all GPUs are released, those included that have not been found yet."""
         if not any(entry.uuid == EVERY_GPU for entry in self.past):
-            latch = Latch(Verdict.FATAL, "maintenance", self.now(), Proof.OPERATOR)
-            entry = Evidence.of(self.ledger.boot_id, EVERY_GPU, LatchKey("maintenance"), latch)
+            latch, key = orders.release(self.now()), LatchKey(orders.MAINTENANCE)
+            entry = Evidence.of(self.ledger.boot_id, EVERY_GPU, key, latch, self._zero)
             self.past = (*self.past, entry)
             self.ledger.revision += 1
 
@@ -161,11 +172,11 @@ class HealthWatch:
 
     def released(self) -> frozenset[str]:
         """The GPUs that an operator released and nobody has resumed since."""
-        return frozenset(e.uuid for e in self.evidence() if e.signal == "maintenance" and not e.value)
+        return frozenset(e.uuid for e in self.evidence() if e.known and orders.released(e.latch()))
 
     def now(self) -> float:
         """Unix time in seconds as of the start, and steady from there on: a clock that is set heals no GPU."""
-        return self._began + time.monotonic()
+        return self._zero + self._clock()
 
     def _changed(self, uuid: str) -> None:
         self._untold.add(uuid)
@@ -209,3 +220,7 @@ class HealthWatch:
             if complaint not in self._complained:
                 log.warning("%s", complaint)
         self._complained = frozenset(wrong)
+
+
+def _ordered(entry: Evidence) -> bool:
+    return entry.known and SIGNALS[entry.signal].kind is SignalKind.ORDER

@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
@@ -25,17 +26,20 @@ MAX_BYTES = 4 * 1024 * 1024
 """What it may grow to while nothing is written durably; a content takes some kilobytes."""
 
 
-class Journal(Generic[T]):
-    """Lines of JSON, each the whole content, the last one in force. Safe between two threads; `append` waits for no disk."""
+class Journal(Generic[T, R]):
+    """Lines of JSON, each the whole content, the last one in force. Safe between two threads; `append` waits for no disk.
 
-    def __init__(self, file: Path, kind: type[T]) -> None:
+    What is appended is a T, what is read an R: the same JSON, as far as it is understood at once.
+    """
+
+    def __init__(self, file: Path, kind: type[R]) -> None:
         self._file = file
         self._kind = kind
         self._descriptor: int | None = None
         self._last: object = None
         self._lock = threading.Lock()
 
-    def read(self) -> T | None:
+    def read(self) -> R | None:
         """The last content that was appended whole; None where there is none. One cut short by a kill is left out."""
         try:
             descriptor = os.open(self._file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from functools import partial
 
 import anyio
+import msgspec
 
 from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.naming import PLACEHOLDER, resource_name_fault
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.health.former_evidence import FormerEvidence
 from gpu_plugin.journal import Journal
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.state import StateDirectory
@@ -24,10 +26,6 @@ JOURNAL_FILE = "health.journal"
 GPUS_FILE = "gpus.json"
 DEVICES_FILE = "devices.json"
 
-LASTING = frozenset({"cordon"})
-"""Signals that a new boot proves nothing about: the operator's own word."""
-
-
 PATIENCE = 10.0
 RETRY = 5.0
 LAST_WRITE = 0.2
@@ -35,9 +33,6 @@ LAST_WRITE = 0.2
 
 WRITTEN_SOON = 1.0
 """Seconds that an operator is kept waiting until what was asked for is written down."""
-
-LATEST = 2.0**33
-"""Unix seconds beyond which nothing that was written down can have happened: the year 2242."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +46,15 @@ class HealthMemory:
 
     boot_id: str
     evidence: tuple[Evidence, ...] = ()
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenHealth:
+    """The same as it is read: entries are understood one by one, so that one of a wrong type costs no other."""
+
+    boot_id: str
+    evidence: tuple[msgspec.Raw, ...] = ()
     sequence: int = 0
 
 
@@ -107,7 +111,7 @@ class Memory:
         self._state = state
         self._boot_id = boot_id
         self._written: dict[str, object] = {}
-        self._journal = Journal(state.path / JOURNAL_FILE, HealthMemory)
+        self._journal: Journal[HealthMemory, WrittenHealth] = Journal(state.path / JOURNAL_FILE, WrittenHealth)
         self._health: HealthMemory | None = None
         self._sequence = 0
 
@@ -117,17 +121,19 @@ class Memory:
 
     def evidence(self) -> tuple[Evidence, ...]:
         """What was held against GPUs when an earlier process of this boot last wrote it down, and what outlives boots."""
-        memory, newest = self._state.read(HEALTH_FILE, HealthMemory), self._journal.read()
+        memory, newest = self._state.read(HEALTH_FILE, WrittenHealth), self._journal.read()
         if newest is not None and (memory is None or newest.sequence >= memory.sequence):
             memory = newest
         if memory is None:
             return ()
         self._sequence = memory.sequence
-        possible = tuple(entry for entry in memory.evidence if _possible(entry))
-        if len(possible) < len(memory.evidence):
-            wrong = len(memory.evidence) - len(possible)
-            log.error("%s: %d entries cannot be true and are left out: their times are none", HEALTH_FILE, wrong)
-        return tuple(e for e in possible if e.boot_id == self._boot_id or e.signal in LASTING)
+        found: list[Evidence] = []
+        for place, raw in enumerate(memory.evidence):
+            try:
+                found.append(_entry(raw))
+            except ValueError as error:
+                log.error("%s: entry %d cannot be true and is left out: %s", HEALTH_FILE, place, error)  # noqa: TRY400
+        return tuple(entry for entry in found if entry.boot_id == self._boot_id or entry.lasts)
 
     def gpus(self) -> tuple[Gpu, ...]:
         """GPUs that an earlier process of this boot knew by name."""
@@ -203,10 +209,17 @@ class Memory:
         return all(self._written.get(name) == content for name, content in wanted.items())
 
 
-def _possible(entry: Evidence) -> bool:
-    """Whether an entry can be true: its times are times, and its number is one."""
-    times = (entry.since, *entry.times, *(at for at, _ in entry.pods))
-    return all(0 <= at < LATEST for at in times) and (entry.value is None or abs(entry.value) < LATEST**2)
+def _entry(raw: msgspec.Raw) -> Evidence:
+    """An entry, also of a version before. Raises ValueError for one that cannot be, with what is wrong."""
+    try:
+        fields = msgspec.json.decode(raw)
+        former = isinstance(fields, dict) and "memory" not in fields
+        entry = msgspec.convert(fields, FormerEvidence).evidence() if former else msgspec.convert(fields, Evidence)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    if not entry.possible:
+        raise ValueError("its times or numbers are none")
+    return entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,7 +212,11 @@ class Operations:
     def _held_against(self, gpu: Gpu) -> dict[str, Verdict]:
         """What stands against a GPU or a MIG device of it, in the words of its signals, the worst first."""
         found: dict[str, Verdict] = {}
-        standing = self._health.ledger.standing(gpu.uuid, None)
+        standing = [
+            entry
+            for entry in self._health.ledger.standing(gpu.uuid, None)
+            if not SIGNALS[entry[0].signal].of_process  # a good look ends it, whatever anybody says
+        ]
         for key, latch, verdict in sorted(standing, key=lambda entry: (-entry[2], entry[1].since)):
             where = f" (MIG device {key.device})" if key.device else ""
             found.setdefault(f"{latch.detail or key.signal}{where}", verdict)

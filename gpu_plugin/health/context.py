@@ -4,18 +4,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.latch import UNMARKED, Latch, LatchKey, Marks
-from gpu_plugin.health.observation import Sample
+from gpu_plugin.health.latch import UNMARKED, AnyLatch, LatchKey, Marks
 from gpu_plugin.health.policy import HealthPolicy
+
+_UNKNOWN = Facts()
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
     """One observation's surroundings. `now` is Unix time in seconds; `key` which latch is asked for.
 
-    `marks` and `before` are the GPU's marks and its last faultless sample before this observation (None: there was none);
-    `open` its latches as they are now; `unfit` whether a signal that judges by its own readings calls it FATAL now.
-    `xids` are the Xids of the last minutes on it, the newest last, as (Unix seconds, number).
+    `marks` are the GPU's before this observation, `first` whether no good look at it came before; `action` is what the driver
+    last said that it asks for (`Sample.recovery_action`). `open` are its latches as they are now; `unfit` whether a signal
+    that judges by its own readings calls it FATAL now. `xids` are the Xids of the last minutes on it, the newest last, as
+    (Unix seconds, number).
     """
 
     now: float
@@ -23,7 +25,20 @@ class Context:
     facts: Facts
     policy: HealthPolicy
     marks: Marks = UNMARKED
-    before: Sample | None = None
-    open: Mapping[LatchKey, Latch] = field(default_factory=dict)
+    first: bool = False
+    action: int | None = None
+    open: Mapping[LatchKey, AnyLatch] = field(default_factory=dict)
     unfit: bool = False
     xids: tuple[tuple[float, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An open latch of which somebody wants to know what to do, at Unix time `now`; `gpu` is the uuid that commands name."""
+
+    key: LatchKey
+    latch: AnyLatch
+    policy: HealthPolicy
+    gpu: str = ""
+    now: float = 0.0
+    facts: Facts = _UNKNOWN

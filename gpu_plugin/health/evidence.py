@@ -1,17 +1,27 @@
 """A latch as it is written down: enough to hold the same verdict after a restart."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
-from gpu_plugin.health.latch import Latch, LatchKey, Marks, Proof, Verdict
+import msgspec
+
+from gpu_plugin.health.latch import AnyLatch, Latch, LatchKey, Marks, Memory, Proof, Recovery, Verdict
+from gpu_plugin.health.signals import SIGNALS
+
+LATEST = 2.0**33
+"""Unix seconds beyond which nothing that was written down can have happened: the year 2242."""
+
+_GREATEST = LATEST**2
+"""Beyond any number that a signal remembers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True):
     """What is held against a GPU: where, by which signal, since when (Unix seconds), and what proof of recovery it needs.
 
-    `boot_id` is the boot in which it was true. The rest is what `Latch` says of the same names. A `verdict` of OK holds
-    nothing against it: some signals remember a count or a baseline.
+    `boot_id` is the boot in which it was true, `zero` the Unix time at which the clock of that boot stood at 0, as the process
+    that wrote this down had it: where a later process has another, the wall clock was corrected, and every time is shifted.
+    `memory` is what the signal remembers, by the names of its type's fields, and the rest what `Latch` says of the same names.
+    A `verdict` of OK holds nothing against the GPU: some signals remember a count or a baseline.
     """
 
     boot_id: str
@@ -26,41 +36,38 @@ class Evidence:
     energy: int | None = None
     ecc: int | None = None
     binding: int | None = None
-    reset: bool = False
-    rebound: bool = False
-    asked: bool = False
-    overridden: bool = False
-    value: float | None = None
-    times: tuple[float, ...] = ()
-    pods: tuple[tuple[float, str], ...] = ()
     counting: int | None = None
     taken: float | None = None
+    reset: bool = False
+    rebound: bool = False
+    overridden: bool = False
+    zero: float | None = None
+    memory: dict[str, Any] = {}
 
     @classmethod
-    def of(cls, boot_id: str, uuid: str, key: LatchKey, latch: Latch) -> "Evidence":
+    def of(cls, boot_id: str, uuid: str, key: LatchKey, latch: AnyLatch, zero: float | None = None) -> "Evidence":
         """A latch of a GPU."""
+        recovery, marks, memory = latch.recovery, latch.recovery.marks, _written(latch)
         return cls(
-            boot_id,
-            uuid,
-            key.signal,
-            latch.verdict.name,
-            latch.detail,
-            latch.since,
-            latch.proof.value,
-            key.part,
-            key.device,
-            latch.marks.energy,
-            latch.marks.ecc,
-            latch.marks.binding,
-            latch.reset,
-            latch.rebound,
-            latch.asked,
-            latch.overridden,
-            latch.value,
-            latch.times,
-            latch.pods,
-            latch.marks.counting,
-            latch.marks.taken,
+            boot_id=boot_id,
+            uuid=uuid,
+            signal=key.signal,
+            verdict=latch.verdict.name,
+            detail=latch.detail,
+            since=latch.since,
+            proof=latch.proof.value,
+            part=key.part,
+            device=key.device,
+            energy=marks.energy,
+            ecc=marks.ecc,
+            binding=marks.binding,
+            counting=marks.counting,
+            taken=marks.taken,
+            reset=recovery.reset,
+            rebound=recovery.rebound,
+            overridden=latch.overridden,
+            zero=zero,
+            memory=msgspec.json.decode(msgspec.json.encode(memory)) if memory.__struct_fields__ else {},
         )
 
     @property
@@ -68,38 +75,86 @@ class Evidence:
         """Which latch it was."""
         return LatchKey(self.signal, self.part, self.device)
 
-    def latch(self) -> Latch:
-        """The latch as it was. A verdict that another version wrote is taken for the worst, a proof for that of a reset."""
+    @property
+    def known(self) -> bool:
+        """Whether this version has such a signal, and latches of it that are told apart so."""
+        signal = SIGNALS.get(self.signal)
+        return signal is not None and (signal.parts is None or signal.parts.fullmatch(self.part) is not None)
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it outlives boots, as an operator's cordon does."""
+        return self.known and SIGNALS[self.signal].lasts
+
+    @property
+    def possible(self) -> bool:
+        """Whether it can be true: its times are times, and its numbers such as a signal remembers."""
+        times = (self.since, 0.0 if self.taken is None else self.taken)
+        return all(0 <= at < LATEST for at in times) and _sane(self.memory)
+
+    def latch(self, zero: float | None = None) -> AnyLatch:
+        """The latch of a known signal as it was, its times by a wall clock of this `zero`.
+
+        A verdict that another version wrote is taken for the worst, a proof for that of a reset. What the signal cannot read
+        of its memory it does not remember.
+        """
+        by = 0.0 if zero is None or self.zero is None else zero - self.zero
+        memory = _memory(self)
+        taken = None if self.taken is None else self.taken + by
+        marks = Marks(self.energy, self.ecc, self.binding, self.counting, taken)
         return Latch(
+            memory.shifted(by) if by else memory,
             _VERDICTS.get(self.verdict, Verdict.FATAL),
             self.detail,
-            self.since,
+            self.since + by if self.since else self.since,
             _PROOFS.get(self.proof, Proof.RESET),
-            times=self.times,
-            pods=self.pods,
-            value=self.value,
-            marks=Marks(self.energy, self.ecc, self.binding, self.counting, self.taken),
-            reset=self.reset,
-            rebound=self.rebound,
-            asked=self.asked,
-            overridden=self.overridden,
+            Recovery(marks, self.reset, self.rebound),
+            self.overridden,
         )
 
+    def moved(self, zero: float | None) -> "Evidence":
+        """The same as a process with a wall clock of this `zero` would have written it down."""
+        if zero is None or self.zero is None or zero == self.zero or not self.known:
+            return self
+        return Evidence.of(self.boot_id, self.uuid, self.key, self.latch(zero), zero)
 
-def news(latch: Latch | None, *, remembers: bool) -> tuple[object, ...]:
+
+def news(latch: AnyLatch | None) -> tuple[object, ...]:
     """What of a latch others are told and a restart must remember: worth writing down when it changed.
 
-    Counters may be measured anew. Of a latch that is not open a signal that `remembers` keeps the value. Energy counts up all
-    the time: each doubling is written down, which is seldom and enough: a reset while nobody looks shows until a quarter of
-    what had been used then was used again.
+    Energy counts up all the time: each doubling is written down, which is seldom and enough: a reset while nobody looks shows
+    until a quarter of what had been used then was used again.
     """
     if latch is None:
         return ()
+    memory = latch.memory
     if latch.verdict is Verdict.OK:
-        return (latch.value,) if remembers else ()
-    marks, done = latch.marks, (latch.reset, latch.rebound, latch.asked, latch.overridden)
+        return (memory.news,) if memory.lasting else ()
+    recovery, marks = latch.recovery, latch.recovery.marks
     energy = None if marks.energy is None else marks.energy.bit_length()
+    done = (recovery.reset, recovery.rebound, latch.overridden)
     return latch.verdict, latch.detail, latch.proof, done, marks.ecc, marks.binding, marks.counting, energy
+
+
+def _written(latch: AnyLatch) -> Memory:
+    memory: Memory = latch.memory
+    return memory.written() if latch.verdict is Verdict.OK else memory.held()
+
+
+def _memory(entry: Evidence) -> Memory:
+    blank = SIGNALS[entry.signal].memory
+    try:
+        return msgspec.convert(entry.memory, type(blank))
+    except msgspec.ValidationError:
+        return blank
+
+
+def _sane(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(_sane(each) for each in value.values())
+    if isinstance(value, list):
+        return all(_sane(each) for each in value)
+    return not isinstance(value, int | float) or 0 <= value < _GREATEST
 
 
 _VERDICTS: Mapping[str, Verdict] = {verdict.name: verdict for verdict in Verdict}

@@ -1,24 +1,49 @@
 """The rule of signals whose readings are graded: each look says OK, DEGRADED or FATAL, and the verdict follows what lasts."""
 
-from dataclasses import replace
+from typing import Self, TypeVar
+
+from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Recovery, Verdict
+
+
+class Graded(Memory, frozen=True):
+    """What the last looks came to, the newest last; `row` is how many of them in a row were other than the verdict."""
+
+    looks: tuple[Verdict, ...] = ()
+    row: int = 0
+
+    @property
+    def gathering(self) -> bool:
+        """Whether the last looks speak for another verdict."""
+        return self.row > 0
+
+    def held(self) -> Self:
+        """Without the looks that speak for another verdict since."""
+        return replace(self, looks=(), row=0)
+
+
+GRADED = Graded()
+
+G = TypeVar("G", bound=Graded)
 
 
 def graded(
-    latch: Latch | None,
+    latch: Latch[G] | None,
     ctx: Context,
+    fresh: G,
     *,
     grade: Verdict | None,
     detail: str,
     enter: int = 1,
     leave: int = CLEAN_SAMPLES,
-) -> Latch | None:
+) -> Latch[G] | None:
     """The latch after a look of this `grade`; None: it was not to be had, which ends every row and proves nothing.
 
     The verdict rises to what the last `enter` looks all came to at least, and falls to what the last `leave` came to at
-    most: so FATAL becomes DEGRADED where that is what is left, and not only OK. `detail` is what this look says.
+    most: so FATAL becomes DEGRADED where that is what is left, and not only OK. `detail` is what this look says, `fresh` the
+    memory of a new latch.
     """
     if latch is None and grade is Verdict.OK:
         return None
@@ -26,27 +51,30 @@ def graded(
     if grade is None:
         if latch is None or not held:
             return None
-        return replace(latch, streak=0, readings=()) if latch.streak or latch.readings else latch
-    known = latch or Latch()
-    row = (*known.readings, int(grade))[-max(enter, leave) :]
-    looks = [Verdict(look or 0) for look in row]
+        memory = latch.memory
+        return replace(latch, memory=replace(memory, looks=(), row=0)) if memory.looks else latch
+    known = latch or Latch(fresh)
+    looks = (*known.memory.looks, grade)[-max(enter, leave) :]
     risen = min(looks[-enter:]) if len(looks) >= enter else Verdict.OK
     if risen > known.verdict:
+        memory = replace(known.memory, looks=looks, row=0)
         if held:
-            return known.again(verdict=risen, detail=detail, readings=row)
-        return Latch(risen, detail, ctx.now, marks=ctx.marks, readings=row)
+            return known.again(memory, verdict=risen, detail=detail)
+        return Latch(memory, risen, detail, ctx.now, recovery=Recovery(ctx.marks))
     if held and len(looks) >= leave and max(looks[-leave:]) < known.verdict and grade is max(looks[-leave:]):
         if grade is Verdict.OK:
             return None
-        return replace(known, verdict=grade, detail=detail, streak=0, readings=row)
+        return replace(known, verdict=grade, detail=detail, memory=replace(known.memory, looks=looks, row=0))
     if not held and max(looks) is Verdict.OK:
         return None
     words = detail if held and grade is known.verdict else known.detail
-    changed = replace(known, detail=words, streak=_differing(looks, known.verdict), readings=row)
+    changed = replace(
+        known, detail=words, memory=replace(known.memory, looks=looks, row=_differing(looks, known.verdict))
+    )
     return latch if changed == latch else changed
 
 
-def _differing(looks: list[Verdict], verdict: Verdict) -> int:
+def _differing(looks: tuple[Verdict, ...], verdict: Verdict) -> int:
     """How many of the last looks in a row were other than the verdict."""
     same = [at for at, look in enumerate(looks, 1) if look is verdict]
     return len(looks) - max(same, default=0)

@@ -1,8 +1,10 @@
 """Verdicts, and the latch that holds one open from its evidence until there is proof of recovery."""
 
-from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, Self, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.health.observation import Sample
 
@@ -41,8 +43,7 @@ class Proof(StrEnum):
     """The operator's own word."""
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
+class Marks(msgspec.Struct, frozen=True):
     """What of a GPU only a reset, a reload of the driver or a new enumeration sets back or changes; None: unknown.
 
     `energy` in mJ and `ecc` (uncorrected errors) are the driver's volatile counters, `binding` is `Sample.binding`.
@@ -90,46 +91,93 @@ UNMARKED = _UNCOUNTED = Marks()
 """Of a GPU that nothing is known of."""
 
 
-@dataclass(frozen=True, slots=True)
-class Latch:
-    """One signal's memory of one GPU or MIG device.
+class Recovery(msgspec.Struct, frozen=True):
+    """What was seen of a recovery since the evidence.
 
-    `verdict` is OK while evidence is still being gathered. `since` is Unix time in seconds. `proof` is what closes it.
-    `streak` counts samples in a row for whatever the signal is waiting for; `quiet_since` is when its exit condition began
-    to hold; `times` (Unix seconds, oldest first) when it happened lately; `value` whatever number the signal compares with.
-
-    `marks` are the GPU's as last seen; `reset` and `rebound` whether they showed since the evidence that it was reset or the
-    driver reloaded, or that it was enumerated anew; `asked` whether the driver asked for a recovery since.
-    `overridden`: an operator vouches for the GPU in spite of it.
-    `pods` are who held the GPU when it happened lately: Unix seconds, and their names as namespace/name with commas between.
-    `readings` are what was last read, where the signal compares several numbers or the last few looks; a restart reads anew.
+    `marks` are the GPU's as last seen; `reset` and `rebound` whether they showed that it was reset or the driver reloaded, or
+    that it was enumerated anew; `clean` how many clean looks there were in a row, up to CLEAN_SAMPLES.
     """
 
+    marks: Marks = UNMARKED
+    reset: bool = False
+    rebound: bool = False
+    clean: int = 0
+
+
+UNPROVEN = Recovery()
+
+
+class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one signal remembers beside what all latches have. A signal that needs more has a type of its own.
+
+    Its fields are what is written down for a restart, by their names.
+    """
+
+    @property
+    def gathering(self) -> bool:
+        """Whether the next samples would settle something."""
+        return False
+
+    @property
+    def lasting(self) -> bool:
+        """Whether it is worth keeping over a restart while nothing is held against the GPU."""
+        return False
+
+    @property
+    def news(self) -> object:
+        """What of it is worth writing down when it changes, while nothing is held against the GPU."""
+        return self
+
+    def written(self) -> Self:
+        """As a restart is to know it while nothing is held against the GPU."""
+        return self
+
+    def held(self) -> Self:
+        """As a restart is to know it of an open latch: progress towards its end is left out, and gathered anew."""
+        return self.written()
+
+    def shifted(self, by: float) -> Self:  # noqa: ARG002 - nothing of it is a time
+        """With its times as they are after the wall clock was corrected by so many seconds."""
+        return self
+
+
+NOTHING = Memory()
+"""Of a signal that remembers nothing of its own."""
+
+M = TypeVar("M", bound=Memory)
+
+
+class Latch(msgspec.Struct, Generic[M], frozen=True):
+    """What one signal holds against one GPU or MIG device, and what it remembers of it.
+
+    `verdict` is OK while evidence is still being gathered. `since` is Unix time in seconds. `proof` is what closes it,
+    `recovery` what was seen of that where it is a reset or more. `overridden`: an operator vouches for the GPU in spite of it.
+    `memory` is the signal's own.
+    """
+
+    memory: M
     verdict: Verdict = Verdict.OK
     detail: str = ""
     since: float = 0.0
     proof: Proof = Proof.READING
-    streak: int = 0
-    quiet_since: float | None = None
-    times: tuple[float, ...] = ()
-    value: float | None = None
-    marks: Marks = UNMARKED
-    reset: bool = False
-    rebound: bool = False
-    asked: bool = False
+    recovery: Recovery = UNPROVEN
     overridden: bool = False
-    readings: tuple[int | None, ...] = ()
-    pods: tuple[tuple[float, str], ...] = ()
 
     @property
     def gathering(self) -> bool:
         """Whether the next samples would settle something, rather than a recovery that nobody has made yet."""
-        return self.streak > 0 and (self.proof in (Proof.READING, Proof.OPERATOR) or self.streak < CLEAN_SAMPLES)
+        return 0 < self.recovery.clean < CLEAN_SAMPLES or self.memory.gathering
 
-    def again(self, **changes: object) -> "Latch":
-        """The latch after its evidence was renewed: whatever had been proven, or vouched for, counts no more."""
-        fresh = {"streak": 0, "quiet_since": None, "reset": False, "rebound": False, "overridden": False}
-        return replace(self, **{**fresh, **changes})  # type: ignore[arg-type]
+    def again(self, memory: M, marks: Marks | None = None, **changes: Any) -> "Latch[M]":
+        """The latch after its evidence was renewed: whatever had been proven, or vouched for, counts no more.
+
+        `marks` are what a recovery is told by from now on; None: as before.
+        """
+        fresh = Recovery(self.recovery.marks if marks is None else marks)
+        return replace(self, memory=memory, **{"recovery": fresh, "overridden": False, **changes})
+
+
+AnyLatch = Latch[Any]
 
 
 class LatchKey(NamedTuple):

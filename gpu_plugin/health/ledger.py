@@ -2,16 +2,18 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import get_args
+
+from msgspec.structs import replace as changed_to
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.evidence import Evidence, news
 from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.latch import UNMARKED, Latch, LatchKey, Marks, Proof, Verdict
+from gpu_plugin.health.latch import UNMARKED, AnyLatch, LatchKey, Marks, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import DriverEvent, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.signals import OPERATORS, SEVERAL, SIGNALS, Signal
-from gpu_plugin.health.signals.flapping import fell
+from gpu_plugin.health.signals import SIGNALS, Signal, SignalKind, first_look, flapping
 from gpu_plugin.health.words import advice, event_reason, xid_number
 
 REMEMBER_XIDS = 600.0
@@ -25,6 +27,22 @@ _SHOWN: Mapping[type, tuple[tuple[LatchKey, Signal], ...]] = {
     for kind in get_args(Observation)
 }
 """Which signals are shown an observation of this kind, in their order."""
+
+_FIRST_LOOK, _WHOLE = LatchKey(first_look.NAME), LatchKey("")
+
+
+@cache
+def _asked(asked: frozenset[str]) -> tuple[tuple[LatchKey, Signal], ...]:
+    """Which signals are shown a faultless look that asked for these fields: not those that go by others."""
+    return tuple(
+        (key, signal) for key, signal in _SHOWN[Sample] if not signal.asks or not asked.isdisjoint(signal.asks)
+    )
+
+
+def _shown(seen: Observation) -> tuple[tuple[LatchKey, Signal], ...]:
+    if isinstance(seen, Sample) and seen.asked is not None and not seen.fault:
+        return _asked(seen.asked)
+    return _SHOWN[type(seen)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +75,14 @@ class _Record:
     facts: Facts
     slices: Slices = field(default_factory=dict)
     devices: frozenset[str] = frozenset()
-    latches: dict[LatchKey, Latch] = field(default_factory=dict)
+    latches: dict[LatchKey, AnyLatch] = field(default_factory=dict)
+    unseen: AnyLatch | None = field(default_factory=first_look.unseen)
     marks: Marks = UNMARKED
-    before: Sample | None = None
+    action: int | None = None
     xids: tuple[tuple[float, int], ...] = ()
 
 
-_Changed = dict[LatchKey, Latch | None]
+_Changed = dict[LatchKey, AnyLatch | None]
 """What the latches were that have been changed since."""
 
 
@@ -73,11 +92,18 @@ class HealthLedger:
     Health is the worst standing among the latches, whatever came last. One GPU's observations reach no other; what
     reaches a GPU reaches every MIG device and replica of it, what reaches a MIG device only that one. Once that one is gone,
     what is held against it counts against its GPU, until it is proven over: cutting a GPU anew mends nothing.
+
+    A GPU that is watched and of which no good sample has come yet is unfit, whatever else is known of it (`first_look`).
     """
 
-    def __init__(self, policy: HealthPolicy, boot_id: str = "") -> None:
+    def __init__(self, policy: HealthPolicy, boot_id: str = "", zero: float | None = None) -> None:
+        """Takes the policy, the boot, and the Unix time at which that boot's clock stood at 0 by the wall clock in use.
+
+        None: the wall clock is taken for the one that earlier processes had.
+        """
         self.policy = policy
         self.boot_id = boot_id
+        self.zero = zero
         self.revision = 0
         """Grows whenever evidence that must outlive the process changed: a verdict, its words, or a recovery that was seen."""
         self._records: dict[str, _Record] = {}
@@ -96,13 +122,23 @@ class HealthLedger:
             return ()
         changed: _Changed = {}
         ctx = Context(
-            now, LatchKey(""), record.facts, self.policy, record.marks, record.before, record.latches, xids=record.xids
+            now,
+            _WHOLE,
+            record.facts,
+            self.policy,
+            record.marks,
+            record.unseen is not None,
+            record.action,
+            record.latches,
+            xids=record.xids,
         )
+        if isinstance(seen, Sample):
+            self._looked(record, seen, now)
         judged, event = False, isinstance(seen, XidEvent | DriverEvent)
-        for whole, signal in _SHOWN[type(seen)]:
-            if signal.proves and not judged:
+        for whole, signal in _shown(seen):
+            if signal.heeds and not judged:
                 judged, ctx = True, replace(ctx, unfit=bool(self.unfit(uuid)))
-            if whole.signal not in SEVERAL:
+            if signal.parts is None:
                 known = record.latches.get(whole)
                 stepped = signal.step(known, seen, ctx)
                 if stepped is not known:
@@ -110,9 +146,9 @@ class HealthLedger:
                 continue
             for key in self._keys(whole.signal, record, seen):
                 known = dated = record.latches.get(key)
-                if event and known is not None and known.marks != record.marks:
+                if event and known is not None and known.recovery.marks != record.marks:
                     # It is evidence of now: a reset before it proves nothing
-                    dated = replace(known, marks=record.marks)
+                    dated = changed_to(known, recovery=changed_to(known.recovery, marks=record.marks))
                 stepped = signal.step(dated, seen, replace(ctx, key=key))
                 self._put(record, key, known if stepped is dated else stepped, changed)
         self._note(record, seen, now)
@@ -132,10 +168,10 @@ class HealthLedger:
         changed: _Changed = {}
         for key, latch in list(record.latches.items()):
             signal = SIGNALS[key.signal]
-            if signal.event:
+            if signal.kind in (SignalKind.EVENT, SignalKind.GUARD):
                 self._put(record, key, None, changed)
             elif not signal.essential and Verdict.FATAL in (latch.verdict, self._standing(key, latch)):
-                self._put(record, key, replace(latch, overridden=True), changed)
+                self._put(record, key, changed_to(latch, overridden=True), changed)
         return self._transitions(uuid, record, changed)
 
     def judge_by(self, policy: HealthPolicy) -> tuple[Transition, ...]:
@@ -164,11 +200,13 @@ class HealthLedger:
         self.revision += 1
         found: list[Transition] = []
         for uuid, record in self._records.items():
-            record.marks, record.before, record.xids = UNMARKED, None, ()
+            record.marks, record.action, record.xids, record.unseen = UNMARKED, None, (), first_look.unseen()
             changed: _Changed = {}
             for key, latch in list(record.latches.items()):
                 held = latch.verdict is not Verdict.OK and not _of_its_boot(key, latch)
-                self._put(record, key, latch.again(reset=True, rebound=True, readings=()) if held else None, changed)
+                recovery = Recovery(latch.recovery.marks, reset=True, rebound=True)
+                after = latch.again(latch.memory.held(), recovery=recovery) if held else None
+                self._put(record, key, after, changed)
             found += self._transitions(uuid, record, changed)
         return tuple(found)
 
@@ -178,22 +216,20 @@ class HealthLedger:
 
     def reason(self, uuid: str, device: str = "") -> str:
         """Why a GPU, or one MIG device of it, is not to be handed out, worded for people; empty where it may be."""
+        record = self._records.get(uuid)
         fatal = [
-            (latch.since, latch.detail or k.signal) for k, latch, v in self.standing(uuid, device) if v is Verdict.FATAL
+            (latch.since, latch.detail or k.signal) for k, latch, v in self._held(record, device) if v is Verdict.FATAL
         ]
+        if not fatal and record is not None and record.unseen is not None:  # what else there is says more
+            return record.unseen.detail
         return "; ".join(dict.fromkeys(words for _, words in sorted(fatal)))
 
-    def standing(self, uuid: str, device: str | None = "") -> list[tuple[LatchKey, Latch, Verdict]]:
+    def standing(self, uuid: str, device: str | None = "") -> list[tuple[LatchKey, AnyLatch, Verdict]]:
         """The latches that stand against a GPU, or against one MIG device of it, or (None) against it and all of them."""
         record = self._records.get(uuid)
-        if record is None:
-            return []
-        return [
-            (key, latch, verdict)
-            for key, latch in record.latches.items()
-            if device is None or key.device in ("", device) or key.device not in record.devices
-            if (verdict := self._standing(key, latch)) is not Verdict.OK
-        ]
+        unseen = record.unseen if record is not None else None
+        held = self._held(record, device)
+        return held if unseen is None else [*held, (_FIRST_LOOK, unseen, Verdict.FATAL)]
 
     def unfit(self, uuid: str) -> tuple[str, ...]:
         """The signals that call a GPU FATAL by their own readings, and not by the operator's word: no look is clean then."""
@@ -202,9 +238,8 @@ class HealthLedger:
             key.signal
             for key, latch in (record.latches if record else {}).items()
             if latch.verdict is not Verdict.OK
-            and key.signal not in OPERATORS
-            and key.signal != "flapping"
-            and not SIGNALS[key.signal].proves
+            and latch.proof in (Proof.READING, Proof.RMA)
+            and SIGNALS[key.signal].kind is SignalKind.READING
             and self._standing(key, latch) is Verdict.FATAL
         )
 
@@ -233,26 +268,38 @@ class HealthLedger:
     def evidence(self) -> tuple[Evidence, ...]:
         """Every open latch, and what else a signal remembers of a GPU, in a stable order."""
         return tuple(
-            Evidence.of(self.boot_id, uuid, key, latch)
+            Evidence.of(self.boot_id, uuid, key, latch, self.zero)
             for uuid, record in sorted(self._records.items())
             for key, latch in sorted(
                 record.latches.items(), key=lambda item: (item[0].signal, item[0].part, item[0].device)
             )
-            if latch.verdict is not Verdict.OK or SIGNALS[key.signal].remembers
+            if latch.verdict is not Verdict.OK or latch.memory.lasting
         )
 
     def replay(self, evidence: Iterable[Evidence]) -> None:
         """Holds again what was held when it was written down, for GPUs that are watched. Unknown signals are left out."""
         for entry in evidence:
-            record, signal = self._records.get(entry.uuid), SIGNALS.get(entry.signal)
-            if record is None or signal is None or (entry.signal == "xid" and xid_number(entry.key) is None):
+            record = self._records.get(entry.uuid)
+            if record is None or not entry.known or SIGNALS[entry.signal].of_process:
                 continue
-            key = entry.key if entry.signal in SEVERAL else LatchKey(entry.signal)
-            known, latch = record.latches.get(key), entry.latch()
-            if latch.verdict is Verdict.OK and not signal.remembers:
+            several = SIGNALS[entry.signal].parts is not None
+            key = entry.key if several else LatchKey(entry.signal)
+            known, latch = record.latches.get(key), entry.latch(self.zero if entry.boot_id == self.boot_id else None)
+            if latch.verdict is Verdict.OK and not latch.memory.lasting:
                 continue
             if known is None or known.verdict < latch.verdict:
                 record.latches[key] = latch
+
+    def _held(self, record: _Record | None, device: str | None) -> list[tuple[LatchKey, AnyLatch, Verdict]]:
+        """What `standing` has, but for the first look."""
+        if record is None:
+            return []
+        return [
+            (key, latch, verdict)
+            for key, latch in record.latches.items()
+            if device is None or key.device in ("", device) or key.device not in record.devices
+            if (verdict := self._standing(key, latch)) is not Verdict.OK
+        ]
 
     def _keys(self, name: str, record: _Record, seen: Observation) -> Iterable[LatchKey]:
         """The latches of a signal of SEVERAL that an observation may concern."""
@@ -275,12 +322,23 @@ class HealthLedger:
             return (inside[seen.compute_instance],)
         return tuple(inside.values()) or ("",)
 
-    def _standing(self, key: LatchKey, latch: Latch | None) -> Verdict:
+    def _standing(self, key: LatchKey, latch: AnyLatch | None) -> Verdict:
         if latch is None or latch.verdict is Verdict.OK:
             return Verdict.OK
-        return self.policy.standing(key.signal, latch, essential=SIGNALS[key.signal].essential)
+        signal = SIGNALS[key.signal]
+        return self.policy.standing(key.signal, latch, essential=signal.essential, apart=signal.apart)
 
-    def _put(self, record: _Record, key: LatchKey, latch: Latch | None, changed: _Changed) -> None:
+    def _looked(self, record: _Record, seen: Sample, now: float) -> None:
+        """A good look is the first, or the GPU stays unseen."""
+        if record.unseen is None:
+            return
+        if seen.fault:
+            record.unseen = first_look.unseen(seen.detail, record.unseen.since or now)
+        else:
+            record.unseen = None
+            self.revision += 1  # others are to be told
+
+    def _put(self, record: _Record, key: LatchKey, latch: AnyLatch | None, changed: _Changed) -> None:
         known = record.latches.get(key)
         if latch is known:
             return
@@ -289,15 +347,14 @@ class HealthLedger:
             del record.latches[key]
         else:
             record.latches[key] = latch
-        remembers = SIGNALS[key.signal].remembers
-        self.revision += news(known, remembers=remembers) != news(latch, remembers=remembers)
+        self.revision += news(known) != news(latch)
 
     def _note(self, record: _Record, seen: Observation, now: float) -> None:
         """Remembers what the signals will be told with later observations."""
         if isinstance(seen, Sample):
             record.marks = record.marks.after(seen, now)
-            if not seen.fault:
-                record.before = seen
+            if not seen.fault and seen.tells("recovery_action"):
+                record.action = seen.recovery_action
         elif isinstance(seen, XidEvent):
             record.xids = (*((at, xid) for at, xid in record.xids if now - at <= REMEMBER_XIDS), (now, seen.xid))[-64:]
         elif isinstance(seen, Order) and seen.verb == "resume":
@@ -309,12 +366,12 @@ class HealthLedger:
         if not self.policy.flap_hold:
             return
         for key, old in list(changed.items()):
-            if key.signal in OPERATORS or key.signal == "flapping":
+            if SIGNALS[key.signal].kind in (SignalKind.ORDER, SignalKind.GUARD):
                 continue
             fatal = self._standing(key, record.latches.get(key)) is Verdict.FATAL
             if fatal and self._standing(key, old) is not Verdict.FATAL:
-                guard = LatchKey("flapping", f"{key.signal} {key.part}".strip(), key.device)
-                held = fell(record.latches.get(guard), guard.part, now, self.policy.flap_hold)
+                guard = LatchKey(flapping.NAME, f"{key.signal} {key.part}".strip(), key.device)
+                held = flapping.fell(record.latches.get(guard), guard.part, now, self.policy.flap_hold)
                 self._put(record, guard, held, changed)
 
     def _transitions(self, uuid: str, record: _Record, changed: _Changed) -> tuple[Transition, ...]:
@@ -322,10 +379,10 @@ class HealthLedger:
             self._transition(uuid, record, key, old) for key, old in changed.items() if self._turned(record, key, old)
         )
 
-    def _turned(self, record: _Record, key: LatchKey, old: Latch | None) -> bool:
+    def _turned(self, record: _Record, key: LatchKey, old: AnyLatch | None) -> bool:
         return self._standing(key, old) is not self._standing(key, record.latches.get(key))
 
-    def _transition(self, uuid: str, record: _Record, key: LatchKey, old: Latch | None) -> Transition:
+    def _transition(self, uuid: str, record: _Record, key: LatchKey, old: AnyLatch | None) -> Transition:
         new = record.latches.get(key)
         latch = new if new is not None and new.verdict is not Verdict.OK else old
         assert latch is not None
@@ -339,7 +396,7 @@ class HealthLedger:
             latch.since,
             key.device,
             xid,
-            "" if verdict is Verdict.OK else advice(key, self.policy.xids, uuid, latch),
+            "" if verdict is Verdict.OK else advice(key, self.policy, uuid, latch),
             "" if xid is None else self.policy.xids.judge(xid).name,
             standing,
             event_reason(key.signal, verdict, standing),
@@ -347,8 +404,9 @@ class HealthLedger:
         )
 
 
-def _of_its_boot(key: LatchKey, latch: Latch) -> bool:
+def _of_its_boot(key: LatchKey, latch: AnyLatch) -> bool:
     """Whether a boot alone ends it: a release, and events that no recovery is asked of."""
-    waiting = latch.proof in (Proof.RESET, Proof.REBOOT, Proof.RMA)
-    over = SIGNALS[key.signal].event and key.signal != "flapping"  # whose hold ends with a good look of the new boot
-    return key.signal == "maintenance" or (over and not waiting)
+    signal = SIGNALS[key.signal]
+    if signal.kind is SignalKind.ORDER:
+        return not signal.lasts
+    return signal.kind is SignalKind.EVENT and latch.proof not in (Proof.RESET, Proof.REBOOT, Proof.RMA)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.health.latch import Latch, Proof, Verdict
+from gpu_plugin.health.latch import AnyLatch, Proof, Verdict
 from gpu_plugin.health.xid_table import XidTable
 from gpu_plugin.health.xids import VERDICTS, XidPolicy, parse_xid_list
 
@@ -29,14 +29,14 @@ class HealthPolicy:
     judging: bool = True
     malformed: tuple[str, ...] = ()
 
-    def standing(self, signal: str, latch: Latch | None, *, essential: bool = False) -> Verdict:
-        """What an open latch comes to. An `essential` signal is beyond the operator's say."""
+    def standing(self, signal: str, latch: AnyLatch | None, *, essential: bool = False, apart: bool = False) -> Verdict:
+        """What an open latch of a signal comes to, of which `essential` and `apart` are told as in `signals.Signal`."""
         if latch is None:
             return Verdict.OK
         verdict = latch.verdict
         if essential or verdict is Verdict.OK:
             return verdict
-        if not self.judging and signal not in ("xid", "flapping"):
+        if not (self.judging or apart):
             return Verdict.OK
         if verdict is not Verdict.APP:
             verdict = self.signals.get(signal, verdict)

@@ -13,31 +13,33 @@ other signal calling it so, all of them since one of:
 Counters are compared only where they go on from one another (`Sample.counting`).
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpu_plugin.health.actions import fatal_action
 from gpu_plugin.health.context import Context
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Marks, Proof
+from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, M, Marks, Proof, Recovery
 from gpu_plugin.health.observation import Observation, Sample
 
 
-def after_recovery(latch: Latch, seen: Observation, ctx: Context) -> Latch | None:
+def after_recovery(latch: Latch[M], seen: Observation, ctx: Context) -> Latch[M] | None:
     """The latch of a fault whose proof is RESET, REBOOT or QUIET, after an observation; None once it is proven over."""
     if not isinstance(seen, Sample):
         return latch
-    marks = latch.marks.after(seen, ctx.now)
-    rebound = latch.rebound or _changed(latch.marks.binding, seen.binding)
-    reset = latch.reset or rebound or counted_anew(latch.marks, seen, ctx.now)
-    news = (reset, rebound) != (latch.reset, latch.rebound)
-    unfit = fatal_action(seen.recovery_action)
-    asked = latch.asked or unfit
-    clean = not (seen.fault or unfit or ctx.unfit)
-    streak = min(1 if news else latch.streak + 1, CLEAN_SAMPLES) if clean else 0
+    known = latch.recovery
+    rebound = known.rebound or _changed(known.marks.binding, seen.binding)
+    reset = known.reset or rebound or counted_anew(known.marks, seen, ctx.now)
+    news = (reset, rebound) != (known.reset, known.rebound)
+    if seen.fault or ctx.unfit or fatal_action(seen.recovery_action):
+        clean = 0
+    elif ctx.facts.says_action and not seen.tells("recovery_action"):
+        clean = 0 if news else known.clean  # nobody asked whether the look was clean
+    else:
+        clean = 1 if news else min(known.clean + 1, CLEAN_SAMPLES)
     proven = rebound if latch.proof is Proof.REBOOT else reset
-    if proven and streak >= CLEAN_SAMPLES and latch.proof in RECOVERIES:
+    if proven and clean >= CLEAN_SAMPLES and latch.proof in RECOVERIES:
         return None
-    changed = replace(latch, marks=marks, reset=reset, rebound=rebound, asked=asked, streak=streak)
-    return latch if changed == latch else changed
+    recovery = Recovery(known.marks.after(seen, ctx.now), reset, rebound, clean)
+    return latch if recovery == known else replace(latch, recovery=recovery)
 
 
 RECOVERIES = frozenset({Proof.QUIET, Proof.RESET, Proof.REBOOT})

@@ -1,10 +1,36 @@
 """Counters that only grow until a reset sets them back: how much they grew, and how often that was lately."""
 
-from gpu_plugin.health.hysteresis import lately
-from gpu_plugin.health.latch import Latch, Verdict
+from typing import Self
+
+from msgspec.structs import replace
+
+from gpu_plugin.health.hysteresis import Level, lately
 
 Totals = tuple[int | None, ...]
 """Counters as they were read, in an order of the signal's own; None where one was not to be had."""
+
+
+class Counted(Level, frozen=True):
+    """Counters as they were last read, and when (Unix seconds) the last of the events that are tallied happened.
+
+    Counters are read anew after a restart: what happened meanwhile is not counted, nor what held nothing against the GPU yet.
+    """
+
+    totals: Totals = ()
+    times: tuple[float, ...] = ()
+
+    @property
+    def gathering(self) -> bool:
+        """Nothing is settled by another look soon."""
+        return False
+
+    def written(self) -> Self:
+        """The events."""
+        return replace(self, row=0, quiet_since=None, totals=())
+
+    def shifted(self, by: float) -> Self:
+        """With the events' times shifted."""
+        return replace(self, times=tuple(at + by for at in self.times))
 
 
 def grown(last: Totals, now: Totals) -> tuple[tuple[int, ...], Totals]:
@@ -18,11 +44,6 @@ def grown(last: Totals, now: Totals) -> tuple[tuple[int, ...], Totals]:
         max(0, new - old) if new is not None and old is not None else 0 for old, new in zip(known, now, strict=True)
     )
     return growth, tuple(old if new is None else new for old, new in zip(known, now, strict=True))
-
-
-def nothing_new(latch: Latch, now: Totals) -> bool:
-    """Whether these counters are just those that a latch remembers, against which nothing is held or gathered."""
-    return now == latch.readings and latch.verdict is Verdict.OK and not latch.times
 
 
 def unread(remembered: Totals, now: Totals) -> bool:

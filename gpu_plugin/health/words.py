@@ -2,31 +2,19 @@
 
 import re
 
-from gpu_plugin.health.latch import Latch, LatchKey, Proof, Verdict
-from gpu_plugin.health.signals import OPERATORS, SIGNALS
-from gpu_plugin.health.xids import REBOOT, RESET, Judgement, XidPolicy
+from gpu_plugin.health.context import Case
+from gpu_plugin.health.latch import AnyLatch, LatchKey, Verdict
+from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.signals import SIGNALS, SignalKind
 
 MAX_REASON = 128
 """Characters of the reason of a Kubernetes Event (API validation of events.k8s.io)."""
 
 
-def advice(key: LatchKey, policy: XidPolicy, gpu: str, latch: Latch) -> str:
+def advice(key: LatchKey, policy: HealthPolicy, gpu: str, latch: AnyLatch) -> str:
     """What an operator is advised to do about an open latch of a GPU, which commands name by its uuid; empty for nothing."""
-    if key.signal == "maintenance" and latch.value:  # resumed
-        return ""
-    xid = xid_number(key)
-    said = SIGNALS[key.signal].action if xid is None else _xid_advice(policy.judge(xid), latch)
-    return re.sub(r"\bID\b", gpu, said if isinstance(said, str) else said(latch))
-
-
-def _xid_advice(judged: Judgement, latch: Latch) -> str:
-    """What ends an Xid that came to be worse than it is by itself: by its repetition, or by what the driver asks for."""
-    if latch.verdict > judged.verdict:
-        if latch.proof is Proof.REBOOT:
-            return REBOOT
-        if latch.proof in (Proof.RESET, Proof.QUIET):
-            return RESET
-    return judged.advice
+    said = SIGNALS[key.signal].action
+    return re.sub(r"\bID\b", gpu, said if isinstance(said, str) else said(Case(key, latch, policy)))
 
 
 def event_reason(signal: str, verdict: Verdict, standing: Verdict) -> str:
@@ -35,7 +23,8 @@ def event_reason(signal: str, verdict: Verdict, standing: Verdict) -> str:
     `GpuXidFatal`, `GpuCordon`; `GpuXidOver` where it is over and something else stands, `GpuRecovered` where nothing does.
     """
     name = "".join(word.capitalize() for word in re.split(r"[^0-9A-Za-z]+", signal))
-    if signal in OPERATORS:
+    known = SIGNALS.get(signal)
+    if known is not None and known.kind is SignalKind.ORDER:
         ending = "Over" if verdict is Verdict.OK else ""
     elif verdict is not Verdict.OK:
         ending = verdict.name.capitalize()
@@ -48,4 +37,4 @@ def event_reason(signal: str, verdict: Verdict, standing: Verdict) -> str:
 
 def xid_number(key: LatchKey) -> int | None:
     """The Xid that a latch is of; None for any other signal."""
-    return int(key.part) if key.signal == "xid" and key.part.isdecimal() else None
+    return int(key.part) if SIGNALS[key.signal].numbered and key.part else None

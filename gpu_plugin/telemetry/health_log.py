@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import Transition
-from gpu_plugin.health.signals import OPERATORS
+from gpu_plugin.health.signals import SIGNALS, SignalKind
 from gpu_plugin.health.xids import describe
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,8 @@ def tell(change: Transition) -> None:
     """
     whose = f"MIG device {change.device} of GPU {change.uuid}" if change.device else f"GPU {change.uuid}"
     detail = change.detail or change.signal
-    if change.signal in OPERATORS:
+    known = SIGNALS.get(change.signal)
+    if known is not None and known.kind is SignalKind.ORDER:
         words = "is no longer" if change.verdict is Verdict.OK else "is"
         log.info("%s %s held back by its operator (%s)", whose, words, change.signal)
         return

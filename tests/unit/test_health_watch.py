@@ -13,6 +13,7 @@ from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import Transition
 from gpu_plugin.health.observation import ApplicationError, Fault, Order, Sample, XidEvent
 from gpu_plugin.health_watch import UNLISTED, HealthWatch
+from tests.unit.health.ledgers import SEEN
 
 GPU = Gpu("GPU-0", 0)
 CUT = Gpu(
@@ -37,6 +38,8 @@ class Watch(HealthWatch):
         self.acts: list[str] = []
         super().__init__(settings(), "one", lambda: self.acts.append("record"), self.errors.append)
         self.watch((GPU, CUT))
+        for gpu in (GPU, CUT):
+            self.ledger.observe(gpu.uuid, SEEN, 0.0)
 
     def _changed(self, uuid):
         self.changed.append(uuid)
@@ -133,9 +136,19 @@ class TestObservations:
 
     def test_errors_of_several_pods_make_a_gpu_suspect(self, watch):
         for at in range(10):
-            watch.observe("GPU-0", ApplicationError(31, frozenset({f"ns/{at % 2}"})))
-        assert "suspected wedged GPU" in watch.ledger.reason("GPU-0")
-        assert watch.ledger.reason("GPU-1") == ""
+            watch.observe("GPU-0", ApplicationError(31, frozenset({f"ns/{'ab'[at % 2]}"})))
+        ((_, latch, verdict),) = watch.ledger.standing("GPU-0")
+        assert "suspected wedged GPU" in latch.detail
+        assert verdict is Verdict.DEGRADED
+        assert watch.ledger.standing("GPU-1") == []
+
+    def test_the_first_good_look_at_a_gpu_is_told_and_changes_no_verdict(self, watch):
+        late = Gpu("GPU-2", 2)
+        watch.watch((GPU, CUT, late))
+        assert watch.fatal("GPU-2")
+        watch.observe("GPU-2", GOOD)
+        assert not watch.fatal("GPU-2")
+        assert (watch.changed, watch.reports.transitions) == (["GPU-2"], {})
 
 
 class TestMemory:
@@ -247,3 +260,32 @@ async def test_the_kubelet_hears_of_a_gpu_once_it_is_written_down(watch):
             await told.wait()
         group.cancel_scope.cancel()
     assert watch.acts[3:] == ["GPU-0", "GPU-1"]
+
+
+def test_a_wall_clock_that_was_corrected_between_two_processes_changes_nothing_of_when():
+    """It was thirty days fast: a hold that has half an hour to go is neither over nor thirty days long."""
+    month, since_boot = 30 * 86_400.0, 5_000.0
+
+    def process(wall: float, clock: float) -> HealthWatch:
+        made = HealthWatch(settings(), "one", lambda: None, lambda _: None, wall=lambda: wall, clock=lambda: clock)
+        made.watch((GPU,))
+        made.observe("GPU-0", GOOD)
+        return made
+
+    wrong, true = 1_700_000_000.0 + month, 1_700_000_000.0
+    first = process(wrong, since_boot)
+    for _ in range(3):
+        first.observe("GPU-0", Sample(fault=Fault.RESET_REQUIRED))
+        for _ in range(3):
+            first.observe("GPU-0", GOOD)
+    assert first.ledger.verdict("GPU-0") is Verdict.FATAL
+    first.observe("GPU-0", XidEvent(94))
+    for later, held in ((1_800.0, True), (3_700.0, False)):
+        for wall in (true + later, wrong + later, true - month + later):
+            second = process(wall, since_boot + later)
+            second.remember(first.evidence(), (GPU,))
+            second.observe("GPU-0", GOOD)
+            assert (second.ledger.verdict("GPU-0") is Verdict.FATAL) is held
+            second.observe("GPU-0", XidEvent(94))
+            second.observe("GPU-0", XidEvent(94))
+            assert any(latch.detail.endswith("3 times within 24h") for _, latch, _ in second.ledger.standing("GPU-0"))

@@ -21,7 +21,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def journal(file):
-    made = Journal(file, Word)
+    made: Journal[Word, Word] = Journal(file, Word)
     yield made
     made.close()
 

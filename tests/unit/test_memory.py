@@ -3,11 +3,12 @@
 import json
 import logging
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin import memory as memory_module
 from gpu_plugin.devices.device import Device, Resource
@@ -19,7 +20,7 @@ from gpu_plugin.state import StateDirectory
 
 NODE = Node((Gpu("GPU-1", 0, 0, "0000:1b:00.0", "NVIDIA H100"), Gpu("GPU-unreadable-1", 1)))
 LISTED = (Resource("nvidia.com/gpu", (Device("GPU-1", "GPU-1", "GPU-1", "0"),)),)
-XID = Evidence("one", "GPU-1", "xid", "FATAL", "Xid 79", 1.5, "reboot", "79", "MIG-1", 7, 8, 9, value=2.5, times=(1.0,))
+XID = Evidence("one", "GPU-1", "xid", "FATAL", "Xid 79", 1.5, "reboot", "79", "MIG-1", 7, 8, 9, memory={"times": [1.0]})
 MAINTENANCE = Evidence("one", "GPU-1", "maintenance", "FATAL", "maintenance", 2.0, "operator")
 CORDON = Evidence("one", "GPU-1", "cordon", "FATAL", "cordoned", 3.0, "operator")
 OLD_CORDON = Evidence("zero", "GPU-2", "cordon", "FATAL", "cordoned", 0.5, "operator")
@@ -72,7 +73,7 @@ def test_without_gpus_what_is_known_of_them_stays(state):
 
 
 @pytest.mark.parametrize(
-    "content", ["", '{"boot_id": 7', '{"boot_id": "one", "evidence": [{"uuid": "GPU-1"}]}', "[" * 99_999]
+    "content", ["", '{"boot_id": 7', '{"boot_id": "one", "evidence": {"uuid": "GPU-1"}}', "[" * 99_999]
 )
 def test_a_corrupt_file_is_said_kept_and_replaced_by_what_is_known(state, caplog, content):
     state.mkdir()
@@ -271,13 +272,30 @@ async def test_what_the_journal_has_late_is_written_durably_too(state, monkeypat
         tasks.cancel_scope.cancel()
 
 
-def test_entries_that_cannot_be_true_are_left_out_and_said(state, caplog):
-    impossible = (
+@pytest.mark.parametrize(
+    "wrong",
+    [
         replace(XID, since=1e18),
-        replace(XID, times=(-1.0,)),
-        replace(XID, pods=((1e30, "default/a"),)),
-        replace(XID, value=1e300),
-    )
-    memory(state).write((CORDON, *impossible), NODE, LISTED)
-    assert memory(state).evidence() == (CORDON,)
-    assert "entries cannot be true" in caplog.text
+        replace(XID, taken=-1.0),
+        replace(XID, memory={"times": [-1.0]}),
+        replace(XID, memory={"owned": [[1e300, ["default/a"]]]}),
+        {"boot_id": "one", "uuid": "GPU-1"},
+        {**msgspec.to_builtins(XID), "since": "yesterday"},
+        {**msgspec.to_builtins(XID), "memory": 7},
+        {key: value for key, value in msgspec.to_builtins(XID).items() if key != "memory"} | {"times": "x"},
+        "x",
+    ],
+)
+def test_an_entry_that_cannot_be_true_is_left_out_alone_and_said(state, caplog, wrong):
+    state.mkdir()
+    whole = {"boot_id": "one", "evidence": [CORDON, wrong, MAINTENANCE], "sequence": 1}
+    (state / HEALTH_FILE).write_bytes(msgspec.json.encode(whole))
+    assert memory(state).evidence() == (CORDON, MAINTENANCE)
+    (record,) = caplog.records
+    assert "health.json: entry 1 cannot be true and is left out: " in record.getMessage()
+
+
+def test_a_signal_that_another_version_has_is_kept_and_costs_nothing(state):
+    strange = replace(XID, signal="moonlight", memory={"phase": 3})
+    memory(state).write((strange,), NODE, LISTED)
+    assert memory(state).evidence() == (strange,)

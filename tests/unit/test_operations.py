@@ -12,6 +12,7 @@ from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.health_watch import HealthWatch
 from gpu_plugin.nvml.release import ReleaseError
 from gpu_plugin.operations import Operations
+from tests.unit.health.ledgers import SEEN
 
 GPUS = (
     Gpu("GPU-a", 0),
@@ -55,6 +56,8 @@ class Desk:
     def __init__(self):
         self.health = HealthWatch(resolve({}, {}), "one", lambda: None, lambda _: None)
         self.health.watch(GPUS)
+        for gpu in GPUS:
+            self.health.observe(gpu.uuid, SEEN)
         self.monitor: StandIn | None = StandIn(self.health)
         self.on_disk = True
         self.operations = Operations(self.health, lambda: self.monitor, self.saved)  # type: ignore[arg-type, return-value]
@@ -288,6 +291,7 @@ class TestRelease:
         await desk.ask("resume", gpu=0)
         desk.health.watch((*GPUS, Gpu("GPU-late", 3)))
         desk.operations.found()
+        desk.health.observe("GPU-late", GOOD)
         assert desk.reason("GPU-late") == ""
 
 

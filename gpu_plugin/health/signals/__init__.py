@@ -5,12 +5,16 @@ its business, None once nothing is left to remember, and a new latch otherwise. 
 silence never closes a latch.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any
 
-from gpu_plugin.health.context import Context
-from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.latch import Latch
+from gpu_plugin.health.context import Case, Context
+from gpu_plugin.health.grades import GRADED
+from gpu_plugin.health.hysteresis import LEVEL
+from gpu_plugin.health.latch import NOTHING, AnyLatch, Memory
 from gpu_plugin.health.observation import (
     ApplicationError,
     DriverEvent,
@@ -20,7 +24,6 @@ from gpu_plugin.health.observation import (
     Sample,
     XidEvent,
 )
-from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signals import (
     application_errors,
     clocks,
@@ -28,6 +31,7 @@ from gpu_plugin.health.signals import (
     ecc,
     events,
     fabric,
+    first_look,
     flapping,
     heat,
     lost,
@@ -44,184 +48,276 @@ from gpu_plugin.health.signals import (
     unrepairable,
     xid,
 )
+from gpu_plugin.health.totals import Counted
 from gpu_plugin.health.xids import REBOOT as _REBOOT
 from gpu_plugin.health.xids import RESET as _RESET
 
-Step = Callable[[Latch | None, Observation, Context], Latch | None]
+Step = Callable[[Any, Observation, Context], AnyLatch | None]
 """(latch, observation, context) → latch."""
+
+
+class SignalKind(Enum):
+    """What a signal goes by."""
+
+    READING = "reading"
+    """What a look reads. It is still there to be read while it lasts: an operator who vouches for the GPU overrides it."""
+    EVENT = "event"
+    """What was told once and is over: an operator who vouches for the GPU has it forgotten."""
+    ORDER = "order"
+    """The operator's own word, which says nothing of the GPU itself."""
+    GUARD = "guard"
+    """What the ledger itself holds back, by what it has seen of the GPU and of other signals."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
     """One signal. `sees` are the kinds of observation that it is shown.
 
-    `action` is what an operator is advised to do, in a few words in which `ID` stands for the GPU, or makes them of the latch;
+    `action` is what an operator is advised to do, in a few words in which `ID` stands for the GPU, or makes them of the case;
     the commands of a reset are told with what closes it.
+    `clears` says in a few words what closes it, where that is no recovery, or makes them of the case.
+    `recovery` says which recoveries end it, where those are others than its proof asks for; `{reset}` stands for the commands.
+    `until` is when (Unix seconds) a latch whose proof is silence ends by itself; None: that is not known yet.
+    `answers` is whether good looks alone are missing of a latch whose proof is a recovery.
 
-    `proves` tells that it waits for proof of a recovery: it is judged after those that go by their own readings.
-    `essential`: it tells of a GPU that cannot be served at all, or of the operator's own order; no policy and no override
-    changes that. `event`: its evidence is an event that is over, which an override therefore forgets, while that of
-    others is still there to be read and is overridden for as long as it stays.
-    `clears` says in a few words what closes it, where that is its own readings, or makes them of the GPU and the policy.
-    `remembers`: its latch is worth keeping over a restart although it is not open, for it holds a count or a baseline.
-    `asks` are the fields of a Sample that it needs: where the part has none of them, the signal is not supported there.
+    `memory` is what its latches remember, `asks` the fields of a Sample that it needs: where the part has none of them, the
+    signal is not supported there, and a faultless look that asked for none of them is not shown to it.
+    `parts` is what tells several latches of one GPU apart (`LatchKey.part`); None: there is one. They are judged one by one.
+
+    `heeds`: its proof heeds what the readings of others come to, so it is judged after them.
+    `unserved`: it tells of a GPU that cannot be served at all, which no policy and no override changes.
+    `apart`: it counts also where all health checks are disabled: what it goes by can be enabled apart.
+    `lasts`: a new boot proves nothing about it.
     """
 
     step: Step
-    action: str | Callable[[Latch], str]
+    kind: SignalKind
+    action: str | Callable[[Case], str]
+    memory: Memory = NOTHING
     sees: tuple[type, ...] = (Sample,)
-    proves: bool = False
-    essential: bool = False
-    event: bool = False
     asks: tuple[str, ...] = ()
-    clears: str | Callable[[Facts, HealthPolicy], str] = ""
-    remembers: bool = False
+    clears: str | Callable[[Case], str] = ""
+    recovery: str = ""
+    until: Callable[[Any], float | None] | None = None
+    answers: Callable[[Any], bool] | None = None
+    parts: re.Pattern[str] | None = None
+    heeds: bool = False
+    unserved: bool = False
+    apart: bool = False
+    lasts: bool = False
+
+    @property
+    def essential(self) -> bool:
+        """Whether its verdict is beyond the say of a policy and of an override: an order is the operator's word already."""
+        return self.unserved or self.kind is SignalKind.ORDER
+
+    @property
+    def of_process(self) -> bool:
+        """Whether it tells of what this process has not seen yet, and holds nothing against the GPU."""
+        return not self.sees
+
+    @property
+    def numbered(self) -> bool:
+        """Whether its latches are told apart by the Xids that they are of."""
+        return self.parts is not None and XidEvent in self.sees
 
 
 _REPLACE = "have the GPU tested and replaced"
 _COOL = "see to the node's cooling"
+_KERNEL_LOG = "look at the kernel's log; reload the driver or reboot the node"
+_EVENT, _GUARD, _ORDER, _READING = SignalKind.EVENT, SignalKind.GUARD, SignalKind.ORDER, SignalKind.READING
+
 
 SIGNALS: Mapping[str, Signal] = {
     # By their own readings
-    "hung": Signal(unanswered.hung, _REBOOT, essential=True, clears="three answers in a row"),
+    "hung": Signal(unanswered.hung, _READING, _REBOOT, LEVEL, unserved=True, clears="three answers in a row"),
     "unanswered": Signal(
-        unanswered.unanswered,
-        "look at the kernel's log; reload the driver or reboot the node",
-        clears="five answers in a row",
+        unanswered.unanswered, _READING, _KERNEL_LOG, unanswered.Answers(), clears="five answers in a row"
     ),
-    "temperature": Signal(temperature.temperature, _COOL, asks=("temperature",), clears=temperature.cooled),
+    "temperature": Signal(
+        temperature.temperature, _READING, _COOL, LEVEL, asks=("temperature",), clears=temperature.cooled
+    ),
     "reset-required": Signal(
-        lost.reset_required, _RESET, essential=True, clears="three looks in a row at which no reset is required"
+        lost.reset_required,
+        _READING,
+        _RESET,
+        LEVEL,
+        unserved=True,
+        clears="three looks in a row at which no reset is required",
     ),
     "slowdown-temperature": Signal(
         heat.slowdown_temperature,
+        _READING,
         _COOL,
+        heat.Hot(),
         asks=("temperature", "memory_temperature"),
         clears="GPU and memory 5 °C below their limits for two minutes",
     ),
-    "margin": Signal(
-        margin.margin,
-        _COOL,
-        asks=("margin",),
-        clears=margin.cooled,
-        remembers=True,
-    ),
+    "margin": Signal(margin.margin, _READING, _COOL, margin.Trusted(), asks=("margin",), clears=margin.cooled),
     "hw-slowdown": Signal(
         clocks.hw_slowdown,
+        _READING,
         "see to the node's cooling and power supply",
+        clocks.SlowMinutes(),
         asks=("clocks_event_reasons",),
         clears="ten minutes in which neither heat nor the power brake holds the clocks down",
     ),
-    "sram-threshold": Signal(unrepairable.sram_threshold, _REPLACE, asks=("sram_threshold",)),
-    "remap-failure": Signal(unrepairable.remap_failure, _REPLACE, asks=("remap_failure",)),
-    "unrepairable-memory": Signal(unrepairable.unrepairable_memory, _REPLACE, asks=("unrepairable_memory",)),
+    "sram-threshold": Signal(unrepairable.sram_threshold, _READING, _REPLACE, LEVEL, asks=("sram_threshold",)),
+    "remap-failure": Signal(unrepairable.remap_failure, _READING, _REPLACE, LEVEL, asks=("remap_failure",)),
+    "unrepairable-memory": Signal(
+        unrepairable.unrepairable_memory, _READING, _REPLACE, LEVEL, asks=("unrepairable_memory",)
+    ),
     "retired-pages": Signal(
         retired_pages.retired_pages,
+        _READING,
         f"{_RESET}; at {retired_pages.REPLACED_AT} pages {_REPLACE}",
+        LEVEL,
         asks=("retired_pending", "retired_pages"),
         clears="no retirement that waits for a reset",
     ),
     "driver": Signal(
         presence.driver,
+        _READING,
         "load the driver, or bring it and its library to the same version",
-        essential=True,
+        LEVEL,
+        unserved=True,
         clears="three looks in a row that the driver answers; it is replaced between gpu-plugin release and gpu-plugin resume",
-    ),
-    "first-look": Signal(
-        presence.first_look,
-        "look at the kernel's log; reload the driver or reboot the node",
-        essential=True,
-        clears="one good look",
     ),
     "vanished": Signal(
         presence.vanished,
+        _READING,
         "look at the kernel's log and at lspci; bind the driver to the GPU again, or have the GPU reseated",
-        essential=True,
+        LEVEL,
+        unserved=True,
         clears="three looks in a row that find it",
     ),
     "recovery-action": Signal(
         recovery_action.recovery_action,
+        _READING,
         recovery_action.advice,
+        recovery_action.Wish(),
         asks=("recovery_action",),
         clears="three looks in a row at which the driver asks for nothing",
     ),
     "fabric": Signal(
         fabric.fabric,
+        _READING,
         "look at the fabric manager (nvidia-fabricmanager, or IMEX and the subnet manager) and at its log",
+        GRADED,
         asks=("fabric",),
         clears="three looks in a row at a fabric that is joined and sound",
     ),
     "nvlink": Signal(
         nvlink.nvlink,
+        _READING,
         _RESET,
+        nvlink.Links(),
         asks=("nvlinks",),
         clears="three looks in a row at which every link is up that ever was",
-        remembers=True,
     ),
     "nvlink-errors": Signal(
         nvlink.nvlink_errors,
+        _EVENT,
         "look at nvidia-smi nvlink --errorcounters -i ID, and at the links' cables or bridges",
-        event=True,
+        Counted(),
         asks=("nvlink_failed_recoveries", "nvlink_crc_errors"),
         clears="an hour without a failed recovery and with few CRC errors",
     ),
     "pcie-width": Signal(
         pcie.pcie_width,
+        _READING,
         "have the GPU, its riser or its slot looked at",
+        LEVEL,
         asks=("pcie_width", "pcie_max_width"),
         clears="four looks in a row at all its lanes",
     ),
     "events": Signal(
         events.events,
+        _READING,
         "look at the log of the plugin and of the kernel; reload the driver where it stays so",
-        (EventDelivery, XidEvent, DriverEvent),
+        sees=(EventDelivery, XidEvent, DriverEvent),
         clears="the wait for the driver's events working again",
     ),
     # By proof of a recovery
-    "lost": Signal(lost.lost, _REBOOT, proves=True, essential=True),
-    "xid": Signal(xid.xid, _RESET, (Sample, XidEvent), proves=True, event=True),
-    "application-errors": Signal(
+    "lost": Signal(
+        lost.lost, _READING, _REBOOT, heeds=True, unserved=True, answers=lost.answering, recovery=lost.RECOVERY
+    ),
+    "xid": Signal(
+        xid.xid,
+        _EVENT,
+        xid.advice,
+        xid.Happened(),
+        (Sample, XidEvent),
+        until=xid.until,
+        parts=re.compile("[0-9]{1,20}"),
+        heeds=True,
+        apart=True,
+    ),
+    application_errors.NAME: Signal(
         application_errors.application_errors,
+        _EVENT,
         f"see what the pods on it have in common, and whether they run elsewhere; if they do, {_RESET}",
+        application_errors.Errors(),
         (Sample, ApplicationError),
-        proves=True,
-        event=True,
-        remembers=True,
+        until=application_errors.until,
+        heeds=True,
     ),
     "ecc-uncorrected": Signal(
         ecc.ecc_uncorrected,
+        _READING,
         _RESET,
-        proves=True,
         asks=("ecc_uncorrected",),
         clears="a count of uncorrected errors that was set back to 0",
+        heeds=True,
     ),
     "remap-pending": Signal(
         remapping.remap_pending,
+        _READING,
         _RESET,
-        proves=True,
         asks=("remap_pending",),
         clears="no remapping that waits for a reset",
+        heeds=True,
     ),
-    "driver-event": Signal(driver_events.driver_event, _RESET, (Sample, DriverEvent), proves=True, event=True),
+    "driver-event": Signal(
+        driver_events.driver_event,
+        _EVENT,
+        _RESET,
+        driver_events.Quiet(),
+        (Sample, DriverEvent),
+        until=driver_events.until,
+        parts=re.compile("0x[0-9a-f]{1,16}"),
+        heeds=True,
+    ),
     "pcie-errors": Signal(
         pcie.pcie_errors,
+        _EVENT,
         f"have the GPU, its riser or its slot looked at; {_RESET}",
-        proves=True,
-        event=True,
+        Counted(),
         asks=("pcie_fatal_errors", "pcie_replays"),
         clears="ten minutes without many replays",
+        heeds=True,
     ),
     # By other means
-    "cordon": Signal(orders.cordon, "lift it once new pods may have the GPU", (Order,), essential=True),
-    "maintenance": Signal(orders.maintenance, "resume it once the work on it is done", (Order, Sample), essential=True),
-    "flapping": Signal(
-        flapping.flapping, "find out what keeps failing before the GPU is used again", event=True, remembers=True
+    orders.CORDON: Signal(
+        orders.cordon,
+        _ORDER,
+        "lift it once new pods may have the GPU",
+        sees=(Order,),
+        clears=orders.lifting,
+        lasts=True,
     ),
+    orders.MAINTENANCE: Signal(
+        orders.maintenance, _ORDER, orders.advice, orders.Release(), (Order, Sample), clears=orders.resuming
+    ),
+    flapping.NAME: Signal(
+        flapping.flapping,
+        _GUARD,
+        "find out what keeps failing before the GPU is used again",
+        flapping.Falls(),
+        clears=flapping.clears,
+        parts=re.compile(".{1,200}"),
+        apart=True,
+    ),
+    first_look.NAME: Signal(first_look.first_look, _GUARD, _KERNEL_LOG, sees=(), clears="one good look", unserved=True),
 }
 """Signals by name, those first whose word the proofs of others heed."""
-
-OPERATORS = frozenset({"cordon", "maintenance"})
-"""Signals that say nothing of the GPU itself."""
-
-SEVERAL = frozenset({"driver-event", "xid", "flapping"})
-"""Signals that keep several latches of one GPU, told apart by their `part`. They alone are told which, in `Context.key`."""

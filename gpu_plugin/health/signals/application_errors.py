@@ -1,90 +1,157 @@
 """Applications that keep failing on one GPU: whether that is one bad application or a bad GPU."""
 
-from dataclasses import replace
+from typing import Self
+
+from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import lately
-from gpu_plugin.health.latch import Latch, Proof, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import ApplicationError, Observation, Sample
+from gpu_plugin.health.owners import owner
 from gpu_plugin.health.proof import after_recovery
 
-DEGRADED_AT, FATAL_AT, WITHIN = 5, 10, 600.0
+NAME = "application-errors"
+
+DEGRADED_AT, WEDGED_AT, WITHIN = 5, 10, 600.0
 """Errors within so many seconds that are worth a look, and that make a GPU suspect of being wedged."""
 
 _MOST = 64  # errors that are remembered
-_SHOWN = 3  # pods that are named
+_SHOWN = 3  # owners that are named
+
+Owners = tuple[str, ...]
+"""Of the pods that held the GPU, in alphabetical order."""
 
 
-def application_errors(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
-    """Opens by the errors of ten minutes: five are DEGRADED, ten FATAL, where no one pod can be behind all of them.
+class Errors(Memory, frozen=True):
+    """The errors of the last ten minutes: `owned` with their owners, `unknown` where nobody could say; Unix seconds.
 
-    An error while several pods hold the GPU may be any of theirs. Where nobody can say whose it was, five are DEGRADED, and
-    more of them are never FATAL. DEGRADED closes after ten minutes without one; FATAL by proof of a reset.
+    `wedged`: there were so many that the GPU itself is suspected. `unasked` is how many good looks in a row, since the last
+    error, came with a driver that asks for nothing.
+    """
+
+    owned: tuple[tuple[float, Owners], ...] = ()
+    unknown: tuple[float, ...] = ()
+    wedged: bool = False
+    unasked: int = 0
+
+    @property
+    def gathering(self) -> bool:
+        """Whether the driver is about to be believed."""
+        return 0 < self.unasked < CLEAN_SAMPLES
+
+    @property
+    def lasting(self) -> bool:
+        """Whether there were errors."""
+        return bool(self.owned or self.unknown)
+
+    @property
+    def news(self) -> object:
+        """How many there were: in a storm they are as many all the time."""
+        return len(self.owned), len(self.unknown)
+
+    def written(self) -> Self:
+        """The errors."""
+        return replace(self, unasked=0) if self.unasked else self
+
+    def shifted(self, by: float) -> Self:
+        """With the errors' times shifted."""
+        owned = tuple((at + by, who) for at, who in self.owned)
+        return replace(self, owned=owned, unknown=tuple(at + by for at in self.unknown))
+
+    @property
+    def last(self) -> float | None:
+        """When the last one was."""
+        return max((*self.unknown[-1:], *(at for at, _ in self.owned[-1:])), default=None)
+
+
+def application_errors(latch: Latch[Errors] | None, seen: Observation, ctx: Context) -> Latch[Errors] | None:
+    """DEGRADED by five errors within ten minutes where no one owner of pods can be behind all of them, or nobody can say.
+
+    An error while several pods hold the GPU may be any of theirs. Closes after ten minutes without one. An operator may have
+    it mean FATAL: silence proves nothing then, for nothing runs, and it takes a reset; or the driver's word, at three good
+    looks in a row, that it asks for nothing.
     """
     if isinstance(seen, ApplicationError):
         judged = ctx.policy.xids.judge(seen.xid)
         return _gathered(latch, seen, ctx) if judged.repeats else latch
     if latch is None or not isinstance(seen, Sample):
         return latch
-    if latch.verdict is Verdict.FATAL:
-        known = after_recovery(latch, seen, ctx)
-        # What failed before a reset says nothing of the GPU after it.
-        return replace(known, times=(), pods=()) if known is not None and known.reset and not latch.reset else known
-    return None if not seen.fault and ctx.now - _last(latch) >= WITHIN else latch
+    if latch.verdict is Verdict.OK or not _unfit(ctx):
+        latch = latch if latch.proof is not Proof.RESET else replace(latch, proof=Proof.APPLICATION)
+        return None if not seen.fault and ctx.now - until(latch) >= 0 else latch
+    known = after_recovery(replace(latch, proof=Proof.RESET), seen, ctx)
+    if known is None:
+        return None
+    if known.recovery.reset and not latch.recovery.reset:
+        # What failed before a reset says nothing of the GPU after it
+        known = replace(known, memory=replace(known.memory, owned=(), unknown=()))
+    if seen.tells("recovery_action"):
+        clean = seen.recovery_action == 0 and not seen.fault and not ctx.unfit
+        unasked = known.memory.unasked + 1 if clean else 0
+        if unasked >= CLEAN_SAMPLES:
+            return None
+        if unasked != known.memory.unasked:
+            known = replace(known, memory=replace(known.memory, unasked=unasked))
+    return latch if known == latch else known
 
 
-def _gathered(latch: Latch | None, seen: ApplicationError, ctx: Context) -> Latch:
-    known = latch or Latch()
-    times, pods = known.times, tuple((at, who) for at, who in known.pods if ctx.now - at <= WITHIN)
+def until(latch: Latch[Errors]) -> float:
+    """When it ends by itself unless another error comes: Unix time in seconds."""
+    last = latch.memory.last
+    return (latch.since if last is None else last) + WITHIN
+
+
+def _unfit(ctx: Context) -> bool:
+    return ctx.policy.signals.get(NAME) is Verdict.FATAL
+
+
+def _gathered(latch: Latch[Errors] | None, seen: ApplicationError, ctx: Context) -> Latch[Errors]:
+    known = latch or Latch(Errors())
+    owned = tuple((at, who) for at, who in known.memory.owned if ctx.now - at <= WITHIN)
+    unknown = known.memory.unknown
     if seen.pods:
-        pods = _with(pods, ctx.now, ",".join(sorted(seen.pods)))
+        owned = _with(owned, ctx.now, tuple(sorted({owner(pod) for pod in seen.pods})))
     else:
-        times = (*times, ctx.now)
-    times = lately(times, ctx.now, WITHIN, DEGRADED_AT)
-    known = replace(known, times=times, pods=pods)
-    xid = ctx.policy.xids.describe(seen.xid)
-    if len(pods) >= FATAL_AT and _several(pods):
-        words = f"suspected wedged GPU: {FATAL_AT} application errors within 10 minutes, by {_names(pods)}; now {xid}"
-        # What made it so is forgotten: it takes as many anew to say after a reset that this was none.
-        return known.again(
-            verdict=Verdict.FATAL,
-            detail=known.detail if known.verdict is Verdict.FATAL else words,
-            since=known.since if known.verdict is not Verdict.OK else ctx.now,
-            proof=Proof.RESET,
-            times=(),
-            pods=(),
-            marks=known.marks if known.verdict is Verdict.FATAL else ctx.marks,
-        )
+        unknown = (*unknown, ctx.now)
+    unknown = lately(unknown, ctx.now, WITHIN, DEGRADED_AT)
+    memory = replace(known.memory, owned=owned, unknown=unknown, unasked=0)
+    xid, several = ctx.policy.xids.describe(seen.xid), _several(owned)
+    if not memory.wedged and len(owned) >= WEDGED_AT and several:
+        words = f"suspected wedged GPU: {WEDGED_AT} application errors within 10 minutes, by {_names(owned)}; now {xid}"
+        return _opened(known, replace(memory, wedged=True), words, ctx)
     if known.verdict is not Verdict.OK:
-        return known
+        return replace(known, memory=memory)
     by = ""
-    if len(pods) >= DEGRADED_AT and _several(pods):
-        by = f"by {_names(pods)}"
-    elif len(times) >= DEGRADED_AT:
-        by = "and nobody can say by which pods"
+    if len(owned) >= DEGRADED_AT and several:
+        by = f"by {_names(owned)}"
+    elif len(unknown) >= DEGRADED_AT:
+        by = "and nobody can say by whose pods"
     if not by:
-        return known
-    words = f"{DEGRADED_AT} application errors within 10 minutes, {by}; now {xid}"
-    return replace(known, verdict=Verdict.DEGRADED, detail=words, since=ctx.now, proof=Proof.APPLICATION)
+        return replace(known, memory=memory)
+    return _opened(known, memory, f"{DEGRADED_AT} application errors within 10 minutes, {by}; now {xid}", ctx)
 
 
-def _with(pods: tuple[tuple[float, str], ...], now: float, holders: str) -> tuple[tuple[float, str], ...]:
-    """The errors with this one: the newest of each set of pods, as many as could matter."""
-    same = [entry for entry in pods if entry[1] == holders]
-    others = tuple(entry for entry in pods if entry is not same[0]) if len(same) >= FATAL_AT else pods
-    return (*others, (now, holders))[-_MOST:]
+def _opened(known: Latch[Errors], memory: Errors, words: str, ctx: Context) -> Latch[Errors]:
+    if known.verdict is not Verdict.OK:
+        return replace(known, memory=memory, detail=words)
+    proof = Proof.RESET if _unfit(ctx) else Proof.APPLICATION
+    return Latch(memory, Verdict.DEGRADED, words, ctx.now, proof, Recovery(ctx.marks))
 
 
-def _several(pods: tuple[tuple[float, str], ...]) -> bool:
-    """Whether no pod held the GPU at all of these errors."""
-    return not frozenset.intersection(*(frozenset(who.split(",")) for _, who in pods))
+def _with(owned: tuple[tuple[float, Owners], ...], now: float, owners: Owners) -> tuple[tuple[float, Owners], ...]:
+    """The errors with this one: the newest of each set of owners, as many as could matter."""
+    same = [entry for entry in owned if entry[1] == owners]
+    others = tuple(entry for entry in owned if entry is not same[0]) if len(same) >= WEDGED_AT else owned
+    return (*others, (now, owners))[-_MOST:]
 
 
-def _names(pods: tuple[tuple[float, str], ...]) -> str:
-    names = sorted({name for _, who in pods for name in who.split(",")})
+def _several(owned: tuple[tuple[float, Owners], ...]) -> bool:
+    """Whether no owner's pods held the GPU at all of these errors."""
+    return bool(owned) and not frozenset.intersection(*(frozenset(who) for _, who in owned))
+
+
+def _names(owned: tuple[tuple[float, Owners], ...]) -> str:
+    names = sorted({name for _, who in owned for name in who})
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"pods {', '.join(names[:_SHOWN])}{more}"
-
-
-def _last(latch: Latch) -> float:
-    return max((*latch.times[-1:], *(at for at, _ in latch.pods[-1:])), default=latch.since)
+    return f"pods of {', '.join(names[:_SHOWN])}{more}"

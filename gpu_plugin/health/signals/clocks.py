@@ -1,11 +1,13 @@
 """Clocks that the hardware itself holds down."""
 
-from dataclasses import replace
+from typing import Self
+
+from msgspec.structs import replace
 
 from gpu_plugin.devices.nvml_h import CLOCKS_HW_POWER_BRAKE_SLOWDOWN as POWER_BRAKE
 from gpu_plugin.devices.nvml_h import CLOCKS_HW_THERMAL_SLOWDOWN as THERMAL
 from gpu_plugin.health.context import Context
-from gpu_plugin.health.hysteresis import level
+from gpu_plugin.health.hysteresis import Level, level
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 
@@ -15,12 +17,35 @@ WINDOW, SHARE = 600.0, 0.6
 _MINUTE = 60.0
 
 
-def hw_slowdown(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+class SlowMinutes(Level, frozen=True):
+    """For how long clocks were held down lately, minute by minute: when each began (Unix seconds) and its slow seconds.
+
+    `watched` is when the first look was, `last` when the last one was; that is kept only while there is slow time to remember.
+    """
+
+    watched: float = 0.0
+    last: float | None = None
+    minutes: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def gathering(self) -> bool:
+        """Ten minutes are not made out by another look soon."""
+        return False
+
+    def shifted(self, by: float) -> Self:
+        """With the minutes shifted."""
+        return replace(
+            self,
+            watched=self.watched + by,
+            last=None if self.last is None else self.last + by,
+            minutes=tuple((at + by, slow) for at, slow in self.minutes),
+        )
+
+
+def hw_slowdown(latch: Latch[SlowMinutes] | None, seen: Observation, ctx: Context) -> Latch[SlowMinutes] | None:
     """Opens when the clocks were held down for heat or power in 60 % of ten minutes; closes after ten without.
 
-    A sample speaks for the time since the one before, whatever the interval. Until it opens, `since` is the first reading,
-    `value` when the last was, and `times` holds the slow time a minute: its start and how many seconds of it, in turns. The
-    last two are kept only while there is slow time to remember.
+    A sample speaks for the time since the one before, whatever the interval.
     """
     if not isinstance(seen, Sample):
         return latch
@@ -28,39 +53,34 @@ def hw_slowdown(latch: Latch | None, seen: Observation, ctx: Context) -> Latch |
     slow = reasons is not None and bool(reasons & (THERMAL | POWER_BRAKE))
     if latch is not None and latch.verdict is not Verdict.OK:
         bad = None if reasons is None else slow
-        held = level(latch, ctx, bad=bad, verdict=Verdict.DEGRADED, detail="", leave_seconds=WINDOW)
-        return held or Latch(since=ctx.now - WINDOW)
+        held = level(latch, ctx, latch.memory, bad=bad, verdict=Verdict.DEGRADED, detail="", leave_seconds=WINDOW)
+        return held or Latch(SlowMinutes(watched=ctx.now - WINDOW))
     if reasons is None:
-        return latch if latch is None or latch.value is None else replace(latch, value=None)
+        unread = latch is None or latch.memory.last is None
+        return latch if unread or latch is None else replace(latch, memory=replace(latch.memory, last=None))
     if latch is None:
-        latch = Latch(since=ctx.now)
-    if not slow and not latch.times:
+        latch = Latch(SlowMinutes(watched=ctx.now))
+    if not slow and not latch.memory.minutes:
         return latch
-    minutes = _minutes(latch, ctx.now, slow=slow)
-    seconds = sum(
-        held * min(1.0, (start + _MINUTE - (ctx.now - WINDOW)) / _MINUTE)
-        for start, held in zip(minutes[::2], minutes[1::2], strict=True)
-    )
-    if ctx.now - latch.since >= WINDOW and seconds >= SHARE * WINDOW - 1e-3:  # sums of seconds are not exact
-        return level(None, ctx, bad=True, verdict=Verdict.DEGRADED, detail=_words(reasons, seconds))
-    return replace(latch, times=minutes, value=ctx.now if minutes else None)
+    minutes = _minutes(latch.memory, ctx.now, slow=slow)
+    seconds = sum(held * min(1.0, (start + _MINUTE - (ctx.now - WINDOW)) / _MINUTE) for start, held in minutes)
+    whole = ctx.now - latch.memory.watched >= WINDOW
+    if whole and seconds >= SHARE * WINDOW - 1e-3:  # sums of seconds are not exact
+        fresh = SlowMinutes(watched=latch.memory.watched)
+        return level(None, ctx, fresh, bad=True, verdict=Verdict.DEGRADED, detail=_words(reasons, seconds))
+    return replace(latch, memory=replace(latch.memory, minutes=minutes, last=ctx.now if minutes else None))
 
 
-def _minutes(latch: Latch, now: float, *, slow: bool) -> tuple[float, ...]:
-    """Slow time by the minute, as in `Latch.times`, as of now: minutes out of the window are dropped."""
-    kept = [
-        number
-        for start, seconds in zip(latch.times[::2], latch.times[1::2], strict=True)
-        if start + _MINUTE > now - WINDOW
-        for number in (start, seconds)
-    ]
+def _minutes(known: SlowMinutes, now: float, *, slow: bool) -> tuple[tuple[float, float], ...]:
+    """Slow time by the minute as of now: minutes out of the window are dropped."""
+    kept = [entry for entry in known.minutes if entry[0] + _MINUTE > now - WINDOW]
     if slow:
-        minute = latch.since + _MINUTE * ((now - latch.since) // _MINUTE)
-        seconds = 0.0 if latch.value is None else min(max(now - latch.value, 0.0), WINDOW)
-        if kept and kept[-2] == minute:
-            kept[-1] += seconds
+        minute = known.watched + _MINUTE * ((now - known.watched) // _MINUTE)
+        seconds = 0.0 if known.last is None else min(max(now - known.last, 0.0), WINDOW)
+        if kept and kept[-1][0] == minute:
+            kept[-1] = (minute, kept[-1][1] + seconds)
         else:
-            kept += (minute, seconds)
+            kept.append((minute, seconds))
     return tuple(kept)
 
 

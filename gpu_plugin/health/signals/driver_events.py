@@ -1,11 +1,13 @@
 """Events of the driver that are no Xids and speak of a GPU that is failing."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from typing import Self
+
+from msgspec.structs import replace
 
 from gpu_plugin.devices.nvml_h import EventType
 from gpu_plugin.health.context import Context
-from gpu_plugin.health.latch import Latch, Proof, Verdict
+from gpu_plugin.health.latch import Latch, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import DriverEvent, Observation, Sample
 from gpu_plugin.health.proof import after_recovery
 
@@ -26,7 +28,17 @@ DEGRADED: Mapping[int, str] = {
 }
 
 
-def driver_event(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+class Quiet(Memory, frozen=True):
+    """Since when (Unix seconds) nothing was heard of it; None: not since this process listens."""
+
+    quiet_since: float | None = None
+
+    def written(self) -> Self:
+        """Nothing: nobody listened meanwhile."""
+        return replace(self, quiet_since=None)
+
+
+def driver_event(latch: Latch[Quiet] | None, seen: Observation, ctx: Context) -> Latch[Quiet] | None:
     """Opens on an event of a bad kind; closes when the GPU was reset, what is DEGRADED also after a day without another.
 
     There is one latch a kind, in hexadecimal as `key.part`. The day begins with the first good look that hears nothing, and
@@ -38,14 +50,21 @@ def driver_event(latch: Latch | None, seen: Observation, ctx: Context) -> Latch 
         if name is None:
             return latch
         if latch is not None:
-            return latch.again()
+            return latch.again(Quiet())
         verdict, proof = (Verdict.FATAL, Proof.RESET) if fatal else (Verdict.DEGRADED, Proof.QUIET)
-        return Latch(verdict, f"driver event {seen.kind:#x} ({name})", ctx.now, proof, marks=ctx.marks)
+        words = f"driver event {seen.kind:#x} ({name})"
+        return Latch(Quiet(), verdict, words, ctx.now, proof, Recovery(ctx.marks))
     if latch is None or not isinstance(seen, Sample):
         return latch
     after = after_recovery(latch, seen, ctx)
     if after is None or after.proof is not Proof.QUIET or seen.fault:
         return after
-    if after.quiet_since is None:
-        return replace(after, quiet_since=ctx.now)
-    return None if ctx.now - after.quiet_since >= QUIET_SECONDS else after
+    if after.memory.quiet_since is None:
+        return replace(after, memory=Quiet(ctx.now))
+    return None if ctx.now - after.memory.quiet_since >= QUIET_SECONDS else after
+
+
+def until(latch: Latch[Quiet]) -> float | None:
+    """When it ends by itself unless another comes: Unix time in seconds; None while nobody has listened yet."""
+    since = latch.memory.quiet_since
+    return None if since is None else since + QUIET_SECONDS

@@ -1,15 +1,15 @@
 """Uncorrected memory errors, by the driver's own volatile count."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpu_plugin.health.actions import fatal_action
 from gpu_plugin.health.context import Context
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Proof, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, NOTHING, Latch, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.proof import after_recovery
 
 
-def ecc_uncorrected(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+def ecc_uncorrected(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latch[Memory] | None:
     """Opens when nvmlDeviceGetTotalEccErrors counts more uncorrected errors than before; closes when it was set back.
 
     FATAL where the driver asks for a recovery, or cannot say so and the part does not contain errors; otherwise DEGRADED,
@@ -25,21 +25,23 @@ def ecc_uncorrected(latch: Latch | None, seen: Observation, ctx: Context) -> Lat
         if not count or count == known:
             return None
         verdict = _verdict(seen, ctx, now=known is not None)
-        return Latch(verdict, _words(count), ctx.now, Proof.RESET, marks=ctx.marks.after(seen, ctx.now))
-    if count and latch.marks.ecc is not None and count != latch.marks.ecc:
+        return Latch(NOTHING, verdict, _words(count), ctx.now, Proof.RESET, Recovery(ctx.marks.after(seen, ctx.now)))
+    marks = latch.recovery.marks
+    if count and marks.ecc is not None and count != marks.ecc:
         stood = Verdict.DEGRADED if latch.overridden else latch.verdict
         verdict = max(stood, _verdict(seen, ctx, now=True))
-        return latch.again(verdict=verdict, detail=_words(count), marks=latch.marks.after(seen, ctx.now))
-    if fatal_action(seen.recovery_action) and not latch.reset and latch.verdict < Verdict.FATAL:
+        return latch.again(NOTHING, marks.after(seen, ctx.now), verdict=verdict, detail=_words(count))
+    if fatal_action(seen.recovery_action) and not latch.recovery.reset and latch.verdict < Verdict.FATAL:
         # What the driver asks for after a reset is for something else, and has a signal of its own
-        latch = latch.again(verdict=Verdict.FATAL)
-    cleared = count == 0 and bool(latch.marks.ecc) and latch.marks.compares(seen)
+        latch = latch.again(NOTHING, verdict=Verdict.FATAL)
+    cleared = count == 0 and bool(marks.ecc) and marks.compares(seen)
     after = after_recovery(latch, seen, ctx)
-    if cleared and after is not None and not after.reset:  # which proves that count over, and nothing else
-        after = replace(after, reset=True, streak=min(after.streak, 1))
-    if after is not None or not count:
-        return after
-    return latch if latch.streak == CLEAN_SAMPLES else replace(latch, streak=CLEAN_SAMPLES)
+    if after is None:
+        settled = replace(latch.recovery, clean=CLEAN_SAMPLES)  # looks do not settle what the count still says
+        return replace(latch, recovery=settled) if count else None
+    if cleared and not after.recovery.reset:  # which proves that count over, and nothing else
+        return replace(after, recovery=replace(after.recovery, reset=True, clean=min(after.recovery.clean, 1)))
+    return after
 
 
 def _verdict(seen: Sample, ctx: Context, *, now: bool) -> Verdict:

@@ -1,13 +1,13 @@
 """Whether the driver's events still reach us."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
-from gpu_plugin.health.latch import Latch, Verdict
+from gpu_plugin.health.latch import NOTHING, Latch, Memory, Verdict
 from gpu_plugin.health.observation import DriverEvent, EventDelivery, Observation, XidEvent
 
 
-def events(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+def events(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latch[Memory] | None:
     """Opens when the wait for events keeps failing; closes when it works again, or an event came.
 
     It is never FATAL: looks still tell of most faults, an Xid's own number excepted.
@@ -15,6 +15,6 @@ def events(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None
     if isinstance(seen, EventDelivery) and seen.trouble:
         words = f"the driver's events do not reach us, health relies on polling: {seen.trouble}"
         if latch is None:
-            return Latch(Verdict.DEGRADED, words, ctx.now)
+            return Latch(NOTHING, Verdict.DEGRADED, words, ctx.now)
         return latch if latch.detail == words else replace(latch, detail=words)
     return None if isinstance(seen, (EventDelivery, XidEvent, DriverEvent)) else latch

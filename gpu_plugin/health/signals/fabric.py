@@ -1,5 +1,7 @@
 """The NVLink fabric that a GPU is to join before CUDA works on it, as nvmlDeviceGetGpuFabricInfoV tells of it."""
 
+from collections.abc import Mapping
+
 from gpu_plugin.devices.nvml_h import (
     FABRIC_CONDITION_MASK,
     FABRIC_CONFIGURATION_MASK,
@@ -12,16 +14,16 @@ from gpu_plugin.devices.nvml_h import (
     FabricSummary,
 )
 from gpu_plugin.health.context import Context
-from gpu_plugin.health.grades import graded
+from gpu_plugin.health.grades import GRADED, Graded, graded
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Fabric, Observation, Sample
 
-_STATES = {
+_STATES: Mapping[int, str] = {
     FabricState.NOT_STARTED: "has not begun to join its NVLink fabric",
     FabricState.IN_PROGRESS: "is still joining its NVLink fabric",
 }
 
-_CONFIGURATIONS = {
+_CONFIGURATIONS: Mapping[int, str] = {
     FabricConfiguration.INCORRECT_SYSGUID: "a wrong system GUID",
     FabricConfiguration.INCORRECT_CHASSIS_SN: "a wrong chassis serial number",
     FabricConfiguration.NO_PARTITION: "no partition",
@@ -32,7 +34,7 @@ _CONFIGURATIONS = {
 }
 
 
-def fabric(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+def fabric(latch: Latch[Graded] | None, seen: Observation, ctx: Context) -> Latch[Graded] | None:
     """Opens on two looks at a fabric that is not ready or not sound; closes on three at one that is both.
 
     One that is not ready at the first look of all opens at once: CUDA fails with error 802 (system not yet initialized)
@@ -45,10 +47,10 @@ def fabric(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None
         return None
     found = seen.fabric
     if found is None or seen.nvlinks is None:
-        return graded(latch, ctx, grade=None, detail="")
+        return graded(latch, ctx, GRADED, grade=None, detail="")
     grade, words = judge(found)
-    starting = ctx.before is None and found.state not in (FabricState.NOT_SUPPORTED, FabricState.COMPLETED)
-    return graded(latch, ctx, grade=grade, detail=words, enter=1 if starting else 2)
+    starting = ctx.first and found.state not in (FabricState.NOT_SUPPORTED, FabricState.COMPLETED)
+    return graded(latch, ctx, GRADED, grade=grade, detail=words, enter=1 if starting else 2)
 
 
 def judge(found: Fabric) -> tuple[Verdict, str]:

@@ -1,9 +1,9 @@
 """Heat at which the hardware slows itself down."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
-from gpu_plugin.health.hysteresis import level
+from gpu_plugin.health.hysteresis import Level, level
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 
@@ -13,11 +13,17 @@ SAMPLES, BELOW, COOL_SECONDS = 4, 5, 120.0
 _GPU, _MEMORY = 1, 2
 
 
-def slowdown_temperature(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+class Hot(Level, frozen=True):
+    """`sensors` is a mask of those that were hot."""
+
+    sensors: int = 0
+
+
+def slowdown_temperature(latch: Latch[Hot] | None, seen: Observation, ctx: Context) -> Latch[Hot] | None:
     """Opens at the GPU's slowdown threshold, or its memory's highest temperature, in four samples; closes on coolness.
 
-    Closes once both are 5 °C below for two minutes. `value` is a mask of the sensors that were hot: one of them that can
-    not be read proves nothing, while one that the part has not got is not waited for.
+    Closes once both are 5 °C below for two minutes. A sensor that was hot and can not be read proves nothing, while one
+    that the part has not got is not waited for.
     """
     if not isinstance(seen, Sample):
         return latch
@@ -36,17 +42,18 @@ def slowdown_temperature(latch: Latch | None, seen: Observation, ctx: Context) -
             words += f"{name} at {celsius} °C, it slows down at {limit} °C"
         elif celsius > limit - BELOW:
             warm |= sensor
-    was_hot = int(latch.value or 0) if latch is not None else 0
-    cool = None if warm or was_hot & unread or unread == _GPU | _MEMORY else False
+    were = latch.memory.sensors if latch is not None else 0
+    cool = None if warm or were & unread or unread == _GPU | _MEMORY else False
     known = level(
         latch,
         ctx,
+        Hot(),
         bad=True if hot else cool,
         verdict=Verdict.DEGRADED,
         detail=words,
         enter=SAMPLES,
         leave_seconds=COOL_SECONDS,
     )
-    if not hot or known is None or known.verdict is Verdict.OK or was_hot | hot == was_hot:
+    if not hot or known is None or known.verdict is Verdict.OK or known.memory.sensors == were | hot:
         return known
-    return replace(known, value=was_hot | hot)
+    return replace(known, memory=replace(known.memory, sensors=were | hot))

@@ -1,36 +1,57 @@
 """Heat, by how far the GPU is from its T.Limit: the measure of parts whose limits are not plain temperatures."""
 
-from dataclasses import replace
+from typing import Self
 
-from gpu_plugin.health.context import Context
-from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.hysteresis import level
+from msgspec.structs import replace
+
+from gpu_plugin.health.context import Case, Context
+from gpu_plugin.health.hysteresis import Level, level
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Observation, Sample
-from gpu_plugin.health.policy import HealthPolicy
 
 NEAR, SAMPLES_NEAR, SAMPLES_SLOW, ABOVE, COOL_SECONDS = 2, 2, 4, 5, 120.0
 """°C from shutdown that are too near, in how many samples; how many at slowdown; how far above it is cool, for how long."""
 
-_TRUSTED = 1.0
-_COOL = Latch(value=_TRUSTED)
+
+class Trusted(Level, frozen=True):
+    """Of a sensor that has shown something above 0 once. `near`: the last look was too near to shutdown."""
+
+    near: bool = False
+
+    @property
+    def lasting(self) -> bool:
+        """That it works is what is worth keeping."""
+        return True
+
+    @property
+    def news(self) -> object:
+        """Nothing: looks are taken anew."""
+        return None
+
+    def written(self) -> Self:
+        """That it works."""
+        return replace(self, row=0, quiet_since=None, near=False)
+
+    def held(self) -> Self:
+        """That it works."""
+        return self.written()
 
 
-def margin(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+def margin(latch: Latch[Trusted] | None, seen: Observation, ctx: Context) -> Latch[Trusted] | None:
     """FATAL 2 °C from shutdown in two samples, DEGRADED at slowdown in four; closes after a time 5 °C above slowdown.
 
     The limits are NVML's fields 193 (shutdown) and 194 (slowdown), negative numbers beyond T.Limit. Its own 0 stands in for
     a slowdown that the part does not say; where it says no shutdown, nothing is FATAL. A sensor that has never shown anything
-    above 0 is broken, as some H100s' are, and ignored: a latch, with a `value` of 1, is kept of one that has.
+    above 0 is broken, as some H100s' are, and ignored: a latch is kept of one that has.
     """
     if not isinstance(seen, Sample):
         return latch
     left = seen.margin
     if latch is None:
-        return _COOL if left is not None and left > 0 else None
+        return Latch(Trusted()) if left is not None and left > 0 else None
     shutdown, slowdown = _relative(ctx.facts.margins.shutdown), _relative(ctx.facts.margins.slowdown)
     near, slow = _near(left, shutdown), 0 if slowdown is None else slowdown
-    unfit = near and latch.streak > 0 and ctx.before is not None and _near(ctx.before.margin, shutdown)
+    unfit = near and latch.memory.near
     bad: bool | None = None
     if left is not None and (near or left <= slow):
         bad = True
@@ -40,6 +61,7 @@ def margin(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None
     known = level(
         latch,
         ctx,
+        Trusted(),
         bad=bad,
         verdict=Verdict.FATAL if unfit else Verdict.DEGRADED,
         detail=f"{left} °C to its T.Limit, the GPU {limit}",
@@ -47,15 +69,19 @@ def margin(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None
         leave_seconds=ctx.policy.temperature_recovery if latch.verdict is Verdict.FATAL else COOL_SECONDS,
     )
     if known is None:
-        return _COOL
-    streak = 1 if near and known.verdict is Verdict.DEGRADED else known.streak
-    return known if (known.value, known.streak) == (_TRUSTED, streak) else replace(known, value=_TRUSTED, streak=streak)
+        return latch if latch == _COOL else _COOL
+    row = 1 if near and known.verdict is Verdict.DEGRADED else known.memory.row
+    memory = replace(known.memory, near=near, row=row)
+    return known if memory == known.memory else replace(known, memory=memory)
 
 
-def cooled(facts: Facts, policy: HealthPolicy) -> str:
+_COOL = Latch(Trusted())
+
+
+def cooled(case: Case) -> str:
     """What closes it, for people."""
-    cool = (_relative(facts.margins.slowdown) or 0) + ABOVE
-    seconds = policy.temperature_recovery
+    cool = (_relative(case.facts.margins.slowdown) or 0) + ABOVE
+    seconds = case.policy.temperature_recovery
     unfit = f" ({seconds:g} s where it was FATAL)" if seconds != COOL_SECONDS else ""
     return f"{cool} °C or more to its T.Limit, at every look for {COOL_SECONDS:g} s{unfit}"
 

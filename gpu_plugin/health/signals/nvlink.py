@@ -1,77 +1,112 @@
 """A GPU's NVLinks: those that were up and are down, and the errors on them."""
 
-import re
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Self
+
+from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import level
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Verdict
 from gpu_plugin.health.observation import Observation, Sample
-from gpu_plugin.health.totals import grown, nothing_new, tally, unread
+from gpu_plugin.health.totals import Counted, grown, tally, unread
 
 CRC_ERRORS, WITHIN, QUIET = 100, 3600.0, 3600.0
 """More CRC errors than this within so many seconds are too many; so many seconds without close what was."""
 
 
-def nvlink(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+class Links(Memory, frozen=True):
+    """Masks of links: that were ever seen `up`, that were `down` at the last look, that are `named` as gone down.
+
+    `row` is how many looks in a row all were up since.
+    """
+
+    up: int = 0
+    down: int = 0
+    named: int = 0
+    row: int = 0
+
+    @property
+    def gathering(self) -> bool:
+        """Whether another look would tell if links are down, or up again."""
+        return self.row > 0 or self.down & ~self.named != 0
+
+    @property
+    def lasting(self) -> bool:
+        """Whether a link was ever up."""
+        return bool(self.up)
+
+    @property
+    def news(self) -> object:
+        """The links that were up."""
+        return self.up
+
+    def written(self) -> Self:
+        """The links that were up, and those that are named: which are down is made out anew."""
+        return replace(self, row=0, down=self.named)
+
+
+def nvlink(latch: Latch[Links] | None, seen: Observation, ctx: Context) -> Latch[Links] | None:
     """Opens when a link that was up is down at two looks in a row; closes on three looks at all of them up.
 
-    `value` is a mask of the links that were ever seen up: what never was is no news. A GPU in MIG mode makes no use of its
-    links (NVIDIA's MIG user guide: no peer-to-peer), which may be powered down then, and is judged afresh after that.
+    What never was up is no news. A GPU in MIG mode makes no use of its links (NVIDIA's MIG user guide: no peer-to-peer),
+    which may be powered down then, and is judged afresh after that.
     """
     if not isinstance(seen, Sample):
         return latch
     if ctx.facts.mig:
         return None
     if seen.nvlinks is None:
-        return replace(latch, streak=0) if latch is not None and latch.streak else latch
-    known = latch or Latch(value=0)
-    up = _mask(seen.nvlinks)
-    were = int(known.value or 0) | up
-    down = were & ~up
-    before = ctx.before.nvlinks if down and ctx.before is not None else None
-    twice = down & ~_mask(before) if before is not None else 0
-    if known.verdict is Verdict.OK:
-        if known.streak and twice:
-            return Latch(Verdict.DEGRADED, _words(twice), ctx.now, value=were)
-        changed = Latch(value=were, streak=1 if down else 0)
-        return (latch if changed == latch else changed) if were else None
-    named = _named(known.detail)
-    if twice & ~named:
-        return known.again(detail=_words(named | twice), value=were)
-    if not down and known.streak + 1 >= CLEAN_SAMPLES:
-        return Latch(value=were)
-    changed = replace(known, streak=0 if down else known.streak + 1, value=were)
-    return latch if changed == latch else changed
+        memory = replace(latch.memory, down=latch.memory.named, row=0) if latch is not None else None
+        return latch if latch is None or memory is None or memory == latch.memory else replace(latch, memory=memory)
+    known = latch.memory if latch is not None else Links()
+    now = _mask(seen.nvlinks)
+    up = known.up | now
+    down = up & ~now
+    twice = down & known.down
+    if latch is None or latch.verdict is Verdict.OK:
+        if twice:
+            return Latch(Links(up, down, twice), Verdict.DEGRADED, _words(twice), ctx.now)
+        if latch is not None and (up, down) == (known.up, known.down):
+            return latch
+        return Latch(Links(up, down)) if up else None
+    if named := twice & ~known.named:
+        named |= known.named
+        return latch.again(Links(up, down, named), detail=_words(named))
+    if not down and known.row + 1 >= CLEAN_SAMPLES:
+        return Latch(Links(up))
+    memory = Links(up, down, known.named, 0 if down else known.row + 1)
+    return latch if memory == known else replace(latch, memory=memory)
 
 
-def nvlink_errors(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+def nvlink_errors(latch: Latch[Counted] | None, seen: Observation, ctx: Context) -> Latch[Counted] | None:
     """Opens on a recovery that failed, or on too many CRC errors within an hour; closes on an hour without.
 
-    `readings` are failed recoveries and CRC errors in total, `times` the last CRC errors.
+    The totals are failed recoveries and CRC errors, the times those of the last CRC errors.
     """
     if not isinstance(seen, Sample):
         return latch
     now = (seen.nvlink_failed_recoveries, seen.nvlink_crc_errors)
-    if latch is not None and nothing_new(latch, now):
+    if latch is not None and latch.verdict is Verdict.OK and now == latch.memory.totals and not latch.memory.times:
         return latch
-    known = latch or Latch()
-    (failed, errors), readings = grown(known.readings, now)
-    times = tally(known.times, errors, ctx.now, WITHIN, CRC_ERRORS)
+    known = latch or Latch(Counted())
+    (failed, errors), totals = grown(known.memory.totals, now)
+    times = tally(known.memory.times, errors, ctx.now, WITHIN, CRC_ERRORS)
+    memory = replace(known.memory, totals=totals, times=times)
     bad = bool(failed) or (errors > 0 and len(times) > CRC_ERRORS)
     words = "an NVLink failed to recover" if failed else f"more than {CRC_ERRORS} CRC errors on NVLinks within an hour"
+    fresh = Counted(totals=totals, times=times)
     judged = level(
-        replace(known, readings=readings, times=times),
+        replace(known, memory=memory),
         ctx,
-        bad=bad or (None if unread(readings, now) else False),
+        fresh,
+        bad=bad or (None if unread(totals, now) else False),
         verdict=Verdict.DEGRADED,
         detail=words,
         leave_seconds=QUIET,
     )
-    if judged is None or (bad and known.verdict is Verdict.OK):
-        fresh = replace(judged or Latch(), readings=readings, times=times)
-        return None if fresh == Latch(readings=(None, None)) else latch if fresh == latch else fresh
+    if judged is None:
+        judged = None if totals == (None, None) else Latch(fresh)
     return latch if judged == latch else judged
 
 
@@ -86,8 +121,3 @@ def _words(links: int) -> str:
     if len(numbers) == 1:
         return f"NVLink {numbers[0]} went down"
     return f"NVLinks {', '.join(numbers[:-1])} and {numbers[-1]} went down"
-
-
-def _named(words: str) -> int:
-    """The mask of the links that `_words` named: they are known from there alone, also after a restart."""
-    return sum(1 << int(number) for number in re.findall(r"\d+", words))

@@ -1,31 +1,62 @@
 """What operators ask for: a GPU cordoned, or released for maintenance."""
 
-from gpu_plugin.health.context import Context
-from gpu_plugin.health.latch import Latch, Proof, Verdict
+from gpu_plugin.health.context import Case, Context
+from gpu_plugin.health.latch import NOTHING, AnyLatch, Latch, Memory, Proof, Verdict
 from gpu_plugin.health.observation import Observation, Order, Sample
+
+CORDON, MAINTENANCE = "cordon", "maintenance"
 
 RELEASED = "maintenance"
 RESUMED = "resumed; no good look at it yet"
 
 
-def cordon(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+class Release(Memory, frozen=True):
+    """`resumed`: the operator's word is over, and the first good look ends it."""
+
+    resumed: bool = False
+
+
+def cordon(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latch[Memory] | None:
     """Opens and closes by the operator's word alone."""
     if not isinstance(seen, Order):
         return latch
     if seen.verb == "cordon":
-        return latch or Latch(Verdict.FATAL, "cordoned", ctx.now, Proof.OPERATOR)
+        return latch or Latch(NOTHING, Verdict.FATAL, "cordoned", ctx.now, Proof.OPERATOR)
     return None if seen.verb == "uncordon" else latch
 
 
-def maintenance(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
-    """Opens on release; closes on the first good look after resume. `value` is 1 once resume was asked for."""
+def maintenance(latch: Latch[Release] | None, seen: Observation, ctx: Context) -> Latch[Release] | None:
+    """Opens on release; closes on the first good look after resume."""
     if isinstance(seen, Order) and seen.verb == "release":
-        if latch is not None and not latch.value:
-            return latch
-        return Latch(Verdict.FATAL, RELEASED, latch.since if latch else ctx.now, Proof.OPERATOR)
+        return latch if latch is not None and released(latch) else release(latch.since if latch else ctx.now)
     if latch is None:
         return None
     if isinstance(seen, Order):
-        resumed = seen.verb == "resume" and not latch.value
-        return Latch(Verdict.FATAL, RESUMED, latch.since, Proof.READING, value=1) if resumed else latch
-    return None if latch.value and isinstance(seen, Sample) and not seen.fault else latch
+        resumed = seen.verb == "resume" and released(latch)
+        return Latch(Release(resumed=True), Verdict.FATAL, RESUMED, latch.since) if resumed else latch
+    return None if not released(latch) and isinstance(seen, Sample) and not seen.fault else latch
+
+
+def release(since: float) -> Latch[Release]:
+    """The latch of a GPU that is released since then, Unix time in seconds."""
+    return Latch(Release(), Verdict.FATAL, RELEASED, since, Proof.OPERATOR)
+
+
+def released(latch: AnyLatch) -> bool:
+    """Whether a latch of `maintenance` is of a GPU that nobody has resumed yet."""
+    return isinstance(latch.memory, Release) and not latch.memory.resumed
+
+
+def lifting(case: Case) -> str:
+    """What lifts a cordon, for people."""
+    return f"gpu-plugin uncordon --gpu {case.gpu}"
+
+
+def resuming(case: Case) -> str:
+    """What ends a release, for people."""
+    return f"gpu-plugin resume --gpu {case.gpu}" if released(case.latch) else "the first good look at it"
+
+
+def advice(case: Case) -> str:
+    """What an operator is advised to do about a release; empty for nothing."""
+    return "resume it once the work on it is done" if released(case.latch) else ""

@@ -1,42 +1,32 @@
 """Whether the GPU, and the driver that is asked for it, are there at all."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
-from gpu_plugin.health.hysteresis import level
+from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Verdict
 from gpu_plugin.health.observation import Fault, Observation, Sample
 
 
-def vanished(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+def vanished(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
     """Opens when the driver or the bus does not have the GPU at two looks in a row; closes on three that reach it."""
     return _absent(latch, seen, ctx, Fault.VANISHED, "the driver does not find the GPU any more", 2)
 
 
-def driver(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+def driver(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
     """Opens when the driver is not loaded, or is another version than its library; closes on three good looks."""
     return _absent(latch, seen, ctx, Fault.DRIVER, "the NVIDIA driver does not answer", 1)
 
 
-def first_look(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
-    """Opens where the first look at a GPU was no good one; closes on the first that is.
-
-    What nobody has seen at work is not handed out: `unanswered`, which bears with a failure now and then, is for GPUs that
-    were seen.
-    """
-    if not isinstance(seen, Sample):
-        return latch
-    if seen.fault is Fault.UNSEEN:
-        return latch or Latch(Verdict.FATAL, seen.detail, ctx.now, marks=ctx.marks)
-    return latch if seen.fault else None
-
-
-def _absent(latch: Latch | None, seen: Observation, ctx: Context, fault: Fault, words: str, enter: int) -> Latch | None:
+def _absent(
+    latch: Latch[Level] | None, seen: Observation, ctx: Context, fault: Fault, words: str, enter: int
+) -> Latch[Level] | None:
     if not isinstance(seen, Sample):
         return latch
     after = level(
         latch,
         ctx,
+        LEVEL,
         bad=seen.fault is fault if seen.fault in (Fault.NONE, fault) else None,
         verdict=Verdict.FATAL,
         detail=seen.detail or words,

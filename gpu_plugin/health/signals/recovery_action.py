@@ -1,9 +1,14 @@
 """What the driver itself asks for, so that a GPU works again."""
 
+from collections.abc import Mapping
+from typing import Self
+
+from msgspec.structs import replace
+
 from gpu_plugin.devices.nvml_h import RecoveryAction
 from gpu_plugin.health.actions import fatal_action
-from gpu_plugin.health.context import Context
-from gpu_plugin.health.grades import graded
+from gpu_plugin.health.context import Case, Context
+from gpu_plugin.health.grades import Graded, graded
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.xids import REBOOT, RESET
@@ -14,7 +19,7 @@ FOLLOWS, EXCUSED = 30.0, 600.0
 And how long that excuses it: what the driver still asks for then it asks for the GPU's own sake.
 """
 
-_ASKS = {
+_ASKS: Mapping[int, str] = {
     RecoveryAction.GPU_RESET: "for a reset of the GPU",
     RecoveryAction.NODE_REBOOT: "for a reboot of the node",
     RecoveryAction.DRAIN_P2P: "to drain the GPU's peer-to-peer traffic, so that new work is kept away while what runs goes on",
@@ -26,7 +31,7 @@ _ASKS = {
 """nvmlDeviceGpuRecoveryAction_t (nvml.h, NVML_GPU_RECOVERY_ACTION_*) but none, which is 0."""
 
 
-_ADVICE = {
+_ADVICE: Mapping[int, str] = {
     RecoveryAction.GPU_RESET: RESET,
     RecoveryAction.NODE_REBOOT: REBOOT,
     RecoveryAction.DRAIN_P2P: "let its pods end: no new one gets it meanwhile",
@@ -37,34 +42,48 @@ _ADVICE = {
 }
 
 
-def recovery_action(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+class Wish(Graded, frozen=True):
+    """`action` is what the driver asked for last; `excused` until when (Unix seconds) that is on account of an Xid."""
+
+    action: int = 0
+    excused: float = 0.0
+
+    def shifted(self, by: float) -> Self:
+        """With its time shifted."""
+        return replace(self, excused=self.excused + by)
+
+
+def recovery_action(latch: Latch[Wish] | None, seen: Observation, ctx: Context) -> Latch[Wish] | None:
     """Opens at once on any action; closes after three looks in a row at which the driver asked for none.
 
-    `value` is the action. Another one of the same weight is news; a lighter one counts once it lasted three looks. What the
-    driver asks for on account of an Xid that the operator calls no fault is DEGRADED at most for ten minutes. Only an Xid that
-    can lead to that recovery is such an account.
+    Another one of the same weight is news; a lighter one counts once it lasted three looks. What the driver asks for on
+    account of an Xid that the operator calls no fault is DEGRADED at most for ten minutes. Only an Xid that can lead to that
+    recovery is such an account.
     """
     if not isinstance(seen, Sample):
         return latch
     action = seen.recovery_action
     if not action:
-        return graded(latch, ctx, grade=None if action is None else Verdict.OK, detail="")
-    grade, detail = _grade(action), words(action)
-    if grade is Verdict.FATAL and _excused(latch, action, ctx):
+        return graded(latch, ctx, Wish(), grade=None if action is None else Verdict.OK, detail="")
+    grade, detail, excused = _grade(action), words(action), 0.0
+    if grade is Verdict.FATAL and (excused := _excused(latch, action, ctx)) > ctx.now:
         grade, detail = Verdict.DEGRADED, f"{detail}, after an Xid that is set to be no fault"
-    after = graded(latch, ctx, grade=grade, detail=detail)
-    if after is None or grade < after.verdict or after.value == action:
+    after = graded(latch, ctx, Wish(), grade=grade, detail=detail)
+    if after is None or grade < after.verdict or after.memory.action == action:
         return after
-    return after.again(detail=detail, value=action)
+    return after.again(replace(after.memory, action=action, excused=excused, row=0), detail=detail)
 
 
-def _excused(latch: Latch | None, action: int, ctx: Context) -> bool:
-    """Whether the driver asks for this because of Xids of which the operator's own word is that they are no fault."""
-    if latch is not None and latch.verdict is not Verdict.OK and latch.value == action:
-        return latch.verdict is Verdict.DEGRADED and 0 <= ctx.now - latch.since < EXCUSED
+def _excused(latch: Latch[Wish] | None, action: int, ctx: Context) -> float:
+    """Until when the driver asks for this because of Xids of which the operator's own word is that they are no fault."""
+    if latch is not None and latch.verdict is not Verdict.OK and latch.memory.action == action:
+        return latch.memory.excused
     judged = (ctx.policy.xids.judge(xid) for at, xid in ctx.xids if 0 <= ctx.now - at <= FOLLOWS)
     before = [j for j in judged if j.resets]
-    return any(j.firm and j.verdict < Verdict.FATAL for j in before) and all(j.verdict < Verdict.FATAL for j in before)
+    excused = any(j.firm and j.verdict < Verdict.FATAL for j in before) and all(
+        j.verdict < Verdict.FATAL for j in before
+    )
+    return ctx.now + EXCUSED if excused else 0.0
 
 
 def words(action: int) -> str:
@@ -72,9 +91,9 @@ def words(action: int) -> str:
     return f"the driver asks {_ASKS.get(action) or f'for recovery action {action}, which is none of those known here'}"
 
 
-def advice(latch: Latch) -> str:
-    """What an operator is advised to do about the action that a latch has as its `value`."""
-    known = _ADVICE.get(int(latch.value or 0))
+def advice(case: Case) -> str:
+    """What an operator is advised to do about the action that the driver asks for."""
+    known = _ADVICE.get(case.latch.memory.action)
     return known or "look the action up in the documentation of the driver's NVML, and drain the GPU"
 
 

@@ -1,12 +1,12 @@
 """Rows of memory that are to be remapped."""
 
 from gpu_plugin.health.context import Context
-from gpu_plugin.health.latch import Latch, Proof, Verdict
+from gpu_plugin.health.latch import NOTHING, Latch, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.proof import after_recovery
 
 
-def remap_pending(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+def remap_pending(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latch[Memory] | None:
     """DEGRADED while a remapping waits for a reset; closes when none does.
 
     A GPU that was cut into MIG instances since does not say (nvmlDeviceGetRemappedRows): the reset itself is proof enough.
@@ -19,6 +19,7 @@ def remap_pending(latch: Latch | None, seen: Observation, ctx: Context) -> Latch
         return None
     words = "the remapping of a memory row waits for a reset of the GPU; new work is not affected"
     if latch is None:
-        return Latch(Verdict.DEGRADED, words, ctx.now, Proof.RESET, marks=ctx.marks.after(seen, ctx.now))
-    again = latch.again(marks=latch.marks.after(seen, ctx.now))
+        recovery = Recovery(ctx.marks.after(seen, ctx.now))
+        return Latch(NOTHING, Verdict.DEGRADED, words, ctx.now, Proof.RESET, recovery)
+    again = latch.again(NOTHING, latch.recovery.marks.after(seen, ctx.now))
     return latch if again == latch else again

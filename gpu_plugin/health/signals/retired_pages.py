@@ -1,7 +1,7 @@
 """Memory pages that the driver retired, on parts before Ampere: those since remap rows instead."""
 
 from gpu_plugin.health.context import Context
-from gpu_plugin.health.hysteresis import level
+from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import Latch, Proof, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.signals.unrepairable import condemned
@@ -10,7 +10,7 @@ REPLACED_AT = 60
 """Retired pages at which NVIDIA replaces a part; the driver can retire 64 (NVIDIA, Dynamic Page Retirement)."""
 
 
-def retired_pages(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+def retired_pages(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
     """DEGRADED while a retirement waits for a reset, FATAL once there are so many that the part is to be replaced."""
     if not isinstance(seen, Sample):
         return latch
@@ -20,4 +20,4 @@ def retired_pages(latch: Latch | None, seen: Observation, ctx: Context) -> Latch
     if latch is not None and latch.proof is Proof.RMA:
         return condemned(latch, seen, ctx, bad=None if pages is None else False, detail="")
     words = "the retirement of a memory page waits for a reset of the GPU"
-    return level(latch, ctx, bad=seen.retired_pending, verdict=Verdict.DEGRADED, detail=words)
+    return level(latch, ctx, LEVEL, bad=seen.retired_pending, verdict=Verdict.DEGRADED, detail=words)

@@ -1,17 +1,16 @@
 """Heat at which the hardware is about to shut down, by the GPU's own thresholds."""
 
-from gpu_plugin.health.context import Context
+from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.hysteresis import level
+from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Observation, Sample
-from gpu_plugin.health.policy import HealthPolicy
 
 NEAR, SAMPLES, BELOW = 2, 2, 5
 """°C under shutdown that are too near, in how many samples; how many °C under slowdown are cool."""
 
 
-def temperature(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+def temperature(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
     """Opens at 2 °C under the shutdown threshold in two samples; closes after a time 5 °C under the slowdown one."""
     if not isinstance(seen, Sample):
         return latch
@@ -25,6 +24,7 @@ def temperature(latch: Latch | None, seen: Observation, ctx: Context) -> Latch |
     return level(
         latch,
         ctx,
+        LEVEL,
         bad=bad,
         verdict=Verdict.FATAL,
         detail=f"{celsius} °C, the GPU shuts down at {shutdown} °C" if bad else "",
@@ -41,8 +41,8 @@ def coolness(facts: Facts) -> int | None:
     return (shutdown - BELOW if slowdown is None else min(slowdown, shutdown)) - BELOW
 
 
-def cooled(facts: Facts, policy: HealthPolicy) -> str:
+def cooled(case: Case) -> str:
     """What closes it, for people."""
-    cool, seconds = coolness(facts), policy.temperature_recovery
+    cool, seconds = coolness(case.facts), case.policy.temperature_recovery
     below = f"below {cool} °C" if cool is not None else "cool"
     return f"a temperature {below}, at every look for {seconds:g} s" if seconds else f"a temperature {below}"

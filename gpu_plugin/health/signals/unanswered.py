@@ -1,69 +1,88 @@
 """The driver does not answer for the GPU: a call hangs, or fails for no reason of its own."""
 
-from dataclasses import replace
+from typing import Self
+
+from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
-from gpu_plugin.health.hysteresis import level, unproven
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Verdict
+from gpu_plugin.health.hysteresis import LEVEL, Level, level
+from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Verdict
 from gpu_plugin.health.observation import Fault, Observation, Sample
 
 FAILURES, AMONG, WITHIN, FATAL_AFTER, GOOD = 3, 5, 120.0, 10, 5
 """Failed looks, among how many, within how many seconds, that are DEGRADED; how many are FATAL; how many good ones end it."""
 
 
-def hung(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+class Answers(Memory, frozen=True):
+    """What came of the last looks: `looks` has a bit each, the last one lowest, 1 for a failure.
+
+    `failures` are when (Unix seconds) they failed, as long as they are among the last five looks, or since it opened. `row` is
+    how many the last look was in a row with those like it, 0 where it failed and there is nothing worse to come.
+    """
+
+    looks: int = 0
+    failures: tuple[float, ...] = ()
+    row: int = 0
+
+    @property
+    def gathering(self) -> bool:
+        """Whether another look would tell."""
+        return self.row > 0
+
+    def held(self) -> Self:
+        """The failures, and no good looks in a row."""
+        return replace(self, row=0, looks=self.looks | 1)
+
+    def shifted(self, by: float) -> Self:
+        """With the failures' times shifted."""
+        return replace(self, failures=tuple(at + by for at in self.failures))
+
+
+def hung(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
     """Opens when a call has not come back in time; closes on three good looks in a row."""
     if not isinstance(seen, Sample):
         return latch
     bad = True if seen.fault is Fault.HUNG else None if seen.fault else False
-    return level(latch, ctx, bad=bad, verdict=Verdict.FATAL, detail=seen.detail, leave=CLEAN_SAMPLES)
+    return level(latch, ctx, LEVEL, bad=bad, verdict=Verdict.FATAL, detail=seen.detail, leave=CLEAN_SAMPLES)
 
 
-def unanswered(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+def unanswered(latch: Latch[Answers] | None, seen: Observation, ctx: Context) -> Latch[Answers] | None:
     """DEGRADED once three of five looks within two minutes failed, FATAL at the tenth that did; closes on five good in a row.
 
-    Other faults have a signal of their own: such looks count neither way, and end a row of good ones. `times` are those of
-    failures, as long as they are among the last five looks, or since it opened. `value` is what came of the last looks, a
-    bit each, the last one lowest: 1 for a failure. `streak` is how many the last look was in a row with those like it, 0
-    where it failed and there is nothing worse to come.
+    Other faults have a signal of their own: such looks count neither way, and end a row of good ones.
     """
     if not isinstance(seen, Sample):
         return latch
     if seen.fault and seen.fault is not Fault.ERROR:
-        return latch and unproven(latch)
+        unproven = latch is not None and latch.memory.row
+        return replace(latch, memory=replace(latch.memory, row=0)) if latch is not None and unproven else latch
     if latch is None and not seen.fault:
         return None
-    known = latch or Latch()
-    looks = int(known.value or 0)
-    alike = bool(looks & 1) is bool(seen.fault)
-    streak = known.streak + 1 if alike else 1
-    looks = (looks << 1 | bool(seen.fault)) & (1 << AMONG) - 1
+    known = latch or Latch(Answers())
+    memory = known.memory
+    alike = bool(memory.looks & 1) is bool(seen.fault)
+    row = memory.row + 1 if alike else 1
+    looks = (memory.looks << 1 | bool(seen.fault)) & (1 << AMONG) - 1
     if not seen.fault:
-        if streak >= GOOD:
+        if row >= GOOD:
             return None
-        return replace(known, streak=streak, value=looks, times=_recent(known, looks))
+        return replace(known, memory=Answers(looks, _recent(known, looks), row))
     times = (*_recent(known, looks >> 1), ctx.now)
     verdict = _verdict(known.verdict, times, ctx.now)
-    if verdict is Verdict.FATAL:
-        streak = 0
+    after = Answers(looks, times[-FATAL_AFTER:], 0 if verdict is Verdict.FATAL else row)
     if verdict is known.verdict:
-        return replace(known, streak=streak, value=looks, times=times[-FATAL_AFTER:])
+        return replace(known, memory=after)
     since = ctx.now if known.verdict is Verdict.OK else known.since
-    return replace(
-        known.again(verdict=verdict, detail=seen.detail),
-        since=since,
-        streak=streak,
-        value=looks,
-        times=times[-FATAL_AFTER:],
-    )
+    return known.again(after, verdict=verdict, detail=seen.detail, since=since)
 
 
-def _recent(known: Latch, looks: int) -> tuple[float, ...]:
+def _recent(known: Latch[Answers], looks: int) -> tuple[float, ...]:
     """Its failures; of a latch that is not open only those among these looks."""
+    failures = known.memory.failures
     if known.verdict is not Verdict.OK:
-        return known.times
+        return failures
     kept = looks.bit_count()
-    return known.times[-kept:] if kept else ()
+    return failures[-kept:] if kept else ()
 
 
 def _verdict(known: Verdict, times: tuple[float, ...], now: float) -> Verdict:

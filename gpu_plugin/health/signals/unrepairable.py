@@ -1,49 +1,54 @@
 """What condemns a part: memory that neither remapping nor a reset mends."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
-from gpu_plugin.health.hysteresis import level, unproven
+from gpu_plugin.health.hysteresis import LEVEL, Level, level, unproven
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Proof, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 
 
-def sram_threshold(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+def sram_threshold(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
     """FATAL where the driver says that so many SRAM errors happened that NVIDIA replaces the part."""
     if not isinstance(seen, Sample):
         return latch
     return condemned(latch, seen, ctx, bad=seen.sram_threshold, detail="more SRAM errors than NVIDIA allows a part")
 
 
-def remap_failure(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+def remap_failure(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
     """FATAL where a memory row could not be remapped: there is no spare one left for it."""
     if not isinstance(seen, Sample):
         return latch
     return condemned(latch, seen, ctx, bad=seen.remap_failure, detail="a bad memory row could not be remapped")
 
 
-def unrepairable_memory(latch: Latch | None, seen: Observation, ctx: Context) -> Latch | None:
+def unrepairable_memory(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
     """FATAL where the driver says that the memory is beyond repair."""
     if not isinstance(seen, Sample):
         return latch
     return condemned(latch, seen, ctx, bad=seen.unrepairable_memory, detail="memory beyond repair")
 
 
-def condemned(latch: Latch | None, seen: Sample, ctx: Context, *, bad: bool | None, detail: str) -> Latch | None:
+def condemned(
+    latch: Latch[Level] | None, seen: Sample, ctx: Context, *, bad: bool | None, detail: str
+) -> Latch[Level] | None:
     """The latch of a part to be replaced: good readings count only of a GPU that was enumerated anew since the last bad one.
 
     `bad` and `detail` are as in `level`.
     """
     if latch is not None and not bad:
-        known, binding = latch.marks.binding, seen.binding
+        known, binding = latch.recovery.marks.binding, seen.binding
         anew = known is not None and binding is not None and known != binding
-        latch = _noted(unproven(latch) if anew else latch, seen, ctx, rebound=latch.rebound or anew)
-    after = level(latch, ctx, bad=bad, verdict=Verdict.FATAL, detail=detail, leave=CLEAN_SAMPLES, proof=Proof.RMA)
+        latch = _noted(unproven(latch) if anew else latch, seen, ctx, rebound=latch.recovery.rebound or anew)
+    after = level(
+        latch, ctx, LEVEL, bad=bad, verdict=Verdict.FATAL, detail=detail, leave=CLEAN_SAMPLES, proof=Proof.RMA
+    )
     return _noted(after, seen, ctx, rebound=False) if bad and after is not None else after
 
 
-def _noted(latch: Latch, seen: Sample, ctx: Context, *, rebound: bool) -> Latch:
+def _noted(latch: Latch[Level], seen: Sample, ctx: Context, *, rebound: bool) -> Latch[Level]:
     """The latch as of this sample's binding, and with what that proves."""
-    if rebound is latch.rebound and seen.binding in (None, latch.marks.binding):
+    known = latch.recovery
+    if rebound is known.rebound and seen.binding in (None, known.marks.binding):
         return latch
-    return replace(latch, marks=latch.marks.after(seen, ctx.now), rebound=rebound)
+    return replace(latch, recovery=replace(known, marks=known.marks.after(seen, ctx.now), rebound=rebound))

@@ -16,6 +16,8 @@ LOST = Sample(fault=Fault.LOST, detail="the GPU is lost")
 RESET_REQUIRED = Sample(fault=Fault.RESET_REQUIRED, detail="the GPU must be reset")
 HUNG = Sample(fault=Fault.HUNG, detail="no answer for 30 s")
 ERROR = Sample(fault=Fault.ERROR, detail="Unknown Error")
+SEEN = Sample(asked=frozenset())
+"""A good look that asked for nothing: the GPU is at work, and nothing more is known of it."""
 
 
 def ledger(*uuids: str, policy: HealthPolicy = GUARDED, slices: Slices | None = None) -> HealthLedger:
@@ -23,6 +25,7 @@ def ledger(*uuids: str, policy: HealthPolicy = GUARDED, slices: Slices | None = 
     made = HealthLedger(policy, "boot-1")
     for uuid in uuids or (A, B):
         made.watch(uuid, H200, slices)
+        made.observe(uuid, SEEN, 0.0)
     return made
 
 

@@ -1,7 +1,7 @@
 """A watched GPU, with what else a test may want to know of it."""
 
 from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.latch import Latch, LatchKey, Verdict
+from gpu_plugin.health.latch import AnyLatch, LatchKey, Verdict
 from gpu_plugin.health.ledger import Transition
 from gpu_plugin.health.observation import Observation
 from gpu_plugin.health.policy import HealthPolicy
@@ -13,8 +13,10 @@ UNKNOWN = Facts()
 class LookedAt(Watched):
     """Keeps the changes of its signal's verdict."""
 
-    def __init__(self, signal: str, facts: Facts = UNKNOWN, policy: HealthPolicy = UNGUARDED) -> None:
-        super().__init__(signal, facts, policy)
+    def __init__(
+        self, signal: str, facts: Facts = UNKNOWN, policy: HealthPolicy = UNGUARDED, *, seen: bool = True
+    ) -> None:
+        super().__init__(signal, facts, policy, seen=seen)
         self.changes: list[Transition] = []
 
     def see(self, *seen: Observation, every: float = 5.0) -> Verdict:
@@ -30,7 +32,7 @@ class LookedAt(Watched):
         return [self.see(observation, every=every) for observation in seen]
 
     @property
-    def remembered(self) -> Latch | None:
+    def remembered(self) -> AnyLatch | None:
         """The latch, open or not."""
         return self.ledger._records[GPU].latches.get(LatchKey(self.signal))
 

@@ -5,7 +5,7 @@ import pytest
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.latch import Latch, LatchKey, Verdict
+from gpu_plugin.health.latch import AnyLatch, LatchKey, Verdict
 from gpu_plugin.health.observation import Fault, Observation, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signals.clocks import hw_slowdown
@@ -152,7 +152,7 @@ def test_slowness_outlives_a_restart_and_is_proven_over_anew():
     assert gpu.see(*reasons(0)) is OK
 
 
-def remembered(masks: Iterable[int], every: float) -> list[Latch]:
+def remembered(masks: Iterable[int], every: float) -> list[AnyLatch]:
     """The latch after each of these."""
     policy, latches, latch = HealthPolicy(), [], None
     for at, mask in enumerate(masks):
@@ -166,7 +166,7 @@ def remembered(masks: Iterable[int], every: float) -> list[Latch]:
 @pytest.mark.parametrize("every", [0.05, 1.0, 7.0])
 def test_what_is_remembered_is_bounded_whatever_the_interval(every):
     latches = remembered(islice(cycle([THERMAL, 0]), int(1_500 / every)), every)
-    assert max(len(latch.times) for latch in latches) == 2 * 11
+    assert max(len(latch.memory.minutes) for latch in latches) == 11
 
 
 def test_a_gpu_at_ease_keeps_the_very_same_latch():

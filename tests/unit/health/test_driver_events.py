@@ -5,7 +5,7 @@ from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Latch, LatchKey, Marks, Proof, Verdict
 from gpu_plugin.health.observation import DriverEvent, Fault, Observation, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.signals.driver_events import driver_event
+from gpu_plugin.health.signals.driver_events import Quiet, driver_event
 from tests.unit.health.watching import GPU, Watched
 
 OK, DEGRADED, FATAL = Verdict.OK, Verdict.DEGRADED, Verdict.FATAL
@@ -137,16 +137,16 @@ def test_a_storm_of_one_kind_writes_nothing_down():
 
 @pytest.mark.parametrize(("kind", "proof"), [(0x800, Proof.RESET), (0x1000, Proof.QUIET)])
 def test_a_latch_says_what_it_waits_for(kind, proof):
-    ctx = Context(7.0, LatchKey("driver-event", f"{kind:#x}"), Facts(), HealthPolicy(), marks=Marks(energy=5))
+    ctx = Context(7.0, LatchKey("driver-event", f"{kind:#x}"), Facts(), HealthPolicy(), Marks(energy=5))
     latch = driver_event(None, DriverEvent(kind), ctx)
     assert latch is not None
-    assert (latch.verdict, latch.since, latch.proof, latch.marks) == (BAD[kind], 7.0, proof, Marks(energy=5))
+    assert (latch.verdict, latch.since, latch.proof, latch.recovery.marks) == (BAD[kind], 7.0, proof, Marks(energy=5))
 
 
 @bad
 def test_what_is_no_event_of_its_own_leaves_it_as_it_is(kind):
     ctx = Context(7.0, LatchKey("driver-event", f"{kind:#x}"), Facts(), HealthPolicy())
-    latch = Latch(BAD[kind], "it", 1.0, Proof.RESET)
+    latch = Latch(Quiet(), BAD[kind], "it", 1.0, Proof.RESET)
     assert driver_event(latch, DriverEvent(0x100), ctx) is latch
     assert driver_event(latch, XidEvent(31), ctx) is latch
     assert driver_event(None, Sample(), ctx) is None

@@ -1,56 +1,131 @@
-from dataclasses import fields, replace
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.health.latch import Latch, LatchKey, Marks, Proof, Verdict
-from tests.unit.health.ledgers import A
+from gpu_plugin.health.latch import Latch, LatchKey, Marks, Proof, Recovery, Verdict
+from gpu_plugin.health.ledger import HealthLedger
+from gpu_plugin.health.signals import SIGNALS
+from gpu_plugin.health.signals.application_errors import Errors
+from gpu_plugin.health.signals.clocks import SlowMinutes
+from gpu_plugin.health.signals.flapping import Falls
+from gpu_plugin.health.signals.recovery_action import Wish
+from gpu_plugin.health.signals.unanswered import Answers
+from gpu_plugin.health.signals.xid import Happened, Weighed
+from gpu_plugin.memory import Memory
+from gpu_plugin.state import StateDirectory
+from tests.unit.health.ledgers import GUARDED, H200, A
 
 KEY = LatchKey("xid", "48", "MIG-1")
+MEMORY = Happened((1.0, 2.0), 600.0, Weighed.RAISED, asked=True)
+MARKS = Marks(5, 6, 7, 8, 9.0)
 LATCH = Latch(
-    Verdict.FATAL,
-    "words",
-    12.5,
-    Proof.REBOOT,
-    times=(1.0, 2.0),
-    value=3.0,
-    marks=Marks(5, 6, 7),
-    reset=True,
-    rebound=True,
-    asked=True,
-    overridden=True,
-    pods=((1.0, "default/a"),),
+    MEMORY, Verdict.FATAL, "words", 12.5, Proof.REBOOT, Recovery(MARKS, reset=True, rebound=True), overridden=True
 )
-REMEASURED = {"streak", "quiet_since", "readings"}
+RECORDED = Path(__file__).with_name("recorded")
 
 
-def test_a_latch_is_remembered_whole_but_for_what_is_measured_anew():
-    entry = Evidence.of("boot-1", A, KEY, replace(LATCH, streak=2, quiet_since=9.0))
+def test_a_latch_is_remembered_whole_but_for_the_looks_that_are_gathered_anew():
+    clean = msgspec.structs.replace(LATCH, recovery=msgspec.structs.replace(LATCH.recovery, clean=2))
+    entry = Evidence.of("boot-1", A, KEY, clean)
     assert (entry.boot_id, entry.uuid, entry.key) == ("boot-1", A, KEY)
     assert entry.latch() == LATCH
-
-
-def test_no_field_of_a_latch_is_forgotten_unnoticed():
-    plain = Latch()
-    for field in fields(Latch):
-        if field.name not in REMEASURED:
-            assert getattr(LATCH, field.name) != getattr(plain, field.name), f"{field.name} is not in this test"
-            assert getattr(Evidence.of("", A, KEY, LATCH).latch(), field.name) == getattr(LATCH, field.name)
+    blank = Latch(Happened())
+    assert all(getattr(LATCH, name) != getattr(blank, name) for name in Latch.__struct_fields__), "all is in this test"
+    assert all(getattr(MARKS, name) is not None for name in Marks.__struct_fields__)
 
 
 def test_what_is_written_as_json_is_read_again():
-    entry = Evidence.of("boot-1", A, KEY, replace(LATCH, marks=Marks(2**62, 0, 2**63 - 1)))
+    entry = Evidence.of("boot-1", A, KEY, msgspec.structs.replace(LATCH, recovery=Recovery(Marks(2**62, 0, 2**63 - 1))))
     assert msgspec.json.decode(msgspec.json.encode(entry), type=Evidence) == entry
 
 
-@pytest.mark.parametrize("verdict", Verdict)
-@pytest.mark.parametrize("proof", Proof)
-def test_every_verdict_and_proof_is_remembered(verdict, proof):
-    latch = Latch(verdict, "words", 1.0, proof)
-    assert Evidence.of("", A, KEY, latch).latch() == latch
+def test_every_verdict_and_proof_is_remembered():
+    for verdict in Verdict:
+        for proof in Proof:
+            latch = Latch(MEMORY, verdict, "words", 1.0, proof)
+            assert Evidence.of("", A, KEY, latch).latch() == latch
 
 
-def test_words_of_another_version_are_taken_for_the_worst():
-    latch = Evidence("", A, "xid", "DOOMED", "words", 1.0, "exorcism").latch()
-    assert (latch.verdict, latch.proof) == (Verdict.FATAL, Proof.RESET)
+def test_words_of_another_version_are_taken_for_the_worst_and_a_memory_of_another_for_none():
+    latch = Evidence("", A, "xid", "DOOMED", "words", 1.0, "exorcism", "48", memory={"moons": 3}).latch()
+    assert (latch.verdict, latch.proof, latch.memory) == (Verdict.FATAL, Proof.RESET, Happened())
+
+
+@pytest.mark.parametrize(
+    ("signal", "part", "memory", "shifted"),
+    [
+        ("xid", "74", Happened((100.0, 200.0), 600.0), Happened((130.0, 230.0), 600.0)),
+        ("flapping", "lost", Falls((100.0,), 3600.0), Falls((130.0,), 3600.0)),
+        ("application-errors", "", Errors(((100.0, ("a/b",)),), (5.0,)), Errors(((130.0, ("a/b",)),), (35.0,))),
+        ("unanswered", "", Answers(3, (100.0,)), Answers(3, (130.0,))),
+        ("recovery-action", "", Wish(action=1, excused=50.0), Wish(action=1, excused=80.0)),
+        (
+            "hw-slowdown",
+            "",
+            SlowMinutes(watched=1.0, last=2.0, minutes=((1.0, 9.0),)),
+            SlowMinutes(watched=31.0, last=32.0, minutes=((31.0, 9.0),)),
+        ),
+    ],
+)
+def test_a_clock_corrected_between_two_processes_of_a_boot_shifts_every_time(signal, part, memory, shifted):
+    entry = Evidence.of("one", A, LatchKey(signal, part), Latch(memory, since=10.0, recovery=Recovery(MARKS)), 1_000.0)
+    latch = entry.latch(1_030.0)
+    assert (latch.since, latch.memory, latch.recovery.marks.taken) == (40.0, shifted, 39.0)
+    assert entry.moved(1_030.0) == Evidence.of("one", A, LatchKey(signal, part), latch, 1_030.0)
+    assert entry.latch(1_000.0) == entry.latch()
+    assert entry.latch(None) == entry.latch(), "nobody knows by how much"
+
+
+# What version 0.1.0 wrote
+
+
+@pytest.fixture
+def former(tmp_path):
+    """The ledger after the health.json that 0.1.0 wrote of every signal."""
+    (tmp_path / "health.json").write_bytes((RECORDED / "health-0.1.0.json").read_bytes())
+    boot = msgspec.json.decode((tmp_path / "health.json").read_bytes())["boot_id"]
+    evidence = Memory(StateDirectory(tmp_path), boot).evidence()
+    ledger = HealthLedger(GUARDED, boot)
+    for entry in evidence:
+        ledger.watch(entry.uuid, H200, {(1, 0): "MIG-1", (2, 0): "MIG-2"} if entry.uuid == "GPU-slices" else None)
+    ledger.replay(evidence)
+    return ledger
+
+
+def test_what_0_1_0_wrote_is_held_as_it_was(former):
+    written = msgspec.json.decode((RECORDED / "health-0.1.0.json").read_bytes())["evidence"]
+    signals = {entry["signal"] for entry in written}
+    assert signals == set(SIGNALS) - {"first-look"}, "every signal is in the recording"
+    held = {
+        (uuid, *key): latch.verdict.name
+        for uuid in {entry["uuid"] for entry in written}
+        for key, latch, _ in former.standing(uuid, None)
+        if latch.verdict is not Verdict.OK and key.signal != "first-look"
+    }
+    expected = {(e["uuid"], e["signal"], e["part"], e["device"]): e["verdict"] for e in written if e["verdict"] != "OK"}
+    assert held == expected | {("GPU-apps", "application-errors", "", ""): "DEGRADED"}
+
+
+def test_what_a_signal_remembered_for_0_1_0_it_remembers(former):
+    memories = {
+        (uuid, key.signal, key.part): latch.memory
+        for uuid, record in former._records.items()
+        for key, latch in record.latches.items()
+    }
+    assert memories["GPU-events", "xid", "94"].weighed is Weighed.RAISED
+    assert len(memories["GPU-events", "xid", "94"].times) == 3
+    assert memories["GPU-imex", "xid", "63"].asked
+    assert memories["GPU-reading", "nvlink", ""].up == 0b1111
+    assert memories["GPU-reading", "slowdown-temperature", ""].sensors == 3
+    assert memories["GPU-asked", "recovery-action", ""].action == 2
+    assert memories["GPU-flapping", "flapping", "reset-required"].hold == 3600
+    assert len(memories["GPU-flapping", "flapping", "reset-required"].times) == 3
+    assert {owners for _, owners in memories["GPU-few", "application-errors", ""].owned} == {
+        ("x/z",),
+        ("train/job", "x/y"),
+    }
+    assert len(memories["GPU-silent", "unanswered", ""].failures) == 10
+    assert memories["GPU-resumed", "maintenance", ""].resumed
+    assert not memories["GPU-lost", "maintenance", ""].resumed

@@ -9,6 +9,7 @@ import pytest
 from gpu_plugin.devices.node import Gpu, MigDevice, Thresholds
 from gpu_plugin.health.explain import Explained, clears, explain
 from gpu_plugin.health.facts import Facts
+from gpu_plugin.health.hysteresis import LEVEL
 from gpu_plugin.health.latch import Latch, LatchKey, Proof, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import DriverEvent, Observation, Order, Sample, XidEvent
@@ -27,6 +28,15 @@ REBOOT = (
     "a reboot of the node, or the driver bound to the GPU anew (unbind and bind it in /sys/bus/pci/drivers/nvidia while it "
     "is released), then 3 good looks in a row"
 )
+BACK = (
+    f"a reset of the GPU ({COMMANDS}), a reboot of the node, or the driver bound to the GPU anew "
+    "(unbind and bind it in /sys/bus/pci/drivers/nvidia while it is released), then 3 good looks in a row"
+)
+NO_PERSISTENCE = (
+    "as persistence mode is off, the driver's counters begin anew whenever nobody has the GPU open, and prove no reset: "
+    "a reboot or a new binding of the driver does, or your word"
+)
+NO_COUNTER = "this GPU shows no reset in a counter: a reboot or a new binding of the driver proves it, or your word"
 VOUCH = f"; or gpu-plugin uncordon --gpu {A}, by which you vouch for it"
 
 
@@ -204,7 +214,11 @@ def test_it_can_be_written_as_json():
         ([*[ERROR] * 3, GOOD], "five answers in a row"),
         ([HOT, HOT], "a temperature below 84 °C, at every look for 300 s" + VOUCH),
         ([HOT, HOT, GOOD], "a temperature below 84 °C, at every look for 300 s (1 min of it so far)" + VOUCH),
-        ([Sample(counting=0, energy=5), LOST], REBOOT),
+        ([Sample(counting=0, energy=5), LOST], BACK),
+        ([LOST], "3 more good looks in a row: nothing was known of it that a reset would change"),
+        ([XidEvent(48), Sample(counting=7, energy=5)], f"{RESET}; {NO_PERSISTENCE}{VOUCH}"),
+        ([XidEvent(48), Sample(counting=0)], f"{RESET}; {NO_COUNTER}{VOUCH}"),
+        ([XidEvent(79), Sample(counting=7)], REBOOT + VOUCH),
         (
             [Sample(sram_threshold=True, binding=1)] * 3,
             "nothing by itself: have the GPU replaced; what is read good after the GPU was enumerated anew (a repaired "
@@ -246,14 +260,15 @@ def test_a_recovery_time_of_none_asks_for_one_reading():
 
 def test_a_margin_that_must_be_regained_is_named_in_numbers():
     policy, part = replace(UNGUARDED, temperature_recovery=300), Facts(margins=Thresholds(shutdown=-8, slowdown=-2))
-    latch = Latch(FATAL, "words", 1.0)
+    latch = Latch(LEVEL, FATAL, "words", 1.0)
     words = clears(LatchKey("margin"), latch, gpu=A, now=2.0, policy=policy, facts=part)
     assert words == f"3 °C or more to its T.Limit, at every look for 120 s (300 s where it was FATAL){VOUCH}"
 
 
 def test_a_lost_gpu_that_answers_again_waits_for_good_looks():
-    assert cleared(LOST) == REBOOT
-    assert cleared(LOST, GOOD) == "2 more good looks in a row: its reset was seen"
+    assert cleared(Sample(binding=1), LOST) == BACK
+    assert cleared(Sample(binding=1), LOST, Sample(binding=2)) == "2 more good looks in a row: its reset was seen"
+    assert cleared(LOST, GOOD).startswith("2 more good looks in a row")
 
 
 def test_what_holds_up_a_proof_is_named():
@@ -289,24 +304,15 @@ def test_what_an_operator_vouched_for_says_so():
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_every_signal_has_words_for_what_clears_it(signal, proof):
     """Whatever its latch says: one that another version wrote may say anything."""
-    latch = Latch(FATAL, "words", 1.0, proof, value=1.0)
+    latch = Latch(SIGNALS[signal].memory, FATAL, "words", 1.0, proof)
     key = LatchKey(signal, "48" if signal == "xid" else "")
     words = clears(key, latch, gpu=A, now=2.0, policy=GUARDED, facts=Facts())
     assert words
     assert not re.search(r"\bID\b|None|\(\)|^;", words)
-    advised = advice(key, GUARDED.xids, A, latch)
-    assert bool(advised) is (signal != "maintenance")  # which was resumed already
+    advised = advice(key, GUARDED, A, latch)
+    assert advised
     assert not re.search(r"\bID\b", advised)
     assert "gpu-plugin" not in advised  # commands are told once
-
-
-@pytest.mark.parametrize("signal", [name for name, signal in SIGNALS.items() if not signal.event])
-def test_a_signal_that_goes_by_its_readings_says_which(signal):
-    clears = SIGNALS[signal].clears
-    by_proof = SIGNALS[signal].proves or signal in ("cordon", "maintenance")
-    replaced = signal in ("sram-threshold", "remap-failure", "unrepairable-memory")
-    assert clears or by_proof or replaced
-    assert callable(clears) or "  " not in clears
 
 
 # Names for events

@@ -34,7 +34,7 @@ UNREAD, LOST = Sample(nvlinks=UP), Sample(fault=Fault.LOST, detail="the GPU is l
 
 @pytest.fixture
 def gpu():
-    return LookedAt("fabric")
+    return LookedAt("fabric", seen=False)
 
 
 @pytest.mark.parametrize(

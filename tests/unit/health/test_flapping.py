@@ -119,7 +119,7 @@ def test_it_is_held_for_twice_as_long_each_time_and_a_day_at_most(gpu):
     held = []
     for _ in range(8):
         gpu.hang(3)
-        held.append(next(latch.value for key, latch, _ in gpu.ledger.standing(A) if key.signal == "flapping"))
+        held.append(next(latch.memory.hold for key, latch, _ in gpu.ledger.standing(A) if key.signal == "flapping"))
         gpu.now = max(gpu.now, held[-1] + gpu.now)
         gpu.see(GOOD)
         assert gpu.reason == ""

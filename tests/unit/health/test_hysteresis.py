@@ -2,8 +2,8 @@ import pytest
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.hysteresis import lately, level, unproven
-from gpu_plugin.health.latch import Latch, LatchKey, Marks, Proof, Verdict
+from gpu_plugin.health.hysteresis import LEVEL, Level, lately, level, unproven
+from gpu_plugin.health.latch import AnyLatch, Latch, LatchKey, Marks, Proof, Recovery, Verdict
 from gpu_plugin.health.policy import HealthPolicy
 
 DEGRADED, FATAL = Verdict.DEGRADED, Verdict.FATAL
@@ -15,15 +15,15 @@ def at(now: float) -> Context:
     return Context(now, LatchKey("x"), Facts(), HealthPolicy(), MARKS)
 
 
-def read(*readings: bool | None, latch: Latch | None = None, every: float = 1.0, **rule) -> Latch | None:
+def read(*readings: bool | None, latch: AnyLatch | None = None, every: float = 1.0, **rule) -> AnyLatch | None:
     """The latch after these readings, one every so many seconds from 100 on."""
     rule = {"verdict": DEGRADED, "detail": "words", **rule}
     for step, bad in enumerate(readings):
-        latch = level(latch, at(100.0 + step * every), bad=bad, **rule)
+        latch = level(latch, at(100.0 + step * every), LEVEL, bad=bad, **rule)
     return latch
 
 
-def is_open(latch: Latch | None) -> bool:
+def is_open(latch: AnyLatch | None) -> bool:
     return latch is not None and latch.verdict is not Verdict.OK
 
 
@@ -47,7 +47,9 @@ def test_so_many_bad_readings_in_a_row_open(readings, enter, opened):
 
 
 def test_what_opens_says_when_why_and_which_gpu_it_was():
-    assert read(BAD, BAD, enter=2, proof=Proof.RESET) == Latch(DEGRADED, "words", 101.0, Proof.RESET, marks=MARKS)
+    assert read(BAD, BAD, enter=2, proof=Proof.RESET) == Latch(
+        LEVEL, DEGRADED, "words", 101.0, Proof.RESET, recovery=Recovery(MARKS)
+    )
 
 
 @pytest.mark.parametrize(("readings", "gone"), [([GOOD], True), ([UNREAD], True), ([BAD], False)])
@@ -91,14 +93,14 @@ def test_without_a_time_to_be_good_for_the_first_good_reading_closes():
 
 
 def test_a_worse_verdict_is_taken_over_at_once_and_a_better_one_never():
-    held = Latch(DEGRADED, "words", 100.0, marks=Marks(energy=1, binding=9))
+    held = Latch(LEVEL, DEGRADED, "words", 100.0, recovery=Recovery(Marks(energy=1, binding=9)))
     worse = read(BAD, latch=held, verdict=FATAL, detail="worse", proof=Proof.RESET)
-    assert worse == Latch(FATAL, "worse", 100.0, Proof.RESET, marks=MARKS)
+    assert worse == Latch(LEVEL, FATAL, "worse", 100.0, Proof.RESET, recovery=Recovery(MARKS))
     assert read(BAD, latch=worse, verdict=DEGRADED, detail="better") is worse
 
 
 def test_what_an_operator_vouched_for_stays_so_until_it_is_worse():
-    vouched = Latch(DEGRADED, "words", 1.0, overridden=True)
+    vouched = Latch(LEVEL, DEGRADED, "words", 1.0, overridden=True)
     assert read(BAD, BAD, latch=vouched) is vouched
     worse = read(BAD, latch=vouched, verdict=FATAL)
     assert worse is not None
@@ -109,24 +111,24 @@ def test_what_an_operator_vouched_for_stays_so_until_it_is_worse():
     ("rebound", "overridden", "closed"), [(False, False, False), (True, False, True), (False, True, True)]
 )
 def test_a_part_to_be_replaced_is_believed_only_as_another_one_or_on_an_operators_word(rebound, overridden, closed):
-    held = Latch(FATAL, "words", 1.0, Proof.RMA, rebound=rebound, overridden=overridden)
+    held = Latch(LEVEL, FATAL, "words", 1.0, Proof.RMA, Recovery(rebound=rebound), overridden=overridden)
     assert (read(GOOD, GOOD, GOOD, latch=held, leave=3) is None) is closed
     assert is_open(read(*[BAD] * 5, latch=held, leave=3))
 
 
 def test_a_latch_that_nothing_changes_is_the_same_object():
-    held = Latch(DEGRADED, "words", 1.0)
-    assert level(held, at(2.0), bad=BAD, verdict=DEGRADED, detail="x") is held
-    assert level(held, at(2.0), bad=UNREAD, verdict=DEGRADED, detail="x") is held
-    cooling = Latch(DEGRADED, "words", 1.0, quiet_since=2.0)
-    assert level(cooling, at(3.0), bad=GOOD, verdict=DEGRADED, detail="x", leave_seconds=10.0) is cooling
+    held = Latch(LEVEL, DEGRADED, "words", 1.0)
+    assert level(held, at(2.0), LEVEL, bad=BAD, verdict=DEGRADED, detail="x") is held
+    assert level(held, at(2.0), LEVEL, bad=UNREAD, verdict=DEGRADED, detail="x") is held
+    cooling = Latch(Level(quiet_since=2.0), DEGRADED, "words", 1.0)
+    assert level(cooling, at(3.0), LEVEL, bad=GOOD, verdict=DEGRADED, detail="x", leave_seconds=10.0) is cooling
 
 
 def test_what_was_gathered_is_unproven():
-    held = Latch(DEGRADED, "words", 1.0)
+    held = Latch(LEVEL, DEGRADED, "words", 1.0)
     assert unproven(held) is held
-    assert unproven(Latch(DEGRADED, "words", 1.0, streak=2)) == held
-    assert unproven(Latch(DEGRADED, "words", 1.0, quiet_since=9.0)) == held
+    assert unproven(Latch(Level(2), DEGRADED, "words", 1.0)) == held
+    assert unproven(Latch(Level(quiet_since=9.0), DEGRADED, "words", 1.0)) == held
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from gpu_plugin.health.policy import policy
 from gpu_plugin.inventory import Inventory, offer
 from gpu_plugin.snapshot import SnapshotStore
 from gpu_plugin.sources.xid_table import shipped_table
+from tests.unit.health.ledgers import SEEN
 
 GPU, SLICE, PART = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-1c.3g.40gb"
 SETTINGS = resolve({}, {})
@@ -34,6 +35,7 @@ class Plugin:
         for gpu in gpus:
             slices = {(mig.gpu_instance, mig.compute_instance): mig.uuid for mig in gpu.mig_devices}
             self.ledger.watch(gpu.uuid, facts(gpu), slices)
+            self.ledger.observe(gpu.uuid, SEEN, self.now)
         self.inventory = Inventory(SnapshotStore(), self.ledger.reason)
         self.inventory.apply(offer(Node(gpus), asked, "/"), None, 0)
         for resource in self.inventory.mps_resources:

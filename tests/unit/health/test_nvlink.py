@@ -210,7 +210,7 @@ def test_crc_errors_add_up_over_an_hour_and_no_longer(errors):
 def test_what_is_remembered_of_a_storm_of_errors_is_bounded(errors):
     errors.see(*[totals(0, at) for at in range(0, 10_000_000, 10_001)])
     assert errors.verdict is DEGRADED
-    assert len(errors.latch.times) == 101
+    assert len(errors.latch.memory.times) == 101
     assert len(errors.changes) == 1
 
 

@@ -96,7 +96,7 @@ def test_replays_add_up_over_a_minute_and_no_longer(errors):
 def test_what_is_remembered_of_a_storm_of_replays_is_bounded(errors):
     errors.see(*[totals(at) for at in range(0, 1_000_000, 1_001)])
     assert errors.verdict is DEGRADED
-    assert len(errors.latch.times) == 51
+    assert len(errors.latch.memory.times) == 51
     assert len(errors.changes) == 1
 
 

@@ -3,7 +3,7 @@ import pytest
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.verdicts import SIGNAL_VERDICTS, SIGNALS
 from gpu_plugin.health import signals
-from gpu_plugin.health.latch import Latch, Proof, Verdict
+from gpu_plugin.health.latch import NOTHING, Latch, Proof, Verdict
 from gpu_plugin.health.policy import HealthPolicy, complaints, policy
 from gpu_plugin.health.xids import VERDICTS, XidPolicy
 from gpu_plugin.sources.xid_table import shipped_table
@@ -78,9 +78,9 @@ def test_everything_disabled_and_one_xid_enabled_leaves_that_one(disabled, enabl
     told = asked({"DP_DISABLE_HEALTHCHECKS": disabled, "DP_ENABLE_HEALTHCHECKS": enabled})
     assert {xid: told.xids.fatal(xid) for xid in xids} == xids
     assert told.judging is judging
-    heat = Latch(Verdict.FATAL, "hot")
+    heat = Latch(NOTHING, Verdict.FATAL, "hot")
     assert told.standing("temperature", heat) is (Verdict.FATAL if judging else Verdict.OK)
-    assert told.standing("xid", heat) is Verdict.FATAL  # such a latch is there only where the Xid counts
+    assert told.standing("xid", heat, apart=True) is Verdict.FATAL  # such a latch is there only where the Xid counts
     assert told.standing("lost", heat, essential=True) is Verdict.FATAL
 
 
@@ -101,17 +101,17 @@ def test_words_that_are_none_are_told_with_their_variable():
 @pytest.mark.parametrize("word", SIGNAL_VERDICTS)
 def test_a_signal_comes_to_what_the_operator_says(word):
     told = asked(signals={"nvlink": word})
-    assert told.standing("nvlink", Latch(Verdict.DEGRADED)) is VERDICTS[word]
-    assert told.standing("nvlink", Latch(Verdict.FATAL)) is VERDICTS[word]
-    assert told.standing("nvlink", Latch(Verdict.APP)) is Verdict.APP
-    assert told.standing("nvlink", Latch()) is told.standing("nvlink", None) is Verdict.OK
-    assert told.standing("nvlink", Latch(Verdict.FATAL), essential=True) is Verdict.FATAL
-    assert told.standing("fabric", Latch(Verdict.FATAL)) is Verdict.FATAL
+    assert told.standing("nvlink", Latch(NOTHING, Verdict.DEGRADED)) is VERDICTS[word]
+    assert told.standing("nvlink", Latch(NOTHING, Verdict.FATAL)) is VERDICTS[word]
+    assert told.standing("nvlink", Latch(NOTHING, Verdict.APP)) is Verdict.APP
+    assert told.standing("nvlink", Latch(NOTHING)) is told.standing("nvlink", None) is Verdict.OK
+    assert told.standing("nvlink", Latch(NOTHING, Verdict.FATAL), essential=True) is Verdict.FATAL
+    assert told.standing("fabric", Latch(NOTHING, Verdict.FATAL)) is Verdict.FATAL
 
 
 @pytest.mark.parametrize("verdict", OPEN)
 def test_what_an_operator_vouches_for_is_degraded_at_most(verdict):
-    latch = Latch(verdict, overridden=True)
+    latch = Latch(NOTHING, verdict, overridden=True)
     assert asked().standing("nvlink", latch) is min(verdict, Verdict.DEGRADED)
     assert asked(signals={"nvlink": "fatal"}).standing("nvlink", latch) is min(verdict, Verdict.DEGRADED)
     assert asked().standing("lost", latch, essential=True) is verdict

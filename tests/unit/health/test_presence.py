@@ -2,9 +2,12 @@
 
 import pytest
 
+from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import DriverEvent, EventDelivery, Fault, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
+from tests.unit.health.ledgers import ERROR, GUARDED, A, B
 from tests.unit.health.looked_at import LookedAt
 from tests.unit.health.watching import GPU
 
@@ -154,15 +157,64 @@ def test_a_restart_stays_deaf_until_the_wait_works(events):
     assert events.told(GOOD, EventDelivery()) == [DEGRADED, OK]
 
 
-UNSEEN = Sample(fault=Fault.UNSEEN, detail="no good look at it yet")
+# The first look
 
 
-@pytest.mark.parametrize("fault", [GONE, UNLOADED, *OTHERS])
-def test_a_gpu_is_not_handed_out_before_its_first_good_look(fault):
-    first = LookedAt("first-look")
-    assert first.told(UNSEEN, fault, UNSEEN, GOOD, fault) == [FATAL, FATAL, FATAL, OK, OK]
+def watching(*policies: HealthPolicy) -> HealthLedger:
+    new = HealthLedger(policies[0] if policies else GUARDED, "boot-1")
+    new.watch(A, Facts())
+    return new
 
 
-@pytest.mark.parametrize("other", ["lost", "reset-required", "hung", "unanswered", "vanished", "driver"])
-def test_that_nobody_has_seen_it_says_nothing_else_of_it(other):
-    assert LookedAt(other).told(*[UNSEEN] * 12) == [OK] * 12
+def test_a_gpu_that_nobody_has_seen_at_work_is_not_handed_out_whatever_is_told_of_it():
+    new = watching()
+    assert (new.verdict(A), new.reason(A)) == (FATAL, "there has been no good look at it yet")
+    assert new.observe(A, XidEvent(31), 1.0)[0].verdict is Verdict.APP
+    for at, fault in enumerate([GONE, UNLOADED, *OTHERS] * 3):
+        new.observe(A, fault, 2.0 + at)
+        assert new.verdict(A) is FATAL
+    new.watch(A, Facts())
+    assert new.verdict(A) is FATAL
+    (first,) = [latch for key, latch, _ in new.standing(A) if key.signal == "first-look"]
+    assert first.since == 2.0
+
+
+def test_one_good_look_is_enough_and_is_told_without_a_change_of_verdict():
+    new = watching()
+    new.observe(A, ERROR, 1.0)
+    assert new.reason(A) == "there has been no good look at it yet: Unknown Error"
+    revision = new.revision
+    assert new.observe(A, Sample(temperature=40), 2.0) == ()
+    assert (new.verdict(A), new.revision) == (OK, revision + 1), "others hear of it"
+    new.observe(A, ERROR, 3.0)
+    assert new.verdict(A) is OK, "an error now and then is borne with"
+
+
+def test_it_is_a_state_of_the_process_and_no_evidence():
+    new = watching()
+    assert new.observe(A, ERROR, 1.0) == (), "no change of verdict"
+    assert (new.evidence(), new.unfit(A)) == ((), ()), "nothing to write down, to count, or to hold up a proof"
+    seen = watching()
+    seen.observe(A, GOOD, 1.0)
+    again = watching()
+    again.replay(seen.evidence())
+    assert again.verdict(A) is FATAL
+    seen.booted("boot-2")
+    assert seen.verdict(A) is FATAL, "every GPU is unseen in a new boot"
+
+
+def test_a_gpu_known_by_another_name_was_seen_under_that():
+    new = watching()
+    new.watch("GPU-index-0", Facts())
+    new.observe("GPU-index-0", GOOD, 1.0)
+    new.rename("GPU-index-0", B)
+    assert (new.verdict(B), new.verdict(A)) == (OK, FATAL)
+
+
+def test_neither_the_policy_nor_a_vouch_hands_out_what_nobody_has_seen():
+    new = watching(HealthPolicy(judging=False))
+    new.override(A)
+    assert new.verdict(A) is FATAL
+    assert [key.signal for key, _, _ in new.standing(A, "MIG-1")] == ["first-look"]
+    new.observe(A, GOOD, 1.0)
+    assert new.verdict(A) is OK

@@ -1,10 +1,11 @@
-from dataclasses import replace
+from dataclasses import replace as changed
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, LatchKey, Marks, Proof, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, NOTHING, AnyLatch, Latch, LatchKey, Marks, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import DriverEvent, EventDelivery, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.proof import after_recovery, counted_anew
@@ -13,12 +14,18 @@ from tests.unit.health.ledgers import ERROR, HUNG, LOST, RESET_REQUIRED, energie
 MARKS = Marks(energy=5_000, ecc=3, binding=1, counting=0, taken=2.0)
 WITHOUT_ENERGY = replace(MARKS, energy=None, taken=None)
 OPEN = {
-    proof: Latch(Verdict.FATAL, "words", 1.0, proof, marks=MARKS) for proof in (Proof.QUIET, Proof.RESET, Proof.REBOOT)
+    proof: Latch(NOTHING, Verdict.FATAL, "words", 1.0, proof, recovery=Recovery(MARKS))
+    for proof in (Proof.QUIET, Proof.RESET, Proof.REBOOT)
 }
 recoverable = pytest.mark.parametrize("latch", OPEN.values(), ids=lambda latch: latch.proof.value)
 
 
-def look(latch: Latch | None, *seen: Observation, unfit: bool = False) -> Latch | None:
+def waiting(marks: Marks) -> AnyLatch:
+    """One that a reset closes, told by these marks."""
+    return replace(OPEN[Proof.RESET], recovery=Recovery(marks))
+
+
+def look(latch: AnyLatch | None, *seen: Observation, unfit: bool = False) -> AnyLatch | None:
     """The latch after these observations; None as soon as it is proven over."""
     ctx = Context(2.0, LatchKey("x"), Facts(), HealthPolicy(), unfit=unfit)
     for observation in seen:
@@ -55,20 +62,20 @@ def test_only_what_a_reset_or_more_sets_back_proves(sign, proven):
 
 @recoverable
 def test_nothing_that_was_never_known_proves(latch):
-    blank = replace(latch, marks=Marks())
+    blank = replace(latch, recovery=Recovery(Marks()))
     assert look(blank, *[Sample(counting=0, energy=1, ecc_uncorrected=0, binding=1)] * 10) is not None
 
 
 @recoverable
 def test_a_boot_that_was_told_of_proves_with_three_looks(latch):
-    booted = latch.again(reset=True, rebound=True)
+    booted = replace(latch, recovery=Recovery(reset=True, rebound=True))
     assert look(booted, *[Sample()] * 2) is not None
     assert look(booted, *[Sample()] * 3) is None
 
 
 @pytest.mark.parametrize("proof", [Proof.RMA, Proof.READING, Proof.APPLICATION, Proof.OPERATOR])
 def test_no_reset_proves_what_asks_for_something_else(proof):
-    held = Latch(Verdict.FATAL, "words", 1.0, proof, marks=MARKS)
+    held = Latch(NOTHING, Verdict.FATAL, "words", 1.0, proof, recovery=Recovery(MARKS))
     assert look(held, *[Sample(counting=0, energy=1, ecc_uncorrected=0, binding=2)] * 10) is not None
 
 
@@ -82,30 +89,21 @@ def test_no_reset_proves_what_asks_for_something_else(proof):
     ],
 )
 def test_the_count_of_errors_proves_a_reset_only_of_a_part_that_tells_no_energy(sign, proven):
-    held = replace(OPEN[Proof.RESET], marks=WITHOUT_ENERGY)
-    assert (look(held, sign, *[replace(sign, energy=None)] * 2) is None) is proven
+    held = waiting(WITHOUT_ENERGY)
+    assert (look(held, sign, *[changed(sign, energy=None)] * 2) is None) is proven
 
 
 @pytest.mark.parametrize(("seconds", "proven"), [(5.0, False), (400.0, True)])
 def test_energy_that_fell_to_more_than_any_gpu_can_have_drawn_since_is_no_reset(seconds, proven):
-    held = replace(OPEN[Proof.RESET], marks=Marks(energy=4_000_000_000, counting=0, taken=2.0))
+    held = replace(OPEN[Proof.RESET], recovery=Recovery(Marks(energy=4_000_000_000, counting=0, taken=2.0)))
     seen = Sample(counting=0, energy=700_000_000)
-    assert counted_anew(held.marks, seen, 2.0 + seconds) is proven
+    assert counted_anew(held.recovery.marks, seen, 2.0 + seconds) is proven
 
 
 @pytest.mark.parametrize("action", [0, 5])
 def test_what_the_driver_asks_for_beside_the_gpu_does_not_stand_against_a_clean_look(action):
-    held = look(OPEN[Proof.RESET], *[replace(one, recovery_action=action) for one in energies(10, 20, 30)])
+    held = look(OPEN[Proof.RESET], *[changed(one, recovery_action=action) for one in energies(10, 20, 30)])
     assert held is None
-
-
-def test_only_an_action_that_makes_a_gpu_unfit_counts_as_asked():
-    held = look(OPEN[Proof.RESET], Sample(counting=0, energy=6_000, recovery_action=5))
-    assert held is not None
-    assert not held.asked
-    held = look(OPEN[Proof.RESET], Sample(counting=0, energy=6_000, recovery_action=4))
-    assert held is not None
-    assert held.asked
 
 
 # Three looks
@@ -133,7 +131,7 @@ def test_a_look_that_is_not_clean_begins_the_row_anew(unclean):
 def test_no_look_is_clean_while_another_reading_calls_it_unfit():
     held = look(OPEN[Proof.RESET], *energies(10, *range(11, 40)), unfit=True)
     assert held is not None
-    assert held.reset
+    assert held.recovery.reset
     assert look(held, *energies(50, 51)) is not None
     assert look(held, *energies(50, 51, 52)) is None
 
@@ -162,30 +160,19 @@ def test_what_is_no_look_neither_proves_nor_disproves(other):
 
 
 def test_a_reset_shows_whatever_was_used_since_the_fault():
-    young = replace(
-        OPEN[Proof.RESET], marks=Marks(energy=10, counting=0)
-    )  # the fault came right after the driver was loaded
+    young = waiting(Marks(energy=10, counting=0))  # the fault came right after the driver was loaded
     assert look(young, *energies(10_000_000, 40_000_000, 600_000, 600_001)) is not None
     assert look(young, *energies(10_000_000, 40_000_000, 600_000, 600_001, 600_002)) is None
 
 
 def test_a_mark_first_seen_after_the_fault_shows_a_later_reset():
-    blank = replace(OPEN[Proof.RESET], marks=Marks())
+    blank = replace(OPEN[Proof.RESET], recovery=Recovery(Marks()))
     assert look(blank, *energies(1_000, 2_000, 3_000, 4_000)) is not None
     assert look(blank, *energies(1_000, 2_000, 3_000, 4_000, 10, 20, 30)) is None
 
 
-def test_that_the_driver_asked_for_a_recovery_is_remembered():
-    asked = look(OPEN[Proof.RESET], Sample(counting=0, recovery_action=1), Sample(counting=0, recovery_action=0))
-    assert asked is not None
-    assert asked.asked
-    unasked = look(OPEN[Proof.RESET], Sample(counting=0, recovery_action=0), Sample())
-    assert unasked is not None
-    assert not unasked.asked
-
-
 def test_looks_without_a_reset_are_soon_no_reason_to_look_again():
-    held: Latch | None = OPEN[Proof.RESET]
+    held: AnyLatch | None = OPEN[Proof.RESET]
     for _ in range(CLEAN_SAMPLES):
         held = look(held, Sample())
     assert held is not None

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, LatchKey, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, AnyLatch, LatchKey, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import (
     ApplicationError,
@@ -96,7 +96,7 @@ def play(to: HealthLedger, story: Story, now: float = BEGIN) -> float:
     return now
 
 
-def latches(of: HealthLedger, uuid: str = A) -> dict[LatchKey, Latch]:
+def latches(of: HealthLedger, uuid: str = A) -> dict[LatchKey, AnyLatch]:
     return {key: latch for key, latch, _ in of.standing(uuid, None)}
 
 
@@ -186,7 +186,9 @@ def test_no_silence_heals(story, silent):
         one.observe(A, Sample(), now)
     still = verdicts(one)
     for key, latch in held.items():
-        recovered = latch.reset or latch.rebound  # that was seen before, and its looks are still to come
+        recovered = (
+            latch.recovery.reset or latch.recovery.rebound
+        )  # that was seen before, and its looks are still to come
         orderly = key.signal == "flapping" or latch.proof in ("application", "quiet")  # their time was over by then
         if not (recovered or orderly or key.signal in ANSWERED):
             assert key in still, f"{key} was closed by silence"

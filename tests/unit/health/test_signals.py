@@ -8,10 +8,12 @@ import pytest
 from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.latch import Latch, LatchKey, Marks, Proof, Verdict
+from gpu_plugin.health.hysteresis import LEVEL
+from gpu_plugin.health.latch import NOTHING, AnyLatch, Latch, LatchKey, Marks, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import DriverEvent, EventDelivery, Fault, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.signals import OPERATORS, SEVERAL, SIGNALS
+from gpu_plugin.health.signals import SIGNALS, SignalKind
+from gpu_plugin.health.signals.orders import Release
 from tests.unit.health.ledgers import ERROR, GUARDED, H200, HUNG, LOST, RESET_REQUIRED, energies
 
 OK, DEGRADED, FATAL = Verdict.OK, Verdict.DEGRADED, Verdict.FATAL
@@ -24,13 +26,13 @@ CORDON, UNCORDON, RELEASE, RESUME = (Order(verb) for verb in ("cordon", "uncordo
 def run(
     signal: str,
     seen: Iterable[Observation],
-    latch: Latch | None = None,
+    latch: AnyLatch | None = None,
     *,
     facts: Facts = H200,
     policy: HealthPolicy = GUARDED,
     marks: Marks = KNOWN,
     every: float = 1.0,
-) -> Latch | None:
+) -> AnyLatch | None:
     """The latch after these observations, one every so many seconds from 1000 on; `marks` are known before each."""
     for at, observation in enumerate(seen):
         ctx = Context(1_000.0 + at * every, LatchKey(signal), facts, policy, marks)
@@ -41,7 +43,7 @@ def run(
     return latch
 
 
-def verdict(latch: Latch | None) -> Verdict:
+def verdict(latch: AnyLatch | None) -> Verdict:
     return latch.verdict if latch else OK
 
 
@@ -53,7 +55,7 @@ def degrees(*values: int | None) -> list[Observation]:
 
 
 def test_a_call_that_hangs_is_fatal_at_once():
-    assert run("hung", [HUNG]) == Latch(FATAL, HUNG.detail, 1_000.0, marks=KNOWN)
+    assert run("hung", [HUNG]) == Latch(LEVEL, FATAL, HUNG.detail, 1_000.0, recovery=Recovery(KNOWN))
 
 
 @pytest.mark.parametrize("seen", [GOOD, ERROR, LOST, RESET_REQUIRED, VANISHED, DRIVER])
@@ -152,9 +154,8 @@ def test_another_look_soon_is_asked_for_while_it_would_tell(failures, soon):
 def test_what_it_remembers_is_bounded():
     latch = run("unanswered", [ERROR, GOOD] * 500)
     assert latch is not None
-    assert len(latch.times) == 10
-    assert latch.value is not None
-    assert latch.value < 32
+    assert len(latch.memory.failures) == 10
+    assert latch.memory.looks < 32
 
 
 # temperature: shutdown at 95 °C, slowdown at 89 °C
@@ -183,7 +184,7 @@ def test_what_is_too_hot_is_told_with_the_limit():
     assert (latch.detail, latch.since) == ("94 °C, the GPU shuts down at 95 °C", 1_001.0)
 
 
-def hot(facts: Facts = H200) -> Latch:
+def hot(facts: Facts = H200) -> AnyLatch:
     latch = run("temperature", degrees(120, 120), facts=facts)
     assert latch is not None
     return latch
@@ -240,7 +241,7 @@ def test_limits_that_cannot_be_read_any_more_are_no_recovery():
 
 
 def test_a_lost_gpu_is_fatal_at_once():
-    assert run("lost", [LOST]) == Latch(FATAL, LOST.detail, 1_000.0, Proof.RESET, marks=KNOWN)
+    assert run("lost", [LOST]) == Latch(NOTHING, FATAL, LOST.detail, 1_000.0, Proof.RESET, recovery=Recovery(KNOWN))
 
 
 @pytest.mark.parametrize("seen", [GOOD, HUNG, ERROR, RESET_REQUIRED, VANISHED, XidEvent(79)])
@@ -304,7 +305,9 @@ def test_a_gpu_that_stays_lost_changes_nothing():
 
 
 def test_a_required_reset_is_fatal_at_once():
-    assert run("reset-required", [RESET_REQUIRED]) == Latch(FATAL, RESET_REQUIRED.detail, 1_000.0, marks=KNOWN)
+    assert run("reset-required", [RESET_REQUIRED]) == Latch(
+        LEVEL, FATAL, RESET_REQUIRED.detail, 1_000.0, recovery=Recovery(KNOWN)
+    )
 
 
 @pytest.mark.parametrize("seen", [GOOD, HUNG, ERROR, LOST, VANISHED])
@@ -332,7 +335,7 @@ def test_three_looks_at_which_no_reset_is_required_end_it(seen, closed):
 
 def test_a_cordon_is_lifted_by_an_operator_alone():
     cordoned = run("cordon", [CORDON])
-    assert cordoned == Latch(FATAL, "cordoned", 1_000.0, Proof.OPERATOR)
+    assert cordoned == Latch(NOTHING, FATAL, "cordoned", 1_000.0, Proof.OPERATOR)
     assert run("cordon", [CORDON, RELEASE, RESUME, *[GOOD] * 100, XidEvent(48)], cordoned) is cordoned
     assert run("cordon", [UNCORDON], cordoned) is None
     assert run("cordon", [UNCORDON, RELEASE, RESUME]) is None
@@ -340,7 +343,7 @@ def test_a_cordon_is_lifted_by_an_operator_alone():
 
 def test_maintenance_lasts_until_a_good_look_after_resume():
     released = run("maintenance", [RELEASE])
-    assert released == Latch(FATAL, "maintenance", 1_000.0, Proof.OPERATOR)
+    assert released == Latch(Release(), FATAL, "maintenance", 1_000.0, Proof.OPERATOR)
     assert run("maintenance", [RELEASE, *[GOOD] * 100, CORDON, UNCORDON], released) is released
     resumed = run("maintenance", [RESUME, LOST, HUNG, ERROR], released)
     assert verdict(resumed) is FATAL
@@ -349,7 +352,7 @@ def test_maintenance_lasts_until_a_good_look_after_resume():
 
 def test_a_release_after_a_resume_holds_again_and_since_when_it_began():
     latch = run("maintenance", [RELEASE, RESUME, RELEASE, *[GOOD] * 20])
-    assert latch == Latch(FATAL, "maintenance", 1_000.0, Proof.OPERATOR)
+    assert latch == Latch(Release(), FATAL, "maintenance", 1_000.0, Proof.OPERATOR)
 
 
 def test_what_was_never_released_is_not_resumed():
@@ -360,12 +363,8 @@ def test_what_was_never_released_is_not_resumed():
 
 
 def test_readings_come_before_what_heeds_them():
-    proving = [signal.proves for name, signal in SIGNALS.items() if name not in {*OPERATORS, "flapping"}]
-    assert proving == sorted(proving)
-
-
-def test_names_of_the_registry_are_names_of_signals():
-    assert set(SIGNALS) >= OPERATORS | SEVERAL
+    of_the_gpu = [signal for signal in SIGNALS.values() if signal.kind in (SignalKind.READING, SignalKind.EVENT)]
+    assert of_the_gpu == sorted(of_the_gpu, key=lambda signal: signal.heeds)
 
 
 @pytest.mark.parametrize("name", SIGNALS)
@@ -374,6 +373,7 @@ def test_a_signal_asks_for_fields_of_a_sample_and_sees_kinds_of_observations(nam
     assert set(signal.asks) <= set(Sample.__dataclass_fields__)
     assert set(signal.sees) <= set(get_args(Observation))
     assert signal.action
+    assert signal.clears or signal.heeds or signal.memory is LEVEL, "what closes it is said, or shows in its proof"
 
 
 @pytest.mark.parametrize("name", [name for name, signal in SIGNALS.items() if Sample in signal.sees])

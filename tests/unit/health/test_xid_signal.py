@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.latch import Latch, LatchKey, Proof, Verdict
+from gpu_plugin.health.latch import AnyLatch, LatchKey, Proof, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Fault, Observation, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
@@ -259,7 +259,7 @@ def test_errors_of_applications_are_of_their_boot():
     gpu = watched(94)
     assert gpu.see(XidEvent(94), XidEvent(94), XidEvent(94)) is DEGRADED
     gpu.ledger.booted("next")
-    assert gpu.ledger.standing(GPU) == []
+    assert gpu.verdict is OK
     assert gpu.see(XidEvent(94)) is APP
 
 
@@ -383,7 +383,7 @@ def test_a_storm_of_an_applications_xids_writes_nothing_and_makes_no_latch_grow(
         assert not gpu.ledger.observe(GPU, XidEvent(31), gpu.now)
         gpu.now += 0.003
     assert gpu.ledger.revision == revision
-    assert len(gpu.latch.times) == 1
+    assert len(gpu.latch.memory.times) == 1
     assert gpu.see(look()) is APP
     assert wait(gpu, 9 * MINUTE, None) is APP
     assert wait(gpu, 2 * MINUTE, None) is OK
@@ -395,7 +395,7 @@ def test_a_storm_of_any_other_xid_is_told_a_few_times_at_most(xid):
     told = sum(len(gpu.ledger.observe(GPU, XidEvent(xid), gpu.now + n * 0.003)) for n in range(2_000))
     assert told <= 2
     assert gpu.ledger.revision <= 4
-    assert len(gpu.latch.times) <= 3
+    assert len(gpu.latch.memory.times) <= 3
 
 
 def test_an_applications_xid_is_the_same_latch_for_a_second():
@@ -403,14 +403,14 @@ def test_an_applications_xid_is_the_same_latch_for_a_second():
     gpu = watched(31)
     gpu.see(XidEvent(31), every=0.5)
 
-    def latch(ledger: HealthLedger) -> Latch:
+    def latch(ledger: HealthLedger) -> AnyLatch:
         return ledger._records[GPU].latches[key]
 
     one = latch(gpu.ledger)
     gpu.see(XidEvent(31), every=0.6)
     assert latch(gpu.ledger) is one
     gpu.see(XidEvent(31))
-    assert latch(gpu.ledger).times == (1_006.1,)
+    assert latch(gpu.ledger).memory.times == (1_006.1,)
 
 
 def test_other_observations_leave_an_xid_alone():

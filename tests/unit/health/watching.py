@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.latch import Latch, Verdict
+from gpu_plugin.health.latch import AnyLatch, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Observation
 from gpu_plugin.health.policy import HealthPolicy
+from tests.unit.health.ledgers import SEEN
 
 GPU = "GPU-aaaa"
 UNGUARDED = HealthPolicy(flap_hold=0)
@@ -15,9 +16,11 @@ UNGUARDED = HealthPolicy(flap_hold=0)
 class Watched:
     """A GPU of which one signal is looked at, by its own latch or latches, whatever others say."""
 
-    def __init__(self, signal: str, facts: Facts, policy: HealthPolicy = UNGUARDED, part: str = "") -> None:
+    def __init__(
+        self, signal: str, facts: Facts, policy: HealthPolicy = UNGUARDED, part: str = "", *, seen: bool = True
+    ) -> None:
         self.signal, self.part, self.facts, self.policy = signal, part, facts, policy
-        self.now = 1_000.0
+        self.now, self.seen = 1_000.0, seen
         self.ledger = self._ledger()
 
     def see(self, *seen: Observation, every: float = 5.0) -> Verdict:
@@ -56,7 +59,7 @@ class Watched:
         return max(found, default=Verdict.OK)
 
     @property
-    def latch(self) -> Latch:
+    def latch(self) -> AnyLatch:
         """The signal's open latch."""
         (found,) = [latch for key, latch, _ in self.ledger.standing(GPU) if key.signal == self.signal]
         return found
@@ -64,4 +67,6 @@ class Watched:
     def _ledger(self) -> HealthLedger:
         made = HealthLedger(self.policy)
         made.watch(GPU, self.facts)
+        if self.seen:
+            made.observe(GPU, SEEN, 0.0)
         return made

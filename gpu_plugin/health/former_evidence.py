@@ -1,0 +1,87 @@
+"""Evidence as version 0.1.0 wrote it: one flat record for every signal, whose fields meant what each signal made of them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.health.latch import NOTHING, Memory, Proof, Verdict
+from gpu_plugin.health.owners import owner
+from gpu_plugin.health.signals import application_errors, flapping, heat, margin, nvlink, orders, recovery_action, xid
+from gpu_plugin.health.signals.unanswered import Answers
+from gpu_plugin.health.totals import Counted
+
+
+class FormerEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of its health.json. `value`, `times` and `pods` were the signal's own; `since` and `times` are Unix seconds."""
+
+    boot_id: str
+    uuid: str
+    signal: str
+    verdict: str
+    detail: str
+    since: float
+    proof: str = Proof.READING.value
+    part: str = ""
+    device: str = ""
+    energy: int | None = None
+    ecc: int | None = None
+    binding: int | None = None
+    reset: bool = False
+    rebound: bool = False
+    asked: bool = False
+    overridden: bool = False
+    value: float | None = None
+    times: tuple[float, ...] = ()
+    pods: tuple[tuple[float, str], ...] = ()
+
+    def evidence(self) -> Evidence:
+        """The same as it is written now. What was FATAL by errors of applications is DEGRADED now, and ends with them."""
+        remembered = _REMEMBERED.get(self.signal)
+        memory = NOTHING if remembered is None else remembered(self)
+        errors = self.signal == application_errors.NAME and self.verdict == Verdict.FATAL.name
+        return Evidence(
+            boot_id=self.boot_id,
+            uuid=self.uuid,
+            signal=self.signal,
+            verdict=Verdict.DEGRADED.name if errors else self.verdict,
+            detail=self.detail,
+            since=self.since,
+            proof=Proof.APPLICATION.value if errors else self.proof,
+            part=self.part,
+            device=self.device,
+            energy=self.energy,
+            ecc=self.ecc,
+            binding=self.binding,
+            reset=self.reset,
+            rebound=self.rebound,
+            overridden=self.overridden,
+            memory=msgspec.json.decode(msgspec.json.encode(memory)),
+        )
+
+
+def _happened(was: FormerEvidence) -> Memory:
+    weighed = {1.0: xid.Weighed.RAISED, -1.0: xid.Weighed.LOWERED}
+    return xid.Happened(was.times, weighed=weighed.get(was.value or 0.0, xid.Weighed.AS_IT_IS), asked=was.asked)
+
+
+def _errors(was: FormerEvidence) -> Memory:
+    owned = tuple((at, tuple(sorted({owner(pod) for pod in pods.split(",")}))) for at, pods in was.pods)
+    return application_errors.Errors(owned, was.times, wedged=was.verdict == Verdict.FATAL.name)
+
+
+_REMEMBERED: Mapping[str, Callable[[FormerEvidence], Any]] = {
+    "xid": _happened,
+    application_errors.NAME: _errors,
+    flapping.NAME: lambda was: flapping.Falls(was.times, was.value or 0.0),
+    orders.MAINTENANCE: lambda was: orders.Release(resumed=bool(was.value)),
+    "margin": lambda _: margin.Trusted(),
+    "nvlink": lambda was: nvlink.Links(int(was.value or 0)),
+    "recovery-action": lambda was: recovery_action.Wish(action=int(was.value or 0)),
+    "slowdown-temperature": lambda was: heat.Hot(sensors=int(was.value or 0)),
+    "unanswered": lambda was: Answers(int(was.value or 0), was.times),
+    "nvlink-errors": lambda was: Counted(times=was.times),
+    "pcie-errors": lambda was: Counted(times=was.times),
+}
+"""What it said by signal, in the type of that signal's memory; the others remembered nothing."""
