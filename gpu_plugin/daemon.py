@@ -217,6 +217,7 @@ class Daemon:
             self._health.observe,
             self._found,
             retention=self.settings.vanished_gpu_retention,
+            judging=self._health.ledger.policy.judging,
             released=self._operations.begin(),
             booted=self._booted,
             met=self._health.watch,
@@ -331,6 +332,7 @@ class Daemon:
         if self._monitor is not None:
             self._monitor.poll, self._monitor.timeout = new.health_poll_interval, new.nvml_timeout
             self._monitor.retention = new.vanished_gpu_retention
+            self._monitor.judging = self._health.ledger.policy.judging
         if found is not None:
             self._offering.take(found)
         self._specs.follow(self._node, None if found is None else found.access)

@@ -692,7 +692,7 @@ async def test_a_monitor_that_stands_still_is_told_by_the_live_probe(kubelet, di
     async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
         await kubelet.wait_for(healthy(kubelet, 8))
         await short_turns(daemon._monitor, monkeypatch)
-        monkeypatch.setattr(type(daemon._monitor), "_round", lambda _: anyio.sleep_forever())
+        monkeypatch.setattr(type(daemon._monitor), "_turn", lambda *_: anyio.sleep_forever())
         assert await until_told(pages["/livez"], "[-]gpu-looks failed: the turn of the GPUs is ") == 503
         assert (await pages["/readyz"]()).status == 200
 
@@ -703,10 +703,10 @@ async def test_a_monitor_that_fails_over_and_over_is_told_by_the_live_probe(kube
         await kubelet.wait_for(healthy(kubelet, 8))
         await short_turns(daemon._monitor, monkeypatch)
 
-        async def fail(_):
+        async def fail(*_):
             raise RuntimeError("it fell over")
 
-        monkeypatch.setattr(type(daemon._monitor), "_round", fail)
+        monkeypatch.setattr(type(daemon._monitor), "_turn", fail)
         assert await until_told(pages["/livez"], "[-]gpu-looks failed: ") == 503
 
 
