@@ -397,7 +397,7 @@ def test_a_sum_that_lacks_a_part_is_no_smaller_number_and_only_lack_of_support_i
 @pytest.mark.parametrize("code", [Return.GPU_IS_LOST, Return.RESET_REQUIRED])
 @pytest.mark.parametrize("field", [Field(82), Field(30), Field(165, 1), Field(38, 1), Field(214, 2)])
 def test_a_gpu_lost_between_two_fields_is_lost(part, field, code):
-    part.field_refusals = {field: code}
+    part.field_refusals = {field: code, Field(29): Return.UNKNOWN, Field(38, 0): Return.TIMEOUT, Field(214, 0): 4711}
     seen, unsupported = part.see(answered=PROBED)
     assert seen.fault == ("lost" if code == Return.GPU_IS_LOST else "reset-required")
     assert unsupported == frozenset()
@@ -554,6 +554,28 @@ def test_one_limit_that_is_not_told_for_the_moment_keeps_the_others(machine, mon
     machine.gpu = machine.look().gpu
     assert (machine.gpu.thresholds.shutdown, machine.gpu.thresholds.slowdown) == (95, 89)
     assert machine.gpu.unsettled == {"thresholds"}
+
+
+def test_a_field_that_was_answered_once_stays_known_while_others_are_asked_again(machine, monkeypatch):
+    real, refused = machine.driver.field_values, {230, 193}
+
+    def some(handle, fields):
+        answers = zip(fields, real(handle, fields), strict=True)
+        refusal = NvmlError(Return.UNKNOWN, "nvmlDeviceGetFieldValues")
+        return tuple(refusal if field.number in refused else value for field, value in answers)
+
+    whole = machine.gpu
+    monkeypatch.setattr(machine.driver, "field_values", some)
+    machine.probe()
+    assert machine.gpu.unsettled == {"fields"}
+    assert machine.gpu.fields == whole.fields - {230, 193}
+    refused = {180, 194}
+    machine.gpu = machine.look().gpu
+    assert (machine.gpu.fields, machine.gpu.margins, machine.gpu.unsettled) == (
+        whole.fields,
+        whole.margins,
+        frozenset(),
+    )
 
 
 def test_a_gpu_lost_while_it_is_asked_again_is_as_it_was(machine):
