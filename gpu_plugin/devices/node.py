@@ -61,7 +61,6 @@ class Gpu:
     remaps_rows: bool = False
     nvlinks: int = 0
     nvswitch: bool = False
-    event_types: int = 0
     fields: frozenset[int] = frozenset()
     unsettled: frozenset[str] = frozenset()
     unreadable: str | None = None

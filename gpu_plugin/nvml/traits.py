@@ -128,7 +128,6 @@ TRAITS: Mapping[str, Callable[[Asking], Mapping[str, Any]]] = {
     "numa_node": _numa_node,
     "thresholds": _thresholds,
     "remaps_rows": _remaps_rows,
-    "event_types": _simple("event_types", lambda driver, handle: driver.supported_event_types(handle)),
     "nvlinks": _nvlinks,
     "fields": _fields,
 }

@@ -29,7 +29,6 @@ def test_every_profile_probes_to_what_it_says(name, caplog):
         assert gpu.thresholds.slowdown == limits.slowdown
         assert gpu.thresholds.memory_max == limits.memory_max
         assert gpu.thresholds.gpu_max == limits.gpu_max
-        assert gpu.event_types == (built.event_types or 0)
         rows = {144, 145} if gpu.mig_devices else set()  # of which a GPU that is cut tells nothing
         assert gpu.fields == {*PROBED, *MARGIN_FIELDS} & set(built.fields) - rows
         assert gpu.nvlinks == len(machine.node.profile.remotes[index])
@@ -43,7 +42,7 @@ def test_a_part_that_answers_hardly_anything_is_a_gpu_all_the_same(caplog):
     assert gpu.unreadable is None
     assert (gpu.model, gpu.minor, gpu.pci_bus_id) == ("NVIDIA Test", 4, "00000000:09:00.0")
     assert (gpu.memory_bytes, gpu.numa_node, gpu.architecture) == (None, None, None)
-    assert (gpu.mig_enabled, gpu.event_types, gpu.fields) == (False, 0, frozenset())
+    assert (gpu.mig_enabled, gpu.fields) == (False, frozenset())
     assert (gpu.margins, gpu.remaps_rows, gpu.nvswitch) == (Thresholds(), False, False)
     assert not caplog.records
 
@@ -86,7 +85,6 @@ TRAITS_OF: dict[str, set[str]] = {
     "memory_total": {"memory_bytes"},
     "mig_mode": set(),  # which every look asks for
     "temperature_threshold": {"thresholds"},
-    "supported_event_types": {"event_types"},
     "field_values": {"fields"},
 }
 """What of a GPU stays open where a call does not answer for now."""
