@@ -13,7 +13,7 @@ from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.proof import RECOVERIES
 from gpu_plugin.health.signals import SIGNALS, Signal, SignalKind
-from gpu_plugin.health.signals.orders import RELEASED, RESUMED, released
+from gpu_plugin.health.signals.orders import released
 from gpu_plugin.health.spelling import clock, duration
 from gpu_plugin.health.words import advice
 from gpu_plugin.health.xids import RESET
@@ -121,14 +121,13 @@ def _gpu(ledger: HealthLedger, gpu: Gpu, now: float) -> Explained:
 
 
 def _unreadable(why: str) -> Explained:
-    resumed = why == RELEASED  # the operator's word is over, what the driver said meanwhile is not yet
     return {
         "name": "unreadable",
-        "detail": RESUMED if resumed else why,
+        "detail": why,
         "since": None,
-        "clears": "the first good look at it" if resumed else "the driver describing the GPU again",
+        "clears": "the driver describing the GPU again",
         "verdict": Verdict.FATAL.name,
-        "action": "" if resumed else "look at the kernel's log; reload the driver or reboot the node",
+        "action": "look at the kernel's log; reload the driver or reboot the node",
     }
 
 

@@ -37,8 +37,6 @@ class Fault(StrEnum):
     """The driver is not loaded, not open, or of another version than its library."""
     HUNG = "hung"
     """No answer within the time allowed."""
-    UNSEEN = "unseen"
-    """There has been no good look at it yet."""
     ERROR = "error"
     """Anything else."""
 

@@ -6,8 +6,8 @@ from gpu_plugin.health.observation import Observation, Order, Sample
 
 CORDON, MAINTENANCE = "cordon", "maintenance"
 
-RELEASED = "maintenance"
-RESUMED = "resumed; no good look at it yet"
+_RELEASED = "maintenance"
+_RESUMED = "resumed; no good look at it yet"
 
 
 class Release(Memory, frozen=True):
@@ -33,13 +33,13 @@ def maintenance(latch: Latch[Release] | None, seen: Observation, ctx: Context) -
         return None
     if isinstance(seen, Order):
         resumed = seen.verb == "resume" and released(latch)
-        return Latch(Release(resumed=True), Verdict.FATAL, RESUMED, latch.since) if resumed else latch
+        return Latch(Release(resumed=True), Verdict.FATAL, _RESUMED, latch.since) if resumed else latch
     return None if not released(latch) and isinstance(seen, Sample) and not seen.fault else latch
 
 
 def release(since: float) -> Latch[Release]:
     """The latch of a GPU that is released since then, Unix time in seconds."""
-    return Latch(Release(), Verdict.FATAL, RELEASED, since, Proof.OPERATOR)
+    return Latch(Release(), Verdict.FATAL, _RELEASED, since, Proof.OPERATOR)
 
 
 def released(latch: AnyLatch) -> bool:

@@ -3,6 +3,7 @@
 import pynvml
 import pytest
 
+from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.observation import Fabric, Fault, Sample
 from gpu_plugin.health.signals.fabric import judge
@@ -30,6 +31,18 @@ JOINING = look(IN_PROGRESS)
 UNSOUND = look(COMPLETED, summary=2)
 LIMITED = look(COMPLETED, summary=3)
 UNREAD, LOST = Sample(nvlinks=UP), Sample(fault=Fault.LOST, detail="the GPU is lost")
+
+
+def test_a_gpu_in_mig_mode_has_no_fabric_to_wait_for_and_is_judged_afresh_after_it():
+    whole, divided = Facts(), Facts(mig=True)
+    for seen in (JOINING, UNSOUND, LIMITED):
+        assert LookedAt("fabric", divided, seen=False).see(*[seen] * 5) is OK
+    gpu = LookedAt("fabric", whole)
+    assert gpu.see(UNSOUND, UNSOUND) is FATAL
+    gpu.ledger.watch(GPU, divided)
+    assert gpu.see(UNSOUND) is OK
+    gpu.ledger.watch(GPU, whole)
+    assert gpu.told(UNSOUND, UNSOUND) == [OK, FATAL]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import HealthLedger
@@ -197,8 +198,10 @@ def test_it_is_a_state_of_the_process_and_no_evidence():
     seen = watching()
     seen.observe(A, GOOD, 1.0)
     again = watching()
-    again.replay(seen.evidence())
+    again.replay((*seen.evidence(), Evidence("boot-1", A, "first-look", "FATAL", "of a version that wrote it down", 1.0)))
     assert again.verdict(A) is FATAL
+    again.observe(A, GOOD, 2.0)
+    assert again.verdict(A) is OK
     seen.booted("boot-2")
     assert seen.verdict(A) is FATAL, "every GPU is unseen in a new boot"
 

@@ -1,6 +1,6 @@
 """Whatever happens, in whatever order: what health never does."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,12 +12,14 @@ from gpu_plugin.health.observation import (
     DriverEvent,
     EventDelivery,
     Fabric,
+    Fault,
     Observation,
     Order,
     Sample,
     XidEvent,
 )
 from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.health.xids import XidList, XidPolicy
 from tests.unit.health.ledgers import GUARDED, LOST, UNGUARDED, A, B, hear, ledger
 
@@ -36,7 +38,7 @@ TOTALS = {"nvlink-errors", "pcie-errors"}
 
 flag = st.none() | st.booleans()
 count = st.none() | st.integers(0, 3)
-looks = st.builds(
+whole_looks = st.builds(
     Sample,
     temperature=st.sampled_from([None, 20, 83, 84, 89, 92, 93, 95, 120]),
     energy=st.none() | st.integers(0, 50),
@@ -62,7 +64,22 @@ looks = st.builds(
     pcie_replays=st.sampled_from([None, 0, 100]),
     pcie_fatal_errors=count,
     binding=st.sampled_from([None, 1, 1, 1, 2]),
+    counting=st.sampled_from([0, 0, 0, None, 7]),
 )
+
+
+def steady(seen: Sample, names: frozenset[str] | None) -> Sample:
+    """The same look had it asked for no more than these."""
+    if names is None or seen.fault:
+        return seen
+    said = ("fault", "detail", "counting", "binding")
+    unasked = {field.name: None for field in fields(Sample) if field.name not in {*names, *said}}
+    return replace(seen, **{**unasked, "asked": names})
+
+
+ALWAYS = {"temperature", "energy", "recovery_action"}
+asked = st.sampled_from([None, None, frozenset(ALWAYS), frozenset({*ALWAYS, "nvlinks", "fabric"}), frozenset(())])
+looks = st.builds(steady, whole_looks, asked)
 instances = st.sampled_from([(None, None), (1, 0), (2, 0), (1, None), (9, 9), (0, 0)])
 xids = st.builds(
     lambda xid, where: XidEvent(xid, *where),
@@ -308,3 +325,54 @@ def test_every_gpu_comes_back_from_a_boot_once_it_reads_well(story):
     )
     play(one, [(Order("uncordon"), 0.0), (Order("resume"), 0.0), (EventDelivery(), 0.0), *[(good, 700.0)] * 130], now)
     assert verdicts(one) == {}
+
+
+def counted(of: HealthLedger) -> dict[LatchKey, Verdict]:
+    """The verdicts of what goes by how often something happened."""
+    return {key: v for key, v in verdicts(of).items() if key.signal in ("xid", "application-errors", "flapping")}
+
+
+happenings = st.one_of(
+    st.builds(XidEvent, st.sampled_from([45, 74, 80, 94, 109, 121, 48])),
+    st.builds(ApplicationError, st.just(31), st.sampled_from([None, *(frozenset({f"x/{pod}"}) for pod in "abc")])),
+    st.builds(Sample, counting=st.just(0), energy=st.just(9), recovery_action=st.sampled_from([None, 0, 5])),
+    st.sampled_from([LOST, Sample(fault=Fault.HUNG), Order("uncordon")]),
+)
+
+
+@BOUNDED
+@given(
+    st.lists(st.tuples(happenings, st.sampled_from([1.0, 30.0, 300.0, 1_500.0, 20_000.0])), max_size=40),
+    st.sets(st.integers(0, 39)),
+)
+def test_restarts_lose_no_count_of_what_happened(story, restarts):
+    """However often this process is begun again, and whenever: nothing comes to less than without."""
+    one, often, now = divided(UNGUARDED), divided(UNGUARDED), BEGIN
+    for at, (seen, pause) in enumerate(story):
+        now += pause
+        one.observe(A, seen, now)
+        often.observe(A, seen, now)
+        if at in restarts:
+            often = restarted(often)
+        theirs = counted(often)
+        for key, verdict in counted(one).items():
+            assert theirs.get(key, OK) >= verdict, key
+
+
+@BOUNDED
+@given(stories)
+def test_a_look_that_asks_for_little_opens_and_closes_nothing_that_goes_by_other_fields(story):
+    """What a steady look leaves out stays as it is, by whichever signal."""
+    one, now = divided(UNGUARDED), play_on(story)
+    play(one, story)
+    nothing = Sample(asked=frozenset(("energy",)), energy=None)
+    before = {key: latch for key, latch in latches(one).items() if SIGNALS[key.signal].asks}
+    for _ in range(5):
+        now += 1.0
+        one.observe(A, nothing, now)
+    after = {key: latch for key, latch in latches(one).items() if SIGNALS[key.signal].asks}
+    assert after == before
+
+
+def play_on(story: Story) -> float:
+    return BEGIN + sum(pause for _, pause in story)

@@ -8,6 +8,7 @@ from gpu_plugin.health.latch import AnyLatch, LatchKey, Proof, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Fault, Observation, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.words import advice
 from gpu_plugin.sources.xid_table import shipped_table
 from tests.unit.health.shipped import SHIPPED, shipped
 from tests.unit.health.watching import GPU, Watched
@@ -212,6 +213,45 @@ def test_what_repeats_within_a_time_means_more(xid, count, within, before, after
     assert PROOFS[proof](gpu, None) is OK
 
 
+@pytest.mark.parametrize(
+    ("xid", "count", "every", "looks_apart", "after"),
+    [
+        (80, 3, 29 * MINUTE, 5 * MINUTE, DEGRADED),
+        (80, 3, 31 * MINUTE, 5 * MINUTE, APP),
+        (94, 3, 11 * HOUR, 20 * MINUTE, DEGRADED),
+        (94, 3, 13 * HOUR, 20 * MINUTE, APP),
+        (74, 2, 23 * HOUR, 30 * MINUTE, FATAL),
+        (74, 2, 25 * HOUR, 30 * MINUTE, DEGRADED),
+    ],
+)
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_repeats_counts_though_nothing_is_held_in_between(xid, count, every, looks_apart, after, restarts):
+    """The GPU is looked at all the time; an application's error is over after ten minutes, and others after a reset."""
+    gpu, energy = watched(xid), BEFORE
+    for at in range(count):
+        verdict = gpu.see(XidEvent(xid))
+        until = gpu.now + every
+        energy = AFTER_RESET
+        while at < count - 1 and gpu.now + looks_apart < until:
+            gpu.see(look(energy=energy), every=looks_apart)
+            energy += 1
+        if at < count - 1:
+            assert gpu.verdict is OK
+            if restarts:
+                gpu.restart()
+            gpu.now = until
+    assert verdict is after
+
+
+def test_times_that_count_no_more_are_forgotten():
+    gpu = watched(80)
+    gpu.see(XidEvent(80))
+    assert wait(gpu, 0.5 * HOUR, None) is OK
+    assert gpu.ledger.evidence() != ()
+    assert wait(gpu, 0.6 * HOUR, None) is OK
+    assert gpu.ledger.evidence() == ()
+
+
 def test_what_repeats_is_lowered_by_the_driver_too_and_raised_by_the_next():
     gpu = watched(109, 0)
     assert gpu.see(XidEvent(109), XidEvent(109)) is FATAL
@@ -296,6 +336,13 @@ def test_a_cleanup_alone_is_the_fabric_managers_on_a_system_with_nvswitches():
     assert gpu.latch.detail == "Xid 45 (preemptive cleanup after an earlier error), on its own"
     assert wait(gpu, 20 * HOUR, None) is DEGRADED
     assert wait(gpu, 5 * HOUR, None) is OK
+
+
+def test_a_cleanup_alone_is_never_worse_than_degraded_for_it_also_follows_a_process_that_was_killed():
+    gpu = watched(45, nvswitch=True)
+    assert gpu.see(XidEvent(45), look(1), look(1), XidEvent(45), look(1)) is DEGRADED
+    assert "a process was killed" in advice(LatchKey("xid", "45"), SHIPPED, GPU, gpu.latch)
+    assert wait(gpu, 30 * HOUR, 0) is OK
 
 
 @pytest.mark.parametrize(("apart", "verdict"), [(4.0, APP), (6.0, DEGRADED)])
