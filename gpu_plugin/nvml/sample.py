@@ -95,15 +95,14 @@ def look(
         return Look(handle, seen, gpu, divisible=divisible, unsupported=unsupported)
     if not gpu.nvlinks and "nvlinks" not in gpu.unsettled:
         unsupported |= _OF_LINKS - skip
-    if "counting" in skip:
-        counting = opening
-    else:
+    if "counting" not in skip:
         try:
             counting = 0 if driver.persistence_mode(handle) else opening
         except NvmlError as error:
-            # An opening keeps the GPU initialised: within one, counters can be compared whatever the mode is.
-            counting = opening if error.unsupported or counting is None else counting
-            unsupported |= {"counting"} if error.unsupported else frozenset()
+            if error.unsupported:
+                unsupported |= {"counting"}
+    if counting is None or "counting" in skip | unsupported:
+        counting = opening  # which keeps the GPU initialised: within one, counters can be compared whatever the mode is
     seen = replace(seen, counting=counting)
     known = traits.settled(driver, handle, gpu)
     if not divisible:
@@ -125,46 +124,61 @@ def sample(
     What the driver refuses for another reason is None this time, and no fault: one strange answer makes no GPU unreadable.
     A fault it is where the code says that the GPU or the driver is out of reach, and where no question was answered at all.
     """
-    answers: dict[str, Any] = {}
-    unsupported: list[str] = []
-    refusal: NvmlError | None = None
-    for question in asking.questions:
-        try:
-            answers.update(zip(question.names, question.ask(driver, handle), strict=True))
-        except NvmlError as error:
-            if error.code in _OUT_OF_REACH or (error.code == Return.UNKNOWN and not _CORE.isdisjoint(question.names)):
-                return _faulty(error, binding), frozenset()
-            if error.unsupported:
-                unsupported += question.names
+    heard = _Heard()
+    try:
+        for question in asking.questions:
+            try:
+                heard.answers.update(zip(question.names, question.ask(driver, handle), strict=True))
+            except NvmlError as error:
+                heard.refused(error, question.names)
+        if asking.fields:
+            try:
+                values = driver.field_values(handle, asking.fields)
+            except NvmlError as error:
+                heard.refused(error, [reading.name for reading, _ in asking.readings])
             else:
-                refusal = error
-    if asking.fields:
-        try:
-            values = driver.field_values(handle, asking.fields)
-        except NvmlError as error:
-            names = [reading.name for reading, _ in asking.readings]
-            if error.code in _OUT_OF_REACH or (error.code == Return.UNKNOWN and not _CORE.isdisjoint(names)):
-                return _faulty(error, binding), frozenset()
-            if error.unsupported:
-                unsupported += names
+                heard.fields(asking, values)
+        heard.settle()
+    except NvmlError as error:
+        return _faulty(error, binding), frozenset()
+    return Sample(**heard.answers, binding=binding), frozenset(heard.unsupported)
+
+
+class _Heard:
+    """What a look has heard so far: answers by the fields of a Sample, and the names of those never answered."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {}
+        self.unsupported: list[str] = []
+        self._refusal: NvmlError | None = None
+
+    def refused(self, error: NvmlError, names: Sequence[str]) -> None:
+        """Takes in that a question for these fields was refused. Raises that again where it is not the question's."""
+        self._refused(error, names, of_gpu=error.code in _OUT_OF_REACH, for_good=error.unsupported)
+
+    def fields(self, asking: Plan, values: Sequence[int | NvmlError]) -> None:
+        """Takes in the values of the fields asked for. Raises what refused one and is not that field's."""
+        at = 0
+        for reading, fields in asking.readings:
+            answer = _told(reading, values[at : at + len(fields)], self.answers.get("nvlinks"))
+            at += len(fields)
+            if isinstance(answer, NvmlError):
+                self._refused(answer, (reading.name,), of_gpu=answer.code in GONE, for_good=never(answer))
             else:
-                refusal = error
+                self.answers[reading.name] = answer
+
+    def settle(self) -> None:
+        """Raises a refusal where it was one of everything."""
+        if self._refusal is not None and all(answer is None for answer in self.answers.values()):
+            raise self._refusal
+
+    def _refused(self, error: NvmlError, names: Sequence[str], *, of_gpu: bool, for_good: bool) -> None:
+        if of_gpu or (error.code == Return.UNKNOWN and not _CORE.isdisjoint(names)):
+            raise error
+        if for_good:
+            self.unsupported += names
         else:
-            at = 0
-            for reading, fields in asking.readings:
-                answer = _told(reading, values[at : at + len(fields)], answers.get("nvlinks"))
-                at += len(fields)
-                if not isinstance(answer, NvmlError):
-                    answers[reading.name] = answer
-                elif answer.code in GONE or (answer.code == Return.UNKNOWN and reading.name in _CORE):
-                    return _faulty(answer, binding), frozenset()
-                elif never(answer):
-                    unsupported.append(reading.name)
-                else:
-                    refusal = answer
-    if refusal is not None and all(answer is None for answer in answers.values()):
-        return _faulty(refusal, binding), frozenset()
-    return Sample(**answers, binding=binding), frozenset(unsupported)
+            self._refusal = error
 
 
 def fault(error: NvmlError) -> Sample:
