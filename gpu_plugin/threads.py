@@ -118,14 +118,14 @@ def _work(jobs: "queue.SimpleQueue[Job[Any] | None]") -> None:
 
 
 STALL = 0.02
-"""Seconds for which every worker stays in its call, while other calls wait, before one more worker is begun."""
+"""Seconds for which every worker stays in its call, while other calls wait, before those get workers of their own."""
 
 
 class Workers:
     """Runs calls at once with as few daemon threads called `name` as will do.
 
-    One worker makes quick calls one after the other. Where none has come back for `STALL` seconds and others wait, one more
-    is begun. Of those that have nothing to do one stays, the others end. `begin` and `close` are for the event loop's thread.
+    One worker makes quick calls one after the other. Where none was taken up for `STALL` seconds, each that waits gets a
+    worker. Of those that have nothing to do one stays, the others end. `begin` and `close` are for the event loop's thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -148,7 +148,7 @@ class Workers:
             alone = not self._workers
             self._news.notify()
         if alone:
-            self._more()
+            self._more(1)
         if not self._watching:
             self._watch(loop)
         return job
@@ -166,16 +166,17 @@ class Workers:
     def _look(self, loop: asyncio.AbstractEventLoop, taken: int) -> None:
         self._watching = False
         with self._news:
-            waits, stalled = bool(self._waiting), self._taken == taken
-        if waits:
+            waiting, stalled = len(self._waiting), self._taken == taken
+        if waiting:
             if stalled:
-                self._more()
+                self._more(waiting)
             self._watch(loop)
 
-    def _more(self) -> None:
+    def _more(self, workers: int) -> None:
         with self._news:
-            self._workers += 1
-        threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            self._workers += workers
+        for _ in range(workers):
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
 
     def _work(self) -> None:
         while True:

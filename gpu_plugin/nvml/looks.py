@@ -18,8 +18,8 @@ from gpu_plugin.threads import Job, settled
 
 log = logging.getLogger(__name__)
 
-FULL_EVERY = 6
-"""Of so many looks at a GPU one asks everything at least."""
+FULL_EVERY = 8
+"""Of so many looks at a GPU one asks everything at least; GPUs take turns at that, so that rounds cost the same."""
 
 _REACHABLE = "temperature"
 """The one question that is left where health is not judged: every GPU of use answers it, and one that is lost says so."""
@@ -90,11 +90,12 @@ class Looks:
     ) -> "Job[Look] | Job[Probed]":
         """A probe, where it could not be read; else a look, through a new handle if it has none."""
         driver, gpu, handle = self._driver, watched.gpu, watched.handle
-        alone, opening, turn = bool(self._roster.untouched), self._session.opening, watched.turn
+        # Each GPU begins elsewhere: neither do all ask everything in one round, nor all the same of what takes turns.
+        alone, opening, turn = bool(self._roster.untouched), self._session.opening, watched.turn + gpu.index
         if gpu.unreadable:
             return self._calls.begin(probing(driver, self._host, gpu, alone=alone))
         skip = watched.unsupported if judging else watched.unsupported | _JUDGED
-        full = full or handle is None or not (turn + gpu.index + 1) % FULL_EVERY
+        full = full or handle is None or not (turn + 1) % FULL_EVERY
         divisible, counting = watched.divisible or handle is None, watched.counting
         watched.turn += 1
         return self._calls.begin(

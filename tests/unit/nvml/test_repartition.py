@@ -298,7 +298,7 @@ async def test_outside_mig_mode_a_full_look_asks_for_the_mode_alone(monkeypatch)
     await bench.monitor.open()
     async with bench.running():
         await bench.rounds(2 * looks.FULL_EVERY)
-    assert bench.driver.calls["mig_mode"] >= 8 * 4, "by the probe, by the first look, and by one in six since"
+    assert bench.driver.calls["mig_mode"] >= 8 * 4, "by the probe, by the first look, and by one in eight since"
     assert bench.driver.calls["max_mig_devices"] == bench.driver.calls["mig_handle"] == 0
 
 
