@@ -133,7 +133,17 @@ def news(latch: AnyLatch | None) -> tuple[object, ...]:
     recovery, marks = latch.recovery, latch.recovery.marks
     energy = None if marks.energy is None else marks.energy.bit_length()
     done = (recovery.reset, recovery.rebound, latch.overridden)
-    return latch.verdict, latch.detail, latch.proof, done, marks.ecc, marks.binding, marks.counting, energy
+    return (
+        latch.verdict,
+        latch.detail,
+        latch.proof,
+        done,
+        marks.ecc,
+        marks.binding,
+        marks.counting,
+        energy,
+        memory.counted,
+    )
 
 
 def _written(latch: AnyLatch) -> Memory:

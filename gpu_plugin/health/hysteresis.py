@@ -7,6 +7,9 @@ from msgspec.structs import replace
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import Latch, Memory, Proof, Recovery, Verdict
 
+MINUTE = 60.0
+"""Seconds: how finely the time of the last of many events is written down."""
+
 
 class Level(Memory, frozen=True):
     """How long readings were alike: bad ones in a row before it opens, good ones since (`row`, or from `quiet_since` on)."""

@@ -128,6 +128,11 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What of it is worth writing down when it changes, while nothing is held against the GPU."""
         return self
 
+    @property
+    def counted(self) -> object:
+        """What of it is worth writing down when it changes, while something is held: what counts towards more."""
+        return None
+
     def written(self) -> Self:
         """As a restart is to know it while nothing is held against the GPU."""
         return self

@@ -1,5 +1,6 @@
 """The ledger and its surroundings: who is told of what, and what settings, boots and operators change."""
 
+import itertools
 import logging
 
 import anyio
@@ -267,7 +268,10 @@ def test_a_wall_clock_that_was_corrected_between_two_processes_changes_nothing_o
     month, since_boot = 30 * 86_400.0, 5_000.0
 
     def process(wall: float, clock: float) -> HealthWatch:
-        made = HealthWatch(settings(), "one", lambda: None, lambda _: None, wall=lambda: wall, clock=lambda: clock)
+        ticks = itertools.count(step=6)  # seconds, each time that it is asked
+        made = HealthWatch(
+            settings(), "one", lambda: None, lambda _: None, wall=lambda: wall, clock=lambda: clock + next(ticks)
+        )
         made.watch((GPU,))
         made.observe("GPU-0", GOOD)
         return made
@@ -280,7 +284,7 @@ def test_a_wall_clock_that_was_corrected_between_two_processes_changes_nothing_o
             first.observe("GPU-0", GOOD)
     assert first.ledger.verdict("GPU-0") is Verdict.FATAL
     first.observe("GPU-0", XidEvent(94))
-    for later, held in ((1_800.0, True), (3_700.0, False)):
+    for later, held in ((1_800.0, True), (4_000.0, False)):
         for wall in (true + later, wrong + later, true - month + later):
             second = process(wall, since_boot + later)
             second.remember(first.evidence(), (GPU,))

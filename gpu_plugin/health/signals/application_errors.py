@@ -5,7 +5,7 @@ from typing import Self
 from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
-from gpu_plugin.health.hysteresis import lately
+from gpu_plugin.health.hysteresis import MINUTE, lately
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import ApplicationError, Observation, Sample
 from gpu_plugin.health.owners import owner
@@ -47,8 +47,13 @@ class Errors(Memory, frozen=True):
 
     @property
     def news(self) -> object:
-        """How many there were: in a storm they are as many all the time."""
-        return len(self.owned), len(self.unknown)
+        """How many there were, and when at last: by the minute, for a storm goes on all the time."""
+        return len(self.owned), len(self.unknown), None if self.last is None else self.last // MINUTE
+
+    @property
+    def counted(self) -> object:
+        """The same: it lasts from the last one on."""
+        return self.news
 
     def written(self) -> Self:
         """The errors."""

@@ -597,8 +597,8 @@ def test_a_reset_that_was_seen_is_remembered_over_a_restart():
         ([ERROR] * 2, 0),
         ([ERROR] * 3, 1),
         ([ERROR] * 9, 1),
-        ([XidEvent(48)] * 50, 1),
-        ([XidEvent(31)] * 50, 1),
+        ([XidEvent(48)] * 50, 2),  # a minute passes, and when it was last is worth writing down
+        ([XidEvent(31)] * 50, 2),
         ([Order("cordon")] * 3, 1),
         ([HUNG, GOOD, GOOD], 1),
         (
@@ -639,6 +639,30 @@ def test_a_kill_forgets_little_of_what_a_reset_is_seen_by():
     killed.replay(written)
     hear(killed, *energies(200_000, 200_100, 200_200))
     assert killed.verdict(A) is OK
+
+
+@pytest.mark.parametrize(
+    ("seen", "apart", "then", "after", "verdict"),
+    [
+        ([XidEvent(92)] * 2, 16 * 3600, GOOD, 23 * 3600, DEGRADED),  # for a day after the last one
+        ([XidEvent(74)] * 9, 3600, XidEvent(74), 3600, FATAL),  # the tenth within a day
+        ([ApplicationError(31, frozenset({f"ns/{pod}"})) for pod in "abcdef"], 90, GOOD, 590, DEGRADED),
+    ],
+)
+def test_a_kill_forgets_neither_how_often_nor_when_it_was_last(seen, apart, then, after, verdict):
+    """Only what was news was written down: what stands lasts as long, and what comes means as much, as without the kill."""
+    one = ledger()
+    now, written, revision = 1e6, one.evidence(), one.revision
+    for event in seen:
+        now += apart
+        one.observe(A, event, now)
+        if one.revision != revision:
+            written, revision = one.evidence(), one.revision
+    killed = ledger()
+    killed.replay(written)
+    for each in (one, killed):
+        each.observe(A, then, now + after)
+        assert each.verdict(A) is verdict
 
 
 def test_an_order_of_the_latches_never_matters_to_the_evidence():
