@@ -8,6 +8,9 @@ import msgspec
 from gpu_plugin.health.latch import AnyLatch, Latch, LatchKey, Marks, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.signals import SIGNALS
 
+CORRECTED = 1.0
+"""Seconds by which a wall clock was set at least, where it was: its zero is read from two clocks, one after the other."""
+
 LATEST = 2.0**33
 """Unix seconds beyond which nothing that was written down can have happened: the year 2242."""
 
@@ -99,6 +102,7 @@ class Evidence(msgspec.Struct, frozen=True):
         of its memory it does not remember.
         """
         by = 0.0 if zero is None or self.zero is None else zero - self.zero
+        by = by if abs(by) >= CORRECTED else 0.0
         memory = _memory(self)
         taken = None if self.taken is None else self.taken + by
         marks = Marks(self.energy, self.ecc, self.binding, self.counting, taken)
