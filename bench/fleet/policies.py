@@ -276,6 +276,7 @@ class Ours:
         """Forgets events, makes the least of what is still read."""
         known = self._gpus[gpu]
         known.ledger.override(known.uuid)
+        known.revision, known.written = known.ledger.revision, known.ledger.evidence()
         known.twin = None
 
     def offered(self, gpu: int) -> bool:
@@ -291,7 +292,7 @@ class Ours:
             for key, _, verdict in known.ledger.standing(known.uuid)
             if verdict is Verdict.FATAL
         }
-        return ", ".join(sorted(fatal))
+        return ", ".join(sorted(fatal - {"first-look"})) or "first-look"
 
     def open(self, gpu: int) -> bool:
         """Whether anything but an application's error stands against it, or a process is still compared with another."""

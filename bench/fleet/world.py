@@ -99,7 +99,7 @@ class _Node:
             self._at(incident.ends, lambda: self._passed(gpu))
         self._refresh(gpu)
         for emission in incident.kind.begins:
-            if dice.random() < emission.chance:
+            if dice.random() < emission.chance and (incident.truth is Truth.BROKEN or not emission.breaks):
                 self._emit(gpu, incident, emission)
         if incident.action:
             self._emit(gpu, incident, Emission(154, after=0.2))

@@ -54,6 +54,24 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     verdict: Literal["degraded", "fatal"]
 
 
+class Brings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an Xid means where one of these `xids` comes `within` a time of it, such as 5s."""
+
+    xids: tuple[int, ...]
+    within: str
+    verdict: Literal["degraded", "fatal"]
+
+    def __post_init__(self) -> None:
+        if not self.xids:
+            raise ValueError("there are no xids")
+        _seconds(self.within)
+
+    @property
+    def seconds(self) -> float:
+        """That time in seconds."""
+        return _seconds(self.within)
+
+
 class XidRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"beside": "with"}):
     """A row of the table; the head of `xids.yaml` says what each of its words means."""
 
@@ -65,6 +83,7 @@ class XidRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     note: str = ""
     escalate: Escalation | None = None
     beside: Beside | None = None
+    brings: Brings | None = None
     follows: str = ""
     alone: Literal["", "degraded", "fatal"] = ""
     repeats: bool = False
@@ -80,6 +99,8 @@ class XidRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError("follows and alone go together")
         if self.follows:
             _seconds(self.follows)
+        if sum(map(bool, (self.escalate, self.brings, self.follows))) > 1:
+            raise ValueError("escalate, brings and follows exclude each other")
         if self.repeats and self.verdict != "app":
             raise ValueError(f"repeats is for application errors, not for what is {self.verdict}")
         if not self.numbers:

@@ -55,7 +55,8 @@ class Judgement:
     `firm`: the verdict is the operator's own, or the table's for good, and nothing that the driver says changes it.
 
     `raised` is what it means where it happened `count` times `within` so many seconds, or (a consequence that came alone)
-    where `follows` is not 0 and no other Xid came within so many seconds of it on a system with NVSwitches.
+    where `follows` is not 0 and no other Xid came within so many seconds of it on a system with NVSwitches; or where one of
+    the Xids that it `brings` came within so many seconds of it.
     `beside` is what it means while the signal of that name is open. `repeats`, `whole_gpu` and `look` are those of the table.
     `resets` is whether the driver may ask for a reset, or more, on its account.
     """
@@ -70,6 +71,7 @@ class Judgement:
     count: int = 1
     within: float = 0.0
     follows: float = 0.0
+    brings: tuple[frozenset[int], float] | None = None
     beside: tuple[str, Verdict] | None = None
     repeats: bool = False
     whole_gpu: bool = False
@@ -195,6 +197,9 @@ def _with_rules(own: Judgement, row: XidRow) -> Judgement:
     if row.escalate:
         to = VERDICTS[row.escalate.to]
         return replace(own, beside=beside, raised=to, count=row.escalate.count, within=row.escalate.seconds)
+    if row.brings:
+        brings = frozenset(row.brings.xids), row.brings.seconds
+        return replace(own, beside=beside, raised=VERDICTS[row.brings.verdict], brings=brings)
     if row.follows:
         return replace(own, beside=beside, raised=VERDICTS[row.alone], follows=row.follows_seconds)
     return replace(own, beside=beside)

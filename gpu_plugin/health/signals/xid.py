@@ -32,7 +32,7 @@ class Weighed(StrEnum):
 
     AS_IT_IS = ""
     RAISED = "raised"
-    """It happened too often, or came alone."""
+    """It happened too often, came alone, or brought what it brings where the GPU is unfit."""
     LOWERED = "lowered"
     """The driver asked for nothing after it."""
 
@@ -147,6 +147,8 @@ def _looked(latch: Latch[Happened], seen: Sample, judged: Judgement, ctx: Contex
     weighed, asked = memory.weighed, memory.asked or fatal_action(seen.recovery_action)
     if judged.follows and weighed is Weighed.RAISED and _follows(int(ctx.key.part), _last(latch), judged.follows, ctx):
         weighed = Weighed.AS_IT_IS
+    if judged.brings and weighed is Weighed.AS_IT_IS and _brought(latch, *judged.brings, ctx):
+        weighed = Weighed.RAISED
     if latch.verdict is not Verdict.APP:
         after = after_recovery(latch, seen, ctx)
         if after is None:
@@ -191,6 +193,8 @@ def _weigh(latch: Latch[Happened], number: int, judged: Judgement, ctx: Context)
 
 
 def _how(judged: Judgement) -> str:
+    if judged.brings:
+        return f"together with Xid {' or '.join(map(str, sorted(judged.brings[0])))}"
     return "on its own" if judged.follows else f"{judged.count} times within {spell_duration(judged.within)}"
 
 
@@ -201,3 +205,8 @@ def _last(latch: Latch[Happened]) -> float:
 def _follows(number: int, then: float, within: float, ctx: Context) -> bool:
     """Whether another Xid came about then: what follows one may also be told first."""
     return any(other != number and abs(then - at) <= within for at, other in ctx.xids)
+
+
+def _brought(latch: Latch[Happened], xids: frozenset[int], within: float, ctx: Context) -> bool:
+    """Whether one of these came about when it happened at last."""
+    return any(other in xids and abs(_last(latch) - at) <= within for at, other in ctx.xids)

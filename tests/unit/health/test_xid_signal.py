@@ -314,6 +314,22 @@ def test_errors_of_applications_are_of_their_boot():
     assert gpu.see(XidEvent(94)) is APP
 
 
+@pytest.mark.parametrize("first", [122, 31])
+@pytest.mark.parametrize(("apart", "verdict"), [(0.5, FATAL), (6.0, DEGRADED)])
+def test_what_brings_page_faults_makes_the_gpu_unfit_and_alone_is_worth_a_look(first, apart, verdict):
+    gpu = watched(122, 0)
+    assert gpu.see(XidEvent(122), look(0)) is DEGRADED
+    gpu = watched(122, 0)
+    gpu.see(XidEvent(first), XidEvent(153 - first), every=apart)
+    assert gpu.see(look(None)) is verdict
+    assert gpu.restart() is verdict
+    if verdict is FATAL:
+        latch = next(latch for key, latch, _ in gpu.ledger.standing(GPU) if key.part == "122")
+        assert latch.detail.endswith(", together with Xid 31")
+        assert latch.proof is Proof.RESET
+        assert gpu.see(look(0), look(0), look(0), look(0)) is DEGRADED, "the driver asks for nothing"
+
+
 # Of NVLinks, and of what follows from others
 
 

@@ -54,6 +54,7 @@ def test_what_the_rules_beyond_a_verdict_are_about():
 
     assert having("escalate") == {74, 80, 94, 109, 121}
     assert having("beside") == {74}
+    assert having("brings") == {122}
     assert having("follows") == having("alone") == {45}
     assert having("always") == {79}
     assert having("look") == {154}
@@ -113,6 +114,28 @@ def test_an_operator_is_advised_to_do_what_would_end_it(asked, xid, advice):
         ({"codes": [1, 1], "name": "x", "verdict": "app", "recovery": "quiet"}, "Xid 1 stands in two rows"),
         ({"codes": [1], "name": "x", "verdict": "fatal", "recovery": "reset", "repeats": True}, "repeats is for"),
         ({"codes": [1], "name": "x", "verdict": "app", "recovery": "quiet", "follows": "5s"}, "go together"),
+        (
+            {
+                "codes": [1],
+                "name": "x",
+                "verdict": "app",
+                "recovery": "quiet",
+                "follows": "5s",
+                "alone": "fatal",
+                "brings": {"xids": [2], "within": "5s", "verdict": "fatal"},
+            },
+            "exclude each other",
+        ),
+        (
+            {
+                "codes": [1],
+                "name": "x",
+                "verdict": "app",
+                "recovery": "quiet",
+                "brings": {"xids": [], "within": "5s", "verdict": "fatal"},
+            },
+            "there are no xids",
+        ),
         (
             {
                 "codes": [1],
