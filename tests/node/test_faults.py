@@ -137,6 +137,41 @@ async def test_a_restart_launders_no_fault(kubelet, daemon, end, profile):
         await kubelet.admit("greedy", {GPU: 8})
 
 
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+async def test_counters_that_our_own_restart_set_back_prove_no_reset(kubelet, daemon, end):
+    daemon.profile = "dgx1-v100"
+    daemon.start("--temperature-recovery", "300ms")
+    await kubelet.wait_for(healthy(kubelet, 8))
+    daemon.fault(6, **{"persistence-mode": "off"})
+    daemon.fault(6, xid=48)
+    await kubelet.wait_for(healthy(kubelet, 7))
+    sick = unhealthy(kubelet)
+    daemon.signal(end)
+    await daemon.exit()
+    daemon.start("--temperature-recovery", "300ms")
+    await kubelet.wait_for(healthy(kubelet, 7))
+    daemon.fault(2, temperature=120)
+    await kubelet.wait_for(healthy(kubelet, 6))
+    daemon.fault(2, temperature=40)
+    await kubelet.wait_for(healthy(kubelet, 7))  # more looks than a proof takes
+    assert unhealthy(kubelet) == sick
+    daemon.fault(6, reset=True)
+    await kubelet.wait_for(healthy(kubelet, 8))
+
+
+async def test_a_driver_that_refuses_to_be_opened_once_costs_no_gpu(kubelet, daemon):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    request(daemon.state, "fault", **{"init-error": 999, "times": 1})
+    request(daemon.state, "release", gpu=7)
+    await kubelet.wait_for(healthy(kubelet, 7))
+    daemon.fault(2, temperature=120)
+    await kubelet.wait_for(healthy(kubelet, 6))
+    assert unhealthy(kubelet) == sorted(ids(kubelet)[index] for index in (2, 7))
+    named = {uuid for event in kubelet.events for uuid, health in event.changed.items() if health != "Healthy"}
+    assert sorted(named) == unhealthy(kubelet), "nor was any other unhealthy in between"
+
+
 async def test_another_boot_is_judged_afresh(kubelet, daemon):
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 8))
