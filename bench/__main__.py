@@ -13,7 +13,21 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import calls, cdi, footprint, health, image, lifecycle, lists, placement, polls, probes, quality, shared
+from bench import (
+    calls,
+    cdi,
+    footprint,
+    health,
+    image,
+    lifecycle,
+    lists,
+    placement,
+    polls,
+    probes,
+    quality,
+    rounds,
+    shared,
+)
 from bench.plan import Plan
 from bench.process import PROFILE, ROOT, stolen
 from bench.table import Comparison, Row, render, side_by_side, verdict
@@ -33,6 +47,7 @@ FIGURES: dict[str, Figures] = {
     "footprint": footprint.memory_and_idling,
     "listener": probes.measure,
     "polls": polls.every_signal,
+    "rounds": rounds.measure,
     "list": lists.health_change,
     "gpu": lists.gpu_change,
     "placement": placement.every_size,

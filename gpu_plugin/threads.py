@@ -124,17 +124,17 @@ STALL = 0.02
 class Workers:
     """Runs calls at once with as few daemon threads called `name` as will do.
 
-    One worker makes quick calls one after the other. Where none was taken up for `STALL` seconds, each that waits gets a
-    worker. Of those that have nothing to do one stays, the others end. `begin` and `close` are for the event loop's thread.
+    One worker makes quick calls one after the other; each next one is begun once the event loop has the last one's outcome,
+    so that a row of them does not keep the interpreter from the loop. Where none was begun for `STALL` seconds, each that
+    waits gets a worker. Of those that have nothing to do one stays, the others end. For the event loop's thread.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._news = threading.Condition()
         self._waiting: collections.deque[Job[Any]] = collections.deque()
-        self._taken = 0
-        self._workers = 0
-        self._idle = False
+        self._idle: queue.SimpleQueue[Job[Any] | None] | None = None
+        self._busy: set[queue.SimpleQueue[Job[Any] | None]] = set()
+        self._begun = 0
         self._closed = False
         self._watching = False
 
@@ -142,53 +142,64 @@ class Workers:
         """Hands a call over. It goes on whoever stops waiting for it."""
         loop = asyncio.get_running_loop()
         job = Job(call, loop)
-        with self._news:
-            self._closed = False
+        self._closed = False
+        if self._idle is not None:
+            mine, self._idle = self._idle, None
+            self._give(mine, job)
+        elif not self._busy:
+            self._start(job, loop)
+        else:
             self._waiting.append(job)
-            alone = not self._workers
-            self._news.notify()
-        if alone:
-            self._more(1)
-        if not self._watching:
-            self._watch(loop)
+            if not self._watching:
+                self._watch(loop)
         return job
 
     def close(self) -> None:
-        """Lets whoever has nothing to do end; one in a call that hangs ends after it, or with the process."""
-        with self._news:
-            self._closed = True
-            self._news.notify_all()
+        """Lets every thread end: at once, or after the call that it is in; one that hangs ends with the process."""
+        self._closed = True
+        for mine in self._busy if self._idle is None else self._busy | {self._idle}:
+            mine.put(None)
+        self._busy, self._idle = set(), None
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         self._watching = True
-        loop.call_later(STALL, self._look, loop, self._taken)
+        loop.call_later(STALL, self._look, loop, self._begun)
 
-    def _look(self, loop: asyncio.AbstractEventLoop, taken: int) -> None:
+    def _look(self, loop: asyncio.AbstractEventLoop, begun: int) -> None:
         self._watching = False
-        with self._news:
-            waiting, stalled = len(self._waiting), self._taken == taken
-        if waiting:
-            if stalled:
-                self._more(waiting)
+        if self._begun == begun:
+            while self._waiting:
+                self._start(self._waiting.popleft(), loop)
+        if self._waiting:
             self._watch(loop)
 
-    def _more(self, workers: int) -> None:
-        with self._news:
-            self._workers += workers
-        for _ in range(workers):
-            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+    def _start(self, job: Job[Any], loop: asyncio.AbstractEventLoop) -> None:
+        mine: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
+        self._give(mine, job)
+        threading.Thread(target=self._work, args=(mine, loop), name=self._name, daemon=True).start()
 
-    def _work(self) -> None:
-        while True:
-            with self._news:
-                while not self._waiting:
-                    if self._idle or self._closed:
-                        self._workers -= 1
-                        return
-                    self._idle = True
-                    self._news.wait()
-                    self._idle = False
-                job = self._waiting.popleft()
-                self._taken += 1
+    def _give(self, mine: "queue.SimpleQueue[Job[Any] | None]", job: Job[Any]) -> None:
+        self._begun += 1
+        self._busy.add(mine)
+        mine.put(job)
+
+    def _free(self, mine: "queue.SimpleQueue[Job[Any] | None]") -> None:
+        """A worker has nothing to do."""
+        if mine not in self._busy:  # it was told to end
+            return
+        self._busy.discard(mine)
+        if self._waiting:
+            self._give(mine, self._waiting.popleft())
+        elif self._closed or self._idle is not None:
+            mine.put(None)
+        else:
+            self._idle = mine
+
+    def _work(self, mine: "queue.SimpleQueue[Job[Any] | None]", loop: asyncio.AbstractEventLoop) -> None:
+        while (job := mine.get()) is not None:
             job.run()
             del job  # its outcome is not to live for as long as the next one is waited for
+            try:
+                loop.call_soon_threadsafe(self._free, mine)
+            except RuntimeError:  # the loop has closed: the process is leaving
+                return

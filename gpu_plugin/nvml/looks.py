@@ -85,9 +85,7 @@ class Looks:
             return Sample(fault=Fault.ERROR, detail=why)
         return None
 
-    def _begin(
-        self, watched: Watched, binding: int | None, *, full: bool, judging: bool
-    ) -> "Job[Look] | Job[Probed]":
+    def _begin(self, watched: Watched, binding: int | None, *, full: bool, judging: bool) -> "Job[Look] | Job[Probed]":
         """A probe, where it could not be read; else a look, through a new handle if it has none."""
         driver, gpu, handle = self._driver, watched.gpu, watched.handle
         # Each GPU begins elsewhere: neither do all ask everything in one round, nor all the same of what takes turns.

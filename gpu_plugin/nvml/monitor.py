@@ -253,8 +253,9 @@ class Monitor:
 
     def _look_at(self, uuid: str) -> None:
         """An event of that GPU was heard, or of one that is not known: its own answers tell more."""
-        self._schedule.heard(uuid, anyio.current_time())
-        self._look.ring()
+        if not self._schedule.expects(uuid):
+            self._schedule.heard(uuid, anyio.current_time())
+            self._look.ring()
 
     def _expect_turn(self, pause: float) -> None:
         self.turn_due = anyio.current_time() + pause + longest_turn(self.timeout)

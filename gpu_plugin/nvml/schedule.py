@@ -48,6 +48,10 @@ class Schedule:
         self._heard.add(uuid)
         self.one(uuid, max(now, self._answered.get(uuid, -math.inf) + EVENT_GAP))
 
+    def expects(self, uuid: str) -> bool:
+        """Whether events of this GPU, or of `ANYBODY`, bring a look already: another one changes nothing."""
+        return uuid in self._heard
+
     def next(self) -> float:
         """When the next turn is due."""
         return min(self._poll, self._everyone, *self._due.values(), math.inf)

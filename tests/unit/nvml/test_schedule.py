@@ -51,6 +51,8 @@ def test_the_first_event_has_its_gpu_looked_at_at_once_and_more_of_them_once_a_s
     for tenth in range(100):
         now = 1.0 + tenth / 10
         made.heard("a", now)
+        assert made.expects("a")
+        assert not made.expects("b")
         if made.next() <= now:
             assert made.take(now) == Turn(whole=False, full=frozenset("a"))
             looks.append(now)

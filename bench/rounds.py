@@ -1,0 +1,185 @@
+"""What the monitor's rounds ask of the driver, how long they take, and what a storm of Xids costs. In this process."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+
+from bench.plan import PATIENCE, MeasurementError, Plan
+from bench.process import PROFILE
+from bench.quantiles import median, percentile
+from bench.table import Row
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.devices.node import Node
+from gpu_plugin.devices.nvml_h import EventType
+from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health_watch import HealthWatch
+from gpu_plugin.nvml import looks
+from gpu_plugin.nvml.monitor import Monitor
+from gpu_plugin.simulation.driver import SimulatedDriver
+from gpu_plugin.simulation.hardware import SimulatedNode
+from gpu_plugin.simulation.host import SimulatedHost
+from gpu_plugin.simulation.profile import load
+
+STANDING = "wait"
+"""nvmlEventSetWait_v2: a thread makes that call again and again, whatever else happens. It is not counted."""
+
+SEVERAL = {"pcie_link": 2}
+"""Calls of the port that are several of NVML's."""
+
+SIXTEEN = "dgx2-16"
+SLOW = 0.1
+"""Seconds that each look takes at least on a node whose GPUs are slow to answer."""
+
+XID = 31
+"""An Xid that applications cause: it comes in storms."""
+
+RATE = 100
+"""Xids a second."""
+
+STORM = 10.0
+"""Seconds."""
+
+
+class Watched:
+    """A monitor on a simulated node, with the daemon's health behind it; how many samples there were of each GPU."""
+
+    def __init__(self, profile: str, *, poll: float, latency: Mapping[str, float] | None = None) -> None:
+        self.node = SimulatedNode(load(profile))
+        self.driver = SimulatedDriver(self.node, latency=latency)
+        self.health = HealthWatch(resolve({}, {}), self.node.boot_id, lambda: None, lambda _: None)
+        self.samples: dict[str, int] = {gpu.uuid: 0 for gpu in self.node.profile.gpus}
+        self.news = asyncio.Event()
+        self.others = 0
+        host = SimulatedHost(self.node)
+        self.monitor = Monitor(self.driver, host, poll, PATIENCE, (), self._observe, self._found, met=self.health.watch)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Opened and watching."""
+        await self.monitor.open()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.monitor.run)
+            yield
+            tasks.cancel_scope.cancel()
+
+    async def looked(self, count: int) -> None:
+        """Until each GPU has been looked at so often."""
+        with anyio.fail_after(PATIENCE):
+            while min(self.samples.values()) < count:
+                self.news.clear()
+                await self.news.wait()
+
+    def calls(self) -> int:
+        """NVML calls so far."""
+        counted = self.driver.calls
+        return sum(number * SEVERAL.get(call, 1) for call, number in counted.items() if call != STANDING)
+
+    def _observe(self, uuid: str, seen: Observation) -> bool:
+        if isinstance(seen, Sample):
+            self.samples[uuid] += 1
+        else:
+            self.others += 1
+        self.news.set()
+        return self.health.observe(uuid, seen)
+
+    def _found(self, node: Node) -> None:
+        self.health.watch(node.gpus)
+
+
+def measure(plan: Plan, directory: Path) -> list[Row]:
+    """The three of them."""
+    del directory
+    steady = asyncio.run(_steady(2 * looks.FULL_EVERY))
+    slow = asyncio.run(_slow(plan.rounds))
+    share, late, others = asyncio.run(_storm())
+    return [
+        Row(
+            "a steady round of 8 GPUs",
+            "calls",
+            len(steady),
+            sum(steady) / len(steady),
+            max(steady),
+            60,
+            note=f"p99 is the most; one look in {looks.FULL_EVERY} asks everything",
+            series={"calls": steady},
+        ),
+        Row(
+            f"a round of 16 GPUs, {SLOW:g} s a look",
+            "ms",
+            len(slow),
+            median(slow),
+            percentile(slow, 99),
+            3000 * SLOW,
+            note="100 ms of it pass before the round; one after the other, the looks take 1,600 ms",
+            series={"ms": slow},
+        ),
+        Row(
+            f"{RATE} Xids/s on one GPU",
+            "% core",
+            1,
+            share,
+            budget=2,
+            note=f"{others} looks at other GPUs, {late:.1f} looks a second at its own",
+        ),
+    ]
+
+
+async def _steady(rounds: int) -> list[float]:
+    """NVML calls of each round."""
+    watched, counted = Watched(PROFILE, poll=0.001), []
+    async with watched.running():
+        await watched.looked(3)
+        for _ in range(rounds):
+            before = watched.calls()
+            await watched.looked(min(watched.samples.values()) + 1)
+            counted.append(float(watched.calls() - before))
+    return counted
+
+
+async def _slow(rounds: int) -> list[float]:
+    """Milliseconds from the wish to look at every GPU to the last of the looks."""
+    watched, taken = Watched(SIXTEEN, poll=3600.0, latency={"temperature": SLOW}), []
+    async with watched.running():
+        await watched.looked(2)
+        for _ in range(rounds):
+            seen = max(watched.samples.values())
+            await anyio.sleep(0.2)  # what a turn does after the last look, and the gap before the next
+            began = time.perf_counter()
+            watched.monitor.look_now()
+            await watched.looked(seen + 1)
+            taken.append((time.perf_counter() - began) * 1000)
+    return taken
+
+
+async def _storm() -> tuple[float, float, int]:
+    """The share of a core that it takes, in %; looks a second at that GPU; looks at the others."""
+    watched = Watched(PROFILE, poll=3600.0)
+    own: list[float] = []
+
+    def post() -> None:
+        began = time.perf_counter()
+        for number in range(int(RATE * STORM)):
+            time.sleep(max(0.0, began + number / RATE - time.perf_counter()))
+            watched.node.post(0, EventType.XID_CRITICAL, XID)
+        own.append(time.thread_time())
+
+    async with watched.running():
+        await watched.looked(2)
+        await anyio.sleep(0.2)
+        before, heard = dict(watched.samples), watched.others
+        logging.getLogger("gpu_plugin").setLevel(logging.CRITICAL)  # what a line costs depends on where it goes
+        used, began = time.process_time(), time.perf_counter()
+        poster = threading.Thread(target=post)
+        poster.start()
+        await anyio.to_thread.run_sync(poster.join)
+        used, took = time.process_time() - used - own[0], time.perf_counter() - began
+        if watched.others - heard < 0.95 * RATE * STORM:
+            raise MeasurementError(f"{watched.others - heard} of {RATE * STORM:.0f} Xids were heard")
+        first, *rest = (watched.samples[uuid] - seen for uuid, seen in before.items())
+    return used / took * 100, first / took, sum(rest)
