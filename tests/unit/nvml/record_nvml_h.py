@@ -3,8 +3,8 @@
     python -m tests.unit.nvml.record_nvml_h NAME=HEADER [NAME=HEADER...]
 
 The first header is recorded, under that name; of the others it is said in what they differ, of all that they have. A C
-compiler (cc) lays the structures out; no library is needed. The
-header comes with the CUDA toolkit, and in the Python packages nvidia-nvml-dev and nvidia-nvml-dev-cu12.
+compiler (cc) lays the structures out; no library is needed. The header comes with the CUDA toolkit, and in the Python packages
+nvidia-nvml-dev and nvidia-nvml-dev-cu12.
 """
 
 import json
