@@ -177,22 +177,24 @@ def _recovered(signal: Signal, latch: AnyLatch, how: str, unfit: Sequence[str]) 
         recovery = f"a reboot of the node, or the driver bound to the GPU anew ({anew})"
     else:
         recovery = f"a reset of the GPU ({how})"
-    return f"{recovery}, then {_looks(CLEAN_SAMPLES)} in a row{only}{_shown_by(latch)}"
+    shown = "" if signal.recovery or latch.proof is Proof.REBOOT else _shown_by(latch)
+    return f"{recovery}, then {_looks(CLEAN_SAMPLES)} in a row{only}{shown}"
 
 
 def _shown_by(latch: AnyLatch) -> str:
-    """What of a recovery cannot be told of this GPU, where something cannot."""
+    """What shows that this GPU was reset, as far as that is known."""
     marks = latch.recovery.marks
-    if latch.proof is Proof.REBOOT:
-        return ""
     if marks.counting:
         return (
             "; as persistence mode is off, the driver's counters begin anew whenever nobody has the GPU open, and prove no "
             "reset: a reboot or a new binding of the driver does, or your word"
         )
-    if marks.counting == 0 and marks.energy is None and not marks.ecc:
+    if marks.counting is None:  # nothing was read of it since
+        return ""
+    if marks.energy is None and not marks.ecc:
         return "; this GPU shows no reset in a counter: a reboot or a new binding of the driver proves it, or your word"
-    return ""
+    counter = "energy counter" if marks.energy is not None else "count of memory errors"
+    return f"; its {counter} shows that where it begins anew, else a reboot or a new binding of the driver does"
 
 
 def _unmarked(latch: AnyLatch) -> bool:

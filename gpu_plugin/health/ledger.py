@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import get_args
 
 from msgspec.structs import replace as changed_to
 
@@ -13,7 +11,8 @@ from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import UNMARKED, AnyLatch, LatchKey, Marks, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import DriverEvent, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.signals import SIGNALS, Signal, SignalKind, first_look, flapping
+from gpu_plugin.health.showing import shown
+from gpu_plugin.health.signals import SIGNALS, SignalKind, first_look, flapping
 from gpu_plugin.health.words import advice, event_reason, xid_number
 
 REMEMBER_XIDS = 600.0
@@ -22,27 +21,7 @@ REMEMBER_XIDS = 600.0
 Slices = Mapping[tuple[int, int], str]
 """Uuids of a GPU's MIG devices by GPU instance and compute instance."""
 
-_SHOWN: Mapping[type, tuple[tuple[LatchKey, Signal], ...]] = {
-    kind: tuple((LatchKey(name), signal) for name, signal in SIGNALS.items() if kind in signal.sees)
-    for kind in get_args(Observation)
-}
-"""Which signals are shown an observation of this kind, in their order."""
-
 _FIRST_LOOK, _WHOLE = LatchKey(first_look.NAME), LatchKey("")
-
-
-@cache
-def _asked(asked: frozenset[str]) -> tuple[tuple[LatchKey, Signal], ...]:
-    """Which signals are shown a faultless look that asked for these fields: not those that go by others."""
-    return tuple(
-        (key, signal) for key, signal in _SHOWN[Sample] if not signal.asks or not asked.isdisjoint(signal.asks)
-    )
-
-
-def _shown(seen: Observation) -> tuple[tuple[LatchKey, Signal], ...]:
-    if isinstance(seen, Sample) and seen.asked is not None and not seen.fault:
-        return _asked(seen.asked)
-    return _SHOWN[type(seen)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +114,7 @@ class HealthLedger:
         if isinstance(seen, Sample):
             self._looked(record, seen, now)
         judged, event = False, isinstance(seen, XidEvent | DriverEvent)
-        for whole, signal in _shown(seen):
+        for whole, signal in shown(seen):
             if signal.heeds and not judged:
                 judged, ctx = True, replace(ctx, unfit=bool(self.unfit(uuid)))
             if signal.parts is None:

@@ -37,6 +37,7 @@ NO_PERSISTENCE = (
     "a reboot or a new binding of the driver does, or your word"
 )
 NO_COUNTER = "this GPU shows no reset in a counter: a reboot or a new binding of the driver proves it, or your word"
+SHOWN = "; its energy counter shows that where it begins anew, else a reboot or a new binding of the driver does"
 VOUCH = f"; or gpu-plugin uncordon --gpu {A}, by which you vouch for it"
 
 
@@ -75,7 +76,7 @@ def test_what_stands_is_told_whole():
                 "name": "xid",
                 "detail": "Xid 48 (double-bit ECC error)",
                 "since": 1_001.0,
-                "clears": RESET + VOUCH,
+                "clears": RESET + SHOWN + VOUCH,
                 "verdict": "FATAL",
                 "action": "reset the GPU when no pod has it",
             }
@@ -169,7 +170,7 @@ def test_what_is_offered_goes_with_the_operators_orders():
     one = ledger(policy=UNGUARDED)
     hear(one, Sample(counting=0, energy=5_000), XidEvent(48), Order("cordon"))
     words = {signal["name"]: signal["clears"] for signal in told(one)["signals"]}
-    assert words["xid"] == f"{RESET}; or gpu-plugin uncordon --gpu {A} --override, by which you vouch for it"
+    assert words["xid"] == f"{RESET}{SHOWN}; or gpu-plugin uncordon --gpu {A} --override, by which you vouch for it"
     hear(one, Order("release"))
     words = {signal["name"]: signal["clears"] for signal in told(one)["signals"]}
     assert words["xid"].startswith(f"a reset of the GPU (nvidia-smi --gpu-reset -i {A} && gpu-plugin resume --gpu {A})")
@@ -280,7 +281,7 @@ def test_a_lost_gpu_that_answers_again_waits_for_good_looks():
 
 def test_what_holds_up_a_proof_is_named():
     words = cleared(Sample(counting=0, energy=5_000), XidEvent(48), HOT, HOT, signal="xid")
-    assert words == f"{RESET}, counted once temperature is over{VOUCH}"
+    assert words == f"{RESET}, counted once temperature is over{SHOWN}{VOUCH}"
 
 
 def test_a_xid_that_passes_by_itself_says_until_when():
