@@ -5,6 +5,7 @@ from typing import Self
 from msgspec.structs import replace
 
 from gpu_plugin.health.hysteresis import Level, lately
+from gpu_plugin.health.observation import Sample
 
 Totals = tuple[int | None, ...]
 """Counters as they were read, in an order of the signal's own; None where one was not to be had."""
@@ -31,6 +32,15 @@ class Counted(Level, frozen=True):
     def shifted(self, by: float) -> Self:
         """With the events' times shifted."""
         return replace(self, times=tuple(at + by for at in self.times))
+
+
+def read(known: Counted | None, seen: Sample, first: str, second: str) -> Totals:
+    """Two counters as of this look, by the names of their fields; one that it did not ask for is as it was last read."""
+    now = (getattr(seen, first), getattr(seen, second))
+    if seen.asked is None:
+        return now
+    before = known.totals if known is not None and known.totals else (None, None)
+    return (now[0] if seen.tells(first) else before[0], now[1] if seen.tells(second) else before[1])
 
 
 def grown(last: Totals, now: Totals) -> tuple[tuple[int, ...], Totals]:

@@ -220,7 +220,7 @@ SIGNALS: Mapping[str, Signal] = {
         _EVENT,
         "look at nvidia-smi nvlink --errorcounters -i ID, and at the links' cables or bridges",
         Counted(),
-        asks=("nvlink_failed_recoveries", "nvlink_crc_errors"),
+        asks=nvlink.COUNTERS,
         clears="an hour without a failed recovery and with few CRC errors",
     ),
     "pcie-width": Signal(
@@ -293,7 +293,7 @@ SIGNALS: Mapping[str, Signal] = {
         _EVENT,
         f"have the GPU, its riser or its slot looked at; {_RESET}",
         Counted(),
-        asks=("pcie_fatal_errors", "pcie_replays"),
+        asks=pcie.COUNTERS,
         clears="ten minutes without many replays",
         heeds=True,
     ),

@@ -45,6 +45,8 @@ def fabric(latch: Latch[Graded] | None, seen: Observation, ctx: Context) -> Latc
         return latch
     if ctx.facts.mig:
         return None
+    if not seen.fault and not seen.tells("nvlinks"):  # a GPU without links says something of a fabric, too
+        return latch
     found = seen.fabric
     if found is None or seen.nvlinks is None:
         return graded(latch, ctx, GRADED, grade=None, detail="")

@@ -9,10 +9,13 @@ from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Verdict
 from gpu_plugin.health.observation import Observation, Sample
-from gpu_plugin.health.totals import Counted, grown, tally, unread
+from gpu_plugin.health.totals import Counted, grown, read, tally, unread
 
 CRC_ERRORS, WITHIN, QUIET = 100, 3600.0, 3600.0
 """More CRC errors than this within so many seconds are too many; so many seconds without close what was."""
+
+COUNTERS = ("nvlink_failed_recoveries", "nvlink_crc_errors")
+"""Fields of a Sample, in the order of the totals."""
 
 
 class Links(Memory, frozen=True):
@@ -86,7 +89,7 @@ def nvlink_errors(latch: Latch[Counted] | None, seen: Observation, ctx: Context)
     """
     if not isinstance(seen, Sample):
         return latch
-    now = (seen.nvlink_failed_recoveries, seen.nvlink_crc_errors)
+    now = read(None if latch is None else latch.memory, seen, *COUNTERS)
     if latch is not None and latch.verdict is Verdict.OK and now == latch.memory.totals and not latch.memory.times:
         return latch
     known = latch or Latch(Counted())

@@ -7,13 +7,16 @@ from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import Latch, Proof, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.proof import RECOVERIES, after_recovery
-from gpu_plugin.health.totals import Counted, grown, tally, unread
+from gpu_plugin.health.totals import Counted, grown, read, tally, unread
 
 LOOKS = 4
 """Looks in a row at too few lanes that are DEGRADED, and at all of them that end it."""
 
 REPLAYS, WITHIN, QUIET = 50, 60.0, 600.0
 """More replays than this within so many seconds are too many; so many seconds without close what was."""
+
+COUNTERS = ("pcie_fatal_errors", "pcie_replays")
+"""Fields of a Sample, in the order of the totals."""
 
 
 def pcie_width(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
@@ -43,7 +46,7 @@ def pcie_errors(latch: Latch[Counted] | None, seen: Observation, ctx: Context) -
     """
     if not isinstance(seen, Sample):
         return latch
-    now = (seen.pcie_fatal_errors, seen.pcie_replays)
+    now = read(None if latch is None else latch.memory, seen, *COUNTERS)
     if latch is not None and latch.verdict is Verdict.OK and now == latch.memory.totals and not latch.memory.times:
         return latch
     known = latch or Latch(Counted())

@@ -1,5 +1,7 @@
 """GPUs that wait for their NVLink fabric, or whose fabric is not sound."""
 
+from dataclasses import replace
+
 import pynvml
 import pytest
 
@@ -197,3 +199,9 @@ def test_a_restart_changes_nothing_and_gathers_its_proof_anew(gpu):
     gpu.see(JOINING, JOINED, JOINED)
     assert gpu.restart() is FATAL
     assert gpu.told(JOINED, JOINED, JOINED) == [FATAL, FATAL, OK]
+
+
+def test_a_look_that_did_not_ask_for_the_links_says_nothing_of_the_fabric(gpu):
+    asked = replace(UNSOUND, nvlinks=None, asked=frozenset({"fabric"}))
+    assert gpu.see(*[asked] * 5) is OK
+    assert gpu.told(UNSOUND, asked, UNSOUND) == [OK, OK, FATAL], "and it ends no row"

@@ -284,3 +284,28 @@ def test_an_operator_who_vouches_for_it_is_believed_until_the_next(errors):
     failed(errors)
     assert errors.vouch() is OK
     assert errors.told(totals(1, 0), totals(1, 0), totals(2, 0)) == [OK, OK, DEGRADED]
+
+
+@pytest.mark.parametrize(
+    ("signal", "counters", "bad", "quiet"),
+    [
+        ("nvlink-errors", ("nvlink_failed_recoveries", "nvlink_crc_errors"), (1, 0), 3_600.0),
+        ("nvlink-errors", ("nvlink_failed_recoveries", "nvlink_crc_errors"), (0, 101), 3_600.0),
+        ("pcie-errors", ("pcie_fatal_errors", "pcie_replays"), (0, 51), 600.0),
+    ],
+)
+def test_counters_that_looks_ask_for_in_turns_grow_and_rest_as_if_all_were_asked(signal, counters, bad, quiet):
+    def looks(*totals: int, both: bool = False) -> list[Sample]:
+        asked = (
+            [dict(zip(counters, totals, strict=True))]
+            if both
+            else [{n: t} for n, t in zip(counters, totals, strict=True)]
+        )
+        return [Sample(**one, asked=frozenset(one)) for one in asked]
+
+    gpu = LookedAt(signal)
+    gpu.see(*looks(0, 0, both=True))
+    assert gpu.see(*looks(*bad)) is DEGRADED
+    for _ in range(int(quiet / 10) - 2):
+        assert gpu.see(*looks(*bad)) is DEGRADED
+    assert gpu.see(*looks(*bad) * 4) is OK

@@ -74,7 +74,7 @@ def steady(seen: Sample, names: frozenset[str] | None) -> Sample:
         return seen
     said = ("fault", "detail", "counting", "binding")
     unasked = {field.name: None for field in fields(Sample) if field.name not in {*names, *said}}
-    return replace(seen, **{**unasked, "asked": names})
+    return replace(replace(seen, **unasked), asked=names)  # type: ignore[arg-type]
 
 
 ALWAYS = {"temperature", "energy", "recovery_action"}
@@ -222,6 +222,7 @@ def test_a_gpus_health_never_depends_on_another(story, rest, random):
             together.observe(B, rest.pop()[0], now)
         assert together.observe(A, seen, now) == alone.observe(A, seen, now)
         assert told(together) == told(alone)
+        assert together._records[A].latches == alone._records[A].latches
         assert told(alone, B) == [(OK, "")] * 3
     assert [entry for entry in together.evidence() if entry.uuid == A] == list(alone.evidence())
 
