@@ -1,12 +1,17 @@
 """What is known of GPUs when the node is served for the first time: nothing but what they showed themselves."""
 
 import threading
+import time
 
 import anyio
 import pytest
 
 from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.health.facts import facts
+from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Sample
+from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.nvml import monitor
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation.driver import SimulatedDriver
@@ -52,6 +57,36 @@ async def test_eight_gpus_that_hang_are_all_asked_at_once_and_none_has_a_good_lo
         await bench.until(lambda: all("hung" in bench.faults(gpu) for gpu in range(8)))
         bench.driver.free.set()
         await bench.until(lambda: all("" in bench.faults(gpu) for gpu in range(8)))
+
+
+async def test_eight_gpus_that_hang_at_the_start_are_held_back_until_each_has_had_a_good_look(monkeypatch):
+    monkeypatch.setattr(monitor, "FIRST_LOOKS", 0.1)
+    ledger = HealthLedger(HealthPolicy())
+
+    def met(gpus):
+        for gpu in gpus:
+            ledger.watch(gpu.uuid, facts(gpu))
+
+    bench = Bench(driver=Holding, met=met)
+    healthy = []
+
+    def judge(uuid, seen):
+        ledger.observe(uuid, seen, time.time())
+        healthy.append({each for each in bench.uuids if ledger.verdict(each) < Verdict.FATAL})
+
+    bench.meddle = judge
+    await bench.monitor.open()
+    assert [ledger.verdict(uuid) for uuid in bench.uuids] == [Verdict.FATAL] * 8
+    bench.monitor.timeout = 0.1
+    async with bench.running():
+        await bench.until(lambda: all("hung" in bench.faults(gpu) for gpu in range(8)))
+        assert not any(healthy)
+        bench.driver.free.set()
+        await bench.until(lambda: healthy[-1] == set(bench.uuids))
+    good = set()
+    for (uuid, seen), fit in zip(bench.seen, healthy, strict=True):
+        good |= {uuid} if not getattr(seen, "fault", "-") else set()
+        assert fit <= good
 
 
 async def test_looks_that_take_almost_a_second_are_over_in_little_more_than_one():
