@@ -32,7 +32,7 @@ class Weighed(StrEnum):
 
     AS_IT_IS = ""
     RAISED = "raised"
-    """It happened too often, came alone, or brought what it brings where the GPU is unfit."""
+    """It happened too often or came alone; or another came with it by which it is something else, be it worse or less."""
     LOWERED = "lowered"
     """The driver asked for nothing after it."""
 
@@ -128,7 +128,8 @@ def _happened(latch: Latch[Happened] | None, number: int, ctx: Context) -> Latch
     times = lately(memory.times if same else (*memory.times, ctx.now), ctx.now, judged.within, judged.count)
     often = len(times) >= judged.count > 1
     alone = bool(judged.follows) and ctx.facts.nvswitch and not _follows(number, ctx.now, judged.follows, ctx)
-    raised = memory.weighed is Weighed.RAISED or often or alone
+    was = memory.weighed is Weighed.RAISED and judged.raised > judged.verdict  # that one was less says nothing of the next
+    raised = was or often or alone
     happened = Happened(
         times,
         judged.within,
@@ -171,7 +172,7 @@ def _weigh(latch: Latch[Happened], number: int, judged: Judgement, ctx: Context)
     verdict, detail = judged.verdict, describe(number, judged.name if judged.listed else "unknown to this version")
     weighed = latch.memory.weighed
     if not judged.firm:
-        if weighed is Weighed.RAISED and judged.raised > verdict:
+        if weighed is Weighed.RAISED and (judged.raised > verdict or judged.brings):
             verdict, detail = judged.raised, f"{detail}, {_how(judged)}"
         elif weighed is Weighed.LOWERED:
             verdict, detail = min(verdict, Verdict.DEGRADED), f"{detail}, after which the driver asks for no recovery"

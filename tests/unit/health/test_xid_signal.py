@@ -330,6 +330,20 @@ def test_what_brings_page_faults_makes_the_gpu_unfit_and_alone_is_worth_a_look(f
         assert gpu.see(look(0), look(0), look(0), look(0)) is DEGRADED, "the driver asks for nothing"
 
 
+@pytest.mark.parametrize("others", [[94], [63, 94]])
+def test_an_uncorrectable_error_that_was_contained_is_worth_a_look_and_another_makes_the_gpu_unfit(others):
+    gpu = watched(48)
+    assert gpu.see(XidEvent(48), every=0.1) is FATAL
+    assert gpu.see(*map(XidEvent, others), look(), every=0.1) is DEGRADED
+    assert gpu.restart() is DEGRADED
+    gpu.see(look(), every=10 * MINUTE)
+    assert gpu.see(XidEvent(48), look()) is FATAL, "the next is not"
+    gpu = watched(48, 0)
+    assert gpu.see(XidEvent(48), XidEvent(94), look(1), every=0.1) is FATAL, "the driver asks for a reset"
+    gpu = watched(48)
+    assert gpu.see(XidEvent(48), XidEvent(63), look(), XidEvent(94), look(), every=6) is FATAL, "of another error"
+
+
 # Of NVLinks, and of what follows from others
 
 
