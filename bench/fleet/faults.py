@@ -46,7 +46,7 @@ class Kind:
 
     `broken` is the share of incidents that break the GPU; in the others it is as `otherwise`. `begins` are the Xids of the
     beginning, `pods` those of each pod that runs on it while it is broken; they come anew after `repeats` (mean seconds) with
-    the chance `recurs`. `looks` is what a look at it brings instead of readings, in the share `unseen` of incidents; `reading`
+    the chance `recurs`. `looks` is what a look at it brings instead of readings, in the share `unseen` of those; `reading`
     what of a sample is otherwise. `resets` and `reboots` are the shares that a reset of the GPU, and a reboot of the node,
     mends; replacing the part mends all. `lasts` are the seconds (least, most) after which it is over by itself.
     `action` is what the driver asks for while it is broken, where it can tell. `silent`: nobody notices that pods fail.
@@ -208,7 +208,8 @@ class Incident:
     def begun(cls, kind: Kind, part: Part, now: float, number: int, dice: random.Random) -> "Incident":
         """One that begins `now`, in seconds."""
         truth = Truth.BROKEN if dice.random() < kind.broken else kind.otherwise
-        looks = kind.looks if dice.random() < kind.unseen else Fault.NONE
+        answers = dice.random() >= kind.unseen or (kind.broken > 0 and truth is not Truth.BROKEN)
+        looks = Fault.NONE if answers else kind.looks
         ends = now + dice.uniform(*kind.lasts) if kind.lasts else float("inf")
         luck = dice.random()
         mends = {"reset": luck < kind.resets, "reboot": luck < kind.reboots, "replace": True}

@@ -17,9 +17,10 @@ class Place:
 
     The plugin: `watched` since something happened to it; `looked` at last; `moved` is when anything changed; `look` is the
     number of the next look, 0 where none is to come.
-    Operators: the next `step` of a repair, when the last one was taken (`stepped`), and how many `ticket`s there were;
-    `awaited` where somebody will come for an Unhealthy GPU, `complained` where somebody will for pods that fail on it, which
-    are `trying`. `told` is what has been counted of which incident: what held its GPU back, "" for that it was handed out.
+    Operators: the next `step` of a repair, and when the last one was taken (`stepped`); `awaited` where somebody will come for
+    an Unhealthy GPU, `complained` where somebody will for pods that fail on it, which are `trying`. `times` is how often
+    chance had a say in what on account of which incident. `told` is what has been counted of which incident: what held its
+    GPU back, "" for that it was handed out.
     """
 
     hardware: Hardware
@@ -34,10 +35,10 @@ class Place:
     look: int = 0
     step: int = 0
     stepped: float = 0.0
-    ticket: int = 0
     awaited: bool = False
     complained: bool = False
     trying: bool = False
+    times: dict[str, int] = field(default_factory=dict)
     told: set[tuple[str, int]] = field(default_factory=set)
 
     def account(self, tally: Tally, now: float) -> None:

@@ -226,16 +226,21 @@ class _Node:
         place.cause, place.why = place.hardware.cause, "" if offered else self.policy.why(gpu)
         if not offered and not place.awaited:
             place.awaited = True
-            self._in_hours(gpu, rates.OPERATOR_HOURS, lambda: self._answered(gpu))
+            self._in_hours(gpu, "operator", rates.OPERATOR_HOURS, lambda: self._answered(gpu))
         if truth is Truth.BROKEN and offered:
             self._suffer(gpu)
 
-    def _in_hours(self, gpu: int, median: float, action: Callable[[], None]) -> None:
-        """An operator's delay: the same for the same one of a GPU's tickets under every policy."""
-        place = self._places[gpu]
-        place.ticket += 1
-        dice = random.Random(f"{self.plan.seed}/{gpu}/{place.ticket}")
+    def _in_hours(self, gpu: int, who: str, median: float, action: Callable[[], None]) -> None:
+        """Somebody's delay: for the first, second... one on account of an incident the same under every policy."""
+        dice = self._of_incident(gpu, who)
         self._at(self.now + HOUR * median * dice.lognormvariate(0, rates.OPERATOR_SPREAD), action)
+
+    def _of_incident(self, gpu: int, what: str) -> random.Random:
+        """What chance has for the first, second... such thing on account of what is the matter with a GPU."""
+        place = self._places[gpu]
+        key = f"{gpu}/{place.hardware.cause[1]}/{what}"
+        place.times[key] = place.times.get(key, 0) + 1
+        return random.Random(f"{self.plan.seed}/{key}/{place.times[key]}")
 
     def _suffer(self, gpu: int) -> None:
         """Pods begin on a broken GPU, and somebody complains in the end."""
@@ -243,7 +248,7 @@ class _Node:
         if not place.complained:
             place.complained = True
             hours = rates.SILENT_HOURS if place.hardware.silent else rates.COMPLAINT_HOURS
-            self._in_hours(gpu, hours, lambda: self._complained(gpu))
+            self._in_hours(gpu, "complaint", hours, lambda: self._complained(gpu))
         if not place.trying:
             place.trying = True
             self._next_pod(gpu, 0)
@@ -296,12 +301,12 @@ class _Node:
         if self.now - place.stepped > 7 * DAY:
             place.step = 0
         step = max(place.step, 1 if place.hardware.gone else 0)
-        dice = random.Random(f"{self.plan.seed}/{gpu}/{place.ticket}/test")
         while True:
             self._take(gpu, step)
             place.step, place.stepped = min(step + 1, len(_STEPS) - 1), self.now
+            luck = self._of_incident(gpu, "test").random()
             finds = rates.CORRUPTION_FOUND if place.hardware.silent else rates.DIAGNOSED
-            if not place.hardware.gone and (place.hardware.truth is not Truth.BROKEN or dice.random() > finds):
+            if not place.hardware.gone and (place.hardware.truth is not Truth.BROKEN or luck > finds):
                 break
             step = place.step
         self._at(self.now + rates.TEST_SECONDS, lambda: self._tested(gpu))
@@ -343,7 +348,7 @@ class _Node:
         place = self._places[gpu]
         if not place.offered and not place.awaited:
             place.awaited = True
-            self._in_hours(gpu, rates.OPERATOR_HOURS, lambda: self._answered(gpu))
+            self._in_hours(gpu, "operator", rates.OPERATOR_HOURS, lambda: self._answered(gpu))
         elif place.offered and place.truth is Truth.BROKEN:
             self._suffer(gpu)
 
