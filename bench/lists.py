@@ -19,7 +19,7 @@ from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Node
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.observation import XidEvent
+from gpu_plugin.health.observation import Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.xids import XidPolicy
 from gpu_plugin.kubelet import wire
@@ -70,6 +70,7 @@ async def _health_change() -> list[Row]:
     ledger = HealthLedger(HealthPolicy(XidPolicy(shipped_table())))
     for uuid in uuids:
         ledger.watch(uuid, Facts())
+        ledger.observe(uuid, Sample(), 0.0)  # seen at work
     await feed.refresh()
     publishing, whole = [], []
     for uuid in uuids[:: DEVICES // CHANGES]:

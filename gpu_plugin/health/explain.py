@@ -186,7 +186,7 @@ def _shown_by(latch: AnyLatch) -> str:
     marks = latch.recovery.marks
     if marks.counting:
         return (
-            "; as persistence mode is off, the driver's counters begin anew whenever nobody has the GPU open, and prove no "
+            "; without persistence mode the driver's counters begin anew whenever nobody has the GPU open, and prove no "
             "reset: a reboot or a new binding of the driver does, or your word"
         )
     if marks.counting is None:  # nothing was read of it since

@@ -33,7 +33,7 @@ BACK = (
     "(unbind and bind it in /sys/bus/pci/drivers/nvidia while it is released), then 3 good looks in a row"
 )
 NO_PERSISTENCE = (
-    "as persistence mode is off, the driver's counters begin anew whenever nobody has the GPU open, and prove no reset: "
+    "without persistence mode the driver's counters begin anew whenever nobody has the GPU open, and prove no reset: "
     "a reboot or a new binding of the driver does, or your word"
 )
 NO_COUNTER = "this GPU shows no reset in a counter: a reboot or a new binding of the driver proves it, or your word"

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import get_args
 
+import msgspec
 import pytest
 
 from gpu_plugin.devices.node import Thresholds
@@ -374,6 +375,17 @@ def test_a_signal_asks_for_fields_of_a_sample_and_sees_kinds_of_observations(nam
     assert set(signal.sees) <= set(get_args(Observation))
     assert signal.action
     assert signal.clears or signal.heeds or signal.memory is LEVEL, "what closes it is said, or shows in its proof"
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_what_a_signal_remembers_is_written_by_the_names_of_its_fields_and_read_strictly(name):
+    blank = SIGNALS[name].memory
+    for written in (blank, blank.written(), blank.held(), blank.shifted(5.0)):
+        assert type(written) is type(blank)
+        assert msgspec.json.decode(msgspec.json.encode(written), type=type(blank)) == written
+    assert blank.written() == blank, "there is nothing that it must not know"
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"a field of another": 1}, type(blank))
 
 
 @pytest.mark.parametrize("name", [name for name, signal in SIGNALS.items() if Sample in signal.sees])
