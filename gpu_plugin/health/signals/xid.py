@@ -128,7 +128,8 @@ def _happened(latch: Latch[Happened] | None, number: int, ctx: Context) -> Latch
     times = lately(memory.times if same else (*memory.times, ctx.now), ctx.now, judged.within, judged.count)
     often = len(times) >= judged.count > 1
     alone = bool(judged.follows) and ctx.facts.nvswitch and not _follows(number, ctx.now, judged.follows, ctx)
-    was = memory.weighed is Weighed.RAISED and judged.raised > judged.verdict  # that one was less says nothing of the next
+    # That one was less says nothing of the next
+    was = memory.weighed is Weighed.RAISED and judged.raised > judged.verdict
     raised = was or often or alone
     happened = Happened(
         times,

@@ -198,7 +198,9 @@ def test_it_is_a_state_of_the_process_and_no_evidence():
     seen = watching()
     seen.observe(A, GOOD, 1.0)
     again = watching()
-    again.replay((*seen.evidence(), Evidence("boot-1", A, "first-look", "FATAL", "of a version that wrote it down", 1.0)))
+    again.replay(
+        (*seen.evidence(), Evidence("boot-1", A, "first-look", "FATAL", "of a version that wrote it down", 1.0))
+    )
     assert again.verdict(A) is FATAL
     again.observe(A, GOOD, 2.0)
     assert again.verdict(A) is OK
