@@ -89,7 +89,7 @@ class Watched:
 
     def described(self, handle: Handle, gpu: Gpu) -> None:
         """Takes in how the driver describes it now, and through which handle it is reached."""
-        self.handle, self.gpu, self.unsupported, self.counting = handle, gpu, frozenset(), None
+        self.handle, self.gpu = handle, gpu
         self.nvlinks = self.fabric = None  # whatever it says next, the links may have been read before that was so
 
     def saw(self, sample: Sample, now: float) -> Found:

@@ -8,7 +8,7 @@ from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, Link
 from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.health.observation import Fault, Sample, XidEvent
-from gpu_plugin.nvml import monitor, schedule, subscription
+from gpu_plugin.nvml import looks, monitor, schedule, subscription
 from gpu_plugin.nvml.port import Event, Handle, NvmlError
 from gpu_plugin.simulation.driver import SimulatedDriver
 
@@ -328,6 +328,27 @@ async def test_a_storm_of_events_is_no_storm_of_looks_and_none_at_other_gpus(mon
         bench.node.post(6, EventType.XID_CRITICAL, 31)
         await bench.until(lambda: len(bench.samples(6)) == looked + 1)
     assert [len(bench.samples(gpu)) - looked for gpu in range(8)] == [0, 0, 0, 0, 0, 1, 1, 0]
+
+
+async def test_which_counters_can_be_compared_is_told_by_steady_looks_as_by_full_ones():
+    bench = Bench()
+    for gpu in range(4):
+        bench.node.change(gpu, persistence=False)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds(looks.FULL_EVERY)
+        before = [{sample.counting for sample in bench.samples(gpu)} for gpu in range(8)]
+        await bench.monitor.release(None)
+        since = len(bench.seen)
+        await bench.monitor.resume(None)
+        await bench.rounds(2)
+        after = [{sample.counting for sample in bench.samples(gpu, since)} for gpu in range(8)]
+    assert before[4:] == after[4:] == [{0}] * 4, "the driver keeps them initialised"
+    assert before[:4] == [before[0]] * 4
+    assert after[:4] == [after[0]] * 4
+    assert len(before[0]) == len(after[0]) == 1
+    assert None not in before[0] | after[0]
+    assert before[0] != after[0], "each opening counts anew"
 
 
 async def test_where_health_is_not_judged_gpus_are_asked_for_what_serving_them_takes():

@@ -1,13 +1,16 @@
 """Whose events are heard, whatever befalls the event set or one of the GPUs in it."""
 
+import threading
+
 import pytest
 
 from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.health.observation import EventDelivery, XidEvent
+from gpu_plugin.nvml import subscription
 from gpu_plugin.nvml.port import EventSet, Handle, NvmlError
 from gpu_plugin.simulation.driver import SimulatedDriver
 
-from .monitored import Bench
+from .monitored import LONG, NEVER, Bench
 
 XID = EventType.XID_CRITICAL
 
@@ -178,3 +181,57 @@ async def test_a_gpu_without_events_is_no_trouble_and_one_that_could_not_be_aske
     assert "could not be asked" in told[0][1]
     assert f"GPU {bench.uuids[5]}: no event of it is heard" in caplog.text
     assert "it reports no events" not in caplog.text
+
+
+class HoldingOne(ByTheHeader):
+    """Holds the registration of one GPU until let go, and says whether a set was freed under it."""
+
+    held = Handle(0)
+
+    def __init__(self, node):
+        super().__init__(node)
+        self.free, self.inside = threading.Event(), set()
+
+    def register_events(self, handle, mask, events):
+        if handle == self.held:
+            self.inside.add(events)
+            assert self.free.wait(LONG)
+            self.inside.discard(events)
+        super().register_events(handle, mask, events)
+
+    def free_event_set(self, events):
+        self.freed_under += events in self.inside
+        super().free_event_set(events)
+
+
+async def test_a_set_is_not_freed_under_a_registration_and_is_rebuilt_after_it(monkeypatch):
+    monkeypatch.setattr(subscription, "PATIENCE", 0.05)
+    bench = Bench(driver=HoldingOne)
+    bench.driver.open()
+    bench.driver.held, bad = bench.driver.handle_by_index(1), bench.driver.handle_by_index(3)
+    bench.driver.refusing[bad] = Return.UNKNOWN
+    bench.driver.close()
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds(3, [0, 2, 3])
+        assert bench.driver.calls["free_event_set"] == 0
+        assert bench.driver.undefined
+        bench.driver.free.set()
+        await bench.until_turned(
+            lambda: not bench.driver.undefined and any(len(each) == 7 for each in bench.driver.members.values())
+        )
+        await heard(bench, 1)
+    assert bench.driver.freed_under == 0
+
+
+async def test_after_a_set_was_made_anew_every_gpu_is_looked_at_since_events_of_meanwhile_were_not_heard():
+    bench = Bench(driver=ByTheHeader, poll=NEVER)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        since = len(bench.seen)
+        bench.node.lose(2)
+        await bench.until_turned(lambda: bench.driver.calls["event_set"] >= 2)
+        made = len(bench.seen)
+        await bench.until(lambda: all(bench.samples(gpu, made) for gpu in range(8)))
+        assert all(seen.asked is None or "pcie_width" in seen.asked for seen in bench.samples(5, since))
