@@ -4,9 +4,10 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import anyio
 
@@ -24,6 +25,38 @@ REPEAT_LOG = 60.0
 
 DEAF_AFTER = 3
 """Waits in a row that fail before nothing is expected of the next one."""
+
+
+BURST, REFILL = 20, 10.0
+"""Events that are handed over one by one, each at once, and how many more a second. Beyond that they are in a storm, and are
+handed over several at a time."""
+
+GATHER = 0.05
+"""Seconds for which events of a storm are gathered: waking the event loop for each would cost more than judging them."""
+
+
+@dataclass(slots=True)
+class Gathering:
+    """Events of a storm on their way to the event loop. Times are in seconds of any steady clock. Does no I/O."""
+
+    events: list[Event] = field(default_factory=list)
+    due: float = 0.0
+    """When those are handed over."""
+    credit: float = BURST
+    _at: float = 0.0
+
+    def take(self, event: Event, now: float) -> None:
+        """Takes in an event."""
+        self.credit, self._at = min(BURST, self.credit + (now - self._at) * REFILL), now
+        if not self.events:
+            self.due = now if self.credit >= 1 else now + GATHER
+        self.credit = max(0.0, self.credit - 1)
+        self.events.append(event)
+
+    def handed_over(self) -> list[Event]:
+        """What there is, which is gathered no longer."""
+        events, self.events = self.events, []
+        return events
 
 
 @dataclass(slots=True)
@@ -96,13 +129,15 @@ class EventWaiter:
         return since is not None and time.monotonic() - since > seconds + WAIT_MS / 1000
 
     def _run(self) -> None:
+        gathering = Gathering()
         try:
-            self._wait_on()
+            self._wait_on(gathering)
         finally:
+            self._hand_over(partial(self._deliver_all, gathering.handed_over()))
             self._out = True
             self._hand_over(self._left.set)
 
-    def _wait_on(self) -> None:
+    def _wait_on(self, gathering: Gathering) -> None:
         setbacks = self._setbacks
         well = False  # an earlier waiter may have told that it is deaf: the first good wait says otherwise
         while not self._stop.is_set():
@@ -110,21 +145,23 @@ class EventWaiter:
             event: Event | None = None
             trouble: Exception | None = None
             try:
-                event = self._driver.wait(self._events, WAIT_MS)
+                left = (gathering.due - began) * 1000 if gathering.events else WAIT_MS
+                event = self._driver.wait(self._events, max(1, min(WAIT_MS, int(left))))
             except Exception as error:  # noqa: BLE001 - whatever it is, a thread that ended would hear nothing ever after
                 if not isinstance(error, NvmlError) or error.code != Return.TIMEOUT:
                     trouble = error
             self._since = None
+            if event is not None:
+                gathering.take(event, time.monotonic())
+            if gathering.events and (trouble or time.monotonic() >= gathering.due):
+                self._hand_over(partial(self._deliver_all, gathering.handed_over()))
             if trouble is None:
                 setbacks.pause, setbacks.failures = FIRST_PAUSE, 0
                 if not well:
                     well = True
                     self._hand_over(lambda: self._deaf(""))
-                if event is not None:
-                    self._hand_over(lambda event=event: self._deliver(event))  # type: ignore[misc]
-                elif (
-                    time.monotonic() - began < WAIT_MS / 2000
-                ):  # a driver that does not wait must not be asked in a loop
+                # A driver that does not wait must not be asked in a loop
+                if event is None and not gathering.events and time.monotonic() - began < min(left, WAIT_MS) / 2000:
                     self._stop.wait(min(FIRST_PAUSE, WAIT_MS / 1000))
                 continue
             if self._stop.is_set():
@@ -143,6 +180,10 @@ class EventWaiter:
             self._hand_over(lambda trouble=trouble: self._upset(trouble))  # type: ignore[misc]
             pause, setbacks.pause = setbacks.pause, min(setbacks.pause * 2, LONGEST_PAUSE)
             self._stop.wait(pause)
+
+    def _deliver_all(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._deliver(event)
 
     def _hand_over(self, callback: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop has closed: the process is leaving

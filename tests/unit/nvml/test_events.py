@@ -8,7 +8,7 @@ import pytest
 
 from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.nvml import events
-from gpu_plugin.nvml.events import EventWaiter, Setbacks
+from gpu_plugin.nvml.events import EventWaiter, Gathering, Setbacks
 from gpu_plugin.nvml.port import Event, EventSet, Handle, NvmlError
 
 SET = EventSet(7)
@@ -50,7 +50,8 @@ class Script:
         self.end = lambda: None
 
     def wait(self, event_set, timeout_ms):
-        assert (event_set, timeout_ms) == (SET, events.WAIT_MS)
+        assert event_set == SET
+        assert 1 <= timeout_ms <= events.WAIT_MS
         self.waits.append(self.clock.now)
         step = self.script.pop(0)
         if step is QUIET:
@@ -117,6 +118,37 @@ async def test_events_arrive_in_order_on_the_event_loop(play):
     assert outcome.events == sent
     assert outcome.threads == {threading.current_thread()}
     assert (outcome.upsets, pauses.taken) == ([], [])
+
+
+def test_events_are_handed_over_at_once_but_in_a_storm_and_none_waits_longer_than_a_moment():
+    gathering, waits, batches = Gathering(), [], []
+    arrived = [at / 100 for at in range(500)]
+    held: list[float] = []
+    for now in arrived:
+        if held and gathering.due <= now:
+            waits += [gathering.due - at for at in held]
+            batches.append(len(gathering.handed_over()))
+            held = []
+        gathering.take(event(31), now)
+        held.append(now)
+        if gathering.due <= now:
+            waits += [0.0 for _ in held]
+            batches.append(len(gathering.handed_over()))
+            held = []
+    assert waits[: events.BURST] == [0.0] * events.BURST
+    assert max(waits) <= events.GATHER + 1e-9
+    assert len(batches) < len(arrived) / 2
+    gathering = Gathering()
+    for second in range(1, 100):  # none of these is in a storm
+        gathering.take(event(31), second / 5)
+        assert gathering.due == second / 5
+        gathering.handed_over()
+
+
+async def test_events_of_a_storm_arrive_all_and_in_order(play):
+    sent = [event(number) for number in range(100)]
+    _, _, outcome = await play([*sent, QUIET])
+    assert outcome.events == sent
 
 
 async def test_silence_is_no_trouble(play, caplog):
