@@ -27,7 +27,7 @@ DEAF_AFTER = 3
 """Waits in a row that fail before nothing is expected of the next one."""
 
 
-BURST, REFILL = 20, 10.0
+BURST, REFILL = 40, 40.0
 """Events that are handed over one by one, each at once, and how many more a second. Beyond that they are in a storm, and are
 handed over several at a time."""
 

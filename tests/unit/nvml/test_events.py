@@ -139,9 +139,9 @@ def test_events_are_handed_over_at_once_but_in_a_storm_and_none_waits_longer_tha
     assert max(waits) <= events.GATHER + 1e-9
     assert len(batches) < len(arrived) / 2
     gathering = Gathering()
-    for second in range(1, 100):  # none of these is in a storm
-        gathering.take(event(31), second / 5)
-        assert gathering.due == second / 5
+    for number in range(1, 200):  # none of these is in a storm
+        gathering.take(event(31), number / 30)
+        assert gathering.due == number / 30
         gathering.handed_over()
 
 
