@@ -7,7 +7,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import NamePattern
 from gpu_plugin.devices.device import Resource, mig_slice, whole_gpu, with_held
-from gpu_plugin.devices.naming import DOMAIN, MAX_LIST_BYTES, mig_resource, resource_name_fault
+from gpu_plugin.devices.naming import DOMAIN, MAX_LIST_BYTES, first_few, mig_resource, resource_name_fault
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.selection import matches, selected, unmatched
 from gpu_plugin.devices.sharing import Named, share
@@ -51,9 +51,9 @@ def plan(node: Node, settings: Settings) -> Plan:
     known = [gpu for gpu in sorted(node.gpus, key=lambda g: (g.index, g.uuid)) if served(gpu)]
     gpus = served_gpus(node, settings)
     warnings = [
-        f"{item!r} on the list of GPUs to {word} is none of this node's GPUs"
-        for word, items in (("include", settings.include_gpus), ("exclude", settings.exclude_gpus))
-        for item in unmatched(known, items)
+        f"{first_few(items)} on the list of GPUs to {word} {'is' if len(items) == 1 else 'are'} none of this node's GPUs"
+        for word, listed in (("include", settings.include_gpus), ("exclude", settings.exclude_gpus))
+        if (items := unmatched(known, listed))
     ]
     if known and not gpus:
         warnings.append(

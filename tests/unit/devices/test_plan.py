@@ -201,6 +201,10 @@ def test_excluded_gpus_are_not_there_and_an_item_that_means_none_is_said():
     found, warnings = planned(Gpu("GPU-a", 0), Gpu("GPU-b", 1), exclude_gpus=("0", "GPU-x"))
     assert found == {"nvidia.com/gpu": ["GPU-b"]}
     assert warnings == ["'GPU-x' on the list of GPUs to exclude is none of this node's GPUs"]
+    many = tuple(f"GPU-{n}" for n in range(4000))
+    assert planned(Gpu("GPU-a", 0), exclude_gpus=many)[1] == [
+        "'GPU-0', 'GPU-1', 'GPU-2', 'GPU-3' and 3996 more on the list of GPUs to exclude are none of this node's GPUs"
+    ]
     left = "no GPU is served: the lists of GPUs to include and exclude leave none of this node's 1"
     assert planned(Gpu("GPU-a", 0), exclude_gpus=("*",)) == ({}, [left])
 
@@ -238,7 +242,7 @@ def test_a_list_that_no_kubelet_reads_is_refused():
     asked = dataclasses.replace(DEFAULTS, sharing=(shared("nvidia.com/gpu", 80_000),))
     assert len(plan(Node((Gpu("GPU-a", 0),)), asked).resources[0].devices) == 80_000
     with pytest.raises(
-        ConfigError, match=r"nvidia\.com/gpu: 160000 devices make a list of \d+ bytes and the kubelet reads"
+        ConfigError, match=r"nvidia\.com/gpu: 160000 devices make a list of at least \d+ bytes and the kubelet reads"
     ):
         plan(Node((Gpu(UUID, 0), Gpu("GPU-b" + UUID[5:], 1))), asked)
 
