@@ -42,6 +42,7 @@ from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.list_strategy import ListStrategy, tell
 from gpu_plugin.listener.listener import Listener
 from gpu_plugin.memory import Known, Memory, Recorder
+from gpu_plugin.node_lock import RETRY, NodeLock
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.offering import Offering
@@ -102,6 +103,9 @@ class Daemon:
         self._node = Node()
         self._told_to_stop = False
         self._look = Pulse()
+        self._lock = NodeLock(Path(self.settings.state_dir), Path(self.settings.socket_dir), __version__)
+        self._waits_for = ""
+        """Which other daemon this one waits for, in a sentence; empty while it has the node to itself."""
         self._monitor: Monitor | None = None
         self._specs = CdiWatch(lambda: self.settings, hardware.host, hardware.driver_roots, self._inventory.cdi_changed)
 
@@ -124,6 +128,8 @@ class Daemon:
             for error in group.exceptions:
                 log.error("%s", error)  # noqa: TRY400 - the sentence is for people, a trace would bury it
             status = 1
+        finally:
+            self._lock.release()
         if status == 0 and not self._told_to_stop:
             log.error("ended without being told to")
             status = 1
@@ -132,6 +138,7 @@ class Daemon:
 
     async def _begin(self) -> None:
         log.info("gpu-plugin %s starting", __version__)
+        await self._have_the_node()
         remembered = self._memory.gpus()
         unasked = "the driver has not been asked about it yet"
         self._health.remember(self._memory.evidence(), tuple(replace(gpu, unreadable=unasked) for gpu in remembered))
@@ -141,6 +148,7 @@ class Daemon:
         for name, run in (
             ("the control socket", self._control),
             ("the directory watch", self._watch),
+            ("the lock of the directory", self._keep_the_node),
             ("the state directory", self._recorder.run),
             ("the configuration watch", self.configuration.watch),
             ("the configuration", self._configure),
@@ -155,6 +163,24 @@ class Daemon:
         await self._specs.recall()
         await self._find_gpus(self._monitor)
         await forever("the GPU monitor", self._monitor.run)
+
+    async def _have_the_node(self) -> None:
+        """Waits until no other daemon has this node; until then nothing is read, written or served."""
+        while why := self._lock.take():
+            if why != self._waits_for:
+                log.warning("waiting: %s", why)
+            self._waits_for = why
+            await anyio.sleep(RETRY)
+        if self._waits_for:
+            log.info("the other daemon has ended; starting")
+        self._waits_for = ""
+
+    async def _keep_the_node(self) -> None:
+        """Ends this daemon where the directory was made anew and another one has it by now: a restart waits its turn."""
+        while not (why := self._lock.follow()):
+            await self._look.wait(LONGEST_RETRY)
+        log.error("%s; ending, so that a restart waits for it", why)
+        self._parts.cancel_scope.cancel()
 
     async def _signals(self) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP) as signals:
@@ -361,6 +387,8 @@ class Daemon:
         """What probes are answered by."""
         from gpu_plugin.listener.checks import Facts  # noqa: PLC0415 - only who has a listener pays for it
 
+        if self._waits_for:
+            return Facts(waits_for=self._waits_for)
         served = self.store.current.resources
         cdi = self._inventory.cdi_status()
         return Facts(
