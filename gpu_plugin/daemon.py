@@ -41,7 +41,7 @@ from gpu_plugin.kubelet.holders import Holders, Pods
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.list_strategy import ListStrategy, tell
 from gpu_plugin.listener.listener import Listener
-from gpu_plugin.memory import Known, Memory, Recorder
+from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE, Known, Memory, Recorder
 from gpu_plugin.node_lock import RETRY, NodeLock
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import NvmlError
@@ -74,6 +74,9 @@ UNCHANGEABLE = (
 )
 """Settings that a running process cannot change, besides where they come from."""
 
+FILES = (HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE)
+"""What is kept in the state directory."""
+
 
 class NoDriverError(Exception):
     """There is nothing to serve and the operator wants to hear of it at once; the text says what to do."""
@@ -92,7 +95,8 @@ class Daemon:
         """Why GPUs could not be found at the start, empty once they were, and None while the first attempt is under way."""
         self._unoffered = ""
         self.store = SnapshotStore()
-        self._memory = Memory(StateDirectory(Path(self.settings.state_dir)), hardware.host.boot_id())
+        self._state = StateDirectory(Path(self.settings.state_dir))
+        self._memory = Memory(self._state, hardware.host.boot_id())
         self._recorder = Recorder(self._memory, self._known)
         self._pods = FaultingPods(self._holding_pods, lambda: self.store.current, self._health_seen)
         self._health = HealthWatch(self.settings, hardware.host.boot_id(), self._recorder.changed, self._pods.heard)
@@ -139,6 +143,7 @@ class Daemon:
     async def _begin(self) -> None:
         log.info("gpu-plugin %s starting", __version__)
         await self._have_the_node()
+        self._state.tidy(FILES)
         remembered = self._memory.gpus()
         unasked = "the driver has not been asked about it yet"
         self._health.remember(self._memory.evidence(), tuple(replace(gpu, unreadable=unasked) for gpu in remembered))

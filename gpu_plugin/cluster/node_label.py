@@ -233,7 +233,7 @@ class _LabelWatch:
             return
         try:
             message = msgspec.json.decode(await _body(response), type=_Status).message
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # text that is no UTF-8 is a ValueError
             message = ""
         says = f"the Kubernetes API answered {code}{': ' if message else ''}{message}"
         if code == HTTPStatus.UNAUTHORIZED:
