@@ -11,10 +11,10 @@ from gpu_plugin.access.plan import access_warnings, plan_access
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import DISTRIBUTED, MPS, SharedResource
 from gpu_plugin.devices.device import GPU, MIG, Device, Resource, with_held
-from gpu_plugin.devices.naming import DOMAIN, PLACEHOLDER, resource_name_fault
+from gpu_plugin.devices.naming import DOMAIN, resource_name_fault
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import Plan, check_length, plan
-from gpu_plugin.devices.retirement import Held, Retirement, retire
+from gpu_plugin.devices.retirement import GONE, Held, Retirement, gone, retire
 from gpu_plugin.devices.sharing import REPLICA, MpsShared
 from gpu_plugin.placement.prepared import SOON, Placement
 from gpu_plugin.placement.topology import Topology
@@ -59,9 +59,7 @@ def without_gone(old: Offer, node: Node) -> Offer:
         Resource(
             resource.name,
             tuple(
-                device
-                if device.visible_id in there or device.held
-                else with_held(device, "it is not on this node any more")
+                device if device.visible_id in there or device.held else with_held(device, GONE)
                 for device in resource.devices
             ),
         )
@@ -87,6 +85,28 @@ def offer(node: Node, settings: Settings, dev_root: str, before: Placement | Non
         (*access_warnings(settings, node), *([conflict] if conflict else [])),
     )
     return made.prepared() if len(topology) <= SOON else made
+
+
+def _with_lost(listed: tuple[Resource, ...], new: Offer, held: Held) -> tuple[Resource, ...]:
+    """What is listed, and what pods hold besides: ids made of NVIDIA's uuids that neither the list nor the offer has.
+
+    Under a name that is neither listed nor offered they are ours only if it is one of NVIDIA's: another plugin may serve it.
+    """
+    present = {(resource.name, device.id) for resource in (*listed, *new.plan.resources) for device in resource.devices}
+    missing = held - present
+    if not missing:
+        return listed
+    names = {resource.name for resource in (*listed, *new.plan.resources)}
+    lost: dict[str, list[Device]] = {resource.name: list(resource.devices) for resource in listed}
+    for name, identifier in sorted(missing):
+        uuid, replica, _ = identifier.partition(REPLICA)
+        ours = name in names or name.startswith(f"{DOMAIN}/")
+        if ours and _UUID.fullmatch(uuid) and not resource_name_fault(name):
+            sharing = SharedResource(name, name, 2) if replica else None
+            kind = MIG if uuid.startswith("MIG-") else GPU
+            device = Device(identifier, uuid, uuid, "", kind=kind, sharing=sharing)
+            lost.setdefault(name, []).append(gone(device))
+    return tuple(Resource(name, tuple(devices)) for name, devices in lost.items())
 
 
 class Inventory:
@@ -126,6 +146,11 @@ class Inventory:
         return not self.unpublished or bool(self._remembered)
 
     @property
+    def retired(self) -> Mapping[tuple[str, str], float]:
+        """What is gone and still listed, by resource name and device id: since when, in seconds of the clock of `apply`."""
+        return self._retirement.since
+
+    @property
     def mps_resources(self) -> tuple[MpsShared, ...]:
         """Resources some of whose devices are shared by MPS, with what their daemons should serve."""
         found = []
@@ -153,25 +178,7 @@ class Inventory:
 
     def remember(self, resources: Iterable[Resource]) -> None:
         """Takes what an earlier process of this boot had listed: pods may hold it."""
-        self._remembered = tuple(resources)
-
-    def recall(self, held: Held, new: Offer) -> None:
-        """Makes up for a lost memory with what pods hold: ids made of NVIDIA's uuids that the offer does not have."""
-        planned = {r.name: {d.id for d in r.devices} for r in new.plan.resources}
-        recalled: dict[str, list[Device]] = {}
-        for name, identifier in sorted(held):
-            uuid, replica, _ = identifier.partition(REPLICA)
-            ours = name in planned or name.startswith(f"{DOMAIN}/")
-            if (
-                ours
-                and _UUID.fullmatch(uuid)
-                and identifier not in planned.get(name, ())
-                and not resource_name_fault(name)
-            ):
-                sharing = SharedResource(name, name, 2) if replica else None
-                kind = MIG if uuid.startswith("MIG-") else GPU
-                recalled.setdefault(name, []).append(Device(identifier, uuid, uuid, "", kind=kind, sharing=sharing))
-        self._remembered = tuple(Resource(name, tuple(devices)) for name, devices in recalled.items())
+        self._remembered = tuple(Resource(r.name, tuple(map(gone, r.devices))) for r in resources)
 
     def check(self, new: Offer) -> None:
         """Raises ConfigError where a list of this offer, with what would be retired in it, is longer than a kubelet reads."""
@@ -179,21 +186,17 @@ class Inventory:
         for resource in new.plan.resources:
             present = {device.id for device in resource.devices}
             old = listed[resource.name].devices if resource.name in listed else ()
-            gone = tuple(device for device in old if device.id not in present)
-            check_length(Resource(resource.name, (*resource.devices, *gone)))
+            leaving = tuple(device for device in old if device.id not in present)
+            check_length(Resource(resource.name, (*resource.devices, *leaving)))
 
-    def would_retire(self, new: Offer) -> bool:
-        """Whether ids that are listed now would be gone under another offer: whoever holds them should be known first."""
-        planned = {r.name: {d.id for d in r.devices} for r in new.plan.resources}
-        return any(
-            d.id not in planned.get(r.name, ()) and not d.id.startswith(PLACEHOLDER)
-            for r in self.listed
-            for d in r.devices
-        )
+    def apply(self, new: Offer, held: Held | None, now: float, known: Held = frozenset()) -> None:
+        """Publishes an offer.
 
-    def apply(self, new: Offer, held: Held | None, now: float) -> None:
-        """Publishes an offer. `held` is what pods hold, if that is known; `now` is in seconds of a steady clock."""
-        listed = self.listed
+        `held` is what pods may hold, None where nobody says; `now` is when the kubelet was asked, in seconds of a steady clock.
+        `known` is what pods are known to hold: what of it is ours and is not listed is listed again. Where nothing is known of
+        what was listed before, that goes for all that they may hold.
+        """
+        listed = _with_lost(self.listed, new, known if self.knows_its_past or held is None else held)
         before = {shared.name: shared for shared in self.mps_resources}
         self.offer = new
         for shared in self.mps_resources:
@@ -209,9 +212,9 @@ class Inventory:
         lasting = [Resource(name) for name in (r.name for r in listed) if name in emptied and name not in withdrawn]
         self.store.publish({r.name: self._view(r) for r in (*resources, *lasting)})
 
-    def settle(self, held: Held | None, now: float) -> None:
-        """Lets go of what no pod holds any more, as far as the kubelet says."""
-        self.apply(self.offer, held, now)
+    def settle(self, held: Held | None, now: float, known: Held = frozenset()) -> None:
+        """Lets go of what no pod holds any more, as far as the kubelet says; arguments are those of `apply`."""
+        self.apply(self.offer, held, now, known)
 
     def health_changed(self, uuid: str) -> None:
         """Publishes the health of one GPU and of the MIG devices that it is cut into."""

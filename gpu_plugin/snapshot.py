@@ -3,6 +3,7 @@
 Whatever serves a request reads the newest snapshot. One writer publishes; who waits is woken.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -101,6 +102,7 @@ class SnapshotStore:
     def __init__(self) -> None:
         self.current = Snapshot()
         self.changed = Pulse()
+        self._again: Counter[str] = Counter()
 
     def publish(self, resources: Mapping[str, ResourceView]) -> Snapshot:
         """Makes these resources the truth and wakes who waits; nothing happens where they are the same objects."""
@@ -109,6 +111,15 @@ class SnapshotStore:
         self.current = Snapshot(self.current.version + 1, dict(resources))
         self.changed.ring()
         return self.current
+
+    def tell_again(self, resource: str) -> None:
+        """Has the list of a resource sent once more as it is, and wakes who waits."""
+        self._again[resource] += 1
+        self.changed.ring()
+
+    def told_again(self, resource: str) -> int:
+        """How often that was asked for."""
+        return self._again[resource]
 
 
 def _same(one: Mapping[str, ResourceView], other: Mapping[str, ResourceView]) -> bool:

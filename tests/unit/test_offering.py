@@ -18,6 +18,7 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.inventory import Inventory, offer
 from gpu_plugin.kubelet.holders import Holders
+from gpu_plugin.kubelet.holding import Holding
 from gpu_plugin.offering import ROUNDS, Offering
 from gpu_plugin.placement.prepared import SOON, Placement
 from gpu_plugin.placement.subsets import Subsets
@@ -170,10 +171,10 @@ async def test_links_that_change_all_the_time_keep_no_offer_back(settings, monke
 async def test_links_that_change_while_it_is_asked_who_holds_what_end_with_a_ready_placement(settings, monkeypatch):
     asked, answer = anyio.Event(), anyio.Event()
 
-    async def slow(_holders, _socket):
+    async def slow(_holders, _socket, _retired):
         asked.set()
         await answer.wait()
-        return frozenset()
+        return Holding(frozenset())
 
     monkeypatch.setattr(Holders, "ask", slow)
     async with serving(settings) as served:
