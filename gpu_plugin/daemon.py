@@ -15,6 +15,7 @@ import math
 import os
 import random
 import signal
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +53,7 @@ from gpu_plugin.pulse import Pulse
 from gpu_plugin.snapshot import SnapshotStore
 from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin_with
 from gpu_plugin.state import StateDirectory
-from gpu_plugin.telemetry.logs import configure
+from gpu_plugin.telemetry.logs import configure, know
 
 if TYPE_CHECKING:
     from gpu_plugin.listener.checks import Facts
@@ -293,6 +294,9 @@ class Daemon:
             ConfigError: at the first time, where the settings ask for what the node does not have.
         """
         first = not self._node.gpus
+        know(node.gpus)
+        if first and node.gpus:
+            _tell_hardware(node, self.hardware.library())
         for old, new in _named(self._node, node):
             self._health.rename(old, new)
         found: Offer | None
@@ -425,6 +429,15 @@ def _named(before: Node, after: Node) -> list[tuple[str, str]]:
     by_index = {gpu.index: gpu.uuid for gpu in after.gpus}
     gone = [gpu for gpu in before.gpus if gpu.uuid.startswith(PLACEHOLDER) and gpu.uuid not in present]
     return [(gpu.uuid, by_index[gpu.index]) for gpu in gone if gpu.index in by_index]
+
+
+def _tell_hardware(node: Node, library: str) -> None:
+    """One line that says what is served: driver, library, and how many GPUs of which model."""
+    models = Counter(gpu.model or "of an unknown model" for gpu in node.gpus)
+    told = ", ".join(f"{count} x {model}" for model, count in models.items())
+    version = node.driver_version or "of an unknown version"
+    fields = {"driver": node.driver_version, "library": library, "model": ", ".join(models)}
+    log.info("driver %s, library %s, GPUs: %s", version, library or "not known", told, extra=fields)
 
 
 def _tell_links(before: Node, after: Node) -> None:

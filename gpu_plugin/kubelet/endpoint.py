@@ -60,6 +60,7 @@ class ResourceEndpoint:
         if fault:
             raise ValueError(fault)
         self.resource = resource
+        self._log = logging.LoggerAdapter(log, {"resource": resource})
         self._store = store
         self._feed = ListFeed(resource, store)
         self._kubelet_socket = kubelet_socket
@@ -96,7 +97,7 @@ class ResourceEndpoint:
                 if self._unheard:
                     trouble = f"{why}, so it knows no device of this resource; registering again"
                 else:
-                    log.info("%s: %s; registering again", self.resource, why)
+                    self._log.info("%s: %s; registering again", self.resource, why)
             except RegistrationError as error:
                 self._unheard = False
                 trouble = f"registration failed: {error}"
@@ -105,10 +106,10 @@ class ResourceEndpoint:
                 trouble = f"cannot serve in {self._directory}: {error}"
             except Exception:
                 self._unheard = False
-                log.exception("%s: serving failed unexpectedly; beginning anew", self.resource)
+                self._log.exception("%s: serving failed unexpectedly; beginning anew", self.resource)
                 self._registrations.away(self.resource, "serving it failed unexpectedly: the log has the details")
             if trouble:  # a kubelet that is away is asked many times: once is worth a line
-                log.log(
+                self._log.log(
                     logging.DEBUG if trouble == self._trouble else logging.WARNING, "%s: %s", self.resource, trouble
                 )
                 self._registrations.away(self.resource, trouble)
@@ -151,12 +152,12 @@ class ResourceEndpoint:
             except FileNotFoundError:
                 self._unheard = False
                 return "our socket went as soon as it was made"
-            log.debug("%s: listening on %s", self.resource, path)
+            self._log.debug("%s: listening on %s", self.resource, path)
             self._registrations.served(self.resource, path)
             if self._kubelet_socket is not None:
                 kubelet = await self._register(self._kubelet_socket, path.name, server) or kubelet
                 level = logging.DEBUG if self._unheard else logging.INFO
-                log.log(level, "%s: registered with the kubelet as %s", self.resource, path.name)
+                self._log.log(level, "%s: registered with the kubelet as %s", self.resource, path.name)
                 self._registrations.away(self.resource, UNHEARD)
                 if self._registered is not None:
                     self._registered()
@@ -184,7 +185,7 @@ class ResourceEndpoint:
             while True:
                 await self._look.wait(NET)
                 if dialled is not None and not server.listening and self._directory.is_dir():
-                    log.warning("%s: our socket went while we registered; making it again", self.resource)
+                    self._log.warning("%s: our socket went while we registered; making it again", self.resource)
                     await server.rebind()
 
         failure: RegistrationError | None = None
@@ -216,7 +217,7 @@ class ResourceEndpoint:
                 return found
             if not told:
                 why = f"waiting for the kubelet: no {self._kubelet_socket or self._directory} yet"
-                log.info("%s: %s", self.resource, why)
+                self._log.info("%s: %s", self.resource, why)
                 self._registrations.away(self.resource, why)
                 told = True
             await self._look.wait(NET)
@@ -243,7 +244,7 @@ class ResourceEndpoint:
                 self._works_since = anyio.current_time()
                 self._registrations.taken(self.resource)
                 if self._unheard:
-                    log.info("%s: the kubelet has opened its stream", self.resource)
+                    self._log.info("%s: the kubelet has opened its stream", self.resource)
             await self._look.wait(NET)
 
 

@@ -1,5 +1,8 @@
 """What an operator meets: two daemons on one node, a kubelet that does not answer, and what is told of it."""
 
+import fcntl
+import json
+import os
 import signal
 
 import pytest
@@ -41,3 +44,34 @@ async def test_a_daemon_that_waits_heeds_sigterm(kubelet, daemon, second):
     await second.said("waiting: another daemon")
     assert (await second.stop())[0] == 0
     assert healthy(kubelet, 8)()
+
+
+async def test_a_log_that_nobody_reads_keeps_nothing_waiting(kubelet, daemon, directory):
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(writing, b"x" * 4096)  # nothing more goes into it
+    daemon.log = directory.parent / "no" / "pipe"
+    daemon.log.parent.mkdir()
+    daemon.log.symlink_to(f"/proc/{os.getpid()}/fd/{writing}")
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    for gpu in range(4):
+        daemon.fault(gpu, lost=True)
+    await kubelet.wait_for(healthy(kubelet, 4))
+    status, seconds = await daemon.stop()
+    os.close(reading)
+    os.close(writing)
+    assert status == 0
+    assert seconds < 2
+
+
+async def test_the_log_says_at_the_start_what_is_served(kubelet, daemon):
+    daemon.start("--log-format", "json")
+    await daemon.said("GPUs: 8 x NVIDIA H100 80GB HBM3")
+    await kubelet.wait_for(healthy(kubelet, 8))
+    lines = [json.loads(line) for line in daemon.log.read_text().splitlines()]
+    (line,) = (line for line in lines if "model" in line)
+    assert line["model"] == "NVIDIA H100 80GB HBM3"
+    assert line["library"] == "simulated"
+    assert line["driver"] in line["message"]
+    assert {line["resource"] for line in lines if "registered" in line["message"]} == {"nvidia.com/gpu"}
