@@ -31,7 +31,10 @@ def lines(status: dict[str, Any]) -> list[str]:
     configuration = status["configuration"]
     shown = [f"configuration  {configuration['file'] or 'no file'}, in force since {utc(configuration['since'])}"]
     if configuration["refused"]:
-        shown.append(f"               REFUSED a newer one: {configuration['refused']}")
+        wanted = f" ({configuration['wanted']})" if configuration["wanted"] else ""
+        shown.append(f"               REFUSED a newer one{wanted}: {configuration['refused']}")
+    if configuration["unheard"]:
+        shown.append(f"               {configuration['unheard']}")
     reloads = ", ".join(f"{count} {word}" for word, count in configuration["reloads"].items())
     shown.append(f"reloads        {reloads}")
     strategy = status["device_list_strategy"]

@@ -28,13 +28,18 @@ PATIENCE = 30.0
 SOURCES = ("config_file_srcdir", "node_name", "node_label", "kubeconfig", "default_config", "fallback_strategies")
 """Settings that say where the configuration comes from, which a running process cannot change."""
 
-CHOSEN_WITHIN = 30.0
+CHOSEN_WITHIN = 10.0
 """Seconds for a file to be chosen by the node's label before the first attempt counts as failed. The wait goes on."""
-
 
 _FLAGS = {option.name: option.flags[0] for option in OPTIONS if option.flags} | {
     "socket_dir": "device-plugin-dir",
     "registration_socket": "kubelet-socket",
+}
+
+
+_KEYS = {option.name: option.file for option in OPTIONS} | {
+    "socket_dir": "flags.devicePluginDir",
+    "registration_socket": "",
 }
 
 
@@ -52,6 +57,7 @@ class Configuration:
         self._since = time.time()
         self._refused = ""
         self._reloads = {"applied": 0, "unchanged": 0, "refused": 0}
+        self._file = source.current()
 
     def ask(self) -> None:
         """Has the configuration read again; what is asked for while it is being read is one more time."""
@@ -85,10 +91,7 @@ class Configuration:
             new = await _resolved(threads, self._resolve, path)
             kept = [name for name in self._unchangeable if getattr(new, name) != getattr(self.settings, name)]
             if kept:
-                said = ", ".join(f"--{_FLAGS.get(name, name)}" for name in kept)
-                raise ConfigError(
-                    f"{path or 'the configuration'}: {said} cannot change while the process runs; restart it"
-                )
+                raise ConfigError(f"{path or 'the configuration'}: {_for_a_restart(kept, self.settings, new)}")
             changed = new != self.settings
             if changed:
                 take(new)
@@ -100,6 +103,7 @@ class Configuration:
             self._refused = str(error)
             return
         mended, self._refused = bool(self._refused), ""
+        self._file = path
         if changed:
             self.settings = new
             self._since = time.time()
@@ -110,14 +114,38 @@ class Configuration:
             log.log(logging.INFO if mended else logging.DEBUG, "configuration: good, and it asks for nothing new")
 
     def status(self) -> Mapping[str, object]:
-        """For whoever asks: the file, since when its settings are in force (Unix time in seconds), the last refusal, counts."""
-        file = self._source.current()
+        """For whoever asks: which settings are in force, and what stands in the way of others.
+
+        `file` is the one whose settings are in force, "" for none, `since` when (Unix time in seconds). `wanted` is the file that
+        was asked for last, "" where it is that one. `refused` is why what was asked for is not in force, `unheard` why a change
+        of the node's label would not be heard; both are "" where nothing is wrong. `reloads` counts outcomes.
+        """
+        wanted = self._source.wanted()
         return {
-            "file": str(file) if file else "",
+            "file": _name(self._file),
             "since": self._since,
+            "wanted": _name(wanted) if wanted != self._file else "",
             "refused": self._refused or self._source.complaint,
+            "unheard": self._source.unheard,
             "reloads": dict(self._reloads),
         }
+
+
+def _name(path: Path | None) -> str:
+    return str(path) if path else ""
+
+
+def _for_a_restart(names: Sequence[str], old: Settings, new: Settings) -> str:
+    """What of newer settings takes a restart, each with the key of the file that it comes from and both values."""
+    flags = ", ".join(f"--{_FLAGS.get(name, name)}" for name in names)
+    changes = ", ".join(
+        f"{_KEYS.get(name) or f'--{_FLAGS.get(name, name)}'} from {getattr(old, name)!r} to {getattr(new, name)!r}"
+        for name in names
+    )
+    return (
+        f"{flags} cannot change while the process runs, so nothing of this is in force ({changes}): restart it, or take that "
+        "change back to have all others taken now"
+    )
 
 
 @dataclass(slots=True)
@@ -135,8 +163,8 @@ class Wait:
     def why(self) -> str:
         """What is wrong with it, or waited for. Never empty."""
         source = self.source
-        reasons = (self.failed, *(() if source is None else (source.complaint, source.unknown)))
-        return "; ".join(filter(None, reasons)) or "it is being read"
+        chosen_by = "" if source is None else source.complaint or source.unknown
+        return "; ".join(filter(None, (self.failed, chosen_by))) or "it is being read"
 
 
 async def begin_with(
@@ -168,8 +196,11 @@ async def begin_with(
             await source.settled()
         if patience.cancelled_caught:
             wait.tried = True
-            wait.failed = f"{settings.config_file_srcdir} has not been read within {CHOSEN_WITHIN:g} s"
+            if not (source.complaint or source.unknown):
+                wait.failed = f"{settings.config_file_srcdir} has not been read within {CHOSEN_WITHIN:g} s"
+            log.warning("configuration: nothing is served until there is one: %s", wait.why)
             await source.settled()
+            wait.failed = ""
         while not found:
             if not changed:
                 await bell.wait()
@@ -183,8 +214,12 @@ async def begin_with(
         tasks.cancel_scope.cancel()
 
     async def stop() -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT) as signals:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP) as signals:
             async for number in signals:
+                if number == signal.SIGHUP:
+                    source.look_again()
+                    ask()
+                    continue
                 log.info("%s: stopping", signal.Signals(number).name)
                 tasks.cancel_scope.cancel()
 

@@ -21,6 +21,12 @@ def metrics(status: Mapping[str, Any]) -> list[str]:
             [({}, bool(configuration["refused"]))],
         ),
         *_metric(
+            "gpu_plugin_config_label_unheard",
+            "gauge",
+            "Whether a change of the node label that names the configuration would not be heard of now.",
+            [({}, bool(configuration["unheard"]))],
+        ),
+        *_metric(
             "gpu_plugin_cdi_ready",
             "gauge",
             "Whether CDI specifications are written that containers can be made with; only where they are told CDI names.",

@@ -276,8 +276,11 @@ async def test_while_the_label_is_awaited_it_is_alive_has_not_started_and_says_w
         for page in ("startupz", "readyz"):
             assert "driver" not in await told(port, page, 503, why)
         assert (await get(port, "livez"))[0] == 200
-        # After ten seconds a configuration is chosen as if there were no label, which is the first attempt.
-        assert "migStrategy" in await told(port, "startupz", 200, "the Kubernetes API cannot be reached", 2 * PATIENCE)
+        # After ten seconds the first attempt is over. No other file is used, and nothing is served, until the label is known.
+        assert "migStrategy" not in await told(
+            port, "startupz", 200, "the Kubernetes API cannot be reached", 2 * PATIENCE
+        )
+        assert "migStrategy" not in await told(port, "readyz", 503, why)
 
 
 async def test_a_file_of_the_label_that_the_node_cannot_do_keeps_it_from_being_ready(kubelet, directory, daemon, port):

@@ -16,7 +16,9 @@ STATUS: dict[str, Any] = {
     "configuration": {
         "file": "",
         "since": 1.0,
+        "wanted": "",
         "refused": "",
+        "unheard": "",
         "reloads": {"applied": 2, "unchanged": 0, "refused": 1},
     },
     "device_list_strategy": {"used": ["envvar"], "reason": ""},
@@ -82,6 +84,7 @@ def test_metrics_are_in_prometheus_s_form(run):
         'gpu_plugin_config_reloads_total{result="unchanged"} 0',
         'gpu_plugin_config_reloads_total{result="refused"} 1',
         "gpu_plugin_config_refused 0",
+        "gpu_plugin_config_label_unheard 0",
         f'gpu_plugin_devices{{resource="{GPU}",state="healthy"}} 6',
         f'gpu_plugin_devices{{resource="{GPU}",state="unhealthy"}} 2',
         f'gpu_plugin_devices{{resource="{GPU}",state="retired"}} 1',
@@ -107,16 +110,26 @@ def test_every_family_has_its_help_and_type_once_before_its_samples():
             assert line.split()[3] in ("counter", "gauge")
         else:
             assert line.startswith((f"{families[-1]}{{", f"{families[-1]} "))
-    assert len(families) == len(set(families)) == 8
+    assert len(families) == len(set(families)) == 9
 
 
 def test_a_configuration_that_is_refused_is_a_failure(monkeypatch, capsys):
-    refused = {**STATUS, "configuration": {**STATUS["configuration"], "refused": "line 3: did you mean resources?"}}
+    configuration = {"wanted": "/config/h100", "refused": "line 3: did you mean resources?", "file": "/config/a100"}
+    refused = {**STATUS, "configuration": {**STATUS["configuration"], **configuration}}
     monkeypatch.setattr(control, "request", lambda *_, **__: refused)
     assert main(["status", "--state-dir", "/state"]) == 1
-    assert "REFUSED a newer one: line 3" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "configuration  /config/a100, in force since" in told
+    assert "REFUSED a newer one (/config/h100): line 3" in told
     assert main(["status", "--state-dir", "/state", "--metrics"]) == 1
     assert "gpu_plugin_config_refused 1" in capsys.readouterr().out
+
+
+def test_a_label_that_is_not_followed_is_told():
+    why = "changes of the label example.com/config of node n are not heard: the Kubernetes API answered 403"
+    deaf = {**STATUS, "configuration": {**STATUS["configuration"], "unheard": why}}
+    assert any(why in line for line in lines(deaf))
+    assert "gpu_plugin_config_label_unheard 1" in metrics(deaf)
 
 
 def test_cdi_specifications_are_told_where_there_are_any():

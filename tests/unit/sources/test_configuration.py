@@ -80,10 +80,15 @@ async def test_what_cannot_be_read_is_said_once_and_the_last_good_one_stays(erro
 
 
 async def test_what_takes_a_restart_is_refused(caplog):
-    async with running(Wanted(replace(BASE, state_dir="/elsewhere")), ("state_dir",)) as (configuration, taken):
+    new = replace(BASE, state_dir="/elsewhere", driver_root="/run/nvidia/driver", mig_strategy="mixed")
+    async with running(Wanted(new), ("state_dir", "driver_root", "dev_root")) as (configuration, taken):
         configuration.ask()
         await counted(configuration, refused=1)
-    assert "--state-dir cannot change while the process runs" in caplog.text
+    said = (
+        "the configuration: --state-dir, --driver-root cannot change while the process runs, so nothing of this is in force "
+        "(flags.stateDir from '/var/lib/gpu-plugin' to '/elsewhere', flags.nvidiaDriverRoot from '/' to '/run/nvidia/driver')"
+    )
+    assert said in caplog.text
     assert taken == []
 
 
@@ -124,6 +129,9 @@ class Chosen:
 
     def current(self):
         return "/config/default"
+
+    def look_again(self):
+        self.known.set()
 
     async def settled(self):
         await self.known.wait()
@@ -188,14 +196,29 @@ async def test_how_the_wait_stands_is_told_meanwhile(by_label, monkeypatch):
             tasks.start_soon(begin_with, by_label, wanted, wait)
             await until(lambda: wait.source)
             assert (wait.why, wait.tried) == ("waiting for the label", False)
-            await until(lambda: wait.tried)  # a file system that does not answer is an attempt, too
-            assert wait.why == "/config has not been read within 0.02 s; waiting for the label"
+            await until(lambda: wait.tried)
+            assert wait.why == "waiting for the label"
             Chosen.made.unknown, Chosen.made.complaint = "", "the label names no file"
             Chosen.made.known.set()
             await until(lambda: "default" in wait.failed)
             assert wait.why == "default:1: no; the label names no file"
             wanted.settings = by_label
             Chosen.made.again.set()
+
+
+async def test_a_directory_that_cannot_be_read_is_an_attempt_too(by_label, monkeypatch, caplog):
+    monkeypatch.setattr(module, "CHOSEN_WITHIN", 0.3)
+    wait = Wait()
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(begin_with, by_label, Wanted(by_label), wait)
+            await anyio.wait_all_tasks_blocked()
+            Chosen.made.unknown = ""
+            while not wait.tried:
+                await anyio.sleep(0.002)
+            assert wait.why == "/config has not been read within 0.3 s"
+            assert f"nothing is served until there is one: {wait.why}" in caplog.text
+            Chosen.made.known.set()
 
 
 async def test_a_signal_ends_the_wait(by_label):
@@ -210,3 +233,39 @@ async def test_a_signal_ends_the_wait(by_label):
             await anyio.wait_all_tasks_blocked()
             os.kill(os.getpid(), signal.SIGTERM)
     assert begun == [None]
+
+
+async def test_sighup_has_everything_looked_at_again_and_ends_nothing(by_label):
+    begun: list[object] = []
+
+    async def begin():
+        begun.append(await begin_with(by_label, Wanted(by_label)))
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(begin)
+            await anyio.wait_all_tasks_blocked()
+            os.kill(os.getpid(), signal.SIGHUP)
+    assert begun == [(by_label, Chosen.made)]
+
+
+async def test_the_file_in_force_is_told_and_beside_it_the_one_that_is_wanted(tmp_path):
+    file = tmp_path / "config.yaml"
+    source = ConfigSource(resolve({"config_file": str(file)}, {}))
+    wanted = Wanted(replace(BASE, mig_strategy="mixed"))
+    configuration = Configuration(BASE, source, wanted, ())
+    status = configuration.status()
+    assert (status["file"], status["wanted"]) == (str(file), "")
+    source._file = other = tmp_path / "another"  # as a label that is changed has it
+    assert (configuration.status()["file"], configuration.status()["wanted"]) == (str(file), str(other))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(configuration.run, lambda _: None)
+        wanted.settings, good = ConfigError("another:1: no"), wanted.settings
+        configuration.ask()
+        await counted(configuration, refused=1)
+        assert (configuration.status()["file"], configuration.status()["wanted"]) == (str(file), str(other))
+        wanted.settings = good
+        configuration.ask()
+        await counted(configuration, applied=1)
+        assert (configuration.status()["file"], configuration.status()["wanted"]) == (str(other), "")
+        tasks.cancel_scope.cancel()
