@@ -139,6 +139,39 @@ async def serve(state_dir: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[Non
                 writer.transport.abort()  # one that has not begun yet would not
 
 
+class _Refusals(Mapping[str, Verb]):
+    """Every verb there can be, each of which is refused with the same sentence."""
+
+    def __init__(self, why: Callable[[], str]) -> None:
+        self._why = why
+
+    def __getitem__(self, verb: str) -> Verb:
+        return self._refuse
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    async def _refuse(self, _: Mapping[str, object]) -> Mapping[str, object]:
+        raise ConfigError(self._why())
+
+
+@contextlib.asynccontextmanager
+async def serve_refusals(state_dir: Path, why: Callable[[], str]) -> AsyncIterator[None]:
+    """As `serve`, and every verb is refused with the sentence that `why` gives: there is a daemon, and nothing to ask it yet.
+
+    Where another daemon answers at `state_dir`, or it cannot be used, nothing is answered.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(serve(state_dir, _Refusals(why)))
+        except ConfigError as error:
+            _log.info(f"commands are not answered yet: {error}")
+        yield
+
+
 async def _converse(reader: "asyncio.StreamReader", writer: "asyncio.StreamWriter", verbs: Mapping[str, Verb]) -> None:
     """One request and its reply."""
     import asyncio  # noqa: PLC0415 - as in serve
@@ -210,8 +243,9 @@ def _bind(state_dir: Path, directory: int) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     try:
         _remove_stale(address, path, directory)
+        # The file gets the mode of the socket (unix(7)). To change the file's by its name would change whatever has it by then.
+        os.fchmod(listener.fileno(), 0o600)
         listener.bind(address)
-        os.chmod(SOCKET, 0o600, dir_fd=directory)
         listener.listen()
         listener.setblocking(False)
     except BaseException:

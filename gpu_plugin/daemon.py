@@ -17,6 +17,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -476,7 +477,12 @@ async def serve(settings: Settings, resolve: Resolve) -> int:
 async def _serve(settings: Settings, resolve: Resolve, listener: Listener) -> int:
     wait = Wait()
     listener.begin(settings.http_address, lambda: _awaiting(wait.why, tried=wait.tried))
-    begun = await begin_with(settings, resolve, wait)
+    async with AsyncExitStack() as waiting:
+        if settings.config_file_srcdir:
+            why = "nothing is served yet, since there is no configuration"
+            refusals = control.serve_refusals(Path(settings.state_dir), lambda: f"{why}: {wait.why}")
+            await waiting.enter_async_context(refusals)
+        begun = await begin_with(settings, resolve, wait)
     if begun is None:
         log.info("stopped")
         return 0

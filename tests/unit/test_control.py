@@ -158,6 +158,48 @@ async def test_leaving_by_cancellation(tmp_path):
     await asyncio.sleep(0)
 
 
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
+async def test_the_socket_is_its_owners_from_the_start_and_no_other_file_is_touched(tmp_path, umask, monkeypatch):
+    theirs = tmp_path / "theirs"
+    theirs.write_text("")
+    theirs.chmod(0o644)
+    bind = socket.socket.bind
+    modes = []
+
+    def swapped(self, address):
+        """Binds, and has a link to another file in the socket's place before anything else is done."""
+        bind(self, address)
+        modes.append((tmp_path / control.SOCKET).stat().st_mode & 0o777)
+        (tmp_path / control.SOCKET).unlink()
+        (tmp_path / control.SOCKET).symlink_to(theirs)
+
+    class Socket(socket.socket):
+        bind = swapped
+
+    monkeypatch.setattr(socket, "socket", Socket)
+    before = os.umask(umask)
+    try:
+        async with control.serve(tmp_path, {"echo": echo}):
+            pass
+    finally:
+        os.umask(before)
+    assert modes == [0o600]
+    assert theirs.stat().st_mode & 0o777 == 0o644
+
+
+async def test_every_verb_is_refused_while_there_is_nothing_to_ask(tmp_path):
+    why = ["the label is awaited"]
+    async with control.serve_refusals(tmp_path, lambda: f"nothing is served yet: {why[0]}"):
+        for verb in ("status", "cordon"):
+            with pytest.raises(control.ControlError, match=r"^nothing is served yet: the label is awaited$"):
+                await ask(tmp_path, verb)
+        why[0] = "the API forbids it"
+        with pytest.raises(control.ControlError, match=r"the API forbids it$"):
+            await ask(tmp_path, "status")
+    async with control.serve(tmp_path, {"echo": echo}), control.serve_refusals(tmp_path, lambda: "nothing"):
+        assert await ask(tmp_path, "echo") == {"got": {}}
+
+
 async def test_a_socket_of_a_killed_daemon_is_replaced(tmp_path):
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(str(tmp_path / control.SOCKET))
