@@ -41,6 +41,7 @@ from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoints import Endpoints
 from gpu_plugin.kubelet.holders import Holders, Pods
 from gpu_plugin.kubelet.registrations import Registrations
+from gpu_plugin.kubelet.takeover import TakeoverWatch
 from gpu_plugin.list_strategy import ListStrategy, tell
 from gpu_plugin.listener.listener import Listener
 from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE, Known, Memory, Recorder
@@ -156,6 +157,7 @@ class Daemon:
             ("the control socket", self._control),
             ("the directory watch", self._watch),
             ("the lock of the directory", self._keep_the_node),
+            ("the watch on other plugins", self._watch_plugins),
             ("the state directory", self._recorder.run),
             ("the configuration watch", self.configuration.watch),
             ("the configuration", self._configure),
@@ -211,6 +213,12 @@ class Daemon:
 
     async def _watch(self) -> None:
         await watch(Path(self.settings.socket_dir), self._look)
+
+    async def _watch_plugins(self) -> None:
+        def socket() -> Path:
+            return Path(self.settings.effective_pod_resources_socket)
+
+        await TakeoverWatch(self.store, self._registrations, socket, self._look.ring).run()
 
     async def _control(self) -> None:
         """Answers commands; another daemon on the same state directory is waited out."""

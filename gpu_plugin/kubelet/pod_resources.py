@@ -40,7 +40,7 @@ async def held(socket: Path, timeout: float = 5.0) -> frozenset[tuple[str, str]]
         PodResourcesError: there is no such socket, nobody answers on it, the kubelet refuses, does not answer within
             `timeout` seconds, or answers something else.
     """
-    return await _ask(socket, timeout, wire.decode_held)
+    return await _ask(socket, timeout, wire.POD_RESOURCES_LIST, wire.decode_held)
 
 
 async def pods(socket: Path, timeout: float = 5.0) -> Mapping[tuple[str, str], frozenset[str]]:
@@ -49,10 +49,21 @@ async def pods(socket: Path, timeout: float = 5.0) -> Mapping[tuple[str, str], f
     Raises:
         PodResourcesError: as `held`.
     """
-    return await _ask(socket, timeout, wire.decode_pods)
+    return await _ask(socket, timeout, wire.POD_RESOURCES_LIST, wire.decode_pods)
 
 
-async def _ask(socket: Path, timeout: float, decode: Callable[[bytes], T]) -> T:
+async def allocatable(socket: Path, timeout: float = 5.0) -> Mapping[str, frozenset[str]]:
+    """The ids of the devices that the kubelet takes for healthy, by resource name, whichever plugin told it of them.
+
+    Kubelets from 1.23 on answer this. A resource whose plugin the kubelet takes for gone is not there.
+
+    Raises:
+        PodResourcesError: as `held`.
+    """
+    return await _ask(socket, timeout, wire.POD_RESOURCES_ALLOCATABLE, wire.decode_allocatable)
+
+
+async def _ask(socket: Path, timeout: float, method: str, decode: Callable[[bytes], T]) -> T:
     """What `decode` makes of the answer. Raises PodResourcesError, also where it raises ValueError."""
     outcome: T | PodResourcesError | None = None
 
@@ -61,7 +72,7 @@ async def _ask(socket: Path, timeout: float, decode: Callable[[bytes], T]) -> T:
         # whoever runs on in that task stands half cancelled.
         nonlocal outcome
         try:
-            answer = await _list(socket, timeout)
+            answer = await _call(socket, timeout, method)
             if len(answer) < OFF_LOOP_BYTES:
                 outcome = decode(answer)
             else:
@@ -82,10 +93,10 @@ async def _ask(socket: Path, timeout: float, decode: Callable[[bytes], T]) -> T:
     return outcome
 
 
-async def _list(socket: Path, timeout: float) -> bytes:
-    """The bytes of a ListPodResourcesResponse. Raises PodResourcesError."""
+async def _call(socket: Path, timeout: float, method: str) -> bytes:
+    """The bytes of the answer. Raises PodResourcesError."""
     channel = _Channel(path=str(socket), codec=BytesCodec())
-    call: UnaryUnaryMethod[bytes, bytes] = UnaryUnaryMethod(channel, wire.POD_RESOURCES_LIST, bytes, bytes)
+    call: UnaryUnaryMethod[bytes, bytes] = UnaryUnaryMethod(channel, method, bytes, bytes)
     try:
         return await call(wire.EMPTY, timeout=timeout)
     except FileNotFoundError:

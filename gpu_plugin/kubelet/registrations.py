@@ -45,11 +45,20 @@ class Registrations:
     def __init__(self, clock: Callable[[], float] = anyio.current_time) -> None:
         """`clock` is steady, in seconds."""
         self.current: dict[str, Standing] = {}
+        self._again: dict[str, str] = {}
         self._clock = clock
 
     def of(self, resource: str) -> Standing:
         """How a resource stands; one that has no endpoint yet has not been registered."""
         return self.current.get(resource, Standing())
+
+    def register_again(self, resource: str, why: str) -> None:
+        """Has the resource registered again, for this reason, although its stream is open."""
+        self._again[resource] = why
+
+    def again(self, resource: str) -> str:
+        """Why the resource is to be registered again; empty where it is not. Told once."""
+        return self._again.pop(resource, "")
 
     def served(self, resource: str, socket: Path) -> None:
         """The resource is served on this socket from now on."""
@@ -72,3 +81,4 @@ class Registrations:
     def withdrawn(self, resource: str) -> None:
         """The resource is not served any more."""
         self.current.pop(resource, None)
+        self._again.pop(resource, None)

@@ -141,6 +141,15 @@ def decode_pods(data: bytes) -> Mapping[tuple[str, str], frozenset[str]]:
     return {(resource.decode(), identifier.decode()): frozenset(pods) for (resource, identifier), pods in found.items()}
 
 
+def decode_allocatable(data: bytes) -> Mapping[str, frozenset[str]]:
+    """The device ids by resource name in an AllocatableResourcesResponse. Raises ValueError on bytes that are none."""
+    found: dict[bytes, set[bytes]] = {}
+    for devices in _spans(data, (0, len(data)), 1):
+        resource = _last(data, devices, 1)
+        found.setdefault(resource, set()).update(data[begin:end] for begin, end in _spans(data, devices, 2))
+    return {resource.decode(): frozenset(map(bytes.decode, ids)) for resource, ids in found.items()}
+
+
 # A walk without copies: an answer tells of every pod of the node, and of memory, CPUs and claims besides, all of which is
 # stepped over (2 ms for 110 pods with 660 devices; betterproto's messages take 100).
 

@@ -55,7 +55,7 @@ class _Known:
         self.gpus: Mapping[str, tuple[int, str]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        uuid = getattr(record, "uuid", None)
+        uuid = str(getattr(record, "uuid", ""))
         if uuid in self.gpus and not hasattr(record, "index"):
             record.index, record.bus_id = self.gpus[uuid]
         return True
