@@ -202,7 +202,11 @@ class Inventory:
         for shared in self.mps_resources:
             if before.get(shared.name) != shared:
                 self._mps_down.pop(shared.name, None)  # what its daemon serves is not what is asked for now
-        resources, self._retirement = retire(listed, new.plan.resources, self._retirement, held, now)
+        if self.unpublished:  # what an earlier process listed it may have given away until a moment ago
+            for resource in listed:
+                self.store.given.note(resource.name, (device.id for device in resource.devices), now)
+        recent = self.store.given.lately(((r.name, d.id) for r in listed for d in r.devices), now)
+        resources, self._retirement = retire(listed, new.plan.resources, self._retirement, held, now, recent)
         names = {resource.name for resource in resources}
         emptied = {resource.name for resource in listed} - names
         self._empty_since = {name: self._empty_since.get(name, now) for name in emptied}

@@ -23,16 +23,23 @@ GONE = "it is not on this node any more"
 class Retirement:
     """What is gone and still listed, by resource name and device id.
 
-    `since` is when that began (seconds, of the caller's clock), `beside` are the MIG devices that were on its GPU together with
-    it until then: what a pod has as one of them is no part of the others.
+    `since` is when that began (seconds, of the caller's clock). `free` is what no pod holds: nobody is given it any more, so
+    that stays so. `beside` are the MIG devices that were on its GPU together with it until it went: what a pod has as one of
+    them is no part of the others.
     """
 
     since: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    free: Held = frozenset()
     beside: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
 
 
 def retire(
-    listed: Iterable[Resource], planned: Sequence[Resource], before: Retirement, held: Held | None, now: float
+    listed: Iterable[Resource],
+    planned: Sequence[Resource],
+    before: Retirement,
+    held: Held | None,
+    now: float,
+    recent: Collection[tuple[str, str]] = (),
 ) -> tuple[tuple[Resource, ...], Retirement]:
     """The planned resources, with what was listed before and is gone added at the end of each, unhealthy.
 
@@ -42,11 +49,12 @@ def retire(
         before: what was retired already.
         held: what pods may hold as far as the kubelet says; None where it has not said.
         now: when the kubelet was asked, in seconds of a clock that never goes back.
+        recent: what was given to a pod so lately that the kubelet may not have said so: the last `SETTLE` seconds.
 
     Returns:
         Resources in the order of the plan, then those that have retired devices alone; and what is retired now. A planned
-        device is held back while a retired one is listed that has its hardware, unless both share it anyway: a pod may hold
-        it under that former id until the kubelet has said that none does, and has had time to say so.
+        device is held back while a pod may hold its hardware under the id of a retired one, unless both share it anyway: until
+        the kubelet has said that none does.
     """
     listed = tuple(listed)
     wanted = {resource.name: resource for resource in planned}
@@ -64,15 +72,23 @@ def retire(
                 leaving.setdefault(resource.name, []).append(gone(device))
     if not since:
         return tuple(planned), Retirement()
+    free = before.free & since.keys()
+    if held is not None:
+        free = (free | since.keys()) - held - frozenset(recent)
     beside = _beside(listed, since.keys(), before.beside)
-    in_use = [_InUse(d, beside.get((name, d.id))) for name, devices in leaving.items() for d in devices]
+    in_use = [
+        _InUse(d, beside.get((name, d.id)))
+        for name, devices in leaving.items()
+        for d in devices
+        if (name, d.id) not in free
+    ]
     busy = _Busy(in_use, [device for resource in planned for device in resource.devices])
     names = [*wanted, *(name for name in leaving if name not in wanted)]
     merged = []
     for name in names:
         kept = tuple(map(busy.held_back, wanted[name].devices)) if name in wanted else ()
         merged.append(Resource(name, (*kept, *leaving.get(name, ()))))
-    return tuple(merged), Retirement(since, beside)
+    return tuple(merged), Retirement(since, free, beside)
 
 
 def gone(device: Device) -> Device:

@@ -171,9 +171,12 @@ class DevicePluginService:
             UnhealthyDeviceError: a device that is not fit for use.
             RequestRejectedError: several shared devices for one container, where the operator forbids that.
         """
+        now = self._clock()
+        for ids in containers:
+            self._store.given.note(self.resource, ids, now)  # before the snapshot is read that says they may be given
         view = self._view()
         answers = [container_edits(self._devices(view, ids), view.access) for ids in containers]
-        if sentence := self._pairs.allocated(self.resource, view.access.strategies, self._clock()):
+        if sentence := self._pairs.allocated(self.resource, view.access.strategies, now):
             log.warning("%s", sentence)
         return answers
 

@@ -10,6 +10,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import MPS, NamePattern, SharedResource
 from gpu_plugin.devices.device import Device, Resource
+from gpu_plugin.devices.given import LATELY
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.retirement import SETTLE
@@ -87,7 +88,7 @@ def test_a_resource_is_emptied_before_it_is_withdrawn(inventory):
     inventory.apply(offered(), None, 0)
     renamed = offered(gpu_names=(NamePattern("*", "nvidia.com/h100"),))
     inventory.apply(renamed, NONE, 10)
-    assert told(inventory) == {"nvidia.com/h100": ["GPU-a!", "GPU-b!"], GPU: ["GPU-a!", "GPU-b!"]}
+    assert told(inventory) == {"nvidia.com/h100": ["GPU-a", "GPU-b"], GPU: ["GPU-a!", "GPU-b!"]}
     assert inventory.retired == {(GPU, "GPU-a"): 10, (GPU, "GPU-b"): 10}
     assert inventory.leaving
     inventory.settle(NONE, 10 + SETTLE)
@@ -96,6 +97,24 @@ def test_a_resource_is_emptied_before_it_is_withdrawn(inventory):
     inventory.settle(NONE, 10 + SETTLE + WITHDRAW)
     assert told(inventory) == {"nvidia.com/h100": ["GPU-a", "GPU-b"]}
     assert not inventory.leaving
+
+
+def test_what_was_given_out_a_moment_ago_keeps_its_hardware_until_the_kubelet_must_have_said_so(inventory):
+    inventory.apply(offered(), None, 0)
+    inventory.store.given.note(GPU, ["GPU-a"], 9)
+    renamed = offered(gpu_names=(NamePattern("*", "nvidia.com/h100"),))
+    inventory.apply(renamed, NONE, 10)
+    assert told(inventory)["nvidia.com/h100"] == ["GPU-a!", "GPU-b"]
+    inventory.settle(NONE, 9 + LATELY)
+    assert told(inventory)["nvidia.com/h100"] == ["GPU-a", "GPU-b"]
+
+
+def test_what_an_earlier_process_gave_out_last_may_not_have_been_said_yet(inventory):
+    inventory.remember([Resource("nvidia.com/old", (Device("GPU-a", "GPU-a", "GPU-a", "0"),))])
+    inventory.apply(offered(), NONE, 10)
+    assert told(inventory)[GPU] == ["GPU-a!", "GPU-b"]
+    inventory.settle(NONE, 10 + LATELY)
+    assert told(inventory)[GPU] == ["GPU-a", "GPU-b"]
 
 
 def test_a_resource_that_comes_back_while_it_is_emptied_stays(inventory):

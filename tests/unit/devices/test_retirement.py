@@ -109,13 +109,20 @@ def test_hardware_that_a_pod_may_have_under_a_former_id_is_not_given_to_another(
     name = "nvidia.com/new"
     merged: tuple[Resource, ...] = (resource(old),)
     retired = Retirement()
-    # Nobody says; a pod holds it; none does, but one may be getting it; nobody says again; a pod holds it after all.
-    for held, at in ((None, 0), (holders, 1), (free, SETTLE - 1), (None, 100), (holders, 101)):
-        merged, retired = retire(merged, (resource(new, name=name),), retired, held, at)
+    # Nobody says; a pod holds it; nobody says again; none does, but one may be getting it.
+    for held, recent in ((None, NONE), (holders, NONE), (None, NONE), (free, holders)):
+        merged, retired = retire(merged, (resource(new, name=name),), retired, held, 1, recent)
         assert merged[0].devices[0].healthy is not kept
         if kept:
             assert merged[0].devices[0].reason == f"a pod may still hold its hardware as {old.id}"
-    merged, retired = retire(merged, (resource(new, name=name),), retired, free, 102)
+    # None does, and nobody is given it any more, though nobody says so again.
+    for held in (free, None):
+        merged, retired = retire(merged, (resource(new, name=name),), retired, held, 2)
+        assert merged[0].devices == (new,)
+        assert retired.since == {(GPU, old.id): 1}
+    merged, retired = retire(merged, (resource(new, name=name),), retired, holders, 3)  # it was a mistake
+    assert merged[0].devices[0].healthy is not kept
+    merged, retired = retire(merged, (resource(new, name=name),), retired, free, 1 + SETTLE)
     assert [r.name for r in merged] == [name]
     assert merged[0].devices == (new,)
 
@@ -212,7 +219,8 @@ def test_hardware_that_a_pod_may_hold_is_never_offered_under_another_id(steps):
         late = 3.0 if word == "says it late" else 0.0  # what was given out last is not among the answer yet
         held = None if word == "says nothing" else frozenset(k for k, since in holding.items() if since <= now - late)
         planned = tuple(Resource(name, tuple(devices)) for name, devices in named.items())
-        listed, retired = retire(listed, planned, retired, held, now)
+        recent = frozenset(key for key, since in holding.items() if now - since < SETTLE)
+        listed, retired = retire(listed, planned, retired, held, now, recent)
         told = {(r.name, d.id): d.healthy for r in listed for d in r.devices}
         assert holding.keys() <= told.keys()
         free = sorted(key for key, healthy in told.items() if healthy and key not in holding)
