@@ -51,6 +51,39 @@ class Table:
 Node = Leaf | Branch | Rows | Table
 
 
+def spelt_as_in(tree: Branch, document: Document) -> Document:
+    """The same document with keys in the case that the tree has them in: NVIDIA's reader (Go's encoding/json) heeds no case.
+
+    A key that stands there in two cases is left as it is, to be refused.
+    """
+    moved: dict[Place, Place] = {}
+    content = _respelt(tree, document.content, (), (), moved)
+    if not moved:
+        return document
+    lines = {moved.get(place, place): line for place, line in document.lines.items()}
+    return Document.of(content, document.source, lines)
+
+
+def _respelt(node: Node | None, value: object, was: Place, becomes: Place, moved: dict[Place, Place]) -> object:
+    """The value with its keys respelt. Takes the places that it was at and will be at, and notes those that differ."""
+    if was != becomes:
+        moved[was] = becomes
+    if isinstance(value, list) and (node is None or isinstance(node, Rows)):
+        row = node.row if isinstance(node, Rows) else None
+        return [_respelt(row, item, (*was, at), (*becomes, at), moved) for at, item in enumerate(value)]
+    if not isinstance(value, Mapping):
+        return value
+    keys = node.keys if isinstance(node, Branch) else {}
+    known = {key.lower(): key for key in keys}
+    written = [str(name).lower() for name in value]
+    found: dict[object, object] = {}
+    for name, inner in value.items():
+        lower = str(name).lower()
+        key = known[lower] if name not in keys and lower in known and written.count(lower) == 1 else name
+        found[key] = _respelt(keys.get(str(key)), inner, (*was, str(name)), (*becomes, str(key)), moved)
+    return found
+
+
 class Checked:
     """A document read by a tree.
 

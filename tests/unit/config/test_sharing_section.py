@@ -170,7 +170,7 @@ VALUES = [
     ("replicas: 0", "number of replicas must be >= 2, not 0"),
     ("replicas: -3", "number of replicas must be >= 2, not -3"),
     ("replicas: '4'", "'4' is not a whole number"),
-    ("replicas: 4.0", "4.0 is not a whole number"),
+    ("replicas: 4.5", "4.5 is not a whole number"),
     ("replicas: true", "True is not a whole number"),
     ("replicas: [4]", "[4] is not a whole number"),
     (
