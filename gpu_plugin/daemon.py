@@ -15,6 +15,7 @@ import math
 import os
 import random
 import signal
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -25,12 +26,15 @@ from typing import TYPE_CHECKING, cast
 import anyio
 import anyio.abc
 
-from gpu_plugin import __version__, control
+from gpu_plugin import __version__, control, node_status
 from gpu_plugin.cdi_watch import CdiWatch
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.event_log import ORDERS, EventLog
+from gpu_plugin.event_store import EventStore
 from gpu_plugin.faulting_pods import FaultingPods
 from gpu_plugin.hardware import Hardware, hardware_for
 from gpu_plugin.health.observation import Observation
@@ -55,7 +59,7 @@ from gpu_plugin.pulse import Pulse
 from gpu_plugin.snapshot import SnapshotStore
 from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin_with
 from gpu_plugin.state import StateDirectory
-from gpu_plugin.telemetry.logs import configure, know
+from gpu_plugin.telemetry.logs import configure, dropped, know
 
 if TYPE_CHECKING:
     from gpu_plugin.listener.checks import Facts
@@ -93,7 +97,9 @@ class Daemon:
         self.configuration = configuration
         self.hardware = hardware
         self._listener = listener
-        self._registrations = Registrations()
+        self._started = time.time()
+        self._events = EventLog(EventStore(Path(self.settings.state_dir), time.time), lambda: self._health.gpus)
+        self._registrations = Registrations(changed=self._events.registration)
         self._driver: str | None = None
         """Why GPUs could not be found at the start, empty once they were, and None while the first attempt is under way."""
         self._unoffered = ""
@@ -103,12 +109,14 @@ class Daemon:
         self._recorder = Recorder(self._memory, self._known)
         self._pods = FaultingPods(self._holding_pods, lambda: self.store.current, self._health_seen)
         self._health = HealthWatch(self.settings, hardware.host.boot_id(), self._recorder.changed, self._pods.heard)
+        self._health.reports.subscribe(self._events.health)
         self._operations = Operations(self._health, lambda: self._monitor, self._recorder.written)
         self._inventory = Inventory(self.store, self._health.ledger.reason)
         self._offering = Offering(self._inventory, lambda: self.settings, self._recorder.changed)
         self._holders = Holders(Path(self.settings.socket_dir))
         self._node = Node()
         self._told_to_stop = False
+        self._why_stopped = ""
         self._look = Pulse()
         self._lock = NodeLock(Path(self.settings.state_dir), Path(self.settings.socket_dir), __version__)
         self._waits_for = ""
@@ -134,8 +142,12 @@ class Daemon:
         except* (NoDriverError, ConfigError) as group:
             for error in group.exceptions:
                 log.error("%s", error)  # noqa: TRY400 - the sentence is for people, a trace would bury it
+                self._why_stopped = str(error)
             status = 1
         finally:
+            if not self._waits_for:
+                self._events.daemon(f"stopped: {self._why_stopped or 'ended without being told to'}")
+                self._events.store.save()
             self._lock.release()
         if status == 0 and not self._told_to_stop:
             log.error("ended without being told to")
@@ -146,6 +158,8 @@ class Daemon:
     async def _begin(self) -> None:
         log.info("gpu-plugin %s starting", __version__)
         await self._have_the_node()
+        self._events.store.recall()
+        self._events.daemon(f"gpu-plugin {__version__} started, process {os.getpid()}")
         self._state.tidy(FILES)
         remembered = self._memory.gpus()
         unasked = "the driver has not been asked about it yet"
@@ -159,6 +173,7 @@ class Daemon:
             ("the lock of the directory", self._keep_the_node),
             ("the watch on other plugins", self._watch_plugins),
             ("the state directory", self._recorder.run),
+            ("the memory of events", self._events.store.run),
             ("the configuration watch", self.configuration.watch),
             ("the configuration", self._configure),
             ("the news of health", self._tell_health),
@@ -199,6 +214,7 @@ class Daemon:
                     self.configuration.ask()
                 else:
                     log.info("%s: stopping", signal.Signals(number).name)
+                    self._why_stopped = signal.Signals(number).name
                     self._told_to_stop = True
                     if self._listener is not None:
                         self._listener.stop()
@@ -223,12 +239,10 @@ class Daemon:
     async def _control(self) -> None:
         """Answers commands; another daemon on the same state directory is waited out."""
         verbs = {name: self._then_look(verb) for name, verb in self.hardware.verbs.items()}
-        verbs |= {
-            **self._operations.verbs,
-            "explain": self._explain,
-            "status": self._status,
-            "topology": self._topology,
-        }
+        verbs |= {**self._operations.verbs, "explain": self._explain}
+        events = self._events
+        verbs = {n: events.order(n, verb) if n in ORDERS else events.resolved(verb) for n, verb in verbs.items()}
+        verbs |= {"status": self._status, "topology": self._topology, "events": events.answer}
         while True:
             try:
                 async with control.serve(Path(self.settings.state_dir), verbs):
@@ -282,6 +296,8 @@ class Daemon:
                     self._driver = ""
                     return
                 trouble = "the NVIDIA driver finds no GPU on this node"
+            if trouble != said:
+                self._events.daemon(trouble)
             self._driver = trouble
             if self.settings.fail_on_init_error:
                 raise NoDriverError(
@@ -359,7 +375,9 @@ class Daemon:
     # Configuration
 
     async def _configure(self) -> None:
-        await self.configuration.run(self._take_settings)
+        await self.configuration.run(
+            self._take_settings, lambda: self._events.configuration(self.configuration.status())
+        )
 
     def _take_settings(self, new: Settings) -> None:
         """Has newer settings obeyed. Raises ConfigError, with nothing changed, where the node cannot do what they ask."""
@@ -383,22 +401,68 @@ class Daemon:
         """What `Operations.explain` says, with what else keeps the devices of healthy GPUs from pods."""
         told = await self._operations.explain(request)
         gpus = cast("Sequence[Mapping[str, object]]", told["gpus"])
-        return {**told, "gpus": [{**gpu, "withheld": self._inventory.withheld(str(gpu["uuid"]))} for gpu in gpus]}
+        known = {gpu.uuid: gpu for gpu in self._health.gpus}
+        return {**told, "gpus": [{**gpu, **self._hardware(known[str(gpu["uuid"])])} for gpu in gpus]}
 
-    async def _status(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
-        return self._told()
-
-    def _told(self) -> Mapping[str, object]:
-        """What is served and under which configuration, for `gpu-plugin status` and whoever scrapes metrics."""
+    def _hardware(self, gpu: Gpu) -> Mapping[str, object]:
         return {
+            "bus_id": short_bus_id(gpu.pci_bus_id),
+            "model": gpu.model,
+            "withheld": self._inventory.withheld(gpu.uuid),
+        }
+
+    async def _status(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """What `_told` says, and which pods hold what, as far as the kubelet says so."""
+        if request:
+            raise ConfigError(f"{', '.join(sorted(request))}: this verb takes no such thing")
+        return self._told(await self._holding_pods())
+
+    def _told(self, holders: Pods | None = None) -> Mapping[str, object]:
+        """What is served and under which configuration, for `gpu-plugin status` and whoever scrapes metrics."""
+        views = self.store.current.resources
+        listed = [device for view in views.values() for device in view.resource.devices]
+        known = {gpu.uuid: gpu for gpu in self._health.gpus}
+        health = self._operations.health()
+        seen = cast("Sequence[Mapping[str, object]]", health["gpus"])
+        ledger = self._health.ledger
+        gpus = [
+            node_status.gpu(known[uuid], each, ledger.standing(uuid, None), listed, holders)
+            for each in seen
+            if (uuid := str(each["uuid"])) in known
+        ]
+        counts = cast("Mapping[str, Mapping[str, object]]", self._inventory.status())
+        now, unix = anyio.current_time(), time.time()
+        return {
+            "daemon": {
+                "version": __version__,
+                "pid": os.getpid(),
+                "started": self._started,
+                "uptime_seconds": round(unix - self._started),
+                "log_lines_dropped": dropped(),
+            },
+            "waiting": self._waits_for,
+            "driver": {
+                "version": self._node.driver_version,
+                "trouble": (self._monitor.trouble if self._monitor is not None and self._driver == "" else self._driver)
+                or "",
+            },
+            "kubelet": {
+                "socket": self.settings.registration_socket or "",
+                "directory": self.settings.socket_dir,
+                "resources": {
+                    name: node_status.registration(self._registrations.of(name), now, unix) for name in views
+                },
+            },
             "configuration": self.configuration.status(),
             "device_list_strategy": {
                 "used": list(self.settings.device_list_strategy),
                 "reason": self.settings.device_list_strategy_reason,
             },
             "cdi": self._cdi_status(),
-            "resources": self._inventory.status(),
-            "health": self._operations.health(),
+            "resources": {
+                name: node_status.resource(each, views[name].resource.devices) for name, each in counts.items()
+            },
+            "health": {**health, "gpus": gpus},
         }
 
     def _facts(self) -> "Facts":

@@ -68,11 +68,11 @@ class Configuration:
         """Asks whenever another file is in force, or the same holds something else. Never returns."""
         await self._source.run(self.ask)
 
-    async def run(self, take: Callable[[Settings], None]) -> None:
+    async def run(self, take: Callable[[Settings], None], was_read: Callable[[], None] | None = None) -> None:
         """Reads the configuration whenever it is asked to, and hands it to `take`. Never returns.
 
         `take` applies settings whole, or raises ConfigError and has changed nothing. What cannot be read or taken is said
-        once, and the settings of before stay in force.
+        once, and the settings of before stay in force. `was_read` is called after each attempt, whatever came of it.
         """
         threads = DaemonThreads("configuration")
         try:
@@ -80,6 +80,8 @@ class Configuration:
                 if self._asked:
                     self._asked = False
                     await self._read(threads, take)
+                    if was_read is not None:
+                        was_read()
                 else:
                     await self._bell.wait()
         finally:

@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -230,15 +231,37 @@ async def test_what_is_in_the_way_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"control.sock: is in the way of the control socket"):
         async with control.serve(tmp_path, {}):
             pass
-    with pytest.raises(ConfigError, match=r"control.sock/control.sock: .*(exists|directory)"):
+    with pytest.raises(ConfigError, match=r"--state-dir: .*/control.sock is not a directory"):
         async with control.serve(tmp_path / control.SOCKET, {}):
             pass
 
 
-def test_no_daemon(tmp_path):
+def test_no_daemon(tmp_path, monkeypatch):
     for state in (tmp_path, tmp_path / "none"):
-        with pytest.raises(control.ControlError, match=r"no daemon answers at .*control.sock: is one running"):
+        with pytest.raises(control.NoDaemonError, match=r"no daemon answers at .*control.sock: is one running"):
             control.request(state, "echo")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(control.NoDaemonError, match=r"/file is no directory: is --state-dir right\?"):
+        control.request(tmp_path / "file", "echo")
+
+    def refused(*_arguments):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(
+        control.NoDaemonError, match=r"permission denied: only root and the user that the daemon runs as"
+    ):
+        control.request(tmp_path, "echo")
+
+
+async def test_a_verb_is_told_who_asks(tmp_path):
+    async def who(_request):
+        return {"who": str(control.asking.get())}
+
+    async with control.serve(tmp_path, {"who": who}):
+        told = await ask(tmp_path, "who")
+    assert re.fullmatch(rf"uid {os.getuid()}, process {os.getpid()} \(.+\)", told["who"])
+    assert str(control.asking.get()) == "unknown"
 
 
 def answer_once(tmp_path, reply):
