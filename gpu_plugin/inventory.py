@@ -1,7 +1,8 @@
 """What the kubelet is told: the plan for the node, less what is unfit, plus what is gone and may still be held by a pod."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -87,26 +88,21 @@ def offer(node: Node, settings: Settings, dev_root: str, before: Placement | Non
     return made.prepared() if len(topology) <= SOON else made
 
 
-def _with_lost(listed: tuple[Resource, ...], new: Offer, held: Held) -> tuple[Resource, ...]:
-    """What is listed, and what pods hold besides: ids made of NVIDIA's uuids that neither the list nor the offer has.
+def _lost(
+    present: Collection[tuple[str, str]], names: Collection[str], held: Held
+) -> Iterator[tuple[str, Device, bool]]:
+    """What pods hold of ids made of NVIDIA's uuids and is not present: its resource, a device, and whether the name is ours.
 
-    Under a name that is neither listed nor offered they are ours only if it is one of NVIDIA's: another plugin may serve it.
+    A name that is neither listed nor offered is ours only if it is one of NVIDIA's: another plugin may serve it.
     """
-    present = {(resource.name, device.id) for resource in (*listed, *new.plan.resources) for device in resource.devices}
-    missing = held - present
-    if not missing:
-        return listed
-    names = {resource.name for resource in (*listed, *new.plan.resources)}
-    lost: dict[str, list[Device]] = {resource.name: list(resource.devices) for resource in listed}
-    for name, identifier in sorted(missing):
+    for name, identifier in sorted(held):
         uuid, replica, _ = identifier.partition(REPLICA)
-        ours = name in names or name.startswith(f"{DOMAIN}/")
-        if ours and _UUID.fullmatch(uuid) and not resource_name_fault(name):
-            sharing = SharedResource(name, name, 2) if replica else None
-            kind = MIG if uuid.startswith("MIG-") else GPU
-            device = Device(identifier, uuid, uuid, "", kind=kind, sharing=sharing)
-            lost.setdefault(name, []).append(gone(device))
-    return tuple(Resource(name, tuple(devices)) for name, devices in lost.items())
+        if (name, identifier) in present or not _UUID.fullmatch(uuid) or resource_name_fault(name):
+            continue
+        sharing = SharedResource(name, name, 2) if replica else None
+        kind = MIG if uuid.startswith("MIG-") else GPU
+        device = gone(Device(identifier, uuid, uuid, "", kind=kind, sharing=sharing))
+        yield name, device, name in names or name.startswith(f"{DOMAIN}/")
 
 
 class Inventory:
@@ -122,6 +118,7 @@ class Inventory:
         self._health = health
         self._remembered: tuple[Resource, ...] = ()
         self._retirement = Retirement()
+        self._foreign: Held = frozenset()
         self._empty_since: dict[str, float] = {}
         self._mps_down: dict[str, str] = {}
         self._cdi: CdiReadiness | None = None
@@ -144,6 +141,11 @@ class Inventory:
     def knows_its_past(self) -> bool:
         """Whether it is known what was listed before: there was an offer, or an earlier process left word."""
         return not self.unpublished or bool(self._remembered)
+
+    @property
+    def awaited(self) -> AbstractSet[tuple[str, str]]:
+        """What keeps hardware back until no pod holds it: what is retired, and what is held under foreign names."""
+        return self._retirement.since.keys() | self._foreign
 
     @property
     def retired(self) -> Mapping[tuple[str, str], float]:
@@ -174,7 +176,7 @@ class Inventory:
     @property
     def leaving(self) -> bool:
         """Whether something is still listed that is to go: `settle` is owed now and then."""
-        return bool(self._retirement.since or self._empty_since)
+        return bool(self._retirement.since or self._empty_since or self._foreign)
 
     def remember(self, resources: Iterable[Resource]) -> None:
         """Takes what an earlier process of this boot had listed: pods may hold it."""
@@ -196,7 +198,7 @@ class Inventory:
         `known` is what pods are known to hold: what of it is ours and is not listed is listed again. Where nothing is known of
         what was listed before, that goes for all that they may hold.
         """
-        listed = _with_lost(self.listed, new, known if self.knows_its_past or held is None else held)
+        listed, elsewhere = self._recalled(new, held, known)
         before = {shared.name: shared for shared in self.mps_resources}
         self.offer = new
         for shared in self.mps_resources:
@@ -206,7 +208,7 @@ class Inventory:
             for resource in listed:
                 self.store.given.note(resource.name, (device.id for device in resource.devices), now)
         recent = self.store.given.lately(((r.name, d.id) for r in listed for d in r.devices), now)
-        resources, self._retirement = retire(listed, new.plan.resources, self._retirement, held, now, recent)
+        resources, self._retirement = retire(listed, new.plan.resources, self._retirement, held, now, recent, elsewhere)
         names = {resource.name for resource in resources}
         emptied = {resource.name for resource in listed} - names
         self._empty_since = {name: self._empty_since.get(name, now) for name in emptied}
@@ -215,6 +217,24 @@ class Inventory:
             del self._empty_since[name]
         lasting = [Resource(name) for name in (r.name for r in listed) if name in emptied and name not in withdrawn]
         self.store.publish({r.name: self._view(r) for r in (*resources, *lasting)})
+
+    def _recalled(self, new: Offer, held: Held | None, known: Held) -> tuple[tuple[Resource, ...], list[Device]]:
+        """What is listed with what is to be listed again, and what pods hold of this node's hardware under foreign names."""
+        everything = (*self.listed, *new.plan.resources)
+        present = {(resource.name, device.id) for resource in everything for device in resource.devices}
+        hardware = {uuid for r in new.plan.resources for d in r.devices for uuid in (d.gpu, d.visible_id)}
+        again = known if self.knows_its_past or held is None else held
+        listed = {resource.name: resource.devices for resource in self.listed}
+        elsewhere = []
+        names = {resource.name for resource in everything}
+        self._foreign = frozenset()
+        for name, device, ours in _lost(present, names, known if held is None else held | known):
+            if ours and (name, device.id) in again:
+                listed[name] = (*listed.get(name, ()), device)
+            elif not ours and device.visible_id in hardware:
+                elsewhere.append(device)
+                self._foreign |= {(name, device.id)}
+        return tuple(Resource(name, devices) for name, devices in listed.items()), elsewhere
 
     def settle(self, held: Held | None, now: float, known: Held = frozenset()) -> None:
         """Lets go of what no pod holds any more, as far as the kubelet says; arguments are those of `apply`."""

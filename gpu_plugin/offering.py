@@ -125,7 +125,7 @@ class Offering:
         store = self._inventory.store
         version, before = store.current.version, {name: view.resource for name, view in store.current.resources.items()}
         self._inventory.settle(holding.held, asked, holding.listed)
-        again = self._again.due(holding.written & self._inventory.retired.keys(), asked)
+        again = self._again.due(holding.written & self._inventory.awaited, store.current.resources, asked)
         if again:
             store.tell_again(again)
         if store.current.version != version:

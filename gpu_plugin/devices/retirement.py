@@ -40,6 +40,7 @@ def retire(
     held: Held | None,
     now: float,
     recent: Collection[tuple[str, str]] = (),
+    elsewhere: Iterable[Device] = (),
 ) -> tuple[tuple[Resource, ...], Retirement]:
     """The planned resources, with what was listed before and is gone added at the end of each, unhealthy.
 
@@ -50,6 +51,7 @@ def retire(
         held: what pods may hold as far as the kubelet says; None where it has not said.
         now: when the kubelet was asked, in seconds of a clock that never goes back.
         recent: what was given to a pod so lately that the kubelet may not have said so: the last `SETTLE` seconds.
+        elsewhere: what pods hold under names that are not listed here.
 
     Returns:
         Resources in the order of the plan, then those that have retired devices alone; and what is retired now. A planned
@@ -70,7 +72,8 @@ def retire(
             if held is None or key in held or now - began < SETTLE:
                 since[key] = began
                 leaving.setdefault(resource.name, []).append(gone(device))
-    if not since:
+    others = [_InUse(device, None) for device in elsewhere]
+    if not since and not others:
         return tuple(planned), Retirement()
     free = before.free & since.keys()
     if held is not None:
@@ -82,7 +85,7 @@ def retire(
         for d in devices
         if (name, d.id) not in free
     ]
-    busy = _Busy(in_use, [device for resource in planned for device in resource.devices])
+    busy = _Busy([*in_use, *others], [device for resource in planned for device in resource.devices])
     names = [*wanted, *(name for name in leaving if name not in wanted)]
     merged = []
     for name in names:

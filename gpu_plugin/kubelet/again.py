@@ -1,5 +1,6 @@
 """When a list is sent again although nothing in it has changed: so that the kubelet writes its checkpoint. Pure."""
 
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -17,13 +18,14 @@ class Again:
 
     last: float = float("-inf")
 
-    def due(self, kept: AbstractSet[tuple[str, str]], now: float) -> str:
+    def due(self, kept: AbstractSet[tuple[str, str]], served: Iterable[str], now: float) -> str:
         """The resource whose list is to be sent again now; empty for none.
 
-        `kept` is what stays listed on the checkpoint's word alone, by resource name and device id, `now` in seconds of a steady
-        clock.
+        `kept` is what keeps hardware back on the checkpoint's word alone, by resource name and device id; `served` are the
+        resources that have lists, any of which will do; `now` is in seconds of a steady clock.
         """
-        if not kept or now - self.last < PAUSE:
+        name = min(served, default="")
+        if not kept or not name or now - self.last < PAUSE:
             return ""
         self.last = now
-        return min(name for name, _ in kept)
+        return name

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_plugin.kubelet.holding import Holding, Told, Witnessed, weigh
+from tests.unit.kubelet.model_kubelet import ModelKubelet
 
 GPU = "nvidia.com/gpu"
 A, B = (GPU, "GPU-a"), (GPU, "GPU-b")
@@ -92,68 +93,20 @@ def test_it_says_what_is_known_and_what_the_checkpoint_alone_keeps():
     assert weigh(Told(), says(None, HAS_A), {})[0] == Holding(frozenset({A}), NONE, frozenset({A}))
 
 
-class Kubelet:
-    """As much of a kubelet as its witnesses are of: pods with what app and plain init containers have, and its file.
-
-    Sources: pkg/kubelet/cm/devicemanager/manager.go (writeCheckpoint, readCheckpoint, UpdateAllocatedDevices),
-    pkg/kubelet/apis/podresources/server_v1.go (List).
-    """
-
-    def __init__(self) -> None:
-        self.pods: dict[
-            str, tuple[set[str], set[str]]
-        ] = {}  # by uid: what app containers have, and plain init containers
-        self.memory: dict[str, set[str]] = {}
-        self.file: dict[str, set[str]] | None = {}
-        self.process, self.knows_pods, self.uids = 1, True, 0
-
-    def start(self) -> None:
-        self.process, self.knows_pods = self.process + 1, False
-        self.memory = {uid: set(ids) for uid, ids in (self.file or {}).items()}
-
-    def collect(self) -> None:
-        if self.knows_pods:
-            self.memory = {uid: ids for uid, ids in self.memory.items() if uid in self.pods}
-
-    def write(self) -> None:
-        self.file = {uid: set(ids) for uid, ids in self.memory.items()}
-
-    def admit(self, app: set[str], init: set[str]) -> None:
-        self.collect()
-        taken = {i for ids in self.memory.values() for i in ids}
-        if self.knows_pods and not taken & (app | init):
-            self.uids += 1
-            self.pods[str(self.uids)] = (app, init)
-            self.memory[str(self.uids)] = app | init
-            self.write()
-
-    def listed(self) -> frozenset[tuple[str, str]]:
-        self.collect()
-        pods = self.pods if self.knows_pods else {}
-        return frozenset((GPU, i) for uid, (app, _) in pods.items() for i in app & self.memory.get(uid, set()))
-
-    def written(self):
-        return None if self.file is None else file(**{uid: {(GPU, i) for i in ids} for uid, ids in self.file.items()})
-
-    @property
-    def truth(self) -> set[tuple[str, str]]:
-        return {(GPU, i) for app, init in self.pods.values() for i in app | init}
-
-
 @given(st.integers(0, 2**32))
 @settings(deadline=None, max_examples=200)
 def test_what_a_pod_holds_is_never_taken_for_free(seed):
     dice = random.Random(seed)
-    kubelet, told = Kubelet(), Told()
+    kubelet, told = ModelKubelet(healthy={GPU: frozenset("abc")}), Told()
     retired: dict[tuple[str, str], float] = {}
     for step in range(60):
-        offered = sorted({"a", "b", "c"} - {i for _, i in retired})
+        offered = [key for key in kubelet.free if key not in retired] if kubelet.knows_pods else []
         match dice.choice(
             ["admit", "admit", "end", "restart", "ready", "list", "retire", "offer", "ask", "ask", "ask"]
         ):
             case "admit" if offered:
-                app = set(dice.sample(offered, dice.randint(0, len(offered))))
-                kubelet.admit(app, set(dice.sample(offered, dice.randint(0, 1))))
+                app = dice.sample(offered, dice.randint(0, len(offered)))
+                kubelet.admit(app, dice.sample(offered, dice.randint(0, 1)))
             case "end" if kubelet.pods:
                 del kubelet.pods[dice.choice(sorted(kubelet.pods))]
             case "restart":
@@ -161,9 +114,9 @@ def test_what_a_pod_holds_is_never_taken_for_free(seed):
             case "ready":
                 kubelet.knows_pods = True
             case "list":
-                kubelet.write()
+                kubelet.receive({GPU: "abc"})
             case "retire" if offered:
-                retired[GPU, dice.choice(offered)] = step
+                retired[dice.choice(offered)] = step
             case "offer" if retired:
                 del retired[dice.choice(sorted(retired))]
             case "ask":
@@ -176,20 +129,29 @@ def test_what_a_pod_holds_is_never_taken_for_free(seed):
                 socket = (0, 0, process) if process == kubelet.process else None
                 holding, told = weigh(told, Witnessed(socket, answer, before, after), retired)
                 # Without a checkpoint only what is retired is ever asked about.
-                concerned = kubelet.truth if after is not None else kubelet.truth & retired.keys()
+                concerned = kubelet.held if after is not None else kubelet.held & retired.keys()
                 assert holding.held is None or concerned <= holding.held
-                assert holding.listed <= kubelet.truth
+                assert holding.listed <= kubelet.held
 
 
 @given(st.integers(0, 2**32))
 @settings(deadline=None, max_examples=100)
 def test_what_no_pod_holds_is_free_once_the_kubelet_knows_its_pods_and_has_written_its_file(seed):
     dice = random.Random(seed)
-    kubelet, told = Kubelet(), Told()
+    kubelet, told = ModelKubelet(healthy={GPU: frozenset("abc")}), Told()
+
+    def ask():
+        return weigh(
+            told,
+            Witnessed((0, 0, kubelet.process), kubelet.listed(), kubelet.written(), kubelet.written()),
+            {(GPU, "a"): 0.0},
+        )
+
     for _ in range(20):
         match dice.choice(["admit", "end", "restart", "ready", "ask"]):
-            case "admit":
-                kubelet.admit(set(dice.sample("abc", dice.randint(0, 2))), set(dice.sample("abc", dice.randint(0, 1))))
+            case "admit" if kubelet.knows_pods:
+                free = kubelet.free
+                kubelet.admit(dice.sample(free, dice.randint(0, min(2, len(free)))), [])
             case "end" if kubelet.pods:
                 del kubelet.pods[dice.choice(sorted(kubelet.pods))]
             case "restart":
@@ -197,12 +159,9 @@ def test_what_no_pod_holds_is_free_once_the_kubelet_knows_its_pods_and_has_writt
             case "ready":
                 kubelet.knows_pods = True
             case "ask":
-                _, told = weigh(
-                    told, Witnessed((0, 0, kubelet.process), kubelet.listed(), kubelet.written(), kubelet.written()), {}
-                )
+                _, told = ask()
     kubelet.knows_pods = True
     kubelet.pods.clear()
-    kubelet.listed()  # it is asked,
-    kubelet.write()  # and told the list again
-    said = Witnessed((0, 0, kubelet.process), kubelet.listed(), kubelet.written(), kubelet.written())
-    assert weigh(told, said, {A: 0.0})[0].held == NONE
+    _, told = ask()  # it collects,
+    kubelet.receive({GPU: "abc"})  # and writes
+    assert ask()[0].held == NONE
