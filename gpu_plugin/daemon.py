@@ -58,6 +58,7 @@ from gpu_plugin.parts import FIRST_RETRY, LONGEST_RETRY, forever
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.snapshot import SnapshotStore
 from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin_with
+from gpu_plugin.sources.telling import tell_settings
 from gpu_plugin.state import StateDirectory
 from gpu_plugin.telemetry.logs import configure, dropped, know
 
@@ -415,7 +416,7 @@ class Daemon:
         """What `_told` says, and which pods hold what, as far as the kubelet says so."""
         if request:
             raise ConfigError(f"{', '.join(sorted(request))}: this verb takes no such thing")
-        return self._told(await self._holding_pods())
+        return {**self._told(await self._holding_pods()), "settings": self.configuration.in_full()}
 
     def _told(self, holders: Pods | None = None) -> Mapping[str, object]:
         """What is served and under which configuration, for `gpu-plugin status` and whoever scrapes metrics."""
@@ -564,6 +565,7 @@ async def _serve(settings: Settings, resolve: Resolve, listener: Listener) -> in
     listener.begin(settings.http_address, lambda: _awaiting(looking))
     strategy = ListStrategy()
     settings = await strategy.settle(settings)
+    tell_settings(settings, source.current())
     tell(settings)
     configuration = Configuration(settings, source, strategy.settling(resolve), UNCHANGEABLE)
     return await Daemon(configuration, hardware_for(settings), listener).run()

@@ -1,5 +1,6 @@
 """The settings in force: read anew on a thread, applied whole or not at all, and what became of the last attempt."""
 
+import json
 import logging
 import signal
 import time
@@ -15,6 +16,7 @@ from gpu_plugin.config.options import OPTIONS
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.sources.source import ConfigSource
+from gpu_plugin.sources.telling import tell_settings
 from gpu_plugin.threads import DaemonThreads
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,9 @@ SOURCES = ("config_file_srcdir", "node_name", "node_label", "kubeconfig", "defau
 
 CHOSEN_WITHIN = 10.0
 """Seconds for a file to be chosen by the node's label before the first attempt counts as failed. The wait goes on."""
+
+LONGEST_IN_FULL = 256 * 1024
+"""Bytes of the settings in an answer of the control socket."""
 
 _FLAGS = {option.name: option.flags[0] for option in OPTIONS if option.flags} | {
     "socket_dir": "device-plugin-dir",
@@ -112,8 +117,17 @@ class Configuration:
         self._reloads["applied" if changed else "unchanged"] += 1
         if changed:
             log.info("configuration: applied")
+            tell_settings(new, path)
         else:
             log.log(logging.INFO if mended else logging.DEBUG, "configuration: good, and it asks for nothing new")
+
+    def in_full(self) -> Mapping[str, object]:
+        """Every setting in force as a config file that asks for them; too much for an answer is left out, with how much it is."""
+        from gpu_plugin.config.written import written  # noqa: PLC0415 - it needs the file's schema, which takes a while
+
+        content = written(self.settings)
+        size = len(json.dumps(content))
+        return content if size <= LONGEST_IN_FULL else {"left_out_bytes": size}
 
     def status(self) -> Mapping[str, object]:
         """For whoever asks: which settings are in force, and what stands in the way of others.

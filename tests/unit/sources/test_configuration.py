@@ -1,3 +1,4 @@
+import logging
 import os
 import signal
 from contextlib import asynccontextmanager
@@ -46,13 +47,15 @@ async def counted(configuration, **counts):
             await anyio.sleep(0.005)
 
 
-async def test_newer_settings_are_taken_and_in_force():
+async def test_newer_settings_are_taken_and_in_force_and_said(caplog):
+    caplog.set_level(logging.INFO)
     new = replace(BASE, mig_strategy="mixed")
     async with running(Wanted(new)) as (configuration, taken):
         configuration.ask()
         await counted(configuration, applied=1)
         assert taken == [new]
         assert configuration.settings is new
+    assert "configuration: no file: flags.migStrategy: mixed" in caplog.text
 
 
 async def test_the_same_settings_are_taken_by_nobody():
@@ -247,6 +250,16 @@ async def test_sighup_has_everything_looked_at_again_and_ends_nothing(by_label):
             await anyio.wait_all_tasks_blocked()
             os.kill(os.getpid(), signal.SIGHUP)
     assert begun == [(by_label, Chosen.made)]
+
+
+async def test_every_setting_in_force_is_told_in_full_unless_it_is_too_much(monkeypatch):
+    configuration = Configuration(replace(BASE, mig_strategy="mixed"), ConfigSource(BASE), Wanted(BASE), ())
+    assert resolve({}, {}, configuration.in_full()) == configuration.settings
+    monkeypatch.setattr(module, "LONGEST_IN_FULL", 100)
+    [(name, size)] = configuration.in_full().items()
+    assert name == "left_out_bytes"
+    assert isinstance(size, int)
+    assert size > 100
 
 
 async def test_the_file_in_force_is_told_and_beside_it_the_one_that_is_wanted(tmp_path):
