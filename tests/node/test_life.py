@@ -141,7 +141,7 @@ async def test_sighup_takes_a_new_configuration_and_keeps_the_old_one_if_it_is_b
     daemon.signal(signal.SIGHUP)
     await daemon.said("configuration: applied")
     assert await visible("b") == "0,1,2,3,4,5,6,7"
-    config.write_text("version: v1\nflags: {plugin: {deviceIdStrategy: uuid}}\n")
+    config.write_text("version: v1\nflags: {plugin: {deviceIdStrategi: uuid}}\n")
     daemon.signal(signal.SIGHUP)
     await daemon.said("did you mean flags.plugin.deviceIDStrategy?")
     assert await visible("c") == "0,1,2,3,4,5,6,7"

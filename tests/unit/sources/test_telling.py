@@ -36,7 +36,7 @@ def test_what_is_not_the_default_is_one_line_and_all_of_it_another(told):
         "configuration: /config/a100: flags.migStrategy: mixed; flags.plugin.passDeviceSpecs: true; flags.devicePluginDir: /p; "
         "selection.exclude: 7; flags.healthPollInterval: 200ms; DP_DISABLE_HEALTHCHECKS: 31; "
         "resources.gpus: *H100* is nvidia.com/h100; "
-        "sharing: nvidia.com/h100 of 0,1 as nvidia.com/h100.shared, 4 replicas of each by time-slicing; health.xid.31: ignore",
+        "sharing: nvidia.com/h100 of 0,1 as nvidia.com/h100.shared, 4 replicas of each by time-slicing; health.xid.31: ignore"
     )
     assert full[0] == "DEBUG"
     content = json.loads(full[1].partition("in full: ")[2])
