@@ -16,7 +16,7 @@ from gpu_plugin.config.options import OPTIONS
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.sources.source import ConfigSource
-from gpu_plugin.sources.telling import tell_settings
+from gpu_plugin.sources.telling import tell_remarks, tell_settings
 from gpu_plugin.threads import DaemonThreads
 
 log = logging.getLogger(__name__)
@@ -118,6 +118,9 @@ class Configuration:
         if changed:
             log.info("configuration: applied")
             tell_settings(new, path)
+        elif new.remarks != self.settings.remarks:
+            self.settings = new
+            tell_remarks(new)
         else:
             log.log(logging.INFO if mended else logging.DEBUG, "configuration: good, and it asks for nothing new")
 

@@ -22,5 +22,10 @@ def tell_settings(settings: Settings, file: Path | None) -> None:
         from gpu_plugin.config.written import written  # noqa: PLC0415 - it needs the file's schema, which takes a while
 
         log.debug("configuration: in full: %s", json.dumps(written(settings)))
+    tell_remarks(settings)
+
+
+def tell_remarks(settings: Settings) -> None:
+    """Says what of the file deserves a word though nothing is wrong with it."""
     for remark in settings.remarks:
         log.info("configuration: %s", remark)

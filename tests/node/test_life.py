@@ -152,7 +152,7 @@ async def test_sighup_takes_a_new_configuration_and_keeps_the_old_one_if_it_is_b
     ("written", "said"),
     [
         ("imex: {channelIDs: [0], required: true}", "IMEX channel 0 is required"),
-        ("flags: {stateDir: 2024-13-45}", "nothing is changed"),
+        ("flags: {httpAddress: 2024-13-45}", "nothing is changed"),
         ("flags: {nvidiaDevRoot: /elsewhere}", "config.yaml: --dev-root cannot change while the process runs"),
         ("flags: {migStrategy: none, migStrategy: mixed}", "stands twice"),
         ("[" * 3000, "nothing is changed"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.sources import configuration as module
@@ -58,11 +58,18 @@ async def test_newer_settings_are_taken_and_in_force_and_said(caplog):
     assert "configuration: no file: flags.migStrategy: mixed" in caplog.text
 
 
-async def test_the_same_settings_are_taken_by_nobody():
-    async with running(Wanted(replace(BASE))) as (configuration, taken):
+async def test_the_same_settings_are_taken_by_nobody_and_what_is_remarked_about_them_is_said_once(caplog):
+    caplog.set_level(logging.INFO)
+    wanted = Wanted(replace(BASE))
+    async with running(wanted) as (configuration, taken):
         configuration.ask()
         await counted(configuration, unchanged=1)
+        wanted.settings = replace(BASE, remarks=(Fault("does no harm", "config.yaml", 3),))
+        for times in (2, 3):
+            configuration.ask()
+            await counted(configuration, unchanged=times)
         assert taken == []
+    assert caplog.text.count("configuration: config.yaml:3: does no harm") == 1
 
 
 @pytest.mark.parametrize("error", [ConfigError("config.yaml:3: no"), ZeroDivisionError("odd")])
