@@ -4,8 +4,8 @@ import logging
 from pathlib import Path
 
 import anyio
-from asyncinotify import Inotify, Mask
 
+from gpu_plugin.inotify import Inotify, Mask
 from gpu_plugin.pulse import Pulse
 
 log = logging.getLogger(__name__)
