@@ -161,6 +161,7 @@ class ResourceEndpoint:
             self._registrations.served(self.resource, path)
             if self._kubelet_socket is not None:
                 kubelet = await self._register(self._kubelet_socket, path.name, server) or kubelet
+                service.registering = False
                 level = logging.DEBUG if self._unheard else logging.INFO
                 self._log.log(level, "%s: registered with the kubelet as %s", self.resource, path.name)
                 self._registrations.away(self.resource, UNHEARD)

@@ -85,7 +85,7 @@ class StandInKubelet:
         )
         self._registration = RegistrationService(self._journal, directory, self._connect)
         self._pod_resources = PodResourcesService(
-            self._admission.active, lambda: self.resources, collect=self._admission.collect
+            self._admission.active, lambda: self.resources, collect=self._asked
         )
         self._written: frozenset[tuple[str, str]] = frozenset()
         self._lists_when_written = 0
@@ -371,6 +371,10 @@ class StandInKubelet:
             path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
             await self._serve(self._pod_resources, path)
+
+    def _asked(self) -> None:
+        self._admission.collect()
+        self.wake()
 
     def _know_pods(self) -> None:
         self._admission.sources_ready = True
