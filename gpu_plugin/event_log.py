@@ -13,6 +13,7 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.event_store import EventStore
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import Transition
+from gpu_plugin.health.signals import OPERATORS
 from gpu_plugin.kubelet.registrations import UNHEARD, UNREGISTERED, Standing
 
 LONGEST_REPLY = 900_000
@@ -51,7 +52,11 @@ class EventLog:
         found = self._of(change.uuid)
         whose = called(found) if found is not None else f"GPU ({change.uuid})"
         part = f", MIG device {change.device}" if change.device else ""
-        text = f"{whose}{part}: {change.detail or change.signal} {_STATES[change.verdict]}"
+        if change.signal in OPERATORS:
+            how = "no longer held back" if change.verdict is Verdict.OK else "held back"
+            text = f"{whose}: {how} by its operator ({change.signal})"
+        else:
+            text = f"{whose}{part}: {change.detail or change.signal} {_STATES[change.verdict]}"
         if change.before is Verdict.FATAL and change.standing < Verdict.FATAL:
             text += "; it is Healthy again"
         fields = {"device": change.device, "signal": change.signal, "verdict": change.verdict.name, "xid": change.xid}

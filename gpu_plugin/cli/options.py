@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 import click
 
-from gpu_plugin.config import document
+from gpu_plugin.cli.one_dash import OneDash
+from gpu_plugin.config import document, values
 from gpu_plugin.config.document import Document
 from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.options import OPTIONS, Option
@@ -73,6 +75,81 @@ def given_flags(given: Mapping[str, object]) -> dict[str, object]:
     }
 
 
+def refusal(error: ConfigError) -> click.UsageError:
+    """What a verb ends with whose configuration is refused: every fault of it, a line each."""
+    return click.UsageError("\n".join(map(str, error.faults)) or str(error), click.get_current_context())
+
+
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "GPUs": (
+        "mig_strategy",
+        "include_gpus",
+        "exclude_gpus",
+        "device_discovery_strategy",
+        "simulate",
+        "fail_on_init_error",
+    ),
+    "What a container gets": (
+        "device_list_strategy",
+        "device_id_strategy",
+        "pass_device_specs",
+        "gdrcopy_enabled",
+        "gds_enabled",
+        "mofed_enabled",
+        "imex_channel_ids",
+        "imex_required",
+        "shared_devices_allocation_policy",
+        "mps_root",
+    ),
+    "CDI": (
+        "cdi_dir",
+        "cdi_annotation_prefix",
+        "nvidia_cdi_hook_path",
+        "cdi_feature_flags",
+        "cdi_disable_hooks",
+        "cdi_remove_on_exit",
+    ),
+    "Driver and directories": (
+        "driver_root",
+        "driver_root_ctr_path",
+        "dev_root",
+        "state_dir",
+        "device_plugin_dir",
+        "kubelet_socket",
+        "pod_resources_socket",
+    ),
+    "Health": ("health_poll_interval", "nvml_timeout", "temperature_recovery", "flap_guard", "vanished_gpu_retention"),
+    "Configuration": (
+        "config_file",
+        "config_file_srcdir",
+        "default_config",
+        "fallback_strategies",
+        "node_name",
+        "node_label",
+        "kubeconfig",
+    ),
+    "Logs and probes": ("log_format", "log_level", "http_address", "event_loop"),
+}
+"""Options by name under the headings of help, in the order they are shown."""
+
+_DURATION = re.compile(r"\d+(ms|s|m|h)")
+
+
+class Grouped(OneDash):
+    """A command whose help has the options of `run` under headings, and its own under Options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes them."""
+        records = {param.name: record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))}
+        known = {name for names in SECTIONS.values() for name in names}
+        sections = {title: [records[name] for name in names if name in records] for title, names in SECTIONS.items()}
+        sections["Options"] = [record for name, record in records.items() if name not in known]
+        for title, rows in sections.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Gives a command every flag of `options.OPTIONS`."""
     for option in reversed(OPTIONS):
@@ -102,4 +179,8 @@ def _flag(option: Option, *, hidden: bool = False) -> Callable[[Any], Any]:
         more = {"multiple": True, "metavar": "LIST"}
     elif words := getattr(option.parse, "schema", {}).get("enum"):
         more = {"metavar": f"[{'|'.join(words)}]"}
+    elif option.parse in (values.path, values.optional_path, values.root):
+        more = {"metavar": "PATH"}
+    elif _DURATION.fullmatch(str(option.default)):
+        more = {"metavar": "DURATION"}
     return click.option(*names, option.name, default=None, help=text, hidden=hidden, **more)

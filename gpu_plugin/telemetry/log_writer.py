@@ -69,7 +69,7 @@ class LogWriter:
                 self._busy = True
             try:
                 self._write(content)
-            except OSError:  # a full disk or a pipe without a reader; there is nowhere to say so but the count
+            except (OSError, ValueError):  # a full disk, no reader, or closed; there is nowhere to say so but the count
                 with self._changed:
                     self._drop()
             else:
@@ -84,7 +84,7 @@ class LogWriter:
         if unsaid:
             try:
                 self._write(self._dropped_line(unsaid).encode() + b"\n")
-            except OSError:
+            except (OSError, ValueError):
                 with self._changed:
                     self._unsaid += unsaid
 

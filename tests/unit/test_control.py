@@ -336,9 +336,9 @@ async def test_the_fault_command_against_real_gpus(tmp_path, capsys):
     [
         (["--gpu", "0"], 2, "--reset, --heal, --reboot: none given"),
         (["--gpu", "0", "--lost", "--xid", "1"], 2, "--xid and --lost given"),
-        (["--lost"], 2, "--gpu is missing: which GPU, by index or uuid"),
+        (["--lost"], 2, "--gpu is missing: which GPU, by its index"),
         (["--gpu", "0", "--xid", "x"], 2, "'x' is not a valid integer"),
-        (["--gpu", "0", "--lost"], 1, "no daemon answers at "),
+        (["--gpu", "0", "--lost"], 3, "no daemon answers at "),
     ],
 )
 def test_the_fault_command_used_wrongly(tmp_path, capsys, arguments, status, text):
@@ -350,7 +350,7 @@ def test_the_fault_command_used_wrongly(tmp_path, capsys, arguments, status, tex
 
 def test_the_state_directory_comes_from_the_environment(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("STATE_DIR", str(tmp_path / "other"))
-    assert cli.main(["fault", "--gpu", "0", "--lost"]) == 1
+    assert cli.main(["fault", "--gpu", "0", "--lost"]) == 3
     assert str(tmp_path / "other" / "control.sock") in capsys.readouterr().err
 
 
