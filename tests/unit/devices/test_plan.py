@@ -209,6 +209,21 @@ def test_excluded_gpus_are_not_there_and_an_item_that_means_none_is_said():
     assert planned(Gpu("GPU-a", 0), exclude_gpus=("*",)) == ({}, [left])
 
 
+@pytest.mark.parametrize("unknown", [{"gpu_instance_cap": None}, {"compute_instance_cap": None}])
+def test_a_slice_whose_capability_nodes_are_not_known_is_handed_out_only_where_none_are_passed(unknown):
+    known = {"gpu_instance_cap": 21, "compute_instance_cap": 22}
+    slices = (
+        MigDevice("MIG-0", 0, 7, 0, "1g.5gb", **known),
+        MigDevice("MIG-1", 1, 8, 0, "1g.5gb", **{**known, **unknown}),
+    )
+    gpu = Gpu("GPU-a", 0, mig_enabled=True, mig_devices=slices)
+    for passed, held in ((True, ["", "its capability nodes are not known"]), (False, ["", ""])):
+        settings = dataclasses.replace(DEFAULTS, mig_strategy="mixed", pass_device_specs=passed)
+        [resource] = plan(Node((gpu,)), settings).resources
+        assert [device.held.partition(":")[0] for device in resource.devices] == held
+        assert [device.healthy for device in resource.devices] == [not why for why in held]
+
+
 # Sharing
 
 

@@ -135,10 +135,13 @@ class Chosen:
     def __init__(self, _):
         Chosen.made = self
         self.known, self.again = anyio.Event(), anyio.Event()
-        self.unknown, self.complaint = "waiting for the label", ""
+        self.unknown, self.complaint, self.unheard = "waiting for the label", "", ""
 
     def current(self):
         return "/config/default"
+
+    def wanted(self):
+        return self.current()
 
     def look_again(self):
         self.known.set()
@@ -257,6 +260,22 @@ async def test_sighup_has_everything_looked_at_again_and_ends_nothing(by_label):
             await anyio.wait_all_tasks_blocked()
             os.kill(os.getpid(), signal.SIGHUP)
     assert begun == [(by_label, Chosen.made)]
+
+
+async def test_what_is_wrong_with_the_label_is_told_as_long_as_nothing_else_is(by_label):
+    source = Chosen(None)
+    wanted = Wanted(ConfigError("h100:1: no"))
+    configuration = Configuration(BASE, source, wanted, ())  # type: ignore[arg-type]
+    assert (configuration.status()["refused"], configuration.status()["unheard"]) == ("", "")
+    source.complaint, source.unheard = "the label names no file", "changes of the label are not heard"
+    assert configuration.status()["refused"] == "the label names no file"
+    assert configuration.status()["unheard"] == "changes of the label are not heard"
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(configuration.run, lambda _: None)
+        configuration.ask()
+        await counted(configuration, refused=1)
+        assert configuration.status()["refused"] == "h100:1: no"
+        tasks.cancel_scope.cancel()
 
 
 async def test_every_setting_in_force_is_told_in_full_unless_it_is_too_much(monkeypatch):
