@@ -1,4 +1,5 @@
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -211,7 +212,7 @@ def test_excluded_gpus_are_not_there_and_an_item_that_means_none_is_said():
 
 @pytest.mark.parametrize("unknown", [{"gpu_instance_cap": None}, {"compute_instance_cap": None}])
 def test_a_slice_whose_capability_nodes_are_not_known_is_handed_out_only_where_none_are_passed(unknown):
-    known = {"gpu_instance_cap": 21, "compute_instance_cap": 22}
+    known: dict[str, Any] = {"gpu_instance_cap": 21, "compute_instance_cap": 22}
     slices = (
         MigDevice("MIG-0", 0, 7, 0, "1g.5gb", **known),
         MigDevice("MIG-1", 1, 8, 0, "1g.5gb", **{**known, **unknown}),
