@@ -49,7 +49,7 @@ async def test_a_register_that_loses_its_connection_is_tried_again(kubelet, dire
 
 
 @pytest.mark.parametrize("grace", [0.0, 0.0005, 0.002, 0.01])
-async def test_a_kubelet_that_hangs_up_at_any_moment_is_asked_again(directory, grace):
+async def test_a_kubelet_that_hangs_up_at_any_moment_is_asked_again(directory, grace, caplog):
     """A kubelet on its way out takes the connection and drops it, sooner or later."""
     taken = 0
 
@@ -65,6 +65,7 @@ async def test_a_kubelet_that_hangs_up_at_any_moment_is_asked_again(directory, g
             while True:
                 await plugin.look.wait(0.05)
         assert taken > 2
+        assert not [record for record in caplog.records if record.exc_info]
         server.close()
         async with StandInKubelet(directory) as kubelet:
             await kubelet.wait_for(registered(kubelet), timeout=2)
