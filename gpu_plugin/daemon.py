@@ -87,7 +87,7 @@ FILES = (HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE)
 
 
 class NoDriverError(Exception):
-    """There is nothing to serve and the operator wants to hear of it at once; the text says what to do."""
+    """There is nothing to serve and the operator wants to hear of it at once: what to do, then why, a line each."""
 
 
 class Daemon:
@@ -142,7 +142,8 @@ class Daemon:
                 parts.start_soon(self._begin)
         except* (NoDriverError, ConfigError) as group:
             for error in group.exceptions:
-                log.error("%s", error)  # noqa: TRY400 - the sentence is for people, a trace would bury it
+                for line in str(error).splitlines():
+                    log.error("%s", line)  # noqa: TRY400 - the sentence is for people, a trace would bury it
                 self._why_stopped = str(error)
             status = 1
         finally:
@@ -302,8 +303,9 @@ class Daemon:
             self._driver = trouble
             if self.settings.fail_on_init_error:
                 raise NoDriverError(
-                    f"{trouble}. Is the driver installed and loaded (does nvidia-smi work here)? "
-                    "On nodes without a GPU, do not run this plugin, or run it with --fail-on-init-error=false",
+                    "no GPU can be served: see whether the driver is installed and loaded (does nvidia-smi work here?). "
+                    "On nodes without a GPU, do not run this plugin, or run it with --fail-on-init-error=false\n"
+                    + trouble,
                 )
             level = logging.DEBUG if trouble == said else logging.WARNING  # the same is worth a line once
             log.log(level, "%s; looking again in %g s, and ever more slowly", trouble, pause)
