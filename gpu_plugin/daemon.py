@@ -34,6 +34,7 @@ from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.event_log import ORDERS, EventLog
+from gpu_plugin.event_store import FILE as EVENTS_FILE
 from gpu_plugin.event_store import EventStore
 from gpu_plugin.faulting_pods import FaultingPods
 from gpu_plugin.hardware import Hardware, hardware_for
@@ -58,6 +59,7 @@ from gpu_plugin.parts import FIRST_RETRY, LONGEST_RETRY, forever
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.snapshot import SnapshotStore
 from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin_with
+from gpu_plugin.sources.last_choice import CHOICE_FILE
 from gpu_plugin.sources.telling import tell_settings
 from gpu_plugin.state import StateDirectory
 from gpu_plugin.telemetry.logs import configure, dropped, know
@@ -82,7 +84,7 @@ UNCHANGEABLE = (
 )
 """Settings that a running process cannot change, besides where they come from."""
 
-FILES = (HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE)
+FILES = (HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE, CHOICE_FILE, EVENTS_FILE)
 """What is kept in the state directory."""
 
 
@@ -160,9 +162,9 @@ class Daemon:
     async def _begin(self) -> None:
         log.info("gpu-plugin %s starting", __version__)
         await self._have_the_node()
+        self._state.tidy(FILES)
         self._events.store.recall()
         self._events.daemon(f"gpu-plugin {__version__} started, process {os.getpid()}")
-        self._state.tidy(FILES)
         remembered = self._memory.gpus()
         unasked = "the driver has not been asked about it yet"
         self._health.remember(self._memory.evidence(), tuple(replace(gpu, unreadable=unasked) for gpu in remembered))

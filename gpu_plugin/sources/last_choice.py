@@ -29,7 +29,6 @@ class LastChoice:
 
     def read(self) -> str | None:
         """The file chosen last by the same label of the same node, from the same directory; None where none is known."""
-        self._state.tidy([CHOICE_FILE])
         known = self._state.read(CHOICE_FILE, ChosenFile)
         return known.file if known is not None and known == self._of(known.file) else None
 

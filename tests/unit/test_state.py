@@ -20,6 +20,7 @@ from gpu_plugin.memory import (
     KnownGpu,
     ListedDevice,
 )
+from gpu_plugin.sources.last_choice import CHOICE_FILE, ChosenFile
 from gpu_plugin.state import MAX_BYTES, StateDirectory
 
 NAME = "health.json"
@@ -255,6 +256,7 @@ def known():
     return [
         (HEALTH_FILE, HealthMemory("boot", (sick,), 7)),
         (GPUS_FILE, GpuMemory("boot", (gpu,))),
+        (CHOICE_FILE, ChosenFile(node="n", label="example.com/c", directory="/available", file="GPU-é")),
         (DEVICES_FILE, DeviceMemory("boot", {"nvidia.com/gpu": (device,)})),
     ]
 
