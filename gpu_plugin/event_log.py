@@ -10,7 +10,7 @@ from gpu_plugin import control
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.gpu_names import called, named, short_bus_id
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.event_store import EventStore
+from gpu_plugin.event_store import Event, EventStore
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import Transition
 from gpu_plugin.health.signals import OPERATORS
@@ -115,8 +115,7 @@ class EventLog:
         """
         if unknown := set(request) - {"gpu"}:
             raise ConfigError(f"{', '.join(sorted(unknown))}: this verb takes no such thing")
-        uuid = self._resolve(request).get("gpu")
-        asked = [event for event in self.store.events if uuid is None or event.uuid == uuid]
+        asked = self._told_of(request.get("gpu"))
         told: list[object] = []
         room = LONGEST_REPLY
         for event in reversed(asked):
@@ -126,6 +125,18 @@ class EventLog:
                 break
             told.append(content)
         return {"events": told[::-1], "left_out": len(asked) - len(told)}
+
+    def _told_of(self, name: object) -> Sequence[Event]:
+        """The events of the GPU that someone calls so, which may be gone by now; all of them for None. Raises ConfigError."""
+        if name is None:
+            return tuple(self.store.events)
+        if isinstance(name, bool) or not isinstance(name, str | int):
+            raise ConfigError(f"gpu: {name!r} is neither an index, a uuid nor a PCI bus id")
+        gone = {event.uuid: Gpu(event.uuid, event.index or 0, pci_bus_id=event.bus_id) for event in self.store.events}
+        found = named(name, self._gpus()) or named(name, [gpu for uuid, gpu in gone.items() if uuid])
+        if found is None:
+            raise ConfigError(f"GPU {name}: no GPU of this node is called so, and nothing is remembered of one")
+        return [event for event in self.store.events if event.uuid == found.uuid]
 
     def _resolve(self, request: Mapping[str, object]) -> Mapping[str, object]:
         name = request.get("gpu")

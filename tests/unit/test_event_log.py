@@ -116,7 +116,14 @@ async def test_events_are_answered_of_all_or_of_one(log):
     log.health(Transition("GPU-6f1c", "xid", Verdict.FATAL, Verdict.OK, "Xid 79", 1.0, xid=79))
     told = await log.answer({})
     assert [event["kind"] for event in told["events"]] == ["daemon", "health"]
-    assert [event["kind"] for event in (await log.answer({"gpu": "1b:00.0"}))["events"]] == ["health"]
+    for name in ("1b:00.0", 3, "3", "GPU-6f"):
+        assert [event["kind"] for event in (await log.answer({"gpu": name}))["events"]] == ["health"]
+    log.health(Transition("GPU-gone", "vanished", Verdict.FATAL, Verdict.OK, "gone", 1.0))
+    assert [event["uuid"] for event in (await log.answer({"gpu": "GPU-gone"}))["events"]] == ["GPU-gone"]
+    with pytest.raises(ConfigError, match="GPU 9: no GPU of this node is called so"):
+        await log.answer({"gpu": 9})
+    with pytest.raises(ConfigError, match="gpu: True is neither"):
+        await log.answer({"gpu": True})
     with pytest.raises(ConfigError, match="until: this verb takes no such thing"):
         await log.answer({"until": 1})
 
