@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
@@ -161,9 +162,28 @@ def _valid(named: Iterable[Named], warnings: list[str]) -> Mapping[str, list[Nam
 
 
 def list_bytes(resource: Resource) -> int:
-    """Bytes that a list of these devices takes at most, all unhealthy."""
-    # A device is its id, "Unhealthy", its NUMA nodes, and their tags and lengths: never more than this.
-    return sum(len(device.id) + 19 + 11 * len(device.numa) for device in resource.devices)
+    """Bytes that a list of these devices takes when all are unhealthy, the longer of the two words for health."""
+    return sum(_device_bytes(len(device.id.encode()), device.numa) for device in resource.devices)
+
+
+_UNHEALTHY_BYTES = 11
+"""What the field with "Unhealthy" takes: its tag and length, and the word."""
+
+
+@lru_cache(256)
+def _device_bytes(of_id: int, numa: tuple[int, ...]) -> int:
+    """Bytes of one device in a list as protobuf encodes it (v1beta1.Device), unhealthy, with an id of so many bytes."""
+    nodes = sum(_sized(0 if node == 0 else 1 + _varint_bytes(node)) for node in numa)
+    return _sized(_sized(of_id) + _UNHEALTHY_BYTES + (_sized(nodes) if numa else 0))
+
+
+def _sized(size: int) -> int:
+    """Bytes of a field that holds so many: its tag, its length, and they."""
+    return 1 + _varint_bytes(size) + size
+
+
+def _varint_bytes(value: int) -> int:
+    return max(1, (value.bit_length() + 6) // 7)
 
 
 def check_length(resource: Resource) -> None:

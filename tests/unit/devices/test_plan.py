@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import DeviceChoice, NamePattern, SharedResource
-from gpu_plugin.devices.naming import MAX_DEVICE_ID, resource_name_fault
+from gpu_plugin.devices.device import Resource
+from gpu_plugin.devices.naming import MAX_DEVICE_ID, MAX_LIST_BYTES, resource_name_fault
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.plan import GPU_RESOURCE, list_bytes, plan, served
 from gpu_plugin.kubelet import wire
@@ -263,17 +264,20 @@ def test_a_list_that_no_kubelet_reads_is_refused():
         plan(Node((Gpu(UUID, 0), Gpu("GPU-b" + UUID[5:], 1))), asked)
 
 
-@given(st.integers(1, 300), st.sampled_from([(), (0,), (200,)]))
-@settings(max_examples=20, deadline=None)
-def test_the_length_that_is_judged_is_never_less_than_the_list_on_the_wire(replicas, numa):
-    node = Node((Gpu(UUID, 0, numa_node=numa[0] if numa else None),))
+@given(st.integers(1, 300), st.sampled_from([(), (0,), (1,), (200,), (0, 1, 127, 128, 70_000)]))
+@settings(max_examples=40, deadline=None)
+def test_the_length_that_is_judged_is_that_of_the_list_on_the_wire(replicas, numa):
+    node = Node((Gpu(UUID, 0),))
     [resource] = plan(node, dataclasses.replace(DEFAULTS, sharing=(shared("nvidia.com/gpu", replicas),))).resources
-    unhealthy = [dataclasses.replace(device, reason="sick") for device in resource.devices]
-    assert (
-        len(wire.ListEncoder().encode(unhealthy))
-        <= list_bytes(resource)
-        < 2 * len(wire.ListEncoder().encode(unhealthy))
-    )
+    unhealthy = tuple(dataclasses.replace(device, reason="sick", numa=numa) for device in resource.devices)
+    assert list_bytes(Resource("nvidia.com/gpu", unhealthy)) == len(wire.ListEncoder().encode(unhealthy))
+
+
+def test_as_many_replicas_as_the_kubelet_reads_are_planned():
+    node = Node((Gpu(UUID, 0, numa_node=0),))
+    sharing = (shared("nvidia.com/gpu", 63_000),)
+    [resource] = plan(node, dataclasses.replace(DEFAULTS, sharing=sharing)).resources
+    assert MAX_LIST_BYTES - 60_000 < list_bytes(resource) <= MAX_LIST_BYTES
 
 
 def test_a_gpu_that_cannot_be_read_is_listed_with_the_reason_and_hides_no_other():

@@ -20,7 +20,7 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import ConnectionTerminated, ResponseReceived, StreamEnded, TrailersReceived
+from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, StreamEnded, TrailersReceived
 
 from gpu_plugin.kubelet import connection, message, shortages, wire
 from gpu_plugin.kubelet.codec import BytesCodec
@@ -54,6 +54,14 @@ class Peer:
         self.writer.write(self.h2.data_to_send())
         await self.writer.drain()
 
+    def take(self, data: bytes) -> None:
+        """Takes in what the server says, and lets it say more."""
+        new = self.h2.receive_data(data)
+        self.events += new
+        for event in new:
+            if isinstance(event, DataReceived) and event.flow_controlled_length:
+                self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id or 0)
+
     def begin(self, *more: tuple[str, str], path: str = wire.ALLOCATE) -> int:
         stream = self.h2.get_next_available_stream_id()
         headers = [(name, path if name == ":path" else value) for name, value in REQUEST]
@@ -70,7 +78,7 @@ class Peer:
                     return found
                 data = await self.reader.read(65536)
                 assert data, "the connection ended"
-                self.events += self.h2.receive_data(data)
+                self.take(data)
                 await self.flush()
 
     async def status(self) -> tuple[int, str]:
@@ -322,7 +330,7 @@ async def fuzz(plugin, dice: random.Random, requests: int, frames: int) -> None:
             while sum(isinstance(event, StreamEnded) for event in peer.events) < 50:
                 data = await reader.read(1 << 16)
                 assert data, "a request that was wrong ended the connection"
-                peer.events += peer.h2.receive_data(data)
+                peer.take(data)
                 await peer.flush()
             peer.events.clear()
         writer.close()
