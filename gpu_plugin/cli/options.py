@@ -77,7 +77,8 @@ def given_flags(given: Mapping[str, object]) -> dict[str, object]:
 
 def refusal(error: ConfigError) -> click.UsageError:
     """What a verb ends with whose configuration is refused: every fault of it, a line each."""
-    return click.UsageError("\n".join(map(str, error.faults)) or str(error), click.get_current_context())
+    told = [" ".join(str(each).split()) for each in error.faults or (error,)]
+    return click.UsageError("\n".join(told), click.get_current_context())
 
 
 SECTIONS: dict[str, tuple[str, ...]] = {
