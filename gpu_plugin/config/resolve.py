@@ -192,7 +192,8 @@ def _contradictions(settings: Settings, document: Document) -> Iterator[tuple[Fa
             "invalid --node-name: must not be empty with --config-file-srcdir, since that node's label names the file"
         )
         yield Fault(reason), {"config_file_srcdir", "node_name"}
-    both = [gpu for gpu in settings.include_gpus if gpu in settings.exclude_gpus]
+    excluded = frozenset(settings.exclude_gpus)
+    both = [gpu for gpu in settings.include_gpus if gpu in excluded]
     if both:
         reason = f"{', '.join(both)} stands on the list of GPUs to include (--include-gpus, selection.include) too"
         in_file = at(document.content, ("selection", "exclude")) is not None
