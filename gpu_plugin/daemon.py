@@ -46,7 +46,6 @@ from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoints import Endpoints
 from gpu_plugin.kubelet.holders import Holders, Pods
 from gpu_plugin.kubelet.registrations import Registrations
-from gpu_plugin.kubelet.takeover import TakeoverWatch
 from gpu_plugin.list_strategy import ListStrategy, tell
 from gpu_plugin.listener.listener import Listener
 from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE, Known, Memory, Recorder
@@ -235,6 +234,8 @@ class Daemon:
         await watch(Path(self.settings.socket_dir), self._look)
 
     async def _watch_plugins(self) -> None:
+        from gpu_plugin.kubelet.takeover import TakeoverWatch  # noqa: PLC0415 - pods need not wait for it
+
         def socket() -> Path:
             return Path(self.settings.effective_pod_resources_socket)
 
