@@ -13,6 +13,7 @@ from gpu_plugin.config.document import MAX_BYTES, Document, parse, spell
 from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.options import OPTIONS
 from gpu_plugin.config.resolve import at, resolve
+from gpu_plugin.config.settings import Settings
 
 
 @click.command(
@@ -81,7 +82,9 @@ def _judge(file: str, flags: Mapping[str, object], environ: Mapping[str, str]) -
     except ConfigError as error:
         return _Verdict(name, error.faults or (Fault(str(error), name),), _by_line(_idle(document)), {})
     remarks = [replace(remark, reason=f"warning: {remark.reason}") for remark in settings.remarks]
-    return _Verdict(name, (), _by_line([*_idle(document), *remarks]), written(settings))
+    return _Verdict(
+        name, (), _by_line([*_idle(document), *remarks, *_countless(settings, document)]), written(settings)
+    )
 
 
 def _by_line(faults: Iterable[Fault]) -> list[Fault]:
@@ -106,6 +109,27 @@ def _idle(document: Document | None) -> list[Fault]:
         for place, reason in reasons.items()
         if at(document.content, place) is not None
     ]
+
+
+def _countless(settings: Settings, document: Document | None) -> list[Fault]:
+    """What is to be shared under a name that no node counts a device under: nvidia.com/gpus, say."""
+    from gpu_plugin.config.sharing_section import resource_name  # noqa: PLC0415
+    from gpu_plugin.devices.naming import DOMAIN  # noqa: PLC0415
+
+    if document is None:
+        return []
+    known = {f"{DOMAIN}/gpu", *(pattern.name for pattern in (*settings.gpu_names, *settings.mig_names))}
+    found = []
+    for section in ("timeSlicing", "mps"):
+        entries = at(document.content, ("sharing", section, "resources"))
+        for index, entry in enumerate(entries if isinstance(entries, list) else ()):
+            name = resource_name(entry["name"])
+            if name not in known and not name.startswith(f"{DOMAIN}/mig-"):
+                place = ("sharing", section, "resources", index, "name")
+                names = ", ".join(sorted(known))
+                reason = f"warning: no node counts a device under {name}; there are {names} and {DOMAIN}/mig-..."
+                found.append(Fault(reason, document.source, document.line(place), spell(place)))
+    return found
 
 
 def _print(verdict: _Verdict) -> None:

@@ -190,3 +190,26 @@ def test_settings_may_come_from_a_file_that_no_flag_names(file):
     )
     assert isinstance(settings, Settings)
     assert (settings.mig_strategy, settings.config_file, settings.nvidia_cdi_hook_path) == ("single", "", "/x")
+
+
+@pytest.mark.parametrize(
+    ("resources", "line"),
+    [
+        ("[{name: gpu, replicas: 4}]", None),
+        ("[{name: mig-1g.10gb, replicas: 4}]", None),
+        ("[{name: example.com/h100, replicas: 4}]", None),
+        (
+            "[{name: gpu, replicas: 4}, {name: nvidia.com/gpus, replicas: 4}]",
+            "resources[1].name: warning: no node counts a device under nvidia.com/gpus",
+        ),
+    ],
+)
+def test_sharing_of_what_no_node_has_is_a_warning(file, capsys, resources, line):
+    names = "resources:\n  gpus: [{pattern: '*H100*', name: example.com/h100}]\n"
+    name = file(f"{names}sharing:\n  timeSlicing:\n    resources: {resources}\n")
+    assert cli.main(["validate", name]) == 0
+    found = [each for each in capsys.readouterr().out.splitlines() if "no node counts" in each]
+    where = f"{name}:5: sharing.timeSlicing.{line}"
+    assert found == (
+        [] if line is None else [f"{where}; there are example.com/h100, nvidia.com/gpu and nvidia.com/mig-..."]
+    )
