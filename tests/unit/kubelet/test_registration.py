@@ -380,3 +380,21 @@ class TestBackoff:
     def test_the_dice_spread_a_wait_by_a_tenth(self):
         low, high = Backoff(failures=10), Backoff(failures=10)
         assert low.delay(0, 0.0) == pytest.approx(high.delay(0, 1.0) * 0.9 / 1.1)
+
+
+async def test_the_kubelet_that_took_the_registration_is_the_one_that_counts(kubelet, directory, monkeypatch):
+    """One that comes between our look at its socket and the call is not taken for a newer one afterwards."""
+    original, restarts = SocketServer.bind, iter([True])
+
+    async def restarted(self, path):
+        if next(restarts, False):
+            await kubelet.restart()
+        await original(self, path)
+
+    monkeypatch.setattr(SocketServer, "bind", restarted)
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        for _ in range(3):
+            plugin.look.ring()
+            await anyio.sleep(0.05)
+        assert kubelet.registrations[GPU].total == 1
