@@ -193,11 +193,17 @@ class Daemon:
 
     async def _have_the_node(self) -> None:
         """Waits until no other daemon has this node; until then nothing is read, written or served."""
-        while why := self._lock.take():
-            if why != self._waits_for:
-                log.warning("waiting: %s", why)
-            self._waits_for = why
-            await anyio.sleep(RETRY)
+        async with AsyncExitStack() as meanwhile:
+            while why := self._lock.take():
+                if why != self._waits_for:
+                    log.warning("waiting: %s", why)
+                if self._lock.has_state and not self._waits_for:  # else the other one answers there
+                    refusals = control.serve_refusals(
+                        Path(self.settings.state_dir), lambda: f"this daemon waits: {self._waits_for}"
+                    )
+                    await meanwhile.enter_async_context(refusals)
+                self._waits_for = why
+                await anyio.sleep(RETRY)
         if self._waits_for:
             log.info("the other daemon has ended; starting")
         self._waits_for = ""

@@ -61,6 +61,11 @@ class NodeLock:
         self._entry: int | None = None
         self._unlocked: set[str] = set()
 
+    @property
+    def has_state(self) -> bool:
+        """Whether the lock of the state directory is held."""
+        return self._file is not None
+
     def take(self) -> str:
         """Takes what is free of both locks. Returns who keeps us waiting and what to do; empty once both are ours.
 

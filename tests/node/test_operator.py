@@ -35,6 +35,11 @@ async def test_the_second_daemon_of_a_node_waits_and_serves_once_the_first_is_ki
     assert daemon.process is not None
     assert f"process {daemon.process.pid}" in second.log.read_text()
     assert kubelet.registrations["nvidia.com/gpu"].accepted == 1
+    if state == "other":  # the first one does not answer for it
+        command = [sys.executable, "-m", "gpu_plugin", "status", "--state-dir", str(second.state)]
+        done = await anyio.run_process(command, check=False)
+        assert done.returncode == 1
+        assert done.stderr.startswith(b"gpu-plugin: this daemon waits: another daemon serves ")
     daemon.signal(signal.SIGKILL)
     await kubelet.wait_for(lambda: kubelet.registrations["nvidia.com/gpu"].accepted == 2)
     await kubelet.wait_for(healthy(kubelet, 8))
@@ -73,6 +78,7 @@ async def test_the_log_says_at_the_start_what_is_served(kubelet, daemon):
     daemon.start("--log-format", "json")
     await daemon.said("GPUs: 8 x NVIDIA H100 80GB HBM3")
     await kubelet.wait_for(healthy(kubelet, 8))
+    await daemon.said("registered with the kubelet")
     lines = [json.loads(line) for line in daemon.log.read_text().splitlines()]
     (line,) = (line for line in lines if "model" in line)
     assert line["model"] == "NVIDIA H100 80GB HBM3"
