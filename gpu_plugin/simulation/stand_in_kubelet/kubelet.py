@@ -378,6 +378,7 @@ class StandInKubelet:
 
     def _know_pods(self) -> None:
         self._admission.sources_ready = True
+        self.wake()
 
     def _list_again(self) -> bool:
         """Whether the checkpoint may be out of date: it names what PodResources does not, or that was not asked since."""
