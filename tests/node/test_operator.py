@@ -4,12 +4,14 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 
 import anyio
 import pytest
 
+from gpu_plugin.node_lock import NodeLock
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.node.daemon import DaemonProcess, healthy
 
@@ -154,3 +156,21 @@ async def test_what_happened_is_told_after_a_kill_and_a_restart(kubelet, daemon)
     assert {event["index"] for event in told} == {3}
     await daemon.stop()
     assert (await ask(daemon, "events", "--last", "1"))[1][0]["text"] == "stopped: SIGTERM"
+
+
+async def test_a_directory_made_anew_that_another_daemon_has_by_now_ends_this_one(kubelet, daemon, directory):
+    daemon.state, daemon.log = directory.parent / "state", directory.parent / "daemon.log"
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    anew = directory.parent / "anew"
+    anew.mkdir()
+    other = NodeLock(directory.parent / "other", anew, "1")
+    assert other.take() == ""
+    directory.rename(directory.parent / "old")
+    anew.rename(directory)
+    assert await daemon.exit(15) == 1
+    assert f"another daemon serves {directory}: " in daemon.log.read_text()
+    assert "ending, so that a restart waits for it" in daemon.log.read_text()
+    other.release()
+    shutil.rmtree(directory)
+    (directory.parent / "old").rename(directory)  # as the kubelet knows it

@@ -398,3 +398,16 @@ async def test_the_kubelet_that_took_the_registration_is_the_one_that_counts(kub
             plugin.look.ring()
             await anyio.sleep(0.05)
         assert kubelet.registrations[GPU].total == 1
+
+
+async def test_a_kubelet_that_stays_away_is_said_again_as_a_warning(directory, caplog, monkeypatch):
+    monkeypatch.setattr(endpoint, "NET", 0.01)
+    monkeypatch.setattr(endpoint, "REMINDER", 0.03)
+    caplog.set_level("INFO")
+    async with serving(directory):
+        with anyio.fail_after(5):
+            while sum("waiting for the kubelet: no" in each.getMessage() for each in caplog.records) < 3:
+                await anyio.sleep(0.005)
+    levels = [each.levelname for each in caplog.records if "waiting for the kubelet: no" in each.getMessage()]
+    assert levels[:3] == ["INFO", "WARNING", "WARNING"]
+    assert {each.resource for each in caplog.records if "waiting" in each.getMessage()} == {GPU}
