@@ -117,7 +117,7 @@ def _tell_mode(directory: Path) -> None:
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         log.warning(
             "%s has the mode %04o: others than its owner can change what this plugin remembers of GPUs, cordons included, and "
-            "whom it obeys; take that from them with chmod go-w %s",
+            "whom it obeys; take that from them with chmod go-w %s, or name another --state-dir",
             directory,
             mode,
             directory,

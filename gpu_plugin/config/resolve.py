@@ -9,7 +9,6 @@ from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.options import OPTIONS, Option
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import MPS
-from gpu_plugin.config.switching import told_to_switchers
 from gpu_plugin.config.values import AUTO
 
 File = Document | Mapping[str, object] | None
@@ -18,12 +17,13 @@ File = Document | Mapping[str, object] | None
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What a file says: its values, read, and what is wrong with it."""
+    """What a file says: its values, read, what is wrong with it, and what deserves a word though nothing is."""
 
     document: Document
     content: Mapping[str, object]
     sections: Mapping[str, Any]
     faults: tuple[Fault, ...]
+    remarks: tuple[Fault, ...] = ()
 
 
 def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File = None) -> Settings:
@@ -56,7 +56,7 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File 
         sure = {option.name for option in OPTIONS if option.name in found} - (_faulty(written) - overruled)
     else:
         known, sure = found, set(found)
-    remarks += told_to_switchers(written.document)
+    remarks += written.remarks
     settings = Settings(**known, **written.sections, remarks=tuple(remarks))  # type: ignore[arg-type]
     faults += [fault for fault, names in _contradictions(settings, written.document) if names <= sure]
     if faults:
@@ -88,6 +88,7 @@ def _read_file(document: Document) -> _Written:
     from gpu_plugin.config.schema import Checked, spelt_as_in  # noqa: PLC0415
     from gpu_plugin.config.schema_v1 import SCHEMA, name_patterns  # noqa: PLC0415
     from gpu_plugin.config.sharing_section import shared_resources  # noqa: PLC0415
+    from gpu_plugin.config.switching import told_to_switchers  # noqa: PLC0415
 
     document = spelt_as_in(SCHEMA, document)
     checked = Checked(document, SCHEMA)
@@ -101,7 +102,7 @@ def _read_file(document: Document) -> _Written:
     faults = (*checked.faults, *gpu_faults, *mig_faults, *sharing_faults)
     health = verdicts(cast("Mapping[str, Any]", checked.content.get("health", {})))
     sections = {"sharing": sharing, "gpu_names": gpu_names, "mig_names": mig_names, "verdicts": health}
-    return _Written(document, checked.content, sections, faults)
+    return _Written(document, checked.content, sections, faults, tuple(told_to_switchers(document)))
 
 
 def _faulty(written: _Written) -> set[str]:
