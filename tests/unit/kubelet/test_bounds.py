@@ -36,7 +36,7 @@ REQUEST = [
     (":path", wire.ALLOCATE),
     (":authority", "localhost"),
     ("content-type", "application/grpc"),
-    ("te", "trailers"),
+    ("te", "trailers"),  # codespell:ignore te
 ]
 ONE_ID = wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest([devices(1)[0].id])])
 
