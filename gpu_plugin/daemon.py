@@ -432,13 +432,13 @@ class Daemon:
     def _told(self, holders: Pods | None = None) -> Mapping[str, object]:
         """What is served and under which configuration, for `gpu-plugin status` and whoever scrapes metrics."""
         views = self.store.current.resources
-        listed = [device for view in views.values() for device in view.resource.devices]
+        listed = node_status.by_gpu(device for view in views.values() for device in view.resource.devices)
         known = {gpu.uuid: gpu for gpu in self._health.gpus}
         health = self._operations.health()
         seen = cast("Sequence[Mapping[str, object]]", health["gpus"])
         ledger = self._health.ledger
         gpus = [
-            node_status.gpu(known[uuid], each, ledger.standing(uuid, None), listed, holders)
+            node_status.gpu(known[uuid], each, ledger.standing(uuid, None), listed.get(uuid, ()), holders)
             for each in seen
             if (uuid := str(each["uuid"])) in known
         ]

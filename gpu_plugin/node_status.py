@@ -16,8 +16,20 @@ Standings = Sequence[tuple[LatchKey, Latch, Verdict]]
 """What stands against a GPU, as `HealthLedger.standing` tells it."""
 
 
+def by_gpu(devices: Iterable[Device]) -> Mapping[str, Sequence[Device]]:
+    """The devices of each GPU, by its uuid: once for all, since there may be tens of thousands."""
+    found: dict[str, list[Device]] = {}
+    for device in devices:
+        found.setdefault(device.gpu, []).append(device)
+    return found
+
+
 def gpu(
-    hardware: Gpu, health: Mapping[str, Any], standing: Standings, devices: Iterable[Device], holders: object
+    hardware: Gpu,
+    health: Mapping[str, Any],
+    standing: Standings,
+    devices: Sequence[Device],
+    holders: Mapping[tuple[str, str], frozenset[str]] | None,
 ) -> Mapping[str, object]:
     """One GPU at a glance.
 
@@ -25,8 +37,8 @@ def gpu(
         hardware: what it is.
         health: its entry of `Operations.health`: index, uuid, state, verdict, reasons.
         standing: what stands against it or a MIG device of it.
-        devices: everything that is listed to the kubelet.
-        holders: pods by (resource and) device id, or None where the kubelet does not say.
+        devices: what of it is listed to the kubelet.
+        holders: pods by resource and device id, or None where the kubelet does not say.
 
     Returns:
         The entry with `bus_id`, `model`, `health` (the kubelet's word), `since` (Unix time in seconds of the oldest of what is
@@ -35,9 +47,7 @@ def gpu(
     """
     worst = max((verdict for _, _, verdict in standing), default=Verdict.OK)
     since = min((latch.since for _, latch, verdict in standing if verdict is worst), default=None)
-    mine = [device for device in devices if device.gpu == hardware.uuid]
-    ids = {device.id for device in mine}
-    sound = (device for device in mine if not device.retired and health["state"] != "unhealthy")
+    sound = (device for device in devices if not device.retired and health["state"] != "unhealthy")
     return {
         **health,
         "bus_id": short_bus_id(hardware.pci_bus_id),
@@ -45,16 +55,14 @@ def gpu(
         "health": "Unhealthy" if health["state"] == "unhealthy" else "Healthy",
         "since": since,
         "withheld": list(dict.fromkeys(device.reason for device in sound if device.reason and not device.healthy)),
-        "holders": _holders(ids, holders),
+        "holders": None if holders is None else _holders(devices, holders),
     }
 
 
-def _holders(ids: Iterable[str], holders: Any) -> list[str] | None:
-    """The pods that hold any of these device ids."""
-    if holders is None:
-        return None
-    wanted = set(ids)
-    return sorted({pod for (_, identifier), pods in holders.items() if identifier in wanted for pod in pods})
+def _holders(devices: Sequence[Device], holders: Mapping[tuple[str, str], frozenset[str]]) -> list[str]:
+    """The pods that hold any of these devices."""
+    ids = {device.id for device in devices} if holders else set()
+    return sorted({pod for (_, identifier), pods in holders.items() if identifier in ids for pod in pods})
 
 
 def resource(counts: Mapping[str, Any], devices: Sequence[Device]) -> Mapping[str, object]:

@@ -16,7 +16,7 @@ DEVICES = (
     Device("GPU-0::1", "GPU-0", "GPU-0", "0", reason="its MPS daemon is down"),
     Device("GPU-1::0", "GPU-1", "GPU-1", "1", reason="lost"),
 )
-HOLDERS = {("r", "GPU-0::0"): {"default/b", "default/a"}, ("r", "GPU-1::0"): {"default/c"}}
+HOLDERS = {("r", "GPU-0::0"): frozenset({"default/b", "default/a"}), ("r", "GPU-1::0"): frozenset({"default/c"})}
 
 
 def standing(*entries):
@@ -24,7 +24,7 @@ def standing(*entries):
 
 
 def test_a_gpu_at_a_glance():
-    told = node_status.gpu(GPU, HEALTH, (), DEVICES, HOLDERS)
+    told = node_status.gpu(GPU, HEALTH, (), node_status.by_gpu(DEVICES)["GPU-0"], HOLDERS)
     assert told == {
         **HEALTH,
         "bus_id": "0000:1b:00.0",
