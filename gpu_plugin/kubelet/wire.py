@@ -170,8 +170,8 @@ def decode_pods(data: bytes) -> Mapping[tuple[str, str], frozenset[str]]:
                 resource = _last(data, devices, 1)
                 for begin, end in _spans(data, devices, 2):
                     found.setdefault((resource, data[begin:end]), set()).add(name)
-                if len(found) > MAX_HELD:
-                    raise ValueError(f"pods would hold more than {MAX_HELD} devices")
+                    if len(found) > MAX_HELD:
+                        raise ValueError(f"pods would hold more than {MAX_HELD} devices")
     return {(resource.decode(), identifier.decode()): frozenset(pods) for (resource, identifier), pods in found.items()}
 
 
