@@ -529,7 +529,7 @@ def _tell_links(before: Node, after: Node) -> None:
     from gpu_plugin.placement.matrix import changed_links  # noqa: PLC0415 - hardly any daemon ever has need of it
 
     if changed := changed_links(before, after):
-        log.info("GPUs are linked otherwise than before: %s", changed)
+        log.info("links between GPUs have changed: %s", changed)
 
 
 def _awaiting(why: str, *, tried: bool = False) -> "Facts":
