@@ -15,10 +15,11 @@ from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated
 
-from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet import connection, wire
 from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.kubelet.connection import TrackedProtocol
 from gpu_plugin.kubelet.server import SocketServer
+from gpu_plugin.kubelet.sparing import Sparing
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
 from tests.unit.kubelet.serving import GPU, registered, serving
 from tests.unit.kubelet.test_list_and_watch import open_stream
@@ -98,9 +99,9 @@ async def test_a_peer_that_does_not_read_is_cut_off(directory, monkeypatch):
         with anyio.fail_after(2):
             while not servers[0].connections:
                 await anyio.sleep(0.01)
-        (connection,) = servers[0].connections
+        (cut_off,) = servers[0].connections
         client.connection._transport.pause_reading()
-        connection.transport.write(b"\0" * (8 << 20))  # what no socket's buffer takes
+        cut_off.transport.write(b"\0" * (8 << 20))  # what no socket's buffer takes
         plugin.scope.cancel()
         with anyio.fail_after(2):
             while servers[0].connections:
@@ -202,7 +203,8 @@ async def test_two_hundred_kubelet_restarts_leave_nothing_behind(kubelet, direct
         kubelet.check()
 
 
-async def test_an_unknown_http2_frame_costs_that_connection_only(kubelet, directory, caplog):
+async def test_an_unknown_http2_frame_costs_that_connection_only(kubelet, directory, caplog, monkeypatch):
+    monkeypatch.setattr(connection, "_SPARING", Sparing())
     async with serving(directory) as plugin:
         await kubelet.wait_for(registered(kubelet))
         reader, writer = await asyncio.open_unix_connection(str(plugin.sockets[0]))
