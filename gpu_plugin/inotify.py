@@ -5,13 +5,19 @@ in this process already, where asyncinotify looks for it next.
 """
 
 import ctypes.util
-from collections.abc import Callable
 
-_find: Callable[[str], str | None] = ctypes.util.find_library
-ctypes.util.find_library = lambda name: None  # noqa: ARG005
+_find = ctypes.util.find_library
+
+
+def _nothing(name: str) -> str | None:  # noqa: ARG001
+    """In place of `find_library` while asyncinotify is imported."""
+    return None
+
+
+ctypes.util.find_library = _nothing
 try:
-    from asyncinotify import Event, Inotify, Mask
+    from asyncinotify import Event, Inotify, Mask, Watch
 finally:
     ctypes.util.find_library = _find
 
-__all__ = ["Event", "Inotify", "Mask"]
+__all__ = ["Event", "Inotify", "Mask", "Watch"]

@@ -31,12 +31,6 @@ class Limits:
 
 CONFIG_FILE = Limits()
 _MAX_INTEGER = 2**63
-_ONE_LETTER = {
-    "y": True,
-    "Y": True,
-    "n": False,
-    "N": False,
-}  # YAML 1.1 has them, and so has NVIDIA's reader; PyYAML has not
 _LONGEST_KEY = 80  # as much of a key as a message shows
 
 _YAML = "tag:yaml.org,2002:"
@@ -281,8 +275,6 @@ class _Values:
         if not _whole(node.value):
             return self._fault(node, place, "half of a surrogate pair is no character")
         # 1:30 is 90 to YAML 1.1 and text to NVIDIA's parser (and a MIG index); a date is text to it too.
-        if kind == "str" and not node.style and node.value in _ONE_LETTER:
-            return _ONE_LETTER[node.value]
         if kind in {"str", "timestamp", "value"} or (kind in {"int", "float"} and ":" in node.value):
             return str(node.value)
         if kind == "null":

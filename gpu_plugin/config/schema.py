@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 from gpu_plugin.config.document import Document, Place, spell
 from gpu_plugin.config.errors import Fault
-from gpu_plugin.config.values import ItemError, Reading
+from gpu_plugin.config.values import ItemError, Reading, boolean, boolean_or_auto
+
+_ONE_LETTER: Mapping[str, object] = {"y": True, "Y": True, "n": False, "N": False}
+"""Truth values of YAML 1.1 that NVIDIA's reader takes in a file, and PyYAML for text."""
 
 MAX_HINTS = 20
 """Unknown keys of one file that are told what was meant: looking for it takes longer than all the rest."""
@@ -147,6 +150,8 @@ class Checked:
         return found
 
     def _leaf(self, place: Place, leaf: Leaf, value: object) -> object:
+        if leaf.parse in (boolean, boolean_or_auto) and isinstance(value, str):
+            value = _ONE_LETTER.get(value, value)
         try:
             return leaf.parse(value)
         except ItemError as error:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
-from asyncinotify import Event, Inotify, Mask, Watch
 
+from gpu_plugin.inotify import Event, Inotify, Mask, Watch
 from gpu_plugin.pulse import Pulse
 
 log = logging.getLogger(__name__)

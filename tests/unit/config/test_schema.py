@@ -200,6 +200,15 @@ def test_many_faults_take_no_time_to_find():
     assert [fault.endswith("did you mean flags.migStrategy?") for fault in told] == [True] * 20 + [False] * 4980
 
 
+def test_a_letter_is_true_or_false_where_nothing_else_can_be_meant_and_text_elsewhere():
+    text = "flags: {failOnInitError: n, gdsEnabled: Y}\nresources: {gpus: [{pattern: N, name: y}]}"
+    settings = resolve({}, {}, parse(text.encode(), "f"))
+    assert (settings.fail_on_init_error, settings.gds_enabled) == (False, True)
+    assert [(each.pattern, each.name) for each in settings.gpu_names] == [("N", "nvidia.com/y")]
+    with pytest.raises(ConfigError, match="'y' is neither true nor false"):
+        resolve({}, {"FAIL_ON_INIT_ERROR": "y"})
+
+
 def test_keys_are_read_in_any_case_as_nvidias_reader_does():
     written_so = """
 FLAGS: {MigStrategy: single, plugin: {DEVICEIDSTRATEGY: index}}
