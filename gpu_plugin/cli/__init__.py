@@ -48,7 +48,12 @@ class Verbs(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    epilog="Exit status of all verbs: 0 all is well; 1 something is Unhealthy or refused, or could not be done; 2 bad usage; "
+    "3 no daemon answers; 4 the output could not be written.",
+)
 @click.version_option(__version__, "--version", message="gpu-plugin %(version)s")
 def group() -> None:
     """An NVIDIA GPU device plugin for the kubelet."""
