@@ -87,6 +87,14 @@ def hardware(identifier: str) -> frozenset[tuple[int, int]]:
     return frozenset((int(gpu, 16), one) for one in (EVERY if kind == "GPU" else (int(instance, 16),)))
 
 
+def as_remembered(resource: Resource) -> Resource:
+    """A resource as `memory` has it: of devices it knows neither their nodes nor why they were unhealthy."""
+    return Resource(
+        resource.name,
+        tuple(dataclasses.replace(device, nodes=(), reason="", held="", retired=False) for device in resource.devices),
+    )
+
+
 class Machine:
     """The node: the model kubelet, and one process of ours after the other."""
 
@@ -103,7 +111,7 @@ class Machine:
 
     def begin(self) -> None:
         self.inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: "")
-        self.inventory.remember(self.remembered)
+        self.inventory.remember(tuple(map(as_remembered, self.remembered)))
         self.told, self.again, self.sent = Told(), Again(), {}  # type: ignore[var-annotated]
         self.repeats: dict[str, int] = {}
         self.publish()

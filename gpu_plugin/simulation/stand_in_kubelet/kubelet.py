@@ -84,9 +84,7 @@ class StandInKubelet:
             self._journal, numa_policy, self._rng, lambda: self._registry, self._write_checkpoint, self._panic
         )
         self._registration = RegistrationService(self._journal, directory, self._connect)
-        self._pod_resources = PodResourcesService(
-            self._admission.active, lambda: self.resources, collect=self._asked
-        )
+        self._pod_resources = PodResourcesService(self._admission.active, lambda: self.resources, collect=self._asked)
         self._written: frozenset[tuple[str, str]] = frozenset()
         self._lists_when_written = 0
         self._servers: list[SocketServer] = []
