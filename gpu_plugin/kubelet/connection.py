@@ -24,9 +24,6 @@ log = logging.getLogger(__name__)
 # h2 remembers 2^16 closed streams a connection: 13 MiB on one that lives as long as a kubelet's.
 H2Connection.MAX_CLOSED_STREAMS = 256
 
-# It has a line for each request that a peer gives up, which a peer may do at will. What it warns of is heard.
-logging.getLogger("grpclib.server").setLevel(logging.WARNING)
-
 RESETS = 200
 """Streams that a peer may reset before one of its connection has ended well; a kubelet resets none that it does not give up."""
 

@@ -44,6 +44,9 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) i
 }
 """Characters that would begin a line of their own or tell a terminal something, and how they are shown."""
 
+# grpclib's server has a line for each request that a peer gives up, which a peer may do at will.
+_AT_WILL = "grpclib.server"
+
 # These libraries tell of every request and connection at INFO, which is our debugging.
 _CHATTY = ("grpclib", "asyncio", "hpack", "h2", "httpx", "httpcore", "httpx2", "httpcore2")
 
@@ -117,6 +120,7 @@ def configure(form: str, level: str) -> None:
     logging.basicConfig(level=number, handlers=[handler], force=True)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(max(number, logging.WARNING if number > logging.DEBUG else logging.INFO))
+    logging.getLogger(_AT_WILL).setLevel(max(number, logging.WARNING))
 
 
 def know(gpus: "Iterable[Gpu]") -> None:

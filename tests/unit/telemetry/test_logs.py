@@ -13,7 +13,7 @@ from gpu_plugin.telemetry import logs
 @pytest.fixture
 def err(capsys):
     """Standard error; levels and handlers are put back afterwards."""
-    loggers = [logging.getLogger(name) for name in (None, *logs._CHATTY)]
+    loggers = [logging.getLogger(name) for name in (None, *logs._CHATTY, logs._AT_WILL)]
     levels = [logger.level for logger in loggers]
     yield capsys
     for handler in loggers[0].handlers[:]:
@@ -79,11 +79,19 @@ def test_a_level_lets_itself_and_worse_through(err, form, level, said):
 @pytest.mark.parametrize(
     ("level", "heard"), [("debug", ["INFO", "WARNING"]), ("info", ["WARNING"]), ("warning", ["WARNING"]), ("error", [])]
 )
-@pytest.mark.parametrize("library", ["grpclib.server", "asyncio", "hpack.hpack", "h2"])
+@pytest.mark.parametrize("library", ["grpclib.client", "asyncio", "hpack.hpack", "h2"])
 def test_what_libraries_say_of_every_request_is_our_debugging(err, library, level, heard):
     logs.configure("json", level)
     for name in ("debug", "info", "warning"):
         getattr(logging.getLogger(library), name)("said")
+    assert [json.loads(line)["level"] for line in lines(err)] == heard
+
+
+@pytest.mark.parametrize(("level", "heard"), [("debug", ["WARNING"]), ("warning", ["WARNING"]), ("error", [])])
+def test_what_a_peer_can_have_said_at_will_is_not_said(err, level, heard):
+    logs.configure("json", level)
+    for name in ("debug", "info", "warning"):
+        getattr(logging.getLogger(logs._AT_WILL), name)("said")
     assert [json.loads(line)["level"] for line in lines(err)] == heard
 
 
