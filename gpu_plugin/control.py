@@ -11,10 +11,12 @@ import logging
 import os
 import socket
 import stat
+import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpu_plugin.config.errors import ConfigError
 
@@ -38,14 +40,39 @@ _SECONDS_TO_ASK = 5.0
 _SECONDS_TO_ANSWER = 10.0
 """How long a verb may take."""
 
+_PEERCRED = struct.Struct("3i")
+"""struct ucred of unix(7): pid, uid, gid."""
+
 _LONGEST_ADDRESS = 107
 """sun_path has 108 bytes, the last a zero (unix(7))."""
 
 _log = logging.getLogger(__name__)
 
 
+class Peer(NamedTuple):  # a dataclass takes 1 ms of the start
+    """Who asks, as the kernel knows it (SO_PEERCRED, unix(7)): a process of another container has the id 0."""
+
+    pid: int = 0
+    uid: int = -1
+    program: str = ""
+
+    def __str__(self) -> str:
+        program = f" ({self.program})" if self.program else ""
+        return f"uid {self.uid}, process {self.pid}{program}" if self.uid >= 0 else "unknown"
+
+
+_NOBODY = Peer()
+
+asking: ContextVar[Peer] = ContextVar("asking", default=_NOBODY)
+"""Who asks for the verb that runs now."""
+
+
 class ControlError(Exception):
     """No daemon answers, or it refuses; `str()` is a sentence to show."""
+
+
+class NoDaemonError(ControlError):
+    """No daemon answers, or none that can be talked to."""
 
 
 class UnknownVerbError(ControlError):
@@ -57,7 +84,8 @@ def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
 
     Raises:
         UnknownVerbError: the daemon has no such verb.
-        ControlError: no daemon answers there, in time, or it refuses.
+        NoDaemonError: no daemon answers there, or not in time.
+        ControlError: it refuses.
     """
     path = state_dir / SOCKET
     line = _line({**fields, "verb": verb})
@@ -71,17 +99,23 @@ def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
             connection.sendall(line)
             reply = _read_line(connection)
     except (FileNotFoundError, ConnectionError):
-        raise ControlError(f"no daemon answers at {path}: is one running with this state directory?") from None
+        raise NoDaemonError(f"no daemon answers at {path}: is one running with this state directory?") from None
     except TimeoutError:
-        raise ControlError(f"the daemon at {path} does not answer in time") from None
+        raise NoDaemonError(f"the daemon at {path} does not answer in time") from None
+    except PermissionError:
+        raise NoDaemonError(
+            f"{path}: permission denied: only root and the user that the daemon runs as may talk to it"
+        ) from None
+    except NotADirectoryError:
+        raise NoDaemonError(f"{state_dir} is no directory: is --state-dir right?") from None
     except OSError as error:
-        raise ControlError(f"{path}: {error.strerror or error}") from None
+        raise NoDaemonError(f"{path}: {error.strerror or error}") from None
     try:
         answer = json.loads(reply)
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict) or not isinstance(answer.get("ok"), bool):
-        raise ControlError(f"what answers at {path} is no gpu-plugin daemon")
+        raise NoDaemonError(f"what answers at {path} is no gpu-plugin daemon")
     if not answer.pop("ok"):
         refused = UnknownVerbError if answer.get("unknown_verb") else ControlError
         raise refused(str(answer.get("error") or "refused without a reason"))
@@ -124,6 +158,8 @@ async def serve(state_dir: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[Non
         try:
             directory = stack.enter_context(_directory(state_dir, make=True))
             listener = _bind(state_dir, directory)
+        except (FileExistsError, NotADirectoryError):
+            raise ConfigError(f"--state-dir: {state_dir} is not a directory, so nothing can be kept there") from None
         except OSError as error:
             raise ConfigError(f"{state_dir / SOCKET}: {error.strerror or error}") from None
         stack.callback(_unlink_if_ours, directory, _identity(directory))
@@ -139,11 +175,45 @@ async def serve(state_dir: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[Non
                 writer.transport.abort()  # one that has not begun yet would not
 
 
+class _Refusals(Mapping[str, Verb]):
+    """Every verb there can be, each of which is refused with the same sentence."""
+
+    def __init__(self, why: Callable[[], str]) -> None:
+        self._why = why
+
+    def __getitem__(self, verb: str) -> Verb:
+        return self._refuse
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    async def _refuse(self, _: Mapping[str, object]) -> Mapping[str, object]:
+        raise ConfigError(self._why())
+
+
+@contextlib.asynccontextmanager
+async def serve_refusals(state_dir: Path, why: Callable[[], str]) -> AsyncIterator[None]:
+    """As `serve`, and every verb is refused with the sentence that `why` gives: there is a daemon, and nothing to ask it yet.
+
+    Where another daemon answers at `state_dir`, or it cannot be used, nothing is answered.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(serve(state_dir, _Refusals(why)))
+        except ConfigError as error:
+            _log.info(f"commands are not answered yet: {error}")
+        yield
+
+
 async def _converse(reader: "asyncio.StreamReader", writer: "asyncio.StreamWriter", verbs: Mapping[str, Verb]) -> None:
     """One request and its reply."""
     import asyncio  # noqa: PLC0415 - as in serve
 
     try:
+        asking.set(_peer(writer))
         async with asyncio.timeout(_SECONDS_TO_ASK):
             try:
                 line = await reader.readuntil(b"\n")
@@ -160,6 +230,19 @@ async def _converse(reader: "asyncio.StreamReader", writer: "asyncio.StreamWrite
         _log.debug(f"control socket: a client left or was too slow: {error!r}")
     finally:
         writer.transport.abort()
+
+
+def _peer(writer: "asyncio.StreamWriter") -> Peer:
+    try:
+        told = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+        pid, uid, _ = _PEERCRED.unpack(told)
+    except OSError:
+        return Peer()
+    try:
+        program = Path(f"/proc/{pid}/comm").read_text(errors="backslashreplace").strip()
+    except OSError:
+        program = ""
+    return Peer(pid, uid, program)
 
 
 async def _answer(line: bytes, verbs: Mapping[str, Verb]) -> bytes:
@@ -210,8 +293,9 @@ def _bind(state_dir: Path, directory: int) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     try:
         _remove_stale(address, path, directory)
+        # The file gets the mode of the socket (unix(7)). To change the file's by its name would change whatever has it by then.
+        os.fchmod(listener.fileno(), 0o600)
         listener.bind(address)
-        os.chmod(SOCKET, 0o600, dir_fd=directory)
         listener.listen()
         listener.setblocking(False)
     except BaseException:

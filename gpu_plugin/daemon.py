@@ -15,7 +15,10 @@ import math
 import os
 import random
 import signal
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -23,12 +26,16 @@ from typing import TYPE_CHECKING, cast
 import anyio
 import anyio.abc
 
-from gpu_plugin import __version__, control
+from gpu_plugin import __version__, control, node_status
 from gpu_plugin.cdi_watch import CdiWatch
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.event_log import ORDERS, EventLog
+from gpu_plugin.event_store import FILE as EVENTS_FILE
+from gpu_plugin.event_store import EventStore
 from gpu_plugin.faulting_pods import FaultingPods
 from gpu_plugin.hardware import Hardware, hardware_for
 from gpu_plugin.health.observation import Observation
@@ -41,7 +48,8 @@ from gpu_plugin.kubelet.holders import Holders, Pods
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.list_strategy import ListStrategy, tell
 from gpu_plugin.listener.listener import Listener
-from gpu_plugin.memory import Known, Memory, Recorder
+from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE, Known, Memory, Recorder
+from gpu_plugin.node_lock import RETRY, NodeLock
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.offering import Offering
@@ -50,8 +58,10 @@ from gpu_plugin.parts import FIRST_RETRY, LONGEST_RETRY, forever
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.snapshot import SnapshotStore
 from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin_with
+from gpu_plugin.sources.last_choice import CHOICE_FILE
+from gpu_plugin.sources.telling import tell_settings
 from gpu_plugin.state import StateDirectory
-from gpu_plugin.telemetry.logs import configure
+from gpu_plugin.telemetry.logs import configure, dropped, know
 
 if TYPE_CHECKING:
     from gpu_plugin.listener.checks import Facts
@@ -73,9 +83,12 @@ UNCHANGEABLE = (
 )
 """Settings that a running process cannot change, besides where they come from."""
 
+FILES = (HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE, CHOICE_FILE, EVENTS_FILE)
+"""What is kept in the state directory."""
+
 
 class NoDriverError(Exception):
-    """There is nothing to serve and the operator wants to hear of it at once; the text says what to do."""
+    """There is nothing to serve and the operator wants to hear of it at once: what to do, then why, a line each."""
 
 
 class Daemon:
@@ -86,22 +99,30 @@ class Daemon:
         self.configuration = configuration
         self.hardware = hardware
         self._listener = listener
-        self._registrations = Registrations()
+        self._started = time.time()
+        self._events = EventLog(EventStore(Path(self.settings.state_dir), time.time), lambda: self._health.gpus)
+        self._registrations = Registrations(changed=self._events.registration)
         self._driver: str | None = None
         """Why GPUs could not be found at the start, empty once they were, and None while the first attempt is under way."""
         self._unoffered = ""
         self.store = SnapshotStore()
-        self._memory = Memory(StateDirectory(Path(self.settings.state_dir)), hardware.host.boot_id())
+        self._state = StateDirectory(Path(self.settings.state_dir))
+        self._memory = Memory(self._state, hardware.host.boot_id())
         self._recorder = Recorder(self._memory, self._known)
         self._pods = FaultingPods(self._holding_pods, lambda: self.store.current, self._health_seen)
         self._health = HealthWatch(self.settings, hardware.host.boot_id(), self._recorder.changed, self._pods.heard)
+        self._health.reports.subscribe(self._events.health)
         self._operations = Operations(self._health, lambda: self._monitor, self._recorder.written)
         self._inventory = Inventory(self.store, self._health.ledger.reason)
         self._offering = Offering(self._inventory, lambda: self.settings, self._recorder.changed)
         self._holders = Holders(Path(self.settings.socket_dir))
         self._node = Node()
         self._told_to_stop = False
+        self._why_stopped = ""
         self._look = Pulse()
+        self._lock = NodeLock(Path(self.settings.state_dir), Path(self.settings.socket_dir), __version__)
+        self._waits_for = ""
+        """Which other daemon this one waits for, in a sentence; empty while it has the node to itself."""
         self._monitor: Monitor | None = None
         self._specs = CdiWatch(lambda: self.settings, hardware.host, hardware.driver_roots, self._inventory.cdi_changed)
 
@@ -122,8 +143,15 @@ class Daemon:
                 parts.start_soon(self._begin)
         except* (NoDriverError, ConfigError) as group:
             for error in group.exceptions:
-                log.error("%s", error)  # noqa: TRY400 - the sentence is for people, a trace would bury it
+                for line in str(error).splitlines():
+                    log.error("%s", line)  # noqa: TRY400 - the sentence is for people, a trace would bury it
+                self._why_stopped = str(error)
             status = 1
+        finally:
+            if not self._waits_for:
+                self._events.daemon(f"stopped: {self._why_stopped or 'ended without being told to'}")
+                self._events.store.save()
+            self._lock.release()
         if status == 0 and not self._told_to_stop:
             log.error("ended without being told to")
             status = 1
@@ -132,6 +160,10 @@ class Daemon:
 
     async def _begin(self) -> None:
         log.info("gpu-plugin %s starting", __version__)
+        await self._have_the_node()
+        self._state.tidy(FILES)
+        self._events.store.recall()
+        self._events.daemon(f"gpu-plugin {__version__} started, process {os.getpid()}")
         remembered = self._memory.gpus()
         unasked = "the driver has not been asked about it yet"
         self._health.remember(self._memory.evidence(), tuple(replace(gpu, unreadable=unasked) for gpu in remembered))
@@ -141,7 +173,10 @@ class Daemon:
         for name, run in (
             ("the control socket", self._control),
             ("the directory watch", self._watch),
+            ("the lock of the directory", self._keep_the_node),
+            ("the watch on other plugins", self._watch_plugins),
             ("the state directory", self._recorder.run),
+            ("the memory of events", self._events.store.run),
             ("the configuration watch", self.configuration.watch),
             ("the configuration", self._configure),
             ("the news of health", self._tell_health),
@@ -156,6 +191,30 @@ class Daemon:
         await self._find_gpus(self._monitor)
         await forever("the GPU monitor", self._monitor.run)
 
+    async def _have_the_node(self) -> None:
+        """Waits until no other daemon has this node; until then nothing is read, written or served."""
+        async with AsyncExitStack() as meanwhile:
+            while why := self._lock.take():
+                if why != self._waits_for:
+                    log.warning("waiting: %s", why)
+                if self._lock.has_state and not self._waits_for:  # else the other one answers there
+                    refusals = control.serve_refusals(
+                        Path(self.settings.state_dir), lambda: f"this daemon waits: {self._waits_for}"
+                    )
+                    await meanwhile.enter_async_context(refusals)
+                self._waits_for = why
+                await anyio.sleep(RETRY)
+        if self._waits_for:
+            log.info("the other daemon has ended; starting")
+        self._waits_for = ""
+
+    async def _keep_the_node(self) -> None:
+        """Ends this daemon where the directory was made anew and another one has it by now: a restart waits its turn."""
+        while not (why := self._lock.follow()):
+            await self._look.wait(LONGEST_RETRY)
+        log.error("%s; ending, so that a restart waits for it", why)
+        self._parts.cancel_scope.cancel()
+
     async def _signals(self) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP) as signals:
             async for number in signals:
@@ -164,6 +223,7 @@ class Daemon:
                     self.configuration.ask()
                 else:
                     log.info("%s: stopping", signal.Signals(number).name)
+                    self._why_stopped = signal.Signals(number).name
                     self._told_to_stop = True
                     if self._listener is not None:
                         self._listener.stop()
@@ -179,15 +239,21 @@ class Daemon:
     async def _watch(self) -> None:
         await watch(Path(self.settings.socket_dir), self._look)
 
+    async def _watch_plugins(self) -> None:
+        from gpu_plugin.kubelet.takeover import TakeoverWatch  # noqa: PLC0415 - pods need not wait for it
+
+        def socket() -> Path:
+            return Path(self.settings.effective_pod_resources_socket)
+
+        await TakeoverWatch(self.store, self._registrations, socket, self._look.ring).run()
+
     async def _control(self) -> None:
         """Answers commands; another daemon on the same state directory is waited out."""
         verbs = {name: self._then_look(verb) for name, verb in self.hardware.verbs.items()}
-        verbs |= {
-            **self._operations.verbs,
-            "explain": self._explain,
-            "status": self._status,
-            "topology": self._topology,
-        }
+        verbs |= {**self._operations.verbs, "explain": self._explain}
+        events = self._events
+        verbs = {n: events.order(n, verb) if n in ORDERS else events.resolved(verb) for n, verb in verbs.items()}
+        verbs |= {"status": self._status, "topology": self._topology, "events": events.answer}
         while True:
             try:
                 async with control.serve(Path(self.settings.state_dir), verbs):
@@ -242,11 +308,14 @@ class Daemon:
                     self._driver = ""
                     return
                 trouble = "the NVIDIA driver finds no GPU on this node"
+            if trouble != said:
+                self._events.daemon(trouble)
             self._driver = trouble
             if self.settings.fail_on_init_error:
                 raise NoDriverError(
-                    f"{trouble}. Is the driver installed and loaded (does nvidia-smi work here)? "
-                    "On nodes without a GPU, do not run this plugin, or run it with --fail-on-init-error=false",
+                    "no GPU can be served: see whether the driver is installed and loaded (does nvidia-smi work here?). "
+                    "On nodes without a GPU, do not run this plugin, or run it with --fail-on-init-error=false\n"
+                    + trouble,
                 )
             level = logging.DEBUG if trouble == said else logging.WARNING  # the same is worth a line once
             log.log(level, "%s; looking again in %g s, and ever more slowly", trouble, pause)
@@ -263,6 +332,9 @@ class Daemon:
             ConfigError: at the first time, where the settings ask for what the node does not have.
         """
         first = not self._node.gpus
+        know(node.gpus)
+        if first and node.gpus:
+            _tell_hardware(node, self.hardware.library())
         for old, new in _named(self._node, node):
             self._health.rename(old, new)
         found: Offer | None
@@ -316,7 +388,9 @@ class Daemon:
     # Configuration
 
     async def _configure(self) -> None:
-        await self.configuration.run(self._take_settings)
+        await self.configuration.run(
+            self._take_settings, lambda: self._events.configuration(self.configuration.status())
+        )
 
     def _take_settings(self, new: Settings) -> None:
         """Has newer settings obeyed. Raises ConfigError, with nothing changed, where the node cannot do what they ask."""
@@ -341,28 +415,76 @@ class Daemon:
         """What `Operations.explain` says, with what else keeps the devices of healthy GPUs from pods."""
         told = await self._operations.explain(request)
         gpus = cast("Sequence[Mapping[str, object]]", told["gpus"])
-        return {**told, "gpus": [{**gpu, "withheld": self._inventory.withheld(str(gpu["uuid"]))} for gpu in gpus]}
+        known = {gpu.uuid: gpu for gpu in self._health.gpus}
+        return {**told, "gpus": [{**gpu, **self._hardware(known[str(gpu["uuid"])])} for gpu in gpus]}
 
-    async def _status(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
-        return self._told()
-
-    def _told(self) -> Mapping[str, object]:
-        """What is served and under which configuration, for `gpu-plugin status` and whoever scrapes metrics."""
+    def _hardware(self, gpu: Gpu) -> Mapping[str, object]:
         return {
+            "bus_id": short_bus_id(gpu.pci_bus_id),
+            "model": gpu.model,
+            "withheld": self._inventory.withheld(gpu.uuid),
+        }
+
+    async def _status(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """What `_told` says, and which pods hold what, as far as the kubelet says so."""
+        if request:
+            raise ConfigError(f"{', '.join(sorted(request))}: this verb takes no such thing")
+        return {**self._told(await self._holding_pods()), "settings": self.configuration.in_full()}
+
+    def _told(self, holders: Pods | None = None) -> Mapping[str, object]:
+        """What is served and under which configuration, for `gpu-plugin status` and whoever scrapes metrics."""
+        views = self.store.current.resources
+        listed = node_status.by_gpu(device for view in views.values() for device in view.resource.devices)
+        known = {gpu.uuid: gpu for gpu in self._health.gpus}
+        health = self._operations.health()
+        seen = cast("Sequence[Mapping[str, object]]", health["gpus"])
+        ledger = self._health.ledger
+        gpus = [
+            node_status.gpu(known[uuid], each, ledger.standing(uuid, None), listed.get(uuid, ()), holders)
+            for each in seen
+            if (uuid := str(each["uuid"])) in known
+        ]
+        counts = cast("Mapping[str, Mapping[str, object]]", self._inventory.status())
+        now, unix = anyio.current_time(), time.time()
+        return {
+            "daemon": {
+                "version": __version__,
+                "pid": os.getpid(),
+                "started": self._started,
+                "uptime_seconds": round(unix - self._started),
+                "log_lines_dropped": dropped(),
+            },
+            "waiting": self._waits_for,
+            "driver": {
+                "version": self._node.driver_version,
+                "trouble": (self._monitor.trouble if self._monitor is not None and self._driver == "" else self._driver)
+                or "",
+            },
+            "kubelet": {
+                "socket": self.settings.registration_socket or "",
+                "directory": self.settings.socket_dir,
+                "resources": {
+                    name: node_status.registration(self._registrations.of(name), now, unix) for name in views
+                },
+            },
             "configuration": self.configuration.status(),
             "device_list_strategy": {
                 "used": list(self.settings.device_list_strategy),
                 "reason": self.settings.device_list_strategy_reason,
             },
             "cdi": self._cdi_status(),
-            "resources": self._inventory.status(),
-            "health": self._operations.health(),
+            "resources": {
+                name: node_status.resource(each, views[name].resource.devices) for name, each in counts.items()
+            },
+            "health": {**health, "gpus": gpus},
         }
 
     def _facts(self) -> "Facts":
         """What probes are answered by."""
         from gpu_plugin.listener.checks import Facts  # noqa: PLC0415 - only who has a listener pays for it
 
+        if self._waits_for:
+            return Facts(waits_for=self._waits_for)
         served = self.store.current.resources
         cdi = self._inventory.cdi_status()
         return Facts(
@@ -396,11 +518,20 @@ def _named(before: Node, after: Node) -> list[tuple[str, str]]:
     return [(gpu.uuid, by_index[gpu.index]) for gpu in gone if gpu.index in by_index]
 
 
+def _tell_hardware(node: Node, library: str) -> None:
+    """One line that says what is served: driver, library, and how many GPUs of which model."""
+    models = Counter(gpu.model or "of an unknown model" for gpu in node.gpus)
+    told = ", ".join(f"{count} x {model}" for model, count in models.items())
+    version = node.driver_version or "of an unknown version"
+    fields = {"driver": node.driver_version, "library": library, "model": ", ".join(models)}
+    log.info("driver %s, library %s, GPUs: %s", version, library or "not known", told, extra=fields)
+
+
 def _tell_links(before: Node, after: Node) -> None:
     from gpu_plugin.placement.matrix import changed_links  # noqa: PLC0415 - hardly any daemon ever has need of it
 
     if changed := changed_links(before, after):
-        log.info("GPUs are linked otherwise than before: %s", changed)
+        log.info("links between GPUs have changed: %s", changed)
 
 
 def _awaiting(why: str, *, tried: bool = False) -> "Facts":
@@ -432,7 +563,12 @@ async def serve(settings: Settings, resolve: Resolve) -> int:
 async def _serve(settings: Settings, resolve: Resolve, listener: Listener) -> int:
     wait = Wait()
     listener.begin(settings.http_address, lambda: _awaiting(wait.why, tried=wait.tried))
-    begun = await begin_with(settings, resolve, wait)
+    async with AsyncExitStack() as waiting:
+        if settings.config_file_srcdir:
+            why = "nothing is served yet, since there is no configuration"
+            refusals = control.serve_refusals(Path(settings.state_dir), lambda: f"{why}: {wait.why}")
+            await waiting.enter_async_context(refusals)
+        begun = await begin_with(settings, resolve, wait)
     if begun is None:
         log.info("stopped")
         return 0
@@ -442,6 +578,7 @@ async def _serve(settings: Settings, resolve: Resolve, listener: Listener) -> in
     listener.begin(settings.http_address, lambda: _awaiting(looking))
     strategy = ListStrategy()
     settings = await strategy.settle(settings)
+    tell_settings(settings, source.current())
     tell(settings)
     configuration = Configuration(settings, source, strategy.settling(resolve), UNCHANGEABLE)
     return await Daemon(configuration, hardware_for(settings), listener).run()

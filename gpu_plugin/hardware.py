@@ -19,7 +19,8 @@ class Hardware:
 
     `dev_root` is where the host keeps the device nodes that containers are given; `verbs` what can be asked of it through
     the control socket; `driver_roots` gives the roots below which the driver's files may lie, best first, each as this
-    process sees it and as the host calls it, without a slash at the end. It blocks.
+    process sees it and as the host calls it, without a slash at the end. It blocks. `library` is the file of the NVML that is
+    loaded now, empty where there is none.
     """
 
     driver: Driver
@@ -27,6 +28,7 @@ class Hardware:
     dev_root: str
     verbs: Mapping[str, control.Verb] = field(default_factory=dict)
     driver_roots: Callable[[], Sequence[tuple[str, str]]] = tuple
+    library: Callable[[], str] = str
 
 
 def hardware_for(settings: Settings) -> Hardware:
@@ -40,8 +42,22 @@ def hardware_for(settings: Settings) -> Hardware:
     roots = (settings.driver_root_ctr_path, settings.driver_root)
     driver = PlatformDriver(PynvmlDriver(roots), (*roots, "/"), settings.device_discovery_strategy)
     return Hardware(
-        driver, LinuxHost(roots), settings.effective_dev_root, driver_roots=partial(_driver_roots, settings)
+        driver,
+        LinuxHost(roots),
+        settings.effective_dev_root,
+        driver_roots=partial(_driver_roots, settings),
+        library=loaded_library,
     )
+
+
+def loaded_library(maps: Path = Path("/proc/self/maps")) -> str:
+    """The file of libnvidia-ml that this process has mapped (proc_pid_maps(5)); empty where it has none, or does not know."""
+    try:
+        mapped = maps.read_text(errors="backslashreplace").splitlines()
+    except OSError:
+        return ""
+    files = (line.split(maxsplit=5)[5:] for line in mapped)
+    return next((file[0] for file in files if file and "/libnvidia-ml.so" in file[0]), "")
 
 
 def _driver_roots(settings: Settings) -> list[tuple[str, str]]:
@@ -87,6 +103,7 @@ def _simulated(settings: Settings) -> Hardware:
         dev_root,
         {"fault": faults.verb(node)},
         partial(_simulated_driver_roots, settings, profile.driver_version),
+        library=lambda: "simulated",
     )
 
 

@@ -1,7 +1,8 @@
 """What the kubelet is told: the plan for the node, less what is unfit, plus what is gone and may still be held by a pod."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,10 @@ from gpu_plugin.access.plan import access_warnings, plan_access
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import DISTRIBUTED, MPS, SharedResource
 from gpu_plugin.devices.device import GPU, MIG, Device, Resource, with_held
-from gpu_plugin.devices.naming import DOMAIN, PLACEHOLDER, resource_name_fault
+from gpu_plugin.devices.naming import DOMAIN, resource_name_fault
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import Plan, check_length, plan
-from gpu_plugin.devices.retirement import Held, Retirement, retire
+from gpu_plugin.devices.retirement import GONE, Held, Retirement, gone, retire
 from gpu_plugin.devices.sharing import REPLICA, MpsShared
 from gpu_plugin.placement.prepared import SOON, Placement
 from gpu_plugin.placement.topology import Topology
@@ -59,9 +60,7 @@ def without_gone(old: Offer, node: Node) -> Offer:
         Resource(
             resource.name,
             tuple(
-                device
-                if device.visible_id in there or device.held
-                else with_held(device, "it is not on this node any more")
+                device if device.visible_id in there or device.held else with_held(device, GONE)
                 for device in resource.devices
             ),
         )
@@ -89,6 +88,23 @@ def offer(node: Node, settings: Settings, dev_root: str, before: Placement | Non
     return made.prepared() if len(topology) <= SOON else made
 
 
+def _lost(
+    present: Collection[tuple[str, str]], names: Collection[str], held: Held
+) -> Iterator[tuple[str, Device, bool]]:
+    """What pods hold of ids made of NVIDIA's uuids and is not present: its resource, a device, and whether the name is ours.
+
+    A name that is neither listed nor offered is ours only if it is one of NVIDIA's: another plugin may serve it.
+    """
+    for name, identifier in sorted(held):
+        uuid, replica, _ = identifier.partition(REPLICA)
+        if (name, identifier) in present or not _UUID.fullmatch(uuid) or resource_name_fault(name):
+            continue
+        sharing = SharedResource(name, name, 2) if replica else None
+        kind = MIG if uuid.startswith("MIG-") else GPU
+        device = gone(Device(identifier, uuid, uuid, "", kind=kind, sharing=sharing))
+        yield name, device, name in names or name.startswith(f"{DOMAIN}/")
+
+
 class Inventory:
     """Keeps the store true to an offer, to the health of the hardware and to what pods hold. Does no I/O.
 
@@ -102,6 +118,7 @@ class Inventory:
         self._health = health
         self._remembered: tuple[Resource, ...] = ()
         self._retirement = Retirement()
+        self._foreign: Held = frozenset()
         self._empty_since: dict[str, float] = {}
         self._mps_down: dict[str, str] = {}
         self._cdi: CdiReadiness | None = None
@@ -124,6 +141,16 @@ class Inventory:
     def knows_its_past(self) -> bool:
         """Whether it is known what was listed before: there was an offer, or an earlier process left word."""
         return not self.unpublished or bool(self._remembered)
+
+    @property
+    def awaited(self) -> AbstractSet[tuple[str, str]]:
+        """What keeps hardware back until no pod holds it: what is retired, and what is held under foreign names."""
+        return self._retirement.since.keys() | self._foreign
+
+    @property
+    def retired(self) -> Mapping[tuple[str, str], float]:
+        """What is gone and still listed, by resource name and device id: since when, in seconds of the clock of `apply`."""
+        return self._retirement.since
 
     @property
     def mps_resources(self) -> tuple[MpsShared, ...]:
@@ -149,29 +176,11 @@ class Inventory:
     @property
     def leaving(self) -> bool:
         """Whether something is still listed that is to go: `settle` is owed now and then."""
-        return bool(self._retirement.since or self._empty_since)
+        return bool(self._retirement.since or self._empty_since or self._foreign)
 
     def remember(self, resources: Iterable[Resource]) -> None:
         """Takes what an earlier process of this boot had listed: pods may hold it."""
-        self._remembered = tuple(resources)
-
-    def recall(self, held: Held, new: Offer) -> None:
-        """Makes up for a lost memory with what pods hold: ids made of NVIDIA's uuids that the offer does not have."""
-        planned = {r.name: {d.id for d in r.devices} for r in new.plan.resources}
-        recalled: dict[str, list[Device]] = {}
-        for name, identifier in sorted(held):
-            uuid, replica, _ = identifier.partition(REPLICA)
-            ours = name in planned or name.startswith(f"{DOMAIN}/")
-            if (
-                ours
-                and _UUID.fullmatch(uuid)
-                and identifier not in planned.get(name, ())
-                and not resource_name_fault(name)
-            ):
-                sharing = SharedResource(name, name, 2) if replica else None
-                kind = MIG if uuid.startswith("MIG-") else GPU
-                recalled.setdefault(name, []).append(Device(identifier, uuid, uuid, "", kind=kind, sharing=sharing))
-        self._remembered = tuple(Resource(name, tuple(devices)) for name, devices in recalled.items())
+        self._remembered = tuple(Resource(r.name, tuple(map(gone, r.devices))) for r in resources)
 
     def check(self, new: Offer) -> None:
         """Raises ConfigError where a list of this offer, with what would be retired in it, is longer than a kubelet reads."""
@@ -179,27 +188,27 @@ class Inventory:
         for resource in new.plan.resources:
             present = {device.id for device in resource.devices}
             old = listed[resource.name].devices if resource.name in listed else ()
-            gone = tuple(device for device in old if device.id not in present)
-            check_length(Resource(resource.name, (*resource.devices, *gone)))
+            leaving = tuple(device for device in old if device.id not in present)
+            check_length(Resource(resource.name, (*resource.devices, *leaving)))
 
-    def would_retire(self, new: Offer) -> bool:
-        """Whether ids that are listed now would be gone under another offer: whoever holds them should be known first."""
-        planned = {r.name: {d.id for d in r.devices} for r in new.plan.resources}
-        return any(
-            d.id not in planned.get(r.name, ()) and not d.id.startswith(PLACEHOLDER)
-            for r in self.listed
-            for d in r.devices
-        )
+    def apply(self, new: Offer, held: Held | None, now: float, known: Held = frozenset()) -> None:
+        """Publishes an offer.
 
-    def apply(self, new: Offer, held: Held | None, now: float) -> None:
-        """Publishes an offer. `held` is what pods hold, if that is known; `now` is in seconds of a steady clock."""
-        listed = self.listed
+        `held` is what pods may hold, None where nobody says; `now` is when the kubelet was asked, in seconds of a steady clock.
+        `known` is what pods are known to hold: what of it is ours and is not listed is listed again. Where nothing is known of
+        what was listed before, that goes for all that they may hold.
+        """
+        listed, elsewhere = self._recalled(new, held, known)
         before = {shared.name: shared for shared in self.mps_resources}
         self.offer = new
         for shared in self.mps_resources:
             if before.get(shared.name) != shared:
                 self._mps_down.pop(shared.name, None)  # what its daemon serves is not what is asked for now
-        resources, self._retirement = retire(listed, new.plan.resources, self._retirement, held, now)
+        if self.unpublished:  # what an earlier process listed it may have given away until a moment ago
+            for resource in listed:
+                self.store.given.note(resource.name, (device.id for device in resource.devices), now)
+        recent = self.store.given.lately(((r.name, d.id) for r in listed for d in r.devices), now)
+        resources, self._retirement = retire(listed, new.plan.resources, self._retirement, held, now, recent, elsewhere)
         names = {resource.name for resource in resources}
         emptied = {resource.name for resource in listed} - names
         self._empty_since = {name: self._empty_since.get(name, now) for name in emptied}
@@ -209,9 +218,27 @@ class Inventory:
         lasting = [Resource(name) for name in (r.name for r in listed) if name in emptied and name not in withdrawn]
         self.store.publish({r.name: self._view(r) for r in (*resources, *lasting)})
 
-    def settle(self, held: Held | None, now: float) -> None:
-        """Lets go of what no pod holds any more, as far as the kubelet says."""
-        self.apply(self.offer, held, now)
+    def _recalled(self, new: Offer, held: Held | None, known: Held) -> tuple[tuple[Resource, ...], list[Device]]:
+        """What is listed with what is to be listed again, and what pods hold of this node's hardware under foreign names."""
+        everything = (*self.listed, *new.plan.resources)
+        present = {(resource.name, device.id) for resource in everything for device in resource.devices}
+        hardware = {uuid for r in new.plan.resources for d in r.devices for uuid in (d.gpu, d.visible_id)}
+        again = known if self.knows_its_past or held is None else held
+        listed = {resource.name: resource.devices for resource in self.listed}
+        elsewhere = []
+        names = {resource.name for resource in everything}
+        self._foreign = frozenset()
+        for name, device, ours in _lost(present, names, known if held is None else held | known):
+            if ours and (name, device.id) in again:
+                listed[name] = (*listed.get(name, ()), device)
+            elif not ours and device.visible_id in hardware:
+                elsewhere.append(device)
+                self._foreign |= {(name, device.id)}
+        return tuple(Resource(name, devices) for name, devices in listed.items()), elsewhere
+
+    def settle(self, held: Held | None, now: float, known: Held = frozenset()) -> None:
+        """Lets go of what no pod holds any more, as far as the kubelet says; arguments are those of `apply`."""
+        self.apply(self.offer, held, now, known)
 
     def health_changed(self, uuid: str) -> None:
         """Publishes the health of one GPU and of the MIG devices that it is cut into."""

@@ -1,7 +1,7 @@
 """What is offered, kept true to what pods hold and to the MPS daemons' state: the edges around the inventory."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +9,11 @@ import anyio
 import anyio.to_thread
 
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.devices.device import Resource
-from gpu_plugin.devices.retirement import Held
+from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.inventory import Inventory, Offer
+from gpu_plugin.kubelet.again import Again
 from gpu_plugin.kubelet.holders import Holders
+from gpu_plugin.kubelet.holding import Holding
 from gpu_plugin.mps.watch import MpsWatch
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.pulse import Pulse
@@ -21,6 +22,9 @@ log = logging.getLogger(__name__)
 
 HOLDERS_POLL = 2.0
 """Seconds between two questions which devices pods hold, while something is retired."""
+
+HOLDERS_CHECK = 30.0
+"""Seconds between two such questions otherwise: what pods hold and nobody lists shows then."""
 
 MPS_POLL = 1.0
 """Seconds between two looks at whether MPS daemons are up."""
@@ -44,24 +48,24 @@ class Offering:
         self._next: Offer | None = None
         self._said: frozenset[str] = frozenset()
         self._holders = Holders(Path(settings().socket_dir))
+        self._again = Again()
 
     def take(self, new: Offer) -> None:
-        """Has an offer published: at once, or once it is prepared and it is known who holds what it does away with.
+        """Has an offer published: at once, or once it is prepared.
 
-        Without a memory of what was listed before, what pods hold is the only word on it.
+        Without a memory of what was listed before, what pods hold is the only word on it, and is asked for first.
         """
         inventory = self._inventory
-        waits = not new.placement.ready or not inventory.knows_its_past or inventory.would_retire(new)
-        waits = waits or inventory.awaits_specs(new)
+        waits = not new.placement.ready or not inventory.knows_its_past or inventory.awaits_specs(new)
         if self._next is not None or waits:
             self._next = new
             self._unsettled.ring()
         else:
-            self._apply(new, None)
+            self._apply(new, Holding(), anyio.current_time())
 
-    def _apply(self, new: Offer, held: Held | None) -> None:
+    def _apply(self, new: Offer, holding: Holding, asked: float) -> None:
         before = {name: view.resource for name, view in self._inventory.store.current.resources.items()}
-        self._inventory.apply(new, held, anyio.current_time())
+        self._inventory.apply(new, holding.held, asked, holding.listed)
         told = {*new.plan.warnings, *new.warnings, *_held_back(self._inventory.listed)}
         for sentence in sorted(told - self._said):
             log.warning("%s", sentence)
@@ -72,31 +76,26 @@ class Offering:
     def _tell_resources(self, before: Mapping[str, object]) -> None:
         for name, view in self._inventory.store.current.resources.items():
             if before.get(name) != view.resource:
-                listed = view.resource.devices
-                healthy, gone = (sum(d.healthy for d in listed), sum(d.retired for d in listed))
-                more = f", {gone} of them retired" if gone else ""
-                log.info("%s: %d devices, %d healthy%s", name, len(listed), healthy, more)
+                log.info("%s: %s", name, _counted(view.resource.devices), extra={"resource": name})
         self._published()
 
     async def settle(self) -> None:
-        """Publishes offers that do away with devices, and withdraws those that no pod holds any more."""
+        """Publishes offers that wait, withdraws what no pod holds any more, and lists again what one does hold."""
         while True:
             if self._next is not None:
                 failed = await self._prepare()
                 await self._await_specs()
-                held = await self._ask()
+                asked = anyio.current_time()
+                holding = await self._ask()
                 new, self._next = self._next, None
-                if held is not None and not self._inventory.knows_its_past:
-                    self._inventory.recall(held, new)
-                self._apply(new, held)
+                self._apply(new, holding, asked)
                 if not new.placement.ready and new.placement.topology != failed:
                     self._next = new  # its links are of the last moment: it is judged now, and published again
-            elif self._inventory.leaving:
-                await self._unsettled.wait(HOLDERS_POLL)
-                if self._next is None:
-                    self._withdraw(await self._ask())
             else:
-                await self._unsettled.wait()
+                await self._unsettled.wait(HOLDERS_POLL if self._inventory.leaving else HOLDERS_CHECK)
+                if self._next is None and not self._inventory.unpublished:
+                    asked = anyio.current_time()
+                    self._withdraw(await self._ask(), asked)
 
     async def _prepare(self) -> Topology | None:
         """Has the newest offer prepared, on a thread, since that takes its time on large nodes; no failure keeps it back.
@@ -122,13 +121,19 @@ class Offering:
             while self._next is not None and self._inventory.awaits_specs(self._next):
                 await self._inventory.specs_told.wait()
 
-    def _withdraw(self, held: Held | None) -> None:
-        before = {name: view.resource for name, view in self._inventory.store.current.resources.items()}
-        self._inventory.settle(held, anyio.current_time())
-        self._tell_resources(before)
+    def _withdraw(self, holding: Holding, asked: float) -> None:
+        store = self._inventory.store
+        version, before = store.current.version, {name: view.resource for name, view in store.current.resources.items()}
+        self._inventory.settle(holding.held, asked, holding.listed)
+        again = self._again.due(holding.written & self._inventory.awaited, store.current.resources, asked)
+        if again:
+            store.tell_again(again)
+        if store.current.version != version:
+            self._tell_resources(before)
 
-    async def _ask(self) -> Held | None:
-        return await self._holders.ask(Path(self._settings().effective_pod_resources_socket))
+    async def _ask(self) -> Holding:
+        socket = Path(self._settings().effective_pod_resources_socket)
+        return await self._holders.ask(socket, self._inventory.retired)
 
     async def watch_mps(self) -> None:
         """Keeps devices that are shared by MPS unhealthy for as long as their daemon is down."""
@@ -143,10 +148,22 @@ class Offering:
                 for resource in shared:
                     if self._inventory.mps_changed(resource, down := found[resource.name]):
                         level = logging.WARNING if down else logging.INFO
-                        log.log(level, "%s: %s", resource.name, down or "its MPS daemon is up")
+                        words = down or "its MPS daemon is up"
+                        log.log(level, "%s: %s", resource.name, words, extra={"resource": resource.name})
                 await self._inventory.store.changed.wait(MPS_POLL)
         finally:
             watch.close()
+
+
+def _counted(listed: Sequence[Device]) -> str:
+    """How many devices the kubelet is told of, in its own words for their health."""
+    retired = sum(device.retired for device in listed)
+    healthy = sum(device.healthy for device in listed)
+    unhealthy = len(listed) - retired - healthy
+    parts = (
+        [f"{healthy} Healthy"] + [f"{unhealthy} Unhealthy"] * bool(unhealthy) + [f"{retired} retired"] * bool(retired)
+    )
+    return f"{len(listed)} {'device' if len(listed) == 1 else 'devices'}: {', '.join(parts)}"
 
 
 def _held_back(resources: Iterable[Resource]) -> Iterable[str]:

@@ -3,6 +3,7 @@
 Whatever serves a request reads the newest snapshot. One writer publishes; who waits is woken.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from gpu_plugin.access.container import Access
 from gpu_plugin.config.sharing import DISTRIBUTED, MPS
 from gpu_plugin.devices.device import Device, Resource, with_reason
+from gpu_plugin.devices.given import Given
 from gpu_plugin.devices.naming import MAX_DEVICE_ID
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.pulse import Pulse
@@ -101,6 +103,9 @@ class SnapshotStore:
     def __init__(self) -> None:
         self.current = Snapshot()
         self.changed = Pulse()
+        self.given = Given()
+        """What was given to containers a moment ago."""
+        self._again: Counter[str] = Counter()
 
     def publish(self, resources: Mapping[str, ResourceView]) -> Snapshot:
         """Makes these resources the truth and wakes who waits; nothing happens where they are the same objects."""
@@ -109,6 +114,15 @@ class SnapshotStore:
         self.current = Snapshot(self.current.version + 1, dict(resources))
         self.changed.ring()
         return self.current
+
+    def tell_again(self, resource: str) -> None:
+        """Has the list of a resource sent once more as it is, and wakes who waits."""
+        self._again[resource] += 1
+        self.changed.ring()
+
+    def told_again(self, resource: str) -> int:
+        """How often that was asked for."""
+        return self._again[resource]
 
 
 def _same(one: Mapping[str, ResourceView], other: Mapping[str, ResourceView]) -> bool:

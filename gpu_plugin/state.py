@@ -1,18 +1,20 @@
 """What outlives this process: small files in the state directory, each written whole or not at all.
 
-A directory that cannot be written or a file that cannot be read is said once and costs nothing but memory of the past.
+A directory that cannot be written or a file that cannot be read is said once and costs nothing but memory of the past. What
+stands under a file's name and cannot be that file is set aside, so that the next write can be read again.
 """
 
 import errno
 import logging
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from gpu_plugin.atomic import replace_file
+from gpu_plugin.atomic import leftovers, replace_file
 
 T = TypeVar("T")
 
@@ -35,21 +37,56 @@ class StateDirectory:
         self._refused: set[str] = set()
         self._unreadable: set[str] = set()
 
+    def tidy(self, names: Sequence[str]) -> None:
+        """Puts right what is there under these names before anything is read or written. Only who owns the directory may.
+
+        Copies that a killed process had not finished are removed. A link, a pipe or a directory is set aside. A file with
+        further hard links is replaced by a copy of its own, so that no write goes through to what it is linked to. That
+        others than the owner may write in the directory is said.
+        """
+        try:
+            _tell_mode(self.path)
+            for leftover in leftovers(self.path, names):
+                leftover.unlink(missing_ok=True)
+                log.debug("%s: the unfinished copy of a process that was killed is removed", leftover)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            log.warning("%s cannot be looked through: %s", self.path, error)
+        for name in names:
+            file = self.path / name
+            try:
+                _own(file)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._tell_unreadable(file, error, _keep_aside(file))
+
     def read(self, name: str, kind: type[T]) -> T | None:
         """What `write` wrote under this name; None where there is nothing, or nothing that can be read."""
         file = self.path / name
         try:
-            content = msgspec.json.decode(_bounded(file), type=kind)
+            # As text, since msgspec passes over keys it does not know, even such as are no text.
+            content = msgspec.json.decode(_bounded(file).decode(), type=kind)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError, RecursionError) as error:
-            kept = "" if isinstance(error, OSError) else _keep_aside(file)
-            if name not in self._unreadable:
-                self._unreadable.add(name)
-                log.error("%s cannot be read, what it remembered is lost%s: %s", file, kept, error)  # noqa: TRY400
+        except _NotOursError as error:
+            self._tell_unreadable(file, error, _keep_aside(file))
+            return None
+        except OSError as error:
+            self._tell_unreadable(file, error, "")
+            return None
+        except (ValueError, msgspec.MsgspecError, RecursionError) as error:  # text that is no UTF-8 is a ValueError
+            self._tell_unreadable(file, error, _keep_aside(file))
             return None
         self._unreadable.discard(name)
         return content
+
+    def _tell_unreadable(self, file: Path, error: Exception, kept: str) -> None:
+        if file.name not in self._unreadable:
+            self._unreadable.add(file.name)
+            reason = error.strerror if isinstance(error, OSError) else error
+            log.error("%s cannot be read, what it remembered is lost%s: %s", file, kept, reason)
 
     def write(self, name: str, content: object) -> bool:
         """Replaces the file's content atomically and durably, mode 0600. Returns whether that worked."""
@@ -69,6 +106,46 @@ class StateDirectory:
         return True
 
 
+class _NotOursError(OSError):
+    """What stands under a file's name is nothing that `write` could have written."""
+
+
+def _tell_mode(directory: Path) -> None:
+    """Says where others may write in the directory. Raises OSError where it cannot be looked at."""
+    there = directory.stat()
+    mode = stat.S_IMODE(there.st_mode)
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        log.warning(
+            "%s has the mode %04o: others than its owner can change what this plugin remembers of GPUs, cordons included, and "
+            "whom it obeys; take that from them with chmod go-w %s, or name another --state-dir",
+            directory,
+            mode,
+            directory,
+        )
+    elif there.st_uid not in {0, os.geteuid()}:
+        log.warning(
+            "%s belongs to uid %d, who can change what this plugin remembers of GPUs; it should belong to uid %d",
+            directory,
+            there.st_uid,
+            os.geteuid(),
+        )
+
+
+def _own(file: Path) -> None:
+    """Makes sure that nothing else is written with this file. Raises OSError where it is none, or cannot be one's own."""
+    there = file.lstat()
+    if not stat.S_ISREG(there.st_mode):
+        raise _NotOursError(errno.EINVAL, _what(there.st_mode))
+    if there.st_nlink > 1:
+        replace_file(file, _bounded(file), MODE, durable=True)
+        log.warning("%s had %d hard links; it is a file of its own now", file, there.st_nlink)
+
+
+def _what(mode: int) -> str:
+    words = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe"}
+    return f"is {words.get(stat.S_IFMT(mode), 'no regular file')}"
+
+
 def _keep_aside(file: Path) -> str:
     """Puts a file that makes no sense where the next write does not replace it, for people to look at. Says where."""
     aside = file.with_name(file.name + CORRUPT)
@@ -80,12 +157,22 @@ def _keep_aside(file: Path) -> str:
 
 
 def _bounded(file: Path) -> bytes:
-    """The content of a regular file of sensible size. Raises OSError for anything else."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as stream:
+    """The content of a regular file of sensible size. Raises OSError for anything else, _NotOursError where it is none."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _NotOursError(errno.EINVAL, _what(stat.S_IFLNK)) from None
+        if error.errno == errno.ENXIO:  # a socket
+            raise _NotOursError(errno.EINVAL, _what(stat.S_IFSOCK)) from None
+        raise
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "is no regular file")
+            raise _NotOursError(errno.EINVAL, _what(status.st_mode))
         if status.st_size > MAX_BYTES:
-            raise OSError(errno.EFBIG, f"is larger than {MAX_BYTES} bytes")
-        return stream.read(MAX_BYTES)
+            raise _NotOursError(errno.EFBIG, f"is larger than {MAX_BYTES} bytes")
+        with os.fdopen(descriptor, "rb", closefd=False) as stream:
+            return stream.read(MAX_BYTES)
+    finally:
+        os.close(descriptor)

@@ -131,6 +131,8 @@ def _cdi_names(ids: tuple[str, ...], access: Access) -> list[str]:
 
 def _cdi_annotations(draft: _Draft, ids: tuple[str, ...], access: Access) -> None:
     names = ",".join(_cdi_names(ids, access))
+    if not names:
+        return  # a runtime would look for a device without a name
     key = f"{access.annotation_prefix}nvidia-device-plugin_{uuid.uuid5(_NAMESPACE, names)}"
     draft.annotations[key] = names
 

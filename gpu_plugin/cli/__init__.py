@@ -14,12 +14,13 @@ VERBS = {
     "topology": "how this node's GPUs are linked, as a matrix, as JSON or as a picture",
     "simulate-allocation": "which GPUs a container would get, and why",
     "cdi": "CDI specifications without a daemon: made, listed, judged, removed",
+    "events": "what happened on this node, and who asked for it",
     "explain": "why a GPU is in its state, since when, and what would clear it",
     "cordon": "hold a GPU back from new pods",
     "uncordon": "lift a cordon, or vouch for a GPU that nothing else clears",
     "release": "let go of GPUs, so that they can be reset or the driver replaced",
     "resume": "take released GPUs back",
-    "validate": "judge config files without a node, and print what they come to",
+    "validate": "check config files without a node, and print what they come to",
     "cleanup": "remove what the daemon left on this node",
     "uninstall": "delete a DaemonSet, and remove what it left on its nodes",
     "fault": "make a GPU of a running simulated node fail, or heal it",
@@ -47,14 +48,32 @@ class Verbs(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    epilog="Exit status of all verbs: 0 all is well; 1 something is Unhealthy or refused, or could not be done; 2 bad usage; "
+    "3 no daemon answers; 4 the output could not be written.",
+)
 @click.version_option(__version__, "--version", message="gpu-plugin %(version)s")
 def group() -> None:
     """An NVIDIA GPU device plugin for the kubelet."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line and returns its exit status: 2, with one line that says which and why, for bad usage."""
+    """Runs the command line and returns its exit status, the same for all verbs (`cli.output`)."""
+    from gpu_plugin.cli.output import NO_OUTPUT, Output  # noqa: PLC0415 - not where a verb's module is imported
+
+    with Output() as output:
+        status = _run(arguments)
+    if output.lost and not status:
+        status = NO_OUTPUT
+    if output.lost:
+        print(f"gpu-plugin: {output.lost}", file=sys.stderr)
+    return status
+
+
+def _run(arguments: list[str] | None) -> int:
+    """Has the verb done. What is wrong with the usage is a line for each thing that is."""
     try:
         result = group.main(arguments, prog_name="gpu-plugin", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -63,7 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
         named = context.command_path if context is not None else "gpu-plugin"
-        print(f"{named}: {' '.join(error.format_message().split())}", file=sys.stderr)
+        for line in error.format_message().splitlines():
+            print(f"{named}: {' '.join(line.split())}", file=sys.stderr)
         return error.exit_code
     except click.Abort:
         return 130

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from gpu_plugin.cli.running_daemon import ask, gpu_option, state_dir_option
+from gpu_plugin.cli.running_daemon import ask, gpu_option, reason_option, state_dir_option
 
 
 @click.command(
@@ -14,6 +14,7 @@ from gpu_plugin.cli.running_daemon import ask, gpu_option, state_dir_option
 )
 @state_dir_option
 @gpu_option
-def command(state_dir: Path, gpu: str) -> None:
+@reason_option
+def command(state_dir: Path, gpu: str, reason: str) -> None:
     """Cordons one GPU and prints what was done."""
-    click.echo(ask(state_dir, "cordon", gpu)["done"])
+    click.echo(ask(state_dir, "cordon", gpu, reason=reason)["done"])

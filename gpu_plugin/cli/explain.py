@@ -1,6 +1,5 @@
 """`gpu-plugin explain`: why each GPU is in its state, since when, and what would change it."""
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import click
 
+from gpu_plugin.cli.output import AMISS, FINE, coloured, output_options, structured, width, wrapped
 from gpu_plugin.cli.running_daemon import ask, gpus_option, state_dir_option, utc
 
 _SPANS = ((86400, "d"), (3600, "h"), (60, "min"))
@@ -21,30 +21,38 @@ _GRAVITY = ("FATAL", "DEGRADED", "APP", "OK")
     help="Why a GPU is in its state, since when, and what would clear it; those that are unfit come first.",
     epilog="Healthy or Unhealthy is what the kubelet hears: FATAL is Unhealthy; DEGRADED (worth a look), APP (an "
     "application's own error) and OK (nothing) are Healthy, and pods still get the GPU, unless it is said why it is not "
-    "handed out: an MPS daemon that is down, or a CDI specification that is not written, say.",
+    "handed out: an MPS daemon that is down, or a CDI specification that is not written, say. Exit status 1 where a GPU that was "
+    "asked for is Unhealthy.",
 )
 @state_dir_option
 @gpus_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
-def command(state_dir: Path, gpu: str | None, as_json: bool) -> None:  # noqa: FBT001 - click hands it over so
+@output_options
+def command(state_dir: Path, gpu: str | None, output: str) -> int:
     """Prints what the daemon says of its GPUs."""
     told = ask(state_dir, "explain", gpu)
-    if as_json:
-        click.echo(json.dumps(told, indent=2))
+    if output in ("json", "yaml"):
+        click.echo(structured(told, output))
     elif not told["gpus"]:
         click.echo("no GPU is known yet: the driver does not work, or finds none; the daemon's log says which")
     else:
-        now = time.time()
+        now, columns = time.time(), width()
         ranked = sorted(told["gpus"], key=_rank)
-        blocks = ["\n".join(lines(each, now)) for each in ranked if each["signals"]]
-        sound = "\n".join("\n".join(lines(each, now)) for each in ranked if not each["signals"])
+        blocks = ["\n".join(lines(each, now, columns)) for each in ranked if each["signals"]]
+        sound = "\n".join("\n".join(lines(each, now, columns)) for each in ranked if not each["signals"])
         click.echo("\n\n".join([*blocks, *([sound] if sound else [])]))
+    return AMISS if any(each["health"] == "Unhealthy" for each in told["gpus"]) else FINE
 
 
-def lines(gpu: dict[str, Any], now: float) -> Iterator[str]:
-    """What is told of one GPU as text; `now` is Unix time in seconds."""
+def lines(gpu: dict[str, Any], now: float, columns: int | None = None) -> Iterator[str]:
+    """What is told of one GPU as text; `now` is Unix time in seconds, `columns` how wide a line may be."""
     verdict = "" if gpu["verdict"] == "OK" else f", {gpu['verdict']}"
-    yield f"GPU {gpu['index']}  {gpu['uuid']}  {gpu['health']}{verdict}"
+    named = "  ".join(filter(None, (f"GPU {gpu['index']}", gpu.get("bus_id"), gpu["uuid"], gpu.get("model"))))
+    yield f"{named}  {coloured(gpu['health'] + verdict, gpu['health'] if gpu['verdict'] != 'DEGRADED' else 'degraded')}"
+    for line in _details(gpu, now):
+        yield from wrapped(line, " " * (12 if line.startswith("    ") else 4), columns)
+
+
+def _details(gpu: dict[str, Any], now: float) -> Iterator[str]:
     for reason in gpu.get("withheld", ()):
         yield f"  not handed out: {reason}"
     for signal in gpu["signals"]:

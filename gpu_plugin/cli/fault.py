@@ -7,6 +7,8 @@ from typing import Any
 import click
 
 from gpu_plugin import control
+from gpu_plugin.cli.running_daemon import NoDaemon, state_dir_option
+from gpu_plugin.devices.gpu_names import HOW
 
 _NODE_FLAGS = ("reboot", "init-error")
 """Flags that are about the whole node."""
@@ -37,7 +39,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "remap-failure": {"help": "A memory row could not be remapped."},
     "retired-pages": {"type": int, "metavar": "N", "help": "Have N memory pages retired in all."},
     "retirement-pending": {"help": "A memory page waits to be retired."},
-    "sram-threshold": {"help": "More SRAM errors than a part may have."},
+    "sram-threshold": {"help": "The SRAM's error count is over its threshold."},
     "unrepairable-memory": {"help": "Memory that no repair mends."},
     "recovery-action": {
         "type": click.Choice(
@@ -81,7 +83,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     },
     "mig": {
         "metavar": "PROFILES",
-        "help": "Cut into these MIG devices, such as 3g.20gb,1c.3g.20gb,1g.5gb+me; empty: MIG mode alone; none: no MIG mode.",
+        "help": "Partition it into these MIG devices, such as 3g.20gb,1c.3g.20gb,1g.5gb+me; empty: no device; none: no MIG mode.",
     },
     "reset": {"help": "What a GPU reset does: counters begin at 0, what waited for one is done, nothing is asked for."},
     "heal": {"help": "Repair and reset: everything but --mig is over."},
@@ -112,23 +114,15 @@ def _parameter(name: str) -> str:
 
 @click.command(
     "fault",
-    help="Make a GPU of a running simulated node fail, heal it, or cut it anew. The daemon must run with --simulate.",
+    help="Make a GPU of a running simulated node fail, heal it, or repartition it. The daemon must run with --simulate.",
     epilog="Faults outlive the daemon. --reset ends hangs, memory errors, what waits for a reset, recovery actions, NVLink and "
     "fabric faults, counts of PCIe errors; --reboot also --lost, --vanish and --error; temperatures, margins, clocks, "
     "--topology, --pcie-width, --remap-failure, --retired-pages, --sram-threshold, --unrepairable-memory, --slow and "
     "--persistence-mode end at --heal alone; --mig at none of these, but another --mig. --init-error and --energy-dip end with "
     "the daemon.",
 )
-@click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path),
-    envvar="STATE_DIR",
-    default=Path("/var/lib/gpu-plugin"),
-    show_default=True,
-    show_envvar=True,
-    help="The daemon's state directory.",
-)
-@click.option("--gpu", help="Which GPU: its index or its uuid.")
+@state_dir_option
+@click.option("--gpu", metavar="GPU", help=f"Which GPU: {HOW}.")
 @_options
 @click.option(
     "--instance", metavar="GI[/CI]", help="With --xid: on this GPU instance, or compute instance of it, alone."
@@ -159,13 +153,15 @@ def command(
     if gpu is not None:
         asked["gpu"] = int(gpu) if gpu.isdecimal() and len(gpu) < 6 else gpu
     elif name not in _NODE_FLAGS:
-        raise click.UsageError("--gpu is missing: which GPU, by index or uuid")
+        raise click.UsageError("--gpu is missing: which GPU, by its index, its uuid or its PCI bus id")
     try:
         reply = control.request(state_dir, "fault", **asked)
     except control.UnknownVerbError:
         raise click.ClickException("the daemon runs on real GPUs: only one with --simulate takes faults") from None
-    except control.ControlError as error:
-        raise click.ClickException(str(error)) from None
+    except control.NoDaemonError as error:
+        raise NoDaemon(str(error)) from None
+    except control.ControlError as error:  # no such GPU, or a value that it cannot have
+        raise click.UsageError(str(error), click.get_current_context()) from None
     click.echo(reply["done"])
 
 

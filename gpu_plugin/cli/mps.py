@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from gpu_plugin.cli.options import given_flags, settings_from, with_options
+from gpu_plugin.cli.options import Grouped, given_flags, refusal, settings_from, with_options
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 
 
-@click.command(name="mps")
+@click.command(name="mps", cls=Grouped)
 @with_options
 @click.option(
     "--mps-control-binary",
@@ -38,7 +38,7 @@ def command(mps_control_binary: str | None, mount_shm: bool, **given: object) ->
         if mount_shm and not settings.mps_root:
             raise ConfigError("--mount-shm: say with --mps-root where")
     except ConfigError as error:
-        raise click.UsageError(str(error), click.get_current_context()) from None
+        raise refusal(error) from None
 
     from gpu_plugin.telemetry import logs  # noqa: PLC0415 - usage and help need none of it
 
@@ -58,7 +58,7 @@ def command(mps_control_binary: str | None, mount_shm: bool, **given: object) ->
             settings, lambda path: settings_from(flags, os.environ, path), hardware.driver, hardware.host, control
         )
     except ConfigError as error:
-        raise click.UsageError(str(error), click.get_current_context()) from None
+        raise refusal(error) from None
 
 
 def _control(settings: Settings, binary: str | None) -> Sequence[str]:

@@ -1,18 +1,26 @@
 """The options that `run` and its companions take, and the settings that a command line asks for with them."""
 
+import errno
+import os
+import re
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gpu_plugin.config import document
+from gpu_plugin.cli.one_dash import OneDash
+from gpu_plugin.config import document, values
 from gpu_plugin.config.document import Document
 from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.options import OPTIONS, Option
 from gpu_plugin.config.resolve import chosen, resolve
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.values import AUTO
+
+_NULL = os.makedev(1, 3)
+"""/dev/null (devices.txt of the kernel's documentation), which some name to have no file."""
 
 
 def settings_from(flags: Mapping[str, object], environ: Mapping[str, str], file: str | Path | None = None) -> Settings:
@@ -32,14 +40,31 @@ def settings_from(flags: Mapping[str, object], environ: Mapping[str, str], file:
 
 
 def read_document(file: str | Path, named_by: str = "") -> Document:
-    """What a config file says. Raises ConfigError where it cannot be read (told with what named it) or is no YAML."""
+    """What a config file says: a regular file or /dev/null, since a pipe could keep a reader waiting for ever.
+
+    Raises ConfigError where it cannot be read (told with what named it) or is no YAML.
+    """
     try:
-        with Path(file).open("rb") as stream:
-            written = stream.read(document.MAX_BYTES + 1)
+        written = _read(file)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError.of([Fault(reason or "cannot be read", f"{named_by}{file}")]) from None
     return document.parse(written, str(file))
+
+
+def _read(file: str | Path) -> bytes:
+    """As much of a file as tells that it is too long. Raises OSError or ValueError."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        there = os.fstat(descriptor)
+        if stat.S_ISDIR(there.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(there.st_mode) and there.st_rdev != _NULL:
+            raise ValueError("is no regular file")
+        with os.fdopen(descriptor, "rb", closefd=False) as stream:
+            return stream.read(document.MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)
 
 
 def given_flags(given: Mapping[str, object]) -> dict[str, object]:
@@ -48,6 +73,82 @@ def given_flags(given: Mapping[str, object]) -> dict[str, object]:
         name: (",".join(value) if value else None) if isinstance(value, tuple) else value
         for name, value in given.items()
     }
+
+
+def refusal(error: ConfigError) -> click.UsageError:
+    """What a verb ends with whose configuration is refused: every fault of it, a line each."""
+    told = [" ".join(str(each).split()) for each in error.faults or (error,)]
+    return click.UsageError("\n".join(told), click.get_current_context())
+
+
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "GPUs": (
+        "mig_strategy",
+        "include_gpus",
+        "exclude_gpus",
+        "device_discovery_strategy",
+        "simulate",
+        "fail_on_init_error",
+    ),
+    "What a container gets": (
+        "device_list_strategy",
+        "device_id_strategy",
+        "pass_device_specs",
+        "gdrcopy_enabled",
+        "gds_enabled",
+        "mofed_enabled",
+        "imex_channel_ids",
+        "imex_required",
+        "shared_devices_allocation_policy",
+        "mps_root",
+    ),
+    "CDI": (
+        "cdi_dir",
+        "cdi_annotation_prefix",
+        "nvidia_cdi_hook_path",
+        "cdi_feature_flags",
+        "cdi_disable_hooks",
+        "cdi_remove_on_exit",
+    ),
+    "Driver and directories": (
+        "driver_root",
+        "driver_root_ctr_path",
+        "dev_root",
+        "state_dir",
+        "device_plugin_dir",
+        "kubelet_socket",
+        "pod_resources_socket",
+    ),
+    "Health": ("health_poll_interval", "nvml_timeout", "temperature_recovery", "flap_guard", "vanished_gpu_retention"),
+    "Configuration": (
+        "config_file",
+        "config_file_srcdir",
+        "default_config",
+        "fallback_strategies",
+        "node_name",
+        "node_label",
+        "kubeconfig",
+    ),
+    "Logs and probes": ("log_format", "log_level", "http_address", "event_loop"),
+}
+"""Options by name under the headings of help, in the order they are shown."""
+
+_DURATION = re.compile(r"\d+(ms|s|m|h)")
+
+
+class Grouped(OneDash):
+    """A command whose help has the options of `run` under headings, and its own under Options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes them."""
+        records = {param.name: record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))}
+        known = {name for names in SECTIONS.values() for name in names}
+        sections = {title: [records[name] for name in names if name in records] for title, names in SECTIONS.items()}
+        sections["Options"] = [record for name, record in records.items() if name not in known]
+        for title, rows in sections.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,4 +180,8 @@ def _flag(option: Option, *, hidden: bool = False) -> Callable[[Any], Any]:
         more = {"multiple": True, "metavar": "LIST"}
     elif words := getattr(option.parse, "schema", {}).get("enum"):
         more = {"metavar": f"[{'|'.join(words)}]"}
+    elif option.parse in (values.path, values.optional_path, values.root):
+        more = {"metavar": "PATH"}
+    elif _DURATION.fullmatch(str(option.default)):
+        more = {"metavar": "DURATION"}
     return click.option(*names, option.name, default=None, help=text, hidden=hidden, **more)

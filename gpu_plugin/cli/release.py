@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from gpu_plugin.cli.running_daemon import ask, gpus_option, state_dir_option
+from gpu_plugin.cli.running_daemon import ask, gpus_option, reason_option, state_dir_option
 
 
 @click.command(
@@ -16,6 +16,7 @@ from gpu_plugin.cli.running_daemon import ask, gpus_option, state_dir_option
 )
 @state_dir_option
 @gpus_option
-def command(state_dir: Path, gpu: str | None) -> None:
+@reason_option
+def command(state_dir: Path, gpu: str | None, reason: str) -> None:
     """Releases GPUs and prints what was done."""
-    click.echo(ask(state_dir, "release", gpu)["done"])
+    click.echo(ask(state_dir, "release", gpu, reason=reason)["done"])

@@ -5,23 +5,26 @@ import os
 
 import click
 
-from gpu_plugin.cli.options import given_flags, settings_from, with_options
+from gpu_plugin.cli.options import Grouped, given_flags, refusal, settings_from, with_options
 from gpu_plugin.config.errors import ConfigError
 
 
-@click.command(name="run")
+@click.command(name="run", cls=Grouped)
 @with_options
 def command(**given: object) -> int:
     """Serve this node's GPUs to its kubelet until told to stop.
 
     Flags win over environment variables, those over the config file. Ends on SIGTERM, SIGINT or SIGQUIT; SIGHUP
-    reads the configuration again.
+    reads the configuration again. A DURATION is a number and a unit, such as 500ms, 30s, 5m or 24h.
+
+    Exit status 0 when it was told to stop; 1 without a driver or a GPU, or where the node cannot do what is asked for; 2 for
+    a configuration that cannot be.
     """
     flags = given_flags(given)
     try:
         settings = settings_from(flags, os.environ)
     except ConfigError as error:
-        raise click.UsageError(str(error), click.get_current_context()) from None
+        raise refusal(error) from None
 
     gc.disable()  # modules are no garbage, and looking for some among them takes 30 ms of the start
     from gpu_plugin import daemon  # noqa: PLC0415 - usage and help need none of it
@@ -33,4 +36,4 @@ def command(**given: object) -> int:
     try:
         return daemon.run(settings, lambda path: settings_from(flags, os.environ, path))
     except ConfigError as error:
-        raise click.UsageError(str(error), click.get_current_context()) from None
+        raise refusal(error) from None

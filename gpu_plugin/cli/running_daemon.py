@@ -8,18 +8,30 @@ import click
 
 from gpu_plugin import control
 from gpu_plugin.config.settings import STATE_DIR
+from gpu_plugin.devices.gpu_names import HOW
 
 state_dir_option = click.option(
     "--state-dir",
     type=click.Path(path_type=Path),
+    metavar="DIR",
     envvar="STATE_DIR",
     default=Path(STATE_DIR),
     help=f"The daemon's state directory. [default: {STATE_DIR}] [$STATE_DIR]",
 )
 
-gpu_option = click.option("--gpu", required=True, metavar="ID", help="Which GPU: its index or its uuid.")
+gpu_option = click.option("--gpu", required=True, metavar="GPU", help=f"Which GPU: {HOW}.")
 
-gpus_option = click.option("--gpu", metavar="ID", help="Which GPU: its index or its uuid.  [default: all]")
+gpus_option = click.option("--gpu", metavar="GPU", help=f"Which GPU: {HOW}. [default: all]")
+
+reason_option = click.option(
+    "--reason", default="", metavar="TEXT", help="Why, for who reads `gpu-plugin events` later: up to 200 characters."
+)
+
+
+class NoDaemon(click.ClickException):
+    """No daemon answers."""
+
+    exit_code = 3
 
 
 def utc(seconds: float) -> str:
@@ -28,12 +40,20 @@ def utc(seconds: float) -> str:
 
 
 def ask(state_dir: Path, verb: str, gpu: str | None, **fields: object) -> dict[str, Any]:
-    """The daemon's reply about one GPU, or about all (None). Raises ClickException with the sentence of a refusal."""
+    """The daemon's reply about one GPU, or about all (None). Empty fields are left out.
+
+    Raises:
+        NoDaemon: none answers, or one of another version.
+        ClickException: it refuses, with its sentence.
+    """
+    asked = {name: value for name, value in fields.items() if value != ""}
     if gpu is not None:
-        fields["gpu"] = int(gpu) if gpu.isdecimal() and len(gpu) < 6 else gpu
+        asked["gpu"] = int(gpu) if gpu.isdecimal() and gpu.isascii() and len(gpu) < 6 else gpu
     try:
-        return control.request(state_dir, verb, **fields)
+        return control.request(state_dir, verb, **asked)
     except control.UnknownVerbError as error:
-        raise click.ClickException(f"the running daemon is of another version: {error}") from None
+        raise NoDaemon(f"the running daemon is of another version: {error}") from None
+    except control.NoDaemonError as error:
+        raise NoDaemon(str(error)) from None
     except control.ControlError as error:
         raise click.ClickException(str(error)) from None

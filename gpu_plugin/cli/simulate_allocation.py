@@ -30,7 +30,7 @@ _LIST = "GPUs or MIG devices by index, range or uuid (or how one begins), such a
     "(GetPreferredAllocation), were these available. Changes nothing.",
     epilog="Such as: gpu-plugin simulate-allocation --simulate dgx1-v100 --taken 5,7 --size 2. Where GPUs are shared, "
     "lists say how many replicas of each are meant, such as 0:3,1-2:5; without a number, all (--must: one). Exit "
-    "status 2 for what cannot be had, 1 where no daemon answers.",
+    "status 2 for what cannot be had, 3 where no daemon answers.",
 )
 @click.option("--size", type=int, required=True, metavar="N", help="How many the container asks for.")
 @click.option(

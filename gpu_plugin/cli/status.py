@@ -1,57 +1,189 @@
-"""`gpu-plugin status`: what the running daemon serves, and under which configuration."""
+"""`gpu-plugin status`: what the running daemon serves, at one glance."""
 
-import json
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
+from gpu_plugin.cli.explain import spell
+from gpu_plugin.cli.output import AMISS, FINE, coloured, nobody_reads, output_options, structured, table, width, wrapped
 from gpu_plugin.cli.running_daemon import ask, state_dir_option, utc
+from gpu_plugin.node_status import complaints
 from gpu_plugin.telemetry.metrics import metrics
+
+_LABEL = 15
+"""Columns of what a line is about."""
 
 
 @click.command(
-    "status", help="What the running daemon serves, and whether its configuration is the one that was asked for."
+    "status",
+    help="What the running daemon serves: whether the kubelet has it, each GPU with its state and the pods that hold it, and "
+    "whether the configuration in force is the one that was asked for.",
+    epilog="Exit status 0 where all is well; 1 where a GPU is Unhealthy, a resource is not registered, or a configuration is "
+    "refused; 3 where no daemon answers. With --metrics 0 wherever one answers: the lines say the rest.",
 )
 @state_dir_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+@output_options
 @click.option("--metrics", "as_metrics", is_flag=True, help="Prometheus' text format, for a textfile collector.")
-def command(state_dir: Path, as_json: bool, as_metrics: bool) -> int:  # noqa: FBT001 - click hands it over so
-    """Prints the status; the exit status is 1 while a newer configuration is refused."""
+@click.option(
+    "-w",
+    "--watch",
+    "every",
+    is_flag=False,
+    flag_value="2s",
+    metavar="[DURATION]",
+    help="Show it again and again, every so often (2s), until interrupted.",
+)
+def command(state_dir: Path, output: str, as_metrics: bool, every: str | None) -> int:  # noqa: FBT001
+    """Prints the status."""
+    if every is None:
+        return _once(state_dir, output, as_metrics=as_metrics)
+    from gpu_plugin.config.values import duration  # noqa: PLC0415 - paid for only by those who ask for it
+
+    try:
+        pause = duration(0.1, 3600)(every)
+    except ValueError as error:
+        raise click.UsageError(f"--watch: {error}", click.get_current_context()) from None
+    while True:
+        if sys.stdout.isatty():
+            click.clear()
+        status = _once(state_dir, output, as_metrics=as_metrics)
+        if nobody_reads():
+            return status
+        time.sleep(pause)
+
+
+def _once(state_dir: Path, output: str, *, as_metrics: bool) -> int:
     status = ask(state_dir, "status", None)
     if as_metrics:
         click.echo("\n".join(metrics(status)))
+        return FINE
+    wrong = complaints(status)
+    if output == "text":
+        click.echo("\n".join(lines(status, time.time(), width())))
     else:
-        click.echo(json.dumps(status, indent=2) if as_json else "\n".join(lines(status)))
-    return 1 if status["configuration"]["refused"] else 0
+        click.echo(structured({**status, "wrong": wrong}, output))
+    return AMISS if wrong else FINE
 
 
-def lines(status: dict[str, Any]) -> list[str]:
-    """The status as text, a line a thing."""
-    configuration = status["configuration"]
-    shown = [f"configuration  {configuration['file'] or 'no file'}, in force since {utc(configuration['since'])}"]
+def lines(status: dict[str, Any], now: float, columns: int | None = None) -> Iterator[str]:
+    """The status as text. `now` is Unix time in seconds; `columns` is how wide a line may be, None for as wide as it is."""
+    for about, text in _facts(status, now):
+        yield from wrapped(f"{about:<{_LABEL}}{text}", " " * _LABEL, columns)
+    yield ""
+    for name, counts in status["resources"].items():
+        yield from wrapped(f"{name}: {_resource(counts)}", "  ", columns)
+    if not status["resources"]:
+        yield "no resource is served"
+    gpus = status["health"]["gpus"]
+    if gpus:
+        yield ""
+        yield from _gpus(gpus, columns)
+
+
+def _facts(status: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
+    daemon, kubelet, configuration = status["daemon"], status["kubelet"], status["configuration"]
+    since = f"since {utc(daemon['started'])}, {spell(now - daemon['started'])}"
+    yield "gpu-plugin", f"{daemon['version']}, process {daemon['pid']}, {since}"
+    if status["waiting"]:
+        yield "", coloured(f"WAITING: {status['waiting']}", "Unhealthy")
+    if daemon["log_lines_dropped"]:
+        yield "", f"{daemon['log_lines_dropped']} log lines were dropped, since standard error did not take them"
+    driver = status["driver"]
+    yield "driver", driver["version"] or "not known yet"
+    if driver["trouble"]:
+        yield "", coloured(driver["trouble"], "Unhealthy")
+    yield from _registrations(kubelet)
+    yield "configuration", f"{configuration['file'] or 'no file'}, in force since {utc(configuration['since'])}"
+    if configuration.get("wanted"):
+        yield "", coloured(f"WANTED: {configuration['wanted']}", "attention")
     if configuration["refused"]:
-        shown.append(f"               REFUSED a newer one: {configuration['refused']}")
-    reloads = ", ".join(f"{count} {word}" for word, count in configuration["reloads"].items())
-    shown.append(f"reloads        {reloads}")
+        yield "", coloured(f"REFUSED: {configuration['refused']}", "Unhealthy")
+    if configuration.get("unheard"):
+        yield "", coloured(f"NOT WATCHED: {configuration['unheard']}", "Unhealthy")
+    yield "reloads", ", ".join(f"{count} {word}" for word, count in configuration["reloads"].items())
     strategy = status["device_list_strategy"]
-    because = f" ({strategy['reason']})" if strategy["reason"] else ""
-    shown.append(f"strategy       {', '.join(strategy['used'])}{because}")
+    yield "strategy", ", ".join(strategy["used"]) + (f" ({strategy['reason']})" if strategy["reason"] else "")
     cdi = status["cdi"]
     if cdi is not None:
-        trouble = f"NO DEVICE CAN BE USED: {cdi['trouble']}" if cdi["trouble"] else ""
-        written = f"{cdi['devices']} devices in {cdi['directory']}"
-        shown.append(f"CDI            {trouble or written}")
-    width = max((len(name) for name in status["resources"]), default=0)
-    for name, counts in status["resources"].items():
-        more = f", {counts['retired']} retired" if counts["retired"] else ""
-        noun = "device" if counts["devices"] == 1 else "devices"
-        how = f", shared by {' and '.join(counts['sharing'])}" if counts["sharing"] else ""
-        shown.append(f"{name:<{width}}  {counts['healthy']} of {counts['devices']} {noun} healthy{more}{how}")
-    if not status["resources"]:
-        shown.append("no resource is served")
-    return shown + [
-        f"GPU {gpu['index']}  {gpu['state']}: {'; '.join(gpu['reasons'])}"
-        for gpu in status["health"]["gpus"]
-        if gpu["verdict"] != "OK"
-    ]
+        trouble = coloured(f"NO DEVICE CAN BE USED: {cdi['trouble']}", "Unhealthy") if cdi["trouble"] else ""
+        yield "CDI", trouble or f"{_count(cdi['devices'], 'device')} in {cdi['directory']}"
+
+
+def _registrations(kubelet: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """A line for the kubelet, and one for each resource that it does not have."""
+    if not kubelet["socket"]:
+        yield "kubelet", "nothing is registered, as it was asked for with an empty --kubelet-socket"
+        return
+    registered = [each for each in kubelet["resources"].values() if each["registered"]]
+    away = {name: each for name, each in kubelet["resources"].items() if not each["registered"]}
+    if registered:
+        latest = max(each["since"] for each in registered)
+        yield "kubelet", f"registered at {kubelet['socket']} since {utc(latest)}"
+    else:
+        yield "kubelet", f"{kubelet['socket']}" + ("" if away else ": nothing to register yet")
+    for name, each in away.items():
+        lost = f" (lost {utc(each['since'])})" if each["since"] is not None else ""
+        yield "", coloured(f"NOT REGISTERED: {name}: {each['why']}{lost}", "Unhealthy")
+
+
+def _resource(counts: dict[str, Any]) -> str:
+    """How many of a resource's devices are Healthy, which are not, and which are gone but still listed."""
+    present = counts["devices"] - counts["retired"]
+    text = f"{counts['healthy']} of {_count(present, 'device')} Healthy"
+    if counts["sharing"]:
+        text += f", shared by {' and '.join(counts['sharing'])}"
+    if unhealthy := present - counts["healthy"]:
+        text += f"; Unhealthy: {_some(counts['unhealthy_ids'], unhealthy)}"
+    if counts["retired"]:
+        text += f"; {counts['retired']} gone, listed until no pod holds them: {_some(counts['retired_ids'], counts['retired'])}"
+    return text
+
+
+def _some(ids: list[str], count: int) -> str:
+    more = count - len(ids)
+    return ", ".join(ids) + (f" and {more} more" if more > 0 else "")
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _gpus(gpus: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
+    """A row for each GPU; below it why it is not well, and what is not handed out of it."""
+    head = ["GPU", "BUS ID", "MODEL", "STATE", "SINCE", "HELD BY"]
+    rows = [head, *([*map(str, _cells(gpu))] for gpu in gpus)]
+    shown = table(rows, columns)
+    yield shown[0]
+    for gpu, row in zip(gpus, shown[1:], strict=True):
+        state = _state(gpu)
+        yield coloured(row, "degraded" if state != gpu["health"] else state) if gpu["verdict"] != "OK" else row
+        for reason in (*gpu["reasons"], *(f"not handed out: {why}" for why in gpu["withheld"])):
+            yield from wrapped(f"     {reason}", "     ", columns)
+        if gpu["reasons"] or gpu["withheld"]:
+            yield f"     {gpu['uuid']}"
+    if any(gpu["holders"] is None for gpu in gpus):
+        yield ""
+        yield from wrapped(
+            "? The kubelet's PodResources service does not say which pods hold what; the log says why.", "  ", columns
+        )
+
+
+def _cells(gpu: dict[str, Any]) -> tuple[object, ...]:
+    holders = gpu["holders"]
+    held = (
+        "?"
+        if holders is None
+        else f"{holders[0]} and {len(holders) - 1} more"
+        if len(holders or ()) > 1
+        else "".join(holders)
+    )
+    since = "-" if gpu["since"] is None else utc(gpu["since"])
+    return gpu["index"], gpu["bus_id"] or "-", gpu["model"] or "-", _state(gpu), since, held or "-"
+
+
+def _state(gpu: dict[str, Any]) -> str:
+    return "Healthy, degraded" if gpu["state"] == "degraded" else str(gpu["health"])

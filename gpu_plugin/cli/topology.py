@@ -23,8 +23,8 @@ _MODE = 0o644
     "topology",
     help="How this node's GPUs are linked, as the running daemon knows it: the matrix that nvidia-smi topo -m shows, and "
     "the groups in it. NV# stands for # NVLinks, and takes the place of what PCIe there is beside them.",
-    epilog="Such as: gpu-plugin topology --simulate dgx1-v100 --svg dgx1-v100.svg. Exit status 2 for bad usage, 1 where no "
-    "daemon answers or a file cannot be written.",
+    epilog="Such as: gpu-plugin topology --simulate dgx1-v100 --svg dgx1-v100.svg. Exit status 3 where no "
+    "daemon answers, 1 where a file cannot be written.",
 )
 @simulate_option
 @state_dir_option
@@ -99,6 +99,7 @@ def _draw(node: Node, name: str, held: "Sequence[HeldBack]", file: str) -> None:
         _write(Path(file), drawn)
     except OSError as error:
         raise click.ClickException(f"--svg: {file} cannot be written: {error.strerror or error}") from None
+    click.echo(f"{file}: written", err=True)
 
 
 def _write(path: Path, text: str) -> None:

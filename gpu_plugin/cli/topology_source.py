@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpu_plugin import control
+from gpu_plugin.cli.running_daemon import NoDaemon
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.node import Node
 
@@ -46,7 +47,9 @@ def daemons_node(state_dir: Path) -> "tuple[Node, tuple[OfferedResource, ...] | 
         reply = control.request(state_dir, "topology")
         node, resources = reported(reply), reported_resources(reply)
     except (control.UnknownVerbError, ValueError) as error:
-        raise click.ClickException(f"the running daemon is of another version: {error}") from None
+        raise NoDaemon(f"the running daemon is of another version: {error}") from None
+    except control.NoDaemonError as error:
+        raise NoDaemon(f"{error} (or name a simulated node with --simulate)") from None
     except control.ControlError as error:
         raise click.ClickException(f"{error} (or name a simulated node with --simulate)") from None
     if not node.gpus:

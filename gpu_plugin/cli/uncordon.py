@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from gpu_plugin.cli.running_daemon import ask, gpu_option, state_dir_option
+from gpu_plugin.cli.running_daemon import ask, gpu_option, reason_option, state_dir_option
 
 
 @click.command(
@@ -15,7 +15,8 @@ from gpu_plugin.cli.running_daemon import ask, gpu_option, state_dir_option
 )
 @state_dir_option
 @gpu_option
+@reason_option
 @click.option("--override", is_flag=True, help="Vouch for the GPU whether or not it is cordoned.")
-def command(state_dir: Path, gpu: str, override: bool) -> None:  # noqa: FBT001 - click hands it over so
+def command(state_dir: Path, gpu: str, reason: str, override: bool) -> None:  # noqa: FBT001 - click hands it over so
     """Uncordons one GPU, and prints what was done and what still stands against it."""
-    click.echo(ask(state_dir, "uncordon", gpu, override=override)["done"])
+    click.echo(ask(state_dir, "uncordon", gpu, override=override, reason=reason)["done"])

@@ -1,8 +1,10 @@
 """`gpu-plugin validate`: config files judged without a node."""
 
 import json
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import click
 
@@ -11,32 +13,42 @@ from gpu_plugin.config.document import MAX_BYTES, Document, parse, spell
 from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.options import OPTIONS
 from gpu_plugin.config.resolve import at, resolve
+from gpu_plugin.config.settings import Settings
 
 
 @click.command(
     "validate",
     help="Judge config files as `gpu-plugin run` would, without a node, and print what they come to. FILE - is standard input.",
-    epilog="Takes the flags of `gpu-plugin run` too, for files that need some: --mps-root above all. Looks at no environment "
-    "variables. Exit status 2 if any file is wrong.",
+    epilog="Takes the flags of `gpu-plugin run` too, for files that need some: --mps-root above all. Looks at environment "
+    "variables with --env alone. Exit status 2 if any file is wrong.",
 )
 @click.argument("files", nargs=-1, metavar="FILE...")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: an object for each file, in a list.")
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of config files, for editors, and nothing else.")
+@click.option(
+    "--env",
+    "heed_environment",
+    is_flag=True,
+    help="Heed environment variables as `gpu-plugin run` does; without FILE, judge the one that CONFIG_FILE names.",
+)
 @with_hidden_options
-def command(files: tuple[str, ...], as_json: bool, schema: bool, **given: object) -> int:  # noqa: FBT001
+def command(files: tuple[str, ...], as_json: bool, schema: bool, heed_environment: bool, **given: object) -> int:  # noqa: FBT001
     """Prints a verdict on each file; the exit status is 0 when all are valid."""
     if schema:
         from gpu_plugin.config import json_schema  # noqa: PLC0415
 
         click.echo(json_schema.text(), nl=False)
         return 0
-    if not files:
+    environ = dict(os.environ) if heed_environment else {}
+    if not files and environ.get("CONFIG_FILE"):
+        files = (environ["CONFIG_FILE"],)
+    if not files and not heed_environment:
         raise click.UsageError("name a file, or - for standard input")
     flags = given_flags(given)
     for option in OPTIONS:
         if flags.get(option.name) and option.name in {"config_file", "config_file_srcdir"}:
             raise click.UsageError(f"--{option.flags[0]}: name files without it")
-    verdicts = [_judge(file, flags) for file in files]
+    verdicts = [_judge(file, flags, environ) for file in files or ("",)]
     if as_json:
         click.echo(json.dumps([_as_json(verdict) for verdict in verdicts], indent=2))
     else:
@@ -58,16 +70,25 @@ class _Verdict:
         self.config = config
 
 
-def _judge(file: str, flags: Mapping[str, object]) -> _Verdict:
+def _judge(file: str, flags: Mapping[str, object], environ: Mapping[str, str]) -> _Verdict:
+    """A verdict on a file with these flags and variables, or on those alone where there is none."""
     from gpu_plugin.config.written import written  # noqa: PLC0415 - usage and help need none of it
 
     document = None
+    name = file or "flags and environment"
     try:
-        document = _read(file)
-        settings = resolve(flags, {}, document)
+        document = _read(file) if file else None
+        settings = resolve(flags, environ, document)
     except ConfigError as error:
-        return _Verdict(file, error.faults or (Fault(str(error), file),), _idle(document), {})
-    return _Verdict(file, (), _idle(document), written(settings))
+        return _Verdict(name, error.faults or (Fault(str(error), name),), _by_line(_idle(document)), {})
+    remarks = [replace(remark, reason=f"warning: {remark.reason}") for remark in settings.remarks]
+    return _Verdict(
+        name, (), _by_line([*_idle(document), *remarks, *_countless(settings, document)]), written(settings)
+    )
+
+
+def _by_line(faults: Iterable[Fault]) -> list[Fault]:
+    return sorted(faults, key=lambda fault: fault.line)
 
 
 def _read(file: str) -> Document:
@@ -83,12 +104,32 @@ def _idle(document: Document | None) -> list[Fault]:
     if document is None:
         return []
     reasons = dict.fromkeys(FOREIGN, "read by gpu-feature-discovery, not by this plugin")
-    found = [
+    return [
         Fault(f"warning: {reason}", document.source, document.line(place), spell(place))
         for place, reason in reasons.items()
         if at(document.content, place) is not None
     ]
-    return sorted(found, key=lambda fault: fault.line)
+
+
+def _countless(settings: Settings, document: Document | None) -> list[Fault]:
+    """What is to be shared under a name that no node counts a device under: nvidia.com/gpus, say."""
+    from gpu_plugin.config.sharing_section import resource_name  # noqa: PLC0415
+    from gpu_plugin.devices.naming import DOMAIN  # noqa: PLC0415
+
+    if document is None:
+        return []
+    known = {f"{DOMAIN}/gpu", *(pattern.name for pattern in (*settings.gpu_names, *settings.mig_names))}
+    found = []
+    for section in ("timeSlicing", "mps"):
+        entries = at(document.content, ("sharing", section, "resources"))
+        for index, entry in enumerate(entries if isinstance(entries, list) else ()):
+            name = resource_name(entry["name"])
+            if name not in known and not name.startswith(f"{DOMAIN}/mig-"):
+                place = ("sharing", section, "resources", index, "name")
+                names = ", ".join(sorted(known))
+                reason = f"warning: no node counts a device under {name}; there are {names} and {DOMAIN}/mig-..."
+                found.append(Fault(reason, document.source, document.line(place), spell(place)))
+    return found
 
 
 def _print(verdict: _Verdict) -> None:

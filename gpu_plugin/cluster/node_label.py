@@ -84,7 +84,7 @@ async def watch_label(
 
     Never returns. As long as the API cannot be asked, or knows no such node, nothing is told, and why is said once; a node that
     is removed keeps its label until it comes back. `kubeconfig` is a path, empty for the pod's own service account. `troubled`
-    is called with why it cannot be asked, each time that an attempt fails.
+    is called with why it cannot be asked, each time that an attempt fails, and with nothing once changes are heard again.
 
     Raises:
         ConfigError: lightkube is not installed.
@@ -166,7 +166,6 @@ class _LabelWatch:
         finally:
             await response.aclose()
         if nodes.items:
-            self._missing = False
             self._tell(nodes.items[0])
         else:
             trouble = (
@@ -192,6 +191,8 @@ class _LabelWatch:
             await self._check(response, "watch")
             keep_alive(response)
             self._following = True
+            if not self._missing:
+                self._troubling("")
             if self._troubled:
                 self._troubled = False
                 log.info("the Kubernetes API is followed again for the labels of node %s", self._node_name)
@@ -221,6 +222,9 @@ class _LabelWatch:
         return True
 
     def _tell(self, node: _Node) -> None:
+        if self._missing:
+            self._missing = False
+            self._troubling("")
         value = (node.metadata.labels or {}).get(self._label)
         if self._first or value != self._value:
             self._first, self._value = False, value
@@ -233,7 +237,7 @@ class _LabelWatch:
             return
         try:
             message = msgspec.json.decode(await _body(response), type=_Status).message
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # text that is no UTF-8 is a ValueError
             message = ""
         says = f"the Kubernetes API answered {code}{': ' if message else ''}{message}"
         if code == HTTPStatus.UNAUTHORIZED:

@@ -14,6 +14,9 @@ _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNOREC
 _HEX = "[0-9a-fA-F]"
 _ANY_UUID = f"{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"
 
+MAX_PATTERN = 255
+"""Longest pattern of models or profiles: NVML gives either 95 characters at most (NVML_DEVICE_NAME_V2_BUFFER_SIZE)."""
+
 LISTED = {
     "anyOf": [
         {"type": "integer", "minimum": 0, "maximum": 999_999_999},
@@ -72,7 +75,7 @@ def selected_gpu(written: object) -> str:
         return item.lower()
     if re.fullmatch(r"[-+.\d]+", item):
         raise ValueError(f"{item!r} is not a GPU index: those count from 0")
-    return item
+    return bounded_pattern(item)
 
 
 @reading(
@@ -96,6 +99,13 @@ def selected_gpus(written: object) -> tuple[str, ...]:
         return tuple(dict.fromkeys(chosen))
     items = [item for item in text(written).split(",") if item.strip()] if isinstance(written, str) else [written]
     return tuple(dict.fromkeys(selected_gpu(item) for item in items))
+
+
+def bounded_pattern(item: str) -> str:
+    """The same pattern. Raises ValueError where it is longer than `MAX_PATTERN`."""
+    if len(item) > MAX_PATTERN:
+        raise ValueError(f"{item[:32]!r}... is a pattern of {len(item)} characters; the most is {MAX_PATTERN}")
+    return item
 
 
 def _index(written: object) -> str | None:

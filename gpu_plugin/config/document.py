@@ -1,6 +1,7 @@
 """A config file's text as plain values, and the line that each of them stands on. JSON is YAML, and read as such."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -91,10 +92,9 @@ def parse(written: bytes, source: str, limits: Limits = CONFIG_FILE) -> Document
     except UnicodeDecodeError as error:
         line = written.count(b"\n", 0, error.start) + 1
         raise ConfigError.of([Fault("not UTF-8 text", source, line)]) from None
+    text = _without_tabs(text)
     try:
-        loader = _loader()(_without_tabs(text))
-        loader.most = loader.left = limits.most_values
-        root = loader.get_single_node()
+        loader, root = _composed(text, limits)
     except yaml.reader.ReaderError as error:
         reason = f"the character #x{_code(error.character):04x} is not allowed in YAML"
         raise ConfigError.of([Fault(reason, source, text.count("\n", 0, error.position) + 1)]) from None
@@ -110,25 +110,77 @@ def parse(written: bytes, source: str, limits: Limits = CONFIG_FILE) -> Document
     return Document.of(content, source, reader.lines)
 
 
+def _composed(text: str, limits: Limits) -> tuple[Any, Any]:
+    """A loader and the root node that it made of the text, None of an empty one.
+
+    libyaml reads ten times as fast; what it refuses is read again by PyYAML's own reader, which has the last word and says
+    more clearly what is wrong. Raises yaml.YAMLError.
+    """
+    import yaml  # noqa: PLC0415
+
+    if yaml.__with_libyaml__:
+        with suppress(yaml.YAMLError):
+            return _compose(_native_loader()(text), limits)
+    return _compose(_loader()(text), limits)
+
+
+def _compose(loader: Any, limits: Limits) -> tuple[Any, Any]:
+    """The node of the first document. One more may follow if nothing is in it: an end marker, or a separator."""
+    import yaml  # noqa: PLC0415
+
+    loader.most = loader.left = limits.most_values
+    loader.get_event()
+    root = None
+    while not loader.check_event(yaml.StreamEndEvent):
+        mark = loader.peek_event().start_mark
+        node = loader.compose_document()
+        if root is None:
+            root = node
+        elif node.id != "scalar" or node.value or node.style:
+            raise yaml.MarkedYAMLError(problem="but found another document", problem_mark=mark)
+    return loader, root
+
+
+class _Bounded:
+    """What stops a loader at documents too deep or too large. Mixed in before PyYAML's composer."""
+
+    left = most = MAX_VALUES
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        import yaml  # noqa: PLC0415
+
+        self.left -= 1
+        self.depth += 1
+        if self.left < 0 or self.depth > MAX_DEPTH:
+            problem = f"more than {self.most} values" if self.left < 0 else f"nested more than {MAX_DEPTH} deep"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.peek_event().start_mark)  # type: ignore[attr-defined]
+        node = super().compose_node(parent, index)  # type: ignore[misc]
+        self.depth -= 1
+        return node
+
+
 @cache
 def _loader() -> Any:
     import yaml  # noqa: PLC0415
 
-    class Loader(yaml.SafeLoader):
-        """The safe loader, which stops at documents too deep or too large."""
+    return type("Loader", (_Bounded, yaml.SafeLoader), {"__doc__": "The safe loader of PyYAML, bounded."})
 
-        left = most = MAX_VALUES
-        depth = 0
 
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            self.left -= 1
-            self.depth += 1
-            if self.left < 0 or self.depth > MAX_DEPTH:
-                problem = f"more than {self.most} values" if self.left < 0 else f"nested more than {MAX_DEPTH} deep"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.peek_event().start_mark)  # type: ignore[no-untyped-call]
-            node = super().compose_node(parent, index)
-            self.depth -= 1
-            return node
+@cache
+def _native_loader() -> Any:
+    from yaml.composer import Composer  # noqa: PLC0415
+    from yaml.constructor import SafeConstructor  # noqa: PLC0415
+    from yaml.cyaml import CParser  # type: ignore[attr-defined]  # noqa: PLC0415
+    from yaml.resolver import Resolver  # noqa: PLC0415
+
+    class Loader(_Bounded, Composer, CParser, SafeConstructor, Resolver):
+        """libyaml's events, composed by PyYAML: its own composer knows no bounds."""
+
+        def __init__(self, text: str) -> None:
+            CParser.__init__(self, text)
+            for part in (Composer, SafeConstructor, Resolver):
+                part.__init__(self)
 
     return Loader
 
@@ -236,7 +288,8 @@ class _Values:
                     raise ValueError
                 return int(number)
             if kind == "float":
-                return float(self._loader.construct_yaml_float(node))
+                number = float(self._loader.construct_yaml_float(node))
+                return int(number) if number.is_integer() and abs(number) < _MAX_INTEGER else number
         except (ValueError, KeyError, IndexError):
             return self._fault(node, place, f"{node.value[:40]!r} is no {_KINDS[kind]} that can be read")
         return self._fault(node, place, f"the tag {_tag(node)} has no meaning here")

@@ -1,7 +1,8 @@
 """The JSON Schema of the config file, made of the tree that the daemon reads files by.
 
-`schema.json` beside this module is what `text` returns. It takes every file that the daemon takes; what is beyond JSON Schema
-(two entries that contradict each other, Kubernetes' rule for names) `gpu-plugin validate` alone finds.
+`schema.json` beside this module is what `text` returns. It takes every file that the daemon takes, if its keys are in the case
+that they have here; what is beyond JSON Schema (two entries that contradict each other, Kubernetes' rule for names)
+`gpu-plugin validate` alone finds.
 """
 
 import json

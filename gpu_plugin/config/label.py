@@ -1,7 +1,8 @@
 """Which of several config files a node uses: the rules of NVIDIA's config manager, save that an unknown name ends nothing.
 
 A label on the node names a file of a directory, as the keys of a ConfigMap lie there. Without a label there is a default,
-and without that the fallbacks, in their order (cmd/config-manager/main.go of NVIDIA/k8s-device-plugin).
+and without that the fallbacks, in their order (cmd/config-manager/main.go of NVIDIA/k8s-device-plugin). What was asked for and
+is not there, or cannot be known, is never replaced by something else: another configuration may hand out whole what is shared.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,10 +35,15 @@ FALLBACKS: Mapping[str, Callable[[Collection[str]], str | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The file to use, `NO_FILE` for none, and what is wrong with what was asked for, empty where nothing is."""
+    """The file to use, `NO_FILE` for none at all, or None where nothing may be served until more is known.
 
-    file: str
+    `complaint` is what is wrong with what was asked for, or with asking, and empty where nothing is; `asked` is the file that
+    was asked for where that is another one, empty where it is not or is not known.
+    """
+
+    file: str | None
     complaint: str = ""
+    asked: str = ""
 
 
 def choose(
@@ -45,7 +51,8 @@ def choose(
     present: Collection[str],
     default: str = "",
     fallbacks: Sequence[str] = (),
-    in_force: Choice | None = None,
+    last: str | None = None,
+    untold: str = "",
 ) -> Choice:
     """The config file to use among those `present`.
 
@@ -54,37 +61,47 @@ def choose(
         present: the names of the files there are.
         default: the file to use without a label, empty for none.
         fallbacks: keys of `FALLBACKS`, tried in their order where neither label nor default names a file.
-        in_force: the last choice without a complaint, None before there was one.
+        last: the file of the last choice without a complaint, None before there was one.
+        untold: why the label is not known, empty where it is.
 
-    That choice is kept where the label, or else the default, names a file that is not there, and where nothing can be
-    chosen. Before there was one, what would be chosen without the unknown name is used.
+    Where the label is not known, where it or else the default names a file that is not there, and where nothing can be
+    chosen, the last choice is kept. Before there was one, there is no choice.
     """
+    if untold:
+        if last is None or (last != NO_FILE and last not in present):
+            gone = f"; {_named_in_words(last)}, the last one chosen, does not exist: {_there(present)}" if last else ""
+            return Choice(None, f"{untold}{gone}")
+        return _kept(last, untold, "")
     asked = label or default
     if asked in present:
         return Choice(asked)
-    complaint = _complaint(label, default, present)
-    if asked and in_force is not None:
-        return Choice(in_force.file, f"{complaint}; {_named_in_words(in_force.file)} stays in force")
-    if asked and default in present:
-        return Choice(default, f"{complaint}; the default, {default}, is used until it does")
-    for strategy in fallbacks:
-        file = FALLBACKS[strategy](present)
-        if file is not None:
-            return Choice(file, f"{complaint}; {_named_in_words(file)} is used until it does" if asked else "")
-    if in_force is not None:
-        return Choice(in_force.file, f"{complaint}; {_named_in_words(in_force.file)} stays in force")
-    return Choice(NO_FILE, f"{complaint}; flags and environment alone are used")
+    if not asked:
+        for strategy in fallbacks:
+            file = FALLBACKS[strategy](present)
+            if file is not None:
+                return Choice(file)
+    return _kept(last, _complaint(label, default, present), asked)
+
+
+def _kept(last: str | None, complaint: str, asked: str) -> Choice:
+    if last is None:
+        return Choice(None, complaint, asked)
+    return Choice(last, f"{complaint}; {_named_in_words(last)} stays in force", asked)
 
 
 def _named_in_words(file: str) -> str:
     return f"config {file}" if file else "no config file"
 
 
+def _there(present: Collection[str]) -> str:
+    return f"there are {', '.join(sorted(present))}" if present else "no configuration files are available"
+
+
 def _complaint(label: str, default: str, present: Collection[str]) -> str:
-    there = f"there are {', '.join(sorted(present))}" if present else "no configuration files are available"
+    there = _there(present)
     if label or default:
         by = "the node's label" if label else "the default"
         return f"specified config {label or default} (by {by}) does not exist: {there}"
     if not present:
-        return "no configuration files are available"
+        return there
     return f"no config was set, no default was provided, and all fallbacks failed: {there}"

@@ -84,7 +84,7 @@ NVIDIA: tuple[Option, ...] = (
         "driver_root",
         "flags.nvidiaDriverRoot",
         "/",
-        values.path,
+        values.root,
         "root of the driver installation on the host",
         flags=("driver-root", "nvidia-driver-root"),
         envs=("NVIDIA_DRIVER_ROOT",),

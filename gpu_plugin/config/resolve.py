@@ -1,7 +1,7 @@
 """Flag > environment > file > default, each value read once and every fault named with the place it stands at."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from gpu_plugin.config.document import Document, Place
@@ -17,16 +17,19 @@ File = Document | Mapping[str, object] | None
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What a file says: its values, read, and what is wrong with it."""
+    """What a file says: its values, read, what is wrong with it, and what deserves a word though nothing is."""
 
     document: Document
     content: Mapping[str, object]
     sections: Mapping[str, Any]
     faults: tuple[Fault, ...]
+    remarks: tuple[Fault, ...] = ()
 
 
 def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File = None) -> Settings:
-    """The settings that these sources ask for. A file is judged whole, what flags and environment overrule included.
+    """The settings that these sources ask for.
+
+    What is wrong with a value of the file that a flag or the environment overrules is a remark of theirs; all else is refused.
 
     Args:
         flags: values of the command line by option name; None for a flag that was not given.
@@ -45,13 +48,16 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File 
             found[option.name] = _value(option, flags, environ, written.content)
         except ConfigError as error:
             faults += error.faults
-    faults += written.faults
+    overruled = {option.name for option in OPTIONS if _given(option, flags, environ) is not None}
+    remarks, wrong = _sorted_out(written.faults, overruled)
+    faults += wrong
     if faults:
         known = {option.name: found.get(option.name, _default(option)) for option in OPTIONS}
-        sure = {option.name for option in OPTIONS if option.name in found} - _faulty(written)
+        sure = {option.name for option in OPTIONS if option.name in found} - (_faulty(written) - overruled)
     else:
         known, sure = found, set(found)
-    settings = Settings(**known, **written.sections)  # type: ignore[arg-type]
+    remarks += written.remarks
+    settings = Settings(**known, **written.sections, remarks=tuple(remarks))  # type: ignore[arg-type]
     faults += [fault for fault, names in _contradictions(settings, written.document) if names <= sure]
     if faults:
         raise ConfigError.of(sorted(faults, key=lambda fault: fault.line))
@@ -79,10 +85,12 @@ def _read_file(document: Document) -> _Written:
         return _Written(document, {}, {}, ())
     # Only those who have a file need the schema.
     from gpu_plugin.config.health_section import verdicts  # noqa: PLC0415
-    from gpu_plugin.config.schema import Checked  # noqa: PLC0415
+    from gpu_plugin.config.schema import Checked, spelt_as_in  # noqa: PLC0415
     from gpu_plugin.config.schema_v1 import SCHEMA, name_patterns  # noqa: PLC0415
     from gpu_plugin.config.sharing_section import shared_resources  # noqa: PLC0415
+    from gpu_plugin.config.switching import told_to_switchers  # noqa: PLC0415
 
+    document = spelt_as_in(SCHEMA, document)
     checked = Checked(document, SCHEMA)
     gpu_names, gpu_faults = name_patterns(document, checked.content, "gpus")
     mig_names, mig_faults = name_patterns(document, checked.content, "mig")
@@ -94,7 +102,7 @@ def _read_file(document: Document) -> _Written:
     faults = (*checked.faults, *gpu_faults, *mig_faults, *sharing_faults)
     health = verdicts(cast("Mapping[str, Any]", checked.content.get("health", {})))
     sections = {"sharing": sharing, "gpu_names": gpu_names, "mig_names": mig_names, "verdicts": health}
-    return _Written(document, checked.content, sections, faults)
+    return _Written(document, checked.content, sections, faults, tuple(told_to_switchers(document)))
 
 
 def _faulty(written: _Written) -> set[str]:
@@ -115,15 +123,37 @@ def _value(
     option: Option, flags: Mapping[str, object], environ: Mapping[str, str], content: Mapping[str, object]
 ) -> object:
     """An option's value. Raises ConfigError for a flag or a variable that cannot be; the file is read already."""
+    given = _given(option, flags, environ)
+    if given is not None:
+        return _read(option, *given)
+    in_file = at(content, tuple(option.file.split("."))) if option.file else None
+    return _default(option) if in_file is None else in_file
+
+
+def _given(option: Option, flags: Mapping[str, object], environ: Mapping[str, str]) -> tuple[object, str] | None:
+    """What a flag or else a variable says, and which; None where neither does."""
     flag = flags.get(option.name)
     if flag is not None:
-        return _read(option, flag, f"--{option.flags[0]}")
+        return flag, f"--{option.flags[0]}"
     for env in option.envs:
         written = environ.get(env)
         if written or (written is not None and option.name == "kubelet_socket"):
-            return _read(option, written, f"environment variable {env}")
-    in_file = at(content, tuple(option.file.split("."))) if option.file else None
-    return _default(option) if in_file is None else in_file
+            return written, f"environment variable {env}"
+    return None
+
+
+def _sorted_out(faults: Iterable[Fault], overruled: Collection[str]) -> tuple[list[Fault], list[Fault]]:
+    """Remarks on values of the file that are overruled, and the faults of all others."""
+    paths = {option.file: option for option in OPTIONS if option.file and option.name in overruled}
+    remarks, wrong = [], []
+    for fault in faults:
+        option = paths.get(fault.path.partition("[")[0])
+        if option is None:
+            wrong.append(fault)
+        else:
+            by = f"--{option.flags[0]} or the environment" if option.flags else "the environment"
+            remarks.append(replace(fault, reason=f"{fault.reason}; {by} overrules it, so it does no harm"))
+    return remarks, wrong
 
 
 def _read(option: Option, written: object, source: str) -> object:
@@ -163,7 +193,8 @@ def _contradictions(settings: Settings, document: Document) -> Iterator[tuple[Fa
             "invalid --node-name: must not be empty with --config-file-srcdir, since that node's label names the file"
         )
         yield Fault(reason), {"config_file_srcdir", "node_name"}
-    both = [gpu for gpu in settings.include_gpus if gpu in settings.exclude_gpus]
+    excluded = frozenset(settings.exclude_gpus)
+    both = [gpu for gpu in settings.include_gpus if gpu in excluded]
     if both:
         reason = f"{', '.join(both)} stands on the list of GPUs to include (--include-gpus, selection.include) too"
         in_file = at(document.content, ("selection", "exclude")) is not None

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 from gpu_plugin.config.document import Document, Place, spell
 from gpu_plugin.config.errors import Fault
-from gpu_plugin.config.values import ItemError, Reading
+from gpu_plugin.config.values import ItemError, Reading, boolean, boolean_or_auto
+
+_ONE_LETTER: Mapping[str, object] = {"y": True, "Y": True, "n": False, "N": False}
+"""Truth values of YAML 1.1 that NVIDIA's reader takes in a file, and PyYAML for text."""
 
 MAX_HINTS = 20
 """Unknown keys of one file that are told what was meant: looking for it takes longer than all the rest."""
@@ -49,6 +52,39 @@ class Table:
 
 
 Node = Leaf | Branch | Rows | Table
+
+
+def spelt_as_in(tree: Branch, document: Document) -> Document:
+    """The same document with keys in the case that the tree has them in: NVIDIA's reader (Go's encoding/json) heeds no case.
+
+    A key that stands there in two cases is left as it is, to be refused.
+    """
+    moved: dict[Place, Place] = {}
+    content = _respelt(tree, document.content, (), (), moved)
+    if not moved:
+        return document
+    lines = {moved.get(place, place): line for place, line in document.lines.items()}
+    return Document.of(content, document.source, lines)
+
+
+def _respelt(node: Node | None, value: object, was: Place, becomes: Place, moved: dict[Place, Place]) -> object:
+    """The value with its keys respelt. Takes the places that it was at and will be at, and notes those that differ."""
+    if was != becomes:
+        moved[was] = becomes
+    if isinstance(value, list) and (node is None or isinstance(node, Rows)):
+        row = node.row if isinstance(node, Rows) else None
+        return [_respelt(row, item, (*was, at), (*becomes, at), moved) for at, item in enumerate(value)]
+    if not isinstance(value, Mapping):
+        return value
+    keys = node.keys if isinstance(node, Branch) else {}
+    known = {key.lower(): key for key in keys}
+    written = [str(name).lower() for name in value]
+    found: dict[object, object] = {}
+    for name, inner in value.items():
+        lower = str(name).lower()
+        key = known[lower] if name not in keys and lower in known and written.count(lower) == 1 else name
+        found[key] = _respelt(keys.get(str(key)), inner, (*was, str(name)), (*becomes, str(key)), moved)
+    return found
 
 
 class Checked:
@@ -114,6 +150,8 @@ class Checked:
         return found
 
     def _leaf(self, place: Place, leaf: Leaf, value: object) -> object:
+        if leaf.parse in (boolean, boolean_or_auto) and isinstance(value, str):
+            value = _ONE_LETTER.get(value, value)
         try:
             return leaf.parse(value)
         except ItemError as error:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from gpu_plugin.config import values
+from gpu_plugin.config.device_names import MAX_PATTERN, bounded_pattern
 from gpu_plugin.config.document import Document
 from gpu_plugin.config.errors import Fault
 from gpu_plugin.config.health_section import HEALTH
@@ -36,11 +37,11 @@ def _single(written: object) -> object:
     return written
 
 
-@reading({"type": "string", "minLength": 1, "pattern": values.ONE_LINE})
+@reading({"type": "string", "pattern": rf"^[^\n\u0000]{{1,{MAX_PATTERN}}}$"})
 def _pattern(written: object) -> str:
     if not values.text(written):
         raise ValueError("no pattern specified")
-    return values.text(written)
+    return bounded_pattern(values.text(written))
 
 
 def _names(of: str) -> Rows:

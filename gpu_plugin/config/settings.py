@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from gpu_plugin.config.errors import Fault
 from gpu_plugin.config.sharing import NamePattern, SharedResource
 from gpu_plugin.config.values import Auto
 from gpu_plugin.config.verdicts import Verdicts
@@ -80,6 +81,7 @@ class Settings:
     mig_names: tuple[NamePattern, ...] = ()
     verdicts: Verdicts = field(default_factory=Verdicts)
     device_list_strategy_reason: str = ""
+    remarks: tuple[Fault, ...] = field(default=(), compare=False)
 
     @property
     def socket_dir(self) -> str:

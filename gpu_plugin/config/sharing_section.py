@@ -24,6 +24,9 @@ MAX_REPLICAS = 4 * 1024 * 1024 // 50
 MAX_MPS_REPLICAS = 48
 """Clients of an MPS daemon on Volta and later (CUDA MPS documentation, "Volta MPS"). Older parts take fewer."""
 
+MAX_ENTRIES = 1000
+"""Entries under `sharing`: each is held against all others of its resource."""
+
 SECTIONS = {"timeSlicing": TIME_SLICING, "mps": MPS}
 """Keys of the section, and the strategy that each stands for."""
 
@@ -67,7 +70,7 @@ def device_choice(written: object) -> DeviceChoice:
         raise ValueError(f"unrecognized type for devices spec: {written!r} is neither 'all' nor a count nor a list")
     if not written:
         raise ValueError("devices set as an empty list: name some, or leave it out for all")
-    listed: list[str] = []
+    listed: dict[str, None] = {}
     for index, item in enumerate(written):
         try:
             name = listed_device(item)
@@ -75,7 +78,7 @@ def device_choice(written: object) -> DeviceChoice:
             raise ItemError(index, str(error)) from None
         if name in listed:
             raise ItemError(index, f"device {name} stands in the list twice")
-        listed.append(name)
+        listed[name] = None
     return DeviceChoice(listed=tuple(listed))
 
 
@@ -173,9 +176,11 @@ SHARING = Branch(
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
+    number: int
     place: Place
     shared: SharedResource
     all_written: bool  # devices: all stands there, in so many words
+    devices: frozenset[str]  # those that are listed
 
 
 def shared_resources(
@@ -190,19 +195,30 @@ def shared_resources(
     """
     faults: list[Fault] = []
     entries: list[_Entry] = []
+    alike: dict[tuple[str, str], list[_Entry]] = {}  # by name and by what it is offered as: no others can contradict
     for entry in _entries(document, sharing, faults):
+        if len(entries) == MAX_ENTRIES:
+            faults.append(
+                document.fault(entry.place, f"more than {MAX_ENTRIES} entries; no node has so many devices to share")
+            )
+            break
         name, place = entry.shared.name, entry.place
         if entry.shared.strategy == MPS and (name.partition("/")[2].startswith("mig-") or name in mig_names):
             faults.append(document.fault((*place, "name"), "sharing using MPS is not supported for MIG devices"))
-        fault = next(filter(None, (_contradiction(document, other, entry) for other in entries)), None)
+        keys = (("name", name), ("offered", entry.shared.offered_as))
+        others = sorted({other.number: other for key in keys for other in alike.get(key, ())}.items())
+        fault = next(filter(None, (_contradiction(document, other, entry) for _, other in others)), None)
         if fault:
             faults.append(fault)
+        for key in keys:
+            alike.setdefault(key, []).append(entry)
         entries.append(entry)
     return tuple(entry.shared for entry in entries), faults
 
 
 def _entries(document: Document, sharing: Mapping[str, Any], faults: list[Fault]) -> Iterator[_Entry]:
-    """The entries that can be judged: those without a fault of their own."""
+    """The entries that can be judged, numbered: those without a fault of their own."""
+    number = 0
     for key, strategy in SECTIONS.items():
         section = sharing.get(key, {})
         single = section.get("failRequestsGreaterThanOne", strategy == MPS)
@@ -225,43 +241,45 @@ def _entries(document: Document, sharing: Mapping[str, Any], faults: list[Fault]
                 single_requests=single,
                 limits=MpsLimits(limits.get("activeThreadPercentage"), limits.get("pinnedMemory")),
             )
-            yield _Entry(place, shared, "devices" in row and shared.devices.everything)
+            all_written = "devices" in row and shared.devices.everything
+            yield _Entry(number, place, shared, all_written, frozenset(shared.devices.listed))
+            number += 1
 
 
 def _contradiction(document: Document, first: _Entry, second: _Entry) -> Fault | None:
     """Why these two entries cannot both be meant, told at the second; None where they can."""
     one, other = first.shared, second.shared
-    there = _where(document, first.place)
+
+    def there() -> str:
+        return _where(document, first.place)
+
     if one.strategy != other.strategy:
         if one.name == other.name:
-            reason = f"{one.name} is shared by {one.strategy} too, at {there}: a resource is shared by {TIME_SLICING} or {MPS}"
+            reason = f"{one.name} is shared by {one.strategy} too, at {there()}: a resource is shared by {TIME_SLICING} or {MPS}"
             return document.fault((*second.place, "name"), reason)
         if one.offered_as == other.offered_as:
             reason = (
-                f"{one.offered_as} is offered by {one.strategy} too, from {one.name} at {there}; rename one of them"
+                f"{one.offered_as} is offered by {one.strategy} too, from {one.name} at {there()}; rename one of them"
             )
             return document.fault(second.place, reason)
         return None
     same_daemon = one.strategy == MPS and one.offered_as == other.offered_as
     if same_daemon and (one.replicas, one.limits) != (other.replicas, other.limits):
-        reason = (
-            f"{one.offered_as} has other replicas or limits at {there}: one MPS daemon has the same for all; rename one"
-        )
+        reason = f"{one.offered_as} has other replicas or limits at {there()}: one MPS daemon has the same for all; rename one"
         return document.fault(second.place, reason)
     if one.name != other.name:
         return None
     if one.devices.everything and other.devices.everything:
         return document.fault(
-            (*second.place, "name"), f"all devices of {one.name} are shared by the entry at {there} already"
+            (*second.place, "name"),
+            f"all devices of {one.name} are shared by the entry at {there()} already",
         )
     if first.all_written or second.all_written:
-        reason = (
-            f"all devices of {one.name} are in one entry and some in another, at {there}; leave out 'all' for the rest"
-        )
+        reason = f"all devices of {one.name} are in one entry and some in another, at {there()}; leave out 'all' for the rest"
         return document.fault((*second.place, "devices"), reason)
-    for index, name in enumerate(other.devices.listed):
-        if name in one.devices.listed:
-            reason = f"device {name} of {one.name} is in the entry at {there} already"
+    for index, name in enumerate(() if first.devices.isdisjoint(second.devices) else other.devices.listed):
+        if name in first.devices:
+            reason = f"device {name} of {one.name} is in the entry at {there()} already"
             return document.fault((*second.place, "devices", index), reason)
     return None
 

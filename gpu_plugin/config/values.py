@@ -99,6 +99,12 @@ def optional_path(written: object) -> str:
     return path(written) if written != "" else ""
 
 
+@reading({"type": "string", "pattern": r"^(/[^\n\u0000]*)?$"})
+def root(written: object) -> str:
+    """An absolute path; nothing stands for the root directory."""
+    return path(written) if written != "" else "/"
+
+
 @reading({"type": "string", "pattern": ONE_LINE})
 def label_key(written: object) -> str:
     """The key of a node label."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from gpu_plugin.config.differing import plain
 from gpu_plugin.config.options import OPTIONS
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import MPS, NamePattern, SharedResource
 from gpu_plugin.config.sharing_section import SECTIONS
-from gpu_plugin.config.values import spell_duration
 
 
 def written(settings: Settings) -> dict[str, object]:
@@ -15,7 +15,7 @@ def written(settings: Settings) -> dict[str, object]:
     for option in OPTIONS:
         value = getattr(settings, option.name)
         if option.file and value is not None:
-            _put(content, option.file.split("."), _plain(value))
+            _put(content, option.file.split("."), plain(value))
     for key, patterns in (("gpus", settings.gpu_names), ("mig", settings.mig_names)):
         if patterns:
             _put(content, ["resources", key], _patterns(patterns))
@@ -41,12 +41,6 @@ def _put(content: dict[str, object], path: Sequence[str], value: object) -> None
         assert isinstance(inner, dict)
         content = inner
     content[last] = value
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, float):
-        return spell_duration(value)
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _patterns(patterns: Sequence[NamePattern]) -> list[dict[str, str]]:

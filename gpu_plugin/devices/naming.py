@@ -1,8 +1,18 @@
 """Names: which resource names a kubelet takes, and how a device id is made and read."""
 
+from collections.abc import Sequence
+
 from gpu_plugin.config.names import DOMAIN, resource_name_fault
 
-__all__ = ["DOMAIN", "MAX_DEVICE_ID", "MAX_LIST_BYTES", "PLACEHOLDER", "mig_resource", "resource_name_fault"]
+__all__ = [
+    "DOMAIN",
+    "MAX_DEVICE_ID",
+    "MAX_LIST_BYTES",
+    "PLACEHOLDER",
+    "first_few",
+    "mig_resource",
+    "resource_name_fault",
+]
 
 MAX_DEVICE_ID = 63
 """Longest device id the API's own comment allows (k8s.io/kubelet, deviceplugin/v1beta1, Device.ID)."""
@@ -17,3 +27,12 @@ PLACEHOLDER = "GPU-unreadable-"
 def mig_resource(profile: str) -> str:
     """The resource that MIG devices of a profile are counted under: nvidia.com/mig-1g.10gb.me for 1g.10gb+me."""
     return f"{DOMAIN}/mig-{profile.replace('+', '.')}"
+
+
+_SHOWN = 4
+
+
+def first_few(items: Sequence[str]) -> str:
+    """The first four items, quoted, and how many more there are: one file fits a whole cluster, so lists may be long."""
+    shown = ", ".join(repr(item) for item in items[:_SHOWN])
+    return f"{shown} and {len(items) - _SHOWN} more" if len(items) > _SHOWN else shown

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import NamePattern
 from gpu_plugin.devices.device import Resource, mig_slice, whole_gpu, with_held
-from gpu_plugin.devices.naming import DOMAIN, MAX_LIST_BYTES, mig_resource, resource_name_fault
+from gpu_plugin.devices.naming import DOMAIN, MAX_LIST_BYTES, first_few, mig_resource, resource_name_fault
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.selection import matches, selected, unmatched
 from gpu_plugin.devices.sharing import Named, share
@@ -51,9 +52,9 @@ def plan(node: Node, settings: Settings) -> Plan:
     known = [gpu for gpu in sorted(node.gpus, key=lambda g: (g.index, g.uuid)) if served(gpu)]
     gpus = served_gpus(node, settings)
     warnings = [
-        f"{item!r} on the list of GPUs to {word} is none of this node's GPUs"
-        for word, items in (("include", settings.include_gpus), ("exclude", settings.exclude_gpus))
-        for item in unmatched(known, items)
+        f"{first_few(items)} on the list of GPUs to {word} {'is' if len(items) == 1 else 'are'} none of this node's GPUs"
+        for word, listed in (("include", settings.include_gpus), ("exclude", settings.exclude_gpus))
+        if (items := unmatched(known, listed))
     ]
     if known and not gpus:
         warnings.append(
@@ -161,9 +162,28 @@ def _valid(named: Iterable[Named], warnings: list[str]) -> Mapping[str, list[Nam
 
 
 def list_bytes(resource: Resource) -> int:
-    """Bytes that a list of these devices takes at most, all unhealthy."""
-    # A device is its id, "Unhealthy", its NUMA nodes, and their tags and lengths: never more than this.
-    return sum(len(device.id) + 19 + 11 * len(device.numa) for device in resource.devices)
+    """Bytes that a list of these devices takes when all are unhealthy, the longer of the two words for health."""
+    return sum(_device_bytes(len(device.id.encode()), device.numa) for device in resource.devices)
+
+
+_UNHEALTHY_BYTES = 11
+"""What the field with "Unhealthy" takes: its tag and length, and the word."""
+
+
+@lru_cache(256)
+def _device_bytes(of_id: int, numa: tuple[int, ...]) -> int:
+    """Bytes of one device in a list as protobuf encodes it (v1beta1.Device), unhealthy, with an id of so many bytes."""
+    nodes = sum(_sized(0 if node == 0 else 1 + _varint_bytes(node)) for node in numa)
+    return _sized(_sized(of_id) + _UNHEALTHY_BYTES + (_sized(nodes) if numa else 0))
+
+
+def _sized(size: int) -> int:
+    """Bytes of a field that holds so many: its tag, its length, and they."""
+    return 1 + _varint_bytes(size) + size
+
+
+def _varint_bytes(value: int) -> int:
+    return max(1, (value.bit_length() + 6) // 7)
 
 
 def check_length(resource: Resource) -> None:

@@ -4,32 +4,43 @@ A kubelet may crash over a device that leaves the list while a pod holds it or i
 manager dereferences its entry without looking), so an id is withdrawn only on the kubelet's word that no pod has it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpu_plugin.devices.device import Device, Resource, with_held
+from gpu_plugin.devices.device import MIG, Device, Resource, with_held
 from gpu_plugin.devices.naming import PLACEHOLDER
 
 SETTLE = 5.0
 """Seconds that a retired device stays listed at least: a pod that was being given it when it went shows up meanwhile."""
 
 Held = frozenset[tuple[str, str]]
-"""(resource name, device id) of every device that a pod holds."""
+"""(resource name, device id) of devices that pods hold or may hold."""
+
+GONE = "it is not on this node any more"
 
 
 @dataclass(frozen=True, slots=True)
 class Retirement:
-    """What is gone and still listed: by resource name and device id, when that began (seconds, of the caller's clock).
+    """What is gone and still listed, by resource name and device id.
 
-    `held` is what pods held when the kubelet was last heard.
+    `since` is when that began (seconds, of the caller's clock). `free` is what no pod holds: nobody is given it any more, so
+    that stays so. `beside` are the MIG devices that were on its GPU together with it until it went: what a pod has as one of
+    them is no part of the others.
     """
 
     since: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    held: Held = frozenset()
+    free: Held = frozenset()
+    beside: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
 
 
 def retire(
-    listed: Iterable[Resource], planned: Sequence[Resource], before: Retirement, held: Held | None, now: float
+    listed: Iterable[Resource],
+    planned: Sequence[Resource],
+    before: Retirement,
+    held: Held | None,
+    now: float,
+    recent: Collection[tuple[str, str]] = (),
+    elsewhere: Iterable[Device] = (),
 ) -> tuple[tuple[Resource, ...], Retirement]:
     """The planned resources, with what was listed before and is gone added at the end of each, unhealthy.
 
@@ -37,13 +48,17 @@ def retire(
         listed: the resources as the kubelet was last told of them.
         planned: the resources as they should be.
         before: what was retired already.
-        held: what pods hold as far as the kubelet says, asked for no earlier than now; None where it has not said.
-        now: seconds of a clock that never goes back.
+        held: what pods may hold as far as the kubelet says; None where it has not said.
+        now: when the kubelet was asked, in seconds of a clock that never goes back.
+        recent: what was given to a pod so lately that the kubelet may not have said so: the last `SETTLE` seconds.
+        elsewhere: what pods hold under names that are not listed here.
 
     Returns:
         Resources in the order of the plan, then those that have retired devices alone; and what is retired now. A planned
-        device whose hardware a pod holds under a former id is held back, unless both share it anyway.
+        device is held back while a pod may hold its hardware under the id of a retired one, unless both share it anyway: until
+        the kubelet has said that none does.
     """
+    listed = tuple(listed)
     wanted = {resource.name: resource for resource in planned}
     since: dict[tuple[str, str], float] = {}
     leaving: dict[str, list[Device]] = {}
@@ -56,43 +71,108 @@ def retire(
             began = before.since.get(key, now)
             if held is None or key in held or now - began < SETTLE:
                 since[key] = began
-                leaving.setdefault(resource.name, []).append(_retired(device))
-    known = before.held if held is None else held
-    in_use = [d for name, devices in leaving.items() for d in devices if (name, d.id) in known]
+                leaving.setdefault(resource.name, []).append(gone(device))
+    others = [_InUse(device, None) for device in elsewhere]
+    if not since and not others:
+        return tuple(planned), Retirement()
+    free = before.free & since.keys()
+    if held is not None:
+        free = (free | since.keys()) - held - frozenset(recent)
+    beside = _beside(listed, since.keys(), before.beside)
+    in_use = [
+        _InUse(d, beside.get((name, d.id)))
+        for name, devices in leaving.items()
+        for d in devices
+        if (name, d.id) not in free
+    ]
+    busy = _Busy([*in_use, *others], [device for resource in planned for device in resource.devices])
     names = [*wanted, *(name for name in leaving if name not in wanted)]
     merged = []
     for name in names:
-        kept = _held_back(wanted[name].devices, in_use) if name in wanted else ()
+        kept = tuple(map(busy.held_back, wanted[name].devices)) if name in wanted else ()
         merged.append(Resource(name, (*kept, *leaving.get(name, ()))))
-    return tuple(merged), Retirement(since, known if since else frozenset())
+    return tuple(merged), Retirement(since, free, beside)
 
 
-def _retired(device: Device) -> Device:
-    return device if device.retired else replace(with_held(device, "it is not on this node any more"), retired=True)
+def gone(device: Device) -> Device:
+    """The device, listed for the sake of a pod that may hold it, and for no other."""
+    return device if device.retired else replace(with_held(device, GONE), retired=True)
 
 
-def _held_back(devices: tuple[Device, ...], in_use: Sequence[Device]) -> tuple[Device, ...]:
-    if not in_use:
-        return devices
-    # Tens of thousands of replicas are each held against what is in use of their own hardware alone.
-    by_hardware: dict[str, list[Device]] = {}
-    for old in in_use:
-        for uuid in {old.gpu, old.visible_id}:
-            by_hardware.setdefault(uuid, []).append(old)
-    return tuple(
-        _busy(device, [*by_hardware.get(device.gpu, ()), *by_hardware.get(device.visible_id, ())]) for device in devices
-    )
+def _beside(
+    listed: Iterable[Resource],
+    retired: Collection[tuple[str, str]],
+    before: Mapping[tuple[str, str], frozenset[str]],
+) -> Mapping[tuple[str, str], frozenset[str]]:
+    """What each retired MIG device had beside it on its GPU when it was last planned; no entry where that is not known."""
+    together: dict[str, set[str]] = {}
+    fresh = []
+    for resource in listed:
+        for device in resource.devices:
+            key = (resource.name, device.id)
+            if device.kind == MIG and not device.retired:
+                together.setdefault(device.gpu, set()).add(device.visible_id)
+                if key in retired and key not in before:
+                    fresh.append((key, device.gpu))
+    sets = {gpu: frozenset(ids) for gpu, ids in together.items()}
+    return {key: ids for key, ids in before.items() if key in retired} | {key: sets[gpu] for key, gpu in fresh}
 
 
-def _busy(device: Device, in_use: Sequence[Device]) -> Device:
-    if device.held:
-        return device
-    former = next((old for old in in_use if _conflict(device, old)), None)
-    return with_held(device, f"a pod still holds its hardware as {former.id}") if former else device
+@dataclass(frozen=True, slots=True)
+class _InUse:
+    """A retired device; `beside` as in Retirement, None where it is not known."""
+
+    device: Device
+    beside: frozenset[str] | None
 
 
-def _conflict(device: Device, old: Device) -> bool:
-    """Whether a pod that has `old` and one that gets `device` would both have hardware that one of them has for itself."""
-    same_unit = device.visible_id == old.visible_id
-    part_of_it = device.gpu == old.gpu and device.kind != old.kind
-    return (same_unit or part_of_it) and not (device.shared and old.shared)
+class _Busy:
+    """Which planned devices have hardware that a retired one has. Devices of the same hardware are judged once."""
+
+    def __init__(self, in_use: Iterable[_InUse], planned: Iterable[Device]) -> None:
+        gpu_of = {device.visible_id: device.gpu for device in planned if device.kind == MIG}
+        self._of: dict[str, dict[tuple[object, ...], _InUse]] = {}
+        self._found: dict[tuple[object, ...], Device | None] = {}
+        for old in in_use:
+            device = old.device
+            parent = device.gpu
+            if device.kind == MIG and device.gpu == device.visible_id:  # all that is known of it is its name
+                parent = gpu_of.get(device.visible_id, ANYWHERE)
+            of_gpu = self._of.setdefault(parent, {})
+            of_gpu.setdefault((device.kind, device.visible_id, bool(device.shared), old.beside), old)
+
+    def held_back(self, device: Device) -> Device:
+        """The device, held back where a pod may have its hardware under a former id."""
+        if device.held:
+            return device
+        unit = (device.gpu, device.visible_id, device.kind, bool(device.shared), device.nodes)
+        if unit not in self._found:
+            candidates = (*self._of.get(device.gpu, {}).values(), *self._of.get(ANYWHERE, {}).values())
+            self._found[unit] = next((old.device for old in candidates if _conflict(device, old)), None)
+        former = self._found[unit]
+        return with_held(device, f"a pod may still hold its hardware as {former.id}") if former else device
+
+
+ANYWHERE = ""
+"""Stands for the GPU of a MIG device of which only its name is known, and which is on this node no more."""
+
+
+def _conflict(device: Device, old: _InUse) -> bool:
+    """Whether a pod that has `old` and one that gets `device`, of one GPU, would both have what one of them has for itself."""
+    former = old.device
+    if device.shared and former.shared:
+        return False
+    if device.visible_id == former.visible_id:
+        return True
+    # MIG devices that were there together are no parts of each other. Of others, that was made of the same instances which
+    # has the same capability node: what a container was once given it can open for as long as it lives. A whole GPU has none.
+    if old.beside is not None and device.visible_id in old.beside:
+        return False
+    mine, theirs = _capability(device), _capability(former)
+    return mine == theirs or not (mine and theirs)
+
+
+def _capability(device: Device) -> str:
+    """The capability node of a MIG device's compute instance; empty where it is not known."""
+    last = device.nodes[-1] if device.nodes else ""
+    return last if "/nvidia-caps/" in last else ""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.sharing import MPS, MpsLimits, SharedResource
 from gpu_plugin.devices.device import MIG, Device, with_held
+from gpu_plugin.devices.naming import MAX_LIST_BYTES, first_few
 
 REPLICA = "::"
 """Between the id of what is shared and the replica's number, as NVIDIA's plugin writes it."""
@@ -43,7 +44,8 @@ def share(
     An entry for a resource that the node does not have asks for nothing, and is said.
 
     Raises:
-        ConfigError: two entries list the same device, one perhaps by index and the other by uuid.
+        ConfigError: two entries list the same device, one perhaps by index and the other by uuid, or there would be more
+            replicas than a list takes.
     """
     offered: dict[str, list[Device]] = {}
     warnings = [
@@ -51,16 +53,37 @@ def share(
         for name in dict.fromkeys(entry.name for entry in entries)
         if name not in named
     ]
+    taken = {
+        name: _taken(devices, [entry for entry in entries if entry.name == name], warnings)
+        for name, devices in named.items()
+    }
+    _check_lengths(taken.values())
     for name, devices in named.items():
-        own = [entry for entry in entries if entry.name == name]
-        taken = _taken(devices, own, warnings)
         for one in devices:
-            entry = taken.get(one.device.id)
+            entry = taken[name].get(one.device.id)
             if entry is None:
                 offered.setdefault(name, []).append(one.device)
             else:
                 offered.setdefault(entry.offered_as, []).extend(_replicas(one.device, entry))
     return offered, warnings
+
+
+def _check_lengths(taken: Iterable[Mapping[str, SharedResource]]) -> None:
+    """Raises ConfigError where there would be more replicas than any list takes: making them would take seconds."""
+    least: dict[str, int] = {}
+    count: dict[str, int] = {}
+    for of_one_name in taken:
+        for identifier, entry in of_one_name.items():
+            # A list has the id, "::" and a number of each, and "Healthy", with their tags and lengths: 2, 2 and 9 bytes.
+            each = len(identifier) + len(REPLICA) + 1 + 13
+            least[entry.offered_as] = least.get(entry.offered_as, 0) + entry.replicas * each
+            count[entry.offered_as] = count.get(entry.offered_as, 0) + entry.replicas
+    for name, size in least.items():
+        if size > MAX_LIST_BYTES:
+            raise ConfigError(
+                f"{name}: {count[name]} devices make a list of at least {size} bytes and the kubelet reads "
+                f"{MAX_LIST_BYTES}: ask for fewer replicas"
+            )
 
 
 def _taken(
@@ -70,14 +93,18 @@ def _taken(
     taken: dict[str, SharedResource] = {}
     by_alias = {alias: one.device.id for one in devices for alias in one.aliases}
     for entry in entries:
+        absent: list[str] = []
         for item in entry.devices.listed:
             identifier = by_alias.get(item)
             if identifier is None:
-                warnings.append(f"sharing of {entry.name}: {item} is none of its devices on this node")
+                absent.append(item)
             elif taken.setdefault(identifier, entry) is not entry:
                 raise ConfigError(
                     f"sharing of {entry.name}: device {identifier} is listed in two entries, here as {item}"
                 )
+        if absent:
+            none = "is none" if len(absent) == 1 else "are none"
+            warnings.append(f"sharing of {entry.name}: {first_few(absent)} {none} of its devices on this node")
     for entry in sorted((e for e in entries if not e.devices.listed), key=lambda e: e.devices.everything):
         free = [one.device.id for one in devices if one.device.id not in taken]
         wanted = len(free) if entry.devices.everything else entry.devices.count

@@ -1,11 +1,12 @@
 """Watches the device plugin directory, which the kubelet empties, or which may go and come as a whole."""
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
-from asyncinotify import Inotify, Mask
 
+from gpu_plugin.inotify import Event, Inotify, Mask, Watch
 from gpu_plugin.pulse import Pulse
 
 log = logging.getLogger(__name__)
@@ -13,48 +14,106 @@ log = logging.getLogger(__name__)
 _WATCHED = (
     Mask.CREATE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
 )
+_ON_THE_WAY = Mask.CREATE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.ONLYDIR
 
 NET = 10.0
 """Seconds after which one looks even if nothing was heard, under what inotify may miss (a remount, an overflow)."""
 
+Place = tuple[int, int]
+"""Which directory something is: device and inode."""
+
 
 async def watch(directory: Path, something_happened: Pulse) -> None:
-    """Rings whenever something in `directory`, or above it while it does not exist, may have changed. Never returns.
+    """Rings whenever something in `directory`, or above it, may have changed. Never returns.
 
     It says only that one should look again: a queued event of long ago does no harm to who looks at the present.
     """
+    orphan = Orphan(directory)
     while True:
         try:
-            await _watch_once(directory, something_happened)
+            await _watch_once(directory, something_happened, orphan)
         except OSError as error:
             log.warning("cannot watch %s, looking every %g s instead: %s", directory, NET, error)
             await anyio.sleep(NET)
         something_happened.ring()
 
 
-async def _watch_once(directory: Path, something_happened: Pulse) -> None:
+async def _watch_once(directory: Path, something_happened: Pulse, orphan: "Orphan") -> None:
     """Watches until what is watched is no longer the right place."""
-    target = directory
-    while not target.is_dir() and target != target.parent:
-        target = target.parent
+    target, place = _nearest(directory)
     with Inotify() as inotify:
         inotify.add_watch(target, _WATCHED)
-        if target != _nearest(directory):
+        on_the_way = dict(_watch_above(inotify, target))
+        if _nearest(directory) != (target, place):
             return  # it appeared or went while the watch was being set
         something_happened.ring()
         while True:
             event = None
+            orphan.look()
             with anyio.move_on_after(NET):
                 event = await inotify.get()
+            if event is not None and event.watch is not None and _beside(event, on_the_way.get(event.watch)):
+                continue
             something_happened.ring()
             if event is not None and event.mask & (Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.IGNORED | Mask.Q_OVERFLOW):
                 return
-            if target != _nearest(directory):
+            if _nearest(directory) != (target, place):
                 return
 
 
-def _nearest(directory: Path) -> Path:
-    """The directory, or the nearest one above it that exists."""
+def _nearest(directory: Path) -> tuple[Path, Place]:
+    """The directory, or the nearest one above it that exists, and which one it is. Raises OSError where that cannot be said."""
     while not directory.is_dir() and directory != directory.parent:
         directory = directory.parent
-    return directory
+    status = directory.stat()
+    return directory, (status.st_dev, status.st_ino)
+
+
+def _watch_above(inotify: Inotify, target: Path) -> Iterator[tuple[Watch, frozenset[str]]]:
+    """Watches the directories that lead to the target, by its own path and by the one that links on it lead to.
+
+    Gives the names in each that are next on the way: renamed or made anew, the path leads elsewhere.
+    """
+    names: dict[Place, set[str]] = {}
+    paths: dict[Place, Path] = {}
+    for way in (target, target.resolve()):
+        for parent, name in zip(way.parents, (way, *way.parents), strict=False):
+            status = parent.stat()
+            place = status.st_dev, status.st_ino
+            paths.setdefault(place, parent)
+            names.setdefault(place, set()).add(name.name)
+    for place, parent in paths.items():
+        try:
+            watch = inotify.add_watch(parent, _ON_THE_WAY)
+        except PermissionError as error:  # what happens there is found out at the next look
+            log.debug("cannot watch %s: %s", parent, error)
+        else:
+            yield watch, frozenset(names[place])
+
+
+def _beside(event: Event, names: frozenset[str] | None) -> bool:
+    """Whether what happened in a directory on the way has to do with a neighbour alone."""
+    return names is not None and event.name is not None and event.name.name not in names
+
+
+class Orphan:
+    """Whether a directory was removed that is still mounted here: nothing that is made in its place will ever be seen."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._was = False
+
+    def look(self) -> bool:
+        """Says once that it was, and returns whether it is."""
+        try:
+            now = self._directory.stat().st_nlink == 0
+        except OSError:
+            now = False
+        if now and not self._was:
+            log.error(
+                "%s was removed on the host, and what is mounted here is only what is left of it: the kubelet cannot be "
+                "reached until this pod is started anew, or the process where it runs without a container",
+                self._directory,
+            )
+        self._was = now
+        return now

@@ -7,6 +7,7 @@ listens on a socket of its own name, since kubelets from 1.37 on tell endpoints 
 
 import itertools
 import logging
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ log = logging.getLogger(__name__)
 
 _INCARNATIONS = itertools.count(1)
 """One count for all resources of the process: two may share the part of their name that fits into a socket's."""
+
+REMINDER = 600.0
+"""Seconds after which it is said again that there is no kubelet, as a warning from then on."""
 
 FIRST_STREAM = 30.0
 """Seconds after a registration within which the kubelet must have opened its stream (it does so at once)."""
@@ -60,6 +64,7 @@ class ResourceEndpoint:
         if fault:
             raise ValueError(fault)
         self.resource = resource
+        self._log = logging.LoggerAdapter(log, {"resource": resource})
         self._store = store
         self._feed = ListFeed(resource, store)
         self._kubelet_socket = kubelet_socket
@@ -96,7 +101,7 @@ class ResourceEndpoint:
                 if self._unheard:
                     trouble = f"{why}, so it knows no device of this resource; registering again"
                 else:
-                    log.info("%s: %s; registering again", self.resource, why)
+                    self._log.info("%s: %s; registering again", self.resource, why)
             except RegistrationError as error:
                 self._unheard = False
                 trouble = f"registration failed: {error}"
@@ -105,10 +110,11 @@ class ResourceEndpoint:
                 trouble = f"cannot serve in {self._directory}: {error}"
             except Exception:
                 self._unheard = False
-                log.exception("%s: serving failed unexpectedly; beginning anew", self.resource)
+                fields = {"resource": self.resource}
+                log.exception("%s: serving failed unexpectedly; beginning anew", self.resource, extra=fields)
                 self._registrations.away(self.resource, "serving it failed unexpectedly: the log has the details")
             if trouble:  # a kubelet that is away is asked many times: once is worth a line
-                log.log(
+                self._log.log(
                     logging.DEBUG if trouble == self._trouble else logging.WARNING, "%s: %s", self.resource, trouble
                 )
                 self._registrations.away(self.resource, trouble)
@@ -151,12 +157,13 @@ class ResourceEndpoint:
             except FileNotFoundError:
                 self._unheard = False
                 return "our socket went as soon as it was made"
-            log.debug("%s: listening on %s", self.resource, path)
+            self._log.debug("%s: listening on %s", self.resource, path)
             self._registrations.served(self.resource, path)
             if self._kubelet_socket is not None:
                 kubelet = await self._register(self._kubelet_socket, path.name, server) or kubelet
+                service.registering = False
                 level = logging.DEBUG if self._unheard else logging.INFO
-                log.log(level, "%s: registered with the kubelet as %s", self.resource, path.name)
+                self._log.log(level, "%s: registered with the kubelet as %s", self.resource, path.name)
                 self._registrations.away(self.resource, UNHEARD)
                 if self._registered is not None:
                     self._registered()
@@ -184,7 +191,7 @@ class ResourceEndpoint:
             while True:
                 await self._look.wait(NET)
                 if dialled is not None and not server.listening and self._directory.is_dir():
-                    log.warning("%s: our socket went while we registered; making it again", self.resource)
+                    self._log.warning("%s: our socket went while we registered; making it again", self.resource)
                     await server.rebind()
 
         failure: RegistrationError | None = None
@@ -209,17 +216,24 @@ class ResourceEndpoint:
 
     async def _kubelet_present(self) -> Identity:
         """Waits for the kubelet's socket and says which one it is."""
-        told = False
+        told, said = -math.inf, False
         while True:
             found = self._kubelet()
             if found is not None:
                 return found
-            if not told:
-                why = f"waiting for the kubelet: no {self._kubelet_socket or self._directory} yet"
-                log.info("%s: %s", self.resource, why)
+            if anyio.current_time() >= told:
+                why = self._absent()
+                level = logging.WARNING if said else logging.INFO
+                self._log.log(level, "%s: %s", self.resource, why)
                 self._registrations.away(self.resource, why)
-                told = True
+                told, said = anyio.current_time() + REMINDER, True
             await self._look.wait(NET)
+
+    def _absent(self) -> str:
+        """What of the kubelet is not there."""
+        if not self._directory.is_dir():
+            return f"waiting for the kubelet: there is no directory {self._directory}: is --device-plugin-dir right?"
+        return f"waiting for the kubelet: no {self._kubelet_socket} yet"
 
     async def _until_over(self, service: DevicePluginService, server: SocketServer, kubelet: Identity) -> str:
         registered = anyio.current_time()
@@ -234,6 +248,7 @@ class ResourceEndpoint:
                 streams=service.streams,
                 streams_opened=service.streams_opened,
                 age=anyio.current_time() - registered,
+                again=self._registrations.again(self.resource),
             )
             why = over(view)
             if why:
@@ -243,13 +258,16 @@ class ResourceEndpoint:
                 self._works_since = anyio.current_time()
                 self._registrations.taken(self.resource)
                 if self._unheard:
-                    log.info("%s: the kubelet has opened its stream", self.resource)
+                    self._log.info("%s: the kubelet has opened its stream", self.resource)
             await self._look.wait(NET)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An incarnation as it stands: `age` is in seconds since its registration, identities are of kubelet.sock."""
+    """An incarnation as it stands: `age` is in seconds since its registration, identities are of kubelet.sock.
+
+    `again` is why it is to be registered again, though nothing that can be seen from here is wrong with it.
+    """
 
     listening: bool
     registering: bool
@@ -258,6 +276,7 @@ class View:
     streams: int
     streams_opened: int
     age: float
+    again: str = ""
 
 
 def over(view: View) -> str:
@@ -272,7 +291,7 @@ def over(view: View) -> str:
         return "the kubelet dropped our stream"
     if _unheard(view):
         return f"the kubelet opened no stream within {FIRST_STREAM:g} s of our registration"
-    return ""
+    return view.again
 
 
 def _unheard(view: View) -> bool:

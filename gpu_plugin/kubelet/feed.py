@@ -1,6 +1,7 @@
 """One resource's device list as bytes: encoded once for all streams, only where something changed, bursts as one."""
 
 import logging
+from dataclasses import dataclass
 
 import anyio
 import anyio.to_thread
@@ -19,6 +20,18 @@ OFF_LOOP = 2_000
 """From so many devices never encoded before on (20 µs each) the work is done on a thread, so that the loop runs on."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the store wants told: the devices, and how often the same list was asked for once more."""
+
+    devices: tuple[Device, ...]
+    again: int
+
+    def same(self, other: "Wanted | None") -> bool:
+        """Whether both are the very same devices, which are not compared one by one."""
+        return other is not None and self.devices is other.devices and self.again == other.again
+
+
 class ListFeed:
     """The newest list of a resource; streams wait for one they have not sent."""
 
@@ -29,7 +42,7 @@ class ListFeed:
         self._store = store
         self._encoder = wire.ListEncoder()
         self._changed = Pulse()
-        self._devices: tuple[Device, ...] | None = None
+        self._done: Wanted | None = None
         self._refreshing = anyio.Lock()
 
     async def run(self) -> None:
@@ -37,37 +50,46 @@ class ListFeed:
         while True:
             if await self.refresh():
                 await anyio.sleep(QUIET)
-            else:
+            elif self._wanted().same(self._done):
                 await self._store.changed.wait()
 
     async def refresh(self) -> bool:
-        """Takes in the newest snapshot. Returns whether the list is another than before."""
+        """Takes in the newest snapshot. Returns whether there is a list to send, another than before or the same once more."""
         async with self._refreshing:
-            view = self._store.current.resources.get(self.resource)
-            devices = view.resource.devices if view else ()
-            if devices is self._devices:
+            wanted = self._wanted()
+            if wanted.same(self._done):
                 return False
-            if self._encoder.fresh(devices) >= OFF_LOOP:
-                payload = await anyio.to_thread.run_sync(self._encoder.encode, devices)
-            else:
-                payload = self._encoder.encode(devices)
-            self._devices = devices
-            if len(payload) > wire.MAX_MESSAGE_BYTES:
-                log.error(
-                    "%s: a list of %d devices is %d bytes and the kubelet takes %d: %s. Ask for fewer replicas",
-                    self.resource,
-                    len(devices),
-                    len(payload),
-                    wire.MAX_MESSAGE_BYTES,
-                    "the last list stays" if self.version else "no device is offered",
-                )
-                payload = self.payload
-            if self.version and payload == self.payload:
+            payload = await self._encoded(wanted.devices)
+            repeated = self._done is not None and wanted.again > self._done.again
+            self._done = wanted
+            if self.version and payload == self.payload and not repeated:
                 return False
             self.payload = payload
             self.version += 1
             self._changed.ring()
             return True
+
+    def _wanted(self) -> Wanted:
+        view = self._store.current.resources.get(self.resource)
+        return Wanted(view.resource.devices if view else (), self._store.told_again(self.resource))
+
+    async def _encoded(self, devices: tuple[Device, ...]) -> bytes:
+        """A list of these devices; the last one where it would be too long."""
+        if self._encoder.fresh(devices) >= OFF_LOOP:
+            payload = await anyio.to_thread.run_sync(self._encoder.encode, devices)
+        else:
+            payload = self._encoder.encode(devices)
+        if len(payload) <= wire.MAX_MESSAGE_BYTES:
+            return payload
+        log.error(
+            "%s: a list of %d devices is %d bytes and the kubelet takes %d: %s. Ask for fewer replicas",
+            self.resource,
+            len(devices),
+            len(payload),
+            wire.MAX_MESSAGE_BYTES,
+            "the last list stays" if self.version else "no device is offered",
+        )
+        return self.payload
 
     async def newer(self, than: int) -> tuple[int, bytes]:
         """The list once it is newer than version `than`."""

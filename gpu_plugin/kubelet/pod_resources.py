@@ -6,13 +6,12 @@ from typing import TypeVar
 
 import anyio
 import anyio.to_thread
-from grpclib.client import Channel, Handler, UnaryUnaryMethod
+from grpclib.client import UnaryUnaryMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
-from grpclib.protocol import H2Protocol
 
 from gpu_plugin.kubelet import wire
-from gpu_plugin.kubelet.codec import BytesCodec
+from gpu_plugin.kubelet.bounded_channel import BoundedChannel
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 """What is read of one answer at most: the usual limit of the Go clients of this service."""
@@ -40,7 +39,7 @@ async def held(socket: Path, timeout: float = 5.0) -> frozenset[tuple[str, str]]
         PodResourcesError: there is no such socket, nobody answers on it, the kubelet refuses, does not answer within
             `timeout` seconds, or answers something else.
     """
-    return await _ask(socket, timeout, wire.decode_held)
+    return await _ask(socket, timeout, wire.POD_RESOURCES_LIST, wire.decode_held)
 
 
 async def pods(socket: Path, timeout: float = 5.0) -> Mapping[tuple[str, str], frozenset[str]]:
@@ -49,10 +48,21 @@ async def pods(socket: Path, timeout: float = 5.0) -> Mapping[tuple[str, str], f
     Raises:
         PodResourcesError: as `held`.
     """
-    return await _ask(socket, timeout, wire.decode_pods)
+    return await _ask(socket, timeout, wire.POD_RESOURCES_LIST, wire.decode_pods)
 
 
-async def _ask(socket: Path, timeout: float, decode: Callable[[bytes], T]) -> T:
+async def allocatable(socket: Path, timeout: float = 5.0) -> Mapping[str, frozenset[str]]:
+    """The ids of the devices that the kubelet takes for healthy, by resource name, whichever plugin told it of them.
+
+    Kubelets from 1.23 on answer this. A resource whose plugin the kubelet takes for gone is not there.
+
+    Raises:
+        PodResourcesError: as `held`.
+    """
+    return await _ask(socket, timeout, wire.POD_RESOURCES_ALLOCATABLE, wire.decode_allocatable)
+
+
+async def _ask(socket: Path, timeout: float, method: str, decode: Callable[[bytes], T]) -> T:
     """What `decode` makes of the answer. Raises PodResourcesError, also where it raises ValueError."""
     outcome: T | PodResourcesError | None = None
 
@@ -61,7 +71,7 @@ async def _ask(socket: Path, timeout: float, decode: Callable[[bytes], T]) -> T:
         # whoever runs on in that task stands half cancelled.
         nonlocal outcome
         try:
-            answer = await _list(socket, timeout)
+            answer = await _call(socket, timeout, method)
             if len(answer) < OFF_LOOP_BYTES:
                 outcome = decode(answer)
             else:
@@ -82,10 +92,10 @@ async def _ask(socket: Path, timeout: float, decode: Callable[[bytes], T]) -> T:
     return outcome
 
 
-async def _list(socket: Path, timeout: float) -> bytes:
-    """The bytes of a ListPodResourcesResponse. Raises PodResourcesError."""
-    channel = _Channel(path=str(socket), codec=BytesCodec())
-    call: UnaryUnaryMethod[bytes, bytes] = UnaryUnaryMethod(channel, wire.POD_RESOURCES_LIST, bytes, bytes)
+async def _call(socket: Path, timeout: float, method: str) -> bytes:
+    """The bytes of the answer. Raises PodResourcesError."""
+    channel = BoundedChannel(str(socket), MAX_ANSWER_BYTES)
+    call: UnaryUnaryMethod[bytes, bytes] = UnaryUnaryMethod(channel, method, bytes, bytes)
     try:
         return await call(wire.EMPTY, timeout=timeout)
     except FileNotFoundError:
@@ -117,35 +127,3 @@ async def _list(socket: Path, timeout: float) -> bytes:
 
 def _late(socket: Path, timeout: float) -> str:
     return f"the kubelet's PodResources service at {socket} did not answer within {timeout:g} s"
-
-
-class _Channel(Channel):
-    """A channel for one call. `fault` is why we cut its connection, which grpclib forgets as soon as it is cut."""
-
-    fault = ""
-
-    def _protocol_factory(self) -> H2Protocol:
-        return _Bounded(self)
-
-
-class _Bounded(H2Protocol):
-    """A connection for one call that reads no more than an answer may have: grpclib itself would read on for ever."""
-
-    def __init__(self, channel: _Channel) -> None:
-        super().__init__(Handler(), channel._config, channel._h2_config)  # noqa: SLF001 - as Channel itself makes them
-        self._channel = channel
-        self._read = 0
-
-    def data_received(self, data: bytes) -> None:
-        self._read += len(data)
-        if self._read > MAX_ANSWER_BYTES:
-            self._cut(f"its answer has more than {MAX_ANSWER_BYTES} bytes")
-            return
-        try:
-            super().data_received(data)
-        except NotImplementedError as error:  # what grpclib makes of frames that it does not know
-            self._cut(f"it sent {error}")
-
-    def _cut(self, fault: str) -> None:
-        self._channel.fault = fault
-        self.processor.close(fault)

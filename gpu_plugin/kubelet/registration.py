@@ -3,15 +3,19 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from grpclib.client import Channel, UnaryUnaryMethod
+from grpclib.client import UnaryUnaryMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from gpu_plugin.kubelet import wire
-from gpu_plugin.kubelet.codec import BytesCodec
+from gpu_plugin.kubelet.bounded_channel import BoundedChannel
 
 DEADLINE = 15.0
 """Seconds. The kubelet itself allows 10 s for dialling us back: waiting longer lets its own words reach us."""
+
+
+MAX_ANSWER_BYTES = 4 * 1024 * 1024
+"""What is read of a kubelet's answer, which is empty or a sentence."""
 
 
 class RegistrationError(Exception):
@@ -34,7 +38,7 @@ async def register(
     Raises:
         RegistrationError: it refused, could not be reached, or did not answer within `deadline` seconds.
     """
-    channel = Channel(path=str(kubelet_socket), codec=BytesCodec())
+    channel = BoundedChannel(str(kubelet_socket), MAX_ANSWER_BYTES)
     try:
         await channel.__connect__()
         if not listening():
@@ -48,8 +52,12 @@ async def register(
     except TimeoutError:
         raise RegistrationError(f"the kubelet did not answer within {deadline:g} s") from None
     except (StreamTerminatedError, ProtocolError) as error:
-        raise RegistrationError(f"the kubelet ended the call: {error}") from None
+        raise RegistrationError(f"the kubelet ended the call: {channel.fault or error}") from None
     except OSError as error:
         raise RegistrationError(f"nobody answers on {kubelet_socket}: {error.strerror or error}") from None
+    except RegistrationError:
+        raise
+    except Exception as error:  # what hangs up or does not speak gRPC meets h2's and grpclib's own assertions
+        raise RegistrationError(f"{kubelet_socket} does not answer as a kubelet does: {error!r}") from error
     finally:
         channel.close()

@@ -42,14 +42,28 @@ class Standing(msgspec.Struct, frozen=True):  # made while pods wait for the sta
 class Registrations:
     """The standing of every resource that has an endpoint, by name."""
 
-    def __init__(self, clock: Callable[[], float] = anyio.current_time) -> None:
-        """`clock` is steady, in seconds."""
+    def __init__(
+        self,
+        clock: Callable[[], float] = anyio.current_time,
+        changed: Callable[[str, Standing, Standing], None] | None = None,
+    ) -> None:
+        """`clock` is steady, in seconds; `changed` is told each resource's standing before and after."""
         self.current: dict[str, Standing] = {}
+        self._again: dict[str, str] = {}
         self._clock = clock
+        self._changed = changed
 
     def of(self, resource: str) -> Standing:
         """How a resource stands; one that has no endpoint yet has not been registered."""
         return self.current.get(resource, Standing())
+
+    def register_again(self, resource: str, why: str) -> None:
+        """Has the resource registered again, for this reason, although its stream is open."""
+        self._again[resource] = why
+
+    def again(self, resource: str) -> str:
+        """Why the resource is to be registered again; empty where it is not. Told once."""
+        return self._again.pop(resource, "")
 
     def served(self, resource: str, socket: Path) -> None:
         """The resource is served on this socket from now on."""
@@ -63,12 +77,19 @@ class Registrations:
 
     def taken(self, resource: str) -> None:
         """The kubelet has opened its stream for the resource, after it took the registration."""
-        self.current[resource] = self.of(resource).taken(self._clock())
+        self._stands(resource, self.of(resource).taken(self._clock()))
 
     def away(self, resource: str, why: str) -> None:
         """The kubelet does not know the resource, for this reason."""
-        self.current[resource] = self.of(resource).away(why, self._clock())
+        self._stands(resource, self.of(resource).away(why, self._clock()))
 
     def withdrawn(self, resource: str) -> None:
         """The resource is not served any more."""
         self.current.pop(resource, None)
+        self._again.pop(resource, None)
+
+    def _stands(self, resource: str, after: Standing) -> None:
+        before = self.of(resource)
+        self.current[resource] = after
+        if self._changed is not None:
+            self._changed(resource, before, after)

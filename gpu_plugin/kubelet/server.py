@@ -6,26 +6,21 @@ one knows its connections, says GOAWAY, and closes them.
 """
 
 import asyncio
-import logging
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 import anyio
 import grpclib.const
 import grpclib.server
 from grpclib.protocol import H2Protocol
-from h2.connection import H2Connection
-from h2.exceptions import ProtocolError
 
+from gpu_plugin.kubelet import shortages
 from gpu_plugin.kubelet.codec import BytesCodec
+from gpu_plugin.kubelet.connection import Requests, TrackedProtocol
 from gpu_plugin.pulse import Pulse
-
-log = logging.getLogger(__name__)
-
-# h2 remembers 2^16 closed streams a connection: 13 MiB on one that lives as long as a kubelet's.
-H2Connection.MAX_CLOSED_STREAMS = 256
 
 SOCKET_MODE = 0o600
 
@@ -40,69 +35,38 @@ class Service(Protocol):
         """Handlers by method path, as /v1beta1.DevicePlugin/Allocate."""
 
 
-class _TrackedProtocol(H2Protocol):
-    """A connection that its server knows of from the first byte to the last."""
-
-    open_connections: "set[_TrackedProtocol]"
-    lost: Pulse
-    transport: asyncio.Transport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.transport = cast("asyncio.Transport", transport)  # grpclib forgets its own as soon as it closes it
-        self.open_connections.add(self)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self.open_connections.discard(self)
-        self.lost.ring()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            super().data_received(data)
-        except NotImplementedError:  # grpclib knows no handler for a frame type it has never met
-            log.warning("a peer sent an HTTP/2 frame nobody knows; its connection is closed")
-            self.processor.close("unknown frame")
-
-    def goodbye(self) -> None:
-        """GOAWAY, then the end of the connection once what is buffered has been written."""
-        if self.transport.is_closing():
-            return
-        try:
-            h2 = self.connection._connection  # noqa: SLF001 - grpclib has no way to say GOAWAY
-            h2.close_connection()
-            self.transport.write(h2.data_to_send())
-        except ProtocolError as error:
-            log.debug("no GOAWAY on a connection already broken: %s", error)
-        self.transport.close()
-
-    def abort(self) -> None:
-        """The end at once, whatever was not written yet."""
-        self.transport.abort()
-
-
 class SocketServer(grpclib.server.Server):
     """Serves one service on one unix socket."""
 
     def __init__(self, service: Service) -> None:
         super().__init__([service], codec=BytesCodec())
-        self.connections: set[_TrackedProtocol] = set()
+        self.connections: set[TrackedProtocol] = set()
         self._lost = Pulse()
         self._path: Path | None = None
         self._identity: tuple[int, int] | None = None
 
     def _protocol_factory(self) -> H2Protocol:
-        made = super()._protocol_factory()
-        tracked = _TrackedProtocol(made.handler, made.config, made.h2_config)
+        self.__gc_step__()
+        requests = Requests(self._mapping, self._codec, self._status_details_codec, self.__dispatch__)
+        self._handlers.add(requests)
+        tracked = TrackedProtocol(requests, self._config, self._h2_config)
         tracked.open_connections, tracked.lost = self.connections, self._lost
         return tracked
 
     async def bind(self, path: Path) -> None:
         """Listens on `path`, for this user alone. Raises OSError."""
-        with anyio.CancelScope(shield=True):  # cancelled halfway, asyncio would lose the listening socket
-            await self.start(path=str(path))
-        os.chmod(path, SOCKET_MODE)  # noqa: PTH101 - a local file system's answer, microseconds
-        status = os.stat(path)  # noqa: PTH116
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            # The file is made with the socket's own mode: one that is set by path might be set on what was put there since.
+            os.fchmod(bound.fileno(), SOCKET_MODE)
+            bound.bind(str(path))
+            with anyio.CancelScope(shield=True):  # cancelled halfway, asyncio would lose the listening socket
+                await self.start(sock=bound)
+        except BaseException:
+            bound.close()
+            raise
+        shortages.watch(asyncio.get_running_loop())
+        status = os.stat(path)  # noqa: PTH116 - a local file system's answer, microseconds
         self._path, self._identity = path, (status.st_dev, status.st_ino)
 
     async def rebind(self) -> None:
@@ -110,6 +74,7 @@ class SocketServer(grpclib.server.Server):
         if self._server is not None and self._path is not None:
             self._server.close()
             self._server = None
+            self._path.unlink(missing_ok=True)
             await self.bind(self._path)
 
     @property

@@ -23,6 +23,8 @@ from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.sharing import REPLICA
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.feed import ListFeed
+from gpu_plugin.kubelet.message import received
+from gpu_plugin.kubelet.sparing import Sparing
 from gpu_plugin.placement.preferred import preferred
 from gpu_plugin.placement.whole import Budget
 from gpu_plugin.snapshot import ResourceView, SnapshotStore
@@ -36,6 +38,9 @@ OFF_LOOP_BYTES = 64 * 1024
 
 CHOOSING = Budget(time.monotonic, 0.05)
 """What an exact choice of GPUs may take: 100 times what it does, so that none but a machine that stands still runs out."""
+
+SHOWN = 80
+"""Characters of an unknown id that a refusal repeats. Ours have 63 at most, and a trailer takes its time to encode."""
 
 TOLD = 128
 """The most ids of one kind that are written into one log line: those of 16 GPUs of seven MIG devices, and some."""
@@ -62,8 +67,8 @@ class UnhealthyDeviceError(RequestRejectedError):
 class DevicePluginService:
     """Serves one resource out of the store; `streams_changed` is called when a ListAndWatch stream was opened or is gone.
 
-    A kubelet asks for the options and opens its stream on one connection: such streams are its own, and whether one is
-    left is what counts. Other clients may come and go. Who never asks for options is taken for a kubelet if alone.
+    A kubelet asks for the options while we register, and opens its stream on that connection: such streams are its own, and
+    whether one is left is what counts. Other clients may come and go. Where no stream is such a one, any is taken for one.
     """
 
     def __init__(
@@ -76,8 +81,11 @@ class DevicePluginService:
     ) -> None:
         """`pairs` is shared by the services of all resources; `clock` is steady, in seconds."""
         self._pairs = pairs or PairWatch()
+        self._refused, self._unreadable = Sparing(), Sparing()
         self._clock = clock
         self.resource = feed.resource
+        self.registering = True
+        """Whether a kubelet may be dialling us now: from before a registration is sent until it is answered."""
         self._asked: WeakSet[object] = WeakSet()
         self._open: dict[bool, int] = {True: 0, False: 0}
         self._opened: dict[bool, int] = {True: 0, False: 0}
@@ -115,13 +123,14 @@ class DevicePluginService:
         return self._opened[bool(self._opened[True])]
 
     async def _options(self, stream: BytesStream) -> None:
-        await stream.recv_message()
-        self._asked.add(_connection(stream))
+        await received(stream)
+        if self.registering:
+            self._asked.add(_connection(stream))
         await stream.send_message(OPTIONS)
 
     async def _list_and_watch(self, stream: BytesStream) -> None:
         """Sends the whole list, and again after each change, until the kubelet leaves or we end it."""
-        await stream.recv_message()
+        await received(stream)
         own = _connection(stream) in self._asked
         self._open[own] += 1
         self._opened[own] += 1
@@ -142,16 +151,15 @@ class DevicePluginService:
 
     def _answer(self, work: Callable[[bytes], bytes]) -> Callable[[BytesStream], Awaitable[None]]:
         async def handle(stream: BytesStream) -> None:
-            request = await stream.recv_message()
-            if request is None:
-                raise GRPCError(Status.INVALID_ARGUMENT, "the request ended before its message")
+            request = await received(stream)
             try:
                 if len(request) > OFF_LOOP_BYTES:
                     answer = await anyio.to_thread.run_sync(work, request)
                 else:
                     answer = work(request)
             except RequestRejectedError as error:
-                log.warning("%s", error)
+                level, more = self._refused.next(self._clock())
+                log.log(level, "%s%s", error, more)
                 raise GRPCError(error.status, str(error)) from None
             except ValueError as error:
                 raise GRPCError(Status.INVALID_ARGUMENT, f"{self.resource}: {error}") from None
@@ -171,9 +179,12 @@ class DevicePluginService:
             UnhealthyDeviceError: a device that is not fit for use.
             RequestRejectedError: several shared devices for one container, where the operator forbids that.
         """
+        now = self._clock()
+        for ids in containers:
+            self._store.given.note(self.resource, ids, now)  # before the snapshot is read that says they may be given
         view = self._view()
         answers = [container_edits(self._devices(view, ids), view.access) for ids in containers]
-        if sentence := self._pairs.allocated(self.resource, view.access.strategies, self._clock()):
+        if sentence := self._pairs.allocated(self.resource, view.access.strategies, now):
             log.warning("%s", sentence)
         return answers
 
@@ -182,7 +193,10 @@ class DevicePluginService:
         try:
             containers = wire.decode_preferred(request)
         except ValueError as error:
-            log.warning("%s: GetPreferredAllocation: %s; leaving the choice to the kubelet", self.resource, error)
+            level, more = self._unreadable.next(self._clock())
+            log.log(
+                level, "%s: GetPreferredAllocation: %s; leaving the choice to the kubelet%s", self.resource, error, more
+            )
             return wire.encode_preferred([()])
         answers = self.preferred(containers)
         if log.isEnabledFor(logging.DEBUG):
@@ -234,7 +248,7 @@ class DevicePluginService:
             device = view.device(identifier)
             if device is None:
                 raise UnknownDeviceError(
-                    f"invalid allocation request for {self.resource!r}: unknown device: {identifier!r}",
+                    f"invalid allocation request for {self.resource!r}: unknown device: {identifier[:SHOWN]!r}",
                 )
             if device.reason:
                 raise UnhealthyDeviceError(

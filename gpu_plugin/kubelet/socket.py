@@ -9,6 +9,8 @@ import stat
 from contextlib import closing
 from pathlib import Path
 
+from gpu_plugin.kubelet.birth import birth
+
 log = logging.getLogger(__name__)
 
 PREFIX = "gpu-plugin-"
@@ -61,9 +63,12 @@ Identity = tuple[int, int, int]
 
 
 def identity(path: Path) -> Identity | None:
-    """Which socket lies at `path`: device, inode and change time, since an inode number may come again. None: no socket."""
+    """Which socket lies at `path`: device, inode, and when it was made, since an inode number may come again. None: no socket.
+
+    It stays the same when the socket's mode or times change, when it gets another link, or is renamed and renamed back.
+    """
     try:
         status = os.stat(path)  # noqa: PTH116 - as cheap as can be, it is asked often
     except OSError:
         return None
-    return (status.st_dev, status.st_ino, status.st_ctime_ns) if stat.S_ISSOCK(status.st_mode) else None
+    return (status.st_dev, status.st_ino, birth(path, status)) if stat.S_ISSOCK(status.st_mode) else None

@@ -61,60 +61,92 @@ class PreferredRequest:
 
 def decode_allocate(data: bytes) -> list[list[str]]:
     """The device ids of each container of an AllocateRequest. Raises ValueError on bytes that are none."""
-    return [
-        [_text(field) for field in _fields(_bytes(container)) if field.number == 1]
-        for container in _fields(data)
-        if container.number == 1
-    ]
+    return [_texts(data, container, 1) for container in _nested_in(data, (0, len(data)), 1)]
 
 
 def decode_preferred(data: bytes) -> list[PreferredRequest]:
     """The containers of a PreferredAllocationRequest. Raises ValueError on bytes that are none."""
-    return [_preferred_request(_bytes(container)) for container in _fields(data) if container.number == 1]
+    return [_preferred_request(data, container) for container in _nested_in(data, (0, len(data)), 1)]
 
 
 def decode_pre_start(data: bytes) -> list[str]:
     """The device ids of a PreStartContainerRequest. Raises ValueError on bytes that are none."""
-    return [_text(field) for field in _fields(data) if field.number == 1]
+    return _texts(data, (0, len(data)), 1)
 
 
-def _preferred_request(data: bytes) -> PreferredRequest:
+def _preferred_request(data: bytes, within: "Span") -> PreferredRequest:
     ids: dict[int, list[str]] = {1: [], 2: []}
     size = 0
-    for field in _fields(data):
-        if field.number in ids:
-            ids[field.number].append(_text(field))
-        elif field.number == 3:
-            size = _int32(field)
+    for number, kind, begin, end in _fields(data, within):
+        if number in ids:
+            ids[number].append(_text(data, number, kind, begin, end))
+        elif number == 3:
+            if kind != _NUMBER:
+                raise ValueError(f"field {number} is no number")
+            size = _int32(begin)
     return PreferredRequest(ids[1], ids[2], size)
 
 
-# betterproto's walk over fields, without building its messages: these requests are nothing but strings, and the kubelet
-# waits for each answer (40 µs instead of 170 for 8 ids).
+# A walk over fields without building betterproto's messages: these requests are nothing but strings, and the kubelet waits for
+# each answer.
+
+_NUMBER, _BYTES = 0, 2
+"""Wire types: a varint, and what has a length."""
 
 
-def _fields(data: bytes) -> Iterator[betterproto.ParsedField]:
-    try:
-        yield from betterproto.parse_fields(data)
-    except EOFError as error:
-        raise ValueError(f"the message ends within a field: {error}") from None
+def _fields(data: bytes, within: "Span") -> Iterator[tuple[int, int, int, int]]:
+    """Number and wire type of each field of a message, then where it begins and ends; of a varint, itself and 0.
+
+    Raises ValueError where a field reaches beyond the message, or is of no wire type that proto3 has.
+    """
+    at, end = within
+    while at < end:
+        key, at = (data[at], at + 1) if data[at] < 0x80 else _varint(data, at, end)
+        number, kind = key >> 3, key & 7
+        if not number:
+            raise ValueError("a field has the number 0")
+        if kind == _NUMBER:
+            value, at = _varint(data, at, end)
+            yield number, kind, value, 0
+            continue
+        if kind == _BYTES:
+            size, at = _varint(data, at, end)
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"field {number} has wire type {kind}, which no message has")
+        if size > end - at:
+            raise ValueError(f"field {number} has {size} bytes where {end - at} are left")
+        yield number, kind, at, at + size
+        at += size
 
 
-def _bytes(field: betterproto.ParsedField) -> bytes:
-    if not isinstance(field.value, bytes):
-        raise ValueError(f"field {field.number} is a number where text or a message belongs")
-    return field.value
+def _nested_in(data: bytes, within: "Span", wanted: int) -> Iterator["Span"]:
+    for number, kind, begin, end in _fields(data, within):
+        if number == wanted:
+            if kind != _BYTES:
+                raise ValueError(f"field {number} is no message")
+            yield begin, end
 
 
-def _text(field: betterproto.ParsedField) -> str:
-    return _bytes(field).decode()
+def _texts(data: bytes, within: "Span", wanted: int) -> list[str]:
+    return [_text(data, *field) for field in _fields(data, within) if field[0] == wanted]
 
 
-def _int32(field: betterproto.ParsedField) -> int:
-    if not isinstance(field.value, int):
-        raise ValueError(f"field {field.number} is text where a number belongs")
-    value = field.value & 0xFFFFFFFF  # a negative int32 travels as ten bytes of 64 bits
+def _text(data: bytes, number: int, kind: int, begin: int, end: int) -> str:
+    if kind != _BYTES:
+        raise ValueError(f"field {number} is no text")
+    return data[begin:end].decode()
+
+
+def _int32(value: int) -> int:
+    value &= 0xFFFFFFFF  # a negative int32 travels as ten bytes of 64 bits
     return value - (1 << 32) if value >= 1 << 31 else value
+
+
+MAX_HELD = 200_000
+"""The most devices that a node's pods may hold: three times what the longest list of one resource has. An answer of 16 MiB may
+name millions, at half a KiB of memory each."""
 
 
 def decode_held(data: bytes) -> frozenset[tuple[str, str]]:
@@ -138,7 +170,18 @@ def decode_pods(data: bytes) -> Mapping[tuple[str, str], frozenset[str]]:
                 resource = _last(data, devices, 1)
                 for begin, end in _spans(data, devices, 2):
                     found.setdefault((resource, data[begin:end]), set()).add(name)
+                    if len(found) > MAX_HELD:
+                        raise ValueError(f"pods would hold more than {MAX_HELD} devices")
     return {(resource.decode(), identifier.decode()): frozenset(pods) for (resource, identifier), pods in found.items()}
+
+
+def decode_allocatable(data: bytes) -> Mapping[str, frozenset[str]]:
+    """The device ids by resource name in an AllocatableResourcesResponse. Raises ValueError on bytes that are none."""
+    found: dict[bytes, set[bytes]] = {}
+    for devices in _spans(data, (0, len(data)), 1):
+        resource = _last(data, devices, 1)
+        found.setdefault(resource, set()).update(data[begin:end] for begin, end in _spans(data, devices, 2))
+    return {resource.decode(): frozenset(map(bytes.decode, ids)) for resource, ids in found.items()}
 
 
 # A walk without copies: an answer tells of every pod of the node, and of memory, CPUs and claims besides, all of which is
@@ -239,7 +282,7 @@ def encode_allocatable(devices: Iterable[HeldDevice]) -> bytes:
 
 def decode_pod_request(data: bytes) -> tuple[str, str]:
     """Name and namespace of a GetPodResourcesRequest. Raises ValueError on bytes that are none."""
-    text = {field.number: _text(field) for field in _fields(data)}
+    text = {field[0]: _text(data, *field) for field in _fields(data, (0, len(data)))}
     return text.get(1, ""), text.get(2, "")
 
 

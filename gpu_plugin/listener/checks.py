@@ -78,6 +78,7 @@ class Verdict:
 class Facts:
     """What is known of the daemon. Times are in seconds of the event loop's clock.
 
+    `waits_for` is which other daemon has the node, in a sentence, empty while this one has it: nothing else is known meanwhile.
     `awaited` is why there is no configuration yet, empty once there is one; `tried` whether the first attempt at it is over
     meanwhile. `refused` is why a newer configuration is not in force. `driver` is why no GPU can be reached now, empty where
     one can, and None while the first attempt is under way. `turn_due` is by when the GPUs' present turn is over if all is well.
@@ -86,6 +87,7 @@ class Facts:
     why; `cdi` is why no device can be used by CDI name, empty where they can, and None where none is named.
     """
 
+    waits_for: str = ""
     awaited: str = ""
     tried: bool = False
     refused: str = ""
@@ -128,6 +130,8 @@ def live(
 
 def ready(facts: Facts, now: float) -> Verdict:
     """Whether the kubelet is told of this node's GPUs."""
+    if facts.waits_for:
+        return _verdict("readyz", [Check("node", facts.waits_for)])
     if facts.awaited:  # until there is a configuration, nobody asks the driver or the kubelet for anything
         return _verdict("readyz", [Check("configuration", facts.awaited)])
     checks = [_configuration(facts), Check("driver", _ASKING if facts.driver is None else facts.driver)]
@@ -147,6 +151,8 @@ def started(facts: Facts, before: bool = False) -> Verdict:  # noqa: FBT001, FBT
     Without a configuration the driver is not asked, and a restart would bring neither. `before` says whether this has passed
     once, which it then does for good.
     """
+    if facts.waits_for:  # a restart would wait as well
+        return _verdict("startupz", [Check("node", note=facts.waits_for)])
     if facts.awaited:
         over = facts.tried or before
         return _verdict("startupz", [Check("configuration", "" if over else facts.awaited, facts.awaited)])

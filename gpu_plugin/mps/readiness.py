@@ -174,7 +174,7 @@ def _mark(path: Path) -> Mark | None:
             if not _held(descriptor):
                 return None
             return msgspec.json.decode(os.read(descriptor, _LONGEST), type=Mark)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError, msgspec.DecodeError, RecursionError):  # text that is no UTF-8 is a ValueError
             continue
         finally:
             os.close(descriptor)

@@ -27,7 +27,8 @@ WIDTH, HEIGHT, GAP = 60, 42, 14
 FRAME, LABEL = 8, 16
 """How much further out a frame is than the one within, and how much further down, for its name."""
 
-MARGIN, AREA_GAP, LEAST_WIDTH, HEAD = 24, 20, 600, 56
+MARGIN, AREA_GAP, LEAST_WIDTH, HEAD = 24, 20, 460, 56
+"""Around everything, between NUMA nodes; the least width has room for the longest line of the legend."""
 
 ARC, ARC_STEP = 26, 19
 """How high an arc between neighbours is, and how much higher one that reaches one GPU further."""
@@ -45,6 +46,19 @@ GREY = "#cbd2d9"
 
 MANY, FEW = "#2f7d1f", "#86b96a"
 """Colours of NVLinks: where there are more than half as many as between any two, and where there are fewer."""
+
+DARK: Mapping[str, str] = {
+    PAPER: "#161b22",
+    INK: "#e6edf3",
+    PALE: "#9aa5b1",
+    AREA: "#21262d",
+    EDGE: "#57606a",
+    FRAME_EDGE: "#a78bca",
+    GREY: "#4b5563",
+    MANY: "#57ab5a",
+    FEW: "#347d39",
+}
+"""What each colour is where the viewer prefers dark ones."""
 
 FONT = "DejaVu Sans, Verdana, Arial, sans-serif"
 BOLD: Mapping[str, object] = {"font_size": 12, "font_weight": "bold"}
@@ -113,8 +127,10 @@ class _Picture:
             if groups.links[one][other].nvlinks and not groups.links[one][other].switched
         ]
         self.most = max((group.most for group in groups.nvlink), default=1)
-        self.left, end = self._across()
+        left, end = self._across()
         self.width = max(end + MARGIN, LEAST_WIDTH, 10 * len(self.title) + 2 * MARGIN)
+        aside = (self.width - end - MARGIN) // 2  # few GPUs stand in the middle
+        self.left = {gpu: x + aside for gpu, x in left.items()}
         bars = BAR_STEP * (max(self.lanes) + 1) + BAR_LINES if self.lanes else 0
         rise = max((self._rise(*pair) for pair in self.arcs), default=0)
         self.top = HEAD + bars + max(rise + 12 if rise else 0, FRAME * (self.depth + 1))
@@ -127,6 +143,7 @@ class _Picture:
         size = f'width="{self.width}" height="{height}" viewBox="0 0 {self.width} {height}"'
         yield f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="{FONT}" fill="{INK}">'
         yield f"<title>{xml(self.title)}</title>"
+        yield _dark()
         yield box(0, 0, self.width, height, fill=PAPER)
         yield written(MARGIN, 32, self.title, font_size=16, font_weight="bold")
         for area in self.areas:
@@ -284,7 +301,17 @@ class _Picture:
                 sample + element("path", d=f"M0 7L{SAMPLE} -7", stroke=PALE, stroke_width=1.5), "held back from pods"
             )
         if self.arcs or self.meshes:
-            yield Sample(written(SAMPLE / 2, 4, "?", **BOLD, **CENTRED), "point at a line for its score")
+            yield Sample(
+                written(SAMPLE / 2, 4, "?", **BOLD, **CENTRED), "opened by itself: point at a line for its score"
+            )
+
+
+def _dark() -> str:
+    """The style that replaces each colour; a picture that is embedded in a page has it, too."""
+    rules = "".join(
+        f'[fill="{light}"]{{fill:{dark}}}[stroke="{light}"]{{stroke:{dark}}}' for light, dark in DARK.items()
+    )
+    return f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>"
 
 
 def _frame_style(level: int) -> dict[str, object]:

@@ -38,12 +38,19 @@ def preferred(
         budget: the time that an exact choice may take.
 
     Returns:
-        The ids, or nothing where no such answer exists (the kubelet then chooses): an impossible size, an id that is
-        none of ours, a required one that is not available. The same question always gets the same answer.
+        The ids, of healthy devices as far as there are enough, or nothing where no such answer exists (the kubelet then
+        chooses): an impossible size, an id that is none of ours, a required one that is not available. The same question
+        always gets the same answer.
     """
     pool, must = set(available), set(must_include)
     if impossible(pool, must, size) or not all(i in order for i in pool):
         return ()
+    # What was listed as healthy a moment ago may be so no more, and Allocate would refuse it: it comes last.
+    sound = {i for i in pool if i in must or devices[order[i]].healthy}
+    if len(sound) >= size:
+        pool = sound
+    elif len(sound) < len(pool):
+        must = sound
     if size == len(pool):
         return tuple(sorted(pool, key=order.__getitem__))
     required = sorted(order[i] for i in must)

@@ -1,5 +1,6 @@
 """The settings in force: read anew on a thread, applied whole or not at all, and what became of the last attempt."""
 
+import json
 import logging
 import signal
 import time
@@ -15,6 +16,7 @@ from gpu_plugin.config.options import OPTIONS
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.sources.source import ConfigSource
+from gpu_plugin.sources.telling import tell_remarks, tell_settings
 from gpu_plugin.threads import DaemonThreads
 
 log = logging.getLogger(__name__)
@@ -28,13 +30,21 @@ PATIENCE = 30.0
 SOURCES = ("config_file_srcdir", "node_name", "node_label", "kubeconfig", "default_config", "fallback_strategies")
 """Settings that say where the configuration comes from, which a running process cannot change."""
 
-CHOSEN_WITHIN = 30.0
+CHOSEN_WITHIN = 10.0
 """Seconds for a file to be chosen by the node's label before the first attempt counts as failed. The wait goes on."""
 
+LONGEST_IN_FULL = 256 * 1024
+"""Bytes of the settings in an answer of the control socket."""
 
 _FLAGS = {option.name: option.flags[0] for option in OPTIONS if option.flags} | {
     "socket_dir": "device-plugin-dir",
     "registration_socket": "kubelet-socket",
+}
+
+
+_KEYS = {option.name: option.file for option in OPTIONS} | {
+    "socket_dir": "flags.devicePluginDir",
+    "registration_socket": "",
 }
 
 
@@ -52,6 +62,7 @@ class Configuration:
         self._since = time.time()
         self._refused = ""
         self._reloads = {"applied": 0, "unchanged": 0, "refused": 0}
+        self._file = source.current()
 
     def ask(self) -> None:
         """Has the configuration read again; what is asked for while it is being read is one more time."""
@@ -62,11 +73,11 @@ class Configuration:
         """Asks whenever another file is in force, or the same holds something else. Never returns."""
         await self._source.run(self.ask)
 
-    async def run(self, take: Callable[[Settings], None]) -> None:
+    async def run(self, take: Callable[[Settings], None], was_read: Callable[[], None] | None = None) -> None:
         """Reads the configuration whenever it is asked to, and hands it to `take`. Never returns.
 
         `take` applies settings whole, or raises ConfigError and has changed nothing. What cannot be read or taken is said
-        once, and the settings of before stay in force.
+        once, and the settings of before stay in force. `was_read` is called after each attempt, whatever came of it.
         """
         threads = DaemonThreads("configuration")
         try:
@@ -74,6 +85,8 @@ class Configuration:
                 if self._asked:
                     self._asked = False
                     await self._read(threads, take)
+                    if was_read is not None:
+                        was_read()
                 else:
                     await self._bell.wait()
         finally:
@@ -85,10 +98,7 @@ class Configuration:
             new = await _resolved(threads, self._resolve, path)
             kept = [name for name in self._unchangeable if getattr(new, name) != getattr(self.settings, name)]
             if kept:
-                said = ", ".join(f"--{_FLAGS.get(name, name)}" for name in kept)
-                raise ConfigError(
-                    f"{path or 'the configuration'}: {said} cannot change while the process runs; restart it"
-                )
+                raise ConfigError(f"{path or 'the configuration'}: {_for_a_restart(kept, self.settings, new)}")
             changed = new != self.settings
             if changed:
                 take(new)
@@ -100,24 +110,61 @@ class Configuration:
             self._refused = str(error)
             return
         mended, self._refused = bool(self._refused), ""
+        self._file = path
         if changed:
             self.settings = new
             self._since = time.time()
         self._reloads["applied" if changed else "unchanged"] += 1
         if changed:
             log.info("configuration: applied")
+            tell_settings(new, path)
+        elif new.remarks != self.settings.remarks:
+            self.settings = new
+            tell_remarks(new)
         else:
             log.log(logging.INFO if mended else logging.DEBUG, "configuration: good, and it asks for nothing new")
 
+    def in_full(self) -> Mapping[str, object]:
+        """Every setting in force as a config file that asks for them; too much for an answer is left out, with how much it is."""
+        from gpu_plugin.config.written import written  # noqa: PLC0415 - it needs the file's schema, which takes a while
+
+        content = written(self.settings)
+        size = len(json.dumps(content))
+        return content if size <= LONGEST_IN_FULL else {"left_out_bytes": size}
+
     def status(self) -> Mapping[str, object]:
-        """For whoever asks: the file, since when its settings are in force (Unix time in seconds), the last refusal, counts."""
-        file = self._source.current()
+        """For whoever asks: which settings are in force, and what stands in the way of others.
+
+        `file` is the one whose settings are in force, "" for none, `since` when (Unix time in seconds). `wanted` is the file that
+        was asked for last, "" where it is that one. `refused` is why what was asked for is not in force, `unheard` why a change
+        of the node's label would not be heard; both are "" where nothing is wrong. `reloads` counts outcomes.
+        """
+        wanted = self._source.wanted()
         return {
-            "file": str(file) if file else "",
+            "file": _name(self._file),
             "since": self._since,
+            "wanted": _name(wanted) if wanted != self._file else "",
             "refused": self._refused or self._source.complaint,
+            "unheard": self._source.unheard,
             "reloads": dict(self._reloads),
         }
+
+
+def _name(path: Path | None) -> str:
+    return str(path) if path else ""
+
+
+def _for_a_restart(names: Sequence[str], old: Settings, new: Settings) -> str:
+    """What of newer settings takes a restart, each with the key of the file that it comes from and both values."""
+    flags = ", ".join(f"--{_FLAGS.get(name, name)}" for name in names)
+    changes = ", ".join(
+        f"{_KEYS.get(name) or f'--{_FLAGS.get(name, name)}'} from {getattr(old, name)!r} to {getattr(new, name)!r}"
+        for name in names
+    )
+    return (
+        f"{flags} cannot change while the process runs, so nothing of this is in force ({changes}): restart it, or take that "
+        "change back to have all others taken now"
+    )
 
 
 @dataclass(slots=True)
@@ -135,8 +182,8 @@ class Wait:
     def why(self) -> str:
         """What is wrong with it, or waited for. Never empty."""
         source = self.source
-        reasons = (self.failed, *(() if source is None else (source.complaint, source.unknown)))
-        return "; ".join(filter(None, reasons)) or "it is being read"
+        chosen_by = "" if source is None else source.complaint or source.unknown
+        return "; ".join(filter(None, (self.failed, chosen_by))) or "it is being read"
 
 
 async def begin_with(
@@ -168,8 +215,11 @@ async def begin_with(
             await source.settled()
         if patience.cancelled_caught:
             wait.tried = True
-            wait.failed = f"{settings.config_file_srcdir} has not been read within {CHOSEN_WITHIN:g} s"
+            if not (source.complaint or source.unknown):
+                wait.failed = f"{settings.config_file_srcdir} has not been read within {CHOSEN_WITHIN:g} s"
+            log.warning("configuration: nothing is served until there is one: %s", wait.why)
             await source.settled()
+            wait.failed = ""
         while not found:
             if not changed:
                 await bell.wait()
@@ -183,8 +233,12 @@ async def begin_with(
         tasks.cancel_scope.cancel()
 
     async def stop() -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT) as signals:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP) as signals:
             async for number in signals:
+                if number == signal.SIGHUP:
+                    source.look_again()
+                    ask()
+                    continue
                 log.info("%s: stopping", signal.Signals(number).name)
                 tasks.cancel_scope.cancel()
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from asyncinotify import Event, Inotify, Mask
-
+from gpu_plugin.inotify import Event, Inotify, Mask
 from gpu_plugin.pulse import Pulse
 
 log = logging.getLogger(__name__)

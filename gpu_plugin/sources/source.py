@@ -12,11 +12,12 @@ from gpu_plugin.config.label import NO_FILE, Choice, choose
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.sources.directories import ANY, Place, route
 from gpu_plugin.sources.files import ABSENT, Lookout, Sight, fingerprint, watch_file
+from gpu_plugin.sources.last_choice import LastChoice
 
 log = logging.getLogger(__name__)
 
-LABEL_PATIENCE = 10.0
-"""Seconds at the start for the node's label to be told, before one goes on as if it had none."""
+LABEL_PATIENCE = 5.0
+"""Seconds at the start for the API server to tell the node's label or to fail, before the last choice is used."""
 
 
 class ConfigSource:
@@ -34,12 +35,16 @@ class ConfigSource:
         self._file = Path(settings.config_file) if settings.config_file else None
         self._label: str | None = None
         self._label_told = anyio.Event()
-        self._untold = "the Kubernetes API has not told it yet"
+        self._trouble = "the Kubernetes API has not told it yet"
         self._choice = Choice(NO_FILE)
-        self._good: Choice | None = None
-        self._said_of: str | None = None
+        self._memory = LastChoice(settings)
+        self._last: str | None = None
+        self._recalled = False
+        self._said_of: tuple[str, str | None] | None = None
         self._complaint = ""
+        self._asked = ""
         self._content: str | None = None
+        self._lookout: Lookout[tuple[str, str, Choice, str]] | None = None
         if settings.config_file_srcdir:
             self._file = None
             require_client()
@@ -50,9 +55,13 @@ class ConfigSource:
         """The config file in force, which need not exist; None for none: flags and environment alone."""
         return self._file
 
+    def wanted(self) -> Path | None:
+        """The config file that was asked for last, which need not exist and may be another than the one in force."""
+        return Path(self._settings.config_file_srcdir) / self._asked if self._asked else self._file
+
     @property
     def complaint(self) -> str:
-        """What is wrong with the node's label, while it names no file that is there; empty otherwise."""
+        """What is wrong with the node's label, while it names no file that is there or is not known; empty otherwise."""
         return self._complaint
 
     @property
@@ -60,15 +69,26 @@ class ConfigSource:
         """What is waited for, and why, while the node's label is to choose the file and is not known; empty otherwise."""
         if not self._settings.config_file_srcdir or self._label_told.is_set():
             return ""
-        label = f"the label {self._settings.node_label} of node {self._settings.node_name}"
-        return f"waiting for {label}: {self._untold}"
+        return f"waiting for {self._label_in_words()}: {self._trouble}"
+
+    @property
+    def unheard(self) -> str:
+        """Why a change of the node's label would not be heard now, once it is known what it was; empty where it would."""
+        if not self._label_told.is_set() or not self._trouble:
+            return ""
+        return f"changes of {self._label_in_words()} are not heard: {self._trouble}"
+
+    def look_again(self) -> None:
+        """Has everything looked at anew. From the event loop's thread only."""
+        if self._lookout is not None:
+            self._lookout.stir()
 
     async def settled(self) -> None:
-        """Returns once it is known which file is in force.
-
-        Where a label chooses it, that is `LABEL_PATIENCE` s after `run` began at the latest, or once the directory can be read.
-        """
+        """Returns once it is known which file is in force: as long as there is none to be chosen, it does not."""
         await self._settled.wait()
+
+    def _label_in_words(self) -> str:
+        return f"the label {self._settings.node_label} of node {self._settings.node_name}"
 
     async def run(self, changed: Callable[[], None]) -> None:
         """Calls `changed` whenever the file in force is another or its content is. Never returns."""
@@ -81,47 +101,50 @@ class ConfigSource:
 
     async def _run_by_label(self, changed: Callable[[], None]) -> None:
         settings = self._settings
-        lookout = Lookout(self._look, lambda seen: self._take(*seen, changed))
+        lookout = self._lookout = Lookout(self._look, lambda seen: self._take(*seen, changed))
+        answered = anyio.Event()
 
         def told(value: str | None) -> None:
-            self._label = value
+            self._label, self._trouble = value, ""
             self._label_told.set()
+            answered.set()
             lookout.stir()
 
         def troubled(why: str) -> None:
-            self._untold = why
+            self._trouble = why
+            if why:
+                answered.set()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch_label, settings.node_name, settings.node_label, settings.kubeconfig, told, troubled)
-            with anyio.move_on_after(LABEL_PATIENCE):
-                await self._label_told.wait()
             if not self._label_told.is_set():
-                log.warning(
-                    "the Kubernetes API did not tell the label %s of node %s within %g s; the configuration is chosen as "
-                    "if there were none until it does",
-                    settings.node_label,
-                    settings.node_name,
-                    LABEL_PATIENCE,
-                )
+                with anyio.move_on_after(LABEL_PATIENCE):
+                    await answered.wait()
             await lookout.run()
 
-    def _look(self) -> Sight[tuple[str, Choice, str]]:
-        """The label's value, what it chooses, and that file's content. Blocks."""
-        settings, label = self._settings, self._label or ""
+    def _look(self) -> Sight[tuple[str, str, Choice, str]]:
+        """Why the label is not known, its value, what it chooses, and that file's content. Blocks."""
+        settings, untold, label = self._settings, self.unknown, self._label or ""
+        if not self._recalled:
+            self._last, self._recalled = self._memory.read(), True
         directory = Path(settings.config_file_srcdir)
         places = route(directory) | {Place(os.path.realpath(directory), ANY)}
-        choice = choose(label, _configs(directory), settings.default_config, settings.fallback_strategies, self._good)
+        present, default, fallbacks = _configs(directory), settings.default_config, settings.fallback_strategies
+        choice = choose(label, present, default, fallbacks, self._last, untold)
+        if not choice.complaint and choice.file != self._last and choice.file is not None:
+            self._last = choice.file
+            self._memory.write(choice.file)
         content = ""
-        if choice.file != NO_FILE:
+        if choice.file:
             places |= route(directory / choice.file)
             content = fingerprint(directory / choice.file)
-        return Sight((label, choice, content), places)
+        return Sight((untold, label, choice, content), places)
 
-    def _take(self, label: str, choice: Choice, content: str, changed: Callable[[], None]) -> None:
-        self._say(label, choice)
-        self._complaint = choice.complaint
-        if not choice.complaint:
-            self._good = choice
+    def _take(self, untold: str, label: str, choice: Choice, content: str, changed: Callable[[], None]) -> None:
+        self._say(untold, label, choice)
+        self._complaint, self._asked = choice.complaint, choice.asked
+        if choice.file is None:
+            return
         if choice.file == self._choice.file and (content == self._content or (choice.complaint and content == ABSENT)):
             return
         self._choice, self._content = choice, content
@@ -129,11 +152,14 @@ class ConfigSource:
         self._settled.set()
         changed()
 
-    def _say(self, label: str, choice: Choice) -> None:
+    def _say(self, untold: str, label: str, choice: Choice) -> None:
         if choice.complaint:
-            if self._said_of != label:
-                log.error("%s: %s", self._settings.config_file_srcdir, choice.complaint)
-            self._said_of = label
+            saying = ("untold" if untold else f"label {label}", choice.file)
+            if self._said_of != saying:
+                level = logging.WARNING if untold else logging.ERROR
+                until = "; nothing is served until there is one to be used" if choice.file is None else ""
+                log.log(level, "configuration: %s%s", choice.complaint, until)
+            self._said_of = saying
         elif choice.file != self._choice.file or self._said_of is not None or self._content is None:
             self._said_of = None
             by = f"label {self._settings.node_label}={label}" if label else f"no label {self._settings.node_label}"

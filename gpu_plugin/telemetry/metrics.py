@@ -21,6 +21,24 @@ def metrics(status: Mapping[str, Any]) -> list[str]:
             [({}, bool(configuration["refused"]))],
         ),
         *_metric(
+            "gpu_plugin_config_label_unheard",
+            "gauge",
+            "Whether a change of the node label that names the configuration would not be heard of now.",
+            [({}, bool(configuration["unheard"]))],
+        ),
+        *_metric(
+            "gpu_plugin_registered",
+            "gauge",
+            "Whether the kubelet is told of a resource's devices: it took the registration and reads the list.",
+            [({"resource": name}, each["registered"]) for name, each in status["kubelet"]["resources"].items()],
+        ),
+        *_metric(
+            "gpu_plugin_log_lines_dropped_total",
+            "counter",
+            "Log lines that standard error did not take.",
+            [({}, status["daemon"]["log_lines_dropped"])],
+        ),
+        *_metric(
             "gpu_plugin_cdi_ready",
             "gauge",
             "Whether CDI specifications are written that containers can be made with; only where they are told CDI names.",

@@ -11,11 +11,14 @@ from pathlib import Path
 from gpu_plugin import control
 from gpu_plugin.atomic import leftovers
 from gpu_plugin.cdi_specs.directory import SpecDirectory
+from gpu_plugin.event_store import FILE as EVENTS_FILE
 from gpu_plugin.kubelet.socket import PREFIX, remove_stale
 from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE
+from gpu_plugin.node_lock import FILE as LOCK_FILE
+from gpu_plugin.sources.last_choice import CHOICE_FILE
 from gpu_plugin.state import CORRUPT
 
-FILES = (HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE)
+FILES = (HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE, LOCK_FILE, CHOICE_FILE, EVENTS_FILE)
 """What a daemon writes in its state directory, besides its control socket."""
 
 SIMULATED_FILES = ("simulated-node.json", "simulated-compute-modes.json", "simulated-compute-modes.lock")

@@ -76,7 +76,7 @@ async def test_a_kill_leaves_what_the_next_daemon_serves_from_its_first_list_on(
         while len(written(daemon)) > 1:
             await anyio.sleep(0.02)
     assert (await daemon.stop())[0] == 0
-    assert "8 devices, 0 healthy" not in daemon.log.read_text().rpartition("starting")[2]
+    assert "8 devices: 0 Healthy" not in daemon.log.read_text().rpartition("starting")[2]
     assert (daemon.specs / GPU_FILE).stat() == before
     assert written(daemon) == [GPU_FILE]
 

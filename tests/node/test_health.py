@@ -71,10 +71,11 @@ async def explained(daemon, gpu: int | str = SICK) -> dict[str, Any]:
             [sys.executable, "-m", "gpu_plugin", "explain", "--state-dir", daemon.state, "--gpu", str(gpu), "--json"],
             capture_output=True,
             text=True,
-            check=True,
+            check=False,
             timeout=20,
         )
     )
+    assert done.returncode in (0, 1), done.stderr  # 1: the GPU is Unhealthy
     (told,) = json.loads(done.stdout)["gpus"]
     return dict(told)
 

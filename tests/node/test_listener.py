@@ -5,8 +5,10 @@ import socket
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 
+from gpu_plugin import control
 from gpu_plugin.cli import main
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.node.daemon import GPU, healthy
@@ -276,8 +278,15 @@ async def test_while_the_label_is_awaited_it_is_alive_has_not_started_and_says_w
         for page in ("startupz", "readyz"):
             assert "driver" not in await told(port, page, 503, why)
         assert (await get(port, "livez"))[0] == 200
-        # After ten seconds a configuration is chosen as if there were no label, which is the first attempt.
-        assert "migStrategy" in await told(port, "startupz", 200, "the Kubernetes API cannot be reached", 2 * PATIENCE)
+        with pytest.raises(
+            control.ControlError, match=r"nothing is served yet.*: the Kubernetes API cannot be reached"
+        ):
+            await anyio.to_thread.run_sync(control.request, daemon.state, "status")
+        # After ten seconds the first attempt is over. No other file is used, and nothing is served, until the label is known.
+        assert "migStrategy" not in await told(
+            port, "startupz", 200, "the Kubernetes API cannot be reached", 2 * PATIENCE
+        )
+        assert "migStrategy" not in await told(port, "readyz", 503, why)
 
 
 async def test_a_file_of_the_label_that_the_node_cannot_do_keeps_it_from_being_ready(kubelet, directory, daemon, port):

@@ -69,7 +69,7 @@ async def test_the_status_tells_what_is_served(kubelet, directory, daemon, capsy
     await kubelet.wait_for(healthy(kubelet, 6, SHARED))
     assert main(["status", "--state-dir", str(daemon.state)]) == 0
     shown = capsys.readouterr().out
-    assert "6 of 6 devices healthy, shared by time-slicing" in shown
+    assert "6 of 6 devices Healthy, shared by time-slicing" in shown
     assert str(directory / "config.yaml") in shown
     assert main(["status", "--json", "--state-dir", str(daemon.state)]) == 0
     assert json.loads(capsys.readouterr().out)["resources"][GPU]["healthy"] == 6

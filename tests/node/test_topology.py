@@ -26,7 +26,7 @@ async def test_the_running_daemons_topology_follows_its_links(kubelet, daemon):
     assert best["choice"]["gpus"] == [2, 3]
     daemon.fault(3, **{"nvlink-down": 3})  # one of the two to GPU 2
     await daemon.said("NVLink 3 went down")  # after two looks: with the first one the links were read
-    await daemon.said("GPUs are linked otherwise than before: 2-3 NV2, now NV1")
+    await daemon.said("links between GPUs have changed: 2-3 NV2, now NV1")
     told = json.loads(await asked(daemon, "topology", "--json"))
     assert [link["nvlinks"] for link in told["links"] if (link["a"], link["b"]) == (2, 3)] == [1]
     best = json.loads(await asked(daemon, "simulate-allocation", "--available", "0-3", "--size", "2", "--json"))

@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -158,6 +159,48 @@ async def test_leaving_by_cancellation(tmp_path):
     await asyncio.sleep(0)
 
 
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
+async def test_the_socket_is_its_owners_from_the_start_and_no_other_file_is_touched(tmp_path, umask, monkeypatch):
+    theirs = tmp_path / "theirs"
+    theirs.write_text("")
+    theirs.chmod(0o644)
+    bind = socket.socket.bind
+    modes = []
+
+    def swapped(self, address):
+        """Binds, and has a link to another file in the socket's place before anything else is done."""
+        bind(self, address)
+        modes.append((tmp_path / control.SOCKET).stat().st_mode & 0o777)
+        (tmp_path / control.SOCKET).unlink()
+        (tmp_path / control.SOCKET).symlink_to(theirs)
+
+    class Socket(socket.socket):
+        bind = swapped
+
+    monkeypatch.setattr(socket, "socket", Socket)
+    before = os.umask(umask)
+    try:
+        async with control.serve(tmp_path, {"echo": echo}):
+            pass
+    finally:
+        os.umask(before)
+    assert modes == [0o600]
+    assert theirs.stat().st_mode & 0o777 == 0o644
+
+
+async def test_every_verb_is_refused_while_there_is_nothing_to_ask(tmp_path):
+    why = ["the label is awaited"]
+    async with control.serve_refusals(tmp_path, lambda: f"nothing is served yet: {why[0]}"):
+        for verb in ("status", "cordon"):
+            with pytest.raises(control.ControlError, match=r"^nothing is served yet: the label is awaited$"):
+                await ask(tmp_path, verb)
+        why[0] = "the API forbids it"
+        with pytest.raises(control.ControlError, match=r"the API forbids it$"):
+            await ask(tmp_path, "status")
+    async with control.serve(tmp_path, {"echo": echo}), control.serve_refusals(tmp_path, lambda: "nothing"):
+        assert await ask(tmp_path, "echo") == {"got": {}}
+
+
 async def test_a_socket_of_a_killed_daemon_is_replaced(tmp_path):
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(str(tmp_path / control.SOCKET))
@@ -188,15 +231,37 @@ async def test_what_is_in_the_way_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"control.sock: is in the way of the control socket"):
         async with control.serve(tmp_path, {}):
             pass
-    with pytest.raises(ConfigError, match=r"control.sock/control.sock: .*(exists|directory)"):
+    with pytest.raises(ConfigError, match=r"--state-dir: .*/control.sock is not a directory"):
         async with control.serve(tmp_path / control.SOCKET, {}):
             pass
 
 
-def test_no_daemon(tmp_path):
+def test_no_daemon(tmp_path, monkeypatch):
     for state in (tmp_path, tmp_path / "none"):
-        with pytest.raises(control.ControlError, match=r"no daemon answers at .*control.sock: is one running"):
+        with pytest.raises(control.NoDaemonError, match=r"no daemon answers at .*control.sock: is one running"):
             control.request(state, "echo")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(control.NoDaemonError, match=r"/file is no directory: is --state-dir right\?"):
+        control.request(tmp_path / "file", "echo")
+
+    def refused(*_arguments):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(
+        control.NoDaemonError, match=r"permission denied: only root and the user that the daemon runs as"
+    ):
+        control.request(tmp_path, "echo")
+
+
+async def test_a_verb_is_told_who_asks(tmp_path):
+    async def who(_request):
+        return {"who": str(control.asking.get())}
+
+    async with control.serve(tmp_path, {"who": who}):
+        told = await ask(tmp_path, "who")
+    assert re.fullmatch(rf"uid {os.getuid()}, process {os.getpid()} \(.+\)", told["who"])
+    assert str(control.asking.get()) == "unknown"
 
 
 def answer_once(tmp_path, reply):
@@ -271,9 +336,9 @@ async def test_the_fault_command_against_real_gpus(tmp_path, capsys):
     [
         (["--gpu", "0"], 2, "--reset, --heal, --reboot: none given"),
         (["--gpu", "0", "--lost", "--xid", "1"], 2, "--xid and --lost given"),
-        (["--lost"], 2, "--gpu is missing: which GPU, by index or uuid"),
+        (["--lost"], 2, "--gpu is missing: which GPU, by its index"),
         (["--gpu", "0", "--xid", "x"], 2, "'x' is not a valid integer"),
-        (["--gpu", "0", "--lost"], 1, "no daemon answers at "),
+        (["--gpu", "0", "--lost"], 3, "no daemon answers at "),
     ],
 )
 def test_the_fault_command_used_wrongly(tmp_path, capsys, arguments, status, text):
@@ -285,7 +350,7 @@ def test_the_fault_command_used_wrongly(tmp_path, capsys, arguments, status, tex
 
 def test_the_state_directory_comes_from_the_environment(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("STATE_DIR", str(tmp_path / "other"))
-    assert cli.main(["fault", "--gpu", "0", "--lost"]) == 1
+    assert cli.main(["fault", "--gpu", "0", "--lost"]) == 3
     assert str(tmp_path / "other" / "control.sock") in capsys.readouterr().err
 
 

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -16,26 +17,33 @@ import pytest
 
 from gpu_plugin import cdi_watch, control, faulting_pods, memory
 from gpu_plugin import daemon as daemon_module
+from gpu_plugin.access.container import Access
 from gpu_plugin.access.node_evidence import ContainerdEvidence, CriSection, KubeletEvidence, NodeEvidence
 from gpu_plugin.cdi_specs.source import SpecSource
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon import Daemon
+from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.hardware import Hardware
 from gpu_plugin.health.observation import ApplicationError
 from gpu_plugin.journal import Journal
+from gpu_plugin.kubelet import takeover
 from gpu_plugin.kubelet.directory import watch
+from gpu_plugin.kubelet.endpoint import ResourceEndpoint
 from gpu_plugin.list_strategy import ListStrategy
 from gpu_plugin.listener import probes as probes_module
 from gpu_plugin.listener.probes import Probes
 from gpu_plugin.nvml import monitor
 from gpu_plugin.nvml.port import NvmlError
+from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.pulse import Pulse
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
 from gpu_plugin.simulation.profile import load
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from gpu_plugin.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.sources.configuration import Configuration
 from gpu_plugin.sources.source import ConfigSource
 
@@ -753,3 +761,32 @@ async def test_a_configuration_that_is_refused_is_told_beside_the_one_in_force(d
         await until_told(
             pages["/readyz"], "[+]configuration ok: the one in force; refused: config.yaml:3: no such key\n"
         )
+
+
+@pytest.mark.parametrize("ids", ["the same ids", "ids of its own"])
+async def test_a_resource_that_another_plugin_took_over_and_left_is_registered_again(directory, node, monkeypatch, ids):
+    monkeypatch.setattr(takeover, "INTERVAL", 0.02)
+    monkeypatch.setattr(takeover, "CONFIRM", 0.02)
+    plugins = directory / "device-plugins"
+    async with StandInKubelet(plugins, generation="1.36") as kubelet:  # noqa: SIM117 - the daemon ends first
+        async with running(directory, node, device_plugin_dir=str(plugins)) as (daemon, _driver, _status):
+            await kubelet.wait_for(healthy(kubelet, 8))
+            served = daemon.store.current.resources[GPU].resource.devices
+            if ids == "ids of its own":
+                served = tuple(replace(device, id=device.id[4:]) for device in served)
+            others = SnapshotStore()
+            others.publish({GPU: ResourceView.of(Resource(GPU, served), Access(), Placement())})
+            foreign = ResourceEndpoint(GPU, others, plugins / "kubelet.sock", plugins, Pulse())
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(foreign.run)
+                await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 2)
+                if ids == "ids of its own":
+                    with anyio.fail_after(5):
+                        while "another plugin" not in daemon._registrations.of(GPU).why:
+                            await anyio.sleep(0.01)
+                tasks.cancel_scope.cancel()
+            await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 3)
+            await kubelet.wait_for(healthy(kubelet, 8))
+            with anyio.fail_after(5):
+                while daemon._registrations.of(GPU).registered is None:
+                    await anyio.sleep(0.01)

@@ -1,7 +1,7 @@
 import pytest
 
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.hardware import hardware_for
+from gpu_plugin.hardware import hardware_for, loaded_library
 
 
 def roots(**asked):
@@ -40,3 +40,16 @@ def test_a_simulated_node_has_a_driver_of_its_own_unless_one_is_named(tmp_path, 
     assert library.read_bytes().startswith(b"\x7fELF")
     named = roots(simulate="t4-4", state_dir=str(tmp_path), driver_root="/opt/driver", driver_root_ctr_path="/absent")
     assert named == [("/opt/driver", "/opt/driver")]
+
+
+def test_the_library_in_use_is_the_file_that_is_mapped(tmp_path):
+    maps = tmp_path / "maps"
+    maps.write_text(
+        "55d0-55d1 r--p 00000000 08:01 1    /usr/bin/python3.11\n"
+        "7f00-7f01 rw-p 00000000 00:00 0 \n"
+        "7f02-7f03 r-xp 00000000 08:01 9    /usr/lib/x86 64/libnvidia-ml.so.550.54.15\n"
+    )
+    assert loaded_library(maps) == "/usr/lib/x86 64/libnvidia-ml.so.550.54.15"
+    assert loaded_library(tmp_path / "absent") == ""
+    assert loaded_library() == ""
+    assert hardware_for(resolve({"simulate": "t4-4", "state_dir": str(tmp_path)}, {})).library() == "simulated"

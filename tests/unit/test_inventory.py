@@ -10,6 +10,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import MPS, NamePattern, SharedResource
 from gpu_plugin.devices.device import Device, Resource
+from gpu_plugin.devices.given import LATELY
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.retirement import SETTLE
@@ -27,7 +28,12 @@ def offered(node=NODE, **settings):
 
 
 def cut(gpu, *names):
-    slices = tuple(MigDevice(f"MIG-{name}", at, 7 + at, 0, "1g.10gb") for at, name in enumerate(names))
+    slices = tuple(
+        MigDevice(
+            f"MIG-{name}", at, 7 + at, 0, "1g.10gb", gpu_instance_cap=ord(name), compute_instance_cap=ord(name) + 200
+        )
+        for at, name in enumerate(names)
+    )
     return dataclasses.replace(gpu, mig_enabled=True, mig_devices=slices)
 
 
@@ -81,9 +87,9 @@ def test_a_change_of_one_resource_leaves_the_others_the_very_same(inventory):
 def test_a_resource_is_emptied_before_it_is_withdrawn(inventory):
     inventory.apply(offered(), None, 0)
     renamed = offered(gpu_names=(NamePattern("*", "nvidia.com/h100"),))
-    assert inventory.would_retire(renamed)
     inventory.apply(renamed, NONE, 10)
     assert told(inventory) == {"nvidia.com/h100": ["GPU-a", "GPU-b"], GPU: ["GPU-a!", "GPU-b!"]}
+    assert inventory.retired == {(GPU, "GPU-a"): 10, (GPU, "GPU-b"): 10}
     assert inventory.leaving
     inventory.settle(NONE, 10 + SETTLE)
     assert told(inventory) == {"nvidia.com/h100": ["GPU-a", "GPU-b"], GPU: []}
@@ -91,6 +97,24 @@ def test_a_resource_is_emptied_before_it_is_withdrawn(inventory):
     inventory.settle(NONE, 10 + SETTLE + WITHDRAW)
     assert told(inventory) == {"nvidia.com/h100": ["GPU-a", "GPU-b"]}
     assert not inventory.leaving
+
+
+def test_what_was_given_out_a_moment_ago_keeps_its_hardware_until_the_kubelet_must_have_said_so(inventory):
+    inventory.apply(offered(), None, 0)
+    inventory.store.given.note(GPU, ["GPU-a"], 9)
+    renamed = offered(gpu_names=(NamePattern("*", "nvidia.com/h100"),))
+    inventory.apply(renamed, NONE, 10)
+    assert told(inventory)["nvidia.com/h100"] == ["GPU-a!", "GPU-b"]
+    inventory.settle(NONE, 9 + LATELY)
+    assert told(inventory)["nvidia.com/h100"] == ["GPU-a", "GPU-b"]
+
+
+def test_what_an_earlier_process_gave_out_last_may_not_have_been_said_yet(inventory):
+    inventory.remember([Resource("nvidia.com/old", (Device("GPU-a", "GPU-a", "GPU-a", "0"),))])
+    inventory.apply(offered(), NONE, 10)
+    assert told(inventory)[GPU] == ["GPU-a!", "GPU-b"]
+    inventory.settle(NONE, 10 + LATELY)
+    assert told(inventory)[GPU] == ["GPU-a", "GPU-b"]
 
 
 def test_a_resource_that_comes_back_while_it_is_emptied_stays(inventory):
@@ -139,7 +163,6 @@ def test_what_an_earlier_process_listed_is_not_forgotten(inventory):
     inventory.remember(
         [Resource(GPU, (Device("GPU-a", "GPU-a", "GPU-a", "0"), Device("GPU-z", "GPU-z", "GPU-z", "7")))]
     )
-    assert inventory.would_retire(offered())
     inventory.apply(offered(), frozenset({(GPU, "GPU-z")}), 0)
     assert told(inventory) == {GPU: ["GPU-a", "GPU-b", "GPU-z!"]}
     inventory.settle(NONE, SETTLE)
@@ -148,9 +171,9 @@ def test_what_an_earlier_process_listed_is_not_forgotten(inventory):
 
 def test_a_made_up_name_makes_no_offer_wait(inventory):
     inventory.apply(offered(Node((Gpu(f"{PLACEHOLDER}0", 0, unreadable="lost"), NODE.gpus[1]))), None, 0)
-    assert not inventory.would_retire(offered())
     inventory.apply(offered(), None, 1)
     assert told(inventory) == {GPU: ["GPU-a", "GPU-b"]}
+    assert not inventory.leaving
 
 
 def test_devices_shared_by_mps_wait_for_their_daemon(inventory, sick):
@@ -183,7 +206,9 @@ def test_devices_shared_by_mps_wait_for_their_daemon(inventory, sick):
 def test_its_status_counts_by_resource(inventory):
     inventory.apply(offered(sharing=(SharedResource(GPU, GPU, 2),)), None, 0)
     inventory.apply(offered(), None, 1)
-    assert inventory.status() == {GPU: {"devices": 6, "healthy": 2, "retired": 4, "sharing": []}}
+    assert inventory.status() == {GPU: {"devices": 6, "healthy": 0, "retired": 4, "sharing": []}}
+    inventory.settle(NONE, 1 + SETTLE)
+    assert inventory.status() == {GPU: {"devices": 2, "healthy": 2, "retired": 0, "sharing": []}}
 
 
 UUIDS = [f"GPU-0000000{n}-0000-0000-0000-000000000000" for n in range(2)]
@@ -203,7 +228,6 @@ def test_a_lost_memory_is_made_up_for_by_what_pods_hold(inventory):
             (GPU, f"{UUIDS[0]}-0"),
         }
     )
-    inventory.recall(held, renamed)
     inventory.apply(renamed, held, 0)
     assert told(inventory) == {
         "example.com/gpu": [f"{UUIDS[0]}!", f"{UUIDS[1]}!", f"{UUIDS[0]}::3!"],
@@ -212,6 +236,19 @@ def test_a_lost_memory_is_made_up_for_by_what_pods_hold(inventory):
     }
     inventory.settle(NONE, SETTLE)
     assert told(inventory)["example.com/gpu"] == UUIDS
+
+
+def test_what_pods_hold_and_nobody_lists_is_listed_again(inventory):
+    inventory.apply(offered(REAL), None, 0)
+    ours = ("nvidia.com/mig-1g.10gb", "MIG-00000000-0000-0000-0000-000000000000")
+    renamed, foreign = (GPU, f"{UUIDS[1]}::0"), ("other.org/gpu", UUIDS[0])
+    inventory.settle(NONE | {renamed}, 1)  # on the checkpoint's word alone: it may be of a pod that has ended
+    assert told(inventory) == {GPU: UUIDS}
+    known = frozenset({ours, renamed, foreign})
+    inventory.settle(known, 2, known)
+    assert told(inventory) == {GPU: [f"{UUIDS[0]}!", f"{UUIDS[1]}!", f"{UUIDS[1]}::0!"], ours[0]: [f"{ours[1]}!"]}
+    inventory.settle(NONE, 2 + SETTLE)
+    assert told(inventory) == {GPU: UUIDS, ours[0]: []}
 
 
 def test_what_is_gone_is_unhealthy_even_if_nothing_new_can_be_offered(inventory):

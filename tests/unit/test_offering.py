@@ -15,9 +15,11 @@ import pytest
 from gpu_plugin import offering as offering_module
 from gpu_plugin.access.cdi.readiness import CdiReadiness
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.sharing import NamePattern
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.inventory import Inventory, offer
 from gpu_plugin.kubelet.holders import Holders
+from gpu_plugin.kubelet.holding import Holding
 from gpu_plugin.offering import ROUNDS, Offering
 from gpu_plugin.placement.prepared import SOON, Placement
 from gpu_plugin.placement.subsets import Subsets
@@ -170,10 +172,10 @@ async def test_links_that_change_all_the_time_keep_no_offer_back(settings, monke
 async def test_links_that_change_while_it_is_asked_who_holds_what_end_with_a_ready_placement(settings, monkeypatch):
     asked, answer = anyio.Event(), anyio.Event()
 
-    async def slow(_holders, _socket):
+    async def slow(_holders, _socket, _retired):
         asked.set()
         await answer.wait()
-        return frozenset()
+        return Holding(frozenset())
 
     monkeypatch.setattr(Holders, "ask", slow)
     async with serving(settings) as served:
@@ -250,3 +252,41 @@ async def test_a_live_change_to_cdi_names_does_not_wait_for_ever(settings, monke
         served.take(node(2), device_list_strategy=("cdi-cri",))
         await served.until(lambda: served.view.access.by_cdi)
         assert not any(device.healthy for device in served.view.resource.devices)
+
+
+def holding(monkeypatch, *answers):
+    """What is known of what pods hold, question by question; the last one stays."""
+    left = list(answers)
+
+    async def ask(_holders, _socket, _retired):
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    monkeypatch.setattr(Holders, "ask", ask)
+
+
+async def test_what_the_checkpoint_alone_keeps_has_a_list_sent_again(settings, monkeypatch):
+    key = (GPU, "GPU-00")
+    holding(monkeypatch, Holding(frozenset()), Holding(frozenset({key}), written=frozenset({key})))
+    monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.01)
+    async with serving(settings) as served:
+        served.take(node(2))
+        await served.until(lambda: GPU in served.inventory.store.current.resources)
+        assert served.inventory.store.told_again(GPU) == 0
+        served.take(node(1), gpu_names=(NamePattern("*", "nvidia.com/x"),))
+        await served.until(lambda: served.inventory.store.told_again(GPU) == 1)
+        await anyio.sleep(0.05)
+        assert served.inventory.store.told_again(GPU) == 1  # not at every question
+
+
+async def test_what_pods_hold_and_nobody_lists_shows_within_half_a_minute(settings, monkeypatch):
+    uuid = "GPU-00000000-0000-0000-0000-000000000000"
+    key = (GPU, uuid)
+    nothing = Holding(frozenset())
+    holding(monkeypatch, nothing, nothing, nothing, Holding(frozenset({key}), frozenset({key})))
+    monkeypatch.setattr(offering_module, "HOLDERS_CHECK", 0.02)
+    async with serving(settings) as served:
+        served.take(node(2))
+        await served.until(lambda: GPU in served.inventory.store.current.resources)
+        await served.until(lambda: uuid in [device.id for device in served.view.resource.devices])
+        assert not served.view.device(uuid).healthy
+    assert offering_module.HOLDERS_CHECK <= 30

@@ -9,7 +9,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_plugin.state import StateDirectory
+from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.memory import (
+    DEVICES_FILE,
+    GPUS_FILE,
+    HEALTH_FILE,
+    DeviceMemory,
+    GpuMemory,
+    HealthMemory,
+    KnownGpu,
+    ListedDevice,
+)
+from gpu_plugin.sources.last_choice import CHOICE_FILE, ChosenFile
+from gpu_plugin.state import MAX_BYTES, StateDirectory
 
 NAME = "health.json"
 
@@ -167,11 +179,103 @@ def test_a_file_that_cannot_be_read_is_forgotten_and_said_once(state, caplog, co
     assert str(state.path / NAME) in record.getMessage()
 
 
-def test_a_directory_in_the_place_of_the_file_is_said_and_neither_read_nor_written(state, caplog):
-    (state.path / NAME / "inside").mkdir(parents=True)
+def directory(path):
+    (path / "inside").mkdir(parents=True)
+
+
+def link(path):
+    elsewhere = path.parent / "elsewhere"
+    elsewhere.write_bytes(b'{"boot_id": "of another program"}')
+    path.symlink_to(elsewhere)
+
+
+def large(path):
+    with path.open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+
+
+@pytest.mark.parametrize("make", [directory, link, os.mkfifo, large])
+@pytest.mark.parametrize("tidy", [False, True])
+def test_what_is_no_file_of_ours_is_set_aside_and_said_once(state, caplog, make, tidy):
+    state.path.mkdir(mode=0o700)
+    make(state.path / NAME)
+    if tidy:
+        state.tidy([NAME])
     assert state.read(NAME, Memory) is None
-    assert state.write(NAME, CONTENT) is False
-    assert levels(caplog) == [logging.ERROR, logging.ERROR]
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert f"(kept as {state.path / NAME}.corrupt)" in record.getMessage()
+    assert state.write(NAME, CONTENT) is True
+    assert state.read(NAME, Memory) == CONTENT
+    assert stat.S_IFMT((state.path / f"{NAME}.corrupt").lstat().st_mode) != 0
+    if make is link:
+        assert (state.path / "elsewhere").read_bytes() == b'{"boot_id": "of another program"}'
+
+
+def test_where_there_is_no_directory_or_nothing_amiss_there_is_nothing_to_tidy(state, caplog):
+    state.tidy([NAME])
+    assert not state.path.exists()
+    state.write(NAME, CONTENT)
+    state.tidy([NAME])
+    assert state.read(NAME, Memory) == CONTENT
+    assert caplog.records == []
+
+
+def test_a_file_with_further_hard_links_becomes_one_of_its_own(state, tmp_path, caplog):
+    state.write(NAME, CONTENT)
+    (tmp_path / "linked").hardlink_to(state.path / NAME)
+    state.tidy([NAME])
+    os.truncate(state.path / NAME, 0)
+    assert json.loads((tmp_path / "linked").read_text())["boot_id"] == "boot"
+    assert mode(state.path / NAME) == 0o600
+    assert levels(caplog) == [logging.WARNING]
+
+
+def test_what_killed_processes_had_not_finished_is_removed_and_nothing_else(state):
+    state.write(NAME, CONTENT)
+    for name in (f".{NAME}.abcdefgh", f".{NAME}.a1b2c3d_", ".other.json.abcdefgh", "notes"):
+        (state.path / name).write_text("{")
+    state.tidy([NAME])
+    assert sorted(path.name for path in state.path.iterdir()) == [".other.json.abcdefgh", NAME, "notes"]
+
+
+@pytest.mark.parametrize(("permitted", "said"), [(0o777, 1), (0o1777, 1), (0o770, 1), (0o755, 0), (0o700, 0)])
+def test_that_others_may_write_in_the_directory_is_said(state, caplog, permitted, said):
+    state.path.mkdir()
+    state.path.chmod(permitted)
+    state.tidy([NAME])
+    assert len(caplog.records) == said
+    assert all(f"has the mode {permitted:04o}" in record.getMessage() for record in caplog.records)
+
+
+def known():
+    """What a daemon writes down of a node, in each of its files."""
+    sick = Evidence("boot", "GPU-1", "xid", "FATAL", "Xid 79: é", 1.7e9, memory={"times": [1.7e9]})
+    gpu = KnownGpu("GPU-1", 0, 0, "00000000:3B:00.0", "NVIDIA H100 80GB HBM3", 0)
+    device = ListedDevice("GPU-1", "GPU-1", "GPU-1", "0", "gpu", numa=(0,))
+    return [
+        (HEALTH_FILE, HealthMemory("boot", (sick,), 7)),
+        (GPUS_FILE, GpuMemory("boot", (gpu,))),
+        (CHOICE_FILE, ChosenFile(node="n", label="example.com/c", directory="/available", file="GPU-é")),
+        (DEVICES_FILE, DeviceMemory("boot", {"nvidia.com/gpu": (device,)})),
+    ]
+
+
+@pytest.mark.parametrize(("name", "content"), known())
+def test_no_byte_that_is_wrong_and_no_length_that_is_cut_ends_the_reading(state, caplog, name, content):
+    state.write(name, content)
+    file, aside = state.path / name, state.path / f"{name}.corrupt"
+    whole = file.read_bytes()
+    broken = [whole[:at] + b"\xff" + whole[at + 1 :] for at in range(len(whole) - 1)]
+    for written in [*broken, *(whole[:length] for length in range(len(whole) - 1))]:
+        caplog.clear()
+        file.write_bytes(written)
+        assert StateDirectory(state.path).read(name, type(content)) is None
+        assert aside.read_bytes() == written
+        (record,) = caplog.records
+        assert f"{file} cannot be read, what it remembered is lost (kept as {aside})" in record.getMessage()
+    assert state.write(name, content)
+    assert state.read(name, type(content)) == content
 
 
 def test_a_file_that_is_whole_again_is_read_again_and_a_new_fault_said(state, caplog):

@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from gpu_plugin.access.edits import ContainerEdits
 from gpu_plugin.kubelet import wire
 from gpu_plugin.simulation.stand_in_kubelet import topology
 from gpu_plugin.simulation.stand_in_kubelet.client import CallError
 from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
+from gpu_plugin.simulation.stand_in_kubelet.directory import Entry
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
 from gpu_plugin.simulation.stand_in_kubelet.panic import KubeletPanicError, admission_panic
 from gpu_plugin.simulation.stand_in_kubelet.pods import (
@@ -55,9 +57,14 @@ class AdmissionError(Exception):
 class PodAdmission:
     """The pods of one kubelet and how they get their devices.
 
+    What runs on the node is one thing, what the device manager knows of it another: it learns of pods from its own admissions
+    and, at its start, from its checkpoint, and goes on counting the devices of a pod that has ended until it collects.
+
     Attributes:
-        pods: by name; they outlive restarts of the kubelet.
+        pods: by name, what runs; they outlive restarts of the kubelet.
+        known: by uid, the pods that the device manager counts devices of.
         in_flight: device ids of each resource with an Allocate under way.
+        sources_ready: whether the kubelet has been told its pods since its start.
     """
 
     def __init__(
@@ -70,6 +77,8 @@ class PodAdmission:
         panic: Callable[[str], None],
     ) -> None:
         self.pods: dict[str, Pod] = {}
+        self.known: dict[str, Pod] = {}
+        self.sources_ready = True
         self.in_flight: Counter[tuple[str, str]] = Counter()
         self._journal = journal
         self._policy = policy
@@ -85,6 +94,7 @@ class PodAdmission:
         Raises AdmissionError; the pod then holds nothing and is not known any more.
         """
         begun = time.perf_counter()
+        self.sources_ready = True
         pod = self.pods.setdefault(name, Pod(name, tuple(containers)))
         pod.containers = tuple(containers)
         try:
@@ -107,24 +117,62 @@ class PodAdmission:
         return Admission(name, done, time.perf_counter() - begun)
 
     def release(self, name: str) -> None:
-        """The pod ended: its devices are free again; no plugin is told. Raises KeyError for an unknown pod."""
-        self._discard(self.pods[name])
+        """The pod ended: nothing runs with its devices any more; no plugin is told. Raises KeyError for an unknown pod."""
+        del self.pods[name]
         self._journal.note(EventKind.RELEASED, text=name)
 
     def held(self, resource: str) -> set[str]:
-        """Every device id of a resource that a pod holds."""
+        """Every device id of a resource that a pod which has not ended holds."""
         return {identifier for pod in self.pods.values() for identifier in pod.ids(resource)}
 
+    def active(self) -> dict[str, Pod]:
+        """The pods as the kubelet knows them, by name: none before its sources told it, and without devices it does not count."""
+        if not self.sources_ready:
+            return {}
+        return {
+            name: pod if pod.uid in self.known else Pod(name, pod.containers, uid=pod.uid)
+            for name, pod in self.pods.items()
+        }
+
+    def collect(self) -> None:
+        """Forgets what pods that have ended held, once the pods are known (manager.go: UpdateAllocatedDevices)."""
+        active = {pod.uid for pod in self.pods.values()}
+        if self.sources_ready and self.known.keys() - active:
+            self.known = {uid: pod for uid, pod in self.known.items() if uid in active}
+            self.recount()
+
     def recount(self) -> None:
-        """Counts as taken what pods hold, and nothing else."""
+        """Counts as taken what known pods hold, and nothing else."""
         for resource, state in self._registry().tables.items():
-            state.allocated = self.held(resource)
+            state.allocated = {identifier for pod in self.known.values() for identifier in pod.ids(resource)}
+
+    def entries(self) -> list[Entry]:
+        """What goes into the checkpoint."""
+        return [
+            Entry(uid, container, resource, each.by_numa, each.encoded)
+            for uid, pod in self.known.items()
+            for container, held in pod.held.items()
+            for resource, each in held.items()
+        ]
+
+    def restart(self, entries: Sequence[Entry]) -> None:
+        """Begins with what a checkpoint has."""
+        self.sources_ready = False
+        running = {pod.uid: pod for pod in self.pods.values()}
+        self.known = {}
+        for entry in entries:
+            pod = running.get(entry.uid) or self.known.get(entry.uid) or Pod(entry.uid, (), uid=entry.uid)
+            self.known[entry.uid] = pod
+            if entry.uid not in running:  # it ended, and the file was not written since
+                ids = tuple(dict.fromkeys(identifier for some in entry.ids.values() for identifier in some))
+                numa = {identifier: (node,) for node, some in entry.ids.items() for identifier in some if node >= 0}
+                ended = Allocation(
+                    entry.container, entry.resource, ids, None, None, (), ContainerEdits(), entry.answer, numa
+                )
+                pod.held.setdefault(entry.container, {})[entry.resource] = ended
 
     def _discard(self, pod: Pod) -> None:
         self.pods.pop(pod.name, None)
-        if pod.held:  # without, the kubelet has nothing to collect and does not count again
-            self.recount()
-            self._checkpoint()
 
     async def _allocate_pod(self, pod: Pod) -> None:
         reusable: dict[str, set[str]] = {}
@@ -139,6 +187,8 @@ class PodAdmission:
 
     async def _allocate_container(self, pod: Pod, container: Container, reusable: dict[str, set[str]]) -> None:
         limits = {resource: count for resource, count in container.limits.items() if count}
+        if limits:
+            self.collect()
         for resource, count in limits.items():
             if resource not in self._registry().tables:
                 # The device manager would admit it without devices; the scheduler's predicate comes first.
@@ -149,11 +199,14 @@ class PodAdmission:
         hint = self._hint(pod, container, limits, reusable)
         wanted = list(limits.items())
         self._rng.shuffle(wanted)  # a Go map has no order
+        before = dict(pod.held.get(container.name, {}))
         for resource, count in wanted:
             try:
                 await self._allocate(pod, container, resource, count, reusable.get(resource, set()), hint)
             except (SelectionError, CallError) as error:
                 raise AdmissionError(f"Allocate failed due to {error}, which is unexpected") from error
+        if pod.held.get(container.name, {}) != before:
+            self._checkpoint()
         answers = [each.response for each in pod.held.get(container.name, {}).values()]
         for conflict in conflicts(answers):
             self._journal.breach("", conflict)
@@ -183,7 +236,7 @@ class PodAdmission:
         self, pod: Pod, container: Container, resource: str, count: int, reusable: set[str], hint: Hint
     ) -> None:
         state = self._registry().tables[resource]
-        held = pod.held.get(container.name, {}).get(resource)
+        held = pod.held.get(container.name, {}).get(resource) if pod.uid in self.known else None
         if held is not None and len(held.ids) != count:
             raise SelectionError(
                 f'pod "{pod.name}" container "{container.name}" changed request for resource "{resource}" '
@@ -220,9 +273,19 @@ class PodAdmission:
             self._journal.breach(resource, breach)
         numa = {each: state.devices[each].numa for each in ids if each in state.devices}
         pod.held.setdefault(container.name, {})[resource] = Allocation(
-            container.name, resource, ids, hint.nodes, ask, preferred, response, numa, preferred_seconds, seconds
+            container.name,
+            resource,
+            ids,
+            hint.nodes,
+            ask,
+            preferred,
+            response,
+            bytes(responses[0]),
+            numa,
+            preferred_seconds,
+            seconds,
         )
-        self._checkpoint()
+        self.known[pod.uid] = pod
 
     async def _ask_preferred(
         self, state: ResourceState, endpoint: Endpoint, ask: PreferredAsk

@@ -99,8 +99,13 @@ def parse(data: bytes) -> list[ListedDevice]:
     return [ListedDevice(d.id, d.health, tuple(node.id for node in d.topology.nodes)) for d in sent]
 
 
-def list_breaches(devices: Sequence[ListedDevice], before: Sequence[ListedDevice] | None) -> list[str]:
-    """What is wrong with a list; `before` is the one that came before it on the same stream."""
+def list_breaches(
+    devices: Sequence[ListedDevice], before: Sequence[ListedDevice] | None, *, again: bool = False
+) -> list[str]:
+    """What is wrong with a list; `before` is the one that came before it on the same stream.
+
+    `again` is whether the same list once more has a purpose: the checkpoint is written anew when it comes.
+    """
     found: list[str] = []
     seen: dict[str, ListedDevice] = {}
     for device in devices:
@@ -108,7 +113,12 @@ def list_breaches(devices: Sequence[ListedDevice], before: Sequence[ListedDevice
         if device.id in seen:
             found.append(f"device id {device.id!r} is in one list twice")
         seen[device.id] = device
-    if before is not None and seen == {device.id: device for device in before} and len(before) == len(devices):
+    if (
+        not again
+        and before is not None
+        and seen == {device.id: device for device in before}
+        and len(before) == len(devices)
+    ):
         found.append(f"an unchanged list of {len(devices)} devices was sent again")
     return found
 

@@ -11,10 +11,14 @@ from typing import Any, Literal, Self, TypeVar
 from gpu_plugin.simulation.stand_in_kubelet.admission import AdmissionError, PodAdmission
 from gpu_plugin.simulation.stand_in_kubelet.client import DropKind
 from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
-from gpu_plugin.simulation.stand_in_kubelet.directory import clean, write_checkpoint
+from gpu_plugin.simulation.stand_in_kubelet.directory import clean, read_checkpoint, write_checkpoint
 from gpu_plugin.simulation.stand_in_kubelet.journal import Event, EventKind, Journal
 from gpu_plugin.simulation.stand_in_kubelet.panic import Claims, KubeletPanicError, list_panic
-from gpu_plugin.simulation.stand_in_kubelet.pod_resources import PodResourcesService, default_socket
+from gpu_plugin.simulation.stand_in_kubelet.pod_resources import (
+    PodResourcesService,
+    default_socket,
+    listing,
+)
 from gpu_plugin.simulation.stand_in_kubelet.pods import Admission, Container, Pod
 from gpu_plugin.simulation.stand_in_kubelet.registration import Fault, RegistrationCount, RegistrationService
 from gpu_plugin.simulation.stand_in_kubelet.registry import DIAL_SECONDS, Generation, PluginRegistry
@@ -25,6 +29,9 @@ T = TypeVar("T")
 
 SOCKET = "kubelet.sock"
 DIRECTORY_MODE = 0o750
+
+RUNTIME_READY = 0.02
+"""Seconds from the kubelet's start until its container runtime is ready; on a real node it takes from one second up."""
 
 
 class StandInKubelet:
@@ -77,8 +84,11 @@ class StandInKubelet:
             self._journal, numa_policy, self._rng, lambda: self._registry, self._write_checkpoint, self._panic
         )
         self._registration = RegistrationService(self._journal, directory, self._connect)
-        self._pod_resources = PodResourcesService(lambda: self.pods, lambda: self.resources)
+        self._pod_resources = PodResourcesService(self._admission.active, lambda: self.resources, collect=self._asked)
+        self._written: frozenset[tuple[str, str]] = frozenset()
+        self._lists_when_written = 0
         self._servers: list[SocketServer] = []
+        self._sources: asyncio.TimerHandle | None = None
         self._strict = strict
         self._panics = 0
         self._last_panic = ""
@@ -101,7 +111,8 @@ class StandInKubelet:
     @property
     def resources(self) -> Mapping[str, ResourceState]:
         """What the node reports, by resource name. Asking forgets what has been without a plugin for too long."""
-        self._registry.forget_expired()
+        if self._registry.forget_expired():
+            self._write_checkpoint()
         return self._registry.tables
 
     @property
@@ -119,8 +130,15 @@ class StandInKubelet:
         """How often PodResources List was answered, over all restarts."""
         return self._pod_resources.lists
 
-    async def start(self, *, bind_to_listen: float = 0.0) -> None:
-        """Starts as the kubelet does: cleans the directory of sockets, recalls its pods, listens on kubelet.sock.
+    async def start(
+        self, *, bind_to_listen: float = 0.0, runtime_ready: float = RUNTIME_READY, sources_ready: float = 0.0
+    ) -> None:
+        """Starts as the kubelet does.
+
+        PodResources answers from the beginning, and knows no pods. Once the container runtime is ready, after `runtime_ready`
+        seconds, the device manager reads its checkpoint, cleans the directory of sockets, and listens on kubelet.sock
+        (pkg/kubelet/kubelet.go: ListenAndServePodResources, initializeRuntimeDependentModules). Which pods there are it knows
+        `sources_ready` seconds later, or when it is asked to admit one.
 
         Allocatable is 0 until plugins register again. `bind_to_listen` seconds pass between the appearance of the
         socket and the first accepted connection. Raises OSError when the directory or the socket cannot be made, and
@@ -129,22 +147,30 @@ class StandInKubelet:
         if self.running:
             raise RuntimeError("the stand-in kubelet runs already: stop it first")
         await self._wait_dropped()  # what a panic left
-        known = list(self._registry.tables)
         self.panicked = ""
         self._registry = self._new_registry()
-        for resource in {*known, *self._held_resources()}:
-            self._registry.remember(resource)
-        self._admission.recount()
-        self.directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-        clean(self.directory)
-        self.running = True
+        self._admission.restart([])
         try:
-            await self._serve(self._registration, self.socket, bind_to_listen=bind_to_listen)
             await self._serve_pod_resources()
+            await asyncio.sleep(runtime_ready)
+            self.directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+            entries, resources = read_checkpoint(self.directory)
+            self._admission.restart(entries)
+            self._note_written()
+            for resource in resources:
+                self._registry.remember(resource)
+            self._admission.recount()
+            clean(self.directory)
+            self.running = True
+            await self._serve(self._registration, self.socket, bind_to_listen=bind_to_listen)
         except BaseException:
             self._drop(orderly=False)
             await self._wait_dropped()
             raise
+        if sources_ready:
+            self._sources = asyncio.get_running_loop().call_later(sources_ready, self._know_pods)
+        else:
+            self._know_pods()
         self._journal.note(EventKind.STARTED)
 
     async def stop(self, *, orderly: bool = True) -> None:
@@ -158,12 +184,20 @@ class StandInKubelet:
         if was:
             self._journal.note(EventKind.STOPPED, text="in order" if orderly else "killed")
 
-    async def restart(self, *, orderly: bool = True, pause: float = 0.0, bind_to_listen: float = 0.0) -> None:
-        """Stops, stays away for `pause` seconds, and starts."""
+    async def restart(
+        self,
+        *,
+        orderly: bool = True,
+        pause: float = 0.0,
+        bind_to_listen: float = 0.0,
+        runtime_ready: float = RUNTIME_READY,
+        sources_ready: float = 0.0,
+    ) -> None:
+        """Stops, stays away for `pause` seconds, and starts; the other arguments are those of `start`."""
         await self.stop(orderly=orderly)
         if pause:
             await asyncio.sleep(pause)
-        await self.start(bind_to_listen=bind_to_listen)
+        await self.start(bind_to_listen=bind_to_listen, runtime_ready=runtime_ready, sources_ready=sources_ready)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -222,7 +256,11 @@ class StandInKubelet:
             raise KubeletPanicError(self._last_panic) from error
 
     def release(self, pod: str) -> None:
-        """The pod ended: PodResources has it no more, its devices are free, no plugin is told. Raises KeyError if unknown."""
+        """The pod ended: PodResources has it no more, and no plugin is told. Raises KeyError if unknown.
+
+        Its devices are counted, and stay in the checkpoint, until the kubelet collects them and writes it again: at an
+        admission that asks for devices, or when PodResources was asked and a list came.
+        """
         self._admission.release(pod)
 
     def exit_containers(self, pod: str) -> None:
@@ -291,6 +329,7 @@ class StandInKubelet:
             rng=self._rng,
             dial_timeout=self._dial_timeout,
             list_received=self._list_received,
+            list_again=self._list_again,
         )
 
     async def _connect(self, resource: str, path: Path) -> None:
@@ -331,8 +370,35 @@ class StandInKubelet:
             path.unlink(missing_ok=True)
             await self._serve(self._pod_resources, path)
 
+    def _asked(self) -> None:
+        self._admission.collect()
+        self.wake()
+
+    def _know_pods(self) -> None:
+        self._admission.sources_ready = True
+        self.wake()
+
+    def _list_again(self) -> bool:
+        """Whether the checkpoint may be out of date: it names what PodResources does not, or that was not asked since."""
+        if self._pod_resources.lists == self._lists_when_written:
+            return bool(self._written)
+        told = {
+            (resource, identifier)
+            for pod in self._admission.active().values()
+            for name, devices in listing(pod).containers.items()
+            for resource, identifier, _ in devices
+        }
+        return bool(self._written - told)
+
+    def _note_written(self) -> None:
+        entries = self._admission.entries()
+        self._lists_when_written = self._pod_resources.lists
+        self._written = frozenset((e.resource, each) for e in entries for ids in e.ids.values() for each in ids)
+
     def _drop(self, *, orderly: bool) -> None:
         self.running = False
+        if self._sources is not None:
+            self._sources.cancel()
         for server in self._servers:
             server.drop(orderly=orderly)
         self._registry.drop(orderly=orderly)
@@ -342,13 +408,12 @@ class StandInKubelet:
         while self._servers:
             await self._servers.pop().wait_dropped()
 
-    def _held_resources(self) -> set[str]:
-        return {name for pod in self.pods.values() for held in pod.held.values() for name in held}
-
     def _health(self, resource: str, identifier: str) -> str:
         state = self._registry.tables.get(resource) or ResourceState(resource)
         return state.health_of(identifier)
 
     def _write_checkpoint(self) -> None:
         if self.running:
-            write_checkpoint(self.directory, self.pods.values(), self._registry.tables)
+            healthy = {name: state.healthy for name, state in self._registry.tables.items()}
+            write_checkpoint(self.directory, self._admission.entries(), healthy)
+            self._note_written()

@@ -37,7 +37,8 @@ def default_socket(directory: Path) -> Path | None:
 class PodResourcesService:
     """Serves /v1.PodResourcesLister of one kubelet, over all its restarts.
 
-    The rate of calls is measured with `clock`, in seconds.
+    `pods` are those the kubelet knows to be active; before they are listed, `collect` forgets what others held. The rate of
+    calls is measured with `clock`, in seconds.
 
     Attributes:
         lists: how many List calls were answered.
@@ -48,9 +49,11 @@ class PodResourcesService:
         pods: Callable[[], Mapping[str, Pod]],
         tables: Callable[[], Mapping[str, ResourceState]],
         clock: Callable[[], float] = time.monotonic,
+        collect: Callable[[], None] = lambda: None,
     ) -> None:
         self.lists = 0
         self._pods = pods
+        self._collect = collect
         self._tables = tables
         self._clock = clock
         self._allowance = BURST
@@ -68,6 +71,7 @@ class PodResourcesService:
     async def _list(self, stream: Stream[bytes, bytes]) -> None:
         await self._request(stream)
         self.lists += 1
+        self._collect()
         await stream.send_message(wire.encode_pod_resources(map(listing, self._pods().values())))
 
     async def _allocatable(self, stream: Stream[bytes, bytes]) -> None:

@@ -1,5 +1,6 @@
 """Pods, what their containers hold, and the answers a plugin gave for them, as plain data."""
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -25,8 +26,8 @@ class Allocation:
     """Devices of one resource given to one container.
 
     `numa_nodes` is the NUMA hint (None: no preference); `ask` the GetPreferredAllocation request, None where the kubelet
-    did not ask, and `preferred` its answer as sent; `response` the plugin's answer; `numa` the NUMA nodes of each id as
-    listed at the time. Latencies are seconds of the calls as the kubelet saw them, 0 for a call not made.
+    did not ask, and `preferred` its answer as sent; `response` the plugin's answer and `encoded` its bytes; `numa` the NUMA
+    nodes of each id as listed at the time. Latencies are seconds of the calls as the kubelet saw them, 0 for a call not made.
     """
 
     container: str
@@ -36,10 +37,20 @@ class Allocation:
     ask: PreferredAsk | None
     preferred: tuple[str, ...]
     response: ContainerEdits
+    encoded: bytes = b""
     numa: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     preferred_seconds: float = 0.0
     allocate_seconds: float = 0.0
     pre_start_seconds: float = 0.0
+
+    @property
+    def by_numa(self) -> Mapping[int, Sequence[str]]:
+        """The ids under each of their NUMA nodes, -1 for none: as a kubelet keeps them (checkpoint.go: DevicesPerNUMA)."""
+        found: dict[int, list[str]] = {}
+        for identifier in self.ids:
+            for node in self.numa.get(identifier) or (-1,):
+                found.setdefault(node, []).append(identifier)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +75,16 @@ class Admission:
 
 @dataclass(slots=True)
 class Pod:
-    """A pod the kubelet runs. `held` is by container name, then resource name; `running` whether containers run."""
+    """A pod the kubelet runs. `held` is by container name, then resource name; `running` whether containers run.
+
+    No two pods ever have one `uid`, whatever their names.
+    """
 
     name: str
     containers: tuple[Container, ...]
     held: dict[str, dict[str, Allocation]] = field(default_factory=dict)
     running: bool = False
+    uid: str = field(default_factory=lambda: str(uuid.uuid4()))
 
     def ids(self, resource: str) -> set[str]:
         """Device ids of a resource that any container of the pod holds."""

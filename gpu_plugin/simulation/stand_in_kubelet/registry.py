@@ -56,6 +56,7 @@ class PluginRegistry:
         rng: random.Random,
         dial_timeout: float,
         list_received: Callable[[str, set[str]], None],
+        list_again: Callable[[], bool],
     ) -> None:
         self.tables: dict[str, ResourceState] = {}
         self.endpoints: dict[str, Endpoint] = {}
@@ -65,6 +66,7 @@ class PluginRegistry:
         self._rng = rng
         self._dial_timeout = dial_timeout
         self._list_received = list_received
+        self._list_again = list_again
         self._clients: dict[str, PluginClient] = {}
         self._every_client: set[PluginClient] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,13 +109,15 @@ class PluginRegistry:
         for client in clients:
             client.drop_stream(how)
 
-    def forget_expired(self) -> None:
-        """What a node status update does: resources without a plugin for over five minutes are forgotten."""
+    def forget_expired(self) -> bool:
+        """What a node status update does: resources without a plugin for over five minutes are forgotten. Whether any was."""
         now = self._clock()
-        for resource in [name for name, state in self.tables.items() if state.grace_over(now)]:
+        expired = [name for name, state in self.tables.items() if state.grace_over(now)]
+        for resource in expired:
             del self.tables[resource]
             self.endpoints.pop(resource, None)
             self._journal.note(EventKind.FORGOTTEN, resource, text="no plugin for over five minutes: capacity 0")
+        return bool(expired)
 
     def drop(self, *, orderly: bool) -> None:
         """Closes every connection to a plugin now, with GOAWAY if `orderly`."""
@@ -199,7 +203,7 @@ class PluginRegistry:
         except ValueError as error:
             self._journal.breach(resource, f"a list that cannot be read: {error}")
             return []
-        for breach in list_breaches(devices, before):
+        for breach in list_breaches(devices, before, again=self._list_again()):
             self._journal.breach(resource, breach)
         state = self._table(resource)
         gone = missing(state.devices, devices)

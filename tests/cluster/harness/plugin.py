@@ -100,13 +100,15 @@ class Plugin(Piece):
 
     def explain(self, gpu: int) -> dict[str, Any]:
         """What `gpu-plugin explain --json` says of GPU number `gpu`."""
-        said = run([str(self._program), "explain", f"--state-dir={self.state_dir}", f"--gpu={gpu}", "--json"])
+        command = [str(self._program), "explain", f"--state-dir={self.state_dir}", f"--gpu={gpu}", "--json"]
+        said = run(command, may_end_with=1)  # the GPU is Unhealthy
         (told,) = json.loads(said)["gpus"]
         return dict(told)
 
     def status(self) -> dict[str, Any]:
         """What `gpu-plugin status --json` says."""
-        return dict(json.loads(run([str(self._program), "status", f"--state-dir={self.state_dir}", "--json"])))
+        command = [str(self._program), "status", f"--state-dir={self.state_dir}", "--json"]
+        return dict(json.loads(run(command, may_end_with=1)))  # something is wrong, and said
 
     def topology(self) -> dict[tuple[int, int], dict[str, Any]]:
         """What `gpu-plugin topology --json` says of every pair of GPUs, by their numbers, the lower first."""

@@ -166,22 +166,25 @@ class Piece(ABC):
         return self.layout.logs / f"{self.name}.log"
 
 
-def run(command: list[str], *, within: float = 60.0, environment: dict[str, str] | None = None) -> str:
+def run(
+    command: list[str], *, within: float = 60.0, environment: dict[str, str] | None = None, may_end_with: int = 0
+) -> str:
     """Run a short-lived program and give its standard output.
 
     Args:
         command: program and arguments.
         within: seconds it may take.
         environment: in place of this process's own.
+        may_end_with: an exit status besides 0 that is no failure.
 
     Raises:
-        PieceError: it cannot be run, ended with a status other than 0, or took too long; with what it printed.
+        PieceError: it cannot be run, ended with another status than these, or took too long; with what it printed.
     """
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=within, env=environment, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PieceError(f"{' '.join(command)}: {error}") from error
-    if done.returncode:
+    if done.returncode not in (0, may_end_with):
         raise PieceError(
             f"{' '.join(command)}: exit status {done.returncode}: {done.stderr.strip() or done.stdout.strip()}"
         )

@@ -241,6 +241,10 @@ def test_the_annotation_key_tells_containers_with_different_devices_apart():
     assert key([A]) == key([A])
 
 
+def test_a_container_without_a_device_gets_no_annotation():
+    assert container_edits([], Access(strategies=("cdi-annotations",))).annotations == {}
+
+
 def test_the_annotation_key_has_the_prefix_asked_for_and_a_name_that_kubernetes_takes():
     found = key([A], annotation_prefix="runtime.example/")
     assert found.startswith("runtime.example/nvidia-device-plugin_")

@@ -1,6 +1,9 @@
+import os
+
 import pytest
 
 from gpu_plugin.cli.options import settings_from
+from gpu_plugin.config.document import MAX_BYTES
 from gpu_plugin.config.errors import ConfigError
 
 
@@ -31,3 +34,22 @@ def test_an_empty_file_asks_for_nothing(settings):
 def test_a_key_that_stands_twice_is_refused_with_its_line(settings):
     with pytest.raises(ConfigError, match=r"config\.yaml:3: flags\.migStrategy: stands twice, first on line 2$"):
         settings("flags:\n  migStrategy: none\n  migStrategy: mixed\n")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, make):
+    make(tmp_path / "config.yaml")
+    with pytest.raises(ConfigError, match=r"^--config-file .*config.yaml: (is no regular file|Is a directory)$"):
+        settings_from({"config_file": str(tmp_path / "config.yaml")}, {})
+
+
+def test_dev_null_is_an_empty_file():
+    assert settings_from({"config_file": "/dev/null"}, {}).mig_strategy == "none"
+
+
+def test_a_file_may_be_as_long_as_a_configmap_and_not_a_byte_longer(settings):
+    most = "flags: {migStrategy: single}\n" + "#" * (MAX_BYTES - 29)
+    assert len(most) == MAX_BYTES
+    assert settings(most).mig_strategy == "single"
+    with pytest.raises(ConfigError, match=f"more than {MAX_BYTES} bytes"):
+        settings(f"{most}#")

@@ -79,7 +79,7 @@ def test_it_takes_one_fault_at_a_time(asked, arguments, given):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--lost",), "--gpu is missing: which GPU, by index or uuid"),
+        (("--lost",), "--gpu is missing: which GPU, by its index, its uuid or its PCI bus id"),
         (("--gpu", "0", "--lost", "--instance", "1"), "--instance goes with --xid, not with --lost"),
         (("--gpu", "0", "--lost", "--times", "1"), "--times goes with --init-error, not with --lost"),
         (("--gpu", "0", "--event", "ecc"), "--event: 'ecc' is no number such as 64 or 0x40"),

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -10,7 +11,7 @@ from gpu_plugin import cli, control
 from gpu_plugin.cli.explain import lines, spell
 
 NOW = 1_800_000_000.0
-SICK = {
+SICK: dict[str, Any] = {
     "index": 3,
     "uuid": "GPU-3",
     "health": "Unhealthy",
@@ -74,6 +75,7 @@ def run(verb, *arguments):
         (("release", "--gpu", "0"), {"gpu": 0}),
         (("resume",), {}),
         (("resume", "--gpu", "GPU-1"), {"gpu": "GPU-1"}),
+        (("cordon", "--gpu", "1b:00.0", "--reason", "fan is loud"), {"gpu": "1b:00.0", "reason": "fan is loud"}),
     ],
 )
 def test_an_order_reaches_the_daemon_and_its_answer_people(daemon, arguments, fields):
@@ -101,8 +103,15 @@ def test_a_refusal_is_one_sentence_and_a_failure(daemon, verb, capsys):
 def test_a_daemon_that_has_no_such_verb_is_called_another_version(daemon):
     daemon.answer = control.UnknownVerbError("this daemon has no verb cordon; it has: status")
     result = run("cordon", "--gpu", "0")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "the running daemon is of another version" in result.output
+
+
+@pytest.mark.parametrize("verb", ["explain", "cordon", "uncordon", "release", "resume", "status", "events", "topology"])
+def test_no_daemon_is_exit_status_3(daemon, verb, tmp_path):
+    daemon.answer = control.NoDaemonError("no daemon answers")
+    gpu = ["--gpu", "9"] if verb in ("cordon", "uncordon") else []
+    assert cli.main([verb, "--state-dir", str(tmp_path), *gpu]) == 3
 
 
 def test_every_verb_is_listed_and_has_help(capsys):
@@ -118,7 +127,8 @@ class TestExplain:
     def test_json_is_what_the_daemon_said(self, daemon):
         daemon.answer = {"gpus": [SOUND, SICK]}
         result = run("explain", "--json", "--gpu", "3")
-        assert (result.exit_code, json.loads(result.output)) == (0, {"gpus": [SOUND, SICK]})
+        sick = {**SICK, "signals": [{**SICK["signals"][0], "since": "2027-01-15T05:55:00.000Z"}, SICK["signals"][1]]}
+        assert json.loads(result.output) == {"gpus": [SOUND, sick]}
         assert daemon.asked == [("/state", "explain", {"gpu": 3})]
 
     def test_text_has_a_block_for_each_gpu_that_something_is_held_against_and_a_line_for_others(self, daemon):
@@ -156,6 +166,21 @@ class TestExplain:
             "  unreadable (FATAL): it does not answer",
             "    clears  an answer",
         ]
+
+    def test_an_unhealthy_gpu_is_exit_status_1(self, daemon):
+        daemon.answer = {"gpus": [SOUND]}
+        assert cli.main(["explain", "--state-dir", "/state"]) == 0
+        daemon.answer = {"gpus": [SOUND, SICK]}
+        assert cli.main(["explain", "--state-dir", "/state"]) == 1
+
+    def test_a_gpu_is_named_by_index_bus_id_uuid_and_model(self, daemon):
+        daemon.answer = {"gpus": [{**SOUND, "bus_id": "0000:1b:00.0", "model": "NVIDIA H100"}]}
+        assert run("explain").output == "GPU 0  0000:1b:00.0  GPU-0  NVIDIA H100  Healthy\n"
+
+    def test_lines_are_no_longer_than_the_terminal_is_wide(self):
+        shown = list(lines(SICK, NOW, 40))
+        assert max(map(len, shown)) <= 41
+        assert "".join(shown).replace(" ", "") == "".join(lines(SICK, NOW)).replace(" ", "")
 
     def test_where_no_gpu_is_known_it_says_so(self, daemon):
         daemon.answer = {"gpus": []}

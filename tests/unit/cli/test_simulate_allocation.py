@@ -222,7 +222,7 @@ def test_what_cannot_be_had_is_one_sentence_and_bad_usage(run, arguments, words)
 
 def test_without_a_daemon_a_simulated_node_is_offered(run, tmp_path):
     status, out, err = run("--state-dir", tmp_path, "--size", 2)
-    assert (status, out) == (1, "")
+    assert (status, out) == (3, "")
     assert "(or name a simulated node with --simulate)" in err
 
 

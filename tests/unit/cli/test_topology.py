@@ -118,8 +118,8 @@ def test_scores_take_the_place_of_words(run):
 @pytest.mark.parametrize("name", profile.names())
 def test_the_picture_has_every_gpu_and_every_nvlink_pair(run, tmp_path, name):
     file = tmp_path / "node.svg"
-    status, out, _ = run("--simulate", name, "--svg", file)
-    assert (status, out) == (0, run("--simulate", name)[1])
+    status, out, err = run("--simulate", name, "--svg", file)
+    assert (status, out, err) == (0, run("--simulate", name)[1], f"{file}: written\n")
     root = ET.fromstring(file.read_text())
     node = node_from(name, NOWHERE)
     assert sum(each.get("class") == "gpu" for each in root.iter()) == len(node.gpus)
@@ -208,7 +208,7 @@ class TestRunningDaemon:
     def test_one_that_has_no_such_verb_is_of_another_version(self, run, answer):
         answer(control.UnknownVerbError("this daemon has no verb topology; it has: status"))
         assert run("--state-dir", "/state") == (
-            1,
+            3,
             "",
             "gpu-plugin: the running daemon is of another version: this daemon has no verb topology; it has: status\n",
         )
@@ -216,7 +216,7 @@ class TestRunningDaemon:
     def test_one_that_answers_otherwise_is_of_another_version(self, run, answer):
         answer({"gpus": [{"index": 0}]})
         status, out, err = run("--state-dir", "/state")
-        assert (status, out) == (1, "")
+        assert (status, out) == (3, "")
         assert "the running daemon is of another version: this is no report of a topology" in err
 
     def test_what_is_not_handed_out_is_named_and_marked(self, run, answer, tmp_path):
@@ -266,7 +266,7 @@ class TestRunningDaemon:
 
     def test_without_one_a_simulated_node_is_offered(self, run, tmp_path):
         status, out, err = run("--state-dir", tmp_path)
-        assert (status, out) == (1, "")
+        assert (status, out) == (3, "")
         assert f"no daemon answers at {tmp_path}/control.sock" in err
         assert "(or name a simulated node with --simulate)" in err
 

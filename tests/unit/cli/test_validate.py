@@ -31,7 +31,7 @@ def file(tmp_path):
 def test_a_valid_file_is_said_to_be_and_written_out(file, capsys):
     name = file(SHARED)
     assert cli.main(["validate", name]) == 0
-    first, _, rest = capsys.readouterr().out.partition("\n")
+    _, first, rest = capsys.readouterr().out.split("\n", 2)
     assert first == f"{name}: valid"
     config = yaml.safe_load(rest)
     assert config["flags"]["migStrategy"] == "none"
@@ -82,7 +82,14 @@ def test_json(file, capsys):
     good, wrong = file(SHARED, "good.yaml"), file(f"{WRONG}imex: {{channelIDs: []}}\n", "wrong.yaml")
     assert cli.main(["validate", "--json", good, wrong]) == 2
     one, other = json.loads(capsys.readouterr().out)
-    assert (one["file"], one["valid"], one["faults"], one["warnings"]) == (good, True, [], [])
+    assert (one["file"], one["valid"], one["faults"]) == (good, True, [])
+    assert one["warnings"] == [
+        {
+            "line": 4,
+            "path": "",
+            "reason": "sharing.timeSlicing.resources[0].rename: obeyed here, ignored by NVIDIA's plugin v0.20.0",
+        }
+    ]
     assert one["config"]["sharing"]["timeSlicing"]["resources"][0]["rename"] == "nvidia.com/gpu.shared"
     assert (other["valid"], other["config"]) == (False, {})
     assert other["faults"][1] == {
@@ -97,7 +104,7 @@ def test_standard_input(text, status, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
     assert cli.main(["validate", "-"]) == status
     out = capsys.readouterr().out
-    assert out.startswith("-: valid\n" if status == 0 else "<stdin>:2: flags.migStrategi: ")
+    assert ("-: valid\n" if status == 0 else "<stdin>:2: flags.migStrategi: ") in out
 
 
 def test_files_are_judged_with_the_flags_they_are_meant_for_and_without_the_environment(file, capsys, monkeypatch):
@@ -110,6 +117,31 @@ def test_files_are_judged_with_the_flags_they_are_meant_for_and_without_the_envi
     assert "mpsRoot: /run/nvidia/mps" in capsys.readouterr().out
     assert cli.main(["validate", "--mps-root=/a", "--mig-strategy=mixed", name]) == 2
     assert capsys.readouterr().out == (f"{name}:2: sharing.mps: using --mig-strategy=mixed is not supported with MPS\n")
+
+
+def test_with_env_the_environment_counts_as_it_does_for_run(file, capsys, monkeypatch):
+    name = file(MPS)
+    monkeypatch.setenv("MPS_ROOT", "/run/nvidia/mps")
+    assert cli.main(["validate", "--env", name]) == 0
+    assert "mpsRoot: /run/nvidia/mps" in capsys.readouterr().out
+    monkeypatch.setenv("MIG_STRATEGY", "mixed")
+    assert cli.main(["validate", "--env", "--json", name]) == 2
+    assert "--mig-strategy=mixed is not supported with MPS" in capsys.readouterr().out
+    assert cli.main(["validate", "--env", "--mig-strategy=none", name]) == 0
+    monkeypatch.setenv("CONFIG_FILE", name)
+    capsys.readouterr()
+    assert cli.main(["validate", "--env"]) == 2
+    assert capsys.readouterr().out.startswith(f"{name}:2: sharing.mps: ")
+
+
+def test_with_env_and_no_file_at_all_flags_and_variables_are_judged(capsys, monkeypatch):
+    monkeypatch.delenv("CONFIG_FILE", raising=False)
+    monkeypatch.setenv("NVML_TIMEOUT", "1y")
+    assert cli.main(["validate", "--env"]) == 2
+    assert capsys.readouterr().out.startswith("environment variable NVML_TIMEOUT: '1y' is not a duration")
+    monkeypatch.setenv("NVML_TIMEOUT", "7s")
+    assert cli.main(["validate", "--env"]) == 0
+    assert "flags and environment: valid" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -158,3 +190,26 @@ def test_settings_may_come_from_a_file_that_no_flag_names(file):
     )
     assert isinstance(settings, Settings)
     assert (settings.mig_strategy, settings.config_file, settings.nvidia_cdi_hook_path) == ("single", "", "/x")
+
+
+@pytest.mark.parametrize(
+    ("resources", "line"),
+    [
+        ("[{name: gpu, replicas: 4}]", None),
+        ("[{name: mig-1g.10gb, replicas: 4}]", None),
+        ("[{name: example.com/h100, replicas: 4}]", None),
+        (
+            "[{name: gpu, replicas: 4}, {name: nvidia.com/gpus, replicas: 4}]",
+            "resources[1].name: warning: no node counts a device under nvidia.com/gpus",
+        ),
+    ],
+)
+def test_sharing_of_what_no_node_has_is_a_warning(file, capsys, resources, line):
+    names = "resources:\n  gpus: [{pattern: '*H100*', name: example.com/h100}]\n"
+    name = file(f"{names}sharing:\n  timeSlicing:\n    resources: {resources}\n")
+    assert cli.main(["validate", name]) == 0
+    found = [each for each in capsys.readouterr().out.splitlines() if "no node counts" in each]
+    where = f"{name}:5: sharing.timeSlicing.{line}"
+    assert found == (
+        [] if line is None else [f"{where}; there are example.com/h100, nvidia.com/gpu and nvidia.com/mig-..."]
+    )

@@ -46,6 +46,24 @@ def kubeconfig(api, tmp_path, monkeypatch):
     return api.kubeconfig(tmp_path)
 
 
+async def test_a_watch_has_the_system_notice_that_its_peer_is_gone(api, kubeconfig, monkeypatch):
+    seen = []
+
+    def noted(response):
+        connection.keep_alive(response)
+        stream = response.extensions["network_stream"].get_extra_info("socket")
+        seen.append(stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
+        seen.extend(stream.getsockopt(socket.IPPROTO_TCP, option) for option, _ in connection._KEEPALIVE)
+
+    monkeypatch.setattr(node_label, "keep_alive", noted)
+    async with following(kubeconfig):
+        await api.until(lambda: api.watchers)
+        with anyio.fail_after(10):
+            while not seen:
+                await anyio.sleep(0.005)
+    assert seen == [1, 15, 5, 3]
+
+
 async def test_the_value_is_told_at_once_and_each_other_one(api, kubeconfig):
     api.label("a100")
     async with following(kubeconfig) as told:

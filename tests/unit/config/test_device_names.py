@@ -96,6 +96,7 @@ def test_the_forms_of_a_selected_gpu(written, name):
         ("0:1", "is not a PCI bus id such as"),
         ("0000:3b:00.9", "is not a PCI bus id such as"),
         ("a\nb", "holds a line break"),
+        ("*" * 256, "is a pattern of 256 characters; the most is 255"),
     ],
 )
 def test_what_is_no_selected_gpu(written, reason):

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 import yaml
 from hypothesis import given
@@ -38,6 +40,9 @@ def content(text: str) -> object:
         ("null", None),
         ("~", None),
         ("", None),
+        ("10.0", 10),
+        ("1e+3", "1e+3"),
+        ("y", "y"),
         ("text", "text"),
         ("'1'", "1"),
         ("1:1", "1:1"),
@@ -158,6 +163,8 @@ def test_what_yaml_writes_is_read_back_and_each_line_is_the_right_one(tree, flow
         ("x: 1\na: [1, 2\n", "f:3: while parsing a flow sequence: expected ',' or ']', but got '<stream end>'"),
         ("a: 1\nb: *x", "f:2: found undefined alias 'x'"),
         ("a: &x 1\nb: &x 2", "f:2: found duplicate anchor 'x'"),
+        ("a: 1\n---\n---\nb: 2", "f:3: a second document begins here; one is read"),
+        ("a: 1\n---\n''", "f:2: a second document begins here; one is read"),
         ("a: 1\n---\nb: 2", "f:2: a second document begins here; one is read"),
         ("a:\n\t- b", "f:2: a tab where YAML wants blanks"),
         ("a:\n  b: \0", "f:2: the character #x0000 is not allowed in YAML"),
@@ -238,3 +245,59 @@ def test_whatever_is_in_a_file_is_a_document_or_faults_of_one_line(written):
 )
 def test_places_as_a_person_reads_them(place, spelt):
     assert spell(place) == spelt
+
+
+@pytest.mark.parametrize("end", ["---", "---\n", "---\n# no more\n", "...\n", "---\n---\n"])
+def test_nothing_may_follow_a_document_in_as_many_words(end):
+    assert content(f"a: 1\n{end}") == {"a": 1}
+
+
+PIECES = st.sampled_from(
+    [
+        *(
+            "a",
+            "b: ",
+            "- ",
+            "\n",
+            "\n  ",
+            "[",
+            "]",
+            "{",
+            "}",
+            ", ",
+            "'",
+            '"',
+            "#x",
+            "&x ",
+            "*x",
+            "<<: ",
+            "? ",
+            "|",
+            ">",
+        ),
+        *("1.0", "y", "!!str ", "---\n", "\t", "é", "...", "%", "@", "~", "\\u00e9", ": "),
+    ]
+)
+
+
+@given(st.lists(PIECES, max_size=14).map("".join))
+@hypothesis_settings(max_examples=400, deadline=None)
+def test_libyaml_and_pyyaml_read_the_same_of_what_both_take(text):
+    def read():
+        try:
+            return parse(text.encode(), "f").content
+        except ConfigError:
+            return None
+
+    fast = read()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml, "__with_libyaml__", False)
+        slow = read()
+    assert slow is None or fast == slow  # libyaml takes a few more: tabs after a colon, for one
+
+
+@pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML is without libyaml here")
+def test_a_file_full_of_comments_is_read_at_once():
+    began = time.process_time()
+    assert content("#" * (MAX_BYTES - 20) + "\na: 1") == {"a": 1}
+    assert time.process_time() - began < 0.25

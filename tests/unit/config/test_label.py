@@ -24,55 +24,75 @@ def test_the_label_then_the_default_then_the_fallbacks_in_order(label, present, 
     assert choose(label, present, default, fallbacks) == Choice(file)
 
 
-def test_an_unknown_label_keeps_what_was_in_force():
-    choice = choose("b200", FILES, "default", ("named",), Choice("h100"))
+def test_an_unknown_label_keeps_the_last_choice():
+    choice = choose("b200", FILES, "default", ("named",), "h100")
     assert choice == Choice(
         "h100",
         "specified config b200 (by the node's label) does not exist: there are a100, default, h100; config h100 stays in force",
+        "b200",
     )
 
 
 def test_no_file_can_be_what_stays_in_force():
-    choice = choose("b200", FILES, "", ("empty",), Choice(NO_FILE))
+    choice = choose("b200", FILES, "", ("empty",), NO_FILE)
     assert choice.file == NO_FILE
     assert choice.complaint.endswith("no config file stays in force")
 
 
-def test_an_unknown_default_keeps_what_was_in_force():
-    choice = choose("", FILES, "b200", ("named",), Choice("h100"))
-    assert choice.file == "h100"
+def test_an_unknown_default_keeps_the_last_choice():
+    choice = choose("", FILES, "b200", ("named",), "h100")
+    assert (choice.file, choice.asked) == ("h100", "b200")
     assert "specified config b200 (by the default) does not exist" in choice.complaint
 
 
 @pytest.mark.parametrize(
-    ("default", "fallbacks", "file", "instead"),
+    ("label", "present", "default", "fallbacks"),
     [
-        ("a100", ("named",), "a100", "the default, a100, is used until it does"),
-        ("", ("named",), "default", "config default is used until it does"),
-        ("gone", ("named",), "default", "config default is used until it does"),
-        ("", ("empty",), NO_FILE, "no config file is used until it does"),
-        ("", (), NO_FILE, "flags and environment alone are used"),
+        ("b200", FILES, "a100", ("named",)),
+        ("b200", FILES, "", ("named",)),
+        ("b200", FILES, "", ("empty",)),
+        ("", FILES, "b200", ("named", "empty")),
+        ("b200", frozenset(), "", ("empty",)),
+        ("", {"a100", "h100"}, "", ("named", "single")),
+        ("", frozenset(), "", ("named", "single")),
     ],
 )
-def test_at_the_start_an_unknown_label_is_passed_over(default, fallbacks, file, instead):
-    choice = choose("b200", FILES, default, fallbacks)
-    assert choice.file == file
-    assert "specified config b200" in choice.complaint
-    assert choice.complaint.endswith(instead)
+def test_what_is_not_there_is_replaced_by_nothing_else(label, present, default, fallbacks):
+    choice = choose(label, present, default, fallbacks)
+    assert choice.file is None
+    assert choice.complaint
+    assert choose(label, present, default, fallbacks, "h100").file == "h100"
 
 
-def test_where_nothing_can_be_chosen_that_is_said():
-    choice = choose("", {"a100", "h100"}, "", ("named", "single"))
-    assert choice.file == NO_FILE
-    assert choice.complaint.startswith("no config was set, no default was provided, and all fallbacks failed")
-    assert choose("", {"a100", "h100"}, "", (), Choice("b200")).file == "b200"
+def test_an_unknown_name_is_said_with_what_there_is():
+    said = "specified config b200 (by the node's label) does not exist: there are a100, default, h100"
+    assert choose("b200", FILES).complaint == said
+    assert choose("", {"a100", "h100"}).complaint.startswith(
+        "no config was set, no default was provided, and all fallbacks failed"
+    )
+    assert "no configuration files are available" in choose("h100", frozenset()).complaint
 
 
-@pytest.mark.parametrize("fallbacks", [(), ("named", "single")])
-def test_where_there_are_no_files_that_is_said(fallbacks):
-    assert choose("", frozenset(), "", fallbacks).complaint.startswith("no configuration files are available")
+UNTOLD = "the Kubernetes API answered 403"
+
+
+@pytest.mark.parametrize("default", ["", "default"])
+@pytest.mark.parametrize("present", [FILES, frozenset()])
+def test_a_label_that_is_not_known_is_no_reason_for_a_default_or_a_fallback(default, present):
+    assert choose("", present, default, ("named", "single", "empty"), None, UNTOLD) == Choice(None, UNTOLD)
+
+
+@pytest.mark.parametrize(("last", "named"), [("h100", "config h100"), (NO_FILE, "no config file")])
+def test_while_the_label_is_not_known_the_last_choice_is_kept(last, named):
+    choice = choose("", FILES, "default", ("named",), last, UNTOLD)
+    assert choice == Choice(last, f"{UNTOLD}; {named} stays in force")
+
+
+def test_while_the_label_is_not_known_a_last_choice_that_is_gone_is_waited_for():
+    choice = choose("", FILES, "default", ("named",), "b200", UNTOLD)
+    assert choice.file is None
     assert (
-        "no configuration files are available" in choose("h100", frozenset(), "", fallbacks, Choice("h100")).complaint
+        choice.complaint == f"{UNTOLD}; config b200, the last one chosen, does not exist: there are a100, default, h100"
     )
 
 
@@ -84,12 +104,19 @@ NAMES = st.sampled_from(["a100", "default", "h100", "gone"])
     present=st.frozensets(NAMES),
     default=st.just("") | NAMES,
     fallbacks=st.lists(st.sampled_from(sorted(FALLBACKS)), unique=True),
-    in_force=st.none() | st.builds(Choice, st.just(NO_FILE) | NAMES),
+    last=st.none() | st.just(NO_FILE) | NAMES,
+    untold=st.sampled_from(["", UNTOLD]),
 )
-def test_a_choice_is_there_or_was_in_force(label, present, default, fallbacks, in_force):
-    choice = choose(label, present, default, fallbacks, in_force)
-    assert choice.file in present | {NO_FILE} | ({in_force.file} if in_force else set())
-    if label in present:
-        assert choice == Choice(label)
-    if label and label not in present:
-        assert label in choice.complaint
+def test_what_was_asked_for_is_used_or_what_was_chosen_last_and_nothing_else(
+    label, present, default, fallbacks, last, untold
+):
+    choice = choose(label, present, default, fallbacks, last, untold)
+    asked = "" if untold else label or default
+    if asked in present:
+        assert choice == Choice(asked)
+    elif asked or untold:
+        assert choice.file in {last, None}
+        assert choice.complaint
+    else:
+        assert choice.file in present | {NO_FILE, last}
+    assert choice.complaint or choice.file is not None

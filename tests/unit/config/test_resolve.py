@@ -301,8 +301,11 @@ def test_a_misspelt_key_is_told_the_right_one(option):
     [
         ({"flag": {}}, "flag: unknown key; did you mean flags?"),
         ({"flags": {"plugins": {}}}, "flags.plugins: unknown key; did you mean flags.plugin?"),
-        ({"Sharing": {}}, "Sharing: unknown key; did you mean sharing?"),
-        ({"flags": {"migstrategy": "single"}}, "flags.migstrategy: unknown key; did you mean flags.migStrategy?"),
+        ({"Sharing_": {}}, "Sharing_: unknown key; did you mean sharing?"),
+        (
+            {"flags": {"migstrategy": "single", "MigStrategy": "single"}},
+            "flags.migstrategy: unknown key; did you mean flags.migStrategy?; and 1 more",
+        ),
         ({"xyz": 1}, "xyz: unknown key"),
         ({3: 1}, "3: unknown key"),
     ],
@@ -460,9 +463,49 @@ def test_all_faults_are_told_and_the_first_is_the_text():
     assert str(caught.value) == "--log-format: 'z' is not one of text, json; and 3 more"
 
 
-def test_a_file_is_judged_where_a_flag_overrules_it_too():
-    with pytest.raises(ConfigError, match=r"^config file: flags\.migStrategy: 'x' is not one of"):
-        resolve({"mig_strategy": "none"}, {"MIG_STRATEGY": "none"}, {"flags": {"migStrategy": "x"}})
+@pytest.mark.parametrize(("flags", "environ"), [({"mig_strategy": "none"}, {}), ({}, {"MIG_STRATEGY": "none"})])
+def test_a_bad_value_of_the_file_that_is_overruled_is_a_remark(flags, environ):
+    settings = resolve(flags, environ, {"flags": {"migStrategy": "x"}})
+    assert settings.mig_strategy == "none"
+    [remark] = settings.remarks
+    assert str(remark) == (
+        "config file: flags.migStrategy: 'x' is not one of none, single, mixed; --mig-strategy or the environment overrules "
+        "it, so it does no harm"
+    )
+    with pytest.raises(ConfigError, match=r"^config file: flags\.logLevel: 'y' is not one of"):
+        resolve(flags, environ, {"flags": {"migStrategy": "x", "logLevel": "y"}})
+
+
+def test_an_item_of_a_list_that_is_overruled_is_a_remark_too():
+    settings = resolve({"exclude_gpus": "1"}, {}, {"selection": {"exclude": [0, "-1"]}})
+    assert settings.exclude_gpus == ("1",)
+    assert [remark.path for remark in settings.remarks] == ["selection.exclude[1]"]
+
+
+def test_settings_are_equal_whatever_was_remarked_about_them():
+    asked: dict[str, object] = {"mig_strategy": "none"}
+    assert resolve(asked, {}, {"flags": {"migStrategy": "x"}}) == resolve(asked, {})
+
+
+OURS_ALONE: dict[str, object] = {
+    "resources": {"gpus": [{"pattern": "*H100*", "name": "example.com/h100"}], "mig": []},
+    "sharing": {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2, "rename": "gpu.shared", "devices": [0]}]}},
+}
+
+
+def test_what_nvidias_programs_ignore_or_refuse_is_remarked():
+    assert [str(remark) for remark in resolve({}, {}, OURS_ALONE).remarks] == [
+        (
+            "config file: resources.gpus, sharing.timeSlicing.resources[0].rename, "
+            "sharing.timeSlicing.resources[0].devices: obeyed here, ignored by NVIDIA's plugin v0.20.0"
+        ),
+        (
+            "config file: example.com/h100: a name of another domain than nvidia.com, for which NVIDIA's GPU feature discovery "
+            "and MPS control daemon refuse the file; where they run too, give them a file without it"
+        ),
+    ]
+    same = {"sharing": {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 2, "devices": "all"}]}}}
+    assert resolve({}, {}, same).remarks == ()
 
 
 def test_a_value_at_fault_contradicts_nothing():

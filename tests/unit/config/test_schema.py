@@ -103,8 +103,6 @@ def test_a_value_that_cannot_be_is_told_with_its_path_and_line(content, data):
         ),
         ("flags:\n  MIG_STRATEGY: none", "f:2: flags.MIG_STRATEGY: unknown key; did you mean flags.migStrategy?"),
         ("flags:\n  gfd:\n    one-shot: true", "f:3: flags.gfd.one-shot: unknown key; did you mean flags.gfd.oneshot?"),
-        ("sharing:\n  timeslicing: {}", "f:2: sharing.timeslicing: unknown key; did you mean sharing.timeSlicing?"),
-        ("sharing:\n  MPS: {}", "f:2: sharing.MPS: unknown key; did you mean sharing.mps?"),
         (
             "sharing:\n  mps:\n    resource: []\n    resources: [{name: x, replicas: 2}]\nflags: {mpsRoot: /a}",
             "f:3: sharing.mps.resource: unknown key; did you mean sharing.mps.resources?",
@@ -115,7 +113,14 @@ def test_a_value_that_cannot_be_is_told_with_its_path_and_line(content, data):
         ),
         ("resources:\n  gpu: []", "f:2: resources.gpu: unknown key; did you mean resources.gpus?"),
         ("selection:\n  includes: 1", "f:2: selection.includes: unknown key; did you mean selection.include?"),
-        ("imex:\n  channelIds: []", "f:2: imex.channelIds: unknown key; did you mean imex.channelIDs?"),
+        (
+            "imex:\n  channelIds: []\n  channelIDs: []",
+            "f:2: imex.channelIds: unknown key; did you mean imex.channelIDs?",
+        ),
+        (
+            "Flags:\n  Plugin:\n    deviceidstrategy: x",
+            "f:3: flags.plugin.deviceIDStrategy: 'x' is not one of uuid, index",
+        ),
         ("flags.migStrategy: none", "f:1: flags.migStrategy: unknown key; nest mappings instead of writing dots"),
         ("zzz: 1", "f:1: zzz: unknown key"),
         ("'': 1", "f:1: '': unknown key"),
@@ -153,10 +158,6 @@ def test_a_value_that_cannot_be_is_told_with_its_path_and_line(content, data):
             "f:4: health.xid.48: 'bad' is not one of ignore, app, degraded, fatal",
         ),
         ("health:\n  xid:\n    79: fatal\n    79: app", "f:4: health.xid.79: stands twice, first on line 3"),
-        (
-            "health:\n  xidClass: {Application: ignore}",
-            "f:2: health.xidClass.Application: unknown key; did you mean health.xidClass.application?",
-        ),
         (
             "health:\n  signals: {nvlink: app}",
             "f:2: health.signals.nvlink: 'app' is not one of ignore, degraded, fatal",
@@ -197,3 +198,30 @@ def test_many_faults_take_no_time_to_find():
     told = faults(text)
     assert len(told) == 5000
     assert [fault.endswith("did you mean flags.migStrategy?") for fault in told] == [True] * 20 + [False] * 4980
+
+
+def test_a_letter_is_true_or_false_where_nothing_else_can_be_meant_and_text_elsewhere():
+    text = "flags: {failOnInitError: n, gdsEnabled: Y}\nresources: {gpus: [{pattern: N, name: y}]}"
+    settings = resolve({}, {}, parse(text.encode(), "f"))
+    assert (settings.fail_on_init_error, settings.gds_enabled) == (False, True)
+    assert [(each.pattern, each.name) for each in settings.gpu_names] == [("N", "nvidia.com/y")]
+    with pytest.raises(ConfigError, match="'y' is neither true nor false"):
+        resolve({}, {"FAIL_ON_INIT_ERROR": "y"})
+
+
+def test_keys_are_read_in_any_case_as_nvidias_reader_does():
+    written_so = """
+FLAGS: {MigStrategy: single, plugin: {DEVICEIDSTRATEGY: index}}
+Sharing: {timeslicing: {Resources: [{Name: gpu, REPLICAS: 2}]}}
+imex: {channelIds: [0]}
+health: {xidclass: {Application: ignore}}
+"""
+    written_right = """
+flags: {migStrategy: single, plugin: {deviceIDStrategy: index}}
+sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}
+imex: {channelIDs: [0]}
+health: {xidClass: {application: ignore}}
+"""
+    asked = [resolve({}, {}, parse(text.encode(), "f")) for text in (written_so, written_right)]
+    assert asked[0] == asked[1]
+    assert asked[0].mig_strategy == "single"

@@ -1,3 +1,4 @@
+import time
 from typing import Any
 
 import pytest
@@ -170,7 +171,7 @@ VALUES = [
     ("replicas: 0", "number of replicas must be >= 2, not 0"),
     ("replicas: -3", "number of replicas must be >= 2, not -3"),
     ("replicas: '4'", "'4' is not a whole number"),
-    ("replicas: 4.0", "4.0 is not a whole number"),
+    ("replicas: 4.5", "4.5 is not a whole number"),
     ("replicas: true", "True is not a whole number"),
     ("replicas: [4]", "[4] is not a whole number"),
     (
@@ -393,3 +394,25 @@ def test_faults_of_a_plain_mapping_have_no_lines():
         "config file: sharing.timeSlicing.resources[1].name: all devices of nvidia.com/gpu are shared by the entry at "
         "sharing.timeSlicing.resources[0] already"
     )
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [f"{{name: r{n}, replicas: 2}}" for n in range(1000)],
+        [f"{{name: gpu, replicas: 2, devices: [{n}]}}" for n in range(1000)],
+        [f"{{name: gpu, replicas: 2, devices: [{', '.join(map(str, range(n, 18000, 2)))}]}}" for n in (0, 1)],
+    ],
+    ids=["names", "entries", "devices"],
+)
+def test_a_long_section_is_judged_in_a_moment(rows):
+    document = parse(f"sharing: {{timeSlicing: {{resources: [{', '.join(rows)}]}}}}".encode(), "f")
+    began = time.process_time()
+    assert len(resolve({}, {}, document).sharing) == len(rows)
+    assert time.process_time() - began < 2
+
+
+def test_more_entries_than_any_node_has_devices_are_refused():
+    rows = ", ".join(f"{{name: r{n}, replicas: 2}}" for n in range(1001))
+    [fault] = faults(f"sharing:\n  timeSlicing:\n    resources: [{rows}]")
+    assert "sharing.timeSlicing.resources[1000]: more than 1000 entries" in fault

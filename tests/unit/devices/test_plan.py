@@ -1,4 +1,5 @@
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -7,7 +8,8 @@ from hypothesis import strategies as st
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import DeviceChoice, NamePattern, SharedResource
-from gpu_plugin.devices.naming import MAX_DEVICE_ID, resource_name_fault
+from gpu_plugin.devices.device import Resource
+from gpu_plugin.devices.naming import MAX_DEVICE_ID, MAX_LIST_BYTES, resource_name_fault
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.plan import GPU_RESOURCE, list_bytes, plan, served
 from gpu_plugin.kubelet import wire
@@ -201,8 +203,27 @@ def test_excluded_gpus_are_not_there_and_an_item_that_means_none_is_said():
     found, warnings = planned(Gpu("GPU-a", 0), Gpu("GPU-b", 1), exclude_gpus=("0", "GPU-x"))
     assert found == {"nvidia.com/gpu": ["GPU-b"]}
     assert warnings == ["'GPU-x' on the list of GPUs to exclude is none of this node's GPUs"]
+    many = tuple(f"GPU-{n}" for n in range(4000))
+    assert planned(Gpu("GPU-a", 0), exclude_gpus=many)[1] == [
+        "'GPU-0', 'GPU-1', 'GPU-2', 'GPU-3' and 3996 more on the list of GPUs to exclude are none of this node's GPUs"
+    ]
     left = "no GPU is served: the lists of GPUs to include and exclude leave none of this node's 1"
     assert planned(Gpu("GPU-a", 0), exclude_gpus=("*",)) == ({}, [left])
+
+
+@pytest.mark.parametrize("unknown", [{"gpu_instance_cap": None}, {"compute_instance_cap": None}])
+def test_a_slice_whose_capability_nodes_are_not_known_is_handed_out_only_where_none_are_passed(unknown):
+    known: dict[str, Any] = {"gpu_instance_cap": 21, "compute_instance_cap": 22}
+    slices = (
+        MigDevice("MIG-0", 0, 7, 0, "1g.5gb", **known),
+        MigDevice("MIG-1", 1, 8, 0, "1g.5gb", **{**known, **unknown}),
+    )
+    gpu = Gpu("GPU-a", 0, mig_enabled=True, mig_devices=slices)
+    for passed, held in ((True, ["", "its capability nodes are not known"]), (False, ["", ""])):
+        settings = dataclasses.replace(DEFAULTS, mig_strategy="mixed", pass_device_specs=passed)
+        [resource] = plan(Node((gpu,)), settings).resources
+        assert [device.held.partition(":")[0] for device in resource.devices] == held
+        assert [device.healthy for device in resource.devices] == [not why for why in held]
 
 
 # Sharing
@@ -238,22 +259,25 @@ def test_a_list_that_no_kubelet_reads_is_refused():
     asked = dataclasses.replace(DEFAULTS, sharing=(shared("nvidia.com/gpu", 80_000),))
     assert len(plan(Node((Gpu("GPU-a", 0),)), asked).resources[0].devices) == 80_000
     with pytest.raises(
-        ConfigError, match=r"nvidia\.com/gpu: 160000 devices make a list of \d+ bytes and the kubelet reads"
+        ConfigError, match=r"nvidia\.com/gpu: 160000 devices make a list of at least \d+ bytes and the kubelet reads"
     ):
         plan(Node((Gpu(UUID, 0), Gpu("GPU-b" + UUID[5:], 1))), asked)
 
 
-@given(st.integers(1, 300), st.sampled_from([(), (0,), (200,)]))
-@settings(max_examples=20, deadline=None)
-def test_the_length_that_is_judged_is_never_less_than_the_list_on_the_wire(replicas, numa):
-    node = Node((Gpu(UUID, 0, numa_node=numa[0] if numa else None),))
+@given(st.integers(1, 300), st.sampled_from([(), (0,), (1,), (200,), (0, 1, 127, 128, 70_000)]))
+@settings(max_examples=40, deadline=None)
+def test_the_length_that_is_judged_is_that_of_the_list_on_the_wire(replicas, numa):
+    node = Node((Gpu(UUID, 0),))
     [resource] = plan(node, dataclasses.replace(DEFAULTS, sharing=(shared("nvidia.com/gpu", replicas),))).resources
-    unhealthy = [dataclasses.replace(device, reason="sick") for device in resource.devices]
-    assert (
-        len(wire.ListEncoder().encode(unhealthy))
-        <= list_bytes(resource)
-        < 2 * len(wire.ListEncoder().encode(unhealthy))
-    )
+    unhealthy = tuple(dataclasses.replace(device, reason="sick", numa=numa) for device in resource.devices)
+    assert list_bytes(Resource("nvidia.com/gpu", unhealthy)) == len(wire.ListEncoder().encode(unhealthy))
+
+
+def test_as_many_replicas_as_the_kubelet_reads_are_planned():
+    node = Node((Gpu(UUID, 0, numa_node=0),))
+    sharing = (shared("nvidia.com/gpu", 63_000),)
+    [resource] = plan(node, dataclasses.replace(DEFAULTS, sharing=sharing)).resources
+    assert MAX_LIST_BYTES - 60_000 < list_bytes(resource) <= MAX_LIST_BYTES
 
 
 def test_a_gpu_that_cannot_be_read_is_listed_with_the_reason_and_hides_no_other():

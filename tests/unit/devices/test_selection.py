@@ -1,4 +1,9 @@
+import re
+import time
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.selection import matches, means, selected, unmatched
@@ -50,3 +55,16 @@ def test_a_pattern_is_text_but_for_its_stars():
     assert matches("anything (at all)", "any*(*)")
     assert not matches("NVIDIA H100 PCIe", "NVIDIA H100")
     assert not matches("a\nb", "a")
+
+
+@given(st.text("ab*", max_size=12), st.text("ab", max_size=12))
+def test_a_pattern_describes_what_a_regular_expression_of_it_does(pattern, text):
+    expression = ".*".join(map(re.escape, pattern.split("*")))
+    assert matches(text, pattern) == bool(re.fullmatch(expression, text))
+
+
+@pytest.mark.parametrize("pattern", ["*" * 16 + "x", "*N" * 128 + "x", "*a*b*c" * 40 + "#", "*" * 256 + "#"])
+def test_no_pattern_takes_longer_than_a_moment(pattern):
+    began = time.process_time()
+    assert not any(matches(model, pattern) for model in [H100.model, "N" * 96, "abc" * 32] * 100)
+    assert time.process_time() - began < 0.5

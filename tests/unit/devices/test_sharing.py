@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from gpu_plugin.config.errors import ConfigError
@@ -71,7 +73,7 @@ def test_more_than_there_are_is_said():
 def test_a_device_that_is_not_there_is_said():
     offered, warnings = share({GPU: gpus(1)}, (entry(2, "0", "7"),))
     assert ids(offered) == {GPU: ["GPU-0::0", "GPU-0::1"]}
-    assert warnings == [f"sharing of {GPU}: 7 is none of its devices on this node"]
+    assert warnings == [f"sharing of {GPU}: '7' is none of its devices on this node"]
 
 
 def test_one_device_in_two_entries_is_refused_however_it_is_called():
@@ -95,3 +97,17 @@ def test_what_is_held_back_stays_so_in_every_replica():
     held = [Named(GPU, Device("GPU-0", "GPU-0", "GPU-0", "0", held="lost", reason="lost"), ("0",))]
     offered, _ = share({GPU: held}, (entry(2),))
     assert [device.reason for device in offered[GPU]] == ["lost", "lost"]
+
+
+def test_more_replicas_than_a_list_takes_are_refused_before_they_are_made():
+    began = time.process_time()
+    with pytest.raises(ConfigError, match=r"^nvidia.com/gpu: 1298290 devices make a list of at least \d+ bytes"):
+        share({GPU: gpus(16)}, (entry(40_000, "0"), entry(83_886)))
+    assert time.process_time() - began < 0.1
+
+
+def test_devices_that_are_not_there_are_said_in_one_sentence():
+    _, warnings = share({GPU: gpus(1)}, (entry(2, *map(str, range(4001))),))
+    assert warnings == [
+        "sharing of nvidia.com/gpu: '1', '2', '3', '4' and 3996 more are none of its devices on this node"
+    ]

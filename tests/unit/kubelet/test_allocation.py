@@ -3,9 +3,11 @@
 import itertools
 import logging
 import random
+import threading
 from dataclasses import replace
 
 import anyio
+import anyio.to_thread
 import pytest
 from grpclib.client import Channel, UnaryUnaryMethod
 from grpclib.const import Status
@@ -321,6 +323,28 @@ async def test_sixty_thousand_ids_are_answered_without_holding_up_other_calls(di
     assert len(answered[0]) == 5
     assert set(ids[:2]) <= set(answered[0])
     assert meanwhile > 3
+
+
+async def test_a_long_request_is_worked_on_beside_the_loop(directory, monkeypatch):
+    """However long the work takes, other calls are answered: not only while the request is still on its way."""
+    working, going, original = threading.Event(), threading.Event(), DevicePluginService.preferred_bytes
+
+    def slow(self, request):
+        working.set()
+        assert going.wait(10), "the event loop waits for this"
+        return original(self, request)
+
+    monkeypatch.setattr(DevicePluginService, "preferred_bytes", slow)
+    server, path = SocketServer(made()), directory / "long.sock"
+    await server.bind(path)
+    question = preferred_request(([f"GPU-{at:060}" for at in range(1400)], [], 1))
+    async with anyio.create_task_group() as calls:
+        calls.start_soon(call, path, wire.PREFERRED, question)
+        await anyio.to_thread.run_sync(working.wait, 10)
+        with anyio.fail_after(5):
+            await call(path, wire.OPTIONS, wire.EMPTY)
+        going.set()
+    await server.end()
 
 
 def _one_by_one(available, must, size):

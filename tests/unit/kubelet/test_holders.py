@@ -1,6 +1,8 @@
 import json
 import os
 import socket as sockets
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -13,8 +15,8 @@ from tests.unit.kubelet.serving import GPU, registered, serving
 A, B = (GPU, "GPU-a"), (GPU, "GPU-b")
 
 
-def written(directory, *entries):
-    pods = [{"PodUID": "1", "ContainerName": "c", "ResourceName": name, "DeviceIDs": ids} for name, ids in entries]
+def written(directory, *entries, pod="1"):
+    pods = [{"PodUID": pod, "ContainerName": "c", "ResourceName": name, "DeviceIDs": ids} for name, ids in entries]
     (directory / NAME).write_text(
         json.dumps({"Data": {"PodDeviceEntries": pods, "RegisteredDevices": {}}, "Checksum": 7})
     )
@@ -23,12 +25,12 @@ def written(directory, *entries):
 @pytest.mark.parametrize("ids", [["GPU-a", "GPU-b"], {"0": ["GPU-a"], "-1": ["GPU-b"]}])
 def test_a_checkpoint_is_read_in_both_its_forms(tmp_path, ids):
     written(tmp_path, (GPU, ids), ("nvidia.com/x", None))
-    assert checkpoint.held(tmp_path) == frozenset({A, B})
+    assert checkpoint.entries(tmp_path) == {A: frozenset({"1"}), B: frozenset({"1"})}
 
 
 def test_a_kubelet_that_gave_nothing_away_is_a_witness(tmp_path):
     (tmp_path / NAME).write_text('{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {}}, "Checksum": 1}')
-    assert checkpoint.held(tmp_path) == frozenset()
+    assert checkpoint.entries(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -45,68 +47,75 @@ def test_a_kubelet_that_gave_nothing_away_is_a_witness(tmp_path):
     ],
 )
 def test_what_is_no_checkpoint_is_no_witness(tmp_path, content):
-    assert checkpoint.held(tmp_path) is None
+    assert checkpoint.entries(tmp_path) is None
     (tmp_path / NAME).write_text(content)
-    assert checkpoint.held(tmp_path) is None
+    assert checkpoint.entries(tmp_path) is None
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
 def test_what_is_no_file_is_no_witness_and_holds_nobody_up(tmp_path, make):
     make(tmp_path / NAME)
-    assert checkpoint.held(tmp_path) is None
+    assert checkpoint.entries(tmp_path) is None
 
 
 @pytest.fixture
 def listed(monkeypatch):
-    """What PodResources says: a set, or None where it does not answer."""
-    said: dict[str, set[tuple[str, str]] | None] = {"now": None}
+    """What PodResources says: a set, or None where it does not answer; and what happens while it is asked."""
+    said: dict[str, Any] = {"now": None, "meanwhile": lambda: None}
 
     async def held(_, __):
         if said["now"] is None:
             raise pod_resources.PodResourcesError("away")
-        return frozenset(said["now"] or ())
+        answer = frozenset(said["now"])
+        said["meanwhile"]()
+        return answer
 
     monkeypatch.setattr(pod_resources, "held", held)
     return said
 
 
-async def test_without_a_witness_nothing_is_known(tmp_path, listed):
-    assert await Holders(tmp_path).ask(tmp_path / "none") is None
+@pytest.fixture
+def bound(tmp_path):
+    """Makes PodResources' socket anew, as a kubelet does when it starts."""
+    path = tmp_path / "pod-resources.sock"
+    with ExitStack() as open_sockets:
+
+        def bind():
+            path.unlink(missing_ok=True)
+            made = open_sockets.enter_context(sockets.socket(sockets.AF_UNIX))
+            made.bind(str(path))
+            return path
+
+        yield bind
 
 
-async def test_each_witness_is_heard_alone(tmp_path, listed):
-    holders = Holders(tmp_path)
-    listed["now"] = {A}
-    assert await holders.ask(tmp_path) == frozenset({A})
-    listed["now"] = None
-    written(tmp_path, (GPU, ["GPU-b"]))
-    assert await holders.ask(tmp_path) == frozenset({B})
-
-
-async def test_what_pod_resources_told_of_and_tells_no_more_is_free(tmp_path, listed):
-    holders = Holders(tmp_path)
-    written(tmp_path, (GPU, ["GPU-a", "GPU-b"]))
-    listed["now"] = {A}
-    assert await holders.ask(tmp_path) == frozenset({A, B})  # B is an init container's, say
-    listed["now"] = set()
-    assert await holders.ask(tmp_path) == frozenset({B})
-    written(tmp_path)
-    assert await holders.ask(tmp_path) == frozenset()
-
-
-async def test_a_kubelet_that_has_just_started_may_know_no_pod_yet(tmp_path, listed):
-    holders, socket = Holders(tmp_path), tmp_path / "kubelet.sock"
+async def test_a_kubelet_is_known_by_the_socket_that_answered(tmp_path, listed, bound):
+    holders, socket = Holders(tmp_path), bound()
     written(tmp_path, (GPU, ["GPU-a"]))
     listed["now"] = {A}
-    assert await holders.ask(tmp_path) == frozenset({A})
-    with sockets.socket(sockets.AF_UNIX) as bound:
-        bound.bind(str(socket))
-        listed["now"] = set()
-        assert await holders.ask(tmp_path) == frozenset({A})
-        listed["now"] = {A}
-        assert await holders.ask(tmp_path) == frozenset({A})
-        listed["now"] = set()
-        assert await holders.ask(tmp_path) == frozenset()
+    assert (await holders.ask(socket)).held == frozenset({A})
+    listed["now"] = set()
+    listed["meanwhile"] = bound  # another kubelet began between the question and the answer
+    assert (await holders.ask(socket)).held == frozenset({A})
+    listed["meanwhile"] = lambda: None
+    listed["now"] = {A}
+    assert (await holders.ask(socket)).held == frozenset({A})
+    listed["now"] = set()
+    assert (await holders.ask(socket)).held == frozenset()
+    bound()  # it knows no pods yet
+    assert (await holders.ask(socket)).held == frozenset({A})
+
+
+async def test_a_pod_that_took_over_while_the_question_was_under_way_is_not_taken_for_the_one_that_was_listed(
+    tmp_path, listed, bound
+):
+    holders, socket = Holders(tmp_path), bound()
+    written(tmp_path, (GPU, ["GPU-a"]), pod="old")
+    listed["now"] = {A}
+    listed["meanwhile"] = lambda: written(tmp_path, (GPU, ["GPU-a"]), pod="new")
+    assert (await holders.ask(socket)).held == frozenset({A})
+    listed["now"], listed["meanwhile"] = set(), lambda: None
+    assert (await holders.ask(socket)).held == frozenset({A})  # a plain init container of the new one has it
 
 
 async def test_the_stand_in_s_witnesses_agree_on_a_running_pod(kubelet, directory):
@@ -116,7 +125,7 @@ async def test_the_stand_in_s_witnesses_agree_on_a_running_pod(kubelet, director
             "pod", containers=[Container("init", {GPU: 1}, "init"), Container("app", {GPU: 2})]
         )
         ids = {(GPU, i) for each in admission.allocations for i in each.ids}
-        assert set(checkpoint.held(directory) or ()) == ids
+        assert set(checkpoint.entries(directory) or ()) == ids
 
 
 async def test_pods_are_told_by_name_and_silence_is_said_once(tmp_path, monkeypatch, caplog):

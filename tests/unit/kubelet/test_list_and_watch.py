@@ -1,8 +1,11 @@
 """The list of devices and the streams that carry it."""
 
+import threading
 from dataclasses import replace
+from typing import Any, cast
 
 import anyio
+import anyio.to_thread
 import pytest
 from grpclib.client import Channel, UnaryStreamMethod
 from hypothesis import given, settings
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 from gpu_plugin.kubelet import feed, wire
 from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.kubelet.feed import ListFeed
+from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
 from gpu_plugin.snapshot import SnapshotStore
@@ -209,3 +213,71 @@ class TestWire:
 
     def test_unknown_fields_are_passed_over(self):
         assert wire.decode_allocate(b"\x7a\x01x\x0a\x05\x0a\x01a\x50\x07") == [["a"]]
+
+
+@pytest.mark.parametrize("sick_first", [False, True])
+async def test_what_is_published_while_a_list_is_encoded_on_a_thread_is_not_lost(monkeypatch, sick_first):
+    """The list under way may turn out as the one before: what came meanwhile is another one all the same."""
+    monkeypatch.setattr(feed, "OFF_LOOP", 2)
+    store, listed = SnapshotStore(), devices(4)
+    sick = (replace(listed[0], reason="Xid 79"), *listed[1:])
+    before, after = (sick, listed) if sick_first else (listed, sick)
+    store.publish({GPU: view(before)})
+    made = ListFeed(GPU, store)
+    encoding, going, original = threading.Event(), threading.Event(), made._encoder.encode
+
+    def slow(asked):
+        encoding.set()
+        going.wait(5)
+        return original(asked)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(made.run)
+        version, payload = await made.newer(0)
+        monkeypatch.setattr(made._encoder, "encode", slow)
+        store.publish(
+            {GPU: view(tuple(replace(device, index="other") for device in before))}
+        )  # the same to the kubelet
+        await anyio.to_thread.run_sync(encoding.wait)
+        store.publish({GPU: view(after)})
+        going.set()
+        with anyio.fail_after(5):
+            _, newest = await made.newer(version)
+        assert newest == wire.ListEncoder().encode(after) != payload
+        tasks.cancel_scope.cancel()
+
+
+async def test_the_same_list_is_sent_once_more_where_that_is_asked_for(kubelet, directory):
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        kubelet._list_again = lambda: True  # the checkpoint is out of date
+        kubelet._registry._list_again = kubelet._list_again
+        plugin.store.tell_again("nvidia.com/other")
+        plugin.store.tell_again(GPU)
+        await kubelet.wait_for(lambda: len(lists(kubelet)) == 2)
+        assert lists(kubelet)[1].changed == {}
+        plugin.fail(0)
+        await kubelet.wait_for(lambda: len(lists(kubelet)) == 3)
+
+
+async def test_a_stream_that_is_opened_while_all_end_is_ended_too(directory):
+    async with serving(directory, 1, register=False) as plugin:
+        service = DevicePluginService(ListFeed(GPU, plugin.store), plugin.store, lambda: None)
+        service.end_streams()
+
+        class Late:
+            _stream = type("H2", (), {"connection": object()})
+
+            async def send_message(self, _):
+                pytest.fail("a list on a stream that should have ended")
+
+        async def nothing(_):
+            return b""
+
+        plugin_message = pytest.MonkeyPatch()
+        plugin_message.setattr("gpu_plugin.kubelet.service.received", nothing)
+        try:
+            with anyio.fail_after(1):
+                await service._list_and_watch(cast("Any", Late()))
+        finally:
+            plugin_message.undo()

@@ -125,7 +125,7 @@ class TestWithTheStandIn:
         for at in range(1000):
             ids = tuple(f"GPU-{at:08d}-0000-0000-0000-000000000000::{n}" for n in range(2))
             numa = dict.fromkeys(ids, (0, 1))
-            given_ = Allocation("main", GPU, ids, None, None, (), ContainerEdits(), numa)
+            given_ = Allocation("main", GPU, ids, None, None, (), ContainerEdits(), numa=numa)
             containers = (Container("main", {GPU: 2}), Container("idle", {}))
             admitted[f"p{at}"] = Pod(f"p{at}", containers, {"main": {GPU: given_}}, running=True)
         service = PodResourcesService(lambda: admitted, dict)

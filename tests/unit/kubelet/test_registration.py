@@ -49,7 +49,7 @@ async def test_a_register_that_loses_its_connection_is_tried_again(kubelet, dire
 
 
 @pytest.mark.parametrize("grace", [0.0, 0.0005, 0.002, 0.01])
-async def test_a_kubelet_that_hangs_up_at_any_moment_is_asked_again(directory, grace):
+async def test_a_kubelet_that_hangs_up_at_any_moment_is_asked_again(directory, grace, caplog):
     """A kubelet on its way out takes the connection and drops it, sooner or later."""
     taken = 0
 
@@ -65,6 +65,7 @@ async def test_a_kubelet_that_hangs_up_at_any_moment_is_asked_again(directory, g
             while True:
                 await plugin.look.wait(0.05)
         assert taken > 2
+        assert not [record for record in caplog.records if record.exc_info]
         server.close()
         async with StandInKubelet(directory) as kubelet:
             await kubelet.wait_for(registered(kubelet), timeout=2)
@@ -379,3 +380,34 @@ class TestBackoff:
     def test_the_dice_spread_a_wait_by_a_tenth(self):
         low, high = Backoff(failures=10), Backoff(failures=10)
         assert low.delay(0, 0.0) == pytest.approx(high.delay(0, 1.0) * 0.9 / 1.1)
+
+
+async def test_the_kubelet_that_took_the_registration_is_the_one_that_counts(kubelet, directory, monkeypatch):
+    """One that comes between our look at its socket and the call is not taken for a newer one afterwards."""
+    original, restarts = SocketServer.bind, iter([True])
+
+    async def restarted(self, path):
+        if next(restarts, False):
+            await kubelet.restart()
+        await original(self, path)
+
+    monkeypatch.setattr(SocketServer, "bind", restarted)
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        for _ in range(3):
+            plugin.look.ring()
+            await anyio.sleep(0.05)
+        assert kubelet.registrations[GPU].total == 1
+
+
+async def test_a_kubelet_that_stays_away_is_said_again_as_a_warning(directory, caplog, monkeypatch):
+    monkeypatch.setattr(endpoint, "NET", 0.01)
+    monkeypatch.setattr(endpoint, "REMINDER", 0.03)
+    caplog.set_level("INFO")
+    async with serving(directory):
+        with anyio.fail_after(5):
+            while sum("waiting for the kubelet: no" in each.getMessage() for each in caplog.records) < 3:
+                await anyio.sleep(0.005)
+    levels = [each.levelname for each in caplog.records if "waiting for the kubelet: no" in each.getMessage()]
+    assert levels[:3] == ["INFO", "WARNING", "WARNING"]
+    assert {each.resource for each in caplog.records if "waiting" in each.getMessage()} == {GPU}

@@ -9,9 +9,17 @@ from pathlib import Path
 
 import anyio
 import pytest
-from grpclib.client import Channel
+from grpclib.client import Channel, UnaryUnaryMethod
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import ConnectionTerminated
 
+from gpu_plugin.kubelet import connection, wire
 from gpu_plugin.kubelet.codec import BytesCodec
+from gpu_plugin.kubelet.connection import TrackedProtocol
+from gpu_plugin.kubelet.server import SocketServer
+from gpu_plugin.kubelet.sparing import Sparing
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
 from tests.unit.kubelet.serving import GPU, registered, serving
 from tests.unit.kubelet.test_list_and_watch import open_stream
@@ -55,6 +63,70 @@ async def test_a_peer_that_does_not_read_does_not_hold_up_the_end(directory):
         await stream.cancel()
         channel.close()
         raw.close()
+
+
+async def test_connections_are_said_goodbye_to(directory):
+    async with serving(directory, 1, register=False) as plugin:
+        while not plugin.sockets:
+            await plugin.look.wait(1)
+        reader, writer = await asyncio.open_unix_connection(str(plugin.sockets[0]))
+        peer = H2Connection(H2Configuration(client_side=True))
+        peer.initiate_connection()
+        writer.write(peer.data_to_send())
+        events = peer.receive_data(await reader.read(1 << 16))
+        plugin.scope.cancel()
+        with anyio.fail_after(2):
+            while data := await reader.read(1 << 16):
+                events += peer.receive_data(data)
+        [goodbye] = [event for event in events if isinstance(event, ConnectionTerminated)]
+        assert goodbye.error_code == ErrorCodes.NO_ERROR
+        writer.close()
+
+
+async def test_a_peer_that_does_not_read_is_cut_off(directory, monkeypatch):
+    servers, original = [], SocketServer.bind
+
+    async def noted(self, path):
+        servers.append(self)
+        await original(self, path)
+
+    monkeypatch.setattr(SocketServer, "bind", noted)
+    async with serving(directory, 1, register=False) as plugin:
+        while not plugin.sockets:
+            await plugin.look.wait(1)
+        channel = Channel(path=str(plugin.sockets[0]), codec=BytesCodec())
+        client = await channel.__connect__()
+        with anyio.fail_after(2):
+            while not servers[0].connections:
+                await anyio.sleep(0.01)
+        (cut_off,) = servers[0].connections
+        client.connection._transport.pause_reading()
+        cut_off.transport.write(b"\0" * (8 << 20))  # what no socket's buffer takes
+        plugin.scope.cancel()
+        with anyio.fail_after(2):
+            while servers[0].connections:
+                await anyio.sleep(0.01)
+        channel.close()
+
+
+async def test_a_long_lived_connection_remembers_few_of_its_streams(directory, monkeypatch):
+    made, original = [], TrackedProtocol.connection_made
+
+    def noted(self, transport):
+        original(self, transport)
+        made.append(self)
+
+    monkeypatch.setattr(TrackedProtocol, "connection_made", noted)
+    async with serving(directory, 1, register=False) as plugin:
+        while not plugin.sockets:
+            await plugin.look.wait(1)
+        channel = Channel(path=str(plugin.sockets[0]), codec=BytesCodec())
+        options: UnaryUnaryMethod[bytes, bytes] = UnaryUnaryMethod(channel, wire.OPTIONS, bytes, bytes)
+        for _ in range(600):
+            await options(b"")
+        assert len(made) == 1
+        assert len(made[0].connection._connection._closed_streams) <= 256
+        channel.close()
 
 
 async def test_everything_old_is_let_go_of_before_it_registers_again(kubelet, directory):
@@ -131,7 +203,8 @@ async def test_two_hundred_kubelet_restarts_leave_nothing_behind(kubelet, direct
         kubelet.check()
 
 
-async def test_an_unknown_http2_frame_costs_that_connection_only(kubelet, directory, caplog):
+async def test_an_unknown_http2_frame_costs_that_connection_only(kubelet, directory, caplog, monkeypatch):
+    monkeypatch.setattr(connection, "_SPARING", Sparing())
     async with serving(directory) as plugin:
         await kubelet.wait_for(registered(kubelet))
         reader, writer = await asyncio.open_unix_connection(str(plugin.sockets[0]))

@@ -1,11 +1,13 @@
 """Names of our sockets, and the removal of dead ones."""
 
+import os
 import socket
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from gpu_plugin.kubelet import birth
 from gpu_plugin.kubelet.socket import MAX_PATH, identity, remove_stale, socket_path
 
 
@@ -66,3 +68,20 @@ def test_a_socket_made_again_is_another_one_even_under_the_same_inode_number(dir
     assert identity(path) != first
     assert identity(directory / "none") is None
     assert identity(directory) is None
+
+
+@pytest.mark.parametrize("without_statx", [False, True])
+def test_what_is_done_to_a_socket_makes_it_no_other(directory, monkeypatch, without_statx):
+    path, elsewhere = directory / "kubelet.sock", directory / "other.sock"
+    bound(path).close()
+    if without_statx:
+        monkeypatch.setattr(birth, "_statx", lambda: None)
+        assert identity(path) == (path.stat().st_dev, path.stat().st_ino, path.stat().st_ctime_ns)
+        return
+    first = identity(path)
+    path.chmod(0o600)
+    os.utime(path)
+    elsewhere.hardlink_to(path)
+    path.rename(directory / "away.sock")
+    elsewhere.rename(path)
+    assert identity(path) == first

@@ -214,3 +214,14 @@ def test_a_start_that_is_over_stays_so():
     assert asking.passed
     assert "[+]driver ok: it has not answered the first question for GPUs yet" in asking.text
     assert started(facts(awaited="waiting for the label", driver=None), before=True).passed
+
+
+def test_a_daemon_that_waits_for_another_is_alive_and_started_and_not_ready():
+    waiting = Facts(waits_for="another daemon serves /dp: process 7")
+    assert live(waiting, NOW, {}).passed
+    assert started(waiting).text == "[+]node ok: another daemon serves /dp: process 7\nstartupz check passed\n"
+    told = ready(waiting, NOW)
+    assert (told.passed, told.text) == (
+        False,
+        "[-]node failed: another daemon serves /dp: process 7\nreadyz check failed\n",
+    )

@@ -128,7 +128,7 @@ def test_a_reader_in_the_way_does_not_keep_a_daemon_from_being_ready(root, super
     assert ready(root, NAME) == ""
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"pid": "x"}'])
+@pytest.mark.parametrize("content", [b"", b"{", b'{"pid": "x"}', b'{"pid": 1, "gpus": ["GPU-\xff"]}', b"[" * 9000])
 def test_a_mark_that_says_nothing_is_not_ready(root, supervisor, made, content):
     made.up(mark())
     (root / NAME / ".ready").write_bytes(content)

@@ -221,3 +221,20 @@ def test_any_node_is_drawn_whole_inside_its_paper_and_without_overlaps(made):
             a[0] <= b[0] and b[2] <= a[2] and a[1] <= b[1] and b[3] <= a[3] for a, b in ((one, other), (other, one))
         )
         assert apart or within
+
+
+def test_every_colour_has_a_dark_one():
+    seen = Seen(dgx1())
+    (style,) = seen.root.iter(f"{SVG}style")
+    used = {each.get(name) for each in seen.root.iter() for name in ("fill", "stroke")} - {None, "none"}
+    assert used
+    assert all(f'[fill="{colour}"]' in style.text for colour in used)
+    assert "prefers-color-scheme: dark" in style.text
+
+
+def test_few_gpus_stand_in_the_middle_of_their_canvas():
+    seen = Seen(node([0, 0], {}))
+    boxes = seen.boxes()
+    left, right = boxes[0][0], number(seen.root, "width") - boxes[-1][1]
+    assert abs(left - right) <= 1
+    assert left < number(seen.root, "width") / 2

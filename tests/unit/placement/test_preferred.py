@@ -8,6 +8,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.device import Device, whole_gpu
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.placement.preferred import preferred
@@ -207,3 +208,23 @@ def test_a_gpu_is_known_by_its_uuid_whatever_its_device_is_called():
     devices = [Device(str(gpu.index), gpu.uuid, gpu.uuid, str(gpu.index)) for gpu in gpus]
     order = {device.id: at for at, device in enumerate(devices)}
     assert preferred(list(order), [], 2, devices, order, Placement.of(Topology.of(probed))) == ("1", "3")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_device_that_is_unhealthy_by_now_comes_last(shared):
+    sharing = SharedResource("a", "a", 2) if shared else None
+    devices = [
+        Device(str(at), f"GPU-{at}", f"GPU-{at}", str(at), reason="Xid 79" if at < 2 else "", sharing=sharing)
+        for at in range(5)
+    ]
+    order = {device.id: at for at, device in enumerate(devices)}
+
+    def ask(size: int, must: tuple[str, ...] = ()) -> set[str]:
+        return set(preferred(list(order), must, size, devices, order, Placement()))
+
+    assert ask(2) < {"2", "3", "4"}
+    assert ask(3) == {"2", "3", "4"}
+    assert ask(2, ("0",)) - {"2", "3", "4"} == {"0"}
+    assert len(ask(4)) == 4
+    assert ask(4) > {"2", "3", "4"}
+    assert ask(5) == set(order)

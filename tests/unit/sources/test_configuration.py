@@ -1,3 +1,4 @@
+import logging
 import os
 import signal
 from contextlib import asynccontextmanager
@@ -6,7 +7,7 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.sources import configuration as module
@@ -46,20 +47,29 @@ async def counted(configuration, **counts):
             await anyio.sleep(0.005)
 
 
-async def test_newer_settings_are_taken_and_in_force():
+async def test_newer_settings_are_taken_and_in_force_and_said(caplog):
+    caplog.set_level(logging.INFO)
     new = replace(BASE, mig_strategy="mixed")
     async with running(Wanted(new)) as (configuration, taken):
         configuration.ask()
         await counted(configuration, applied=1)
         assert taken == [new]
         assert configuration.settings is new
+    assert "configuration: no file: flags.migStrategy: mixed" in caplog.text
 
 
-async def test_the_same_settings_are_taken_by_nobody():
-    async with running(Wanted(replace(BASE))) as (configuration, taken):
+async def test_the_same_settings_are_taken_by_nobody_and_what_is_remarked_about_them_is_said_once(caplog):
+    caplog.set_level(logging.INFO)
+    wanted = Wanted(replace(BASE))
+    async with running(wanted) as (configuration, taken):
         configuration.ask()
         await counted(configuration, unchanged=1)
+        wanted.settings = replace(BASE, remarks=(Fault("does no harm", "config.yaml", 3),))
+        for times in (2, 3):
+            configuration.ask()
+            await counted(configuration, unchanged=times)
         assert taken == []
+    assert caplog.text.count("configuration: config.yaml:3: does no harm") == 1
 
 
 @pytest.mark.parametrize("error", [ConfigError("config.yaml:3: no"), ZeroDivisionError("odd")])
@@ -80,10 +90,15 @@ async def test_what_cannot_be_read_is_said_once_and_the_last_good_one_stays(erro
 
 
 async def test_what_takes_a_restart_is_refused(caplog):
-    async with running(Wanted(replace(BASE, state_dir="/elsewhere")), ("state_dir",)) as (configuration, taken):
+    new = replace(BASE, state_dir="/elsewhere", driver_root="/run/nvidia/driver", mig_strategy="mixed")
+    async with running(Wanted(new), ("state_dir", "driver_root", "dev_root")) as (configuration, taken):
         configuration.ask()
         await counted(configuration, refused=1)
-    assert "--state-dir cannot change while the process runs" in caplog.text
+    said = (
+        "the configuration: --state-dir, --driver-root cannot change while the process runs, so nothing of this is in force "
+        "(flags.stateDir from '/var/lib/gpu-plugin' to '/elsewhere', flags.nvidiaDriverRoot from '/' to '/run/nvidia/driver')"
+    )
+    assert said in caplog.text
     assert taken == []
 
 
@@ -120,10 +135,16 @@ class Chosen:
     def __init__(self, _):
         Chosen.made = self
         self.known, self.again = anyio.Event(), anyio.Event()
-        self.unknown, self.complaint = "waiting for the label", ""
+        self.unknown, self.complaint, self.unheard = "waiting for the label", "", ""
 
     def current(self):
         return "/config/default"
+
+    def wanted(self):
+        return self.current()
+
+    def look_again(self):
+        self.known.set()
 
     async def settled(self):
         await self.known.wait()
@@ -188,14 +209,29 @@ async def test_how_the_wait_stands_is_told_meanwhile(by_label, monkeypatch):
             tasks.start_soon(begin_with, by_label, wanted, wait)
             await until(lambda: wait.source)
             assert (wait.why, wait.tried) == ("waiting for the label", False)
-            await until(lambda: wait.tried)  # a file system that does not answer is an attempt, too
-            assert wait.why == "/config has not been read within 0.02 s; waiting for the label"
+            await until(lambda: wait.tried)
+            assert wait.why == "waiting for the label"
             Chosen.made.unknown, Chosen.made.complaint = "", "the label names no file"
             Chosen.made.known.set()
             await until(lambda: "default" in wait.failed)
             assert wait.why == "default:1: no; the label names no file"
             wanted.settings = by_label
             Chosen.made.again.set()
+
+
+async def test_a_directory_that_cannot_be_read_is_an_attempt_too(by_label, monkeypatch, caplog):
+    monkeypatch.setattr(module, "CHOSEN_WITHIN", 0.3)
+    wait = Wait()
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(begin_with, by_label, Wanted(by_label), wait)
+            await anyio.wait_all_tasks_blocked()
+            Chosen.made.unknown = ""
+            while not wait.tried:
+                await anyio.sleep(0.002)
+            assert wait.why == "/config has not been read within 0.3 s"
+            assert f"nothing is served until there is one: {wait.why}" in caplog.text
+            Chosen.made.known.set()
 
 
 async def test_a_signal_ends_the_wait(by_label):
@@ -210,3 +246,65 @@ async def test_a_signal_ends_the_wait(by_label):
             await anyio.wait_all_tasks_blocked()
             os.kill(os.getpid(), signal.SIGTERM)
     assert begun == [None]
+
+
+async def test_sighup_has_everything_looked_at_again_and_ends_nothing(by_label):
+    begun: list[object] = []
+
+    async def begin():
+        begun.append(await begin_with(by_label, Wanted(by_label)))
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(begin)
+            await anyio.wait_all_tasks_blocked()
+            os.kill(os.getpid(), signal.SIGHUP)
+    assert begun == [(by_label, Chosen.made)]
+
+
+async def test_what_is_wrong_with_the_label_is_told_as_long_as_nothing_else_is(by_label):
+    source = Chosen(None)
+    wanted = Wanted(ConfigError("h100:1: no"))
+    configuration = Configuration(BASE, source, wanted, ())  # type: ignore[arg-type]
+    assert (configuration.status()["refused"], configuration.status()["unheard"]) == ("", "")
+    source.complaint, source.unheard = "the label names no file", "changes of the label are not heard"
+    assert configuration.status()["refused"] == "the label names no file"
+    assert configuration.status()["unheard"] == "changes of the label are not heard"
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(configuration.run, lambda _: None)
+        configuration.ask()
+        await counted(configuration, refused=1)
+        assert configuration.status()["refused"] == "h100:1: no"
+        tasks.cancel_scope.cancel()
+
+
+async def test_every_setting_in_force_is_told_in_full_unless_it_is_too_much(monkeypatch):
+    configuration = Configuration(replace(BASE, mig_strategy="mixed"), ConfigSource(BASE), Wanted(BASE), ())
+    assert resolve({}, {}, configuration.in_full()) == configuration.settings
+    monkeypatch.setattr(module, "LONGEST_IN_FULL", 100)
+    [(name, size)] = configuration.in_full().items()
+    assert name == "left_out_bytes"
+    assert isinstance(size, int)
+    assert size > 100
+
+
+async def test_the_file_in_force_is_told_and_beside_it_the_one_that_is_wanted(tmp_path):
+    file = tmp_path / "config.yaml"
+    source = ConfigSource(resolve({"config_file": str(file)}, {}))
+    wanted = Wanted(replace(BASE, mig_strategy="mixed"))
+    configuration = Configuration(BASE, source, wanted, ())
+    status = configuration.status()
+    assert (status["file"], status["wanted"]) == (str(file), "")
+    source._file = other = tmp_path / "another"  # as a label that is changed has it
+    assert (configuration.status()["file"], configuration.status()["wanted"]) == (str(file), str(other))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(configuration.run, lambda _: None)
+        wanted.settings, good = ConfigError("another:1: no"), wanted.settings
+        configuration.ask()
+        await counted(configuration, refused=1)
+        assert (configuration.status()["file"], configuration.status()["wanted"]) == (str(file), str(other))
+        wanted.settings = good
+        configuration.ask()
+        await counted(configuration, applied=1)
+        assert (configuration.status()["file"], configuration.status()["wanted"]) == (str(other), "")
+        tasks.cancel_scope.cancel()

@@ -10,7 +10,6 @@ import pytest
 from gpu_plugin.cluster import node_label
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.sources import source as source_module
 from gpu_plugin.sources.files import fingerprint
 from gpu_plugin.sources.source import ConfigSource
 from tests.unit.cluster.api_server import LABEL, NODE, FakeApiServer
@@ -58,6 +57,7 @@ async def by_label(api, volume, tmp_path, **more):
         "config_file_srcdir": str(volume.directory),
         "node_name": NODE,
         "kubeconfig": api.kubeconfig(tmp_path),
+        "state_dir": str(tmp_path / "state"),
         **more,
     }
     async with running(ConfigSource(resolve(asked, {}))) as made:
@@ -170,37 +170,95 @@ async def test_hidden_entries_and_directories_are_no_configs(api, tmp_path):
         await made.becomes("only")
 
 
+async def said(caplog, text):
+    with anyio.fail_after(10):
+        while text not in caplog.text:
+            await anyio.sleep(0.005)
+
+
 async def test_a_directory_that_comes_late_is_waited_for(api, tmp_path, caplog):
     volume = ConfigMapVolume(tmp_path / "configs")
     api.label("h100")
-    async with by_label(api, volume, tmp_path, fallback_strategies="named") as made:
-        await made.heard.called(1)
-        assert made.source.current() is None
-        assert "no configuration files are available" in caplog.text
-        volume.write(default="d")
-        await made.becomes("default")  # nothing was in force that could be kept
+    async with by_label(api, volume, tmp_path, fallback_strategies="named,empty") as made:
+        await said(caplog, "no configuration files are available; nothing is served until there is one to be used")
+        assert not made.source._settled.is_set()
+        volume.write(default="d")  # which is not what the label asks for
+        await said(caplog, "no configuration files are available")
+        await anyio.sleep(0.3)
+        assert made.heard.calls == 0
+        assert str(made.source.wanted()) == str(volume.directory / "h100")
         volume.write(default="d", h100="h")
         await made.becomes("h100")
 
 
-async def test_an_api_that_is_away_is_waited_for_and_then_the_default_is_used_until_it_is_back(
-    api, volume, tmp_path, monkeypatch, caplog
-):
-    monkeypatch.setattr(source_module, "LABEL_PATIENCE", 0.3)
+async def test_an_api_that_is_away_is_waited_for_where_nothing_was_chosen_before(api, volume, tmp_path, caplog):
     api.label("h100")
     kubeconfig = api.kubeconfig(tmp_path)
     await api.stop()
-    async with by_label(api, volume, tmp_path, kubeconfig=kubeconfig) as made:
+    async with by_label(
+        api, volume, tmp_path, kubeconfig=kubeconfig, default_config="a100", fallback_strategies="named,empty"
+    ) as made:
+        await said(caplog, "nothing is served until there is one to be used")
         assert not made.source._settled.is_set()
-        await made.becomes("default")
-        assert "did not tell the label" in caplog.text
+        assert "the Kubernetes API cannot be reached" in made.source.complaint
         await api.start()
         await made.becomes("h100")
+        assert made.source.complaint == ""
         await api.until(lambda: api.watchers)
+        assert made.source.unheard == ""
         await api.stop()
-        await anyio.sleep(0.2)
+        with anyio.fail_after(10):
+            while "are not heard: the Kubernetes API cannot be reached" not in made.source.unheard:
+                await anyio.sleep(0.005)
         assert made.file() == "h100"
-        assert made.heard.calls == 2
+        assert made.source.complaint == ""
+        assert made.heard.calls == 1
+        await api.start()
+        with anyio.fail_after(10):
+            while made.source.unheard:
+                await anyio.sleep(0.005)
+
+
+async def test_after_a_restart_the_last_choice_is_used_until_the_label_is_told(api, volume, tmp_path, caplog):
+    api.label("h100")
+    async with by_label(api, volume, tmp_path) as made:
+        await made.becomes("h100")
+    kubeconfig = api.kubeconfig(tmp_path)
+    await api.stop()
+    async with by_label(api, volume, tmp_path, kubeconfig=kubeconfig, default_config="a100") as made:
+        await made.becomes("h100")
+        assert made.source.complaint.endswith("; config h100 stays in force")
+        assert caplog.text.count("config h100 stays in force") == 1
+        await api.start()
+        api.label("a100")
+        await made.becomes("a100")
+        assert made.source.complaint == ""
+    api.label("b200")
+    async with by_label(api, volume, tmp_path) as made:
+        await made.becomes("a100")
+        assert made.source.complaint.startswith("specified config b200 (by the node's label) does not exist")
+
+
+@pytest.mark.parametrize("other", [{"node_name": "node-b"}, {"node_label": "example.com/config"}, {"state_dir": None}])
+async def test_a_choice_of_another_node_or_label_or_none_at_all_is_waited_for(api, volume, tmp_path, other, caplog):
+    api.label("h100")
+    async with by_label(api, volume, tmp_path) as made:
+        await made.becomes("h100")
+    kubeconfig = api.kubeconfig(tmp_path)
+    await api.stop()
+    other = {name: value or str(tmp_path / "elsewhere") for name, value in other.items()}
+    async with by_label(api, volume, tmp_path, kubeconfig=kubeconfig, **other) as made:
+        await said(caplog, "nothing is served until there is one to be used")
+        assert not made.source._settled.is_set()
+
+
+async def test_an_api_that_forbids_to_be_asked_is_no_reason_for_a_default(api, volume, tmp_path, caplog):
+    api.refusals = [("list", 403)] * 1000
+    async with by_label(api, volume, tmp_path, fallback_strategies="named") as made:
+        await said(caplog, "nothing is served until there is one to be used")
+        assert not made.source._settled.is_set()
+        assert "403" in made.source.complaint
+        assert "ClusterRole" in made.source.complaint
 
 
 async def test_nothing_is_decided_before_the_label_is_told(api, volume, tmp_path, monkeypatch):
@@ -251,6 +309,7 @@ async def test_why_the_label_is_not_known_is_told_until_it_is(api, volume, tmp_p
     kubeconfig = api.kubeconfig(tmp_path)
     await api.stop()
     asked = {"config_file_srcdir": str(volume.directory), "node_name": NODE, "kubeconfig": kubeconfig}
+    asked["state_dir"] = str(tmp_path / "state")
     source = ConfigSource(resolve(asked, {}))
     waiting = f"waiting for the label {LABEL} of node {NODE}: "
     assert source.unknown == f"{waiting}the Kubernetes API has not told it yet"

@@ -1,26 +1,30 @@
+import ast
 import json
 import logging
 import re
+from pathlib import Path
 
 import pytest
 
+from gpu_plugin.devices.node import Gpu
 from gpu_plugin.telemetry import logs
 
 
 @pytest.fixture
 def err(capsys):
     """Standard error; levels and handlers are put back afterwards."""
-    loggers = [logging.getLogger(name) for name in (None, *logs._CHATTY)]
+    loggers = [logging.getLogger(name) for name in (None, *logs._CHATTY, logs._AT_WILL)]
     levels = [logger.level for logger in loggers]
     yield capsys
     for handler in loggers[0].handlers[:]:
-        if type(handler) is logging.StreamHandler:
+        if isinstance(handler, logs._Queued):
             loggers[0].removeHandler(handler)
     for logger, level in zip(loggers, levels, strict=True):
         logger.setLevel(level)
 
 
 def lines(err):
+    logging.getLogger().handlers[-1].flush()
     return err.readouterr().err.splitlines()
 
 
@@ -28,7 +32,7 @@ def test_text_has_time_level_and_message(err):
     logs.configure("text", "info")
     logging.getLogger("gpu_plugin.test").warning("GPU %s is lost", "GPU-1")
     (line,) = lines(err)
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} WARNING GPU GPU-1 is lost", line)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING GPU GPU-1 is lost", line)
 
 
 def test_json_has_time_level_and_message_on_one_line(err):
@@ -39,7 +43,7 @@ def test_json_has_time_level_and_message_on_one_line(err):
     assert content.keys() == {"time", "level", "logger", "message"}
     assert (content["level"], content["logger"]) == ("ERROR", "gpu_plugin.test")
     assert content["message"] == 'GPU GPU-1: "Ω"\nlost'
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}", content["time"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", content["time"])
 
 
 def test_json_keeps_a_trace_on_the_line(err):
@@ -75,11 +79,19 @@ def test_a_level_lets_itself_and_worse_through(err, form, level, said):
 @pytest.mark.parametrize(
     ("level", "heard"), [("debug", ["INFO", "WARNING"]), ("info", ["WARNING"]), ("warning", ["WARNING"]), ("error", [])]
 )
-@pytest.mark.parametrize("library", ["grpclib.server", "asyncio", "hpack.hpack", "h2"])
+@pytest.mark.parametrize("library", ["grpclib.client", "asyncio", "hpack.hpack", "h2"])
 def test_what_libraries_say_of_every_request_is_our_debugging(err, library, level, heard):
     logs.configure("json", level)
     for name in ("debug", "info", "warning"):
         getattr(logging.getLogger(library), name)("said")
+    assert [json.loads(line)["level"] for line in lines(err)] == heard
+
+
+@pytest.mark.parametrize(("level", "heard"), [("debug", ["WARNING"]), ("warning", ["WARNING"]), ("error", [])])
+def test_what_a_peer_can_have_said_at_will_is_not_said(err, level, heard):
+    logs.configure("json", level)
+    for name in ("debug", "info", "warning"):
+        getattr(logging.getLogger(logs._AT_WILL), name)("said")
     assert [json.loads(line)["level"] for line in lines(err)] == heard
 
 
@@ -96,3 +108,64 @@ def test_configured_anew_it_says_everything_once_and_in_the_new_form(err):
 def test_a_level_that_is_none_is_refused(err, level):
     with pytest.raises(KeyError):
         logs.configure("text", level)
+
+
+def test_times_are_utc_to_the_millisecond():
+    assert logs.utc(0.9999) == "1970-01-01T00:00:01.000Z"
+    assert logs.utc(1_800_000_000.1234) == "2027-01-15T08:00:00.123Z"
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_what_a_peer_puts_into_a_message_begins_no_line_and_reaches_no_terminal(err, form):
+    logs.configure(form, "info")
+    forged = "no\r\n2026-11-22T02:40:13.123Z ERROR   GPU 0\x1b[2J\x9b1m\u2028\x7f"
+    logging.getLogger("gpu_plugin.test").info("the kubelet refused: %s", forged)
+    (line,) = lines(err)
+    assert not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028]", line)
+    if form == "text":
+        assert line.endswith("refused: no\\r\\n2026-11-22T02:40:13.123Z ERROR   GPU 0\\x1b[2J\\x9b1m\\u2028\\x7f")
+    else:
+        assert json.loads(line)["message"] == f"the kubelet refused: {forged}"
+
+
+def test_a_trace_is_indented_and_as_harmless(err):
+    logs.configure("text", "info")
+    try:
+        raise ValueError("no\n2026-11-22T02:40:13.123Z ERROR   forged\x1b[2J")
+    except ValueError:
+        logging.getLogger("gpu_plugin.test").exception("failed")
+    first, *trace = lines(err)
+    assert first.endswith(" ERROR   failed")
+    assert trace
+    assert all(line.startswith("    ") and "\x1b" not in line for line in trace)
+
+
+def test_fields_of_a_line_are_beside_its_message_and_name_the_gpu_in_full(err):
+    logs.configure("json", "info")
+    logs.know([Gpu("GPU-1", 3, pci_bus_id="0000:1b:00.0")])
+    log = logging.getLogger("gpu_plugin.test")
+    log.warning("GPU 3 is Unhealthy", extra={"uuid": "GPU-1", "xid": 79, "verdict": "FATAL"})
+    log.info("unknown", extra={"uuid": "GPU-2"})
+    known, unknown = map(json.loads, lines(err))
+    assert {name: known[name] for name in ("uuid", "index", "bus_id", "xid", "verdict")} == {
+        "uuid": "GPU-1",
+        "index": 3,
+        "bus_id": "0000:1b:00.0",
+        "xid": 79,
+        "verdict": "FATAL",
+    }
+    assert (unknown["uuid"], unknown.keys() & {"index", "bus_id"}) == ("GPU-2", set())
+
+
+def test_every_field_that_is_logged_is_one_that_is_documented():
+    source = Path(logs.__file__).parents[1]
+    used = {
+        key.value
+        for file in source.rglob("*.py")
+        for call in ast.walk(ast.parse(file.read_text()))
+        if isinstance(call, ast.keyword) and call.arg == "extra" and isinstance(call.value, ast.Dict)
+        for key in call.value.keys
+        if isinstance(key, ast.Constant)
+    }
+    assert used
+    assert used <= set(logs.FIELDS)

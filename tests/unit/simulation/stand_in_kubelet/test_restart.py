@@ -100,10 +100,10 @@ async def test_stopping_leaves_a_dead_socket_and_nothing_running(directory):
 
 async def test_refuses_connections_between_bind_and_listen(directory):
     kubelet = StandInKubelet(directory)
-    starting = asyncio.create_task(kubelet.start(bind_to_listen=0.05))
+    starting = asyncio.create_task(kubelet.start(bind_to_listen=0.05, runtime_ready=0))
     async with plugin(kubelet, devices=healthy("a"), registered=False) as fake:
-        await asyncio.sleep(0)
-        assert kubelet.socket.is_socket()
+        while not kubelet.socket.is_socket():
+            await asyncio.sleep(0)
         with pytest.raises(ConnectionRefusedError):
             await fake.register()
         await starting

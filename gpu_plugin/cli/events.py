@@ -1,0 +1,140 @@
+"""`gpu-plugin events`: what happened on this node, and who asked for it."""
+
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpu_plugin.cli.output import FINE, NO_DAEMON, output_options, structured, width, wrapped
+from gpu_plugin.cli.running_daemon import NoDaemon, ask, gpus_option, state_dir_option, utc
+from gpu_plugin.event_store import KEPT, KINDS
+
+
+def moment(text: str, now: float) -> float:
+    """The Unix time that someone means: how long ago (`90m`, `2h`), a time of day (`02:40`, the latest), or a date with one.
+
+    All of it in UTC. `now` is Unix time in seconds. Raises ValueError for what is none of these.
+    """
+    from gpu_plugin.config.values import duration  # noqa: PLC0415 - usage and help need none of it
+
+    try:
+        return now - duration(0, 366 * 86400)(text)
+    except ValueError:
+        pass
+    for form in ("%H:%M", "%H:%M:%S"):
+        try:
+            of_day = datetime.strptime(text.removesuffix("Z"), form).replace(tzinfo=UTC).time()
+        except ValueError:
+            continue
+        today = datetime.combine(datetime.fromtimestamp(now, UTC).date(), of_day, UTC).timestamp()
+        return today if today <= now else today - 86400
+    try:
+        given = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is no time such as 2026-11-22T02:40 or 02:40 (UTC), and no duration such as 2h"
+        ) from None
+    return (given if given.tzinfo else given.replace(tzinfo=UTC)).timestamp()
+
+
+@click.command(
+    "events",
+    help=f"What happened, the oldest first: changes of health, registrations, configurations, orders with who gave them, "
+    f"starts and stops; the newest {KEPT} are remembered, over restarts.",
+    epilog="Such as: gpu-plugin events --since 02:30 --until 03:00 --gpu 3. Where no daemon answers, the file in its state "
+    "directory is read, and the exit status is 3.",
+)
+@state_dir_option
+@gpus_option
+@click.option("--since", metavar="TIME", help="Not before this: 2h (ago), 02:40 or 2026-11-22T02:40, in UTC.")
+@click.option("--until", metavar="TIME", help="Not after this.")
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    type=click.Choice(KINDS),
+    metavar=f"[{'|'.join(KINDS)}]",
+    help="Only this kind; may stand several times.",
+)
+@click.option("-n", "--last", type=click.IntRange(1), metavar="N", help="Only the newest N of them.")
+@output_options
+def command(
+    state_dir: Path,
+    gpu: str | None,
+    since: str | None,
+    until: str | None,
+    kinds: tuple[str, ...],
+    last: int | None,
+    output: str,
+) -> int:
+    """Prints the events that are asked for."""
+    now = time.time()
+    begin = _moment("--since", since, now)
+    end = _moment("--until", until, now)
+    status = FINE
+    try:
+        told = ask(state_dir, "events", gpu)
+        found: list[dict[str, Any]] = told["events"]
+        if told["left_out"]:
+            click.echo(f"the oldest {told['left_out']} are left out: they are in the state directory", err=True)
+    except NoDaemon as error:
+        found, status = _written(state_dir, gpu, error), NO_DAEMON
+    found = [
+        event
+        for event in found
+        if (begin is None or event["at"] >= begin)
+        and (end is None or event["at"] <= end)
+        and (not kinds or event["kind"] in kinds)
+    ]
+    if last is not None:
+        found = found[-last:]
+    if output in ("json", "yaml"):
+        click.echo(structured(found, output))
+    elif found:
+        click.echo("\n".join(lines(found, width())))
+    else:
+        click.echo("nothing is remembered of that time", err=True)
+    return status
+
+
+def lines(events: Sequence[dict[str, Any]], columns: int | None = None) -> Iterator[str]:
+    """Events as text, a line each, longer where the terminal is narrower."""
+    for event in events:
+        text = f"{utc(event['at'])}  {event['kind']:<13}  {event['text'].rstrip('.')}"
+        if event.get("reason"):
+            text += f"; reason: {event['reason']}"
+        if event.get("by"):
+            text += f"; by {event['by']}"
+        yield from wrapped(text, " " * 25, columns)
+
+
+def _moment(option: str, text: str | None, now: float) -> float | None:
+    try:
+        return None if text is None else moment(text, now)
+    except ValueError as error:
+        raise click.UsageError(f"{option}: {error}", click.get_current_context()) from None
+
+
+def _written(state_dir: Path, gpu: str | None, silent: NoDaemon) -> list[dict[str, Any]]:
+    """What the file has. Raises the NoDaemon where it cannot be read either."""
+    import msgspec  # noqa: PLC0415 - usage and help need none of it
+
+    from gpu_plugin.devices.gpu_names import named  # noqa: PLC0415
+    from gpu_plugin.devices.node import Gpu  # noqa: PLC0415
+    from gpu_plugin.event_store import FILE, read  # noqa: PLC0415
+
+    try:
+        events = read(state_dir)
+    except OSError:
+        raise silent from None
+    click.echo(f"{silent.format_message()}; this is what {state_dir / FILE} has", err=True)
+    if gpu is not None:
+        seen = {
+            event.uuid: Gpu(event.uuid, event.index or 0, pci_bus_id=event.bus_id) for event in events if event.uuid
+        }
+        wanted = named(gpu, tuple(seen.values()))
+        events = [event for event in events if wanted is not None and event.uuid == wanted.uuid]
+    return [msgspec.to_builtins(event) for event in events]

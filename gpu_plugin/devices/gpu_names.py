@@ -1,0 +1,69 @@
+"""The one way to write a GPU for people, and the one way for people to name it. Pure."""
+
+import re
+from collections.abc import Sequence
+
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.devices.node import Gpu
+
+_BUS_ID = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.IGNORECASE)
+"""domain:bus:device.function, as NVML (8 digits of domain) or sysfs (4) spells it; domain and function may be left out."""
+
+_INDEX = re.compile(r"[0-9]{1,5}", re.ASCII)
+
+HOW = "its index, its uuid or how that begins, or its PCI bus id"
+
+
+def called(gpu: Gpu) -> str:
+    """A GPU as people are told of it: `GPU 3 (0000:1b:00.0, GPU-6f1c...)`; without a bus id where none is known."""
+    return f"GPU {gpu.index} ({', '.join(filter(None, (short_bus_id(gpu.pci_bus_id), gpu.uuid)))})"
+
+
+def short_bus_id(bus_id: str) -> str:
+    """A PCI bus id in sysfs's spelling, `0000:1b:00.0`; what is none, as it is."""
+    form = _BUS_ID.fullmatch(bus_id)
+    if form is None or form[1] is None or form[4] is None:
+        return bus_id
+    return f"{int(form[1], 16):04x}:{form[2]}:{form[3]}.{form[4]}".lower()
+
+
+def named(name: str | int, gpus: Sequence[Gpu]) -> Gpu | None:
+    """The GPU that someone calls so; None where none is.
+
+    Args:
+        name: an index, a uuid or how one begins (in any case), or a PCI bus id, without its domain or function if need be.
+        gpus: those of the node.
+
+    Raises:
+        ConfigError: several are called so, or it is a MIG device.
+    """
+    found = _meant(str(name).strip(), gpus)
+    if len(found) > 1:
+        which = " and ".join(map(called, found[:3]))
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        raise ConfigError(f"GPU {name}: it could be {which}{more}: say which by its whole uuid")
+    return found[0] if found else None
+
+
+def _meant(name: str, gpus: Sequence[Gpu]) -> list[Gpu]:
+    if _INDEX.fullmatch(name):
+        return [gpu for gpu in gpus if gpu.index == int(name)]
+    if form := _BUS_ID.fullmatch(name):
+        return [gpu for gpu in gpus if _is_at(form, gpu.pci_bus_id)]
+    lowered = name.lower()
+    if whole := [gpu for gpu in gpus if gpu.uuid.lower() == lowered]:
+        return whole
+    for gpu in gpus:
+        if lowered.startswith("mig-") and any(mig.uuid.lower().startswith(lowered) for mig in gpu.mig_devices):
+            raise ConfigError(f"{name} is a MIG device of {called(gpu)}: name the GPU")
+    beginning = lowered if lowered.startswith("gpu-") else f"gpu-{lowered}"
+    return [gpu for gpu in gpus if len(beginning) > len("gpu-") and gpu.uuid.lower().startswith(beginning)]
+
+
+def _is_at(form: re.Match[str], bus_id: str) -> bool:
+    """Whether a bus id is one that was asked for, where what was left out stands for anything."""
+    own = _BUS_ID.fullmatch(bus_id)
+    if own is None:
+        return False
+    pairs = zip(form.groups(), own.groups(), strict=True)
+    return all(asked is None or (has is not None and int(asked, 16) == int(has, 16)) for asked, has in pairs)

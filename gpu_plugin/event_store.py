@@ -1,0 +1,192 @@
+"""What happened on this node, remembered within a bound: changes of health, registrations, configuration, orders, starts, stops.
+
+`gpu-plugin events` asks for it. The newest `KEPT` events are kept in memory and in a file of the state directory, a JSON object
+a line, oldest first. The file is appended to on a thread, and replaced by what is kept once it has twice as many lines.
+"""
+
+import errno
+import logging
+import os
+import stat
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from gpu_plugin.atomic import replace_file
+from gpu_plugin.pulse import Pulse
+from gpu_plugin.threads import DaemonThreads
+
+log = logging.getLogger(__name__)
+
+FILE = "events.jsonl"
+"""The file in the state directory."""
+
+KEPT = 1000
+"""Events that are remembered."""
+
+LONGEST = 300
+"""Characters of each text of an event, so that the file stays within 2 MiB of ordinary text."""
+
+MAX_BYTES = 4 * 1024 * 1024
+"""What is read of the file at most; twice what it ever holds."""
+
+PATIENCE = 10.0
+"""Seconds that the disk may take before its thread is given up on."""
+
+MODE = 0o600
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One thing that happened.
+
+    `at` is Unix time in seconds, `kind` one of `KINDS`, `text` the sentence. `uuid`, `index` and `bus_id` are those of the GPU
+    that it is about, `device` of a MIG device; `signal`, `verdict` and `xid` those of a change of health. `resource` is what was
+    registered. `by` is who gave an order, and `reason` the reason that was given with it.
+    """
+
+    at: float
+    kind: str
+    text: str
+    uuid: str = ""
+    index: int | None = None
+    bus_id: str = ""
+    device: str = ""
+    signal: str = ""
+    verdict: str = ""
+    xid: int | None = None
+    resource: str = ""
+    by: str = ""
+    reason: str = ""
+
+
+KINDS = ("health", "registration", "configuration", "order", "daemon")
+
+
+def bounded(event: Event) -> Event:
+    """The event with each of its texts within `LONGEST` characters."""
+    texts = {name: text for name in event.__struct_fields__ if isinstance(text := getattr(event, name), str)}
+    cut = {name: f"{text[: LONGEST - 3]}..." for name, text in texts.items() if len(text) > LONGEST}
+    return msgspec.structs.replace(event, **cut) if cut else event
+
+
+def read(state_dir: Path) -> list[Event]:
+    """The newest `KEPT` events of the file, oldest first; lines that make no sense are left out. Blocks.
+
+    Raises:
+        OSError: there is no such file, or it cannot be read.
+    """
+    descriptor = os.open(state_dir / FILE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    with os.fdopen(descriptor, "rb") as stream:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return []
+        stream.seek(max(0, status.st_size - MAX_BYTES))
+        lines = stream.read(MAX_BYTES).split(b"\n")
+    found: deque[Event] = deque(maxlen=KEPT)
+    for line in lines:
+        try:
+            found.append(bounded(msgspec.json.decode(line, type=Event)))
+        except (ValueError, RecursionError):  # cut short by a kill, or never ours
+            continue
+    return list(found)
+
+
+class EventStore:
+    """Takes events in on the event loop and keeps them; `run` writes them down.
+
+    Attributes:
+        events: those that are remembered, oldest first.
+    """
+
+    def __init__(self, state_dir: Path, clock: Callable[[], float]) -> None:
+        """`clock` gives Unix time in seconds."""
+        self.events: deque[Event] = deque(maxlen=KEPT)
+        self._state_dir = state_dir
+        self._clock = clock
+        self._unwritten = 0
+        """How many of the newest events are not in the file yet."""
+        self._lines = KEPT * 2
+        """Lines of the file; before it was read, so many that it is replaced first."""
+        self._news = Pulse()
+        self._refused = False
+
+    def recall(self) -> None:
+        """Takes in what an earlier process wrote down. Blocks for as long as a local file system does."""
+        try:
+            self.events.extend(read(self._state_dir))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            log.warning("%s cannot be read: earlier events are not known: %s", self._state_dir / FILE, error)
+
+    def add(self, kind: str, text: str, **fields: object) -> None:
+        """Takes in something that happened just now; `fields` are those of `Event`."""
+        event = bounded(Event(self._clock(), kind, text, **fields))  # type: ignore[arg-type] # checked where they are read
+        self.events.append(event)
+        self._unwritten = min(self._unwritten + 1, KEPT)
+        self._news.ring()
+
+    async def run(self) -> None:
+        """Writes new events down as they come. What cannot be written is tried again with the next one. Never returns."""
+        threads = DaemonThreads("events")
+        try:
+            while True:
+                if not self._unwritten:
+                    await self._news.wait()
+                if not await self._write(threads):
+                    await self._news.wait()
+        finally:
+            threads.close()
+
+    async def _write(self, threads: DaemonThreads) -> bool:
+        """Writes what is not written yet. Returns whether that worked."""
+        count = self._unwritten
+        news = list(islice(self.events, len(self.events) - count, None))
+        whole = list(self.events) if self._lines + count > KEPT * 2 else None
+        try:
+            write = partial(_replace, self._state_dir, whole) if whole else partial(_append, self._state_dir, news)
+            await threads.run(write, PATIENCE)
+        except (OSError, TimeoutError) as error:
+            if not self._refused:
+                file = self._state_dir / FILE
+                log.warning("%s cannot be written; a restart will not remember these events: %s", file, error)
+            self._refused = True
+            self._lines = KEPT * 2  # whatever is there now, it is replaced next
+            return False
+        self._refused = False
+        self._lines = len(whole) if whole else self._lines + count
+        self._unwritten -= count
+        return True
+
+    def save(self) -> None:
+        """Writes down at once what is not in the file yet: for the end of the process. Blocks; what cannot be written is lost."""
+        if self._unwritten:
+            try:
+                _append(self._state_dir, list(islice(self.events, len(self.events) - self._unwritten, None)))
+            except OSError as error:
+                log.debug("%s cannot be written: %s", self._state_dir / FILE, error)
+
+
+def _line(event: Event) -> bytes:
+    return msgspec.json.encode(event) + b"\n"
+
+
+def _append(state_dir: Path, events: Iterable[Event]) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(state_dir / FILE, flags, MODE)
+    try:
+        content = b"".join(map(_line, events))
+        if os.write(descriptor, content) != len(content):
+            os.write(descriptor, b"\n")  # what was cut short is a line of its own, that nobody reads
+            raise OSError(errno.ENOSPC, "not all of it could be written")
+    finally:
+        os.close(descriptor)
+
+
+def _replace(state_dir: Path, events: Iterable[Event]) -> None:
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    replace_file(state_dir / FILE, b"".join(map(_line, events)), MODE)

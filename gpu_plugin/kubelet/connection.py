@@ -1,0 +1,160 @@
+"""One connection to our server, with bounds where grpclib has none: on what it keeps for a peer, and on what a peer may do."""
+
+import asyncio
+import binascii
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import grpclib.server
+from grpclib.const import Status
+from grpclib.metadata import decode_bin_value
+from grpclib.protocol import H2Protocol, Stream
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import DataReceived, StreamReset
+from h2.exceptions import ProtocolError
+
+from gpu_plugin.kubelet.sparing import Sparing
+from gpu_plugin.pulse import Pulse
+
+log = logging.getLogger(__name__)
+
+# h2 remembers 2^16 closed streams a connection: 13 MiB on one that lives as long as a kubelet's.
+H2Connection.MAX_CLOSED_STREAMS = 256
+
+RESETS = 200
+"""Streams that a peer may reset before one of its connection has ended well; a kubelet resets none that it does not give up."""
+
+UNREAD_FRAMES = 4096
+"""Frames of a stream that wait to be read: those of a window of 4 MiB (grpclib's) are 256 as grpc-go sends them."""
+
+Headers = list[tuple[str, str]]
+
+
+_SPARING = Sparing()
+
+
+def _say(why: str) -> None:
+    level, more = _SPARING.next(time.monotonic())
+    log.log(level, "%s; its connection is closed%s", why, more)
+
+
+class Requests(grpclib.server.Handler):
+    """Handles the requests of a connection, and lets go of each, however it ends."""
+
+    def accept(self, stream: Stream, headers: Headers, release_stream: Callable[[], Any]) -> None:
+        """Begins a request; one whose metadata cannot be read is refused."""
+        released = False
+
+        def release() -> None:
+            nonlocal released
+            if not released:
+                released = True
+                release_stream()
+
+        fault = header_fault(headers)
+        if fault:
+            self._tasks[stream] = self.loop.create_task(_refuse(stream, fault))
+        else:
+            super().accept(stream, headers, release)
+        # A task that is cancelled before it begins never comes to the end of grpclib's handler, which would let go.
+        self._tasks[stream].add_done_callback(lambda _: release())
+
+    def cancel(self, stream: Stream) -> None:
+        """The peer has reset the stream; one whose request has ended may be forgotten already."""
+        if stream in self._tasks:
+            super().cancel(stream)
+
+
+def header_fault(headers: Iterable[tuple[str, str]]) -> str:
+    """Why the headers of a request cannot be taken; empty where they can."""
+    names = set()
+    for name, value in headers:
+        names.add(name)
+        if name.endswith("-bin"):
+            try:
+                decode_bin_value(value.encode())
+            except (binascii.Error, ValueError):
+                return f"the header {name[:80]} is not in base64"
+    return "" if names >= {":method", ":path"} else "the request has no method or no path"
+
+
+async def _refuse(stream: Stream, fault: str) -> None:
+    headers = [(":status", "200"), ("content-type", "application/grpc")]
+    headers += [("grpc-status", str(Status.INVALID_ARGUMENT.value)), ("grpc-message", fault)]
+    try:
+        await stream.send_headers(headers, end_stream=True)
+        if stream.closable:
+            stream.reset_nowait()
+    except ProtocolError as error:
+        log.debug("a request that is refused was given up meanwhile: %s", error)
+
+
+class TrackedProtocol(H2Protocol):
+    """A connection that its server knows of from the first byte to the last."""
+
+    open_connections: "set[TrackedProtocol]"
+    lost: Pulse
+    transport: asyncio.Transport
+    _resets = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The server knows of it from now on."""
+        super().connection_made(transport)
+        self.transport = cast("asyncio.Transport", transport)  # grpclib forgets its own as soon as it closes it
+        self.open_connections.add(self)
+        self.processor.processors[DataReceived] = self._data
+        self.processor.processors[StreamReset] = self._reset
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The server need not wait for it any more."""
+        self.open_connections.discard(self)
+        self.lost.ring()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Takes in what a peer sent; what is no HTTP/2 that anybody knows ends the connection."""
+        try:
+            super().data_received(data)
+        except NotImplementedError:  # grpclib knows no handler for a frame type it has never met
+            _say("a peer sent an HTTP/2 frame nobody knows")
+            self.processor.close("unknown frame")
+
+    def _data(self, event: DataReceived) -> None:
+        if not event.flow_controlled_length:
+            return  # an empty frame says nothing; grpclib would take it for the end, and keep it where nobody reads
+        stream = self.processor.streams.get(event.stream_id or 0)
+        if stream is not None and stream.buffer._unacked.qsize() >= UNREAD_FRAMES:  # noqa: SLF001 - grpclib does not bound it
+            self._end("a peer sent more frames than anybody reads")
+            return
+        self.processor.process_data_received(event)
+
+    def _reset(self, event: StreamReset) -> None:
+        self._resets += 1
+        ended_well = self.connection.streams_succeeded
+        self.processor.process_stream_reset(event)
+        if self._resets - ended_well > RESETS:
+            self._end("a peer resets stream after stream")
+
+    def _end(self, why: str) -> None:
+        _say(why)
+        self.goodbye(ErrorCodes.ENHANCE_YOUR_CALM)
+        self.processor.close(why)
+
+    def goodbye(self, code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
+        """GOAWAY, then the end of the connection once what is buffered has been written."""
+        if self.transport.is_closing():
+            return
+        try:
+            h2 = self.connection._connection  # noqa: SLF001 - grpclib has no way to say GOAWAY
+            h2.close_connection(code)
+            self.transport.write(h2.data_to_send())
+        except ProtocolError as error:
+            log.debug("no GOAWAY on a connection already broken: %s", error)
+        self.transport.close()
+
+    def abort(self) -> None:
+        """The end at once, whatever was not written yet."""
+        self.transport.abort()

@@ -1,0 +1,110 @@
+"""Which devices pods may hold, concluded from what the kubelet says and has written down. Decisions only, no I/O.
+
+Two witnesses. PodResources lists what the containers of active pods have; it leaves out what plain init containers were given,
+and for a while after its start a kubelet lists no pods, or pods without their devices. The checkpoint names all of it by the
+uid of the pod, and keeps pods that have ended until it is written again: at an allocation, at a list of devices, and when a
+resource is forgotten (pkg/kubelet/cm/devicemanager/manager.go, writeCheckpoint).
+
+So that PodResources does not list a device proves nothing by itself. It proves that a pod has ended where the same kubelet has
+listed the device for that very pod before.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpu_plugin.devices.retirement import Held
+from gpu_plugin.kubelet.socket import Identity
+
+Key = tuple[str, str]
+"""Resource name and device id."""
+
+Entries = Mapping[Key, frozenset[str]]
+"""The checkpoint: by resource and device id, the uids of the pods that were given the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Witnessed:
+    """What the witnesses said at one time: first the checkpoint, then PodResources' answer, then the checkpoint again.
+
+    `listed` is None where PodResources did not answer, `before` and `after` where the checkpoint could not be read. `kubelet`
+    is the socket that answered, None where it is not known to have been one and the same from the question to the answer: a
+    kubelet makes its socket anew when it starts.
+    """
+
+    kubelet: Identity | None = None
+    listed: Held | None = None
+    before: Entries | None = None
+    after: Entries | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one kubelet, known by its PodResources socket, has listed.
+
+    `pods` are devices with the uids of the pods that had them; `seen` are devices that were retired already when they were
+    listed, with the time at which they had been retired.
+    """
+
+    kubelet: Identity | None = None
+    pods: frozenset[tuple[Key, str]] = frozenset()
+    seen: frozenset[tuple[Key, float]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What follows from what the witnesses said.
+
+    `held` is what pods hold or may hold, None where neither witness spoke; `listed` is the part that PodResources lists itself;
+    `written` is what the checkpoint alone keeps: a pod that has ended may have had it, which shows once it is written again.
+    """
+
+    held: Held | None = None
+    listed: Held = frozenset()
+    written: Held = frozenset()
+
+
+def weigh(told: Told, said: Witnessed, retired: Mapping[Key, float]) -> tuple[Holding, Told]:
+    """What pods may hold, and what is to be remembered for the next time.
+
+    Args:
+        told: what was remembered the last time.
+        said: what the witnesses say now.
+        retired: what the kubelet is told not to give to any pod, and since when without a break. Only what it had before can
+            be in use.
+
+    A device is free where the checkpoint does not name it, or names it for pods alone that have ended, and PodResources, as far
+    as it answers, does not list it. Without a checkpoint a retired device is free only where this kubelet has listed it since it
+    was retired, and lists it no more.
+    """
+    if said.listed is None:  # another kubelet may have begun meanwhile: nothing of what this one told counts any more
+        named = frozenset(said.after or ())
+        return Holding(None if said.after is None else named, written=named), Told()
+    same = said.kubelet is not None and said.kubelet == told.kubelet
+    pods = told.pods if same else frozenset()
+    seen = frozenset(one for one in told.seen if retired.get(one[0]) == one[1]) if same else frozenset()
+    written: Held = frozenset()
+    if said.after is None:
+        unproven = frozenset(retired.keys() - {key for key, _ in seen}) - said.listed
+    else:
+        after = said.after
+        pods = frozenset((key, uid) for key, uid in pods if uid in after.get(key, ()))
+        ended = _ended(pods, said.listed)
+        unproven = written = frozenset(key for key, uids in after.items() if uids - ended) - said.listed
+    seen |= {(key, retired[key]) for key in said.listed & retired.keys()}
+    return Holding(said.listed | unproven, said.listed, written), Told(said.kubelet, pods | _pairs(said), seen)
+
+
+def _ended(pods: frozenset[tuple[Key, str]], listed: Held) -> frozenset[str]:
+    """The pods of which devices were listed and none is any more: PodResources lists all of a pod or nothing."""
+    return frozenset({uid for _, uid in pods} - {uid for key, uid in pods if key in listed})
+
+
+def _pairs(said: Witnessed) -> frozenset[tuple[Key, str]]:
+    """What PodResources lists, with the pods it can be about: those that the checkpoint names before the answer and after it.
+
+    Where the checkpoint named another pod in between, the answer may have been about either.
+    """
+    if said.before is None or said.after is None:
+        return frozenset()
+    both = ((key, said.before.get(key, frozenset()) & said.after.get(key, frozenset())) for key in said.listed or ())
+    return frozenset((key, uid) for key, uids in both if len(uids) == 1 for uid in uids)

@@ -1,0 +1,196 @@
+"""One daemon a node: two locks that the kernel drops with the process, whatever ends it.
+
+Two daemons that register the same resource take it from each other, and where the one that registered last stops, the
+node has 0 devices. So a daemon serves only while it holds the lock of its state directory (a file there, which says who has it)
+and that of the kubelet's device plugin directory (the directory itself: the kubelet removes files from it when it starts).
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import socket
+import stat
+import struct
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from gpu_plugin.kubelet.socket import PREFIX
+
+log = logging.getLogger(__name__)
+
+FILE = "daemon.lock"
+"""The lock's file in the state directory."""
+
+RETRY = 0.25
+"""Seconds between two tries: a process that ends tells no other one of it."""
+
+_MODE = 0o600
+_MAX_BYTES = 4096
+_PEERCRED = struct.Struct("3i")
+"""struct ucred of unix(7): pid, uid, gid."""
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Who holds a lock: its process id and host name as it sees them itself (a pod's name in a pod), and since when."""
+
+    pid: int
+    host: str = ""
+    version: str = ""
+    since: float = 0.0
+    directory: str = ""
+
+    def __str__(self) -> str:
+        where = f" on {self.host}" if self.host else ""
+        began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since)) if self.since else "a time unknown"
+        return f"process {self.pid}{where}, version {self.version or 'unknown'}, running since {began}"
+
+
+class NodeLock:
+    """Both locks of one daemon. Calls block for no longer than a local file system does."""
+
+    def __init__(self, state_dir: Path, directory: Path, version: str) -> None:
+        """Takes the state directory, and the directory where kubelet.sock and our sockets lie."""
+        self._state_dir = state_dir
+        self._directory = directory
+        self._version = version
+        self._file: int | None = None
+        self._entry: int | None = None
+        self._unlocked: set[str] = set()
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the lock of the state directory is held."""
+        return self._file is not None
+
+    def take(self) -> str:
+        """Takes what is free of both locks. Returns who keeps us waiting and what to do; empty once both are ours.
+
+        A directory that cannot be locked at all is no reason to serve nothing: that is said in the log, once.
+        """
+        try:
+            if self._file is None and not self._take_file():
+                return (
+                    f"another daemon uses the state directory {self._state_dir}: {self._owner()}. "
+                    "Stop one of the two, or give this one another --state-dir and --device-plugin-dir"
+                )
+        except OSError as error:
+            self._cannot(str(self._state_dir / FILE), error)
+        try:
+            if self._entry is None and not self._take_directory():
+                return (
+                    f"another daemon serves {self._directory}: {self._server()}. "
+                    "Stop one of the two: a kubelet takes each resource from one plugin alone"
+                )
+        except FileNotFoundError:
+            return ""  # there is nothing to be served in yet, which is said where it is waited for
+        except OSError as error:
+            self._cannot(str(self._directory), error)
+        return ""
+
+    def follow(self) -> str:
+        """Locks the directory that bears the path now, where it was made anew. Returns who has it already, as `take` does."""
+        if self._entry is not None:
+            try:
+                there = os.stat(self._directory)  # noqa: PTH116 - as cheap as can be
+            except OSError:
+                return ""
+            if os.path.samestat(there, os.fstat(self._entry)):
+                return ""
+            os.close(self._entry)
+            self._entry = None
+        return self.take()
+
+    def release(self) -> None:
+        """Lets go of both; the file stays, since removing it could take it from under the next one."""
+        for descriptor in (self._entry, self._file):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._file = self._entry = None
+
+    def _take_file(self) -> bool:
+        self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._state_dir / FILE
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(path, flags, _MODE)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "is no regular file")
+            ours = _locked(descriptor) and _names(path, descriptor)
+        except OSError:
+            os.close(descriptor)
+            raise
+        if not ours:
+            os.close(descriptor)
+            return False
+        self._file = descriptor
+        own = Owner(os.getpid(), socket.gethostname(), self._version, time.time(), str(self._directory))
+        with suppress(OSError):  # on a full disk the lock holds all the same, and is anonymous
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, msgspec.json.encode(own) + b"\n", 0)
+        return True
+
+    def _take_directory(self) -> bool:
+        descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            ours = _locked(descriptor)
+        except OSError:
+            os.close(descriptor)
+            raise
+        if not ours:
+            os.close(descriptor)
+            return False
+        self._entry = descriptor
+        return True
+
+    def _owner(self) -> str:
+        """Whoever wrote the lock's file last, in words."""
+        try:
+            descriptor = os.open(self._state_dir / FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                return str(msgspec.json.decode(os.read(descriptor, _MAX_BYTES), type=Owner))
+            finally:
+                os.close(descriptor)
+        except (OSError, ValueError):
+            return "it has not said who it is"
+
+    def _server(self) -> str:
+        """The processes that listen on sockets of this plugin in the directory, in words; a pod's are hidden from another's."""
+        pids = set()
+        for path in self._directory.glob(f"{PREFIX}*.sock"):
+            with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+                probe.setblocking(False)
+                probe.connect(str(path))
+                told = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+                pids.add(_PEERCRED.unpack(told)[0])
+        if not pids:
+            return "it has no socket there yet"
+        if 0 in pids:
+            return "a process of another container"
+        return " and ".join(f"process {pid}" for pid in sorted(pids))
+
+    def _cannot(self, what: str, error: OSError) -> None:
+        if what not in self._unlocked:
+            self._unlocked.add(what)
+            log.warning(
+                "%s cannot be locked, so a second daemon would not be noticed: %s", what, error.strerror or error
+            )
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _names(path: Path, descriptor: int) -> bool:
+    """Whether the path still means this file: it may have been removed between the opening and the lock."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))  # noqa: PTH116
+    except OSError:
+        return False

@@ -1,0 +1,107 @@
+"""What `gpu-plugin status` is told, put together from what the parts know. Pure: takes every clock as an argument."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gpu_plugin.devices.device import Device
+from gpu_plugin.devices.gpu_names import short_bus_id
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.health.latch import AnyLatch, LatchKey, Verdict
+from gpu_plugin.kubelet.registrations import Standing
+
+NAMED = 8
+"""Device ids that are named where only some are."""
+
+Standings = Sequence[tuple[LatchKey, AnyLatch, Verdict]]
+"""What stands against a GPU, as `HealthLedger.standing` tells it."""
+
+
+def by_gpu(devices: Iterable[Device]) -> Mapping[str, Sequence[Device]]:
+    """The devices of each GPU, by its uuid: once for all, since there may be tens of thousands."""
+    found: dict[str, list[Device]] = {}
+    for device in devices:
+        found.setdefault(device.gpu, []).append(device)
+    return found
+
+
+def gpu(
+    hardware: Gpu,
+    health: Mapping[str, Any],
+    standing: Standings,
+    devices: Sequence[Device],
+    holders: Mapping[tuple[str, str], frozenset[str]] | None,
+) -> Mapping[str, object]:
+    """One GPU at a glance.
+
+    Args:
+        hardware: what it is.
+        health: its entry of `Operations.health`: index, uuid, state, verdict, reasons.
+        standing: what stands against it or a MIG device of it.
+        devices: what of it is listed to the kubelet.
+        holders: pods by resource and device id, or None where the kubelet does not say.
+
+    Returns:
+        The entry with `bus_id`, `model`, `health` (the kubelet's word), `since` (Unix time in seconds of the oldest of what is
+        worst; None where nothing is wrong), `withheld` (why devices of healthy hardware are not handed out) and `holders` (pods
+        as namespace/name; None where they are not known).
+    """
+    worst = max((verdict for _, _, verdict in standing), default=Verdict.OK)
+    since = min((latch.since for _, latch, verdict in standing if verdict is worst), default=None)
+    sound = (device for device in devices if not device.retired and health["state"] != "unhealthy")
+    return {
+        **health,
+        "bus_id": short_bus_id(hardware.pci_bus_id),
+        "model": hardware.model,
+        "health": "Unhealthy" if health["state"] == "unhealthy" else "Healthy",
+        "since": since,
+        "withheld": list(dict.fromkeys(device.reason for device in sound if device.reason and not device.healthy)),
+        "holders": None if holders is None else _holders(devices, holders),
+    }
+
+
+def _holders(devices: Sequence[Device], holders: Mapping[tuple[str, str], frozenset[str]]) -> list[str]:
+    """The pods that hold any of these devices."""
+    ids = {device.id for device in devices} if holders else set()
+    return sorted({pod for (_, identifier), pods in holders.items() if identifier in ids for pod in pods})
+
+
+def resource(counts: Mapping[str, Any], devices: Sequence[Device]) -> Mapping[str, object]:
+    """One resource: its counts, and which of its devices are unhealthy or retired, the first few by id."""
+    unhealthy = [device.id for device in devices if not device.healthy and not device.retired]
+    retired = [device.id for device in devices if device.retired]
+    return {**counts, "unhealthy_ids": unhealthy[:NAMED], "retired_ids": retired[:NAMED]}
+
+
+def registration(standing: Standing, now: float, unix: float) -> Mapping[str, object]:
+    """How a resource stands with the kubelet. `now` is the steady clock of the standing, `unix` the same moment's Unix time.
+
+    Returns:
+        `registered`, `since` (Unix time in seconds: registered, or lost, since then; None where it never was), `why` it is not,
+        and `endpoint`, the socket that it is served on.
+    """
+    moment = standing.registered if standing.registered is not None else standing.lost
+    return {
+        "registered": standing.registered is not None,
+        "since": None if moment is None else unix - (now - moment),
+        "why": standing.why,
+        "endpoint": "" if standing.socket is None else str(standing.socket),
+    }
+
+
+def complaints(status: Mapping[str, Any]) -> list[str]:
+    """What is wrong, a sentence each; nothing where all is well. It decides the exit status of `gpu-plugin status`."""
+    found = []
+    if waiting := status.get("waiting"):
+        found.append(f"waiting: {waiting}")
+    configuration = status["configuration"]
+    found += [f"configuration: {configuration[key]}" for key in ("refused", "unheard") if configuration.get(key)]
+    kubelet = status.get("kubelet") or {}
+    if kubelet.get("socket"):
+        found += [f"{name}: {each['why']}" for name, each in kubelet["resources"].items() if not each["registered"]]
+    cdi = status["cdi"]
+    if cdi is not None and cdi["trouble"]:
+        found.append(f"CDI: {cdi['trouble']}")
+    if trouble := status.get("driver", {}).get("trouble"):
+        found.append(f"driver: {trouble}")
+    found += [f"GPU {each['index']} is Unhealthy" for each in status["health"]["gpus"] if each["state"] == "unhealthy"]
+    return found

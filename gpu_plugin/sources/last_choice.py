@@ -1,0 +1,43 @@
+"""The config file that a node's label chose last, remembered over restarts: the API server may be away at the next start."""
+
+from pathlib import Path
+
+import msgspec
+
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.state import StateDirectory
+
+CHOICE_FILE = "chosen-configuration.json"
+"""Its name in the state directory that flags and environment name: the config file itself may name another."""
+
+
+class ChosenFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What the file holds: by which label of which node, which file of which directory was chosen; "" for none at all."""
+
+    node: str
+    label: str
+    directory: str
+    file: str
+
+
+class LastChoice:
+    """Reads and writes that choice. Both block for as long as the disk does, and neither raises."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._state = StateDirectory(Path(settings.state_dir))
+
+    def read(self) -> str | None:
+        """The file chosen last by the same label of the same node, from the same directory; None where none is known."""
+        known = self._state.read(CHOICE_FILE, ChosenFile)
+        return known.file if known is not None and known == self._of(known.file) else None
+
+    def write(self, file: str) -> None:
+        """Has this choice outlive the process."""
+        self._state.write(CHOICE_FILE, self._of(file))
+
+    def _of(self, file: str) -> ChosenFile:
+        settings = self._settings
+        return ChosenFile(
+            node=settings.node_name, label=settings.node_label, directory=settings.config_file_srcdir, file=file
+        )

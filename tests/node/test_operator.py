@@ -1,0 +1,176 @@
+"""What an operator meets: two daemons on one node, a kubelet that does not answer, and what is told of it."""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+
+import anyio
+import pytest
+
+from gpu_plugin.node_lock import NodeLock
+from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from tests.node.daemon import DaemonProcess, healthy
+
+
+@pytest.fixture
+def second(directory):
+    """Another daemon on the same directories, not started yet."""
+    made = DaemonProcess(directory)
+    made.log = directory.parent / "second.log"
+    yield made
+    made.kill()
+
+
+@pytest.mark.parametrize("state", ["state", "other"])
+async def test_the_second_daemon_of_a_node_waits_and_serves_once_the_first_is_killed(
+    kubelet, daemon, second, directory, state
+):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    second.state = directory / state
+    second.start()
+    await second.said("waiting: another daemon")
+    assert daemon.process is not None
+    assert f"process {daemon.process.pid}" in second.log.read_text()
+    assert kubelet.registrations["nvidia.com/gpu"].accepted == 1
+    if state == "other":  # the first one does not answer for it
+        command = [sys.executable, "-m", "gpu_plugin", "status", "--state-dir", str(second.state)]
+        done = await anyio.run_process(command, check=False)
+        assert done.returncode == 1
+        assert done.stderr.startswith(b"gpu-plugin: this daemon waits: another daemon serves ")
+    daemon.signal(signal.SIGKILL)
+    await kubelet.wait_for(lambda: kubelet.registrations["nvidia.com/gpu"].accepted == 2)
+    await kubelet.wait_for(healthy(kubelet, 8))
+    assert await second.stop() < (0, 2)
+
+
+async def test_a_daemon_that_waits_heeds_sigterm(kubelet, daemon, second):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    second.start()
+    await second.said("waiting: another daemon")
+    assert (await second.stop())[0] == 0
+    assert healthy(kubelet, 8)()
+
+
+async def test_a_log_that_nobody_reads_keeps_nothing_waiting(kubelet, daemon, directory):
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(writing, b"x" * 4096)  # nothing more goes into it
+    daemon.log = directory.parent / "no" / "pipe"
+    daemon.log.parent.mkdir()
+    daemon.log.symlink_to(f"/proc/{os.getpid()}/fd/{writing}")
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    for gpu in range(4):
+        daemon.fault(gpu, lost=True)
+    await kubelet.wait_for(healthy(kubelet, 4))
+    status, seconds = await daemon.stop()
+    os.close(reading)
+    os.close(writing)
+    assert status == 0
+    assert seconds < 2
+
+
+async def test_the_log_says_at_the_start_what_is_served(kubelet, daemon):
+    daemon.start("--log-format", "json")
+    await daemon.said("GPUs: 8 x NVIDIA H100 80GB HBM3")
+    await kubelet.wait_for(healthy(kubelet, 8))
+    await daemon.said("registered with the kubelet")
+    lines = [json.loads(line) for line in daemon.log.read_text().splitlines()]
+    (line,) = (line for line in lines if "model" in line)
+    assert line["model"] == "NVIDIA H100 80GB HBM3"
+    assert line["library"] == "simulated"
+    assert line["driver"] in line["message"]
+    assert {line["resource"] for line in lines if "registered" in line["message"]} == {"nvidia.com/gpu"}
+
+
+async def ask(daemon, *arguments):
+    """What `gpu-plugin` says about a daemon, in a process of its own: exit status and the JSON on its standard output."""
+    command = [sys.executable, "-m", "gpu_plugin", *arguments, "--state-dir", str(daemon.state), "-o", "json"]
+    done = await anyio.run_process(command, check=False)
+    return done.returncode, json.loads(done.stdout or b"null")
+
+
+async def test_the_status_says_whether_the_kubelet_has_it_and_who_holds_what(directory, daemon):
+    daemon.start()
+    await daemon.said("waiting for the kubelet")
+    status, told = await ask(daemon, "status")
+    assert status == 1
+    assert told["wrong"] == [f"nvidia.com/gpu: waiting for the kubelet: no {directory}/kubelet.sock yet"]
+    async with StandInKubelet(directory) as kubelet:
+        await kubelet.wait_for(healthy(kubelet, 8))
+        held = (await kubelet.admit("train", {"nvidia.com/gpu": 1})).allocations[0].ids[0]
+        with anyio.fail_after(10):
+            while (answer := await ask(daemon, "status"))[0]:
+                await anyio.sleep(0.05)
+        _, told = answer
+        stands = told["kubelet"]["resources"]["nvidia.com/gpu"]
+        assert (told["wrong"], stands["registered"]) == ([], True)
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]{12}Z", stands["since"])
+        holders = {gpu["uuid"]: gpu["holders"] for gpu in told["health"]["gpus"]}
+        assert {uuid for uuid, pods in holders.items() if pods} == {held}
+        assert holders[held] == ["default/train"]
+        daemon.fault(3, xid=79)
+        await kubelet.wait_for(healthy(kubelet, 7))
+        status, told = await ask(daemon, "status")
+        (sick,) = (gpu for gpu in told["health"]["gpus"] if gpu["health"] == "Unhealthy")
+        assert (status, sick["index"], sick["model"]) == (1, 3, "NVIDIA H100 80GB HBM3")
+        assert sick["since"] is not None
+
+
+async def test_a_directory_that_does_not_exist_is_said_not_to(daemon, directory):
+    daemon.start("--device-plugin-dir", f"{directory}/mistyped", in_directory=False)
+    await daemon.said(f"there is no directory {directory}/mistyped: is --device-plugin-dir right?")
+
+
+async def test_what_happened_is_told_after_a_kill_and_a_restart(kubelet, daemon):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    bus_id = (await ask(daemon, "status"))[1]["health"]["gpus"][5]["bus_id"]
+    command = [sys.executable, "-m", "gpu_plugin", "cordon", "--state-dir", str(daemon.state)]
+    done = await anyio.run_process([*command, "--gpu", bus_id, "--reason", "fan is loud"])
+    assert b"GPU 5" in done.stdout
+    daemon.fault(3, xid=79)
+    await kubelet.wait_for(healthy(kubelet, 6))
+    await daemon.wrote("events.jsonl", "Xid 79")
+    daemon.signal(signal.SIGKILL)
+    await daemon.exit()
+    status, offline = await ask(daemon, "events")
+    assert status == 3
+    assert {"daemon", "registration", "order", "health"} == {event["kind"] for event in offline}
+    daemon.start()
+    await kubelet.wait_for(lambda: kubelet.registrations["nvidia.com/gpu"].accepted == 2)
+    status, told = await ask(daemon, "events")
+    assert status == 0
+    assert told[: len(offline)] == offline
+    (order,) = (event for event in told if event["kind"] == "order" and event.get("reason"))
+    assert (order["reason"], order["index"], order["bus_id"]) == ("fan is loud", 5, bus_id)
+    assert order["by"].startswith(f"uid {os.getuid()}, process ")
+    assert [event["text"] for event in told if "started" in event["text"]][1:]
+    status, told = await ask(daemon, "events", "--gpu", "3")
+    assert {event["index"] for event in told} == {3}
+    await daemon.stop()
+    assert (await ask(daemon, "events", "--last", "1"))[1][0]["text"] == "stopped: SIGTERM"
+
+
+async def test_a_directory_made_anew_that_another_daemon_has_by_now_ends_this_one(kubelet, daemon, directory):
+    daemon.state, daemon.log = directory.parent / "state", directory.parent / "daemon.log"
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    anew = directory.parent / "anew"
+    anew.mkdir()
+    other = NodeLock(directory.parent / "other", anew, "1")
+    assert other.take() == ""
+    directory.rename(directory.parent / "old")
+    anew.rename(directory)
+    assert await daemon.exit(15) == 1
+    assert f"another daemon serves {directory}: " in daemon.log.read_text()
+    assert "ending, so that a restart waits for it" in daemon.log.read_text()
+    other.release()
+    shutil.rmtree(directory)
+    (directory.parent / "old").rename(directory)  # as the kubelet knows it

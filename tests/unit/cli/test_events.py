@@ -1,0 +1,126 @@
+"""`gpu-plugin events`: which of them are shown, how, and where no daemon answers."""
+
+import json
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+
+from gpu_plugin import cli, control
+from gpu_plugin.cli.events import lines, moment
+from gpu_plugin.event_store import FILE, Event
+
+NOW = datetime(2026, 11, 22, 14, 30, tzinfo=UTC).timestamp()
+NIGHT = datetime(2026, 11, 22, 2, 40, tzinfo=UTC).timestamp()
+EVENTS = [
+    Event(NIGHT - 7200, "daemon", "gpu-plugin 1.0 started, process 7"),
+    Event(NIGHT, "health", "Xid 79 makes the GPU Unhealthy", uuid="GPU-1", index=1, bus_id="0000:1b:00.0", xid=79),
+    Event(
+        NIGHT + 60,
+        "order",
+        "cordon: done.",
+        uuid="GPU-1",
+        index=1,
+        bus_id="0000:1b:00.0",
+        by="uid 0, process 9",
+        reason="fan is loud",
+    ),
+]
+
+
+@pytest.fixture
+def daemon(monkeypatch):
+    """What a daemon is asked for; it has `EVENTS`."""
+    asked = []
+
+    def request(_state_dir, verb, **fields):
+        asked.append((verb, fields))
+        return {"events": msgspec.to_builtins(EVENTS), "left_out": 0}
+
+    monkeypatch.setattr(control, "request", request)
+    return asked
+
+
+def run(capsys, *arguments):
+    status = cli.main(["events", *arguments])
+    told = capsys.readouterr()
+    return status, told.out.splitlines(), told.err
+
+
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [
+        ("2h", NOW - 7200),
+        ("90m", NOW - 5400),
+        ("02:40", NIGHT),
+        ("02:40:30", NIGHT + 30),
+        ("14:30", NOW),
+        ("23:00", datetime(2026, 11, 21, 23, tzinfo=UTC).timestamp()),  # not to come: the latest
+        ("2026-11-22T02:40", NIGHT),
+        ("2026-11-22 02:40:00Z", NIGHT),
+        ("2026-11-22T03:40+01:00", NIGHT),
+        ("2026-11-22", datetime(2026, 11, 22, tzinfo=UTC).timestamp()),
+    ],
+)
+def test_a_time_is_said_as_people_say_it(text, time):
+    assert moment(text, NOW) == time
+
+
+@pytest.mark.parametrize("text", ["", "noon", "25:00", "7", "-2h", "2026-13-01"])
+def test_what_is_no_time_is_refused(text, capsys, daemon):
+    with pytest.raises(ValueError, match="is no time such as"):
+        moment(text, NOW)
+    status, _, err = run(capsys, f"--since={text}")
+    assert (status, daemon) == (2, [])
+    assert "--since: " in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ((), [0, 1, 2]),
+        (("--since", "2026-11-22T02:30"), [1, 2]),
+        (("--since", "2026-11-22T02:30", "--until", "2026-11-22T02:40"), [1]),
+        (("--kind", "order", "--kind", "daemon"), [0, 2]),
+        (("-n", "1"), [2]),
+        (("--kind", "configuration"), []),
+    ],
+)
+def test_those_that_are_asked_for_are_shown(capsys, daemon, arguments, shown):
+    expected = list(lines(msgspec.to_builtins([EVENTS[at] for at in shown])))
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (0, expected)
+    assert bool(err) is not bool(shown)
+
+
+def test_a_line_says_when_what_why_and_who():
+    (line,) = lines(msgspec.to_builtins(EVENTS[2:]))
+    assert line == "2026-11-22 02:41:00 UTC  order          cordon: done; reason: fan is loud; by uid 0, process 9"
+
+
+def test_structured_output_has_every_field(capsys, daemon):
+    _, out, _ = run(capsys, "-o", "json", "--kind", "health")
+    assert json.loads("\n".join(out)) == [
+        {**msgspec.to_builtins(EVENTS[1]), "at": "2026-11-22T02:40:00.000Z"},
+    ]
+
+
+def test_the_daemon_is_asked_for_a_gpu(capsys, daemon):
+    run(capsys, "--gpu", "1b:00.0")
+    assert daemon == [("events", {"gpu": "1b:00.0"})]
+
+
+@pytest.mark.parametrize(("gpu", "shown"), [(None, 3), ("1", 2), ("1b:00.0", 2), ("GPU-1", 2), ("GPU-2", 0)])
+def test_without_a_daemon_the_file_is_read(capsys, tmp_path, gpu, shown):
+    (tmp_path / FILE).write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in EVENTS))
+    which = [] if gpu is None else ["--gpu", gpu]
+    status, out, err = run(capsys, "--state-dir", str(tmp_path), *which)
+    assert (status, len(out)) == (3, shown)
+    assert f"no daemon answers at {tmp_path}" in err
+    assert f"this is what {tmp_path / FILE} has" in err
+
+
+def test_without_a_daemon_and_a_file_there_is_no_answer(capsys, tmp_path):
+    status, out, err = run(capsys, "--state-dir", str(tmp_path))
+    assert (status, out) == (3, [])
+    assert "no daemon answers" in err

@@ -1,0 +1,87 @@
+"""What becomes of output that nobody takes, of an interrupt, and of every fault of a configuration."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpu_plugin.cli.options import SECTIONS
+from gpu_plugin.cli.output import table, wrapped
+from gpu_plugin.config.options import OPTIONS
+
+GPU_PLUGIN = [sys.executable, "-m", "gpu_plugin"]
+
+
+def test_a_full_disk_is_a_sentence_and_an_exit_status_of_its_own():
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([*GPU_PLUGIN, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 4
+    assert done.stderr == (
+        "gpu-plugin: the output could not be written: No space left on device; what was asked for is done all the same\n"
+    )
+
+
+def test_a_reader_that_leaves_is_no_failure():
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([*GPU_PLUGIN, "--help"], stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_output_that_was_closed_before_is_no_failure_either():
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *GPU_PLUGIN, "--help"], capture_output=True, check=False)
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("module", ["click", "gpu_plugin.cli", "gpu_plugin.cli.status"])
+def test_an_interrupt_is_no_trace_however_early_it_comes(module):
+    code = (
+        "import sys, importlib.abc\n"
+        "class Interrupted(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == {module!r}: raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from gpu_plugin.__main__ import main\n"
+        "sys.argv = ['gpu-plugin', 'status']\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (130, b"")
+
+
+def test_every_fault_of_a_configuration_is_a_line(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("version: v1\nflagz: 1\nflags: {migStrategy: some}\nselektion: {}\n")
+    done = subprocess.run([*GPU_PLUGIN, "run", "--config-file", str(file)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    told = done.stderr.splitlines()
+    assert [line.split(": ")[1] for line in told] == [f"{file}:2", f"{file}:3", f"{file}:4"]
+
+
+def test_every_option_is_under_a_heading_of_help_once():
+    listed = [name for names in SECTIONS.values() for name in names]
+    assert sorted(listed) == sorted(option.name for option in OPTIONS if option.flags)
+
+
+def test_durations_and_paths_are_called_so_in_help():
+    done = subprocess.run(
+        [*GPU_PLUGIN, "run", "--help"], capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "120"}
+    )
+    assert "--health-poll-interval DURATION" in done.stdout
+    assert "--state-dir PATH" in done.stdout
+    assert done.stdout.index("GPUs:\n") < done.stdout.index("--mig-strategy") < done.stdout.index("Health:\n")
+
+
+def test_a_text_is_broken_between_words_and_a_word_never():
+    assert list(wrapped("one two three four five six", "  ", 24)) == ["one two three four five", "  six"]
+    assert list(wrapped("one two", "  ", None)) == ["one two"]
+    assert list(wrapped("GPU-8c155fe2-a352", "", 5)) == ["GPU-8c155fe2-a352"]
+
+
+def test_a_table_has_columns_and_ends_where_the_terminal_does():
+    rows = [["A", "BB"], ["1", "two"], ["10", ""]]
+    assert table(rows) == ["A   BB", "1   two", "10"]
+    assert table(rows, 6) == ["A   BB", "1  ...", "10"]

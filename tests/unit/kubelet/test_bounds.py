@@ -1,0 +1,374 @@
+"""Peers that do what no kubelet does: one of them costs its own connection at most, and leaves nothing behind."""
+
+import asyncio
+import errno
+import logging
+import os
+import random
+import socket
+import stat
+import struct
+import time
+from contextlib import asynccontextmanager, closing, suppress
+from pathlib import Path
+
+import anyio
+import pytest
+from grpclib.client import Channel, UnaryStreamMethod, UnaryUnaryMethod
+from grpclib.const import Cardinality, Status
+from grpclib.exceptions import GRPCError, StreamTerminatedError
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, StreamEnded, TrailersReceived
+
+from gpu_plugin.kubelet import connection, message, shortages, wire
+from gpu_plugin.kubelet.codec import BytesCodec
+from gpu_plugin.kubelet.connection import TrackedProtocol
+from gpu_plugin.kubelet.shortages import Shortages
+from tests.unit.kubelet.serving import GPU, devices, registered, serving
+from tests.unit.kubelet.test_allocation import call
+from tests.unit.kubelet.test_shutdown import left_behind, resident, settle
+
+REQUEST = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", wire.ALLOCATE),
+    (":authority", "localhost"),
+    ("content-type", "application/grpc"),
+    ("te", "trailers"),  # codespell:ignore te
+]
+ONE_ID = wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest([devices(1)[0].id])])
+
+
+class Peer:
+    """An HTTP/2 client that says exactly what it is told to."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.h2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
+        self.h2.initiate_connection()
+        self.reader, self.writer = reader, writer
+        self.events: list[object] = []
+
+    async def flush(self) -> None:
+        self.writer.write(self.h2.data_to_send())
+        await self.writer.drain()
+
+    def take(self, data: bytes) -> None:
+        """Takes in what the server says, and lets it say more."""
+        new = self.h2.receive_data(data)
+        self.events += new
+        for event in new:
+            if isinstance(event, DataReceived) and event.flow_controlled_length:
+                self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id or 0)
+
+    def begin(self, *more: tuple[str, str], path: str = wire.ALLOCATE) -> int:
+        stream = self.h2.get_next_available_stream_id()
+        headers = [(name, path if name == ":path" else value) for name, value in REQUEST]
+        self.h2.send_headers(stream, [*headers, *more])
+        return stream
+
+    async def until(self, kind: type) -> object:
+        """The first event of a kind."""
+        await self.flush()
+        with anyio.fail_after(5):
+            while True:
+                found = next((event for event in self.events if isinstance(event, kind)), None)
+                if found is not None:
+                    return found
+                data = await self.reader.read(65536)
+                assert data, "the connection ended"
+                self.take(data)
+                await self.flush()
+
+    async def status(self) -> tuple[int, str]:
+        """What a request was answered with."""
+        await self.until(StreamEnded)
+        kinds = (TrailersReceived, ResponseReceived)
+        headers = {str(k): str(v) for event in self.events if isinstance(event, kinds) for k, v in event.headers or ()}
+        return int(headers["grpc-status"]), headers.get("grpc-message", "")
+
+
+@asynccontextmanager
+async def meeting(path):
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    try:
+        yield Peer(reader, writer)
+    finally:
+        writer.close()
+
+
+@pytest.fixture
+async def plugin(directory):
+    """A resource of one GPU, served without a kubelet."""
+    async with serving(directory, 1, register=False) as made:
+        while not made.sockets:
+            await made.look.wait(1)
+        yield made
+
+
+async def answers(plugin):
+    """The server does its work."""
+    assert wire.decode(
+        wire.messages.AllocateResponse, await call(plugin.sockets[0], wire.ALLOCATE, bytes(ONE_ID))
+    ).container_responses
+
+
+def frame(flag: int, data: bytes, declared: int | None = None) -> bytes:
+    return struct.pack(">BI", flag, len(data) if declared is None else declared) + data
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "words"),
+    [
+        (frame(1, b"squeezed"), Status.UNIMPLEMENTED, "uncompressed"),
+        (frame(0, b"", 2**32 - 1), Status.RESOURCE_EXHAUSTED, "longer than"),
+        (frame(0, b"", message.LONGEST + 1), Status.RESOURCE_EXHAUSTED, "longer than"),
+        (frame(0, b"abc", 80), Status.INVALID_ARGUMENT, "within its message"),
+        (b"\x00\x00", Status.INVALID_ARGUMENT, "within its message"),
+        (b"", Status.INVALID_ARGUMENT, "before its message"),
+    ],
+)
+async def test_a_message_that_cannot_be_taken_is_refused_in_a_sentence(plugin, caplog, sent, status, words):
+    async with meeting(plugin.sockets[0]) as peer:
+        stream = peer.begin()
+        peer.h2.send_data(stream, sent, end_stream=True)
+        code, text = await peer.status()
+        assert (code, words in text) == (status.value, True), text
+    assert "Traceback" not in caplog.text
+    await answers(plugin)
+
+
+async def test_metadata_that_is_no_base64_is_answered(plugin, caplog):
+    async with meeting(plugin.sockets[0]) as peer:
+        peer.h2.send_data(peer.begin(("trace-bin", "=a=")), frame(0, bytes(ONE_ID)), end_stream=True)
+        assert await peer.status() == (Status.INVALID_ARGUMENT.value, "the header trace-bin is not in base64")
+    assert "Traceback" not in caplog.text
+    await answers(plugin)
+
+
+@pytest.mark.parametrize("identifier", ["GPU-" + "x" * 400_000, "é" * 400_000])
+async def test_an_unknown_id_of_any_length_holds_nobody_up(plugin, identifier):
+    request = wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest([identifier])])
+    began = time.monotonic()
+    with pytest.raises(GRPCError, match="unknown device: ") as caught:
+        await call(plugin.sockets[0], wire.ALLOCATE, bytes(request))
+    assert time.monotonic() - began < 2
+    assert len(caught.value.message or "") < 300
+
+
+async def test_frames_without_data_are_kept_nowhere(plugin):
+    async with meeting(plugin.sockets[0]) as peer:
+        stream = peer.begin()
+        peer.h2.send_data(stream, frame(0, bytes(ONE_ID))[:7])
+        for _ in range(20_000):
+            peer.h2.send_data(stream, b"")
+        peer.h2.send_data(stream, frame(0, bytes(ONE_ID))[7:], end_stream=True)
+        assert await peer.status() == (0, "")
+
+
+async def test_a_peer_that_sends_more_frames_than_anybody_reads_is_told_to_calm_down(plugin, monkeypatch, caplog):
+    monkeypatch.setattr(connection, "UNREAD_FRAMES", 100)
+    async with meeting(plugin.sockets[0]) as peer:
+        stream = peer.begin(path=wire.LIST_AND_WATCH)
+        peer.h2.send_data(stream, frame(0, b""))
+        for _ in range(200):
+            peer.h2.send_data(stream, b"x")
+        ended = await peer.until(ConnectionTerminated)
+        assert isinstance(ended, ConnectionTerminated)
+        assert ended.error_code == ErrorCodes.ENHANCE_YOUR_CALM
+    await answers(plugin)
+
+
+async def test_a_peer_that_resets_stream_after_stream_is_told_to_calm_down_and_leaves_nothing(plugin):
+    async with meeting(plugin.sockets[0]) as peer:
+        for _ in range(connection.RESETS + 1):
+            stream = peer.begin()
+            peer.h2.reset_stream(stream)
+        ended = await peer.until(ConnectionTerminated)
+        assert isinstance(ended, ConnectionTerminated)
+        assert ended.error_code == ErrorCodes.ENHANCE_YOUR_CALM
+    await answers(plugin)
+
+
+async def test_streams_that_are_reset_before_they_begin_are_let_go_of(directory, monkeypatch):
+    made, original = [], TrackedProtocol.connection_made
+
+    def noted(self, transport):
+        original(self, transport)
+        made.append(self)
+
+    monkeypatch.setattr(TrackedProtocol, "connection_made", noted)
+    async with serving(directory, 1, register=False) as plugin:
+        while not plugin.sockets:
+            await plugin.look.wait(1)
+        async with meeting(plugin.sockets[0]) as peer:
+            for _ in range(connection.RESETS):
+                peer.h2.reset_stream(peer.begin())
+            peer.h2.send_data(peer.begin(), frame(0, bytes(ONE_ID)), end_stream=True)
+            await peer.status()
+            await settle(plugin)
+            assert made[-1].processor.streams == {}
+
+
+async def test_calls_that_are_given_up_now_and_then_end_no_connection(plugin):
+    channel = Channel(path=str(plugin.sockets[0]), codec=BytesCodec())
+    for _ in range(2 * connection.RESETS):
+        async with channel.request(wire.LIST_AND_WATCH, Cardinality.UNARY_STREAM, bytes, bytes) as stream:
+            await stream.send_message(b"", end=True)
+            await stream.recv_message()
+            await stream.cancel()
+    assert len({id(channel._protocol)}) == 1
+    channel.close()
+
+
+async def test_the_socket_is_for_its_user_alone_from_the_moment_it_is_there(directory, monkeypatch):
+    seen, original = [], socket.socket.bind
+
+    class Spied(socket.socket):
+        def bind(self, address):
+            original(self, address)
+            seen.append(stat.S_IMODE(Path(address).stat().st_mode))
+
+    monkeypatch.setattr(socket, "socket", Spied)
+    monkeypatch.setattr(os, "chmod", lambda *_: pytest.fail("a mode is set by path"))
+    async with serving(directory, 1, register=False) as made:
+        while not made.sockets:
+            await made.look.wait(1)
+        assert seen == [0o600]
+
+
+async def test_want_of_descriptors_is_said_in_one_line(caplog):
+    loop = asyncio.get_running_loop()
+    before = loop.get_exception_handler()
+    others: list[dict[str, object]] = []
+    try:
+        loop.set_exception_handler(lambda _, context: others.append(context))
+        shortages.watch(loop)
+        shortages.watch(loop)
+        with closing(socket.socket(socket.AF_UNIX)) as listener, caplog.at_level(logging.INFO):
+            for _ in range(1000):
+                loop.call_exception_handler({"exception": OSError(errno.EMFILE, "too many"), "socket": listener})
+        loop.call_exception_handler({"message": "something else"})
+        assert isinstance(loop.get_exception_handler(), Shortages)
+    finally:
+        loop.set_exception_handler(before)
+    assert [record.getMessage() for record in caplog.records] == ["connections of the kubelet wait: too many"]
+    assert others == [{"message": "something else"}]
+
+
+async def test_a_client_that_asked_for_options_later_does_not_stand_for_the_kubelet(kubelet, directory):
+    watching = anyio.Event()
+
+    async def foreign(path):
+        channel = Channel(path=str(path), codec=BytesCodec())
+        await UnaryUnaryMethod(channel, wire.OPTIONS, bytes, bytes)(b"")
+        with suppress(StreamTerminatedError):  # it is cut where it does not take the end of its stream for one
+            async with UnaryStreamMethod(channel, wire.LIST_AND_WATCH, bytes, bytes).open() as stream:
+                await stream.send_message(b"", end=True)
+                while await stream.recv_message() is not None:
+                    watching.set()
+                await stream.recv_trailing_metadata()
+        channel.close()
+
+    async with serving(directory) as plugin, anyio.create_task_group() as tasks:
+        await kubelet.wait_for(registered(kubelet))
+        tasks.start_soon(foreign, plugin.sockets[0])
+        await watching.wait()
+        await kubelet.drop_stream(GPU)
+        await kubelet.wait_for(registered(kubelet, 2), timeout=5)
+        tasks.cancel_scope.cancel()
+
+
+# Noise
+
+
+def noise(dice: random.Random) -> tuple[str, bytes]:
+    """A call and the bytes of its request: none, random ones, or right ones with something wrong."""
+    method = dice.choice([wire.ALLOCATE, wire.PREFERRED, wire.PRE_START, wire.OPTIONS, "/v1beta1.DevicePlugin/None"])
+    good = bytearray(bytes(ONE_ID))
+    match dice.randrange(4):
+        case 0:
+            return method, dice.randbytes(dice.randrange(64))
+        case 1:
+            good[dice.randrange(len(good))] ^= 1 << dice.randrange(8)
+        case 2:
+            del good[dice.randrange(len(good)) :]
+    return method, bytes(good)
+
+
+def malformed(dice: random.Random) -> bytes:
+    """What a peer says after a good beginning: a frame with a wrong length, type, flag, stream or body, or pure noise."""
+    peer = H2Connection(H2Configuration(client_side=True))
+    peer.initiate_connection()
+    begun = peer.data_to_send()
+    if dice.random() < 0.1:
+        return dice.randbytes(dice.randrange(200))
+    if dice.random() < 0.3:
+        peer.send_headers(1, REQUEST)
+        begun += peer.data_to_send()
+    body = dice.randbytes(dice.randrange(40))
+    declared = len(body) if dice.random() < 0.8 else dice.randrange(1 << 24)
+    head = declared.to_bytes(3, "big") + bytes((dice.choice([*range(12), dice.randrange(256)]), dice.randrange(256)))
+    return begun + head + dice.choice([0, 1, 2, 3, dice.getrandbits(31)]).to_bytes(4, "big") + body
+
+
+async def fuzz(plugin, dice: random.Random, requests: int, frames: int) -> None:
+    """So many requests on connections that last, and so many frames on connections of their own."""
+    path = str(plugin.sockets[0])
+
+    async def ask(many: int) -> None:
+        reader, writer = await asyncio.open_unix_connection(path)
+        peer = Peer(reader, writer)
+        ended = 0
+        for _ in range(0, many, 50):  # a kubelet has 100 streams at most
+            for _ in range(50):
+                method, request = noise(dice)
+                peer.h2.send_data(peer.begin(path=method), frame(0, request), end_stream=True)
+            ended += 50
+            await peer.flush()
+            while sum(isinstance(event, StreamEnded) for event in peer.events) < 50:
+                data = await reader.read(1 << 16)
+                assert data, "a request that was wrong ended the connection"
+                peer.take(data)
+                await peer.flush()
+            peer.events.clear()
+        writer.close()
+
+    async def break_in(many: int) -> None:
+        for _ in range(many):
+            reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(malformed(dice))
+            writer.write_eof()
+            with suppress(ConnectionError):  # the server hung up on it, as it may
+                await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(ask, requests // 4)
+            tasks.start_soon(break_in, frames // 4)
+
+
+@pytest.mark.timeout(300)
+async def test_noise_costs_nothing_but_time(kubelet, directory, caplog):
+    """`GPU_PLUGIN_NOISE` is how many requests are made, ten for each malformed frame; 100,000 take a minute or so."""
+    requests = int(os.environ.get("GPU_PLUGIN_NOISE", "4000"))
+    dice = random.Random(7)
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        with caplog.at_level(logging.INFO):
+            await fuzz(plugin, dice, 2000, 200)
+            await settle(plugin)
+            before, memory = left_behind(), resident()
+            caplog.clear()
+            await fuzz(plugin, dice, requests, requests // 10)
+            await settle(plugin)
+            after, lines = left_behind(), len(caplog.records)
+        assert after == before
+        assert resident() - memory < 8 * 1024 * 1024
+        assert lines <= 100, caplog.records[:10]
+        plugin.fail(1)
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 7)
+        assert kubelet.registrations[GPU].total == 1
+        assert len(plugin.sockets) == 1

@@ -1,0 +1,167 @@
+"""Who may hold what, by what PodResources said, what the checkpoint said, when each was read, and by which kubelet."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_plugin.kubelet.holding import Holding, Told, Witnessed, weigh
+from tests.unit.kubelet.model_kubelet import ModelKubelet
+
+GPU = "nvidia.com/gpu"
+A, B = (GPU, "GPU-a"), (GPU, "GPU-b")
+ONE, OTHER = (1, 1, 1), (1, 1, 2)
+NONE: frozenset[tuple[str, str]] = frozenset()
+
+
+def file(**pods):
+    """A checkpoint: the devices of each pod by its uid."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for uid, keys in pods.items():
+        for key in keys:
+            found.setdefault(key, set()).add(uid)
+    return {key: frozenset(uids) for key, uids in found.items()}
+
+
+def says(listed, written, kubelet=ONE, before="the same"):
+    answer = None if listed is None else frozenset(listed)
+    return Witnessed(kubelet, answer, written if before == "the same" else before, written)
+
+
+HAS_A, HAS_B, HAS_BOTH, NOBODY = file(p={A}), file(p={B}), file(p={A, B}), file()
+
+
+@pytest.mark.parametrize(
+    ("said", "held"),
+    [
+        # One question: what each witness says alone, and together.
+        pytest.param([says(None, None)], None, id="nobody says anything"),
+        pytest.param([says(None, HAS_A)], {A}, id="the checkpoint alone"),
+        pytest.param([says(None, NOBODY)], set(), id="a kubelet that gave nothing away"),
+        pytest.param([says({A}, None)], {A, B}, id="without a checkpoint silence proves nothing"),
+        pytest.param([says({A}, HAS_BOTH)], {A, B}, id="a plain init container's is not listed"),
+        pytest.param([says({A}, NOBODY)], {A}, id="given out a moment ago"),
+        # Then it is listed no more.
+        pytest.param([says({A}, HAS_A), says((), HAS_A)], set(), id="its pod ended"),
+        pytest.param([says({A}, HAS_BOTH), says((), HAS_BOTH)], set(), id="its pod ended, with its init container"),
+        pytest.param([says({A}, file(p={A}, q={B})), says((), file(p={A}, q={B}))], {B}, id="another pod did not"),
+        pytest.param([says({A, B}, HAS_BOTH), says({B}, HAS_BOTH)], {A, B}, id="a pod has all of its devices or none"),
+        pytest.param([says({A}, None), says((), None)], {B}, id="its pod ended, as the same kubelet says"),
+        # By another kubelet, or one of which that is not known.
+        pytest.param([says({A}, HAS_A), says((), HAS_A, OTHER)], {A}, id="a kubelet that has just started"),
+        pytest.param([says({A}, HAS_A), says((), HAS_A, None)], {A}, id="a kubelet began meanwhile"),
+        pytest.param([says({A}, HAS_A, None), says((), HAS_A)], {A}, id="a kubelet had begun meanwhile"),
+        pytest.param([says({A}, HAS_A), says(None, HAS_A), says((), HAS_A)], {A}, id="it did not answer in between"),
+        pytest.param([says({A}, None), says((), None, OTHER)], {A, B}, id="a new kubelet, and no checkpoint"),
+        # Its id was given to another pod.
+        pytest.param(
+            [says({A}, HAS_A), says((), file(q={A}))], {A}, id="a plain init container of another pod has it now"
+        ),
+        pytest.param(
+            [says({A}, HAS_A), says((), NOBODY), says((), file(p={A}))],
+            {A},
+            id="what the checkpoint lacked is forgotten",
+        ),
+        pytest.param(
+            [says({A}, file(q={A}), before=HAS_A), says((), file(q={A}))],
+            {A},
+            id="it was given away during the question",
+        ),
+        pytest.param(
+            [says({A}, file(q={A}), before=None), says((), file(q={A}))], {A}, id="whose it was before is not known"
+        ),
+    ],
+)
+def test_what_pods_may_hold(said, held):
+    told = Told()
+    for each in said:
+        holding, told = weigh(told, each, {A: 1.0, B: 1.0})
+    assert holding.held == held
+
+
+def test_what_was_listed_before_it_was_retired_proves_nothing_without_a_checkpoint():
+    _, told = weigh(Told(), says({A}, None), {A: 1.0})
+    assert weigh(told, says((), None), {A: 1.0})[0].held == NONE
+    assert weigh(told, says((), None), {A: 2.0})[0].held == frozenset({A})  # it was offered again in between
+    _, told = weigh(Told(), says({A}, None), {})
+    assert weigh(told, says((), None), {A: 1.0})[0].held == frozenset({A})
+
+
+def test_it_says_what_is_known_and_what_the_checkpoint_alone_keeps():
+    assert weigh(Told(), says({A}, HAS_BOTH), {})[0] == Holding(frozenset({A, B}), frozenset({A}), frozenset({B}))
+    assert weigh(Told(), says(None, HAS_A), {})[0] == Holding(frozenset({A}), NONE, frozenset({A}))
+
+
+@given(st.integers(0, 2**32))
+@settings(deadline=None, max_examples=200)
+def test_what_a_pod_holds_is_never_taken_for_free(seed):
+    dice = random.Random(seed)
+    kubelet, told = ModelKubelet(healthy={GPU: frozenset("abc")}), Told()
+    retired: dict[tuple[str, str], float] = {}
+    for step in range(60):
+        offered = [key for key in kubelet.free if key not in retired] if kubelet.knows_pods else []
+        match dice.choice(
+            ["admit", "admit", "end", "restart", "ready", "list", "retire", "offer", "ask", "ask", "ask"]
+        ):
+            case "admit" if offered:
+                app = dice.sample(offered, dice.randint(0, len(offered)))
+                kubelet.admit(app, dice.sample(offered, dice.randint(0, 1)))
+            case "end" if kubelet.pods:
+                del kubelet.pods[dice.choice(sorted(kubelet.pods))]
+            case "restart":
+                kubelet.start()
+            case "ready":
+                kubelet.knows_pods = True
+            case "list":
+                kubelet.receive({GPU: "abc"})
+            case "retire" if offered:
+                retired[dice.choice(offered)] = step
+            case "offer" if retired:
+                del retired[dice.choice(sorted(retired))]
+            case "ask":
+                before = kubelet.written() if dice.random() < 0.9 else None
+                answer = kubelet.listed() if dice.random() < 0.9 else None
+                process = kubelet.process
+                if dice.random() < 0.1:
+                    kubelet.start()
+                after = kubelet.written() if dice.random() < 0.8 else None
+                socket = (0, 0, process) if process == kubelet.process else None
+                holding, told = weigh(told, Witnessed(socket, answer, before, after), retired)
+                # Without a checkpoint only what is retired is ever asked about.
+                concerned = kubelet.held if after is not None else kubelet.held & retired.keys()
+                assert holding.held is None or concerned <= holding.held
+                assert holding.listed <= kubelet.held
+
+
+@given(st.integers(0, 2**32))
+@settings(deadline=None, max_examples=100)
+def test_what_no_pod_holds_is_free_once_the_kubelet_knows_its_pods_and_has_written_its_file(seed):
+    dice = random.Random(seed)
+    kubelet, told = ModelKubelet(healthy={GPU: frozenset("abc")}), Told()
+
+    def ask():
+        return weigh(
+            told,
+            Witnessed((0, 0, kubelet.process), kubelet.listed(), kubelet.written(), kubelet.written()),
+            {(GPU, "a"): 0.0},
+        )
+
+    for _ in range(20):
+        match dice.choice(["admit", "end", "restart", "ready", "ask"]):
+            case "admit" if kubelet.knows_pods:
+                free = kubelet.free
+                kubelet.admit(dice.sample(free, dice.randint(0, min(2, len(free)))), [])
+            case "end" if kubelet.pods:
+                del kubelet.pods[dice.choice(sorted(kubelet.pods))]
+            case "restart":
+                kubelet.start()
+            case "ready":
+                kubelet.knows_pods = True
+            case "ask":
+                _, told = ask()
+    kubelet.knows_pods = True
+    kubelet.pods.clear()
+    _, told = ask()  # it collects,
+    kubelet.receive({GPU: "abc"})  # and writes
+    assert ask()[0].held == NONE

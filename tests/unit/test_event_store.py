@@ -1,0 +1,133 @@
+"""What happened is remembered over restarts, within a bound, whatever became of the file."""
+
+import os
+
+import anyio
+import pytest
+
+from gpu_plugin.event_store import FILE, KEPT, LONGEST, Event, EventStore, bounded, read
+
+
+@pytest.fixture
+def state(tmp_path):
+    return tmp_path / "state"
+
+
+def store(state, begin=100.0):
+    times = iter(range(int(begin), 10**9))
+    return EventStore(state, lambda: float(next(times)))
+
+
+async def written(made, texts):
+    """Adds events to a running store, and returns once it has nothing left to write."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(made.run)
+        for text in texts:
+            made.add("daemon", text)
+            await anyio.lowlevel.checkpoint()
+        with anyio.fail_after(5):
+            while made._unwritten:
+                await anyio.sleep(0.001)
+        tasks.cancel_scope.cancel()
+
+
+async def test_events_outlive_the_process(state):
+    first = store(state)
+    await written(first, ["one", "two"])
+    first.add("health", "three", uuid="GPU-0", index=0, xid=79)
+    first.save()
+    second = store(state)
+    second.recall()
+    assert [event.text for event in second.events] == ["one", "two", "three"]
+    assert second.events[-1] == Event(102.0, "health", "three", uuid="GPU-0", index=0, xid=79)
+    assert (state / FILE).stat().st_mode & 0o777 == 0o600
+
+
+async def test_neither_memory_nor_file_grows_beyond_their_bound(state):
+    made = store(state)
+    for round_ in range(4):
+        await written(made, [f"{round_}-{number}" * 200 for number in range(KEPT - 50)])
+    assert len(made.events) == KEPT
+    lines = (state / FILE).read_bytes().splitlines()
+    assert KEPT <= len(lines) <= 2 * KEPT
+    assert (state / FILE).stat().st_size < 2 * 1024 * 1024
+    assert read(state) == list(made.events)
+
+
+def test_texts_are_cut(state):
+    event = bounded(Event(1.0, "order", "x" * 1000, by="y" * 1000))
+    assert (len(event.text), len(event.by)) == (LONGEST, LONGEST)
+    assert event.text.endswith("...")
+
+
+@pytest.mark.parametrize("cut", range(1, 8))
+async def test_a_line_cut_short_costs_itself_alone(state, cut):
+    made = store(state)
+    await written(made, ["one", "two", "three"])
+    content = (state / FILE).read_bytes()
+    (state / FILE).write_bytes(content[:-cut])
+    again = store(state)
+    again.recall()
+    assert [event.text for event in again.events][:2] == ["one", "two"]
+    await written(again, ["four"])
+    assert [event.text for event in read(state)][-1] == "four"
+    assert [event.text for event in read(state)][:2] == ["one", "two"]
+
+
+async def test_a_bad_byte_costs_a_line_at_most_two_where_it_was_between_them(state):
+    made = store(state)
+    await written(made, ["one", "two"])
+    content = (state / FILE).read_bytes()
+    for at in range(len(content)):
+        (state / FILE).write_bytes(content[:at] + b"\xff" + content[at + 1 :])
+        texts = [event.text for event in read(state)]
+        first = content.index(b"\n")
+        assert texts == (["two"] if at < first else ["one"] if at > first else [])
+
+
+@pytest.mark.parametrize("kind", ["directory", "fifo", "link"])
+async def test_what_is_no_file_is_not_read_and_said(state, caplog, kind):
+    state.mkdir()
+    path = state / FILE
+    {"directory": path.mkdir, "fifo": lambda: os.mkfifo(path), "link": lambda: path.symlink_to("/etc/passwd")}[kind]()
+    made = store(state)
+    made.recall()
+    assert not made.events
+    if kind == "directory":
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(made.run)
+            made.add("daemon", "one")
+            with anyio.fail_after(5):
+                while "cannot be written" not in caplog.text:
+                    await anyio.sleep(0.001)
+            tasks.cancel_scope.cancel()
+        path.rmdir()
+    await written(made, ["two"])  # the others are replaced
+    assert [event.text for event in read(state)][-1] == "two"
+
+
+async def test_a_disk_that_is_full_is_tried_again_with_the_next_event(state, monkeypatch, caplog):
+    made = store(state)
+    await written(made, ["one"])
+    real, refuse = os.write, [True]
+
+    def write(descriptor, content):
+        if refuse:
+            raise OSError(28, "No space left on device")
+        return real(descriptor, content)
+
+    monkeypatch.setattr(os, "write", write)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(made.run)
+        made.add("daemon", "two")
+        with anyio.fail_after(5):
+            while "cannot be written" not in caplog.text:
+                await anyio.sleep(0.001)
+        refuse.clear()
+        made.add("daemon", "three")
+        with anyio.fail_after(5):
+            while made._unwritten:
+                await anyio.sleep(0.001)
+        tasks.cancel_scope.cancel()
+    assert [event.text for event in read(state)] == ["one", "two", "three"]
+    assert caplog.text.count("cannot be written") == 1

@@ -1,0 +1,251 @@
+"""Kubelet restarts, our own restarts, MIG partitions, renames, and pods that come and go, in any order, on a clock of the test.
+
+The inventory, the weighing of the witnesses and the list that is sent again are the real ones, driven as `Offering` drives
+them; the kubelet is a model of the real one's books.
+"""
+
+import dataclasses
+import random
+from functools import lru_cache
+
+import pytest
+
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.sharing import NamePattern, SharedResource
+from gpu_plugin.devices.device import Resource
+from gpu_plugin.devices.node import Gpu, MigDevice, Node
+from gpu_plugin.inventory import Inventory, Offer, offer
+from gpu_plugin.kubelet.again import Again
+from gpu_plugin.kubelet.holding import Told, Witnessed, weigh
+from gpu_plugin.offering import HOLDERS_POLL
+from gpu_plugin.snapshot import SnapshotStore
+from tests.unit.kubelet.model_kubelet import ModelKubelet
+
+GPU = "nvidia.com/gpu"
+SEEDS, BATCH, STEPS = 1000, 125, 30
+BACK = 30.0
+"""Seconds after the last pod's end within which all capacity must be back."""
+
+LAYOUTS: dict[str, tuple[tuple[str, int], ...]] = {
+    "whole": (),
+    "halves": (("3g.40gb", 1), ("3g.40gb", 2)),
+    "small": (("1g.10gb", 7), ("1g.10gb", 8), ("1g.10gb", 9)),
+    "mixed": (("3g.40gb", 1), ("1g.10gb", 9)),
+}
+"""Partitions of a GPU: profile and GPU instance of each slice. An instance's number goes with its capability node."""
+
+NAMES = {
+    "as found": (),
+    "renamed": (NamePattern("*", "nvidia.com/h100"),),
+    "foreign": (NamePattern("*", "example.com/h100"),),
+}
+SHARED = {"exclusive": (), "shared": (SharedResource(GPU, GPU, 2),)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """What there is and what is asked for: the partition of each GPU, by how manieth time, names, and sharing."""
+
+    layouts: tuple[tuple[str, int], ...] = (("whole", 0), ("whole", 0))
+    names: str = "as found"
+    shared: str = "exclusive"
+
+
+def uuid(kind: str, gpu: int, instance: int = 0, layout: str = "whole", time: int = 0) -> str:
+    return f"{kind}-{gpu:08x}-{instance:04x}-{sorted(LAYOUTS).index(layout):04x}-{time:04x}-000000000000"
+
+
+@lru_cache(None)
+def offered(wish: Wish) -> Offer:
+    gpus = []
+    for at, (layout, time) in enumerate(wish.layouts):
+        slices = tuple(
+            MigDevice(
+                uuid("MIG", at, instance, layout, time),
+                index,
+                instance,
+                0,
+                profile,
+                gpu_instance_cap=100 * (at + 1) + 2 * instance,
+                compute_instance_cap=100 * (at + 1) + 2 * instance + 1,
+            )
+            for index, (profile, instance) in enumerate(LAYOUTS[layout])
+        )
+        gpus.append(Gpu(uuid("GPU", at), at, minor=at, mig_enabled=bool(slices), mig_devices=slices))
+    settings = dataclasses.replace(
+        resolve({}, {}), mig_strategy="mixed", gpu_names=NAMES[wish.names], sharing=SHARED[wish.shared]
+    )
+    return offer(Node(tuple(gpus)), settings, "/")
+
+
+EVERY = frozenset(instance for layout in LAYOUTS.values() for _, instance in layout)
+
+
+def hardware(identifier: str) -> frozenset[tuple[int, int]]:
+    """What a container that was given this id can open, as pairs of a GPU and an instance on it."""
+    kind, gpu, instance, *_ = identifier.split("-")
+    return frozenset((int(gpu, 16), one) for one in (EVERY if kind == "GPU" else (int(instance, 16),)))
+
+
+def as_remembered(resource: Resource) -> Resource:
+    """A resource as `memory` has it: of devices it knows neither their nodes nor why they were unhealthy."""
+    return Resource(
+        resource.name,
+        tuple(dataclasses.replace(device, nodes=(), reason="", held="", retired=False) for device in resource.devices),
+    )
+
+
+class Machine:
+    """The node: the model kubelet, and one process of ours after the other."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.now = 0.0
+        self.kubelet = ModelKubelet()
+        self.wish = Wish()
+        self.remembered: tuple[Resource, ...] = ()
+        self.asked = 0.0
+        self.lost = False
+        self.trace: list[str] = []
+        self.begin()
+
+    def begin(self) -> None:
+        self.inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: "")
+        self.inventory.remember(tuple(map(as_remembered, self.remembered)))
+        self.told, self.again, self.sent = Told(), Again(), {}  # type: ignore[var-annotated]
+        self.repeats: dict[str, int] = {}
+        self.publish()
+
+    def witnesses(self):
+        answers = self.kubelet.knows_pods or self.dice.random() < 0.8
+        said = Witnessed(
+            (0, 0, self.kubelet.process),
+            self.kubelet.listed() if answers else None,
+            self.kubelet.written(),
+            self.kubelet.written(),
+        )
+        holding, self.told = weigh(self.told, said, self.inventory.retired)
+        return holding
+
+    def publish(self) -> None:
+        """As `Offering.take`: at once, but for a process that knows nothing of what was listed before."""
+        wish = offered(self.wish)
+        if self.inventory.knows_its_past:
+            self.inventory.apply(wish, None, self.now)
+        else:
+            holding = self.witnesses()
+            self.inventory.apply(wish, holding.held, self.now, holding.listed)
+        self.send()
+
+    def ask(self) -> None:
+        holding = self.witnesses()
+        self.inventory.settle(holding.held, self.now, holding.listed)
+        store = self.inventory.store
+        if again := self.again.due(holding.written & self.inventory.awaited, store.current.resources, self.now):
+            store.tell_again(again)
+        self.send()
+
+    def send(self) -> None:
+        """Sends the lists that are others than before, or are asked for once more, to a kubelet we are registered with."""
+        store = self.inventory.store
+        lists = {}
+        for name, view in store.current.resources.items():
+            if self.sent.get(name) is not view.resource or self.repeats.get(name, 0) < store.told_again(name):
+                self.sent[name], self.repeats[name] = view.resource, store.told_again(name)
+                lists[name] = [device.id for device in view.resource.devices if device.healthy]
+        self.kubelet.receive(lists)
+        for name in self.kubelet.healthy.keys() - store.current.resources.keys():
+            self.kubelet.healthy[name] = frozenset()
+            self.sent.pop(name, None)
+        if self.dice.random() < 0.9:  # or it was killed before that was written down
+            self.remembered = self.inventory.listed
+        self.check()
+
+    def check(self) -> None:
+        listed = {(r.name, d.id) for r in self.inventory.listed for d in r.devices}
+        held = (
+            self.kubelet.held
+            if not self.lost
+            else {key for key in self.kubelet.held if key[0].startswith("nvidia.com/")}
+        )
+        assert held <= listed, self.trace  # a process that has lost its memory knows foreign names only as foreign
+        owners: dict[tuple[int, int], tuple[str, bool]] = {}
+        for pod, (app, init) in self.kubelet.pods.items():
+            for _, identifier in app | init:
+                for part in hardware(identifier):
+                    other, shared = owners.setdefault(part, (pod, "::" in identifier))
+                    assert other == pod or (shared and "::" in identifier), (part, self.trace)
+
+    def step(self) -> None:
+        dice = self.dice
+        self.now += dice.choice([0.0, 0.1, HOLDERS_POLL, HOLDERS_POLL, 4.0])
+        what = dice.choice(
+            ["admit"] * 4 + ["end"] * 3 + ["cut", "cut", "rename", "share", "kubelet", "kill", "lose"] + ["ask"] * 5
+        )
+        self.trace.append(f"{self.now:g} {what}")
+        match what:
+            case "admit" if self.kubelet.knows_pods and self.kubelet.free:
+                free = self.kubelet.free
+                name = dice.choice(free)[0]
+                taken = [key for key in free if key[0] == name][: dice.randint(1, 2)]
+                self.inventory.store.given.note(name, [identifier for _, identifier in taken], self.now)
+                split = dice.choice([0, len(taken)])  # to a plain init container, or to the pod's own
+                self.kubelet.admit(taken[split:], taken[:split])
+                self.trace[-1] += f" {taken} {'app' if not split else 'init'}"
+            case "end" if self.kubelet.pods:
+                del self.kubelet.pods[dice.choice(sorted(self.kubelet.pods))]
+            case "cut":
+                at, layout = dice.randrange(2), dice.choice(sorted(LAYOUTS))
+                layouts = list(self.wish.layouts)
+                layouts[at] = (layout, layouts[at][1] + 1 if dice.random() < 0.5 else layouts[at][1])
+                self.wish = dataclasses.replace(self.wish, layouts=tuple(layouts))
+                self.trace[-1] += f" {layouts}"
+                self.publish()
+            case "rename":
+                self.wish = dataclasses.replace(self.wish, names=dice.choice(sorted(NAMES)))
+                self.publish()
+            case "share":
+                self.wish = dataclasses.replace(self.wish, shared=dice.choice(sorted(SHARED)))
+                self.publish()
+            case "kubelet":
+                self.kubelet.start()
+                if dice.random() < 0.7:
+                    self.ask()  # before it knows its pods, and before it takes registrations
+                self.register()
+                if dice.random() < 0.7:
+                    self.kubelet.knows_pods = True
+            case "kill":
+                self.begin()
+            case "lose":
+                self.remembered, self.lost = (), True
+                self.begin()
+            case "ask":
+                self.kubelet.knows_pods = self.kubelet.knows_pods or dice.random() < 0.5
+                self.ask()
+        self.check()
+
+    def register(self) -> None:
+        self.sent = {}
+        self.send()
+
+    def all_back(self) -> None:
+        """All pods end; within `BACK` seconds of polls all there is must be offered, and nothing else listed."""
+        self.kubelet.pods.clear()
+        self.kubelet.knows_pods = True
+        until = self.now + BACK
+        while self.now < until:
+            self.now += HOLDERS_POLL
+            self.ask()
+        wanted = {r.name: {d.id for d in r.devices} for r in offered(self.wish).plan.resources}
+        have = {name: set(ids) for name, ids in self.kubelet.healthy.items() if ids}
+        assert have == wanted, self.trace
+        assert not self.inventory.retired, self.trace
+
+
+@pytest.mark.parametrize("batch", range(SEEDS // BATCH))
+def test_no_hardware_is_held_twice_no_held_id_is_lost_and_all_capacity_comes_back(batch):
+    for seed in range(batch * BATCH, (batch + 1) * BATCH):
+        machine = Machine(seed)
+        for _ in range(STEPS):
+            machine.step()
+        machine.all_back()
