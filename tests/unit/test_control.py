@@ -334,7 +334,7 @@ async def test_the_fault_command_against_real_gpus(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (["--gpu", "0"], 2, "--reset, --heal, --reboot: none given"),
+        (["--gpu", "0"], 2, "--reboot, --init-error: none given"),
         (["--gpu", "0", "--lost", "--xid", "1"], 2, "--xid and --lost given"),
         (["--lost"], 2, "--gpu is missing: which GPU, by its index"),
         (["--gpu", "0", "--xid", "x"], 2, "'x' is not a valid integer"),

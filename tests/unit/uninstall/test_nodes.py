@@ -18,6 +18,14 @@ from tests.unit.uninstall.test_template import daemonset
 PATH = "/apis/apps/v1/namespaces/gpus/daemonsets"
 
 
+class QuietServer(ThreadingHTTPServer):
+    """Says nothing of a client that hung up, as an API server says nothing of it on its client's terminal."""
+
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class Api:
     """As much of an API server as two DaemonSets need: the one that is there, and the one that is made to clean up.
 
@@ -86,7 +94,7 @@ class Api:
             def log_message(self, *_):
                 """Tests need no access log."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = QuietServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
         return self
