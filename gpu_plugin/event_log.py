@@ -25,6 +25,9 @@ LONGEST_REASON = 200
 ORDERS = frozenset({"cordon", "uncordon", "release", "resume", "fault"})
 """Verbs of the control socket that change something, and therefore are remembered with who asked."""
 
+REASONED = frozenset({"cordon"})
+"""Orders that keep the reason that they were given for, and are therefore told it."""
+
 _STATES = {
     Verdict.OK: "is over",
     Verdict.APP: "is an application's own error",
@@ -94,12 +97,12 @@ class EventLog:
 
         async def ordered(request: Mapping[str, object]) -> Mapping[str, object]:
             reason = request.get("reason", "")
-            if not isinstance(reason, str) or len(reason) > LONGEST_REASON:
-                raise ConfigError(f"reason: a text of at most {LONGEST_REASON} characters")
+            if not isinstance(reason, str) or len(reason) > LONGEST_REASON or not reason.isprintable():
+                raise ConfigError(f"reason: a text of at most {LONGEST_REASON} characters, all of them printable")
             peer = control.asking.get()
             asked = self._resolve({field: value for field, value in request.items() if field != "reason"})
             try:
-                reply = await verb(asked)
+                reply = await verb({**asked, "reason": reason} if reason and name in REASONED else asked)
             except ConfigError as error:
                 self._remember(name, asked, f"refused: {error}", peer, reason)
                 raise

@@ -136,9 +136,12 @@ class HealthWatch:
         for gpu in self.gpus:
             self._changed(gpu.uuid)
 
-    def forget(self, uuid: str) -> bool:
-        """Drops what an earlier process wrote down of a GPU that has not been found. Returns whether there was anything."""
-        kept = tuple(entry for entry in self.past if entry.uuid != uuid)
+    def forget(self, uuid: str, signal: str = "") -> bool:
+        """Drops what an earlier process wrote down of a GPU that has not been found, of this signal alone where one is named.
+
+        Returns whether there was anything.
+        """
+        kept = tuple(entry for entry in self.past if entry.uuid != uuid or signal not in ("", entry.signal))
         dropped, self.past = kept != self.past, kept
         if dropped:
             self.ledger.revision += 1

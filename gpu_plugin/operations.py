@@ -1,15 +1,16 @@
 """What operators ask of the running daemon about its GPUs: why they are as they are, held back, or let go of for a while."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from gpu_plugin import control
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.devices.gpu_names import called
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.explain import explain
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.observation import Order
-from gpu_plugin.health.signals import SIGNALS
+from gpu_plugin.health.signals import SIGNALS, orders
 from gpu_plugin.health_watch import EVERY_GPU, HealthWatch
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.release import ReleaseError
@@ -18,7 +19,8 @@ from gpu_plugin.nvml.release import ReleaseError
 class Operations:
     """The verbs of the control socket that operators have besides `status`. All of them may be asked for again and again.
 
-    They work whether or not the driver does, on the GPUs that are known then.
+    They work whether or not the driver does, on the GPUs that are known then. An order that could not be written down is obeyed
+    all the same, and refused with ConfigError: a restart of the daemon would forget it.
     """
 
     def __init__(
@@ -67,42 +69,56 @@ class Operations:
         return explain(self._health.ledger, self._asked(request), self._health.now())
 
     async def cordon(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        """Holds a GPU back until `uncordon`, over restarts and boots."""
-        gpu = self._one(request)
-        if self._stands(gpu, "cordon"):
-            return {"done": f"{_name(gpu)} is cordoned already."}
-        self._health.observe(gpu.uuid, Order("cordon"))
-        done = f"{_name(gpu)} is cordoned: no new pod gets it, until gpu-plugin uncordon --gpu {gpu.uuid}."
-        return {"done": done + await self._forgetful()}
+        """Holds a GPU back until `uncordon`, over restarts and boots. `reason` of the request is told wherever it stands.
+
+        Raises:
+            ConfigError: no such GPU, or the cordon could not be written down; it is in force all the same.
+        """
+        gpu, reason = self._one(request, "reason"), request.get("reason", "")
+        if not isinstance(reason, str):
+            raise ConfigError(f"reason: {reason!r} is no text")
+        already = self._stands(gpu, orders.CORDON)
+        self._health.observe(gpu.uuid, Order("cordon", reason))
+        if already:
+            return await self._done(f"{called(gpu)} is cordoned already.")
+        lifted = f"gpu-plugin uncordon --gpu {gpu.uuid}"
+        return await self._done(f"{called(gpu)} is cordoned: no new pod gets it, until {lifted}.")
 
     async def uncordon(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        """Lifts a cordon; where there is none, or with `override`, takes the operator's word that the GPU is fit."""
+        """Lifts a cordon, and nothing else; with `override` also takes the operator's word that the GPU is fit.
+
+        Raises:
+            ConfigError: no such GPU, or what was done could not be written down; it is done all the same.
+        """
         override = request.get("override", False)
         if not isinstance(override, bool):
             raise ConfigError(f"override: {override!r} is neither true nor false")
-        if (gone := self._forgotten(request)) is not None:
-            return {"done": gone}
+        if (gone := self._forgotten(request, everything=override)) is not None:
+            return await self._done(gone)
         gpu = self._one(request, "override")
-        cordoned, done = self._stands(gpu, "cordon"), []
-        if cordoned:
+        done = []
+        if self._stands(gpu, orders.CORDON):
             self._health.observe(gpu.uuid, Order("uncordon"))
             done.append("its cordon is lifted")
-        if override or (not cordoned and self._held_against(gpu)):
-            before = self._held_against(gpu)
+        if override and (before := self._held_against(gpu)):
             self._health.override(gpu.uuid)
             done.append("you vouch for it: " + _changed(before, self._held_against(gpu)))
-        if not done:
-            return {"done": f"{_name(gpu)} is not cordoned and nothing stands against it: nothing was changed."}
-        self._look()
-        stands = "; ".join(f"{words} ({verdict.name})" for words, verdict in self._held_against(gpu).items())
-        text = f"{_name(gpu)}: {', and '.join(done)}. " + (f"Still stands: {stands}." if stands else "Nothing stands.")
-        return {"done": text + await self._forgetful()}
+        if done:
+            self._look()
+        text = f"{called(gpu)}: {', and '.join(done) or 'it is not cordoned, so nothing was changed'}. "
+        held = self._held_against(gpu)
+        if not held:
+            return await self._done(text + "Nothing is held against it.")
+        stands = "; ".join(f"{words} ({verdict.name})" for words, verdict in held.items())
+        vouch = "" if override else f" To vouch for it: gpu-plugin uncordon --gpu {gpu.uuid} --override."
+        return await self._done(f"{text}Still held against it: {stands}.{vouch}")
 
     async def release(self, request: Mapping[str, object]) -> Mapping[str, object]:
         """Holds GPUs back and drops their NVML handles, so that they can be reset or the driver replaced.
 
         Raises:
-            ConfigError: no such GPU, or the handles could not be dropped yet; the GPUs are held back all the same.
+            ConfigError: no such GPU, the handles could not be dropped yet, or the release could not be written down; the GPUs are
+                held back all the same.
         """
         gpus = self._ordered(request)
         for gpu in gpus:
@@ -121,10 +137,14 @@ class Operations:
             if self._all_released
             else "NVML has no handle of it any more: it can be reset."
         )
-        return {"done": text + await self._forgetful()}
+        return await self._done(text)
 
     async def resume(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        """Takes GPUs back that were released. They are healthy after a good look, unless something else is against them."""
+        """Takes GPUs back that were released. They are healthy after a good look, unless something else is against them.
+
+        Raises:
+            ConfigError: no such GPU, or what was done could not be written down; it is done all the same.
+        """
         gpus = self._ordered(request)
         released = self._health.released()
         for gpu in gpus:
@@ -135,12 +155,12 @@ class Operations:
             await monitor.resume(None if request.get("gpu") is None else frozenset(gpu.uuid for gpu in gpus))
         resumed = [gpu for gpu in gpus if gpu.uuid in released]
         if not resumed and EVERY_GPU not in released:
-            return {"done": f"{_names(gpus)}: not released, so there was nothing to resume."}
+            return await self._done(f"{_names(gpus)}: not released, so there was nothing to resume.")
         waiting = [gpu for gpu in resumed if self._stands(gpu, "maintenance")]
         text = f"{_names(resumed)}: resumed." + (
             f" No good look at {_names(waiting)} yet: held back until there is one." if waiting else ""
         )
-        return {"done": text + await self._forgetful()}
+        return await self._done(text)
 
     def health(self) -> Mapping[str, object]:
         """The health of every GPU, what happened to it since the start, and which signals it supports.
@@ -199,12 +219,22 @@ class Operations:
         """Whether all GPUs known are released, at once or one after the other."""
         return bool(self._health.gpus) and {gpu.uuid for gpu in self._health.gpus} <= self._health.released()
 
-    def _forgotten(self, request: Mapping[str, object]) -> str | None:
-        """Forgets what was written down of a GPU that has not been found, where the request is about such a one."""
+    def _forgotten(self, request: Mapping[str, object], *, everything: bool) -> str | None:
+        """Forgets the cordon that was written down of a GPU that has not been found, or `everything` that was.
+
+        None where the request is about no such GPU.
+        """
         uuid = request.get("gpu")
-        if not isinstance(uuid, str) or not self._health.forget(uuid):
+        remembered = [entry.signal for entry in self._health.past if entry.uuid == uuid and uuid != EVERY_GPU]
+        if not isinstance(uuid, str) or not remembered:
             return None
-        return f"GPU {uuid} is not known on this node; what was written down of it is forgotten."
+        self._health.forget(uuid, "" if everything else orders.CORDON)
+        left = [] if everything else [signal for signal in remembered if signal != orders.CORDON]
+        if not left:
+            return f"GPU {uuid} is not known on this node; what was written down of it is forgotten."
+        cordon = "its cordon is lifted" if orders.CORDON in remembered else "it is not cordoned, so nothing was changed"
+        still = f"{', '.join(dict.fromkeys(left))} is remembered until gpu-plugin uncordon --gpu {uuid} --override"
+        return f"GPU {uuid} is not known on this node: {cordon}; {still}."
 
     def _stands(self, gpu: Gpu, signal: str) -> bool:
         return any(key.signal == signal for key, _, _ in self._health.ledger.standing(gpu.uuid))
@@ -227,22 +257,21 @@ class Operations:
         if monitor is not None:
             monitor.look_now()
 
-    async def _forgetful(self) -> str:
-        """A warning where what was done would not outlive the process."""
+    async def _done(self, text: str) -> Mapping[str, object]:
+        """The answer to an order that was obeyed. Raises ConfigError where it would not outlive the process."""
         if await self._saved():
-            return ""
-        return " It could not be written down: a restart of the daemon would forget it."
-
-
-def _name(gpu: Gpu) -> str:
-    return f"GPU {gpu.index} ({gpu.uuid})"
+            return {"done": text}
+        raise ConfigError(
+            f"{text} But this could not be written down, and a restart of the daemon forgets it: see that there is room in the "
+            "state directory, then give the order again"
+        )
 
 
 def _names(gpus: Iterable[Gpu]) -> str:
     named = tuple(gpus)
     if len(named) > 2:
         return f"{len(named)} GPUs ({', '.join(str(gpu.index) for gpu in named)})"
-    return " and ".join(map(_name, named)) or "All GPUs, of which none is known yet"
+    return " and ".join(map(called, named)) or "All GPUs, of which none is known yet"
 
 
 def _state(explained: Mapping[str, Any]) -> Mapping[str, object]:
@@ -261,6 +290,10 @@ def _changed(before: Mapping[str, Verdict], after: Mapping[str, Verdict]) -> str
     """What an override did to what stood against a GPU."""
     forgotten = [words for words in before if words not in after]
     lowered = [words for words, verdict in before.items() if after.get(words, verdict) is not verdict]
-    parts = [f"forgotten is {'; '.join(forgotten)}"] if forgotten else []
-    parts += [f"no more than DEGRADED is {'; '.join(lowered)}"] if lowered else []
-    return ", ".join(parts) or "there was nothing to set aside"
+    parts = [f"{'; '.join(forgotten)} {_is(forgotten)} forgotten"] if forgotten else []
+    parts += [f"{'; '.join(lowered)} {_is(lowered)} no more than DEGRADED"] if lowered else []
+    return ", ".join(parts) or "nothing of it can be set aside by your word"
+
+
+def _is(several: Sequence[str]) -> str:
+    return "is" if len(several) == 1 else "are"

@@ -17,7 +17,7 @@ VERBS = {
     "events": "what happened on this node, and who asked for it",
     "explain": "why a GPU is in its state, since when, and what would clear it",
     "cordon": "hold a GPU back from new pods",
-    "uncordon": "lift a cordon, or vouch for a GPU that nothing else clears",
+    "uncordon": "lift a cordon; with --override also vouch for the GPU",
     "release": "let go of GPUs, so that they can be reset or the driver replaced",
     "resume": "take released GPUs back",
     "validate": "check config files without a node, and print what they come to",

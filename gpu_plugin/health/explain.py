@@ -57,8 +57,7 @@ def clears(
     if signal.kind is SignalKind.ORDER:
         return _said(signal, case)
     how = _reset_of(gpu, released=any(map(released, orders.values())))
-    cordoned = any(SIGNALS[name].lasts for name in orders)
-    vouch = f"gpu-plugin uncordon --gpu {gpu}{' --override' if cordoned else ''}, by which you vouch for it"
+    vouch = f"gpu-plugin uncordon --gpu {gpu} --override, by which you vouch for it"
     advised = advice(key, policy, gpu, latch)
     if latch.proof is Proof.RMA:
         return _condemned(signal, latch, vouch, advised)

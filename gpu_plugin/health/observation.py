@@ -127,9 +127,10 @@ class EventDelivery:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What an operator asked for: `cordon`, `uncordon`, `release` or `resume`."""
+    """What an operator asked for: `cordon`, `uncordon`, `release` or `resume`; of a cordon also why, where that was said."""
 
     verb: str
+    reason: str = ""
 
 
 Observation = Sample | XidEvent | DriverEvent | ApplicationError | EventDelivery | Order

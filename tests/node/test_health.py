@@ -231,6 +231,8 @@ async def test_an_operator_may_vouch_for_a_gpu_that_nothing_proves(kubelet, daem
     await fault(daemon, "--remap-failure")
     await kubelet.wait_for(healthy(kubelet, 7))
     assert await command(daemon, "uncordon", "--gpu", str(SICK)) == 0
+    assert (await explained(daemon))["health"] == "Unhealthy"
+    assert await command(daemon, "uncordon", "--gpu", str(SICK), "--override") == 0
     await kubelet.wait_for(healthy(kubelet, 8))
     told = await explained(daemon)
     assert (told["health"], told["verdict"]) == ("Healthy", "DEGRADED")

@@ -30,7 +30,7 @@ def texts(log):
 def test_a_change_of_health_says_which_gpu_and_in_the_kubelet_s_word(log):
     log.health(Transition("GPU-6f1c", "xid", Verdict.FATAL, Verdict.OK, "Xid 79", 1.0, xid=79, standing=Verdict.FATAL))
     log.health(Transition("GPU-6f1c", "xid", Verdict.OK, Verdict.FATAL, "Xid 79", 1.0, standing=Verdict.OK))
-    log.health(Transition("GPU-9", "heat", Verdict.DEGRADED, Verdict.OK, "96 °C", 1.0, device="MIG-1"))
+    log.health(Transition("GPU-9", "temperature", Verdict.DEGRADED, Verdict.OK, "96 °C", 1.0, device="MIG-1"))
     assert texts(log) == [
         "GPU 3 (0000:1b:00.0, GPU-6f1c): Xid 79 makes the GPU Unhealthy",
         "GPU 3 (0000:1b:00.0, GPU-6f1c): Xid 79 is over; it is Healthy again",
@@ -78,7 +78,7 @@ async def test_an_order_is_obeyed_by_uuid_and_remembered_with_who_asked_and_why(
 
     control.asking.set(control.Peer(12, 1000, "gpu-plugin"))
     reply = await log.order("cordon", cordon)({"gpu": name, "reason": "fan is loud"})
-    assert (reply, asked) == ({"done": "cordoned."}, [{"gpu": "GPU-6f1c"}])
+    assert (reply, asked) == ({"done": "cordoned."}, [{"gpu": "GPU-6f1c", "reason": "fan is loud"}])
     who: dict[str, Any] = {"by": "uid 1000, process 12 (gpu-plugin)", "reason": "fan is loud"}
     assert list(log.store.events) == [Event(7.0, "order", "cordon: cordoned.", **WHICH, **who)]
 
@@ -93,7 +93,7 @@ async def test_an_order_that_is_refused_is_remembered_too_and_refused(log):
     assert log.store.events[0].index == 3
 
 
-@pytest.mark.parametrize("reason", [7, "x" * (LONGEST_REASON + 1)])
+@pytest.mark.parametrize("reason", [7, "x" * (LONGEST_REASON + 1), "a line\nand another", "\x1b[2J"])
 async def test_a_reason_is_a_short_text(log, reason):
     async def never(_request):
         raise AssertionError

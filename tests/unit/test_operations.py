@@ -157,47 +157,55 @@ class TestCordon:
         for words in ("no new pod gets it", "cordoned already"):
             assert words in await desk.done("cordon", gpu=1)
             assert desk.reason("GPU-b") == "cordoned"
-        for words in ("its cordon is lifted. Nothing stands.", "nothing was changed."):
+        for words in ("its cordon is lifted. Nothing is held against it.", "not cordoned, so nothing was changed."):
             assert words in await desk.done("uncordon", gpu=1)
             assert desk.reason("GPU-b") == ""
 
-    async def test_lifting_it_vouches_for_nothing(self, desk):
-        desk.health.observe("GPU-a", XidEvent(48))
-        await desk.ask("cordon", gpu=0)
-        done = await desk.done("uncordon", gpu=0)
-        assert "its cordon is lifted. Still stands: Xid 48" in done
-        assert "(FATAL)" in done
-        assert "Xid 48" in desk.reason("GPU-a")
+    async def test_its_reason_is_told_wherever_it_stands_and_the_newest_counts(self, desk):
+        for reason, told in [("fan is loud", "fan is loud"), ("", "fan is loud"), ("to be replaced", "to be replaced")]:
+            await desk.ask("cordon", gpu=0, **({"reason": reason} if reason else {}))
+            (gpu,) = (await desk.ask("explain", gpu=0))["gpus"]
+            assert [signal["detail"] for signal in gpu["signals"]] == [f"cordoned: {told}"]
+        later = Desk()
+        later.health.remember(desk.health.evidence(), GPUS)
+        assert later.reason("GPU-a") == "cordoned: to be replaced"
 
-    async def test_without_one_the_operator_vouches_for_the_gpu(self, desk):
+    @pytest.mark.parametrize("cordoned", [True, False])
+    async def test_lifting_it_vouches_for_nothing_however_often_it_is_asked_for(self, desk, cordoned):
         desk.health.observe("GPU-a", XidEvent(48))
-        done = await desk.done("uncordon", gpu=0)
-        assert "you vouch for it: forgotten is Xid 48" in done
-        assert "Nothing stands." in done
+        if cordoned:
+            await desk.ask("cordon", gpu=0)
+            assert "GPU 0 (GPU-a): its cordon is lifted. Still" in await desk.done("uncordon", gpu=0)
+        for _ in range(3):
+            done = await desk.done("uncordon", gpu=0)
+            assert "it is not cordoned, so nothing was changed. Still held against it: Xid 48" in done
+            assert "(FATAL). To vouch for it: gpu-plugin uncordon --gpu GPU-a --override." in done
+            assert "Xid 48" in desk.reason("GPU-a")
+
+    @pytest.mark.parametrize("cordoned", [True, False])
+    async def test_with_override_the_operator_vouches_for_the_gpu(self, desk, cordoned):
+        desk.health.observe("GPU-a", XidEvent(48))
+        if cordoned:
+            await desk.ask("cordon", gpu=0)
+        done = await desk.done("uncordon", gpu=0, override=True)
+        assert ("its cordon is lifted, and you vouch" in done) is cordoned
+        assert "you vouch for it: Xid 48 (double-bit ECC error) is forgotten. Nothing is held against it." in done
         assert desk.reason("GPU-a") == ""
         assert desk.monitor.looks == 1
-
-    async def test_with_a_word_more_it_does_both(self, desk):
-        desk.health.observe("GPU-a", XidEvent(48))
-        await desk.ask("cordon", gpu=0)
-        done = await desk.done("uncordon", gpu=0, override=True)
-        assert "its cordon is lifted, and you vouch for it: forgotten is Xid 48" in done
-        assert desk.reason("GPU-a") == ""
+        assert "nothing was changed. Nothing is held against it." in await desk.done("uncordon", gpu=0, override=True)
 
     async def test_what_still_reads_badly_is_lowered_and_said_to_stand(self, desk):
         for _ in range(2):
             desk.health.observe("GPU-a", Sample(temperature=40, remap_failure=True))
-        done = await desk.done("uncordon", gpu=0)
-        assert "no more than DEGRADED is" in done
-        assert "Still stands:" in done
+        done = await desk.done("uncordon", gpu=0, override=True)
+        assert "is no more than DEGRADED. Still held against it:" in done
         assert "(DEGRADED)" in done
         assert desk.health.ledger.verdict("GPU-a") is Verdict.DEGRADED
 
     async def test_a_gpu_that_is_lost_stays_so_whatever_is_said(self, desk):
         desk.health.observe("GPU-a", Sample(fault=Fault.LOST, detail="GPU is lost"))
-        assert "there was nothing to set aside. Still stands: GPU is lost (FATAL)." in await desk.done(
-            "uncordon", gpu=0
-        )
+        done = await desk.done("uncordon", gpu=0, override=True)
+        assert "nothing of it can be set aside by your word. Still held against it: GPU is lost (FATAL)." in done
         assert desk.health.ledger.verdict("GPU-a") is Verdict.FATAL
 
     async def test_of_a_gpu_that_never_came_what_is_remembered_is_forgotten(self, desk):
@@ -207,6 +215,23 @@ class TestCordon:
         assert desk.health.evidence() == ()
         with pytest.raises(ConfigError, match="no GPU of this node has this uuid"):
             await desk.ask("uncordon", gpu="GPU-gone")
+
+    async def test_of_a_gpu_that_never_came_nothing_but_the_cordon_is_forgotten_without_a_vouch(self, desk):
+        cordon = Evidence("zero", "GPU-gone", "cordon", "FATAL", "cordoned", 1.0, "operator")
+        xid = Evidence("zero", "GPU-gone", "xid", "FATAL", "Xid 48", 1.0, "reset", "48")
+        desk.health.remember((cordon, xid), GPUS)
+        for words in ("its cordon is lifted; xid is remembered until", "not cordoned, so nothing was changed; xid is"):
+            assert words in await desk.done("uncordon", gpu="GPU-gone")
+            assert desk.health.evidence() == (xid,)
+        assert "is forgotten" in await desk.done("uncordon", gpu="GPU-gone", override=True)
+        assert desk.health.evidence() == ()
+
+    async def test_the_word_that_stands_for_every_gpu_lifts_no_release(self, desk):
+        desk.health.watch(())
+        await desk.ask("release")
+        with pytest.raises(ConfigError, match="no GPU of this node is known yet"):
+            await desk.ask("uncordon", gpu="*", override=True)
+        assert desk.operations.begin() is None
 
     async def test_an_override_is_true_or_false(self, desk):
         with pytest.raises(ConfigError, match="override: 'yes' is neither true nor false"):
@@ -299,10 +324,18 @@ class TestRelease:
     ("verb", "request_"),
     [("cordon", {"gpu": 0}), ("uncordon", {"gpu": 2}), ("release", {"gpu": 0}), ("release", {})],
 )
-async def test_what_would_not_outlive_the_process_says_so(desk, verb, request_):
+async def test_what_would_not_outlive_the_process_is_obeyed_and_refused(desk, verb, request_):
     desk.health.observe("GPU-c", Order("cordon"))
     desk.on_disk = False
-    assert "It could not be written down: a restart of the daemon would forget it." in await desk.done(verb, **request_)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="could not be written down, and a restart of the daemon forgets it"):
+            await desk.ask(verb, **request_)
+    assert (
+        desk.reason(GPUS[request_.get("gpu", 0)].uuid)
+        == {"cordon": "cordoned", "release": "maintenance", "uncordon": ""}[verb]
+    )
+    desk.on_disk = True
+    assert await desk.done(verb, **request_)
 
 
 def test_the_health_of_all_gpus_as_the_status_has_it(desk):

@@ -6,6 +6,7 @@ from gpu_plugin.health.observation import Observation, Order, Sample
 
 CORDON, MAINTENANCE = "cordon", "maintenance"
 
+_CORDONED = "cordoned"
 _RELEASED = "maintenance"
 _RESUMED = "resumed; no good look at it yet"
 
@@ -21,7 +22,10 @@ def cordon(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latc
     if not isinstance(seen, Order):
         return latch
     if seen.verb == "cordon":
-        return latch or Latch(NOTHING, Verdict.FATAL, "cordoned", ctx.now, Proof.OPERATOR)
+        detail = f"{_CORDONED}: {seen.reason}" if seen.reason else _CORDONED
+        if latch is not None and detail in (latch.detail, _CORDONED):
+            return latch
+        return Latch(NOTHING, Verdict.FATAL, detail, latch.since if latch else ctx.now, Proof.OPERATOR)
     return None if seen.verb == "uncordon" else latch
 
 

@@ -38,7 +38,7 @@ NO_PERSISTENCE = (
 )
 NO_COUNTER = "this GPU shows no reset in a counter: a reboot or a new binding of the driver proves it, or your word"
 SHOWN = "; its energy counter shows that where it begins anew, else a reboot or a new binding of the driver does"
-VOUCH = f"; or gpu-plugin uncordon --gpu {A}, by which you vouch for it"
+VOUCH = f"; or gpu-plugin uncordon --gpu {A} --override, by which you vouch for it"
 
 
 def told(one: HealthLedger, now: float = 1_100.0, gpu: int = 0) -> Explained:
@@ -213,7 +213,7 @@ def test_it_can_be_written_as_json():
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
-        ([Order("cordon")], f"gpu-plugin uncordon --gpu {A}"),
+        ([Order("cordon", "fan is loud")], f"gpu-plugin uncordon --gpu {A}"),
         ([Order("release")], f"gpu-plugin resume --gpu {A}"),
         ([Order("release"), Order("resume")], "the first good look at it"),
         ([HUNG], "three answers in a row"),
