@@ -41,8 +41,12 @@ class Job(Generic[T]):
         with suppress(RuntimeError):  # the loop has closed: the process is leaving, nobody wants the outcome
             self._loop.call_soon_threadsafe(self._settle, outcome, error)
 
+    def fail(self, error: BaseException) -> None:
+        """Gives a call that cannot be made its outcome. From the event loop's thread."""
+        self._settle(None, error)
+
     def _settle(self, outcome: Any, error: BaseException | None) -> None:
-        if self.done.cancelled():
+        if self.done.done():
             return
         if error is None:
             self.done.set_result(outcome)
@@ -54,7 +58,10 @@ class Job(Generic[T]):
 def begin(call: Callable[[], T], name: str) -> Job[T]:
     """Starts a call on a daemon thread of its own, called `name`, which ends with it. From the event loop's thread."""
     job = Job(call, asyncio.get_running_loop())
-    threading.Thread(target=job.run, name=name, daemon=True).start()
+    try:
+        threading.Thread(target=job.run, name=name, daemon=True).start()
+    except RuntimeError as error:  # the process may have no more threads: that is the call's outcome
+        job.fail(error)
     return job
 
 
@@ -85,8 +92,13 @@ class DaemonThreads:
         loop = asyncio.get_running_loop()
         job = Job(call, loop)
         if self._queue is None:
-            self._queue = queue.SimpleQueue()
-            threading.Thread(target=_work, args=(self._queue,), name=self._name, daemon=True).start()
+            fresh: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
+            try:
+                threading.Thread(target=_work, args=(fresh,), name=self._name, daemon=True).start()
+            except RuntimeError as error:
+                job.fail(error)
+                return job
+            self._queue = fresh
         mine = self._queue
         mine.put(job)
         try:
@@ -176,7 +188,11 @@ class Workers:
     def _start(self, job: Job[Any], loop: asyncio.AbstractEventLoop) -> None:
         mine: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
         self._give(mine, job)
-        threading.Thread(target=self._work, args=(mine, loop), name=self._name, daemon=True).start()
+        try:
+            threading.Thread(target=self._work, args=(mine, loop), name=self._name, daemon=True).start()
+        except RuntimeError as error:
+            self._busy.discard(mine)
+            job.fail(error)
 
     def _give(self, mine: "queue.SimpleQueue[Job[Any] | None]", job: Job[Any]) -> None:
         self._begun += 1

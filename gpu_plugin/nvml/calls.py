@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from gpu_plugin.threads import Job, Workers, settled
+from gpu_plugin.threads import Job, Workers
 
 T = TypeVar("T")
 
@@ -27,17 +27,9 @@ class DriverCalls:
         job.done.add_done_callback(lambda _: self._out.discard(job))
         return job
 
-    async def submit(self, call: Callable[[], T], patience: float) -> Job[T]:
-        """Hands a call over and gives it `patience` seconds; it may still be under way when this returns."""
-        job = self.begin(call)
-        await settled(job, patience)
-        return job
-
-    async def aside(self, call: Callable[[], T], patience: float) -> Job[T]:
-        """As `submit`, for a call that is none of the driver's: whether it comes back is nothing to NVML."""
-        job = self._workers.begin(call)
-        await settled(job, patience)
-        return job
+    def aside(self, call: Callable[[], T]) -> Job[T]:
+        """As `begin`, for a call that is none of the driver's: whether it comes back is nothing to NVML."""
+        return self._workers.begin(call)
 
     def close(self) -> None:
         """Lets idle threads end; a hung one is a daemon and ends with the process."""

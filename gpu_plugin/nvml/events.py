@@ -24,7 +24,7 @@ LONGEST_PAUSE = 30.0
 REPEAT_LOG = 60.0
 
 DEAF_AFTER = 3
-"""Waits in a row that fail before nothing is expected of the next one."""
+"""Waits in a row that fail before nothing is expected of the event set any more."""
 
 
 BURST, REFILL = 40, 40.0
@@ -85,10 +85,11 @@ class EventWaiter:
         upset: Callable[[Exception], None],
         deaf: Callable[[str], None],
         setbacks: Setbacks,
+        over: Callable[[], None] = lambda: None,
     ) -> None:
         """Takes the callbacks for an event, for a failed wait, and for whether waits keep failing: why, or empty.
 
-        All run on the event loop's thread.
+        `over` is called once the thread is out of the driver for good. All run on the event loop's thread.
         """
         self._driver = driver
         self._events = events
@@ -96,6 +97,7 @@ class EventWaiter:
         self._upset = upset
         self._deaf = deaf
         self._setbacks = setbacks
+        self._over = over
         self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
         self._left = asyncio.Event()
@@ -105,7 +107,12 @@ class EventWaiter:
 
     def start(self) -> None:
         """Begins to wait."""
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the process may have no more threads; whoever listens tries again
+            self._out = True
+            self._left.set()
+            self._deaf(f"no thread can wait for them: {error}")
 
     def stop(self) -> None:
         """Asks the thread to end, which it does within a second; nobody waits for it."""
@@ -135,7 +142,11 @@ class EventWaiter:
         finally:
             self._hand_over(partial(self._deliver_all, gathering.handed_over()))
             self._out = True
-            self._hand_over(self._left.set)
+            self._hand_over(self._leave)
+
+    def _leave(self) -> None:
+        self._left.set()
+        self._over()
 
     def _wait_on(self, gathering: Gathering) -> None:
         setbacks = self._setbacks
@@ -174,7 +185,7 @@ class EventWaiter:
                 setbacks.said = time.monotonic()
                 log.warning("waiting for driver events fails, health relies on polling until it works again: %s", words)
             setbacks.failures += 1
-            if setbacks.failures == DEAF_AFTER:
+            if setbacks.failures % DEAF_AFTER == 0:  # of the next event set too, and of the one after that
                 well = False
                 self._hand_over(lambda words=words: self._deaf(words))  # type: ignore[misc]
             self._hand_over(lambda trouble=trouble: self._upset(trouble))  # type: ignore[misc]

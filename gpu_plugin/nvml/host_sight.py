@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import HostView
-from gpu_plugin.threads import Job
+from gpu_plugin.threads import Job, settled
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +36,9 @@ class HostWatch:
         """
         if self._asking is None:
             host = self._host
-            self._asking = await self._calls.aside(lambda: _see(host, sliced=sliced), patience)
+            self._asking = self._calls.aside(lambda: _see(host, sliced=sliced))
         job = self._asking
-        if not job.done.done():
+        if not await settled(job, patience):
             return None
         self._asking = None
         error = job.done.exception()

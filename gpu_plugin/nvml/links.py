@@ -8,7 +8,7 @@ from gpu_plugin.nvml import topology
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import Driver, HostView
 from gpu_plugin.nvml.watched import Watched
-from gpu_plugin.threads import Job
+from gpu_plugin.threads import Job, settled
 
 log = logging.getLogger(__name__)
 
@@ -79,9 +79,8 @@ class Links:
         if len(described) < 2:
             return
         driver, host = self._driver, self._host
-        self._reading = await self._calls.submit(
-            lambda: topology.probe_links(driver, host, handles, described), patience
-        )
+        self._reading = self._calls.begin(lambda: topology.probe_links(driver, host, handles, described))
+        await settled(self._reading, patience)
         if not self.came():
             log.error("the links between GPUs are not known yet; pods get GPUs without regard to what is unknown")
 

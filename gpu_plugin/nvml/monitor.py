@@ -277,7 +277,7 @@ class Monitor:
         await self._see_host(LOOK_PATIENCE)
         if turn.whole:
             await self._mend()
-        self._events.collect(roster.watched())
+        self._events.collect()
         self._events.listen(self.timeout)
         await self._reports.name_strays(LOOK_PATIENCE)
         gpus = [each for each in roster.watched() if turn.whole or each.gpu.uuid in (turn.full or ())]
@@ -417,7 +417,7 @@ class Monitor:
     async def _shut(self) -> str:
         """Leaves the events and closes the driver. Returns what holds it; empty once it is closed."""
         patience = min(self.timeout, PROBE_PATIENCE)
-        if not await self._events.leave(self._roster.gpus, patience):
+        if not await self._events.leave(patience):
             return "it holds the wait for its events"
         return "" if await self._session.close(patience) else "it does not close"
 

@@ -11,7 +11,7 @@ from gpu_plugin.health.observation import DriverEvent, EventDelivery, Observatio
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import Driver, Event, Handle, NvmlError
 from gpu_plugin.nvml.roster import Roster
-from gpu_plugin.threads import Job
+from gpu_plugin.threads import Job, settled
 
 log = logging.getLogger(__name__)
 
@@ -116,16 +116,16 @@ class Reports:
 
         None: it has not answered yet, or is to be asked when it has answered others.
         """
-        job = self._asked.pop(handle, None)
+        job = self._asked.get(handle)
         if job is None:
             if len(self._asked) >= ASKED or patience <= 0:
                 return None
-            job = await self._calls.submit(lambda: self._driver.uuid(handle), patience)
-            if not job.done.done():
+            job = self._asked[handle] = self._calls.begin(lambda: self._driver.uuid(handle))
+            if not await settled(job, patience):
                 log.warning("an event came from no GPU known here, and is kept until the driver says whose it is")
         if not job.done.done():
-            self._asked[handle] = job
             return None
+        self._asked.pop(handle, None)
         error = job.done.exception()
         if error is not None:
             if not isinstance(error, NvmlError):

@@ -2,19 +2,24 @@
 
 import logging
 import time
-from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import anyio
 
+from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import Driver, NvmlError
 from gpu_plugin.threads import Job, settled
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
-RETRY_PAUSES = (0.1, 0.2, 0.4)
-"""Seconds before each further attempt at nvmlInit where one was refused, before any GPU is blamed for it."""
+RETRY_PAUSES = (0.1, 0.2, 0.3, 0.4)
+"""Seconds before each further attempt at nvmlInit where one was refused, before any GPU is blamed for it: a second in all."""
+
+PATIENCE = 3.0
+"""How many times longer than it may take an attempt to open the driver is waited for before any GPU is blamed for it."""
 
 
 class Opened(NamedTuple):
@@ -65,7 +70,7 @@ class DriverSession:
         """Opens the driver, unless it is open, and asks what it says of itself.
 
         Args:
-            timeout: seconds to open it, and as many to ask it.
+            timeout: seconds to open it, all attempts together, and as many to ask it.
             pauses: seconds before each further attempt, where it refuses to be opened.
 
         Raises:
@@ -84,25 +89,35 @@ class DriverSession:
         self.trouble = ""
         return opened
 
+    def opens(self, timeout: float) -> bool:
+        """Whether it is being opened, and may still come to that: nobody is to blame for anything meanwhile."""
+        job = self._opening
+        return not self.is_open and job is not None and anyio.current_time() - job.started < PATIENCE * timeout
+
     async def _open_again(self, timeout: float, pauses: tuple[float, ...]) -> None:
+        until = anyio.current_time() + timeout
         for pause in pauses:
+            left = until - anyio.current_time()
             try:
-                return await self._open(timeout)
+                return await self._open(max(0.0, left), timeout)
             except NvmlError as error:
+                if until - anyio.current_time() <= pause:
+                    raise
                 log.debug("the driver cannot be opened, trying again in %g s: %s", pause, error)
                 await anyio.sleep(pause)
-        return await self._open(timeout)
+        return await self._open(max(0.0, until - anyio.current_time()), timeout)
 
-    async def _open(self, timeout: float) -> None:
+    async def _open(self, left: float, timeout: float) -> None:
+        """One attempt, for as long as is `left` of the `timeout`."""
         if self._closing is not None and not await self.close(timeout):
             raise TimeoutError("the call that closes it has not come back")
         if self._opening is None:
             self.opening = max(self.opening + 1, time.time_ns())
             self._opening = self._calls.begin(self._driver.open)
-        if not await settled(self._opening, timeout):
+        if not await settled(self._opening, left):
             raise TimeoutError(f"no answer for {timeout:g} s")
         opened, self._opening = self._opening, None
-        opened.done.result()
+        _result(opened, "nvmlInit_v2")
         self.is_open = True
 
     async def _describe(self, timeout: float) -> Opened:
@@ -114,7 +129,7 @@ class DriverSession:
         if not await settled(self._describing, timeout):
             raise TimeoutError(f"no answer for {timeout:g} s")
         described, self._describing = self._describing, None
-        return described.done.result()
+        return _result(described, "nvmlDeviceGetCount_v2")
 
     async def close(self, timeout: float) -> bool:
         """Closes the driver, unless a call to it is under way. Returns whether it is closed.
@@ -125,19 +140,28 @@ class DriverSession:
         if self._opening is not None:
             if not await settled(self._opening, timeout):
                 return False
-            self.is_open = self._opening.done.exception() is None
-            self._opening = None
-        if self._closing is not None:
-            await settled(self._closing, timeout)
-        elif self.is_open:
+            opened, self._opening = self._opening, None
+            self.is_open = opened.done.exception() is None
+        if self._closing is None and self.is_open:
             if self._calls.under_way:
                 return False
             self.is_open, self._describing = False, None
-            self._closing = await self._calls.submit(self._driver.close, timeout)
+            self._closing = self._calls.begin(self._driver.close)
         if self._closing is not None:
-            if not self._closing.done.done():
+            if not await settled(self._closing, timeout):
                 return False
-            with suppress(NvmlError):  # one that was closed already, or that is no more
-                self._closing.done.result()
-            self._closing = None
+            closed, self._closing = self._closing, None
+            error = closed.done.exception()
+            if error is not None and not isinstance(error, NvmlError):  # those: it was closed already, or is no more
+                log.warning("closing the driver failed, it is taken to be closed: %r", error)
         return True
+
+
+def _result(job: Job[T], call: str) -> T:
+    """What a call brought. Whatever it raised is a refusal of the driver: a library may be half there, or not ours."""
+    try:
+        return job.done.result()
+    except NvmlError:
+        raise
+    except Exception as error:
+        raise NvmlError(Return.UNKNOWN, call, repr(error)) from error

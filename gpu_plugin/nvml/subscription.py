@@ -1,18 +1,21 @@
 """The life of the event set: which GPUs' events are asked for, whether they are heard, and when the set is made anew.
 
-A set is freed before the driver is closed and before another takes its place, and never while a call is in it. Where one
-GPU undid the set, or is lost to the wait for it, the next one is made without that GPU, which is asked again later.
+No set is freed while a call is in it, and none is entered once its end was handed over. One that cannot be freed in time is
+left behind, and another takes its place: it costs less than GPUs of which nothing is heard. Where one GPU undid the set, or
+is lost to the wait for it, the next one is made without that GPU, which is asked again later.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import EventDelivery
 from gpu_plugin.nvml.calls import DriverCalls
+from gpu_plugin.nvml.event_set import LiveSet, Member, Rebuilds
 from gpu_plugin.nvml.events import WAIT_MS, EventWaiter, Setbacks
 from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
 from gpu_plugin.nvml.registration import Outcome, Registered, register, register_warily
@@ -25,20 +28,20 @@ PATIENCE = 1.0
 """Seconds that GPUs may take, all at once, to answer the request for their events; one that takes longer is asked no more
 meanwhile, and its answer is taken when it comes."""
 
-LONGEST_REBUILD_PAUSE = 60.0
-"""Seconds at most between two event sets, where each of them is lost to the wait again."""
+MOST_LEFT_BEHIND = 3
+"""Event sets at most that are still to be freed: with so many, no other is made. Each may hold threads that hang."""
+
+_UNANSWERED = "the driver has not answered the request for them"
 
 
 @dataclass(slots=True)
-class _Member:
-    """A GPU that was asked for its events, by which handle, and the answer; None: not yet."""
+class _Asked:
+    """The request for a GPU's events that is under way, the set that it is for, and whether it has taken too long."""
 
-    handle: Handle
-    answer: Registered | None = None
-
-    @property
-    def settled(self) -> bool:
-        return self.answer is not None and self.answer.outcome in (Outcome.HEARD, Outcome.UNSUPPORTED)
+    watched: Watched
+    into: LiveSet
+    job: Job[Registered]
+    overdue: bool = False
 
 
 class EventSubscription:
@@ -58,40 +61,44 @@ class EventSubscription:
         self._deliver = deliver
         self._upset = upset
         self._tell = tell
-        self._events: EventSet | None = None
+        self._set: LiveSet | None = None
+        self._left_behind: list[LiveSet] = []
         self._making: Job[EventSet] | None = None
-        self._freeing: Job[None] | None = None
-        self._waiter: EventWaiter | None = None
-        self._leaving: EventWaiter | None = None
+        self._asked: list[_Asked] = []
+        self._listening = False
         self._setbacks = Setbacks()
-        self._members: dict[str, _Member] = {}
+        self._rebuilds = Rebuilds()
         self._suspects: set[str] = set()
-        self._undone = False
-        self._lost_waits = 0
-        self._not_before = 0.0
         self._unsupported = False
         self._no_set = ""
-        self._deaf = ""
         self._stuck = False
         self._told: dict[str, str] = {}
         self._said: dict[str, str] = {}
 
     def trouble(self, uuid: str) -> str:
         """Why no event of a GPU is heard; empty where they are, where there are none, and where it was not asked yet."""
-        member = self._members.get(uuid)
         if self._unsupported:
             return ""
-        if self._events is None:
+        mine = self._set
+        if mine is None:
             return self._no_set
-        if member is None or member.answer is None or member.answer.outcome is Outcome.UNSUPPORTED:
+        member = mine.members.get(uuid)
+        if member is None or member.answer is None:
+            return _UNANSWERED if any(each.overdue and each.watched.gpu.uuid == uuid for each in self._asked) else ""
+        if member.answer.outcome is Outcome.UNSUPPORTED:
             return ""
-        if member.answer.outcome is not Outcome.HEARD:
-            return member.answer.why
-        return "the call that waits for them does not come back" if self._stuck else self._deaf
+        if mine.undone or member.answer.outcome is not Outcome.HEARD:
+            return mine.undone or member.answer.why
+        if self._stuck:
+            return "the call that waits for them does not come back"
+        if self._rebuilds.again_and_again(anyio.current_time() - mine.born):
+            return "the wait for them has failed again and again"
+        return ""
 
     def again(self, uuid: str) -> None:
         """The GPU is to be asked anew: a registration does not survive what the GPU has been through."""
-        self._members.pop(uuid, None)
+        if self._set is not None:
+            self._set.members.pop(uuid, None)
 
     async def tend(self, gpus: Sequence[Watched], patience: float, *, retry: bool = True) -> bool:
         """Has the events of these GPUs asked for, as far as they are not, and tells what changed for whom.
@@ -107,79 +114,57 @@ class EventSubscription:
             Whether the set was made anew: what happened meanwhile was not heard.
         """
         patience, anew = min(patience, PATIENCE), False
-        self.collect(gpus)
+        self.collect()
         for _ in range(2):  # one GPU may undo the first set, and is known by then
-            if self._undone and anyio.current_time() >= self._not_before:
-                if not await self._drop(gpus, patience):
-                    break
-                anew = True
+            anew |= await self._replace(patience)
             if not await self._make(patience):
                 break
             await self._ask(gpus, patience, retry=retry)
-            if not self._undone:
+            if self._set is None or not self._set.undone:
                 break
         self.tell(each.gpu.uuid for each in gpus)
-        return anew and self._events is not None
+        return anew and self._set is not None
 
-    def collect(self, gpus: Iterable[Watched]) -> None:
+    def collect(self) -> None:
         """Takes the answers that have come, late ones among them: those GPUs can be asked other things again."""
-        for watched in gpus:
-            job = watched.registering
-            if job is None or not job.done.done():
-                continue
-            watched.registering = None
-            member, uuid = self._members.get(watched.gpu.uuid), watched.gpu.uuid
-            error = job.done.exception()
-            answer = job.done.result() if error is None else Registered(Outcome.REFUSED, repr(error))
-            if answer.event is not None:
-                self._deliver(answer.event)
-            if answer.outcome is Outcome.UNDEFINED:
-                self._undone = True
-                self._suspects.add(uuid)
-            elif answer.outcome is not Outcome.REFUSED:
-                self._suspects.discard(uuid)
-            if member is not None:
-                member.answer = answer
-            if answer.why and answer.why != self._said.get(uuid):
-                log.warning("GPU %s: no event of it is heard, health relies on polling: %s", uuid, answer.why)
-            self._said[uuid] = answer.why
+        for asked in tuple(self._asked):
+            if asked.job.done.done():
+                self._asked.remove(asked)
+                self._answered(asked)
+        self._free_left_behind()
 
     def listen(self, patience: float) -> None:
-        """Begins to wait as soon as there is something to wait on; where that is under way, sees whether it works.
+        """Waits from now on for as long as there is something to wait on; where that is under way, sees whether it works.
 
         A wait that holds the thread for `patience` seconds more than it was asked to hears nothing.
         """
-        held = self._leaving is not None and not self._leaving.ended  # another would be held as well
-        if self._waiter is None and self._events is not None and not held:
-            self._waiter = EventWaiter(
-                self._driver, self._events, self._deliver, self._failed, self._heard, self._setbacks
-            )
-            self._waiter.start()
-        waiter = self._waiter or self._leaving
+        self._listening = True
+        self._wait()
+        waiter = None if self._set is None else self._set.waiter
         stuck = waiter is not None and waiter.stuck(patience)
         if stuck != self._stuck:
             self._stuck = stuck
-            self.tell(tuple(self._members))
+            self._tell_members()
 
     def stop(self) -> None:
         """Lets the waiting thread end; what was asked for stays asked for."""
-        if self._waiter is not None:
-            self._waiter.stop()
-            self._leaving = self._waiter
-        self._waiter = None
+        self._listening = False
+        if self._set is not None and self._set.waiter is not None:
+            self._set.waiter.stop()
 
-    async def leave(self, gpus: Sequence[Watched], patience: float) -> bool:
-        """Ends the wait and frees the event set, so that the driver can be closed. Returns whether that is done."""
-        making = self._making
-        if making is not None:
-            if not making.done.done():
+    async def leave(self, patience: float) -> bool:
+        """Ends the wait and frees every event set, so that the driver can be closed. Returns whether that is done."""
+        self._listening = False
+        if self._making is not None:
+            if not await settled(self._making, patience):
                 return False
-            self._making = None
-            self._events = making.done.result() if making.done.exception() is None else None
-        if not await self._drop(gpus, patience):
+            self._made()
+        self._retire("the driver is closed")
+        if not await self._freed(self._left_behind, patience):
             return False
         self._suspects.clear()
-        self._unsupported = False  # the next driver may know more
+        self._rebuilds = Rebuilds()
+        self._no_set, self._unsupported = "", False  # the next driver may know more
         return True
 
     def tell(self, uuids: Iterable[str]) -> None:
@@ -190,85 +175,168 @@ class EventSubscription:
                 self._told[uuid] = why
                 self._tell(uuid, EventDelivery(why))
 
+    def _tell_members(self) -> None:
+        if self._set is not None:
+            self.tell(self._set.members)
+
+    # The set
+
     async def _make(self, patience: float) -> bool:
         """Whether there is an event set: one is made if it must. There is never a second request beside one that hangs."""
-        if self._events is not None or self._unsupported:
-            return self._events is not None
+        if self._set is not None or self._unsupported:
+            return self._set is not None
+        if len(self._left_behind) >= MOST_LEFT_BEHIND:
+            return False  # what undid the last one is said already
         if self._making is None:
             self._making = self._calls.begin(self._driver.event_set)
-        job = self._making
-        try:
-            if not await settled(job, patience):
-                raise TimeoutError(f"no answer for {patience:g} s")
-            self._making = None
-            self._events = job.done.result()
-        except (NvmlError, TimeoutError) as error:
-            self._unsupported = isinstance(error, NvmlError) and error.unsupported
-            if str(error) != self._no_set:
-                log.warning("the driver reports no events, health relies on polling: %s", error)
-            self._no_set = str(error)
+        in_time = await settled(self._making, patience)
+        error = self._made() if in_time else TimeoutError(f"no answer for {patience:g} s")
+        if error is None:
+            return True
+        self._unsupported = isinstance(error, NvmlError) and error.unsupported
+        why = str(error) if isinstance(error, (NvmlError, TimeoutError)) else repr(error)
+        if why != self._no_set:
+            log.warning("the driver reports no events, health relies on polling: %s", why)
+        self._no_set = why
+        return False
+
+    def _made(self) -> BaseException | None:
+        """Takes the set that was asked for, which has come. Returns why there is none."""
+        job, self._making = self._making, None
+        assert job is not None
+        error = job.done.exception()
+        if error is None:
+            self._set, self._no_set = LiveSet(job.done.result(), anyio.current_time()), ""
+        return error
+
+    async def _replace(self, patience: float) -> bool:
+        """Leaves a set that is good for nothing, and frees it if that can be done in time. Returns whether it was left."""
+        old = self._set
+        if old is None or not old.undone or anyio.current_time() < self._rebuilds.not_before:
             return False
-        self._no_set = ""
+        if len(self._left_behind) >= MOST_LEFT_BEHIND:
+            return False
+        self._retire(old.undone)
+        if not await self._freed([old], patience):
+            log.warning("an event set is left behind, which a call to the driver holds: another takes its place")
         return True
 
+    def _retire(self, why: str) -> None:
+        """From here on nothing enters the set; it is freed as soon as no call is in it."""
+        if self._set is not None:
+            if self._set.waiter is not None:
+                self._set.waiter.stop()
+            self._left_behind.append(self._set)
+            self._set, self._stuck, self._no_set = None, False, why
+        self._free_left_behind()
+
+    def _free_left_behind(self) -> None:
+        for each in self._left_behind:
+            each.free(self._calls, self._driver.free_event_set)
+        self._left_behind = [each for each in self._left_behind if not each.gone]
+
+    async def _freed(self, sets: Sequence[LiveSet], patience: float) -> bool:
+        """Gives sets that were left some time, for the wait to end and for their end. Returns whether they are freed."""
+        sets, until = tuple(sets), anyio.current_time() + 2 * WAIT_MS / 1000
+        for each in sets:
+            await each.left(max(0.0, until - anyio.current_time()))
+        self.collect()
+        until = anyio.current_time() + patience
+        for each in sets:
+            await each.freed(max(0.0, until - anyio.current_time()))
+        self._free_left_behind()
+        return all(each.gone for each in sets)
+
+    def _undo(self, undone: LiveSet, why: str) -> None:
+        """Nothing more is to be expected of that set."""
+        if undone is not self._set or undone.undone:
+            return
+        now = anyio.current_time()
+        undone.undone = why
+        self._rebuilds.undone(now - undone.born, now)
+
+    # Requests
+
     async def _ask(self, gpus: Sequence[Watched], patience: float, *, retry: bool) -> None:
-        events, asked = self._events, []
-        assert events is not None
+        into, asked = self._set, []
+        assert into is not None
+        if into.undone:
+            return
         for watched in gpus:
-            handle, member = watched.handle, self._members.get(watched.gpu.uuid)
+            handle, uuid = watched.handle, watched.gpu.uuid
+            member = into.members.get(uuid)
             if handle is None or watched.pending is not None:
                 continue
             if member is not None and member.handle == handle and (member.settled or not retry):
                 continue
-            self._members[watched.gpu.uuid] = _Member(handle)
-            watched.registering = self._registration(handle, events, wary=watched.gpu.uuid in self._suspects)
-            asked.append(watched.registering)
+            into.members[uuid] = Member(handle)
+            job = self._registration(handle, into.events, wary=uuid in self._suspects)
+            into.registrations.add(job)
+            watched.registering = job
+            asked.append(_Asked(watched, into, job))
+        self._asked += asked
         until = anyio.current_time() + patience
-        for job in asked:
-            await settled(job, max(0.0, until - anyio.current_time()))
-        self.collect(gpus)
+        for each in asked:
+            each.overdue = not await settled(each.job, max(0.0, until - anyio.current_time()))
+        self.collect()
 
     def _registration(self, handle: Handle, events: EventSet, *, wary: bool) -> "Job[Registered]":
         way, driver = register_warily if wary else register, self._driver
         return self._calls.begin(lambda: way(driver, handle, events))
 
-    async def _drop(self, gpus: Iterable[Watched], patience: float) -> bool:
-        """Ends the wait and frees the set. Returns whether that is done: not while a call is in it."""
-        self.stop()
-        if self._leaving is not None:
-            if not await self._leaving.left(2 * WAIT_MS / 1000):
-                return False
-            self._leaving = None
-        if any(watched.registering is not None and not watched.registering.done.done() for watched in gpus):
-            return False
-        events = self._events
-        if events is not None and self._freeing is None:
-            self._freeing = self._calls.begin(lambda: self._driver.free_event_set(events))
-        if self._freeing is not None:
-            if not await settled(self._freeing, patience):
-                return False
-            error, self._freeing = self._freeing.done.exception(), None
-            if error is not None:
-                log.debug("an event set cannot be freed: %s", error)
-        self._events, self._undone, self._stuck = None, False, False
-        self._members.clear()
-        return True
+    def _answered(self, asked: _Asked) -> None:
+        watched, uuid = asked.watched, asked.watched.gpu.uuid
+        asked.into.registrations.discard(asked.job)
+        if watched.registering is asked.job:
+            watched.registering = None
+        error = asked.job.done.exception()
+        answer = asked.job.done.result() if error is None else Registered(Outcome.REFUSED, repr(error))
+        if answer.event is not None:
+            self._deliver(answer.event)
+        if answer.outcome is Outcome.UNDEFINED:
+            self._undo(asked.into, answer.why)
+            self._suspects.add(uuid)
+        elif answer.outcome is not Outcome.REFUSED:
+            self._suspects.discard(uuid)
+        member = asked.into.members.get(uuid)
+        if member is not None:
+            member.answer = answer
+        if answer.why and answer.why != self._said.get(uuid):
+            log.warning("GPU %s: no event of it is heard, health relies on polling: %s", uuid, answer.why)
+        self._said[uuid] = answer.why
 
-    def _failed(self, error: Exception) -> None:
+    # The wait
+
+    def _wait(self) -> None:
+        """Begins to wait, if anyone listens, unless a wait is under way: another beside one that hangs would hang too."""
+        mine = self._set
+        if not self._listening or mine is None or (mine.waiter is not None and not mine.waiter.ended):
+            return
+        mine.waiter = EventWaiter(
+            self._driver,
+            mine.events,
+            self._deliver,
+            partial(self._failed, mine),
+            partial(self._heard, mine),
+            self._setbacks,
+            self._wait,
+        )
+        mine.waiter.start()
+
+    def _failed(self, waited: LiveSet, error: Exception) -> None:
         """A wait failed. A GPU of the set that is lost undoes the set for the others."""
+        if waited is not self._set:
+            return
         if isinstance(error, NvmlError) and error.code == Return.GPU_IS_LOST:
-            self._undone = True
-            self._lost_waits += 1
-            if self._lost_waits > 1:  # without those that are lost to their looks it is lost all the same
-                self._suspects |= self._members.keys()
-            if self._lost_waits > 2:
-                pause = min(2.0**self._lost_waits, LONGEST_REBUILD_PAUSE)
-                self._not_before = anyio.current_time() + pause
+            self._undo(waited, str(error))
+            if self._rebuilds.in_a_row > 1:  # without those that are lost to their looks it is lost all the same
+                self._suspects |= waited.members.keys()
         self._upset()
 
-    def _heard(self, why: str) -> None:
+    def _heard(self, waited: LiveSet, why: str) -> None:
         """Waits keep failing, and why; empty: one has worked."""
-        if not why:
-            self._lost_waits = 0
-        self._deaf = why
-        self.tell(tuple(self._members))
+        if waited is not self._set:
+            return
+        if why:
+            self._undo(waited, why)
+        self._tell_members()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_plugin.nvml import events, monitor
+from gpu_plugin.nvml import events, monitor, subscription
 
 
 def driver_threads():
@@ -14,7 +14,8 @@ def driver_threads():
 
 @pytest.fixture(autouse=True)
 def ended_threads(monkeypatch) -> Iterator[None]:
-    monkeypatch.setattr(events, "WAIT_MS", 10)
+    for module in (events, subscription):
+        monkeypatch.setattr(module, "WAIT_MS", 10)
     before = driver_threads()
     yield
     left = [thread for thread in driver_threads() if thread not in before]

@@ -35,7 +35,7 @@ async def calls():
 async def test_a_call_is_under_way_from_when_it_is_handed_over_until_it_comes_back(calls):
     gate = Gate()
     with anyio.move_on_after(0.01) as given_up:
-        await calls.submit(gate, LONG)
+        await settled(calls.begin(gate), LONG)
     assert given_up.cancelled_caught
     assert calls.under_way
     job = calls.begin(gate)
@@ -46,13 +46,14 @@ async def test_a_call_is_under_way_from_when_it_is_handed_over_until_it_comes_ba
 
 
 async def test_a_call_that_comes_in_time_is_not_counted(calls):
-    assert (await calls.submit(lambda: 6, LONG)).done.result() == 6
+    assert await (calls.begin(lambda: 6)).done == 6
     assert not calls.under_way
 
 
 async def test_what_is_not_the_drivers_keeps_nobody_from_closing_it(calls):
     gate = Gate()
-    job = await calls.aside(gate, 0.01)
+    job = calls.aside(gate)
+    await settled(job, 0.01)
     assert not job.done.done()
     assert not calls.under_way
     gate.free.set()
@@ -66,7 +67,8 @@ async def test_a_call_that_fails_late_is_counted_no_more(calls):
         gate()
         raise NvmlError(Return.GPU_IS_LOST, "nvmlDeviceGetUUID")
 
-    job = await calls.submit(fail, 0.01)
+    job = calls.begin(fail)
+    await settled(job, 0.01)
     gate.free.set()
     await settled(job, LONG)
     await anyio.lowlevel.checkpoint()

@@ -10,6 +10,7 @@ from gpu_plugin.nvml.session import DriverSession
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
+from gpu_plugin.threads import settled
 
 from .monitored import LONG
 from .test_calls import Gate
@@ -112,7 +113,7 @@ async def test_it_is_not_closed_while_a_call_to_it_is_under_way_whoever_has_give
     session = DriverSession(driver, calls)
     await session.open(LONG)
     with anyio.move_on_after(0.01):
-        await calls.submit(gate, LONG)
+        await settled(calls.begin(gate), LONG)
     assert not await session.close(LONG)
     assert (session.is_open, driver.calls["close"]) == (True, 0)
     gate.free.set()

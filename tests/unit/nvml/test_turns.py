@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.nvml import calls, finding, looks, reopening, session, subscription
+from gpu_plugin.nvml import event_set, finding, host_sight, links, looks, reopening, reports, session, subscription
 from gpu_plugin.nvml import monitor as monitor_module
 from gpu_plugin.nvml.monitor import longest_turn
 from gpu_plugin.nvml.port import NvmlError
@@ -26,7 +26,7 @@ class SlowCalls:
         self.now = 1000.0
         self.waits = 0
         monkeypatch.setattr(anyio, "current_time", lambda: self.now)
-        for module in (calls, session, subscription, looks, finding):
+        for module in (host_sight, session, event_set, subscription, looks, finding, links, reports):
             monkeypatch.setattr(module, "settled", self.wait)
 
     async def wait(self, job, patience):

@@ -1,0 +1,100 @@
+"""One event set of the driver, with the calls that are in it, and when the next one may take its place."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+
+from gpu_plugin.nvml.calls import DriverCalls
+from gpu_plugin.nvml.events import EventWaiter
+from gpu_plugin.nvml.port import EventSet, Handle
+from gpu_plugin.nvml.registration import Outcome, Registered
+from gpu_plugin.threads import Job, settled
+
+LIVED = 180.0
+"""Seconds that an event set must have lived for its end to say nothing of the next one's."""
+
+FREE_REBUILDS = 2
+"""Event sets in a row that take another's place at once."""
+
+LONGEST_REBUILD_PAUSE = 60.0
+"""Seconds at most from the end of one event set to the next."""
+
+
+@dataclass(slots=True)
+class Member:
+    """A GPU that was asked for its events, by which handle, and the answer; None: not yet."""
+
+    handle: Handle
+    answer: Registered | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether it need not be asked again."""
+        return self.answer is not None and self.answer.outcome in (Outcome.HEARD, Outcome.UNSUPPORTED)
+
+
+@dataclass(slots=True)
+class LiveSet:
+    """An event set that was made at time `born` of the event loop.
+
+    `waiter` waits on it, or was the last to. `registrations` are the requests with it, whoever owns the GPUs by now.
+    `members` are the GPUs by uuid. `undone` says why nothing more is to be expected of it; empty while that is not so.
+    """
+
+    events: EventSet
+    born: float
+    waiter: EventWaiter | None = None
+    registrations: set[Job[Any]] = field(default_factory=set)
+    members: dict[str, Member] = field(default_factory=dict)
+    undone: str = ""
+    _freeing: Job[None] | None = None
+
+    @property
+    def entered(self) -> bool:
+        """Whether a call is in it: it must not be freed then."""
+        waiting = self.waiter is not None and not self.waiter.ended
+        return waiting or any(not job.done.done() for job in self.registrations)
+
+    @property
+    def gone(self) -> bool:
+        """Whether it was freed, or the driver refused to free it."""
+        return self._freeing is not None and self._freeing.done.done()
+
+    def free(self, calls: DriverCalls, free: Callable[[EventSet], None]) -> None:
+        """Hands its end over, once, unless a call is in it. Nothing may enter it afterwards."""
+        if self._freeing is None and not self.entered:
+            events = self.events
+            self._freeing = calls.begin(lambda: free(events))
+
+    async def left(self, seconds: float) -> None:
+        """Waits until no call is in it, at most so long."""
+        until = anyio.current_time() + seconds
+        if self.waiter is not None:
+            await self.waiter.left(seconds)
+        for job in tuple(self.registrations):
+            await settled(job, max(0.0, until - anyio.current_time()))
+
+    async def freed(self, seconds: float) -> None:
+        """Waits until it is freed, at most so long, if that was begun."""
+        if self._freeing is not None:
+            await settled(self._freeing, seconds)
+
+
+@dataclass(slots=True)
+class Rebuilds:
+    """How often event sets came to nothing lately. Times are the event loop's, in seconds. Does no I/O."""
+
+    in_a_row: int = 0
+    not_before: float = 0.0
+
+    def undone(self, lived: float, now: float) -> None:
+        """An event set that had lived for so long came to nothing."""
+        self.in_a_row = 1 if lived >= LIVED else self.in_a_row + 1
+        pause = min(2.0**self.in_a_row, LONGEST_REBUILD_PAUSE) if self.in_a_row > FREE_REBUILDS else 0.0
+        self.not_before = now + pause
+
+    def again_and_again(self, lived: float) -> bool:
+        """Whether an event set that has lived for so long is to be trusted no more than those before it."""
+        return self.in_a_row > FREE_REBUILDS and lived < LIVED

@@ -1,0 +1,297 @@
+"""No call enters an event set whose end was handed over, and none is ended under a call, whoever gives up on what."""
+
+import asyncio
+import random
+import threading
+from typing import cast
+
+import anyio
+import pytest
+
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.devices.nvml_h import EventType, Return
+from gpu_plugin.nvml import event_set, events, subscription
+from gpu_plugin.nvml.calls import DriverCalls
+from gpu_plugin.nvml.event_set import LIVED, LONGEST_REBUILD_PAUSE, Rebuilds
+from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
+from gpu_plugin.nvml.subscription import EventSubscription
+from gpu_plugin.nvml.watched import Watched
+
+from .monitored import LONG
+
+GPUS = 4
+
+
+class Sets:
+    """The event half of a driver, which takes down what nvml.h forbids. Holds the calls named in `held` until let go."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.free = threading.Event()
+        self.held: set[str] = set()
+        self.outcomes: dict[Handle, int] = {}
+        self.wait_codes: list[int] = []
+        self.always = 0
+        self.inside: dict[EventSet, int] = {}
+        self.ended: set[EventSet] = set()
+        self.wrongs: list[str] = []
+        self.made = 0
+        self.waiting = 0
+        self.most_waiting = 0
+
+    def _enter(self, call, events):
+        with self.lock:
+            if events in self.ended:
+                self.wrongs.append(f"{call} of set {events} after its end was begun")
+            self.inside[events] = self.inside.get(events, 0) + 1
+        if call in self.held:
+            assert self.free.wait(LONG)
+
+    def _leave(self, events):
+        with self.lock:
+            self.inside[events] -= 1
+
+    def event_set(self):
+        if "event_set" in self.held:
+            assert self.free.wait(LONG)
+        with self.lock:
+            self.made += 1
+            return EventSet(self.made)
+
+    def free_event_set(self, events):
+        with self.lock:
+            if self.inside.get(events):
+                self.wrongs.append(f"set {events} is freed under a call")
+            if events in self.ended:
+                self.wrongs.append(f"set {events} is freed twice")
+            self.ended.add(events)
+        if "free_event_set" in self.held:
+            assert self.free.wait(LONG)
+
+    def supported_event_types(self, handle):
+        return int(EventType.XID_CRITICAL)
+
+    def register_events(self, handle, mask, events):
+        self._enter(f"register_events {handle}" if f"register_events {handle}" in self.held else "register", events)
+        try:
+            if handle in self.outcomes:
+                raise NvmlError(self.outcomes[handle], "nvmlDeviceRegisterEvents")
+        finally:
+            self._leave(events)
+
+    def wait(self, events, timeout_ms):
+        with self.lock:
+            self.waiting += 1
+            self.most_waiting = max(self.most_waiting, self.waiting)
+        self._enter("wait", events)
+        try:
+            threading.Event().wait(timeout_ms / 1000)
+            code = self.wait_codes.pop(0) if self.wait_codes and timeout_ms else self.always
+            raise NvmlError(code or Return.TIMEOUT, "nvmlEventSetWait_v2")
+        finally:
+            self._leave(events)
+            with self.lock:
+                self.waiting -= 1
+
+
+class Alone:
+    """A subscription without a monitor, and what it told of each GPU."""
+
+    def __init__(self):
+        self.driver = Sets()
+        self.calls = DriverCalls()
+        self.told: dict[str, list[str]] = {}
+        self.heard: list[Event] = []
+        self.upsets = 0
+        self.news = anyio.Event()
+        driver = cast("Driver", self.driver)
+        self.subscription = EventSubscription(driver, self.calls, self.heard.append, self._upset, self._tell)
+        self.gpus = [Watched(Gpu(f"GPU-{index}", index), Handle(index + 1)) for index in range(GPUS)]
+
+    def _upset(self):
+        self.upsets += 1
+        self._ring()
+
+    def _tell(self, uuid, told):
+        self.told.setdefault(uuid, []).append(told.trouble)
+        self._ring()
+
+    def _ring(self):
+        news, self.news = self.news, anyio.Event()
+        news.set()
+
+    def now(self):
+        return [self.subscription.trouble(watched.gpu.uuid) for watched in self.gpus]
+
+    async def turn(self, patience=0.1, gpus=None):
+        self.subscription.collect()
+        self.subscription.listen(LONG)
+        anew = await self.subscription.tend(self.gpus if gpus is None else gpus, patience)
+        self.subscription.listen(LONG)
+        return anew
+
+    async def turns_until(self, condition):
+        with anyio.fail_after(LONG):
+            while not condition():
+                await self.turn()
+                await anyio.sleep(0.001)
+
+
+@pytest.fixture
+async def alone(monkeypatch):
+    monkeypatch.setattr(events, "WAIT_MS", 5)
+    monkeypatch.setattr(events, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(events, "LONGEST_PAUSE", 0.002)
+    monkeypatch.setattr(subscription, "WAIT_MS", 5)
+    made = Alone()
+    yield made
+    made.driver.free.set()
+    made.subscription.stop()
+    made.calls.close()
+
+
+async def test_nothing_enters_a_set_whose_end_hangs_and_another_takes_its_place(alone):
+    await alone.turn()
+    assert alone.now() == [""] * GPUS
+    alone.driver.held = {"free_event_set"}
+    alone.driver.wait_codes = [Return.GPU_IS_LOST]
+    await alone.turns_until(lambda: alone.driver.made >= 2 and not any(alone.now()))
+    await alone.turn()
+    assert not await alone.subscription.leave(0.01), "the driver is not closed under the call that ends it"
+    for _ in range(3):
+        await alone.turn()
+    alone.driver.free.set()
+    with anyio.fail_after(LONG):
+        while not await alone.subscription.leave(0.1):
+            pass
+    assert len(alone.driver.ended) == alone.driver.made
+    assert alone.driver.wrongs == []
+
+
+@pytest.mark.parametrize("released", [False, True])
+async def test_a_set_that_a_registration_is_in_is_not_freed_whoever_owns_the_gpu(alone, released):
+    alone.driver.held = {"register_events 2"}
+    await alone.turn(0.01)
+    assert "has not answered" in alone.now()[1]
+    left = [watched for watched in alone.gpus if not (released and watched.gpu.index == 1)]
+    alone.driver.outcomes[Handle(2)] = Return.UNKNOWN
+    assert not await alone.subscription.leave(0.01)
+    await alone.turn(0.01, left)
+    alone.driver.free.set()
+    with anyio.fail_after(LONG):
+        while alone.gpus[1].registering is not None:
+            await alone.turn(0.01, left)
+    assert await alone.subscription.leave(LONG)
+    assert alone.driver.wrongs == []
+
+
+@pytest.mark.parametrize("held", ["register_events 2", "free_event_set"])
+async def test_while_an_undone_set_cannot_be_replaced_all_of_its_gpus_are_told(alone, monkeypatch, held):
+    monkeypatch.setattr(subscription, "MOST_LEFT_BEHIND", 1)
+    alone.driver.held = {held}
+    await alone.turn(0.01)
+    alone.driver.always = Return.GPU_IS_LOST
+    await alone.turns_until(lambda: len(alone.driver.ended) >= 1 or alone.subscription._left_behind)
+    await alone.turns_until(lambda: all(alone.now()))
+    assert all(alone.told[watched.gpu.uuid][-1] for watched in alone.gpus)
+    made = alone.driver.made
+    for _ in range(5):
+        await alone.turn(0.01)
+    assert alone.driver.made <= made + 1, "there is a limit to what is left behind"
+    alone.driver.always = 0
+    alone.driver.free.set()
+    monkeypatch.setattr(event_set, "LONGEST_REBUILD_PAUSE", 0.0)
+    alone.subscription._rebuilds.not_before = 0.0
+    await alone.turns_until(lambda: alone.subscription._set and not alone.subscription._set.undone)
+    assert alone.driver.wrongs == []
+
+
+@pytest.mark.parametrize("code", [Return.INVALID_ARGUMENT, Return.UNKNOWN, Return.UNINITIALIZED, 12345])
+async def test_a_set_whose_wait_keeps_failing_is_made_anew(alone, code):
+    await alone.turn()
+    alone.driver.wait_codes = [code] * events.DEAF_AFTER
+    await alone.turns_until(lambda: alone.driver.made >= 2)
+    await alone.turns_until(lambda: not any(alone.now()))
+    assert len(alone.driver.ended) == 1
+    assert alone.driver.wrongs == []
+
+
+async def test_sets_that_are_lost_now_and_then_are_made_anew_ever_more_rarely_and_all_are_told(alone):
+    clock = anyio.current_time()
+    with anyio.move_on_after(1.0):
+        while True:
+            if not alone.driver.wait_codes:
+                alone.driver.wait_codes = [Return.TIMEOUT, Return.TIMEOUT, Return.GPU_IS_LOST]
+            await alone.turn()
+            await anyio.sleep(0.002)
+    assert alone.driver.made - GPUS * 2 <= 5, "a suspect is tried in a set of its own"
+    assert all(alone.now())
+    assert alone.subscription._rebuilds.not_before > clock + 2
+    assert alone.driver.wrongs == []
+
+
+def test_what_rebuilds_wait_for():
+    rebuilds, at, pauses = Rebuilds(), 1000.0, []
+    for _ in range(9):
+        rebuilds.undone(20.0, at)
+        pauses.append(rebuilds.not_before - at)
+        at = rebuilds.not_before + 20.0
+    assert pauses == [0, 0, 8, 16, 32, *[LONGEST_REBUILD_PAUSE] * 4]
+    assert rebuilds.again_and_again(LIVED - 1)
+    assert not rebuilds.again_and_again(LIVED)
+    rebuilds.undone(LIVED, at)
+    assert rebuilds.not_before == at
+    assert not rebuilds.again_and_again(0.0)
+
+
+async def test_no_second_wait_is_begun_beside_one_that_hangs_and_one_follows_once_it_is_over(alone):
+    await alone.turn()
+    alone.driver.held = {"wait"}
+    with anyio.fail_after(LONG):
+        while not alone.driver.waiting:
+            await anyio.sleep(0.001)
+    await anyio.sleep(0.02)
+    alone.subscription.stop()
+    for _ in range(3):
+        await alone.turn()
+    assert alone.driver.most_waiting == 1
+    alone.driver.held = set()
+    alone.driver.free.set()
+    with anyio.fail_after(LONG):  # no other turn comes
+        while not (
+            alone.subscription._set.waiter._thread.is_alive() and not alone.subscription._set.waiter._stop.is_set()
+        ):
+            await anyio.sleep(0.001)
+    assert alone.driver.most_waiting == 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_whatever_is_called_off_midway_no_set_is_misused(alone, seed):
+    chance = random.Random(seed)
+    driver = alone.driver
+    for _ in range(40):
+        driver.wait_codes = [chance.choice([Return.TIMEOUT, Return.GPU_IS_LOST, Return.UNKNOWN])] * chance.randrange(5)
+        driver.outcomes = {Handle(2): Return.UNKNOWN} if chance.random() < 0.3 else {}
+        if chance.random() < 0.2:
+            driver.free.clear()
+            driver.held = {chance.choice(["free_event_set", "register_events 2", "event_set", "wait"])}
+        else:
+            driver.held = set()
+            driver.free.set()
+        alone.subscription._rebuilds.not_before = 0.0
+        what = chance.choice([alone.turn, alone.turn, lambda: alone.subscription.leave(0.005)])
+        task = asyncio.ensure_future(what())
+        for _ in range(chance.randrange(60)):
+            await asyncio.sleep(0 if chance.random() < 0.9 else 0.001)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled() or task.exception() is None
+        if chance.random() < 0.2:
+            alone.subscription.stop()
+    driver.held, driver.outcomes, driver.wait_codes = set(), {}, []
+    driver.free.set()
+    with anyio.fail_after(LONG):
+        while not await alone.subscription.leave(0.1):
+            pass
+    assert driver.wrongs == []
+    assert len(driver.ended) == driver.made
