@@ -9,19 +9,37 @@ from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Recovery, Verd
 
 
 class Graded(Memory, frozen=True):
-    """What the last looks came to, the newest last; `row` is how many of them in a row were other than the verdict."""
+    """What the last looks came to, the newest last.
+
+    `row` is how many of them in a row were other than the verdict, `worse` how many in a row were worse.
+    """
 
     looks: tuple[Verdict, ...] = ()
     row: int = 0
+    worse: int = 0
 
     @property
     def gathering(self) -> bool:
         """Whether the last looks speak for another verdict."""
         return self.row > 0
 
+    @property
+    def lasting(self) -> bool:
+        """Whether there were bad looks, which are not enough yet: the next process goes on from them."""
+        return bool(self.looks)
+
+    @property
+    def counted(self) -> object:
+        """The same as is kept."""
+        return self.held()
+
     def held(self) -> Self:
-        """Without the looks that speak for another verdict since."""
-        return replace(self, looks=(), row=0)
+        """Without the looks that speak for a better verdict since."""
+        return replace(self, looks=self.looks[-self.worse :] if self.worse else (), row=self.worse)
+
+    def anew(self) -> Self:
+        """Without the looks."""
+        return replace(self, looks=(), row=0, worse=0)
 
 
 GRADED = Graded()
@@ -52,29 +70,28 @@ def graded(
         if latch is None or not held:
             return None
         memory = latch.memory
-        return replace(latch, memory=replace(memory, looks=(), row=0)) if memory.looks else latch
+        return replace(latch, memory=memory.anew()) if memory.looks else latch
     known = latch or Latch(fresh)
     looks = (*known.memory.looks, grade)[-max(enter, leave) :]
     risen = min(looks[-enter:]) if len(looks) >= enter else Verdict.OK
     if risen > known.verdict:
-        memory = replace(known.memory, looks=looks, row=0)
+        memory = _noted(known.memory, looks, risen)
         if held:
             return known.again(memory, verdict=risen, detail=detail)
         return Latch(memory, risen, detail, ctx.now, recovery=Recovery(ctx.marks))
     if held and len(looks) >= leave and max(looks[-leave:]) < known.verdict and grade is max(looks[-leave:]):
         if grade is Verdict.OK:
             return None
-        return replace(known, verdict=grade, detail=detail, memory=replace(known.memory, looks=looks, row=0))
+        return replace(known, verdict=grade, detail=detail, memory=_noted(known.memory, looks, grade))
     if not held and max(looks) is Verdict.OK:
         return None
     words = detail if held and grade is known.verdict else known.detail
-    changed = replace(
-        known, detail=words, memory=replace(known.memory, looks=looks, row=_differing(looks, known.verdict))
-    )
+    changed = replace(known, detail=words, memory=_noted(known.memory, looks, known.verdict))
     return latch if changed == latch else changed
 
 
-def _differing(looks: tuple[Verdict, ...], verdict: Verdict) -> int:
-    """How many of the last looks in a row were other than the verdict."""
-    same = [at for at, look in enumerate(looks, 1) if look is verdict]
-    return len(looks) - max(same, default=0)
+def _noted(memory: G, looks: tuple[Verdict, ...], verdict: Verdict) -> G:
+    """The memory after these looks, of a latch that has come to this verdict."""
+    same = max((at for at, look in enumerate(looks, 1) if look is verdict), default=0)
+    better = max((at for at, look in enumerate(looks, 1) if look <= verdict), default=0)
+    return replace(memory, looks=looks, row=len(looks) - same, worse=len(looks) - better)

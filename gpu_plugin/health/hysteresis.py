@@ -22,6 +22,11 @@ class Level(Memory, frozen=True):
         """Whether a row has begun."""
         return self.row > 0
 
+    @property
+    def lasting(self) -> bool:
+        """Whether there were bad readings, which are not enough yet: the next process goes on from them."""
+        return self.row > 0
+
     def held(self) -> Self:
         """Without the good readings since."""
         return _begun_anew(self)

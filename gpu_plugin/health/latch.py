@@ -141,9 +141,18 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """As a restart is to know it of an open latch: progress towards its end is left out, and gathered anew."""
         return self.written()
 
+    def anew(self) -> Self:
+        """As of an open latch after a boot: whatever was gathered since is gathered anew."""
+        return self.held()
+
     def shifted(self, by: float) -> Self:  # noqa: ARG002 - nothing of it is a time
         """With its times as they are after the wall clock was corrected by so many seconds."""
         return self
+
+
+def corrected(at: float, by: float) -> float:
+    """A Unix time after the wall clock was corrected by so many seconds, 0 at least: nothing is dated before that."""
+    return max(0.0, at + by)
 
 
 NOTHING = Memory()

@@ -4,7 +4,8 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.hysteresis import Level, lately
+from gpu_plugin.health.hysteresis import MINUTE, Level, lately
+from gpu_plugin.health.latch import corrected
 from gpu_plugin.health.observation import Sample
 
 Totals = tuple[int | None, ...]
@@ -14,24 +15,56 @@ Totals = tuple[int | None, ...]
 class Counted(Level, frozen=True):
     """Counters as they were last read, and when (Unix seconds) the last of the events that are tallied happened.
 
-    Counters are read anew after a restart: what happened meanwhile is not counted, nor what held nothing against the GPU yet.
+    `noted` is when (Unix seconds) they were last worth writing down. What they grew by since then is counted again at the first
+    look after a restart, as is what happened meanwhile. They are compared whoever opened the driver: what sets them back sets
+    them to 0, so that more than before is always of errors since.
     """
 
     totals: Totals = ()
     times: tuple[float, ...] = ()
+    noted: float | None = None
 
     @property
     def gathering(self) -> bool:
         """Nothing is settled by another look soon."""
         return False
 
-    def written(self) -> Self:
-        """The events."""
-        return replace(self, row=0, quiet_since=None, totals=())
+    @property
+    def lasting(self) -> bool:
+        """Whether there is something to compare with."""
+        return any(total is not None for total in self.totals)
+
+    @property
+    def news(self) -> object:
+        """When they were last worth it."""
+        return self.noted
+
+    @property
+    def counted(self) -> object:
+        """The same."""
+        return self.noted
 
     def shifted(self, by: float) -> Self:
         """With the events' times shifted."""
-        return replace(self, times=tuple(at + by for at in self.times))
+        noted = None if self.noted is None else corrected(self.noted, by)
+        return replace(self, times=tuple(corrected(at, by) for at in self.times), noted=noted)
+
+    def after(self, now: Totals, at: float, within: float, limit: int) -> tuple[tuple[int, ...], Self]:
+        """By how much each counter grew, now that they read so at Unix time `at`, and what is to be remembered.
+
+        The second is the one whose events are tallied, by `within` and `limit` as in `tally`. The same object where nothing
+        changed. A counter that was never read before or was set back is worth writing down at once, as is what grew by an
+        error that counts by itself; a tally that grows is so once a minute.
+        """
+        growth, totals = grown(self.totals, now)
+        times = tally(self.times, growth[1], at, within, limit)
+        if (totals, times) == (self.totals, self.times):
+            return growth, self
+        due = self.noted is None or not 0 <= at - self.noted < MINUTE
+        due = due and totals != self.totals
+        if due or growth[0] or _begun(self.totals, totals):
+            return growth, replace(self, totals=totals, times=times, noted=at)
+        return growth, replace(self, totals=totals, times=times)
 
 
 def read(known: Counted | None, seen: Sample, first: str, second: str) -> Totals:
@@ -54,6 +87,12 @@ def grown(last: Totals, now: Totals) -> tuple[tuple[int, ...], Totals]:
         max(0, new - old) if new is not None and old is not None else 0 for old, new in zip(known, now, strict=True)
     )
     return growth, tuple(old if new is None else new for old, new in zip(known, now, strict=True))
+
+
+def _begun(before: Totals, now: Totals) -> bool:
+    """Whether a counter was read for the first time, or was set back."""
+    known = before or (None,) * len(now)
+    return any(new is not None and (old is None or new < old) for old, new in zip(known, now, strict=True))
 
 
 def unread(remembered: Totals, now: Totals) -> bool:

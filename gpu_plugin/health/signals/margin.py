@@ -24,17 +24,13 @@ class Trusted(Level, frozen=True):
         return True
 
     @property
-    def news(self) -> object:
-        """Nothing: looks are taken anew."""
-        return None
-
-    def written(self) -> Self:
-        """That it works."""
-        return replace(self, row=0, quiet_since=None, near=False)
+    def counted(self) -> object:
+        """Whether the next look may make it worse."""
+        return self.near
 
     def held(self) -> Self:
-        """That it works."""
-        return self.written()
+        """Whether the next look may make it worse."""
+        return replace(self, row=int(self.near), quiet_since=None)
 
 
 def margin(latch: Latch[Trusted] | None, seen: Observation, ctx: Context) -> Latch[Trusted] | None:

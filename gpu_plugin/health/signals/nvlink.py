@@ -9,7 +9,7 @@ from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Verdict
 from gpu_plugin.health.observation import Observation, Sample
-from gpu_plugin.health.totals import Counted, grown, read, tally, unread
+from gpu_plugin.health.totals import Counted, read, unread
 
 CRC_ERRORS, WITHIN, QUIET = 100, 3600.0, 3600.0
 """More CRC errors than this within so many seconds are too many; so many seconds without close what was."""
@@ -41,12 +41,17 @@ class Links(Memory, frozen=True):
 
     @property
     def news(self) -> object:
-        """The links that were up."""
-        return self.up
+        """The links that were up, and those that are down: they may be so for the first time."""
+        return self.up, self.down
+
+    @property
+    def counted(self) -> object:
+        """The same: more of them may go down."""
+        return self.news
 
     def written(self) -> Self:
-        """The links that were up, and those that are named: which are down is made out anew."""
-        return replace(self, row=0, down=self.named)
+        """Without the looks at which all were up."""
+        return replace(self, row=0)
 
 
 def nvlink(latch: Latch[Links] | None, seen: Observation, ctx: Context) -> Latch[Links] | None:
@@ -93,23 +98,21 @@ def nvlink_errors(latch: Latch[Counted] | None, seen: Observation, ctx: Context)
     if latch is not None and latch.verdict is Verdict.OK and now == latch.memory.totals and not latch.memory.times:
         return latch
     known = latch or Latch(Counted())
-    (failed, errors), totals = grown(known.memory.totals, now)
-    times = tally(known.memory.times, errors, ctx.now, WITHIN, CRC_ERRORS)
-    memory = replace(known.memory, totals=totals, times=times)
-    bad = bool(failed) or (errors > 0 and len(times) > CRC_ERRORS)
+    (failed, errors), memory = known.memory.after(now, ctx.now, WITHIN, CRC_ERRORS)
+    fresh = replace(memory, row=0, quiet_since=None)
+    bad = bool(failed) or (errors > 0 and len(memory.times) > CRC_ERRORS)
     words = "an NVLink failed to recover" if failed else f"more than {CRC_ERRORS} CRC errors on NVLinks within an hour"
-    fresh = Counted(totals=totals, times=times)
     judged = level(
         replace(known, memory=memory),
         ctx,
         fresh,
-        bad=bad or (None if unread(totals, now) else False),
+        bad=bad or (None if unread(memory.totals, now) else False),
         verdict=Verdict.DEGRADED,
         detail=words,
         leave_seconds=QUIET,
     )
     if judged is None:
-        judged = None if totals == (None, None) else Latch(fresh)
+        judged = None if memory.totals == (None, None) else Latch(fresh)
     return latch if judged == latch else judged
 
 

@@ -7,7 +7,7 @@ from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import Latch, Proof, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.proof import RECOVERIES, after_recovery
-from gpu_plugin.health.totals import Counted, grown, read, tally, unread
+from gpu_plugin.health.totals import Counted, read, unread
 
 LOOKS = 4
 """Looks in a row at too few lanes that are DEGRADED, and at all of them that end it."""
@@ -50,10 +50,9 @@ def pcie_errors(latch: Latch[Counted] | None, seen: Observation, ctx: Context) -
     if latch is not None and latch.verdict is Verdict.OK and now == latch.memory.totals and not latch.memory.times:
         return latch
     known = latch or Latch(Counted())
-    (fatal, replays), totals = grown(known.memory.totals, now)
-    times = tally(known.memory.times, replays, ctx.now, WITHIN, REPLAYS)
-    fresh = Counted(totals=totals, times=times)
-    known = replace(known, memory=replace(known.memory, totals=totals, times=times))
+    (fatal, replays), memory = known.memory.after(now, ctx.now, WITHIN, REPLAYS)
+    fresh = replace(memory, row=0, quiet_since=None)
+    known = replace(known, memory=memory)
     judged: Latch[Counted] | None
     if fatal:
         words = "fatal errors on its PCIe link"
@@ -63,16 +62,16 @@ def pcie_errors(latch: Latch[Counted] | None, seen: Observation, ctx: Context) -
     elif known.proof in RECOVERIES:
         judged = after_recovery(known, seen, ctx)
     else:
-        bad = replays > 0 and len(times) > REPLAYS
+        bad = replays > 0 and len(memory.times) > REPLAYS
         judged = level(
             known,
             ctx,
             fresh,
-            bad=bad or (None if unread(totals, now) else False),
+            bad=bad or (None if unread(memory.totals, now) else False),
             verdict=Verdict.DEGRADED,
             detail=f"more than {REPLAYS} replays on its PCIe link within a minute",
             leave_seconds=QUIET,
         )
     if judged is None:
-        judged = None if totals == (None, None) else Latch(fresh)
+        judged = None if memory.totals == (None, None) else Latch(fresh)
     return latch if judged == latch else judged

@@ -192,3 +192,30 @@ def test_a_restart_knows_what_it_waits_for(errors):
     assert errors.restart() is FATAL
     assert errors.see(*[totals(0, 1, 9_300 + at) for at in range(20)]) is FATAL
     assert errors.told(*[totals(0, 0, at) for at in (1, 2, 3)]) == [FATAL, FATAL, OK]
+
+
+def test_what_was_counted_is_compared_over_a_restart(errors):
+    errors.see(totals(100, 0))
+    assert errors.restart() is OK
+    assert errors.see(totals(140, 1)) is FATAL
+    assert errors.detail == "fatal errors on its PCIe link"
+
+
+def test_a_counter_that_was_set_back_over_a_restart_is_counted_from_there(errors):
+    errors.see(totals(100, 3))
+    errors.restart()
+    assert errors.see(totals(0, 0)) is OK
+    assert errors.see(totals(0, 1)) is FATAL
+
+
+def test_growing_replays_are_written_down_once_a_minute_and_none_is_lost_by_a_kill(errors):
+    errors.see(totals(0, 0), totals(1, 0))
+    written, revision = errors.ledger.evidence(), errors.ledger.revision
+    errors.see(*[totals(at) for at in range(2, 12)])
+    assert errors.ledger.revision == revision
+    errors.ledger = errors._ledger()
+    errors.ledger.replay(written)
+    assert errors.told(totals(50), totals(51)) == [OK, DEGRADED]
+    revision = errors.ledger.revision
+    errors.see(*[totals(60 + at // 3) for at in range(120)])  # ten minutes
+    assert revision < errors.ledger.revision <= revision + 10
