@@ -16,8 +16,8 @@ class Context:
 
     `marks` are the GPU's before this observation, `first` whether no good look at it came before; `action` is what the driver
     last said that it asks for (`Sample.recovery_action`). `open` are its latches as they are now; `unfit` whether a signal
-    that judges by its own readings calls it FATAL now. `xids` are the Xids of the last minutes on it, the newest last, as
-    (Unix seconds, number).
+    that judges by its own readings calls it FATAL now. `xids` says when (Unix seconds) each Xid of the last minutes came last on
+    it, by number and by the MIG device that it was about, "" for the whole GPU; one that is told of now is among them.
     """
 
     now: float
@@ -29,7 +29,7 @@ class Context:
     action: int | None = None
     open: Mapping[LatchKey, AnyLatch] = field(default_factory=dict)
     unfit: bool = False
-    xids: tuple[tuple[float, int], ...] = ()
+    xids: Mapping[tuple[int, str], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

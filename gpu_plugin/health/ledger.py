@@ -1,6 +1,6 @@
 """The health of every GPU of a node: latches by GPU and signal, and what of them must outlive this process."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from msgspec.structs import replace as changed_to
@@ -12,11 +12,14 @@ from gpu_plugin.health.latch import UNMARKED, AnyLatch, LatchKey, Marks, Proof, 
 from gpu_plugin.health.observation import DriverEvent, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.showing import shown
-from gpu_plugin.health.signals import SIGNALS, SignalKind, first_look, flapping
+from gpu_plugin.health.signals import SIGNALS, SignalKind, first_look, flapping, xid
 from gpu_plugin.health.words import advice, event_reason, xid_number
 
 REMEMBER_XIDS = 600.0
 """Seconds for which the Xids of a GPU are remembered, for signals that tell a cause from what follows it."""
+
+_MANY_XIDS, _STORM = 64, 1.0
+"""Xids from which on old ones are forgotten; seconds within which another of a number is no news."""
 
 Slices = Mapping[tuple[int, int], str]
 """Uuids of a GPU's MIG devices by GPU instance and compute instance."""
@@ -58,7 +61,7 @@ class _Record:
     unseen: AnyLatch | None = field(default_factory=first_look.unseen)
     marks: Marks = UNMARKED
     action: int | None = None
-    xids: tuple[tuple[float, int], ...] = ()
+    xids: dict[tuple[int, str], float] = field(default_factory=dict)
 
 
 _Changed = dict[LatchKey, AnyLatch | None]
@@ -100,6 +103,11 @@ class HealthLedger:
         if record is None:
             return ()
         changed: _Changed = {}
+        aimed: tuple[str, ...] = ()
+        if isinstance(seen, XidEvent):
+            aimed = self._aimed(seen, record)
+            if _tell(record.xids, seen.xid, aimed, now) and self.policy.xids.heeded(seen.xid):
+                self.revision += 1  # when it came last, to the second, is what others are judged by
         ctx = Context(
             now,
             _WHOLE,
@@ -123,13 +131,16 @@ class HealthLedger:
                 if stepped is not known:
                     self._put(record, whole, stepped, changed)
                 continue
-            for key in self._keys(whole.signal, record, seen):
+            own = self._keys(whole.signal, record, seen, aimed)
+            for key in own:
                 known = dated = record.latches.get(key)
                 if event and known is not None and known.recovery.marks != record.marks:
                     # It is evidence of now: a reset before it proves nothing
                     dated = changed_to(known, recovery=changed_to(known.recovery, marks=record.marks))
                 stepped = signal.step(dated, seen, replace(ctx, key=key))
                 self._put(record, key, known if stepped is dated else stepped, changed)
+            if isinstance(seen, XidEvent):
+                self._beside(record, whole.signal, own, seen, ctx, changed)
         self._note(record, seen, now)
         if not changed:
             return ()
@@ -179,12 +190,12 @@ class HealthLedger:
         self.revision += 1
         found: list[Transition] = []
         for uuid, record in self._records.items():
-            record.marks, record.action, record.xids, record.unseen = UNMARKED, None, (), first_look.unseen()
+            record.marks, record.action, record.xids, record.unseen = UNMARKED, None, {}, first_look.unseen()
             changed: _Changed = {}
             for key, latch in list(record.latches.items()):
                 held = latch.verdict is not Verdict.OK and not _of_its_boot(key, latch)
                 recovery = Recovery(latch.recovery.marks, reset=True, rebound=True)
-                after = latch.again(latch.memory.held(), recovery=recovery) if held else None
+                after = latch.again(latch.memory.anew(), recovery=recovery) if held else None
                 self._put(record, key, after, changed)
             found += self._transitions(uuid, record, changed)
         return tuple(found)
@@ -268,6 +279,8 @@ class HealthLedger:
                 continue
             if known is None or known.verdict < latch.verdict:
                 record.latches[key] = latch
+            if (number := xid_number(key)) is not None:
+                record.xids[number, key.device] = max(xid.last(latch), record.xids.get((number, key.device), 0.0))
 
     def _held(self, record: _Record | None, device: str | None) -> list[tuple[LatchKey, AnyLatch, Verdict]]:
         """What `standing` has, but for the first look."""
@@ -280,10 +293,17 @@ class HealthLedger:
             if (verdict := self._standing(key, latch)) is not Verdict.OK
         ]
 
-    def _keys(self, name: str, record: _Record, seen: Observation) -> Iterable[LatchKey]:
-        """The latches of a signal of SEVERAL that an observation may concern."""
+    def _beside(
+        self, record: _Record, name: str, own: Iterable[LatchKey], seen: XidEvent, ctx: Context, changed: _Changed
+    ) -> None:
+        """Shows an Xid to the latches of others, which it may make more or less of."""
+        for key in [key for key in record.latches if key.signal == name and key not in own]:
+            self._put(record, key, SIGNALS[name].step(record.latches[key], seen, replace(ctx, key=key)), changed)
+
+    def _keys(self, name: str, record: _Record, seen: Observation, aimed: tuple[str, ...]) -> Sequence[LatchKey]:
+        """The latches of a signal that keeps several of a GPU which an observation is about; `aimed` as of `_aimed`."""
         if isinstance(seen, XidEvent):
-            return [LatchKey(name, str(seen.xid), device) for device in self._aimed(seen, record)]
+            return [LatchKey(name, str(seen.xid), device) for device in aimed]
         if isinstance(seen, DriverEvent):
             return [LatchKey(name, f"{seen.kind:#x}")]
         return [key for key in record.latches if key.signal == name]
@@ -334,11 +354,9 @@ class HealthLedger:
             record.marks = record.marks.after(seen, now)
             if not seen.fault and seen.tells("recovery_action"):
                 record.action = seen.recovery_action
-        elif isinstance(seen, XidEvent):
-            record.xids = (*((at, xid) for at, xid in record.xids if now - at <= REMEMBER_XIDS), (now, seen.xid))[-64:]
         elif isinstance(seen, Order) and seen.verb == "resume":
             # What was done meanwhile proves something for what was open before, and nothing for what comes
-            record.marks = UNMARKED
+            record.marks, record.action = UNMARKED, None
 
     def _guard(self, record: _Record, changed: _Changed, now: float) -> None:
         """Counts what became FATAL, and holds a GPU back where that keeps happening."""
@@ -365,7 +383,7 @@ class HealthLedger:
         new = record.latches.get(key)
         latch = new if new is not None and new.verdict is not Verdict.OK else old
         assert latch is not None
-        verdict, standing, xid = self._standing(key, new), self.verdict(uuid, key.device), xid_number(key)
+        verdict, standing, number = self._standing(key, new), self.verdict(uuid, key.device), xid_number(key)
         return Transition(
             uuid,
             key.signal,
@@ -374,13 +392,24 @@ class HealthLedger:
             latch.detail,
             latch.since,
             key.device,
-            xid,
+            number,
             "" if verdict is Verdict.OK else advice(key, self.policy, uuid, latch),
-            "" if xid is None else self.policy.xids.judge(xid).name,
+            "" if number is None else self.policy.xids.judge(number).name,
             standing,
             event_reason(key.signal, verdict, standing),
             key.part,
         )
+
+
+def _tell(xids: dict[tuple[int, str], float], number: int, devices: Iterable[str], now: float) -> bool:
+    """Takes down when an Xid came last, and forgets those of long ago once there are many. Returns whether that is news."""
+    news = any(not 0 <= now - xids.get((number, device), -REMEMBER_XIDS) < _STORM for device in devices)
+    for device in devices:
+        xids[number, device] = now
+    if len(xids) > _MANY_XIDS:
+        for key in [key for key, at in xids.items() if now - at > REMEMBER_XIDS]:
+            del xids[key]
+    return news
 
 
 def _of_its_boot(key: LatchKey, latch: AnyLatch) -> bool:

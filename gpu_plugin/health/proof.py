@@ -27,7 +27,7 @@ def after_recovery(latch: Latch[M], seen: Observation, ctx: Context) -> Latch[M]
         return latch
     known = latch.recovery
     rebound = known.rebound or _changed(known.marks.binding, seen.binding)
-    reset = known.reset or rebound or counted_anew(known.marks, seen, ctx.now)
+    reset = known.reset or rebound or recovered(known.marks, seen, ctx.now)
     news = (reset, rebound) != (known.reset, known.rebound)
     if seen.fault or ctx.unfit or fatal_action(seen.recovery_action):
         clean = 0
@@ -50,6 +50,11 @@ DRAWN = 2_000_000
 """mJ a second, 2 kW: more than any GPU draws."""
 
 _SLACK = 5.0  # seconds by which a reading may be older or newer than it is dated
+
+
+def recovered(marks: Marks, seen: Sample, now: float) -> bool:
+    """Whether this sample, at Unix time `now`, shows a reset or more since these marks."""
+    return _changed(marks.binding, seen.binding) or counted_anew(marks, seen, now)
 
 
 def counted_anew(marks: Marks, seen: Sample, now: float) -> bool:

@@ -142,6 +142,10 @@ class XidPolicy:
         """Whether this Xid is the whole GPU's trouble, whichever instance the driver names."""
         return self.judge(xid).whole_gpu
 
+    def heeded(self, xid: int) -> bool:
+        """Whether another Xid means more or less where this one comes with it."""
+        return xid in self._heeded
+
     def describe(self, xid: int) -> str:
         """An Xid with its name, such as `Xid 79 (GPU has fallen off the bus)`."""
         return describe(xid, self.judge(xid).name)
@@ -150,6 +154,10 @@ class XidPolicy:
     def _judged(self) -> Mapping[int, Judgement]:
         named = {*self.table, *self.numbers, *self.disabled.numbers, *self.enabled.numbers, *self.critical}
         return MappingProxyType({xid: self._judge(self.table.get(xid), self._by_number(xid)) for xid in named})
+
+    @cached_property
+    def _heeded(self) -> frozenset[int]:
+        return frozenset(xid for judged in self._judged.values() if judged.brings for xid in judged.brings[0])
 
     @cached_property
     def _unlisted(self) -> Judgement:

@@ -191,7 +191,7 @@ SIGNALS: Mapping[str, Signal] = {
         unserved=True,
         clears="three looks in a row that find it",
     ),
-    "recovery-action": Signal(
+    recovery_action.NAME: Signal(
         recovery_action.recovery_action,
         _READING,
         recovery_action.advice,
@@ -242,7 +242,7 @@ SIGNALS: Mapping[str, Signal] = {
     "lost": Signal(
         lost.lost, _READING, _REBOOT, heeds=True, unserved=True, answers=lost.answering, recovery=lost.RECOVERY
     ),
-    "xid": Signal(
+    xid.NAME: Signal(
         xid.xid,
         _EVENT,
         xid.advice,

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import MINUTE, lately
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Proof, Recovery, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Proof, Recovery, Verdict, corrected
 from gpu_plugin.health.observation import ApplicationError, Observation, Sample
 from gpu_plugin.health.owners import owner
 from gpu_plugin.health.proof import after_recovery
@@ -61,8 +61,8 @@ class Errors(Memory, frozen=True):
 
     def shifted(self, by: float) -> Self:
         """With the errors' times shifted."""
-        owned = tuple((at + by, who) for at, who in self.owned)
-        return replace(self, owned=owned, unknown=tuple(at + by for at in self.unknown))
+        owned = tuple((corrected(at, by), who) for at, who in self.owned)
+        return replace(self, owned=owned, unknown=tuple(corrected(at, by) for at in self.unknown))
 
     @property
     def last(self) -> float | None:

@@ -8,7 +8,7 @@ from gpu_plugin.devices.nvml_h import CLOCKS_HW_POWER_BRAKE_SLOWDOWN as POWER_BR
 from gpu_plugin.devices.nvml_h import CLOCKS_HW_THERMAL_SLOWDOWN as THERMAL
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import Level, level
-from gpu_plugin.health.latch import Latch, Verdict
+from gpu_plugin.health.latch import Latch, Verdict, corrected
 from gpu_plugin.health.observation import Observation, Sample
 
 WINDOW, SHARE = 600.0, 0.6
@@ -23,7 +23,7 @@ class SlowMinutes(Level, frozen=True):
     `watched` is when the first look was, `last` when the last one was; that is kept only while there is slow time to remember.
     """
 
-    watched: float = 0.0
+    watched: float | None = None
     last: float | None = None
     minutes: tuple[tuple[float, float], ...] = ()
 
@@ -32,20 +32,25 @@ class SlowMinutes(Level, frozen=True):
         """Ten minutes are not made out by another look soon."""
         return False
 
+    @property
+    def lasting(self) -> bool:
+        """It always is: the next process has not to watch for ten minutes again."""
+        return True
+
     def shifted(self, by: float) -> Self:
         """With the minutes shifted."""
         return replace(
             self,
-            watched=self.watched + by,
-            last=None if self.last is None else self.last + by,
-            minutes=tuple((at + by, slow) for at, slow in self.minutes),
+            watched=None if self.watched is None else corrected(self.watched, by),
+            last=None if self.last is None else corrected(self.last, by),
+            minutes=tuple((corrected(at, by), slow) for at, slow in self.minutes),
         )
 
 
 def hw_slowdown(latch: Latch[SlowMinutes] | None, seen: Observation, ctx: Context) -> Latch[SlowMinutes] | None:
     """Opens when the clocks were held down for heat or power in 60 % of ten minutes; closes after ten without.
 
-    A sample speaks for the time since the one before, whatever the interval.
+    A sample speaks for the time since the one before, a minute of it at most: nobody looked for longer.
     """
     if not isinstance(seen, Sample):
         return latch
@@ -62,21 +67,22 @@ def hw_slowdown(latch: Latch[SlowMinutes] | None, seen: Observation, ctx: Contex
         latch = Latch(SlowMinutes(watched=ctx.now))
     if not slow and not latch.memory.minutes:
         return latch
-    minutes = _minutes(latch.memory, ctx.now, slow=slow)
+    watched = ctx.now if latch.memory.watched is None else latch.memory.watched
+    minutes = _minutes(latch.memory, watched, ctx.now, slow=slow)
     seconds = sum(held * min(1.0, (start + _MINUTE - (ctx.now - WINDOW)) / _MINUTE) for start, held in minutes)
-    whole = ctx.now - latch.memory.watched >= WINDOW
+    whole = ctx.now - watched >= WINDOW
     if whole and seconds >= SHARE * WINDOW - 1e-3:  # sums of seconds are not exact
-        fresh = SlowMinutes(watched=latch.memory.watched)
+        fresh = SlowMinutes(watched=watched)
         return level(None, ctx, fresh, bad=True, verdict=Verdict.DEGRADED, detail=_words(reasons, seconds))
-    return replace(latch, memory=replace(latch.memory, minutes=minutes, last=ctx.now if minutes else None))
+    return replace(latch, memory=SlowMinutes(watched=watched, minutes=minutes, last=ctx.now if minutes else None))
 
 
-def _minutes(known: SlowMinutes, now: float, *, slow: bool) -> tuple[tuple[float, float], ...]:
+def _minutes(known: SlowMinutes, watched: float, now: float, *, slow: bool) -> tuple[tuple[float, float], ...]:
     """Slow time by the minute as of now: minutes out of the window are dropped."""
     kept = [entry for entry in known.minutes if entry[0] + _MINUTE > now - WINDOW]
     if slow:
-        minute = known.watched + _MINUTE * ((now - known.watched) // _MINUTE)
-        seconds = 0.0 if known.last is None else min(max(now - known.last, 0.0), WINDOW)
+        minute = watched + _MINUTE * ((now - watched) // _MINUTE)
+        seconds = 0.0 if known.last is None else min(max(now - known.last, 0.0), _MINUTE)
         if kept and kept[-1][0] == minute:
             kept[-1] = (minute, kept[-1][1] + seconds)
         else:

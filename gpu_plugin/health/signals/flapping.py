@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.hysteresis import lately
-from gpu_plugin.health.latch import Latch, Memory, Verdict
+from gpu_plugin.health.latch import Latch, Memory, Verdict, corrected
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.spelling import clock, duration
 
@@ -34,7 +34,7 @@ class Falls(Memory, frozen=True):
 
     def shifted(self, by: float) -> Self:
         """With the times shifted."""
-        return replace(self, times=tuple(at + by for at in self.times))
+        return replace(self, times=tuple(corrected(at, by) for at in self.times))
 
 
 def flapping(latch: Latch[Falls] | None, seen: Observation, ctx: Context) -> Latch[Falls] | None:

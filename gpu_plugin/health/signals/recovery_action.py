@@ -9,15 +9,19 @@ from gpu_plugin.devices.nvml_h import RecoveryAction
 from gpu_plugin.health.actions import fatal_action
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.grades import Graded, graded
-from gpu_plugin.health.latch import Latch, Verdict
+from gpu_plugin.health.latch import Latch, LatchKey, Verdict, corrected
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.xids import REBOOT, RESET
+
+NAME = "recovery-action"
 
 FOLLOWS, EXCUSED = 30.0, 600.0
 """Seconds within which what the driver asks for is taken to be on account of an Xid: a round of looks, and some.
 
 And how long that excuses it: what the driver still asks for then it asks for the GPU's own sake.
 """
+
+_WISH = LatchKey(NAME)
 
 _ASKS: Mapping[int, str] = {
     RecoveryAction.GPU_RESET: "for a reset of the GPU",
@@ -43,14 +47,14 @@ _ADVICE: Mapping[int, str] = {
 
 
 class Wish(Graded, frozen=True):
-    """`action` is what the driver asked for last; `excused` until when (Unix seconds) that is on account of an Xid."""
+    """`action` is what the driver asked for last; `excused` until when (Unix seconds) that is on account of an Xid, if it is."""
 
     action: int = 0
-    excused: float = 0.0
+    excused: float | None = None
 
     def shifted(self, by: float) -> Self:
         """With its time shifted."""
-        return replace(self, excused=self.excused + by)
+        return replace(self, excused=None if self.excused is None else corrected(self.excused, by))
 
 
 def recovery_action(latch: Latch[Wish] | None, seen: Observation, ctx: Context) -> Latch[Wish] | None:
@@ -65,8 +69,9 @@ def recovery_action(latch: Latch[Wish] | None, seen: Observation, ctx: Context) 
     action = seen.recovery_action
     if not action:
         return graded(latch, ctx, Wish(), grade=None if action is None else Verdict.OK, detail="")
-    grade, detail, excused = _grade(action), words(action), 0.0
-    if grade is Verdict.FATAL and (excused := _excused(latch, action, ctx)) > ctx.now:
+    grade, detail = _grade(action), words(action)
+    excused = _excused(latch, action, ctx) if grade is Verdict.FATAL else None
+    if excused is not None and excused > ctx.now:
         grade, detail = Verdict.DEGRADED, f"{detail}, after an Xid that is set to be no fault"
     after = graded(latch, ctx, Wish(), grade=grade, detail=detail)
     if after is None or grade < after.verdict or after.memory.action == action:
@@ -74,16 +79,25 @@ def recovery_action(latch: Latch[Wish] | None, seen: Observation, ctx: Context) 
     return after.again(replace(after.memory, action=action, excused=excused, row=0), detail=detail)
 
 
-def _excused(latch: Latch[Wish] | None, action: int, ctx: Context) -> float:
+def _excused(latch: Latch[Wish] | None, action: int, ctx: Context) -> float | None:
     """Until when the driver asks for this because of Xids of which the operator's own word is that they are no fault."""
     if latch is not None and latch.verdict is not Verdict.OK and latch.memory.action == action:
         return latch.memory.excused
-    judged = (ctx.policy.xids.judge(xid) for at, xid in ctx.xids if 0 <= ctx.now - at <= FOLLOWS)
+    judged = (ctx.policy.xids.judge(xid) for (xid, _), at in ctx.xids.items() if 0 <= ctx.now - at <= FOLLOWS)
     before = [j for j in judged if j.resets]
     excused = any(j.firm and j.verdict < Verdict.FATAL for j in before) and all(
         j.verdict < Verdict.FATAL for j in before
     )
-    return ctx.now + EXCUSED if excused else 0.0
+    return ctx.now + EXCUSED if excused else None
+
+
+def asks(action: int | None, ctx: Context) -> bool:
+    """Whether the driver asks for a recovery that makes the GPU unfit, and not on account of an Xid that is no fault."""
+    if not fatal_action(action):
+        return False
+    wish = ctx.open.get(_WISH)
+    excused = wish is not None and wish.memory.action == action and (wish.memory.excused or 0.0) > ctx.now
+    return not excused
 
 
 def words(action: int) -> str:

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Verdict, corrected
 from gpu_plugin.health.observation import Fault, Observation, Sample
 
 FAILURES, AMONG, WITHIN, FATAL_AFTER, GOOD = 3, 5, 120.0, 10, 5
@@ -29,13 +29,18 @@ class Answers(Memory, frozen=True):
         """Whether another look would tell."""
         return self.row > 0
 
+    @property
+    def counted(self) -> object:
+        """How many failed."""
+        return len(self.failures)
+
     def held(self) -> Self:
         """The failures, and no good looks in a row."""
         return replace(self, row=0, looks=self.looks | 1)
 
     def shifted(self, by: float) -> Self:
         """With the failures' times shifted."""
-        return replace(self, failures=tuple(at + by for at in self.failures))
+        return replace(self, failures=tuple(corrected(at, by) for at in self.failures))
 
 
 def hung(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:

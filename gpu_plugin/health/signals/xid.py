@@ -6,13 +6,15 @@ from typing import Self
 from msgspec.structs import replace
 
 from gpu_plugin.config.values import spell_duration
-from gpu_plugin.health.actions import fatal_action
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.hysteresis import MINUTE, lately
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, LatchKey, Memory, Proof, Recovery, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, LatchKey, Memory, Proof, Recovery, Verdict, corrected
 from gpu_plugin.health.observation import Observation, Sample, XidEvent
-from gpu_plugin.health.proof import after_recovery
+from gpu_plugin.health.proof import after_recovery, recovered
+from gpu_plugin.health.signals.recovery_action import asks
 from gpu_plugin.health.xids import REBOOT, RESET, Judgement, describe
+
+NAME = "xid"
 
 APPLICATION_QUIET, QUIET = 600.0, 86400.0
 """Seconds without another Xid of the number that close what is an application's, and what is worth a look."""
@@ -21,8 +23,11 @@ EPISODE = 5.0
 """Seconds in which those of a number count once towards an escalation: one fault has a line for each link or channel it met.
 
 A study of A100 and H100 GPUs takes so long for one error (Cui et al., Story of Two GPUs, SC '25; 95 % of NVLink errors are
-told for no more than 1.2 s).
+told for no more than 1.2 s). An episode goes on while the next comes within that time, for `PERSISTING` seconds at most.
 """
+
+PERSISTING = 60.0
+"""Seconds after which a fault that is told all the time counts anew: one that does not end is more than one fault."""
 
 _BURST = 1.0  # seconds in which an application's Xids are one: a failing pod raises hundreds
 
@@ -38,9 +43,10 @@ class Weighed(StrEnum):
 
 
 class Happened(Memory, frozen=True):
-    """When (Unix seconds) it happened lately: for `within` seconds the times count towards an escalation, 0: towards none.
+    """When (Unix seconds) its episodes began lately: for `within` seconds they count towards an escalation, 0: towards none.
 
-    `asked` is whether the driver asked for a recovery since that makes a GPU unfit; `look`: it is to be asked again at once.
+    `last` is when it was told last, None where that was not written down. `asked` is whether the driver asked for a recovery
+    since that makes a GPU unfit; `look`: it is to be asked again at once.
     """
 
     times: tuple[float, ...] = ()
@@ -48,6 +54,7 @@ class Happened(Memory, frozen=True):
     weighed: Weighed = Weighed.AS_IT_IS
     asked: bool = False
     look: bool = False
+    last: float | None = None
 
     @property
     def gathering(self) -> bool:
@@ -61,8 +68,8 @@ class Happened(Memory, frozen=True):
 
     @property
     def counted(self) -> object:
-        """How often, and when at last: by the minute, so that a storm is not written down all the time."""
-        return len(self.times), self.times[-1] // MINUTE if self.times else None
+        """What became of it, how often, and when at last: by the minute, so that a storm is not written down all the time."""
+        return self.weighed, self.asked, len(self.times), None if self.last is None else self.last // MINUTE
 
     def written(self) -> Self:
         """All but that a look is due: a process begins with one."""
@@ -70,7 +77,8 @@ class Happened(Memory, frozen=True):
 
     def shifted(self, by: float) -> Self:
         """With its times shifted."""
-        return replace(self, times=tuple(at + by for at in self.times))
+        last = None if self.last is None else corrected(self.last, by)
+        return replace(self, times=tuple(corrected(at, by) for at in self.times), last=last)
 
 
 def xid(latch: Latch[Happened] | None, seen: Observation, ctx: Context) -> Latch[Happened] | None:
@@ -79,28 +87,33 @@ def xid(latch: Latch[Happened] | None, seen: Observation, ctx: Context) -> Latch
     A FATAL one is DEGRADED once the driver says in a clean sample, the third after it at least, that it asks for no
     recovery, and never asked for one in between; a DEGRADED one is FATAL as soon as the driver asks for one. Neither where
     the verdict is firm. It closes by its class: after a time without another, or by `after_recovery`. Its times are remembered
-    for as long as they count towards an escalation.
+    for as long as they count towards an escalation, or until a reset is proven. What another Xid makes of it is decided as soon
+    as the second of them comes.
     """
     if isinstance(seen, XidEvent):
-        return _happened(latch, seen.xid, ctx)
+        own = seen.xid == int(ctx.key.part)
+        return _happened(latch, seen.xid, ctx) if own else latch and _accompanied(latch, ctx)
     if latch is None or not isinstance(seen, Sample):
         return latch
     memory = latch.memory
+    if latch.verdict <= Verdict.APP and memory.times and recovered(ctx.marks, seen, ctx.now):
+        memory = replace(memory, times=())
+        latch = replace(latch, memory=memory)
     if latch.verdict is Verdict.OK:
         return latch if memory.times and ctx.now - memory.times[-1] <= memory.within else None
     judged = ctx.policy.xids.judge(int(ctx.key.part))
     if judged.verdict is Verdict.OK:  # the operator's word changed
         return None
-    known = _looked(latch, seen, judged, ctx)
-    if known is None:
-        times = lately(memory.times, ctx.now, judged.within)
+    if latch.proof in (Proof.APPLICATION, Proof.QUIET) and not seen.fault and ctx.now >= until(latch):
+        times = () if latch.recovery.reset else lately(memory.times, ctx.now, judged.within)
         return Latch(Happened(times, judged.within)) if times and judged.within else None
-    return _weigh(known, int(ctx.key.part), judged, ctx)
+    known = _looked(latch, seen, ctx)
+    return known and _weigh(known, int(ctx.key.part), judged, ctx)
 
 
 def until(latch: Latch[Happened]) -> float:
     """When it ends by itself unless another comes: Unix time in seconds."""
-    return _last(latch) + (APPLICATION_QUIET if latch.proof is Proof.APPLICATION else QUIET)
+    return last(latch) + (APPLICATION_QUIET if latch.proof is Proof.APPLICATION else QUIET)
 
 
 def advice(case: Case) -> str:
@@ -121,36 +134,48 @@ def _happened(latch: Latch[Happened] | None, number: int, ctx: Context) -> Latch
     known = latch
     if known is None or known.verdict is Verdict.OK:
         known = Latch(Happened(known.memory.times if known else ()), since=ctx.now)
-    elif known.verdict is Verdict.APP and judged.count == 1 and not judged.follows and _last(known) > ctx.now - _BURST:
+    elif known.verdict is Verdict.APP and judged.count == 1 and not judged.follows and last(known) > ctx.now - _BURST:
         return latch
     memory = known.memory
-    same = judged.within and memory.times and 0 <= ctx.now - memory.times[-1] <= EPISODE
-    times = lately(memory.times if same else (*memory.times, ctx.now), ctx.now, judged.within, judged.count)
+    before = () if known.recovery.reset else memory.times  # those before a reset say nothing of the GPU after it
+    same = judged.within > 0 and _goes_on(known, before, ctx.now)
+    times = lately(before if same else (*before, ctx.now), ctx.now, judged.within, judged.count)
     often = len(times) >= judged.count > 1
     alone = bool(judged.follows) and ctx.facts.nvswitch and not _follows(number, ctx.now, judged.follows, ctx)
+    brought = judged.brings is not None and _brought(ctx.now, *judged.brings, ctx)
     # That one was less says nothing of the next
     was = memory.weighed is Weighed.RAISED and judged.raised > judged.verdict
-    raised = was or often or alone
+    raised = was or often or alone or brought
     happened = Happened(
         times,
         judged.within,
         Weighed.RAISED if raised else Weighed.AS_IT_IS,
-        memory.asked or fatal_action(ctx.action),
+        memory.asked or asks(ctx.action, ctx),
         judged.look,
+        ctx.now,
     )
     return _weigh(known.again(happened), number, judged, ctx)
 
 
-def _looked(latch: Latch[Happened], seen: Sample, judged: Judgement, ctx: Context) -> Latch[Happened] | None:
-    """The latch after a sample, its verdict apart."""
-    if latch.proof in (Proof.APPLICATION, Proof.QUIET) and not seen.fault and ctx.now >= until(latch):
-        return None
-    memory = latch.memory
-    weighed, asked = memory.weighed, memory.asked or fatal_action(seen.recovery_action)
-    if judged.follows and weighed is Weighed.RAISED and _follows(int(ctx.key.part), _last(latch), judged.follows, ctx):
+def _accompanied(latch: Latch[Happened], ctx: Context) -> Latch[Happened]:
+    """The latch after another Xid, by which it may be something else."""
+    number = int(ctx.key.part)
+    judged, weighed = ctx.policy.xids.judge(number), latch.memory.weighed
+    if latch.verdict is Verdict.OK or judged.verdict is Verdict.OK:
+        return latch
+    if judged.follows and weighed is Weighed.RAISED and _follows(number, last(latch), judged.follows, ctx):
         weighed = Weighed.AS_IT_IS
-    if judged.brings and weighed is Weighed.AS_IT_IS and _brought(latch, *judged.brings, ctx):
+    elif judged.brings and weighed is Weighed.AS_IT_IS and _brought(last(latch), *judged.brings, ctx):
         weighed = Weighed.RAISED
+    else:
+        return latch
+    return _weigh(replace(latch, memory=replace(latch.memory, weighed=weighed)), number, judged, ctx)
+
+
+def _looked(latch: Latch[Happened], seen: Sample, ctx: Context) -> Latch[Happened] | None:
+    """The latch after a sample, its verdict apart; None once it is proven over."""
+    memory = latch.memory
+    weighed, asked = memory.weighed, memory.asked or asks(seen.recovery_action, ctx)
     if latch.verdict is not Verdict.APP:
         after = after_recovery(latch, seen, ctx)
         if after is None:
@@ -164,7 +189,7 @@ def _looked(latch: Latch[Happened], seen: Sample, judged: Judgement, ctx: Contex
             weighed = Weighed.LOWERED
     else:
         asked = memory.asked  # what was asked for before it was worth a look
-    known = Happened(memory.times, memory.within, weighed, asked)
+    known = replace(memory, weighed=weighed, asked=asked, look=False)
     return latch if known == memory else replace(latch, memory=known)
 
 
@@ -200,15 +225,30 @@ def _how(judged: Judgement) -> str:
     return "on its own" if judged.follows else f"{judged.count} times within {spell_duration(judged.within)}"
 
 
-def _last(latch: Latch[Happened]) -> float:
-    return latch.memory.times[-1] if latch.memory.times else latch.since
+def last(latch: Latch[Happened]) -> float:
+    """When it was told last, as far as is known: Unix time in seconds."""
+    memory = latch.memory
+    if memory.last is not None:
+        return memory.last
+    return memory.times[-1] if memory.times else latch.since
+
+
+def _goes_on(latch: Latch[Happened], times: tuple[float, ...], now: float) -> bool:
+    """Whether one that comes now is of the episode that began with the last of these times."""
+    return bool(times) and 0 <= now - last(latch) <= EPISODE and now - times[-1] <= PERSISTING
 
 
 def _follows(number: int, then: float, within: float, ctx: Context) -> bool:
-    """Whether another Xid came about then: what follows one may also be told first."""
-    return any(other != number and abs(then - at) <= within for at, other in ctx.xids)
+    """Whether another Xid came about then, on the same slice or the whole GPU: what follows one may also be told first."""
+    return any(
+        other != number and device in ("", ctx.key.device) and abs(then - at) <= within
+        for (other, device), at in ctx.xids.items()
+    )
 
 
-def _brought(latch: Latch[Happened], xids: frozenset[int], within: float, ctx: Context) -> bool:
-    """Whether one of these came about when it happened at last."""
-    return any(other in xids and abs(_last(latch) - at) <= within for at, other in ctx.xids)
+def _brought(then: float, xids: frozenset[int], within: float, ctx: Context) -> bool:
+    """Whether one of these came about then: on the same slice, or for a latch of the whole GPU on the whole GPU."""
+    return any(
+        other in xids and device == ctx.key.device and abs(then - at) <= within
+        for (other, device), at in ctx.xids.items()
+    )

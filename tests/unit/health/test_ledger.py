@@ -596,9 +596,10 @@ def test_a_reset_that_was_seen_is_remembered_over_a_restart():
         ([GOOD] * 3, 0),
         ([ERROR] * 2, 0),
         ([ERROR] * 3, 1),
-        ([ERROR] * 9, 1),
+        ([ERROR] * 9, 7),  # how many it were is what counts
         ([XidEvent(48)] * 50, 2),  # a minute passes, and when it was last is worth writing down
-        ([XidEvent(31)] * 50, 2),
+        ([XidEvent(13)] * 50, 2),
+        ([XidEvent(31)] * 50, 52),  # with which others mean more: to the second
         ([Order("cordon")] * 3, 1),
         ([HUNG, GOOD, GOOD], 1),
         (

@@ -226,21 +226,38 @@ def test_what_repeats_within_a_time_means_more(xid, count, within, before, after
 )
 @pytest.mark.parametrize("restarts", [False, True])
 def test_what_repeats_counts_though_nothing_is_held_in_between(xid, count, every, looks_apart, after, restarts):
-    """The GPU is looked at all the time; an application's error is over after ten minutes, and others after a reset."""
-    gpu, energy = watched(xid), BEFORE
+    """The GPU is looked at all the time; an application's error is over after ten minutes, and another after a day."""
+    gpu = watched(xid)
     for at in range(count):
         verdict = gpu.see(XidEvent(xid))
         until = gpu.now + every
-        energy = AFTER_RESET
         while at < count - 1 and gpu.now + looks_apart < until:
-            gpu.see(look(energy=energy), every=looks_apart)
-            energy += 1
+            gpu.see(look(), every=looks_apart)
         if at < count - 1:
-            assert gpu.verdict is OK
+            assert (gpu.verdict is OK) is (xid != 121)
             if restarts:
                 gpu.restart()
             gpu.now = until
     assert verdict is after
+
+
+@pytest.mark.parametrize(
+    ("xid", "count", "own"), [(80, 3, APP), (109, 2, DEGRADED), (121, 2, DEGRADED), (74, 10, DEGRADED)]
+)
+@pytest.mark.parametrize("looks", [1, 5])
+def test_what_was_before_a_reset_does_not_count_after_it(xid, count, own, looks):
+    """Neither once the reset is proven, nor while good looks after it are still missing."""
+    gpu = watched(xid)
+    gpu.see(*[XidEvent(xid)] * (count - 1), every=6)
+    gpu.see(*[look(energy=AFTER_RESET + n) for n in range(looks)])
+    assert gpu.see(XidEvent(xid), every=6) is own
+    assert gpu.see(*[XidEvent(xid)] * (count - 1), every=6) > own, "those since count"
+
+
+def test_an_event_after_a_reset_makes_nothing_better_that_is_still_to_be_proven():
+    gpu = watched(109)
+    assert gpu.see(XidEvent(109), XidEvent(109), look(energy=AFTER_RESET), every=6) is FATAL
+    assert gpu.see(XidEvent(109)) is FATAL
 
 
 def test_times_that_count_no_more_are_forgotten():
@@ -259,7 +276,17 @@ def test_what_a_driver_tells_many_times_at_once_counts_once(xid, count):
     own = SHIPPED.xids.judge(xid).verdict
     assert gpu.see(*[XidEvent(xid)] * 40, every=0.1) is own
     assert gpu.restart() is own
-    assert gpu.see(*[XidEvent(xid)] * 60 * (count - 1), every=0.1) > own
+    assert gpu.see(*[XidEvent(xid)] * 62 * (count - 1), every=1.0) > own
+
+
+@pytest.mark.parametrize(("every", "verdict"), [(1.0, DEGRADED), (5.0, DEGRADED), (5.1, FATAL)])
+def test_a_fault_that_is_told_for_longer_than_five_seconds_is_one_while_it_goes_on(every, verdict):
+    assert watched(109).see(*[XidEvent(109)] * 7, every=every) is verdict
+
+
+@pytest.mark.parametrize(("lasting", "verdict"), [(60, DEGRADED), (61, FATAL)])
+def test_a_fault_that_does_not_end_within_a_minute_counts_anew(lasting, verdict):
+    assert watched(109).see(*[XidEvent(109)] * (lasting + 1), every=1.0) is verdict
 
 
 def test_what_repeats_is_lowered_by_the_driver_too_and_raised_by_the_next():
@@ -302,7 +329,7 @@ def test_a_reset_while_nobody_looked_ends_what_was_before_it_and_not_what_came_a
 def test_a_reset_from_before_an_xid_was_worth_a_proof_proves_nothing():
     gpu = watched(94)
     gpu.see(XidEvent(94), look(energy=10), look(energy=20), every=6)
-    again = XidEvent(94), XidEvent(94), look(energy=30), look(energy=40), look(energy=50)
+    again = *[XidEvent(94)] * 3, look(energy=30), look(energy=40), look(energy=50)
     assert gpu.see(*again, every=6) is DEGRADED
 
 
@@ -328,6 +355,74 @@ def test_what_brings_page_faults_makes_the_gpu_unfit_and_alone_is_worth_a_look(f
         assert latch.detail.endswith(", together with Xid 31")
         assert latch.proof is Proof.RESET
         assert gpu.see(look(0), look(0), look(0), look(0)) is DEGRADED, "the driver asks for nothing"
+
+
+def sliced(*seen: XidEvent, every: float = 1.0) -> dict[tuple[str, str], Verdict]:
+    """What these Xids come to, by number and slice."""
+    gpu = Watched("xid", Facts(nvswitch=True), SHIPPED)
+    gpu.ledger.watch(GPU, gpu.facts, {(1, 0): "MIG-1", (2, 0): "MIG-2"})
+    gpu.see(*seen, look(), every=every)
+    return {(key.part, key.device): verdict for key, _, verdict in gpu.ledger.standing(GPU, None)}
+
+
+def on(xid: int, instance: int | None = None) -> XidEvent:
+    return XidEvent(xid, instance, None if instance is None else 0)
+
+
+@pytest.mark.parametrize(
+    ("judged", "other", "here", "apart"),
+    [(48, 94, DEGRADED, FATAL), (122, 31, FATAL, DEGRADED), (45, 13, APP, DEGRADED)],
+)
+@pytest.mark.parametrize("backwards", [False, True])
+def test_what_comes_with_another_xid_does_so_on_the_same_slice_or_the_whole_gpu(judged, other, here, apart, backwards):
+    def come(*seen: XidEvent) -> Verdict:
+        found = sliced(*reversed(seen) if backwards else seen)
+        return next(verdict for (part, _), verdict in found.items() if part == str(judged))
+
+    slices = not SHIPPED.xids.whole_gpu(judged)
+    assert come(on(judged), on(other)) is here
+    assert come(on(judged, 1), on(other, 1)) is (here if slices else apart)
+    assert come(on(judged, 1), on(other, 2)) is apart
+    assert come(on(judged), on(other, 1)) is apart
+
+
+def test_a_cleanup_on_a_slice_follows_from_what_befell_the_whole_gpu():
+    assert sliced(on(45, 1), on(79))["45", "MIG-1"] is APP
+    assert sliced(on(79), on(45, 1))["45", "MIG-1"] is APP
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "verdict"), [(122, 31, FATAL), (31, 122, FATAL), (48, 94, DEGRADED), (94, 48, DEGRADED)]
+)
+@pytest.mark.parametrize("restart", [1, 2])
+def test_what_two_xids_come_to_is_decided_at_the_second_and_outlives_a_restart(first, second, verdict, restart):
+    """Whether it comes between the two of them, or before the next look."""
+    gpu = watched(122 if 122 in (first, second) else 48)
+    for at, xid in enumerate((first, second), 1):
+        gpu.see(XidEvent(xid), every=2.0)
+        if at == restart:
+            gpu.restart()
+    assert gpu.verdict is verdict
+    assert gpu.see(look()) is verdict
+
+
+@pytest.mark.parametrize("then", [0.4, 3.0, 30.0])
+def test_when_what_brings_another_came_last_is_written_down_to_the_second(then):
+    gpu = watched(122)
+    gpu.see(XidEvent(31), every=then)
+    gpu.see(XidEvent(31), every=4.0)
+    gpu.restart()
+    assert gpu.see(XidEvent(122)) is FATAL
+
+
+def test_what_the_driver_asked_for_outlives_a_kill():
+    gpu = watched(48, 0)
+    gpu.see(XidEvent(48))
+    revision = gpu.ledger.revision
+    gpu.see(look(1))
+    assert gpu.ledger.revision > revision
+    gpu.restart()
+    assert gpu.see(*[look(0)] * 5) is FATAL
 
 
 @pytest.mark.parametrize("others", [[94], [63, 94]])
@@ -464,11 +559,11 @@ def test_an_operator_who_vouches_for_a_gpu_has_its_xids_forgotten():
 
 
 def test_a_storm_of_an_applications_xids_writes_nothing_and_makes_no_latch_grow():
-    gpu = watched(31)
-    gpu.see(XidEvent(31), every=0.001)
+    gpu = watched(13)
+    gpu.see(XidEvent(13), every=0.001)
     revision = gpu.ledger.revision
     for _ in range(5_000):
-        assert not gpu.ledger.observe(GPU, XidEvent(31), gpu.now)
+        assert not gpu.ledger.observe(GPU, XidEvent(13), gpu.now)
         gpu.now += 0.003
     assert gpu.ledger.revision == revision
     assert len(gpu.latch.memory.times) == 1
