@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_plugin.health.latch import AnyLatch, Latch, LatchKey, Marks, Memory, Proof, Recovery, Verdict
+from gpu_plugin.health.latch import AnyLatch, Latch, LatchKey, Marks, Memory, Proof, Recovery, Verdict, corrected
 from gpu_plugin.health.signals import SIGNALS
 
 CORRECTED = 1.0
@@ -41,6 +41,7 @@ class Evidence(msgspec.Struct, frozen=True):
     binding: int | None = None
     counting: int | None = None
     taken: float | None = None
+    aside: Marks | None = None
     reset: bool = False
     rebound: bool = False
     overridden: bool = False
@@ -66,6 +67,7 @@ class Evidence(msgspec.Struct, frozen=True):
             binding=marks.binding,
             counting=marks.counting,
             taken=marks.taken,
+            aside=marks.aside,
             reset=recovery.reset,
             rebound=recovery.rebound,
             overridden=latch.overridden,
@@ -104,15 +106,14 @@ class Evidence(msgspec.Struct, frozen=True):
         by = 0.0 if zero is None or self.zero is None else zero - self.zero
         by = by if abs(by) >= CORRECTED else 0.0
         memory = _memory(self)
-        taken = None if self.taken is None else self.taken + by
-        marks = Marks(self.energy, self.ecc, self.binding, self.counting, taken)
+        marks = Marks(self.energy, self.ecc, self.binding, self.counting, self.taken, self.aside)
         return Latch(
             memory.shifted(by) if by else memory,
             _VERDICTS.get(self.verdict, Verdict.FATAL),
             self.detail,
-            self.since + by if self.since else self.since,
+            corrected(self.since, by) if self.since else self.since,
             _PROOFS.get(self.proof, Proof.RESET),
-            Recovery(marks, self.reset, self.rebound),
+            Recovery(marks.shifted(by) if by else marks, self.reset, self.rebound),
             self.overridden,
         )
 

@@ -48,6 +48,8 @@ class Marks(msgspec.Struct, frozen=True):
 
     `energy` in mJ and `ecc` (uncorrected errors) are the driver's volatile counters, `binding` is `Sample.binding`.
     `counting` tells which counters they compare with (`Sample.counting`), `taken` (Unix seconds) when the energy was read.
+    `aside` has the counters of persistence mode while looks tell others: they compare again once that is on, or is told of,
+    again.
     """
 
     energy: int | None = None
@@ -55,20 +57,34 @@ class Marks(msgspec.Struct, frozen=True):
     binding: int | None = None
     counting: int | None = None
     taken: float | None = None
+    aside: "Marks | None" = None
 
     def after(self, seen: Sample, now: float) -> "Marks":
         """The marks as of this sample at Unix time `now`; what it does not say stays as it was, where it still compares.
 
         The very same object where nothing changes.
         """
-        kept = self if self.compares(seen) or seen.counting is None else _UNCOUNTED
+        binding = self.binding if seen.binding is None else seen.binding
+        if seen.counting is None and self.counting is not None:
+            # It may compare with nothing here: a count is another only where there are errors
+            if (seen.ecc_uncorrected or self.ecc, binding) == (self.ecc, self.binding):
+                return self
+            return replace(self, ecc=seen.ecc_uncorrected or self.ecc, binding=binding)
+        known, aside = self.comparing(seen), None
+        if known is not self and seen.counting:
+            aside = replace(self, binding=None, aside=None) if self.counting == 0 else self.aside
+        elif known is self:
+            aside = self.aside
+        kept = UNMARKED if known is None and self.counting is not None else known or self
         energy, taken = (kept.energy, kept.taken) if seen.energy is None else (seen.energy, now)
         ecc = kept.ecc if seen.ecc_uncorrected is None else seen.ecc_uncorrected
-        binding = self.binding if seen.binding is None else seen.binding
         counting = self.counting if seen.counting is None else seen.counting
-        if (energy, ecc, binding, counting) == (self.energy, self.ecc, self.binding, self.counting):
-            return self
-        return Marks(energy, ecc, binding, counting, taken)
+        same = (self.energy, self.ecc, self.binding, self.counting, self.aside)
+        return (
+            self
+            if (energy, ecc, binding, counting, aside) == same
+            else Marks(energy, ecc, binding, counting, taken, aside)
+        )
 
     def completed(self, seen: Sample, now: float) -> "Marks":
         """The marks with what is unknown as of this sample; what is known stays, so that a change since still shows."""
@@ -80,14 +96,24 @@ class Marks(msgspec.Struct, frozen=True):
             fresh.binding if self.binding is None else self.binding,
             self.counting if own else fresh.counting,
             fresh.taken if self.energy is None else self.taken,
+            self.aside,
         )
 
-    def compares(self, seen: Sample) -> bool:
-        """Whether the counters of this sample go on from those here: a difference is the GPU's, not of who opened the driver."""
-        return self.counting is not None and self.counting == seen.counting
+    def shifted(self, by: float) -> "Marks":
+        """With their times as they are after the wall clock was corrected by so many seconds."""
+        taken = None if self.taken is None else corrected(self.taken, by)
+        return replace(self, taken=taken, aside=None if self.aside is None else self.aside.shifted(by))
+
+    def comparing(self, seen: Sample) -> "Marks | None":
+        """Those with whose counters this sample's go on: a difference is the GPU's, not of who opened the driver."""
+        if seen.counting is None:
+            return None
+        if self.counting == seen.counting:
+            return self
+        return self.aside if self.aside is not None and self.aside.counting == seen.counting else None
 
 
-UNMARKED = _UNCOUNTED = Marks()
+UNMARKED = Marks()
 """Of a GPU that nothing is known of."""
 
 

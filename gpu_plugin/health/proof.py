@@ -59,12 +59,13 @@ def recovered(marks: Marks, seen: Sample, now: float) -> bool:
 
 def counted_anew(marks: Marks, seen: Sample, now: float) -> bool:
     """Whether the counters of this sample show a reset, or a reload of the driver, since these marks."""
-    if not marks.compares(seen):
+    known = marks.comparing(seen)
+    if known is None:
         return False
-    if marks.energy is not None and seen.energy is not None:
-        since = 0.0 if marks.taken is None else max(0.0, now - marks.taken)
-        return seen.energy < marks.energy / 2 and seen.energy <= DRAWN * (since + _SLACK)
-    return marks.energy is None and seen.energy is None and bool(marks.ecc) and seen.ecc_uncorrected == 0
+    if known.energy is not None and seen.energy is not None:
+        since = 0.0 if known.taken is None else max(0.0, now - known.taken)
+        return seen.energy < known.energy / 2 and seen.energy <= DRAWN * (since + _SLACK)
+    return known.energy is None and seen.energy is None and bool(known.ecc) and seen.ecc_uncorrected == 0
 
 
 def _changed(then: int | None, now: int | None) -> bool:

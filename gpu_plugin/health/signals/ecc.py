@@ -2,11 +2,11 @@
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.actions import fatal_action
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import CLEAN_SAMPLES, NOTHING, Latch, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.proof import after_recovery
+from gpu_plugin.health.signals.recovery_action import asks
 
 
 def ecc_uncorrected(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latch[Memory] | None:
@@ -31,10 +31,11 @@ def ecc_uncorrected(latch: Latch[Memory] | None, seen: Observation, ctx: Context
         stood = Verdict.DEGRADED if latch.overridden else latch.verdict
         verdict = max(stood, _verdict(seen, ctx, now=True))
         return latch.again(NOTHING, marks.after(seen, ctx.now), verdict=verdict, detail=_words(count))
-    if fatal_action(seen.recovery_action) and not latch.recovery.reset and latch.verdict < Verdict.FATAL:
+    if asks(seen.recovery_action, ctx) and not latch.recovery.reset and latch.verdict < Verdict.FATAL:
         # What the driver asks for after a reset is for something else, and has a signal of its own
         latch = latch.again(NOTHING, verdict=Verdict.FATAL)
-    cleared = count == 0 and bool(marks.ecc) and marks.compares(seen)
+    before = marks.comparing(seen)
+    cleared = count == 0 and before is not None and bool(before.ecc)
     after = after_recovery(latch, seen, ctx)
     if after is None:
         settled = replace(latch.recovery, clean=CLEAN_SAMPLES)  # looks do not settle what the count still says
@@ -47,7 +48,7 @@ def ecc_uncorrected(latch: Latch[Memory] | None, seen: Observation, ctx: Context
 def _verdict(seen: Sample, ctx: Context, *, now: bool) -> Verdict:
     """What errors mean that happened just `now`, or at a time unknown."""
     uncontained = now and not ctx.facts.says_action and not ctx.facts.contains_errors
-    return Verdict.FATAL if fatal_action(seen.recovery_action) or uncontained else Verdict.DEGRADED
+    return Verdict.FATAL if asks(seen.recovery_action, ctx) or uncontained else Verdict.DEGRADED
 
 
 def _words(count: int) -> str:

@@ -18,8 +18,8 @@ from gpu_plugin.state import StateDirectory
 from tests.unit.health.ledgers import GUARDED, H200, A
 
 KEY = LatchKey("xid", "48", "MIG-1")
-MEMORY = Happened((1.0, 2.0), 600.0, Weighed.RAISED, asked=True)
-MARKS = Marks(5, 6, 7, 8, 9.0)
+MEMORY = Happened((1.0, 2.0), 600.0, Weighed.RAISED, asked=True, last=3.0)
+MARKS = Marks(5, 6, 7, 8, 9.0, Marks(4, 3, counting=0, taken=2.0))
 LATCH = Latch(
     MEMORY, Verdict.FATAL, "words", 12.5, Proof.REBOOT, Recovery(MARKS, reset=True, rebound=True), overridden=True
 )
@@ -56,7 +56,7 @@ def test_words_of_another_version_are_taken_for_the_worst_and_a_memory_of_anothe
 @pytest.mark.parametrize(
     ("signal", "part", "memory", "shifted"),
     [
-        ("xid", "74", Happened((100.0, 200.0), 600.0), Happened((130.0, 230.0), 600.0)),
+        ("xid", "74", Happened((100.0, 200.0), 600.0, last=201.0), Happened((130.0, 230.0), 600.0, last=231.0)),
         ("flapping", "lost", Falls((100.0,), 3600.0), Falls((130.0,), 3600.0)),
         ("application-errors", "", Errors(((100.0, ("a/b",)),), (5.0,)), Errors(((130.0, ("a/b",)),), (35.0,))),
         ("unanswered", "", Answers(3, (100.0,)), Answers(3, (130.0,))),
@@ -73,6 +73,7 @@ def test_a_clock_corrected_between_two_processes_of_a_boot_shifts_every_time(sig
     entry = Evidence.of("one", A, LatchKey(signal, part), Latch(memory, since=10.0, recovery=Recovery(MARKS)), 1_000.0)
     latch = entry.latch(1_030.0)
     assert (latch.since, latch.memory, latch.recovery.marks.taken) == (40.0, shifted, 39.0)
+    assert latch.recovery.marks.aside.taken == 32.0
     assert entry.moved(1_030.0) == Evidence.of("one", A, LatchKey(signal, part), latch, 1_030.0)
     assert entry.latch(1_000.0) == entry.latch()
     assert entry.latch(None) == entry.latch(), "nobody knows by how much"

@@ -171,6 +171,66 @@ def test_a_mark_first_seen_after_the_fault_shows_a_later_reset():
     assert look(blank, *energies(1_000, 2_000, 3_000, 4_000, 10, 20, 30)) is None
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        Sample(counting=7, energy=10),
+        Sample(counting=7, energy=9_000),
+        Sample(energy=10),
+        Sample(counting=7),
+        Sample(counting=7, ecc_uncorrected=0, binding=1),
+    ],
+)
+@pytest.mark.parametrize("often", [1, 3])
+def test_looks_that_compare_with_nothing_before_lose_no_mark(odd, often):
+    """As where persistence mode was refused, or is off for a time: what compares again shows a reset meanwhile."""
+    assert look(OPEN[Proof.RESET], *[odd] * often, *energies(6_000, 7_000, 8_000)) is not None
+    assert look(OPEN[Proof.RESET], *[odd] * often, *energies(20, 30, 40)) is None
+    counts = [changed(odd, energy=None, ecc_uncorrected=0)] * often
+    assert look(waiting(WITHOUT_ENERGY), *counts, *[Sample(counting=0, ecc_uncorrected=0)] * 3) is None
+
+
+def test_counters_of_one_opening_of_the_driver_compare_with_each_other():
+    without = [Sample(counting=7, energy=energy) for energy in (9_000, 10, 20, 30)]
+    assert look(OPEN[Proof.RESET], *without[:3]) is not None
+    assert look(OPEN[Proof.RESET], *without) is None
+    assert (
+        look(OPEN[Proof.RESET], without[0], Sample(counting=8, energy=10), *energies(9_000, 9_100, 9_200)) is not None
+    )
+
+
+def test_the_time_of_an_energy_goes_with_it():
+    """What was drawn is counted from when the mark was read, and not from when the first one was."""
+    marks = Marks()
+    for at, energy in enumerate((1_000_000_000, 4_000_000_000)):
+        marks = marks.after(Sample(counting=0, energy=energy), 1_000.0 * at)
+    assert marks.taken == 1_000.0
+    assert marks.after(Sample(counting=0), 2_000.0) is marks
+    assert not counted_anew(marks, Sample(counting=0, energy=1_000_000_000), 1_100.0)
+
+
+def test_marks_that_nobody_knows_what_they_compare_with_compare_with_none():
+    assert Marks(energy=5_000).comparing(Sample(energy=10)) is None
+    assert not counted_anew(Marks(energy=5_000, taken=0.0), Sample(energy=10), 1_000.0)
+
+
+def test_a_look_that_is_not_clean_shows_a_reset_and_does_not_count():
+    first = look(OPEN[Proof.RESET], Sample(counting=0, energy=10, recovery_action=1))
+    assert first is not None
+    assert (first.recovery.reset, first.recovery.clean) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "clean"), [(frozenset({"energy"}), 0), (frozenset({"energy", "recovery_action"}), 1)]
+)
+def test_the_look_that_shows_a_reset_counts_only_where_the_driver_was_asked_whether_it_asks_for_something(asked, clean):
+    ctx = Context(2.0, LatchKey("x"), Facts(says_action=True), HealthPolicy())
+    gathered = replace(OPEN[Proof.RESET], recovery=Recovery(MARKS, clean=2))
+    held = after_recovery(gathered, Sample(counting=0, energy=10, asked=asked), ctx)
+    assert held is not None
+    assert (held.recovery.reset, held.recovery.clean) == (True, clean)
+
+
 def test_looks_without_a_reset_are_soon_no_reason_to_look_again():
     held: AnyLatch | None = OPEN[Proof.RESET]
     for _ in range(CLEAN_SAMPLES):

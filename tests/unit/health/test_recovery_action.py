@@ -1,10 +1,11 @@
 """What the driver asks for (field 230): its word makes a GPU unfit, and its silence on three looks fit again."""
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.observation import Fault, Sample, XidEvent
+from gpu_plugin.health.observation import Fault, Order, Sample, XidEvent
 from tests.unit.health.looked_at import LookedAt
 from tests.unit.health.shipped import shipped
 from tests.unit.health.watching import GPU, Watched
@@ -221,3 +222,53 @@ def test_an_xid_that_never_leads_to_a_reset_excuses_none(xid):
 def test_an_xid_that_can_lead_to_a_reset_excuses_it(xid):
     assert asking(f"{xid}", xid).verdict is DEGRADED
     assert asking(f"{xid},13", 13, xid).verdict is DEGRADED
+
+
+def excused(then: float = 0.0) -> LookedAt:
+    """A GPU held for a memory error that was contained and for a row to be remapped, of which the driver asks for something.
+
+    On account of an Xid 109, which the operator calls no fault, and so long before.
+    """
+    gpu = LookedAt("xid", Facts(says_action=True), shipped({"DP_DISABLE_HEALTHCHECKS": "109"}))
+    gpu.see(Sample(counting=0, recovery_action=0, ecc_uncorrected=0), XidEvent(63))
+    gpu.see(Sample(counting=0, recovery_action=0, ecc_uncorrected=1), XidEvent(109))
+    gpu.see(Sample(counting=0, recovery_action=1, ecc_uncorrected=1))
+    gpu.now += then
+    gpu.see(XidEvent(9999), Sample(counting=0, recovery_action=1, ecc_uncorrected=1))
+    return gpu
+
+
+def test_a_wish_that_is_excused_makes_no_other_fault_worse():
+    gpu = excused()
+    assert {(key.signal, key.part): verdict for key, _, verdict in gpu.ledger.standing(GPU)} == {
+        ("recovery-action", ""): DEGRADED,
+        ("xid", "63"): DEGRADED,
+        ("xid", "9999"): DEGRADED,
+        ("ecc-uncorrected", ""): DEGRADED,
+    }
+    gpu.now += 60
+    gpu.see(Sample(counting=0, recovery_action=2, ecc_uncorrected=1))
+    assert {verdict for _, _, verdict in gpu.ledger.standing(GPU)} == {FATAL}, "another wish is another matter"
+
+
+def test_a_wish_that_is_excused_no_more_makes_other_faults_worse():
+    assert {verdict for _, _, verdict in excused(600.0).ledger.standing(GPU)} == {FATAL}
+
+
+@pytest.mark.parametrize("ended", ["resume", "boot"])
+def test_what_the_driver_asked_for_before_a_reset_makes_no_xid_after_it_worse(ended):
+    gpu = LookedAt("xid", Facts(says_action=True), shipped())
+    gpu.see(*asks(0, 1), Order("release"))
+    if ended == "boot":
+        gpu.ledger.booted("next")
+    gpu.see(Order("resume"))
+    assert gpu.see(XidEvent(63)) is DEGRADED
+
+
+def test_a_clock_that_is_corrected_makes_no_excuse_of_none(gpu):
+    gpu.see(*asks(1))
+    entry = next(entry for entry in gpu.ledger.evidence() if entry.signal == "recovery-action")
+    by = replace(entry, zero=1_000_000.0)
+    for zero in (999_000.0, 1_001_000.0):
+        assert by.latch(zero).memory.excused is None
+        assert by.moved(zero).possible
