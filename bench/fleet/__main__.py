@@ -12,16 +12,20 @@ from pathlib import Path
 from bench.fleet import rates
 from bench.fleet.plan import GPUS, drawn
 from bench.fleet.policies import POLICIES, default_policy, policy_for
-from bench.fleet.rates import Part
+from bench.fleet.rates import ASSUMED, Assumed, Part
 from bench.fleet.report import World, render, together
+from bench.fleet.sensitivity import FLIPS, VARIED, headed, line
 from bench.fleet.tally import Tally
 from bench.fleet.world import simulate
+
+MANY_DAYS, FEWER_DAYS = 1_000_000, 200_000
+"""GPU-days of a run, and of each line of the sensitivity table."""
 
 YEAR = 365.0
 """Days that a node is simulated for, at most."""
 
 
-def world(seed: int, gpu_days: float) -> World:
+def world(seed: int, gpu_days: float, assumed: Assumed = ASSUMED) -> World:
     """What every policy comes to in so many GPU-days of nodes, half of them of each part."""
     nodes = max(len(Part), math.ceil(gpu_days / GPUS / YEAR))
     days = gpu_days / GPUS / nodes
@@ -29,7 +33,7 @@ def world(seed: int, gpu_days: float) -> World:
     settings = default_policy()
     tallies = {name: Tally() for name in POLICIES}
     for node in range(nodes):
-        plan = drawn(f"{seed}/{node}", list(Part)[node % len(Part)], days, rollout)
+        plan = drawn(f"{seed}/{node}", list(Part)[node % len(Part)], days, rollout, assumed)
         for name, tally in tallies.items():
             tally.add(simulate(plan, policy_for(name, GPUS, settings)))
     return World(seed, tallies)
@@ -38,7 +42,16 @@ def world(seed: int, gpu_days: float) -> World:
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit status."""
     asked = _arguments(arguments)
-    worlds = [world(asked.seed + at, asked.gpu_days / asked.seeds) for at in range(asked.seeds)]
+    if asked.sensitivity:
+        days = asked.gpu_days or FEWER_DAYS
+        print(f"{days:,.0f} GPU-days under each policy for each line, seed {asked.seed}\n", flush=True)
+        print(headed(), flush=True)
+        for words, assumed in VARIED:
+            print(line(words, world(asked.seed, days, assumed).tallies), flush=True)
+        print("\n" + FLIPS)
+        return 0
+    days = asked.gpu_days or MANY_DAYS
+    worlds = [world(asked.seed + at, days / asked.seeds) for at in range(asked.seeds)]
     print(render(worlds))
     if asked.json:
         content = {
@@ -62,12 +75,19 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
         prog="python -m bench.fleet",
         description="What becomes of a fleet whose true state is known, under three policies of what the kubelet is told.",
     )
-    parser.add_argument("--gpu-days", type=_days, default=1_000_000, help="GPU-days in all [%(default)s]")
+    parser.add_argument(
+        "--gpu-days",
+        type=_days,
+        help=f"GPU-days in all [{MANY_DAYS:,}], or for each line of --sensitivity [{FEWER_DAYS:,}]",
+    )
     parser.add_argument("--seed", type=int, default=1, help="the first seed [%(default)s]")
     parser.add_argument(
-        "--seeds", type=_seeds, default=5, help="worlds that they are shared among, a seed each [%(default)s]"
+        "--seeds", type=_seeds, default=10, help="worlds that they are shared among, a seed each [%(default)s]"
     )
     parser.add_argument("--json", type=Path, help="write every figure to this file")
+    parser.add_argument(
+        "--sensitivity", action="store_true", help="vary what is assumed, one thing at a time, and say which aims hold"
+    )
     return parser.parse_args(arguments)
 
 

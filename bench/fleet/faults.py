@@ -5,6 +5,7 @@ Xids and the recovery that the driver asks for are those of NVIDIA's catalogue o
 (https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/); shares without a source are assumed, as `rates` says of its own.
 """
 
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -49,7 +50,9 @@ class Kind:
     the chance `recurs`. `looks` is what a look at it brings instead of readings, in the share `unseen` of those; `reading`
     what of a sample is otherwise. `resets` and `reboots` are the shares that a reset of the GPU, and a reboot of the node,
     mends; replacing the part mends all. `lasts` are the seconds (least, most) after which it is over by itself.
-    `action` is what the driver asks for while it is broken, where it can tell. `silent`: nobody notices that pods fail.
+    `counts` are the counters of a look that grow as it begins, each time it comes anew, and with each pod that meets it, each by
+    a number between two, small ones and great ones alike (log-uniform). `action` is what the driver asks for while it is broken,
+    where it can tell. `silent`: nobody notices that pods fail.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Kind:
     looks: Fault = Fault.NONE
     unseen: float = 1.0
     reading: Mapping[str, object] = field(default_factory=dict)
+    counts: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     resets: float = 0.0
     reboots: float = 0.0
     lasts: tuple[float, float] | None = None
@@ -70,6 +74,10 @@ class Kind:
 
 
 _RESET = RecoveryAction.GPU_RESET
+
+CRC_PASSING, CRC_FAILING = (1.0, 300.0), (10.0, 3000.0)
+"""CRC errors of a link that meets an error: of one that mends itself, and of one that does not. No study says; assumed, and taken
+to overlap, since an error that is found is sent again either way."""
 
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
@@ -97,7 +105,12 @@ KINDS: Mapping[str, Kind] = {
         ),
         # 95 % are told for no longer than 1.2 s, 66 % come again (delta-v1); each link at fault has a line of its own
         Kind(
-            "nvlink-transient", broken=0.0, begins=(Emission(74, lines=4, spread=1.2),), recurs=0.66, lasts=(60, 3600)
+            "nvlink-transient",
+            broken=0.0,
+            begins=(Emission(74, lines=4, spread=1.2),),
+            recurs=0.66,
+            counts={"nvlink_crc_errors": CRC_PASSING},
+            lasts=(60, 3600),
         ),
         # pods of one GPU do not meet the link: 30 % have several (delta-v1)
         Kind(
@@ -106,6 +119,7 @@ KINDS: Mapping[str, Kind] = {
             pods=(Emission(74, 0.3, lines=4, spread=1.2),),
             recurs=0.66,
             reading={"nvlinks": 3},
+            counts={"nvlink_crc_errors": CRC_FAILING, "nvlink_failed_recoveries": (1.0, 1.0)},
             resets=0.8,
             reboots=0.9,
             action=_RESET,
@@ -116,6 +130,7 @@ KINDS: Mapping[str, Kind] = {
             begins=(Emission(74, lines=4, spread=1.2), Emission(45, 0.5, 1)),
             pods=(Emission(74, 0.3, lines=4, spread=1.2),),
             recurs=0.66,
+            counts={"nvlink_crc_errors": CRC_FAILING, "nvlink_failed_recoveries": (1.0, 1.0)},
             resets=0.8,
             reboots=0.9,
             action=_RESET,
@@ -175,7 +190,33 @@ KINDS: Mapping[str, Kind] = {
         Kind("silent-corruption", silent=True),
         # hot where pods run on it, cool where none does: 1 °C under the shutdown, or at the slowdown, which holds it there
         Kind("overheating", broken=0.5, reading={"temperature": "hot"}),
-        Kind("pcie-lanes", broken=0.0, reading={"pcie_width": 8}, reboots=0.5),
+        Kind(
+            "pcie-lanes",
+            broken=0.0,
+            reading={"pcie_width": 8},
+            recurs=0.9,
+            repeats=3600.0,
+            counts={"pcie_replays": (1.0, 1000.0)},
+            reboots=0.5,
+        ),
+        # what a noisy link sends again arrives in the end
+        Kind(
+            "pcie-noise",
+            broken=0.0,
+            recurs=0.9,
+            repeats=600.0,
+            counts={"pcie_replays": (1.0, 1000.0)},
+            lasts=(600, 86400),
+        ),
+        # the GPU answers still, and one in ten is at work: no Xid tells of it
+        Kind(
+            "pcie-fatal",
+            broken=0.9,
+            counts={"pcie_fatal_errors": (1.0, 3.0), "pcie_replays": (1.0, 1000.0)},
+            resets=0.3 * RECOVERABLE,
+            reboots=RECOVERABLE,
+            action=_RESET,
+        ),
         Kind("nvml-glitch", broken=0.0, otherwise=Truth.SOUND, looks=Fault.ERROR, lasts=(1, 30)),
         Kind("nvml-hang", broken=0.0, otherwise=Truth.SOUND, looks=Fault.HUNG, lasts=(10, 60)),
         Kind("fabric-down", reading={"fabric": 2}, reboots=1.0, resets=0.0),
@@ -203,6 +244,13 @@ class Incident:
     mends: Mapping[str, bool]
     dice: random.Random
     action: RecoveryAction = RecoveryAction.NONE
+
+    def counted(self) -> dict[str, int]:
+        """By how much each counter grows this time."""
+        return {
+            name: round(math.exp(self.dice.uniform(math.log(least), math.log(most))))
+            for name, (least, most) in self.kind.counts.items()
+        }
 
     @classmethod
     def begun(cls, kind: Kind, part: Part, now: float, number: int, dice: random.Random) -> "Incident":

@@ -33,12 +33,15 @@ _WORDS = {Fault.LOST: "GPU is lost", Fault.HUNG: "no answer for 5 s", Fault.ERRO
 class Hardware:
     """One GPU. Times are seconds of the virtual clock.
 
-    `counting` is `Sample.counting` of the plugin's process; `energy_stays`: a reset of the GPU alone leaves its energy counter.
+    `counting` is `Sample.counting` of the plugin's process; `energy_stays`: a reset of the GPU alone leaves its energy counter;
+    `counts_recoveries`: the driver counts failed recoveries of NVLinks. `counts` are the counters of links and of the bus.
     """
 
     part: Part
     energy_stays: bool = False
     counting: int = 0
+    counts_recoveries: bool = False
+    counts: dict[str, int] = field(default_factory=dict)
     incidents: list[Incident] = field(default_factory=list)
     counted_since: float = 0.0
     ecc: int = 0
@@ -87,6 +90,11 @@ class Hardware:
         assert isinstance(errors, int)
         self.ecc += errors
 
+    def count(self, incident: Incident) -> None:
+        """An incident shows in the counters."""
+        for name, errors in incident.counted().items():
+            self.counts[name] = self.counts.get(name, 0) + errors
+
     def pass_by(self, now: float) -> None:
         """What ends by itself has ended."""
         self.incidents = [incident for incident in self.incidents if incident.ends > now]
@@ -113,13 +121,13 @@ class Hardware:
 
     def forgotten(self, now: float) -> None:
         """Nobody had the driver open and there is no persistence mode: its counters begin anew."""
-        self.counted_since, self.ecc = now, 0
+        self.counted_since, self.ecc, self.counts = now, 0, {}
 
     def _mend(self, how: str, now: float) -> None:
         self.incidents = [incident for incident in self.incidents if not incident.mends[how]]
         for incident in self.incidents:
             incident.action = type(incident.action)(0)  # asked for again where it shows again
-        self.ecc = 0
+        self.ecc, self.counts = 0, {}
         self.pass_by(now)
 
     def sample(self, now: float, *, loaded: bool) -> Sample:
@@ -141,13 +149,13 @@ class Hardware:
             unrepairable_memory=False,
             clocks_event_reasons=0,
             nvlinks=(True,) * links,
-            nvlink_crc_errors=0,
-            nvlink_failed_recoveries=0,
+            nvlink_crc_errors=self.counts.get("nvlink_crc_errors", 0),
+            nvlink_failed_recoveries=self.counts.get("nvlink_failed_recoveries", 0) if self.counts_recoveries else None,
             fabric=_JOINED if tells else None,
             pcie_width=16,
             pcie_max_width=16,
-            pcie_replays=0,
-            pcie_fatal_errors=0,
+            pcie_replays=self.counts.get("pcie_replays", 0),
+            pcie_fatal_errors=self.counts.get("pcie_fatal_errors", 0),
             binding=self.binding,
             counting=self.counting,
         )

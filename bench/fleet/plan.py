@@ -7,10 +7,12 @@ from enum import StrEnum
 
 from bench.fleet import rates
 from bench.fleet.faults import APPLICATION_XIDS, OTHER_XIDS
-from bench.fleet.rates import APPLICATIONS, NODE_RATES, RATES, Part
+from bench.fleet.rates import APPLICATIONS, ASSUMED, NODE_RATES, Assumed, Part, Rate, incidents
 
 GPUS = 8
 """GPUs of a node."""
+
+_MOST = 100_000  # incidents of a kind on one GPU, by far
 
 DAY, HOUR = 86400.0, 3600.0
 """Seconds."""
@@ -36,7 +38,7 @@ class Happening:
     """Something that happens at `at`, in seconds, to a GPU by its position, or to all the node.
 
     `name` is the kind of an incident, or who the pod of an application belongs to; `xids` are those that it raises;
-    `number` tells incidents apart; `down` is for how many seconds the plugin does not run.
+    `number` tells incidents of a node apart; `down` is for how many seconds the plugin does not run.
     """
 
     at: float
@@ -50,7 +52,7 @@ class Happening:
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """A node for `days`, and what happens to it, in order. `seed` is what further chances are drawn from."""
+    """A node for `days`, what happens to it, in order, and what is `assumed`. `seed` is what further chances are drawn from."""
 
     seed: str
     part: Part
@@ -58,31 +60,39 @@ class NodePlan:
     persistence: bool = True
     energy_stays: bool = False
     happenings: tuple[Happening, ...] = ()
+    assumed: Assumed = ASSUMED
 
 
-def drawn(seed: str, part: Part, days: float, rollout: float = 0.0) -> NodePlan:
-    """The plan of a node by published rates; `rollout` is the day of the first one of all nodes, from 0."""
+def drawn(seed: str, part: Part, days: float, rollout: float = 0.0, assumed: Assumed = ASSUMED) -> NodePlan:
+    """The plan of a node by published rates; `rollout` is the day of the first one of all nodes, from 0.
+
+    Each kind of incident has dice of its own: where one is assumed to be otherwise, the others stay as they are.
+    """
     dice = random.Random(seed)
     found: list[Happening] = []
+    rates_of = incidents(assumed)
 
     def add(at: float, what: What, **more: object) -> None:
-        insort(found, Happening(at, len(found), what, **more))  # type: ignore[arg-type]
+        insort(found, Happening(at, more.pop("number", len(found)), what, **more))  # type: ignore[arg-type]
+
+    def strike(kind: str, rate: Rate, first: int, gpus: tuple[int, ...]) -> None:
+        own = random.Random(f"{seed}/{kind}/{gpus[0]}")
+        for number, at in enumerate(_times(own, rate.on(part), days)):
+            name = "nvml-hang" if kind == "nvml-glitch" and own.random() < 1 / 3 else kind
+            for gpu in gpus:
+                add(at, What.INCIDENT, number=(first * GPUS + gpu) * _MOST + number, gpu=gpu, name=name)
 
     for gpu in range(GPUS):
-        for kind, rate in RATES.items():
-            for at in _times(dice, rate.on(part), days):
-                name = "nvml-hang" if kind == "nvml-glitch" and dice.random() < 1 / 3 else kind
-                add(at, What.INCIDENT, gpu=gpu, name=name)
+        for first, (kind, rate) in enumerate(rates_of.items(), 1):
+            strike(kind, rate, first, (gpu,))
         for at in _times(dice, APPLICATIONS.on(part), days):
-            for then, where, pod, xids in _job(dice, at, gpu):
+            for then, where, pod, xids in _job(dice, at, gpu, assumed.others):
                 add(then, What.APPLICATION, gpu=where, name=pod, xids=xids)
         for at in _times(dice, 1 / rates.IDLE_RESET_DAYS, days):
             add(at, What.RESET, gpu=gpu)
-    for kind, rate in NODE_RATES.items():
-        for at in _times(dice, rate.on(part), days):
-            for gpu in range(GPUS):
-                add(at, What.INCIDENT, gpu=gpu, name=kind)
-    restarts = list(_times(dice, 1 / rates.RESTART_DAYS, days))
+    for first, (kind, rate) in enumerate(NODE_RATES.items(), 1 + len(rates_of)):
+        strike(kind, rate, first, tuple(range(GPUS)))
+    restarts = list(_times(random.Random(f"{seed}/restarts"), 1 / assumed.restart_days, days))
     day = rollout + dice.random() / 24
     while day < days:
         restarts.append(day * DAY)
@@ -91,8 +101,9 @@ def drawn(seed: str, part: Part, days: float, rollout: float = 0.0) -> NodePlan:
         add(at, What.RESTART, down=dice.uniform(*rates.DOWN_SECONDS))
     for at in _times(dice, 1 / rates.REBOOT_DAYS, days):
         add(at, What.REBOOT)
-    persistence = dice.random() >= rates.WITHOUT_PERSISTENCE
-    return NodePlan(seed, part, days, persistence, dice.random() < rates.ENERGY_STAYS, tuple(found))
+    own = random.Random(f"{seed}/counters")
+    persistence = own.random() >= assumed.without_persistence
+    return NodePlan(seed, part, days, persistence, own.random() < assumed.energy_stays, tuple(found), assumed)
 
 
 def _times(dice: random.Random, a_day: float, days: float) -> list[float]:
@@ -107,17 +118,17 @@ def _times(dice: random.Random, a_day: float, days: float) -> list[float]:
     return found
 
 
-def _job(dice: random.Random, at: float, gpu: int) -> list[tuple[float, int, str, tuple[int, ...]]]:
+def _job(dice: random.Random, at: float, gpu: int, others: float) -> list[tuple[float, int, str, tuple[int, ...]]]:
     """The pods of a Job that fails by its own fault: when, on which GPU of the node, under which name, with which Xids.
 
     Each one comes after twice the time (`kubernetes`); half of them on the same GPU, a quarter on others of this node, the
-    rest on other nodes, whose own jobs stand for them.
+    rest on other nodes, whose own jobs stand for them. `others` is the share of jobs with one of `faults.OTHER_XIDS`.
     """
     again = 1 - 1 / rates.TRIES_A_JOB
     owner = f"team-{dice.randrange(20)}/train-{dice.randrange(10**6)}"
     found: list[tuple[float, int, str, tuple[int, ...]]] = []
     pause, tries = 10.0, 1
-    if dice.random() < rates.OTHER_APPLICATION_XIDS:
+    if dice.random() < others:
         first = dice.choice(OTHER_XIDS)
     else:
         first = dice.choices([xid for xid, _ in APPLICATION_XIDS], [share for _, share in APPLICATION_XIDS])[0]

@@ -19,6 +19,10 @@ NVIDIA_SKIPS = frozenset({13, 31, 43, 45, 68, 109})
 GOOGLE_HEEDS = frozenset({48})
 """Xids that Google's plugin (container-engine-accelerators) heeds where XID_CONFIG names no more."""
 
+GOOGLE_CONFIGURED = frozenset({48, 63, 64, 79, 119, 120, 123, 140})
+"""Those that the same plugin calls critical (`monitorCriticalXid` in its health_check, for a condition of the node), all of them
+heeded by XID_CONFIG: Google's documentation names no list of its own."""
+
 TWIN_SECONDS, TWIN_AT_PEACE = 900.0, 20.0
 """For how long the verdicts after a restart are compared with those of a process that was not restarted, and where nothing
 but applications' errors stood against the GPU."""
@@ -28,13 +32,14 @@ but applications' errors stood against the GPU."""
 class Restarts:
     """What restarts of the plugin did to verdicts: how many GPUs went through one, and how many verdicts it changed, by what.
 
-    `standing` are those of them against which something stood, DEGRADED or worse. `later` are those where the new process
-    came to a worse verdict later than the old one would have: what was being gathered in those seconds was gathered anew.
+    `standing` are those of them against which something stood, DEGRADED or worse. A verdict is changed where it is better than
+    that of the process that was not restarted, at any look, or worse at the end of the comparison. `longer` are those where it
+    was worse for some looks and the same in the end: what closes a latch was gathered anew.
     """
 
     gpus: int = 0
     standing: int = 0
-    later: int = 0
+    longer: int = 0
     changed: dict[str, int] = field(default_factory=dict)
 
     def change(self, what: str) -> None:
@@ -184,9 +189,9 @@ def nvidia(gpus: int) -> Marking:
     return Marking(skips=NVIDIA_SKIPS, all_at_loss=True, gpus=gpus)
 
 
-def google(gpus: int) -> Marking:
-    """Google's plugin with default settings."""
-    return Marking(heeds=GOOGLE_HEEDS, gpus=gpus)
+def google(gpus: int, heeds: frozenset[int] = GOOGLE_HEEDS) -> Marking:
+    """Google's plugin, by default with default settings."""
+    return Marking(heeds=heeds, gpus=gpus)
 
 
 @dataclass(slots=True)
@@ -198,7 +203,7 @@ class _Watched:
     facts: Facts
     twin: HealthLedger | None = None
     until: float = 0.0
-    late: bool = False
+    worse: bool = False
     revision: int = 0
     written: tuple[Evidence, ...] = ()
 
@@ -248,13 +253,13 @@ class Ours:
         self.restarts.standing += stood
         lasting = stood or known.ledger.suspicious(known.uuid)
         evidence = known.written if killed else known.ledger.evidence()
-        known.twin, known.late = known.ledger, False
+        known.twin, known.worse = known.ledger, False
         known.until = now + (TWIN_SECONDS if lasting else TWIN_AT_PEACE)
         known.ledger = self._ledger(known.uuid, known.facts)
         known.ledger.replay(evidence)
         known.revision, known.written = known.ledger.revision, known.ledger.evidence()
         before, after = _judged(known.twin, known.uuid), _judged(known.ledger, known.uuid)
-        if before is not after:
+        if after < before:
             self._changed(known, before, after)
 
     def reboot(self, unreachable: frozenset[int], absent: frozenset[int], now: float) -> None:
@@ -314,19 +319,17 @@ class Ours:
     def _compare(self, known: _Watched, now: float) -> None:
         assert known.twin is not None
         before, after = _judged(known.twin, known.uuid), _judged(known.ledger, known.uuid)
-        gathering = known.ledger.suspicious(known.uuid)
-        known.late = known.late or after < before
-        if (after < before and not gathering) or (now >= known.until and after > before):
+        known.worse = known.worse or after > before
+        if after < before or (now >= known.until and after > before and not known.ledger.suspicious(known.uuid)):
             self._changed(known, before, after)
-        elif now >= known.until and not gathering:
-            self.restarts.later += known.late
+        elif now >= known.until and after is before:
+            self.restarts.longer += known.worse
             known.twin = None
 
     def _changed(self, known: _Watched, before: Verdict, after: Verdict) -> None:
-        stood, stands = _names(known.twin, known.uuid), _names(known.ledger, known.uuid)
-        self.restarts.change(
-            f"{before.name} to {after.name}: {', '.join(sorted(stood ^ stands)) or 'the same signals'}"
-        )
+        stood, stands = _standing(known.twin, known.uuid), _standing(known.ledger, known.uuid)
+        differ = sorted(name for name in {*stood, *stands} if stood.get(name) is not stands.get(name))
+        self.restarts.change(f"{before.name} to {after.name}: {', '.join(differ)}")
         known.twin = None
 
 
@@ -343,13 +346,23 @@ def _judged(ledger: HealthLedger, uuid: str) -> Verdict:
     return found if found > Verdict.APP else Verdict.OK
 
 
-def _names(ledger: HealthLedger | None, uuid: str) -> set[str]:
+def _standing(ledger: HealthLedger | None, uuid: str) -> dict[str, Verdict]:
+    """The verdict of each signal, named with its Xid."""
     if ledger is None:
-        return set()
-    return {f"{key.signal} {key.part}".strip() for key, _, _ in ledger.standing(uuid) if key.signal != "first-look"}
+        return {}
+    return {
+        f"{key.signal} {key.part}".strip(): verdict
+        for key, _, verdict in ledger.standing(uuid)
+        if key.signal != "first-look"
+    }
 
 
-POLICIES: Mapping[str, str] = {"ours": "this project", "nvidia": "NVIDIA v0.20.0", "google": "Google, Xid 48"}
+POLICIES: Mapping[str, str] = {
+    "ours": "this project",
+    "nvidia": "NVIDIA v0.20.0",
+    "google": "Google, Xid 48",
+    "google-8": "Google, eight Xids",
+}
 """By name, what the report calls them."""
 
 
@@ -357,4 +370,6 @@ def policy_for(name: str, gpus: int, settings: HealthPolicy) -> Policy:
     """A policy for one node."""
     if name == "ours":
         return Ours(settings)
-    return nvidia(gpus) if name == "nvidia" else google(gpus)
+    if name == "nvidia":
+        return nvidia(gpus)
+    return google(gpus, GOOGLE_HEEDS if name == "google" else GOOGLE_CONFIGURED)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.fleet.policies import POLICIES
+from bench.fleet.rates import SOURCES
 from bench.fleet.tally import Tally
 from bench.table import aligned
 
@@ -66,6 +67,7 @@ def render(worlds: Sequence[World]) -> str:
             "What remains of ours: hours that a working GPU was held back\n" + _held_back(tallies[OURS]),
             _restarts(tallies[OURS]),
             _aims(worlds, tallies),
+            "Sources\n" + "\n".join(f"  {name}: {words}" for name, words in SOURCES.items()),
         )
     )
 
@@ -132,7 +134,7 @@ def _restarts(ours: Tally) -> str:
     words += f"; {sum(ours.changed.values()):,} verdicts changed"
     for what, times in sorted(ours.changed.items()):
         words += f"\n  {what}: {times}"
-    words += f"\nEvidence that was being gathered was gathered anew on {ours.later:,} of them, some looks later"
+    words += f"\nWorse for some looks than without the restart, and the same in the end: {ours.longer:,}"
     return f"{words}\nHeld back until a first good look alone: {ours.first_look:,.1f} h"
 
 

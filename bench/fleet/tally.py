@@ -12,7 +12,7 @@ class Tally:
     with it, `held` how often; those of `first_look` alone are counted apart. `lost` are pods that began on a broken GPU,
     `turned_away` those that a GPU which works would have had. `broken` are the hours that GPUs were broken in all.
 
-    `incidents` are how many there were, and `steps` what operators did. `restarts`, `standing`, `later` and `changed` are those
+    `incidents` are how many there were, and `steps` what operators did. `restarts`, `standing`, `longer` and `changed` are those
     of `policies.Restarts`.
     """
 
@@ -29,7 +29,7 @@ class Tally:
     steps: dict[str, int] = field(default_factory=dict)
     restarts: int = 0
     standing: int = 0
-    later: int = 0
+    longer: int = 0
     changed: dict[str, int] = field(default_factory=dict)
 
     def add(self, other: "Tally") -> None:

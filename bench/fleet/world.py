@@ -8,6 +8,7 @@ import heapq
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from bench.fleet import rates
 from bench.fleet.faults import KINDS, Emission, Incident, Truth
@@ -47,7 +48,14 @@ class _Node:
         self.now = 0.0
         self._opening = 1
         self._down_until = 0.0
-        self._places = [Place(Hardware(plan.part, plan.energy_stays, self._counting())) for _ in range(GPUS)]
+        self._places = [
+            Place(Hardware(plan.part, plan.energy_stays, self._counting(), plan.assumed.counts_recoveries))
+            for _ in range(GPUS)
+        ]
+        self._kinds = {
+            name: replace(kind, **plan.assumed.kinds.get(name, {}))  # type: ignore[arg-type]
+            for name, kind in KINDS.items()
+        }
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
 
@@ -62,7 +70,7 @@ class _Node:
             place.account(self.tally, self.now)
         self.tally.hours = GPUS * self.end / HOUR
         self.tally.restarts = self.policy.restarts.gpus
-        self.tally.standing, self.tally.later = self.policy.restarts.standing, self.policy.restarts.later
+        self.tally.standing, self.tally.longer = self.policy.restarts.standing, self.policy.restarts.longer
         self.tally.changed = dict(self.policy.restarts.changed)
 
     def _at(self, when: float, action: Callable[[], None]) -> None:
@@ -91,10 +99,11 @@ class _Node:
         gpu, place = it.gpu, self._places[it.gpu]
         self._stir(gpu)
         dice = random.Random(f"{self.plan.seed}/{it.number}")
-        incident = Incident.begun(KINDS[it.name], self.plan.part, self.now, it.number, dice)
+        incident = Incident.begun(self._kinds[it.name], self.plan.part, self.now, it.number, dice)
         name = it.name if incident.truth is Truth.BROKEN else f"{it.name} (works)"
         self.tally.incidents[name] = self.tally.incidents.get(name, 0) + 1
         place.hardware.strike(incident)
+        place.hardware.count(incident)
         if incident.ends < self.end:
             self._at(incident.ends, lambda: self._passed(gpu))
         self._refresh(gpu)
@@ -139,10 +148,17 @@ class _Node:
 
         def again() -> None:
             if incident in self._places[gpu].hardware.incidents:
-                self._emit(gpu, incident, incident.kind.begins[0])
+                self._count(gpu, incident)
+                for emission in incident.kind.begins[:1]:
+                    self._emit(gpu, incident, emission)
                 self._recur(gpu, incident)
 
         self._at(self.now + incident.dice.expovariate(1 / incident.kind.repeats), again)
+
+    def _count(self, gpu: int, incident: Incident) -> None:
+        if incident.kind.counts:
+            self._stir(gpu)
+            self._places[gpu].hardware.count(incident)
 
     def _passed(self, gpu: int) -> None:
         self._stir(gpu)
@@ -226,7 +242,7 @@ class _Node:
         place.cause, place.why = place.hardware.cause, "" if offered else self.policy.why(gpu)
         if not offered and not place.awaited:
             place.awaited = True
-            self._in_hours(gpu, "operator", rates.OPERATOR_HOURS, lambda: self._answered(gpu))
+            self._in_hours(gpu, "operator", self.plan.assumed.operator_hours, lambda: self._answered(gpu))
         if truth is Truth.BROKEN and offered:
             self._suffer(gpu)
 
@@ -247,7 +263,7 @@ class _Node:
         place = self._places[gpu]
         if not place.complained:
             place.complained = True
-            hours = rates.SILENT_HOURS if place.hardware.silent else rates.COMPLAINT_HOURS
+            hours = rates.SILENT_HOURS if place.hardware.silent else self.plan.assumed.complaint_hours
             self._in_hours(gpu, "complaint", hours, lambda: self._complained(gpu))
         if not place.trying:
             place.trying = True
@@ -256,7 +272,9 @@ class _Node:
     def _next_pod(self, gpu: int, number: int) -> None:
         place = self._places[gpu]
         worst = max(place.hardware.incidents, key=lambda incident: incident.truth)
-        wait = worst.dice.expovariate(1 / (HOUR * (rates.POD_HOURS if worst.kind.silent else rates.TRY_HOURS)))
+        wait = worst.dice.expovariate(
+            1 / (HOUR * (rates.POD_HOURS if worst.kind.silent else self.plan.assumed.try_hours))
+        )
 
         def begins() -> None:
             place.trying = False
@@ -265,6 +283,7 @@ class _Node:
             self.tally.lost += 1
             suffered = max(place.hardware.incidents, key=lambda incident: incident.truth)
             owner = f"team-{suffered.number % 20}/job-{number // 2}"
+            self._count(gpu, suffered)
             for emission in suffered.kind.pods:
                 if suffered.dice.random() < emission.chance:
                     suffered.action = suffered.action or (
@@ -305,11 +324,11 @@ class _Node:
             self._take(gpu, step)
             place.step, place.stepped = min(step + 1, len(_STEPS) - 1), self.now
             luck = self._of_incident(gpu, "test").random()
-            finds = rates.CORRUPTION_FOUND if place.hardware.silent else rates.DIAGNOSED
+            finds = rates.CORRUPTION_FOUND if place.hardware.silent else self.plan.assumed.diagnosed
             if not place.hardware.gone and (place.hardware.truth is not Truth.BROKEN or luck > finds):
                 break
             step = place.step
-        self._at(self.now + rates.TEST_SECONDS, lambda: self._tested(gpu))
+        self._at(self.now + self.plan.assumed.test_seconds, lambda: self._tested(gpu))
 
     def _take(self, gpu: int, step: int) -> None:
         """One step."""
@@ -348,7 +367,7 @@ class _Node:
         place = self._places[gpu]
         if not place.offered and not place.awaited:
             place.awaited = True
-            self._in_hours(gpu, "operator", rates.OPERATOR_HOURS, lambda: self._answered(gpu))
+            self._in_hours(gpu, "operator", self.plan.assumed.operator_hours, lambda: self._answered(gpu))
         elif place.offered and place.truth is Truth.BROKEN:
             self._suffer(gpu)
 

@@ -1,18 +1,19 @@
 """The simulated fleet: small worlds of which the right answer is known."""
 
 import dataclasses
+import random
 
 import pytest
 
-from bench.fleet.faults import APPLICATION_XIDS, KINDS, OTHER_XIDS, Truth
+from bench.fleet.faults import APPLICATION_XIDS, KINDS, OTHER_XIDS, Incident, Truth
 from bench.fleet.hardware import FACTS, Hardware
 from bench.fleet.plan import GPUS, Happening, NodePlan, What, drawn
 from bench.fleet.policies import POLICIES, Ours, default_policy, policy_for
-from bench.fleet.rates import NODE_RATES, RATES, SOURCES, Part
+from bench.fleet.rates import ASSUMED, NODE_RATES, RATES, SOURCES, Part
 from bench.fleet.world import simulate
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.observation import XidEvent
+from gpu_plugin.health.observation import Fault, Sample, XidEvent
 from gpu_plugin.sources.xid_table import shipped_table
 
 EVERY = list(POLICIES)
@@ -202,6 +203,100 @@ def test_the_worlds_are_the_same_for_a_seed_and_others_for_another():
     assert one.happenings != other.happenings
     tallies = [simulate(one, Ours(default_policy())) for _ in range(2)]
     assert tallies[0] == tallies[1]
+
+
+def test_a_verdict_that_is_better_for_one_look_alone_is_changed_also_while_evidence_is_gathered():
+    """A tenth failed look makes a GPU unfit: nine before the restart, of which the new process knows nothing."""
+    failed_look = Sample(fault=Fault.ERROR, detail="Unknown Error")
+    ours = Ours(default_policy())
+    ours.watch(0, FACTS[Part.A100])
+    ours.see(0, Hardware(Part.A100).sample(HOUR, loaded=True), HOUR)
+    for at in range(9):
+        ours.see(0, failed_look, HOUR + 1 + at)
+    ours._gpus[0].written = ()
+    ours.restart_one(0, HOUR + 10, killed=True)
+    assert ours.restarts.changed == {"DEGRADED to OK: unanswered": 1}
+    ours._gpus[0].twin = ours._ledger(ours._gpus[0].uuid, FACTS[Part.A100])
+    for at in range(9):
+        ours._gpus[0].twin.observe(ours._gpus[0].uuid, failed_look, HOUR + 1 + at)
+    ours.restarts.changed.clear()
+    for at in range(3):
+        ours.see(0, failed_look, HOUR + 11 + at)
+    assert sum(ours.restarts.changed.values()) == 1
+
+
+def test_a_verdict_that_is_worse_for_some_looks_after_a_restart_is_told_apart():
+    """A bad look among those that prove the end: what was good before the restart is gathered anew."""
+    ours = Ours(default_policy())
+    ours.watch(0, FACTS[Part.A100])
+    sound = Hardware(Part.A100)
+    ours.see(0, sound.sample(HOUR, loaded=True), HOUR)
+    ours.see(0, Sample(fault=Fault.HUNG, detail="no answer"), HOUR + 1)
+    for at in (2, 3):
+        ours.see(0, sound.sample(HOUR + at, loaded=True), HOUR + at)
+    ours.restart_one(0, HOUR + 3.5, killed=False)
+    for at in (4, 5, 6, 7, 8, 1000, 1015, 1030):
+        ours.see(0, sound.sample(HOUR + at, loaded=True), HOUR + at)
+    assert (ours.restarts.changed, ours.restarts.longer) == ({}, 1)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    ("kind", "counter"),
+    [
+        ("nvlink-transient", "nvlink_crc_errors"),
+        ("nvlink-flapping", "nvlink_crc_errors"),
+        ("nvlink-down", "nvlink_crc_errors"),
+        ("pcie-lanes", "pcie_replays"),
+        ("pcie-noise", "pcie_replays"),
+        ("pcie-fatal", "pcie_fatal_errors"),
+    ],
+)
+def test_incidents_of_links_and_of_the_bus_show_in_counters_until_a_reset(part, kind, counter):
+    hardware = Hardware(part)
+    incident = Incident.begun(KINDS[kind], part, 0.0, 1, random.Random(1))
+    assert getattr(hardware.sample(0.0, loaded=True), counter) == 0
+    hardware.strike(incident)
+    hardware.count(incident)
+    first = getattr(hardware.sample(1.0, loaded=True), counter)
+    hardware.count(incident)
+    assert 0 < first < getattr(hardware.sample(2.0, loaded=True), counter)
+    assert hardware.sample(2.0, loaded=True).nvlink_failed_recoveries is None
+    assert Hardware(part, counts_recoveries=True).sample(2.0, loaded=True).nvlink_failed_recoveries == 0
+    hardware.reset(3.0)
+    assert getattr(hardware.sample(3.0, loaded=True), counter) == 0
+
+
+def test_a_fatal_error_of_the_bus_is_held_back_by_ours_alone(certain):
+    certain("pcie-fatal")
+    for policy in EVERY:
+        tally = outcome(policy, struck("pcie-fatal"), days=1.5 / 24)
+        out = sum(tally.handed_out.values())
+        assert out < 0.01 if policy == "ours" else out == pytest.approx(0.5)
+
+
+def test_google_heeds_what_it_is_configured_to(certain):
+    certain("remap-failure")
+    handed = {policy: outcome(policy, struck("remap-failure"), days=1.5 / 24).handed_out for policy in EVERY}
+    assert handed["google"] == {"remap-failure": pytest.approx(0.5)}
+    assert handed["google-8"].get("remap-failure", 0) < 0.01
+
+
+def test_what_is_assumed_otherwise_of_one_incident_leaves_the_others_as_they_were():
+    usual, other = (
+        drawn("1/0", Part.A100, 2000, assumed=assumed)
+        for assumed in (ASSUMED, dataclasses.replace(ASSUMED, often={"wedged": 50.0}))
+    )
+    wedged = [[it for it in plan.happenings if it.name == "wedged"] for plan in (usual, other)]
+    assert len(wedged[1]) > len(wedged[0])
+    rest = [
+        {(it.at, it.number, it.name) for it in plan.happenings if it.what is What.INCIDENT and it.name != "wedged"}
+        for plan in (usual, other)
+    ]
+    assert rest[0] == rest[1]
+    assert len({it.number for it in usual.happenings if it.what is What.INCIDENT}) == sum(
+        it.what is What.INCIDENT for it in usual.happenings
+    )
 
 
 @pytest.mark.parametrize("part", PARTS)
