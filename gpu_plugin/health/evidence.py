@@ -14,8 +14,14 @@ CORRECTED = 1.0
 LATEST = 2.0**33
 """Unix seconds beyond which nothing that was written down can have happened: the year 2242."""
 
+LONGEST = 86400.0
+"""Seconds beyond which nothing is counted or held back by the clock: a day, in `flapping.LONGEST` and in the table of Xids."""
+
 _GREATEST = LATEST**2
 """Beyond any number that a signal remembers."""
+
+_DEEPEST = 6
+"""Levels beyond any nesting of what a signal remembers."""
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -93,9 +99,21 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def possible(self) -> bool:
-        """Whether it can be true: its times are times, and its numbers such as a signal remembers."""
-        times = (self.since, 0.0 if self.taken is None else self.taken)
-        return all(0 <= at < LATEST for at in times) and _sane(self.memory)
+        """Whether it can be true: its times are times, and its numbers such as a signal remembers.
+
+        A time a little before 0 is one: the wall clock may have been corrected by more than it told. It is taken for 0.
+        """
+        aside = None if self.aside is None else self.aside.taken
+        if not (all(map(_time, (self.since, self.taken, aside))) and _sane(self.memory, -LATEST)):
+            return False
+        if not self.known:
+            return _sane(self.memory)
+        memory = _memory(self)
+        return (
+            all(map(_time, memory.moments))
+            and all(0 <= seconds <= LONGEST for seconds in memory.spans)
+            and _sane(msgspec.to_builtins(memory.shifted(0.0)))
+        )
 
     def latch(self, zero: float | None = None) -> AnyLatch:
         """The latch of a known signal as it was, its times by a wall clock of this `zero`.
@@ -108,12 +126,12 @@ class Evidence(msgspec.Struct, frozen=True):
         memory = _memory(self)
         marks = Marks(self.energy, self.ecc, self.binding, self.counting, self.taken, self.aside)
         return Latch(
-            memory.shifted(by) if by else memory,
+            memory.shifted(by),
             _VERDICTS.get(self.verdict, Verdict.FATAL),
             self.detail,
             corrected(self.since, by) if self.since else self.since,
             _PROOFS.get(self.proof, Proof.RESET),
-            Recovery(marks.shifted(by) if by else marks, self.reset, self.rebound),
+            Recovery(marks.shifted(by), self.reset, self.rebound),
             self.overridden,
         )
 
@@ -164,12 +182,16 @@ def _memory(entry: Evidence) -> Memory:
         return blank
 
 
-def _sane(value: object) -> bool:
-    if isinstance(value, Mapping):
-        return all(_sane(each) for each in value.values())
-    if isinstance(value, list):
-        return all(_sane(each) for each in value)
-    return not isinstance(value, int | float) or 0 <= value < _GREATEST
+def _time(at: float | None) -> bool:
+    return at is None or -LATEST < at < LATEST
+
+
+def _sane(value: object, least: float = 0, depth: int = 0) -> bool:
+    """Whether all numbers are such as a signal remembers, and nested no deeper; `least` is the least of them."""
+    if isinstance(value, Mapping | list | tuple):
+        inside = value.values() if isinstance(value, Mapping) else value
+        return depth < _DEEPEST and all(_sane(each, least, depth + 1) for each in inside)
+    return not isinstance(value, int | float) or least <= value < _GREATEST
 
 
 _VERDICTS: Mapping[str, Verdict] = {verdict.name: verdict for verdict in Verdict}

@@ -1,5 +1,6 @@
 """Verdicts, and the latch that holds one open from its evidence until there is proof of recovery."""
 
+from collections.abc import Iterable
 from enum import IntEnum, StrEnum
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
@@ -158,6 +159,16 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def counted(self) -> object:
         """What of it is worth writing down when it changes, while something is held: what counts towards more."""
         return None
+
+    @property
+    def moments(self) -> Iterable[float]:
+        """The times (Unix seconds) among what it remembers."""
+        return ()
+
+    @property
+    def spans(self) -> Iterable[float]:
+        """The seconds among what it remembers by which something is counted or held."""
+        return ()
 
     def written(self) -> Self:
         """As a restart is to know it while nothing is held against the GPU."""

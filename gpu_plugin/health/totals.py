@@ -1,5 +1,6 @@
 """Counters that only grow until a reset sets them back: how much they grew, and how often that was lately."""
 
+from collections.abc import Iterable
 from typing import Self
 
 from msgspec.structs import replace
@@ -43,6 +44,11 @@ class Counted(Level, frozen=True):
     def counted(self) -> object:
         """The same."""
         return self.noted
+
+    @property
+    def moments(self) -> Iterable[float]:
+        """When the events were."""
+        return self.times if self.noted is None else (*self.times, self.noted)
 
     def shifted(self, by: float) -> Self:
         """With the events' times shifted."""

@@ -1,5 +1,6 @@
 """What a daemon remembers: of this boot everything, of another the operator's orders, and of a broken file that it was broken."""
 
+import functools
 import json
 import logging
 import threading
@@ -14,6 +15,10 @@ from gpu_plugin import memory as memory_module
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.health.latch import Marks, Verdict
+from gpu_plugin.health.signals.clocks import SlowMinutes
+from gpu_plugin.health.signals.recovery_action import Wish
+from gpu_plugin.health.signals.xid import Happened
 from gpu_plugin.journal import Journal
 from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, Known, Memory, Recorder
 from gpu_plugin.state import StateDirectory
@@ -272,12 +277,29 @@ async def test_what_the_journal_has_late_is_written_durably_too(state, monkeypat
         tasks.cancel_scope.cancel()
 
 
+DEEP = functools.reduce(lambda inside, _: [inside], range(450), 7.0)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
         replace(XID, since=1e18),
-        replace(XID, taken=-1.0),
-        replace(XID, memory={"times": [-1.0]}),
+        replace(XID, taken=1e18),
+        replace(XID, aside=Marks(taken=1e18)),
+        replace(XID, memory={"times": [-1e18]}),
+        replace(XID, memory={"within": 1e18}),
+        replace(XID, memory={"last": 7e19}),
+        replace(XID, signal="nvlink", part="", memory={"up": -1}),
+        replace(XID, signal="flapping", part="xid 48", memory={"hold": 1e18}),
+        replace(XID, signal="flapping", part="xid 48", memory={"hold": -1.0}),
+        replace(XID, signal="hw-slowdown", part="", memory={"watched": 1e18}),
+        replace(XID, signal="recovery-action", part="", memory={"excused": 1e18}),
+        replace(XID, signal="unanswered", part="", memory={"failures": [7e19]}),
+        replace(XID, signal="pcie-errors", part="", memory={"times": [7e19]}),
+        replace(XID, signal="application-errors", part="", memory={"unknown": [7e19]}),
+        replace(XID, memory={"times": DEEP}),
+        replace(XID, signal="moonlight", memory={"phases": DEEP}),
+        replace(XID, signal="moonlight", memory={"phase": -1}),
         replace(XID, memory={"owned": [[1e300, ["default/a"]]]}),
         {"boot_id": "one", "uuid": "GPU-1"},
         {**msgspec.to_builtins(XID), "since": "yesterday"},
@@ -293,6 +315,22 @@ def test_an_entry_that_cannot_be_true_is_left_out_alone_and_said(state, caplog, 
     assert memory(state).evidence() == (CORDON, MAINTENANCE)
     (record,) = caplog.records
     assert "health.json: entry 1 cannot be true and is left out: " in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("signal", "part", "remembered", "read"),
+    [
+        ("xid", "48", {"times": [-2.0], "last": -1.0}, Happened((0.0,), last=0.0)),
+        ("recovery-action", "", {"action": 1, "excused": -30.0}, Wish(action=1, excused=0.0)),
+        ("hw-slowdown", "", {"watched": -30.0}, SlowMinutes(watched=0.0)),
+    ],
+)
+def test_times_a_little_before_0_are_taken_for_it_and_drop_no_entry(state, signal, part, remembered, read):
+    wrong = replace(XID, signal=signal, part=part, since=-5.0, taken=-1.0, memory=remembered)
+    memory(state).write((wrong,), NODE, LISTED)
+    (entry,) = memory(state).evidence()
+    latch = entry.latch()
+    assert (latch.verdict, latch.since, latch.memory, latch.recovery.marks.taken) == (Verdict.FATAL, 0.0, read, 0.0)
 
 
 def test_a_signal_that_another_version_has_is_kept_and_costs_nothing(state):

@@ -1,5 +1,6 @@
 """Applications that keep failing on one GPU: whether that is one bad application or a bad GPU."""
 
+from collections.abc import Iterable
 from typing import Self
 
 from msgspec.structs import replace
@@ -58,6 +59,11 @@ class Errors(Memory, frozen=True):
     def written(self) -> Self:
         """The errors."""
         return replace(self, unasked=0) if self.unasked else self
+
+    @property
+    def moments(self) -> Iterable[float]:
+        """When the errors were."""
+        return (*(at for at, _ in self.owned), *self.unknown)
 
     def shifted(self, by: float) -> Self:
         """With the errors' times shifted."""

@@ -1,5 +1,6 @@
 """Clocks that the hardware itself holds down."""
 
+from collections.abc import Iterable
 from typing import Self
 
 from msgspec.structs import replace
@@ -36,6 +37,16 @@ class SlowMinutes(Level, frozen=True):
     def lasting(self) -> bool:
         """It always is: the next process has not to watch for ten minutes again."""
         return True
+
+    @property
+    def moments(self) -> Iterable[float]:
+        """When it was watched, and when each minute began."""
+        return (*(at for at in (self.watched, self.last) if at is not None), *(at for at, _ in self.minutes))
+
+    @property
+    def spans(self) -> Iterable[float]:
+        """The slow seconds of each minute."""
+        return (slow for _, slow in self.minutes)
 
     def shifted(self, by: float) -> Self:
         """With the minutes shifted."""

@@ -1,5 +1,6 @@
 """A guard over all other signals: what keeps coming and going holds its GPU back for a time."""
 
+from collections.abc import Iterable
 from typing import Self
 
 from msgspec.structs import replace
@@ -31,6 +32,16 @@ class Falls(Memory, frozen=True):
     def news(self) -> object:
         """How long it was held: another fall is news by what fell."""
         return self.hold
+
+    @property
+    def moments(self) -> Iterable[float]:
+        """When it fell."""
+        return self.times
+
+    @property
+    def spans(self) -> Iterable[float]:
+        """How long it was held."""
+        return (self.hold,)
 
     def shifted(self, by: float) -> Self:
         """With the times shifted."""

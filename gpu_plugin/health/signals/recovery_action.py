@@ -1,6 +1,6 @@
 """What the driver itself asks for, so that a GPU works again."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Self
 
 from msgspec.structs import replace
@@ -51,6 +51,11 @@ class Wish(Graded, frozen=True):
 
     action: int = 0
     excused: float | None = None
+
+    @property
+    def moments(self) -> Iterable[float]:
+        """Until when it is excused."""
+        return () if self.excused is None else (self.excused,)
 
     def shifted(self, by: float) -> Self:
         """With its time shifted."""

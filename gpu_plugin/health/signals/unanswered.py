@@ -1,5 +1,6 @@
 """The driver does not answer for the GPU: a call hangs, or fails for no reason of its own."""
 
+from collections.abc import Iterable
 from typing import Self
 
 from msgspec.structs import replace
@@ -37,6 +38,11 @@ class Answers(Memory, frozen=True):
     def held(self) -> Self:
         """The failures, and no good looks in a row."""
         return replace(self, row=0, looks=self.looks | 1)
+
+    @property
+    def moments(self) -> Iterable[float]:
+        """When looks failed."""
+        return self.failures
 
     def shifted(self, by: float) -> Self:
         """With the failures' times shifted."""

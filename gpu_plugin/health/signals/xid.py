@@ -1,5 +1,6 @@
 """Xid errors: each has a latch of its own, by what the policy says of it and by what the driver asks for since."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Self
 
@@ -74,6 +75,16 @@ class Happened(Memory, frozen=True):
     def written(self) -> Self:
         """All but that a look is due: a process begins with one."""
         return replace(self, look=False) if self.look else self
+
+    @property
+    def moments(self) -> Iterable[float]:
+        """When it was told."""
+        return self.times if self.last is None else (*self.times, self.last)
+
+    @property
+    def spans(self) -> Iterable[float]:
+        """For how long it counts."""
+        return (self.within,)
 
     def shifted(self, by: float) -> Self:
         """With its times shifted."""
