@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from gpu_plugin.health.background import NAME as BACKGROUND
+from gpu_plugin.health.background import Background
 from gpu_plugin.health.latch import AnyLatch, Latch, LatchKey, Marks, Memory, Proof, Recovery, Verdict, corrected
 from gpu_plugin.health.signals import SIGNALS
 
@@ -89,13 +91,15 @@ class Evidence(msgspec.Struct, frozen=True):
     @property
     def known(self) -> bool:
         """Whether this version has such a signal, and latches of it that are told apart so."""
+        if self.signal == BACKGROUND:
+            return self.key == LatchKey(BACKGROUND) and self.verdict == Verdict.OK.name
         signal = SIGNALS.get(self.signal)
         return signal is not None and (signal.parts is None or signal.parts.fullmatch(self.part) is not None)
 
     @property
     def lasts(self) -> bool:
         """Whether it outlives boots, as an operator's cordon does."""
-        return self.known and SIGNALS[self.signal].lasts
+        return self.known and self.signal != BACKGROUND and SIGNALS[self.signal].lasts
 
     @property
     def possible(self) -> bool:
@@ -175,7 +179,7 @@ def _written(latch: AnyLatch) -> Memory:
 
 
 def _memory(entry: Evidence) -> Memory:
-    blank = SIGNALS[entry.signal].memory
+    blank = _BACKGROUND if entry.signal == BACKGROUND else SIGNALS[entry.signal].memory
     try:
         return msgspec.convert(entry.memory, type(blank))
     except msgspec.ValidationError:
@@ -194,5 +198,6 @@ def _sane(value: object, least: float = 0, depth: int = 0) -> bool:
     return not isinstance(value, int | float) or least <= value < _GREATEST
 
 
+_BACKGROUND: Memory = Background()
 _VERDICTS: Mapping[str, Verdict] = {verdict.name: verdict for verdict in Verdict}
 _PROOFS: Mapping[str, Proof] = {proof.value: proof for proof in Proof}

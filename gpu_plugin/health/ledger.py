@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from msgspec.structs import replace as changed_to
 
+from gpu_plugin.health import background
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.evidence import Evidence, news
 from gpu_plugin.health.facts import Facts
@@ -60,6 +61,8 @@ class _Record:
     latches: dict[LatchKey, AnyLatch] = field(default_factory=dict)
     unseen: AnyLatch | None = field(default_factory=first_look.unseen)
     marks: Marks = UNMARKED
+    recalled: bool = False
+    """Whether the marks are of an earlier process: no good look has come since."""
     action: int | None = None
     xids: dict[tuple[int, str], float] = field(default_factory=dict)
 
@@ -103,6 +106,8 @@ class HealthLedger:
         if record is None:
             return ()
         changed: _Changed = {}
+        # Those of an earlier process date from before what is told now: between them the GPU may have been reset
+        marks = UNMARKED if record.recalled and not isinstance(seen, Sample) else record.marks
         aimed: tuple[str, ...] = ()
         if isinstance(seen, XidEvent):
             aimed = self._aimed(seen, record)
@@ -113,7 +118,7 @@ class HealthLedger:
             _WHOLE,
             record.facts,
             self.policy,
-            record.marks,
+            marks,
             record.unseen is not None,
             record.action,
             record.latches,
@@ -134,9 +139,9 @@ class HealthLedger:
             own = self._keys(whole.signal, record, seen, aimed)
             for key in own:
                 known = dated = record.latches.get(key)
-                if event and known is not None and known.recovery.marks != record.marks:
+                if event and known is not None and known.recovery.marks != marks:
                     # It is evidence of now: a reset before it proves nothing
-                    dated = changed_to(known, recovery=changed_to(known.recovery, marks=record.marks))
+                    dated = changed_to(known, recovery=changed_to(known.recovery, marks=marks))
                 stepped = signal.step(dated, seen, replace(ctx, key=key))
                 self._put(record, key, known if stepped is dated else stepped, changed)
             if isinstance(seen, XidEvent):
@@ -256,13 +261,11 @@ class HealthLedger:
                 known.latches[key] = latch
 
     def evidence(self) -> tuple[Evidence, ...]:
-        """Every open latch, and what else a signal remembers of a GPU, in a stable order."""
+        """Every open latch, and what else is remembered of a GPU, in a stable order."""
         return tuple(
             Evidence.of(self.boot_id, uuid, key, latch, self.zero)
             for uuid, record in sorted(self._records.items())
-            for key, latch in sorted(
-                record.latches.items(), key=lambda item: (item[0].signal, item[0].part, item[0].device)
-            )
+            for key, latch in (*_background(record), *sorted(record.latches.items(), key=_ordered))
             if latch.verdict is not Verdict.OK or latch.memory.lasting
         )
 
@@ -270,7 +273,15 @@ class HealthLedger:
         """Holds again what was held when it was written down, for GPUs that are watched. Unknown signals are left out."""
         for entry in evidence:
             record = self._records.get(entry.uuid)
-            if record is None or not entry.known or SIGNALS[entry.signal].of_process:
+            if record is None or not entry.known:
+                continue
+            if entry.key == background.KEY:
+                marks, action = background.read(entry.latch(self.zero if entry.boot_id == self.boot_id else None))
+                if record.marks == UNMARKED:
+                    record.marks, record.recalled = marks, True
+                record.action = action if record.action is None else record.action
+                continue
+            if SIGNALS[entry.signal].of_process:
                 continue
             several = SIGNALS[entry.signal].parts is not None
             key = entry.key if several else LatchKey(entry.signal)
@@ -350,13 +361,17 @@ class HealthLedger:
 
     def _note(self, record: _Record, seen: Observation, now: float) -> None:
         """Remembers what the signals will be told with later observations."""
+        was = record.marks, record.action
         if isinstance(seen, Sample):
             record.marks = record.marks.after(seen, now)
+            record.recalled = record.recalled and bool(seen.fault)
             if not seen.fault and seen.tells("recovery_action"):
                 record.action = seen.recovery_action
         elif isinstance(seen, Order) and seen.verb == "resume":
             # What was done meanwhile proves something for what was open before, and nothing for what comes
             record.marks, record.action = UNMARKED, None
+        if was != (record.marks, record.action):
+            self.revision += background.news(*was) != background.news(record.marks, record.action)
 
     def _guard(self, record: _Record, changed: _Changed, now: float) -> None:
         """Counts what became FATAL, and holds a GPU back where that keeps happening."""
@@ -410,6 +425,16 @@ def _tell(xids: dict[tuple[int, str], float], number: int, devices: Iterable[str
         for key in [key for key, at in xids.items() if now - at > REMEMBER_XIDS]:
             del xids[key]
     return news
+
+
+def _ordered(item: tuple[LatchKey, AnyLatch]) -> tuple[str, str, str]:
+    key, _ = item
+    return key.signal, key.part, key.device
+
+
+def _background(record: _Record) -> tuple[tuple[LatchKey, AnyLatch], ...]:
+    latch = background.written(record.marks, record.action)
+    return () if latch is None else ((background.KEY, latch),)
 
 
 def _of_its_boot(key: LatchKey, latch: AnyLatch) -> bool:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+from gpu_plugin.health import background
+from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import AnyLatch, Verdict
 from gpu_plugin.health.ledger import HealthLedger
@@ -47,6 +49,11 @@ class Watched:
         self.ledger = self._ledger()
         self.ledger.replay(evidence)
         return self.verdict
+
+    @property
+    def written(self) -> list[Evidence]:
+        """What a new process would know of signals."""
+        return [entry for entry in self.ledger.evidence() if entry.signal != background.NAME]
 
     @property
     def verdict(self) -> Verdict:
