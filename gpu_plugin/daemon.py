@@ -162,6 +162,7 @@ class Daemon:
         log.info("gpu-plugin %s starting", __version__)
         await self._have_the_node()
         self._state.tidy(FILES)
+        self._memory.reserve()
         self._events.store.recall()
         self._events.daemon(f"gpu-plugin {__version__} started, process {os.getpid()}")
         remembered = self._memory.gpus()
@@ -455,6 +456,7 @@ class Daemon:
                 "log_lines_dropped": dropped(),
             },
             "waiting": self._waits_for,
+            "state": {"directory": self.settings.state_dir, "trouble": self._recorder.trouble},
             "driver": {
                 "version": self._node.driver_version,
                 "trouble": (self._monitor.trouble if self._monitor is not None and self._driver == "" else self._driver)

@@ -13,7 +13,7 @@ from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.naming import PLACEHOLDER, resource_name_fault
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.health.former_evidence import FormerEvidence
+from gpu_plugin.health.former_evidence import FORMER, FormerEvidence
 from gpu_plugin.journal import Journal
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.state import StateDirectory
@@ -91,6 +91,7 @@ class ListedDevice:
     kind: str
     shared: str = ""
     numa: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,10 @@ class Memory:
         self._journal: Journal[HealthMemory, WrittenHealth] = Journal(state.path / JOURNAL_FILE, WrittenHealth)
         self._health: HealthMemory | None = None
         self._sequence = 0
+
+    def reserve(self) -> None:
+        """Allocates room for what is held against GPUs, which a full disk takes then. Says where it cannot. Blocks."""
+        self._journal.reserve()
 
     def booted(self, boot_id: str) -> None:
         """Writes for another boot from now on."""
@@ -213,7 +218,7 @@ def _entry(raw: msgspec.Raw) -> Evidence:
     """An entry, also of a version before. Raises ValueError for one that cannot be, with what is wrong."""
     try:
         fields = msgspec.json.decode(raw)
-        former = isinstance(fields, dict) and "memory" not in fields
+        former = isinstance(fields, dict) and not FORMER.isdisjoint(fields)
         entry = msgspec.convert(fields, FormerEvidence).evidence() if former else msgspec.convert(fields, Evidence)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(str(error)) from None
@@ -251,6 +256,7 @@ class Recorder:
         self._turned = Pulse()
         self._tried = 0
         self._saved = 0
+        self._durable = True
 
     def changed(self) -> None:
         """Has what is known written down soon. From the event loop's thread."""
@@ -271,6 +277,13 @@ class Recorder:
                     await _done(hardware, partial(self._write_durably, known), LAST_WRITE)
             evidence.close()
             hardware.close()
+
+    @property
+    def trouble(self) -> str:
+        """What a restart would not remember, in a sentence; empty while all is written down."""
+        if self._saved < self._tried:
+            return "what is held against GPUs, and what operators ordered, cannot be written down: a restart would forget it"
+        return "" if self._durable else "a file cannot be written, as the log says: a restart would not remember all"
 
     async def written(self, seconds: float = WRITTEN_SOON) -> bool:
         """Whether what is held against GPUs now outlives this process; waits `seconds` at most, less where it cannot be."""
@@ -301,6 +314,7 @@ class Recorder:
                 await self._turned.wait()
             journaled = self._saved >= known.revision
             saved = known.nothing or await _done(threads, partial(self._write_durably, known), PATIENCE)
+            self._durable = saved
             now = self._known()
             if not (saved and journaled):
                 await self._unsaved.wait(RETRY)
@@ -320,10 +334,28 @@ async def _done(threads: DaemonThreads, write: Callable[[], bool], patience: flo
 
 
 def _listed(device: Device) -> ListedDevice:
-    return ListedDevice(device.id, device.gpu, device.visible_id, device.index, device.kind, device.shared, device.numa)
+    return ListedDevice(
+        device.id,
+        device.gpu,
+        device.visible_id,
+        device.index,
+        device.kind,
+        device.shared,
+        device.numa,
+        device.nodes,
+    )
 
 
 def _device(resource: str, known: ListedDevice) -> Device:
     """The device as far as it is known; how many replicas there were is not, and is never asked of a retired one."""
     sharing = SharedResource(resource, resource, 2, known.shared) if known.shared else None
-    return Device(known.id, known.gpu, known.visible_id, known.index, numa=known.numa, kind=known.kind, sharing=sharing)
+    return Device(
+        known.id,
+        known.gpu,
+        known.visible_id,
+        known.index,
+        numa=known.numa,
+        kind=known.kind,
+        sharing=sharing,
+        nodes=known.nodes,
+    )

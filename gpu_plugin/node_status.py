@@ -101,6 +101,9 @@ def complaints(status: Mapping[str, Any]) -> list[str]:
     cdi = status["cdi"]
     if cdi is not None and cdi["trouble"]:
         found.append(f"CDI: {cdi['trouble']}")
+    state = status.get("state") or {}
+    if state.get("trouble"):
+        found.append(f"{state['directory']}: {state['trouble']}")
     if trouble := status.get("driver", {}).get("trouble"):
         found.append(f"driver: {trouble}")
     found += [f"GPU {each['index']} is Unhealthy" for each in status["health"]["gpus"] if each["state"] == "unhealthy"]

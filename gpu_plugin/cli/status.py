@@ -92,6 +92,9 @@ def _facts(status: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
         yield "", coloured(f"WAITING: {status['waiting']}", "Unhealthy")
     if daemon["log_lines_dropped"]:
         yield "", f"{daemon['log_lines_dropped']} log lines were dropped, since standard error did not take them"
+    state = status.get("state") or {}
+    if state.get("trouble"):
+        yield "", coloured(f"NOT WRITTEN DOWN: {state['directory']}: {state['trouble']}", "Unhealthy")
     driver = status["driver"]
     yield "driver", driver["version"] or "not known yet"
     if driver["trouble"]:

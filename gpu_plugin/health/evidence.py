@@ -26,7 +26,7 @@ _DEEPEST = 6
 """Levels beyond any nesting of what a signal remembers."""
 
 
-class Evidence(msgspec.Struct, frozen=True):
+class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is held against a GPU: where, by which signal, since when (Unix seconds), and what proof of recovery it needs.
 
     `boot_id` is the boot in which it was true, `zero` the Unix time at which the clock of that boot stood at 0, as the process

@@ -12,6 +12,9 @@ from gpu_plugin.health.signals import application_errors, flapping, heat, margin
 from gpu_plugin.health.signals.unanswered import Answers
 from gpu_plugin.health.totals import Counted
 
+FORMER = frozenset({"asked", "value", "times", "pods"})
+"""Fields of such an entry that no other has; it had all of them."""
+
 
 class FormerEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """An entry of its health.json. `value`, `times` and `pods` were the signal's own; `since` and `times` are Unix seconds."""

@@ -105,17 +105,15 @@ def test_a_slice_that_is_gone_stays_listed_for_its_pod_over_restarts(sliced: Clu
     sliced.kubelet.start()
     sliced.plugin.start()
 
-    # A kubelet that has just started knows of no device but those that the daemon lists. A daemon that has just started knows
-    # the slice by its name alone, and not that the new one was made of other instances.
+    # A kubelet that has just started knows of no device but those that the daemon lists.
     wait_capacity(sliced, MIDDLE, 1)
-    sliced.wait_offers({RESOURCE: 4, LARGE: 3, SMALL: 7, **PARTS})
+    sliced.wait_offers({RESOURCE: 4, LARGE: 3, SMALL: 7, WHOLE: 1, **PARTS})
     after = sliced.pods.get("holder")
     assert after.running
     assert (after.container_id, after.restarts) == (pod.container_id, 0)
 
     sliced.pods.delete("holder")
     wait_capacity(sliced, MIDDLE, 0)
-    sliced.wait_offers({RESOURCE: 4, LARGE: 3, SMALL: 7, WHOLE: 1, **PARTS})
 
 
 def test_a_gpu_whose_slice_a_pod_holds_is_not_given_out_whole(sliced: Cluster) -> None:

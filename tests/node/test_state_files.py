@@ -1,20 +1,31 @@
 """Whatever stands in the state directory, the daemon starts, says what it set aside, and remembers from then on."""
 
+import contextlib
+import operator
 import os
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 
 from gpu_plugin.control import request
 from gpu_plugin.daemon import FILES
-from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE
-from tests.node.daemon import healthy, ids
+from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE
+from tests.node.daemon import GPU, DaemonProcess, healthy, ids
 
 
 def foreign_byte(file: Path) -> None:
     whole = bytearray(file.read_bytes())
     whole[whole.index(b"GPU-")] = 0xFF  # within text, where JSON may hold any byte from 0x80 on
     file.write_bytes(whole)
+
+
+def every_line(file: Path) -> None:
+    """Puts a foreign byte into each line: none of them is what it was."""
+    file.write_bytes(file.read_bytes().replace(b"GPU-", b"GPU\xff"))
 
 
 def cut(file: Path) -> None:
@@ -41,6 +52,60 @@ WHOLE = (HEALTH_FILE, GPUS_FILE, DEVICES_FILE)
 """Files that are read whole or not at all; of those with a line a thing, the lines that can be read count."""
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+async def test_a_full_disk_takes_a_fault_and_a_cordon_all_the_same_and_status_says_so(kubelet, daemon):
+    if not mount("-t", "tmpfs", "-o", "size=64k,mode=700", "none", str(daemon.state)):
+        pytest.skip("nothing can be mounted here")
+    daemon.profile = "t4-4"
+    try:
+        daemon.start()
+        await kubelet.wait_for(healthy(kubelet, 4))
+        await daemon.wrote("devices.json", "GPU-")
+        fill(daemon.state / "filler")
+        assert "is cordoned" in str(request(daemon.state, "cordon", gpu=0)["done"])
+        daemon.fault(1, xid=79)
+        await kubelet.wait_for(healthy(kubelet, 2))
+        assert "a file cannot be written" in await trouble_once(daemon, bool)
+        daemon.kill()
+        await kubelet.wait_for(lambda: not kubelet.resources[GPU].streams)
+        daemon.start()
+        await kubelet.wait_for(healthy(kubelet, 2))
+        assert mount("-o", "remount,size=1m", str(daemon.state))
+        await trouble_once(daemon, operator.not_)
+    finally:
+        daemon.kill()
+        unmount(daemon.state)
+
+
+def mount(*arguments: str) -> bool:
+    Path(arguments[-1]).mkdir(exist_ok=True, parents=True)
+    return not subprocess.run(["mount", *arguments], check=False, capture_output=True).returncode
+
+
+def unmount(directory: Path) -> None:
+    subprocess.run(["umount", str(directory)], check=True)
+
+
+def fill(file: Path) -> None:
+    """Takes all the room that there is."""
+    with file.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
+        while True:
+            stream.write(bytes(4096))
+
+
+async def trouble_once(daemon: DaemonProcess, as_wanted: Callable[[str], bool]) -> str:
+    """What the status says of the state directory, as soon as it is as wanted."""
+    with anyio.fail_after(20):
+        while not as_wanted(told := state_of(daemon)):
+            await anyio.sleep(0.05)
+    return told
+
+
+def state_of(daemon: DaemonProcess) -> str:
+    state: Any = request(daemon.state, "status")["state"]
+    return str(state["trouble"])
+
+
 @pytest.mark.parametrize("spoil", [foreign_byte, cut, link, pipe, directory_there])
 async def test_spoilt_files_are_set_aside_and_said_and_the_node_is_served(kubelet, daemon, spoil):
     daemon.start()
@@ -53,9 +118,14 @@ async def test_spoilt_files_are_set_aside_and_said_and_the_node_is_served(kubele
     for name in names:
         (daemon.state / name).touch()
         spoil(daemon.state / name)
+    if spoil in (foreign_byte, cut):
+        every_line(daemon.state / JOURNAL_FILE)
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 8))
     said = daemon.log.read_text()
+    if spoil in (foreign_byte, cut):
+        assert f"{JOURNAL_FILE}: " in said
+        assert "bytes cannot be read and are left out" in said
     for name in names:
         assert f"{daemon.state / name} cannot be read, what it remembered is lost" in said
         assert os.path.lexists(daemon.state / f"{name}.corrupt")

@@ -526,14 +526,25 @@ async def test_an_order_that_cannot_be_written_down_says_so_and_holds(kubelet, d
         append = Journal.append
         monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
         monkeypatch.setattr(Journal, "append", lambda *words: not full.is_set() and append(*words))
-        assert "could not be written down" in (await ask(directory, "cordon", gpu=1))["done"]
+        with pytest.raises(control.ControlError, match=r"is cordoned.*But this could not be written down"):
+            await ask(directory, "cordon", gpu=1)
         await kubelet.wait_for(healthy(kubelet, 7))
+
+        async def trouble():
+            return (await ask(directory, "status"))["state"]["trouble"]
+
+        assert "a restart would forget it" in await trouble()
         full.clear()
 
         async def written():
             return '"cordon"' in (directory / "state" / "health.json").read_text()
 
         await until(written)
+
+        async def mended():
+            return not await trouble()
+
+        await until(mended)
     async with running(directory, node):
         await kubelet.wait_for(healthy(kubelet, 7))
 

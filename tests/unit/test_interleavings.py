@@ -88,10 +88,10 @@ def hardware(identifier: str) -> frozenset[tuple[int, int]]:
 
 
 def as_remembered(resource: Resource) -> Resource:
-    """A resource as `memory` has it: of devices it knows neither their nodes nor why they were unhealthy."""
+    """A resource as `memory` has it: of devices it does not know why they were unhealthy."""
     return Resource(
         resource.name,
-        tuple(dataclasses.replace(device, nodes=(), reason="", held="", retired=False) for device in resource.devices),
+        tuple(dataclasses.replace(device, reason="", held="", retired=False) for device in resource.devices),
     )
 
 
