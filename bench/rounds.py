@@ -19,7 +19,7 @@ from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.nvml_h import EventType
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health_watch import HealthWatch
-from gpu_plugin.nvml import looks
+from gpu_plugin.nvml import questions
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import Event, EventSet
 from gpu_plugin.simulation.driver import SimulatedDriver
@@ -110,7 +110,7 @@ class Watched:
 def measure(plan: Plan, directory: Path) -> list[Row]:
     """The three of them."""
     del directory
-    steady = asyncio.run(_steady(2 * looks.FULL_EVERY))
+    steady = asyncio.run(_steady(2 * questions.TURNS))
     slow = asyncio.run(_slow(plan.rounds))
     share, late, others = asyncio.run(_storm())
     return [
@@ -121,7 +121,7 @@ def measure(plan: Plan, directory: Path) -> list[Row]:
             sum(steady) / len(steady),
             max(steady),
             60,
-            note=f"p99 is the most; one look in {looks.FULL_EVERY} asks everything",
+            note=f"p99 is the most; one look in {questions.TURNS} asks everything",
             series={"calls": steady},
         ),
         Row(

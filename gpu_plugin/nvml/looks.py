@@ -18,13 +18,10 @@ from gpu_plugin.threads import Job, settled
 
 log = logging.getLogger(__name__)
 
-FULL_EVERY = 8
-"""Of so many looks at a GPU one asks everything at least; GPUs take turns at that, so that rounds cost the same."""
+_REACHABLE = ("temperature", "energy", "clocks_event_reasons")
+"""Of these the first that a GPU answers is what is left where health is not judged: one that is lost says so there."""
 
-_REACHABLE = "temperature"
-"""The one question that is left where health is not judged: every GPU of use answers it, and one that is lost says so."""
-
-_JUDGED = frozenset(field.name for field in fields(Sample)) - {_REACHABLE}
+_JUDGED = frozenset(field.name for field in fields(Sample))
 
 
 class Looks:
@@ -55,6 +52,8 @@ class Looks:
         vanished, binding = bus.vanished(watched), bus.binding(watched.gpu)
         watched.binding = watched.binding if binding is None else binding
         if watched.pending is None:
+            if not vanished and self._session.opens(timeout):
+                return Found()  # it is nobody's fault yet that it takes its time
             sample = self._unasked(watched, vanished=vanished)
             if sample is not None:
                 return watched.saw(sample, now)
@@ -92,8 +91,10 @@ class Looks:
         alone, opening, turn = bool(self._roster.untouched), self._session.opening, watched.turn + gpu.index
         if gpu.unreadable:
             return self._calls.begin(probing(driver, self._host, gpu, alone=alone))
-        skip = watched.unsupported if judging else watched.unsupported | _JUDGED
-        full = full or handle is None or not (turn + 1) % FULL_EVERY
+        skip = watched.unsupported
+        if not judging:
+            skip |= _JUDGED - {next((name for name in _REACHABLE if name not in skip), "")}
+        full = full or handle is None
         divisible, counting = watched.divisible or handle is None, watched.counting
         watched.turn += 1
         return self._calls.begin(

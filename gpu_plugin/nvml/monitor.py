@@ -56,8 +56,9 @@ LOOK_GAP = 0.1
 def longest_turn(timeout: float) -> float:
     """Seconds that a turn may take by the patience of everything in it, where the driver and each GPU use all of theirs.
 
-    The driver is opened anew by five calls at most, of `timeout` seconds each. 60 s are for its end, the host, the GPUs (all
-    at once) and their links, the event set and the wait for it.
+    The driver is opened anew in five times `timeout` seconds at most: for a closing that is still under way, for all attempts
+    at opening it, for what it says of itself, and for closing it again where it says nothing. 60 s are for its end, the host,
+    the GPUs (all at once) and their links, the event set and the wait for it.
     """
     return 60 + 5 * timeout
 
@@ -132,6 +133,9 @@ class Monitor:
         self._schedule = Schedule()
         self._look, self._turned = Pulse(), Pulse()
         self._running = False
+        self._over: float | None = None
+        """When everyone's last turn was over; None while one is under way, and before the first."""
+        self._share = 1.0
         self._rounds = 0
 
     @property
@@ -179,12 +183,13 @@ class Monitor:
 
     async def run(self) -> None:
         """Watches until cancelled: events from one thread, and a look at every GPU each `poll` seconds."""
-        self._running = True
+        self._running, self._over = True, None
         self._schedule.poll_at(anyio.current_time())  # begun again, it does not wait for the next poll
         try:
             while True:
                 turn = self._schedule.take(anyio.current_time())
                 if turn.whole:
+                    self._over = None
                     owed = self.turn_due  # begun again after a failure, it does not get more time for what is owed
                     self._expect_turn(0)  # and one may begin before its time
                     self.turn_due = min(self.turn_due, owed)
@@ -192,10 +197,10 @@ class Monitor:
                 self.trouble = self._unreached()
                 self._turned.ring()
                 if turn.whole:
-                    # Spread, so that the nodes of a fleet do not all wake at the same moment.
-                    pause = self.poll * (0.95 + 0.1 * random.random())  # noqa: S311
-                    self._schedule.poll_at(anyio.current_time() + pause)
-                    self._expect_turn(pause)
+                    # Spread, so that the nodes of a fleet do not all wake at the same moment; never later than told.
+                    self._share = 0.9 + 0.1 * random.random()  # noqa: S311
+                    self._over = anyio.current_time()
+                    self._pause()
                 while (wait := self._schedule.next() - anyio.current_time()) > 0:
                     await self._look.wait(wait)
                 await anyio.sleep(LOOK_GAP)
@@ -214,6 +219,28 @@ class Monitor:
             -math.inf
         )  # where some GPUs' turn is over in the one under way, it is followed by another
         self._look.ring()
+
+    def retune(self, poll: float, timeout: float, retention: float, *, judging: bool) -> None:
+        """Has other settings obeyed at once; see the attributes. From the event loop's thread."""
+        longer = longest_turn(timeout) - longest_turn(self.timeout)
+        anew = judging != self.judging
+        self.poll, self.timeout, self.retention, self.judging = poll, timeout, retention, judging
+        if not self._running:
+            return
+        if self._over is None:
+            self.turn_due += max(0.0, longer)  # the turn under way may take as long as it wants by now
+        else:
+            self._pause()
+        if anew:
+            self._schedule.everyone(-math.inf)
+        self._look.ring()
+
+    def _pause(self) -> None:
+        """Everyone's next turn comes a poll after the last one was over."""
+        assert self._over is not None
+        at = self._over + self.poll * self._share
+        self._schedule.poll_at(at)
+        self.turn_due = at + longest_turn(self.timeout)
 
     def unsupported(self) -> Mapping[str, frozenset[str]]:
         """By GPU uuid, the fields of a Sample that it never answers, as far as that has been learnt."""
@@ -331,7 +358,8 @@ class Monitor:
         out = all(watched.handle is None and watched.pending is None for watched in asked)
         out = out and bool(asked or not roster.gpus) and roster.untouched.leaves(each.gpu for each in roster.gpus)
         self._reopening.answered(anyone=not out)
-        if self._reopening.held or roster.bus.news(roster.gpus, self._rounds):
+        opens = self._session.opens(self.timeout)
+        if opens or self._reopening.held or roster.bus.news(roster.gpus, self._rounds):
             self._schedule.everyone(anyio.current_time() + CONFIRM)
 
     def _unreached(self) -> str:

@@ -4,7 +4,7 @@ A steady look asks what a fault shows in at once every time, and of the slow-cha
 NVML tells as fields comes in one call for all of them, where the part answers those; else each has a function of its own.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -16,12 +16,18 @@ from gpu_plugin.nvml.port import Driver, Field, Handle
 Ask = Callable[[Driver, Handle], tuple[Any, ...]]
 
 
+TURNS = 6
+"""Steady looks in which each slow question is asked once: at a look every 15 s nothing is noticed later than after 90 s."""
+
+PARTITION_TURN, COUNTING_TURN = 0, 1
+"""In which of them it is asked how the GPU is cut, and whether it stays initialised by itself."""
+
+
 class Pace(Enum):
     """How often steady looks ask; full looks ask everything."""
 
     EVERY = "every time"
-    TURN = "one after the other, one a look"
-    FULL = "never"
+    TURN = "each once in so many looks"
 
 
 class Shape(Enum):
@@ -83,8 +89,8 @@ QUESTIONS: tuple[Question, ...] = (
     Question(("unrepairable_memory",), lambda driver, handle: (driver.unrepairable_memory(handle),), Pace.TURN),
     Question(("retired_pending",), lambda driver, handle: (driver.retired_pages_pending(handle),), Pace.TURN),
     Question(("pcie_replays",), lambda driver, handle: (driver.pcie_replays(handle),), Pace.TURN),
-    Question(("pcie_width", "pcie_max_width"), _pcie_link, Pace.FULL, calls=2),
-    Question(("nvlinks",), lambda driver, handle: (driver.nvlink_states(handle),), Pace.FULL, nvml_h.MAX_NVLINKS),
+    Question(("pcie_width", "pcie_max_width"), _pcie_link, Pace.TURN, calls=2),
+    Question(("nvlinks",), lambda driver, handle: (driver.nvlink_states(handle),), Pace.TURN, nvml_h.MAX_NVLINKS),
 )
 """Functions, in the order in which they are asked. First what every GPU answers: one that is lost says so there."""
 
@@ -124,7 +130,6 @@ PROBED: tuple[int, ...] = tuple(dict.fromkeys(number for reading in READINGS for
 LINK_FIELDS = frozenset(number for reading in READINGS if reading.per_link for number in reading.numbers)
 """Those of them that are a link's."""
 
-_SLOW = tuple(question for question in QUESTIONS if question.pace is Pace.TURN)
 _SLOW_READINGS = tuple(reading for reading in READINGS if reading.pace is Pace.TURN)
 
 
@@ -156,7 +161,7 @@ def plan(answered: frozenset[int], links: int, skip: frozenset[str], *, full: bo
         full: whether everything is asked.
         turn: which steady look it is, counted up by one.
     """
-    return _plan(answered, links, skip, None if full else turn % (len(_SLOW) * len(_SLOW_READINGS)))
+    return _plan(answered, links, skip, None if full else turn % TURNS)
 
 
 @lru_cache(maxsize=512)  # models of a node, times the turns
@@ -171,9 +176,10 @@ def _plan(answered: frozenset[int], links: int, skip: frozenset[str], turn: int 
     told = {reading.name for reading in chosen}
     questions = [question for question in QUESTIONS if not skip.union(told).issuperset(question.names)]
     if turn is not None:
-        now = (_SLOW[turn % len(_SLOW)], _SLOW_READINGS[turn % len(_SLOW_READINGS)])
-        chosen = [reading for reading in chosen if reading.pace is Pace.EVERY or reading in now]
-        questions = [question for question in questions if question.pace is Pace.EVERY or question in now]
+        of_now = _SLOW_READINGS[turn % len(_SLOW_READINGS)]
+        chosen = [reading for reading in chosen if reading.pace is Pace.EVERY or reading is of_now]
+        mine = _spread(questions)
+        questions = [question for question in questions if mine.get(question, turn) == turn]
     readings = tuple((reading, _fields(reading, links)) for reading in chosen)
     names = [name for question in questions for name in question.names]
     return Plan(
@@ -182,6 +188,18 @@ def _plan(answered: frozenset[int], links: int, skip: frozenset[str], turn: int 
         frozenset([*names, *(reading.name for reading in chosen)]) - skip,
         tuple(field for _, fields in readings for field in fields),
     )
+
+
+def _spread(questions: Iterable[Question]) -> Mapping[Question, int]:
+    """In which of `TURNS` looks each slow question is asked, so that looks cost about the same."""
+    load = [0] * TURNS
+    load[PARTITION_TURN] = load[COUNTING_TURN] = 1
+    turns: dict[Question, int] = {}
+    slow = [question for question in questions if question.pace is Pace.TURN]
+    for question in sorted(slow, key=lambda each: -each.calls):
+        turns[question] = load.index(min(load))
+        load[turns[question]] += question.calls
+    return turns
 
 
 def _fields(reading: Reading, links: int) -> tuple[Field, ...]:

@@ -10,7 +10,18 @@ from gpu_plugin.health.observation import Fault, Sample
 from gpu_plugin.nvml import traits
 from gpu_plugin.nvml.mig import GONE, Partition, read_partition
 from gpu_plugin.nvml.port import Driver, Handle, NvmlError, never
-from gpu_plugin.nvml.questions import FUNCTIONS, READINGS, REMAP, Plan, Reading, Shape, plan
+from gpu_plugin.nvml.questions import (
+    COUNTING_TURN,
+    FUNCTIONS,
+    PARTITION_TURN,
+    READINGS,
+    REMAP,
+    TURNS,
+    Plan,
+    Reading,
+    Shape,
+    plan,
+)
 
 _FAULTS: dict[int, tuple[Fault, str]] = {
     Return.GPU_IS_LOST: (Fault.LOST, "the GPU is lost"),
@@ -67,9 +78,10 @@ def look(
     binding: int | None = None,
     counting: int | None = None,
 ) -> Look:
-    """The sample of a GPU and, on a full look, how it is cut if it is `divisible` at all.
+    """The sample of a GPU and, on a full look or by turns, how it is cut if it is `divisible` at all.
 
     A steady look asks what a fault shows in at once, and of the rest a part by `turn`; `Sample.asked` says what it asked.
+    One that gets no answer to anything asks the GPU who it is: whether it can be reached is always told.
     Trouble with MIG devices is no fault of the GPU.
 
     Args:
@@ -89,13 +101,15 @@ def look(
     asking = plan(gpu.fields, gpu.nvlinks, unasked, full=full, turn=turn)
     seen, unsupported = sample(driver, handle, asking, binding=binding)
     unsupported = frozenset(name for name in unsupported if not _answered(gpu, name))
-    if seen.fault or not full:
-        asked = None if seen.fault else asking.asked
-        seen = replace(seen, counting=counting, asked=asked)
+    if seen.fault:
+        seen = replace(seen, counting=counting)
         return Look(handle, seen, gpu, divisible=divisible, unsupported=unsupported)
-    if not gpu.nvlinks and "nvlinks" not in gpu.unsettled:
+    if full and not gpu.nvlinks and "nvlinks" not in gpu.unsettled:
         unsupported |= _OF_LINKS - skip
-    if "counting" not in skip:
+    if not full:
+        seen = replace(seen, asked=asking.asked)
+    at = turn % TURNS
+    if "counting" not in skip and (full or at == COUNTING_TURN):
         try:
             counting = 0 if driver.persistence_mode(handle) else opening
         except NvmlError as error:
@@ -104,9 +118,9 @@ def look(
     if counting is None or "counting" in skip | unsupported:
         counting = opening  # which keeps the GPU initialised: within one, counters can be compared whatever the mode is
     seen = replace(seen, counting=counting)
-    known = traits.settled(driver, handle, gpu)
-    if not divisible:
-        return Look(handle, seen, known, divisible=False, unsupported=unsupported)
+    known = traits.settled(driver, handle, gpu) if full or at == COUNTING_TURN else gpu
+    if not divisible or not (full or at == PARTITION_TURN):
+        return Look(handle, seen, known, divisible=divisible, unsupported=unsupported)
     try:
         partition = read_partition(driver, handle, memory_bytes=gpu.memory_bytes, known=gpu.mig_devices)
     except NvmlError as error:
@@ -139,6 +153,8 @@ def sample(
             else:
                 heard.fields(asking, values)
         heard.settle()
+        if not heard.answers:
+            driver.uuid(handle)  # as good a question as any
     except NvmlError as error:
         return _faulty(error, binding), frozenset()
     return Sample(**heard.answers, binding=binding), frozenset(heard.unsupported)

@@ -8,7 +8,7 @@ from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, Link
 from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.health.observation import Fault, Sample, XidEvent
-from gpu_plugin.nvml import looks, monitor, schedule, subscription
+from gpu_plugin.nvml import monitor, questions, schedule, subscription
 from gpu_plugin.nvml.port import Event, Handle, NvmlError
 from gpu_plugin.simulation.driver import SimulatedDriver
 
@@ -336,7 +336,7 @@ async def test_which_counters_can_be_compared_is_told_by_steady_looks_as_by_full
         bench.node.change(gpu, persistence=False)
     await bench.monitor.open()
     async with bench.running():
-        await bench.rounds(looks.FULL_EVERY)
+        await bench.rounds(questions.TURNS)
         before = [{sample.counting for sample in bench.samples(gpu)} for gpu in range(8)]
         await bench.monitor.release(None)
         since = len(bench.seen)

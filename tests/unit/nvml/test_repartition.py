@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from gpu_plugin.devices.nvml_h import EventType, Return
-from gpu_plugin.nvml import looks, monitor
+from gpu_plugin.nvml import monitor, questions
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation import faults
 
@@ -292,13 +292,13 @@ async def test_parts_without_mig_are_asked_once():
     assert bench.driver.calls["max_mig_devices"] == 0
 
 
-async def test_outside_mig_mode_a_full_look_asks_for_the_mode_alone(monkeypatch):
+async def test_outside_mig_mode_looks_ask_for_the_mode_alone_each_in_its_turn(monkeypatch):
     bench = Bench("hgx-h100")
     monkeypatch.setattr(bench.monitor.host, "mig_minors", lambda: pytest.fail("asked"))
     await bench.monitor.open()
     async with bench.running():
-        await bench.rounds(2 * looks.FULL_EVERY)
-    assert bench.driver.calls["mig_mode"] >= 8 * 4, "by the probe, by the first look, and by one in eight since"
+        await bench.rounds(2 * questions.TURNS)
+    assert bench.driver.calls["mig_mode"] >= 8 * 4, "by the probe, by the first look, and by one in six since"
     assert bench.driver.calls["max_mig_devices"] == bench.driver.calls["mig_handle"] == 0
 
 
@@ -310,3 +310,16 @@ async def test_slices_that_stay_are_not_described_again():
         await bench.rounds(3)
     assert bench.driver.calls["mig_attributes"] == described == 56
     assert len(bench.nodes) == 1
+
+
+async def test_a_gpu_that_is_cut_anew_without_an_event_is_seen_within_six_rounds():
+    bench = Bench("h100-mig-single", poll=0.01)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds(1)
+        bench.driver.wait = lambda *_: (_ for _ in ()).throw(NvmlError(Return.TIMEOUT, "nvmlEventSetWait_v2"))
+        since = len(bench.seen)
+        for gpu in range(8):
+            bench.node.partition(gpu, ["3g.40gb"])
+        await bench.until(lambda: all(len(gpu.mig_devices) == 1 for gpu in bench.nodes[-1].gpus))
+        assert max(len(bench.samples(gpu, since)) for gpu in range(8)) <= questions.TURNS + 2

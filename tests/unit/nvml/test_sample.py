@@ -8,7 +8,7 @@ from gpu_plugin.devices.nvml_h import MAX_NVLINKS, UNSUPPORTED, Return, Threshol
 from gpu_plugin.health.observation import Fabric, Fault, Sample
 from gpu_plugin.nvml import probe
 from gpu_plugin.nvml.port import Field, Handle, NvmlError, PcieLink, RemappedRows
-from gpu_plugin.nvml.questions import FUNCTIONS, LINK_FIELDS, PROBED, READINGS, plan
+from gpu_plugin.nvml.questions import FUNCTIONS, LINK_FIELDS, PROBED, READINGS, TURNS, plan
 from gpu_plugin.nvml.sample import fault, look, sample
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
@@ -95,6 +95,7 @@ class Part:
             "fabric": Fabric(3, 0, 0x1AA, 1),
             "pcie_link": PcieLink(8, 16),
             "pcie_replays": 77,
+            "uuid": "GPU-1",
         }
         self.values = {83: 123_456_789_012, 144: 1, 145: 0, 31: 1, 94: 77}
 
@@ -198,34 +199,35 @@ def test_a_field_to_be_skipped_leaves_the_others_alone(part, reading):
     assert not {field.number for field in part.fields} & set(reading.numbers)
 
 
-def test_a_gpu_that_says_nothing_at_all_is_asked_nothing_more(part):
+def test_a_gpu_that_says_nothing_at_all_is_asked_who_it_is_and_nothing_more(part):
     part.refusals = dict.fromkeys(CALLS, Return.NOT_SUPPORTED)
     seen, unsupported = part.see()
     assert (seen, unsupported) == (Sample(binding=5), frozenset(FIELDS))
     part.asked.clear()
     assert part.see(unsupported) == (Sample(binding=5), frozenset())
-    assert part.asked == []
+    assert part.asked == ["uuid"]
+    part.refusals["uuid"] = Return.GPU_IS_LOST
+    assert part.see(unsupported)[0].fault == "lost"
 
 
 # A steady look
 
 
 @pytest.mark.parametrize("name", profile.names())
-def test_a_steady_look_makes_seven_calls_at_most_and_twelve_of_them_ask_everything_but_the_costly(name):
+def test_steady_looks_ask_everything_once_in_their_turns_and_cost_about_the_same(name):
     machine = Machine(name)
     skip = machine.look().unsupported
     whole = machine.look(skip)
     assert (whole.sample.asked, whole.partition is None) == (None, not whole.divisible)
-    asked = set()
-    for turn in range(12):
+    asked, partitions, counted = set(), [], []
+    for turn in range(TURNS):
         machine.driver.calls.clear()
-        steady = machine.look(skip, full=False, turn=turn, counting=77)
+        steady = machine.look(skip, full=False, turn=turn, divisible=whole.divisible, counting=77)
         made = machine.driver.calls
-        assert sum(made.values()) <= 7
-        assert not {"mig_mode", "pcie_link", "nvlink_states", "persistence_mode"} & {
-            call for call in made if made[call]
-        }
-        assert (steady.partition, steady.divisible, steady.sample.counting) == (None, True, 77)
+        assert sum(made.values()) <= 7 or steady.partition is not None
+        partitions += [steady.partition] if steady.partition is not None else []
+        counted += [steady.sample.counting]
+        assert steady.divisible == whole.divisible
         assert steady.sample.asked is not None
         told = {field: getattr(steady.sample, field) for field in steady.sample.asked}
         assert told == {field: getattr(whole.sample, field) for field in steady.sample.asked}
@@ -233,8 +235,15 @@ def test_a_steady_look_makes_seven_calls_at_most_and_twelve_of_them_ask_everythi
         assert {"temperature", "energy", "ecc_uncorrected", "clocks_event_reasons"} - skip <= steady.sample.asked
         assert not steady.sample.asked & skip
         asked |= steady.sample.asked
-    answered = {field for field in FIELDS if getattr(whole.sample, field) is not None}
-    assert answered - asked <= {"pcie_width", "pcie_max_width", "nvlinks"}
+    assert {field for field in FIELDS if getattr(whole.sample, field) is not None} <= asked
+    assert partitions == ([whole.partition] if whole.divisible else [])
+    assert sorted(counted) == [0, *[77] * (TURNS - 1)]
+
+
+def test_a_question_of_the_probe_that_was_refused_is_asked_again_by_steady_looks_too(machine):
+    machine.gpu = dataclasses.replace(machine.gpu, minor=None, unsettled=frozenset({"minor"}))
+    found = [machine.look(full=False, turn=turn).gpu for turn in range(TURNS)]
+    assert [each.minor for each in found].count(0) == 1
 
 
 def test_what_a_fault_shows_in_at_once_is_asked_every_time_on_an_h100_with_eight_gpus():
@@ -252,14 +261,14 @@ def test_a_plan_promises_no_fewer_calls_than_it_makes():
     for answered in (frozenset(), frozenset(PROBED)):
         for turn in range(12):
             steady = plan(answered, MAX_NVLINKS, frozenset(), full=False, turn=turn)
-            assert steady.calls <= 9, "of a part that answers everything, as none does"
+            assert steady.calls <= 8 + MAX_NVLINKS * (not answered), "of a part that answers everything, as none does"
             part = Part()
             sample(part, HANDLE, plan(answered, LINKS, frozenset(), full=False, turn=turn))
             assert len(part.asked) <= steady.calls
 
 
 def test_turns_are_those_of_one_ring():
-    first, again = (plan(frozenset(PROBED), LINKS, frozenset(), full=False, turn=turn) for turn in (3, 3 + 8))
+    first, again = (plan(frozenset(PROBED), LINKS, frozenset(), full=False, turn=turn) for turn in (3, 3 + TURNS))
     assert first is again
 
 

@@ -1,0 +1,268 @@
+"""What the monitor survives: whatever the driver raises, calls that are given up on midway, other settings; and its budget."""
+
+import anyio
+import pytest
+
+from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.health.observation import Sample
+from gpu_plugin.nvml import monitor, session
+from gpu_plugin.nvml.calls import DriverCalls
+from gpu_plugin.nvml.host_sight import HostWatch
+from gpu_plugin.nvml.links import Links
+from gpu_plugin.nvml.port import NvmlError
+from gpu_plugin.nvml.questions import TURNS
+from gpu_plugin.nvml.session import DriverSession
+from gpu_plugin.nvml.watched import Watched
+from gpu_plugin.simulation import profile
+from gpu_plugin.simulation.calls import NVML_FUNCTIONS
+from gpu_plugin.simulation.driver import SimulatedDriver
+from gpu_plugin.simulation.hardware import SimulatedNode
+
+from .machine import Machine
+from .monitored import LONG, NEVER, Bench
+from .test_calls import Gate
+
+NOT_ASKED_BY_MONITORS = {"compute_mode", "set_compute_mode"}
+
+
+class Raising(SimulatedDriver):
+    """Raises what is no NvmlError from one call, so many times."""
+
+    call, error, left = "", OSError(5, "Input/output error"), 0
+
+    def __getattribute__(self, name):
+        own = object.__getattribute__(self, "__dict__")
+        if name == own.get("call") and own["left"] > 0:
+            own["left"] -= 1
+            return self._raise
+        return super().__getattribute__(name)
+
+    def _raise(self, *_, **__):
+        raise self.error
+
+
+def broken(bench, call, times, error):
+    bench.driver.error, bench.driver.left, bench.driver.call = error, times, call
+
+
+@pytest.mark.parametrize("call", sorted(set(NVML_FUNCTIONS) - NOT_ASKED_BY_MONITORS))
+async def test_whatever_a_call_raises_once_or_for_long_looks_go_on(monkeypatch, call):
+    monkeypatch.setattr(monitor, "CONFIRM", 0.0)
+    monkeypatch.setattr(session, "PATIENCE", 0.0)
+    bench = Bench(driver=Raising, poll=0.001)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        for times, error in ((1, OSError(5, "Input/output error")), (10_000, ValueError("what?"))):
+            broken(bench, call, times, error)
+            bench.node.lose(2)  # for the sake of new handles
+            await bench.turned(2)
+            bench.node.heal(2)
+            bench.monitor._reopening.rebooted = True  # for the sake of a driver that is opened anew
+            await bench.turned(3)
+            bench.driver.left = 0
+            bench.monitor._reopening.rebooted = True
+            await bench.until(lambda: all(bench.faults(gpu)[-1:] == [""] for gpu in range(8)))
+
+
+@pytest.mark.parametrize("call", ["open", "driver_version", "device_count"])
+async def test_a_start_that_raises_anything_is_a_refusal_of_the_driver(monkeypatch, call):
+    bench = Bench(driver=Raising)
+    broken(bench, call, 1, OSError("cannot allocate memory"))
+    with pytest.raises(NvmlError, match="cannot allocate memory"):
+        await bench.monitor.open()
+    assert len((await bench.monitor.open()).gpus) == 8
+    bench.monitor.close()
+
+
+@pytest.mark.parametrize("name", ["hgx-h100", "dgx1-v100", "a100-mig-mixed"])
+async def test_every_round_of_eight_gpus_keeps_to_sixty_calls(name):
+    bench = Bench(name, poll=0.001)
+    several = {"pcie_link": 2, "nvlink_states": len(bench.node.profile.remotes[0]), "wait": 0}
+    await bench.monitor.open()
+
+    def made():
+        return sum(count * several.get(call, 1) for call, count in bench.driver.calls.items())
+
+    async with bench.running():
+        await bench.rounds(2)
+        rounds = []
+        for _ in range(2 * TURNS):
+            before = made()
+            await bench.rounds(1)
+            rounds.append(made() - before)
+    assert max(rounds) <= 60
+
+
+# Opening
+
+
+class Slow(SimulatedDriver):
+    """Opens once let go."""
+
+    def __init__(self, node):
+        super().__init__(node)
+        self.gate = Gate()
+        self.gate.free.set()
+
+    def open(self):
+        self.gate()
+        super().open()
+
+
+async def test_an_opening_slower_than_the_timeout_is_nobodys_fault_while_it_is_under_way(monkeypatch):
+    monkeypatch.setattr(monitor, "CONFIRM", 0.0)
+    bench = Bench(driver=Slow, timeout=LONG)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.monitor.timeout = 0.05
+        monkeypatch.setattr(session, "PATIENCE", LONG / 0.05)
+        bench.driver.gate.free.clear()
+        since = len(bench.seen)
+        await bench.monitor.release(frozenset({bench.uuids[3]}))
+        await bench.turned(2)
+        assert bench.seen[since:] == []
+        bench.driver.gate.free.set()
+        await bench.rounds(1, [gpu for gpu in range(8) if gpu != 3])
+        assert {seen.fault for _, seen in bench.seen[since:] if isinstance(seen, Sample)} == {""}
+        bench.driver.gate.free.clear()
+        monkeypatch.setattr(session, "PATIENCE", 2.0)
+        since = len(bench.seen)
+        bench.monitor._reopening.rebooted = True
+        await bench.until(lambda: bench.faults(5, since)[:1] == ["driver"])
+        bench.driver.gate.free.set()
+
+
+def test_a_driver_that_refuses_is_tried_for_a_whole_second():
+    assert sum(session.RETRY_PAUSES) == pytest.approx(1.0)
+
+
+async def test_all_attempts_together_take_no_longer_than_the_timeout():
+    class Refusing(SimulatedDriver):
+        def open(self):
+            self.calls["open"] += 1
+            raise NvmlError(Return.UNKNOWN, "nvmlInit_v2")
+
+    calls = DriverCalls()
+    driver = Refusing(SimulatedNode(profile.load("h200")))
+    with pytest.raises(NvmlError):
+        await DriverSession(driver, calls).open(0.05, (0.01, NEVER, 0.01))
+    calls.close()
+    assert driver.calls["open"] == 2
+
+
+# What is called off
+
+
+async def test_who_is_called_off_forgets_nothing_that_is_under_way():
+    calls, gate = DriverCalls(), Gate()
+
+    class Held(SimulatedDriver):
+        def close(self):
+            gate()
+            super().close()
+
+    driver = Held(SimulatedNode(profile.load("h200")))
+    opened = DriverSession(driver, calls)
+    await opened.open(LONG)
+    with anyio.move_on_after(0.01):
+        await opened.close(LONG)
+    assert opened.holds, "the call that closes it is under way"
+    with pytest.raises(TimeoutError, match="closes"):
+        await opened.open(0.01)
+    gate.free.set()
+    assert await opened.close(LONG)
+    assert driver.calls == {"open": 1, "driver_version": 1, "device_count": 1, "close": 1}
+    calls.close()
+
+
+async def test_the_host_and_the_links_are_asked_once_though_whoever_asked_was_called_off(monkeypatch):
+    machine, calls, gate, asked = Machine("hgx-h100"), DriverCalls(), Gate(), []
+    gpus, handles = machine.found()
+
+    def boot_id():
+        asked.append("host")
+        return gate()
+
+    def ancestor(*_):
+        asked.append("links")
+        gate()
+        return 0
+
+    monkeypatch.setattr(machine.host, "boot_id", boot_id)
+    monkeypatch.setattr(machine.driver, "common_ancestor", ancestor)
+    sight, links = HostWatch(machine.host, calls), Links(machine.driver, machine.host, calls)
+    watched = [Watched(gpu, handles[gpu.uuid]) for gpu in gpus[:2]]
+    for _ in range(3):
+        with anyio.move_on_after(0.02):
+            await sight.see(LONG, sliced=False)
+        with anyio.move_on_after(0.02):
+            await links.read(watched, LONG)
+    assert sorted(asked) == ["host", "links"]
+    gate.free.set()
+    seen = await sight.see(LONG, sliced=False)
+    assert seen is not None
+    assert seen.boot_id == "through"
+    calls.close()
+
+
+# Settings
+
+
+async def test_another_poll_interval_and_whether_health_is_judged_are_obeyed_at_once():
+    bench = Bench(poll=NEVER)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds(1)
+        await bench.until_turned(lambda: bench.monitor._over is not None) if bench.monitor._over is None else None
+        due = bench.monitor.turn_due
+        bench.monitor.retune(0.01, LONG, 60.0, judging=True)
+        assert bench.monitor.turn_due < due - NEVER / 2
+        await bench.rounds(2)
+        bench.monitor.retune(NEVER, LONG, 60.0, judging=True)
+        await bench.turned(1) if bench.monitor._over is None else None
+        since = len(bench.seen)
+        bench.monitor.retune(NEVER, LONG, 60.0, judging=False)
+        await bench.rounds(1)
+        assert {seen.energy for _, seen in bench.seen[since:] if isinstance(seen, Sample)} == {None}
+        assert bench.monitor.retention == 60.0
+
+
+@pytest.mark.parametrize("lacking", [("temperature",), ("temperature", "total_energy", "clocks_event_reasons")])
+async def test_a_gpu_without_a_temperature_is_still_asked_something_where_health_is_not_judged(lacking):
+    bench = Bench(poll=NEVER, judging=False)
+    for call in lacking:
+        bench.node.refuse(call, Return.NOT_SUPPORTED, gpu=3)
+    bench.node.refuse("mig_mode", Return.NOT_SUPPORTED, gpu=3)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds(2) if bench.seen else await bench.rounds(1)
+        bench.node.lose(3)
+        bench.monitor.look_now()
+        await bench.until(lambda: bench.faults(3)[-1:] == ["lost"])
+
+
+# New handles and first looks
+
+
+async def test_a_gpu_that_is_reached_anew_is_asked_everything_at_once():
+    bench = Bench()
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds(2)
+        bench.node.lose(4)
+        await bench.until(lambda: bench.faults(4)[-1:] == ["lost"])
+        since = len(bench.seen)
+        bench.node.heal(4)
+        await bench.until(lambda: "" in bench.faults(4, since))
+        good = next(seen for seen in bench.samples(4, since) if not seen.fault)
+        assert good.asked is None
+
+
+async def test_the_first_looks_are_waited_for_longer_than_others(monkeypatch):
+    monkeypatch.setattr(monitor, "LOOK_PATIENCE", 0.01)
+    bench = Bench(driver=lambda node: SimulatedDriver(node, latency={"temperature": 0.05}))
+    await bench.monitor.open()
+    assert {uuid for uuid, seen in bench.seen if isinstance(seen, Sample)} == set(bench.uuids)
+    bench.monitor.close()
