@@ -405,9 +405,10 @@ class Daemon:
         self._health.take(new)
         configure(new.log_format, new.log_level)
         if self._monitor is not None:
-            self._monitor.poll, self._monitor.timeout = new.health_poll_interval, new.nvml_timeout
-            self._monitor.retention = new.vanished_gpu_retention
-            self._monitor.judging = self._health.ledger.policy.judging
+            judging = self._health.ledger.policy.judging
+            self._monitor.retune(
+                new.health_poll_interval, new.nvml_timeout, new.vanished_gpu_retention, judging=judging
+            )
         if found is not None:
             self._offering.take(found)
         self._specs.follow(self._node, None if found is None else found.access)
