@@ -74,7 +74,7 @@ def clears(
     if latch.overridden:
         return f"{means}; an operator vouches for it meanwhile"
     standing = policy.standing(key.signal, latch, essential=signal.essential, apart=signal.apart)
-    if signal.essential or standing is not Verdict.FATAL:
+    if standing is not Verdict.FATAL or not signal.takes_word(latch):
         return means
     return f"{means}; or {vouch}"
 
@@ -167,7 +167,8 @@ def _recovered(signal: Signal, latch: AnyLatch, how: str, unfit: Sequence[str]) 
     """What `proof.after_recovery` still waits for."""
     only = f", counted once {' and '.join(dict.fromkeys(unfit))} {_are(unfit)} over" if unfit else ""
     if _seen(signal, latch):
-        why = "nothing was known of it that a reset would change" if _unmarked(latch) else "its reset was seen"
+        found = "it was found anew" if signal.shown else "its reset was seen"
+        why = "nothing was known of it that a reset would change" if _unmarked(latch) else found
         return f"{_to_go(latch)}{only}: {why}"
     if signal.recovery:
         recovery = signal.recovery.format(reset=how)
@@ -176,7 +177,7 @@ def _recovered(signal: Signal, latch: AnyLatch, how: str, unfit: Sequence[str]) 
         recovery = f"a reboot of the node, or the driver bound to the GPU anew ({anew})"
     else:
         recovery = f"a reset of the GPU ({how})"
-    shown = "" if signal.recovery or latch.proof is Proof.REBOOT else _shown_by(latch)
+    shown = signal.shown or ("" if latch.proof is Proof.REBOOT else _shown_by(latch))
     return f"{recovery}, then {_looks(CLEAN_SAMPLES)} in a row{only}{shown}"
 
 

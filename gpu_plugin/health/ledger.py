@@ -155,7 +155,8 @@ class HealthLedger:
     def override(self, uuid: str) -> tuple[Transition, ...]:
         """An operator vouches for a GPU. Events held against it are forgotten; what still reads badly is at most DEGRADED.
 
-        What makes a GPU impossible to serve, and the operator's own orders, stay. Returns the verdicts it changed.
+        What makes a GPU impossible to serve, and the operator's own orders, stay; but one that answers again is lost no more.
+        Returns the verdicts it changed.
         """
         record = self._records.get(uuid)
         if record is None:
@@ -163,7 +164,8 @@ class HealthLedger:
         changed: _Changed = {}
         for key, latch in list(record.latches.items()):
             signal = SIGNALS[key.signal]
-            if signal.kind in (SignalKind.EVENT, SignalKind.GUARD):
+            forgotten = signal.kind in (SignalKind.EVENT, SignalKind.GUARD) or signal.essential
+            if forgotten and signal.takes_word(latch):
                 self._put(record, key, None, changed)
             elif not signal.essential and Verdict.FATAL in (latch.verdict, self._standing(key, latch)):
                 self._put(record, key, changed_to(latch, overridden=True), changed)

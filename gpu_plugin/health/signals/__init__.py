@@ -77,6 +77,8 @@ class Signal:
     the commands of a reset are told with what closes it.
     `clears` says in a few words what closes it, where that is no recovery, or makes them of the case.
     `recovery` says which recoveries end it, where those are others than its proof asks for; `{reset}` stands for the commands.
+    `shown` says what shows those.
+    `vouched` is whether an operator's word ends it although it is `unserved`; None: it never does.
     `until` is when (Unix seconds) a latch whose proof is silence ends by itself; None: that is not known yet.
     `answers` is whether good looks alone are missing of a latch whose proof is a recovery.
 
@@ -98,6 +100,8 @@ class Signal:
     asks: tuple[str, ...] = ()
     clears: str | Callable[[Case], str] = ""
     recovery: str = ""
+    shown: str = ""
+    vouched: Callable[[Any], bool] | None = None
     until: Callable[[Any], float | None] | None = None
     answers: Callable[[Any], bool] | None = None
     parts: re.Pattern[str] | None = None
@@ -110,6 +114,10 @@ class Signal:
     def essential(self) -> bool:
         """Whether its verdict is beyond the say of a policy and of an override: an order is the operator's word already."""
         return self.unserved or self.kind is SignalKind.ORDER
+
+    def takes_word(self, latch: AnyLatch) -> bool:
+        """Whether an operator may vouch for the GPU in spite of this latch."""
+        return not self.essential or (self.vouched is not None and self.vouched(latch))
 
     @property
     def of_process(self) -> bool:
@@ -240,7 +248,17 @@ SIGNALS: Mapping[str, Signal] = {
     ),
     # By proof of a recovery
     "lost": Signal(
-        lost.lost, _READING, _REBOOT, heeds=True, unserved=True, answers=lost.answering, recovery=lost.RECOVERY
+        lost.lost,
+        _READING,
+        _REBOOT,
+        lost.GONE,
+        (Sample, Order),
+        heeds=True,
+        unserved=True,
+        answers=lost.answering,
+        recovery=lost.RECOVERY,
+        shown=lost.SHOWN,
+        vouched=lost.reached,
     ),
     xid.NAME: Signal(
         xid.xid,

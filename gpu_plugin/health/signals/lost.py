@@ -1,12 +1,15 @@
 """The driver says that the GPU is lost, or that it must be reset."""
 
+from typing import Self
+
 from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
-from gpu_plugin.health.latch import CLEAN_SAMPLES, NOTHING, Latch, Memory, Proof, Recovery, Verdict
-from gpu_plugin.health.observation import Fault, Observation, Sample
+from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, LatchKey, Memory, Proof, Recovery, Verdict
+from gpu_plugin.health.observation import Fault, Observation, Order, Sample
 from gpu_plugin.health.proof import after_recovery
+from gpu_plugin.health.signals.orders import MAINTENANCE, released
 
 RECOVERY = (
     "a reset of the GPU ({reset}), a reboot of the node, or the driver bound to the GPU anew "
@@ -15,23 +18,63 @@ RECOVERY = (
 """What brings a lost GPU back, for people."""
 
 
-def lost(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latch[Memory] | None:
+SHOWN = (
+    "; that shows in gpu-plugin release and gpu-plugin resume, in another binding, in an energy counter that began anew and, "
+    "without persistence mode, in an answer to another process than the one that lost it"
+)
+"""What shows that it was, for people."""
+
+
+class Gone(Memory, frozen=True):
+    """`opening` is that of the driver through which it was lost (`Sample.counting`), None where no number tells it.
+
+    `answers` is whether the last look reached it.
+    """
+
+    opening: int | None = None
+    answers: bool = False
+
+    def held(self) -> Self:
+        """Through which opening it was lost."""
+        return replace(self, answers=False)
+
+
+GONE = Gone()
+
+
+def lost(latch: Latch[Gone] | None, seen: Observation, ctx: Context) -> Latch[Gone] | None:
     """Opens on NVML_ERROR_GPU_IS_LOST; closes when it was enumerated or reset anew and answers again.
 
-    NVML gives a lost GPU up until it is enumerated anew. So one that answers although neither its energy nor its binding was
-    known when it was lost has proven that by answering.
+    NVML gives a lost GPU up until it is enumerated anew. So it has proven that by answering where neither its energy nor its
+    binding was known when it was lost, where the driver was opened anew since, and where an operator released and resumed it.
     """
+    if isinstance(seen, Order):
+        order = ctx.open.get(_RELEASE)
+        if latch is None or seen.verb != "resume" or order is None or not released(order):
+            return latch
+        return replace(latch, memory=GONE, recovery=replace(latch.recovery, reset=True, clean=0))
     if not isinstance(seen, Sample):
         return latch
     if seen.fault is not Fault.LOST:
-        return latch and after_recovery(latch, seen, ctx)
+        return latch and after_recovery(_answered(latch, seen), seen, ctx)
+    told = ctx.marks.counting if latch is None else latch.memory.opening
+    memory = Gone((told if seen.counting is None else seen.counting) or None)
     marks = ctx.marks.completed(seen, ctx.now) if latch is None else latch.recovery.marks
     # The marks stay as they were: a binding that is another already, when an old handle still says lost, is news to come.
     recovery = Recovery(marks, reset=marks.energy is None and marks.binding is None)
     if latch is None:
-        return Latch(NOTHING, Verdict.FATAL, seen.detail, ctx.now, Proof.RESET, recovery)
-    again = replace(latch, recovery=recovery, overridden=False)
+        return Latch(memory, Verdict.FATAL, seen.detail, ctx.now, Proof.RESET, recovery)
+    again = replace(latch, memory=memory, recovery=recovery, overridden=False)
     return latch if again == latch else again
+
+
+def _answered(latch: Latch[Gone], seen: Sample) -> Latch[Gone]:
+    """The latch with what a look proves that did not find it lost."""
+    known, memory = latch.memory, replace(latch.memory, answers=not seen.fault)
+    anew = memory.answers and known.opening is not None and seen.counting not in (None, 0, known.opening)
+    if anew and not latch.recovery.reset:
+        latch = replace(latch, recovery=replace(latch.recovery, reset=True, clean=0))
+    return latch if memory == known else replace(latch, memory=memory)
 
 
 def reset_required(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
@@ -42,8 +85,14 @@ def reset_required(latch: Latch[Level] | None, seen: Observation, ctx: Context) 
     return level(latch, ctx, LEVEL, bad=bad, verdict=Verdict.FATAL, detail=seen.detail, leave=CLEAN_SAMPLES)
 
 
-def answering(latch: Latch[Memory]) -> bool:
-    """Whether good looks alone are missing: its reset was seen, or nothing was known of it that a reset would change."""
-    recovery = latch.recovery
-    unmarked = recovery.marks.energy is None and recovery.marks.binding is None
-    return recovery.rebound or (recovery.reset and (unmarked or recovery.clean > 0))
+def answering(latch: Latch[Gone]) -> bool:
+    """Whether good looks alone are missing: it was found anew, or nothing was known of it that a reset would change."""
+    return latch.recovery.rebound or latch.recovery.reset
+
+
+def reached(latch: Latch[Gone]) -> bool:
+    """Whether the last look reached it, so that an operator may vouch for it."""
+    return latch.memory.answers
+
+
+_RELEASE = LatchKey(MAINTENANCE)

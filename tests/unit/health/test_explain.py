@@ -32,6 +32,8 @@ REBOOT = (
 BACK = (
     f"a reset of the GPU ({COMMANDS}), a reboot of the node, or the driver bound to the GPU anew "
     "(unbind and bind it in /sys/bus/pci/drivers/nvidia while it is released), then 3 good looks in a row"
+    "; that shows in gpu-plugin release and gpu-plugin resume, in another binding, in an energy counter that began anew and, "
+    "without persistence mode, in an answer to another process than the one that lost it"
 )
 NO_PERSISTENCE = (
     "without persistence mode the driver's counters begin anew whenever nobody has the GPU open, and prove no reset: "
@@ -224,6 +226,7 @@ def test_it_can_be_written_as_json():
         ([HOT, HOT], "a temperature below 84 °C, at every look for 300 s" + VOUCH),
         ([HOT, HOT, GOOD], "a temperature below 84 °C, at every look for 300 s (1 min of it so far)" + VOUCH),
         ([Sample(counting=0, energy=5), LOST], BACK),
+        ([Sample(counting=0, energy=5), LOST, GOOD], BACK + VOUCH),
         ([LOST], "3 more good looks in a row: nothing was known of it that a reset would change"),
         ([XidEvent(48), Sample(counting=7, energy=5)], f"{RESET}; {NO_PERSISTENCE}{VOUCH}"),
         ([XidEvent(48), Sample(counting=0)], f"{RESET}; {NO_COUNTER}{VOUCH}"),
@@ -276,7 +279,11 @@ def test_a_margin_that_must_be_regained_is_named_in_numbers():
 
 def test_a_lost_gpu_that_answers_again_waits_for_good_looks():
     assert cleared(Sample(binding=1), LOST) == BACK
-    assert cleared(Sample(binding=1), LOST, Sample(binding=2)) == "2 more good looks in a row: its reset was seen"
+    assert (
+        cleared(Sample(binding=1), LOST, Sample(binding=2)) == f"2 more good looks in a row: it was found anew{VOUCH}"
+    )
+    resumed = Sample(counting=0, energy=5), LOST, Order("release"), Order("resume")
+    assert cleared(*resumed, signal="lost") == "3 more good looks in a row: it was found anew"
     assert cleared(LOST, GOOD).startswith("2 more good looks in a row")
 
 
@@ -382,4 +389,9 @@ def test_a_time_that_no_calendar_has_is_told_all_the_same(at):
 
 def test_a_time_is_told_by_the_calendar():
     assert clock(0.0) == "1970-01-01 00:00:00 UTC"
-    assert (duration(-7.0), duration(59.4), duration(720.0), duration(11_100.0)) == ("0 s", "59 s", "12 min", "3 h 5 min")
+    assert (duration(-7.0), duration(59.4), duration(720.0), duration(11_100.0)) == (
+        "0 s",
+        "59 s",
+        "12 min",
+        "3 h 5 min",
+    )

@@ -1,6 +1,7 @@
 """Signals of the driver's answers, of heat near shutdown, and of operators: enter, stay, exit, flap."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import get_args
 
 import msgspec
@@ -14,8 +15,10 @@ from gpu_plugin.health.latch import NOTHING, AnyLatch, Latch, LatchKey, Marks, P
 from gpu_plugin.health.observation import DriverEvent, EventDelivery, Fault, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signals import SIGNALS, SignalKind
+from gpu_plugin.health.signals.lost import GONE
 from gpu_plugin.health.signals.orders import Release
 from tests.unit.health.ledgers import ERROR, GUARDED, H200, HUNG, LOST, RESET_REQUIRED, energies
+from tests.unit.health.watching import Watched
 
 OK, DEGRADED, FATAL = Verdict.OK, Verdict.DEGRADED, Verdict.FATAL
 KNOWN = Marks(energy=5_000, counting=0)
@@ -242,7 +245,7 @@ def test_limits_that_cannot_be_read_any_more_are_no_recovery():
 
 
 def test_a_lost_gpu_is_fatal_at_once():
-    assert run("lost", [LOST]) == Latch(NOTHING, FATAL, LOST.detail, 1_000.0, Proof.RESET, recovery=Recovery(KNOWN))
+    assert run("lost", [LOST]) == Latch(GONE, FATAL, LOST.detail, 1_000.0, Proof.RESET, recovery=Recovery(KNOWN))
 
 
 @pytest.mark.parametrize("seen", [GOOD, HUNG, ERROR, RESET_REQUIRED, VANISHED, XidEvent(79)])
@@ -295,6 +298,55 @@ def test_a_lost_gpu_of_which_nothing_was_known_proves_itself_by_three_answers():
     assert run("lost", [LOST, GOOD, GOOD, GOOD], marks=Marks()) is None
     assert verdict(run("lost", [LOST, GOOD, GOOD, ERROR, GOOD, GOOD], marks=Marks())) is FATAL
     assert verdict(run("lost", [LOST, *energies(7, 8), LOST, *energies(*range(9, 50))], marks=Marks())) is FATAL
+
+
+def through(opening: int | None, *energies: int, binding: int = 1) -> list[Sample]:
+    """Good looks through this opening of the driver; 0: in persistence mode, by which none is told from another."""
+    return [Sample(counting=opening, energy=energy, binding=binding) for energy in energies]
+
+
+@pytest.mark.parametrize(
+    ("before", "seen", "closed"),
+    [
+        (7, through(8, 10, 20), False),
+        (7, through(8, 10, 20, 30), True),
+        (7, through(8, 9_000, 9_001, 9_002), True),
+        (7, through(7, *range(5_000, 5_020)), False),
+        (7, [*through(8, 10, 20), LOST, *through(8, 30, 40)], False),
+        (7, [*through(8, 10, 20), replace(LOST, counting=8), *through(8, *range(30, 50))], False),
+        (7, [*through(8, 10, 20), ERROR, *through(8, 30, 40)], False),
+        (7, [*through(8, 10, 20), ERROR, *through(8, 30, 40, 50)], True),
+        (7, through(0, *range(5_000, 5_020)), False),
+        (0, through(7, *range(5_000, 5_020)), False),
+        (0, through(0, *range(5_000, 5_020)), False),
+        (0, [*through(0, 5_000, 5_001), RESUME, *through(0, 5_002, 5_003, 5_004)], False),
+        (0, [RELEASE, RESUME, *through(0, 5_000, 5_001)], False),
+        (0, [RELEASE, RESUME, *through(0, 5_000, 5_001, 5_002)], True),
+        (7, [RELEASE, RESUME, *through(7, 5_000, 5_001, 5_002)], True),
+        (0, [RELEASE, *through(0, *range(5_000, 5_020))], False),
+        (0, [RELEASE, RESUME, LOST, *through(0, *range(5_000, 5_020))], False),
+    ],
+)
+def test_a_lost_gpu_is_found_by_answers_after_the_driver_was_opened_anew_or_it_was_released(before, seen, closed):
+    gpu = Watched("lost", H200)
+    gpu.see(*through(before, 4_000), LOST)
+    assert gpu.restart() is FATAL
+    assert (gpu.see(*seen) is OK) is closed
+
+
+def test_an_operator_may_vouch_for_a_lost_gpu_once_it_answers():
+    gpu = Watched("lost", H200)
+    gpu.see(*through(0, 4_000), LOST)
+    assert gpu.vouch() is FATAL
+    gpu.see(*through(0, 4_001))
+    assert gpu.restart() is FATAL
+    assert gpu.vouch() is FATAL, "this process has not seen it answer"
+    gpu.see(*through(0, 4_002))
+    assert gpu.see(ERROR) is FATAL
+    assert gpu.vouch() is FATAL
+    gpu.see(*through(0, 4_003))
+    assert gpu.vouch() is OK
+    assert gpu.see(*through(0, 4_004), LOST) is FATAL
 
 
 def test_a_gpu_that_stays_lost_changes_nothing():
