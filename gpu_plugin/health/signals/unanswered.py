@@ -31,9 +31,23 @@ class Answers(Memory, frozen=True):
         return self.row > 0
 
     @property
+    def lasting(self) -> bool:
+        """Whether looks failed, which are not enough yet: the next process goes on from them."""
+        return bool(self.failures)
+
+    @property
+    def news(self) -> object:
+        """Which of the last looks failed."""
+        return self.looks
+
+    @property
     def counted(self) -> object:
         """How many failed."""
         return len(self.failures)
+
+    def written(self) -> Self:
+        """The failures, and no good looks in a row."""
+        return replace(self, row=0)
 
     def held(self) -> Self:
         """The failures, and no good looks in a row."""

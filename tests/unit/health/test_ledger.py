@@ -110,10 +110,11 @@ def test_a_fault_that_the_driver_has_no_words_for_still_has_a_reason():
     assert one.reason(A) == "lost"
 
 
-def test_evidence_still_being_gathered_is_no_reason_and_not_written_down():
+def test_evidence_still_being_gathered_is_no_reason_and_written_down_as_such():
     one = ledger()
     hear(one, Sample(temperature=94), ERROR)
-    assert (one.verdict(A), one.reason(A), one.evidence()) == (OK, "", ())
+    assert (one.verdict(A), one.reason(A)) == (OK, "")
+    assert [(entry.signal, entry.verdict) for entry in one.evidence()] == [("unanswered", "OK")]
     assert one.suspicious(A)
     assert not one.suspicious(B)
 
@@ -594,9 +595,9 @@ def test_a_reset_that_was_seen_is_remembered_over_a_restart():
     ("seen", "news"),
     [
         ([GOOD] * 3, 0),
-        ([ERROR] * 2, 0),
-        ([ERROR] * 3, 1),
-        ([ERROR] * 9, 7),  # how many it were is what counts
+        ([ERROR] * 2, 2),
+        ([ERROR] * 3, 3),
+        ([ERROR] * 9, 9),  # how many it were is what counts
         ([XidEvent(48)] * 50, 2),  # a minute passes, and when it was last is worth writing down
         ([XidEvent(13)] * 50, 2),
         ([XidEvent(31)] * 50, 52),  # with which others mean more: to the second
