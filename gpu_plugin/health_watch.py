@@ -16,7 +16,7 @@ from gpu_plugin.health.policy import complaints, policy
 from gpu_plugin.health.signals import SIGNALS, SignalKind, orders
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.sources.xid_table import shipped_table
-from gpu_plugin.telemetry.health_log import RepeatedXids, tell
+from gpu_plugin.telemetry.health_log import RepeatedXids, tell, whose
 from gpu_plugin.telemetry.health_reports import HealthReports
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class HealthWatch:
         self.past: tuple[Evidence, ...] = ()
         self._record = record
         self._application_error = application_error
-        self._repeated = RepeatedXids()
+        self._repeated = RepeatedXids(gpus=lambda: self.gpus)
         self._complained: frozenset[str] = frozenset()
         self._untold: set[str] = set()
         self._news = Pulse()
@@ -85,8 +85,11 @@ class HealthWatch:
                 quiet = _ordered(entry) or entry.verdict == Verdict.APP.name
                 level = logging.INFO if quiet else logging.WARNING
                 words = entry.detail or entry.signal
-                which = "every GPU" if entry.uuid == EVERY_GPU else f"GPU {entry.uuid}"
-                log.log(level, "%s is remembered as %s: %s", which, entry.verdict, words)
+                which = "every GPU" if entry.uuid == EVERY_GPU else whose(entry.uuid, gpus, entry.device)
+                vouched = entry.overridden and entry.verdict == Verdict.FATAL.name
+                verdict = f"{Verdict.DEGRADED.name}, an operator vouches for it" if vouched else entry.verdict
+                fields = {"uuid": entry.uuid, "signal": entry.signal, "verdict": entry.verdict}
+                log.log(level, "%s is remembered as %s: %s", which, verdict, words, extra=fields)
         self._complain()
         self.watch(gpus)
 
@@ -123,13 +126,13 @@ class HealthWatch:
 
     def override(self, uuid: str) -> None:
         """Takes an operator's word that a GPU is fit."""
-        log.warning("GPU %s: an operator vouches for it", uuid)
+        log.warning("%s: an operator vouches for it", whose(uuid, self.gpus), extra={"uuid": uuid})
         revision = self.ledger.revision
         self._say(uuid, self.ledger.override(uuid), revision)
 
     def booted(self, boot_id: str) -> None:
         """The node was booted anew, though this process lives on: what another boot wrote down is believed no more."""
-        log.warning("the node was booted anew; every GPU is judged afresh")
+        log.warning("the node was booted anew; what is held against a GPU is over after good looks at it")
         for change in self.ledger.booted(boot_id):
             self._report(change)
         self.past = tuple(entry for entry in self.past if entry.lasts)
@@ -193,7 +196,7 @@ class HealthWatch:
             self._changed(uuid)
 
     def _report(self, change: Transition) -> None:
-        tell(change)
+        tell(change, self.gpus)
         self.reports.report(change)
 
     def _count(self, uuid: str, seen: XidEvent, changes: Iterable[Transition]) -> None:

@@ -2,11 +2,14 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from gpu_plugin.devices.gpu_names import called
+from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import Transition
 from gpu_plugin.health.signals import SIGNALS, SignalKind
+from gpu_plugin.health.signals import xid as xid_signal
 from gpu_plugin.health.xids import describe
 
 log = logging.getLogger(__name__)
@@ -22,28 +25,40 @@ _LEVELS = {
 }
 
 
-def tell(change: Transition) -> None:
+def whose(uuid: str, gpus: Iterable[Gpu], device: str = "") -> str:
+    """A GPU, or a MIG device of it, as people are told of it; by its uuid alone where it is none of these."""
+    gpu = next((called(gpu) for gpu in gpus if gpu.uuid == uuid), f"GPU {uuid}")
+    return f"MIG device {device} of {gpu}" if device else gpu
+
+
+def tell(change: Transition, gpus: Iterable[Gpu] = ()) -> None:
     """One log line for a change of verdict: which GPU, which signal, why, and what to do. An operator's order is no alarm.
 
-    It stays short: the commands, and what would clear it, are what `gpu-plugin explain` is for.
+    It stays short: the commands, and what would clear it, are what `gpu-plugin explain` is for. `gpus` are those of the node.
     """
-    whose = f"MIG device {change.device} of GPU {change.uuid}" if change.device else f"GPU {change.uuid}"
-    detail = change.detail or change.signal
+    which, detail = whose(change.uuid, gpus, change.device), change.detail or change.signal
+    fields = _fields(
+        uuid=change.uuid,
+        mig_device=change.device,
+        signal=change.signal,
+        verdict=change.verdict.name,
+        xid=change.xid,
+    )
     known = SIGNALS.get(change.signal)
     if known is not None and known.kind is SignalKind.ORDER:
-        words = "is no longer" if change.verdict is Verdict.OK else "is"
-        log.info("%s %s held back by its operator (%s)", whose, words, change.signal)
+        words = "no longer held back" if change.verdict is Verdict.OK else "held back"
+        log.info("%s: %s by its operator (%s)", which, words, detail, extra=fields)
         return
     level = _LEVELS[change.verdict]
-    again = "; it is fit for use again" if change.before is Verdict.FATAL and change.standing < Verdict.FATAL else ""
+    again = "; it is Healthy again" if change.before is Verdict.FATAL and change.standing < Verdict.FATAL else ""
     if change.verdict is Verdict.OK:
-        log.log(level, "%s: no longer so: %s (signal %s)%s", whose, detail, change.signal, again)
+        log.log(level, "%s: over: %s (signal %s)%s", which, detail, change.signal, again, extra=fields)
     elif change.verdict is Verdict.APP:
-        log.log(level, "%s: %s is an application's own error; the GPU stays as it is", whose, detail)
+        log.log(level, "%s: %s is an application's own error; the GPU stays as it is", which, detail, extra=fields)
     else:
-        state = "is not fit for use" if change.verdict is Verdict.FATAL else "is degraded"
+        state = "is Unhealthy" if change.verdict is Verdict.FATAL else "is degraded"
         todo = f"; to do: {change.action}" if change.action else ""
-        log.log(level, "%s %s: %s (signal %s)%s%s", whose, state, detail, change.signal, again, todo)
+        log.log(level, "%s %s: %s (signal %s)%s%s", which, state, detail, change.signal, again, todo, extra=fields)
 
 
 class RepeatedXids:
@@ -52,9 +67,12 @@ class RepeatedXids:
     A failing pod raises hundreds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes a steady clock in seconds."""
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, gpus: Callable[[], Iterable[Gpu]] = lambda: ()
+    ) -> None:
+        """Takes a steady clock in seconds, and how to learn which GPUs the node has."""
         self._clock = clock
+        self._gpus = gpus
         self._said: dict[tuple[str, int], tuple[float, int]] = {}
 
     def told(self, uuid: str, xid: int) -> None:
@@ -76,4 +94,11 @@ class RepeatedXids:
             words = "is an application's own error; the GPU stays as it is"
         else:
             words = "was raised again; what is held against the GPU stands"
-        log.log(min(_LEVELS[verdict], logging.WARNING), "GPU %s: %s %s%s", uuid, describe(xid, name), words, more)
+        level, which = min(_LEVELS[verdict], logging.WARNING), whose(uuid, self._gpus())
+        fields = _fields(uuid=uuid, signal=xid_signal.NAME, verdict=verdict.name, xid=xid)
+        log.log(level, "%s: %s %s%s", which, describe(xid, name), words, more, extra=fields)
+
+
+def _fields(**known: str | int | None) -> dict[str, str | int]:
+    """What a line says as fields of its own: what is known."""
+    return {name: value for name, value in known.items() if value not in (None, "")}

@@ -60,7 +60,7 @@ async def test_the_operators_lists_decide_which_xids_are_fatal(kubelet, daemon, 
     daemon.start(environ={"DP_DISABLE_HEALTHCHECKS": disabled, "DP_ENABLE_HEALTHCHECKS": enabled})
     await kubelet.wait_for(healthy(kubelet, 4))
     daemon.fault(2, xid=xid)
-    await daemon.said("is not fit for use" if fatal else "the GPU stays as it is")
+    await daemon.said("is Unhealthy: " if fatal else "the GPU stays as it is")
     await kubelet.wait_for(healthy(kubelet, 3 if fatal else 4))
 
 

@@ -82,7 +82,7 @@ class TestObservations:
         assert "Xid 48" in change.detail
         (record,) = caplog.records
         assert record.levelno == logging.ERROR
-        assert record.getMessage().startswith("GPU GPU-0 is not fit for use: Xid 48 (")
+        assert record.getMessage().startswith("GPU 0 (GPU-0) is Unhealthy: Xid 48 (")
         assert watch.reports.transitions == {("GPU-0", "xid", "FATAL"): 1}
         assert watch.changed == ["GPU-0"]
 
@@ -234,7 +234,7 @@ def test_an_operator_s_word_is_told_like_any_change(watch, caplog):
     assert not watch.fatal("GPU-0")
     assert watch.changed == ["GPU-0"]
     assert "an operator vouches for it" in caplog.text
-    assert "no longer so: Xid 48" in caplog.text
+    assert "over: Xid 48" in caplog.text
 
 
 @pytest.mark.anyio

@@ -35,7 +35,7 @@ KUBELET_AWAY = 0.5
 _APPLICATION_XID = 31  # MMU fault: an application's own error
 _FATAL_XID = 79  # the GPU has fallen off the bus
 _TOO_HOT, _COOL = 96, 40  # °C
-_UNFIT = "is not fit for use"  # in the log
+_UNFIT = "is Unhealthy: "  # in the log
 
 
 class StepFailedError(Exception):

@@ -2,6 +2,7 @@ import logging
 
 import pytest
 
+from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import HealthLedger, Transition
@@ -10,6 +11,7 @@ from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.xids import XidPolicy
 from gpu_plugin.sources.xid_table import shipped_table
 from gpu_plugin.telemetry.health_log import REPEAT_LOG, RepeatedXids, tell
+from gpu_plugin.telemetry.logs import FIELDS
 
 OK, APP, DEGRADED, FATAL = Verdict
 
@@ -24,7 +26,7 @@ def said(caplog):
         (
             Transition("GPU-1", "xid", FATAL, OK, "Xid 79 (off the bus)", 1.0, xid=79, action="reset it"),
             logging.ERROR,
-            "GPU GPU-1 is not fit for use: Xid 79 (off the bus) (signal xid); to do: reset it",
+            "GPU GPU-1 is Unhealthy: Xid 79 (off the bus) (signal xid); to do: reset it",
         ),
         (
             Transition("GPU-1", "nvlink", DEGRADED, OK, "NVLink 5 is down", 1.0),
@@ -34,12 +36,12 @@ def said(caplog):
         (
             Transition("GPU-1", "xid", FATAL, DEGRADED, "Xid 48", 1.0, "MIG-1", 48),
             logging.ERROR,
-            "MIG device MIG-1 of GPU GPU-1 is not fit for use: Xid 48 (signal xid)",
+            "MIG device MIG-1 of GPU GPU-1 is Unhealthy: Xid 48 (signal xid)",
         ),
         (
             Transition("GPU-1", "xid", DEGRADED, FATAL, "Xid 48", 1.0),
             logging.WARNING,
-            "GPU GPU-1 is degraded: Xid 48 (signal xid); it is fit for use again",
+            "GPU GPU-1 is degraded: Xid 48 (signal xid); it is Healthy again",
         ),
         (
             Transition("GPU-1", "xid", DEGRADED, FATAL, "Xid 48", 1.0, standing=FATAL),
@@ -54,27 +56,27 @@ def said(caplog):
         (
             Transition("GPU-1", "temperature", OK, FATAL, "94 °C", 1.0),
             logging.INFO,
-            "GPU GPU-1: no longer so: 94 °C (signal temperature); it is fit for use again",
+            "GPU GPU-1: over: 94 °C (signal temperature); it is Healthy again",
         ),
         (
             Transition("GPU-1", "temperature", OK, FATAL, "94 °C", 1.0, "MIG-1", standing=FATAL),
             logging.INFO,
-            "MIG device MIG-1 of GPU GPU-1: no longer so: 94 °C (signal temperature)",
+            "MIG device MIG-1 of GPU GPU-1: over: 94 °C (signal temperature)",
         ),
         (
             Transition("GPU-1", "clocks", OK, DEGRADED, "", 1.0),
             logging.INFO,
-            "GPU GPU-1: no longer so: clocks (signal clocks)",
+            "GPU GPU-1: over: clocks (signal clocks)",
         ),
         (
-            Transition("GPU-1", "cordon", FATAL, OK, "cordoned", 1.0, action="uncordon"),
+            Transition("GPU-1", "cordon", FATAL, OK, "cordoned: fan is loud", 1.0, action="uncordon"),
             logging.INFO,
-            "GPU GPU-1 is held back by its operator (cordon)",
+            "GPU GPU-1: held back by its operator (cordoned: fan is loud)",
         ),
         (
             Transition("GPU-1", "maintenance", OK, FATAL, "maintenance", 1.0),
             logging.INFO,
-            "GPU GPU-1 is no longer held back by its operator (maintenance)",
+            "GPU GPU-1: no longer held back by its operator (maintenance)",
         ),
     ],
 )
@@ -105,6 +107,22 @@ def test_the_line_of_a_fault_is_short_and_names_its_gpu_once(caplog, seen):
     assert message.count(uuid) <= 2
     assert "gpu-plugin" not in message
     assert f"signal {change.signal}" in message
+
+
+def test_a_line_names_the_gpu_as_everywhere_and_says_what_it_is_about_as_fields(caplog):
+    caplog.set_level(logging.INFO)
+    gpus = (Gpu("GPU-0", 0), Gpu("GPU-1", 3, pci_bus_id="00000000:1B:00.0"))
+    tell(Transition("GPU-1", "xid", FATAL, OK, "Xid 48", 1.0, "MIG-1", 48), gpus)
+    tell(Transition("GPU-1", "temperature", DEGRADED, OK, "94 °C", 1.0), gpus)
+    RepeatedXids(Clock(), lambda: gpus).count("GPU-1", 31, "page fault", APP)
+    names = ("uuid", "mig_device", "signal", "verdict", "xid")
+    assert [tuple(getattr(record, name, None) for name in names) for record in caplog.records] == [
+        ("GPU-1", "MIG-1", "xid", "FATAL", 48),
+        ("GPU-1", None, "temperature", "DEGRADED", None),
+        ("GPU-1", None, "xid", "APP", 31),
+    ]
+    assert set(names) <= set(FIELDS)
+    assert [text.count("GPU 3 (0000:1b:00.0, GPU-1)") for _, text in said(caplog)] == [1, 1, 1]
 
 
 class Clock:
