@@ -13,9 +13,10 @@ import msgspec
 
 from gpu_plugin.devices.nvml_h import ComputeMode, Return
 from gpu_plugin.mps.errors import MpsError
+from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import Driver, NvmlError
 from gpu_plugin.state import StateDirectory
-from gpu_plugin.threads import DaemonThreads
+from gpu_plugin.threads import DaemonThreads, settled
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +36,17 @@ class _Saved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComputeModes:
-    """Sets and restores compute modes. Each call to the driver has a thread of its own: one that hangs holds no other."""
+    """Sets and restores compute modes. One call to the driver that hangs holds no other."""
 
-    def __init__(self, driver: Driver, memory: StateDirectory, boot_id: str, timeout: float) -> None:
-        """`timeout` is in seconds, for each call; nothing is read before `recall`."""
+    def __init__(
+        self, driver: Driver, calls: DriverCalls, memory: StateDirectory, boot_id: str, timeout: float
+    ) -> None:
+        """Nothing is read before `recall`.
+
+        `calls` makes those to the driver, which whoever closes it must know of. `timeout` is in seconds, for each call.
+        """
         self._driver = driver
+        self._calls = calls
         self._memory = memory
         self._boot_id = boot_id
         self._timeout = timeout
@@ -106,11 +113,11 @@ class ComputeModes:
         await self._run(lambda: self._driver.set_compute_mode(self._driver.handle_by_uuid(uuid), mode), timeout)
 
     async def _run(self, call: Callable[[], T], timeout: float | None = None) -> T:
-        threads = DaemonThreads()
-        try:
-            return await threads.run(call, self._timeout if timeout is None else timeout)
-        finally:
-            threads.close()
+        patience = self._timeout if timeout is None else timeout
+        job = self._calls.begin(call)
+        if not await settled(job, patience):
+            raise TimeoutError(f"no answer for {patience:g} s")
+        return job.done.result()
 
     async def _save(self) -> None:
         """Writes down what is to be restored, also when everything ends; a disk that takes long is waited for no longer."""

@@ -208,7 +208,8 @@ class MpsService:
             root = directories.root_here(settings.mps_root)
             if root == directories.MOUNT:
                 log.info("the MPS root %s is mounted at %s here", settings.mps_root, root)
-            modes = ComputeModes(self._driver, StateDirectory(root), self._host.boot_id(), settings.nvml_timeout)
+            memory, boot_id = StateDirectory(root), self._host.boot_id()
+            modes = ComputeModes(self._driver, self._calls, memory, boot_id, settings.nvml_timeout)
             shm = None if settings.simulate else SHM  # the stand-in starts no servers
             self._supervisor = Supervisor(root, self._control, modes, self._tempo, shm)
             self._root, self._supervising, self._left = settings.mps_root, anyio.CancelScope(), anyio.Event()

@@ -28,10 +28,14 @@ class GpuIsLostError(LookupError):
 
 @dataclass(slots=True)
 class _Listener:
-    """An event set: the mask of each GPU registered in it, its events, and whether a failed registration left it undefined."""
+    """An event set: the mask of each GPU registered in it, its events, and whether a failed registration left it undefined.
+
+    `gone`: a GPU of it has vanished, and stays lost to it even when it is back.
+    """
 
     masks: dict[int, int] = field(default_factory=dict)
     undefined: bool = False
+    gone: bool = False
     events: collections.deque[PostedEvent] = field(default_factory=lambda: collections.deque(maxlen=_QUEUE_LENGTH))
 
 
@@ -86,11 +90,12 @@ class EventSets:
             self._lost = lost
             self._changed.notify_all()
 
-    def forget(self, gpu: int) -> None:
-        """Registers a GPU in no event set any more; what it has sent stays."""
+    def vanish(self, gpu: int) -> None:
+        """The GPU has left the bus: a wait for a set that it is in fails from now on (nvml.h); what it has sent is not lost."""
         with self._changed:
             for listener in self._listeners.values():
-                listener.masks.pop(gpu, None)
+                listener.gone |= listener.masks.pop(gpu, None) is not None
+            self._changed.notify_all()
 
     def post(self, event: PostedEvent) -> int:
         """Queues an event in every event set that asked for that kind from that GPU; gives how many did."""
@@ -121,9 +126,11 @@ class EventSets:
             self._changed.wait_for(ready, seconds)
             if not (listener := self._listeners.get(events)):
                 raise LookupError(events)
+            if listener.gone and listener.events:
+                return listener.events.popleft()
             if self._deaf(listener):
                 raise GpuIsLostError(events)
             return listener.events.popleft() if listener.events else None
 
     def _deaf(self, listener: _Listener) -> bool:
-        return not listener.undefined and not self._lost.isdisjoint(listener.masks)
+        return not listener.undefined and (listener.gone or not self._lost.isdisjoint(listener.masks))

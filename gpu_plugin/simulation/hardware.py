@@ -275,7 +275,7 @@ class SimulatedNode:
         with self._changed:
             if not self._gpus[gpu].vanished:
                 self._departures[gpu] += 1
-                self.events.forget(gpu)
+                self.events.vanish(gpu)
                 self._set(gpu, vanished=True)
         self._save()
 

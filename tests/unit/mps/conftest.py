@@ -17,6 +17,7 @@ from gpu_plugin.mps.leftovers import VARIABLE
 from gpu_plugin.mps.plan import MpsResource
 from gpu_plugin.mps.readiness import ready
 from gpu_plugin.mps.supervisor import Supervisor, Tempo
+from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.probe import probe_gpu
 from gpu_plugin.simulation import mps_control
 from gpu_plugin.simulation.driver import SimulatedDriver
@@ -62,6 +63,7 @@ class Mps:
         self.node = SimulatedNode(load(profile), self.state)
         self.driver = SimulatedDriver(self.node)
         self.driver.open()
+        self.calls = DriverCalls()
         host = SimulatedHost(self.node)
         self.gpus = [probe_gpu(self.driver, host, index)[1] for index in range(len(self.node.profile.gpus))]
         self.control: Callable[[], tuple[str, ...]] = lambda: mps_control.COMMAND
@@ -73,7 +75,7 @@ class Mps:
         return MpsResource(name, tuple(self.gpus[index] for index in indices), replicas, limits or MpsLimits())
 
     def modes(self) -> ComputeModes:
-        return ComputeModes(self.driver, StateDirectory(self.root), self.node.boot_id, 5)
+        return ComputeModes(self.driver, self.calls, StateDirectory(self.root), self.node.boot_id, 5)
 
     def mode(self, index: int) -> int:
         return self.node.compute_modes.get(index)

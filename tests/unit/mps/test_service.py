@@ -237,3 +237,37 @@ async def test_a_configuration_that_cannot_be_read_changes_nothing_and_the_next_
         running.reload(replace(settings, sharing=(by_mps(3),)))
         await until(lambda: "Cmd:set_default_active_thread_percentage 33" in mps.told())
         await until(mps.is_ready)
+
+
+async def test_the_driver_is_not_closed_under_a_compute_mode_call_that_hangs(mps, settings, hasty, monkeypatch):
+    free, held = threading.Event(), threading.Event()
+    closed_under = []
+
+    class Holding(SimulatedDriver):
+        inside = 0
+
+        def set_compute_mode(self, handle, mode):
+            self.inside += 1
+            held.set()
+            assert free.wait(20)
+            super().set_compute_mode(handle, mode)
+            self.inside -= 1
+
+        def close(self):
+            closed_under.append(self.inside)
+            super().close()
+
+    monkeypatch.setattr("mps.test_service.SimulatedDriver", Holding)
+    async with serving(mps, replace(settings, nvml_timeout=0.2)) as running:
+        await until(held.is_set)
+        for gpu in range(8):
+            mps.node.lose(gpu)
+        asked = running.driver.calls["device_count"]
+        running.reload(settings)
+        await until(lambda: running.driver.calls["device_count"] > asked + 2)
+        assert closed_under == []
+        free.set()
+        for gpu in range(8):
+            mps.node.heal(gpu)
+        await until(lambda: not running.service._calls.under_way)
+    assert not any(closed_under)

@@ -8,7 +8,7 @@ import pytest
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import NvmlError
-from gpu_plugin.threads import Workers, settled
+from gpu_plugin.threads import DaemonThreads, Workers, begin, settled
 
 from .conftest import driver_threads
 from .monitored import LONG
@@ -128,3 +128,27 @@ async def test_after_close_the_thread_ends_and_another_call_begins_another(worke
     assert not first.is_alive()
     again = workers.begin(threading.get_ident)
     assert await settled(again, LONG)
+
+
+async def test_a_call_for_which_no_thread_can_be_started_fails_and_the_next_one_is_made(monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    workers, threads = Workers("nvml-test"), DaemonThreads("nvml-test")
+    with monkeypatch.context() as patches:
+        patches.setattr(threading.Thread, "start", refuse)
+        for job in (workers.begin(int), begin(int, "nvml-test"), await threads.submit(int, LONG)):
+            with pytest.raises(RuntimeError, match="can't start"):
+                await job.done
+    assert await workers.begin(int).done == 0
+    assert await threads.run(int, LONG) == 0
+    gate = Gate()
+    held = workers.begin(gate)
+    with monkeypatch.context() as patches:
+        patches.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            await workers.begin(int).done
+    gate.free.set()
+    assert await held.done == "through"
+    workers.close()
+    threads.close()

@@ -526,3 +526,15 @@ def test_without_persistence_mode_counters_begin_anew_once_nobody_has_the_driver
     metered.apply(ecc_uncorrected=3)
     metered.begin()
     assert metered.counters()[0] == 3
+
+
+@pytest.mark.parametrize("befall", [SimulatedNode.lose, SimulatedNode.vanish])
+def test_who_opens_the_driver_initialises_no_gpu_that_is_not_there(befall):
+    node = SimulatedNode(profile.load("hgx-h100"))
+    for gpu in range(2):
+        node.change(gpu, persistence=False, pcie_replays=7)
+    befall(node, 0)
+    driver = SimulatedDriver(node)
+    driver.open()
+    assert [node.condition(gpu).pcie_replays for gpu in range(2)] == [7, 0]
+    driver.close()
