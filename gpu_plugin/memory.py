@@ -13,7 +13,7 @@ from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.naming import PLACEHOLDER, resource_name_fault
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.health.former_evidence import FORMER, FormerEvidence
+from gpu_plugin.health.former_evidence import FORMER, FormerEvidence, without_imex
 from gpu_plugin.journal import Journal
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.state import StateDirectory
@@ -132,13 +132,14 @@ class Memory:
         if memory is None:
             return ()
         self._sequence = memory.sequence
-        found: list[Evidence] = []
+        found: list[tuple[Evidence, bool]] = []
         for place, raw in enumerate(memory.evidence):
             try:
                 found.append(_entry(raw))
             except ValueError as error:
                 log.error("%s: entry %d cannot be true and is left out: %s", HEALTH_FILE, place, error)  # noqa: TRY400
-        return tuple(entry for entry in found if entry.boot_id == self._boot_id or entry.lasts)
+        believed = without_imex(found)
+        return tuple(entry for entry in believed if entry.boot_id == self._boot_id or entry.lasts)
 
     def gpus(self) -> tuple[Gpu, ...]:
         """GPUs that an earlier process of this boot knew by name."""
@@ -214,8 +215,8 @@ class Memory:
         return all(self._written.get(name) == content for name, content in wanted.items())
 
 
-def _entry(raw: msgspec.Raw) -> Evidence:
-    """An entry, also of a version before. Raises ValueError for one that cannot be, with what is wrong."""
+def _entry(raw: msgspec.Raw) -> tuple[Evidence, bool]:
+    """An entry, and whether a version before wrote it. Raises ValueError for one that cannot be, with what is wrong."""
     try:
         fields = msgspec.json.decode(raw)
         former = isinstance(fields, dict) and not FORMER.isdisjoint(fields)
@@ -224,7 +225,7 @@ def _entry(raw: msgspec.Raw) -> Evidence:
         raise ValueError(str(error)) from None
     if not entry.possible:
         raise ValueError("its times or numbers are none")
-    return entry
+    return entry, former
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Evidence as version 0.1.0 wrote it: one flat record for every signal, whose fields meant what each signal made of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -40,7 +40,11 @@ class FormerEvidence(msgspec.Struct, frozen=True, kw_only=True):
     pods: tuple[tuple[float, str], ...] = ()
 
     def evidence(self) -> Evidence:
-        """The same as it is written now. What was FATAL by errors of applications is DEGRADED now, and ends with them."""
+        """The same as it is written now. What was FATAL by errors of applications is DEGRADED now, and ends with them.
+
+        A reset that a mere step back of a counter showed is not believed; a new binding is, and where nothing was known of a
+        lost GPU that a reset would change.
+        """
         remembered = _REMEMBERED.get(self.signal)
         memory = NOTHING if remembered is None else remembered(self)
         errors = self.signal == application_errors.NAME and self.verdict == Verdict.FATAL.name
@@ -57,11 +61,28 @@ class FormerEvidence(msgspec.Struct, frozen=True, kw_only=True):
             energy=self.energy,
             ecc=self.ecc,
             binding=self.binding,
-            reset=self.reset,
+            reset=self.rebound
+            or (self.reset and self.signal == "lost" and self.energy is None and self.binding is None),
             rebound=self.rebound,
             overridden=self.overridden,
             memory=msgspec.json.decode(msgspec.json.encode(memory)),
         )
+
+
+def without_imex(found: Iterable[tuple[Evidence, bool]]) -> list[Evidence]:
+    """The entries, each told with whether 0.1.0 wrote it, less what that version made of an IMEX domain to be recovered.
+
+    To it that was a recovery that the driver asked for, by which any other Xid was FATAL for good. What it asked for then is
+    believed where the GPU is still unfit by it.
+    """
+    entries = list(found)
+    asking = {e.uuid for e, _ in entries if e.signal == recovery_action.NAME and e.verdict == Verdict.FATAL.name}
+    return [
+        msgspec.structs.replace(entry, memory=entry.memory | {"asked": False})
+        if former and entry.signal == xid.NAME and entry.uuid not in asking
+        else entry
+        for entry, former in entries
+    ]
 
 
 def _happened(was: FormerEvidence) -> Memory:

@@ -182,6 +182,10 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """As of an open latch after a boot: whatever was gathered since is gathered anew."""
         return self.held()
 
+    def joined(self, _other: Self) -> Self:
+        """With what the same signal remembered of the same GPU under another name, as far as it counts towards more."""
+        return self
+
     def shifted(self, by: float) -> Self:  # noqa: ARG002 - nothing of it is a time
         """With its times as they are after the wall clock was corrected by so many seconds."""
         return self
@@ -190,6 +194,11 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def corrected(at: float, by: float) -> float:
     """A Unix time after the wall clock was corrected by so many seconds, 0 at least: nothing is dated before that."""
     return max(0.0, at + by)
+
+
+def together(mine: tuple[float, ...], others: tuple[float, ...], most: int = 64) -> tuple[float, ...]:
+    """The last `most` of two rows of times, the oldest first, one that is in both once."""
+    return tuple(sorted({*mine, *others}))[-most:]
 
 
 NOTHING = Memory()

@@ -257,10 +257,14 @@ class HealthLedger:
             return
         self.revision += 1
         known = self._records.setdefault(new, record)
+        if known is record:
+            return
+        for at, told in record.xids.items():
+            known.xids[at] = max(told, known.xids.get(at, told))
         for key, latch in record.latches.items():
-            mine = known.latches.get(key)
-            if mine is None or latch.verdict > mine.verdict:
-                known.latches[key] = latch
+            mine = known.latches.get(key, latch)
+            worse, other = (latch, mine) if latch.verdict > mine.verdict else (mine, latch)
+            known.latches[key] = changed_to(worse, memory=worse.memory.joined(other.memory))
 
     def evidence(self) -> tuple[Evidence, ...]:
         """Every open latch, and what else is remembered of a GPU, in a stable order."""
@@ -309,8 +313,10 @@ class HealthLedger:
     def _beside(
         self, record: _Record, name: str, own: Iterable[LatchKey], seen: XidEvent, ctx: Context, changed: _Changed
     ) -> None:
-        """Shows an Xid to the latches of others, which it may make more or less of."""
-        for key in [key for key in record.latches if key.signal == name and key not in own]:
+        """Shows an Xid to the latches of other Xids, which it may make more or less of: of another slice it says nothing."""
+        for key in [
+            key for key in record.latches if key.signal == name and key not in own and key.part != str(seen.xid)
+        ]:
             self._put(record, key, SIGNALS[name].step(record.latches[key], seen, replace(ctx, key=key)), changed)
 
     def _keys(self, name: str, record: _Record, seen: Observation, aimed: tuple[str, ...]) -> Sequence[LatchKey]:

@@ -6,7 +6,7 @@ from typing import Self
 from msgspec.structs import replace
 
 from gpu_plugin.health.hysteresis import MINUTE, Level, lately
-from gpu_plugin.health.latch import corrected
+from gpu_plugin.health.latch import corrected, together
 from gpu_plugin.health.observation import Sample
 
 Totals = tuple[int | None, ...]
@@ -49,6 +49,10 @@ class Counted(Level, frozen=True):
     def moments(self) -> Iterable[float]:
         """When the events were."""
         return self.times if self.noted is None else (*self.times, self.noted)
+
+    def joined(self, other: Self) -> Self:
+        """With those events too."""
+        return replace(self, times=together(self.times, other.times))
 
     def shifted(self, by: float) -> Self:
         """With the events' times shifted."""

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import MINUTE, lately
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Proof, Recovery, Verdict, corrected
+from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Proof, Recovery, Verdict, corrected, together
 from gpu_plugin.health.observation import ApplicationError, Observation, Sample
 from gpu_plugin.health.owners import owner
 from gpu_plugin.health.proof import after_recovery
@@ -64,6 +64,14 @@ class Errors(Memory, frozen=True):
     def moments(self) -> Iterable[float]:
         """When the errors were."""
         return (*(at for at, _ in self.owned), *self.unknown)
+
+    def joined(self, other: Self) -> Self:
+        """With those errors too."""
+        return replace(
+            self,
+            owned=tuple(sorted({*self.owned, *other.owned}))[-_MOST:],
+            unknown=together(self.unknown, other.unknown),
+        )
 
     def shifted(self, by: float) -> Self:
         """With the errors' times shifted."""

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.hysteresis import lately
-from gpu_plugin.health.latch import Latch, Memory, Verdict, corrected
+from gpu_plugin.health.latch import Latch, Memory, Verdict, corrected, together
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.spelling import clock, duration
 
@@ -42,6 +42,10 @@ class Falls(Memory, frozen=True):
     def spans(self) -> Iterable[float]:
         """How long it was held."""
         return (self.hold,)
+
+    def joined(self, other: Self) -> Self:
+        """With those falls too."""
+        return replace(self, times=together(self.times, other.times), hold=max(self.hold, other.hold))
 
     def shifted(self, by: float) -> Self:
         """With the times shifted."""

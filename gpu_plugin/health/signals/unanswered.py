@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Verdict, corrected
+from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Verdict, corrected, together
 from gpu_plugin.health.observation import Fault, Observation, Sample
 
 FAILURES, AMONG, WITHIN, FATAL_AFTER, GOOD = 3, 5, 120.0, 10, 5
@@ -57,6 +57,10 @@ class Answers(Memory, frozen=True):
     def moments(self) -> Iterable[float]:
         """When looks failed."""
         return self.failures
+
+    def joined(self, other: Self) -> Self:
+        """With those failures too."""
+        return replace(self, failures=together(self.failures, other.failures, FATAL_AFTER))
 
     def shifted(self, by: float) -> Self:
         """With the failures' times shifted."""

@@ -9,7 +9,17 @@ from msgspec.structs import replace
 from gpu_plugin.config.values import spell_duration
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.hysteresis import MINUTE, lately
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, LatchKey, Memory, Proof, Recovery, Verdict, corrected
+from gpu_plugin.health.latch import (
+    CLEAN_SAMPLES,
+    Latch,
+    LatchKey,
+    Memory,
+    Proof,
+    Recovery,
+    Verdict,
+    corrected,
+    together,
+)
 from gpu_plugin.health.observation import Observation, Sample, XidEvent
 from gpu_plugin.health.proof import after_recovery, recovered
 from gpu_plugin.health.signals.recovery_action import asks
@@ -85,6 +95,15 @@ class Happened(Memory, frozen=True):
     def spans(self) -> Iterable[float]:
         """For how long it counts."""
         return (self.within,)
+
+    def joined(self, other: Self) -> Self:
+        """With those episodes too."""
+        return replace(
+            self,
+            times=together(self.times, other.times),
+            asked=self.asked or other.asked,
+            last=max((at for at in (self.last, other.last) if at is not None), default=None),
+        )
 
     def shifted(self, by: float) -> Self:
         """With its times shifted."""

@@ -6,6 +6,7 @@ import pytest
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import Latch, LatchKey, Marks, Proof, Recovery, Verdict
 from gpu_plugin.health.ledger import HealthLedger
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.health.signals.application_errors import Errors
 from gpu_plugin.health.signals.clocks import SlowMinutes
@@ -117,7 +118,7 @@ def test_what_a_signal_remembered_for_0_1_0_it_remembers(former):
     }
     assert memories["GPU-events", "xid", "94"].weighed is Weighed.RAISED
     assert len(memories["GPU-events", "xid", "94"].times) == 3
-    assert memories["GPU-imex", "xid", "63"].asked
+    assert not memories["GPU-imex", "xid", "63"].asked
     assert memories["GPU-reading", "nvlink", ""].up == 0b1111
     assert memories["GPU-reading", "slowdown-temperature", ""].sensors == 3
     assert memories["GPU-asked", "recovery-action", ""].action == 2
@@ -130,3 +131,47 @@ def test_what_a_signal_remembered_for_0_1_0_it_remembers(former):
     assert len(memories["GPU-silent", "unanswered", ""].failures) == 10
     assert memories["GPU-resumed", "maintenance", ""].resumed
     assert not memories["GPU-lost", "maintenance", ""].resumed
+
+
+def test_what_0_1_0_made_fatal_by_an_imex_domain_is_judged_anew_at_the_next_look(former):
+    former.observe("GPU-imex", Sample(counting=0, recovery_action=5), 2e9)
+    verdicts = {(key.signal, key.part): verdict for key, _, verdict in former.standing("GPU-imex")}
+    assert verdicts["xid", "63"] is Verdict.DEGRADED
+
+
+def former_entries(tmp_path, *entries: dict[str, object]) -> tuple[Evidence, ...]:
+    blank = {
+        "boot_id": "one",
+        "uuid": A,
+        "verdict": "FATAL",
+        "detail": "words",
+        "since": 1.0,
+        "value": None,
+        "part": "",
+    }
+    whole = {"boot_id": "one", "evidence": [blank | entry for entry in entries]}
+    (tmp_path / "health.json").write_bytes(msgspec.json.encode(whole))
+    return Memory(StateDirectory(tmp_path), "one").evidence()
+
+
+@pytest.mark.parametrize(("verdict", "asked"), [("FATAL", True), ("DEGRADED", False)])
+def test_what_the_driver_asked_0_1_0_for_counts_where_the_gpu_is_still_unfit_by_it(tmp_path, verdict, asked):
+    wish = {"signal": "recovery-action", "value": 1.0, "verdict": verdict}
+    found = former_entries(tmp_path, {"signal": "xid", "part": "63", "asked": True}, wish)
+    assert found[0].latch().memory.asked is asked
+
+
+@pytest.mark.parametrize(
+    ("entry", "believed"),
+    [
+        ({"signal": "xid", "part": "95", "reset": True, "energy": 20}, False),
+        ({"signal": "xid", "part": "95", "reset": True, "rebound": True}, True),
+        ({"signal": "lost", "reset": True, "energy": 20}, False),
+        ({"signal": "lost", "reset": True, "binding": 20}, False),
+        ({"signal": "lost", "reset": True}, True),
+        ({"signal": "lost"}, False),
+    ],
+)
+def test_a_reset_that_0_1_0_saw_in_a_counter_alone_is_not_believed(tmp_path, entry, believed):
+    (found,) = former_entries(tmp_path, entry)
+    assert found.latch().recovery.reset is believed

@@ -714,3 +714,39 @@ def test_an_imex_domain_to_be_recovered_makes_no_other_fault_fatal(xid):
     assert one.verdict(A) is DEGRADED
     hear(one, replace(imex, recovery_action=1))
     assert {key.signal for key, _, verdict in one.standing(A) if verdict is FATAL} >= {"recovery-action", "xid"}
+
+
+@pytest.mark.parametrize("first", [A, B])
+def test_a_gpu_that_turns_out_to_be_another_has_the_counts_of_both(first):
+    """The names of a GPU, of which each met one context switch timeout, a hang or application errors."""
+    one, last = ledger(A, B, policy=UNGUARDED), B if first == A else A
+    met = [XidEvent(109), *[ApplicationError(31)] * 4, ERROR, ERROR]
+    hear(one, *met, uuid=first)
+    hear(one, *met, uuid=last, start=1_100.0)
+    one.rename(first, last)
+    (fault,) = (latch for key, latch, _ in one.standing(last) if key.part == "109")
+    assert fault.memory.times == (1_000.0, 1_100.0)
+    assert one.verdict(last) is Verdict.DEGRADED
+    hear(one, ApplicationError(31), XidEvent(109), uuid=last, start=1_120.0)
+    assert {(key.signal, verdict) for key, _, verdict in one.standing(last)} >= {
+        ("xid", Verdict.FATAL),
+        ("application-errors", Verdict.DEGRADED),
+    }
+    assert one.standing(first) == []
+
+
+def test_falls_under_either_name_count_together():
+    one = ledger(A, B)
+    for uuid, start in ((A, 1_000.0), (B, 1_100.0)):
+        hear(one, HUNG, *[GOOD] * 3, uuid=uuid, start=start)
+    one.rename(A, B)
+    hear(one, HUNG, uuid=B, start=1_200.0)
+    assert "flapping" in {key.signal for key, _, _ in one.standing(B)}
+
+
+def test_xids_under_either_name_come_together():
+    one = ledger(A, B)
+    one.observe(A, XidEvent(31), 1_000.0)
+    one.rename(A, B)
+    one.observe(B, XidEvent(122), 1_002.0)
+    assert one.verdict(B) is Verdict.FATAL
