@@ -3,6 +3,7 @@
 A label on the node names a file of a directory, as the keys of a ConfigMap lie there. Without a label there is a default,
 and without that the fallbacks, in their order (cmd/config-manager/main.go of NVIDIA/k8s-device-plugin). What was asked for and
 is not there, or cannot be known, is never replaced by something else: another configuration may hand out whole what is shared.
+For the same reason a file that was chosen before is never replaced by `empty`, whatever became of the files.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -53,6 +54,7 @@ def choose(
     fallbacks: Sequence[str] = (),
     last: str | None = None,
     untold: str = "",
+    unread: str = "",
 ) -> Choice:
     """The config file to use among those `present`.
 
@@ -61,12 +63,16 @@ def choose(
         present: the names of the files there are.
         default: the file to use without a label, empty for none.
         fallbacks: keys of `FALLBACKS`, tried in their order where neither label nor default names a file.
-        last: the file of the last choice without a complaint, None before there was one.
+        last: the file of the last choice that was in force, None before there was one.
         untold: why the label is not known, empty where it is.
+        unread: why it is not known which files there are, empty where it is.
 
-    Where the label is not known, where it or else the default names a file that is not there, and where nothing can be
-    chosen, the last choice is kept. Before there was one, there is no choice.
+    Where the label or the files are not known, where the label or else the default names a file that is not there, and where
+    nothing can be chosen, the last choice is kept. Before there was one, there is no choice. No file at all is chosen only
+    where none was chosen before.
     """
+    if unread:
+        return _kept(last, "; ".join(filter(None, (untold, unread))), label or default)
     if untold:
         if last is None or (last != NO_FILE and last not in present):
             gone = f"; {_named_in_words(last)}, the last one chosen, does not exist: {_there(present)}" if last else ""
@@ -78,6 +84,9 @@ def choose(
     if not asked:
         for strategy in fallbacks:
             file = FALLBACKS[strategy](present)
+            if file == NO_FILE and last:
+                why = f"the label names no config, and the fallback {strategy} does not replace one that was chosen before"
+                return _kept(last, f"{why}: {_there(present)}", "")
             if file is not None:
                 return Choice(file)
     return _kept(last, _complaint(label, default, present), asked)

@@ -81,6 +81,7 @@ class Configuration:
         """
         threads = DaemonThreads("configuration")
         try:
+            await self._keep(threads)
             while True:
                 if self._asked:
                     self._asked = False
@@ -114,6 +115,7 @@ class Configuration:
         if changed:
             self.settings = new
             self._since = time.time()
+        await self._keep(threads)
         self._reloads["applied" if changed else "unchanged"] += 1
         if changed:
             log.info("configuration: applied")
@@ -123,6 +125,13 @@ class Configuration:
             tell_remarks(new)
         else:
             log.log(logging.INFO if mended else logging.DEBUG, "configuration: good, and it asks for nothing new")
+
+    async def _keep(self, threads: DaemonThreads) -> None:
+        """Has the choice of the file in force outlive the process: it is taken again while the node's label is not known."""
+        try:
+            await threads.run(partial(self._source.keep, self._file), PATIENCE)
+        except TimeoutError:
+            log.warning("configuration: which file is in force could not be written down within %g s", PATIENCE)
 
     def in_full(self) -> Mapping[str, object]:
         """Every setting in force as a config file that asks for them; too much for an answer is left out, with how much it is."""

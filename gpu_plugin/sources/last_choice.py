@@ -1,4 +1,7 @@
-"""The config file that a node's label chose last, remembered over restarts: the API server may be away at the next start."""
+"""The config file that a node's label chose and whose settings were in force last, remembered over restarts.
+
+The API server may be away at the next start.
+"""
 
 from pathlib import Path
 

@@ -90,6 +90,17 @@ class ConfigSource:
     def _label_in_words(self) -> str:
         return f"the label {self._settings.node_label} of node {self._settings.node_name}"
 
+    def keep(self, file: Path | None) -> None:
+        """Remembers that the settings of this file, chosen by the node's label, are in force. Blocks, and never raises."""
+        if not self._settings.config_file_srcdir:
+            return
+        name = file.name if file is not None else NO_FILE
+        if not self._recalled:
+            self._last, self._recalled = self._memory.read(), True
+        if name != self._last:
+            self._last = name
+            self._memory.write(name)
+
     async def run(self, changed: Callable[[], None]) -> None:
         """Calls `changed` whenever the file in force is another or its content is. Never returns."""
         if self._settings.config_file_srcdir:
@@ -129,11 +140,9 @@ class ConfigSource:
             self._last, self._recalled = self._memory.read(), True
         directory = Path(settings.config_file_srcdir)
         places = route(directory) | {Place(os.path.realpath(directory), ANY)}
-        present, default, fallbacks = _configs(directory), settings.default_config, settings.fallback_strategies
-        choice = choose(label, present, default, fallbacks, self._last, untold)
-        if not choice.complaint and choice.file != self._last and choice.file is not None:
-            self._last = choice.file
-            self._memory.write(choice.file)
+        present, unread = _configs(directory)
+        default, fallbacks = settings.default_config, settings.fallback_strategies
+        choice = choose(label, present, default, fallbacks, self._last, untold, unread)
         content = ""
         if choice.file:
             places |= route(directory / choice.file)
@@ -166,10 +175,14 @@ class ConfigSource:
             log.info("the configuration of this node is %s (%s)", choice.file or "flags and environment alone", by)
 
 
-def _configs(directory: Path) -> frozenset[str]:
-    """The names of the files in `directory`. What a ConfigMap's volume keeps hidden there is none."""
+def _configs(directory: Path) -> tuple[frozenset[str], str]:
+    """The names of the files in `directory`, or why they cannot be known.
+
+    What a ConfigMap's volume keeps hidden is none of them, nor is a name that is not printable, which no label can have.
+    """
     try:
         with os.scandir(directory) as entries:
-            return frozenset(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file())
-    except OSError:
-        return frozenset()
+            names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()]
+    except OSError as error:
+        return frozenset(), f"the directory {directory} of config files cannot be read: {error.strerror or error}"
+    return frozenset(name for name in names if name.isprintable()), ""

@@ -96,6 +96,22 @@ def test_while_the_label_is_not_known_a_last_choice_that_is_gone_is_waited_for()
     )
 
 
+@pytest.mark.parametrize("present", [frozenset(), FILES])
+def test_no_file_replaces_none_that_was_chosen_before(present):
+    choice = choose("", present, "", ("single", "empty"), "h100")
+    assert choice.file == "h100"
+    assert "the fallback empty does not replace one that was chosen before" in choice.complaint
+    assert choose("", present, "", ("single", "empty"), NO_FILE) == Choice(NO_FILE)
+
+
+@pytest.mark.parametrize("last", [None, NO_FILE, "h100"])
+@pytest.mark.parametrize("label", ["", "h100"])
+def test_where_the_files_are_not_known_the_last_choice_is_kept(label, last):
+    choice = choose(label, frozenset(), "", ("named", "single", "empty"), last, "", "it cannot be read")
+    assert choice.file == last
+    assert choice.complaint.startswith("it cannot be read")
+
+
 NAMES = st.sampled_from(["a100", "default", "h100", "gone"])
 
 

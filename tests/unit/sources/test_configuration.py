@@ -146,6 +146,9 @@ class Chosen:
     def look_again(self):
         self.known.set()
 
+    def keep(self, file):
+        self.kept = file
+
     async def settled(self):
         await self.known.wait()
 

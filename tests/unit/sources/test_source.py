@@ -9,8 +9,10 @@ import pytest
 
 from gpu_plugin.cluster import node_label
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.label import Choice
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.sources.files import fingerprint
+from gpu_plugin.sources.last_choice import LastChoice
 from gpu_plugin.sources.source import ConfigSource
 from tests.unit.cluster.api_server import LABEL, NODE, FakeApiServer
 from tests.unit.sources.config_map import ConfigMapVolume, Listener
@@ -45,8 +47,13 @@ class Running:
 @asynccontextmanager
 async def running(source):
     heard = Listener()
+
+    def changed():
+        source.keep(source.current())  # as the settings of every file here are taken
+        heard()
+
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(source.run, heard)
+        tasks.start_soon(source.run, changed)
         yield Running(source, heard)
         tasks.cancel_scope.cancel()
 
@@ -110,7 +117,66 @@ async def test_the_default_and_the_fallbacks_hold_without_a_label(api, volume, t
         await made.becomes("default")
     async with by_label(api, volume, tmp_path, fallback_strategies="empty") as made:
         await made.heard.called(1)
+        assert made.file() == "default"
+        assert "the fallback empty does not replace one that was chosen before" in made.source.complaint
+    elsewhere = str(tmp_path / "elsewhere")
+    async with by_label(api, volume, tmp_path, fallback_strategies="empty", state_dir=elsewhere) as made:
+        await made.heard.called(1)
         assert made.source.current() is None
+        assert made.source.complaint == ""
+
+
+@pytest.mark.parametrize("began", ["before", "after a restart"])
+async def test_a_directory_that_cannot_be_read_is_no_directory_without_files(api, volume, tmp_path, began):
+    label = {"fallback_strategies": "named,empty"}
+    gone = tmp_path / "away"
+    async with by_label(api, volume, tmp_path, **label) as made:
+        await made.becomes("default")
+        if began == "before":
+            volume.directory.rename(gone)
+            with anyio.fail_after(10):
+                while "cannot be read: No such file" not in made.source.complaint:
+                    await anyio.sleep(0.005)
+            assert made.file() == "default"
+            assert made.heard.calls == 1
+            gone.rename(volume.directory)
+            with anyio.fail_after(10):
+                while made.source.complaint:
+                    await anyio.sleep(0.005)
+    if began == "after a restart":
+        volume.directory.rename(gone)
+        async with by_label(api, volume, tmp_path, **label) as made:
+            await made.becomes("default")
+            assert made.source.complaint.endswith("; config default stays in force")
+
+
+async def test_a_directory_that_was_never_read_has_nothing_served(api, tmp_path, caplog):
+    missing = ConfigMapVolume(tmp_path / "configs")
+    missing.directory.rmdir()
+    async with by_label(api, missing, tmp_path, fallback_strategies="empty") as made:
+        await said(caplog, "cannot be read: No such file or directory; nothing is served until there is one to be used")
+        assert not made.source._settled.is_set()
+
+
+async def test_a_choice_is_remembered_once_its_settings_are_in_force(api, volume, tmp_path):
+    settings = resolve(
+        {"config_file_srcdir": str(volume.directory), "node_name": NODE, "state_dir": str(tmp_path / "state")}, {}
+    )
+    source = ConfigSource(settings)
+    known = LastChoice(settings)
+
+    def look(label):
+        source._label = label
+        source._label_told.set()
+        return source._look().seen[2]
+
+    assert look("h100") == Choice("h100")
+    assert known.read() is None
+    source.keep(volume.directory / "h100")
+    assert known.read() == "h100"
+    assert look("a100") == Choice("a100")  # whose settings are refused
+    assert known.read() == "h100"
+    assert look("gone").file == "h100"
 
 
 async def test_an_unknown_label_keeps_the_last_and_is_said_once_a_value(api, volume, tmp_path, caplog):
