@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from gpu_plugin.atomic import replace_file
+from gpu_plugin.printable import printable
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.threads import DaemonThreads
 
@@ -36,6 +37,12 @@ MAX_BYTES = 4 * 1024 * 1024
 
 PATIENCE = 10.0
 """Seconds that the disk may take before its thread is given up on."""
+
+RETRY = 5.0
+"""Seconds until what could not be written is tried again, where no event comes before."""
+
+LATEST = 253_402_300_800.0
+"""Unix time in seconds of the year 10000, which no event of ours reaches and no calendar here can show."""
 
 MODE = 0o600
 
@@ -67,10 +74,14 @@ KINDS = ("health", "registration", "configuration", "order", "daemon")
 
 
 def bounded(event: Event) -> Event:
-    """The event with each of its texts within `LONGEST` characters."""
+    """The event with each of its texts printable and within `LONGEST` characters."""
     texts = {name: text for name in event.__struct_fields__ if isinstance(text := getattr(event, name), str)}
-    cut = {name: f"{text[: LONGEST - 3]}..." for name, text in texts.items() if len(text) > LONGEST}
-    return msgspec.structs.replace(event, **cut) if cut else event
+    shown = {name: _cut(printable(text[: LONGEST + 1])) for name, text in texts.items()}
+    return msgspec.structs.replace(event, **shown) if shown != texts else event
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
 def read(state_dir: Path) -> list[Event]:
@@ -89,7 +100,9 @@ def read(state_dir: Path) -> list[Event]:
     found: deque[Event] = deque(maxlen=KEPT)
     for line in lines:
         try:
-            found.append(bounded(msgspec.json.decode(line, type=Event)))
+            event = msgspec.json.decode(line, type=Event)
+            if 0 <= event.at < LATEST:
+                found.append(bounded(event))
         except (ValueError, RecursionError):  # cut short by a kill, or never ours
             continue
     return list(found)
@@ -107,12 +120,18 @@ class EventStore:
         self.events: deque[Event] = deque(maxlen=KEPT)
         self._state_dir = state_dir
         self._clock = clock
-        self._unwritten = 0
-        """How many of the newest events are not in the file yet."""
+        self._added = 0
+        self._written = 0
+        """How many events came since the start, and how many of them are in the file."""
         self._lines = KEPT * 2
         """Lines of the file; before it was read, so many that it is replaced first."""
         self._news = Pulse()
         self._refused = False
+
+    @property
+    def _unwritten(self) -> int:
+        """How many of the newest events are not in the file yet."""
+        return min(self._added - self._written, len(self.events))
 
     def recall(self) -> None:
         """Takes in what an earlier process wrote down. Blocks for as long as a local file system does."""
@@ -127,24 +146,27 @@ class EventStore:
         """Takes in something that happened just now; `fields` are those of `Event`."""
         event = bounded(Event(self._clock(), kind, text, **fields))  # type: ignore[arg-type] # checked where they are read
         self.events.append(event)
-        self._unwritten = min(self._unwritten + 1, KEPT)
+        self._added += 1
         self._news.ring()
 
     async def run(self) -> None:
-        """Writes new events down as they come. What cannot be written is tried again with the next one. Never returns."""
+        """Writes new events down as they come. What cannot be written is tried again with the next one, or after `RETRY`.
+
+        Never returns.
+        """
         threads = DaemonThreads("events")
         try:
             while True:
                 if not self._unwritten:
                     await self._news.wait()
                 if not await self._write(threads):
-                    await self._news.wait()
+                    await self._news.wait(RETRY)
         finally:
             threads.close()
 
     async def _write(self, threads: DaemonThreads) -> bool:
         """Writes what is not written yet. Returns whether that worked."""
-        count = self._unwritten
+        count, added = self._unwritten, self._added
         news = list(islice(self.events, len(self.events) - count, None))
         whole = list(self.events) if self._lines + count > KEPT * 2 else None
         try:
@@ -159,16 +181,26 @@ class EventStore:
             return False
         self._refused = False
         self._lines = len(whole) if whole else self._lines + count
-        self._unwritten -= count
+        self._written = added
         return True
 
     def save(self) -> None:
-        """Writes down at once what is not in the file yet: for the end of the process. Blocks; what cannot be written is lost."""
-        if self._unwritten:
-            try:
-                _append(self._state_dir, list(islice(self.events, len(self.events) - self._unwritten, None)))
-            except OSError as error:
-                log.debug("%s cannot be written: %s", self._state_dir / FILE, error)
+        """Writes down at once what is not in the file yet: for the end of the process. Blocks, and never raises.
+
+        What cannot be written is lost. A file that took only a part before is replaced.
+        """
+        count = self._unwritten
+        if not count:
+            return
+        try:
+            if self._refused:
+                _replace(self._state_dir, self.events)
+            else:
+                _append(self._state_dir, islice(self.events, len(self.events) - count, None))
+        except Exception as error:  # noqa: BLE001 - the process ends, and what comes after this must be done all the same
+            log.warning("%s cannot be written; %d events are lost: %s", self._state_dir / FILE, count, error)
+        else:
+            self._written = self._added
 
 
 def _line(event: Event) -> bytes:

@@ -95,7 +95,7 @@ class StateDirectory:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             text = msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
             replace_file(file, text, MODE, durable=True)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # a path that is no UTF-8 is no text for JSON
             if name not in self._refused:
                 self._refused.add(name)
                 log.error("%s cannot be written; a restart will not remember what is known now: %s", file, error)  # noqa: TRY400

@@ -8,8 +8,9 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
+from gpu_plugin.printable import encodable, printable
 from gpu_plugin.telemetry.log_writer import LogWriter, to_descriptor
 
 if TYPE_CHECKING:
@@ -35,14 +36,6 @@ FIELDS = (
     "event",
 )
 """What a line may say as fields. With `uuid`, the GPU's `index` and `bus_id` are added where they are known."""
-
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) != "\t"} | {
-    ord("\n"): "\\n",
-    ord("\r"): "\\r",
-    0x2028: "\\u2028",
-    0x2029: "\\u2029",
-}
-"""Characters that would begin a line of their own or tell a terminal something, and how they are shown."""
 
 # grpclib's server has a line for each request that a peer gives up, which a peer may do at will.
 _AT_WILL = "grpclib.server"
@@ -102,13 +95,13 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         """The line, with what a peer may have put into it shown and not obeyed."""
-        record.message = record.message.translate(_CONTROLS)
+        record.message = printable(record.message)
         return super().formatMessage(record)
 
     def formatException(self, ei: object) -> str:  # noqa: N802
         """The trace, indented: no line of it can be taken for one of the log."""
         trace = super().formatException(ei)  # type: ignore[arg-type] # as logging's own
-        return "\n".join(f"    {line.translate(_CONTROLS)}" for line in trace.split("\n"))
+        return "\n".join(f"    {printable(line)}" for line in trace.split("\n"))
 
 
 def configure(form: str, level: str) -> None:
@@ -145,6 +138,9 @@ def _json() -> logging.Formatter:
     class InUtc(JsonFormatter):
         def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802
             return utc(record.created)
+
+        def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
+            return {key: encodable(value) if isinstance(value, str) else value for key, value in log_data.items()}
 
     return InUtc(JSON, rename_fields={"asctime": "time", "levelname": "level", "name": "logger"})
 

@@ -1,10 +1,13 @@
 """What happened is remembered over restarts, within a bound, whatever became of the file."""
 
+import errno
 import os
+import threading
 
 import anyio
 import pytest
 
+from gpu_plugin import event_store
 from gpu_plugin.event_store import FILE, KEPT, LONGEST, Event, EventStore, bounded, read
 
 
@@ -58,6 +61,93 @@ def test_texts_are_cut(state):
     event = bounded(Event(1.0, "order", "x" * 1000, by="y" * 1000))
     assert (len(event.text), len(event.by)) == (LONGEST, LONGEST)
     assert event.text.endswith("...")
+
+
+@pytest.mark.parametrize("text", ["a\udcffb", "a\nb", "a\x1b[2Jb", "a\x9bb", "a\u2028b", "a\u202eb"])
+async def test_texts_can_be_written_and_shown_whatever_is_in_them(state, text):
+    made = store(state)
+    await written(made, [text])
+    made.add("order", "refused", by=text, reason=text)
+    made.save()
+    assert len(read(state)) == 2
+    for event in (*read(state), *made.events):
+        assert all(each.isprintable() for each in (event.text, event.by, event.reason))
+        assert event.text[0] + event.text[-1] in ("ab", "rd")
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"at":1e300,"kind":"order","text":"x"}', b'{"at":-1,"kind":"order","text":"x"}', b"[" * 9999]
+)
+def test_a_line_that_no_daemon_wrote_is_left_out(state, line):
+    state.mkdir()
+    (state / FILE).write_bytes(line + b'\n{"at":1,"kind":"order","text":"ours"}\n')
+    assert [event.text for event in read(state)] == ["ours"]
+
+
+def test_the_end_of_the_process_is_never_held_up(state, caplog, monkeypatch):
+    made = store(state)
+    made.add("daemon", "one")
+    monkeypatch.setattr(os, "open", lambda *_: 1 // 0)
+    made.save()
+    assert "1 events are lost" in caplog.text
+
+
+async def test_what_comes_while_a_slow_disk_writes_is_written_next(state, monkeypatch):
+    made, slow, real = store(state), threading.Event(), event_store._append
+    await written(made, ["first"])
+
+    def append(directory, events):
+        assert slow.wait(5)
+        real(directory, events)
+
+    monkeypatch.setattr(event_store, "_append", append)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(made.run)
+        for number in range(KEPT):
+            made.add("daemon", f"early {number}")
+        await anyio.wait_all_tasks_blocked()
+        made.add("daemon", "meanwhile")
+        slow.set()
+        with anyio.fail_after(5):
+            while made._unwritten:
+                await anyio.sleep(0.001)
+        tasks.cancel_scope.cancel()
+    assert read(state) == list(made.events)
+    assert read(state)[-1].text == "meanwhile"
+
+
+async def test_a_short_write_costs_no_event_and_is_made_good_without_another_one(state, monkeypatch):
+    made, real, short = store(state), os.write, [True]
+    await written(made, ["one"])
+
+    def write(descriptor, content):
+        if short and len(content) > 1:
+            short.clear()
+            return real(descriptor, content[:-5])
+        return real(descriptor, content)
+
+    monkeypatch.setattr(event_store, "RETRY", 0.01)
+    monkeypatch.setattr(os, "write", write)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(made.run)
+        made.add("daemon", "two")
+        with anyio.fail_after(5):
+            while made._unwritten:
+                await anyio.sleep(0.001)
+        tasks.cancel_scope.cancel()
+    assert [event.text for event in read(state)] == ["one", "two"]
+    assert (state / FILE).read_bytes().count(b"\n") == 2  # what was cut short is replaced, not added to
+
+
+def test_after_a_short_write_the_next_line_is_one_of_its_own(state, monkeypatch):
+    state.mkdir()
+    real, cut = os.write, [5]
+    monkeypatch.setattr(os, "write", lambda to, content: real(to, content[: -cut.pop()] if cut else content))
+    with pytest.raises(OSError, match="not all of it") as refused:
+        event_store._append(state, [Event(1.0, "daemon", "cut")])
+    assert refused.value.errno == errno.ENOSPC
+    event_store._append(state, [Event(2.0, "daemon", "whole")])
+    assert [event.text for event in read(state)] == ["whole"]
 
 
 @pytest.mark.parametrize("cut", range(1, 8))

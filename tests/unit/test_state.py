@@ -324,3 +324,10 @@ def test_a_directory_that_refuses_again_is_said_again(refusing, caplog):
     refusing.path.write_text("in the way")
     assert refusing.write(NAME, CONTENT) is False
     assert levels(caplog) == [logging.ERROR]
+
+
+def test_text_that_cannot_be_encoded_is_not_written_and_said_once(tmp_path, caplog):
+    state = StateDirectory(tmp_path)
+    assert [state.write("a.json", ["a\udcff"]) for _ in range(2)] == [False, False]
+    assert caplog.text.count("a.json cannot be written") == 1
+    assert list(tmp_path.iterdir()) == []

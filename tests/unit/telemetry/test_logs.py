@@ -128,6 +128,18 @@ def test_what_a_peer_puts_into_a_message_begins_no_line_and_reaches_no_terminal(
         assert json.loads(line)["message"] == f"the kubelet refused: {forged}"
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_name_that_is_no_utf_8_is_a_line_all_the_same(err, form):
+    logs.configure(form, "info")
+    logging.getLogger("gpu_plugin.test").info("%s is no config", "a\udcffb", extra={"device": "\udc80"})
+    (line,) = lines(err)
+    assert (
+        "a\\udcffb is no config" in line if form == "text" else json.loads(line)["message"] == "a\\udcffb is no config"
+    )
+    if form == "json":
+        assert json.loads(line)["device"] == "\\udc80"
+
+
 def test_a_trace_is_indented_and_as_harmless(err):
     logs.configure("text", "info")
     try:
