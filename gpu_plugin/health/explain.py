@@ -12,7 +12,7 @@ from gpu_plugin.health.latch import CLEAN_SAMPLES, AnyLatch, LatchKey, Proof, Ve
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.proof import RECOVERIES
-from gpu_plugin.health.signals import SIGNALS, Signal, SignalKind
+from gpu_plugin.health.signals import SIGNALS, Say, Signal, SignalKind
 from gpu_plugin.health.signals.orders import released
 from gpu_plugin.health.spelling import clock, duration
 from gpu_plugin.health.words import advice
@@ -73,7 +73,7 @@ def clears(
         means = _recovered(signal, latch, how, unfit)
     if latch.overridden:
         return f"{means}; an operator vouches for it meanwhile"
-    standing = policy.standing(key.signal, latch, essential=signal.essential, apart=signal.apart)
+    standing = policy.standing(key.signal, latch, essential=signal.essential, enabled=signal.say is Say.ENABLED)
     if standing is not Verdict.FATAL or not signal.takes_word(latch):
         return means
     return f"{means}; or {vouch}"

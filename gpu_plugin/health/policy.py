@@ -29,14 +29,19 @@ class HealthPolicy:
     judging: bool = True
     malformed: tuple[str, ...] = ()
 
-    def standing(self, signal: str, latch: AnyLatch | None, *, essential: bool = False, apart: bool = False) -> Verdict:
-        """What an open latch of a signal comes to, of which `essential` and `apart` are told as in `signals.Signal`."""
+    def standing(
+        self, signal: str, latch: AnyLatch | None, *, essential: bool = False, enabled: bool = False
+    ) -> Verdict:
+        """What an open latch of a signal comes to, `essential` as in `signals.Signal`.
+
+        `enabled` is whether it counts where all health checks are disabled (`signals.Say.ENABLED`).
+        """
         if latch is None:
             return Verdict.OK
         verdict = latch.verdict
         if essential or verdict is Verdict.OK:
             return verdict
-        if not (self.judging or apart):
+        if not (self.judging or enabled):
             return Verdict.OK
         if verdict is not Verdict.APP:
             verdict = self.signals.get(signal, verdict)

@@ -14,7 +14,7 @@ MAX_REASON = 128
 def advice(key: LatchKey, policy: HealthPolicy, gpu: str, latch: AnyLatch) -> str:
     """What an operator is advised to do about an open latch of a GPU, which commands name by its uuid; empty for nothing."""
     said = SIGNALS[key.signal].action
-    return re.sub(r"\bID\b", gpu, said if isinstance(said, str) else said(Case(key, latch, policy)))
+    return (said if isinstance(said, str) else said(Case(key, latch, policy))).format(gpu=gpu)
 
 
 def event_reason(signal: str, verdict: Verdict, standing: Verdict) -> str:

@@ -127,11 +127,16 @@ def xid_table(content: object) -> XidTable:
     Raises:
         ValueError: a row that cannot be, or an Xid that two rows are about; with the place in the file.
     """
+    if not isinstance(content, list):
+        raise ValueError("the table is no list of rows")
+    return _by_number([_row(at, row) for at, row in enumerate(content)])
+
+
+def _row(at: int, content: object) -> XidRow:
     try:
-        rows = msgspec.convert(content, tuple[XidRow, ...])
+        return msgspec.convert(content, XidRow)
     except msgspec.ValidationError as error:
-        raise ValueError(str(error).replace("`$", "`row ")) from None
-    return _by_number(rows)
+        raise ValueError(f"row {at}: {error}") from None
 
 
 def _by_number(rows: Iterable[XidRow]) -> XidTable:

@@ -20,7 +20,7 @@ _ENDED_BY_MORE = frozenset({Proof.RESET, Proof.REBOOT, Proof.RMA})
 
 RESET = "reset the GPU when no pod has it"
 REBOOT = "drain the node and reboot it; where the GPU does not come back, have it serviced"
-_LINKS = "look at its NVLinks (nvidia-smi nvlink --status -i ID), reset all GPUs that they join"
+_LINKS = "look at its NVLinks (nvidia-smi nvlink --status -i {gpu}), reset all GPUs that they join"
 
 _ADVICE: Mapping[str, str] = {
     "CHECK_MECHANICALS": "check the GPU's power cables and seat, then reboot the node",
@@ -38,7 +38,7 @@ _ADVICE: Mapping[str, str] = {
     "WORKFLOW_XID_48": RESET,
     "XID_154": "do what the driver's recovery action asks for",
 }
-"""What NVIDIA's immediate actions come to, in words for an operator; `ID` stands for the GPU."""
+"""What NVIDIA's immediate actions come to, in words for an operator; `{gpu}` stands for the GPU."""
 
 _BY_VERDICT: Mapping[Verdict, str] = {
     Verdict.FATAL: RESET,
@@ -80,7 +80,7 @@ class Judgement:
 
     @property
     def advice(self) -> str:
-        """What an operator is advised to do, in a few words in which `ID` stands for the GPU."""
+        """What an operator is advised to do, in a few words in which `{gpu}` stands for the GPU."""
         if self.verdict is Verdict.FATAL and self.proof(self.verdict) is not self.recovery:
             return RESET  # by the operator's word: what the catalogue advises would not end it
         return _ADVICE.get(self.action) or _BY_VERDICT.get(self.verdict, _ADVICE["IGNORE"])

@@ -69,27 +69,41 @@ class SignalKind(Enum):
     """What the ledger itself holds back, by what it has seen of the GPU and of other signals."""
 
 
+class Say(Enum):
+    """Who has a say in what a signal's verdict comes to."""
+
+    OPERATOR = "operator"
+    """The operator: by the policy, and by vouching for the GPU."""
+    ENABLED = "enabled"
+    """The same; but it counts also where all health checks are disabled, for what it goes by can be enabled by itself."""
+    NOBODY = "nobody"
+    """Nobody: it tells of a GPU that cannot be served at all."""
+
+
+class Ends(Enum):
+    """What ends a signal's latches."""
+
+    BY_ITSELF = "by itself"
+    """Its own readings, time, or whoever opened it."""
+    RECOVERY = "recovery"
+    """Proof of a recovery (`proof.after_recovery`). That asks what the readings of others come to: it is judged after them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One signal. `sees` are the kinds of observation that it is shown.
+    """One signal: what it sees, what it remembers, and what is said of it.
 
-    `action` is what an operator is advised to do, in a few words in which `ID` stands for the GPU, or makes them of the case;
-    the commands of a reset are told with what closes it.
-    `clears` says in a few words what closes it, where that is no recovery, or makes them of the case.
-    `recovery` says which recoveries end it, where those are others than its proof asks for; `{reset}` stands for the commands.
-    `shown` says what shows those.
-    `vouched` is whether an operator's word ends it although it is `unserved`; None: it never does.
-    `until` is when (Unix seconds) a latch whose proof is silence ends by itself; None: that is not known yet.
-    `answers` is whether good looks alone are missing of a latch whose proof is a recovery.
+    What it is: `step` is its function, `sees` has the kinds of observation that it is shown. `asks` has the fields of a
+    Sample that it needs: a faultless look that asked for none of them is not shown to it, and a part that has none of them
+    does not support it. `memory` is what a latch of it remembers. `parts` is what tells several latches of one GPU apart
+    (`LatchKey.part`), each judged by itself; None: there is one. `say` and `ends` are as those enums have it.
 
-    `memory` is what its latches remember, `asks` the fields of a Sample that it needs: where the part has none of them, the
-    signal is not supported there, and a faultless look that asked for none of them is not shown to it.
-    `parts` is what tells several latches of one GPU apart (`LatchKey.part`); None: there is one. They are judged one by one.
+    What people are told: `action` is what they are advised to do, with `{gpu}` for the GPU. `clears` is what closes it, where
+    that is no recovery. Both may also be made of the case. `recovery` has the recoveries that end it, where they are others
+    than its proof asks for, with `{reset}` for the commands; `shown` is what shows those.
 
-    `heeds`: its proof heeds what the readings of others come to, so it is judged after them.
-    `unserved`: it tells of a GPU that cannot be served at all, which no policy and no override changes.
-    `apart`: it counts also where all health checks are disabled: what it goes by can be enabled apart.
-    `lasts`: a new boot proves nothing about it.
+    What a latch of it waits for: `until` is when (Unix seconds) silence ends it, None: not known yet. `answers` is whether
+    good looks alone are missing of its recovery. `vouched` is whether an operator's word ends it although nobody else has a say.
     """
 
     step: Step
@@ -105,19 +119,22 @@ class Signal:
     until: Callable[[Any], float | None] | None = None
     answers: Callable[[Any], bool] | None = None
     parts: re.Pattern[str] | None = None
-    heeds: bool = False
-    unserved: bool = False
-    apart: bool = False
-    lasts: bool = False
+    say: Say = Say.OPERATOR
+    ends: Ends = Ends.BY_ITSELF
 
     @property
     def essential(self) -> bool:
         """Whether its verdict is beyond the say of a policy and of an override: an order is the operator's word already."""
-        return self.unserved or self.kind is SignalKind.ORDER
+        return self.say is Say.NOBODY or self.kind is SignalKind.ORDER
 
     def takes_word(self, latch: AnyLatch) -> bool:
         """Whether an operator may vouch for the GPU in spite of this latch."""
         return not self.essential or (self.vouched is not None and self.vouched(latch))
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it outlives boots: an order that no look ends does."""
+        return self.kind is SignalKind.ORDER and Sample not in self.sees
 
     @property
     def of_process(self) -> bool:
@@ -133,12 +150,13 @@ class Signal:
 _REPLACE = "have the GPU tested and replaced"
 _COOL = "see to the node's cooling"
 _KERNEL_LOG = "look at the kernel's log; reload the driver or reboot the node"
+_ENABLED, _NOBODY, _RECOVERY = Say.ENABLED, Say.NOBODY, Ends.RECOVERY
 _EVENT, _GUARD, _ORDER, _READING = SignalKind.EVENT, SignalKind.GUARD, SignalKind.ORDER, SignalKind.READING
 
 
 SIGNALS: Mapping[str, Signal] = {
     # By their own readings
-    "hung": Signal(unanswered.hung, _READING, _REBOOT, LEVEL, unserved=True, clears="three answers in a row"),
+    "hung": Signal(unanswered.hung, _READING, _REBOOT, LEVEL, say=_NOBODY, clears="three answers in a row"),
     "unanswered": Signal(
         unanswered.unanswered, _READING, _KERNEL_LOG, unanswered.Answers(), clears="five answers in a row"
     ),
@@ -150,7 +168,7 @@ SIGNALS: Mapping[str, Signal] = {
         _READING,
         _RESET,
         LEVEL,
-        unserved=True,
+        say=_NOBODY,
         clears="three looks in a row at which no reset is required",
     ),
     "slowdown-temperature": Signal(
@@ -188,7 +206,7 @@ SIGNALS: Mapping[str, Signal] = {
         _READING,
         "load the driver, or bring it and its library to the same version",
         LEVEL,
-        unserved=True,
+        say=_NOBODY,
         clears="three looks in a row that the driver answers; it is replaced between gpu-plugin release and gpu-plugin resume",
     ),
     "vanished": Signal(
@@ -196,7 +214,7 @@ SIGNALS: Mapping[str, Signal] = {
         _READING,
         "look at the kernel's log and at lspci; bind the driver to the GPU again, or have the GPU reseated",
         LEVEL,
-        unserved=True,
+        say=_NOBODY,
         clears="three looks in a row that find it",
     ),
     recovery_action.NAME: Signal(
@@ -226,7 +244,7 @@ SIGNALS: Mapping[str, Signal] = {
     "nvlink-errors": Signal(
         nvlink.nvlink_errors,
         _EVENT,
-        "look at nvidia-smi nvlink --errorcounters -i ID, and at the links' cables or bridges",
+        "look at nvidia-smi nvlink --errorcounters -i {gpu}, and at the links' cables or bridges",
         Counted(),
         asks=nvlink.COUNTERS,
         clears="an hour without a failed recovery and with few CRC errors",
@@ -253,8 +271,8 @@ SIGNALS: Mapping[str, Signal] = {
         _REBOOT,
         lost.GONE,
         (Sample, Order),
-        heeds=True,
-        unserved=True,
+        ends=_RECOVERY,
+        say=_NOBODY,
         answers=lost.answering,
         recovery=lost.RECOVERY,
         shown=lost.SHOWN,
@@ -268,8 +286,8 @@ SIGNALS: Mapping[str, Signal] = {
         (Sample, XidEvent),
         until=xid.until,
         parts=re.compile("[0-9]{1,20}"),
-        heeds=True,
-        apart=True,
+        ends=_RECOVERY,
+        say=_ENABLED,
     ),
     application_errors.NAME: Signal(
         application_errors.application_errors,
@@ -278,7 +296,7 @@ SIGNALS: Mapping[str, Signal] = {
         application_errors.Errors(),
         (Sample, ApplicationError),
         until=application_errors.until,
-        heeds=True,
+        ends=_RECOVERY,
     ),
     "ecc-uncorrected": Signal(
         ecc.ecc_uncorrected,
@@ -286,7 +304,7 @@ SIGNALS: Mapping[str, Signal] = {
         _RESET,
         asks=("ecc_uncorrected",),
         clears="a count of uncorrected errors that was set back to 0",
-        heeds=True,
+        ends=_RECOVERY,
     ),
     "remap-pending": Signal(
         remapping.remap_pending,
@@ -294,7 +312,7 @@ SIGNALS: Mapping[str, Signal] = {
         _RESET,
         asks=("remap_pending",),
         clears="no remapping that waits for a reset",
-        heeds=True,
+        ends=_RECOVERY,
     ),
     "driver-event": Signal(
         driver_events.driver_event,
@@ -304,7 +322,7 @@ SIGNALS: Mapping[str, Signal] = {
         (Sample, DriverEvent),
         until=driver_events.until,
         parts=re.compile("0x[0-9a-f]{1,16}"),
-        heeds=True,
+        ends=_RECOVERY,
     ),
     "pcie-errors": Signal(
         pcie.pcie_errors,
@@ -313,7 +331,7 @@ SIGNALS: Mapping[str, Signal] = {
         Counted(),
         asks=pcie.COUNTERS,
         clears="ten minutes without many replays",
-        heeds=True,
+        ends=_RECOVERY,
     ),
     # By other means
     orders.CORDON: Signal(
@@ -322,7 +340,6 @@ SIGNALS: Mapping[str, Signal] = {
         "lift it once new pods may have the GPU",
         sees=(Order,),
         clears=orders.lifting,
-        lasts=True,
     ),
     orders.MAINTENANCE: Signal(
         orders.maintenance, _ORDER, orders.advice, orders.Release(), (Order, Sample), clears=orders.resuming
@@ -334,8 +351,8 @@ SIGNALS: Mapping[str, Signal] = {
         flapping.Falls(),
         clears=flapping.clears,
         parts=re.compile(".{1,200}"),
-        apart=True,
+        say=_ENABLED,
     ),
-    first_look.NAME: Signal(first_look.first_look, _GUARD, _KERNEL_LOG, sees=(), clears="one good look", unserved=True),
+    first_look.NAME: Signal(first_look.first_look, _GUARD, _KERNEL_LOG, sees=(), clears="one good look", say=_NOBODY),
 }
 """Signals by name, those first whose word the proofs of others heed."""

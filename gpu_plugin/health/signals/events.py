@@ -16,5 +16,5 @@ def events(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latc
         words = f"the driver's events do not reach us, health relies on polling: {seen.trouble}"
         if latch is None:
             return Latch(NOTHING, Verdict.DEGRADED, words, ctx.now)
-        return latch if latch.detail == words else replace(latch, detail=words)
+        return replace(latch, detail=words)
     return None if isinstance(seen, (EventDelivery, XidEvent, DriverEvent)) else latch

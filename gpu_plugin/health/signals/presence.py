@@ -35,4 +35,4 @@ def _absent(
     )
     if after is None or after.verdict is Verdict.OK or seen.fault is not fault or not seen.detail:
         return after
-    return after if after.detail == seen.detail else replace(after, detail=seen.detail)
+    return replace(after, detail=seen.detail)

@@ -241,8 +241,8 @@ def _weigh(latch: Latch[Happened], number: int, judged: Judgement, ctx: Context)
         if latch.memory.asked and verdict is Verdict.DEGRADED and not judged.follows:
             verdict = Verdict.FATAL
     proof = judged.proof(verdict)
-    if (verdict, detail, proof) == (latch.verdict, latch.detail, latch.proof):
-        return latch
+    if (verdict, proof) == (latch.verdict, latch.proof):
+        return replace(latch, detail=detail)
     recovery = latch.recovery
     if latch.verdict <= Verdict.APP:  # for which nobody looked out for a reset
         recovery = Recovery(ctx.marks, clean=recovery.clean)

@@ -80,7 +80,7 @@ def test_everything_disabled_and_one_xid_enabled_leaves_that_one(disabled, enabl
     assert told.judging is judging
     heat = Latch(NOTHING, Verdict.FATAL, "hot")
     assert told.standing("temperature", heat) is (Verdict.FATAL if judging else Verdict.OK)
-    assert told.standing("xid", heat, apart=True) is Verdict.FATAL  # such a latch is there only where the Xid counts
+    assert told.standing("xid", heat, enabled=True) is Verdict.FATAL  # such a latch is there only where the Xid counts
     assert told.standing("lost", heat, essential=True) is Verdict.FATAL
 
 

@@ -101,10 +101,10 @@ def test_an_operator_is_advised_to_do_what_would_end_it(asked, xid, advice):
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"codes": [1], "verdict": "app", "recovery": "quiet"}, r"missing required field `name` - at `row \[0\]`"),
+        ({"codes": [1], "verdict": "app", "recovery": "quiet"}, "row 0: .*missing required field `name`"),
         ({"codes": [1], "name": "", "verdict": "app", "recovery": "quiet"}, "the name is empty"),
-        ({"codes": [1], "name": "x", "verdict": "mild", "recovery": "quiet"}, r"'mild' - at `row \[0\].verdict`"),
-        ({"codes": [1], "name": "x", "verdict": "app", "recovery": "soon"}, r"'soon' - at `row \[0\].recovery`"),
+        ({"codes": [1], "name": "x", "verdict": "mild", "recovery": "quiet"}, r"row 0: .*'mild' - at `\$.verdict`"),
+        ({"codes": [1], "name": "x", "verdict": "app", "recovery": "soon"}, r"row 0: .*'soon' - at `\$.recovery`"),
         ({"codes": [1], "name": "x", "verdict": "app", "recovery": "quiet", "ends": 1}, "unknown field `ends`"),
         ({"codes": [1], "name": "x", "verdict": "app", "recovery": "quiet", "action": "PRAY"}, r"'PRAY' - at .*action"),
         ({"codes": [], "name": "x", "verdict": "app", "recovery": "quiet"}, "there are no codes"),
