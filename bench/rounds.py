@@ -121,7 +121,7 @@ def measure(plan: Plan, directory: Path) -> list[Row]:
             sum(steady) / len(steady),
             max(steady),
             60,
-            note=f"p99 is the most; one look in {questions.TURNS} asks everything",
+            note=f"p99 is the most; each slow question is asked in one look of {questions.TURNS}",
             series={"calls": steady},
         ),
         Row(

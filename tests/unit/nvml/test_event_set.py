@@ -206,6 +206,19 @@ async def test_while_an_undone_set_cannot_be_replaced_all_of_its_gpus_are_told(a
     assert alone.driver.wrongs == []
 
 
+async def test_what_is_told_late_of_a_set_that_was_left_is_nothing_to_the_next(alone):
+    await alone.turn()
+    left = alone.subscription._set
+    alone.driver.wait_codes = [Return.GPU_IS_LOST]
+    await alone.turns_until(lambda: alone.subscription._set is not left)
+    await alone.turn()
+    upsets = alone.upsets
+    alone.subscription._failed(left, NvmlError(Return.GPU_IS_LOST, "nvmlEventSetWait_v2"))
+    alone.subscription._heard(left, "it failed")
+    assert alone.now() == [""] * GPUS
+    assert alone.upsets == upsets
+
+
 @pytest.mark.parametrize("code", [Return.INVALID_ARGUMENT, Return.UNKNOWN, Return.UNINITIALIZED, 12345])
 async def test_a_set_whose_wait_keeps_failing_is_made_anew(alone, code):
     await alone.turn()

@@ -1,5 +1,7 @@
 """The driver's opening and closing: one attempt at a time, never under a call."""
 
+import time
+
 import anyio
 import pytest
 
@@ -153,13 +155,16 @@ async def test_a_question_that_hangs_is_asked_once_however_often_it_is_opened(ca
     assert await session.open(LONG) == ("580.159.04", 1)
 
 
-async def test_each_opening_has_a_number_of_its_own(calls):
+async def test_each_opening_has_a_number_of_its_own_though_the_clock_is_set_back(calls, monkeypatch):
+    clock = iter([1000, 1000, 10])
+    monkeypatch.setattr(time, "time_ns", lambda: next(clock))
     session, numbers = DriverSession(Gated(), calls), [0]
     for _ in range(3):
         await session.open(LONG)
         numbers.append(session.opening)
         await session.close(LONG)
     assert numbers == sorted(set(numbers))
+    monkeypatch.undo()
     other = DriverSession(Gated(), calls)
     await other.open(LONG)
     assert other.opening > numbers[-1], "of a later process too"

@@ -249,15 +249,15 @@ async def test_a_gpu_without_a_temperature_is_still_asked_something_where_health
 async def test_a_gpu_that_is_reached_anew_is_asked_everything_at_once():
     bench = Bench()
     await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds(2)
-        bench.node.lose(4)
-        await bench.until(lambda: bench.faults(4)[-1:] == ["lost"])
-        since = len(bench.seen)
-        bench.node.heal(4)
-        await bench.until(lambda: "" in bench.faults(4, since))
-        good = next(seen for seen in bench.samples(4, since) if not seen.fault)
-        assert good.asked is None
+    watched = bench.monitor._roster.gpus[4]
+    watched.handle = None
+    anew = await bench.monitor._looks.look(watched, LONG, LONG, full=False)
+    again = await bench.monitor._looks.look(watched, LONG, LONG, full=False)
+    assert anew.sample is not None
+    assert anew.sample.asked is None
+    assert again.sample is not None
+    assert again.sample.asked is not None
+    bench.monitor.close()
 
 
 async def test_the_first_looks_are_waited_for_longer_than_others(monkeypatch):
