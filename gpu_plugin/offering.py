@@ -125,11 +125,12 @@ class Offering:
         store = self._inventory.store
         version, before = store.current.version, {name: view.resource for name, view in store.current.resources.items()}
         self._inventory.settle(holding.held, asked, holding.listed)
+        if store.current.version != version:  # a list that has changed serves as well
+            self._tell_resources(before)
+            return
         again = self._again.due(holding.written & self._inventory.awaited, store.current.resources, asked)
         if again:
             store.tell_again(again)
-        if store.current.version != version:
-            self._tell_resources(before)
 
     async def _ask(self) -> Holding:
         socket = Path(self._settings().effective_pod_resources_socket)

@@ -1,12 +1,17 @@
 """When a list is sent again although nothing in it has changed: so that the kubelet writes its checkpoint. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 PAUSE = 10.0
 """Seconds between two such lists at least. The kubelet writes a file for each; a pod's plain init containers may hold a device
 for as long as the pod runs, so that nothing comes of it."""
+
+
+UNANSWERED = 3
+"""How often at most it is sent for the same devices while nobody answers as PodResources: then a kubelet forgets pods that have
+ended only when it admits another one with devices, and writes that down by itself."""
 
 
 @dataclass(slots=True)
@@ -17,15 +22,31 @@ class Again:
     """
 
     last: float = float("-inf")
+    before: AbstractSet[tuple[str, str]] = frozenset()
+    unanswered: int = 0
 
-    def due(self, kept: AbstractSet[tuple[str, str]], served: Iterable[str], now: float) -> str:
+    def due(
+        self,
+        kept: AbstractSet[tuple[str, str]],
+        served: Iterable[str],
+        now: float,
+        *,
+        answered: bool = True,
+        heard: Callable[[str], bool] = lambda _: True,
+    ) -> str:
         """The resource whose list is to be sent again now; empty for none.
 
-        `kept` is what keeps hardware back on the checkpoint's word alone, by resource name and device id; `served` are the
-        resources that have lists, any of which will do; `now` is in seconds of a steady clock.
+        `kept` is what keeps hardware back until the checkpoint is written, by resource name and device id; `served` are the
+        resources that have lists, any of which will do that is `heard`: registered, and its stream open. `now` is in seconds of
+        a steady clock, `answered` whether PodResources did. What was not kept the last time either is waited for: PodResources
+        has only just been asked about it, and a list that is on its way may do.
         """
-        name = min(served, default="")
-        if not kept or not name or now - self.last < PAUSE:
+        if answered or kept != self.before:
+            self.unanswered = 0
+        name = min(filter(heard, served), default="")
+        stayed, self.before = kept & self.before, kept
+        if not stayed or not name or now - self.last < PAUSE or self.unanswered >= UNANSWERED:
             return ""
         self.last = now
+        self.unanswered += not answered
         return name

@@ -186,6 +186,7 @@ async def test_what_a_pod_holds_stays_listed_over_a_restart(kubelet, daemon):
     await kubelet.wait_for(healthy(kubelet, 7))  # the GPU that the slice was cut from is not given away as a whole
     await daemon.wrote("devices.json", GPU)
     daemon.kill()
+    await kubelet.wait_for(lambda: not any(table.streams for table in kubelet.resources.values()))
     daemon.start("--mig-strategy", "mixed")
     await kubelet.wait_for(lambda: kubelet.resources[SMALL].streams == 1 and held in ids(kubelet, SMALL))
     await kubelet.wait_for(healthy(kubelet, 7))
