@@ -1,7 +1,9 @@
 """What a signal is told besides its latch and the observation."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import UNMARKED, AnyLatch, LatchKey, Marks
@@ -10,8 +12,7 @@ from gpu_plugin.health.policy import HealthPolicy
 _UNKNOWN = Facts()
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(msgspec.Struct, frozen=True):
     """One observation's surroundings. `now` is Unix time in seconds; `key` which latch is asked for.
 
     `marks` are the GPU's before this observation, `first` whether no good look at it came before; `action` is what the driver
@@ -27,9 +28,9 @@ class Context:
     marks: Marks = UNMARKED
     first: bool = False
     action: int | None = None
-    open: Mapping[LatchKey, AnyLatch] = field(default_factory=dict)
+    open: Mapping[LatchKey, AnyLatch] = {}
     unfit: bool = False
-    xids: Mapping[tuple[int, str], float] = field(default_factory=dict)
+    xids: Mapping[tuple[int, str], float] = {}
 
 
 @dataclass(frozen=True, slots=True)

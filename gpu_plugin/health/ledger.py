@@ -128,8 +128,8 @@ class HealthLedger:
             self._looked(record, seen, now)
         judged, event = False, isinstance(seen, XidEvent | DriverEvent)
         for whole, signal in shown(seen):
-            if signal.ends is Ends.RECOVERY and not judged:
-                judged, ctx = True, replace(ctx, unfit=bool(self.unfit(uuid)))
+            if signal.ends is Ends.RECOVERY and not judged and not event:
+                judged, ctx = True, changed_to(ctx, unfit=bool(self.unfit(uuid)))
             if signal.parts is None:
                 known = record.latches.get(whole)
                 stepped = signal.step(known, seen, ctx)
@@ -142,10 +142,10 @@ class HealthLedger:
                 if event and known is not None and known.recovery.marks != marks:
                     # It is evidence of now: a reset before it proves nothing
                     dated = changed_to(known, recovery=changed_to(known.recovery, marks=marks))
-                stepped = signal.step(dated, seen, replace(ctx, key=key))
+                stepped = signal.step(dated, seen, changed_to(ctx, key=key))
                 self._put(record, key, known if stepped is dated else stepped, changed)
             if isinstance(seen, XidEvent):
-                self._beside(record, whole.signal, own, seen, ctx, changed)
+                self._beside(record, whole.signal, seen, ctx, changed)
         self._note(record, seen, now)
         if not changed:
             return ()
@@ -310,14 +310,14 @@ class HealthLedger:
             if (verdict := self._standing(key, latch)) is not Verdict.OK
         ]
 
-    def _beside(
-        self, record: _Record, name: str, own: Iterable[LatchKey], seen: XidEvent, ctx: Context, changed: _Changed
-    ) -> None:
+    def _beside(self, record: _Record, name: str, seen: XidEvent, ctx: Context, changed: _Changed) -> None:
         """Shows an Xid to the latches of other Xids, which it may make more or less of: of another slice it says nothing."""
-        for key in [
-            key for key in record.latches if key.signal == name and key not in own and key.part != str(seen.xid)
-        ]:
-            self._put(record, key, SIGNALS[name].step(record.latches[key], seen, replace(ctx, key=key)), changed)
+        swayed = self.policy.xids.swayed
+        others = [
+            key for key in record.latches if key.part in swayed and key.signal == name and key.part != str(seen.xid)
+        ]
+        for key in others:
+            self._put(record, key, SIGNALS[name].step(record.latches[key], seen, changed_to(ctx, key=key)), changed)
 
     def _keys(self, name: str, record: _Record, seen: Observation, aimed: tuple[str, ...]) -> Sequence[LatchKey]:
         """The latches of a signal that keeps several of a GPU which an observation is about; `aimed` as of `_aimed`."""

@@ -146,6 +146,11 @@ class XidPolicy:
         """Whether another Xid means more or less where this one comes with it."""
         return xid in self._heeded
 
+    @cached_property
+    def swayed(self) -> frozenset[str]:
+        """The Xids, as `LatchKey.part` has them, that mean more or less where another one comes with them."""
+        return frozenset(str(xid) for xid, judged in self._judged.items() if judged.follows or judged.brings)
+
     def describe(self, xid: int) -> str:
         """An Xid with its name, such as `Xid 79 (GPU has fallen off the bus)`."""
         return describe(xid, self.judge(xid).name)

@@ -76,3 +76,12 @@ def test_a_boot_ends_it():
     hear(one, Sample(recovery_action=1, energy=9, counting=0))
     one.booted("boot-2")
     assert {entry.signal for entry in one.evidence()} == {"recovery-action"}
+
+
+def test_a_look_that_did_not_ask_leaves_what_the_driver_asked_for():
+    gpu = LookedAt("xid", H200, UNGUARDED)
+    gpu.see(Sample(recovery_action=1), Sample(asked=frozenset({"energy"})))
+    assert gpu.see(XidEvent(63)) is FATAL
+    gpu = LookedAt("xid", H200, UNGUARDED)
+    gpu.see(Sample(recovery_action=1), Sample(recovery_action=0))
+    assert gpu.see(XidEvent(63)) is DEGRADED
