@@ -136,11 +136,12 @@ def answers(state_dir: Path) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def serve(state_dir: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[None]:
+async def serve(state_dir: Path, verbs: Mapping[str, Verb], *, locked: bool = False) -> AsyncIterator[None]:
     """Answers requests for as long as the context lasts; on leaving it, connections end and the socket goes.
 
     `state_dir` is made if need be. A socket left by a killed daemon is replaced. Leaving takes no longer than a turn of
-    the event loop: what is under way is cancelled, not waited for.
+    the event loop: what is under way is cancelled, not waited for. `locked`: this process holds the lock of the directory
+    itself already, as it does where it is the device plugin directory, too.
 
     Raises:
         ConfigError: another daemon uses this state directory, or it cannot be used.
@@ -157,7 +158,7 @@ async def serve(state_dir: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[Non
     with contextlib.ExitStack() as stack:
         try:
             directory = stack.enter_context(_directory(state_dir, make=True))
-            listener = _bind(state_dir, directory)
+            listener = _bind(state_dir, directory, locked=locked)
         except (FileExistsError, NotADirectoryError):
             raise ConfigError(f"--state-dir: {state_dir} is not a directory, so nothing can be kept there") from None
         except OSError as error:
@@ -280,14 +281,15 @@ def _refusal(sentence: str, **more: object) -> bytes:
     return _line({"ok": False, "error": sentence, **more})
 
 
-def _bind(state_dir: Path, directory: int) -> socket.socket:
+def _bind(state_dir: Path, directory: int, *, locked: bool) -> socket.socket:
     """A listening socket, mode 0600 before anyone can connect."""
     import fcntl  # noqa: PLC0415 - a command that only asks does without
 
     address, path = _address(state_dir, directory), state_dir / SOCKET
     try:
         # Two daemons starting at once must not take turns at removing each other's socket.
-        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not locked:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ConfigError(f"{path}: another daemon is starting with this state directory") from None
     listener = socket.socket(socket.AF_UNIX)

@@ -148,10 +148,12 @@ class Daemon:
                 self._why_stopped = str(error)
             status = 1
         finally:
-            if not self._waits_for:
-                self._events.daemon(f"stopped: {self._why_stopped or 'ended without being told to'}")
-                self._events.store.save()
-            self._lock.release()
+            try:
+                if not self._waits_for:
+                    self._events.daemon(f"stopped: {self._why_stopped or 'ended without being told to'}")
+                    self._events.store.save()
+            finally:
+                self._lock.release()
         if status == 0 and not self._told_to_stop:
             log.error("ended without being told to")
             status = 1
@@ -257,7 +259,7 @@ class Daemon:
         verbs |= {"status": self._status, "topology": self._topology, "events": events.answer}
         while True:
             try:
-                async with control.serve(Path(self.settings.state_dir), verbs):
+                async with control.serve(Path(self.settings.state_dir), verbs, locked=self._lock.covers_state_dir):
                     await anyio.sleep_forever()
             except ConfigError as error:
                 log.warning("commands cannot reach this daemon: %s", error)
@@ -462,7 +464,9 @@ class Daemon:
                 "version": self._node.driver_version,
                 "trouble": (self._monitor.trouble if self._monitor is not None and self._driver == "" else self._driver)
                 or "",
+                "answered": self._driver is not None,
             },
+            "unoffered": self._not_offered(),
             "kubelet": {
                 "socket": self.settings.registration_socket or "",
                 "directory": self.settings.socket_dir,
@@ -498,9 +502,13 @@ class Daemon:
             resources={name: view.resource for name, view in served.items()},
             registering=bool(self.settings.registration_socket),
             standings={name: self._registrations.of(name) for name in served},
-            unserved=(*filter(None, [self._unoffered]), *self._inventory.offer.plan.warnings),
+            unserved=self._not_offered(),
             cdi=None if cdi is None else str(cdi["trouble"]),
         )
+
+    def _not_offered(self) -> tuple[str, ...]:
+        """Why something of this node that the settings ask for is not offered to pods, a sentence each."""
+        return (*filter(None, [self._unoffered]), *self._inventory.offer.plan.warnings)
 
     def _cdi_status(self) -> Mapping[str, object] | None:
         told = self._inventory.cdi_status()

@@ -19,6 +19,8 @@ from pathlib import Path
 import msgspec
 
 from gpu_plugin.kubelet.socket import PREFIX
+from gpu_plugin.printable import printable
+from gpu_plugin.state import set_aside
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +46,9 @@ class Owner(msgspec.Struct, frozen=True):
     directory: str = ""
 
     def __str__(self) -> str:
-        where = f" on {self.host}" if self.host else ""
+        where = f" on {printable(self.host)}" if self.host else ""
         began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since)) if self.since else "a time unknown"
-        return f"process {self.pid}{where}, version {self.version or 'unknown'}, running since {began}"
+        return f"process {self.pid}{where}, version {printable(self.version) or 'unknown'}, running since {began}"
 
 
 class NodeLock:
@@ -58,6 +60,8 @@ class NodeLock:
         self._directory = directory
         self._version = version
         self._file: int | None = None
+        self._opened: os.stat_result | None = None
+        """The state directory as it was when its lock was taken."""
         self._entry: int | None = None
         self._unlocked: set[str] = set()
 
@@ -66,13 +70,22 @@ class NodeLock:
         """Whether the lock of the state directory is held."""
         return self._file is not None
 
-    def take(self) -> str:
+    @property
+    def covers_state_dir(self) -> bool:
+        """Whether the state directory itself is locked, too, since it is the device plugin directory."""
+        try:
+            return self._entry is not None and os.path.samestat(os.fstat(self._entry), self._state_dir.stat())
+        except OSError:
+            return False
+
+    def take(self, *, make: bool = True) -> str:
         """Takes what is free of both locks. Returns who keeps us waiting and what to do; empty once both are ours.
 
-        A directory that cannot be locked at all is no reason to serve nothing: that is said in the log, once.
+        A directory that cannot be locked at all is no reason to serve nothing: that is said in the log, once. Without `make`,
+        nothing is made or written, and a lock whose file is not there is free.
         """
         try:
-            if self._file is None and not self._take_file():
+            if self._file is None and not self._take_file(make=make):
                 return (
                     f"another daemon uses the state directory {self._state_dir}: {self._owner()}. "
                     "Stop one of the two, or give this one another --state-dir and --device-plugin-dir"
@@ -92,16 +105,27 @@ class NodeLock:
         return ""
 
     def follow(self) -> str:
-        """Locks the directory that bears the path now, where it was made anew. Returns who has it already, as `take` does."""
+        """Locks the directories that bear the paths now, where they were made anew. Returns who has one, as `take` does."""
+        if self._file is not None and not _names(self._state_dir / FILE, self._file):
+            try:
+                moved = self._opened is None or not os.path.samestat(self._opened, self._state_dir.stat())
+            except OSError:
+                moved = True
+            if moved:
+                log.warning(
+                    "the state directory %s was renamed, removed or replaced: what this daemon knows is written down anew there",
+                    self._state_dir,
+                )
+            os.close(self._file)
+            self._file = None
         if self._entry is not None:
             try:
                 there = os.stat(self._directory)  # noqa: PTH116 - as cheap as can be
-            except OSError:
-                return ""
-            if os.path.samestat(there, os.fstat(self._entry)):
-                return ""
-            os.close(self._entry)
-            self._entry = None
+            except OSError:  # gone: nobody can serve there
+                return "" if self._file is not None else self.take()
+            if not os.path.samestat(there, os.fstat(self._entry)):
+                os.close(self._entry)
+                self._entry = None
         return self.take()
 
     def release(self) -> None:
@@ -111,11 +135,19 @@ class NodeLock:
                 os.close(descriptor)
         self._file = self._entry = None
 
-    def _take_file(self) -> bool:
-        self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    def _take_file(self, *, make: bool) -> bool:
         path = self._state_dir / FILE
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        descriptor = os.open(path, flags, _MODE)
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        if make:
+            self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            set_aside(path)
+            flags |= os.O_CREAT
+        try:
+            descriptor = os.open(path, flags, _MODE)
+        except (FileNotFoundError, NotADirectoryError):
+            if make:
+                raise
+            return True
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise OSError(errno.EINVAL, "is no regular file")
@@ -127,6 +159,9 @@ class NodeLock:
             os.close(descriptor)
             return False
         self._file = descriptor
+        if not make:
+            return True
+        self._opened = self._state_dir.stat()
         own = Owner(os.getpid(), socket.gethostname(), self._version, time.time(), str(self._directory))
         with suppress(OSError):  # on a full disk the lock holds all the same, and is anonymous
             os.ftruncate(descriptor, 0)
@@ -154,7 +189,12 @@ class NodeLock:
                 return str(msgspec.json.decode(os.read(descriptor, _MAX_BYTES), type=Owner))
             finally:
                 os.close(descriptor)
-        except (OSError, ValueError):
+        except (
+            OSError,
+            ValueError,
+            OverflowError,
+            RecursionError,
+        ):  # a time that no calendar has, or nested without end
             return "it has not said who it is"
 
     def _server(self) -> str:

@@ -66,10 +66,25 @@ def _holders(devices: Sequence[Device], holders: Mapping[tuple[str, str], frozen
 
 
 def resource(counts: Mapping[str, Any], devices: Sequence[Device]) -> Mapping[str, object]:
-    """One resource: its counts, and which of its devices are unhealthy or retired, the first few by id."""
+    """One resource: its counts, which of its devices are unhealthy or retired, the first few by id, and the first reasons."""
     unhealthy = [device.id for device in devices if not device.healthy and not device.retired]
     retired = [device.id for device in devices if device.retired]
-    return {**counts, "unhealthy_ids": unhealthy[:NAMED], "retired_ids": retired[:NAMED]}
+    reasons = dict.fromkeys(device.reason for device in devices if not device.healthy and not device.retired)
+    return {
+        **counts,
+        "unhealthy_ids": unhealthy[:NAMED],
+        "retired_ids": retired[:NAMED],
+        "reasons": [*reasons][:NAMED],
+    }
+
+
+def unusable(name: str, counts: Mapping[str, Any]) -> str:
+    """A sentence where a resource has devices and none of them is Healthy; empty where one is, or there are none."""
+    present = counts["devices"] - counts.get("retired", 0)
+    if not present or counts["healthy"]:
+        return ""
+    why = "; ".join(counts.get("reasons", ()))
+    return f"{name}: none of its devices is Healthy{': ' if why else ''}{why}"
 
 
 def registration(standing: Standing, now: float, unix: float) -> Mapping[str, object]:
@@ -104,7 +119,12 @@ def complaints(status: Mapping[str, Any]) -> list[str]:
     state = status.get("state") or {}
     if state.get("trouble"):
         found.append(f"{state['directory']}: {state['trouble']}")
-    if trouble := status.get("driver", {}).get("trouble"):
+    driver = status.get("driver", {})
+    if trouble := driver.get("trouble"):
         found.append(f"driver: {trouble}")
+    elif not driver.get("answered", True):
+        found.append("driver: it has not answered yet, so no GPU is known to be usable")
+    found += [f"not served as asked: {why}" for why in status.get("unoffered", ())]
+    found += filter(None, (unusable(name, counts) for name, counts in status.get("resources", {}).items()))
     found += [f"GPU {each['index']} is Unhealthy" for each in status["health"]["gpus"] if each["state"] == "unhealthy"]
     return found

@@ -110,6 +110,16 @@ class _NotOursError(OSError):
     """What stands under a file's name is nothing that `write` could have written."""
 
 
+def set_aside(file: Path) -> None:
+    """Puts what stands under a file's name and is no file, such as a link, a pipe or a directory, aside, and says so. Blocks."""
+    try:
+        mode = file.lstat().st_mode
+    except OSError:
+        return
+    if not stat.S_ISREG(mode) and (kept := _keep_aside(file)):
+        log.warning("%s %s and no file of this plugin%s", file, _what(mode), kept)
+
+
 def _tell_mode(directory: Path) -> None:
     """Says where others may write in the directory. Raises OSError where it cannot be looked at."""
     there = directory.stat()

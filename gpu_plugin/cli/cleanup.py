@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpu_plugin import control
+from gpu_plugin import __version__
 from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_options
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
@@ -59,11 +59,17 @@ def command(mps: bool, wait: bool, stay: bool, **given: object) -> int:  # noqa:
 
 def _running(settings: Settings, *, mps: bool) -> bool:
     from gpu_plugin.mps.directories import root_here  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.node_lock import NodeLock  # noqa: PLC0415
     from gpu_plugin.uninstall.mps_traces import supervised  # noqa: PLC0415
+    from gpu_plugin.uninstall.traces import running  # noqa: PLC0415
 
     if mps:
         return supervised(root_here(settings.mps_root))
-    return control.answers(Path(settings.state_dir))
+    lock = NodeLock(Path(settings.state_dir), Path(settings.socket_dir), __version__)
+    try:
+        return bool(running(Path(settings.state_dir), lock))
+    finally:
+        lock.release()
 
 
 def _remove(settings: Settings) -> "Removal":

@@ -11,7 +11,7 @@ import click
 from gpu_plugin.cli.explain import spell
 from gpu_plugin.cli.output import AMISS, FINE, coloured, nobody_reads, output_options, structured, table, width, wrapped
 from gpu_plugin.cli.running_daemon import ask, state_dir_option, utc
-from gpu_plugin.node_status import complaints
+from gpu_plugin.node_status import complaints, unusable
 from gpu_plugin.telemetry.metrics import metrics
 
 _LABEL = 15
@@ -22,8 +22,9 @@ _LABEL = 15
     "status",
     help="What the running daemon serves: whether the kubelet has it, each GPU with its state and the pods that hold it, and "
     "whether the configuration in force is the one that was asked for.",
-    epilog="Exit status 0 where all is well; 1 where a GPU is Unhealthy, a resource is not registered, or a configuration is "
-    "refused; 3 where no daemon answers. With --metrics 0 wherever one answers: the lines say the rest.",
+    epilog="Exit status 0 where all is well; 1 where a GPU or all of a resource is Unhealthy, something is not served as asked "
+    "or not registered, the driver has not answered yet, or a configuration is refused; 3 where no daemon answers. With "
+    "--metrics 0 wherever one answers: the lines say the rest.",
 )
 @state_dir_option
 @output_options
@@ -76,6 +77,9 @@ def lines(status: dict[str, Any], now: float, columns: int | None = None) -> Ite
     yield ""
     for name, counts in status["resources"].items():
         yield from wrapped(f"{name}: {_resource(counts)}", "  ", columns)
+        if unusable(name, counts):
+            for why in counts.get("reasons", ()):
+                yield from wrapped(coloured(f"  NONE CAN BE USED: {why}", "Unhealthy"), "  ", columns)
     if not status["resources"]:
         yield "no resource is served"
     gpus = status["health"]["gpus"]
@@ -99,6 +103,8 @@ def _facts(status: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
     yield "driver", driver["version"] or "not known yet"
     if driver["trouble"]:
         yield "", coloured(driver["trouble"], "Unhealthy")
+    for why in status.get("unoffered", ()):
+        yield "", coloured(f"NOT SERVED AS ASKED: {why}", "Unhealthy")
     yield from _registrations(kubelet)
     yield "configuration", f"{configuration['file'] or 'no file'}, in force since {utc(configuration['since'])}"
     if configuration.get("wanted"):

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_plugin import control
+from gpu_plugin import __version__, control
 from gpu_plugin.atomic import leftovers
 from gpu_plugin.cdi_specs.directory import SpecDirectory
 from gpu_plugin.event_store import FILE as EVENTS_FILE
 from gpu_plugin.kubelet.socket import PREFIX, remove_stale
 from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE
 from gpu_plugin.node_lock import FILE as LOCK_FILE
+from gpu_plugin.node_lock import NodeLock
 from gpu_plugin.sources.last_choice import CHOICE_FILE
 from gpu_plugin.state import CORRUPT
 
@@ -37,10 +38,26 @@ class Removal:
 def remove_traces(state_dir: Path, cdi_dir: Path, socket_dir: Path) -> Removal:
     """Removes what a daemon that runs no longer has left in these three directories, and the first one where it is empty then.
 
-    Files that are not this plugin's stay. Where a daemon still answers in `state_dir`, nothing is removed.
+    Files that are not this plugin's stay. Where a daemon still runs with `state_dir` or `socket_dir`, nothing is removed.
     """
+    lock = NodeLock(state_dir, socket_dir, __version__)
+    try:
+        if why := running(state_dir, lock):
+            return Removal(left=(why,))
+        return _removed(state_dir, cdi_dir, socket_dir)
+    finally:
+        lock.release()
+
+
+def running(state_dir: Path, lock: NodeLock) -> str:
+    """Which daemon runs with these directories, in a sentence; empty where none does, and then both locks are ours."""
     if control.answers(state_dir):
-        return Removal(left=(f"{state_dir}: a daemon is running with this state directory: stop it first",))
+        return f"{state_dir}: a daemon is running with this state directory: stop it first"
+    why = lock.take(make=False)
+    return f"{state_dir}: a daemon is running: {why}" if why else ""
+
+
+def _removed(state_dir: Path, cdi_dir: Path, socket_dir: Path) -> Removal:
     specs = SpecDirectory(cdi_dir).remove()
     removed = [str(cdi_dir / name) for name in specs.changed]
     left = list(specs.refused.values())

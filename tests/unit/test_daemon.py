@@ -34,6 +34,7 @@ from gpu_plugin.kubelet.endpoint import ResourceEndpoint
 from gpu_plugin.list_strategy import ListStrategy
 from gpu_plugin.listener import probes as probes_module
 from gpu_plugin.listener.probes import Probes
+from gpu_plugin.node_status import complaints
 from gpu_plugin.nvml import monitor
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.placement.prepared import Placement
@@ -348,6 +349,28 @@ async def test_a_driver_that_is_away_for_long_is_met_when_it_comes_back(kubelet,
         await kubelet.wait_for(healthy(kubelet, 0))
         await kubelet.wait_for(healthy(kubelet, 8))
         assert driver.calls["open"] == 6
+
+
+async def test_a_driver_that_hangs_at_the_start_is_wrong_in_the_status(directory, node, monkeypatch):
+    answering = threading.Event()
+    monkeypatch.setattr(SimulatedDriver, "open", lambda _: answering.wait(10))
+    try:
+        async with running(directory, node):
+            wrong = complaints(await answers(directory, "status"))
+            assert wrong == ["driver: it has not answered yet, so no GPU is known to be usable"]
+    finally:
+        answering.set()
+
+
+async def test_what_is_not_served_as_it_was_asked_for_is_wrong_in_the_status(kubelet, directory, node):
+    async with running(directory, node, exclude_gpus="0,1,2,3,4,5,6,7"):
+
+        async def told():
+            with suppress(control.ControlError):
+                wrong = complaints(await ask(directory, "status"))
+                return any("not served as asked: no GPU is served" in each for each in wrong)
+
+        await until(told)
 
 
 async def until(expected, seconds=10):

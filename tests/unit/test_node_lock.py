@@ -1,5 +1,6 @@
 """The lock of a node: who has it, who is said to have it, and what it is worth where it cannot be had."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -118,24 +119,84 @@ def test_a_directory_that_comes_later_is_locked_then(tmp_path):
     lock.release()
 
 
-@pytest.mark.parametrize("kind", ["directory", "fifo", "link", "state directory is a file"])
-def test_what_cannot_be_locked_is_said_once_and_served_all_the_same(tmp_path, directory, caplog, kind):
+@pytest.mark.parametrize("kind", ["directory", "fifo", "link"])
+def test_what_stands_in_the_lock_s_place_is_set_aside_and_said(tmp_path, directory, caplog, kind):
+    path = tmp_path / FILE
+    {"directory": path.mkdir, "fifo": lambda: os.mkfifo(path), "link": lambda: path.symlink_to("/etc/passwd")}[kind]()
+    first, second = (NodeLock(tmp_path, directory, "1") for _ in range(2))
+    assert first.take() == ""
+    assert "uses the state directory" in second.take()
+    assert os.path.lexists(tmp_path / f"{FILE}.corrupt")
+    assert caplog.text.count(f"no file of this plugin (kept as {path}.corrupt)") == 1
+    first.release()
+
+
+def test_a_file_that_is_replaced_while_it_is_being_locked_is_no_lock(tmp_path, directory, monkeypatch):
+    lock, real = NodeLock(tmp_path, directory, "1"), fcntl.flock
+
+    def replaced(descriptor, how):
+        (tmp_path / FILE).unlink(missing_ok=True)  # as a cleanup may
+        (tmp_path / FILE).touch()
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", replaced)
+    assert "uses the state directory" in lock.take()
+    monkeypatch.undo()
+    assert lock.take() == ""
+    lock.release()
+
+
+def test_a_state_directory_renamed_under_us_is_locked_anew_unless_another_has_it(tmp_path, directory, caplog):
+    elsewhere = tmp_path / "other"
+    elsewhere.mkdir()
     state = tmp_path / "state"
-    if kind == "state directory is a file":
-        state.write_text("")
-    else:
-        state.mkdir()
-        path = state / FILE
-        {"directory": path.mkdir, "fifo": lambda: os.mkfifo(path), "link": lambda: path.symlink_to("/etc/passwd")}[
-            kind
-        ]()
+    ours, theirs = NodeLock(state, directory, "1"), NodeLock(state, elsewhere, "2")
+    assert ours.take() == ours.follow() == ""
+    state.rename(tmp_path / "away")
+    assert ours.follow() == ""
+    assert caplog.text.count("was renamed, removed or replaced") == 1
+    assert "uses the state directory" in theirs.take()
+    state.rename(tmp_path / "away again")
+    assert theirs.take() == ""
+    assert "version 2" in ours.follow()
+    ours.release()
+    theirs.release()
+
+
+def test_locks_can_be_taken_without_a_trace(tmp_path, directory):
+    lock = NodeLock(tmp_path / "none", directory, "1")
+    assert lock.take(make=False) == ""
+    assert not (tmp_path / "none").exists()
+    other = NodeLock(tmp_path / "none", directory, "2")
+    assert other.take()
+    lock.release()
+    assert other.take() == ""
+    before = (tmp_path / "none" / FILE).read_bytes()
+    assert "version 2" in lock.take(make=False)
+    assert (tmp_path / "none" / FILE).read_bytes() == before
+    other.release()
+
+
+def test_it_is_known_where_both_directories_are_one(tmp_path, directory):
+    one, two = NodeLock(directory, directory, "1"), NodeLock(tmp_path / "state", directory, "1")
+    assert one.take() == ""
+    assert one.covers_state_dir
+    one.release()
+    assert two.take() == ""
+    assert not two.covers_state_dir
+    two.release()
+
+
+def test_what_cannot_be_locked_is_said_once_and_served_all_the_same(tmp_path, directory, caplog):
+    state = tmp_path / "state"
+    state.write_text("")
     lock = NodeLock(state, directory, "1")
     assert lock.take() == lock.take() == ""
     assert caplog.text.count("cannot be locked, so a second daemon would not be noticed") == 1
     lock.release()
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"pid": "x"}'])
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"pid": "x"}', b'{"pid":1,"since":1e300}', b'{"a":' * 800])
 def test_an_owner_that_cannot_be_read_is_still_an_owner(tmp_path, directory, other, content):
     (tmp_path / "state" / FILE).write_bytes(content)
     assert ": it has not said who it is. " in NodeLock(tmp_path / "state", directory, "1").take()

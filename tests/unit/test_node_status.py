@@ -44,7 +44,13 @@ def test_since_is_that_of_the_oldest_of_what_is_worst():
 
 def test_a_resource_names_what_is_unhealthy():
     told = node_status.resource({"devices": 3, "healthy": 1}, DEVICES)
-    assert told == {"devices": 3, "healthy": 1, "unhealthy_ids": ["GPU-0::1", "GPU-1::0"], "retired_ids": []}
+    assert told == {
+        "devices": 3,
+        "healthy": 1,
+        "unhealthy_ids": ["GPU-0::1", "GPU-1::0"],
+        "retired_ids": [],
+        "reasons": ["its MPS daemon is down", "lost"],
+    }
 
 
 def test_times_of_a_registration_are_on_the_wall_clock(tmp_path):
@@ -84,6 +90,18 @@ AWAY = {"r": {"registered": False, "why": "no kubelet"}}
         ({"cdi": {"trouble": "no space"}}, ["CDI: no space"]),
         ({"cdi": {"trouble": ""}}, []),
         ({"driver": {"trouble": "not loaded"}}, ["driver: not loaded"]),
+        (
+            {"driver": {"trouble": "", "answered": False}},
+            ["driver: it has not answered yet, so no GPU is known to be usable"],
+        ),
+        ({"driver": {"trouble": "", "answered": True}}, []),
+        ({"unoffered": ["GPU 0 has MIG devices"]}, ["not served as asked: GPU 0 has MIG devices"]),
+        (
+            {"resources": {"r": {"devices": 3, "healthy": 0, "retired": 1, "reasons": ["its MPS daemon is down"]}}},
+            ["r: none of its devices is Healthy: its MPS daemon is down"],
+        ),
+        ({"resources": {"r": {"devices": 3, "healthy": 1, "retired": 0, "reasons": ["lost"]}}}, []),
+        ({"resources": {"r": {"devices": 1, "healthy": 0, "retired": 1, "reasons": []}}}, []),
         ({"health": {"gpus": [HEALTH, SICK]}}, ["GPU 0 is Unhealthy"]),
         ({"health": {"gpus": [{**HEALTH, "state": "degraded"}]}}, []),
     ],

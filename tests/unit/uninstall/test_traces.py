@@ -6,6 +6,7 @@ import pytest
 
 from gpu_plugin import control
 from gpu_plugin.cli import main
+from gpu_plugin.node_lock import NodeLock
 from gpu_plugin.uninstall.traces import FILES, remove_traces
 
 
@@ -78,6 +79,21 @@ async def test_a_running_daemon_is_left_alone(node):
         assert done.removed == ()
         assert "a daemon is running" in done.left[0]
         assert (state / "health.json").exists()
+
+
+@pytest.mark.parametrize("shared", ["state", "sockets"])
+def test_a_daemon_whose_control_socket_is_gone_is_left_alone_all_the_same(node, tmp_path, shared):
+    state, cdi, sockets = node
+    (tmp_path / "own").mkdir()
+    lock = NodeLock(state if shared == "state" else tmp_path / "own", sockets if shared == "sockets" else tmp_path, "1")
+    assert lock.take() == ""
+    (state / "health.json").write_text("{}")
+    done = remove_traces(state, cdi, sockets)
+    assert done.removed == ()
+    assert "a daemon is running: another daemon" in done.left[0]
+    assert (state / "health.json").exists()
+    lock.release()
+    assert str(state / "health.json") in remove_traces(state, cdi, sockets).removed
 
 
 def test_nothing_there_is_nothing_to_say(tmp_path):
