@@ -80,7 +80,7 @@ looks = st.builds(steady, whole_looks, asked)
 instances = st.sampled_from([(None, None), (1, 0), (2, 0), (1, None), (9, 9), (0, 0)])
 xids = st.builds(
     lambda xid, where: XidEvent(xid, *where),
-    st.sampled_from([13, 31, 45, 46, 48, 63, 74, 79, 94, 109, 119, 9999]),
+    st.sampled_from([13, 31, 31, 45, 46, 48, 48, 63, 74, 79, 94, 94, 109, 119, 122, 122, 9999]),
     instances,
 )
 others = st.one_of(
@@ -225,7 +225,7 @@ def test_a_gpus_health_never_depends_on_another(story, rest, random):
 
 
 @BOUNDED
-@given(stories, st.lists(st.sampled_from([46, 109, 31, 94, 9999]), max_size=30))
+@given(stories, st.lists(st.sampled_from([46, 48, 45, 109, 31, 94, 9999]), max_size=30))
 def test_what_hits_one_slice_never_reaches_another_nor_the_gpu(story, hits):
     """An event of any slice shows that events reach us: whether they do is left out."""
     assert not any(map(GUARDED.xids.whole_gpu, hits))
@@ -241,22 +241,28 @@ def test_what_hits_one_slice_never_reaches_another_nor_the_gpu(story, hits):
                 without.verdict(A, device),
                 without.reason(A, device),
             )
-        assert with_.verdict(A, "MIG-1") >= without.verdict(A, "MIG-1")
+        if 94 not in hits:  # by which an error of that slice is contained
+            assert with_.verdict(A, "MIG-1") >= without.verdict(A, "MIG-1")
 
 
 @BOUNDED
 @given(stories, stories)
-def test_a_restart_at_any_moment_changes_no_verdict_no_reason_and_no_evidence(story, others):
+def test_a_kill_at_any_moment_changes_no_verdict_no_reason_and_no_evidence(story, others):
+    """By what was written down when the revision changed last: nothing later is, where the process is killed."""
     one, now = divided(), BEGIN
+    written, revision = one.evidence(), one.revision
     for at, (seen, pause) in enumerate(story):
         now += pause
         one.observe(A, seen, now)
         if at < len(others):
             one.observe(B, others[at][0], now)
-        again = restarted(one)
+        if one.revision != revision:
+            written, revision = one.evidence(), one.revision
+        again = divided()
+        again.replay(written)
         assert (told(again), told(again, B)) == (told(one), told(one, B))
         assert verdicts(again) == verdicts(one)
-        assert again.evidence() == one.evidence()
+        assert again.evidence() == written
 
 
 @st.composite
@@ -350,7 +356,7 @@ def counted(of: HealthLedger) -> dict[LatchKey, Verdict]:
 
 
 happenings = st.one_of(
-    st.builds(XidEvent, st.sampled_from([45, 74, 80, 94, 109, 121, 48])),
+    st.builds(XidEvent, st.sampled_from([31, 45, 74, 80, 94, 109, 121, 122, 48])),
     st.builds(ApplicationError, st.just(31), st.sampled_from([None, *(frozenset({f"x/{pod}"}) for pod in "abc")])),
     st.builds(Sample, counting=st.just(0), energy=st.just(9), recovery_action=st.sampled_from([None, 0, 5])),
     st.sampled_from([LOST, Sample(fault=Fault.HUNG), Order("uncordon")]),
