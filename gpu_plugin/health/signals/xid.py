@@ -244,7 +244,7 @@ def _weigh(latch: Latch[Happened], number: int, judged: Judgement, ctx: Context)
     if (verdict, proof) == (latch.verdict, latch.proof):
         return replace(latch, detail=detail)
     recovery = latch.recovery
-    if latch.verdict <= Verdict.APP:  # for which nobody looked out for a reset
+    if latch.verdict is Verdict.OK:  # it is new: nobody looked out for a reset yet
         recovery = Recovery(ctx.marks, clean=recovery.clean)
     return replace(latch, verdict=verdict, detail=detail, proof=proof, recovery=recovery)
 
