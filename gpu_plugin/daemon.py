@@ -114,7 +114,9 @@ class Daemon:
         self._health.reports.subscribe(self._events.health)
         self._operations = Operations(self._health, lambda: self._monitor, self._recorder.written)
         self._inventory = Inventory(self.store, self._health.ledger.reason)
-        self._offering = Offering(self._inventory, lambda: self.settings, self._recorder.changed)
+        self._offering = Offering(
+            self._inventory, lambda: self.settings, self._recorder.changed, self._registrations.heard
+        )
         self._holders = Holders(Path(self.settings.socket_dir))
         self._node = Node()
         self._told_to_stop = False
@@ -170,7 +172,7 @@ class Daemon:
         remembered = self._memory.gpus()
         unasked = "the driver has not been asked about it yet"
         self._health.remember(self._memory.evidence(), tuple(replace(gpu, unreadable=unasked) for gpu in remembered))
-        self._inventory.remember(self._memory.listed())
+        self._inventory.remember(self._memory.listed(), self._memory.foreign())
         wire.warm()
         self._monitor = self._make_monitor(remembered)
         for name, run in (
@@ -386,7 +388,10 @@ class Daemon:
     # Memory
 
     def _known(self) -> Known:
-        return Known(self._health.ledger.revision, self._health.evidence(), self._node, self._inventory.listed)
+        inventory = self._inventory
+        return Known(
+            self._health.ledger.revision, self._health.evidence(), self._node, inventory.listed, inventory.foreign
+        )
 
     # Configuration
 

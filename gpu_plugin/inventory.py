@@ -1,7 +1,7 @@
 """What the kubelet is told: the plan for the node, less what is unfit, plus what is gone and may still be held by a pod."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -35,7 +35,8 @@ MPS_UNKNOWN = "it is not known yet whether its MPS daemon is up"
 class Offer:
     """What this node has for pods under these settings, before health. Where there are many GPUs, `prepared` takes its time.
 
-    `warnings` are sentences on what the settings ask for, besides those of the plan.
+    `warnings` are sentences on what the settings ask for, besides those of the plan. `slices` has the GPU's uuid for each MIG
+    device of the node, also of GPUs that are not served.
     """
 
     plan: Plan = field(default_factory=Plan)
@@ -44,6 +45,7 @@ class Offer:
     policy: str = DISTRIBUTED
     mps_root: str = ""
     warnings: tuple[str, ...] = ()
+    slices: Mapping[str, str] = field(default_factory=dict)
 
     def prepared(self) -> "Offer":
         """The offer with its placement ready."""
@@ -84,25 +86,23 @@ def offer(node: Node, settings: Settings, dev_root: str, before: Placement | Non
         settings.shared_devices_allocation_policy,
         settings.mps_root.rstrip("/"),
         (*access_warnings(settings, node), *([conflict] if conflict else [])),
+        {mig.uuid: gpu.uuid for gpu in node.gpus for mig in gpu.mig_devices},
     )
     return made.prepared() if len(topology) <= SOON else made
 
 
-def _lost(
-    present: Collection[tuple[str, str]], names: Collection[str], held: Held
-) -> Iterator[tuple[str, Device, bool]]:
-    """What pods hold of ids made of NVIDIA's uuids and is not present: its resource, a device, and whether the name is ours.
+def _lost(held: Held) -> list[tuple[str, str]]:
+    """What of these has an id made of one of NVIDIA's uuids and a name that a kubelet takes, in order."""
+    return sorted(
+        (name, identifier)
+        for name, identifier in held
+        if _UUID.fullmatch(identifier.partition(REPLICA)[0]) and not resource_name_fault(name)
+    )
 
-    A name that is neither listed nor offered is ours only if it is one of NVIDIA's: another plugin may serve it.
-    """
-    for name, identifier in sorted(held):
-        uuid, replica, _ = identifier.partition(REPLICA)
-        if (name, identifier) in present or not _UUID.fullmatch(uuid) or resource_name_fault(name):
-            continue
-        sharing = SharedResource(name, name, 2) if replica else None
-        kind = MIG if uuid.startswith("MIG-") else GPU
-        device = gone(Device(identifier, uuid, uuid, "", kind=kind, sharing=sharing))
-        yield name, device, name in names or name.startswith(f"{DOMAIN}/")
+
+def _placed(device: Device) -> bool:
+    """Whether it is known which GPU a device is of."""
+    return device.kind != MIG or device.gpu != device.visible_id
 
 
 class Inventory:
@@ -118,7 +118,9 @@ class Inventory:
         self._health = health
         self._remembered: tuple[Resource, ...] = ()
         self._retirement = Retirement()
-        self._foreign: Held = frozenset()
+        self._foreign: Mapping[tuple[str, str], Device] = {}
+        self._elsewhere: Held = frozenset()
+        self._slices: dict[str, str] = {}
         self._empty_since: dict[str, float] = {}
         self._mps_down: dict[str, str] = {}
         self._cdi: CdiReadiness | None = None
@@ -138,14 +140,17 @@ class Inventory:
         return not self.store.current.version
 
     @property
-    def knows_its_past(self) -> bool:
-        """Whether it is known what was listed before: there was an offer, or an earlier process left word."""
-        return not self.unpublished or bool(self._remembered)
-
-    @property
     def awaited(self) -> AbstractSet[tuple[str, str]]:
         """What keeps hardware back until no pod holds it: what is retired, and what is held under foreign names."""
-        return self._retirement.since.keys() | self._foreign
+        return self._retirement.since.keys() | self._elsewhere
+
+    @property
+    def foreign(self) -> tuple[Resource, ...]:
+        """What pods hold of NVIDIA's devices under names that are not listed here, which another plugin may serve."""
+        found: dict[str, list[Device]] = {}
+        for (name, _), device in self._foreign.items():
+            found.setdefault(name, []).append(device)
+        return tuple(Resource(name, tuple(devices)) for name, devices in found.items())
 
     @property
     def retired(self) -> Mapping[tuple[str, str], float]:
@@ -176,11 +181,12 @@ class Inventory:
     @property
     def leaving(self) -> bool:
         """Whether something is still listed that is to go: `settle` is owed now and then."""
-        return bool(self._retirement.since or self._empty_since or self._foreign)
+        return bool(self._retirement.since or self._empty_since or self._elsewhere)
 
-    def remember(self, resources: Iterable[Resource]) -> None:
-        """Takes what an earlier process of this boot had listed: pods may hold it."""
+    def remember(self, resources: Iterable[Resource], foreign: Iterable[Resource] = ()) -> None:
+        """Takes what an earlier process of this boot had listed, and what it knew to be held under `foreign` names."""
         self._remembered = tuple(Resource(r.name, tuple(map(gone, r.devices))) for r in resources)
+        self._foreign = {(r.name, device.id): gone(device) for r in foreign for device in r.devices}
 
     def check(self, new: Offer) -> None:
         """Raises ConfigError where a list of this offer, with what would be retired in it, is longer than a kubelet reads."""
@@ -195,8 +201,8 @@ class Inventory:
         """Publishes an offer.
 
         `held` is what pods may hold, None where nobody says; `now` is when the kubelet was asked, in seconds of a steady clock.
-        `known` is what pods are known to hold: what of it is ours and is not listed is listed again. Where nothing is known of
-        what was listed before, that goes for all that they may hold.
+        `known` is what pods are known to hold where `held` does not say all. What of either is ours and is not listed is listed
+        again. What is held under foreign names keeps its hardware back; where nobody says, as far as it was said before.
         """
         listed, elsewhere = self._recalled(new, held, known)
         before = {shared.name: shared for shared in self.mps_resources}
@@ -205,9 +211,9 @@ class Inventory:
             if before.get(shared.name) != shared:
                 self._mps_down.pop(shared.name, None)  # what its daemon serves is not what is asked for now
         if self.unpublished:  # what an earlier process listed it may have given away until a moment ago
-            for resource in listed:
+            for resource in self._remembered:
                 self.store.given.note(resource.name, (device.id for device in resource.devices), now)
-        recent = self.store.given.lately(((r.name, d.id) for r in listed for d in r.devices), now)
+        recent = self.store.given.unsaid([(r.name, d.id) for r in listed for d in r.devices])
         resources, self._retirement = retire(listed, new.plan.resources, self._retirement, held, now, recent, elsewhere)
         names = {resource.name for resource in resources}
         emptied = {resource.name for resource in listed} - names
@@ -222,19 +228,34 @@ class Inventory:
         """What is listed with what is to be listed again, and what pods hold of this node's hardware under foreign names."""
         everything = (*self.listed, *new.plan.resources)
         present = {(resource.name, device.id) for resource in everything for device in resource.devices}
-        hardware = {uuid for r in new.plan.resources for d in r.devices for uuid in (d.gpu, d.visible_id)}
-        again = known if self.knows_its_past or held is None else held
-        listed = {resource.name: resource.devices for resource in self.listed}
-        elsewhere = []
         names = {resource.name for resource in everything}
-        self._foreign = frozenset()
-        for name, device, ours in _lost(present, names, known if held is None else held | known):
-            if ours and (name, device.id) in again:
+        self._slices |= new.slices
+        listed = {resource.name: resource.devices for resource in self.listed}
+        said = known | (self._foreign.keys() if held is None else held)
+        foreign: dict[tuple[str, str], Device] = {}
+        lost = _lost(said - present)
+        alike = {device.visible_id: device for r in everything for device in r.devices} if lost else {}
+        for name, identifier in lost:
+            device = self._foreign.get((name, identifier)) or self._described(name, identifier, alike)
+            if name in names or name.startswith(f"{DOMAIN}/"):
                 listed[name] = (*listed.get(name, ()), device)
-            elif not ours and device.visible_id in hardware:
-                elsewhere.append(device)
-                self._foreign |= {(name, device.id)}
-        return tuple(Resource(name, devices) for name, devices in listed.items()), elsewhere
+            else:
+                foreign[name, identifier] = device
+        gpus = {device.gpu for resource in new.plan.resources for device in resource.devices}
+        self._foreign = foreign
+        elsewhere = {key: device for key, device in foreign.items() if device.gpu in gpus or not _placed(device)}
+        self._elsewhere = frozenset(elsewhere)
+        return tuple(Resource(name, devices) for name, devices in listed.items()), list(elsewhere.values())
+
+    def _described(self, resource: str, identifier: str, alike: Mapping[str, Device]) -> Device:
+        """A device that a pod holds, as far as it is known. `alike` are devices by the uuid that containers see."""
+        uuid, replica, _ = identifier.partition(REPLICA)
+        sharing = SharedResource(resource, resource, 2) if replica else None
+        same = alike.get(uuid)
+        if same is not None:
+            return gone(replace(same, id=identifier, sharing=sharing, retired=False))
+        kind = MIG if uuid.startswith("MIG-") else GPU
+        return gone(Device(identifier, self._slices.get(uuid, uuid), uuid, "", kind=kind, sharing=sharing))
 
     def settle(self, held: Held | None, now: float, known: Held = frozenset()) -> None:
         """Lets go of what no pod holds any more, as far as the kubelet says; arguments are those of `apply`."""

@@ -1,8 +1,8 @@
 """What a daemon remembers of this boot over its own restarts: why GPUs were unfit, which there were, and what was listed."""
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
@@ -96,10 +96,11 @@ class ListedDevice:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """What `DEVICES_FILE` holds: by resource name, what the kubelet was told of."""
+    """What `DEVICES_FILE` holds, by resource name: what the kubelet was told of, and what pods hold under `foreign` names."""
 
     boot_id: str
     resources: dict[str, tuple[ListedDevice, ...]]
+    foreign: dict[str, tuple[ListedDevice, ...]] = field(default_factory=dict)
 
 
 class Memory:
@@ -162,14 +163,17 @@ class Memory:
 
     def listed(self) -> tuple[Resource, ...]:
         """Resources and devices that an earlier process of this boot listed: a pod may hold each of them."""
+        memory = self._devices()
+        return () if memory is None else _resources(memory.resources)
+
+    def foreign(self) -> tuple[Resource, ...]:
+        """What an earlier process of this boot knew pods to hold under names that it did not list."""
+        memory = self._devices()
+        return () if memory is None else _resources(memory.foreign)
+
+    def _devices(self) -> DeviceMemory | None:
         memory = self._state.read(DEVICES_FILE, DeviceMemory)
-        if memory is None or memory.boot_id != self._boot_id:
-            return ()
-        return tuple(
-            Resource(name, tuple(_device(name, one) for one in devices))
-            for name, devices in memory.resources.items()
-            if not resource_name_fault(name)
-        )
+        return memory if memory is not None and memory.boot_id == self._boot_id else None
 
     def write(self, evidence: tuple[Evidence, ...], node: Node, listed: Iterable[Resource]) -> bool:
         """Writes down what changed since the last time. Blocks for as long as the disk does. Returns whether all is written."""
@@ -189,7 +193,13 @@ class Memory:
             self._health, self._sequence = newer, newer.sequence
         return True
 
-    def write_durably(self, evidence: tuple[Evidence, ...], node: Node, listed: Iterable[Resource]) -> bool:
+    def write_durably(
+        self,
+        evidence: tuple[Evidence, ...],
+        node: Node,
+        listed: Iterable[Resource],
+        foreign: Iterable[Resource] = (),
+    ) -> bool:
         """Writes down what changed since the last time, so that it outlives a power failure. Returns whether all is written.
 
         While no GPU has been found, what is remembered of GPUs and devices is left as it is.
@@ -200,13 +210,13 @@ class Memory:
             for g in node.gpus
             if not g.uuid.startswith(PLACEHOLDER)
         )
-        devices = {resource.name: tuple(map(_listed, resource.devices)) for resource in listed}
+        devices = DeviceMemory(boot_id, _by_name(listed), _by_name(foreign))
         health = self._health  # which may be newer than `evidence` by now, and must not be unsaid
         if health is None or health.boot_id != boot_id:  # the journal could not be written
             health = HealthMemory(boot_id, evidence, self._sequence + 1)
         wanted: dict[str, object] = {HEALTH_FILE: health}
         if node.gpus:
-            wanted |= {GPUS_FILE: GpuMemory(boot_id, known), DEVICES_FILE: DeviceMemory(boot_id, devices)}
+            wanted |= {GPUS_FILE: GpuMemory(boot_id, known), DEVICES_FILE: devices}
         for name, content in wanted.items():
             if self._written.get(name) != content and self._state.write(name, content):
                 self._written[name] = content
@@ -230,12 +240,21 @@ def _entry(raw: msgspec.Raw) -> tuple[Evidence, bool]:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known now: `revision` grows whenever `evidence` changes, `listed` is what the kubelet was told of."""
+    """What is known now: `revision` grows whenever `evidence` changes, `listed` is what the kubelet was told of.
+
+    `foreign` is what pods hold under names that are not listed.
+    """
 
     revision: int
     evidence: tuple[Evidence, ...]
     node: Node
     listed: tuple[Resource, ...]
+    foreign: tuple[Resource, ...] = ()
+
+    @property
+    def devices(self) -> tuple[tuple[Resource, ...], tuple[Resource, ...]]:
+        """All that `DEVICES_FILE` is made of."""
+        return self.listed, self.foreign
 
     @property
     def nothing(self) -> bool:
@@ -319,19 +338,31 @@ class Recorder:
             now = self._known()
             if not (saved and journaled):
                 await self._unsaved.wait(RETRY)
-            elif now.node is known.node and now.listed == known.listed and now.revision == known.revision:
+            elif now.node is known.node and now.revision == known.revision and now.devices == known.devices:
                 await self._unsaved.wait()
 
     def _write_evidence(self, known: Known) -> bool:
         return self._memory.write_evidence(known.evidence)
 
     def _write_durably(self, known: Known) -> bool:
-        return self._memory.write_durably(known.evidence, known.node, known.listed)
+        return self._memory.write_durably(known.evidence, known.node, known.listed, known.foreign)
 
 
 async def _done(threads: DaemonThreads, write: Callable[[], bool], patience: float) -> bool:
     job = await threads.submit(write, patience)
     return job.done.done() and job.done.exception() is None and job.done.result()
+
+
+def _by_name(resources: Iterable[Resource]) -> dict[str, tuple[ListedDevice, ...]]:
+    return {resource.name: tuple(map(_listed, resource.devices)) for resource in resources}
+
+
+def _resources(remembered: Mapping[str, tuple[ListedDevice, ...]]) -> tuple[Resource, ...]:
+    return tuple(
+        Resource(name, tuple(_device(name, one) for one in devices))
+        for name, devices in remembered.items()
+        if not resource_name_fault(name)
+    )
 
 
 def _listed(device: Device) -> ListedDevice:

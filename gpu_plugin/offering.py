@@ -26,6 +26,9 @@ HOLDERS_POLL = 2.0
 HOLDERS_CHECK = 30.0
 """Seconds between two such questions otherwise: what pods hold and nobody lists shows then."""
 
+SILENT = 3
+"""Questions in a row that PodResources leaves unanswered until it is said that capacity waits: a kubelet may be starting."""
+
 MPS_POLL = 1.0
 """Seconds between two looks at whether MPS daemons are up."""
 
@@ -39,11 +42,22 @@ ROUNDS = 2
 class Offering:
     """Publishes offers through an inventory; what an offer does away with goes when no pod holds it any more."""
 
-    def __init__(self, inventory: Inventory, settings: Callable[[], Settings], published: Callable[[], None]) -> None:
-        """Takes how to learn the settings in force (which sockets to ask), and what to call when the lists may be others."""
+    def __init__(
+        self,
+        inventory: Inventory,
+        settings: Callable[[], Settings],
+        published: Callable[[], None],
+        heard: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        """Takes how to learn the settings in force (which sockets to ask), and what to call when the lists may be others.
+
+        `heard` is whether the kubelet hears the lists of a resource.
+        """
         self._inventory = inventory
         self._settings = settings
         self._published = published
+        self._heard = heard
+        self._unanswered = 0
         self._unsettled = Pulse()
         self._next: Offer | None = None
         self._said: frozenset[str] = frozenset()
@@ -53,10 +67,10 @@ class Offering:
     def take(self, new: Offer) -> None:
         """Has an offer published: at once, or once it is prepared.
 
-        Without a memory of what was listed before, what pods hold is the only word on it, and is asked for first.
+        The first one waits for what pods hold: a process that was killed need not have written down all that it knew.
         """
         inventory = self._inventory
-        waits = not new.placement.ready or not inventory.knows_its_past or inventory.awaits_specs(new)
+        waits = not new.placement.ready or inventory.unpublished or inventory.awaits_specs(new)
         if self._next is not None or waits:
             self._next = new
             self._unsettled.ring()
@@ -65,7 +79,10 @@ class Offering:
 
     def _apply(self, new: Offer, holding: Holding, asked: float) -> None:
         before = {name: view.resource for name, view in self._inventory.store.current.resources.items()}
-        self._inventory.apply(new, holding.held, asked, holding.listed)
+        self._inventory.store.given.seen(holding.listed, holding.writing, asked)
+        # What the offer itself retires was not asked about, and of that the checkpoint alone speaks.
+        held = holding.held if holding.writing is not None else None
+        self._inventory.apply(new, held, asked, holding.listed)
         told = {*new.plan.warnings, *new.warnings, *_held_back(self._inventory.listed)}
         for sentence in sorted(told - self._said):
             log.warning("%s", sentence)
@@ -94,8 +111,10 @@ class Offering:
             else:
                 await self._unsettled.wait(HOLDERS_POLL if self._inventory.leaving else HOLDERS_CHECK)
                 if self._next is None and not self._inventory.unpublished:
-                    asked = anyio.current_time()
-                    self._withdraw(await self._ask(), asked)
+                    asked, retired = anyio.current_time(), self._inventory.retired
+                    holding = await self._ask()
+                    if self._inventory.retired == retired:  # or it says nothing of what was retired since
+                        self._withdraw(holding, asked)
 
     async def _prepare(self) -> Topology | None:
         """Has the newest offer prepared, on a thread, since that takes its time on large nodes; no failure keeps it back.
@@ -124,13 +143,30 @@ class Offering:
     def _withdraw(self, holding: Holding, asked: float) -> None:
         store = self._inventory.store
         version, before = store.current.version, {name: view.resource for name, view in store.current.resources.items()}
+        foreign = self._inventory.foreign
+        store.given.seen(holding.listed, holding.writing, asked)
         self._inventory.settle(holding.held, asked, holding.listed)
+        if self._inventory.foreign != foreign:
+            self._published()  # it is to be written down
+        awaited = self._inventory.awaited
+        kept = (holding.written & awaited) | store.given.unsaid(awaited)
+        self._say_unanswered(waits=bool(awaited) and not holding.answered)
         if store.current.version != version:  # a list that has changed serves as well
             self._tell_resources(before)
             return
-        again = self._again.due(holding.written & self._inventory.awaited, store.current.resources, asked)
+        again = self._again.due(kept, store.current.resources, asked, answered=holding.answered, heard=self._heard)
         if again:
             store.tell_again(again)
+
+    def _say_unanswered(self, *, waits: bool) -> None:
+        """Says once that capacity may not come back while PodResources stays silent; and again after it has not been so."""
+        self._unanswered = self._unanswered + 1 if waits else 0
+        if self._unanswered == SILENT:
+            log.warning(
+                "hardware is kept back for pods that may have ended: without PodResources the kubelet does not say so. "
+                "It comes back once PodResources answers at %s, or the kubelet has admitted another pod with devices",
+                self._settings().effective_pod_resources_socket,
+            )
 
     async def _ask(self) -> Holding:
         socket = Path(self._settings().effective_pod_resources_socket)

@@ -50,7 +50,7 @@ def retire(
         before: what was retired already.
         held: what pods may hold as far as the kubelet says; None where it has not said.
         now: when the kubelet was asked, in seconds of a clock that never goes back.
-        recent: what was given to a pod so lately that the kubelet may not have said so: the last `SETTLE` seconds.
+        recent: what was given to a pod, and the kubelet has not said so yet.
         elsewhere: what pods hold under names that are not listed here.
 
     Returns:
@@ -69,7 +69,7 @@ def retire(
             if device.id in present or device.id.startswith(PLACEHOLDER):
                 continue
             began = before.since.get(key, now)
-            if held is None or key in held or now - began < SETTLE:
+            if held is None or key in held or key in recent or now - began < SETTLE:
                 since[key] = began
                 leaving.setdefault(resource.name, []).append(gone(device))
     others = [_InUse(device, None) for device in elsewhere]

@@ -22,11 +22,21 @@ MAX_BYTES = 16 * 1024 * 1024
 answer for each container, some 1 KiB. Reading a file takes eleven times its size for a moment."""
 
 
+Writing = tuple[int, int, int, int]
+"""What tells one writing of the file from another: device, inode, time of the last change in nanoseconds, bytes."""
+
+
 def entries(directory: Path) -> Mapping[tuple[str, str], frozenset[str]] | None:
     """The uids of the pods that each (resource, device id) was given to; None where the kubelet has not written that down.
 
     Blocks for as long as the disk does. A file that cannot be understood is no witness: None.
     """
+    found = read(directory)
+    return None if found is None else found[0]
+
+
+def read(directory: Path) -> tuple[Mapping[tuple[str, str], frozenset[str]], Writing] | None:
+    """The same, and which writing of the file it is of: a kubelet makes the file anew each time it writes."""
     try:
         descriptor = os.open(directory / NAME, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -36,8 +46,11 @@ def entries(directory: Path) -> Mapping[tuple[str, str], frozenset[str]] | None:
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
             return None
         with os.fdopen(descriptor, "rb", closefd=False) as file:
-            read = file.read(MAX_BYTES + 1)
-        return None if len(read) > MAX_BYTES else _entries(msgspec.json.decode(read, type=_Checkpoint))
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            return None
+        writing = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
+        return _entries(msgspec.json.decode(content, type=_Checkpoint)), writing
     except (
         OSError,
         ValueError,

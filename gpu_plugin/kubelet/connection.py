@@ -30,6 +30,9 @@ RESETS = 200
 UNREAD_FRAMES = 4096
 """Frames of a stream that wait to be read: those of a window of 4 MiB (grpclib's) are 256 as grpc-go sends them."""
 
+UNFINISHED_BYTES = 32 * 1024 * 1024
+"""Bytes of requests of one connection that are not answered yet: those of the two longest. A kubelet sends one at a time."""
+
 Headers = list[tuple[str, str]]
 
 
@@ -61,6 +64,22 @@ class Requests(grpclib.server.Handler):
             super().accept(stream, headers, release)
         # A task that is cancelled before it begins never comes to the end of grpclib's handler, which would let go.
         self._tasks[stream].add_done_callback(lambda _: release())
+
+    def when_done(self, call: Callable[[], object]) -> None:
+        """Calls once no request is worked on any more; at once where none is."""
+        left = {task for task in (*self._tasks.values(), *self._cancelled) if not task.done()}
+        self._tasks.clear()
+        self._cancelled = set(left)
+
+        def done(task: "asyncio.Task[None]") -> None:
+            left.discard(task)
+            if not left:
+                call()
+
+        for task in tuple(left):
+            task.add_done_callback(done)
+        if not left:
+            call()
 
     def cancel(self, stream: Stream) -> None:
         """The peer has reset the stream; one whose request has ended may be forgotten already."""
@@ -96,6 +115,7 @@ class TrackedProtocol(H2Protocol):
     """A connection that its server knows of from the first byte to the last."""
 
     open_connections: "set[TrackedProtocol]"
+    handlers: set[grpclib.server.Handler]
     lost: Pulse
     transport: asyncio.Transport
     _resets = 0
@@ -109,10 +129,12 @@ class TrackedProtocol(H2Protocol):
         self.processor.processors[StreamReset] = self._reset
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """The server need not wait for it any more."""
+        """The server need not wait for it any more, and keeps nothing of what was half sent."""
         self.open_connections.discard(self)
         self.lost.ring()
         super().connection_lost(exc)
+        handler = cast("Requests", self.handler)
+        handler.when_done(lambda: self.handlers.discard(handler))
 
     def data_received(self, data: bytes) -> None:
         """Takes in what a peer sent; what is no HTTP/2 that anybody knows ends the connection."""
@@ -128,6 +150,10 @@ class TrackedProtocol(H2Protocol):
         stream = self.processor.streams.get(event.stream_id or 0)
         if stream is not None and stream.buffer._unacked.qsize() >= UNREAD_FRAMES:  # noqa: SLF001 - grpclib does not bound it
             self._end("a peer sent more frames than anybody reads")
+            return
+        unfinished = sum(each.data_received for each in self.processor.streams.values())
+        if unfinished + len(event.data or b"") > UNFINISHED_BYTES:
+            self._end("a peer sent more of requests than anybody answers at once")
             return
         self.processor.process_data_received(event)
 

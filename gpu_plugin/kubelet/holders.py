@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+import anyio.to_thread
+
 from gpu_plugin.kubelet import checkpoint, pod_resources
 from gpu_plugin.kubelet.holding import Entries, Holding, Key, Told, Witnessed, weigh
 from gpu_plugin.kubelet.socket import identity
@@ -14,6 +16,9 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 2.0
 """Seconds that each witness may take."""
+
+OFF_LOOP = 4_000
+"""From so many devices on (2 µs each) the word of the witnesses is weighed on a thread, so that the loop runs on."""
 
 Pods = Mapping[tuple[str, str], frozenset[str]]
 """Pods, as namespace/name, by the (resource, device id) that they hold."""
@@ -41,10 +46,15 @@ class Holders:
             listed = await self._answer(pod_resources.held(socket, PATIENCE))
             if kubelet != identity(socket):
                 kubelet = None
-            said = Witnessed(kubelet, listed, before, await self._written(threads))
+            after = await self._written(threads)
         finally:
             threads.close()
-        holding, self._told = weigh(self._told, said, retired)
+        entries, writing = (None, None) if after is None else after
+        said = Witnessed(kubelet, listed, None if before is None else before[0], entries, writing)
+        if len(listed or ()) + len(entries or ()) >= OFF_LOOP:
+            holding, self._told = await anyio.to_thread.run_sync(weigh, self._told, said, dict(retired))
+        else:
+            holding, self._told = weigh(self._told, said, retired)
         return holding
 
     async def pods(self, socket: Path) -> Pods | None:
@@ -65,8 +75,8 @@ class Holders:
         self._no_answer = ""
         return listed
 
-    async def _written(self, threads: DaemonThreads) -> Entries | None:
+    async def _written(self, threads: DaemonThreads) -> tuple[Entries, checkpoint.Writing] | None:
         try:
-            return await threads.run(lambda: checkpoint.entries(self._directory), PATIENCE)
+            return await threads.run(lambda: checkpoint.read(self._directory), PATIENCE)
         except TimeoutError:
             return None

@@ -28,13 +28,14 @@ class Witnessed:
 
     `listed` is None where PodResources did not answer, `before` and `after` where the checkpoint could not be read. `kubelet`
     is the socket that answered, None where it is not known to have been one and the same from the question to the answer: a
-    kubelet makes its socket anew when it starts.
+    kubelet makes its socket anew when it starts. `writing` tells the checkpoint read as `after` from any other writing of it.
     """
 
     kubelet: Identity | None = None
     listed: Held | None = None
     before: Entries | None = None
     after: Entries | None = None
+    writing: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,15 @@ class Holding:
 
     `held` is what pods hold or may hold, None where neither witness spoke; `listed` is the part that PodResources lists itself;
     `written` is what the checkpoint alone keeps: a pod that has ended may have had it, which shows once it is written again.
+    `writing` is which writing of the checkpoint was read, None where it could not be: `held` then speaks of nothing but what is
+    listed and what was retired when the question was asked. `answered` is whether PodResources spoke.
     """
 
     held: Held | None = None
     listed: Held = frozenset()
     written: Held = frozenset()
+    writing: object = None
+    answered: bool = False
 
 
 def weigh(told: Told, said: Witnessed, retired: Mapping[Key, float]) -> tuple[Holding, Told]:
@@ -78,7 +83,7 @@ def weigh(told: Told, said: Witnessed, retired: Mapping[Key, float]) -> tuple[Ho
     """
     if said.listed is None:  # another kubelet may have begun meanwhile: nothing of what this one told counts any more
         named = frozenset(said.after or ())
-        return Holding(None if said.after is None else named, written=named), Told()
+        return Holding(None if said.after is None else named, written=named, writing=said.writing), Told()
     same = said.kubelet is not None and said.kubelet == told.kubelet
     pods = told.pods if same else frozenset()
     seen = frozenset(one for one in told.seen if retired.get(one[0]) == one[1]) if same else frozenset()
@@ -91,7 +96,8 @@ def weigh(told: Told, said: Witnessed, retired: Mapping[Key, float]) -> tuple[Ho
         ended = _ended(pods, said.listed)
         unproven = written = frozenset(key for key, uids in after.items() if uids - ended) - said.listed
     seen |= {(key, retired[key]) for key in said.listed & retired.keys()}
-    return Holding(said.listed | unproven, said.listed, written), Told(said.kubelet, pods | _pairs(said), seen)
+    holding = Holding(said.listed | unproven, said.listed, written, said.writing, answered=True)
+    return holding, Told(said.kubelet, pods | _pairs(said), seen)
 
 
 def _ended(pods: frozenset[tuple[Key, str]], listed: Held) -> frozenset[str]:

@@ -57,6 +57,10 @@ class Registrations:
         """How a resource stands; one that has no endpoint yet has not been registered."""
         return self.current.get(resource, Standing())
 
+    def heard(self, resource: str) -> bool:
+        """Whether the kubelet has the resource's stream open, and its lists arrive."""
+        return self.of(resource).registered is not None
+
     def register_again(self, resource: str, why: str) -> None:
         """Has the resource registered again, for this reason, although its stream is open."""
         self._again[resource] = why

@@ -50,7 +50,7 @@ class SocketServer(grpclib.server.Server):
         requests = Requests(self._mapping, self._codec, self._status_details_codec, self.__dispatch__)
         self._handlers.add(requests)
         tracked = TrackedProtocol(requests, self._config, self._h2_config)
-        tracked.open_connections, tracked.lost = self.connections, self._lost
+        tracked.open_connections, tracked.lost, tracked.handlers = self.connections, self._lost, self._handlers
         return tracked
 
     async def bind(self, path: Path) -> None:

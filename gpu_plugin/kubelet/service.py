@@ -181,8 +181,8 @@ class DevicePluginService:
         """
         now = self._clock()
         for ids in containers:
-            self._store.given.note(self.resource, ids, now)  # before the snapshot is read that says they may be given
-        view = self._view()
+            self._store.given.note(self.resource, self._listed(ids), now)
+        view = self._view()  # read after that was noted: what it says may be given is not freed behind its back
         answers = [container_edits(self._devices(view, ids), view.access) for ids in containers]
         if sentence := self._pairs.allocated(self.resource, view.access.strategies, now):
             log.warning("%s", sentence)
@@ -240,6 +240,11 @@ class DevicePluginService:
         if view is None:
             raise RequestRejectedError(f"{self.resource} is not served by this node any more")
         return view
+
+    def _listed(self, ids: Sequence[str]) -> list[str]:
+        """Those of the ids that are this resource's."""
+        view = self._view()
+        return [identifier for identifier in ids if identifier in view.order]
 
     def _devices(self, view: ResourceView, ids: Sequence[str]) -> list[Device]:
         """The healthy devices of these ids, each once, in the order of the list."""

@@ -38,17 +38,23 @@ NOBODY = "the kubelet has none of its devices, as after another plugin registere
 OTHERS = "another plugin has registered this resource since: the kubelet has devices of it that are not this plugin's"
 
 
-def lost(ours: Ids, allocatable: Ids) -> Mapping[str, str]:
+NONE: Ids = {}
+
+
+def lost(ours: Ids, allocatable: Ids, unfit: Ids = NONE) -> Mapping[str, str]:
     """Which of our resources the kubelet does not have from us any more, and why that follows. Pure.
 
     Args:
         ours: the healthy devices of each resource that is registered; one without any says nothing.
         allocatable: what the kubelet takes for healthy.
+        unfit: the unhealthy devices of each resource. Other plugins may use the ids that we use, and know them for healthy.
     """
     found = {}
     for resource, ids in ours.items():
         known = allocatable.get(resource, frozenset())
-        if ids and not known:
+        if unfit.get(resource, frozenset()) & known:
+            found[resource] = OTHERS
+        elif ids and not known:
             found[resource] = NOBODY
         elif ids and not ids & known:
             found[resource] = OTHERS
@@ -79,9 +85,13 @@ class Takeovers:
         self._pauses: dict[str, float] = {}
         self._not_before: dict[str, float] = {}
 
-    def judge(self, ours: Ids, allocatable: Ids, now: float) -> Outcome:
-        """Takes in one answer; only what two in a row say has consequences. `now` is in seconds of a steady clock."""
-        found = lost(ours, allocatable)
+    def judge(self, ours: Ids, allocatable: Ids, now: float, unfit: Ids = NONE) -> Outcome:
+        """Takes in one answer; only what two in a row say has consequences. `now` is in seconds of a steady clock.
+
+        What another plugin has stays so while we have no healthy device of it: then the answer says nothing.
+        """
+        found = dict(lost(ours, allocatable, unfit))
+        found |= {name: OTHERS for name in self.taken if name in ours and not ours[name] and name not in found}
         for name in ours.keys() - found.keys():  # the kubelet has it from us
             self._pauses.pop(name, None)
             self._not_before.pop(name, None)
@@ -125,7 +135,7 @@ class TakeoverWatch:
 
     async def ask(self) -> None:
         """One question, and what follows from its answer."""
-        before = self._ours()
+        before, unfit_before = self._ours(), self._unfit()
         if not before:
             return
         try:
@@ -134,7 +144,8 @@ class TakeoverWatch:
             log.debug("whether the kubelet still has our devices is not known: %s", error)
             return
         ours = {name: ids & before[name] for name, ids in self._ours().items() if name in before}
-        outcome = self._takeovers.judge(ours, allocatable, anyio.current_time())
+        unfit = {name: ids & unfit_before.get(name, frozenset()) for name, ids in self._unfit().items()}
+        outcome = self._takeovers.judge(ours, allocatable, anyio.current_time(), unfit)
         for name in sorted(outcome.back):
             log.info("%s: the kubelet has this plugin's devices again", name, extra={"resource": name})
             self._registrations.taken(name)
@@ -148,8 +159,15 @@ class TakeoverWatch:
 
     def _ours(self) -> dict[str, frozenset[str]]:
         """The healthy devices of each resource that the kubelet should have from us."""
+        return self._ids(healthy=True)
+
+    def _unfit(self) -> dict[str, frozenset[str]]:
+        """The unhealthy ones. Each question comes long after a list was sent, or the next one does."""
+        return self._ids(healthy=False)
+
+    def _ids(self, *, healthy: bool) -> dict[str, frozenset[str]]:
         return {
-            name: frozenset(device.id for device in view.resource.devices if device.healthy)
+            name: frozenset(device.id for device in view.resource.devices if device.healthy is healthy)
             for name, view in self._store.current.resources.items()
             if self._registrations.of(name).registered is not None or name in self._takeovers.taken
         }

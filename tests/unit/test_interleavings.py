@@ -6,6 +6,7 @@ them; the kubelet is a model of the real one's books.
 
 import dataclasses
 import random
+import secrets
 from functools import lru_cache
 
 import pytest
@@ -23,6 +24,10 @@ from tests.unit.kubelet.model_kubelet import ModelKubelet
 
 GPU = "nvidia.com/gpu"
 SEEDS, BATCH, STEPS = 1000, 125, 30
+FOUND = (1375, 1554, 3509, 4778)
+"""Seeds that once ended with hardware given twice, as things were chosen then: without `LATER` names, and no pod slow."""
+OTHERS = 250
+"""Seeds that are others in each run."""
 BACK = 30.0
 """Seconds after the last pod's end within which all capacity must be back."""
 
@@ -35,10 +40,14 @@ LAYOUTS: dict[str, tuple[tuple[str, int], ...]] = {
 """Partitions of a GPU: profile and GPU instance of each slice. An instance's number goes with its capability node."""
 
 NAMES = {
-    "as found": (),
-    "renamed": (NamePattern("*", "nvidia.com/h100"),),
-    "foreign": (NamePattern("*", "example.com/h100"),),
+    "as found": ((), ()),
+    "renamed": ((NamePattern("*", "nvidia.com/h100"),), ()),
+    "foreign": ((NamePattern("*", "example.com/h100"),), ()),
+    "foreign slices": ((), (NamePattern("*", "example.com/slice"),)),
+    "all foreign": ((NamePattern("*", "example.com/h100"),), (NamePattern("*", "example.com/slice"),)),
 }
+"""Names of GPUs, and of slices."""
+LATER = frozenset({"foreign slices", "all foreign"})
 SHARED = {"exclusive": (), "shared": (SharedResource(GPU, GPU, 2),)}
 
 
@@ -73,7 +82,11 @@ def offered(wish: Wish) -> Offer:
         )
         gpus.append(Gpu(uuid("GPU", at), at, minor=at, mig_enabled=bool(slices), mig_devices=slices))
     settings = dataclasses.replace(
-        resolve({}, {}), mig_strategy="mixed", gpu_names=NAMES[wish.names], sharing=SHARED[wish.shared]
+        resolve({}, {}),
+        mig_strategy="mixed",
+        gpu_names=NAMES[wish.names][0],
+        mig_names=NAMES[wish.names][1],
+        sharing=SHARED[wish.shared],
     )
     return offer(Node(tuple(gpus)), settings, "/")
 
@@ -98,12 +111,15 @@ def as_remembered(resource: Resource) -> Resource:
 class Machine:
     """The node: the model kubelet, and one process of ours after the other."""
 
-    def __init__(self, seed: int) -> None:
-        self.dice = random.Random(seed)
+    def __init__(self, seed: int, *, former: bool = False) -> None:
+        self.dice, self.whims = random.Random(seed), random.Random(~seed)
+        self.names = sorted(NAMES.keys() - (LATER if former else frozenset()))
+        self.slow = 0.0 if former else 0.2
         self.now = 0.0
         self.kubelet = ModelKubelet()
         self.wish = Wish()
         self.remembered: tuple[Resource, ...] = ()
+        self.foreign: tuple[Resource, ...] = ()
         self.asked = 0.0
         self.lost = False
         self.trace: list[str] = []
@@ -111,7 +127,7 @@ class Machine:
 
     def begin(self) -> None:
         self.inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: "")
-        self.inventory.remember(tuple(map(as_remembered, self.remembered)))
+        self.inventory.remember(*(tuple(map(as_remembered, known)) for known in (self.remembered, self.foreign)))
         self.told, self.again, self.sent = Told(), Again(), {}  # type: ignore[var-annotated]
         self.repeats: dict[str, int] = {}
         self.publish()
@@ -123,25 +139,32 @@ class Machine:
             self.kubelet.listed() if answers else None,
             self.kubelet.written(),
             self.kubelet.written(),
+            self.kubelet.writes,
         )
         holding, self.told = weigh(self.told, said, self.inventory.retired)
+        self.inventory.store.given.seen(holding.listed, holding.writing, self.now)
         return holding
 
     def publish(self) -> None:
-        """As `Offering.take`: at once, but for a process that knows nothing of what was listed before."""
+        """As `Offering.take`: at once, but for the first offer of a process."""
         wish = offered(self.wish)
-        if self.inventory.knows_its_past:
-            self.inventory.apply(wish, None, self.now)
-        else:
+        if self.inventory.unpublished:
             holding = self.witnesses()
             self.inventory.apply(wish, holding.held, self.now, holding.listed)
+        else:
+            self.inventory.apply(wish, None, self.now)
         self.send()
 
     def ask(self) -> None:
+        """As `Offering.settle`."""
         holding = self.witnesses()
+        store, before = self.inventory.store, self.inventory.store.current.version
         self.inventory.settle(holding.held, self.now, holding.listed)
-        store = self.inventory.store
-        if again := self.again.due(holding.written & self.inventory.awaited, store.current.resources, self.now):
+        awaited = self.inventory.awaited
+        kept = (holding.written & awaited) | store.given.unsaid(awaited)
+        if store.current.version == before and (
+            again := self.again.due(kept, store.current.resources, self.now, answered=holding.answered)
+        ):
             store.tell_again(again)
         self.send()
 
@@ -158,7 +181,7 @@ class Machine:
             self.kubelet.healthy[name] = frozenset()
             self.sent.pop(name, None)
         if self.dice.random() < 0.9:  # or it was killed before that was written down
-            self.remembered = self.inventory.listed
+            self.remembered, self.foreign = self.inventory.listed, self.inventory.foreign
         self.check()
 
     def check(self) -> None:
@@ -190,9 +213,10 @@ class Machine:
                 taken = [key for key in free if key[0] == name][: dice.randint(1, 2)]
                 self.inventory.store.given.note(name, [identifier for _, identifier in taken], self.now)
                 split = dice.choice([0, len(taken)])  # to a plain init container, or to the pod's own
-                self.kubelet.admit(taken[split:], taken[:split])
+                self.kubelet.admit(taken[split:], taken[:split], slow=self.whims.random() < self.slow)
                 self.trace[-1] += f" {taken} {'app' if not split else 'init'}"
             case "end" if self.kubelet.pods:
+                self.kubelet.begin()
                 del self.kubelet.pods[dice.choice(sorted(self.kubelet.pods))]
             case "cut":
                 at, layout = dice.randrange(2), dice.choice(sorted(LAYOUTS))
@@ -202,7 +226,7 @@ class Machine:
                 self.trace[-1] += f" {layouts}"
                 self.publish()
             case "rename":
-                self.wish = dataclasses.replace(self.wish, names=dice.choice(sorted(NAMES)))
+                self.wish = dataclasses.replace(self.wish, names=dice.choice(self.names))
                 self.publish()
             case "share":
                 self.wish = dataclasses.replace(self.wish, shared=dice.choice(sorted(SHARED)))
@@ -217,7 +241,7 @@ class Machine:
             case "kill":
                 self.begin()
             case "lose":
-                self.remembered, self.lost = (), True
+                self.remembered, self.foreign, self.lost = (), (), True
                 self.begin()
             case "ask":
                 self.kubelet.knows_pods = self.kubelet.knows_pods or dice.random() < 0.5
@@ -230,6 +254,7 @@ class Machine:
 
     def all_back(self) -> None:
         """All pods end; within `BACK` seconds of polls all there is must be offered, and nothing else listed."""
+        self.kubelet.begin()
         self.kubelet.pods.clear()
         self.kubelet.knows_pods = True
         until = self.now + BACK
@@ -242,10 +267,26 @@ class Machine:
         assert not self.inventory.retired, self.trace
 
 
+def live(seed: int, *, former: bool = False) -> None:
+    machine = Machine(seed, former=former)
+    for _ in range(STEPS):
+        machine.step()
+    machine.all_back()
+
+
 @pytest.mark.parametrize("batch", range(SEEDS // BATCH))
 def test_no_hardware_is_held_twice_no_held_id_is_lost_and_all_capacity_comes_back(batch):
     for seed in range(batch * BATCH, (batch + 1) * BATCH):
-        machine = Machine(seed)
-        for _ in range(STEPS):
-            machine.step()
-        machine.all_back()
+        live(seed)
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_nor_is_it_where_it_once_was(seed):
+    live(seed, former=True)
+
+
+def test_nor_is_it_in_others_each_time():
+    first = secrets.randbelow(1 << 32)
+    print(f"seeds from {first} on")  # pytest shows it where one fails
+    for seed in range(first, first + OTHERS):
+        live(seed)

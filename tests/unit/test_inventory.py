@@ -10,7 +10,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import MPS, NamePattern, SharedResource
 from gpu_plugin.devices.device import Device, Resource
-from gpu_plugin.devices.given import LATELY
+from gpu_plugin.devices.given import ENTERED
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.retirement import SETTLE
@@ -99,21 +99,26 @@ def test_a_resource_is_emptied_before_it_is_withdrawn(inventory):
     assert not inventory.leaving
 
 
-def test_what_was_given_out_a_moment_ago_keeps_its_hardware_until_the_kubelet_must_have_said_so(inventory):
+def test_what_was_given_out_keeps_its_hardware_until_the_kubelet_has_written_since(inventory):
     inventory.apply(offered(), None, 0)
     inventory.store.given.note(GPU, ["GPU-a"], 9)
     renamed = offered(gpu_names=(NamePattern("*", "nvidia.com/h100"),))
     inventory.apply(renamed, NONE, 10)
     assert told(inventory)["nvidia.com/h100"] == ["GPU-a!", "GPU-b"]
-    inventory.settle(NONE, 9 + LATELY)
-    assert told(inventory)["nvidia.com/h100"] == ["GPU-a", "GPU-b"]
+    for asked, writing, healthy in ((11, 1, False), (100, 1, False), (200, None, False), (300, 2, True)):
+        inventory.store.given.seen(NONE, writing, asked)
+        inventory.settle(NONE, asked)
+        assert told(inventory)["nvidia.com/h100"] == ["GPU-a" + "!" * (not healthy), "GPU-b"]
+        assert ("GPU-a!" in told(inventory).get(GPU, ())) is not healthy, "nor does its id leave the list"
 
 
 def test_what_an_earlier_process_gave_out_last_may_not_have_been_said_yet(inventory):
     inventory.remember([Resource("nvidia.com/old", (Device("GPU-a", "GPU-a", "GPU-a", "0"),))])
     inventory.apply(offered(), NONE, 10)
     assert told(inventory)[GPU] == ["GPU-a!", "GPU-b"]
-    inventory.settle(NONE, 10 + LATELY)
+    for writing in (1, 2):
+        inventory.store.given.seen(NONE, writing, 10 + ENTERED + writing)
+    inventory.settle(NONE, 10 + SETTLE)
     assert told(inventory)[GPU] == ["GPU-a", "GPU-b"]
 
 
@@ -165,6 +170,10 @@ def test_what_an_earlier_process_listed_is_not_forgotten(inventory):
     )
     inventory.apply(offered(), frozenset({(GPU, "GPU-z")}), 0)
     assert told(inventory) == {GPU: ["GPU-a", "GPU-b", "GPU-z!"]}
+    for writing in (1, 2):
+        inventory.settle(NONE, SETTLE)
+        assert told(inventory) == {GPU: ["GPU-a", "GPU-b", "GPU-z!"]}, "it may have been given away at the last moment"
+        inventory.store.given.seen(NONE, writing, SETTLE)
     inventory.settle(NONE, SETTLE)
     assert told(inventory) == {GPU: ["GPU-a", "GPU-b"]}
 
@@ -217,7 +226,6 @@ REAL = Node(tuple(Gpu(uuid, at) for at, uuid in enumerate(UUIDS)))
 
 def test_a_lost_memory_is_made_up_for_by_what_pods_hold(inventory):
     renamed = offered(REAL, gpu_names=(NamePattern("*", "example.com/gpu"),))
-    assert not inventory.knows_its_past
     held = frozenset(
         {
             (GPU, UUIDS[1]),
@@ -242,13 +250,91 @@ def test_what_pods_hold_and_nobody_lists_is_listed_again(inventory):
     inventory.apply(offered(REAL), None, 0)
     ours = ("nvidia.com/mig-1g.10gb", "MIG-00000000-0000-0000-0000-000000000000")
     renamed, foreign = (GPU, f"{UUIDS[1]}::0"), ("other.org/gpu", UUIDS[0])
-    inventory.settle(NONE | {renamed}, 1)  # on the checkpoint's word alone: it may be of a pod that has ended
-    assert told(inventory) == {GPU: UUIDS}
+    inventory.settle(NONE | {renamed}, 1)  # on the checkpoint's word alone, as of a plain init container
+    assert told(inventory) == {GPU: [UUIDS[0], f"{UUIDS[1]}!", f"{UUIDS[1]}::0!"]}
     known = frozenset({ours, renamed, foreign})
     inventory.settle(known, 2, known)
     assert told(inventory) == {GPU: [f"{UUIDS[0]}!", f"{UUIDS[1]}!", f"{UUIDS[1]}::0!"], ours[0]: [f"{ours[1]}!"]}
     inventory.settle(NONE, 2 + SETTLE)
     assert told(inventory) == {GPU: UUIDS, ours[0]: []}
+
+
+FOREIGN = "example.com/h100"
+
+
+def test_what_is_held_under_a_foreign_name_keeps_its_hardware_while_nobody_says_otherwise(inventory):
+    held = frozenset({(FOREIGN, UUIDS[0])})
+    inventory.apply(offered(REAL), held, 0)
+    for now, silent in ((1, inventory.apply), (2, inventory.apply)):
+        silent(offered(REAL), None, now)
+        assert told(inventory) == {GPU: [f"{UUIDS[0]}!", UUIDS[1]]}
+    inventory.settle(None, 3)
+    assert told(inventory) == {GPU: [f"{UUIDS[0]}!", UUIDS[1]]}
+    assert inventory.leaving
+    assert inventory.awaited == held
+    inventory.apply(offered(REAL, gpu_names=(NamePattern("*", FOREIGN),)), held, 4)
+    assert told(inventory)[FOREIGN] == UUIDS, "now it is ours, and the kubelet knows whose"
+    inventory.apply(offered(REAL), NONE, 5)
+    inventory.settle(NONE, 5 + SETTLE)
+    assert told(inventory)[GPU] == UUIDS
+
+
+def test_what_is_held_under_a_foreign_name_is_remembered_by_the_next_process(inventory):
+    inventory.apply(offered(REAL), frozenset({(FOREIGN, UUIDS[0])}), 0)
+    later = Inventory(SnapshotStore(), lambda _gpu, _visible: "")
+    later.remember(inventory.listed, inventory.foreign)
+    later.apply(offered(REAL), None, 1)
+    assert told(later) == {GPU: [f"{UUIDS[0]}!", UUIDS[1]]}
+    later.settle(NONE, 2)
+    assert told(later) == {GPU: UUIDS}
+    assert later.foreign == ()
+
+
+def cut_like(gpu, *uuids):
+    slices = tuple(
+        MigDevice(uuid, at, 7 + at, 0, "1g.10gb", gpu_instance_cap=30 + at, compute_instance_cap=60 + at)
+        for at, uuid in enumerate(uuids)
+    )
+    return dataclasses.replace(gpu, mig_enabled=True, mig_devices=slices)
+
+
+SLICE = "MIG-00000000-0000-0000-0000-00000000000a"
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "withheld"),
+    [
+        pytest.param(REAL, REAL, UUIDS, id="nobody knows where it was"),
+        pytest.param(
+            dataclasses.replace(REAL, gpus=(cut_like(REAL.gpus[0], SLICE), REAL.gpus[1])),
+            REAL,
+            UUIDS[:1],
+            id="it was on the first one, which is whole again",
+        ),
+    ],
+)
+def test_a_slice_held_under_a_foreign_name_keeps_its_gpu_back(inventory, first, then, withheld):
+    held = frozenset({("example.com/slice", SLICE)})
+    inventory.apply(offered(first, mig_strategy="mixed"), held, 0)
+    inventory.apply(offered(then, mig_strategy="mixed"), held, 1)
+    assert told(inventory)[GPU] == [uuid + "!" * (uuid in withheld) for uuid in UUIDS]
+    inventory.settle(NONE, 1 + SETTLE)
+    assert told(inventory)[GPU] == UUIDS
+
+
+def test_a_slice_of_a_gpu_that_is_not_served_is_nothing_to_the_others(inventory):
+    node = Node((cut_like(REAL.gpus[0], SLICE), REAL.gpus[1]))
+    settings = {"mig_strategy": "mixed", "exclude_gpus": (UUIDS[0],)}
+    inventory.apply(offered(node, **settings), frozenset({("example.com/slice", SLICE)}), 0)
+    assert told(inventory) == {GPU: [UUIDS[1]]}
+    assert not inventory.leaving
+
+
+def test_a_slice_held_under_a_foreign_name_leaves_those_beside_it(inventory):
+    other = SLICE[:-1] + "b"
+    node = Node((cut_like(REAL.gpus[0], SLICE, other), REAL.gpus[1]))
+    inventory.apply(offered(node, mig_strategy="mixed"), frozenset({("example.com/slice", SLICE)}), 0)
+    assert told(inventory)["nvidia.com/mig-1g.10gb"] == [f"{SLICE}!", other]
 
 
 def test_what_is_gone_is_unhealthy_even_if_nothing_new_can_be_offered(inventory):

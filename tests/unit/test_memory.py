@@ -127,6 +127,13 @@ def test_only_what_changed_is_written(state):
     assert [name for name in after if after[name] != before[name]] == [HEALTH_FILE]
 
 
+def test_what_pods_hold_under_foreign_names_is_remembered_apart_from_what_is_listed(state):
+    elsewhere = (Resource("example.com/gpu", LISTED[0].devices),)
+    memory(state).write_durably((), NODE, LISTED, elsewhere)
+    assert [resource.name for resource in memory(state).foreign()] == ["example.com/gpu"]
+    assert [resource.name for resource in memory(state).listed()] == [resource.name for resource in LISTED]
+
+
 class TestJournal:
     def test_what_is_said_outlives_a_kill_before_the_disk_has_it(self, state):
         memory(state).write_evidence((XID, CORDON))

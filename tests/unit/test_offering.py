@@ -16,6 +16,7 @@ from gpu_plugin import offering as offering_module
 from gpu_plugin.access.cdi.readiness import CdiReadiness
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import NamePattern
+from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.inventory import Inventory, offer
 from gpu_plugin.kubelet.holders import Holders
@@ -276,6 +277,85 @@ async def test_what_the_checkpoint_alone_keeps_has_a_list_sent_again(settings, m
         await served.until(lambda: served.inventory.store.told_again(GPU) == 1)
         await anyio.sleep(0.05)
         assert served.inventory.store.told_again(GPU) == 1  # not at every question
+
+
+async def test_the_first_offer_waits_for_what_pods_hold_whatever_is_remembered(settings, monkeypatch):
+    uuid = "GPU-00000000-0000-0000-0000-000000000000"
+    foreign = frozenset({("example.com/gpu", uuid)})
+    holding(monkeypatch, Holding(foreign, foreign, writing=1), Holding())
+    probed = Node((Gpu(uuid, 0), Gpu("GPU-01", 1)))
+    async with serving(settings) as served:
+        served.inventory.remember([Resource(GPU, offer(probed, settings, "/").plan.resources[0].devices)])
+        served.take(probed)
+        assert served.inventory.unpublished
+        await served.until(lambda: not served.inventory.unpublished)
+        assert [device.healthy for device in served.view.resource.devices] == [False, True]
+        served.take(probed)  # at once, and nobody asks first
+        assert [device.healthy for device in served.view.resource.devices] == [False, True]
+
+
+async def test_an_answer_to_a_question_of_before_something_was_retired_frees_nothing(settings, monkeypatch):
+    asked: list[set[tuple[str, str]]] = []
+    going, nothing = anyio.Event(), Holding(frozenset(), writing=1)
+    renamed = {"gpu_names": (NamePattern("*", "nvidia.com/x"),)}
+
+    async def ask(_holders, _socket, retired):
+        asked.append(set(retired))
+        if len(asked) == 2:
+            served.take(node(1), **renamed)  # while it is under way
+        elif len(asked) == 3:
+            await going.wait()
+        return nothing
+
+    monkeypatch.setattr(Holders, "ask", ask)
+    monkeypatch.setattr(offering_module, "HOLDERS_CHECK", 0.01)
+    async with serving(settings) as served:
+        served.take(node(1))
+        await served.until(lambda: len(asked) == 3)
+        new = served.inventory.store.current.resources["nvidia.com/x"].resource.devices
+        assert [device.healthy for device in new] == [False]
+        assert asked[2] == {(GPU, "GPU-00")}
+        going.set()
+        await served.until(lambda: served.inventory.store.current.resources["nvidia.com/x"].resource.devices[0].healthy)
+
+
+async def test_what_is_given_while_the_kubelet_is_asked_is_not_in_its_answer(settings, monkeypatch):
+    key = (GPU, "GPU-00")
+    asked: list[None] = []
+
+    async def ask(_holders, _socket, _retired):
+        asked.append(None)
+        await anyio.sleep(0.002)
+        if len(asked) == 2:
+            served.inventory.store.given.note(GPU, ["GPU-00"], anyio.current_time())
+        return Holding(frozenset({key}), frozenset({key}) if len(asked) == 2 else frozenset(), writing=1)
+
+    monkeypatch.setattr(Holders, "ask", ask)
+    monkeypatch.setattr(offering_module, "HOLDERS_CHECK", 0.01)
+    async with serving(settings) as served:
+        given = served.inventory.store.given
+        served.take(node(1))
+        await served.until(lambda: len(asked) >= 4)
+        assert given.unsaid([key]) == {key}
+
+
+async def test_that_capacity_waits_for_pod_resources_is_said_once(settings, monkeypatch, caplog):
+    held = frozenset({(GPU, "GPU-00")})
+    questions: list[None] = []
+
+    async def ask(_holders, _socket, _retired):
+        questions.append(None)
+        first = len(questions) == 1
+        return Holding(frozenset(), writing=1, answered=True) if first else Holding(held, written=held, writing=1)
+
+    monkeypatch.setattr(Holders, "ask", ask)
+    monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.002)
+    async with serving(settings) as served:
+        served.take(node(1))
+        await served.until(lambda: GPU in served.inventory.store.current.resources)
+        served.take(node(1), gpu_names=(NamePattern("*", "nvidia.com/x"),))
+        await served.until(lambda: len(questions) > 8)
+    assert sum("without PodResources" in record.getMessage() for record in caplog.records) == 1
 
 
 async def test_what_pods_hold_and_nobody_lists_shows_within_half_a_minute(settings, monkeypatch):

@@ -24,11 +24,17 @@ class ModelKubelet:
     healthy: dict[str, frozenset[str]] = field(default_factory=dict)
     process: int = 1
     knows_pods: bool = True
+    writes: int = 0
+    unwritten: set[str] = field(default_factory=set)
+    """Pods whose containers wait for the devices of other plugins: written down, listed and started only after that."""
     _uids: int = 0
 
     def start(self) -> None:
         """Another process: it has the file, and knows neither pods nor plugins."""
         self.process += 1
+        for uid in self.unwritten:  # no container of theirs has begun
+            self.pods.pop(uid, None)
+        self.unwritten.clear()
         self.knows_pods = False
         self.memory = dict(self.file)
         self.healthy = {}
@@ -39,6 +45,7 @@ class ModelKubelet:
 
     def write(self) -> None:
         self.file = dict(self.memory)
+        self.writes += 1
 
     def receive(self, lists: Mapping[str, Collection[str]]) -> None:
         """Takes the healthy ids of some resources; each list has the file written."""
@@ -53,20 +60,34 @@ class ModelKubelet:
         taken = {key for keys in self.memory.values() for key in keys}
         return sorted({(name, one) for name, ids in self.healthy.items() for one in ids} - taken)
 
-    def admit(self, app: Collection[Key], init: Collection[Key]) -> str:
-        """A pod is given these, which must be free; its uid."""
+    def admit(self, app: Collection[Key], init: Collection[Key], *, slow: bool = False) -> str:
+        """A pod is given these, which must be free; its uid. `slow`: `begin` comes later, after other plugins' devices."""
         self._uids += 1
         uid = str(self._uids)
         self.pods[uid] = (frozenset(app), frozenset(init))
         self.memory[uid] = frozenset((*app, *init))
-        self.write()
+        if slow:
+            self.unwritten.add(uid)
+        else:
+            self.write()
         return uid
+
+    def begin(self) -> None:
+        """The pods that waited for other plugins have all they need."""
+        if self.unwritten:
+            self.unwritten.clear()
+            self.write()
 
     def listed(self) -> frozenset[Key]:
         """What PodResources answers."""
         self.collect()
         pods = self.pods.items() if self.knows_pods else ()
-        return frozenset(key for uid, (app, _) in pods for key in app & self.memory.get(uid, frozenset()))
+        return frozenset(
+            key
+            for uid, (app, _) in pods
+            if uid not in self.unwritten
+            for key in app & self.memory.get(uid, frozenset())
+        )
 
     def written(self) -> Mapping[Key, frozenset[str]]:
         """What the checkpoint says, as `checkpoint.entries` reads it."""

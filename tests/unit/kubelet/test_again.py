@@ -1,6 +1,6 @@
 """When a list is sent again although nothing in it has changed."""
 
-from gpu_plugin.kubelet.again import PAUSE, Again
+from gpu_plugin.kubelet.again import PAUSE, UNANSWERED, Again
 
 ONE, OTHER = {("r/mig", "MIG-1")}, {("r/mig", "MIG-2")}
 
@@ -16,6 +16,20 @@ def test_what_is_kept_no_more_and_what_is_kept_anew_ask_for_none():
     again = Again()
     for now, kept in enumerate([ONE, OTHER, set(), ONE, set()]):
         assert again.due(kept, ["r/gpu"], float(now)) == ""
+
+
+def test_a_resource_is_taken_that_the_kubelet_hears():
+    again = Again()
+    assert [again.due(ONE, ["r/a", "r/b"], now, heard=lambda name: name == "r/b") for now in (0.0, 1.0)] == ["", "r/b"]
+    assert again.due(ONE, ["r/a"], 99.0, heard=lambda _: False) == ""
+
+
+def test_where_pod_resources_is_silent_it_is_done_a_few_times_and_no_more():
+    again = Again()
+    times = [now * PAUSE for now in range(20)]
+    assert sum(bool(again.due(ONE, ["r/a"], now, answered=False)) for now in times) == UNANSWERED
+    assert again.due(ONE, ["r/a"], 1000.0) == "r/a", "it answers"
+    assert again.due(ONE, ["r/a"], 1010.0) == "r/a"
 
 
 def test_without_a_list_there_is_none_to_send():

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 from grpclib.client import Channel, UnaryStreamMethod, UnaryUnaryMethod
 from grpclib.const import Cardinality, Status
@@ -178,6 +179,42 @@ async def test_a_peer_that_sends_more_frames_than_anybody_reads_is_told_to_calm_
         assert isinstance(ended, ConnectionTerminated)
         assert ended.error_code == ErrorCodes.ENHANCE_YOUR_CALM
     await answers(plugin)
+
+
+async def test_a_peer_that_begins_more_than_anybody_answers_is_told_to_calm_down(plugin, monkeypatch):
+    monkeypatch.setattr(connection, "UNFINISHED_BYTES", 40_000)
+    async with meeting(plugin.sockets[0]) as peer:
+        for _ in range(5):  # each is well within the bounds of one
+            peer.h2.send_data(peer.begin(), frame(0, b"x" * 10_000, 20_000))
+        ended = await peer.until(ConnectionTerminated)
+        assert isinstance(ended, ConnectionTerminated)
+        assert ended.error_code == ErrorCodes.ENHANCE_YOUR_CALM
+    await answers(plugin)
+
+
+async def test_of_requests_that_were_half_sent_nothing_is_kept_after_their_connection(directory, monkeypatch):
+    made, original = [], TrackedProtocol.connection_made
+
+    def noted(self, transport):
+        original(self, transport)
+        made.append(self)
+
+    monkeypatch.setattr(TrackedProtocol, "connection_made", noted)
+    async with serving(directory, 1, register=False) as plugin:
+        while not plugin.sockets:
+            await plugin.look.wait(1)
+        async with meeting(plugin.sockets[0]) as peer:
+            peer.h2.send_data(peer.begin(), frame(0, b"x" * 10_000, 20_000))
+            await peer.flush()
+            with anyio.fail_after(5):
+                while not (made and made[-1].processor.streams):
+                    await anyio.lowlevel.checkpoint()
+        (half,) = made
+        with anyio.fail_after(5):
+            while half.handlers:
+                await half.lost.wait(0.02)
+        assert half.processor.streams == {}
+        assert not half.handler._tasks
 
 
 async def test_a_peer_that_resets_stream_after_stream_is_told_to_calm_down_and_leaves_nothing(plugin):

@@ -89,8 +89,15 @@ def test_what_was_listed_before_it_was_retired_proves_nothing_without_a_checkpoi
 
 
 def test_it_says_what_is_known_and_what_the_checkpoint_alone_keeps():
-    assert weigh(Told(), says({A}, HAS_BOTH), {})[0] == Holding(frozenset({A, B}), frozenset({A}), frozenset({B}))
+    both = weigh(Told(), says({A}, HAS_BOTH), {})[0]
+    assert both == Holding(frozenset({A, B}), frozenset({A}), frozenset({B}), answered=True)
     assert weigh(Told(), says(None, HAS_A), {})[0] == Holding(frozenset({A}), NONE, frozenset({A}))
+
+
+def test_two_pods_of_one_device_are_not_taken_for_each_other():
+    shared = file(p={A}, q={A})
+    _, told = weigh(Told(), says({A}, shared), {})
+    assert weigh(told, says((), shared), {})[0].held == frozenset({A})  # the answer may have been about either
 
 
 @given(st.integers(0, 2**32))

@@ -1,0 +1,43 @@
+"""What was given to containers, until the kubelet has said so."""
+
+import pytest
+
+from gpu_plugin.devices.given import ENTERED, Given
+
+KEY = ("nvidia.com/gpu", "GPU-a")
+OTHER = ("nvidia.com/gpu", "GPU-b")
+LISTED = frozenset({KEY})
+NOTHING: frozenset[tuple[str, str]] = frozenset()
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        pytest.param([], False, id="nobody said anything"),
+        pytest.param([(LISTED, 1, 11)], True, id="PodResources lists it"),
+        pytest.param([(LISTED, 1, 10)], False, id="it did so before: another pod had it"),
+        pytest.param([(NOTHING, 1, 11), (NOTHING, 1, 99)], False, id="the checkpoint stays as it was"),
+        pytest.param([(NOTHING, 1, 11), (NOTHING, 2, 12)], True, id="the checkpoint was written"),
+        pytest.param([(NOTHING, 1, 9), (NOTHING, 2, 11)], False, id="it may have been before"),
+        pytest.param([(NOTHING, 1, 10 + ENTERED / 2), (NOTHING, 2, 12)], False, id="the kubelet may not have had it"),
+        pytest.param([(NOTHING, 1, 11), (NOTHING, None, 12)], False, id="the checkpoint went"),
+        pytest.param([(NOTHING, 1, 11), (NOTHING, None, 12), (NOTHING, 2, 13)], True, id="and came back written"),
+    ],
+)
+def test_it_is_noted_until_the_kubelet_has_said_so(seen, said):
+    given = Given()
+    given.note(KEY[0], [KEY[1]], 10)
+    for listed, writing, asked in seen:
+        given.seen(listed, writing, asked)
+    assert given.unsaid([KEY, OTHER]) == (NOTHING if said else {KEY})
+
+
+def test_what_is_given_again_begins_anew():
+    given = Given()
+    given.note(KEY[0], [KEY[1]], 10)
+    given.seen(NOTHING, 1, 11)
+    given.note(KEY[0], [KEY[1]], 11.5)
+    given.seen(NOTHING, 2, 13)
+    assert given.unsaid([KEY]) == {KEY}
+    given.seen(NOTHING, 3, 14)
+    assert given.unsaid([KEY]) == NOTHING
