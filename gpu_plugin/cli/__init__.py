@@ -6,6 +6,7 @@ import sys
 import click
 
 from gpu_plugin import __version__
+from gpu_plugin.printable import printable
 
 VERBS = {
     "run": "serve this node's GPUs to its kubelet until told to stop",
@@ -65,10 +66,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     with Output() as output:
         status = _run(arguments)
-    if output.lost and not status:
-        status = NO_OUTPUT
-    if output.lost:
-        print(f"gpu-plugin: {output.lost}", file=sys.stderr)
+        sys.stdout.flush()
+        if output.lost and not status:
+            status = NO_OUTPUT
+        output.complain()
     return status
 
 
@@ -83,7 +84,7 @@ def _run(arguments: list[str] | None) -> int:
         context = error.ctx if isinstance(error, click.UsageError) else None
         named = context.command_path if context is not None else "gpu-plugin"
         for line in error.format_message().splitlines():
-            print(f"{named}: {' '.join(line.split())}", file=sys.stderr)
+            print(f"{named}: {printable(' '.join(line.split()))}", file=sys.stderr)
         return error.exit_code
     except click.Abort:
         return 130

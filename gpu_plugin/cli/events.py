@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gpu_plugin.cli.output import FINE, NO_DAEMON, output_options, structured, width, wrapped
+from gpu_plugin.cli.output import FINE, NO_DAEMON, harmless, output_options, structured, width, wrapped
 from gpu_plugin.cli.running_daemon import NoDaemon, ask, gpus_option, state_dir_option, utc
 from gpu_plugin.event_store import KEPT, KINDS
 
@@ -94,7 +94,7 @@ def command(
     if output in ("json", "yaml"):
         click.echo(structured(found, output))
     elif found:
-        click.echo("\n".join(lines(found, width())))
+        click.echo("\n".join(lines(harmless(found), width())))
     else:
         click.echo("nothing is remembered of that time", err=True)
     return status

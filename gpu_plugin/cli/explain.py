@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gpu_plugin.cli.output import AMISS, FINE, coloured, output_options, structured, width, wrapped
+from gpu_plugin.cli.output import AMISS, FINE, coloured, harmless, output_options, structured, width, wrapped
 from gpu_plugin.cli.running_daemon import ask, gpus_option, state_dir_option, utc
 
 _SPANS = ((86400, "d"), (3600, "h"), (60, "min"))
@@ -36,7 +36,7 @@ def command(state_dir: Path, gpu: str | None, output: str) -> int:
         click.echo("no GPU is known yet: the driver does not work, or finds none; the daemon's log says which")
     else:
         now, columns = time.time(), width()
-        ranked = sorted(told["gpus"], key=_rank)
+        ranked = sorted(harmless(told["gpus"]), key=_rank)
         blocks = ["\n".join(lines(each, now, columns)) for each in ranked if each["signals"]]
         sound = "\n".join("\n".join(lines(each, now, columns)) for each in ranked if not each["signals"])
         click.echo("\n\n".join([*blocks, *([sound] if sound else [])]))
@@ -47,7 +47,10 @@ def lines(gpu: dict[str, Any], now: float, columns: int | None = None) -> Iterat
     """What is told of one GPU as text; `now` is Unix time in seconds, `columns` how wide a line may be."""
     verdict = "" if gpu["verdict"] == "OK" else f", {gpu['verdict']}"
     named = "  ".join(filter(None, (f"GPU {gpu['index']}", gpu.get("bus_id"), gpu["uuid"], gpu.get("model"))))
-    yield f"{named}  {coloured(gpu['health'] + verdict, gpu['health'] if gpu['verdict'] != 'DEGRADED' else 'degraded')}"
+    head = (
+        f"{named}  {coloured(gpu['health'] + verdict, gpu['health'] if gpu['verdict'] != 'DEGRADED' else 'degraded')}"
+    )
+    yield from wrapped(head, "    ", columns)
     for line in _details(gpu, now):
         yield from wrapped(line, " " * (12 if line.startswith("    ") else 4), columns)
 

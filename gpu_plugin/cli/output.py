@@ -8,12 +8,13 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self, TextIO
 
 import click
 
 from gpu_plugin.cli.running_daemon import utc
+from gpu_plugin.printable import printable
 
 FINE, AMISS, USAGE, NO_DAEMON, NO_OUTPUT = 0, 1, 2, 3, 4
 """Exit statuses of every verb: all is well; something is unhealthy, or was refused; bad usage; no daemon answers; what was
@@ -88,13 +89,39 @@ def wrapped(text: str, indent: str = "", columns: int | None = None) -> Iterator
     )
 
 
-def table(rows: list[list[str]], columns: int | None = None) -> list[str]:
-    """Rows in columns as wide as they need be, two blanks apart; the last column is cut where the terminal ends."""
+NARROWEST = 5
+"""Characters that are left of a cell of a column that is cut."""
+
+
+def table(rows: list[list[str]], columns: int | None = None, cut_first: Sequence[int] = ()) -> list[str]:
+    """Rows in columns as wide as they need be, two blanks apart; where the terminal ends, lines are cut.
+
+    Before that, the columns `cut_first` are narrowed, in their order, down to `NARROWEST`.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for at in cut_first if columns is not None else ():
+        over = max(0, sum(widths) + 2 * (len(widths) - 1) - (columns or 0))
+        widths[at] = max(min(widths[at], NARROWEST), widths[at] - over)
+        rows = [[_fitted(cell, widths[at]) if i == at else cell for i, cell in enumerate(row)] for row in rows]
     lines = ["  ".join(cell.ljust(wide) for cell, wide in zip(row, widths, strict=True)).rstrip() for row in rows]
     if columns is None:
         return lines
     return [line if len(line) <= columns else f"{line[: columns - 3]}..." for line in lines]
+
+
+def _fitted(cell: str, width: int) -> str:
+    return cell if len(cell) <= width else f"{cell[: width - 3]}..."
+
+
+def harmless(told: Any) -> Any:
+    """What was told with each text in it as a terminal may be shown it."""
+    if isinstance(told, str):
+        return printable(told)
+    if isinstance(told, Mapping):
+        return {harmless(name): harmless(value) for name, value in told.items()}
+    if isinstance(told, list | tuple):
+        return [harmless(value) for value in told]
+    return told
 
 
 def coloured(text: str, word: str) -> str:
@@ -106,9 +133,9 @@ def coloured(text: str, word: str) -> str:
 class _Patient(io.RawIOBase):
     """A descriptor that takes all it is given: what it cannot write is dropped, and why is kept."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, failed: OSError | None = None) -> None:
         self._descriptor = descriptor
-        self.failed: OSError | None = None
+        self.failed = failed
 
     def writable(self) -> bool:
         return True
@@ -117,7 +144,7 @@ class _Patient(io.RawIOBase):
         return self._descriptor
 
     def isatty(self) -> bool:
-        return os.isatty(self._descriptor)
+        return self.failed is None and os.isatty(self._descriptor)
 
     def write(self, content: Any) -> int:
         size = memoryview(content).nbytes
@@ -130,32 +157,37 @@ class _Patient(io.RawIOBase):
 
 
 class Output:
-    """Standard output for the time of a command: a full disk or a reader that has left ends no command halfway.
+    """Standard output and error for the time of a command: a full disk or a reader that has left ends no command halfway.
 
     Attributes:
-        failed: why something could not be written; None where all was.
+        failed: why something could not be written to standard output; None where all was.
     """
 
     def __init__(self) -> None:
         self._raw: _Patient | None = None
-        self._before = sys.stdout
+        self._before = sys.stdout, sys.stderr
+        self._entered: tuple[io.TextIOWrapper | None, io.TextIOWrapper | None] = None, None
 
     def __enter__(self) -> Self:
-        try:
-            descriptor = sys.stdout.fileno()
-        except (AttributeError, OSError, ValueError):  # closed, or something that stands in for it
-            return self
-        sys.stdout.flush()
-        self._raw = _Patient(descriptor)
-        buffered = io.BufferedWriter(self._raw)
-        terminal = self._raw.isatty()
-        sys.stdout = io.TextIOWrapper(buffered, "utf-8", errors="backslashreplace", line_buffering=terminal)
+        out, err = _patient(sys.stdout), _patient(sys.stderr)
+        if out is not None:
+            self._raw = out
+            sys.stdout = _lines(out, at_once=out.isatty())
+        if err is not None:
+            sys.stderr = _lines(err, at_once=True)
+        self._entered = sys.stdout if out is not None else None, sys.stderr if err is not None else None  # type: ignore[assignment]
         return self
 
     def __exit__(self, *_raised: object) -> None:
-        if self._raw is not None:
-            sys.stdout.flush()
-            sys.stdout = self._before
+        for entered in self._entered:
+            if entered is not None:
+                entered.flush()
+        sys.stdout, sys.stderr = self._before
+
+    def complain(self) -> None:
+        """Says on standard error what was lost, where that can be said."""
+        if self.lost:
+            print(f"gpu-plugin: {self.lost}", file=sys.stderr, flush=True)
 
     @property
     def failed(self) -> OSError | None:
@@ -168,6 +200,21 @@ class Output:
         if self.failed is None or self.failed.errno == errno.EPIPE:
             return ""
         return f"the output could not be written: {self.failed.strerror}; what was asked for is done all the same"
+
+
+def _patient(stream: TextIO | None) -> _Patient | None:
+    """What takes the place of a stream; None for something that stands in for it already, and is no file."""
+    if stream is None:  # closed by whoever started us; its number may be that of another file by now
+        return _Patient(-1, OSError(errno.EBADF, os.strerror(errno.EBADF)))
+    try:
+        stream.flush()
+        return _Patient(stream.fileno())
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _lines(raw: _Patient, *, at_once: bool) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", errors="backslashreplace", line_buffering=at_once)
 
 
 def nobody_reads() -> bool:

@@ -9,9 +9,22 @@ from typing import Any
 import click
 
 from gpu_plugin.cli.explain import spell
-from gpu_plugin.cli.output import AMISS, FINE, coloured, nobody_reads, output_options, structured, table, width, wrapped
+from gpu_plugin.cli.output import (
+    AMISS,
+    FINE,
+    NO_DAEMON,
+    coloured,
+    harmless,
+    nobody_reads,
+    output_options,
+    structured,
+    table,
+    width,
+    wrapped,
+)
 from gpu_plugin.cli.running_daemon import ask, state_dir_option, utc
 from gpu_plugin.node_status import complaints, unusable
+from gpu_plugin.printable import printable
 from gpu_plugin.telemetry.metrics import metrics
 
 _LABEL = 15
@@ -36,7 +49,7 @@ _LABEL = 15
     is_flag=False,
     flag_value="2s",
     metavar="[DURATION]",
-    help="Show it again and again, every so often (2s), until interrupted.",
+    help="Show it again and again, every so often (2s), until interrupted, over restarts of the daemon, too.",
 )
 def command(state_dir: Path, output: str, as_metrics: bool, every: str | None) -> int:  # noqa: FBT001
     """Prints the status."""
@@ -48,10 +61,17 @@ def command(state_dir: Path, output: str, as_metrics: bool, every: str | None) -
         pause = duration(0.1, 3600)(every)
     except ValueError as error:
         raise click.UsageError(f"--watch: {error}", click.get_current_context()) from None
+    status = None
     while True:
         if sys.stdout.isatty():
             click.clear()
-        status = _once(state_dir, output, as_metrics=as_metrics)
+        try:
+            status = _once(state_dir, output, as_metrics=as_metrics)
+        except click.ClickException as error:  # a daemon that is being restarted
+            if status is None:
+                raise
+            status = NO_DAEMON
+            click.echo(printable(error.format_message()), err=True)
         if nobody_reads():
             return status
         time.sleep(pause)
@@ -64,7 +84,7 @@ def _once(state_dir: Path, output: str, *, as_metrics: bool) -> int:
         return FINE
     wrong = complaints(status)
     if output == "text":
-        click.echo("\n".join(lines(status, time.time(), width())))
+        click.echo("\n".join(lines(harmless(status), time.time(), width())))
     else:
         click.echo(structured({**status, "wrong": wrong}, output))
     return AMISS if wrong else FINE
@@ -165,7 +185,7 @@ def _gpus(gpus: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
     """A row for each GPU; below it why it is not well, and what is not handed out of it."""
     head = ["GPU", "BUS ID", "MODEL", "STATE", "SINCE", "HELD BY"]
     rows = [head, *([*map(str, _cells(gpu))] for gpu in gpus)]
-    shown = table(rows, columns)
+    shown = table(rows, columns, (head.index("MODEL"),))
     yield shown[0]
     for gpu, row in zip(gpus, shown[1:], strict=True):
         state = _state(gpu)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.yaml_problem import yaml_problem
 from gpu_plugin.threads import DaemonThreads
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ async def connect(kubeconfig: str) -> AsyncIterator["httpx2.AsyncClient"]:
         UnreachableError: there are no usable credentials, or the server's name is not resolved.
     """
     import httpx2  # noqa: PLC0415 - 7 MiB with lightkube, for those alone who talk to the API
+    import yaml  # noqa: PLC0415 - as above
     from lightkube.config.client_adapter import AsyncClient, ConnectionParams  # noqa: PLC0415
     from lightkube.config.kubeconfig import KubeConfig  # noqa: PLC0415
     from lightkube.config.models import User  # noqa: PLC0415
@@ -67,6 +69,10 @@ async def connect(kubeconfig: str) -> AsyncIterator["httpx2.AsyncClient"]:
         assert found is not None  # it is None only for a default that is None
         found = found._replace(user=found.user or User())  # a server may ask for no credentials, lightkube insists
         client = AsyncClient(found, ConnectionParams(timeout=timeout))
+    except yaml.YAMLError as error:
+        raise UnreachableError(
+            "credentials", f"kubeconfig {kubeconfig} cannot be used: {yaml_problem(error)}"
+        ) from None
     except Exception as error:  # noqa: BLE001 - a kubeconfig can be wrong in as many ways as YAML, PEM and URLs
         if kubeconfig:
             raise UnreachableError("credentials", f"kubeconfig {kubeconfig} cannot be used: {error}") from None

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import gpu_plugin.health
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.yaml_problem import yaml_problem
 from gpu_plugin.health.xid_table import XidTable, xid_table
 
 SHIPPED = Path(gpu_plugin.health.__file__).with_name("xids.yaml")
@@ -28,5 +29,5 @@ def read_table(path: Path) -> XidTable:
     try:
         return xid_table(yaml.load(path.read_bytes(), loader))  # noqa: S506 - both are safe loaders
     except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
+        reason = yaml_problem(error) if isinstance(error, yaml.YAMLError) else " ".join(str(error).split())
         raise ConfigError(f"{path}: the table of Xids cannot be read: {reason}; install the package anew") from None

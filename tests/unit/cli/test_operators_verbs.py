@@ -200,3 +200,18 @@ class TestExplain:
     )
     def test_a_span_of_time_is_told_in_two_units(self, seconds, words):
         assert spell(seconds) == words
+
+
+def test_the_head_of_an_explanation_fits_the_terminal_too():
+    gpu = {
+        "index": 3,
+        "bus_id": "0000:3b:00.0",
+        "uuid": "GPU-8c155fe2-a352-5347-a8e7-4832f196f7d1",
+        "model": "NVIDIA H100 80GB HBM3",
+        "health": "Healthy",
+        "verdict": "OK",
+        "signals": [],
+    }
+    shown = list(lines(gpu, 0.0, 60))
+    assert max(map(len, shown)) <= 60
+    assert shown[-1].endswith("Healthy")

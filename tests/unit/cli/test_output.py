@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_plugin.cli.options import SECTIONS
-from gpu_plugin.cli.output import table, wrapped
+from gpu_plugin.cli.output import harmless, table, wrapped
 from gpu_plugin.config.options import OPTIONS
 
 GPU_PLUGIN = [sys.executable, "-m", "gpu_plugin"]
@@ -31,9 +31,27 @@ def test_a_reader_that_leaves_is_no_failure():
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_output_that_was_closed_before_is_no_failure_either():
-    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *GPU_PLUGIN, "--help"], capture_output=True, check=False)
-    assert b"Traceback" not in done.stderr
+@pytest.mark.parametrize(("verb", "status"), [("--help", 4), ("events", 3)])
+def test_output_that_was_closed_before_is_lost_and_no_trace(tmp_path, verb, status):
+    (tmp_path / "events.jsonl").write_text('{"at":1,"kind":"order","text":"x"}\n')
+    environ = {**os.environ, "STATE_DIR": str(tmp_path)}
+    command = ["sh", "-c", '"$@" >&-', "sh", *GPU_PLUGIN, verb]
+    done = subprocess.run(command, capture_output=True, check=False, env=environ, stdin=subprocess.DEVNULL)
+    assert done.returncode == status
+    assert done.stderr.endswith(b"could not be written: Bad file descriptor; what was asked for is done all the same\n")
+
+
+@pytest.mark.parametrize("how", ['"$@" 2>/dev/full', '"$@" 2>&-'])
+@pytest.mark.parametrize(("verb", "status"), [(["status"], 3), (["status", "--nonsense"], 2), (["events"], 3)])
+def test_an_exit_status_is_the_same_whether_or_not_an_error_can_be_said(tmp_path, how, verb, status):
+    environ = {**os.environ, "STATE_DIR": str(tmp_path)}
+    done = subprocess.run(["sh", "-c", how, "sh", *GPU_PLUGIN, *verb], stdout=subprocess.PIPE, check=False, env=environ)
+    assert (done.returncode, done.stdout) == (status, b"")
+
+
+def test_what_is_told_reaches_no_terminal_as_more_than_text():
+    told = {"a": ["x\x1b[2J", 1, None, {"b\n": "\udcff"}]}
+    assert harmless(told) == {"a": ["x\\x1b[2J", 1, None, {"b\\n": "\\udcff"}]}
 
 
 @pytest.mark.parametrize("module", ["click", "gpu_plugin.cli", "gpu_plugin.cli.status"])
@@ -85,3 +103,10 @@ def test_a_table_has_columns_and_ends_where_the_terminal_does():
     rows = [["A", "BB"], ["1", "two"], ["10", ""]]
     assert table(rows) == ["A   BB", "1   two", "10"]
     assert table(rows, 6) == ["A   BB", "1  ...", "10"]
+
+
+def test_a_column_that_matters_less_is_cut_before_one_that_matters_more():
+    rows = [["MODEL", "STATE"], ["NVIDIA H100", "Healthy"]]
+    assert table(rows, 18, (0,)) == ["MODEL      STATE", "NVIDIA...  Healthy"]
+    assert table(rows, 14, (0,)) == ["MODEL  STATE", "NV...  Healthy"]
+    assert table(rows, 20, (0,)) == table(rows)

@@ -132,7 +132,9 @@ def test_text_is_one_glance():
 def test_text_fits_the_terminal():
     shown = list(lines(STATUS, 61.0, 60))
     assert max(map(len, shown)) <= 60
-    assert "0    0000:10:00.0  NVIDIA H100  Healthy            -     ..." in shown
+    assert "0    0000:10:00.0  NV...  Healthy            -           ..." in shown
+    narrow = list(lines(STATUS, 61.0, 46))
+    assert any("Healthy, degraded" in line for line in narrow)
     assert f"{GPU}: 6 of 8 devices Healthy; Unhealthy: GPU-2,\n  GPU-3; 1 gone" in "\n".join(shown)
 
 
@@ -213,6 +215,28 @@ def test_it_is_shown_again_until_nobody_reads(run, monkeypatch):
     assert (result.exit_code, pauses) == (1, [0.5, 0.5])
     assert result.output.count("gpu-plugin     1.2.3") == 3
     assert run("--watch", "soon").exit_code == 2
+
+
+def test_it_goes_on_being_shown_over_a_restart_of_the_daemon(monkeypatch, capsys):
+    away = control.NoDaemonError("no daemon answers")
+    answers = iter([WELL, away, control.ControlError("this daemon waits"), WELL])
+
+    def request(*_, **__):
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return json.loads(json.dumps(answer))
+
+    unread = iter([False, False, False, True])
+    monkeypatch.setattr(control, "request", request)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(status_module, "nobody_reads", lambda: next(unread))
+    assert main(["status", "--state-dir", "/state", "--watch"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.count("gpu-plugin     1.2.3") == 2
+    assert shown.err.splitlines() == ["no daemon answers", "this daemon waits"]
+    answers = iter([away])
+    assert main(["status", "--state-dir", "/state", "--watch"]) == 3
 
 
 def test_colours_are_for_terminals(monkeypatch):

@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from gpu_plugin.cluster import connection, node_label
+from gpu_plugin.cluster.connection import UnreachableError, connect
 from gpu_plugin.cluster.node_label import pause, watch_label
 from gpu_plugin.config.errors import ConfigError
 from tests.unit.cluster.api_server import LABEL, NODE
@@ -375,3 +376,14 @@ async def test_each_trouble_is_passed_on_though_it_is_said_once(api, kubeconfig,
         tasks.cancel_scope.cancel()
     assert f"the Kubernetes API knows no node {NODE}" in troubles[0]
     assert sum("cannot be reached" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("text", ["users:\n- token: hunter2\n  - x: hunter2: y\n", "a: 'hunter2\n", "a: hunter2\x00\n"])
+async def test_a_kubeconfig_that_is_no_yaml_is_said_without_a_word_of_it(tmp_path, text):
+    path = tmp_path / "kubeconfig"
+    path.write_text(text)
+    with pytest.raises(UnreachableError) as refused:
+        async with connect(str(path)):
+            pass
+    assert "hunter2" not in str(refused.value)
+    assert str(path) in str(refused.value)
