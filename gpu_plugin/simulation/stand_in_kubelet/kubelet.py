@@ -379,7 +379,12 @@ class StandInKubelet:
         self.wake()
 
     def _list_again(self) -> bool:
-        """Whether the checkpoint may be out of date: it names what PodResources does not, or that was not asked since."""
+        """Whether a plugin may want the checkpoint written: what it withholds waits for that, or the file may be out of date.
+
+        It is where it names what PodResources does not, or that was not asked since.
+        """
+        if any(table.unhealthy for table in self.resources.values()):
+            return True
         if self._pod_resources.lists == self._lists_when_written:
             return bool(self._written)
         told = {
