@@ -28,6 +28,10 @@ TWIN_SECONDS, TWIN_AT_PEACE = 900.0, 20.0
 but applications' errors stood against the GPU."""
 
 
+WORSE_SECONDS = 2 * 3600.0
+"""For how much longer a verdict may be worse than it would have been: what closes a latch is gathered anew, an hour at most."""
+
+
 @dataclass(slots=True)
 class Restarts:
     """What restarts of the plugin did to verdicts: how many GPUs went through one, and how many verdicts it changed, by what.
@@ -320,7 +324,7 @@ class Ours:
         assert known.twin is not None
         before, after = _judged(known.twin, known.uuid), _judged(known.ledger, known.uuid)
         known.worse = known.worse or after > before
-        if after < before or (now >= known.until and after > before and not known.ledger.suspicious(known.uuid)):
+        if after < before or (after > before and now >= known.until + WORSE_SECONDS):
             self._changed(known, before, after)
         elif now >= known.until and after is before:
             self.restarts.longer += known.worse

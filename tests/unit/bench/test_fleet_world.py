@@ -240,6 +240,19 @@ def test_a_verdict_that_is_worse_for_some_looks_after_a_restart_is_told_apart():
     assert (ours.restarts.changed, ours.restarts.longer) == ({}, 1)
 
 
+def test_a_quiet_hour_that_is_gathered_anew_changes_nothing_either():
+    ours = Ours(default_policy())
+    ours.watch(0, FACTS[Part.A100])
+    link = Hardware(Part.A100)
+    ours.see(0, link.sample(HOUR, loaded=True), HOUR)
+    link.counts["nvlink_crc_errors"] = 500
+    for at in range(0, 9000, 60):
+        ours.see(0, link.sample(HOUR + at, loaded=True), HOUR + at)
+        if at == 3000:
+            ours.restart_one(0, HOUR + at, killed=False)
+    assert (ours.restarts.changed, ours.restarts.longer) == ({}, 1)
+
+
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize(
     ("kind", "counter"),
