@@ -110,6 +110,8 @@ class Journal(Generic[T, R]):
         for line in lines:
             with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 return msgspec.json.decode(line.content.decode(), type=self._kind)
+        if lines:
+            log.warning("%s: what it holds makes no sense to this version and is left out", self._file)
         return None
 
     def append(self, content: T) -> bool:
@@ -219,7 +221,19 @@ def _lines(written: bytes) -> tuple[list[_Line], int]:
             found.append(_Line(int(form[1]), start - 1, start + len(line) + 1, form[3]))
         else:
             strange += len(line)
+    if not found and written.startswith(b"{"):
+        return _lines_of_0_1_0(written)
     return sorted(found, key=lambda line: -line.number), strange
+
+
+def _lines_of_0_1_0(written: bytes) -> tuple[list[_Line], int]:
+    """Likewise in a file that version 0.1.0 wrote: JSON alone from the first byte on, appended, the last line in force."""
+    whole, _, torn = written.rpartition(b"\n")
+    lines, end = [], 0
+    for content in whole.split(b"\n") if whole else ():
+        start, end = end, end + len(content) + 1
+        lines.append(_Line(0, start, end, content))
+    return lines[::-1], len(torn.rstrip(b"\0"))
 
 
 def _split(written: bytes) -> Iterator[tuple[int, bytes]]:

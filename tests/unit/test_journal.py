@@ -126,13 +126,18 @@ def test_a_write_that_ends_anywhere_leaves_this_word_or_the_one_before(journal, 
         journal.close()
 
 
+def told(whole):
+    """Where there is anything, and a little room beside it: what lies between two lines is thousands of zeros."""
+    return [at for at in range(len(whole)) if whole[max(0, at - 2) : at + 3].strip(b"\0")]
+
+
 @pytest.mark.parametrize("spoilt", [1, 2])
 def test_every_byte_that_is_not_what_was_written_costs_one_word_at_most_and_is_said(journal, file, caplog, spoilt):
     words = {None, Word(1), Word(2)} if spoilt == 2 else {Word(1), Word(2)}
     journal.append(Word(1))
     journal.append(Word(2))
     whole = file.read_bytes()
-    for at in range(len(whole.rstrip(b"\0"))):
+    for at in told(whole):
         caplog.clear()
         damaged = bytearray(whole)
         damaged[at : at + spoilt] = b"\xff" * spoilt
@@ -150,7 +155,7 @@ def test_cut_at_every_length_it_has_this_word_or_the_one_before_and_takes_the_ne
     journal.append(Word(2))
     whole = file.read_bytes()
     ends = [place for place in range(1, len(whole)) if whole[place - 1 : place] == b"}"]
-    for length in range(len(whole.rstrip(b"\0")) + 1):
+    for length in (0, *(at + 1 for at in told(whole))):
         file.write_bytes(whole[:length])
         assert read(file) == (Word(2) if length >= ends[1] else Word(1) if length >= ends[0] else None)
         again: Journal[Word, Word] = Journal(file, Word)
@@ -160,7 +165,7 @@ def test_cut_at_every_length_it_has_this_word_or_the_one_before_and_takes_the_ne
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\n\n", b"\x00" * 100, b"[" * 100_000, b'{"number": 1}\n', b'1 00000000 {"number": 1}\n']
+    "content", [b"", b"\n\n", b"\x00" * 100, b"[" * 100_000, b'{"numbers": 1}\n', b'1 00000000 {"number": 1}\n']
 )
 def test_what_makes_no_sense_is_no_word_and_is_said(file, content, caplog):
     caplog.set_level(logging.WARNING)
@@ -196,3 +201,15 @@ def test_what_is_no_regular_file_is_neither_read_nor_written(journal, file, made
     assert journal.read() is None
     assert not journal.reserve()
     assert not journal.append(Word(1))
+
+
+def test_what_0_1_0_appended_is_read_and_kept_until_there_is_a_newer_word(journal, file, caplog):
+    file.parent.mkdir()
+    file.write_bytes(b'{"number":1,"text":"old"}\n{"number":2,"text":"newer"}\n{"number":3,"te')
+    assert read(file) == Word(2, "newer")
+    file.write_bytes(b'{"number":1,"text":"old"}\n{"number":2,"text":"newer"}\n')
+    assert journal.reserve()
+    assert read(file) == Word(2, "newer")
+    for number in (3, 4, 5):
+        assert journal.append(Word(number))
+        assert read(file) == Word(number)
