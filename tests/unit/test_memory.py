@@ -1,6 +1,5 @@
 """What a daemon remembers: of this boot everything, of another the operator's orders, and of a broken file that it was broken."""
 
-import functools
 import json
 import logging
 import threading
@@ -284,7 +283,9 @@ async def test_what_the_journal_has_late_is_written_durably_too(state, monkeypat
         tasks.cancel_scope.cancel()
 
 
-DEEP = functools.reduce(lambda inside, _: [inside], range(450), 7.0)
+DEEP: object = 7.0
+for _ in range(450):
+    DEEP = [DEEP]
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_clock_corrected_between_two_processes_of_a_boot_shifts_every_time(sig
     entry = Evidence.of("one", A, LatchKey(signal, part), Latch(memory, since=10.0, recovery=Recovery(MARKS)), 1_000.0)
     latch = entry.latch(1_030.0)
     assert (latch.since, latch.memory, latch.recovery.marks.taken) == (40.0, shifted, 39.0)
-    assert latch.recovery.marks.aside.taken == 32.0
+    assert latch.recovery.marks.aside == Marks(4, 3, counting=0, taken=32.0)
     assert entry.moved(1_030.0) == Evidence.of("one", A, LatchKey(signal, part), latch, 1_030.0)
     assert entry.latch(1_000.0) == entry.latch()
     assert entry.latch(None) == entry.latch(), "nobody knows by how much"

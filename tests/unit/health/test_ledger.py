@@ -720,7 +720,7 @@ def test_an_imex_domain_to_be_recovered_makes_no_other_fault_fatal(xid):
 def test_a_gpu_that_turns_out_to_be_another_has_the_counts_of_both(first):
     """The names of a GPU, of which each met one context switch timeout, a hang or application errors."""
     one, last = ledger(A, B, policy=UNGUARDED), B if first == A else A
-    met = [XidEvent(109), *[ApplicationError(31)] * 4, ERROR, ERROR]
+    met: list[Observation] = [XidEvent(109), *[ApplicationError(31)] * 4, ERROR, ERROR]
     hear(one, *met, uuid=first)
     hear(one, *met, uuid=last, start=1_100.0)
     one.rename(first, last)

@@ -329,7 +329,7 @@ def test_a_reset_while_nobody_looked_ends_what_was_before_it_and_not_what_came_a
 def test_a_reset_from_before_an_xid_was_worth_a_proof_proves_nothing():
     gpu = watched(94)
     gpu.see(XidEvent(94), look(energy=10), look(energy=20), every=6)
-    again = *[XidEvent(94)] * 3, look(energy=30), look(energy=40), look(energy=50)
+    again: list[Observation] = [*[XidEvent(94)] * 3, look(energy=30), look(energy=40), look(energy=50)]
     assert gpu.see(*again, every=6) is DEGRADED
 
 
