@@ -30,7 +30,7 @@ from gpu_plugin.nvml.reopening import Reopening
 from gpu_plugin.nvml.reports import Reports
 from gpu_plugin.nvml.roster import Roster
 from gpu_plugin.nvml.schedule import Schedule, Turn
-from gpu_plugin.nvml.session import RETRY_PAUSES, DriverSession
+from gpu_plugin.nvml.session import RETRY_PAUSES, DriverSession, Held, HeldBy
 from gpu_plugin.nvml.subscription import EventSubscription
 from gpu_plugin.nvml.watched import Found, Watched
 from gpu_plugin.pulse import Pulse
@@ -255,8 +255,9 @@ class Monitor:
         roster = self._roster
         roster.wanted = roster.wanted.plus(uuids)
         if not await self._brought(self._let_go):
-            held = self._reopening.held or self._holder() or "the GPUs' turn has not come yet"
-            raise ReleaseError(f"the driver's handles are not dropped yet, and are as soon as this is over: {held}")
+            held = self._reopening.held or self._holder()
+            words = held.words if held else "the GPUs' turn has not come yet"
+            raise ReleaseError(f"the driver's handles are not dropped yet, and are as soon as this is over: {words}")
 
     async def resume(self, uuids: frozenset[str] | None) -> None:
         """Has these GPUs, None: all, found and watched again, and waits a few seconds for the first look at them."""
@@ -421,7 +422,7 @@ class Monitor:
         if held and held != reopening.held:
             able = "opened anew" if in_use else "closed"
             log.warning(
-                "the driver cannot be %s now: %s; will be tried again; wanted because %s", able, held, why.words
+                "the driver cannot be %s now: %s; will be tried again; wanted because %s", able, held.words, why.words
             )
         reopening.held = held
         if held:
@@ -435,19 +436,19 @@ class Monitor:
         self._finder.forget()
         await self._reopen()
 
-    def _holder(self) -> str:
-        """What keeps the driver from being closed: a call that has not come back. Empty if nothing does."""
+    def _holder(self) -> Held | None:
+        """What keeps the driver from being closed: a call that has not come back. None if nothing does."""
         if not self._calls.under_way:
-            return ""
+            return None
         pending = [each.gpu.uuid for each in self._roster.gpus if each.pending and not each.pending.done.done()]
-        return self._session.held or f"a call to it has not come back{f', about GPU {pending[0]}' if pending else ''}"
+        return self._session.held or Held(HeldBy.CALL, pending[0] if pending else "")
 
-    async def _shut(self) -> str:
-        """Leaves the events and closes the driver. Returns what holds it; empty once it is closed."""
+    async def _shut(self) -> Held | None:
+        """Leaves the events and closes the driver. Returns what holds it; None once it is closed."""
         patience = min(self.timeout, PROBE_PATIENCE)
         if not await self._events.leave(patience):
-            return "it holds the wait for its events"
-        return "" if await self._session.close(patience) else "it does not close"
+            return Held(HeldBy.EVENT_WAIT)
+        return None if await self._session.close(patience) else Held(HeldBy.CLOSING)
 
     async def _reopen(self) -> None:
         """Begins anew with the driver: it counts GPUs when it is opened, and a reloaded one knows no handle of before."""

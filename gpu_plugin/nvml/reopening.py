@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpu_plugin.nvml.roster import Roster
-from gpu_plugin.nvml.session import DriverSession
+from gpu_plugin.nvml.session import DriverSession, Held
 
 REOPEN_AFTER = 6
 """Rounds in a row without an answer from any GPU after which the driver is opened anew; if in vain, more rarely."""
@@ -29,8 +29,8 @@ class Reopening:
 
     rebooted: bool = False
     """Whether the node was booted since the driver was opened, as simulated ones are."""
-    held: str = ""
-    """What kept it from being done, in words; empty where nothing does."""
+    held: Held | None = None
+    """What kept it from being done; None where nothing does."""
     rounds_without_answer: int = 0
 
     def reason(self, roster: Roster, session: DriverSession, news: Sequence[str]) -> Reason | None:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from enum import Enum
 from typing import NamedTuple, TypeVar
 
 import anyio
@@ -27,6 +28,27 @@ class Opened(NamedTuple):
 
     version: str
     gpus: int
+
+
+class HeldBy(Enum):
+    """What keeps the driver from being closed, or opened anew; the value says it to people."""
+
+    OPENING = "it does not open"
+    CLOSING = "it does not close"
+    EVENT_WAIT = "it holds the wait for its events"
+    CALL = "a call to it has not come back"
+
+
+class Held(NamedTuple):
+    """What keeps it, and the uuid of the GPU that the call is about, where it is about one that is known."""
+
+    by: HeldBy
+    gpu: str = ""
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return f"{self.by.value}, about GPU {self.gpu}" if self.gpu else self.by.value
 
 
 class DriverSession:
@@ -60,11 +82,11 @@ class DriverSession:
         return self._opening is not None and self._opening.done.done()
 
     @property
-    def held(self) -> str:
-        """Which way it hangs, in words; empty where it does not."""
+    def held(self) -> Held | None:
+        """Which way it hangs; None where it does not."""
         if self._closing is not None and not self._closing.done.done():
-            return "it does not close"
-        return "it does not open" if self._opening is not None and not self._opening.done.done() else ""
+            return Held(HeldBy.CLOSING)
+        return Held(HeldBy.OPENING) if self._opening is not None and not self._opening.done.done() else None
 
     async def open(self, timeout: float, pauses: tuple[float, ...] = ()) -> Opened:
         """Opens the driver, unless it is open, and asks what it says of itself.
