@@ -131,6 +131,7 @@ def short_path():
 def mps(short_path):
     made = Mps(short_path)
     yield made
+    made.calls.close()
     if made.root.exists():
         for pid in marked(made.root):
             os.kill(pid, 9)

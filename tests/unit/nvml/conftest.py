@@ -7,18 +7,24 @@ import pytest
 
 from gpu_plugin.nvml import events, monitor, subscription
 
+_OTHERS: set[threading.Thread] = set()
+"""Threads that were there before the test, and are none of its business."""
+
 
 def driver_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("nvml-")]
+    """The threads for the driver's calls and events that this test has begun."""
+    named = [thread for thread in threading.enumerate() if thread.name.startswith("nvml-")]
+    return [thread for thread in named if thread not in _OTHERS]
 
 
 @pytest.fixture(autouse=True)
 def ended_threads(monkeypatch) -> Iterator[None]:
     for module in (events, subscription):
         monkeypatch.setattr(module, "WAIT_MS", 10)
-    before = driver_threads()
+    _OTHERS.clear()
+    _OTHERS.update(driver_threads())
     yield
-    left = [thread for thread in driver_threads() if thread not in before]
+    left = driver_threads()
     for thread in left:
         thread.join(20)
     assert not [thread for thread in left if thread.is_alive()]
