@@ -208,7 +208,6 @@ FEATURE_ENABLED = 1
 """NVML_FEATURE_ENABLED, and NVML_DEVICE_MIG_ENABLE."""
 
 # Field ids: NVML_FI_DEV_*, for nvmlDeviceGetFieldValues.
-FI_ECC_DBE_VOL_TOTAL = 4
 FI_RETIRED_SBE, FI_RETIRED_DBE = 29, 30
 """Pages retired for single-bit and double-bit errors."""
 FI_RETIRED_PENDING = 31

@@ -31,42 +31,28 @@ class Temperature(ctypes.Structure):
 _UUID = ctypes.c_ubyte * FABRIC_UUID_LENGTH
 
 
-class FabricInfo(ctypes.Structure):
-    """nvmlGpuFabricInfo_t. The state is one byte, as in the later ones: what lies behind it is padding."""
+_VERSION = ("version", ctypes.c_uint)
+_JOINED = (("clusterUuid", _UUID), ("status", ctypes.c_uint), ("cliqueId", ctypes.c_uint), ("state", ctypes.c_ubyte))
+"""What all of them begin with. The state is one byte: what lies behind it is padding."""
+_MASK = ("healthMask", ctypes.c_uint)
 
-    _fields_ = (
-        ("clusterUuid", _UUID),
-        ("status", ctypes.c_uint),
-        ("cliqueId", ctypes.c_uint),
-        ("state", ctypes.c_ubyte),
-    )
+
+class FabricInfo(ctypes.Structure):
+    """nvmlGpuFabricInfo_t."""
+
+    _fields_ = _JOINED
 
 
 class FabricInfo2(ctypes.Structure):
     """nvmlGpuFabricInfo_v2_t."""
 
-    _fields_ = (
-        ("version", ctypes.c_uint),
-        ("clusterUuid", _UUID),
-        ("status", ctypes.c_uint),
-        ("cliqueId", ctypes.c_uint),
-        ("state", ctypes.c_ubyte),
-        ("healthMask", ctypes.c_uint),
-    )
+    _fields_ = (_VERSION, *_JOINED, _MASK)
 
 
 class FabricInfo3(ctypes.Structure):
     """nvmlGpuFabricInfo_v3_t."""
 
-    _fields_ = (
-        ("version", ctypes.c_uint),
-        ("clusterUuid", _UUID),
-        ("status", ctypes.c_uint),
-        ("cliqueId", ctypes.c_uint),
-        ("state", ctypes.c_ubyte),
-        ("healthMask", ctypes.c_uint),
-        ("healthSummary", ctypes.c_ubyte),
-    )
+    _fields_ = (_VERSION, *_JOINED, _MASK, ("healthSummary", ctypes.c_ubyte))
 
 
 class FabricClique(ctypes.Structure):
