@@ -11,7 +11,6 @@ One task group holds every part. A part that fails is begun again and takes no o
 import gc
 import importlib.util
 import logging
-import math
 import os
 import random
 import signal
@@ -21,16 +20,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
 
-from gpu_plugin import __version__, control, node_status
+from gpu_plugin import __version__, control
 from gpu_plugin.cdi_watch import CdiWatch
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.event_log import ORDERS, EventLog
@@ -50,6 +48,7 @@ from gpu_plugin.list_strategy import ListStrategy, tell
 from gpu_plugin.listener.listener import Listener
 from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE, Known, Memory, Recorder
 from gpu_plugin.node_lock import RETRY, NodeLock
+from gpu_plugin.node_view import NodeView, Now
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.offering import Offering
@@ -61,7 +60,7 @@ from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin
 from gpu_plugin.sources.last_choice import CHOICE_FILE
 from gpu_plugin.sources.telling import tell_settings
 from gpu_plugin.state import StateDirectory
-from gpu_plugin.telemetry.logs import configure, dropped, know
+from gpu_plugin.telemetry.logs import configure, know
 
 if TYPE_CHECKING:
     from gpu_plugin.listener.checks import Facts
@@ -99,12 +98,9 @@ class Daemon:
         self.configuration = configuration
         self.hardware = hardware
         self._listener = listener
-        self._started = time.time()
         self._events = EventLog(EventStore(Path(self.settings.state_dir), time.time), lambda: self._health.gpus)
         self._registrations = Registrations(changed=self._events.registration)
-        self._driver: str | None = None
-        """Why GPUs could not be found at the start, empty once they were, and None while the first attempt is under way."""
-        self._unoffered = ""
+        self._now = Now()
         self.store = SnapshotStore()
         self._state = StateDirectory(Path(self.settings.state_dir))
         self._memory = Memory(self._state, hardware.host.boot_id())
@@ -112,21 +108,28 @@ class Daemon:
         self._pods = FaultingPods(self._holding_pods, lambda: self.store.current, self._health_seen)
         self._health = HealthWatch(self.settings, hardware.host.boot_id(), self._recorder.changed, self._pods.heard)
         self._health.reports.subscribe(self._events.health)
-        self._operations = Operations(self._health, lambda: self._monitor, self._recorder.written)
+        self._operations = Operations(self._health, lambda: self._now.monitor, self._recorder.written)
         self._inventory = Inventory(self.store, self._health.ledger.reason)
         self._offering = Offering(
             self._inventory, lambda: self.settings, self._recorder.changed, self._registrations.heard
         )
         self._holders = Holders(Path(self.settings.socket_dir))
-        self._node = Node()
         self._told_to_stop = False
         self._why_stopped = ""
         self._look = Pulse()
         self._lock = NodeLock(Path(self.settings.state_dir), Path(self.settings.socket_dir), __version__)
-        self._waits_for = ""
-        """Which other daemon this one waits for, in a sentence; empty while it has the node to itself."""
-        self._monitor: Monitor | None = None
         self._specs = CdiWatch(lambda: self.settings, hardware.host, hardware.driver_roots, self._inventory.cdi_changed)
+        self._view = NodeView(
+            now=self._now,
+            configuration=configuration,
+            store=self.store,
+            inventory=self._inventory,
+            health=self._health,
+            operations=self._operations,
+            registrations=self._registrations,
+            recorder=self._recorder,
+            holding_pods=self._holding_pods,
+        )
 
     @property
     def settings(self) -> Settings:
@@ -140,7 +143,7 @@ class Daemon:
             async with anyio.create_task_group() as parts:
                 self._parts = parts
                 if self._listener is not None:
-                    self._listener.ask(self._facts, self._told)
+                    self._listener.ask(self._view.facts, self._view.at_a_glance)
                 parts.start_soon(self._signals)
                 parts.start_soon(self._begin)
         except* (NoDriverError, ConfigError) as group:
@@ -151,7 +154,7 @@ class Daemon:
             status = 1
         finally:
             try:
-                if not self._waits_for:
+                if not self._now.waits_for:
                     self._events.daemon(f"stopped: {self._why_stopped or 'ended without being told to'}")
                     self._events.store.save()
             finally:
@@ -174,7 +177,7 @@ class Daemon:
         self._health.remember(self._memory.evidence(), tuple(replace(gpu, unreadable=unasked) for gpu in remembered))
         self._inventory.remember(self._memory.listed(), self._memory.foreign())
         wire.warm()
-        self._monitor = self._make_monitor(remembered)
+        self._now.monitor = self._make_monitor(remembered)
         for name, run in (
             ("the control socket", self._control),
             ("the directory watch", self._watch),
@@ -193,25 +196,25 @@ class Daemon:
         ):
             self._parts.start_soon(forever, name, run)
         await self._specs.recall()
-        await self._find_gpus(self._monitor)
-        await forever("the GPU monitor", self._monitor.run)
+        await self._find_gpus(self._now.monitor)
+        await forever("the GPU monitor", self._now.monitor.run)
 
     async def _have_the_node(self) -> None:
         """Waits until no other daemon has this node; until then nothing is read, written or served."""
         async with AsyncExitStack() as meanwhile:
             while why := self._lock.take():
-                if why != self._waits_for:
+                if why != self._now.waits_for:
                     log.warning("waiting: %s", why)
-                if self._lock.has_state and not self._waits_for:  # else the other one answers there
+                if self._lock.has_state and not self._now.waits_for:  # else the other one answers there
                     refusals = control.serve_refusals(
-                        Path(self.settings.state_dir), lambda: f"this daemon waits: {self._waits_for}"
+                        Path(self.settings.state_dir), lambda: f"this daemon waits: {self._now.waits_for}"
                     )
                     await meanwhile.enter_async_context(refusals)
-                self._waits_for = why
+                self._now.waits_for = why
                 await anyio.sleep(RETRY)
-        if self._waits_for:
+        if self._now.waits_for:
             log.info("the other daemon has ended; starting")
-        self._waits_for = ""
+        self._now.waits_for = ""
 
     async def _keep_the_node(self) -> None:
         """Ends this daemon where the directory was made anew and another one has it by now: a restart waits its turn."""
@@ -255,10 +258,10 @@ class Daemon:
     async def _control(self) -> None:
         """Answers commands; another daemon on the same state directory is waited out."""
         verbs = {name: self._then_look(verb) for name, verb in self.hardware.verbs.items()}
-        verbs |= {**self._operations.verbs, "explain": self._explain}
+        verbs |= {**self._operations.verbs, "explain": self._view.explain}
         events = self._events
         verbs = {n: events.order(n, verb) if n in ORDERS else events.resolved(verb) for n, verb in verbs.items()}
-        verbs |= {"status": self._status, "topology": self._topology, "events": events.answer}
+        verbs |= {"status": self._view.status, "topology": self._view.topology, "events": events.answer}
         while True:
             try:
                 async with control.serve(Path(self.settings.state_dir), verbs, locked=self._lock.covers_state_dir):
@@ -272,8 +275,8 @@ class Daemon:
 
         async def acted(request: Mapping[str, object]) -> Mapping[str, object]:
             reply = await verb(request)
-            if self._monitor is not None:
-                self._monitor.look_now()
+            if self._now.monitor is not None:
+                self._now.monitor.look_now()
             return reply
 
         return acted
@@ -310,12 +313,12 @@ class Daemon:
                 trouble = f"the NVIDIA driver cannot be used: {error!r}"
             else:
                 if node.gpus:
-                    self._driver = ""
+                    self._now.driver = ""
                     return
                 trouble = "the NVIDIA driver finds no GPU on this node"
             if trouble != said:
                 self._events.daemon(trouble)
-            self._driver = trouble
+            self._now.driver = trouble
             if self.settings.fail_on_init_error:
                 raise NoDriverError(
                     "no GPU can be served: see whether the driver is installed and loaded (does nvidia-smi work here?). "
@@ -336,14 +339,14 @@ class Daemon:
         Raises:
             ConfigError: at the first time, where the settings ask for what the node does not have.
         """
-        first = not self._node.gpus
+        first = not self._now.node.gpus
         know(node.gpus)
         if first and node.gpus:
             _tell_hardware(node, self.hardware.library())
-        for old, new in _named(self._node, node):
+        for old, new in _named(self._now.node, node):
             self._health.rename(old, new)
         found: Offer | None
-        self._unoffered = ""
+        self._now.unoffered = ""
         try:
             found = offer(node, self.settings, self.hardware.dev_root, self._inventory.offer.placement)
             self._inventory.check(found)
@@ -351,16 +354,16 @@ class Daemon:
             if first and not self.settings.config_file_srcdir:
                 raise
             log.error("%s; what was served before is served on, less what is gone", error)  # noqa: TRY400
-            self._unoffered = str(error)
+            self._now.unoffered = str(error)
             found = None if first else without_gone(self._inventory.offer, node)
-        if self._node.links and node.links != self._node.links:
-            _tell_links(self._node, node)
-        self._node = node
+        if self._now.node.links and node.links != self._now.node.links:
+            _tell_links(self._now.node, node)
+        self._now.node = node
         self._health.watch(node.gpus)
         self._operations.found()
         if found is not None:
             self._offering.take(found)
-        self._specs.follow(self._node, None if found is None else found.access)
+        self._specs.follow(self._now.node, None if found is None else found.access)
 
     def _booted(self, boot_id: str) -> None:
         self._memory.booted(boot_id)
@@ -390,7 +393,7 @@ class Daemon:
     def _known(self) -> Known:
         inventory = self._inventory
         return Known(
-            self._health.ledger.revision, self._health.evidence(), self._node, inventory.listed, inventory.foreign
+            self._health.ledger.revision, self._health.evidence(), self._now.node, inventory.listed, inventory.foreign
         )
 
     # Configuration
@@ -403,127 +406,22 @@ class Daemon:
     def _take_settings(self, new: Settings) -> None:
         """Has newer settings obeyed. Raises ConfigError, with nothing changed, where the node cannot do what they ask."""
         placement = self._inventory.offer.placement
-        found = offer(self._node, new, self.hardware.dev_root, placement) if self._node.gpus else None
+        found = offer(self._now.node, new, self.hardware.dev_root, placement) if self._now.node.gpus else None
         if found is not None:
             self._inventory.check(found)
-            self._unoffered = ""
+            self._now.unoffered = ""
         if new.device_list_strategy_reason != self.settings.device_list_strategy_reason:
             tell(new)
         self._health.take(new)
         configure(new.log_format, new.log_level)
-        if self._monitor is not None:
+        if self._now.monitor is not None:
             judging = self._health.ledger.policy.judging
-            self._monitor.retune(
+            self._now.monitor.retune(
                 new.health_poll_interval, new.nvml_timeout, new.vanished_gpu_retention, judging=judging
             )
         if found is not None:
             self._offering.take(found)
-        self._specs.follow(self._node, None if found is None else found.access)
-
-    async def _explain(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        """What `Operations.explain` says, with what else keeps the devices of healthy GPUs from pods."""
-        told = await self._operations.explain(request)
-        gpus = cast("Sequence[Mapping[str, object]]", told["gpus"])
-        known = {gpu.uuid: gpu for gpu in self._health.gpus}
-        return {**told, "gpus": [{**gpu, **self._hardware(known[str(gpu["uuid"])])} for gpu in gpus]}
-
-    def _hardware(self, gpu: Gpu) -> Mapping[str, object]:
-        return {
-            "bus_id": short_bus_id(gpu.pci_bus_id),
-            "model": gpu.model,
-            "withheld": self._inventory.withheld(gpu.uuid),
-        }
-
-    async def _status(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        """What `_told` says, and which pods hold what, as far as the kubelet says so."""
-        if request:
-            raise ConfigError(f"{', '.join(sorted(request))}: this verb takes no such thing")
-        return {**self._told(await self._holding_pods()), "settings": self.configuration.in_full()}
-
-    def _told(self, holders: Pods | None = None) -> Mapping[str, object]:
-        """What is served and under which configuration, for `gpu-plugin status` and whoever scrapes metrics."""
-        views = self.store.current.resources
-        listed = node_status.by_gpu(device for view in views.values() for device in view.resource.devices)
-        known = {gpu.uuid: gpu for gpu in self._health.gpus}
-        health = self._operations.health()
-        seen = cast("Sequence[Mapping[str, object]]", health["gpus"])
-        ledger = self._health.ledger
-        gpus = [
-            node_status.gpu(known[uuid], each, ledger.standing(uuid, None), listed.get(uuid, ()), holders)
-            for each in seen
-            if (uuid := str(each["uuid"])) in known
-        ]
-        counts = cast("Mapping[str, Mapping[str, object]]", self._inventory.status())
-        now, unix = anyio.current_time(), time.time()
-        return {
-            "daemon": {
-                "version": __version__,
-                "pid": os.getpid(),
-                "started": self._started,
-                "uptime_seconds": round(unix - self._started),
-                "log_lines_dropped": dropped(),
-            },
-            "waiting": self._waits_for,
-            "state": {"directory": self.settings.state_dir, "trouble": self._recorder.trouble},
-            "driver": {
-                "version": self._node.driver_version,
-                "trouble": (self._monitor.trouble if self._monitor is not None and self._driver == "" else self._driver)
-                or "",
-                "answered": self._driver is not None,
-            },
-            "unoffered": self._not_offered(),
-            "kubelet": {
-                "socket": self.settings.registration_socket or "",
-                "directory": self.settings.socket_dir,
-                "resources": {
-                    name: node_status.registration(self._registrations.of(name), now, unix) for name in views
-                },
-            },
-            "configuration": self.configuration.status(),
-            "device_list_strategy": {
-                "used": list(self.settings.device_list_strategy),
-                "reason": self.settings.device_list_strategy_reason,
-            },
-            "cdi": self._cdi_status(),
-            "resources": {
-                name: node_status.resource(each, views[name].resource.devices) for name, each in counts.items()
-            },
-            "health": {**health, "gpus": gpus},
-        }
-
-    def _facts(self) -> "Facts":
-        """What probes are answered by."""
-        from gpu_plugin.listener.checks import Facts  # noqa: PLC0415 - only who has a listener pays for it
-
-        if self._waits_for:
-            return Facts(waits_for=self._waits_for)
-        served = self.store.current.resources
-        cdi = self._inventory.cdi_status()
-        return Facts(
-            refused=str(self.configuration.status()["refused"]),
-            driver=self._monitor.trouble if self._monitor is not None and self._driver == "" else self._driver,
-            turn_due=math.inf if self._monitor is None else self._monitor.turn_due,
-            offered=not self._inventory.unpublished,
-            resources={name: view.resource for name, view in served.items()},
-            registering=bool(self.settings.registration_socket),
-            standings={name: self._registrations.of(name) for name in served},
-            unserved=self._not_offered(),
-            cdi=None if cdi is None else str(cdi["trouble"]),
-        )
-
-    def _not_offered(self) -> tuple[str, ...]:
-        """Why something of this node that the settings ask for is not offered to pods, a sentence each."""
-        return (*filter(None, [self._unoffered]), *self._inventory.offer.plan.warnings)
-
-    def _cdi_status(self) -> Mapping[str, object] | None:
-        told = self._inventory.cdi_status()
-        return None if told is None else {"directory": self.settings.cdi_dir, **told}
-
-    async def _topology(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
-        """How the GPUs are linked and what of them is served, as far as it is known now: for what explains placement."""
-        from gpu_plugin.placement.report import report  # noqa: PLC0415 - only those who ask pay for it
-
-        return report(self._node, [(view.resource, view.policy) for view in self.store.current.resources.values()])
+        self._specs.follow(self._now.node, None if found is None else found.access)
 
 
 def _named(before: Node, after: Node) -> list[tuple[str, str]]:

@@ -672,8 +672,8 @@ def test_the_directory_of_specifications_cannot_change_while_the_process_runs():
 @asynccontextmanager
 async def probed(daemon):
     """The pages of a daemon."""
-    probes = Probes(daemon._facts)
-    probes.status = daemon._told
+    probes = Probes(daemon._view.facts)
+    probes.status = daemon._view.at_a_glance
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(probes.beat)
         await anyio.lowlevel.checkpoint()
@@ -732,8 +732,8 @@ async def short_turns(running, monkeypatch):
 async def test_a_monitor_that_stands_still_is_told_by_the_live_probe(kubelet, directory, node, monkeypatch):
     async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
         await kubelet.wait_for(healthy(kubelet, 8))
-        await short_turns(daemon._monitor, monkeypatch)
-        monkeypatch.setattr(type(daemon._monitor), "_turn", lambda *_: anyio.sleep_forever())
+        await short_turns(daemon._now.monitor, monkeypatch)
+        monkeypatch.setattr(type(daemon._now.monitor), "_turn", lambda *_: anyio.sleep_forever())
         assert await until_told(pages["/livez"], "[-]gpu-looks failed: the turn of the GPUs is ") == 503
         assert (await pages["/readyz"]()).status == 200
 
@@ -742,12 +742,12 @@ async def test_a_monitor_that_fails_over_and_over_is_told_by_the_live_probe(kube
     monkeypatch.setattr("gpu_plugin.parts.FIRST_RETRY", 0.01)
     async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
         await kubelet.wait_for(healthy(kubelet, 8))
-        await short_turns(daemon._monitor, monkeypatch)
+        await short_turns(daemon._now.monitor, monkeypatch)
 
         async def fail(*_):
             raise RuntimeError("it fell over")
 
-        monkeypatch.setattr(type(daemon._monitor), "_turn", fail)
+        monkeypatch.setattr(type(daemon._now.monitor), "_turn", fail)
         assert await until_told(pages["/livez"], "[-]gpu-looks failed: ") == 503
 
 
@@ -755,9 +755,9 @@ async def test_a_long_pause_between_looks_is_no_standstill(kubelet, directory, n
     async with running(directory, node, health_poll_interval="1h") as (daemon, _, _status):
         await kubelet.wait_for(healthy(kubelet, 8))
         with anyio.fail_after(10):
-            while daemon._monitor._rounds < 1:
+            while daemon._now.monitor._rounds < 1:
                 await anyio.sleep(0.01)
-        assert daemon._monitor.turn_due - anyio.current_time() > 3400
+        assert daemon._now.monitor.turn_due - anyio.current_time() > 3400
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

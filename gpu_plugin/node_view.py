@@ -1,0 +1,174 @@
+"""What the daemon tells of itself: its status, what probes go by, why a GPU is in its state, how GPUs are linked.
+
+Everything that shows something to people or programs reads it here. It asks the parts, and changes none of them.
+"""
+
+import math
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+import anyio
+
+from gpu_plugin import __version__, node_status
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.devices.gpu_names import short_bus_id
+from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.health_watch import HealthWatch
+from gpu_plugin.inventory import Inventory
+from gpu_plugin.kubelet.holders import Pods
+from gpu_plugin.kubelet.registrations import Registrations
+from gpu_plugin.memory import Recorder
+from gpu_plugin.nvml.monitor import Monitor
+from gpu_plugin.operations import Operations
+from gpu_plugin.snapshot import SnapshotStore
+from gpu_plugin.sources.configuration import Configuration
+from gpu_plugin.telemetry.logs import dropped
+
+if TYPE_CHECKING:
+    from gpu_plugin.listener.checks import Facts
+
+
+@dataclass(slots=True)
+class Now:
+    """What the daemon has come to. It alone writes here.
+
+    Attributes:
+        waits_for: which other daemon this one waits for, in a sentence; empty while it has the node to itself.
+        driver: why GPUs could not be found at the start, empty once they were, and None while the first attempt is under way.
+        unoffered: why what was found is not offered as the settings ask; empty where it is.
+        node: the hardware, as it was found last.
+        monitor: looks at the hardware; None until the daemon has the node.
+        started: Unix time in seconds of the process's start.
+    """
+
+    waits_for: str = ""
+    driver: str | None = None
+    unoffered: str = ""
+    node: Node = field(default_factory=Node)
+    monitor: Monitor | None = None
+    started: float = field(default_factory=time.time)
+
+    @property
+    def driver_trouble(self) -> str | None:
+        """Why no GPU can be reached now; empty where one can, and None while the first attempt is under way."""
+        return self.monitor.trouble if self.monitor is not None and self.driver == "" else self.driver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """Tells what the parts know. `holding_pods` asks the kubelet which pods hold what."""
+
+    now: Now
+    configuration: Configuration
+    store: SnapshotStore
+    inventory: Inventory
+    health: HealthWatch
+    operations: Operations
+    registrations: Registrations
+    recorder: Recorder
+    holding_pods: Callable[[], Awaitable[Pods | None]]
+
+    async def explain(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """What `Operations.explain` says, with what else keeps the devices of healthy GPUs from pods."""
+        told = await self.operations.explain(request)
+        gpus = cast("Sequence[Mapping[str, object]]", told["gpus"])
+        known = {gpu.uuid: gpu for gpu in self.health.gpus}
+        return {**told, "gpus": [{**gpu, **self._hardware(known[str(gpu["uuid"])])} for gpu in gpus]}
+
+    def _hardware(self, gpu: Gpu) -> Mapping[str, object]:
+        return {
+            "bus_id": short_bus_id(gpu.pci_bus_id),
+            "model": gpu.model,
+            "withheld": self.inventory.withheld(gpu.uuid),
+        }
+
+    async def status(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """What `at_a_glance` says, and which pods hold what, as far as the kubelet says so."""
+        if request:
+            raise ConfigError(f"{', '.join(sorted(request))}: this verb takes no such thing")
+        return {**self.at_a_glance(await self.holding_pods()), "settings": self.configuration.in_full()}
+
+    def at_a_glance(self, holders: Pods | None = None) -> Mapping[str, object]:
+        """What is served and under which configuration, for `gpu-plugin status` and whoever scrapes metrics."""
+        views = self.store.current.resources
+        listed = node_status.by_gpu(device for view in views.values() for device in view.resource.devices)
+        known = {gpu.uuid: gpu for gpu in self.health.gpus}
+        health = self.operations.health()
+        seen = cast("Sequence[Mapping[str, object]]", health["gpus"])
+        ledger = self.health.ledger
+        gpus = [
+            node_status.gpu(known[uuid], each, ledger.standing(uuid, None), listed.get(uuid, ()), holders)
+            for each in seen
+            if (uuid := str(each["uuid"])) in known
+        ]
+        counts = cast("Mapping[str, Mapping[str, object]]", self.inventory.status())
+        now, unix = anyio.current_time(), time.time()
+        return {
+            "daemon": {
+                "version": __version__,
+                "pid": os.getpid(),
+                "started": self.now.started,
+                "uptime_seconds": round(unix - self.now.started),
+                "log_lines_dropped": dropped(),
+            },
+            "waiting": self.now.waits_for,
+            "state": {"directory": self.configuration.settings.state_dir, "trouble": self.recorder.trouble},
+            "driver": {
+                "version": self.now.node.driver_version,
+                "trouble": self.now.driver_trouble or "",
+                "answered": self.now.driver is not None,
+            },
+            "unoffered": self._not_offered(),
+            "kubelet": {
+                "socket": self.configuration.settings.registration_socket or "",
+                "directory": self.configuration.settings.socket_dir,
+                "resources": {name: node_status.registration(self.registrations.of(name), now, unix) for name in views},
+            },
+            "configuration": self.configuration.status(),
+            "device_list_strategy": {
+                "used": list(self.configuration.settings.device_list_strategy),
+                "reason": self.configuration.settings.device_list_strategy_reason,
+            },
+            "cdi": self._cdi_status(),
+            "resources": {
+                name: node_status.resource(each, views[name].resource.devices) for name, each in counts.items()
+            },
+            "health": {**health, "gpus": gpus},
+        }
+
+    def facts(self) -> "Facts":
+        """What probes are answered by."""
+        from gpu_plugin.listener.checks import Facts  # noqa: PLC0415 - only who has a listener pays for it
+
+        if self.now.waits_for:
+            return Facts(waits_for=self.now.waits_for)
+        served = self.store.current.resources
+        cdi = self.inventory.cdi_status()
+        return Facts(
+            refused=str(self.configuration.status()["refused"]),
+            driver=self.now.driver_trouble,
+            turn_due=math.inf if self.now.monitor is None else self.now.monitor.turn_due,
+            offered=not self.inventory.unpublished,
+            resources={name: view.resource for name, view in served.items()},
+            registering=bool(self.configuration.settings.registration_socket),
+            standings={name: self.registrations.of(name) for name in served},
+            unserved=self._not_offered(),
+            cdi=None if cdi is None else str(cdi["trouble"]),
+        )
+
+    def _not_offered(self) -> tuple[str, ...]:
+        """Why something of this node that the settings ask for is not offered to pods, a sentence each."""
+        return (*filter(None, [self.now.unoffered]), *self.inventory.offer.plan.warnings)
+
+    def _cdi_status(self) -> Mapping[str, object] | None:
+        told = self.inventory.cdi_status()
+        return None if told is None else {"directory": self.configuration.settings.cdi_dir, **told}
+
+    async def topology(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
+        """How the GPUs are linked and what of them is served, as far as it is known now: for what explains placement."""
+        from gpu_plugin.placement.report import report  # noqa: PLC0415 - only those who ask pay for it
+
+        return report(self.now.node, [(view.resource, view.policy) for view in self.store.current.resources.values()])
