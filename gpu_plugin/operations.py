@@ -166,7 +166,7 @@ class Operations:
         """The health of every GPU, what happened to it since the start, and which signals it supports.
 
         `gpus` has `index`, `uuid`, `state` (healthy, degraded or unhealthy; a GPU of which only a MIG device is unfit is
-        degraded), `verdict` and `reasons` of each; `supported` is whether a GPU tells what a signal needs, by uuid and name.
+        degraded), `verdict`, `reasons` and `readings` (as `explain` tells them) of each; `supported` is whether a GPU tells what a signal needs, by uuid and name.
         """
         told = explain(self._health.ledger, self._health.gpus, self._health.now())
         explained = cast("list[Mapping[str, Any]]", told["gpus"])
@@ -283,6 +283,7 @@ def _state(explained: Mapping[str, Any]) -> Mapping[str, object]:
         "state": "unhealthy" if explained["health"] == "Unhealthy" else state,
         "verdict": explained["verdict"],
         "reasons": list(dict.fromkeys(signal["detail"] for signal in explained["signals"])),
+        "readings": [reading for signal in explained["signals"] for reading in signal.get("readings", ())],
     }
 
 

@@ -116,7 +116,11 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
         return (
             all(map(_time, memory.moments))
             and all(0 <= seconds <= LONGEST for seconds in memory.spans)
-            and _sane(msgspec.to_builtins(memory.shifted(0.0)))
+            and all(
+                _sane(value)
+                for name, value in msgspec.to_builtins(memory.shifted(0.0)).items()
+                if name not in memory.signed
+            )
         )
 
     def latch(self, zero: float | None = None) -> AnyLatch:

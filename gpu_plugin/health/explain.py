@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.context import Case
 from gpu_plugin.health.facts import Facts
@@ -12,6 +14,7 @@ from gpu_plugin.health.latch import CLEAN_SAMPLES, AnyLatch, LatchKey, Proof, Ve
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.proof import RECOVERIES
+from gpu_plugin.health.readings import Measured, Reading, spelled
 from gpu_plugin.health.signals import SIGNALS, Say, Signal, SignalKind
 from gpu_plugin.health.signals.orders import released
 from gpu_plugin.health.spelling import clock, duration
@@ -30,8 +33,9 @@ def explain(ledger: HealthLedger, gpus: Iterable[Gpu], now: float) -> Explained:
 
     Each has `index`, `uuid`, `health` ("Healthy" or "Unhealthy", of the whole GPU), `verdict` ("OK", "APP", "DEGRADED" or
     "FATAL": the worst, its MIG devices' included) and `signals`, the worst first: `name`, `detail`, `since` (Unix seconds,
-    null where nobody knows), `clears`, `verdict`, `action`, and `device` where one MIG device alone is meant. A GPU with MIG
-    devices also has `devices`: `uuid`, `health` and `verdict` of each.
+    null where nobody knows), `clears`, `verdict`, `action`, `device` where one MIG device alone is meant, and `readings` where
+    it goes by a measure: a list of `Reading`s as objects. A GPU with MIG devices also has `devices`: `uuid`, `health` and
+    `verdict` of each.
     """
     return {"gpus": [_gpu(ledger, gpu, now) for gpu in gpus]}
 
@@ -92,12 +96,13 @@ def _gpu(ledger: HealthLedger, gpu: Gpu, now: float) -> Explained:
         signals.append(
             {
                 "name": key.signal,
-                "detail": latch.detail or key.signal,
+                "detail": _detail(latch) or key.signal,
                 "since": latch.since or None,
                 "clears": words,
                 "verdict": verdict.name,
                 "action": _nothing_more(key, latch) or advice(key, ledger.policy, gpu.uuid, latch),
                 **({"device": key.device} if key.device else {}),
+                **({"readings": [*map(msgspec.structs.asdict, readings)]} if (readings := _readings(latch)) else {}),
             }
         )
     worst = max((verdict for _, _, verdict in standing), default=Verdict.OK)
@@ -117,6 +122,17 @@ def _gpu(ledger: HealthLedger, gpu: Gpu, now: float) -> Explained:
         of_each = [(mig.uuid, max(whole, ledger.verdict(gpu.uuid, mig.uuid))) for mig in gpu.mig_devices]
         explained["devices"] = [{"uuid": uuid, "health": _health(v), "verdict": v.name} for uuid, v in of_each]
     return explained
+
+
+def _readings(latch: AnyLatch) -> tuple[Reading, ...]:
+    memory = latch.memory
+    return memory.readings if isinstance(memory, Measured) else ()
+
+
+def _detail(latch: AnyLatch) -> str:
+    """Why it is open: where it goes by a measure, also how that is now."""
+    readings = _readings(latch)
+    return spelled(readings) if readings else latch.detail
 
 
 def _unreadable(why: str) -> Explained:

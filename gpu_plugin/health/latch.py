@@ -170,6 +170,11 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The seconds among what it remembers by which something is counted or held."""
         return ()
 
+    @property
+    def signed(self) -> frozenset[str]:
+        """The fields whose numbers may be below 0: no counts, times or spans."""
+        return frozenset()
+
     def written(self) -> Self:
         """As a restart is to know it while nothing is held against the GPU."""
         return self

@@ -201,7 +201,7 @@ async def test_heat_takes_a_gpu_out_and_coolness_brings_it_back_after_its_time(k
     daemon.fault(0, temperature=93)
     await kubelet.wait_for(healthy(kubelet, 0))
     daemon.fault(0, temperature=84)  # not cool enough: 5 °C below the slowdown threshold is
-    await daemon.said("°C, the GPU shuts down at 95 °C")
+    await daemon.said("°C at its peak, shutdown threshold 95 °C")
     daemon.fault(0, temperature=83)
     cooled = time.perf_counter()
     await kubelet.wait_for(healthy(kubelet, 1))

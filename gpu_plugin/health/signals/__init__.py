@@ -24,6 +24,7 @@ from gpu_plugin.health.observation import (
     Sample,
     XidEvent,
 )
+from gpu_plugin.health.readings import Measured
 from gpu_plugin.health.signals import (
     application_errors,
     clocks,
@@ -161,7 +162,7 @@ SIGNALS: Mapping[str, Signal] = {
         unanswered.unanswered, _READING, _KERNEL_LOG, unanswered.Answers(), clears="five answers in a row"
     ),
     "temperature": Signal(
-        temperature.temperature, _READING, _COOL, LEVEL, asks=("temperature",), clears=temperature.cooled
+        temperature.temperature, _READING, _COOL, Measured(), asks=("temperature",), clears=temperature.cooled
     ),
     "reset-required": Signal(
         lost.reset_required,

@@ -3,9 +3,10 @@
 from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
-from gpu_plugin.health.hysteresis import Level, level
+from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.readings import Measure, Measured, measured
 
 SAMPLES, BELOW, COOL_SECONDS = 4, 5, 120.0
 """Hot samples in a row that open; how far below its limit, °C, and for how long everything must be to close."""
@@ -13,7 +14,7 @@ SAMPLES, BELOW, COOL_SECONDS = 4, 5, 120.0
 _GPU, _MEMORY = 1, 2
 
 
-class Hot(Level, frozen=True):
+class Hot(Measured, frozen=True):
     """`sensors` is a mask of those that were hot."""
 
     sensors: int = 0
@@ -29,19 +30,18 @@ def slowdown_temperature(latch: Latch[Hot] | None, seen: Observation, ctx: Conte
         return latch
     limits = ctx.facts.thresholds
     hot = warm = unread = 0
-    words = ""
+    measures = []
     for sensor, name, celsius, limit in (
-        (_GPU, "GPU", seen.temperature, limits.slowdown),
-        (_MEMORY, "memory", seen.memory_temperature, limits.memory_max),
+        (_GPU, "temperature", seen.temperature, limits.slowdown),
+        (_MEMORY, "memory_temperature", seen.memory_temperature, limits.memory_max),
     ):
         if celsius is None or limit is None:
             unread |= sensor
         elif celsius >= limit:
             hot |= sensor
-            words = f"{words} and " if words else ""
-            words += f"{name} at {celsius} °C, it slows down at {limit} °C"
         elif celsius > limit - BELOW:
             warm |= sensor
+        measures.append(Measure(name, "slowdown", limit, celsius, bool(hot & sensor)))
     were = latch.memory.sensors if latch is not None else 0
     cool = None if warm or were & unread or unread == _GPU | _MEMORY else False
     known = level(
@@ -50,10 +50,11 @@ def slowdown_temperature(latch: Latch[Hot] | None, seen: Observation, ctx: Conte
         Hot(),
         bad=True if hot else cool,
         verdict=Verdict.DEGRADED,
-        detail=words,
+        detail="",
         enter=SAMPLES,
         leave_seconds=COOL_SECONDS,
     )
+    known = measured(known, latch, seen, measures)
     if not hot or known is None or known.verdict is Verdict.OK or known.memory.sensors == were | hot:
         return known
     return replace(known, memory=replace(known.memory, sensors=were | hot))

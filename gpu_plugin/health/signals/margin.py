@@ -5,15 +5,16 @@ from typing import Self
 from msgspec.structs import replace
 
 from gpu_plugin.health.context import Case, Context
-from gpu_plugin.health.hysteresis import Level, level
+from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.readings import Measure, Measured, measured
 
 NEAR, SAMPLES_NEAR, SAMPLES_SLOW, ABOVE, COOL_SECONDS = 2, 2, 4, 5, 120.0
 """°C from shutdown that are too near, in how many samples; how many at slowdown; how far above it is cool, for how long."""
 
 
-class Trusted(Level, frozen=True):
+class Trusted(Measured, frozen=True):
     """Of a sensor that has shown something above 0 once. `near`: the last look was too near to shutdown."""
 
     near: bool = False
@@ -25,12 +26,12 @@ class Trusted(Level, frozen=True):
 
     @property
     def counted(self) -> object:
-        """Whether the next look may make it worse."""
-        return self.near
+        """How bad it was, and whether the next look may make it worse."""
+        return self.near, super().counted
 
     def held(self) -> Self:
-        """Whether the next look may make it worse."""
-        return replace(self, row=int(self.near), quiet_since=None)
+        """How bad it was, and whether the next look may make it worse."""
+        return replace(super().held(), row=int(self.near))
 
 
 def margin(latch: Latch[Trusted] | None, seen: Observation, ctx: Context) -> Latch[Trusted] | None:
@@ -53,14 +54,13 @@ def margin(latch: Latch[Trusted] | None, seen: Observation, ctx: Context) -> Lat
         bad = True
     elif left is not None and left >= slow + ABOVE:
         bad = False
-    limit = f"shuts down at {shutdown} °C" if unfit else f"slows down at {slow} °C"
     known = level(
         latch,
         ctx,
         Trusted(),
         bad=bad,
         verdict=Verdict.FATAL if unfit else Verdict.DEGRADED,
-        detail=f"{left} °C to its T.Limit, the GPU {limit}",
+        detail="",
         enter=SAMPLES_NEAR if unfit else SAMPLES_SLOW,
         leave_seconds=ctx.policy.temperature_recovery if latch.verdict is Verdict.FATAL else COOL_SECONDS,
     )
@@ -68,7 +68,10 @@ def margin(latch: Latch[Trusted] | None, seen: Observation, ctx: Context) -> Lat
         return latch if latch == _COOL else _COOL
     row = 1 if near and known.verdict is Verdict.DEGRADED else known.memory.row
     memory = replace(known.memory, near=near, row=row)
-    return known if memory == known.memory else replace(known, memory=memory)
+    known = known if memory == known.memory else replace(known, memory=memory)
+    fatal = known.verdict is Verdict.FATAL
+    at = Measure("margin", "shutdown" if fatal else "slowdown", shutdown if fatal else slow, left, bool(bad))
+    return measured(known, latch, seen, [at])
 
 
 _COOL = Latch(Trusted())

@@ -2,15 +2,16 @@
 
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.hysteresis import LEVEL, Level, level
+from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.readings import Measure, Measured, measured
 
 NEAR, SAMPLES, BELOW = 2, 2, 5
 """°C under shutdown that are too near, in how many samples; how many °C under slowdown are cool."""
 
 
-def temperature(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
+def temperature(latch: Latch[Measured] | None, seen: Observation, ctx: Context) -> Latch[Measured] | None:
     """Opens at 2 °C under the shutdown threshold in two samples; closes after a time 5 °C under the slowdown one."""
     if not isinstance(seen, Sample):
         return latch
@@ -21,16 +22,17 @@ def temperature(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> 
         bad = (
             True if celsius >= shutdown - NEAR else False if celsius < cool else None
         )  # what is neither proves nothing
-    return level(
+    known = level(
         latch,
         ctx,
-        LEVEL,
+        Measured(),
         bad=bad,
         verdict=Verdict.FATAL,
-        detail=f"{celsius} °C, the GPU shuts down at {shutdown} °C" if bad else "",
+        detail="",
         enter=SAMPLES,
         leave_seconds=ctx.policy.temperature_recovery,
     )
+    return measured(known, latch, seen, [Measure("temperature", "shutdown", shutdown, celsius, bool(bad))])
 
 
 def coolness(facts: Facts) -> int | None:

@@ -53,11 +53,14 @@ def test_four_samples_in_a_row_at_a_slowdown_limit_are_too_hot(seen, expected):
 
 def test_what_is_too_hot_is_told_with_its_limit():
     gpu = warm()
-    gpu.see(*degrees(89, 89, 89, 91))
-    assert gpu.latch.detail == "GPU at 91 °C, it slows down at 89 °C"
+    gpu.see(*degrees(89, 89, 91, 90))
+    assert gpu.latch.detail == "91 °C at its peak, slowdown threshold 89 °C"
     gpu = warm()
     gpu.see(*memory(*[96] * 4, gpu=90))
-    assert gpu.latch.detail == "GPU at 90 °C, it slows down at 89 °C and memory at 96 °C, it slows down at 95 °C"
+    assert (
+        gpu.latch.detail
+        == "90 °C at its peak, slowdown threshold 89 °C; memory 96 °C at its peak, slowdown threshold 95 °C"
+    )
 
 
 def test_two_minutes_of_coolness_are_a_recovery():
@@ -192,9 +195,9 @@ def test_a_sensor_that_never_showed_a_positive_margin_is_ignored():
 def test_what_is_too_near_is_told_with_its_limit():
     gpu = near()
     gpu.see(*margins(-2, -2, -2, -3))
-    assert gpu.latch.detail == "-3 °C to its T.Limit, the GPU slows down at -2 °C"
+    assert gpu.latch.detail == "-3 °C to its T.Limit at worst, slowdown threshold -2 °C"
     gpu.see(*margins(-6, -7))
-    assert gpu.latch.detail == "-7 °C to its T.Limit, the GPU shuts down at -8 °C"
+    assert gpu.latch.detail == "-7 °C to its T.Limit at worst, shutdown threshold -8 °C"
 
 
 def test_a_fatal_margin_takes_the_operators_time_to_recover():

@@ -130,7 +130,7 @@ def test_new_facts_keep_what_is_known_and_hold_from_then_on():
     hear(one, XidEvent(79))
     one.watch(A, Facts(Thresholds(shutdown=50)))
     hear(one, Sample(temperature=48), Sample(temperature=48))
-    assert one.reason(A) == f"{name(79)}; 48 °C, the GPU shuts down at 50 °C"
+    assert one.reason(A) == f"{name(79)}; 48 °C at its peak, shutdown threshold 50 °C"
 
 
 def test_the_operators_word_on_a_signal_counts_at_once_and_for_what_is_open():

@@ -183,9 +183,9 @@ def test_two_samples_in_a_row_near_shutdown_are_too_hot(seen, expected):
 
 
 def test_what_is_too_hot_is_told_with_the_limit():
-    latch = run("temperature", degrees(93, 94))
+    latch = run("temperature", degrees(93, 94, 90))
     assert latch is not None
-    assert (latch.detail, latch.since) == ("94 °C, the GPU shuts down at 95 °C", 1_001.0)
+    assert (latch.detail, latch.since) == ("94 °C at its peak, shutdown threshold 95 °C", 1_001.0)
 
 
 def hot(facts: Facts = H200) -> AnyLatch:
