@@ -19,7 +19,7 @@ from gpu_plugin.health.signals import SIGNALS, Say, Signal, SignalKind
 from gpu_plugin.health.signals.orders import released
 from gpu_plugin.health.spelling import clock, duration
 from gpu_plugin.health.words import advice
-from gpu_plugin.health.xids import RESET
+from gpu_plugin.health.xid_advice import RESET
 
 Explained = Mapping[str, Any]
 """An object of JSON."""

@@ -6,6 +6,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from gpu_plugin.health.latch import Proof, Verdict
+from gpu_plugin.health.xid_advice import advised
 from gpu_plugin.health.xid_table import XidRow, XidTable
 
 VERDICTS: Mapping[str, Verdict] = {
@@ -17,33 +18,6 @@ VERDICTS: Mapping[str, Verdict] = {
 """Verdicts by the words of the table and of the config file."""
 
 _ENDED_BY_MORE = frozenset({Proof.RESET, Proof.REBOOT, Proof.RMA})
-
-RESET = "reset the GPU when no pod has it"
-REBOOT = "drain the node and reboot it; where the GPU does not come back, have it serviced"
-_LINKS = "look at its NVLinks (nvidia-smi nvlink --status -i {gpu}), reset all GPUs that they join"
-
-_ADVICE: Mapping[str, str] = {
-    "CHECK_MECHANICALS": "check the GPU's power cables and seat, then reboot the node",
-    "CHECK_UVM": "look at the kernel's log for what the unified memory driver says",
-    "CONTACT_SUPPORT": "have the GPU looked at by its vendor",
-    "IGNORE": "nothing need be done",
-    "RESET_GPU": RESET,
-    "RESTART_APP": "restart the application",
-    "RESTART_BM": REBOOT,
-    "RESTART_VM": "restart the virtual machine, or reboot the node",
-    "UPDATE_SWFW": "update the driver and the firmware",
-    "WORKFLOW_NVLINK5_ERR": _LINKS,
-    "WORKFLOW_NVLINK_ERR": _LINKS,
-    "WORKFLOW_XID_45": "look for the error before it; where there is none, a process was killed, or restart the fabric manager",
-    "WORKFLOW_XID_48": RESET,
-    "XID_154": "do what the driver's recovery action asks for",
-}
-"""What NVIDIA's immediate actions come to, in words for an operator; `{gpu}` stands for the GPU."""
-
-_BY_VERDICT: Mapping[Verdict, str] = {
-    Verdict.FATAL: RESET,
-    Verdict.DEGRADED: "look at the kernel's log and at NVIDIA's catalogue of Xid errors",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +52,9 @@ class Judgement:
     look: bool = False
     resets: bool = True
 
-    @property
-    def advice(self) -> str:
-        """What an operator is advised to do, in a few words in which `{gpu}` stands for the GPU."""
-        if self.verdict is Verdict.FATAL and self.proof(self.verdict) is not self.recovery:
-            return RESET  # by the operator's word: what the catalogue advises would not end it
-        return _ADVICE.get(self.action) or _BY_VERDICT.get(self.verdict, _ADVICE["IGNORE"])
+    def advised(self, verdict: Verdict, proof: Proof) -> str:
+        """What an operator is advised to do once it came to this, in a few words in which `{gpu}` stands for the GPU."""
+        return advised(self.action, verdict, proof)
 
     def proof(self, verdict: Verdict) -> Proof:
         """What closes a latch of this verdict: what passes by itself proves nothing for a GPU that was unfit."""

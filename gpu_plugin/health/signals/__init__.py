@@ -50,8 +50,8 @@ from gpu_plugin.health.signals import (
     xid,
 )
 from gpu_plugin.health.totals import Counted
-from gpu_plugin.health.xids import REBOOT as _REBOOT
-from gpu_plugin.health.xids import RESET as _RESET
+from gpu_plugin.health.xid_advice import REBOOT as _REBOOT
+from gpu_plugin.health.xid_advice import RESET as _RESET
 
 Step = Callable[[Any, Observation, Context], AnyLatch | None]
 """(latch, observation, context) → latch."""

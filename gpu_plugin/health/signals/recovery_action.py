@@ -11,7 +11,7 @@ from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.grades import Graded, graded
 from gpu_plugin.health.latch import Latch, LatchKey, Verdict, corrected
 from gpu_plugin.health.observation import Observation, Sample
-from gpu_plugin.health.xids import REBOOT, RESET
+from gpu_plugin.health.xid_advice import REBOOT, RESET
 
 NAME = "recovery-action"
 

@@ -23,7 +23,8 @@ from gpu_plugin.health.latch import (
 from gpu_plugin.health.observation import Observation, Sample, XidEvent
 from gpu_plugin.health.proof import after_recovery, recovered
 from gpu_plugin.health.signals.recovery_action import asks
-from gpu_plugin.health.xids import REBOOT, RESET, Judgement, describe
+from gpu_plugin.health.xid_advice import RESET
+from gpu_plugin.health.xids import Judgement, describe
 
 NAME = "xid"
 
@@ -147,14 +148,11 @@ def until(latch: Latch[Happened]) -> float:
 
 
 def advice(case: Case) -> str:
-    """What ends it; of one that came to be worse than it is by itself: by its repetition, or by what the driver asks for."""
+    """What ends it, also of one that came to be worse than it is by itself: by its repetition, or by what the driver asks for."""
     judged, latch = case.policy.xids.judge(int(case.key.part)), case.latch
-    if latch.verdict > judged.verdict:
-        if latch.proof is Proof.REBOOT:
-            return REBOOT
-        if latch.proof in (Proof.RESET, Proof.QUIET) and not judged.follows:
-            return RESET
-    return judged.advice
+    if latch.verdict > judged.verdict and latch.proof is Proof.QUIET and not judged.follows:
+        return RESET  # so often it is no application's, whatever the catalogue says of one
+    return judged.advised(latch.verdict, latch.proof)
 
 
 def _happened(latch: Latch[Happened] | None, number: int, ctx: Context) -> Latch[Happened] | None:
