@@ -4,6 +4,7 @@ from grpclib.client import Channel, Handler
 from grpclib.protocol import H2Protocol
 
 from gpu_plugin.kubelet.codec import BytesCodec
+from gpu_plugin.kubelet.unknown_frames import EndsAtUnknownFrame
 
 
 class BoundedChannel(Channel):
@@ -20,7 +21,7 @@ class BoundedChannel(Channel):
         return _Bounded(self, self._longest)
 
 
-class _Bounded(H2Protocol):
+class _Bounded(EndsAtUnknownFrame):
     def __init__(self, channel: BoundedChannel, longest: int) -> None:
         super().__init__(Handler(), channel._config, channel._h2_config)  # noqa: SLF001 - as Channel itself makes them
         self._channel = channel
@@ -31,11 +32,11 @@ class _Bounded(H2Protocol):
         self._read += len(data)
         if self._read > self._longest:
             self._cut(f"its answer has more than {self._longest} bytes")
-            return
-        try:
+        else:
             super().data_received(data)
-        except NotImplementedError as error:  # what grpclib makes of frames that it does not know
-            self._cut(f"it sent {error}")
+
+    def unknown_frame(self, what: str) -> None:
+        self._cut(f"it sent {what}")
 
     def _cut(self, fault: str) -> None:
         self._channel.fault = fault

@@ -10,13 +10,14 @@ from typing import Any, cast
 import grpclib.server
 from grpclib.const import Status
 from grpclib.metadata import decode_bin_value
-from grpclib.protocol import H2Protocol, Stream
+from grpclib.protocol import Stream
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import DataReceived, StreamReset
 from h2.exceptions import ProtocolError
 
 from gpu_plugin.kubelet.sparing import Sparing
+from gpu_plugin.kubelet.unknown_frames import EndsAtUnknownFrame
 from gpu_plugin.pulse import Pulse
 
 log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ async def _refuse(stream: Stream, fault: str) -> None:
         log.debug("a request that is refused was given up meanwhile: %s", error)
 
 
-class TrackedProtocol(H2Protocol):
+class TrackedProtocol(EndsAtUnknownFrame):
     """A connection that its server knows of from the first byte to the last."""
 
     open_connections: "set[TrackedProtocol]"
@@ -136,13 +137,10 @@ class TrackedProtocol(H2Protocol):
         handler = cast("Requests", self.handler)
         handler.when_done(lambda: self.handlers.discard(handler))
 
-    def data_received(self, data: bytes) -> None:
-        """Takes in what a peer sent; what is no HTTP/2 that anybody knows ends the connection."""
-        try:
-            super().data_received(data)
-        except NotImplementedError:  # grpclib knows no handler for a frame type it has never met
-            _say("a peer sent an HTTP/2 frame nobody knows")
-            self.processor.close("unknown frame")
+    def unknown_frame(self, what: str) -> None:
+        """What is no HTTP/2 that anybody knows ends the connection."""
+        _say("a peer sent an HTTP/2 frame nobody knows")
+        super().unknown_frame(what)
 
     def _data(self, event: DataReceived) -> None:
         if not event.flow_controlled_length:

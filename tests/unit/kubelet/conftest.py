@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gpu_plugin.kubelet.connection import TrackedProtocol
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+
+from .serving import Plugin, serving
 
 
 @pytest.fixture
@@ -24,3 +27,25 @@ async def kubelet(request, directory) -> AsyncIterator[StandInKubelet]:
     async with StandInKubelet(directory, generation=request.param) as running:
         yield running
     running.check()
+
+
+@pytest.fixture
+async def plugin(directory) -> AsyncIterator[Plugin]:
+    """A resource of one GPU, served without a kubelet."""
+    async with serving(directory, 1, register=False) as made:
+        while not made.sockets:
+            await made.look.wait(1)
+        yield made
+
+
+@pytest.fixture
+def connections(monkeypatch) -> list[TrackedProtocol]:
+    """Every connection that a server of ours has had from now on, in order."""
+    made, original = [], TrackedProtocol.connection_made
+
+    def noted(self, transport):
+        original(self, transport)
+        made.append(self)
+
+    monkeypatch.setattr(TrackedProtocol, "connection_made", noted)
+    return made

@@ -9,7 +9,7 @@ import socket
 import stat
 import struct
 import time
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import anyio
@@ -21,91 +21,16 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, StreamEnded, TrailersReceived
+from h2.events import ConnectionTerminated, StreamEnded
 
 from gpu_plugin.kubelet import connection, message, shortages, wire
 from gpu_plugin.kubelet.codec import BytesCodec
-from gpu_plugin.kubelet.connection import TrackedProtocol
 from gpu_plugin.kubelet.shortages import Shortages
+from tests.unit.kubelet.peer import REQUEST, Peer, left_behind, meeting, resident, settle
 from tests.unit.kubelet.serving import GPU, devices, registered, serving
 from tests.unit.kubelet.test_allocation import call
-from tests.unit.kubelet.test_shutdown import left_behind, resident, settle
 
-REQUEST = [
-    (":method", "POST"),
-    (":scheme", "http"),
-    (":path", wire.ALLOCATE),
-    (":authority", "localhost"),
-    ("content-type", "application/grpc"),
-    ("te", "trailers"),  # codespell:ignore te
-]
 ONE_ID = wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest([devices(1)[0].id])])
-
-
-class Peer:
-    """An HTTP/2 client that says exactly what it is told to."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.h2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
-        self.h2.initiate_connection()
-        self.reader, self.writer = reader, writer
-        self.events: list[object] = []
-
-    async def flush(self) -> None:
-        self.writer.write(self.h2.data_to_send())
-        await self.writer.drain()
-
-    def take(self, data: bytes) -> None:
-        """Takes in what the server says, and lets it say more."""
-        new = self.h2.receive_data(data)
-        self.events += new
-        for event in new:
-            if isinstance(event, DataReceived) and event.flow_controlled_length:
-                self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id or 0)
-
-    def begin(self, *more: tuple[str, str], path: str = wire.ALLOCATE) -> int:
-        stream = self.h2.get_next_available_stream_id()
-        headers = [(name, path if name == ":path" else value) for name, value in REQUEST]
-        self.h2.send_headers(stream, [*headers, *more])
-        return stream
-
-    async def until(self, kind: type) -> object:
-        """The first event of a kind."""
-        await self.flush()
-        with anyio.fail_after(5):
-            while True:
-                found = next((event for event in self.events if isinstance(event, kind)), None)
-                if found is not None:
-                    return found
-                data = await self.reader.read(65536)
-                assert data, "the connection ended"
-                self.take(data)
-                await self.flush()
-
-    async def status(self) -> tuple[int, str]:
-        """What a request was answered with."""
-        await self.until(StreamEnded)
-        kinds = (TrailersReceived, ResponseReceived)
-        headers = {str(k): str(v) for event in self.events if isinstance(event, kinds) for k, v in event.headers or ()}
-        return int(headers["grpc-status"]), headers.get("grpc-message", "")
-
-
-@asynccontextmanager
-async def meeting(path):
-    reader, writer = await asyncio.open_unix_connection(str(path))
-    try:
-        yield Peer(reader, writer)
-    finally:
-        writer.close()
-
-
-@pytest.fixture
-async def plugin(directory):
-    """A resource of one GPU, served without a kubelet."""
-    async with serving(directory, 1, register=False) as made:
-        while not made.sockets:
-            await made.look.wait(1)
-        yield made
 
 
 async def answers(plugin):
@@ -192,29 +117,19 @@ async def test_a_peer_that_begins_more_than_anybody_answers_is_told_to_calm_down
     await answers(plugin)
 
 
-async def test_of_requests_that_were_half_sent_nothing_is_kept_after_their_connection(directory, monkeypatch):
-    made, original = [], TrackedProtocol.connection_made
-
-    def noted(self, transport):
-        original(self, transport)
-        made.append(self)
-
-    monkeypatch.setattr(TrackedProtocol, "connection_made", noted)
-    async with serving(directory, 1, register=False) as plugin:
-        while not plugin.sockets:
-            await plugin.look.wait(1)
-        async with meeting(plugin.sockets[0]) as peer:
-            peer.h2.send_data(peer.begin(), frame(0, b"x" * 10_000, 20_000))
-            await peer.flush()
-            with anyio.fail_after(5):
-                while not (made and made[-1].processor.streams):
-                    await anyio.lowlevel.checkpoint()
-        (half,) = made
+async def test_of_requests_that_were_half_sent_nothing_is_kept_after_their_connection(plugin, connections):
+    async with meeting(plugin.sockets[0]) as peer:
+        peer.h2.send_data(peer.begin(), frame(0, b"x" * 10_000, 20_000))
+        await peer.flush()
         with anyio.fail_after(5):
-            while half.handlers:
-                await half.lost.wait(0.02)
-        assert half.processor.streams == {}
-        assert not half.handler._tasks
+            while not (connections and connections[-1].processor.streams):
+                await anyio.lowlevel.checkpoint()
+    (half,) = connections
+    with anyio.fail_after(5):
+        while half.handlers:
+            await half.lost.wait(0.02)
+    assert half.processor.streams == {}
+    assert not half.handler._tasks
 
 
 async def test_a_peer_that_resets_stream_after_stream_is_told_to_calm_down_and_leaves_nothing(plugin):
@@ -228,24 +143,14 @@ async def test_a_peer_that_resets_stream_after_stream_is_told_to_calm_down_and_l
     await answers(plugin)
 
 
-async def test_streams_that_are_reset_before_they_begin_are_let_go_of(directory, monkeypatch):
-    made, original = [], TrackedProtocol.connection_made
-
-    def noted(self, transport):
-        original(self, transport)
-        made.append(self)
-
-    monkeypatch.setattr(TrackedProtocol, "connection_made", noted)
-    async with serving(directory, 1, register=False) as plugin:
-        while not plugin.sockets:
-            await plugin.look.wait(1)
-        async with meeting(plugin.sockets[0]) as peer:
-            for _ in range(connection.RESETS):
-                peer.h2.reset_stream(peer.begin())
-            peer.h2.send_data(peer.begin(), frame(0, bytes(ONE_ID)), end_stream=True)
-            await peer.status()
-            await settle(plugin)
-            assert made[-1].processor.streams == {}
+async def test_streams_that_are_reset_before_they_begin_are_let_go_of(plugin, connections):
+    async with meeting(plugin.sockets[0]) as peer:
+        for _ in range(connection.RESETS):
+            peer.h2.reset_stream(peer.begin())
+        peer.h2.send_data(peer.begin(), frame(0, bytes(ONE_ID)), end_stream=True)
+        await peer.status()
+        await settle()
+        assert connections[-1].processor.streams == {}
 
 
 async def test_calls_that_are_given_up_now_and_then_end_no_connection(plugin):
@@ -396,11 +301,11 @@ async def test_noise_costs_nothing_but_time(kubelet, directory, caplog):
         await kubelet.wait_for(registered(kubelet))
         with caplog.at_level(logging.INFO):
             await fuzz(plugin, dice, 2000, 200)
-            await settle(plugin)
+            await settle()
             before, memory = left_behind(), resident()
             caplog.clear()
             await fuzz(plugin, dice, requests, requests // 10)
-            await settle(plugin)
+            await settle()
             after, lines = left_behind(), len(caplog.records)
         assert after == before
         assert resident() - memory < 8 * 1024 * 1024

@@ -1,26 +1,19 @@
 """The end: streams closed in order, GOAWAY, sockets gone if they are ours. And nothing left behind by a long life."""
 
 import asyncio
-import gc
-import os
 import socket
-import threading
-from pathlib import Path
 
 import anyio
 import pytest
 from grpclib.client import Channel, UnaryUnaryMethod
-from h2.config import H2Configuration
-from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import ConnectionTerminated
+from h2.events import ConnectionTerminated, RemoteSettingsChanged
 
 from gpu_plugin.kubelet import connection, wire
 from gpu_plugin.kubelet.codec import BytesCodec
-from gpu_plugin.kubelet.connection import TrackedProtocol
-from gpu_plugin.kubelet.server import SocketServer
 from gpu_plugin.kubelet.sparing import Sparing
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
+from tests.unit.kubelet.peer import left_behind, meeting, resident, settle
 from tests.unit.kubelet.serving import GPU, registered, serving
 from tests.unit.kubelet.test_list_and_watch import open_stream
 
@@ -65,68 +58,34 @@ async def test_a_peer_that_does_not_read_does_not_hold_up_the_end(directory):
         raw.close()
 
 
-async def test_connections_are_said_goodbye_to(directory):
-    async with serving(directory, 1, register=False) as plugin:
-        while not plugin.sockets:
-            await plugin.look.wait(1)
-        reader, writer = await asyncio.open_unix_connection(str(plugin.sockets[0]))
-        peer = H2Connection(H2Configuration(client_side=True))
-        peer.initiate_connection()
-        writer.write(peer.data_to_send())
-        events = peer.receive_data(await reader.read(1 << 16))
+async def test_connections_are_said_goodbye_to(plugin):
+    async with meeting(plugin.sockets[0]) as peer:
+        await peer.met()
         plugin.scope.cancel()
-        with anyio.fail_after(2):
-            while data := await reader.read(1 << 16):
-                events += peer.receive_data(data)
-        [goodbye] = [event for event in events if isinstance(event, ConnectionTerminated)]
+        [goodbye] = [event for event in await peer.rest() if isinstance(event, ConnectionTerminated)]
         assert goodbye.error_code == ErrorCodes.NO_ERROR
-        writer.close()
 
 
-async def test_a_peer_that_does_not_read_is_cut_off(directory, monkeypatch):
-    servers, original = [], SocketServer.bind
-
-    async def noted(self, path):
-        servers.append(self)
-        await original(self, path)
-
-    monkeypatch.setattr(SocketServer, "bind", noted)
-    async with serving(directory, 1, register=False) as plugin:
-        while not plugin.sockets:
-            await plugin.look.wait(1)
-        channel = Channel(path=str(plugin.sockets[0]), codec=BytesCodec())
-        client = await channel.__connect__()
-        with anyio.fail_after(2):
-            while not servers[0].connections:
-                await anyio.sleep(0.01)
-        (cut_off,) = servers[0].connections
-        client.connection._transport.pause_reading()
+async def test_a_peer_that_does_not_read_is_cut_off(plugin, connections):
+    async with meeting(plugin.sockets[0]) as peer:
+        await peer.met()
+        peer.writer.transport.pause_reading()
+        (cut_off,) = connections
         cut_off.transport.write(b"\0" * (8 << 20))  # what no socket's buffer takes
         plugin.scope.cancel()
         with anyio.fail_after(2):
-            while servers[0].connections:
-                await anyio.sleep(0.01)
-        channel.close()
+            while cut_off.open_connections:
+                await cut_off.lost.wait()
 
 
-async def test_a_long_lived_connection_remembers_few_of_its_streams(directory, monkeypatch):
-    made, original = [], TrackedProtocol.connection_made
-
-    def noted(self, transport):
-        original(self, transport)
-        made.append(self)
-
-    monkeypatch.setattr(TrackedProtocol, "connection_made", noted)
-    async with serving(directory, 1, register=False) as plugin:
-        while not plugin.sockets:
-            await plugin.look.wait(1)
-        channel = Channel(path=str(plugin.sockets[0]), codec=BytesCodec())
-        options: UnaryUnaryMethod[bytes, bytes] = UnaryUnaryMethod(channel, wire.OPTIONS, bytes, bytes)
-        for _ in range(600):
-            await options(b"")
-        assert len(made) == 1
-        assert len(made[0].connection._connection._closed_streams) <= 256
-        channel.close()
+async def test_a_long_lived_connection_remembers_few_of_its_streams(plugin, connections):
+    channel = Channel(path=str(plugin.sockets[0]), codec=BytesCodec())
+    options: UnaryUnaryMethod[bytes, bytes] = UnaryUnaryMethod(channel, wire.OPTIONS, bytes, bytes)
+    for _ in range(600):
+        await options(b"")
+    (served,) = connections
+    assert len(served.connection._connection._closed_streams) <= 256
+    channel.close()
 
 
 async def test_everything_old_is_let_go_of_before_it_registers_again(kubelet, directory):
@@ -137,11 +96,6 @@ async def test_everything_old_is_let_go_of_before_it_registers_again(kubelet, di
             await kubelet.wait_for(registered(kubelet, times), timeout=2)
         assert kubelet.registrations[GPU].most_in_flight == 1
         assert len(plugin.sockets) == 1
-
-
-def left_behind():
-    gc.collect()
-    return len(asyncio.all_tasks()), threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def test_a_thousand_streams_come_and_go_without_a_trace(kubelet, directory):
@@ -159,27 +113,16 @@ async def test_a_thousand_streams_come_and_go_without_a_trace(kubelet, directory
 
         for _ in range(50):
             await cycle()
-        await settle(plugin)
+        await settle()
         before, memory = left_behind(), resident()
         for _ in range(950):
             await cycle()
-        await settle(plugin)
+        await settle()
         after = left_behind()
         assert after[0] <= before[0] + 1
         assert after[1:] == before[1:]
         assert resident() - memory < 4 * 1024 * 1024
         assert kubelet.registrations[GPU].total == 1
-
-
-async def settle(plugin):
-    """Lets the server notice the connections that are gone."""
-    for _ in range(20):
-        await anyio.lowlevel.checkpoint()
-    await anyio.sleep(0.05)
-
-
-def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.timeout(120)
@@ -207,13 +150,10 @@ async def test_an_unknown_http2_frame_costs_that_connection_only(kubelet, direct
     monkeypatch.setattr(connection, "_SPARING", Sparing())
     async with serving(directory) as plugin:
         await kubelet.wait_for(registered(kubelet))
-        reader, writer = await asyncio.open_unix_connection(str(plugin.sockets[0]))
-        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
-        writer.write(b"\x00\x00\x04\xee\x00\x00\x00\x00\x00abcd")  # type 0xee is nobody's
-        await writer.drain()
-        with anyio.fail_after(2):
-            await reader.read()  # what the server says, up to its end
-        writer.close()
+        async with meeting(plugin.sockets[0]) as peer:
+            await peer.flush()
+            peer.writer.write(b"\x00\x00\x04\xee\x00\x00\x00\x00\x00abcd")  # type 0xee is nobody's
+            assert any(isinstance(event, RemoteSettingsChanged) for event in await peer.rest())
         plugin.fail(1)
         await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 7)
         assert kubelet.registrations[GPU].total == 1
