@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from gpu_plugin.access.conflicts import pair_warning
@@ -15,7 +16,7 @@ from gpu_plugin.devices.device import GPU, MIG, Device, Resource, with_held
 from gpu_plugin.devices.naming import DOMAIN, resource_name_fault
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import Plan, check_length, plan
-from gpu_plugin.devices.retirement import GONE, Held, Retirement, gone, retire
+from gpu_plugin.devices.retirement import GONE, SETTLE, Held, Retirement, gone, retire
 from gpu_plugin.devices.sharing import REPLICA, MpsShared
 from gpu_plugin.placement.prepared import SOON, Placement
 from gpu_plugin.placement.topology import Topology
@@ -182,6 +183,12 @@ class Inventory:
     def leaving(self) -> bool:
         """Whether something is still listed that is to go: `settle` is owed now and then."""
         return bool(self._retirement.since or self._empty_since or self._elsewhere)
+
+    def next_leave(self, now: float) -> float:
+        """When something that is listed still may go next though nothing more is learnt, after `now`; inf for nothing."""
+        retired = (self._retirement.since.get(key, now) + SETTLE for key in self._retirement.free)
+        emptied = (since + WITHDRAW for since in self._empty_since.values())
+        return min((at for at in (*retired, *emptied) if at > now), default=inf)
 
     def remember(self, resources: Iterable[Resource], foreign: Iterable[Resource] = ()) -> None:
         """Takes what an earlier process of this boot had listed, and what it knew to be held under `foreign` names."""

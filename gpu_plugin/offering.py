@@ -21,10 +21,16 @@ from gpu_plugin.pulse import Pulse
 log = logging.getLogger(__name__)
 
 HOLDERS_POLL = 2.0
-"""Seconds between two questions which devices pods hold, while something is retired."""
+"""Seconds between two questions which devices pods hold, while something is retired; less where a sooner one tells more."""
+
+HOLDERS_SOON = 0.2
+"""Seconds to the next such question after a list that has the kubelet write down what is waited for."""
 
 HOLDERS_CHECK = 30.0
 """Seconds between two such questions otherwise: what pods hold and nobody lists shows then."""
+
+SLACK = 0.01
+"""Seconds by which a question comes later than the moment from which on it tells more: a timer may be early by its resolution."""
 
 SILENT = 3
 """Questions in a row that PodResources leaves unanswered until it is said that capacity waits: a kubelet may be starting."""
@@ -58,6 +64,7 @@ class Offering:
         self._published = published
         self._heard = heard
         self._unanswered = 0
+        self._writes = False
         self._unsettled = Pulse()
         self._next: Offer | None = None
         self._said: frozenset[str] = frozenset()
@@ -109,12 +116,22 @@ class Offering:
                 if not new.placement.ready and new.placement.topology != failed:
                     self._next = new  # its links are of the last moment: it is judged now, and published again
             else:
-                await self._unsettled.wait(HOLDERS_POLL if self._inventory.leaving else HOLDERS_CHECK)
+                await self._unsettled.wait(self._pause(anyio.current_time()))
                 if self._next is None and not self._inventory.unpublished:
                     asked, retired = anyio.current_time(), self._inventory.retired
                     holding = await self._ask()
                     if self._inventory.retired == retired:  # or it says nothing of what was retired since
                         self._withdraw(holding, asked)
+
+    def _pause(self, now: float) -> float:
+        """Seconds to the next question: as soon as it can tell more than the one before."""
+        if not self._inventory.leaving:
+            return HOLDERS_CHECK
+        if self._writes:
+            return min(HOLDERS_SOON, HOLDERS_POLL)
+        given = self._inventory.store.given
+        worth = (self._inventory.next_leave(now), given.worth_asking(self._inventory.awaited))
+        return min(HOLDERS_POLL, *(at - now + SLACK for at in worth if at > now))
 
     async def _prepare(self) -> Topology | None:
         """Has the newest offer prepared, on a thread, since that takes its time on large nodes; no failure keeps it back.
@@ -151,12 +168,22 @@ class Offering:
         awaited = self._inventory.awaited
         kept = (holding.written & awaited) | store.given.unsaid(awaited)
         self._say_unanswered(waits=bool(awaited) and not holding.answered)
-        if store.current.version != version:  # a list that has changed serves as well
+        changed = store.current.version != version
+        if changed:  # a list that has changed serves as well
             self._tell_resources(before)
-            return
-        again = self._again.due(kept, store.current.resources, asked, answered=holding.answered, heard=self._heard)
+            again = ""
+        else:
+            again = self._again.due(
+                kept,
+                store.current.resources,
+                asked,
+                ready=store.given.begun(kept),
+                answered=holding.answered,
+                heard=self._heard,
+            )
         if again:
             store.tell_again(again)
+        self._writes = bool(kept) and (changed or bool(again))
 
     def _say_unanswered(self, *, waits: bool) -> None:
         """Says once that capacity may not come back while PodResources stays silent; and again after it has not been so."""

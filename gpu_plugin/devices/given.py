@@ -7,6 +7,7 @@ pkg/kubelet/cm/devicemanager/manager.go, allocateContainerResources.
 
 from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
+from math import inf
 
 Key = tuple[str, str]
 """Resource name and device id."""
@@ -46,6 +47,20 @@ class Given:
     def unsaid(self, keys: Collection[Key]) -> frozenset[Key]:
         """Which of these may have been given away without the kubelet having said so."""
         return frozenset(key for key in keys if key in self._at)
+
+    def begun(self, keys: Iterable[Key]) -> frozenset[Key]:
+        """Of which of these nothing is missing but that the checkpoint is written again."""
+        return frozenset(key for key in keys if key in self._at and self._asked_since(key, self._at[key]))
+
+    def worth_asking(self, keys: Iterable[Key]) -> float:
+        """From when on a question brings one of these on that no question has yet; inf for none."""
+        given = ((key, self._at.get(key)) for key in keys)
+        return min(
+            (at + ENTERED for key, at in given if at is not None and not self._asked_since(key, at)), default=inf
+        )
+
+    def _asked_since(self, key: Key, at: float) -> bool:
+        return key in self._before and self._before[key][0] == at
 
     def _forget(self, key: Key, at: float) -> None:
         self._before.pop(key, None)

@@ -31,6 +31,7 @@ class Again:
         served: Iterable[str],
         now: float,
         *,
+        ready: AbstractSet[tuple[str, str]] = frozenset(),
         answered: bool = True,
         heard: Callable[[str], bool] = lambda _: True,
     ) -> str:
@@ -39,12 +40,12 @@ class Again:
         `kept` is what keeps hardware back until the checkpoint is written, by resource name and device id; `served` are the
         resources that have lists, any of which will do that is `heard`: registered, and its stream open. `now` is in seconds of
         a steady clock, `answered` whether PodResources did. What was not kept the last time either is waited for: PodResources
-        has only just been asked about it, and a list that is on its way may do.
+        has only just been asked about it, and a list that is on its way may do. `ready` is what no list before now does for.
         """
         if answered or kept != self.before:
             self.unanswered = 0
         name = min(filter(heard, served), default="")
-        stayed, self.before = kept & self.before, kept
+        stayed, self.before = kept & (self.before | ready), kept
         if not stayed or not name or now - self.last < PAUSE or self.unanswered >= UNANSWERED:
             return ""
         self.last = now

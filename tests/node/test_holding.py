@@ -48,6 +48,23 @@ async def test_what_a_plain_init_container_had_is_free_within_half_a_minute_of_i
     await kubelet.wait_for(healthy(kubelet, 8), timeout=30)
 
 
+async def test_what_no_pod_holds_is_offered_under_its_new_name_seconds_after_a_restart(kubelet, daemon):
+    """The former process may have answered an Allocate last that the kubelet has not written down yet: a second and a list."""
+    daemon.profile = "h100-mig-single"
+    daemon.start("--mig-strategy", "mixed")
+    await kubelet.wait_for(healthy(kubelet, 56, SMALL))
+    await kubelet.admit("pod", {SMALL: 1})
+    daemon.kill()
+    daemon.start("--mig-strategy", "single")
+    await kubelet.wait_for(lambda: GPU in kubelet.resources and kubelet.resources[GPU].capacity == 56)
+    assert kubelet.resources[GPU].allocatable == 0
+    began = time.monotonic()
+    await kubelet.wait_for(healthy(kubelet, 55), timeout=10)
+    assert time.monotonic() - began < 3.5
+    await kubelet.wait_for(lambda: len(ids(kubelet, SMALL)) == 1, timeout=10)
+    assert time.monotonic() - began < 7
+
+
 @pytest.mark.parametrize("seed", range(2))
 async def test_no_hardware_is_held_twice_whatever_happens_in_any_order(kubelet, daemon, seed):
     """A few steps of what `test_interleavings` does in thousands, with the real daemon, sockets and files."""

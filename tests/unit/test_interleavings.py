@@ -163,7 +163,13 @@ class Machine:
         awaited = self.inventory.awaited
         kept = (holding.written & awaited) | store.given.unsaid(awaited)
         if store.current.version == before and (
-            again := self.again.due(kept, store.current.resources, self.now, answered=holding.answered)
+            again := self.again.due(
+                kept,
+                store.current.resources,
+                self.now,
+                ready=store.given.begun(kept),
+                answered=holding.answered,
+            )
         ):
             store.tell_again(again)
         self.send()

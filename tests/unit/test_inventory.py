@@ -1,6 +1,7 @@
 """What the kubelet is told, step by step: offers, health, retirement, withdrawal."""
 
 import dataclasses
+import math
 
 import msgspec
 import pytest
@@ -91,9 +92,12 @@ def test_a_resource_is_emptied_before_it_is_withdrawn(inventory):
     assert told(inventory) == {"nvidia.com/h100": ["GPU-a", "GPU-b"], GPU: ["GPU-a!", "GPU-b!"]}
     assert inventory.retired == {(GPU, "GPU-a"): 10, (GPU, "GPU-b"): 10}
     assert inventory.leaving
+    assert inventory.next_leave(10) == 10 + SETTLE
     inventory.settle(NONE, 10 + SETTLE)
     assert told(inventory) == {"nvidia.com/h100": ["GPU-a", "GPU-b"], GPU: []}
     assert inventory.leaving
+    assert inventory.next_leave(10 + SETTLE) == 10 + SETTLE + WITHDRAW
+    assert inventory.next_leave(99) == math.inf
     inventory.settle(NONE, 10 + SETTLE + WITHDRAW)
     assert told(inventory) == {"nvidia.com/h100": ["GPU-a", "GPU-b"]}
     assert not inventory.leaving
@@ -105,6 +109,8 @@ def test_what_was_given_out_keeps_its_hardware_until_the_kubelet_has_written_sin
     renamed = offered(gpu_names=(NamePattern("*", "nvidia.com/h100"),))
     inventory.apply(renamed, NONE, 10)
     assert told(inventory)["nvidia.com/h100"] == ["GPU-a!", "GPU-b"]
+    inventory.settle(NONE, 10 + SETTLE)
+    assert inventory.next_leave(10 + SETTLE) == math.inf, "when the other one may go nobody knows"
     for asked, writing, healthy in ((11, 1, False), (100, 1, False), (200, None, False), (300, 2, True)):
         inventory.store.given.seen(NONE, writing, asked)
         inventory.settle(NONE, asked)

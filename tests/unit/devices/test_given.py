@@ -1,5 +1,7 @@
 """What was given to containers, until the kubelet has said so."""
 
+from math import inf
+
 import pytest
 
 from gpu_plugin.devices.given import ENTERED, Given
@@ -41,3 +43,21 @@ def test_what_is_given_again_begins_anew():
     assert given.unsaid([KEY]) == {KEY}
     given.seen(NOTHING, 3, 14)
     assert given.unsaid([KEY]) == NOTHING
+
+
+def test_when_the_next_question_tells_more_is_known():
+    given = Given()
+    given.note(KEY[0], [KEY[1]], 10)
+    given.note(OTHER[0], [OTHER[1]], 12)
+    both = [KEY, OTHER]
+    assert (given.worth_asking(both), given.begun(both)) == (10 + ENTERED, NOTHING)
+    given.seen(NOTHING, None, 11)
+    assert (given.worth_asking(both), given.begun(both)) == (10 + ENTERED, NOTHING), "the checkpoint was not read"
+    given.seen(NOTHING, 1, 11)
+    assert (given.worth_asking(both), given.begun(both)) == (12 + ENTERED, LISTED)
+    assert (given.worth_asking([KEY]), given.begun([OTHER])) == (inf, NOTHING)
+    given.note(KEY[0], [KEY[1]], 14)
+    assert (given.worth_asking([KEY]), given.begun(both)) == (14 + ENTERED, NOTHING), "it was given again"
+    given.seen(NOTHING, 1, 15)
+    given.seen(NOTHING, 2, 16)
+    assert (given.worth_asking(both), given.begun(both)) == (inf, NOTHING), "the kubelet has said so"

@@ -12,6 +12,13 @@ def test_what_the_checkpoint_keeps_twice_in_a_row_has_a_list_sent_again_and_not_
     assert [again.due(ONE, ["r/gpu"], 2.0 + passed) for passed in (2.0, PAUSE - 0.1, PAUSE)] == ["", "", "r/gpu"]
 
 
+def test_what_no_earlier_list_does_for_has_one_sent_at_once_and_no_more_often():
+    again = Again()
+    assert again.due(ONE | OTHER, ["r/gpu"], 0.0, ready=OTHER) == "r/gpu"
+    assert [again.due(ONE, ["r/gpu"], passed, ready=ONE) for passed in (PAUSE - 0.1, PAUSE)] == ["", "r/gpu"]
+    assert Again().due(ONE, ["r/gpu"], 0.0, ready=OTHER) == "", "it is not kept"
+
+
 def test_what_is_kept_no_more_and_what_is_kept_anew_ask_for_none():
     again = Again()
     for now, kept in enumerate([ONE, OTHER, set(), ONE, set()]):
