@@ -69,7 +69,7 @@ async def test_connections_are_said_goodbye_to(plugin):
 async def test_a_peer_that_does_not_read_is_cut_off(plugin, connections):
     async with meeting(plugin.sockets[0]) as peer:
         await peer.met()
-        peer.writer.transport.pause_reading()
+        peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
         (cut_off,) = connections
         cut_off.transport.write(b"\0" * (8 << 20))  # what no socket's buffer takes
         plugin.scope.cancel()
