@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import click
 
@@ -37,6 +38,8 @@ def command(namespace: str, daemonsets: tuple[str, ...], seconds: str, kubeconfi
 
     from gpu_plugin.cluster.connection import UnreachableError, require_client  # noqa: PLC0415
     from gpu_plugin.cluster.daemonset import opened  # noqa: PLC0415
+    from gpu_plugin.named_file import require_file  # noqa: PLC0415
+    from gpu_plugin.sources.source import MAX_KUBECONFIG  # noqa: PLC0415
     from gpu_plugin.uninstall.nodes import clean  # noqa: PLC0415
     from gpu_plugin.uninstall.template import ForeignDaemonSetError  # noqa: PLC0415
 
@@ -78,8 +81,12 @@ def command(namespace: str, daemonsets: tuple[str, ...], seconds: str, kubeconfi
 
     try:
         require_client("uninstall", "")
+        if kubeconfig:
+            require_file(Path(kubeconfig), MAX_KUBECONFIG)
+    except OSError as error:
+        raise click.UsageError(f"--kubeconfig: {kubeconfig}: {error.strerror}", click.get_current_context()) from None
     except ConfigError as error:
-        raise click.ClickException(str(error)) from None
+        raise click.UsageError(str(error), click.get_current_context()) from None
     anyio.run(run)
     if broken_off:
         failed.append("broken off")

@@ -13,12 +13,16 @@ import msgspec
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.nvml_h import FabricState, FabricSummary, TopologyLevel
+from gpu_plugin.named_file import read_file
 from gpu_plugin.simulation import topology
 from gpu_plugin.simulation.mig import MigInstance, lay_out
 from gpu_plugin.simulation.topology import Block, BusId, Count, Distance, NvLink, NvSwitch, Pcie
 
 _FOLDER = Path(__file__).parent / "profiles"
 _SUFFIXES = (".yaml", ".yml", ".json")
+
+MAX_BYTES = 1024 * 1024
+"""Of a profile file: 64 GPUs with a line for every value of each take a tenth of it."""
 
 _UUID_NAMESPACE = "6f0d1a52-9c1e-5d0e-8a3b-0f5f4f1f2c77"
 """Made once for this plugin. A GPU without a written uuid has uuid5(this, "<profile name>/<index>"), for ever.
@@ -208,7 +212,8 @@ def _read(path: Path) -> Profile:
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 - both loaders are the safe kind
+        text = read_file(path, MAX_BYTES).decode()
+        content = yaml.load(text, Loader=loader)  # noqa: S506 - both loaders are the safe kind
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except yaml.MarkedYAMLError as error:

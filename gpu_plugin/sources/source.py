@@ -8,13 +8,18 @@ from pathlib import Path
 import anyio
 
 from gpu_plugin.cluster.node_label import require_client, watch_label
+from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.label import NO_FILE, Choice, choose
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.named_file import UnfitFileError, require_file
 from gpu_plugin.sources.directories import ANY, Place, route
 from gpu_plugin.sources.files import ABSENT, Lookout, Sight, fingerprint, watch_file
 from gpu_plugin.sources.last_choice import LastChoice
 
 log = logging.getLogger(__name__)
+
+MAX_KUBECONFIG = 4 * 1024 * 1024
+"""Bytes of a kubeconfig: hundreds of clusters, each with its certificates."""
 
 LABEL_PATIENCE = 5.0
 """Seconds at the start for the API server to tell the node's label or to fail, before the last choice is used."""
@@ -27,7 +32,8 @@ class ConfigSource:
         """`known` is the `fingerprint` of the one file from before it was read; without it, `run` calls at once.
 
         Raises:
-            ConfigError: a directory is given, and the Kubernetes client that its files are chosen with is not installed.
+            ConfigError: a directory is given, and the Kubernetes client that its files are chosen with is not installed, or what
+                --kubeconfig names is no such file.
         """
         self._settings = settings
         self._known = known
@@ -48,6 +54,7 @@ class ConfigSource:
         if settings.config_file_srcdir:
             self._file = None
             require_client()
+            _require_kubeconfig(settings.kubeconfig)
         else:
             self._settled.set()
 
@@ -173,6 +180,18 @@ class ConfigSource:
             self._said_of = None
             by = f"label {self._settings.node_label}={label}" if label else f"no label {self._settings.node_label}"
             log.info("the configuration of this node is %s (%s)", choice.file or "flags and environment alone", by)
+
+
+def _require_kubeconfig(kubeconfig: str) -> None:
+    """Raises ConfigError for what can be none. One that is not there, or cannot be read, may come: that is waited for."""
+    if not kubeconfig:
+        return
+    try:
+        require_file(Path(kubeconfig), MAX_KUBECONFIG)
+    except UnfitFileError as error:
+        raise ConfigError(f"--kubeconfig: {kubeconfig}: {error.strerror}") from None
+    except OSError:
+        return
 
 
 def _configs(directory: Path) -> tuple[frozenset[str], str]:

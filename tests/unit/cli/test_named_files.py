@@ -1,0 +1,104 @@
+"""Whatever a file that an operator names is: what can be none of the kind is refused at once, in one sentence that names it."""
+
+import logging
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from gpu_plugin.cli import main
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.named_file import UnfitFileError, read_file
+from gpu_plugin.simulation import saved
+from gpu_plugin.simulation.profile import load
+from gpu_plugin.sources.source import ConfigSource
+
+HUGE = 300_000_000
+
+
+def directory(path):
+    path.mkdir()
+
+
+def pipe(path):
+    os.mkfifo(path)
+
+
+def listening(path):
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)  # in the working directory: a path may be too long for a socket
+
+
+def endless(path):
+    path.symlink_to("/dev/zero")
+
+
+def huge(path):
+    with path.open("wb") as file:
+        file.truncate(HUGE)
+
+
+VERBS = [
+    ("run", "--config-file"),
+    ("validate",),
+    ("mps", "--config-file"),
+    ("topology", "--simulate"),
+    ("simulate-allocation", "--size", "1", "--simulate"),
+    ("cdi", "generate", "--simulate"),
+    ("cdi", "validate"),
+    ("uninstall", "--namespace", "n", "--daemonset", "d", "--kubeconfig"),
+]
+
+
+@pytest.fixture(params=[directory, pipe, listening, endless, huge])
+def unfit(request, tmp_path, monkeypatch):
+    """What stands under a name that somebody takes for a file's."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "named.yaml"
+    request.param(path)
+    return path
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_a_file_that_can_be_none_is_one_sentence_of_bad_usage(verb, unfit, capsys):
+    assert main([*verb, str(unfit)]) == 2
+    shown = capsys.readouterr()
+    (line,) = (shown.out + shown.err).splitlines()
+    assert str(unfit) in line
+    assert len(line) < 300
+
+
+def test_a_kubeconfig_that_can_be_none_is_refused_before_it_is_read(unfit):
+    asked = {"config_file_srcdir": "/configs", "node_name": "n", "kubeconfig": str(unfit)}
+    with pytest.raises(ConfigError, match=f"--kubeconfig: {unfit}: is "):
+        ConfigSource(resolve(asked, {}))
+
+
+def test_a_kubeconfig_that_may_come_is_waited_for(tmp_path):
+    asked = {"config_file_srcdir": "/configs", "node_name": "n", "kubeconfig": str(tmp_path / "later")}
+    assert ConfigSource(resolve(asked, {})).current() is None
+
+
+def test_what_a_simulated_node_was_like_is_read_with_a_bound(unfit, caplog):
+    caplog.set_level(logging.WARNING)
+    assert saved.read(unfit, load("t4-4")) is None
+    (record,) = caplog.records
+    assert str(unfit) in record.message
+    assert "starts fresh" in record.message
+
+
+def test_the_bound_is_exact(tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(b"x" * 10)
+    assert read_file(file, 10) == b"x" * 10
+    with pytest.raises(UnfitFileError, match="is larger than 9 bytes"):
+        read_file(file, 9)
+
+
+def test_a_file_that_does_not_tell_its_size_is_read_no_further_than_the_bound():
+    """As those of /proc do."""
+    assert Path("/proc/self/status").stat().st_size == 0
+    with pytest.raises(UnfitFileError, match="is larger than 64 bytes"):
+        read_file(Path("/proc/self/status"), 64)
