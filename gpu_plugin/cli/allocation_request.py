@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpu_plugin.cli.gpu_list import Amount, amounts, in_words
+from gpu_plugin.cli.gpu_list import Amount, Hardware, amounts, in_words
 from gpu_plugin.cli.topology_source import daemons_node, node_from
 from gpu_plugin.config.sharing import DISTRIBUTED, TIME_SLICING
 from gpu_plugin.devices.device import GPU
@@ -92,16 +92,16 @@ def request(what: Served, available: Sequence[str], taken: Sequence[str], must: 
         UsageError: there is no such hardware, or it cannot be had.
     """
     hardware = what.resource.hardware
-    whose = what.resource.name if what.live else "this node"
+    known = Hardware(hardware, what.node.gpus, what.resource.name if what.live else "this node")
     if available:
-        given = amounts("--available", available, hardware, whose)
+        given = amounts("--available", available, known)
         free = {at: amount.of(hardware[at].ids) for at, amount in given.items()}
     else:
-        gone = amounts("--taken", taken, hardware, whose)
+        gone = amounts("--taken", taken, known)
         free = {at: each.ids for at, each in enumerate(hardware) if each.healthy}
         free |= {at: amount.left_of(free[at]) for at, amount in gone.items() if at in free}
     free = {at: ids for at, ids in free.items() if ids}
-    required = _required(amounts("--must", must, hardware, whose), free, what.resource)
+    required = _required(amounts("--must", must, known), free, what.resource)
     left_out = () if available else what.left_out
     _check(size, sum(map(len, free.values())), sum(map(len, required.values())), _noun(what.resource, free), left_out)
     return Request(free, required, size)

@@ -1,4 +1,4 @@
-"""How an operator lists hardware on a command line: indices, ranges, uuids or how one begins, `all`; and how many of each."""
+"""How an operator lists hardware on a command line: indices, ranges, uuids, bus ids, `all`; and how many of each."""
 
 import re
 from collections.abc import Sequence
@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.devices.gpu_names import is_bus_id, named
+from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.sharing import REPLICA
 
 if TYPE_CHECKING:
@@ -45,14 +48,22 @@ class Amount:
         return "without a number" if self.count is None else f"as {self.count}"
 
 
-def amounts(option: str, given: Sequence[str], hardware: Sequence["Offered"], whose: str) -> dict[int, Amount]:
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What there is to be named: `offered` of the GPUs of a node, and `whose` it is, `this node` or a resource's name."""
+
+    offered: Sequence["Offered"]
+    gpus: Sequence[Gpu]
+    whose: str
+
+
+def amounts(option: str, given: Sequence[str], hardware: Hardware) -> dict[int, Amount]:
     """What was given to an option: how much is meant of which hardware, by its place, ascending.
 
     Args:
         option: its name, for sentences.
-        given: texts such as `0,2-5`, `GPU-6f1c`, `0-1:3`, `MIG-...` or `GPU-...::2`; `all` stands for everything.
+        given: texts such as `0,2-5`, `GPU-6f1c`, `1b:00.0`, `0-1:3`, `MIG-...` or `GPU-...::2`; `all` stands for everything.
         hardware: what there is.
-        whose: who has it: `this node`, or a resource's name.
 
     Raises:
         UsageError: no such hardware, or more than one piece is meant, or it is given twice with different counts.
@@ -60,35 +71,36 @@ def amounts(option: str, given: Sequence[str], hardware: Sequence["Offered"], wh
     found: dict[int, Amount] = {}
     for item in (item.strip() for text in given for item in text.split(",")):
         if item:
-            for at, amount in _meant(option, item, hardware, whose).items():
+            for at, amount in _meant(option, item, hardware).items():
                 before = found.get(at, amount)
                 if before.ids and amount.ids:
                     amount = Amount(ids=tuple(dict.fromkeys((*before.ids, *amount.ids))))  # noqa: PLW2901 - grown
                 elif before != amount:
                     how = "by its ids and otherwise" if before.ids or amount.ids else f"{before} and {amount}"
-                    raise click.UsageError(f"{option}: {hardware[at].name} is given twice, {how}: say it once")
+                    raise click.UsageError(f"{option}: {hardware.offered[at].name} is given twice, {how}: say it once")
                 found[at] = amount
     return dict(sorted(found.items()))
 
 
-def _meant(option: str, item: str, hardware: Sequence["Offered"], whose: str) -> dict[int, Amount]:
+def _meant(option: str, item: str, hardware: Hardware) -> dict[int, Amount]:
     """What one item of a list means."""
+    offered = hardware.offered
     if match := _ID.fullmatch(item):
-        places = _named(option, match[1], hardware, whose)
+        places = _named(option, match[1], hardware)
         for at in places:
-            if item not in hardware[at].ids:
-                raise click.UsageError(f"{option}: {item}: {_no_id(hardware[at], match[1])}")
+            if item not in offered[at].ids:
+                raise click.UsageError(f"{option}: {item}: {_no_id(offered[at], match[1])}")
         return dict.fromkeys(places, Amount(ids=(item,)))
-    match = None if _is_mig_index(item, hardware) else _COUNTED.fullmatch(item)
+    match = None if is_bus_id(item) or _is_mig_index(item, offered) else _COUNTED.fullmatch(item)
     name, amount = (match[1], Amount(int(match[2]))) if match else (item, Amount())
-    places = _named(option, name, hardware, whose)
+    places = _named(option, name, hardware)
     for at in places if match else ():
-        if not hardware[at].shared:
+        if not offered[at].shared:
             raise click.UsageError(
-                f"{option}: {item}: counts go with replicas, and {hardware[at].name} is given out once, with no MIG device here"
+                f"{option}: {item}: counts go with replicas, and {offered[at].name} is given out once, with no MIG device here"
             )
-        if int(match[2]) > len(hardware[at].ids):  # type: ignore[index] # there is a match where there are places
-            raise click.UsageError(f"{option}: {item}: {hardware[at].name} has {in_words(len(hardware[at].ids))}")
+        if int(match[2]) > len(offered[at].ids):  # type: ignore[index] # there is a match where there are places
+            raise click.UsageError(f"{option}: {item}: {offered[at].name} has {in_words(len(offered[at].ids))}")
     return dict.fromkeys(places, amount)
 
 
@@ -112,52 +124,65 @@ def _no_id(piece: "Offered", uuid: str) -> str:
     return f"{piece.name} has {in_words(len(piece.ids))}, numbered from 0"
 
 
-def _named(option: str, name: str, hardware: Sequence["Offered"], whose: str) -> list[int]:
+def _named(option: str, name: str, hardware: Hardware) -> list[int]:
     """The places of what is called so."""
     if name == EVERY:
-        return list(range(len(hardware)))
+        return list(range(len(hardware.offered)))
     if match := _SPAN.fullmatch(name):
         gpu, first, last = match[1] or "", int(match[2]), int(match[3])
         if first > last:
             raise click.UsageError(f"{option}: {name}: a range begins with the lower index")
-        last = min(last, first + len(hardware))  # one of them is missing then, and is said
+        last = min(last, first + len(hardware.offered))  # one of them is missing then, and is said
         indices = [f"{gpu}{index}" for index in range(first, last + 1)]
-        return [at for index in indices for at in _one(option, index, hardware, whose)]
-    return _one(option, name, hardware, whose)
+        return [at for index in indices for at in _one(option, index, hardware)]
+    return _one(option, name, hardware)
 
 
-def _one(option: str, name: str, hardware: Sequence["Offered"], whose: str) -> list[int]:
+def _one(option: str, name: str, hardware: Hardware) -> list[int]:
+    offered = list(enumerate(hardware.offered))
     if _INDEX.fullmatch(name):
-        found = [at for at, each in enumerate(hardware) if each.index == name]
+        found = [at for at, each in offered if each.index == name]
         kind = "index"
         if not found:  # a GPU that is cut stands for all of its MIG devices
-            return [at for at, each in enumerate(hardware) if each.index.partition(":")[0] == name] or _none(
-                option, name, hardware, whose
+            return [at for at, each in offered if each.index.partition(":")[0] == name] or _of_gpu(
+                option, name, hardware
             )
     else:
-        found = [at for at, each in enumerate(hardware) if name and each.visible_id.lower().startswith(name.lower())]
+        found = [at for at, each in offered if name and each.visible_id.lower().startswith(name.lower())]
         kind = "uuid"
     if len(found) > 1:
-        which = " and ".join(hardware[at].visible_id for at in found[:2])
+        which = " and ".join(hardware.offered[at].visible_id for at in found[:2])
         more = f" and {len(found) - 2} more" if len(found) > 2 else ""
         raise click.UsageError(
             f"{option}: {name} is the {kind}, or its beginning, of {which}{more}: say which by its uuid"
         )
-    return found or _none(option, name, hardware, whose)
+    return found or _of_gpu(option, name, hardware)
 
 
-def _none(option: str, name: str, hardware: Sequence["Offered"], whose: str) -> list[int]:
+def _of_gpu(option: str, name: str, hardware: Hardware) -> list[int]:
+    """All that there is of the GPU that is called so wherever a GPU is named."""
+    try:
+        gpu = named(name, hardware.gpus)
+    except ConfigError as error:
+        raise click.UsageError(f"{option}: {error}") from None
+    found = [at for at, each in enumerate(hardware.offered) if gpu is not None and each.gpu == gpu.uuid]
+    return found or _none(option, name, hardware)
+
+
+def _none(option: str, name: str, hardware: Hardware) -> list[int]:
     """Raises UsageError: there is no such hardware, or the name is none."""
     from gpu_plugin.placement.groups import called, mig_spans  # noqa: PLC0415 - usage and help need none of it
 
-    gpus = sorted({int(each.index) for each in hardware if each.index.isdecimal()})
-    migs = [each.index for each in hardware if ":" in each.index]
+    gpus = sorted({int(each.index) for each in hardware.offered if each.index.isdecimal()})
+    migs = [each.index for each in hardware.offered if ":" in each.index]
     there = [called(gpus)] if gpus else []
     if migs:
         there.append(f"MIG {'device' if len(migs) == 1 else 'devices'} {mig_spans(migs)}")
-    has = f"{whose} has {' and '.join(there) or 'no GPU'}"
+    has = f"{hardware.whose} has {' and '.join(there) or 'no GPU'}"
     if _INDEX.fullmatch(name):
         raise click.UsageError(f"{option}: {name}: nothing there has this index; {has}")
     if _UUID.fullmatch(name):
         raise click.UsageError(f"{option}: {name}: nothing there has this uuid; {has}")
-    raise click.UsageError(f"{option}: {name}: neither an index, a range nor a uuid; {has}")
+    if is_bus_id(name):
+        raise click.UsageError(f"{option}: {name}: nothing there has this PCI bus id; {has}")
+    raise click.UsageError(f"{option}: {name}: neither an index, a range, a uuid nor a PCI bus id; {has}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _POLICIES = (DISTRIBUTED, PACKED, SPREAD)
 
-_LIST = "GPUs or MIG devices by index, range or uuid (or how one begins), such as 0,2-5"
+_LIST = "GPUs or MIG devices by index, range, uuid (or how one begins) or PCI bus id, such as 0,2-5"
 
 
 @click.command(

@@ -27,6 +27,12 @@ def short_bus_id(bus_id: str) -> str:
     return f"{int(form[1], 16):04x}:{form[2]}:{form[3]}.{form[4]}".lower()
 
 
+def is_bus_id(name: str) -> bool:
+    """Whether this can be nothing but a PCI bus id: two decimal numbers alone may also be a MIG device's index."""
+    form = _BUS_ID.fullmatch(name)
+    return form is not None and (form[1] is not None or form[4] is not None or not name.replace(":", "").isdecimal())
+
+
 def named(name: str | int, gpus: Sequence[Gpu]) -> Gpu | None:
     """The GPU that someone calls so; None where none is.
 

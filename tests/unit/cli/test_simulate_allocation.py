@@ -160,8 +160,13 @@ def test_more_than_sixteen_gpus_are_a_bounded_search_that_says_so(run, told, tmp
         ),
         (
             ["--size", "1", "--available", "1-3-5"],
-            "--available: 1-3-5: neither an index, a range nor a uuid; this node has GPUs 0-7",
+            "--available: 1-3-5: neither an index, a range, a uuid nor a PCI bus id; this node has GPUs 0-7",
         ),
+        (
+            ["--size", "1", "--must", "0000:ff:00.0"],
+            "--must: 0000:ff:00.0: nothing there has this PCI bus id; this node has GPUs 0-7",
+        ),
+        (["--size", "1", "--must", "a"], "--must: GPU a: it could be GPU 0 (0000:06:00.0, "),
         (["--size", "1", "--must", "GPU-"], "and 6 more: say which by its uuid"),
         (
             ["--size", "1", "--available", "0:2"],
@@ -224,6 +229,19 @@ def test_without_a_daemon_a_simulated_node_is_offered(run, tmp_path):
     status, out, err = run("--state-dir", tmp_path, "--size", 2)
     assert (status, out) == (3, "")
     assert "(or name a simulated node with --simulate)" in err
+
+
+@pytest.mark.parametrize(
+    "name", ["2", "GPU-a42adbb5", "gpu-a42a", "a42a", "00000000:0A:00.0", "0000:0a:00.0", "0a:00.0", "0a:00"]
+)
+def test_a_gpu_is_named_as_everywhere(told, name):
+    answer = told("--size", "1", "--available", f"1,{name}", "--must", name)
+    assert (answer["available"], answer["must"]) == ([1, 2], [2])
+
+
+def test_replicas_are_counted_of_a_gpu_by_its_bus_id_too(told):
+    answer = told("--size", "1", "--replicas", "4", "--available", "0000:0a:00.0:3,a1a4:2")
+    assert answer["available_counts"] == {"1": 2, "2": 3}
 
 
 class TestSharedGpus:
@@ -396,9 +414,11 @@ class TestRunningDaemon:
         missing = f"--available: {first}:9: nothing there has this index"
         assert missing in ask("--resource", MIGS, "--size", 1, "--available", f"{first}:9-12")[2]
         gpu = index[0].partition(":")[0]
-        assert set(asked("--resource", MIGS, "--size", 1, "--available", gpu)["available"]) == {
-            one for one in index if one.startswith(f"{gpu}:")
-        }
+        bus_id = next(each.pci_bus_id for each in node.gpus if str(each.index) == gpu)
+        for name in (gpu, bus_id):
+            assert set(asked("--resource", MIGS, "--size", 1, "--available", name)["available"]) == {
+                one for one in index if one.startswith(f"{gpu}:")
+            }
         out = ask("--resource", MIGS, "--size", 1)[1]
         assert f"left out   MIG device {index[2]} (Xid 94)" in out
         assert re.search(rf"^MIG device ({'|'.join(index)})  MIG-[0-9a-f-]+$", out, re.MULTILINE)
