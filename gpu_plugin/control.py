@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 SOCKET = "control.sock"
 
 Verb = Callable[[Mapping[str, object]], Awaitable[Mapping[str, object]]]
-"""Takes a request's fields, gives the reply's. A ConfigError's text is the answer; anything else is a fault of ours."""
+"""Takes a request's fields, gives the reply's.
+
+A ConfigError's text is the answer where what is asked cannot be, a RefusedError's where it can, and could not be done; anything
+else is a fault of ours.
+"""
 
 _LONGEST_LINE = 64 * 1024
 """Bytes of a request."""
@@ -79,12 +83,25 @@ class UnknownVerbError(ControlError):
     """The daemon is there and has no such verb."""
 
 
+class BadRequestError(ControlError):
+    """What is asked cannot be: a GPU that the node does not have, say."""
+
+
+class RefusedError(Exception):
+    """What a verb is asked makes sense, and could not be done, or not as it should be; `str()` is a sentence to show."""
+
+
+_REFUSALS: Mapping[str, type[ControlError]] = {"unknown_verb": UnknownVerbError, "bad_request": BadRequestError}
+"""What a refusal is called in a reply, and what it is then."""
+
+
 def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
     """Asks the daemon that uses `state_dir` and gives its reply's fields.
 
     Raises:
         UnknownVerbError: the daemon has no such verb.
         NoDaemonError: no daemon answers there, or not in time.
+        BadRequestError: what is asked cannot be.
         ControlError: it refuses.
     """
     path = state_dir / SOCKET
@@ -117,7 +134,7 @@ def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
     if not isinstance(answer, dict) or not isinstance(answer.get("ok"), bool):
         raise NoDaemonError(f"what answers at {path} is no gpu-plugin daemon")
     if not answer.pop("ok"):
-        refused = UnknownVerbError if answer.get("unknown_verb") else ControlError
+        refused = next((kind for mark, kind in _REFUSALS.items() if answer.get(mark)), ControlError)
         raise refused(str(answer.get("error") or "refused without a reason"))
     return answer
 
@@ -192,7 +209,7 @@ class _Refusals(Mapping[str, Verb]):
         return 0
 
     async def _refuse(self, _: Mapping[str, object]) -> Mapping[str, object]:
-        raise ConfigError(self._why())
+        raise RefusedError(self._why())
 
 
 @contextlib.asynccontextmanager
@@ -264,6 +281,8 @@ async def _answer(line: bytes, verbs: Mapping[str, Verb]) -> bytes:
             fields = await verbs[name](fields)
         reply = _line({**fields, "ok": True})
     except ConfigError as error:
+        return _refusal(str(error), bad_request=True)
+    except RefusedError as error:
         return _refusal(str(error))
     except Exception:  # noqa: BLE001 - whatever a verb does, the daemon lives on
         if limit.expired():

@@ -38,7 +38,7 @@ from gpu_plugin.faulting_pods import FaultingPods
 from gpu_plugin.hardware import Hardware, hardware_for
 from gpu_plugin.health.observation import Observation
 from gpu_plugin.health_watch import HealthWatch
-from gpu_plugin.inventory import Inventory, Offer, offer, without_gone
+from gpu_plugin.inventory import Inventory
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoints import Endpoints
@@ -51,6 +51,7 @@ from gpu_plugin.node_lock import RETRY, NodeLock
 from gpu_plugin.node_view import NodeView, Now
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import NvmlError
+from gpu_plugin.offer import Offer, offer, without_gone
 from gpu_plugin.offering import Offering
 from gpu_plugin.operations import Operations
 from gpu_plugin.parts import FIRST_RETRY, LONGEST_RETRY, forever
@@ -59,7 +60,7 @@ from gpu_plugin.snapshot import SnapshotStore
 from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin_with
 from gpu_plugin.sources.last_choice import CHOICE_FILE
 from gpu_plugin.sources.telling import tell_settings
-from gpu_plugin.state import StateDirectory
+from gpu_plugin.state import StateDirectory, require_directory
 from gpu_plugin.telemetry.logs import configure, know
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class Daemon:
                 for line in str(error).splitlines():
                     log.error("%s", line)  # noqa: TRY400 - the sentence is for people, a trace would bury it
                 self._why_stopped = str(error)
-            status = 1
+            status = 2 if group.subgroup(ConfigError) else 1
         finally:
             try:
                 if not self._now.waits_for:
@@ -475,6 +476,7 @@ async def serve(settings: Settings, resolve: Resolve) -> int:
 
 
 async def _serve(settings: Settings, resolve: Resolve, listener: Listener) -> int:
+    require_directory(Path(settings.state_dir))
     wait = Wait()
     listener.begin(settings.http_address, lambda: _awaiting(wait.why, tried=wait.tried))
     async with AsyncExitStack() as waiting:

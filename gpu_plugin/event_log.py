@@ -103,7 +103,7 @@ class EventLog:
             asked = self._resolve({field: value for field, value in request.items() if field != "reason"})
             try:
                 reply = await verb({**asked, "reason": reason} if reason and name in REASONED else asked)
-            except ConfigError as error:
+            except (ConfigError, control.RefusedError) as error:
                 self._remember(name, asked, f"refused: {error}", peer, reason)
                 raise
             self._remember(name, asked, str(reply.get("done", "")), peer, reason)
@@ -130,13 +130,22 @@ class EventLog:
         return {"events": told[::-1], "left_out": len(asked) - len(told)}
 
     def _told_of(self, name: object) -> Sequence[Event]:
-        """The events of the GPU that someone calls so, which may be gone by now; all of them for None. Raises ConfigError."""
+        """The events of the GPU that someone calls so, which may be gone by now; all of them for None.
+
+        Raises:
+            ConfigError: there is none.
+            RefusedError: no GPU is known yet.
+        """
         if name is None:
             return tuple(self.store.events)
         if isinstance(name, bool) or not isinstance(name, str | int):
             raise ConfigError(f"gpu: {name!r} is neither an index, a uuid nor a PCI bus id")
         gone = {event.uuid: Gpu(event.uuid, event.index or 0, pci_bus_id=event.bus_id) for event in self.store.events}
         found = named(name, self._gpus()) or named(name, [gpu for uuid, gpu in gone.items() if uuid])
+        if found is None and not self._gpus():
+            raise control.RefusedError(
+                f"GPU {name}: no GPU of this node is known yet, and nothing is remembered of this one"
+            )
         if found is None:
             raise ConfigError(f"GPU {name}: no GPU of this node is called so, and nothing is remembered of one")
         return [event for event in self.store.events if event.uuid == found.uuid]

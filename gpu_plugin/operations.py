@@ -20,7 +20,7 @@ class Operations:
     """The verbs of the control socket that operators have besides `status`. All of them may be asked for again and again.
 
     They work whether or not the driver does, on the GPUs that are known then. An order that could not be written down is obeyed
-    all the same, and refused with ConfigError: a restart of the daemon would forget it.
+    all the same, and refused with RefusedError: a restart of the daemon would forget it.
     """
 
     def __init__(
@@ -72,7 +72,8 @@ class Operations:
         """Holds a GPU back until `uncordon`, over restarts and boots. `reason` of the request is told wherever it stands.
 
         Raises:
-            ConfigError: no such GPU, or the cordon could not be written down; it is in force all the same.
+            ConfigError: no such GPU.
+            RefusedError: the cordon could not be written down; it is in force all the same.
         """
         gpu, reason = self._one(request, "reason"), request.get("reason", "")
         if not isinstance(reason, str):
@@ -88,7 +89,8 @@ class Operations:
         """Lifts a cordon, and nothing else; with `override` also takes the operator's word that the GPU is fit.
 
         Raises:
-            ConfigError: no such GPU, or what was done could not be written down; it is done all the same.
+            ConfigError: no such GPU.
+            RefusedError: what was done could not be written down; it is done all the same.
         """
         override = request.get("override", False)
         if not isinstance(override, bool):
@@ -117,8 +119,9 @@ class Operations:
         """Holds GPUs back and drops their NVML handles, so that they can be reset or the driver replaced.
 
         Raises:
-            ConfigError: no such GPU, the handles could not be dropped yet, or the release could not be written down; the GPUs are
-                held back all the same.
+            ConfigError: no such GPU.
+            RefusedError: the handles could not be dropped yet, or the release could not be written down; the GPUs are held back
+                all the same.
         """
         gpus = self._ordered(request)
         for gpu in gpus:
@@ -130,7 +133,7 @@ class Operations:
             if (monitor := self._monitor()) is not None:
                 await monitor.release(None if self._all_released else frozenset(gpu.uuid for gpu in gpus))
         except ReleaseError as error:
-            raise ConfigError(f"{_names(gpus)}: held back for maintenance, but {error}") from None
+            raise control.RefusedError(f"{_names(gpus)}: held back for maintenance, but {error}") from None
         how = "gpu-plugin resume" if request.get("gpu") is None else f"gpu-plugin resume --gpu {gpus[0].uuid}"
         text = f"{_names(gpus)}: released, and held back until {how}. " + (
             "NVML is shut down: GPUs can be reset, and the driver replaced."
@@ -143,7 +146,8 @@ class Operations:
         """Takes GPUs back that were released. They are healthy after a good look, unless something else is against them.
 
         Raises:
-            ConfigError: no such GPU, or what was done could not be written down; it is done all the same.
+            ConfigError: no such GPU.
+            RefusedError: what was done could not be written down; it is done all the same.
         """
         gpus = self._ordered(request)
         released = self._health.released()
@@ -166,7 +170,8 @@ class Operations:
         """The health of every GPU, what happened to it since the start, and which signals it supports.
 
         `gpus` has `index`, `uuid`, `state` (healthy, degraded or unhealthy; a GPU of which only a MIG device is unfit is
-        degraded), `verdict`, `reasons` and `readings` (as `explain` tells them) of each; `supported` is whether a GPU tells what a signal needs, by uuid and name.
+        degraded), `verdict`, `reasons` and `readings` (as `explain` tells them) of each; `supported` is whether a GPU tells what
+        a signal needs, by uuid and name.
         """
         told = explain(self._health.ledger, self._health.gpus, self._health.now())
         explained = cast("list[Mapping[str, Any]]", told["gpus"])
@@ -182,7 +187,12 @@ class Operations:
         }
 
     def _asked(self, request: Mapping[str, object], *more: str) -> tuple[Gpu, ...]:
-        """The GPUs that a request names, all of them where it names none. Raises ConfigError for one that is not there."""
+        """The GPUs that a request names, all of them where it names none.
+
+        Raises:
+            ConfigError: it names one that is not there.
+            RefusedError: it names one, and none is known yet.
+        """
         if unknown := set(request) - {"gpu", *more}:
             raise ConfigError(f"{', '.join(sorted(unknown))}: this verb takes no such thing")
         asked, gpus = request.get("gpu"), self._health.gpus
@@ -197,10 +207,12 @@ class Operations:
             if any(mig.uuid == asked for mig in gpu.mig_devices):
                 raise ConfigError(f"{asked} is a MIG device of GPU {gpu.index}: name the GPU")
         if not gpus:
-            raise ConfigError(f"GPU {asked}: no GPU of this node is known yet: the driver does not work, or finds none")
-        kind = "index" if isinstance(asked, int) else "uuid"
+            raise control.RefusedError(
+                f"GPU {asked}: no GPU of this node is known yet: the driver does not work, or finds none"
+            )
+        named = "has this index" if isinstance(asked, int) else "is called so"
         there = ", ".join(str(gpu.index) for gpu in gpus)
-        raise ConfigError(f"GPU {asked}: no GPU of this node has this {kind}; there are those of index {there}")
+        raise ConfigError(f"GPU {asked}: no GPU of this node {named}; there are those of index {there}")
 
     def _one(self, request: Mapping[str, object], *more: str) -> Gpu:
         """The one GPU that a request names. Raises ConfigError where it names none, or two of the same index."""
@@ -258,10 +270,10 @@ class Operations:
             monitor.look_now()
 
     async def _done(self, text: str) -> Mapping[str, object]:
-        """The answer to an order that was obeyed. Raises ConfigError where it would not outlive the process."""
+        """The answer to an order that was obeyed. Raises RefusedError where it would not outlive the process."""
         if await self._saved():
             return {"done": text}
-        raise ConfigError(
+        raise control.RefusedError(
             f"{text} But this could not be written down, and a restart of the daemon forgets it: see that there is room in the "
             "state directory, then give the order again"
         )

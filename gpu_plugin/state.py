@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from gpu_plugin.atomic import leftovers, replace_file
+from gpu_plugin.config.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -27,6 +28,22 @@ CORRUPT = ".corrupt"
 
 MAX_BYTES = 64 * 1024 * 1024
 """More than any of the files ever is: 60,000 devices take 16 MiB."""
+
+
+def require_directory(path: Path) -> None:
+    """Raises ConfigError where no state directory can be made: something else bears its name, or that of one above it. Blocks."""
+    for each in (path, *path.parents):
+        try:
+            if not stat.S_ISDIR(each.stat().st_mode):
+                where = "" if each == path else f"{each} "
+                raise ConfigError(
+                    f"--state-dir: {path}: {where}is no directory, and nothing can be kept there: name another one"
+                )
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:  # that it cannot be used is said where it is
+            pass
+        return
 
 
 class StateDirectory:

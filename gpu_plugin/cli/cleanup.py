@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpu_plugin import __version__
-from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_options
+from gpu_plugin.cli.options import given_flags, refusal, settings_from, with_hidden_options
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 
@@ -95,6 +95,6 @@ def _settings(flags: dict[str, object]) -> Settings:
         try:
             settings = settings_from(without, environ)
         except ConfigError:
-            raise click.UsageError(str(error), click.get_current_context()) from None
+            raise refusal(error) from None
         click.echo(f"going by flags and environment alone: {error}", err=True)
         return settings

@@ -122,6 +122,7 @@ def _written(state_dir: Path, gpu: str | None, silent: NoDaemon) -> list[dict[st
     """What the file has. Raises the NoDaemon where it cannot be read either."""
     import msgspec  # noqa: PLC0415 - usage and help need none of it
 
+    from gpu_plugin.config.errors import ConfigError  # noqa: PLC0415
     from gpu_plugin.devices.gpu_names import named  # noqa: PLC0415
     from gpu_plugin.devices.node import Gpu  # noqa: PLC0415
     from gpu_plugin.event_store import FILE, read  # noqa: PLC0415
@@ -135,6 +136,9 @@ def _written(state_dir: Path, gpu: str | None, silent: NoDaemon) -> list[dict[st
         seen = {
             event.uuid: Gpu(event.uuid, event.index or 0, pci_bus_id=event.bus_id) for event in events if event.uuid
         }
-        wanted = named(gpu, tuple(seen.values()))
+        try:
+            wanted = named(gpu, tuple(seen.values()))
+        except ConfigError as error:
+            raise click.UsageError(str(error), click.get_current_context()) from None
         events = [event for event in events if wanted is not None and event.uuid == wanted.uuid]
     return [msgspec.to_builtins(event) for event in events]

@@ -160,8 +160,10 @@ def command(
         raise click.ClickException("the daemon runs on real GPUs: only one with --simulate takes faults") from None
     except control.NoDaemonError as error:
         raise NoDaemon(str(error)) from None
-    except control.ControlError as error:  # no such GPU, or a value that it cannot have
+    except control.BadRequestError as error:  # no such GPU, or a value that it cannot have
         raise click.UsageError(str(error), click.get_current_context()) from None
+    except control.ControlError as error:
+        raise click.ClickException(str(error)) from None
     click.echo(reply["done"])
 
 

@@ -31,6 +31,9 @@ def command(mps_control_binary: str | None, mount_shm: bool, **given: object) ->
     Takes the options of `gpu-plugin run`, and should be given the same. Starts a daemon for each resource that the
     configuration shares by MPS, starts it again when it fails, and tells the device plugin which are up. Ends them all on
     SIGTERM, SIGINT or SIGQUIT; SIGHUP reads the configuration again.
+
+    Exit status 0 when it was told to stop; 1 without a driver or a GPU, or where a directory or program is in the way; 2 for a
+    configuration that cannot be, or that this node cannot do.
     """
     flags = given_flags(given)
     try:

@@ -17,8 +17,8 @@ def command(**given: object) -> int:
     Flags win over environment variables, those over the config file. Ends on SIGTERM, SIGINT or SIGQUIT; SIGHUP
     reads the configuration again. A DURATION is a number and a unit, such as 500ms, 30s, 5m or 24h.
 
-    Exit status 0 when it was told to stop; 1 without a driver or a GPU, or where the node cannot do what is asked for; 2 for
-    a configuration that cannot be.
+    Exit status 0 when it was told to stop; 1 without a driver or a GPU; 2 for a configuration that cannot be, or that this node
+    cannot do.
     """
     flags = given_flags(given)
     try:

@@ -44,6 +44,7 @@ def ask(state_dir: Path, verb: str, gpu: str | None, **fields: object) -> dict[s
 
     Raises:
         NoDaemon: none answers, or one of another version.
+        UsageError: what is asked cannot be, such as a GPU that the node does not have.
         ClickException: it refuses, with its sentence.
     """
     asked = {name: value for name, value in fields.items() if value != ""}
@@ -55,5 +56,7 @@ def ask(state_dir: Path, verb: str, gpu: str | None, **fields: object) -> dict[s
         raise NoDaemon(f"the running daemon is of another version: {error}") from None
     except control.NoDaemonError as error:
         raise NoDaemon(str(error)) from None
+    except control.BadRequestError as error:
+        raise click.UsageError(str(error), click.get_current_context()) from None
     except control.ControlError as error:
         raise click.ClickException(str(error)) from None

@@ -41,7 +41,7 @@ UNCHANGEABLE = ("state_dir", "simulate", "driver_root", "driver_root_ctr_path")
 
 
 class NothingToServeError(Exception):
-    """There is no driver or no GPU and the operator wants to hear of it at once; the text says what to do."""
+    """There is no driver or no GPU and the operator wants to hear of it at once: what is wrong, then what to do, a line each."""
 
 
 class MpsService:
@@ -88,8 +88,9 @@ class MpsService:
                 self._parts.start_soon(self._serve)
         except* (NothingToServeError, ConfigError, MpsError) as group:
             for error in group.exceptions:
-                log.error("%s", error)  # noqa: TRY400 - the sentence is for people, a trace would bury it
-            status = 1
+                for line in str(error).splitlines():
+                    log.error("%s", line)  # noqa: TRY400 - the sentence is for people, a trace would bury it
+            status = 2 if group.subgroup(ConfigError) else 1
         finally:
             self._calls.close()
         log.info("stopped")
@@ -150,8 +151,9 @@ class MpsService:
         """Says why there is nothing to serve. Raises NothingToServeError where the operator wants no waiting for it."""
         if self.settings.fail_on_init_error and self._supervisor is None:
             raise NothingToServeError(
-                f"{trouble}. Is the driver installed and loaded (does nvidia-smi work here)? "
-                "On nodes without a GPU, do not run gpu-plugin mps, or run it with --fail-on-init-error=false"
+                f"no MPS daemon can be run: {trouble}\n"
+                "see whether the driver is installed and loaded (does nvidia-smi work here?). On nodes without a GPU, do not run "
+                "gpu-plugin mps, or run it with --fail-on-init-error=false"
             )
         level = logging.DEBUG if trouble == self._said else logging.WARNING  # the same is worth a line once
         log.log(level, "%s; looking again in %g s, and ever more slowly", trouble, pause)

@@ -63,6 +63,9 @@ async def test_refusals(tmp_path, caplog):
     async def refuse(_):
         raise ConfigError("GPU 9: this node has GPUs 0 to 7")
 
+    async def fail(_):
+        raise control.RefusedError("the disk is full")
+
     async def broken(_):
         raise KeyError("secret")
 
@@ -72,17 +75,27 @@ async def test_refusals(tmp_path, caplog):
     async def endless(_):
         return {"it": "x" * 2**20}
 
-    verbs = {"refuse": refuse, "broken": broken, "unspeakable": unspeakable, "endless": endless, "echo": echo}
+    verbs = {
+        "refuse": refuse,
+        "fail": fail,
+        "broken": broken,
+        "unspeakable": unspeakable,
+        "endless": endless,
+        "echo": echo,
+    }
     async with control.serve(tmp_path, verbs):
-        with pytest.raises(control.ControlError, match=r"^GPU 9: this node has GPUs 0 to 7$"):
+        with pytest.raises(control.BadRequestError, match=r"^GPU 9: this node has GPUs 0 to 7$"):
             await ask(tmp_path, "refuse")
+        with pytest.raises(control.ControlError, match=r"^the disk is full$") as refused:
+            await ask(tmp_path, "fail")
+        assert refused.type is control.ControlError
         for verb in ("broken", "unspeakable"):
             with pytest.raises(control.ControlError, match=r"^internal error: the daemon's log has the details$"):
                 await ask(tmp_path, verb)
         assert "KeyError: 'secret'" in caplog.text
         with pytest.raises(control.ControlError, match=r"endless: the reply is too long"):
             await ask(tmp_path, "endless")
-        with pytest.raises(control.UnknownVerbError, match=r"no verb no; it has: broken, echo, endless, refuse"):
+        with pytest.raises(control.UnknownVerbError, match=r"no verb no; it has: broken, echo, endless, fail, refuse"):
             await ask(tmp_path, "no")
         with pytest.raises(control.ControlError, match="echo: 70027 bytes are too long for a request"):
             await ask(tmp_path, "echo", it="x" * 70000)

@@ -3,6 +3,7 @@
 import pytest
 
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.control import RefusedError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.devices.node import Gpu, MigDevice
 from gpu_plugin.health.evidence import Evidence
@@ -88,7 +89,7 @@ class TestNames:
         [
             (9, "GPU 9: no GPU of this node has this index; there are those of index 0, 1, 2"),
             (-1, "no GPU of this node has this index"),
-            ("GPU-z", "GPU GPU-z: no GPU of this node has this uuid"),
+            ("GPU-z", "GPU GPU-z: no GPU of this node is called so"),
             ("MIG-b", "MIG-b is a MIG device of GPU 1: name the GPU"),
             (True, "gpu: True is neither an index nor a uuid"),
             ([0], r"gpu: \[0\] is neither an index nor a uuid"),
@@ -124,7 +125,7 @@ class TestNames:
         desk.health.watch(())
         desk.monitor = None
         assert await desk.ask("explain") == {"gpus": []}
-        with pytest.raises(ConfigError, match="no GPU of this node is known yet: the driver does not work"):
+        with pytest.raises(RefusedError, match="no GPU of this node is known yet: the driver does not work"):
             await desk.ask("cordon", gpu=0)
         assert "All GPUs, of which none is known yet: released" in await desk.done("release")
         assert [(entry.uuid, entry.signal) for entry in desk.health.evidence()] == [("*", "maintenance")]
@@ -213,7 +214,7 @@ class TestCordon:
         desk.health.remember((old,), GPUS)
         assert "what was written down of it is forgotten" in await desk.done("uncordon", gpu="GPU-gone")
         assert desk.health.evidence() == ()
-        with pytest.raises(ConfigError, match="no GPU of this node has this uuid"):
+        with pytest.raises(ConfigError, match="no GPU of this node is called so"):
             await desk.ask("uncordon", gpu="GPU-gone")
 
     async def test_of_a_gpu_that_never_came_nothing_but_the_cordon_is_forgotten_without_a_vouch(self, desk):
@@ -229,7 +230,7 @@ class TestCordon:
     async def test_the_word_that_stands_for_every_gpu_lifts_no_release(self, desk):
         desk.health.watch(())
         await desk.ask("release")
-        with pytest.raises(ConfigError, match="no GPU of this node is known yet"):
+        with pytest.raises(RefusedError, match="no GPU of this node is known yet"):
             await desk.ask("uncordon", gpu="*", override=True)
         assert desk.operations.begin() is None
 
@@ -272,7 +273,7 @@ class TestRelease:
     async def test_handles_that_cannot_be_dropped_are_an_error_and_the_gpu_is_held_back_all_the_same(self, desk):
         desk.monitor.trouble = "the driver's handles are not dropped yet: a call to it has not come back"
         with pytest.raises(
-            ConfigError, match=r"GPU 1 \(GPU-b\): held back for maintenance, but the driver's handles are"
+            RefusedError, match=r"GPU 1 \(GPU-b\): held back for maintenance, but the driver's handles are"
         ):
             await desk.ask("release", gpu=1)
         assert desk.reason("GPU-b") == "maintenance"
@@ -328,7 +329,7 @@ async def test_what_would_not_outlive_the_process_is_obeyed_and_refused(desk, ve
     desk.health.observe("GPU-c", Order("cordon"))
     desk.on_disk = False
     for _ in range(2):
-        with pytest.raises(ConfigError, match="could not be written down, and a restart of the daemon forgets it"):
+        with pytest.raises(RefusedError, match="could not be written down, and a restart of the daemon forgets it"):
             await desk.ask(verb, **request_)
     assert (
         desk.reason(GPUS[request_.get("gpu", 0)].uuid)

@@ -132,7 +132,7 @@ def test_mig_of_a_part_without_it(name):
     [
         ({"gpu": 9, "lost": True}, "GPU 9: this node has GPUs 0 to 7"),
         ({"gpu": -1, "lost": True}, "GPU -1: this node has GPUs 0 to 7"),
-        ({"gpu": "GPU-no", "lost": True}, "GPU GPU-no: this node has no such uuid; say an index from 0 to 7"),
+        ({"gpu": "GPU-no", "lost": True}, "GPU GPU-no: no GPU of this node is called so; say an index from 0 to 7"),
         ({"lost": True}, "gpu: missing: which GPU, by index or uuid"),
         ({"gpu": True, "lost": True}, "gpu: missing: which GPU, by index or uuid"),
         ({"gpu": 0}, f"one fault at a time, of {ALL}: none given"),
