@@ -40,11 +40,11 @@ wide a bar is open where the line of a GPU that is none of its own passes."""
 WIDEST = 12.0
 """Width of the line that stands for most NVLinks; up to six of them take 2 each."""
 
-PAPER, INK, PALE, AREA, EDGE, FRAME_EDGE = "#ffffff", "#1f2933", "#52606d", "#eef2f7", "#9aa5b1", "#7b5ea7"
+PAPER, INK, PALE, AREA, EDGE, FRAME_EDGE = "#ffffff", "#1f2933", "#52606d", "#eef2f7", "#7b8794", "#7b5ea7"
 GREY = "#cbd2d9"
 """Of a GPU that pods do not get now."""
 
-MANY, FEW = "#2f7d1f", "#86b96a"
+MANY, FEW = "#2f7d1f", "#5f9645"
 """Colours of NVLinks: where there are more than half as many as between any two, and where there are fewer."""
 
 DARK: Mapping[str, str] = {
@@ -52,11 +52,11 @@ DARK: Mapping[str, str] = {
     INK: "#e6edf3",
     PALE: "#9aa5b1",
     AREA: "#21262d",
-    EDGE: "#57606a",
+    EDGE: "#768390",
     FRAME_EDGE: "#a78bca",
-    GREY: "#4b5563",
+    GREY: "#3d444d",
     MANY: "#57ab5a",
-    FEW: "#347d39",
+    FEW: "#3f8f45",
 }
 """What each colour is where the viewer prefers dark ones."""
 
@@ -277,9 +277,10 @@ class _Picture:
         if held:
             across = f"M{x} {self.top + HEIGHT}L{x + WIDTH} {self.top}"
             yield element("path", "", about, class_="held", d=across, stroke=PALE, stroke_width=1.5)
-        yield written(middle, self.top + 18, f"GPU {it.index}", **BOLD, **CENTRED)
+        yield _over(middle, self.top + 18, f"GPU {it.index}", fill, BOLD)
         if it.pci_bus_id:
-            yield written(middle, self.top + 33, _bus_id(it.pci_bus_id), font_size=10, fill=PALE, **CENTRED)
+            words = {"font_size": 10, "fill": INK if held else PALE}
+            yield _over(middle, self.top + 33, _bus_id(it.pci_bus_id), fill, words)
 
     def _index(self, gpu: int) -> int:
         return self.groups.gpus[gpu].index
@@ -324,6 +325,15 @@ def _tag(x: float, y: float, text: str) -> str:
     width = 8 * len(text)
     spot = element("rect", x=f"{x - width / 2:g}", y=f"{y - 11:g}", width=width, height=14, rx=3, fill=PAPER)
     return spot + written(x, y, text, font_size=11, **CENTRED)
+
+
+def _over(x: float, y: float, text: str, fill: str, words: Mapping[str, object]) -> str:
+    """A text in the middle of a box of this colour; the line across one that is held back passes behind it."""
+    if fill != GREY:
+        return written(x, y, text, **words, **CENTRED)
+    width = min(6.5 * len(text), WIDTH - 6)
+    place = {"x": f"{x - width / 2:g}", "y": f"{y - 10:g}", "width": f"{width:g}", "height": 12}
+    return element("rect", fill=fill, pointer_events="none", **place) + written(x, y, text, **words, **CENTRED)
 
 
 def _bus_id(bus_id: str) -> str:

@@ -10,7 +10,19 @@ from hypothesis import given, settings
 
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.placement.groups import LinkGroups, spans
-from gpu_plugin.placement.picture import picture
+from gpu_plugin.placement.picture import (
+    AREA,
+    DARK,
+    EDGE,
+    FEW,
+    FRAME_EDGE,
+    GREY,
+    INK,
+    MANY,
+    PALE,
+    PAPER,
+    picture,
+)
 from gpu_plugin.placement.topology import Topology
 from tests.unit.placement.nodes import dgx1, mesh, node, random_nodes, two_sockets
 
@@ -230,6 +242,36 @@ def test_every_colour_has_a_dark_one():
     assert used
     assert all(f'[fill="{colour}"]' in style.text for colour in used)
     assert "prefers-color-scheme: dark" in style.text
+
+
+def luminance(colour):
+    """Relative luminance (WCAG 2.2)."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one, other):
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("shade", [lambda colour: colour, DARK.__getitem__], ids=["light", "dark"])
+def test_texts_and_lines_can_be_told_from_what_they_lie_on(shade):
+    """WCAG 2.2: texts 4.5 to 1 (1.4.3), lines that mean something 3 to 1 (1.4.11)."""
+    texts = [(INK, PAPER), (INK, AREA), (INK, GREY), (PALE, PAPER), (PALE, AREA), (PAPER, MANY)]
+    lines = [(line, ground) for line in (MANY, FEW, EDGE, FRAME_EDGE) for ground in (PAPER, AREA)]
+    found = {(one, other): contrast(shade(one), shade(other)) for one, other in (*texts, *lines)}
+    assert {pair for pair in texts if found[pair] < 4.5} | {pair for pair in lines if found[pair] < 3} == set()
+
+
+def test_no_line_passes_over_what_is_written_on_a_gpu_that_is_held_back():
+    gpus = dgx1().gpus
+    drawn = picture(LinkGroups.of(dgx1()), Topology.of(dgx1()), "", {gpus[2].uuid: "cordoned"}).splitlines()
+    (at,) = [at for at, line in enumerate(drawn) if 'class="held"' in line]
+    for line in drawn[at + 1 : at + 3]:  # its name and its bus id, each on a spot of its own
+        assert line.index(f'<rect fill="{GREY}"') < line.index("<text")
+    assert f'fill="{PALE}"' not in "".join(drawn[at + 1 : at + 3])
 
 
 def test_few_gpus_stand_in_the_middle_of_their_canvas():
