@@ -100,7 +100,7 @@ def read(state_dir: Path) -> list[Event]:
     found: deque[Event] = deque(maxlen=KEPT)
     for line in lines:
         try:
-            event = msgspec.json.decode(line, type=Event)
+            event = msgspec.json.decode(line.decode(), type=Event)  # msgspec passes over a key that is no text
             if 0 <= event.at < LATEST:
                 found.append(bounded(event))
         except (ValueError, RecursionError):  # cut short by a kill, or never ours
@@ -187,13 +187,13 @@ class EventStore:
     def save(self) -> None:
         """Writes down at once what is not in the file yet: for the end of the process. Blocks, and never raises.
 
-        What cannot be written is lost. A file that took only a part before is replaced.
+        What cannot be written is lost. A file that took only a part before, or that was not replaced yet, is replaced.
         """
         count = self._unwritten
         if not count:
             return
         try:
-            if self._refused:
+            if self._refused or self._lines + count > KEPT * 2:
                 _replace(self._state_dir, self.events)
             else:
                 _append(self._state_dir, islice(self.events, len(self.events) - count, None))

@@ -186,7 +186,8 @@ class NodeLock:
         try:
             descriptor = os.open(self._state_dir / FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                return str(msgspec.json.decode(os.read(descriptor, _MAX_BYTES), type=Owner))
+                text = os.read(descriptor, _MAX_BYTES).decode()  # msgspec passes over a key that is no text
+                return str(msgspec.json.decode(text, type=Owner))
             finally:
                 os.close(descriptor)
         except (

@@ -7,7 +7,11 @@ from pathlib import Path
 
 import msgspec
 
+from gpu_plugin.named_file import read_file
+
 STATE_FILE = "simulated-compute-modes.json"
+
+_MAX_BYTES = 64 * 1024
 
 
 class _Saved(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,8 +40,8 @@ class SimulatedComputeModes:
             if not self._file:
                 return self._own.get(gpu, 0)
             try:
-                return self._decode(self._file.read_bytes()).get(gpu, 0)
-            except FileNotFoundError:
+                return self._decode(read_file(self._file, _MAX_BYTES)).get(gpu, 0)
+            except OSError:  # there is none yet, or it is none of ours
                 return 0
 
     def set(self, gpu: int, mode: int) -> None:
@@ -49,7 +53,7 @@ class SimulatedComputeModes:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._file.with_suffix(".lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                modes = self._decode(self._file.read_bytes()) if self._file.exists() else {}
+                modes = self._decode(read_file(self._file, _MAX_BYTES)) if self._file.is_file() else {}
                 content = msgspec.json.encode(_Saved(boot_id=self._boot_id, modes={**modes, gpu: mode}))
                 new = self._file.with_suffix(f".{os.getpid()}")
                 new.write_bytes(content)
@@ -57,7 +61,7 @@ class SimulatedComputeModes:
 
     def _decode(self, content: bytes) -> dict[int, int]:
         try:
-            saved = msgspec.json.decode(content, type=_Saved)
-        except msgspec.DecodeError:
+            saved = msgspec.json.decode(content.decode(), type=_Saved)
+        except (ValueError, RecursionError):  # text that is no UTF-8 is a ValueError
             return {}
         return saved.modes if saved.boot_id == self._boot_id else {}

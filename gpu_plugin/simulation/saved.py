@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 
 from gpu_plugin.atomic import replace_file
-from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.named_file import read_file
 from gpu_plugin.simulation.condition import Condition
 from gpu_plugin.simulation.mig import lay_out
@@ -48,7 +47,7 @@ class SavedNode(msgspec.Struct, frozen=True, kw_only=True):
 def read(file: Path, profile: Profile) -> SavedNode | None:
     """What the file remembers of this very node; None, with a warning where it should, to start fresh."""
     try:
-        saved = msgspec.json.decode(read_file(file, _MAX_BYTES), type=SavedNode)
+        saved = msgspec.json.decode(read_file(file, _MAX_BYTES).decode(), type=SavedNode)
         if saved.profile != profile.name or len(saved.gpus) != len(profile.gpus):
             _log.info(f"{file}: of another node, {saved.profile} with {len(saved.gpus)} GPUs: starting fresh")
             return None
@@ -57,7 +56,7 @@ def read(file: Path, profile: Profile) -> SavedNode | None:
                 lay_out(gpu.mig_profiles, was.mig)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, ConfigError) as error:  # text that is no UTF-8 is a ValueError
+    except (OSError, ValueError, RecursionError) as error:  # text that is no UTF-8 is a ValueError
         why = error.strerror or error if isinstance(error, OSError) else error
         _log.warning(f"{file}: {why}: the simulated node starts fresh, without its earlier faults")
         return None

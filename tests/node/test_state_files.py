@@ -14,6 +14,7 @@ import pytest
 from gpu_plugin.control import request
 from gpu_plugin.daemon import FILES
 from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE
+from gpu_plugin.node_lock import FILE as LOCK_FILE
 from tests.node.daemon import GPU, DaemonProcess, healthy, ids
 
 
@@ -26,6 +27,10 @@ def foreign_byte(file: Path) -> None:
 def every_line(file: Path) -> None:
     """Puts a foreign byte into each line: none of them is what it was."""
     file.write_bytes(file.read_bytes().replace(b"GPU-", b"GPU\xff"))
+
+
+def every_byte(file: Path) -> None:
+    file.write_bytes(b"\xff" * file.stat().st_size)
 
 
 def cut(file: Path) -> None:
@@ -134,3 +139,22 @@ async def test_spoilt_files_are_set_aside_and_said_and_the_node_is_served(kubele
     daemon.kill()
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 7))
+
+
+@pytest.mark.parametrize("spoil", [every_byte, cut, link, pipe, directory_there])
+async def test_a_spoilt_lock_keeps_nobody_out_and_lets_no_second_one_in(kubelet, daemon, directory, spoil):
+    daemon.state.mkdir()
+    lock = daemon.state / LOCK_FILE
+    lock.write_text('{"pid": 1, "host": "another"}')
+    spoil(lock)
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    assert (spoil in (link, pipe, directory_there)) == os.path.lexists(f"{lock}.corrupt")
+    second = DaemonProcess(directory)
+    second.log = directory.parent / "second.log"
+    try:
+        second.start()
+        assert daemon.process is not None
+        await second.said(f"another daemon uses the state directory {daemon.state}: process {daemon.process.pid} ")
+    finally:
+        second.kill()

@@ -202,6 +202,26 @@ def test_an_owner_that_cannot_be_read_is_still_an_owner(tmp_path, directory, oth
     assert ": it has not said who it is. " in NodeLock(tmp_path / "state", directory, "1").take()
 
 
+def test_no_byte_that_is_wrong_and_no_length_that_is_cut_unlocks_it(tmp_path, directory, other):
+    file = tmp_path / "state" / FILE
+    whole = file.read_bytes()
+    told = NodeLock(tmp_path / "state", directory, "1").take()
+    spoilt = [whole[:at] + b"\xff" + whole[at + 1 :] for at in range(len(whole))]
+    for content in (*spoilt, *(whole[:length] for length in range(len(whole)))):
+        file.write_bytes(content)
+        why = NodeLock(tmp_path / "state", directory, "1").take()
+        if content.rstrip(b"\n") == whole.rstrip(b"\n"):  # the end of the line alone is missing
+            assert why == told
+        else:
+            assert ": it has not said who it is. " in why
+    other.kill()
+    other.wait()
+    lock = NodeLock(tmp_path / "state", directory, "1")
+    assert lock.take() == ""
+    assert json.loads(file.read_bytes())["pid"] == os.getpid()
+    lock.release()
+
+
 def test_an_owner_is_one_sentence():
     assert str(Owner(7)) == "process 7, version unknown, running since a time unknown"
     assert (

@@ -12,6 +12,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.named_file import UnfitFileError, read_file
 from gpu_plugin.simulation import saved
+from gpu_plugin.simulation.condition import Condition
 from gpu_plugin.simulation.profile import load
 from gpu_plugin.sources.source import ConfigSource
 
@@ -87,6 +88,20 @@ def test_what_a_simulated_node_was_like_is_read_with_a_bound(unfit, caplog):
     (record,) = caplog.records
     assert str(unfit) in record.message
     assert "starts fresh" in record.message
+
+
+def test_no_byte_of_what_a_simulated_node_was_like_is_believed_that_is_wrong(tmp_path, caplog):
+    profile, file = load("t4-4"), tmp_path / "node.json"
+    gpus = [saved.SavedGpu.of(Condition(energy_since=1.0, temperature=90, lost=True), None, None) for _ in profile.gpus]
+    saved.write(file, saved.SavedNode(profile=profile.name, boot_id="boot", gpus=gpus))
+    assert saved.read(file, profile) is not None
+    whole = file.read_bytes()
+    spoilt = [whole[:at] + b"\xff" + whole[at + 1 :] for at in range(len(whole))]
+    for content in (*spoilt, *(whole[:length] for length in range(len(whole) - 1))):
+        caplog.clear()
+        file.write_bytes(content)
+        assert saved.read(file, profile) is None
+        assert "starts fresh" in caplog.text
 
 
 def test_the_bound_is_exact(tmp_path):

@@ -28,6 +28,16 @@ def test_modes_set_at_once_are_all_kept(tmp_path):
     assert [SimulatedComputeModes(tmp_path, "boot").get(gpu) for gpu in range(8)] == [3] * 8
 
 
+def test_no_byte_that_is_wrong_and_no_length_that_is_cut_ends_the_reading(tmp_path):
+    SimulatedComputeModes(tmp_path, "boot").set(0, 3)
+    file = tmp_path / STATE_FILE
+    whole = file.read_bytes()
+    spoilt = [whole[:at] + b"\xff" + whole[at + 1 :] for at in range(len(whole))]
+    for content in (*spoilt, *(whole[:length] for length in range(len(whole)))):
+        file.write_bytes(content)
+        assert SimulatedComputeModes(tmp_path, "boot").get(0) == 0
+
+
 @pytest.mark.parametrize("content", [None, b"{", b""])
 def test_a_reboot_or_a_broken_file_makes_every_mode_default(tmp_path, content):
     SimulatedComputeModes(tmp_path, "boot").set(0, 3)
