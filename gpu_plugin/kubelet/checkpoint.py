@@ -26,37 +26,48 @@ Writing = tuple[int, int, int, int]
 """What tells one writing of the file from another: device, inode, time of the last change in nanoseconds, bytes."""
 
 
+class CheckpointError(Exception):
+    """The file is no witness: it is not there, cannot be read, or cannot be understood. The text says why."""
+
+
 def entries(directory: Path) -> Mapping[tuple[str, str], frozenset[str]] | None:
     """The uids of the pods that each (resource, device id) was given to; None where the kubelet has not written that down.
 
     Blocks for as long as the disk does. A file that cannot be understood is no witness: None.
     """
-    found = read(directory)
-    return None if found is None else found[0]
+    try:
+        return read(directory)[0]
+    except CheckpointError:
+        return None
 
 
-def read(directory: Path) -> tuple[Mapping[tuple[str, str], frozenset[str]], Writing] | None:
-    """The same, and which writing of the file it is of: a kubelet makes the file anew each time it writes."""
+def read(directory: Path) -> tuple[Mapping[tuple[str, str], frozenset[str]], Writing]:
+    """The same, and which writing of the file it is of: a kubelet makes the file anew each time it writes.
+
+    Raises:
+        CheckpointError: the file is no witness.
+    """
     try:
         descriptor = os.open(directory / NAME, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return None
+    except OSError as error:
+        raise CheckpointError(error.strerror or str(error)) from None
     try:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-            return None
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError("it is not a regular file")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            return None
+            raise CheckpointError(f"it has more than {MAX_BYTES} bytes")
         writing = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
         return _entries(msgspec.json.decode(content, type=_Checkpoint)), writing
+    except OSError as error:
+        raise CheckpointError(error.strerror or str(error)) from None
     except (
-        OSError,
         ValueError,
         RecursionError,
-    ):  # msgspec's errors are ValueErrors, as is that of text that is no UTF-8
-        return None
+    ) as error:  # msgspec's errors are ValueErrors, as is that of text that is no UTF-8
+        raise CheckpointError(f"it is not as kubelets write it: {error}") from None
     finally:
         os.close(descriptor)
 
@@ -78,10 +89,16 @@ class _Checkpoint(msgspec.Struct):
 
 
 def _entries(content: _Checkpoint) -> Mapping[tuple[str, str], frozenset[str]]:
-    found: dict[tuple[str, str], set[str]] = {}
+    """The uids of pods by resource and device id.
+
+    What one pod has shares one set: a set for each of tens of thousands of ids has the interpreter look for cycles among them,
+    which holds every thread up.
+    """
+    found: dict[tuple[str, str], frozenset[str]] = {}
     for entry in content.Data.PodDeviceEntries or ():
-        ids = entry.DeviceIDs or ()
+        ids, uids = entry.DeviceIDs or (), frozenset({entry.PodUID})
         for some in ids.values() if isinstance(ids, dict) else [ids]:
             for identifier in some or ():
-                found.setdefault((entry.ResourceName, identifier), set()).add(entry.PodUID)
-    return {key: frozenset(uids) for key, uids in found.items()}
+                key = (entry.ResourceName, identifier)
+                found[key] = found[key] | uids if key in found else uids
+    return found

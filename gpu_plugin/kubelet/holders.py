@@ -10,7 +10,7 @@ import anyio.to_thread
 from gpu_plugin.kubelet import checkpoint, pod_resources
 from gpu_plugin.kubelet.holding import Entries, Holding, Key, Told, Witnessed, weigh
 from gpu_plugin.kubelet.socket import identity
-from gpu_plugin.threads import DaemonThreads
+from gpu_plugin.threads import DaemonThreads, Job
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,9 @@ NOTHING: Mapping[Key, float] = {}
 
 T = TypeVar("T")
 
+Written = tuple[Entries, checkpoint.Writing]
+"""What the checkpoint says, and which writing of it that is."""
+
 
 class Holders:
     """Asks both witnesses; `holding.weigh` weighs what they say."""
@@ -36,19 +39,19 @@ class Holders:
         self._directory = directory
         self._told = Told()
         self._no_answer = ""
+        self._threads = DaemonThreads("checkpoint")
+        self._reading: Job[Written] | None = None
+        self.unread = ""
+        """Why the checkpoint could not be read the last time; empty where it could."""
 
     async def ask(self, socket: Path, retired: Mapping[Key, float] = NOTHING) -> Holding:
         """What pods hold or may hold. `socket` is that of PodResources, `retired` as for `weigh`."""
-        threads = DaemonThreads("checkpoint")
-        try:
-            before = await self._written(threads)
-            kubelet = identity(socket)
-            listed = await self._answer(pod_resources.held(socket, PATIENCE))
-            if kubelet != identity(socket):
-                kubelet = None
-            after = await self._written(threads)
-        finally:
-            threads.close()
+        before = await self._written()
+        kubelet = identity(socket)
+        listed = await self._answer(pod_resources.held(socket, PATIENCE))
+        if kubelet != identity(socket):
+            kubelet = None
+        after = await self._written()
         entries, writing = (None, None) if after is None else after
         said = Witnessed(kubelet, listed, None if before is None else before[0], entries, writing)
         if len(listed or ()) + len(entries or ()) >= OFF_LOOP:
@@ -75,8 +78,19 @@ class Holders:
         self._no_answer = ""
         return listed
 
-    async def _written(self, threads: DaemonThreads) -> tuple[Entries, checkpoint.Writing] | None:
-        try:
-            return await threads.run(lambda: checkpoint.read(self._directory), PATIENCE)
-        except TimeoutError:
+    def close(self) -> None:
+        """Lets the thread that reads the checkpoint end; the next question begins another."""
+        self._threads.close()
+
+    async def _written(self) -> Written | None:
+        """The checkpoint, None where it is no witness. While one reading hangs, no other is begun."""
+        reading = self._reading
+        if reading is None or reading.done.done():
+            reading = await self._threads.submit(lambda: checkpoint.read(self._directory), PATIENCE)
+        self._reading = None if reading.done.done() else reading
+        if self._reading is not None:
+            self.unread = f"reading it has not come back for more than {PATIENCE:g} s: does its disk answer?"
             return None
+        error = reading.done.exception()
+        self.unread = "" if error is None else str(error) or repr(error)
+        return reading.done.result() if error is None else None

@@ -1,12 +1,15 @@
 import json
 import os
 import socket as sockets
+import threading
 from contextlib import ExitStack
 from typing import Any
 
+import anyio.lowlevel
 import pytest
 
 from gpu_plugin.kubelet import checkpoint, pod_resources
+from gpu_plugin.kubelet import holders as holders_module
 from gpu_plugin.kubelet.checkpoint import NAME
 from gpu_plugin.kubelet.holders import Holders
 from gpu_plugin.simulation.stand_in_kubelet import Container
@@ -116,6 +119,90 @@ async def test_a_pod_that_took_over_while_the_question_was_under_way_is_not_take
     assert (await holders.ask(socket)).held == frozenset({A})
     listed["now"], listed["meanwhile"] = set(), lambda: None
     assert (await holders.ask(socket)).held == frozenset({A})  # a plain init container of the new one has it
+
+
+def reading_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "checkpoint"]
+
+
+async def test_a_disk_that_hangs_costs_one_thread_however_often_is_asked(tmp_path, listed, bound, monkeypatch):
+    holders, socket, before = Holders(tmp_path), bound(), len(reading_threads())
+    hangs, reads, read = threading.Event(), [], checkpoint.read
+
+    def hanging(directory):
+        reads.append(directory)
+        hangs.wait(10)
+        return read(directory)
+
+    monkeypatch.setattr(checkpoint, "read", hanging)
+    monkeypatch.setattr(holders_module, "PATIENCE", 0.01)
+    written(tmp_path, (GPU, ["GPU-a"]))
+    listed["now"] = set()
+    try:
+        for _ in range(5):
+            assert (await holders.ask(socket, {A: 1.0})).held == frozenset({A})
+        assert len(reads) == 1
+        assert len(reading_threads()) == before + 1
+        assert "does its disk answer?" in holders.unread
+    finally:
+        hangs.set()
+    monkeypatch.setattr(holders_module, "PATIENCE", 10)
+    while holders.unread:
+        await anyio.lowlevel.checkpoint()
+        holding = await holders.ask(socket)
+    assert holding.written == frozenset({A})
+    holders.close()
+
+
+@pytest.mark.parametrize("error", [OSError("what"), MemoryError("what"), ValueError("what")])
+async def test_a_checkpoint_that_cannot_be_read_for_any_reason_is_no_witness(tmp_path, listed, monkeypatch, error):
+    def failing(_directory):
+        raise error
+
+    holders = Holders(tmp_path)
+    monkeypatch.setattr(checkpoint, "read", failing)
+    assert (await holders.ask(tmp_path / "none")).held is None
+    assert holders.unread == "what"
+    holders.close()
+
+
+async def test_where_no_more_threads_can_be_begun_the_checkpoint_is_no_witness(tmp_path, listed, monkeypatch):
+    def refused(_thread):
+        raise RuntimeError("can't start new thread")
+
+    holders = Holders(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        assert (await holders.ask(tmp_path / "none")).held is None
+    assert holders.unread == "can't start new thread"
+    written(tmp_path, (GPU, ["GPU-a"]))
+    assert (await holders.ask(tmp_path / "none")).held == frozenset({A})
+    assert holders.unread == ""
+    holders.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda _: None, "No such file or directory"),
+        (os.mkdir, "it is not a regular file"),
+        (lambda path: path.write_text("[]"), "it is not as kubelets write it: Expected `object`, got `array`"),
+    ],
+)
+async def test_why_the_checkpoint_cannot_be_read_is_known(tmp_path, listed, make, why):
+    holders = Holders(tmp_path)
+    make(tmp_path / NAME)
+    await holders.ask(tmp_path / "none")
+    assert holders.unread == why
+    holders.close()
+
+
+def test_a_checkpoint_of_tens_of_thousands_of_ids_makes_hardly_any_objects_that_the_interpreter_searches(tmp_path):
+    """For cycles, which holds all threads up."""
+    written(tmp_path, (GPU, [f"GPU-{at}" for at in range(20_000)]))
+    found = checkpoint.entries(tmp_path)
+    assert len(found) == 20_000
+    assert len({id(uids) for uids in found.values()}) == 1
 
 
 async def test_the_stand_in_s_witnesses_agree_on_a_running_pod(kubelet, directory):
