@@ -1,109 +1,20 @@
 """What the kubelet is told: the plan for the node, less what is unfit, plus what is gone and may still be held by a pod."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
-from math import inf
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpu_plugin.access.conflicts import pair_warning
-from gpu_plugin.access.container import Access, MpsDirectories
-from gpu_plugin.access.plan import access_warnings, plan_access
-from gpu_plugin.config.settings import Settings
-from gpu_plugin.config.sharing import DISTRIBUTED, MPS, SharedResource
-from gpu_plugin.devices.device import GPU, MIG, Device, Resource, with_held
-from gpu_plugin.devices.naming import DOMAIN, resource_name_fault
-from gpu_plugin.devices.node import Node
-from gpu_plugin.devices.plan import Plan, check_length, plan
-from gpu_plugin.devices.retirement import GONE, SETTLE, Held, Retirement, gone, retire
-from gpu_plugin.devices.sharing import REPLICA, MpsShared
-from gpu_plugin.placement.prepared import SOON, Placement
-from gpu_plugin.placement.topology import Topology
+from gpu_plugin.devices.device import Device, Resource
+from gpu_plugin.devices.plan import check_length
+from gpu_plugin.devices.retirement import Held, gone
+from gpu_plugin.devices.sharing import MpsShared
+from gpu_plugin.listing import Judgement, Standing, judge
+from gpu_plugin.offer import Offer
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.snapshot import ResourceView, SnapshotStore
 
 if TYPE_CHECKING:
     from gpu_plugin.access.cdi.readiness import CdiReadiness
-
-WITHDRAW = 2.0
-"""Seconds that a resource without a device is still served: the kubelet must read the empty list before we leave."""
-
-MPS_UNKNOWN = "it is not known yet whether its MPS daemon is up"
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What this node has for pods under these settings, before health. Where there are many GPUs, `prepared` takes its time.
-
-    `warnings` are sentences on what the settings ask for, besides those of the plan. `slices` has the GPU's uuid for each MIG
-    device of the node, also of GPUs that are not served.
-    """
-
-    plan: Plan = field(default_factory=Plan)
-    access: Access = field(default_factory=Access)
-    placement: Placement = field(default_factory=Placement)
-    policy: str = DISTRIBUTED
-    mps_root: str = ""
-    warnings: tuple[str, ...] = ()
-    slices: Mapping[str, str] = field(default_factory=dict)
-
-    def prepared(self) -> "Offer":
-        """The offer with its placement ready."""
-        return self if self.placement.ready else replace(self, placement=Placement.of(self.placement.topology))
-
-
-_UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
-
-def without_gone(old: Offer, node: Node) -> Offer:
-    """The same offer, with devices whose hardware is not on the node any more held back."""
-    there = {gpu.uuid for gpu in node.gpus} | {mig.uuid for gpu in node.gpus for mig in gpu.mig_devices}
-    resources = tuple(
-        Resource(
-            resource.name,
-            tuple(
-                device if device.visible_id in there or device.held else with_held(device, GONE)
-                for device in resource.devices
-            ),
-        )
-        for resource in old.plan.resources
-    )
-    return replace(old, plan=Plan(resources, old.plan.warnings))
-
-
-def offer(node: Node, settings: Settings, dev_root: str, before: Placement | None = None) -> Offer:
-    """What a node has for pods. `before` is kept as its placement where it still holds; a large node's is not ready then.
-
-    Raises ConfigError where the settings ask for what the node cannot do.
-    """
-    topology = Topology.of(node)
-    planned = plan(node, settings)
-    conflict = pair_warning(settings.device_list_strategy, planned.resources)
-    made = Offer(
-        planned,
-        plan_access(settings, node, dev_root),
-        before if before is not None and before.topology == topology else Placement(topology),
-        settings.shared_devices_allocation_policy,
-        settings.mps_root.rstrip("/"),
-        (*access_warnings(settings, node), *([conflict] if conflict else [])),
-        {mig.uuid: gpu.uuid for gpu in node.gpus for mig in gpu.mig_devices},
-    )
-    return made.prepared() if len(topology) <= SOON else made
-
-
-def _lost(held: Held) -> list[tuple[str, str]]:
-    """What of these has an id made of one of NVIDIA's uuids and a name that a kubelet takes, in order."""
-    return sorted(
-        (name, identifier)
-        for name, identifier in held
-        if _UUID.fullmatch(identifier.partition(REPLICA)[0]) and not resource_name_fault(name)
-    )
-
-
-def _placed(device: Device) -> bool:
-    """Whether it is known which GPU a device is of."""
-    return device.kind != MIG or device.gpu != device.visible_id
 
 
 class Inventory:
@@ -118,11 +29,10 @@ class Inventory:
         self.offer = Offer()
         self._health = health
         self._remembered: tuple[Resource, ...] = ()
-        self._retirement = Retirement()
-        self._foreign: Mapping[tuple[str, str], Device] = {}
-        self._elsewhere: Held = frozenset()
-        self._slices: dict[str, str] = {}
-        self._empty_since: dict[str, float] = {}
+        self._last = Judgement()
+        self._hardware: frozenset[tuple[str, str]] = frozenset()
+        self.mps_resources: tuple[MpsShared, ...] = ()
+        """Resources some of whose devices are shared by MPS, with what their daemons should serve."""
         self._mps_down: dict[str, str] = {}
         self._cdi: CdiReadiness | None = None
         self.specs_told = Pulse()
@@ -141,34 +51,22 @@ class Inventory:
         return not self.store.current.version
 
     @property
-    def awaited(self) -> AbstractSet[tuple[str, str]]:
+    def awaited(self) -> Held:
         """What keeps hardware back until no pod holds it: what is retired, and what is held under foreign names."""
-        return self._retirement.since.keys() | self._elsewhere
+        return self._last.awaited
 
     @property
     def foreign(self) -> tuple[Resource, ...]:
         """What pods hold of NVIDIA's devices under names that are not listed here, which another plugin may serve."""
         found: dict[str, list[Device]] = {}
-        for (name, _), device in self._foreign.items():
+        for (name, _), device in self._last.foreign.items():
             found.setdefault(name, []).append(device)
         return tuple(Resource(name, tuple(devices)) for name, devices in found.items())
 
     @property
     def retired(self) -> Mapping[tuple[str, str], float]:
         """What is gone and still listed, by resource name and device id: since when, in seconds of the clock of `apply`."""
-        return self._retirement.since
-
-    @property
-    def mps_resources(self) -> tuple[MpsShared, ...]:
-        """Resources some of whose devices are shared by MPS, with what their daemons should serve."""
-        found = []
-        for resource in self.offer.plan.resources:
-            devices = [device for device in resource.devices if device.shared == MPS]
-            if devices:
-                gpus = dict.fromkeys(device.gpu for device in devices if not device.held)
-                first = devices[0]
-                found.append(MpsShared(resource.name, tuple(gpus), first.replicas, first.limits, self.offer.mps_root))
-        return tuple(found)
+        return self._last.retirement.since
 
     def awaits_specs(self, new: Offer) -> bool:
         """Whether an offer has the runtime told CDI names from now on, of which it is not known yet whether they are written.
@@ -182,18 +80,17 @@ class Inventory:
     @property
     def leaving(self) -> bool:
         """Whether something is still listed that is to go: `settle` is owed now and then."""
-        return bool(self._retirement.since or self._empty_since or self._elsewhere)
+        return bool(self._last.retirement.since or self._last.empty_since or self._last.elsewhere)
 
-    def next_leave(self, now: float) -> float:
-        """When something that is listed still may go next though nothing more is learnt, after `now`; inf for nothing."""
-        retired = (self._retirement.since.get(key, now) + SETTLE for key in self._retirement.free)
-        emptied = (since + WITHDRAW for since in self._empty_since.values())
-        return min((at for at in (*retired, *emptied) if at > now), default=inf)
+    @property
+    def next_leave(self) -> float:
+        """When something that is listed still may go next though nothing more is learnt; inf for nothing."""
+        return self._last.next_leave
 
     def remember(self, resources: Iterable[Resource], foreign: Iterable[Resource] = ()) -> None:
         """Takes what an earlier process of this boot had listed, and what it knew to be held under `foreign` names."""
         self._remembered = tuple(Resource(r.name, tuple(map(gone, r.devices))) for r in resources)
-        self._foreign = {(r.name, device.id): gone(device) for r in foreign for device in r.devices}
+        self._last = Judgement(foreign={(r.name, device.id): gone(device) for r in foreign for device in r.devices})
 
     def check(self, new: Offer) -> None:
         """Raises ConfigError where a list of this offer, with what would be retired in it, is longer than a kubelet reads."""
@@ -211,62 +108,50 @@ class Inventory:
         `known` is what pods are known to hold where `held` does not say all. What of either is ours and is not listed is listed
         again. What is held under foreign names keeps its hardware back; where nobody says, as far as it was said before.
         """
-        listed, elsewhere = self._recalled(new, held, known)
         before = {shared.name: shared for shared in self.mps_resources}
-        self.offer = new
+        self.offer, self._hardware, self.mps_resources = new, new.hardware, new.mps_resources
         for shared in self.mps_resources:
             if before.get(shared.name) != shared:
                 self._mps_down.pop(shared.name, None)  # what its daemon serves is not what is asked for now
         if self.unpublished:  # what an earlier process listed it may have given away until a moment ago
             for resource in self._remembered:
                 self.store.given.note(resource.name, (device.id for device in resource.devices), now)
-        recent = self.store.given.unsaid([(r.name, d.id) for r in listed for d in r.devices])
-        resources, self._retirement = retire(listed, new.plan.resources, self._retirement, held, now, recent, elsewhere)
-        names = {resource.name for resource in resources}
-        emptied = {resource.name for resource in listed} - names
-        self._empty_since = {name: self._empty_since.get(name, now) for name in emptied}
-        withdrawn = {name for name, since in self._empty_since.items() if now - since >= WITHDRAW}
-        for name in withdrawn:
-            del self._empty_since[name]
-        lasting = [Resource(name) for name in (r.name for r in listed) if name in emptied and name not in withdrawn]
-        self.store.publish({r.name: self._view(r) for r in (*resources, *lasting)})
+        self._take(judge(self.standing(held, now, known)))
 
-    def _recalled(self, new: Offer, held: Held | None, known: Held) -> tuple[tuple[Resource, ...], list[Device]]:
-        """What is listed with what is to be listed again, and what pods hold of this node's hardware under foreign names."""
-        everything = (*self.listed, *new.plan.resources)
-        present = {(resource.name, device.id) for resource in everything for device in resource.devices}
-        names = {resource.name for resource in everything}
-        self._slices |= new.slices
-        listed = {resource.name: resource.devices for resource in self.listed}
-        said = known | (self._foreign.keys() if held is None else held)
-        foreign: dict[tuple[str, str], Device] = {}
-        lost = _lost(said - present)
-        alike = {device.visible_id: device for r in everything for device in r.devices} if lost else {}
-        for name, identifier in lost:
-            device = self._foreign.get((name, identifier)) or self._described(name, identifier, alike)
-            if name in names or name.startswith(f"{DOMAIN}/"):
-                listed[name] = (*listed.get(name, ()), device)
-            else:
-                foreign[name, identifier] = device
-        gpus = {device.gpu for resource in new.plan.resources for device in resource.devices}
-        self._foreign = foreign
-        elsewhere = {key: device for key, device in foreign.items() if device.gpu in gpus or not _placed(device)}
-        self._elsewhere = frozenset(elsewhere)
-        return tuple(Resource(name, devices) for name, devices in listed.items()), list(elsewhere.values())
+    def standing(self, held: Held | None, now: float, known: Held = frozenset()) -> Standing:
+        """How things stand; arguments are those of `apply`. Takes no time worth mentioning, however many devices there are."""
+        return Standing(
+            offer=self.offer,
+            listed=self.listed,
+            views=self.store.current.resources,
+            retirement=self._last.retirement,
+            foreign=self._last.foreign,
+            slices=self._last.slices,
+            empty_since=self._last.empty_since,
+            reasons={visible: self._health(gpu, visible) for gpu, visible in self._hardware},
+            mps_down=dict(self._mps_down),
+            cdi=self._cdi_readiness() if self.offer.access.by_cdi else None,
+            unsaid=self.store.given.unsaid,
+            held=held,
+            known=known,
+            now=now,
+        )
 
-    def _described(self, resource: str, identifier: str, alike: Mapping[str, Device]) -> Device:
-        """A device that a pod holds, as far as it is known. `alike` are devices by the uuid that containers see."""
-        uuid, replica, _ = identifier.partition(REPLICA)
-        sharing = SharedResource(resource, resource, 2) if replica else None
-        same = alike.get(uuid)
-        if same is not None:
-            return gone(replace(same, id=identifier, sharing=sharing, retired=False))
-        kind = MIG if uuid.startswith("MIG-") else GPU
-        return gone(Device(identifier, self._slices.get(uuid, uuid), uuid, "", kind=kind, sharing=sharing))
+    def take(self, judged: Judgement, standing: Standing) -> bool:
+        """Publishes what was judged of `standing`, unless things have changed since. Returns whether it did."""
+        current = self.store.current.resources is standing.views and self._last.retirement is standing.retirement
+        if not current or self.offer is not standing.offer or self.store.given.unsaid(judged.moved):
+            return False
+        self._take(judged)
+        return True
+
+    def _take(self, judged: Judgement) -> None:
+        self._last = judged
+        self.store.publish(judged.views)
 
     def settle(self, held: Held | None, now: float, known: Held = frozenset()) -> None:
         """Lets go of what no pod holds any more, as far as the kubelet says; arguments are those of `apply`."""
-        self.apply(self.offer, held, now, known)
+        self._take(judge(self.standing(held, now, known)))
 
     def health_changed(self, uuid: str) -> None:
         """Publishes the health of one GPU and of the MIG devices that it is cut into."""
@@ -326,17 +211,6 @@ class Inventory:
             }
             for name, view in self.store.current.resources.items()
         }
-
-    def _view(self, resource: Resource) -> ResourceView:
-        access = self.offer.access
-        down = ""
-        if any(device.shared == MPS for device in resource.devices):
-            access = replace(access, mps=MpsDirectories.of(self.offer.mps_root, resource.name))
-            down = self._mps_down.get(resource.name, MPS_UNKNOWN)
-        cdi = self._cdi_readiness() if access.by_cdi else None
-        new = self._with_health(ResourceView.of(resource, access, self.offer.placement, self.offer.policy, down, cdi))
-        old = self.store.current.resources.get(resource.name)
-        return old if old == new else new
 
     def _cdi_readiness(self) -> "CdiReadiness":
         """What is known of the CDI specifications; before anything is, no device is in one."""

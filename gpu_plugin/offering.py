@@ -1,5 +1,6 @@
 """What is offered, kept true to what pods hold and to the MPS daemons' state: the edges around the inventory."""
 
+import gc
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -10,11 +11,13 @@ import anyio.to_thread
 
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.device import Device, Resource
-from gpu_plugin.inventory import Inventory, Offer
+from gpu_plugin.inventory import Inventory
 from gpu_plugin.kubelet.again import Again
 from gpu_plugin.kubelet.holders import Holders
 from gpu_plugin.kubelet.holding import Holding
+from gpu_plugin.listing import Judgement, Standing, judge
 from gpu_plugin.mps.watch import MpsWatch
+from gpu_plugin.offer import Offer
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.pulse import Pulse
 
@@ -29,6 +32,9 @@ HOLDERS_SOON = 0.2
 HOLDERS_CHECK = 30.0
 """Seconds between two such questions otherwise: what pods hold and nobody lists shows then."""
 
+OFF_LOOP = 4_000
+"""From so many devices on (2 to 4 µs each) what is told of them is judged on a thread, so that the loop runs on."""
+
 SLACK = 0.01
 """Seconds by which a question comes later than the moment from which on it tells more: a timer may be early by its resolution."""
 
@@ -42,7 +48,7 @@ SPECS_PATIENCE = 5.0
 """Seconds that a live change to CDI names waits for the specifications; what was served before is served meanwhile."""
 
 ROUNDS = 2
-"""How often the sets of GPUs are judged at most before an offer is published, though links have changed again meanwhile."""
+"""How often something is judged on a thread at most, though what it is judged by (links, health) has changed again meanwhile."""
 
 
 class Offering:
@@ -120,8 +126,7 @@ class Offering:
                 if self._next is None and not self._inventory.unpublished:
                     asked, retired = anyio.current_time(), self._inventory.retired
                     holding = await self._ask()
-                    if self._inventory.retired == retired:  # or it says nothing of what was retired since
-                        self._withdraw(holding, asked)
+                    await self._withdraw(holding, asked, retired)
 
     def _pause(self, now: float) -> float:
         """Seconds to the next question: as soon as it can tell more than the one before."""
@@ -130,7 +135,7 @@ class Offering:
         if self._writes:
             return min(HOLDERS_SOON, HOLDERS_POLL)
         given = self._inventory.store.given
-        worth = (self._inventory.next_leave(now), given.worth_asking(self._inventory.awaited))
+        worth = (self._inventory.next_leave, given.worth_asking(self._inventory.awaited))
         return min(HOLDERS_POLL, *(at - now + SLACK for at in worth if at > now))
 
     async def _prepare(self) -> Topology | None:
@@ -157,18 +162,33 @@ class Offering:
             while self._next is not None and self._inventory.awaits_specs(self._next):
                 await self._inventory.specs_told.wait()
 
-    def _withdraw(self, holding: Holding, asked: float) -> None:
+    async def _withdraw(self, holding: Holding, asked: float, retired: Mapping[tuple[str, str], float]) -> None:
+        """Takes in an answer; it says nothing of what was retired since it was asked for, when `retired` was."""
         store = self._inventory.store
-        version, before = store.current.version, {name: view.resource for name, view in store.current.resources.items()}
-        foreign = self._inventory.foreign
         store.given.seen(holding.listed, holding.writing, asked)
-        self._inventory.settle(holding.held, asked, holding.listed)
-        if self._inventory.foreign != foreign:
-            self._published()  # it is to be written down
+        for last in (*[False] * ROUNDS, True):
+            if self._inventory.retired is not retired:
+                return
+            standing = self._inventory.standing(holding.held, asked, holding.listed)
+            if last or standing.devices < OFF_LOOP:
+                judged = judge(standing)
+            else:
+                judged = await anyio.to_thread.run_sync(_judge_apart, standing, abandon_on_cancel=True)
+            version = store.current.version
+            before = {name: view.resource for name, view in store.current.resources.items()}
+            foreign = self._inventory.foreign
+            if self._inventory.take(judged, standing):
+                self._have_written(holding, asked, before, changed=store.current.version != version)
+                if self._inventory.foreign != foreign:
+                    self._published()  # it is to be written down
+                return
+
+    def _have_written(self, holding: Holding, asked: float, before: Mapping[str, object], *, changed: bool) -> None:
+        """Has the kubelet write its checkpoint where something waits for that, and says what has `changed` since `before`."""
+        store = self._inventory.store
         awaited = self._inventory.awaited
         kept = (holding.written & awaited) | store.given.unsaid(awaited)
         self._say_unanswered(waits=bool(awaited) and not holding.answered)
-        changed = store.current.version != version
         if changed:  # a list that has changed serves as well
             self._tell_resources(before)
             again = ""
@@ -219,10 +239,23 @@ class Offering:
             watch.close()
 
 
+def _judge_apart(standing: Standing) -> Judgement:
+    """The same, on a thread, and without the search for cycles.
+
+    What it makes, a tuple for each device and more, goes as it comes; the interpreter would look for cycles among all devices
+    because of so much, which takes 0.1 s in which the event loop stands still.
+    """
+    gc.disable()
+    try:
+        return judge(standing)
+    finally:
+        gc.enable()
+
+
 def _counted(listed: Sequence[Device]) -> str:
     """How many devices the kubelet is told of, in its own words for their health."""
-    retired = sum(device.retired for device in listed)
-    healthy = sum(device.healthy for device in listed)
+    retired = sum(1 for device in listed if device.retired)
+    healthy = sum(1 for device in listed if not device.reason)
     unhealthy = len(listed) - retired - healthy
     parts = (
         [f"{healthy} Healthy"] + [f"{unhealthy} Unhealthy"] * bool(unhealthy) + [f"{retired} retired"] * bool(retired)

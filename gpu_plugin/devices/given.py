@@ -5,8 +5,9 @@ of the container, which another plugin may hold up for as long as it likes. PodR
 pkg/kubelet/cm/devicemanager/manager.go, allocateContainerResources.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from math import inf
 
 Key = tuple[str, str]
@@ -16,17 +17,30 @@ ENTERED = 1.0
 """Seconds within which a kubelet has entered an answer of ours into its books, which it writes down later."""
 
 
+@dataclass(slots=True, eq=False)
+class _Giving:
+    """What was given away at one time and the kubelet has not said yet.
+
+    `writing` is the checkpoint as the first question found it after which the next writing says so.
+    """
+
+    at: float
+    left: frozenset[Key]
+    writing: object = None
+
+
 class Given:
-    """Notes what Allocate answers, until the kubelet has said it. `note` may be called from any thread, the others from one."""
+    """Notes what Allocate answers, until the kubelet has said it. `note` may be called from any thread, `seen` from one.
+
+    The others may be asked from any thread. What they take goes with how much is unsaid.
+    """
 
     def __init__(self) -> None:
-        self._at: dict[Key, float] = {}
-        self._before: dict[Key, tuple[float, object]] = {}
+        self._givings: list[_Giving] = []
 
     def note(self, resource: str, ids: Iterable[str], now: float) -> None:
         """These devices of a resource are about to be given away."""
-        for identifier in ids:
-            self._at[resource, identifier] = now
+        self._givings.append(_Giving(now, frozenset((resource, identifier) for identifier in ids)))
 
     def seen(self, listed: AbstractSet[Key], writing: object, asked: float) -> None:
         """Takes in what the kubelet said to a question of the time `asked`.
@@ -34,35 +48,36 @@ class Given:
         `listed` is what PodResources lists. `writing` tells one writing of the kubelet's checkpoint from another, and is None
         where that could not be read. What was given before two questions, between which the checkpoint was written, is in it.
         """
-        for key, at in tuple(self._at.items()):
-            if at < asked and key in listed:
-                self._forget(key, at)
-            elif writing is not None and at + ENTERED <= asked:
-                since, before = self._before.get(key, (None, None))
-                if since != at:
-                    self._before[key] = (at, writing)
-                elif before != writing:
-                    self._forget(key, at)
+        for giving, left in self._newest_first():
+            giving.left = left
+            if giving.at < asked:
+                giving.left = giving.left - listed
+            if writing is not None and giving.at + ENTERED <= asked:
+                if giving.writing is None:
+                    giving.writing = writing
+                elif giving.writing != writing:
+                    giving.left = frozenset()
+            if not giving.left:
+                self._givings.remove(giving)
 
     def unsaid(self, keys: Collection[Key]) -> frozenset[Key]:
         """Which of these may have been given away without the kubelet having said so."""
-        return frozenset(key for key in keys if key in self._at)
+        return frozenset().union(*(giving.left.intersection(keys) for giving in tuple(self._givings)))
 
-    def begun(self, keys: Iterable[Key]) -> frozenset[Key]:
+    def begun(self, keys: Collection[Key]) -> frozenset[Key]:
         """Of which of these nothing is missing but that the checkpoint is written again."""
-        return frozenset(key for key in keys if key in self._at and self._asked_since(key, self._at[key]))
+        asked = [left for giving, left in self._newest_first() if giving.writing is not None]
+        return frozenset().union(*(left.intersection(keys) for left in asked))
 
-    def worth_asking(self, keys: Iterable[Key]) -> float:
+    def worth_asking(self, keys: Collection[Key]) -> float:
         """From when on a question brings one of these on that no question has yet; inf for none."""
-        given = ((key, self._at.get(key)) for key in keys)
-        return min(
-            (at + ENTERED for key, at in given if at is not None and not self._asked_since(key, at)), default=inf
-        )
+        unasked = [(giving.at, left) for giving, left in self._newest_first() if giving.writing is None]
+        return min((at + ENTERED for at, left in unasked if not left.isdisjoint(keys)), default=inf)
 
-    def _asked_since(self, key: Key, at: float) -> bool:
-        return key in self._before and self._before[key][0] == at
-
-    def _forget(self, key: Key, at: float) -> None:
-        self._before.pop(key, None)
-        if self._at.get(key) == at:  # or it has just been given again
-            self._at.pop(key, None)
+    def _newest_first(self) -> Iterator[tuple[_Giving, frozenset[Key]]]:
+        """Every giving, with what of it was not given away again since."""
+        since: set[Key] = set()
+        for giving in reversed(tuple(self._givings)):
+            left = giving.left - since
+            since |= left
+            yield giving, left

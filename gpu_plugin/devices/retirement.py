@@ -75,9 +75,9 @@ def retire(
     others = [_InUse(device, None) for device in elsewhere]
     if not since and not others:
         return tuple(planned), Retirement()
-    free = before.free & since.keys()
-    if held is not None:
-        free = (free | since.keys()) - held - frozenset(recent)
+    free = frozenset(
+        key for key in since if (key in before.free if held is None else key not in held and key not in recent)
+    )
     beside = _beside(listed, since.keys(), before.beside)
     in_use = [
         _InUse(d, beside.get((name, d.id)))

@@ -15,9 +15,10 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import NamePattern, SharedResource
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
-from gpu_plugin.inventory import Inventory, Offer, offer
+from gpu_plugin.inventory import Inventory
 from gpu_plugin.kubelet.again import Again
 from gpu_plugin.kubelet.holding import Told, Witnessed, weigh
+from gpu_plugin.offer import Offer, offer
 from gpu_plugin.offering import HOLDERS_POLL
 from gpu_plugin.snapshot import SnapshotStore
 from tests.unit.kubelet.model_kubelet import ModelKubelet

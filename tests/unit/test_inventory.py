@@ -16,7 +16,9 @@ from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.retirement import SETTLE
 from gpu_plugin.devices.sharing import MpsShared
-from gpu_plugin.inventory import MPS_UNKNOWN, WITHDRAW, Inventory, offer, without_gone
+from gpu_plugin.inventory import Inventory
+from gpu_plugin.listing import MPS_UNKNOWN, WITHDRAW, judge
+from gpu_plugin.offer import offer, without_gone
 from gpu_plugin.snapshot import SnapshotStore
 
 GPU = "nvidia.com/gpu"
@@ -92,15 +94,15 @@ def test_a_resource_is_emptied_before_it_is_withdrawn(inventory):
     assert told(inventory) == {"nvidia.com/h100": ["GPU-a", "GPU-b"], GPU: ["GPU-a!", "GPU-b!"]}
     assert inventory.retired == {(GPU, "GPU-a"): 10, (GPU, "GPU-b"): 10}
     assert inventory.leaving
-    assert inventory.next_leave(10) == 10 + SETTLE
+    assert inventory.next_leave == 10 + SETTLE
     inventory.settle(NONE, 10 + SETTLE)
     assert told(inventory) == {"nvidia.com/h100": ["GPU-a", "GPU-b"], GPU: []}
     assert inventory.leaving
-    assert inventory.next_leave(10 + SETTLE) == 10 + SETTLE + WITHDRAW
-    assert inventory.next_leave(99) == math.inf
+    assert inventory.next_leave == 10 + SETTLE + WITHDRAW
     inventory.settle(NONE, 10 + SETTLE + WITHDRAW)
     assert told(inventory) == {"nvidia.com/h100": ["GPU-a", "GPU-b"]}
     assert not inventory.leaving
+    assert inventory.next_leave == math.inf
 
 
 def test_what_was_given_out_keeps_its_hardware_until_the_kubelet_has_written_since(inventory):
@@ -110,7 +112,7 @@ def test_what_was_given_out_keeps_its_hardware_until_the_kubelet_has_written_sin
     inventory.apply(renamed, NONE, 10)
     assert told(inventory)["nvidia.com/h100"] == ["GPU-a!", "GPU-b"]
     inventory.settle(NONE, 10 + SETTLE)
-    assert inventory.next_leave(10 + SETTLE) == math.inf, "when the other one may go nobody knows"
+    assert inventory.next_leave == math.inf, "when the other one may go nobody knows"
     for asked, writing, healthy in ((11, 1, False), (100, 1, False), (200, None, False), (300, 2, True)):
         inventory.store.given.seen(NONE, writing, asked)
         inventory.settle(NONE, asked)
@@ -126,6 +128,26 @@ def test_what_an_earlier_process_gave_out_last_may_not_have_been_said_yet(invent
         inventory.store.given.seen(NONE, writing, 10 + ENTERED + writing)
     inventory.settle(NONE, 10 + SETTLE)
     assert told(inventory)[GPU] == ["GPU-a", "GPU-b"]
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "health", "another offer", "given away"])
+def test_what_was_judged_is_published_unless_things_have_changed_since(inventory, sick, meanwhile):
+    inventory.apply(offered(), None, 0)
+    inventory.apply(offered(gpu_names=(NamePattern("*", "nvidia.com/h100"),)), None, 10)
+    standing = inventory.standing(NONE, 10 + SETTLE)
+    judged = judge(standing)
+    match meanwhile:
+        case "health":
+            sick["GPU-a"] = "Xid 79"
+            inventory.health_changed("GPU-a")
+        case "another offer":
+            inventory.apply(offered(gpu_names=(NamePattern("*", "nvidia.com/h100"),)), None, 11)
+        case "given away":
+            inventory.store.given.note(GPU, ["GPU-a"], 12)
+    before = told(inventory)
+    assert inventory.take(judged, standing) is (meanwhile == "nothing")
+    after = {"nvidia.com/h100": ["GPU-a", "GPU-b"], GPU: []}
+    assert told(inventory) == (after if meanwhile == "nothing" else before)
 
 
 def test_a_resource_that_comes_back_while_it_is_emptied_stays(inventory):

@@ -1,6 +1,7 @@
 """Offers on their way to the kubelet: those of large nodes are prepared beside the event loop."""
 
 import dataclasses
+import gc
 import shutil
 import tempfile
 import threading
@@ -12,15 +13,18 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 
+from gpu_plugin import listing
 from gpu_plugin import offering as offering_module
 from gpu_plugin.access.cdi.readiness import CdiReadiness
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import NamePattern
+from gpu_plugin.devices import retirement
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.node import Gpu, Link, Node
-from gpu_plugin.inventory import Inventory, offer
+from gpu_plugin.inventory import Inventory
 from gpu_plugin.kubelet.holders import Holders
 from gpu_plugin.kubelet.holding import Holding
+from gpu_plugin.offer import offer
 from gpu_plugin.offering import ROUNDS, Offering
 from gpu_plugin.placement.prepared import SOON, Placement
 from gpu_plugin.placement.subsets import Subsets
@@ -370,3 +374,39 @@ async def test_what_pods_hold_and_nobody_lists_shows_within_half_a_minute(settin
         await served.until(lambda: uuid in [device.id for device in served.view.resource.devices])
         assert not served.view.device(uuid).healthy
     assert offering_module.HOLDERS_CHECK <= 30
+
+
+@pytest.mark.parametrize("times", [0, 1, ROUNDS])
+async def test_many_devices_are_judged_on_a_thread_and_what_changed_meanwhile_counts(settings, monkeypatch, times):
+    """`times` is how often the health of a GPU changes while what is told of it is judged."""
+    holding(monkeypatch, Holding(frozenset(), writing=1))
+    monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.01)
+    monkeypatch.setattr(offering_module, "OFF_LOOP", 1)
+    monkeypatch.setattr(Served, "_note", lambda _: None)
+    monkeypatch.setattr(listing, "WITHDRAW", 0.0)
+    monkeypatch.setattr(retirement, "SETTLE", 0.0)
+    loops, sick, threads = threading.current_thread(), [], []  # type: ignore[var-annotated]
+
+    def change() -> None:
+        sick.append(f"Xid {len(sick)}")
+        served.inventory.health_changed("GPU-00")
+
+    def disturbed(standing):
+        thread = threading.current_thread()
+        if len(sick) < times and thread is not loops:
+            anyio.from_thread.run_sync(change)
+        threads.append(thread is loops)
+        return listing.judge(standing)
+
+    async with serving(settings) as served:
+        monkeypatch.setattr(served.inventory, "_health", lambda gpu, _: sick[-1] if sick and gpu == "GPU-00" else "")
+        served.take(node(2))
+        await served.until(lambda: GPU in served.inventory.store.current.resources)
+        monkeypatch.setattr(offering_module, "judge", disturbed)
+        served.take(node(2), gpu_names=(NamePattern("*", "nvidia.com/x"),))
+        await served.until(lambda: set(served.inventory.store.current.resources) == {"nvidia.com/x"})
+        devices = served.inventory.store.current.resources["nvidia.com/x"].resource.devices
+        assert [device.reason for device in devices] == [sick[-1] if sick else "", ""]
+    assert (True in threads) is (times >= ROUNDS)
+    assert len(sick) == times
+    assert gc.isenabled()
