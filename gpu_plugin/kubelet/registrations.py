@@ -50,6 +50,7 @@ class Registrations:
         """`clock` is steady, in seconds; `changed` is told each resource's standing before and after."""
         self.current: dict[str, Standing] = {}
         self._again: dict[str, str] = {}
+        self._overtaken: set[str] = set()
         self._clock = clock
         self._changed = changed
 
@@ -71,12 +72,14 @@ class Registrations:
 
     def served(self, resource: str, socket: Path) -> None:
         """The resource is served on this socket from now on."""
+        self._overtaken.discard(resource)
         self.current[resource] = self.of(resource).served(socket)
 
     def ended(self, resource: str, socket: Path) -> None:
         """The resource is not served on this socket any more; where it is on another by now, that stays so."""
         standing = self.of(resource)
         if standing.socket == socket:
+            self._overtaken.discard(resource)
             self.current[resource] = standing.served(None)
 
     def taken(self, resource: str) -> None:
@@ -87,13 +90,34 @@ class Registrations:
         """The kubelet does not know the resource, for this reason."""
         self._stands(resource, self.of(resource).away(why, self._clock()))
 
+    def overtake(self, resource: str, why: str) -> bool:
+        """Another plugin serves the resource, although our stream is open. Returns whether that is so: it may have ended."""
+        if not self.heard(resource):
+            return False
+        self.away(resource, why)
+        self._overtaken.add(resource)
+        return True
+
+    def overtaken(self, resource: str) -> bool:
+        """Whether another plugin serves the resource, and the stream that the kubelet had open before still is."""
+        return resource in self._overtaken
+
+    def returned(self, resource: str) -> bool:
+        """The kubelet has the resource from that stream again. Returns whether that is so: it may have ended."""
+        back = resource in self._overtaken
+        if back:
+            self.taken(resource)
+        return back
+
     def withdrawn(self, resource: str) -> None:
         """The resource is not served any more."""
+        self._overtaken.discard(resource)
         self.current.pop(resource, None)
         self._again.pop(resource, None)
 
     def _stands(self, resource: str, after: Standing) -> None:
         before = self.of(resource)
+        self._overtaken.discard(resource)
         self.current[resource] = after
         if self._changed is not None:
             self._changed(resource, before, after)

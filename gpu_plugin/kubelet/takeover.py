@@ -6,15 +6,18 @@ takes for healthy it tells whoever asks: GetAllocatableResources of its PodResou
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 
 from gpu_plugin.kubelet import pod_resources
 from gpu_plugin.kubelet.registrations import Registrations
-from gpu_plugin.snapshot import SnapshotStore
+from gpu_plugin.snapshot import ResourceView, SnapshotStore
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +33,12 @@ LONGEST_PAUSE = 3600.0
 
 PATIENCE = 2.0
 """Seconds that an answer may take."""
+
+UNREAD = 30.0
+"""Seconds for which a kubelet that still has what it had from us is taken to have read no newer list: its disk may be slow."""
+
+OFF_LOOP = 4_000
+"""From so many devices on (2 µs each) an answer is judged on a thread, so that the loop runs on."""
 
 Ids = Mapping[str, frozenset[str]]
 """Device ids by resource name."""
@@ -52,13 +61,28 @@ def lost(ours: Ids, allocatable: Ids, unfit: Ids = NONE) -> Mapping[str, str]:
     found = {}
     for resource, ids in ours.items():
         known = allocatable.get(resource, frozenset())
-        if unfit.get(resource, frozenset()) & known:
+        if not known.isdisjoint(unfit.get(resource, frozenset())):
             found[resource] = OTHERS
         elif ids and not known:
             found[resource] = NOBODY
-        elif ids and not ids & known:
+        elif ids and ids.isdisjoint(known):
             found[resource] = OTHERS
     return found
+
+
+def told(before: Mapping[str, ResourceView], after: Mapping[str, ResourceView]) -> tuple[Ids, Ids]:
+    """The healthy and the unhealthy devices of each resource, as far as they were so before a question and after it. Pure.
+
+    Each question comes long after a list was sent, or the next one does.
+    """
+    healthy: dict[str, frozenset[str]] = {}
+    unfit: dict[str, frozenset[str]] = {}
+    for name in before.keys() & after.keys():
+        lists = {id(view): view.resource.devices for view in (before[name], after[name])}.values()
+        fit = [frozenset(device.id for device in devices if not device.reason) for devices in lists]
+        sick = [frozenset(device.id for device in devices if device.reason) for devices in lists]
+        healthy[name], unfit[name] = frozenset.intersection(*fit), frozenset.intersection(*sick)
+    return healthy, unfit
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +106,28 @@ class Takeovers:
         """Resources that another plugin serves."""
         self.suspects: Mapping[str, str] = {}
         """Resources that the last answer alone speaks against, with the reason."""
+        self._had: dict[str, tuple[frozenset[str], float]] = {}
         self._pauses: dict[str, float] = {}
         self._not_before: dict[str, float] = {}
 
     def judge(self, ours: Ids, allocatable: Ids, now: float, unfit: Ids = NONE) -> Outcome:
         """Takes in one answer; only what two in a row say has consequences. `now` is in seconds of a steady clock.
 
-        What another plugin has stays so while we have no healthy device of it: then the answer says nothing.
+        What another plugin has stays so while we have no healthy device of it: then the answer says nothing. What is not among
+        `ours` is nobody's business any more. A kubelet that has what it had when it last had ours has read no list since.
         """
-        found = dict(lost(ours, allocatable, unfit))
+        against = lost(ours, allocatable, unfit)
+        found = {
+            name: why
+            for name, why in against.items()
+            if why == NOBODY or name in self.taken or not self._unread(name, allocatable[name], now)
+        }
         found |= {name: OTHERS for name in self.taken if name in ours and not ours[name] and name not in found}
-        for name in ours.keys() - found.keys():  # the kubelet has it from us
+        self._had = {name: had for name, had in self._had.items() if name in ours}
+        for name in ours.keys() - against.keys() - found.keys():  # the kubelet has it from us
             self._pauses.pop(name, None)
             self._not_before.pop(name, None)
+            self._had[name] = (allocatable.get(name, frozenset()), now)
         back = (self.taken & ours.keys()) - found.keys()
         confirmed = {name: why for name, why in found.items() if self.suspects.get(name) == why}
         again = {
@@ -107,6 +140,14 @@ class Takeovers:
         self.taken = (self.taken & found.keys() | taken.keys()) - again.keys()
         self.suspects = {name: why for name, why in found.items() if name not in again}
         return Outcome(again, taken, back)
+
+    def registered(self, names: AbstractSet[str]) -> None:
+        """These are registered anew, or not at all: what another plugin had of them says nothing any more."""
+        self.taken -= names
+
+    def _unread(self, name: str, known: frozenset[str], now: float) -> bool:
+        had, at = self._had.get(name, (frozenset(), -math.inf))
+        return now - at < UNREAD and known <= had
 
 
 class TakeoverWatch:
@@ -135,7 +176,7 @@ class TakeoverWatch:
 
     async def ask(self) -> None:
         """One question, and what follows from its answer."""
-        before, unfit_before = self._ours(), self._unfit()
+        before = self._served()
         if not before:
             return
         try:
@@ -143,31 +184,34 @@ class TakeoverWatch:
         except pod_resources.PodResourcesError as error:
             log.debug("whether the kubelet still has our devices is not known: %s", error)
             return
-        ours = {name: ids & before[name] for name, ids in self._ours().items() if name in before}
-        unfit = {name: ids & unfit_before.get(name, frozenset()) for name, ids in self._unfit().items()}
-        outcome = self._takeovers.judge(ours, allocatable, anyio.current_time(), unfit)
+        after = self._served()
+        self._takeovers.registered({name for name in self._takeovers.taken if not self._registrations.overtaken(name)})
+        now = anyio.current_time()
+        if sum(len(view.resource.devices) for view in after.values()) < OFF_LOOP:
+            outcome = self._judge(before, after, allocatable, now)
+        else:
+            outcome = await anyio.to_thread.run_sync(self._judge, before, after, allocatable, now)
         for name in sorted(outcome.back):
-            log.info("%s: the kubelet has this plugin's devices again", name, extra={"resource": name})
-            self._registrations.taken(name)
+            if self._registrations.returned(name):
+                log.info("%s: the kubelet has this plugin's devices again", name, extra={"resource": name})
         for name, why in outcome.taken.items():
-            log.warning("%s: %s", name, why, extra={"resource": name})
-            self._registrations.away(name, why)
+            if self._registrations.overtake(name, why):
+                log.warning("%s: %s", name, why, extra={"resource": name})
         for name, why in outcome.again.items():
             self._registrations.register_again(name, why)
         if outcome.again:
             self._look()
 
-    def _ours(self) -> dict[str, frozenset[str]]:
-        """The healthy devices of each resource that the kubelet should have from us."""
-        return self._ids(healthy=True)
+    def _judge(
+        self, before: Mapping[str, ResourceView], after: Mapping[str, ResourceView], allocatable: Ids, now: float
+    ) -> Outcome:
+        ours, unfit = told(before, after)
+        return self._takeovers.judge(ours, allocatable, now, unfit)
 
-    def _unfit(self) -> dict[str, frozenset[str]]:
-        """The unhealthy ones. Each question comes long after a list was sent, or the next one does."""
-        return self._ids(healthy=False)
-
-    def _ids(self, *, healthy: bool) -> dict[str, frozenset[str]]:
+    def _served(self) -> Mapping[str, ResourceView]:
+        """The resources whose streams the kubelet has open."""
         return {
-            name: frozenset(device.id for device in view.resource.devices if device.healthy is healthy)
+            name: view
             for name, view in self._store.current.resources.items()
-            if self._registrations.of(name).registered is not None or name in self._takeovers.taken
+            if self._registrations.heard(name) or self._registrations.overtaken(name)
         }

@@ -1,15 +1,26 @@
 """Whether the kubelet still has our devices, and what follows where it has not."""
 
 import itertools
+import threading
 from pathlib import Path
 
 import pytest
 
 from gpu_plugin.access.container import Access
 from gpu_plugin.devices.device import Device, Resource
-from gpu_plugin.kubelet import pod_resources, wire
+from gpu_plugin.kubelet import pod_resources, takeover, wire
 from gpu_plugin.kubelet.registrations import Registrations
-from gpu_plugin.kubelet.takeover import FIRST_PAUSE, NOBODY, OTHERS, Outcome, Takeovers, TakeoverWatch, lost
+from gpu_plugin.kubelet.takeover import (
+    FIRST_PAUSE,
+    NOBODY,
+    OTHERS,
+    UNREAD,
+    Outcome,
+    Takeovers,
+    TakeoverWatch,
+    lost,
+    told,
+)
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.snapshot import ResourceView, SnapshotStore
 
@@ -92,20 +103,16 @@ async def ask_while(monkeypatch, change, first, then, answer):
     """What becomes of a resource that has these devices (healthy ones by True) before a question and after it, twice."""
     store, registrations = SnapshotStore(), Registrations(clock=lambda: 0.0)
 
-    def publish(devices):
-        made = (Device(name, name, name, "0", reason="" if fit else "sick") for name, fit in devices.items())
-        store.publish({GPU: ResourceView.of(Resource(GPU, tuple(made)), Access(), Placement())})
-
     async def allocatable(_socket, _patience):
         if change:
-            publish(then)
+            published(store, **then)
         return answer
 
     monkeypatch.setattr(pod_resources, "allocatable", allocatable)
     registrations.taken(GPU)
     watch = TakeoverWatch(store, registrations, lambda: Path("/none"), lambda: None)
     for _ in range(2):
-        publish(first)
+        published(store, **first)
         await watch.ask()
     return registrations.of(GPU).why
 
@@ -123,6 +130,113 @@ async def ask_while(monkeypatch, change, first, then, answer):
 )
 async def test_only_what_was_so_before_the_question_and_after_it_counts(monkeypatch, first, then, answer, why):
     assert await ask_while(monkeypatch, first != then, first, then, answer) == why
+
+
+OLD = {GPU: frozenset({"MIG-0", "MIG-1"})}
+
+
+def test_a_kubelet_that_has_not_read_our_newest_list_yet_is_not_taken_for_another_plugins():
+    takeovers, cut = Takeovers(), {GPU: frozenset({"GPU-0"})}
+    for now in (0, 15):
+        takeovers.judge(OLD, OLD, now)
+    for now in (18, 21, 24):  # it is cut anew, and the kubelet's disk is slow
+        assert takeovers.judge(cut, OLD, now, OLD) == Outcome()
+    assert takeovers.judge(cut, cut, 27, OLD) == Outcome()
+    for now in (30, 33):
+        taken = takeovers.judge(cut, {GPU: frozenset({"0"})}, now).taken
+    assert taken == {GPU: OTHERS}, "that it never had from us"
+
+
+def test_a_list_that_is_not_read_for_half_a_minute_is_another_plugins():
+    takeovers, cut = Takeovers(), {GPU: frozenset({"GPU-0"})}
+    takeovers.judge(OLD, OLD, 0)
+    told = [now for now in range(3, 60, 3) if takeovers.judge(cut, OLD, now, OLD).taken]
+    assert told == [UNREAD + 3]
+
+
+def published(store, **devices):
+    """Publishes these devices, each healthy or not."""
+    made = tuple(Device(name, name, name, "0", reason="" if fit else "sick") for name, fit in devices.items())
+    store.publish({GPU: ResourceView.of(Resource(GPU, made), Access(), Placement())})
+
+
+class Watched:
+    """A resource whose stream the kubelet has open, and the watch on it; `answer` is what the kubelet has."""
+
+    def __init__(self, monkeypatch, **devices) -> None:
+        self.now = 0.0
+        self.store, self.registrations = SnapshotStore(), Registrations(clock=lambda: self.now)
+        self.answer: dict[str, frozenset[str]] = {}
+        published(self.store, **devices)
+        self.served("first.sock")
+
+        async def allocatable(_socket, _patience):
+            return self.answer
+
+        monkeypatch.setattr(pod_resources, "allocatable", allocatable)
+        self.watch = TakeoverWatch(self.store, self.registrations, lambda: Path("/none"), lambda: None)
+
+    def served(self, socket):
+        self.registrations.served(GPU, Path(socket))
+        self.registrations.taken(GPU)
+
+    @property
+    def standing(self):
+        return self.registrations.of(GPU)
+
+    async def ask(self, *answer: str, times: int = 2) -> None:
+        self.answer = {GPU: frozenset(answer)}
+        for _ in range(times):
+            await self.watch.ask()
+
+
+@pytest.mark.anyio
+async def test_a_resource_whose_stream_ended_is_not_registered_whatever_the_kubelet_has(monkeypatch):
+    watched = Watched(monkeypatch, a=True)
+    await watched.ask("0")
+    assert watched.standing.why == OTHERS
+    watched.registrations.ended(GPU, Path("first.sock"))
+    watched.registrations.away(GPU, why := "registration failed: the kubelet refused")
+    await watched.ask("a")
+    assert (watched.standing.registered, watched.standing.why) == (None, why)
+    await watched.ask("0")
+    assert watched.standing.why == why
+
+
+@pytest.mark.anyio
+async def test_a_resource_that_came_back_on_its_stream_is_registered(monkeypatch):
+    watched = Watched(monkeypatch, a=True)
+    await watched.ask("0")
+    watched.now = 7.0
+    await watched.ask("a")
+    assert (watched.standing.registered, watched.standing.why) == (7.0, "")
+
+
+@pytest.mark.anyio
+async def test_a_resource_that_was_registered_anew_is_judged_anew(monkeypatch):
+    watched = Watched(monkeypatch, a=True)
+    await watched.ask("0")
+    watched.registrations.ended(GPU, Path("first.sock"))
+    watched.served("second.sock")
+    await watched.ask("0")
+    assert watched.standing.why == OTHERS, "it is said again"
+
+
+@pytest.mark.anyio
+async def test_tens_of_thousands_of_devices_are_judged_beside_the_loop(monkeypatch):
+    threads, loop = [], threading.get_ident()
+
+    def counted(before, after):
+        threads.append(threading.get_ident())
+        return told(before, after)
+
+    monkeypatch.setattr(takeover, "told", counted)
+    watched = Watched(monkeypatch, **{f"d{at}": True for at in range(takeover.OFF_LOOP)})
+    await watched.ask("0")
+    assert watched.standing.why == OTHERS
+    published(watched.store, a=True)
+    await watched.ask("a")
+    assert [thread == loop for thread in threads] == [False, False, True, True]
 
 
 def test_what_comes_back_by_itself_is_said():
