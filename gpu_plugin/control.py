@@ -152,13 +152,28 @@ def answers(state_dir: Path) -> bool:
     return True
 
 
+class Door:
+    """The control socket of this process, where commands look for it."""
+
+    def __init__(self, state_dir: Path, ours: "_Identity | None") -> None:
+        self._path = state_dir / SOCKET
+        self._ours = ours
+
+    @property
+    def stands(self) -> bool:
+        """Whether commands find it still: it may have been removed, or the directory renamed."""
+        try:
+            return _identity_of(os.stat(self._path, follow_symlinks=False)) == self._ours  # noqa: PTH116 - as cheap as can be
+        except OSError:
+            return False
+
+
 @contextlib.asynccontextmanager
-async def serve(state_dir: Path, verbs: Mapping[str, Verb], *, locked: bool = False) -> AsyncIterator[None]:
+async def serve(state_dir: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[Door]:
     """Answers requests for as long as the context lasts; on leaving it, connections end and the socket goes.
 
     `state_dir` is made if need be. A socket left by a killed daemon is replaced. Leaving takes no longer than a turn of
-    the event loop: what is under way is cancelled, not waited for. `locked`: this process holds the lock of the directory
-    itself already, as it does where it is the device plugin directory, too.
+    the event loop: what is under way is cancelled, not waited for.
 
     Raises:
         ConfigError: another daemon uses this state directory, or it cannot be used.
@@ -175,17 +190,18 @@ async def serve(state_dir: Path, verbs: Mapping[str, Verb], *, locked: bool = Fa
     with contextlib.ExitStack() as stack:
         try:
             directory = stack.enter_context(_directory(state_dir, make=True))
-            listener = _bind(state_dir, directory, locked=locked)
+            listener = _bind(state_dir, directory)
         except (FileExistsError, NotADirectoryError):
             raise ConfigError(f"--state-dir: {state_dir} is not a directory, so nothing can be kept there") from None
         except OSError as error:
             raise ConfigError(f"{state_dir / SOCKET}: {error.strerror or error}") from None
-        stack.callback(_unlink_if_ours, directory, _identity(directory))
+        ours = _identity(directory)
+        stack.callback(_unlink_if_ours, directory, ours)
         stack.callback(listener.close)
         server = await asyncio.start_unix_server(connected, sock=listener, limit=_LONGEST_LINE, start_serving=False)
         try:
             await server.start_serving()
-            yield
+            yield Door(state_dir, ours)
         finally:
             server.close()  # not wait_closed(): since Python 3.12 it waits for clients to hang up
             for task, writer in conversations.items():
@@ -300,15 +316,14 @@ def _refusal(sentence: str, **more: object) -> bytes:
     return _line({"ok": False, "error": sentence, **more})
 
 
-def _bind(state_dir: Path, directory: int, *, locked: bool) -> socket.socket:
+def _bind(state_dir: Path, directory: int) -> socket.socket:
     """A listening socket, mode 0600 before anyone can connect."""
     import fcntl  # noqa: PLC0415 - a command that only asks does without
 
     address, path = _address(state_dir, directory), state_dir / SOCKET
     try:
         # Two daemons starting at once must not take turns at removing each other's socket.
-        if not locked:
-            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ConfigError(f"{path}: another daemon is starting with this state directory") from None
     listener = socket.socket(socket.AF_UNIX)
@@ -346,16 +361,24 @@ def _remove_stale(address: str, path: Path, directory: int) -> None:
     raise ConfigError(f"{path}: another daemon already uses this state directory: stop it, or name another directory")
 
 
-def _identity(directory: int) -> tuple[int, int, int] | None:
+_Identity = tuple[int, int, int]
+"""Device, inode, and when it was made, in ns."""
+
+
+def _identity(directory: int) -> _Identity | None:
     """What tells our socket from one put in its place, even under the same inode number."""
     try:
         there = os.stat(SOCKET, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
         return None
+    return _identity_of(there)
+
+
+def _identity_of(there: os.stat_result) -> _Identity:
     return there.st_dev, there.st_ino, there.st_mtime_ns
 
 
-def _unlink_if_ours(directory: int, ours: tuple[int, int, int] | None) -> None:
+def _unlink_if_ours(directory: int, ours: _Identity | None) -> None:
     if ours and _identity(directory) == ours:
         os.unlink(SOCKET, dir_fd=directory)
 

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ from gpu_plugin.snapshot import SnapshotStore
 from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin_with
 from gpu_plugin.sources.last_choice import CHOICE_FILE
 from gpu_plugin.sources.telling import tell_settings
-from gpu_plugin.state import StateDirectory, require_directory
+from gpu_plugin.state import StateDirectory, require_apart, require_directory
 from gpu_plugin.telemetry.logs import configure, know
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ class Daemon:
         self._told_to_stop = False
         self._why_stopped = ""
         self._look = Pulse()
+        self._state_look = Pulse()
+        self._commands_look = Pulse()
         self._lock = NodeLock(Path(self.settings.state_dir), Path(self.settings.socket_dir), __version__)
         self._specs = CdiWatch(lambda: self.settings, hardware.host, hardware.driver_roots, self._inventory.cdi_changed)
         self._view = NodeView(
@@ -129,6 +132,7 @@ class Daemon:
             operations=self._operations,
             registrations=self._registrations,
             recorder=self._recorder,
+            events=self._events.store,
             holding_pods=self._holding_pods,
         )
 
@@ -182,7 +186,9 @@ class Daemon:
         for name, run in (
             ("the control socket", self._control),
             ("the directory watch", self._watch),
-            ("the lock of the directory", self._keep_the_node),
+            ("the lock of the directory", partial(self._keep_the_node, self._look)),
+            ("the watch on the state directory", self._watch_state),
+            ("the lock of the state directory", partial(self._keep_the_node, self._state_look)),
             ("the watch on other plugins", self._watch_plugins),
             ("the state directory", self._recorder.run),
             ("the memory of events", self._events.store.run),
@@ -217,10 +223,18 @@ class Daemon:
             log.info("the other daemon has ended; starting")
         self._now.waits_for = ""
 
-    async def _keep_the_node(self) -> None:
-        """Ends this daemon where the directory was made anew and another one has it by now: a restart waits its turn."""
+    async def _keep_the_node(self, bell: Pulse) -> None:
+        """Has what this daemon knows written down again, and commands reach it, where its files or directories are gone.
+
+        Ends this daemon where a directory was made anew and another one has it by now: a restart waits its turn. Looks whenever
+        `bell` rings.
+        """
         while not (why := self._lock.follow()):
-            await self._look.wait(LONGEST_RETRY)
+            self._recorder.look()
+            self._events.store.look()
+            self.configuration.look()
+            self._commands_look.ring()
+            await bell.wait(LONGEST_RETRY)
         log.error("%s; ending, so that a restart waits for it", why)
         self._parts.cancel_scope.cancel()
 
@@ -245,6 +259,9 @@ class Daemon:
         registered = self._specs.registered.set
         await Endpoints(self.store, registration, directory, self._look, registered, self._registrations).run()
 
+    async def _watch_state(self) -> None:
+        await watch(Path(self.settings.state_dir), self._state_look, "a restart forgets what happens")
+
     async def _watch(self) -> None:
         await watch(Path(self.settings.socket_dir), self._look)
 
@@ -265,8 +282,10 @@ class Daemon:
         verbs |= {"status": self._view.status, "topology": self._view.topology, "events": events.answer}
         while True:
             try:
-                async with control.serve(Path(self.settings.state_dir), verbs, locked=self._lock.covers_state_dir):
-                    await anyio.sleep_forever()
+                async with control.serve(Path(self.settings.state_dir), verbs) as door:
+                    while door.stands:
+                        await self._commands_look.wait(LONGEST_RETRY)
+                log.warning("the control socket was removed, renamed or replaced: it is made again")
             except ConfigError as error:
                 log.warning("commands cannot reach this daemon: %s", error)
                 await anyio.sleep(LONGEST_RETRY)
@@ -477,6 +496,7 @@ async def serve(settings: Settings, resolve: Resolve) -> int:
 
 async def _serve(settings: Settings, resolve: Resolve, listener: Listener) -> int:
     require_directory(Path(settings.state_dir))
+    require_apart(Path(settings.state_dir), Path(settings.socket_dir))
     wait = Wait()
     listener.begin(settings.http_address, lambda: _awaiting(wait.why, tried=wait.tried))
     async with AsyncExitStack() as waiting:
@@ -489,6 +509,7 @@ async def _serve(settings: Settings, resolve: Resolve, listener: Listener) -> in
         log.info("stopped")
         return 0
     settings, source = begun
+    require_apart(Path(settings.state_dir), Path(settings.socket_dir))
     configure(settings.log_format, settings.log_level)
     looking = "the node's files are looked at for --device-list-strategy auto"
     listener.begin(settings.http_address, lambda: _awaiting(looking))

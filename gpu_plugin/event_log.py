@@ -37,7 +37,7 @@ _STATES = {
 
 
 class EventLog:
-    """Takes in what happens, on the event loop. Nothing here waits."""
+    """Takes in what happens, on the event loop. Only the reply to an order waits, until the order is written down."""
 
     def __init__(self, store: EventStore, gpus: Callable[[], Sequence[Gpu]]) -> None:
         """Takes where events go, and how to learn which GPUs the node has."""
@@ -105,8 +105,10 @@ class EventLog:
                 reply = await verb({**asked, "reason": reason} if reason and name in REASONED else asked)
             except (ConfigError, control.RefusedError) as error:
                 self._remember(name, asked, f"refused: {error}", peer, reason)
+                await self.store.written()
                 raise
             self._remember(name, asked, str(reply.get("done", "")), peer, reason)
+            await self.store.written()
             return reply
 
         return ordered

@@ -14,11 +14,13 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+import anyio
 import msgspec
 
 from gpu_plugin.atomic import replace_file
 from gpu_plugin.printable import printable
 from gpu_plugin.pulse import Pulse
+from gpu_plugin.state import Identity, identity
 from gpu_plugin.threads import DaemonThreads
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,9 @@ MAX_BYTES = 4 * 1024 * 1024
 
 PATIENCE = 10.0
 """Seconds that the disk may take before its thread is given up on."""
+
+WRITTEN_SOON = 1.0
+"""Seconds that who gave an order is kept waiting until it is written down."""
 
 RETRY = 5.0
 """Seconds until what could not be written is tried again, where no event comes before."""
@@ -126,7 +131,14 @@ class EventStore:
         self._lines = KEPT * 2
         """Lines of the file; before it was read, so many that it is replaced first."""
         self._news = Pulse()
+        self._turned = Pulse()
+        self._tried = 0
+        """How many events had come at the last attempt to write them, whatever came of it."""
         self._refused = False
+        self._running = self._busy = False
+        self._lost = False
+        """Whether the file is not the one that was written last: it was removed, renamed or replaced."""
+        self._file: Identity | None = None
 
     @property
     def _unwritten(self) -> int:
@@ -149,29 +161,58 @@ class EventStore:
         self._added += 1
         self._news.ring()
 
+    @property
+    def trouble(self) -> str:
+        """What a restart would not remember, in a sentence; empty while all is written down."""
+        return "events cannot be written down: a restart would not remember the latest" if self._refused else ""
+
+    def look(self) -> None:
+        """Has all that is remembered written down again where the file is gone. From the event loop's thread."""
+        if self._file is not None and not self._busy and identity(self._state_dir / FILE) != self._file:
+            self._lost = True
+            self._news.ring()
+
+    async def written(self, seconds: float = WRITTEN_SOON) -> bool:
+        """Whether all events of until now outlive this process; waits `seconds` at most, less where they cannot be written."""
+        added = self._added
+        if self._written < added and self._running:
+            self._news.ring()
+            with anyio.move_on_after(seconds):
+                while self._tried < added:
+                    await self._turned.wait()
+        return self._written >= added
+
     async def run(self) -> None:
         """Writes new events down as they come. What cannot be written is tried again with the next one, or after `RETRY`.
 
         Never returns.
         """
         threads = DaemonThreads("events")
+        self._running = True
         try:
             while True:
-                if not self._unwritten:
+                if not self._unwritten and not self._lost:
                     await self._news.wait()
+                    continue
                 if not await self._write(threads):
                     await self._news.wait(RETRY)
         finally:
+            self._running = False
             threads.close()
 
     async def _write(self, threads: DaemonThreads) -> bool:
         """Writes what is not written yet. Returns whether that worked."""
         count, added = self._unwritten, self._added
         news = list(islice(self.events, len(self.events) - count, None))
-        whole = list(self.events) if self._lines + count > KEPT * 2 else None
+        whole = list(self.events) if self._lost or self._lines + count > KEPT * 2 else None
         try:
-            write = partial(_replace, self._state_dir, whole) if whole else partial(_append, self._state_dir, news)
-            await threads.run(write, PATIENCE)
+            self._busy = True
+            write = (
+                partial(_replace, self._state_dir, whole)
+                if whole is not None
+                else partial(_append, self._state_dir, news)
+            )
+            self._file = await threads.run(write, PATIENCE)
         except (OSError, TimeoutError) as error:
             if not self._refused:
                 file = self._state_dir / FILE
@@ -179,8 +220,12 @@ class EventStore:
             self._refused = True
             self._lines = KEPT * 2  # whatever is there now, it is replaced next
             return False
-        self._refused = False
-        self._lines = len(whole) if whole else self._lines + count
+        finally:
+            self._busy = False
+            self._tried = added
+            self._turned.ring()
+        self._refused = self._lost = False
+        self._lines = len(whole) if whole is not None else self._lines + count
         self._written = added
         return True
 
@@ -190,10 +235,10 @@ class EventStore:
         What cannot be written is lost. A file that took only a part before, or that was not replaced yet, is replaced.
         """
         count = self._unwritten
-        if not count:
+        if not count and not self._lost:
             return
         try:
-            if self._refused or self._lines + count > KEPT * 2:
+            if self._refused or self._lost or self._lines + count > KEPT * 2:
                 _replace(self._state_dir, self.events)
             else:
                 _append(self._state_dir, islice(self.events, len(self.events) - count, None))
@@ -207,7 +252,7 @@ def _line(event: Event) -> bytes:
     return msgspec.json.encode(event) + b"\n"
 
 
-def _append(state_dir: Path, events: Iterable[Event]) -> None:
+def _append(state_dir: Path, events: Iterable[Event]) -> Identity | None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(state_dir / FILE, flags, MODE)
     try:
@@ -217,8 +262,10 @@ def _append(state_dir: Path, events: Iterable[Event]) -> None:
             raise OSError(errno.ENOSPC, "not all of it could be written")
     finally:
         os.close(descriptor)
+    return identity(state_dir / FILE)
 
 
-def _replace(state_dir: Path, events: Iterable[Event]) -> None:
+def _replace(state_dir: Path, events: Iterable[Event]) -> Identity | None:
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     replace_file(state_dir / FILE, b"".join(map(_line, events)), MODE)
+    return identity(state_dir / FILE)

@@ -148,6 +148,22 @@ class Journal(Generic[T, R]):
             if self._appended == content:
                 self._kept = None
 
+    @property
+    def stands(self) -> bool:
+        """Whether what was appended last is under the file's name still: it may have been removed, renamed or cut short.
+
+        While something is being appended it counts as there: nobody waits for that.
+        """
+        if not self._lock.acquire(blocking=False):
+            return True
+        try:
+            there = None if self._descriptor is None else os.fstat(self._descriptor)
+            return there is not None and there.st_size >= self._used and self._is_named(there)
+        except OSError:
+            return False
+        finally:
+            self._lock.release()
+
     def close(self) -> None:
         """Lets go of the file."""
         with self._lock:
@@ -160,14 +176,14 @@ class Journal(Generic[T, R]):
         return max(self._kept.end, min(size // 2, size - length))
 
     def _opened(self) -> tuple[int, int]:
-        """A descriptor of the file that bears its name now, and its size: it may have been removed with its directory.
+        """A descriptor of the file that bears its name now, and its size: the former may have been removed or renamed.
 
         Raises:
             OSError: it cannot be opened, or something else stands there.
         """
         if self._descriptor is not None:
             there = os.fstat(self._descriptor)
-            if there.st_nlink:
+            if self._is_named(there):
                 return self._descriptor, there.st_size
             self._close()
         self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -179,6 +195,13 @@ class Journal(Generic[T, R]):
         self._number = max(self._number, lines[0].number if lines else 0)
         self._used = len(written.rstrip(b"\0"))
         return self._descriptor, len(written)
+
+    def _is_named(self, there: os.stat_result) -> bool:
+        """Whether the file's name means the file that this is of."""
+        try:
+            return os.path.samestat(os.stat(self._file, follow_symlinks=False), there)  # noqa: PTH116 - as cheap as can be
+        except OSError:
+            return False
 
     def _close(self) -> None:
         if self._descriptor is not None:

@@ -16,7 +16,7 @@ from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.former_evidence import FORMER, FormerEvidence, without_imex
 from gpu_plugin.journal import Journal
 from gpu_plugin.pulse import Pulse
-from gpu_plugin.state import StateDirectory
+from gpu_plugin.state import Identity, StateDirectory, identity
 from gpu_plugin.threads import DaemonThreads
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,8 @@ class Memory:
     def __init__(self, state: StateDirectory, boot_id: str) -> None:
         self._state = state
         self._boot_id = boot_id
-        self._written: dict[str, object] = {}
+        self._written: dict[str, tuple[object, Identity | None]] = {}
+        """What was written last under each name, and what bore that name then."""
         self._journal: Journal[HealthMemory, WrittenHealth] = Journal(state.path / JOURNAL_FILE, WrittenHealth)
         self._health: HealthMemory | None = None
         self._sequence = 0
@@ -120,6 +121,17 @@ class Memory:
     def reserve(self) -> None:
         """Allocates room for what is held against GPUs, which a full disk takes then. Says where it cannot. Blocks."""
         self._journal.reserve()
+
+    def stands(self) -> bool:
+        """Whether all that was written is where a restart looks for it: it may have been removed, renamed or replaced since."""
+        return (self._health is None or self._journal.stands) and all(map(self._is_there, [*self._written]))
+
+    def _is_there(self, name: str) -> bool:
+        return identity(self._state.path / name) == self._written[name][1]
+
+    def _holds(self, name: str, content: object) -> bool:
+        """Whether the file of this name has this content."""
+        return name in self._written and self._written[name][0] == content and self._is_there(name)
 
     def booted(self, boot_id: str) -> None:
         """Writes for another boot from now on."""
@@ -185,7 +197,8 @@ class Memory:
 
         `write_durably` has it outlive a power failure too, of which most is of no use: that is a new boot.
         """
-        if self._health is None or (self._health.boot_id, self._health.evidence) != (self._boot_id, evidence):
+        former = self._health
+        if former is None or (former.boot_id, former.evidence) != (self._boot_id, evidence) or not self._journal.stands:
             newer = HealthMemory(self._boot_id, evidence, self._sequence + 1)
             if not self._journal.append(newer):
                 self._health = None
@@ -217,12 +230,18 @@ class Memory:
         wanted: dict[str, object] = {HEALTH_FILE: health}
         if node.gpus:
             wanted |= {GPUS_FILE: GpuMemory(boot_id, known), DEVICES_FILE: devices}
+        held = True
         for name, content in wanted.items():
-            if self._written.get(name) != content and self._state.write(name, content):
-                self._written[name] = content
-        if self._written.get(HEALTH_FILE) == health:
+            if self._holds(name, content):
+                continue
+            if self._state.write(name, content):
+                self._written[name] = content, identity(self._state.path / name)
+            else:
+                held = False
+                self._written.pop(name, None)  # whatever is there now, it is not known to be this
+        if HEALTH_FILE in self._written:
             self._journal.settle(health)
-        return all(self._written.get(name) == content for name, content in wanted.items())
+        return held
 
 
 def _entry(raw: msgspec.Raw) -> tuple[Evidence, bool]:
@@ -297,6 +316,11 @@ class Recorder:
                     await _done(hardware, partial(self._write_durably, known), LAST_WRITE)
             evidence.close()
             hardware.close()
+
+    def look(self) -> None:
+        """Has all that is known written down again where something of it is gone. From the event loop's thread."""
+        if not self._memory.stands():
+            self._unsaved.ring()
 
     @property
     def trouble(self) -> str:

@@ -70,14 +70,6 @@ class NodeLock:
         """Whether the lock of the state directory is held."""
         return self._file is not None
 
-    @property
-    def covers_state_dir(self) -> bool:
-        """Whether the state directory itself is locked, too, since it is the device plugin directory."""
-        try:
-            return self._entry is not None and os.path.samestat(os.fstat(self._entry), self._state_dir.stat())
-        except OSError:
-            return False
-
     def take(self, *, make: bool = True) -> str:
         """Takes what is free of both locks. Returns who keeps us waiting and what to do; empty once both are ours.
 

@@ -16,6 +16,7 @@ from gpu_plugin import __version__, node_status
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.event_store import EventStore
 from gpu_plugin.health_watch import HealthWatch
 from gpu_plugin.inventory import Inventory
 from gpu_plugin.kubelet.holders import Pods
@@ -69,6 +70,7 @@ class NodeView:
     operations: Operations
     registrations: Registrations
     recorder: Recorder
+    events: EventStore
     holding_pods: Callable[[], Awaitable[Pods | None]]
 
     async def explain(self, request: Mapping[str, object]) -> Mapping[str, object]:
@@ -115,7 +117,7 @@ class NodeView:
                 "log_lines_dropped": dropped(),
             },
             "waiting": self.now.waits_for,
-            "state": {"directory": self.configuration.settings.state_dir, "trouble": self.recorder.trouble},
+            "state": {"directory": self.configuration.settings.state_dir, "trouble": self._unwritten()},
             "driver": {
                 "version": self.now.node.driver_version,
                 "trouble": self.now.driver_trouble or "",
@@ -138,6 +140,10 @@ class NodeView:
             },
             "health": {**health, "gpus": gpus},
         }
+
+    def _unwritten(self) -> str:
+        """What a restart would not remember; empty where it would remember all."""
+        return "; ".join(filter(None, (self.recorder.trouble, self.configuration.unkept, self.events.trouble)))
 
     def facts(self) -> "Facts":
         """What probes are answered by."""

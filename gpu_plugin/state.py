@@ -9,6 +9,7 @@ import logging
 import os
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,6 +45,18 @@ def require_directory(path: Path) -> None:
         except OSError:  # that it cannot be used is said where it is
             pass
         return
+
+
+def require_apart(path: Path, socket_dir: Path) -> None:
+    """Raises ConfigError where the state directory is the device plugin directory, by whatever name. Blocks."""
+    same = os.path.realpath(path) == os.path.realpath(socket_dir)
+    with suppress(OSError):  # one of them is still to be made
+        same = same or path.samefile(socket_dir)
+    if same:
+        raise ConfigError(
+            f"--state-dir: {path} is the device plugin directory, from which the kubelet removes all files when it starts: "
+            "name another one"
+        )
 
 
 class StateDirectory:
@@ -121,6 +134,19 @@ class StateDirectory:
             self._refused.discard(name)
             log.info("%s can be written again", file)
         return True
+
+
+Identity = tuple[int, int, int, int]
+"""What tells a file, and each time it was written, from any other: device, inode, bytes, and when it was written, in ns."""
+
+
+def identity(file: Path) -> Identity | None:
+    """What bears this name now; None where nothing does, or that cannot be said. Blocks as long as a file system does."""
+    try:
+        there = os.stat(file, follow_symlinks=False)  # noqa: PTH116 - as cheap as can be
+    except OSError:
+        return None
+    return there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
 
 
 class _NotOursError(OSError):

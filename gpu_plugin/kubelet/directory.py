@@ -23,12 +23,17 @@ Place = tuple[int, int]
 """Which directory something is: device and inode."""
 
 
-async def watch(directory: Path, something_happened: Pulse) -> None:
+UNREACHABLE = "the kubelet cannot be reached"
+"""What a device plugin directory means that is an orphan."""
+
+
+async def watch(directory: Path, something_happened: Pulse, orphaned: str = UNREACHABLE) -> None:
     """Rings whenever something in `directory`, or above it, may have changed. Never returns.
 
-    It says only that one should look again: a queued event of long ago does no harm to who looks at the present.
+    It says only that one should look again: a queued event of long ago does no harm to who looks at the present. `orphaned` is
+    what it means that the directory was removed where it is mounted from.
     """
-    orphan = Orphan(directory)
+    orphan = Orphan(directory, orphaned)
     while True:
         try:
             await _watch_once(directory, something_happened, orphan)
@@ -99,8 +104,9 @@ def _beside(event: Event, names: frozenset[str] | None) -> bool:
 class Orphan:
     """Whether a directory was removed that is still mounted here: nothing that is made in its place will ever be seen."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, means: str = UNREACHABLE) -> None:
         self._directory = directory
+        self._means = means
         self._was = False
 
     def look(self) -> bool:
@@ -111,9 +117,10 @@ class Orphan:
             now = False
         if now and not self._was:
             log.error(
-                "%s was removed on the host, and what is mounted here is only what is left of it: the kubelet cannot be "
-                "reached until this pod is started anew, or the process where it runs without a container",
+                "%s was removed on the host, and what is mounted here is only what is left of it: %s until this pod is started "
+                "anew, or the process where it runs without a container",
                 self._directory,
+                self._means,
             )
         self._was = now
         return now

@@ -27,6 +27,9 @@ Resolve = Callable[[Path | None], Settings]
 PATIENCE = 30.0
 """Seconds that reading a configuration may take: a dead network file system holds no more than its thread."""
 
+RETRY = 5.0
+"""Seconds until it is tried again to write down which file is in force."""
+
 SOURCES = ("config_file_srcdir", "node_name", "node_label", "kubeconfig", "default_config", "fallback_strategies")
 """Settings that say where the configuration comes from, which a running process cannot change."""
 
@@ -63,11 +66,23 @@ class Configuration:
         self._refused = ""
         self._reloads = {"applied": 0, "unchanged": 0, "refused": 0}
         self._file = source.current()
+        self._kept = True
+        self._look = False
 
     def ask(self) -> None:
         """Has the configuration read again; what is asked for while it is being read is one more time."""
         self._asked = True
         self._bell.ring()
+
+    def look(self) -> None:
+        """Has it written down again which file is in force, where that is gone. From the event loop's thread."""
+        self._look = True
+        self._bell.ring()
+
+    @property
+    def unkept(self) -> str:
+        """Why a restart would not know which file is in force while the node's label is not known; empty where it would."""
+        return "" if self._kept else "which config file is in force cannot be written down: a restart would not know it"
 
     async def watch(self) -> None:
         """Asks whenever another file is in force, or the same holds something else. Never returns."""
@@ -83,13 +98,19 @@ class Configuration:
         try:
             await self._keep(threads)
             while True:
-                if self._asked:
+                if self._look:
+                    self._look = False
+                    await self._keep(threads)
+                elif self._asked:
                     self._asked = False
                     await self._read(threads, take)
                     if was_read is not None:
                         was_read()
-                else:
+                elif self._kept:
                     await self._bell.wait()
+                else:
+                    await self._bell.wait(RETRY)
+                    self._look = True
         finally:
             threads.close()
 
@@ -129,8 +150,9 @@ class Configuration:
     async def _keep(self, threads: DaemonThreads) -> None:
         """Has the choice of the file in force outlive the process: it is taken again while the node's label is not known."""
         try:
-            await threads.run(partial(self._source.keep, self._file), PATIENCE)
+            self._kept = await threads.run(partial(self._source.keep, self._file), PATIENCE)
         except TimeoutError:
+            self._kept = False
             log.warning("configuration: which file is in force could not be written down within %g s", PATIENCE)
 
     def in_full(self) -> Mapping[str, object]:

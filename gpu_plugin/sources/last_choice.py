@@ -3,12 +3,13 @@
 The API server may be away at the next start.
 """
 
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.state import StateDirectory
+from gpu_plugin.state import Identity, StateDirectory, identity
 
 CHOICE_FILE = "chosen-configuration.json"
 """Its name in the state directory that flags and environment name: the config file itself may name another."""
@@ -29,15 +30,32 @@ class LastChoice:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._state = StateDirectory(Path(settings.state_dir))
+        self._path = self._state.path / CHOICE_FILE
+        self._found: Identity | None = None
 
     def read(self) -> str | None:
         """The file chosen last by the same label of the same node, from the same directory; None where none is known."""
         known = self._state.read(CHOICE_FILE, ChosenFile)
+        self._found = identity(self._path)
         return known.file if known is not None and known == self._of(known.file) else None
 
-    def write(self, file: str) -> None:
-        """Has this choice outlive the process."""
-        self._state.write(CHOICE_FILE, self._of(file))
+    @property
+    def stands(self) -> bool:
+        """Whether what was read or written last is there still: it may have been removed, or its directory renamed."""
+        return identity(self._path) == self._found
+
+    def write(self, file: str) -> bool:
+        """Has this choice outlive the process. Returns whether that worked.
+
+        Where it did not, nothing is left of the choice of before: without one nothing is served while the label is not known, by
+        an old one what the operator no longer wants would be.
+        """
+        written = self._state.write(CHOICE_FILE, self._of(file))
+        if not written:
+            with suppress(OSError):
+                self._path.unlink()
+        self._found = identity(self._path)
+        return written
 
     def _of(self, file: str) -> ChosenFile:
         settings = self._settings

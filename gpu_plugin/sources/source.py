@@ -45,6 +45,9 @@ class ConfigSource:
         self._choice = Choice(NO_FILE)
         self._memory = LastChoice(settings)
         self._last: str | None = None
+        """The file in force, or the one that was in force last."""
+        self._kept: str | None = None
+        """The one that a restart would know of."""
         self._recalled = False
         self._said_of: tuple[str, str | None] | None = None
         self._complaint = ""
@@ -97,16 +100,19 @@ class ConfigSource:
     def _label_in_words(self) -> str:
         return f"the label {self._settings.node_label} of node {self._settings.node_name}"
 
-    def keep(self, file: Path | None) -> None:
-        """Remembers that the settings of this file, chosen by the node's label, are in force. Blocks, and never raises."""
+    def keep(self, file: Path | None) -> bool:
+        """Remembers that the settings of this file, chosen by the node's label, are in force. Blocks, and never raises.
+
+        Returns whether a restart knows that, too; it may be asked for again and again.
+        """
         if not self._settings.config_file_srcdir:
-            return
+            return True
         name = file.name if file is not None else NO_FILE
-        if not self._recalled:
-            self._last, self._recalled = self._memory.read(), True
-        if name != self._last:
-            self._last = name
-            self._memory.write(name)
+        self._recall()
+        self._last = name
+        if name != self._kept or not self._memory.stands:
+            self._kept = name if self._memory.write(name) else None
+        return name == self._kept
 
     async def run(self, changed: Callable[[], None]) -> None:
         """Calls `changed` whenever the file in force is another or its content is. Never returns."""
@@ -143,8 +149,7 @@ class ConfigSource:
     def _look(self) -> Sight[tuple[str, str, Choice, str]]:
         """Why the label is not known, its value, what it chooses, and that file's content. Blocks."""
         settings, untold, label = self._settings, self.unknown, self._label or ""
-        if not self._recalled:
-            self._last, self._recalled = self._memory.read(), True
+        self._recall()
         directory = Path(settings.config_file_srcdir)
         places = route(directory) | {Place(os.path.realpath(directory), ANY)}
         present, unread = _configs(directory)
@@ -155,6 +160,11 @@ class ConfigSource:
             places |= route(directory / choice.file)
             content = fingerprint(directory / choice.file)
         return Sight((untold, label, choice, content), places)
+
+    def _recall(self) -> None:
+        if not self._recalled:
+            self._last = self._kept = self._memory.read()
+            self._recalled = True
 
     def _take(self, untold: str, label: str, choice: Choice, content: str, changed: Callable[[], None]) -> None:
         self._say(untold, label, choice)

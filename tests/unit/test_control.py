@@ -16,7 +16,6 @@ from anyio import to_thread
 
 from gpu_plugin import cli, control
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.node_lock import NodeLock
 
 
 async def echo(request):
@@ -229,14 +228,6 @@ async def test_a_second_daemon_is_told_about_the_first(tmp_path):
             async with control.serve(tmp_path, {}):
                 pass
         assert await ask(tmp_path, "echo") == {"got": {}}
-
-
-async def test_it_is_served_in_a_directory_that_this_process_has_locked_itself(tmp_path):
-    lock = NodeLock(tmp_path, tmp_path, "1")
-    assert lock.take() == ""
-    async with control.serve(tmp_path, {"echo": echo}, locked=lock.covers_state_dir):
-        assert await ask(tmp_path, "echo") == {"got": {}}
-    lock.release()
 
 
 async def test_another_s_socket_is_left_alone(tmp_path):

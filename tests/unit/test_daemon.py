@@ -25,6 +25,7 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon import Daemon
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.event_store import read as read_events
 from gpu_plugin.hardware import Hardware
 from gpu_plugin.health.observation import ApplicationError
 from gpu_plugin.journal import Journal
@@ -47,6 +48,7 @@ from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from gpu_plugin.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.sources.configuration import Configuration
 from gpu_plugin.sources.source import ConfigSource
+from gpu_plugin.state import StateDirectory
 
 GPU = "nvidia.com/gpu"
 
@@ -824,3 +826,76 @@ async def test_a_resource_that_another_plugin_took_over_and_left_is_registered_a
             with anyio.fail_after(5):
                 while daemon._registrations.of(GPU).registered is None:
                     await anyio.sleep(0.01)
+
+
+STATE_FILES = (
+    "health.json",
+    "health.journal",
+    "gpus.json",
+    "devices.json",
+    "events.jsonl",
+    "daemon.lock",
+    "control.sock",
+)
+
+
+def renamed(state):
+    state.rename(state.with_name("away"))
+
+
+def removed(state):
+    shutil.rmtree(state, ignore_errors=True)  # the daemon may be faster in writing anew
+
+
+def emptied(state):
+    for file in state.iterdir():
+        file.unlink()
+
+
+def one_gone(name):
+    return pytest.param(lambda state: (state / name).unlink(), id=name)
+
+
+@pytest.mark.parametrize("happens", [renamed, removed, emptied, *map(one_gone, STATE_FILES)])
+async def test_what_is_known_is_written_again_and_commands_answered_wherever_the_state_went(
+    kubelet, directory, node, happens
+):
+    state = directory / "state"
+
+    def signals():
+        made = memory.Memory(StateDirectory(state), daemon.hardware.host.boot_id())
+        return {entry.signal for entry in made.evidence()}
+
+    async with running(directory, node) as (daemon, _driver, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        node.raise_xid(2, 79)
+        await kubelet.wait_for(healthy(kubelet, 7))
+        await ask(directory, "cordon", gpu=1)
+        await kubelet.wait_for(healthy(kubelet, 6))
+        with anyio.fail_after(10):
+            while not all(os.path.lexists(state / name) for name in STATE_FILES):
+                await anyio.sleep(0.01)
+        await anyio.to_thread.run_sync(happens, state)
+        with anyio.fail_after(10):
+            while not all(os.path.lexists(state / name) for name in STATE_FILES):
+                await anyio.sleep(0.01)
+        assert len((await ask(directory, "status"))["health"]["gpus"]) == 8
+        with anyio.fail_after(10):  # as a SIGKILL now would leave it
+            while not {"cordon", "xid"} <= signals():
+                await anyio.sleep(0.01)
+            while not any(event.kind == "order" for event in read_events(state)):
+                await anyio.sleep(0.01)
+
+
+BASE = resolve({}, {})
+
+
+async def test_the_state_directory_is_not_the_one_that_a_kubelet_empties(directory, tmp_path):
+    (tmp_path / "link").symlink_to(directory)
+    for state in (directory, tmp_path / "link", directory / "x" / ".."):
+        settings = resolve({"device_plugin_dir": str(directory), "state_dir": str(state)}, {})
+        with pytest.raises(
+            ConfigError, match=r"is the device plugin directory, from which the kubelet removes all files"
+        ):
+            await daemon_module.serve(settings, lambda _: BASE)
+    assert not (directory / "daemon.lock").exists()

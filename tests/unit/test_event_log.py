@@ -1,11 +1,15 @@
 """What becomes an event, and who is told to have asked for what."""
 
+import asyncio
+import errno
 import json
+import threading
 from typing import Any
 
+import anyio
 import pytest
 
-from gpu_plugin import control
+from gpu_plugin import control, event_store
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.event_log import LONGEST_REASON, LONGEST_REPLY, EventLog
@@ -135,3 +139,38 @@ async def test_more_than_a_reply_holds_is_left_out_from_the_oldest_on(log):
     assert len(json.dumps(told)) < LONGEST_REPLY + 20_000
     assert told["left_out"] == 1000 - len(told["events"]) > 0
     assert told["events"][-1]["text"].startswith("999 ")
+
+
+async def test_an_order_is_answered_once_a_kill_cannot_unsay_it(log, tmp_path, monkeypatch):
+    slow = threading.Event()
+    append = event_store._replace
+    monkeypatch.setattr(event_store, "_replace", lambda *words: slow.wait(10) and append(*words))
+
+    async def done(_request):
+        return {"done": "it is cordoned"}
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(log.store.run)
+        await anyio.lowlevel.checkpoint()
+        asyncio.get_running_loop().call_later(0.05, slow.set)
+        await log.order("cordon", done)({"gpu": 3})
+        assert [event.text for event in event_store.read(tmp_path)] == ["cordon: it is cordoned"]
+        tasks.cancel_scope.cancel()
+
+
+async def test_an_order_is_answered_though_it_cannot_be_remembered(log, monkeypatch):
+    def full(*_words):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(event_store, "_replace", full)
+
+    async def done(_request):
+        return {"done": "it is cordoned"}
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(log.store.run)
+        await anyio.lowlevel.checkpoint()
+        with anyio.fail_after(10):
+            assert await log.order("cordon", done)({"gpu": 3})
+        assert "events cannot be written down" in log.store.trouble
+        tasks.cancel_scope.cancel()

@@ -177,16 +177,6 @@ def test_locks_can_be_taken_without_a_trace(tmp_path, directory):
     other.release()
 
 
-def test_it_is_known_where_both_directories_are_one(tmp_path, directory):
-    one, two = NodeLock(directory, directory, "1"), NodeLock(tmp_path / "state", directory, "1")
-    assert one.take() == ""
-    assert one.covers_state_dir
-    one.release()
-    assert two.take() == ""
-    assert not two.covers_state_dir
-    two.release()
-
-
 def test_what_cannot_be_locked_is_said_once_and_served_all_the_same(tmp_path, directory, caplog):
     state = tmp_path / "state"
     state.write_text("")

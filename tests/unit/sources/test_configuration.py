@@ -3,6 +3,7 @@ import os
 import signal
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import anyio
 import pytest
@@ -310,4 +311,56 @@ async def test_the_file_in_force_is_told_and_beside_it_the_one_that_is_wanted(tm
         configuration.ask()
         await counted(configuration, applied=1)
         assert (configuration.status()["file"], configuration.status()["wanted"]) == (str(other), "")
+        tasks.cancel_scope.cancel()
+
+
+class Keeping(ConfigSource):
+    """A source whose choice is remembered, or not, as a test has it."""
+
+    def __init__(self):
+        super().__init__(BASE)
+        self.kept = []
+        self.works = True
+
+    def keep(self, file):
+        self.kept.append(file)
+        return self.works
+
+
+async def test_the_file_in_force_is_remembered_after_each_reading_and_again_until_it_is(monkeypatch):
+    monkeypatch.setattr(module, "RETRY", 0.01)
+    source = Keeping()
+    wanted = Wanted(replace(BASE, mig_strategy="mixed"))
+    configuration = Configuration(BASE, source, wanted, ())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(configuration.run, lambda _: None)
+        with anyio.fail_after(10):
+            while not source.kept:
+                await anyio.sleep(0.001)
+            assert configuration.unkept == ""
+            source.works = False
+            source._file = Path("/etc/exclusive")
+            configuration.ask()
+            while source.kept.count(Path("/etc/exclusive")) < 3:
+                await anyio.sleep(0.001)
+            assert "a restart would not know it" in configuration.unkept
+            source.works = True
+            while configuration.unkept:
+                await anyio.sleep(0.001)
+        tasks.cancel_scope.cancel()
+    assert set(source.kept) == {None, Path("/etc/exclusive")}
+
+
+async def test_the_file_in_force_is_remembered_once_after_a_reading_and_when_told_to_look():
+    source = Keeping()
+    configuration = Configuration(BASE, source, Wanted(replace(BASE, mig_strategy="mixed")), ())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(configuration.run, lambda _: None)
+        configuration.ask()
+        await counted(configuration, applied=1)
+        assert len(source.kept) == 2
+        configuration.look()
+        with anyio.fail_after(10):
+            while len(source.kept) < 3:
+                await anyio.sleep(0.001)
         tasks.cancel_scope.cancel()

@@ -1,6 +1,8 @@
 """Which config file is in force, whoever or whatever chooses it."""
 
+import errno
 import importlib.util
+import tempfile
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -12,7 +14,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.label import Choice
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.sources.files import fingerprint
-from gpu_plugin.sources.last_choice import LastChoice
+from gpu_plugin.sources.last_choice import CHOICE_FILE, LastChoice
 from gpu_plugin.sources.source import ConfigSource
 from tests.unit.cluster.api_server import LABEL, NODE, FakeApiServer
 from tests.unit.sources.config_map import ConfigMapVolume, Listener
@@ -316,6 +318,32 @@ async def test_a_choice_of_another_node_or_label_or_none_at_all_is_waited_for(ap
     async with by_label(api, volume, tmp_path, kubeconfig=kubeconfig, **other) as made:
         await said(caplog, "nothing is served until there is one to be used")
         assert not made.source._settled.is_set()
+
+
+async def test_a_choice_that_cannot_be_written_down_leaves_none_behind_and_is_tried_again(
+    volume, tmp_path, monkeypatch
+):
+    state = tmp_path / "state"
+    asked = {"config_file_srcdir": str(volume.directory), "node_name": NODE, "state_dir": str(state)}
+    settings = resolve(asked, {})
+    source = ConfigSource(settings)
+    assert source.keep(volume.directory / "h100")
+    real = tempfile.mkstemp
+
+    def full(*_arguments, **_more):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "mkstemp", full)
+    assert not source.keep(volume.directory / "a100")
+    assert not source.keep(volume.directory / "a100")
+    assert LastChoice(settings).read() is None  # h100 is what the operator no longer wants
+    monkeypatch.setattr(tempfile, "mkstemp", real)
+    assert source.keep(volume.directory / "a100")
+    assert LastChoice(settings).read() == "a100"
+    for gone in (lambda: state.rename(tmp_path / "away"), (state / CHOICE_FILE).unlink):
+        gone()
+        assert source.keep(volume.directory / "a100")
+        assert LastChoice(settings).read() == "a100"
 
 
 async def test_an_api_that_forbids_to_be_asked_is_no_reason_for_a_default(api, volume, tmp_path, caplog):
