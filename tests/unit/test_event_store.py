@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import threading
 
 import anyio
@@ -9,6 +10,7 @@ import pytest
 
 from gpu_plugin import event_store
 from gpu_plugin.event_store import FILE, KEPT, LONGEST, Event, EventStore, bounded, read
+from gpu_plugin.threads import DaemonThreads
 
 
 @pytest.fixture
@@ -225,3 +227,66 @@ async def test_a_disk_that_is_full_is_tried_again_with_the_next_event(state, mon
         tasks.cancel_scope.cancel()
     assert [event.text for event in read(state)] == ["one", "two", "three"]
     assert caplog.text.count("cannot be written") == 1
+
+
+def test_what_is_no_file_has_no_events(state):
+    state.mkdir()
+    os.mkfifo(state / FILE)
+    assert read(state) == []
+    (state / FILE).unlink()
+    (state / "elsewhere").write_bytes(b'{"at":1,"kind":"order","text":"of another"}\n')
+    (state / FILE).symlink_to(state / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        read(state)
+
+
+def test_of_a_file_without_end_the_newest_are_read_and_their_texts_cut(state, monkeypatch):
+    state.mkdir()
+    lines = [b'{"at":%d,"kind":"order","text":"%s"}\n' % (at, b"x" * 400) for at in range(20)]
+    (state / FILE).write_bytes(b"".join(lines))
+    monkeypatch.setattr(event_store, "MAX_BYTES", 3 * len(lines[-1]) + 5)
+    found = read(state)
+    assert [event.at for event in found] == [17.0, 18.0, 19.0]
+    assert {len(event.text) for event in found} == {LONGEST}
+
+
+async def test_more_than_are_kept_may_come_before_the_end_and_no_end_writes_them_twice(state):
+    made = store(state)
+    await written(made, ["first"])
+    for number in range(KEPT + 5):
+        made.add("daemon", f"late {number}")
+    made.save()
+    assert read(state) == list(made.events)
+    made = store(state)
+    await written(made, ["one"])
+    made.add("daemon", "two")
+    made.save()
+    made.save()
+    assert (state / FILE).read_bytes().count(b"\n") == 2
+
+
+async def test_a_link_in_its_place_is_not_written_through(state):
+    made = store(state)
+    await written(made, ["one"])
+    (state / FILE).rename(state / "elsewhere")
+    (state / FILE).symlink_to(state / "elsewhere")
+    made.add("daemon", "two")
+    made.save()
+    assert (state / "elsewhere").read_bytes().count(b"\n") == 1
+
+
+async def test_that_it_cannot_be_written_is_said_once_each_time_it_begins(state, caplog):
+    made, threads = store(state), DaemonThreads("events")
+    try:
+        for _ in range(2):
+            state.touch()  # no directory can be there
+            for text in ("one", "two"):
+                made.add("daemon", text)
+                assert not await made._write(threads)
+            state.unlink()
+            assert await made._write(threads)
+            assert read(state) == list(made.events)
+            shutil.rmtree(state)
+    finally:
+        threads.close()
+    assert caplog.text.count("cannot be written; a restart will not remember these events") == 2

@@ -1,5 +1,6 @@
 """The lock of a node: who has it, who is said to have it, and what it is worth where it cannot be had."""
 
+import errno
 import fcntl
 import json
 import os
@@ -8,9 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from gpu_plugin import node_lock
 from gpu_plugin.node_lock import FILE, NodeLock, Owner
 
 HOLDER = """
@@ -212,7 +215,104 @@ def test_no_byte_that_is_wrong_and_no_length_that_is_cut_unlocks_it(tmp_path, di
     lock.release()
 
 
+def test_what_is_let_go_of_while_the_directory_moves_is_free(tmp_path, directory):
+    elsewhere, state = tmp_path / "elsewhere", tmp_path / "state"
+    elsewhere.mkdir()
+    ours = NodeLock(state, directory, "1")
+    assert ours.take() == ""
+    state.rename(tmp_path / "away")
+    assert ours.follow() == ""
+    theirs = NodeLock(tmp_path / "away", elsewhere, "2")
+    assert theirs.take() == ""
+    theirs.release()
+    ours.release()
+
+
+def test_a_file_that_is_gone_is_made_anew_whatever_becomes_of_the_other_directory(tmp_path, directory, caplog):
+    state = tmp_path / "state"
+    ours = NodeLock(state, directory, "1")
+    assert ours.take() == ""
+    (state / FILE).unlink()
+    shutil.rmtree(directory)
+    assert ours.follow() == ""
+    assert ours.has_state
+    assert "was renamed" not in caplog.text  # the directory is the same
+    assert "uses the state directory" in NodeLock(state, tmp_path / "none", "2").take()
+    ours.release()
+
+
+def test_it_is_let_go_of_whole(tmp_path, directory):
+    ours = NodeLock(tmp_path / "a", directory, "1")
+    for _ in range(2):
+        assert ours.take() == ""
+        other = NodeLock(tmp_path / "b", directory, "2")
+        assert "serves" in other.take()
+        other.release()
+        ours.release()
+
+
+@pytest.mark.parametrize("kind", ["directory", "fifo", "link"])
+def test_without_a_trace_what_is_no_lock_locks_nobody_out_and_stays(tmp_path, directory, kind):
+    path, target = tmp_path / FILE, tmp_path / "target"
+    target.touch()
+    {"directory": path.mkdir, "fifo": lambda: os.mkfifo(path), "link": lambda: path.symlink_to(target)}[kind]()
+    lock = NodeLock(tmp_path, directory, "1")
+    assert lock.take(make=False) == ""
+    assert not lock.has_state
+    lock.release()
+    assert os.path.lexists(path)
+    assert not os.path.lexists(f"{path}.corrupt")
+
+
+def test_without_a_trace_a_free_lock_keeps_its_content(tmp_path, directory):
+    (tmp_path / FILE).write_text("of before")
+    lock = NodeLock(tmp_path, directory, "1")
+    assert lock.take(make=False) == ""
+    assert lock.has_state
+    assert (tmp_path / FILE).read_text() == "of before"
+    lock.release()
+
+
+def test_on_a_full_disk_the_lock_holds_all_the_same(tmp_path, directory, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    lock = NodeLock(tmp_path / "state", directory, "1")
+    assert lock.take() == ""
+    assert lock.has_state
+    assert ": it has not said who it is. " in NodeLock(tmp_path / "state", directory, "2").take()
+    lock.release()
+
+
+def test_nobody_else_can_read_or_hold_it(tmp_path, directory):
+    state, before = tmp_path / "state", os.umask(0)
+    try:
+        lock = NodeLock(state, directory, "1")
+        assert lock.take() == ""
+    finally:
+        os.umask(before)
+    assert state.stat().st_mode & 0o777 == 0o700
+    assert (state / FILE).stat().st_mode & 0o777 == 0o600
+    lock.release()
+
+
+@pytest.mark.parametrize(("pid", "said"), [(None, f"process {os.getpid()}"), (0, "a process of another container")])
+def test_who_serves_is_told_by_sockets_that_answer(tmp_path, directory, other, monkeypatch, pid, said):
+    monkeypatch.chdir(directory)
+    if pid is not None:  # as the kernel names a process of another container
+        monkeypatch.setattr(node_lock, "_PEERCRED", SimpleNamespace(size=12, unpack=lambda _: (pid, 0, 0)))
+    lock = NodeLock(tmp_path / "own", directory, "1")
+    with socket.socket(socket.AF_UNIX) as dead, socket.socket(socket.AF_UNIX) as server:
+        dead.bind("gpu-plugin-dead.sock")
+        server.bind("gpu-plugin-gpu-1.sock")
+        server.listen()
+        assert f"serves {directory}: {said}. " in lock.take()
+    lock.release()
+
+
 def test_an_owner_is_one_sentence():
+    assert str(Owner(7, "\x1b[2J")) == r"process 7 on \x1b[2J, version unknown, running since a time unknown"
     assert str(Owner(7)) == "process 7, version unknown, running since a time unknown"
     assert (
         str(Owner(7, "node-1", "1.0", 1.0)) == "process 7 on node-1, version 1.0, running since 1970-01-01 00:00:01 UTC"

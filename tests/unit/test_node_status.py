@@ -53,6 +53,23 @@ def test_a_resource_names_what_is_unhealthy():
     }
 
 
+def test_only_so_many_are_named_and_what_is_gone_is_named_apart():
+    unhealthy = [Device(f"sick-{at}", "GPU-0", "GPU-0", "0", reason=f"reason {at}") for at in range(9)]
+    gone = [Device(f"gone-{at}", "GPU-0", "GPU-0", "0", reason="repartitioned", retired=True) for at in range(9)]
+    told = node_status.resource({}, [*gone, *unhealthy])
+    assert told == {
+        "unhealthy_ids": [f"sick-{at}" for at in range(8)],
+        "retired_ids": [f"gone-{at}" for at in range(8)],
+        "reasons": [f"reason {at}" for at in range(8)],
+    }
+
+
+def test_what_is_withheld_is_told_once_and_what_is_gone_is_not_withheld():
+    down = [Device(f"GPU-0::{at}", "GPU-0", "GPU-0", "0", reason="its MPS daemon is down") for at in range(3)]
+    gone = Device("GPU-0::9", "GPU-0", "GPU-0", "0", reason="gone", retired=True)
+    assert node_status.gpu(GPU, HEALTH, (), [*down, gone], None)["withheld"] == ["its MPS daemon is down"]
+
+
 def test_times_of_a_registration_are_on_the_wall_clock(tmp_path):
     clock = [5.0]
     registrations = Registrations(lambda: clock[0])
@@ -90,6 +107,8 @@ AWAY = {"r": {"registered": False, "why": "no kubelet"}}
         ({"cdi": {"trouble": "no space"}}, ["CDI: no space"]),
         ({"cdi": {"trouble": ""}}, []),
         ({"driver": {"trouble": "not loaded"}}, ["driver: not loaded"]),
+        ({"state": {"directory": "/state", "trouble": "no space"}}, ["/state: no space"]),
+        ({"state": {"directory": "/state", "trouble": ""}}, []),
         (
             {"driver": {"trouble": "", "answered": False}},
             ["driver: it has not answered yet, so no GPU is known to be usable"],
