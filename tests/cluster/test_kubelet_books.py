@@ -109,8 +109,8 @@ def test_a_kubelet_that_starts_anew_gives_no_gpu_away_of_which_a_pod_has_a_slice
     sliced.wait_allocatable(offered + 1)
 
 
-def test_what_a_plain_init_container_had_comes_back_when_its_pod_has_ended(sliced: Cluster) -> None:
-    """PodResources never lists it, and the kubelet writes that it is free only when it is sent a list."""
+def run_init_holder(sliced: Cluster) -> Pod:
+    """A running pod whose plain init container was given a slice, which PodResources never lists."""
     pod = sliced.pods.create("init", gpus=0)
     body: dict[str, Any] = {key: pod.content[key] for key in ("apiVersion", "kind", "spec")}
     sliced.pods.delete("init")
@@ -134,7 +134,12 @@ def test_what_a_plain_init_container_had_comes_back_when_its_pod_has_ended(slice
     holder = sliced.pods.wait_running("init")
     assert len(named(holder)) == 1
     assert not {identifier for _, identifier in listed(sliced)} & named(holder)
+    return holder
 
+
+def test_what_a_plain_init_container_had_comes_back_when_its_pod_has_ended(sliced: Cluster) -> None:
+    """PodResources never lists it, and the kubelet writes that it is free only when it is sent a list."""
+    run_init_holder(sliced)
     sliced.plugin.fault(VARIED, "--mig=none")
     offered = AS_BUILT[RESOURCE]
     wait_until(
@@ -147,6 +152,26 @@ def test_what_a_plain_init_container_had_comes_back_when_its_pod_has_ended(slice
     )
     sliced.pods.delete("init")
     sliced.wait_allocatable(offered + 1, within=40)
+
+
+def test_an_unchanged_list_has_the_checkpoint_written_and_changes_no_figure(sliced: Cluster) -> None:
+    """While something waits for the end of a pod, the plugin sends its list again, every ten seconds at most."""
+    holder = run_init_holder(sliced)
+    sliced.plugin.fault(VARIED, "--mig=none")
+    offered = AS_BUILT[RESOURCE]
+    figures = (offered + 1, offered)
+    wait_until(
+        lambda: expect(holds=sliced.node_gpus() == figures, seen=sliced.node_gpus()), "the GPU is held back", within=20
+    )
+    _, before = checkpoint.read(DEVICE_PLUGINS)
+
+    def written_again() -> None:
+        _, now = checkpoint.read(DEVICE_PLUGINS)
+        expect(holds=now != before, seen=now)
+
+    wait_until(written_again, "the checkpoint is written again", within=25)
+    stays(lambda: expect(holds=sliced.node_gpus() == figures, seen=sliced.node_gpus()), "nothing else is", seconds=12)
+    assert len(named(holder)) == 1
 
 
 # Restarts that the kubelet's own tests have (test/e2e_node/device_plugin_test.go).

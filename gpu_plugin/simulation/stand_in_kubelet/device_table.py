@@ -3,7 +3,7 @@
 Source: pkg/kubelet/cm/devicemanager/manager.go (genericDeviceUpdateCallback, markResourceUnhealthy, GetCapacity).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_plugin.kubelet import wire
@@ -100,11 +100,14 @@ def parse(data: bytes) -> list[ListedDevice]:
 
 
 def list_breaches(
-    devices: Sequence[ListedDevice], before: Sequence[ListedDevice] | None, *, again: bool = False
+    devices: Sequence[ListedDevice],
+    before: Sequence[ListedDevice] | None,
+    *,
+    again: Callable[[], bool] = lambda: False,
 ) -> list[str]:
     """What is wrong with a list; `before` is the one that came before it on the same stream.
 
-    `again` is whether the same list once more has a purpose: the checkpoint is written anew when it comes.
+    `again` is asked of the same list once more whether that has a purpose: the checkpoint is written anew when it comes.
     """
     found: list[str] = []
     seen: dict[str, ListedDevice] = {}
@@ -113,12 +116,8 @@ def list_breaches(
         if device.id in seen:
             found.append(f"device id {device.id!r} is in one list twice")
         seen[device.id] = device
-    if (
-        not again
-        and before is not None
-        and seen == {device.id: device for device in before}
-        and len(before) == len(devices)
-    ):
+    unchanged = before is not None and seen == {device.id: device for device in before} and len(before) == len(devices)
+    if unchanged and not again():
         found.append(f"an unchanged list of {len(devices)} devices was sent again")
     return found
 

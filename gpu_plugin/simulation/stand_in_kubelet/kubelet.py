@@ -87,6 +87,7 @@ class StandInKubelet:
         self._pod_resources = PodResourcesService(self._admission.active, lambda: self.resources, collect=self._asked)
         self._written: frozenset[tuple[str, str]] = frozenset()
         self._lists_when_written = 0
+        self._repeated_after = 0
         self._servers: list[SocketServer] = []
         self._sources: asyncio.TimerHandle | None = None
         self._strict = strict
@@ -379,21 +380,26 @@ class StandInKubelet:
         self.wake()
 
     def _list_again(self) -> bool:
-        """Whether a plugin may want the checkpoint written: what it withholds waits for that, or the file may be out of date.
+        """Whether an unchanged list has a purpose, which is that the checkpoint is written: a real kubelet does that for each.
 
-        It is where it names what PodResources does not, or that was not asked since.
+        It has one while the file names what PodResources does not, since it was asked, which is when a kubelet forgets pods that
+        have ended, or never was. And while a device is unhealthy, which may wait for its pod's end, once after each stream's
+        beginning and each admission: a plugin cannot know whether the file has them already. Any other tells nobody anything,
+        and costs the kubelet a file.
         """
-        if any(table.unhealthy for table in self.resources.values()):
-            return True
-        if self._pod_resources.lists == self._lists_when_written:
-            return bool(self._written)
+        lists = self._pod_resources.lists
         told = {
             (resource, identifier)
             for pod in self._admission.active().values()
-            for name, devices in listing(pod).containers.items()
+            for devices in listing(pod).containers.values()
             for resource, identifier, _ in devices
         }
-        return bool(self._written - told)
+        if self._written and (not lists or (lists != self._lists_when_written and self._written - told)):
+            return True
+        causes = (EventKind.STREAM_OPENED, EventKind.ADMITTED, EventKind.REJECTED)
+        caused = sum(event.kind in causes for event in self.events)
+        new, self._repeated_after = caused > self._repeated_after, caused
+        return new and any(table.unhealthy for table in self.resources.values())
 
     def _note_written(self) -> None:
         entries = self._admission.entries()

@@ -203,7 +203,7 @@ class PluginRegistry:
         except ValueError as error:
             self._journal.breach(resource, f"a list that cannot be read: {error}")
             return []
-        for breach in list_breaches(devices, before, again=self._list_again()):
+        for breach in list_breaches(devices, before, again=self._list_again):
             self._journal.breach(resource, breach)
         state = self._table(resource)
         gone = missing(state.devices, devices)

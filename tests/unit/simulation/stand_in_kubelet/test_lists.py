@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet import checkpoint, pod_resources, wire
 from gpu_plugin.simulation.stand_in_kubelet import EventKind, is_extended_resource_name
 
 from .fake_plugin import device, healthy, plugin
@@ -45,6 +45,34 @@ async def test_an_unchanged_list_is_a_violation_on_one_stream_only(kubelet):
         fake.send(healthy("b", "a"))
         await kubelet.wait_for(lambda: kubelet.violations, 1)
     assert "an unchanged list of 2 devices" in kubelet.violations[0]
+
+
+async def test_an_unchanged_list_has_the_checkpoint_written_which_is_of_use_once_after_what_it_may_lack(kubelet):
+    """Its twin on the real kubelet is in tests/cluster/test_kubelet_books.py."""
+    listed = [device("a"), device("b", "Unhealthy")]
+    async with plugin(kubelet, devices=listed) as fake:
+
+        async def again() -> int:
+            lists, (_, written) = kubelet.resources[GPU].lists, checkpoint.read(kubelet.directory)
+            fake.send(listed)
+            await kubelet.wait_for(lambda: kubelet.resources[GPU].lists > lists, 1)
+            assert (kubelet.resources[GPU].capacity, kubelet.resources[GPU].allocatable) == (2, 1)
+            assert checkpoint.read(kubelet.directory)[1] != written
+            return len(kubelet.violations)
+
+        assert [await again(), await again()] == [0, 1]
+        await kubelet.admit("p", {GPU: 1})
+        assert [await again(), await again()] == [1, 1], "the file names it, and nobody asked PodResources"
+        assert await pod_resources.held(kubelet.pod_resources_socket) == {(GPU, "a")}
+        assert [await again(), await again()] == [1, 2], "nothing but the admission speaks for it"
+        kubelet.release("p")
+        assert await pod_resources.held(kubelet.pod_resources_socket) == set()
+        assert [await again(), await again()] == [2, 3], "the file named a pod that had ended"
+        await kubelet.drop_stream(GPU)
+        await fake.register()
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 1 and kubelet.resources[GPU].healthy, 1)
+        assert [await again(), await again()] == [3, 4]
+    assert {text.partition(": ")[2] for text in kubelet.violations} == {"an unchanged list of 2 devices was sent again"}
 
 
 async def test_tells_what_changed_and_when(kubelet):
