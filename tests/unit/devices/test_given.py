@@ -61,3 +61,12 @@ def test_when_the_next_question_tells_more_is_known():
     given.seen(NOTHING, 1, 15)
     given.seen(NOTHING, 2, 16)
     assert (given.worth_asking(both), given.begun(both)) == (inf, NOTHING), "the kubelet has said so"
+
+
+def test_what_is_given_over_and_over_is_kept_once_though_nobody_ever_says_so():
+    given = Given()
+    for now in range(100):
+        given.note(KEY[0], [KEY[1]], now)
+        given.seen(NOTHING, None, now + 0.5)
+    assert given.unsaid([KEY]) == {KEY}
+    assert len(given._givings) == 1

@@ -12,6 +12,7 @@ from gpu_plugin.kubelet import pod_resources, takeover, wire
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.kubelet.takeover import (
     FIRST_PAUSE,
+    LONGEST_PAUSE,
     NOBODY,
     OTHERS,
     UNREAD,
@@ -51,6 +52,7 @@ def test_a_single_answer_has_no_consequences_and_a_second_one_has():
     assert takeovers.judge(OURS, OURS, 3) == Outcome()
     assert takeovers.judge(OURS, {}, 6) == Outcome()
     assert takeovers.judge(OURS, {}, 9) == Outcome(again={GPU: NOBODY})
+    assert takeovers.suspects == {}, "what was done about it has time to tell"
 
 
 def test_where_registering_again_does_not_help_it_is_done_ever_more_rarely():
@@ -61,7 +63,10 @@ def test_where_registering_again_does_not_help_it_is_done_ever_more_rarely():
     assert gaps[0] == pytest.approx(FIRST_PAUSE, abs=4)
     assert all(after >= 1.9 * before for before, after in itertools.pairwise(gaps))
     takeovers.judge(OURS, OURS, 601)
-    assert [bool(takeovers.judge(OURS, {}, now).again) for now in (604, 607)] == [False, True]
+    done = [now for now in range(604, 604 + 86_400, 3) if takeovers.judge(OURS, {}, now).again]
+    assert done[0] == 607
+    gaps = [after - before for before, after in itertools.pairwise(done)]
+    assert (gaps[0], gaps[-1]) == (pytest.approx(FIRST_PAUSE, abs=4), pytest.approx(LONGEST_PAUSE, abs=4))
 
 
 def test_what_another_plugin_has_is_left_to_it_until_it_is_gone():
