@@ -47,6 +47,12 @@ _SECONDS_TO_ANSWER = 10.0
 _PEERCRED = struct.Struct("3i")
 """struct ucred of unix(7): pid, uid, gid."""
 
+_BACKLOG = 1024
+"""Connections that may wait to be accepted, as far as the kernel lets them (net.core.somaxconn)."""
+
+_SECONDS_TO_CONNECT_AGAIN = 0.01
+"""Between two tries to connect to a daemon that as many wait for as may: the kernel tells nobody when there is room."""
+
 _LONGEST_ADDRESS = 107
 """sun_path has 108 bytes, the last a zero (unix(7))."""
 
@@ -110,11 +116,12 @@ def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
         raise ControlError(f"{verb}: {len(line)} bytes are too long for a request: up to {_LONGEST_LINE} go")
     try:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(_SECONDS_TO_ANSWER + 1)
+            deadline = time.monotonic() + _SECONDS_TO_ANSWER + 1
             with _directory(state_dir) as directory:
-                connection.connect(_address(state_dir, directory))
+                _connect(connection, _address(state_dir, directory), deadline)
+            connection.settimeout(max(deadline - time.monotonic(), 0.001))
             connection.sendall(line)
-            reply = _read_line(connection)
+            reply = _read_line(connection, deadline)
     except (FileNotFoundError, ConnectionError):
         raise NoDaemonError(f"no daemon answers at {path}: is one running with this state directory?") from None
     except TimeoutError:
@@ -198,7 +205,9 @@ async def serve(state_dir: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[Doo
         ours = _identity(directory)
         stack.callback(_unlink_if_ours, directory, ours)
         stack.callback(listener.close)
-        server = await asyncio.start_unix_server(connected, sock=listener, limit=_LONGEST_LINE, start_serving=False)
+        server = await asyncio.start_unix_server(
+            connected, sock=listener, limit=_LONGEST_LINE, backlog=_BACKLOG, start_serving=False
+        )
         try:
             await server.start_serving()
             yield Door(state_dir, ours)
@@ -332,7 +341,7 @@ def _bind(state_dir: Path, directory: int) -> socket.socket:
         # The file gets the mode of the socket (unix(7)). To change the file's by its name would change whatever has it by then.
         os.fchmod(listener.fileno(), 0o600)
         listener.bind(address)
-        listener.listen()
+        listener.listen(_BACKLOG)
         listener.setblocking(False)
     except BaseException:
         listener.close()
@@ -401,8 +410,21 @@ def _address(state_dir: Path, directory: int) -> str:
     return path if len(os.fsencode(path)) <= _LONGEST_ADDRESS else f"/proc/self/fd/{directory}/{SOCKET}"
 
 
-def _read_line(connection: socket.socket) -> bytes:
-    deadline = time.monotonic() + _SECONDS_TO_ANSWER + 1
+def _connect(connection: socket.socket, address: str, deadline: float) -> None:
+    """Connects, waiting for as long as others are in the way. Raises TimeoutError at the deadline, and OSError."""
+    connection.setblocking(False)
+    while True:
+        try:
+            connection.connect(address)
+        except BlockingIOError:  # a Unix socket has no other way to wait than to try again
+            if time.monotonic() > deadline:
+                raise TimeoutError from None
+            time.sleep(_SECONDS_TO_CONNECT_AGAIN)
+        else:
+            return
+
+
+def _read_line(connection: socket.socket, deadline: float) -> bytes:
     received = bytearray()
     while not received.endswith(b"\n"):
         connection.settimeout(max(deadline - time.monotonic(), 0.001))

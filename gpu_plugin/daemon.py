@@ -14,6 +14,7 @@ import logging
 import os
 import random
 import signal
+import stat
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -61,7 +62,7 @@ from gpu_plugin.snapshot import SnapshotStore
 from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin_with
 from gpu_plugin.sources.last_choice import CHOICE_FILE
 from gpu_plugin.sources.telling import tell_settings
-from gpu_plugin.state import StateDirectory, require_apart, require_directory
+from gpu_plugin.state import StateDirectory, require_apart, require_directory, set_aside
 from gpu_plugin.telemetry.logs import configure, know
 
 if TYPE_CHECKING:
@@ -213,6 +214,7 @@ class Daemon:
                 if why != self._now.waits_for:
                     log.warning("waiting: %s", why)
                 if self._lock.has_state and not self._now.waits_for:  # else the other one answers there
+                    _make_way(self.settings)
                     refusals = control.serve_refusals(
                         Path(self.settings.state_dir), lambda: f"this daemon waits: {self._now.waits_for}"
                     )
@@ -281,6 +283,7 @@ class Daemon:
         verbs = {n: events.order(n, verb) if n in ORDERS else events.resolved(verb) for n, verb in verbs.items()}
         verbs |= {"status": self._view.status, "topology": self._view.topology, "events": events.answer}
         while True:
+            _make_way(self.settings)
             try:
                 async with control.serve(Path(self.settings.state_dir), verbs) as door:
                     while door.stands:
@@ -444,6 +447,11 @@ class Daemon:
         self._specs.follow(self._now.node, None if found is None else found.access)
 
 
+def _make_way(settings: Settings) -> None:
+    """Puts aside what stands in the control socket's place and is none."""
+    set_aside(Path(settings.state_dir) / control.SOCKET, stat.S_ISSOCK)
+
+
 def _named(before: Node, after: Node) -> list[tuple[str, str]]:
     """Placeholders of `before` with the uuids that the GPUs of those indices have now."""
     present = {gpu.uuid for gpu in after.gpus}
@@ -502,6 +510,7 @@ async def _serve(settings: Settings, resolve: Resolve, listener: Listener) -> in
     async with AsyncExitStack() as waiting:
         if settings.config_file_srcdir:
             why = "nothing is served yet, since there is no configuration"
+            _make_way(settings)
             refusals = control.serve_refusals(Path(settings.state_dir), lambda: f"{why}: {wait.why}")
             await waiting.enter_async_context(refusals)
         begun = await begin_with(settings, resolve, wait)

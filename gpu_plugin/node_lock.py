@@ -20,7 +20,7 @@ import msgspec
 
 from gpu_plugin.kubelet.socket import PREFIX
 from gpu_plugin.printable import printable
-from gpu_plugin.state import set_aside
+from gpu_plugin.state import Identity, identity, set_aside
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,8 @@ class NodeLock:
         """The state directory as it was when its lock was taken."""
         self._entry: int | None = None
         self._unlocked: set[str] = set()
+        self._listening: dict[Identity, int] = {}
+        """The process behind each socket of another daemon, as far as it was asked."""
 
     @property
     def has_state(self) -> bool:
@@ -192,18 +194,25 @@ class NodeLock:
 
     def _server(self) -> str:
         """The processes that listen on sockets of this plugin in the directory, in words; a pod's are hidden from another's."""
-        pids = set()
-        for path in self._directory.glob(f"{PREFIX}*.sock"):
-            with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-                probe.setblocking(False)
-                probe.connect(str(path))
-                told = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
-                pids.add(_PEERCRED.unpack(told)[0])
-        if not pids:
-            return "it has no socket there yet"
+        there = {made: path for path in self._directory.glob(f"{PREFIX}*.sock") if (made := identity(path)) is not None}
+        # Each is asked once: a connection that nobody accepts takes the place of one of the kubelet's.
+        self._listening = {made: pid for made, pid in self._listening.items() if made in there}
+        busy = False
+        for made, path in there.items():
+            if made in self._listening:
+                continue
+            try:
+                self._listening[made] = _listener(path)
+            except BlockingIOError:
+                busy = True
+            except OSError:  # a dead one, or one that does not listen yet
+                continue
+        pids = set(self._listening.values())
         if 0 in pids:
             return "a process of another container"
-        return " and ".join(f"process {pid}" for pid in sorted(pids))
+        if pids:
+            return " and ".join(f"process {pid}" for pid in sorted(pids))
+        return "a process that accepts no connection now" if busy else "it has no socket there yet"
 
     def _cannot(self, what: str, error: OSError) -> None:
         if what not in self._unlocked:
@@ -211,6 +220,20 @@ class NodeLock:
             log.warning(
                 "%s cannot be locked, so a second daemon would not be noticed: %s", what, error.strerror or error
             )
+
+
+def _listener(path: Path) -> int:
+    """The process that listens on a socket, by a connection to it; 0 where it is of another container.
+
+    Raises:
+        BlockingIOError: it listens, and as many wait for it already as may.
+        OSError: nobody listens there.
+    """
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        probe.connect(str(path))
+        pid: int = _PEERCRED.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))[0]
+        return pid
 
 
 def _locked(descriptor: int) -> bool:

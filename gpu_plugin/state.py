@@ -8,7 +8,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 MODE = 0o600
 
-CORRUPT = ".corrupt"
-"""Ends the name under which a file that cannot be understood is kept."""
+CORRUPT = (".corrupt", *(f".corrupt.{number}" for number in range(1, 10)))
+"""What ends the name under which a file that cannot be understood is kept: the first of these that is not in the way itself."""
 
 MAX_BYTES = 64 * 1024 * 1024
 """More than any of the files ever is: 60,000 devices take 16 MiB."""
@@ -153,13 +153,16 @@ class _NotOursError(OSError):
     """What stands under a file's name is nothing that `write` could have written."""
 
 
-def set_aside(file: Path) -> None:
-    """Puts what stands under a file's name and is no file, such as a link, a pipe or a directory, aside, and says so. Blocks."""
+def set_aside(file: Path, fits: Callable[[int], bool] = stat.S_ISREG) -> None:
+    """Puts what stands under a file's name and is none, such as a link, a pipe or a directory, aside, and says so. Blocks.
+
+    `fits` says whether a mode is that of what should stand there.
+    """
     try:
         mode = file.lstat().st_mode
     except OSError:
         return
-    if not stat.S_ISREG(mode) and (kept := _keep_aside(file)):
+    if not fits(mode) and (kept := _keep_aside(file)):
         log.warning("%s %s and no file of this plugin%s", file, _what(mode), kept)
 
 
@@ -195,18 +198,25 @@ def _own(file: Path) -> None:
 
 
 def _what(mode: int) -> str:
-    words = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe"}
+    words = {
+        stat.S_IFREG: "a file",
+        stat.S_IFLNK: "a symbolic link",
+        stat.S_IFDIR: "a directory",
+        stat.S_IFIFO: "a named pipe",
+    }
     return f"is {words.get(stat.S_IFMT(mode), 'no regular file')}"
 
 
 def _keep_aside(file: Path) -> str:
     """Puts a file that makes no sense where the next write does not replace it, for people to look at. Says where."""
-    aside = file.with_name(file.name + CORRUPT)
-    try:
-        file.replace(aside)
-    except OSError:
-        return ""
-    return f" (kept as {aside})"
+    for end in CORRUPT:
+        aside = file.with_name(file.name + end)
+        try:
+            file.replace(aside)
+        except OSError:  # a directory has that name, say
+            continue
+        return f" (kept as {aside})"
+    return ""
 
 
 def _bounded(file: Path) -> bytes:

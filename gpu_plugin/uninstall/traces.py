@@ -87,8 +87,7 @@ def _state(state_dir: Path) -> Iterator[Path]:
     if (state_dir / SIMULATED_FILES[0]).exists():
         yield from (state_dir / name for name in SIMULATED_DIRECTORIES)
     names = (*FILES, *SIMULATED_FILES)
-    yield from (state_dir / f"{name}{end}" for name in names for end in ("", CORRUPT))
-    yield state_dir / control.SOCKET
+    yield from (state_dir / f"{name}{end}" for name in (*names, control.SOCKET) for end in ("", *CORRUPT))
     try:
         yield from tuple(leftovers(state_dir, names))
     except OSError:  # that the directory cannot be read is said when it cannot be removed

@@ -374,3 +374,66 @@ def test_the_fault_command_is_light():
         "sys.exit(', '.join(heavy) or 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=dict(os.environ))
+
+
+def listening(state, backlog):
+    """A daemon that accepts nothing for now: its socket, and connections that fill its backlog."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(state / control.SOCKET))
+    listener.listen(backlog)
+    waiting: list[socket.socket] = []
+    while True:
+        client = socket.socket(socket.AF_UNIX)
+        client.setblocking(False)
+        try:
+            client.connect(str(state / control.SOCKET))
+        except BlockingIOError:
+            client.close()
+            return listener, waiting
+        waiting.append(client)
+
+
+def test_a_daemon_that_is_too_busy_to_accept_is_there_and_is_waited_for(tmp_path, monkeypatch):
+    listener, waiting = listening(tmp_path, 0)
+    with listener, contextlib.ExitStack() as stack:
+        for client in waiting:
+            stack.enter_context(client)
+        assert control.answers(tmp_path)
+
+        def accept():
+            for _ in range(len(waiting) + 1):
+                connection, _ = listener.accept()
+                with connection:
+                    if connection.recv(65536):
+                        connection.sendall(b'{"ok": true, "late": 1}\n')
+
+        def room(seconds):  # the daemon comes round once somebody has tried in vain
+            monkeypatch.undo()
+            thread.start()
+            time.sleep(seconds)
+
+        thread = threading.Thread(target=accept)
+        monkeypatch.setattr(time, "sleep", room)
+        for client in waiting:
+            client.shutdown(socket.SHUT_WR)
+        assert control.request(tmp_path, "echo") == {"late": 1}
+        thread.join(5)
+    assert not control.answers(tmp_path)
+
+
+def test_a_daemon_that_never_accepts_does_not_answer_in_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(control, "_SECONDS_TO_ANSWER", -0.95)
+    listener, waiting = listening(tmp_path, 0)
+    with listener, pytest.raises(control.NoDaemonError, match="does not answer in time"):
+        control.request(tmp_path, "echo")
+    for client in waiting:
+        client.close()
+
+
+async def test_hundreds_of_requests_at_once_are_all_answered(tmp_path):
+    async with control.serve(tmp_path, {"echo": echo}), anyio.create_task_group() as tasks:
+        limiter = anyio.CapacityLimiter(300)
+        for number in range(300):
+            tasks.start_soon(
+                partial(to_thread.run_sync, partial(control.request, tmp_path, "echo", n=number), limiter=limiter)
+            )

@@ -899,3 +899,25 @@ async def test_the_state_directory_is_not_the_one_that_a_kubelet_empties(directo
         ):
             await daemon_module.serve(settings, lambda _: BASE)
     assert not (directory / "daemon.lock").exists()
+
+
+IN_THE_WAY = {
+    "file": lambda path: path.write_text(""),
+    "directory": lambda path: (path / "full").mkdir(parents=True),
+    "link": lambda path: path.symlink_to("/etc/passwd"),
+}
+
+
+@pytest.mark.parametrize("kind", IN_THE_WAY)
+@pytest.mark.parametrize("kept", [0, 1])
+async def test_what_is_in_the_way_of_the_control_socket_is_set_aside(directory, node, kind, kept, caplog):
+    socket = directory / "state" / "control.sock"
+    socket.parent.mkdir()
+    IN_THE_WAY[kind](socket)
+    if kept:
+        IN_THE_WAY["directory"](socket.with_name("control.sock.corrupt"))
+    async with running(directory, node):
+        assert (await answers(directory, "status"))["waiting"] == ""
+    end = ".corrupt.1" if kept else ".corrupt"
+    assert os.path.lexists(f"{socket}{end}")
+    assert f"no file of this plugin (kept as {socket}{end})" in caplog.text

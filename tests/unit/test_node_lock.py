@@ -64,6 +64,35 @@ def test_a_daemon_with_another_state_directory_waits_for_the_device_plugin_direc
     lock.release()
 
 
+def test_the_sockets_of_another_are_asked_once_each(tmp_path, directory, other, monkeypatch):
+    lock = NodeLock(tmp_path / "own", directory, "1")
+    monkeypatch.chdir(directory)
+    with socket.socket(socket.AF_UNIX) as stopped:
+        stopped.bind("gpu-plugin-gpu-1.sock")
+        assert "it has no socket there yet" in lock.take()  # it does not listen yet
+        stopped.listen(8)
+        for _ in range(20):  # 9 would be the end of its backlog
+            assert f": process {os.getpid()}. " in lock.take()
+        with socket.socket(socket.AF_UNIX) as kubelet:
+            kubelet.setblocking(False)
+            kubelet.connect("gpu-plugin-gpu-1.sock")
+    lock.release()
+
+
+def test_a_socket_that_takes_no_connection_now_is_there(tmp_path, directory, other, monkeypatch):
+    monkeypatch.chdir(directory)
+    with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as kubelet:
+        busy.bind("gpu-plugin-gpu-1.sock")
+        busy.listen(0)
+        kubelet.connect("gpu-plugin-gpu-1.sock")
+        lock = NodeLock(tmp_path / "own", directory, "1")
+        assert f"another daemon serves {directory}: a process that accepts no connection now. " in lock.take()
+        connection, _ = busy.accept()
+        connection.close()
+        assert f": process {os.getpid()}. " in lock.take()
+        lock.release()
+
+
 def test_a_process_that_is_killed_leaves_nothing_locked(tmp_path, directory, other):
     lock = NodeLock(tmp_path / "state", directory, "1")
     assert lock.take()
