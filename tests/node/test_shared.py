@@ -59,7 +59,7 @@ async def test_gpus_are_named_by_pattern_and_selected(kubelet, directory, daemon
 async def test_more_devices_than_a_list_can_hold_are_refused_at_load(directory, daemon):
     sharing = "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 20000}]}}"
     daemon.start(*configured(directory, sharing))
-    assert await daemon.exit() == 1
+    assert await daemon.exit() == 2
     assert "ask for fewer replicas" in daemon.log.read_text()
 
 
