@@ -54,7 +54,9 @@ HAS_A, HAS_B, HAS_BOTH, NOBODY = file(p={A}), file(p={B}), file(p={A, B}), file(
         pytest.param([says({A}, HAS_A, None), says((), HAS_A)], {A}, id="a kubelet had begun meanwhile"),
         pytest.param([says({A}, HAS_A), says(None, HAS_A), says((), HAS_A)], {A}, id="it did not answer in between"),
         pytest.param([says({A}, None), says((), None, OTHER)], {A, B}, id="a new kubelet, and no checkpoint"),
+        pytest.param([says({A}, HAS_A, None), says((), HAS_A, None)], {A}, id="which kubelet says so is never known"),
         # Its id was given to another pod.
+        pytest.param([says({A}, HAS_A), says((), file(p={A}, q={A}))], {A}, id="of two pods one has ended"),
         pytest.param(
             [says({A}, HAS_A), says((), file(q={A}))], {A}, id="a plain init container of another pod has it now"
         ),
