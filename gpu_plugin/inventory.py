@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from gpu_plugin.devices.device import Device, Resource
@@ -64,6 +65,14 @@ class Inventory:
         return tuple(Resource(name, tuple(devices)) for name, devices in found.items())
 
     @property
+    def asked(self) -> Mapping[tuple[str, str], float]:
+        """What the kubelet is to be asked about, and since when: what is retired, and what is held under foreign names.
+
+        Another object after each change.
+        """
+        return self._last.asked
+
+    @property
     def retired(self) -> Mapping[tuple[str, str], float]:
         """What is gone and still listed, by resource name and device id: since when, in seconds of the clock of `apply`."""
         return self._last.retirement.since
@@ -90,7 +99,9 @@ class Inventory:
     def remember(self, resources: Iterable[Resource], foreign: Iterable[Resource] = ()) -> None:
         """Takes what an earlier process of this boot had listed, and what it knew to be held under `foreign` names."""
         self._remembered = tuple(Resource(r.name, tuple(map(gone, r.devices))) for r in resources)
-        self._last = Judgement(foreign={(r.name, device.id): gone(device) for r in foreign for device in r.devices})
+        held = {(r.name, device.id): gone(device) for r in foreign for device in r.devices}
+        since = dict.fromkeys(held, -inf)
+        self._last = Judgement(foreign=held, foreign_since=since, asked=since)
 
     def check(self, new: Offer) -> None:
         """Raises ConfigError where a list of this offer, with what would be retired in it, is longer than a kubelet reads."""
@@ -126,6 +137,7 @@ class Inventory:
             views=self.store.current.resources,
             retirement=self._last.retirement,
             foreign=self._last.foreign,
+            foreign_since=self._last.foreign_since,
             slices=self._last.slices,
             empty_since=self._last.empty_since,
             reasons={visible: self._health(gpu, visible) for gpu, visible in self._hardware},

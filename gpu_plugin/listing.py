@@ -6,15 +6,16 @@ through them in loops: an operation on whole sets of pairs would keep the interp
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING
 
 from gpu_plugin.access.container import MpsDirectories
 from gpu_plugin.config.sharing import MPS, SharedResource
-from gpu_plugin.devices.device import GPU, MIG, Device, Resource
+from gpu_plugin.devices.device import GPU, MIG, OWN_NAMES, Device, Resource
 from gpu_plugin.devices.given import Key
-from gpu_plugin.devices.naming import DOMAIN, resource_name_fault
+from gpu_plugin.devices.naming import resource_name_fault
 from gpu_plugin.devices.retirement import SETTLE, Held, Retirement, gone, retire
 from gpu_plugin.devices.sharing import REPLICA
 from gpu_plugin.offer import Offer
@@ -34,10 +35,10 @@ class Standing:
     """How things stand, and what the kubelet said.
 
     `listed` are the resources as the kubelet is told of them and `views` what is published of them. `retirement`, `foreign`,
-    `slices` and `empty_since` are those of the last Judgement. `reasons` says why hardware is unfit, by what containers are told
-    to see, `mps_down` why an MPS daemon is, by resource; `cdi` is what is known of CDI specifications where names of theirs are
-    told. `unsaid` tells which of some devices may have been given away without the kubelet having said so. `held`, `known` and
-    `now` are as for `Inventory.apply`.
+    `foreign_since`, `slices` and `empty_since` are those of the last Judgement. `reasons` says why hardware is unfit, by what
+    containers are told to see, `mps_down` why an MPS daemon is, by resource; `cdi` is what is known of CDI specifications where
+    names of theirs are told. `unsaid` tells which of some devices may have been given away without the kubelet having said so.
+    `held`, `known` and `now` are as for `Inventory.apply`.
     """
 
     offer: Offer
@@ -45,6 +46,7 @@ class Standing:
     views: Mapping[str, ResourceView]
     retirement: Retirement
     foreign: Mapping[Key, Device]
+    foreign_since: Mapping[Key, float]
     slices: Mapping[str, str]
     empty_since: Mapping[str, float]
     reasons: Mapping[str, str]
@@ -66,20 +68,24 @@ class Judgement:
     """What follows: what to tell, and what to remember for the next time.
 
     `views` has the very same objects where nothing changes. `foreign` is what pods hold of NVIDIA's devices under names that are
-    not listed here, `elsewhere` the part of it that is this node's hardware as far as is known; `slices` has the GPU's uuid of
-    each MIG device that ever was offered; `empty_since` is since when resources without a device are served empty. `moved` is
-    what was retired before and is listed no more or free, `awaited` what keeps hardware back until no pod holds it;
-    `next_leave` is when something may go next though nothing more is learnt, inf for nothing.
+    not listed here, `foreign_since` since when that is known without a break, and `elsewhere` the part of it that is hardware of
+    this offer as far as is known; `slices` has the GPU's uuid of each MIG device that ever was offered; `empty_since` is since
+    when resources without a device are served empty. `moved` is what was retired before and is listed no more or free,
+    `awaited` what keeps hardware back until no pod holds it. `asked` is what the kubelet is to be asked about, and since when:
+    what is retired, and what is held under foreign names. `next_leave` is when something may go next though nothing more is
+    learnt, inf for nothing.
     """
 
     views: Mapping[str, ResourceView] = field(default_factory=dict)
     retirement: Retirement = field(default_factory=Retirement)
     foreign: Mapping[Key, Device] = field(default_factory=dict)
+    foreign_since: Mapping[Key, float] = field(default_factory=dict)
     elsewhere: Held = frozenset()
     slices: Mapping[str, str] = field(default_factory=dict)
     empty_since: Mapping[str, float] = field(default_factory=dict)
     moved: Held = frozenset()
     awaited: Held = frozenset()
+    asked: Mapping[Key, float] = field(default_factory=dict)
     next_leave: float = inf
 
 
@@ -87,8 +93,9 @@ def judge(standing: Standing) -> Judgement:
     """What the kubelet is to be told."""
     now, offer = standing.now, standing.offer
     slices = {**standing.slices, **offer.slices}
-    listed, foreign = _recalled(standing, slices)
     gpus = {device.gpu for resource in offer.plan.resources for device in resource.devices}
+    listed, foreign = _recalled(standing, slices, gpus)
+    foreign_since = {key: standing.foreign_since.get(key, now) for key in foreign}
     elsewhere = {key: device for key, device in foreign.items() if device.gpu in gpus or not _placed(device)}
     recent = standing.unsaid([(r.name, d.id) for r in listed for d in r.devices])
     resources, retirement = retire(
@@ -109,11 +116,13 @@ def judge(standing: Standing) -> Judgement:
         views=views,
         retirement=retirement,
         foreign=foreign,
+        foreign_since=foreign_since,
         elsewhere=frozenset(elsewhere),
         slices=slices,
         empty_since=empty_since,
         moved=frozenset(key for key in before.since if key not in retirement.since or key in retirement.free),
         awaited=frozenset(retirement.since.keys() | elsewhere.keys()),
+        asked={**foreign_since, **retirement.since},
         next_leave=min((at for at in leaves if at > now), default=inf),
     )
 
@@ -130,8 +139,14 @@ def _view(standing: Standing, resource: Resource) -> ResourceView:
     return old if old == new else new
 
 
-def _recalled(standing: Standing, slices: Mapping[str, str]) -> tuple[tuple[Resource, ...], Mapping[Key, Device]]:
-    """What is listed with what is to be listed again, and what pods hold under names that are not listed here."""
+def _recalled(
+    standing: Standing, slices: Mapping[str, str], gpus: AbstractSet[str]
+) -> tuple[tuple[Resource, ...], Mapping[Key, Device]]:
+    """What is listed with what is to be listed again, and what pods hold under names that are not listed here.
+
+    Only what is held under a name that is listed or planned is listed again: to serve any other one could take a resource from
+    the plugin that gave the device away.
+    """
     everything = (*standing.listed, *standing.offer.plan.resources)
     present: dict[str, set[str]] = {}
     for resource in everything:
@@ -139,11 +154,11 @@ def _recalled(standing: Standing, slices: Mapping[str, str]) -> tuple[tuple[Reso
     listed = {resource.name: resource.devices for resource in standing.listed}
     said = standing.known | (standing.foreign.keys() if standing.held is None else standing.held)
     foreign: dict[Key, Device] = {}
-    lost = _lost((name, identifier) for name, identifier in said if identifier not in present.get(name, ()))
+    lost = _lost(((name, one) for name, one in said if one not in present.get(name, ())), gpus)
     alike = {device.visible_id: device for r in everything for device in r.devices} if lost else {}
     for name, identifier in lost:
         device = standing.foreign.get((name, identifier)) or _described(name, identifier, alike, slices)
-        if name in present or name.startswith(f"{DOMAIN}/"):
+        if name in present:
             listed[name] = (*listed.get(name, ()), device)
         else:
             foreign[name, identifier] = device
@@ -164,12 +179,17 @@ def _described(resource: str, identifier: str, alike: Mapping[str, Device], slic
 _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def _lost(held: Iterable[Key]) -> list[tuple[str, str]]:
-    """What of these has an id made of one of NVIDIA's uuids and a name that a kubelet takes, in order."""
+def _lost(held: Iterable[Key], gpus: AbstractSet[str]) -> list[tuple[str, str]]:
+    """What of these has an id made of one of NVIDIA's uuids and a name that a kubelet takes, in order.
+
+    `gpus` are those of the offer: under WSL and on Tegra the one that there is has a name in place of a uuid.
+    """
+    own = gpus & OWN_NAMES
     return sorted(
         (name, identifier)
         for name, identifier in held
-        if _UUID.fullmatch(identifier.partition(REPLICA)[0]) and not resource_name_fault(name)
+        if ((uuid := identifier.partition(REPLICA)[0]) in own or _UUID.fullmatch(uuid))
+        and not resource_name_fault(name)
     )
 
 

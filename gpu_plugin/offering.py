@@ -93,9 +93,8 @@ class Offering:
     def _apply(self, new: Offer, holding: Holding, asked: float) -> None:
         before = {name: view.resource for name, view in self._inventory.store.current.resources.items()}
         self._inventory.store.given.seen(holding.listed, holding.writing, asked)
-        # What the offer itself retires was not asked about, and of that the checkpoint alone speaks.
-        held = holding.held if holding.writing is not None else None
-        self._inventory.apply(new, held, asked, holding.listed)
+        # What the offer itself retires was not asked about.
+        self._inventory.apply(new, holding.of_all, asked, holding.listed)
         told = {*new.plan.warnings, *new.warnings, *_held_back(self._inventory.listed)}
         for sentence in sorted(told - self._said):
             log.warning("%s", sentence)
@@ -124,9 +123,9 @@ class Offering:
             else:
                 await self._unsettled.wait(self._pause(anyio.current_time()))
                 if self._next is None and not self._inventory.unpublished:
-                    asked, retired = anyio.current_time(), self._inventory.retired
+                    asked, about = anyio.current_time(), self._inventory.asked
                     holding = await self._ask()
-                    await self._withdraw(holding, asked, retired)
+                    await self._withdraw(holding, asked, about)
 
     def _pause(self, now: float) -> float:
         """Seconds to the next question: as soon as it can tell more than the one before."""
@@ -162,12 +161,12 @@ class Offering:
             while self._next is not None and self._inventory.awaits_specs(self._next):
                 await self._inventory.specs_told.wait()
 
-    async def _withdraw(self, holding: Holding, asked: float, retired: Mapping[tuple[str, str], float]) -> None:
-        """Takes in an answer; it says nothing of what was retired since it was asked for, when `retired` was."""
+    async def _withdraw(self, holding: Holding, asked: float, about: Mapping[tuple[str, str], float]) -> None:
+        """Takes in an answer to a question `about` these, of the time `asked`; of what was retired since it says nothing."""
         store = self._inventory.store
         store.given.seen(holding.listed, holding.writing, asked)
         for last in (*[False] * ROUNDS, True):
-            if self._inventory.retired is not retired:
+            if self._inventory.asked is not about:
                 return
             standing = self._inventory.standing(holding.held, asked, holding.listed)
             if last or standing.devices < OFF_LOOP:
@@ -217,7 +216,7 @@ class Offering:
 
     async def _ask(self) -> Holding:
         socket = Path(self._settings().effective_pod_resources_socket)
-        return await self._holders.ask(socket, self._inventory.retired)
+        return await self._holders.ask(socket, self._inventory.asked)
 
     async def watch_mps(self) -> None:
         """Keeps devices that are shared by MPS unhealthy for as long as their daemon is down."""

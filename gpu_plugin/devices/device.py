@@ -14,6 +14,9 @@ WSL_GPUS = "all"
 TEGRA_GPU = "tegra"
 """What NVIDIA's plugin calls the GPU of a Tegra chip (internal/rm/tegra_devices.go)."""
 
+OWN_NAMES = frozenset({WSL_GPUS, TEGRA_GPU})
+"""What stands for the uuid of GPUs that have none."""
+
 _OWN_NODES = {WSL_GPUS: ("/dev/dxg",)}
 
 

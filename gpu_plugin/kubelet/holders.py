@@ -44,8 +44,8 @@ class Holders:
         self.unread = ""
         """Why the checkpoint could not be read the last time; empty where it could."""
 
-    async def ask(self, socket: Path, retired: Mapping[Key, float] = NOTHING) -> Holding:
-        """What pods hold or may hold. `socket` is that of PodResources, `retired` as for `weigh`."""
+    async def ask(self, socket: Path, awaited: Mapping[Key, float] = NOTHING) -> Holding:
+        """What pods hold or may hold. `socket` is that of PodResources, `awaited` as for `weigh`."""
         before = await self._written()
         kubelet = identity(socket)
         listed = await self._answer(pod_resources.held(socket, PATIENCE))
@@ -55,9 +55,9 @@ class Holders:
         entries, writing = (None, None) if after is None else after
         said = Witnessed(kubelet, listed, None if before is None else before[0], entries, writing)
         if len(listed or ()) + len(entries or ()) >= OFF_LOOP:
-            holding, self._told = await anyio.to_thread.run_sync(weigh, self._told, said, dict(retired))
+            holding, self._told = await anyio.to_thread.run_sync(weigh, self._told, said, awaited)
         else:
-            holding, self._told = weigh(self._told, said, retired)
+            holding, self._told = weigh(self._told, said, awaited)
         return holding
 
     async def pods(self, socket: Path) -> Pods | None:

@@ -42,8 +42,8 @@ class Witnessed:
 class Told:
     """What one kubelet, known by its PodResources socket, has listed.
 
-    `pods` are devices with the uids of the pods that had them; `seen` are devices that were retired already when they were
-    listed, with the time at which they had been retired.
+    `pods` are devices with the uids of the pods that had them; `seen` are devices that were awaited already when they were
+    listed, with the time since when they had been, as far as the checkpoint could not be read since.
     """
 
     kubelet: Identity | None = None
@@ -58,7 +58,7 @@ class Holding:
     `held` is what pods hold or may hold, None where neither witness spoke; `listed` is the part that PodResources lists itself;
     `written` is what the checkpoint alone keeps: a pod that has ended may have had it, which shows once it is written again.
     `writing` is which writing of the checkpoint was read, None where it could not be: `held` then speaks of nothing but what is
-    listed and what was retired when the question was asked. `answered` is whether PodResources spoke.
+    listed and what was awaited when the question was asked. `answered` is whether PodResources spoke.
     """
 
     held: Held | None = None
@@ -67,35 +67,42 @@ class Holding:
     writing: object = None
     answered: bool = False
 
+    @property
+    def of_all(self) -> Held | None:
+        """What pods may hold of anything that there is; None where that is known only of what was awaited."""
+        return None if self.writing is None else self.held
 
-def weigh(told: Told, said: Witnessed, retired: Mapping[Key, float]) -> tuple[Holding, Told]:
+
+def weigh(told: Told, said: Witnessed, awaited: Mapping[Key, float]) -> tuple[Holding, Told]:
     """What pods may hold, and what is to be remembered for the next time.
 
     Args:
         told: what was remembered the last time.
         said: what the witnesses say now.
-        retired: what the kubelet is told not to give to any pod, and since when without a break. Only what it had before can
-            be in use.
+        awaited: what a pod may hold and its hardware is kept back for, and since when without a break: what is retired, so
+            that the kubelet gives it to no pod any more, and what is held under names that others serve.
 
     A device is free where the checkpoint does not name it, or names it for pods alone that have ended, and PodResources, as far
-    as it answers, does not list it. Without a checkpoint a retired device is free only where this kubelet has listed it since it
-    was retired, and lists it no more.
+    as it answers, does not list it. Without a checkpoint one that is awaited is free only where this kubelet has listed it since
+    then, and lists it no more, and the checkpoint has not been readable in between: a plain init container of another pod may
+    have been given it meanwhile, by a plugin that serves it.
     """
     if said.listed is None:  # another kubelet may have begun meanwhile: nothing of what this one told counts any more
         named = frozenset(said.after or ())
         return Holding(None if said.after is None else named, written=named, writing=said.writing), Told()
     same = said.kubelet is not None and said.kubelet == told.kubelet
     pods = told.pods if same else frozenset()
-    seen = frozenset(one for one in told.seen if retired.get(one[0]) == one[1]) if same else frozenset()
+    seen = frozenset(one for one in told.seen if awaited.get(one[0]) == one[1]) if same else frozenset()
     written: Held = frozenset()
     if said.after is None:
-        unproven = frozenset(retired.keys() - {key for key, _ in seen}) - said.listed
+        unproven = frozenset(awaited.keys() - {key for key, _ in seen}) - said.listed
+        seen |= {(key, awaited[key]) for key in said.listed & awaited.keys()}
     else:
+        seen = frozenset()
         after = said.after
         pods = frozenset((key, uid) for key, uid in pods if uid in after.get(key, ()))
         ended = _ended(pods, said.listed)
         unproven = written = frozenset(key for key, uids in after.items() if uids - ended) - said.listed
-    seen |= {(key, retired[key]) for key in said.listed & retired.keys()}
     holding = Holding(said.listed | unproven, said.listed, written, said.writing, answered=True)
     return holding, Told(said.kubelet, pods | _pairs(said), seen)
 

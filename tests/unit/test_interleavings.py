@@ -116,6 +116,9 @@ class Machine:
         self.dice, self.whims = random.Random(seed), random.Random(~seed)
         self.names = sorted(NAMES.keys() - (LATER if former else frozenset()))
         self.slow = 0.0 if former else 0.2
+        self.waits = 0.0 if former else 0.2
+        self.unreadable = 0.0 if former else 0.15
+        self.readable = True
         self.now = 0.0
         self.kubelet = ModelKubelet()
         self.wish = Wish()
@@ -135,23 +138,26 @@ class Machine:
 
     def witnesses(self):
         answers = self.kubelet.knows_pods or self.dice.random() < 0.8
+        self.readable = not self.readable or self.whims.random() >= self.unreadable  # never unreadable twice in a row
         said = Witnessed(
             (0, 0, self.kubelet.process),
             self.kubelet.listed() if answers else None,
             self.kubelet.written(),
-            self.kubelet.written(),
-            self.kubelet.writes,
+            self.kubelet.written() if self.readable else None,
+            self.kubelet.writes if self.readable else None,
         )
-        holding, self.told = weigh(self.told, said, self.inventory.retired)
+        holding, self.told = weigh(self.told, said, self.inventory.asked)
         self.inventory.store.given.seen(holding.listed, holding.writing, self.now)
         return holding
 
     def publish(self) -> None:
-        """As `Offering.take`: at once, but for the first offer of a process."""
+        """As `Offering.take`: at once, but for the first offer of a process and such as wait for something else."""
         wish = offered(self.wish)
         if self.inventory.unpublished:
+            self.readable = False  # so that it will be: without, the first offer asks again
+        if self.inventory.unpublished or self.whims.random() < self.waits:
             holding = self.witnesses()
-            self.inventory.apply(wish, holding.held, self.now, holding.listed)
+            self.inventory.apply(wish, holding.of_all, self.now, holding.listed)
         else:
             self.inventory.apply(wish, None, self.now)
         self.send()
@@ -193,12 +199,9 @@ class Machine:
 
     def check(self) -> None:
         listed = {(r.name, d.id) for r in self.inventory.listed for d in r.devices}
-        held = (
-            self.kubelet.held
-            if not self.lost
-            else {key for key in self.kubelet.held if key[0].startswith("nvidia.com/")}
-        )
-        assert held <= listed, self.trace  # a process that has lost its memory knows foreign names only as foreign
+        names = {name for name, _ in listed}  # a process that has lost its memory knows all other names as foreign
+        held = self.kubelet.held if not self.lost else {key for key in self.kubelet.held if key[0] in names}
+        assert held <= listed, self.trace
         owners: dict[tuple[int, int], tuple[str, bool]] = {}
         for pod, (app, init) in self.kubelet.pods.items():
             for _, identifier in app | init:
@@ -246,6 +249,7 @@ class Machine:
                 if dice.random() < 0.7:
                     self.kubelet.knows_pods = True
             case "kill":
+                self.lost = self.lost or self.remembered != self.inventory.listed
                 self.begin()
             case "lose":
                 self.remembered, self.foreign, self.lost = (), (), True

@@ -10,7 +10,7 @@ from gpu_plugin.access.cdi.readiness import CdiReadiness
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import MPS, NamePattern, SharedResource
-from gpu_plugin.devices.device import Device, Resource
+from gpu_plugin.devices.device import TEGRA_GPU, WSL_GPUS, Device, Resource
 from gpu_plugin.devices.given import ENTERED
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
@@ -258,33 +258,70 @@ def test_a_lost_memory_is_made_up_for_by_what_pods_hold(inventory):
         {
             (GPU, UUIDS[1]),
             ("example.com/gpu", f"{UUIDS[0]}::3"),
-            ("nvidia.com/mig-1g.10gb", "MIG-00000000-0000-0000-0000-000000000000"),
-            ("other.org/gpu", UUIDS[0]),  # another plugin's, as are ids that we never make
-            (GPU, "GPU-x"),
+            (GPU, "GPU-x"),  # another plugin's, as are all ids that we never make
             (GPU, f"{UUIDS[0]}-0"),
         }
     )
     inventory.apply(renamed, held, 0)
-    assert told(inventory) == {
-        "example.com/gpu": [f"{UUIDS[0]}!", f"{UUIDS[1]}!", f"{UUIDS[0]}::3!"],
-        "nvidia.com/mig-1g.10gb": ["MIG-00000000-0000-0000-0000-000000000000!"],
-        GPU: [f"{UUIDS[1]}!"],
-    }
+    assert told(inventory) == {"example.com/gpu": [f"{UUIDS[0]}!", f"{UUIDS[1]}!", f"{UUIDS[0]}::3!"]}
     inventory.settle(NONE, SETTLE)
     assert told(inventory)["example.com/gpu"] == UUIDS
 
 
+@pytest.mark.parametrize(
+    ("held", "settings"),
+    [
+        ((GPU, "GPU-99999999-0000-0000-0000-000000000000"), {}),
+        ((GPU, UUIDS[1]), {"exclude_gpus": (UUIDS[1],)}),
+    ],
+    ids=["GPUs of which we know nothing", "a GPU that is left to it"],
+)
+def test_a_resource_that_another_plugin_serves_is_never_taken_from_it(inventory, held, settings):
+    mine = offered(REAL, gpu_names=(NamePattern("*", "nvidia.com/h100"),), **settings)
+    for now in (0, 1):
+        inventory.apply(mine, frozenset({held}), now)
+        inventory.settle(frozenset({held}), now, frozenset({held}))
+        assert told(inventory) == {
+            "nvidia.com/h100": [gpu for gpu in UUIDS if gpu not in settings.get("exclude_gpus", ())]
+        }
+    assert not inventory.leaving
+
+
+@pytest.mark.parametrize("name", [WSL_GPUS, TEGRA_GPU])
+def test_gpus_without_a_uuid_are_known_by_their_names(inventory, name):
+    renamed = offered(Node((Gpu(name, 0),)), gpu_names=(NamePattern("*", "nvidia.com/h100"),))
+    held = frozenset({(GPU, f"{name}::1"), ("example.com/fuse", "all of them")})
+    inventory.apply(renamed, held, 0)
+    assert told(inventory) == {"nvidia.com/h100": [f"{name}!"]}
+    inventory.settle(NONE, 1)
+    assert told(inventory) == {"nvidia.com/h100": [name]}
+    inventory.apply(offered(REAL), held, 2)
+    assert told(inventory)[GPU] == UUIDS, "on another node that is another plugin's"
+
+
 def test_what_pods_hold_and_nobody_lists_is_listed_again(inventory):
     inventory.apply(offered(REAL), None, 0)
-    ours = ("nvidia.com/mig-1g.10gb", "MIG-00000000-0000-0000-0000-000000000000")
     renamed, foreign = (GPU, f"{UUIDS[1]}::0"), ("other.org/gpu", UUIDS[0])
     inventory.settle(NONE | {renamed}, 1)  # on the checkpoint's word alone, as of a plain init container
     assert told(inventory) == {GPU: [UUIDS[0], f"{UUIDS[1]}!", f"{UUIDS[1]}::0!"]}
-    known = frozenset({ours, renamed, foreign})
+    known = frozenset({renamed, foreign})
     inventory.settle(known, 2, known)
-    assert told(inventory) == {GPU: [f"{UUIDS[0]}!", f"{UUIDS[1]}!", f"{UUIDS[1]}::0!"], ours[0]: [f"{ours[1]}!"]}
+    assert told(inventory) == {GPU: [f"{UUIDS[0]}!", f"{UUIDS[1]}!", f"{UUIDS[1]}::0!"]}
     inventory.settle(NONE, 2 + SETTLE)
-    assert told(inventory) == {GPU: UUIDS, ours[0]: []}
+    assert told(inventory) == {GPU: UUIDS}
+
+
+def test_what_is_held_under_a_foreign_name_is_asked_about_by_name_since_it_is_known(inventory):
+    key = (FOREIGN, UUIDS[0])
+    inventory.remember([], [Resource(FOREIGN, (Device(UUIDS[0], UUIDS[0], UUIDS[0], "0"),))])
+    assert inventory.asked == {key: -math.inf}
+    inventory.apply(offered(REAL, exclude_gpus=(UUIDS[0],)), None, 3)
+    assert (inventory.asked, inventory.awaited) == ({key: -math.inf}, frozenset()), "that GPU may be served again"
+    inventory.settle(NONE, 4)
+    assert inventory.asked == {}
+    for now in (5, 6):
+        inventory.settle(frozenset({key}), now)
+        assert inventory.asked == {key: 5}
 
 
 FOREIGN = "example.com/h100"
@@ -327,6 +364,17 @@ def cut_like(gpu, *uuids):
 
 
 SLICE = "MIG-00000000-0000-0000-0000-00000000000a"
+
+
+def test_where_a_slice_was_is_known_though_it_is_first_held_long_after(inventory):
+    sliced = dataclasses.replace(REAL, gpus=(cut_like(REAL.gpus[0], SLICE), REAL.gpus[1]))
+    for node in (sliced, REAL, REAL):
+        inventory.apply(offered(node, mig_strategy="mixed"), NONE, 0)
+    for now in (SETTLE, 2 * SETTLE):
+        inventory.settle(NONE, now)
+    assert told(inventory) == {GPU: UUIDS}
+    inventory.settle(frozenset({("example.com/slice", SLICE)}), 3 * SETTLE)
+    assert told(inventory)[GPU] == [f"{UUIDS[0]}!", UUIDS[1]]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpu_plugin.kubelet.holding import Holding, Told, Witnessed, weigh
 from tests.unit.kubelet.model_kubelet import ModelKubelet
 
-GPU = "nvidia.com/gpu"
+GPU, OTHER_S = "nvidia.com/gpu", "example.com/gpu"
 A, B = (GPU, "GPU-a"), (GPU, "GPU-b")
 ONE, OTHER = (1, 1, 1), (1, 1, 2)
 NONE: frozenset[tuple[str, str]] = frozenset()
@@ -90,6 +90,21 @@ def test_what_was_listed_before_it_was_retired_proves_nothing_without_a_checkpoi
     assert weigh(told, says((), None), {A: 1.0})[0].held == frozenset({A})
 
 
+def test_that_a_device_was_listed_proves_nothing_once_the_checkpoint_was_readable_again():
+    """Whoever serves it may have given it to another pod's plain init container, which the checkpoint alone told."""
+    _, told = weigh(Told(), says({A}, None), {A: 1.0})
+    holding, told = weigh(told, says((), file(q={A})), {A: 1.0})
+    assert holding.held == frozenset({A})
+    assert weigh(told, says((), None), {A: 1.0})[0].held == frozenset({A})
+
+
+def test_without_a_checkpoint_an_answer_is_about_nothing_but_what_was_asked():
+    assert weigh(Told(), says({A}, None), {})[0].of_all is None
+    assert weigh(Told(), says(None, None), {})[0].of_all is None
+    readable = Witnessed(ONE, frozenset({A}), HAS_A, HAS_A, writing=7)
+    assert weigh(Told(), readable, {})[0].of_all == frozenset({A})
+
+
 def test_it_says_what_is_known_and_what_the_checkpoint_alone_keeps():
     both = weigh(Told(), says({A}, HAS_BOTH), {})[0]
     assert both == Holding(frozenset({A, B}), frozenset({A}), frozenset({B}), answered=True)
@@ -106,8 +121,10 @@ def test_two_pods_of_one_device_are_not_taken_for_each_other():
 @settings(deadline=None, max_examples=200)
 def test_what_a_pod_holds_is_never_taken_for_free(seed):
     dice = random.Random(seed)
-    kubelet, told = ModelKubelet(healthy={GPU: frozenset("abc")}), Told()
+    kubelet, told = ModelKubelet(healthy={GPU: frozenset("abc"), OTHER_S: frozenset("xy")}), Told()
     retired: dict[tuple[str, str], float] = {}
+    foreign: dict[tuple[str, str], float] = {}
+    readable = True
     for step in range(60):
         offered = [key for key in kubelet.free if key not in retired] if kubelet.knows_pods else []
         match dice.choice(
@@ -123,9 +140,9 @@ def test_what_a_pod_holds_is_never_taken_for_free(seed):
             case "ready":
                 kubelet.knows_pods = True
             case "list":
-                kubelet.receive({GPU: "abc"})
-            case "retire" if offered:
-                retired[dice.choice(offered)] = step
+                kubelet.receive({GPU: "abc", OTHER_S: "xy"})
+            case "retire" if ours := [key for key in offered if key[0] == GPU]:
+                retired[dice.choice(ours)] = step
             case "offer" if retired:
                 del retired[dice.choice(sorted(retired))]
             case "ask":
@@ -134,13 +151,17 @@ def test_what_a_pod_holds_is_never_taken_for_free(seed):
                 process = kubelet.process
                 if dice.random() < 0.1:
                     kubelet.start()
-                after = kubelet.written() if dice.random() < 0.8 else None
+                readable = not readable or dice.random() < 0.8  # never unreadable twice in a row
+                after = kubelet.written() if readable else None
                 socket = (0, 0, process) if process == kubelet.process else None
-                holding, told = weigh(told, Witnessed(socket, answer, before, after), retired)
-                # Without a checkpoint only what is retired is ever asked about.
-                concerned = kubelet.held if after is not None else kubelet.held & retired.keys()
+                asked = {**foreign, **retired}
+                holding, told = weigh(told, Witnessed(socket, answer, before, after), asked)
+                # Without a checkpoint nothing else is ever asked about.
+                concerned = kubelet.held if after is not None else kubelet.held & asked.keys()
                 assert holding.held is None or concerned <= holding.held
                 assert holding.listed <= kubelet.held
+                if holding.held is not None:  # names of another plugin, which goes on giving those devices away
+                    foreign = {key: foreign.get(key, step) for key in holding.held if key[0] == OTHER_S}
 
 
 @given(st.integers(0, 2**32))
