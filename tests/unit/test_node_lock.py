@@ -302,7 +302,7 @@ def test_without_a_trace_a_free_lock_keeps_its_content(tmp_path, directory):
     lock.release()
 
 
-def test_on_a_full_disk_the_lock_holds_all_the_same(tmp_path, directory, monkeypatch):
+def test_on_a_full_disk_the_lock_holds_all_the_same(tmp_path, directory, monkeypatch, caplog):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -310,6 +310,7 @@ def test_on_a_full_disk_the_lock_holds_all_the_same(tmp_path, directory, monkeyp
     lock = NodeLock(tmp_path / "state", directory, "1")
     assert lock.take() == ""
     assert lock.has_state
+    assert not caplog.records
     assert ": it has not said who it is. " in NodeLock(tmp_path / "state", directory, "2").take()
     lock.release()
 
