@@ -3,6 +3,7 @@
 import gc
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import anyio.to_thread
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.inventory import Inventory
+from gpu_plugin.kubelet import checkpoint
 from gpu_plugin.kubelet.again import Again
 from gpu_plugin.kubelet.holders import Holders
 from gpu_plugin.kubelet.holding import Holding
@@ -39,7 +41,11 @@ SLACK = 0.01
 """Seconds by which a question comes later than the moment from which on it tells more: a timer may be early by its resolution."""
 
 SILENT = 3
-"""Questions in a row that PodResources leaves unanswered until it is said that capacity waits: a kubelet may be starting."""
+"""Questions in a row that a witness leaves unanswered until it is said that capacity waits: a kubelet may be starting."""
+
+FIRST_PATIENCE = 5.0
+"""Seconds for which the first offer waits for a checkpoint that is there and cannot be read: a former process may have given
+devices away that it did not write down, which PodResources need not list."""
 
 MPS_POLL = 1.0
 """Seconds between two looks at whether MPS daemons are up."""
@@ -69,7 +75,8 @@ class Offering:
         self._settings = settings
         self._published = published
         self._heard = heard
-        self._unanswered = 0
+        self._unanswered = _Waiting()
+        self._unread = _Waiting()
         self._writes = False
         self._unsettled = Pulse()
         self._next: Offer | None = None
@@ -110,22 +117,28 @@ class Offering:
 
     async def settle(self) -> None:
         """Publishes offers that wait, withdraws what no pod holds any more, and lists again what one does hold."""
-        while True:
-            if self._next is not None:
-                failed = await self._prepare()
-                await self._await_specs()
-                asked = anyio.current_time()
+        try:
+            while True:
+                await self._settle_next()
+        finally:
+            self._holders.close()
+
+    async def _settle_next(self) -> None:
+        """The next offer, or the next question."""
+        if self._next is not None:
+            failed = await self._prepare()
+            await self._await_specs()
+            holding, asked = await self._ask_for_offer()
+            new, self._next = self._next, None
+            self._apply(new, holding, asked)
+            if not new.placement.ready and new.placement.topology != failed:
+                self._next = new  # its links are of the last moment: it is judged now, and published again
+        else:
+            await self._unsettled.wait(self._pause(anyio.current_time()))
+            if self._next is None and not self._inventory.unpublished:
+                asked, about = anyio.current_time(), self._inventory.asked
                 holding = await self._ask()
-                new, self._next = self._next, None
-                self._apply(new, holding, asked)
-                if not new.placement.ready and new.placement.topology != failed:
-                    self._next = new  # its links are of the last moment: it is judged now, and published again
-            else:
-                await self._unsettled.wait(self._pause(anyio.current_time()))
-                if self._next is None and not self._inventory.unpublished:
-                    asked, about = anyio.current_time(), self._inventory.asked
-                    holding = await self._ask()
-                    await self._withdraw(holding, asked, about)
+                await self._withdraw(holding, asked, about)
 
     def _pause(self, now: float) -> float:
         """Seconds to the next question: as soon as it can tell more than the one before."""
@@ -187,7 +200,7 @@ class Offering:
         store = self._inventory.store
         awaited = self._inventory.awaited
         kept = (holding.written & awaited) | store.given.unsaid(awaited)
-        self._say_unanswered(waits=bool(awaited) and not holding.answered)
+        self._say_what_waits(holding, awaited)
         if changed:  # a list that has changed serves as well
             self._tell_resources(before)
             again = ""
@@ -204,15 +217,40 @@ class Offering:
             store.tell_again(again)
         self._writes = bool(kept) and (changed or bool(again))
 
-    def _say_unanswered(self, *, waits: bool) -> None:
-        """Says once that capacity may not come back while PodResources stays silent; and again after it has not been so."""
-        self._unanswered = self._unanswered + 1 if waits else 0
-        if self._unanswered == SILENT:
+    def _say_what_waits(self, holding: Holding, awaited: AbstractSet[tuple[str, str]]) -> None:
+        """Says once that capacity may not come back while a witness stays silent; and again after it has not been so."""
+        if self._unread.lasts(waits=holding.writing is None and self._unproved(holding, awaited)):
+            log.warning(
+                "hardware is kept back for pods that may have ended: the kubelet's checkpoint %s cannot be read: %s. "
+                "It comes back once that can be read: PodResources does not list what plain init containers have",
+                Path(self._settings().socket_dir) / checkpoint.NAME,
+                self._holders.unread,
+            )
+        if self._unanswered.lasts(waits=bool(awaited) and not holding.answered):
             log.warning(
                 "hardware is kept back for pods that may have ended: without PodResources the kubelet does not say so. "
                 "It comes back once PodResources answers at %s, or the kubelet has admitted another pod with devices",
                 self._settings().effective_pod_resources_socket,
             )
+
+    def _unproved(self, holding: Holding, awaited: AbstractSet[tuple[str, str]]) -> bool:
+        """Whether something waits that is not known to be a pod's."""
+        if holding.held is None:
+            return bool(awaited)
+        return not awaited.isdisjoint(holding.held - holding.listed) or bool(
+            self._inventory.store.given.unsaid(awaited)
+        )
+
+    async def _ask_for_offer(self) -> tuple[Holding, float]:
+        """What pods hold, for an offer that is to be published, and when that was asked."""
+        patience = anyio.current_time() + FIRST_PATIENCE
+        while True:
+            asked = anyio.current_time()
+            holding = await self._ask()
+            holders = self._holders
+            if not self._inventory.unpublished or not holders.unread or holders.lacking or asked >= patience:
+                return holding, asked
+            await anyio.sleep(HOLDERS_SOON)
 
     async def _ask(self) -> Holding:
         socket = Path(self._settings().effective_pod_resources_socket)
@@ -236,6 +274,18 @@ class Offering:
                 await self._inventory.store.changed.wait(MPS_POLL)
         finally:
             watch.close()
+
+
+class _Waiting:
+    """How long something has been waited for, in questions."""
+
+    def __init__(self) -> None:
+        self._questions = 0
+
+    def lasts(self, *, waits: bool) -> bool:
+        """Whether it has been waited for at so many questions in a row, of which this is one, that it is to be said."""
+        self._questions = self._questions + 1 if waits else 0
+        return self._questions == SILENT
 
 
 def _judge_apart(standing: Standing) -> Judgement:

@@ -30,6 +30,10 @@ class CheckpointError(Exception):
     """The file is no witness: it is not there, cannot be read, or cannot be understood. The text says why."""
 
 
+class NoCheckpointError(CheckpointError):
+    """It is not there: a kubelet that has given nothing away may not have written it yet."""
+
+
 def entries(directory: Path) -> Mapping[tuple[str, str], frozenset[str]] | None:
     """The uids of the pods that each (resource, device id) was given to; None where the kubelet has not written that down.
 
@@ -49,6 +53,8 @@ def read(directory: Path) -> tuple[Mapping[tuple[str, str], frozenset[str]], Wri
     """
     try:
         descriptor = os.open(directory / NAME, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError as error:
+        raise NoCheckpointError(error.strerror or str(error)) from None
     except OSError as error:
         raise CheckpointError(error.strerror or str(error)) from None
     try:

@@ -43,6 +43,8 @@ class Holders:
         self._reading: Job[Written] | None = None
         self.unread = ""
         """Why the checkpoint could not be read the last time; empty where it could."""
+        self.lacking = False
+        """Whether that is because there is none."""
 
     async def ask(self, socket: Path, awaited: Mapping[Key, float] = NOTHING) -> Holding:
         """What pods hold or may hold. `socket` is that of PodResources, `awaited` as for `weigh`."""
@@ -88,9 +90,11 @@ class Holders:
         if reading is None or reading.done.done():
             reading = await self._threads.submit(lambda: checkpoint.read(self._directory), PATIENCE)
         self._reading = None if reading.done.done() else reading
+        self.lacking = False
         if self._reading is not None:
             self.unread = f"reading it has not come back for more than {PATIENCE:g} s: does its disk answer?"
             return None
         error = reading.done.exception()
         self.unread = "" if error is None else str(error) or repr(error)
+        self.lacking = isinstance(error, checkpoint.NoCheckpointError)
         return reading.done.result() if error is None else None

@@ -18,12 +18,14 @@ from gpu_plugin import offering as offering_module
 from gpu_plugin.access.cdi.readiness import CdiReadiness
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import NamePattern
+from gpu_plugin.devices import given as given_module
 from gpu_plugin.devices import retirement
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.inventory import Inventory
+from gpu_plugin.kubelet import checkpoint, pod_resources
 from gpu_plugin.kubelet.holders import Holders
-from gpu_plugin.kubelet.holding import Holding
+from gpu_plugin.kubelet.holding import Holding, Told, Witnessed, weigh
 from gpu_plugin.offer import offer
 from gpu_plugin.offering import ROUNDS, Offering
 from gpu_plugin.placement.prepared import SOON, Placement
@@ -360,6 +362,126 @@ async def test_that_capacity_waits_for_pod_resources_is_said_once(settings, monk
         served.take(node(1), gpu_names=(NamePattern("*", "nvidia.com/x"),))
         await served.until(lambda: len(questions) > 8)
     assert sum("without PodResources" in record.getMessage() for record in caplog.records) == 1
+
+
+RENAMED = {"gpu_names": (NamePattern("*", "nvidia.com/x"),)}
+
+
+async def test_without_a_checkpoint_an_answer_says_nothing_of_what_the_offer_itself_retires(settings):
+    served = Served(settings)
+    served.offering._apply(offer(node(1), settings, "/"), Holding(), 0.0)
+    silent, _ = weigh(Told(), Witnessed((0, 0, 1), frozenset()), {})
+    served.offering._apply(offer(node(1), dataclasses.replace(settings, **RENAMED), "/"), silent, 1.0)
+    [device] = served.inventory.store.current.resources["nvidia.com/x"].resource.devices
+    assert device.reason == "a pod may still hold its hardware as GPU-00"
+
+
+async def test_what_was_given_away_and_is_in_no_record_has_a_list_sent_again(settings, monkeypatch):
+    holding(monkeypatch, Holding(frozenset(), writing=1))
+    monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.01)
+    monkeypatch.setattr(given_module, "ENTERED", 0.01)
+    async with serving(settings) as served:
+        served.take(node(1))
+        await served.until(lambda: GPU in served.inventory.store.current.resources)
+        served.inventory.store.given.note(GPU, ["GPU-00"], anyio.current_time())
+        served.take(node(1), **RENAMED)
+        await served.until(lambda: served.inventory.store.told_again(GPU) == 1)
+
+
+class Witnesses:
+    """What the kubelet says, read by the real `Holders`; `reads` has, for each reading, which devices were healthy then."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.listed: frozenset[tuple[str, str]] = frozenset()
+        self.written: dict[tuple[str, str], frozenset[str]] = {}
+        self.failing: Exception | None = None
+        self.inventory: Inventory | None = None
+        self.reads: list[list[str]] = []
+        monkeypatch.setattr(checkpoint, "read", self._read)
+        monkeypatch.setattr(pod_resources, "held", self._held)
+
+    def _read(self, _directory):
+        views = () if self.inventory is None else self.inventory.store.current.resources.values()
+        self.reads.append([device.id for view in views for device in view.resource.devices if device.healthy])
+        if self.failing is not None:
+            raise self.failing
+        return self.written, (len(self.written), 0, 0, 0)
+
+    async def _held(self, _socket, _patience):
+        await anyio.sleep(0.001)
+        return self.listed
+
+
+HELD = "GPU-00000000-0000-0000-0000-000000000000"
+
+
+async def test_hardware_held_under_a_foreign_name_is_not_offered_while_the_checkpoint_cannot_be_read(
+    settings, monkeypatch, caplog
+):
+    said = Witnesses(monkeypatch)
+    said.written = {
+        ("example.com/gpu", HELD): frozenset({"pod"})
+    }  # a plain init container's: PodResources never lists it
+    monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.005)
+    async with serving(settings) as served:
+        said.inventory = served.inventory
+        served.take(Node((Gpu(HELD, 0),)))
+        await served.until(lambda: len(said.reads) > 4)
+        said.failing = checkpoint.CheckpointError("Input/output error")
+        said.reads.clear()
+        await served.until(lambda: len(said.reads) > 20)
+        said.failing = None
+        await served.until(lambda: len(said.reads) > 24)
+        assert not any(said.reads)
+        said.written = {}
+        await served.until(lambda: served.view.resource.devices[0].healthy)
+    lines = [record.getMessage() for record in caplog.records if "checkpoint" in record.getMessage()]
+    assert len(lines) == 1
+    assert (
+        f"checkpoint {settings.socket_dir}/kubelet_internal_checkpoint cannot be read: Input/output error." in lines[0]
+    )
+
+
+async def test_capacity_that_waits_for_a_checkpoint_that_is_not_there_is_said(settings, monkeypatch, caplog):
+    said = Witnesses(monkeypatch)
+    said.failing = checkpoint.NoCheckpointError("No such file or directory")
+    monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.005)
+    async with serving(settings) as served:
+        served.take(node(1))
+        await served.until(lambda: GPU in served.inventory.store.current.resources)
+        served.take(node(1), **RENAMED)
+        await served.until(lambda: "cannot be read: No such file or directory" in caplog.text)
+        assert "without PodResources" not in caplog.text
+
+
+async def test_what_a_pod_is_known_to_hold_is_no_reason_to_complain_of_the_checkpoint(settings, monkeypatch, caplog):
+    said = Witnesses(monkeypatch)
+    said.failing = checkpoint.NoCheckpointError("No such file or directory")
+    said.listed = frozenset({(GPU, "GPU-00")})
+    monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.005)
+    async with serving(settings) as served:
+        served.take(node(1))
+        await served.until(lambda: GPU in served.inventory.store.current.resources)
+        served.take(node(1), **RENAMED)
+        said.reads.clear()
+        await served.until(lambda: len(said.reads) > 12)
+    assert "cannot be read" not in caplog.text
+
+
+@pytest.mark.parametrize(("patience", "withheld"), [(60, True), (0.0, False)])
+async def test_the_first_offer_waits_a_moment_for_a_checkpoint_that_is_there(settings, monkeypatch, patience, withheld):
+    said = Witnesses(monkeypatch)
+    said.written = {("example.com/gpu", HELD): frozenset({"pod"})}
+    said.failing = checkpoint.CheckpointError("Input/output error")
+    monkeypatch.setattr(offering_module, "HOLDERS_SOON", 0.005)
+    monkeypatch.setattr(offering_module, "FIRST_PATIENCE", patience)
+    async with serving(settings) as served:
+        said.inventory = served.inventory
+        served.take(Node((Gpu(HELD, 0),)))
+        await served.until(lambda: len(said.reads) > 4 or GPU in served.inventory.store.current.resources)
+        said.failing = None
+        await served.until(lambda: GPU in served.inventory.store.current.resources)
+        assert served.view.resource.devices[0].healthy is not withheld
 
 
 async def test_what_pods_hold_and_nobody_lists_shows_within_half_a_minute(settings, monkeypatch):
