@@ -219,33 +219,36 @@ async def serve(state_dir: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[Doo
 
 
 class _Refusals(Mapping[str, Verb]):
-    """Every verb there can be, each of which is refused with the same sentence."""
+    """Every verb there can be: a few, and all others, each of which is refused with the same sentence."""
 
-    def __init__(self, why: Callable[[], str]) -> None:
+    def __init__(self, why: Callable[[], str], verbs: Mapping[str, Verb]) -> None:
         self._why = why
+        self._verbs = verbs
 
     def __getitem__(self, verb: str) -> Verb:
-        return self._refuse
+        return self._verbs.get(verb, self._refuse)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(())
+        return iter(self._verbs)
 
     def __len__(self) -> int:
-        return 0
+        return len(self._verbs)
 
     async def _refuse(self, _: Mapping[str, object]) -> Mapping[str, object]:
         raise RefusedError(self._why())
 
 
 @contextlib.asynccontextmanager
-async def serve_refusals(state_dir: Path, why: Callable[[], str]) -> AsyncIterator[None]:
-    """As `serve`, and every verb is refused with the sentence that `why` gives: there is a daemon, and nothing to ask it yet.
+async def serve_refusals(
+    state_dir: Path, why: Callable[[], str], verbs: Mapping[str, Verb] | None = None
+) -> AsyncIterator[None]:
+    """As `serve`, and every other verb is refused with the sentence that `why` gives: there is a daemon, and no more to ask it.
 
     Where another daemon answers at `state_dir`, or it cannot be used, nothing is answered.
     """
     async with contextlib.AsyncExitStack() as stack:
         try:
-            await stack.enter_async_context(serve(state_dir, _Refusals(why)))
+            await stack.enter_async_context(serve(state_dir, _Refusals(why, verbs or {})))
         except ConfigError as error:
             _log.info(f"commands are not answered yet: {error}")
         yield

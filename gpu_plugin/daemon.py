@@ -50,7 +50,7 @@ from gpu_plugin.list_strategy import ListStrategy, tell
 from gpu_plugin.listener.listener import Listener
 from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE, Known, Memory, Recorder
 from gpu_plugin.node_lock import RETRY, NodeLock
-from gpu_plugin.node_view import NodeView, Now
+from gpu_plugin.node_view import NodeView, Now, without_configuration
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.offer import Offer, offer, without_gone
@@ -216,7 +216,9 @@ class Daemon:
                 if self._lock.has_state and not self._now.waits_for:  # else the other one answers there
                     _make_way(self.settings)
                     refusals = control.serve_refusals(
-                        Path(self.settings.state_dir), lambda: f"this daemon waits: {self._now.waits_for}"
+                        Path(self.settings.state_dir),
+                        lambda: f"this daemon waits: {self._now.waits_for}",
+                        {"status": self._view.waiting},
                     )
                     await meanwhile.enter_async_context(refusals)
                 self._now.waits_for = why
@@ -511,7 +513,14 @@ async def _serve(settings: Settings, resolve: Resolve, listener: Listener) -> in
         if settings.config_file_srcdir:
             why = "nothing is served yet, since there is no configuration"
             _make_way(settings)
-            refusals = control.serve_refusals(Path(settings.state_dir), lambda: f"{why}: {wait.why}")
+            asked, started = settings, time.time()
+
+            async def status(_: Mapping[str, object]) -> Mapping[str, object]:
+                return without_configuration(asked, wait, started)
+
+            refusals = control.serve_refusals(
+                Path(settings.state_dir), lambda: f"{why}: {wait.why}", {"status": status}
+            )
             await waiting.enter_async_context(refusals)
         begun = await begin_with(settings, resolve, wait)
     if begun is None:

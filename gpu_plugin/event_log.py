@@ -77,11 +77,14 @@ class EventLog:
     def configuration(self, status: Mapping[str, Any]) -> None:
         """The configuration was read again; `status` is what it says of itself."""
         refused, applied = str(status["refused"]), int(status["reloads"]["applied"])
+        if self._refused and not refused and applied == self._applied:
+            self.store.add("configuration", "nothing is refused any more: what is asked for is what is in force")
         if applied > self._applied:
             self._applied = applied
             self.store.add("configuration", f"applied: {status['file'] or 'flags and environment'}")
         if refused and refused != self._refused:
-            self.store.add("configuration", f"refused, and the one before stays in force: {refused}")
+            why = "; ".join(status.get("faults", ())) or refused
+            self.store.add("configuration", f"refused, and the one before stays in force: {why}")
         self._refused = refused
 
     def resolved(self, verb: control.Verb) -> control.Verb:

@@ -106,10 +106,11 @@ def registration(standing: Standing, now: float, unix: float) -> Mapping[str, ob
 def complaints(status: Mapping[str, Any]) -> list[str]:
     """What is wrong, a sentence each; nothing where all is well. It decides the exit status of `gpu-plugin status`."""
     found = []
-    if waiting := status.get("waiting"):
-        found.append(f"waiting: {waiting}")
     configuration = status["configuration"]
-    found += [f"configuration: {configuration[key]}" for key in ("refused", "unheard") if configuration.get(key)]
+    refused = configuration.get("faults") or filter(None, [configuration["refused"]])
+    found += [f"configuration: {why}" for why in (*refused, *filter(None, [configuration.get("unheard")]))]
+    if waiting := status.get("waiting"):  # what it would serve is not known yet
+        return [f"waiting: {waiting}", *found]
     kubelet = status.get("kubelet") or {}
     if kubelet.get("socket"):
         found += [f"{name}: {each['why']}" for name, each in kubelet["resources"].items() if not each["registered"]]

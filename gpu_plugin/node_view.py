@@ -14,6 +14,7 @@ import anyio
 
 from gpu_plugin import __version__, node_status
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.event_store import EventStore
@@ -25,7 +26,7 @@ from gpu_plugin.memory import Recorder
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.operations import Operations
 from gpu_plugin.snapshot import SnapshotStore
-from gpu_plugin.sources.configuration import Configuration
+from gpu_plugin.sources.configuration import Configuration, Wait
 from gpu_plugin.telemetry.logs import dropped
 
 if TYPE_CHECKING:
@@ -56,6 +57,52 @@ class Now:
     def driver_trouble(self) -> str | None:
         """Why no GPU can be reached now; empty where one can, and None while the first attempt is under way."""
         return self.monitor.trouble if self.monitor is not None and self.driver == "" else self.driver
+
+
+def _process(started: float, now: float) -> Mapping[str, object]:
+    """What is told of this process; both are Unix times in seconds."""
+    return {
+        "version": __version__,
+        "pid": os.getpid(),
+        "started": started,
+        "uptime_seconds": round(now - started),
+        "log_lines_dropped": dropped(),
+    }
+
+
+def without_configuration(settings: Settings, wait: Wait, started: float) -> Mapping[str, object]:
+    """The status while the node's label is to choose the configuration: the process, and what it waits for.
+
+    `settings` are those of flags and environment, `started` is Unix time in seconds.
+    """
+    wanted = None if wait.source is None else wait.source.wanted()
+    why = "nothing is served yet, since there is no configuration"
+    faults = wait.reasons if wait.tried else ()
+    return {
+        "daemon": _process(started, time.time()),
+        "waiting": why if faults else f"{why}: {wait.why}",
+        "state": {"directory": settings.state_dir, "trouble": ""},
+        "driver": {"version": "", "trouble": "", "answered": False},
+        "unoffered": (),
+        "kubelet": {
+            "socket": settings.registration_socket or "",
+            "directory": settings.socket_dir,
+            "resources": {},
+        },
+        "configuration": {
+            "file": "",
+            "since": None,
+            "wanted": str(wanted or ""),
+            "refused": "; ".join(faults),
+            "faults": list(faults),
+            "unheard": "",
+            "reloads": {"applied": 0, "unchanged": 0, "refused": 0},
+        },
+        "device_list_strategy": {"used": [], "reason": ""},
+        "cdi": None,
+        "resources": {},
+        "health": {"gpus": [], "transitions": [], "xids": [], "supported": {}},
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +140,10 @@ class NodeView:
             raise ConfigError(f"{', '.join(sorted(request))}: this verb takes no such thing")
         return {**self.at_a_glance(await self.holding_pods()), "settings": self.configuration.in_full()}
 
+    async def waiting(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
+        """The same while another daemon has the node: nobody is asked for anything."""
+        return {**self.at_a_glance(), "settings": self.configuration.in_full()}
+
     def at_a_glance(self, holders: Pods | None = None) -> Mapping[str, object]:
         """What is served and under which configuration, for `gpu-plugin status` and whoever scrapes metrics."""
         views = self.store.current.resources
@@ -109,13 +160,7 @@ class NodeView:
         counts = cast("Mapping[str, Mapping[str, object]]", self.inventory.status())
         now, unix = anyio.current_time(), time.time()
         return {
-            "daemon": {
-                "version": __version__,
-                "pid": os.getpid(),
-                "started": self.now.started,
-                "uptime_seconds": round(unix - self.now.started),
-                "log_lines_dropped": dropped(),
-            },
+            "daemon": _process(self.now.started, unix),
             "waiting": self.now.waits_for,
             "state": {"directory": self.configuration.settings.state_dir, "trouble": self._unwritten()},
             "driver": {

@@ -36,8 +36,9 @@ _LABEL = 15
     help="What the running daemon serves: whether the kubelet has it, each GPU with its state and the pods that hold it, and "
     "whether the configuration in force is the one that was asked for.",
     epilog="Exit status 0 where all is well; 1 where a GPU or all of a resource is Unhealthy, something is not served as asked "
-    "or not registered, the driver has not answered yet, or a configuration is refused; 3 where no daemon answers. With "
-    "--metrics 0 wherever one answers: the lines say the rest.",
+    "or not registered, the driver has not answered yet, a configuration is refused, or the daemon waits for another one or "
+    "for a configuration; 3 where no daemon answers. With --metrics 0 wherever one answers that does not wait: the lines say "
+    "the rest.",
 )
 @state_dir_option
 @output_options
@@ -81,7 +82,7 @@ def _once(state_dir: Path, output: str, *, as_metrics: bool) -> int:
     status = ask(state_dir, "status", None)
     if as_metrics:
         click.echo("\n".join(metrics(status)))
-        return FINE
+        return AMISS if status["waiting"] else FINE
     wrong = complaints(status)
     if output == "text":
         click.echo("\n".join(lines(harmless(status), time.time(), width())))
@@ -126,16 +127,20 @@ def _facts(status: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
     for why in status.get("unoffered", ()):
         yield "", coloured(f"NOT SERVED AS ASKED: {why}", "Unhealthy")
     yield from _registrations(kubelet)
-    yield "configuration", f"{configuration['file'] or 'no file'}, in force since {utc(configuration['since'])}"
+    if configuration["since"] is None:
+        yield "configuration", "none is in force yet"
+    else:
+        yield "configuration", f"{configuration['file'] or 'no file'}, in force since {utc(configuration['since'])}"
     if configuration.get("wanted"):
         yield "", coloured(f"WANTED: {configuration['wanted']}", "attention")
-    if configuration["refused"]:
-        yield "", coloured(f"REFUSED: {configuration['refused']}", "Unhealthy")
+    for why in configuration.get("faults") or filter(None, [configuration["refused"]]):
+        yield "", coloured(f"REFUSED: {why}", "Unhealthy")
     if configuration.get("unheard"):
         yield "", coloured(f"NOT WATCHED: {configuration['unheard']}", "Unhealthy")
     yield "reloads", ", ".join(f"{count} {word}" for word, count in configuration["reloads"].items())
     strategy = status["device_list_strategy"]
-    yield "strategy", ", ".join(strategy["used"]) + (f" ({strategy['reason']})" if strategy["reason"] else "")
+    if strategy["used"]:
+        yield "strategy", ", ".join(strategy["used"]) + (f" ({strategy['reason']})" if strategy["reason"] else "")
     cdi = status["cdi"]
     if cdi is not None:
         trouble = coloured(f"NO DEVICE CAN BE USED: {cdi['trouble']}", "Unhealthy") if cdi["trouble"] else ""

@@ -21,10 +21,20 @@ class Fault:
         return ": ".join(part for part in (where, self.path, self.reason) if part)
 
 
+MOST_TOLD = 50
+"""Faults that are told one by one."""
+
+
 class ConfigError(ValueError):
     """What is wrong, where, and what would be right, in one sentence. `str()` of it is shown as it is."""
 
     faults: tuple[Fault, ...] = ()
+
+    def each(self, most: int = MOST_TOLD) -> tuple[str, ...]:
+        """A sentence for each fault, where there are many for the first so many, and then how many more there are."""
+        told = tuple(map(str, self.faults[:most])) or (str(self),)
+        more = len(self.faults) - most
+        return (*told, f"and {more} more") if more > 0 else told
 
     @classmethod
     def of(cls, faults: Sequence[Fault]) -> "ConfigError":

@@ -64,6 +64,7 @@ class Configuration:
         self._bell = Pulse()
         self._since = time.time()
         self._refused = ""
+        self._faults: tuple[str, ...] = ()
         self._reloads = {"applied": 0, "unchanged": 0, "refused": 0}
         self._file = source.current()
         self._kept = True
@@ -126,12 +127,14 @@ class Configuration:
                 take(new)
         except Exception as error:
             self._reloads["refused"] += 1
-            if str(error) != self._refused:
-                trace = not isinstance(error, ConfigError)
-                log.error("configuration: nothing is changed: %s", error, exc_info=trace)  # noqa: TRY400
-            self._refused = str(error)
+            ours = isinstance(error, ConfigError)
+            faults = error.each() if isinstance(error, ConfigError) else (str(error),)
+            if faults != self._faults:
+                for fault in faults:
+                    log.error("configuration: nothing is changed: %s", fault, exc_info=not ours)  # noqa: TRY400
+            self._refused, self._faults = str(error), faults
             return
-        mended, self._refused = bool(self._refused), ""
+        mended, self._refused, self._faults = bool(self._refused), "", ()
         self._file = path
         if changed:
             self.settings = new
@@ -168,7 +171,8 @@ class Configuration:
 
         `file` is the one whose settings are in force, "" for none, `since` when (Unix time in seconds). `wanted` is the file that
         was asked for last, "" where it is that one. `refused` is why what was asked for is not in force, `unheard` why a change
-        of the node's label would not be heard; both are "" where nothing is wrong. `reloads` counts outcomes.
+        of the node's label would not be heard; both are "" where nothing is wrong. `faults` is all that is wrong with what was
+        refused, a sentence each. `reloads` counts outcomes.
         """
         wanted = self._source.wanted()
         return {
@@ -176,6 +180,7 @@ class Configuration:
             "since": self._since,
             "wanted": _name(wanted) if wanted != self._file else "",
             "refused": self._refused or self._source.complaint,
+            "faults": list(self._faults or filter(None, [self._source.complaint])),
             "unheard": self._source.unheard,
             "reloads": dict(self._reloads),
         }
@@ -202,19 +207,24 @@ def _for_a_restart(names: Sequence[str], old: Settings, new: Settings) -> str:
 class Wait:
     """The wait for a configuration to begin with, for whoever asks meanwhile.
 
-    `tried` says whether the first attempt is over, `failed` why the last one came to nothing.
+    `tried` says whether the first attempt is over, `failed` why the last one came to nothing, a sentence for each reason.
     """
 
     tried: bool = False
-    failed: str = ""
+    failed: tuple[str, ...] = ()
     source: ConfigSource | None = None
 
     @property
     def why(self) -> str:
         """What is wrong with it, or waited for. Never empty."""
+        return "; ".join(self.reasons)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The same, a sentence each."""
         source = self.source
         chosen_by = "" if source is None else source.complaint or source.unknown
-        return "; ".join(filter(None, (self.failed, chosen_by))) or "it is being read"
+        return tuple(filter(None, (*self.failed, chosen_by))) or ("it is being read",)
 
 
 async def begin_with(
@@ -247,10 +257,10 @@ async def begin_with(
         if patience.cancelled_caught:
             wait.tried = True
             if not (source.complaint or source.unknown):
-                wait.failed = f"{settings.config_file_srcdir} has not been read within {CHOSEN_WITHIN:g} s"
+                wait.failed = (f"{settings.config_file_srcdir} has not been read within {CHOSEN_WITHIN:g} s",)
             log.warning("configuration: nothing is served until there is one: %s", wait.why)
             await source.settled()
-            wait.failed = ""
+            wait.failed = ()
         while not found:
             if not changed:
                 await bell.wait()
@@ -259,8 +269,9 @@ async def begin_with(
             try:
                 found.append(await _resolved(threads, resolve, source.current()))
             except ConfigError as error:
-                log.error("configuration: nothing is served until there is a good one: %s", error)  # noqa: TRY400
-                wait.tried, wait.failed = True, str(error)
+                for fault in error.each():
+                    log.error("configuration: nothing is served until there is a good one: %s", fault)  # noqa: TRY400
+                wait.tried, wait.failed = True, error.each()
         tasks.cancel_scope.cancel()
 
     async def stop() -> None:

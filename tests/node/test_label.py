@@ -1,5 +1,10 @@
 """The node's label chooses the configuration, and while it cannot be known nothing else does."""
 
+import json
+import re
+import sys
+
+import anyio
 import anyio.to_thread
 import pytest
 
@@ -70,7 +75,21 @@ async def test_a_node_that_never_had_a_configuration_offers_nothing_by_another(k
     daemon.start(*flags, "--default-config=default", "--fallback-strategies=named,empty")
     await daemon.said("nothing is served until there is one to be used")
     with pytest.raises(control.ControlError, match=r"^nothing is served yet.*(403|specified config b200)"):
-        await status(daemon)
+        await anyio.to_thread.run_sync(lambda: control.request(daemon.state, "cordon", gpu=0))
+    for form in ([], ["-o", "json"], ["--metrics"]):
+        command = [sys.executable, "-m", "gpu_plugin", "status", "--state-dir", str(daemon.state), *form]
+        done = await anyio.run_process(command, check=False)
+        assert (done.returncode, done.stderr) == (1, b"")
+        if "json" in form:
+            told = json.loads(done.stdout)
+            assert told["waiting"].startswith("nothing is served yet, since there is no configuration")
+            assert re.search("403|specified config b200", " ".join(told["wrong"]))
+            assert told["daemon"]["pid"] == daemon.process.pid
+        elif form:
+            assert b"gpu_plugin_config_reloads_total" in done.stdout
+        else:
+            assert b"WAITING: nothing is served yet" in done.stdout
+            assert b"none is in force yet" in done.stdout
     assert not kubelet.resources
     api.refusals = []
     api.label("shared")

@@ -40,6 +40,17 @@ async def test_the_second_daemon_of_a_node_waits_and_serves_once_the_first_is_ki
     if state == "other":  # the first one does not answer for it
         command = [sys.executable, "-m", "gpu_plugin", "status", "--state-dir", str(second.state)]
         done = await anyio.run_process(command, check=False)
+        assert (done.returncode, done.stderr) == (1, b"")
+        assert b"WAITING: another daemon serves " in done.stdout
+        done = await anyio.run_process([*command, "-o", "json"], check=False)
+        told = json.loads(done.stdout)
+        assert done.returncode == 1
+        assert (told["daemon"]["pid"], told["wrong"]) == (second.process.pid, [f"waiting: {told['waiting']}"])
+        done = await anyio.run_process([*command, "--metrics"], check=False)
+        assert done.returncode == 1
+        assert b"gpu_plugin_config_refused 0" in done.stdout
+        command[3] = "events"
+        done = await anyio.run_process(command, check=False)
         assert done.returncode == 1
         assert done.stderr.startswith(b"gpu-plugin: this daemon waits: another daemon serves ")
     daemon.signal(signal.SIGKILL)

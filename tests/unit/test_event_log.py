@@ -58,6 +58,20 @@ def test_registrations_are_told_when_they_come_and_when_they_go(log):
     ]
 
 
+def test_a_configuration_that_is_taken_back_is_not_refused_for_ever(log):
+    def status(*faults):
+        return {"file": "", "refused": faults[0] if faults else "", "faults": faults, "reloads": {"applied": 0}}
+
+    for _ in range(2):
+        log.configuration(status("a: no", "b: no"))
+    for _ in range(2):
+        log.configuration(status())
+    assert texts(log) == [
+        "refused, and the one before stays in force: a: no; b: no",
+        "nothing is refused any more: what is asked for is what is in force",
+    ]
+
+
 def test_configurations_are_told_when_they_are_applied_and_when_they_are_refused_for_another_reason(log):
     def status(refused, applied):
         return {"file": "/etc/c.yaml", "refused": refused, "reloads": {"applied": applied}}

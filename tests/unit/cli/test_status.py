@@ -303,3 +303,12 @@ def test_cdi_specifications_are_told_where_there_are_any():
     assert "CDI            17 devices in /var/run/cdi" in told(cdi=written)
     assert "gpu_plugin_cdi_ready 1" in metrics({**STATUS, "cdi": written})
     assert "gpu_plugin_cdi_ready 0" in metrics({**STATUS, "cdi": {**written, "trouble": "no space left"}})
+
+
+def test_every_fault_of_a_configuration_is_shown(monkeypatch):
+    configuration = {**WELL["configuration"], "refused": "a: no; and 1 more", "faults": ["a: no", "b: no"]}
+    shown = answering(monkeypatch, {**WELL, "configuration": configuration})
+    text = shown().output
+    assert "REFUSED: a: no\n" in text
+    assert "REFUSED: b: no\n" in text
+    assert json.loads(shown("-o", "json").output)["wrong"] == ["configuration: a: no", "configuration: b: no"]

@@ -90,6 +90,29 @@ async def test_what_cannot_be_read_is_said_once_and_the_last_good_one_stays(erro
         assert len(taken) == 1
 
 
+async def test_all_that_is_wrong_with_a_file_is_logged_and_told_a_line_each(caplog):
+    faults = [Fault(f"{number} is not one of them", "c.yaml", number, "flags.migStrategy") for number in range(1, 4)]
+    wanted = Wanted(ConfigError.of(faults))
+    async with running(wanted) as (configuration, _):
+        for times in (1, 2):
+            configuration.ask()
+            await counted(configuration, refused=times)
+        assert [message.partition("changed: ")[2] for message in caplog.messages] == [*map(str, faults)]
+        assert configuration.status()["faults"] == [*map(str, faults)]
+        wanted.settings = ConfigError.of([*faults[:2], replace(faults[2], reason="is another")])
+        configuration.ask()
+        await counted(configuration, refused=3)
+        assert configuration.status()["faults"][-1].endswith("is another")
+        wanted.settings = ConfigError.of([Fault(str(number)) for number in range(1000)])
+        configuration.ask()
+        await counted(configuration, refused=4)
+        assert configuration.status()["faults"][-2:] == ["49", "and 950 more"]
+        wanted.settings = BASE
+        configuration.ask()
+        await counted(configuration, unchanged=1)
+        assert configuration.status()["faults"] == []
+
+
 async def test_what_takes_a_restart_is_refused(caplog):
     new = replace(BASE, state_dir="/elsewhere", driver_root="/run/nvidia/driver", mig_strategy="mixed")
     async with running(Wanted(new), ("state_dir", "driver_root", "dev_root")) as (configuration, taken):
@@ -217,7 +240,7 @@ async def test_how_the_wait_stands_is_told_meanwhile(by_label, monkeypatch):
             assert wait.why == "waiting for the label"
             Chosen.made.unknown, Chosen.made.complaint = "", "the label names no file"
             Chosen.made.known.set()
-            await until(lambda: "default" in wait.failed)
+            await until(lambda: "default" in wait.why)
             assert wait.why == "default:1: no; the label names no file"
             wanted.settings = by_label
             Chosen.made.again.set()
