@@ -18,6 +18,8 @@ Held = frozenset[tuple[str, str]]
 
 GONE = "it is not on this node any more"
 
+FORMER = "it is not offered any more"
+
 
 @dataclass(frozen=True, slots=True)
 class Retirement:
@@ -25,12 +27,13 @@ class Retirement:
 
     `since` is when that began (seconds, of the caller's clock). `free` is what no pod holds: nobody is given it any more, so
     that stays so. `beside` are the MIG devices that were on its GPU together with it until it went: what a pod has as one of
-    them is no part of the others.
+    them is no part of the others. `back` are replicas that are held back in place of former ones.
     """
 
     since: Mapping[tuple[str, str], float] = field(default_factory=dict)
     free: Held = frozenset()
     beside: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    back: Held = frozenset()
 
 
 def retire(
@@ -55,8 +58,9 @@ def retire(
 
     Returns:
         Resources in the order of the plan, then those that have retired devices alone; and what is retired now. A planned
-        device is held back while a pod may hold its hardware under the id of a retired one, unless both share it anyway: until
-        the kubelet has said that none does.
+        device is held back while a pod may hold its hardware under the id of a retired one, until the kubelet has said that
+        none does. Where both are replicas of the same hardware, as many are held back as former ones may be held, so that no
+        more pods have it than it is given out to.
     """
     listed = tuple(listed)
     wanted = {resource.name: resource for resource in planned}
@@ -87,16 +91,54 @@ def retire(
     ]
     busy = _Busy([*in_use, *others], [device for resource in planned for device in resource.devices])
     names = [*wanted, *(name for name in leaving if name not in wanted)]
-    merged = []
+    merged, back = [], set()
     for name in names:
-        kept = tuple(map(busy.held_back, wanted[name].devices)) if name in wanted else ()
+        devices = wanted[name].devices if name in wanted else ()
+        replicas = _replicas_back(name, devices, busy, before.back, held or frozenset(), recent)
+        back |= {(name, identifier) for identifier in replicas}
+        kept = tuple(_held_back(device, busy.claim(device).former or replicas.get(device.id)) for device in devices)
         merged.append(Resource(name, (*kept, *leaving.get(name, ()))))
-    return tuple(merged), Retirement(since, free, beside)
+    return tuple(merged), Retirement(since, free, beside, frozenset(back))
+
+
+def _held_back(device: Device, former: Device | None) -> Device:
+    if device.held or former is None:
+        return device
+    return with_held(device, f"a pod may still hold its hardware as {former.id}")
+
+
+def _replicas_back(
+    resource: str,
+    devices: Iterable[Device],
+    busy: "_Busy",
+    before: Held,
+    held: Collection[tuple[str, str]],
+    recent: Collection[tuple[str, str]],
+) -> Mapping[str, Device]:
+    """The replicas that are held back in place of former ones, by id, each with a former one.
+
+    Those that no pod has come first, since it is them that the kubelet would give away; then those that were held back `before`,
+    and the last ones.
+    """
+    of: dict[str, list[tuple[bool, bool, int, str]]] = {}
+    claims: dict[str, _Claim] = {}
+    for at, device in enumerate(devices):
+        claim = busy.claim(device)
+        if claim.replicas and not claim.former and not device.held:
+            key = (resource, device.id)
+            rank = (key in held or key in recent, key not in before, -at, device.id)
+            of.setdefault(device.visible_id, []).append(rank)
+            claims[device.visible_id] = claim
+    return {
+        identifier: claims[visible].replicas[0]
+        for visible, ranks in of.items()
+        for *_, identifier in sorted(ranks)[: len(claims[visible].replicas)]
+    }
 
 
 def gone(device: Device) -> Device:
     """The device, listed for the sake of a pod that may hold it, and for no other."""
-    return device if device.retired else replace(with_held(device, GONE), retired=True)
+    return device if device.retired else replace(with_held(device, FORMER), retired=True)
 
 
 def _beside(
@@ -126,42 +168,55 @@ class _InUse:
     beside: frozenset[str] | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What pods may have of the hardware of a planned device.
+
+    `former` is one of what it cannot be given away beside; None for none. `replicas` are former ones that it shares it with.
+    """
+
+    former: Device | None = None
+    replicas: Sequence[Device] = ()
+
+
 class _Busy:
-    """Which planned devices have hardware that a retired one has. Devices of the same hardware are judged once."""
+    """Which planned devices have hardware that retired ones have. Devices of the same hardware are judged once."""
 
     def __init__(self, in_use: Iterable[_InUse], planned: Iterable[Device]) -> None:
         gpu_of = {device.visible_id: device.gpu for device in planned if device.kind == MIG}
-        self._of: dict[str, dict[tuple[object, ...], _InUse]] = {}
-        self._found: dict[tuple[object, ...], Device | None] = {}
+        self._of: dict[str, dict[tuple[object, ...], list[_InUse]]] = {}
+        self._found: dict[tuple[object, ...], _Claim] = {}
         for old in in_use:
             device = old.device
             parent = device.gpu
             if device.kind == MIG and device.gpu == device.visible_id:  # all that is known of it is its name
                 parent = gpu_of.get(device.visible_id, ANYWHERE)
-            of_gpu = self._of.setdefault(parent, {})
-            of_gpu.setdefault((device.kind, device.visible_id, bool(device.shared), old.beside), old)
+            alike = (device.kind, device.visible_id, bool(device.shared), old.beside)
+            self._of.setdefault(parent, {}).setdefault(alike, []).append(old)
 
-    def held_back(self, device: Device) -> Device:
-        """The device, held back where a pod may have its hardware under a former id."""
-        if device.held:
-            return device
+    def claim(self, device: Device) -> _Claim:
+        """What pods may have of its hardware under former ids."""
         unit = (device.gpu, device.visible_id, device.kind, bool(device.shared), device.nodes)
         if unit not in self._found:
             candidates = (*self._of.get(device.gpu, {}).values(), *self._of.get(ANYWHERE, {}).values())
-            self._found[unit] = next((old.device for old in candidates if _conflict(device, old)), None)
-        former = self._found[unit]
-        return with_held(device, f"a pod may still hold its hardware as {former.id}") if former else device
+            overlapping = [old.device for alike in candidates if _overlap(device, alike[0]) for old in alike]
+            former = next((old for old in overlapping if not _shared(device, old)), None)
+            self._found[unit] = _Claim(former, [old for old in overlapping if _shared(device, old)])
+        return self._found[unit]
 
 
 ANYWHERE = ""
 """Stands for the GPU of a MIG device of which only its name is known, and which is on this node no more."""
 
 
-def _conflict(device: Device, old: _InUse) -> bool:
-    """Whether a pod that has `old` and one that gets `device`, of one GPU, would both have what one of them has for itself."""
+def _shared(device: Device, former: Device) -> bool:
+    """Whether both are replicas of one thing. A whole GPU is none with its slices: who has the one has all of the others."""
+    return bool(device.shared and former.shared) and device.kind == former.kind
+
+
+def _overlap(device: Device, old: _InUse) -> bool:
+    """Whether a pod that has `old` and one that gets `device`, of one GPU, would both have some of the same hardware."""
     former = old.device
-    if device.shared and former.shared:
-        return False
     if device.visible_id == former.visible_id:
         return True
     # MIG devices that were there together are no parts of each other. Of others, that was made of the same instances which

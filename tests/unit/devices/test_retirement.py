@@ -27,8 +27,11 @@ def caps(number):
     return ("/dev/nvidia0", f"/dev/nvidia-caps/nvidia-cap{number}0", f"/dev/nvidia-caps/nvidia-cap{number}")
 
 
+SHARED = SharedResource(GPU, GPU, 2)
+
+
 def replica(name, number):
-    return Device(f"{name}::{number}", name, name, "0", sharing=SharedResource(GPU, GPU, 2))
+    return Device(f"{name}::{number}", name, name, "0", sharing=SHARED)
 
 
 def resource(*devices, name=GPU):
@@ -101,7 +104,12 @@ def test_a_made_up_name_is_nobodys():
         (mig("MIG-x", parent="MIG-x"), mig("MIG-y", parent="GPU-b"), True),  # nobody knows where it was
         (gpu("GPU-a"), replica("GPU-a", 0), True),
         (replica("GPU-a", 0), gpu("GPU-a"), True),
-        (replica("GPU-a", 0), replica("GPU-a", 1), False),  # it was shared before
+        (replica("GPU-a", 0), replica("GPU-a", 1), True),  # one pod has it, and one fewer may get it
+        (replica("GPU-a", 0), replica("GPU-b", 0), False),
+        (replica("GPU-a", 0), mig("MIG-x", sharing=SHARED), True),  # a pod has all of it, whoever else has
+        (mig("MIG-x", sharing=SHARED), replica("GPU-a", 0), True),
+        (mig("MIG-x", sharing=SHARED, nodes=caps(1)), mig("MIG-y", sharing=SHARED, nodes=caps(1)), True),
+        (mig("MIG-x", sharing=SHARED, nodes=caps(1)), mig("MIG-y", sharing=SHARED, nodes=caps(2)), False),
     ],
 )
 def test_hardware_that_a_pod_may_have_under_a_former_id_is_not_given_to_another(old, new, kept):
@@ -125,6 +133,46 @@ def test_hardware_that_a_pod_may_have_under_a_former_id_is_not_given_to_another(
     merged, retired = retire(merged, (resource(new, name=name),), retired, free, 1 + SETTLE)
     assert [r.name for r in merged] == [name]
     assert merged[0].devices == (new,)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "name", "held", "back"),
+    [
+        pytest.param(2, 2, "nvidia.com/b", {0, 1}, {0, 1}, id="renamed while two pods have it"),
+        pytest.param(2, 2, "nvidia.com/b", {0}, {1}, id="renamed while one has"),
+        pytest.param(2, 4, "nvidia.com/b", {0, 1}, {2, 3}, id="renamed, for more pods"),
+        pytest.param(4, 2, "nvidia.com/b", {0, 1, 2}, {0, 1}, id="renamed, for fewer pods than have it"),
+        pytest.param(4, 3, GPU, {3}, {2}, id="for fewer pods"),
+        pytest.param(4, 3, GPU, {3, 2}, {1}, id="one that a pod has is given to nobody anyway"),
+        pytest.param(4, 2, GPU, {0, 1}, set(), id="those that go are nobody's"),
+        pytest.param(2, 4, GPU, {0, 1}, set(), id="for more pods"),
+    ],
+)
+def test_no_more_pods_than_a_gpu_is_given_out_to_have_it_whatever_its_replicas_are_called(
+    before, after, name, held, back
+):
+    old, new = ([replica("GPU-a", number) for number in range(count)] for count in (before, after))
+    holders = frozenset((GPU, f"GPU-a::{number}") for number in held)
+    merged: tuple[Resource, ...] = (resource(*old),)
+    retired = Retirement()
+    for said in (holders, None, holders):
+        merged, retired = retire(merged, (resource(*new, name=name),), retired, said, 0)
+        told = [device for device in merged[0].devices if not device.retired]
+        assert {number for number, device in enumerate(told) if not device.healthy} == back
+    merged, _ = retire(merged, (resource(*new, name=name),), retired, NONE, SETTLE)
+    assert merged == (resource(*new, name=name),)
+
+
+def test_which_replicas_are_held_back_stays_so_while_nobody_says_more():
+    new = [replica("GPU-a", number) for number in range(3)]
+    merged: tuple[Resource, ...] = (resource(*new, replica("GPU-a", 3)),)
+    retired = Retirement()
+    told = []
+    for said in ({2, 3}, None, {0, 2, 3}, None, {1, 2, 3}, None):
+        held = None if said is None else frozenset((GPU, f"GPU-a::{number}") for number in said)
+        merged, retired = retire(merged, (resource(*new),), retired, held, 0)
+        told.append([device.id[-1] for device in merged[0].devices if not device.healthy and not device.retired])
+    assert told == [["1"], ["1"], ["1"], ["1"], ["0"], ["0"]]
 
 
 def test_slices_that_were_beside_each_other_do_not_keep_each_other_back():
@@ -188,6 +236,16 @@ OFFERS = [
     ((GPU, gpu("GPU-a"), WHOLE),),
     (("nvidia.com/h100", gpu("GPU-a"), WHOLE),),
     tuple((GPU, replica("GPU-a", number), WHOLE) for number in range(2)),
+    tuple(("nvidia.com/h100", replica("GPU-a", number), WHOLE) for number in range(2)),
+    tuple(
+        (
+            SMALL,
+            replace(mig(f"MIG-first-{at}", nodes=caps(at), sharing=SHARED), id=f"MIG-first-{at}::{n}"),
+            frozenset({at}),
+        )
+        for at in (1, 2, 3)
+        for n in range(2)
+    ),
     tuple((SMALL, mig(f"MIG-first-{at}", nodes=caps(at)), frozenset({at})) for at in (1, 2, 3)),
     tuple((SMALL, mig(f"MIG-second-{at}", nodes=caps(at)), frozenset({at})) for at in (1, 2)),
     (
@@ -195,7 +253,9 @@ OFFERS = [
         ("nvidia.com/mig-2g", mig("MIG-third", nodes=caps(3)), frozenset({3})),
     ),
 ]
-PARTS = {(name, device.id): (parts, bool(device.shared)) for of in OFFERS for name, device, parts in of}
+PARTS = {
+    (name, device.id): (parts, device.kind if device.shared else "") for of in OFFERS for name, device, parts in of
+}
 step = st.tuples(
     st.sampled_from(OFFERS),
     st.sampled_from(["says nothing", "says all", "says it late"]),
@@ -226,9 +286,10 @@ def test_hardware_that_a_pod_may_hold_is_never_offered_under_another_id(steps):
         free = sorted(key for key, healthy in told.items() if healthy and key not in holding)
         for key in free:
             parts, shared = PARTS[key]
-            for other in holding:
-                others, shared_too = PARTS[other]
-                assert not parts & others or (shared and shared_too), (key, other)
+            beside = [other for other in holding if parts & PARTS[other][0]]
+            assert all(shared and PARTS[other][1] == shared for other in beside), (key, beside)
+            if beside:  # replicas of one thing: those that pods have and those that they may get are two at most
+                assert len(beside) + sum(PARTS[other][0] == parts for other in free) <= SHARED.replicas, (key, beside)
         if pod == "take" and free:
             holding[free[which % len(free)]] = now
         elif pod == "leave" and holding:
