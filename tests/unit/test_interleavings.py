@@ -49,7 +49,15 @@ NAMES = {
 }
 """Names of GPUs, and of slices."""
 LATER = frozenset({"foreign slices", "all foreign"})
-SHARED = {"exclusive": (), "shared": (SharedResource(GPU, GPU, 2),)}
+REPLICAS = 2
+SHARED = {
+    "exclusive": (),
+    "shared": (SharedResource(GPU, GPU, REPLICAS),),
+    "all shared": tuple(
+        SharedResource(name, name, REPLICAS) for name in (GPU, "nvidia.com/h100", "nvidia.com/mig-1g.10gb")
+    ),
+}
+LATER_SHARED = frozenset({"all shared"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +123,7 @@ class Machine:
     def __init__(self, seed: int, *, former: bool = False) -> None:
         self.dice, self.whims = random.Random(seed), random.Random(~seed)
         self.names = sorted(NAMES.keys() - (LATER if former else frozenset()))
+        self.shared = sorted(SHARED.keys() - (LATER_SHARED if former else frozenset()))
         self.slow = 0.0 if former else 0.2
         self.waits = 0.0 if former else 0.2
         self.unreadable = 0.0 if former else 0.15
@@ -202,12 +211,17 @@ class Machine:
         names = {name for name, _ in listed}  # a process that has lost its memory knows all other names as foreign
         held = self.kubelet.held if not self.lost else {key for key in self.kubelet.held if key[0] in names}
         assert held <= listed, self.trace
-        owners: dict[tuple[int, int], tuple[str, bool]] = {}
+        having: dict[tuple[int, int], list[tuple[str, str]]] = {}
         for pod, (app, init) in self.kubelet.pods.items():
             for _, identifier in app | init:
                 for part in hardware(identifier):
-                    other, shared = owners.setdefault(part, (pod, "::" in identifier))
-                    assert other == pod or (shared and "::" in identifier), (part, self.trace)
+                    having.setdefault(part, []).append((pod, identifier))
+        for part, having_it in having.items():
+            if len({pod for pod, _ in having_it}) > 1:
+                kinds = {identifier[:3] if "::" in identifier else "" for _, identifier in having_it}
+                assert len(kinds) == 1, (part, self.trace)
+                assert "" not in kinds, (part, self.trace)
+                assert len(having_it) <= REPLICAS, (part, self.trace)
 
     def step(self) -> None:
         dice = self.dice
@@ -239,7 +253,7 @@ class Machine:
                 self.wish = dataclasses.replace(self.wish, names=dice.choice(self.names))
                 self.publish()
             case "share":
-                self.wish = dataclasses.replace(self.wish, shared=dice.choice(sorted(SHARED)))
+                self.wish = dataclasses.replace(self.wish, shared=dice.choice(self.shared))
                 self.publish()
             case "kubelet":
                 self.kubelet.start()
