@@ -32,10 +32,13 @@ KEPT = 1000
 """Events that are remembered."""
 
 LONGEST = 300
-"""Characters of each text of an event, so that the file stays within 2 MiB of ordinary text."""
+"""Characters of each text of an event."""
 
 MAX_BYTES = 4 * 1024 * 1024
-"""What is read of the file at most; twice what it ever holds."""
+"""What the file holds at most, and what is read of it."""
+
+WHOLE_BYTES = 3 * 1024 * 1024
+"""What it holds at most once it was replaced: the oldest events are left out then. A thousand with long texts take 2 MiB."""
 
 PATIENCE = 10.0
 """Seconds that the disk may take before its thread is given up on."""
@@ -204,15 +207,11 @@ class EventStore:
         """Writes what is not written yet. Returns whether that worked."""
         count, added = self._unwritten, self._added
         news = list(islice(self.events, len(self.events) - count, None))
-        whole = list(self.events) if self._lost or self._lines + count > KEPT * 2 else None
+        append = not self._lost and self._lines + count <= KEPT * 2
         try:
             self._busy = True
-            write = (
-                partial(_replace, self._state_dir, whole)
-                if whole is not None
-                else partial(_append, self._state_dir, news)
-            )
-            self._file = await threads.run(write, PATIENCE)
+            write = partial(_write_down, self._state_dir, list(self.events), news, append=append)
+            self._file, appended = await threads.run(write, PATIENCE)
         except (OSError, TimeoutError) as error:
             if not self._refused:
                 file = self._state_dir / FILE
@@ -225,7 +224,7 @@ class EventStore:
             self._tried = added
             self._turned.ring()
         self._refused = self._lost = False
-        self._lines = len(whole) if whole is not None else self._lines + count
+        self._lines = self._lines + count if appended else min(KEPT, len(self.events))
         self._written = added
         return True
 
@@ -238,10 +237,9 @@ class EventStore:
         if not count and not self._lost:
             return
         try:
-            if self._refused or self._lost or self._lines + count > KEPT * 2:
-                _replace(self._state_dir, self.events)
-            else:
-                _append(self._state_dir, islice(self.events, len(self.events) - count, None))
+            append = not (self._refused or self._lost) and self._lines + count <= KEPT * 2
+            news = list(islice(self.events, len(self.events) - count, None))
+            _write_down(self._state_dir, self.events, news, append=append)
         except Exception as error:  # noqa: BLE001 - the process ends, and what comes after this must be done all the same
             log.warning("%s cannot be written; %d events are lost: %s", self._state_dir / FILE, count, error)
         else:
@@ -252,11 +250,32 @@ def _line(event: Event) -> bytes:
     return msgspec.json.encode(event) + b"\n"
 
 
+class _TooLargeError(Exception):
+    """The file would hold more than it may."""
+
+
+def _write_down(
+    state_dir: Path, events: Iterable[Event], news: Iterable[Event], *, append: bool
+) -> tuple[Identity | None, bool]:
+    """Appends the news to the file or, where that is not wanted or it would grow too large, replaces it by all events.
+
+    Returns which file it is then, and whether it was appended to. Raises OSError.
+    """
+    if append:
+        try:
+            return _append(state_dir, news), True
+        except _TooLargeError:
+            pass
+    return _replace(state_dir, events), False
+
+
 def _append(state_dir: Path, events: Iterable[Event]) -> Identity | None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(state_dir / FILE, flags, MODE)
     try:
         content = b"".join(map(_line, events))
+        if os.fstat(descriptor).st_size + len(content) > MAX_BYTES:
+            raise _TooLargeError
         if os.write(descriptor, content) != len(content):
             os.write(descriptor, b"\n")  # what was cut short is a line of its own, that nobody reads
             raise OSError(errno.ENOSPC, "not all of it could be written")
@@ -267,5 +286,12 @@ def _append(state_dir: Path, events: Iterable[Event]) -> Identity | None:
 
 def _replace(state_dir: Path, events: Iterable[Event]) -> Identity | None:
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    replace_file(state_dir / FILE, b"".join(map(_line, events)), MODE)
+    lines: deque[bytes] = deque()
+    size = 0
+    for line in map(_line, reversed([*events])):
+        size += len(line)
+        if size > WHOLE_BYTES:
+            break
+        lines.appendleft(line)
+    replace_file(state_dir / FILE, b"".join(lines), MODE)
     return identity(state_dir / FILE)

@@ -12,16 +12,19 @@ from gpu_plugin.cli.output import FINE, NO_DAEMON, harmless, output_options, str
 from gpu_plugin.cli.running_daemon import NoDaemon, ask, gpus_option, state_dir_option, utc
 from gpu_plugin.event_store import KEPT, KINDS
 
+DAY = 86400
 
-def moment(text: str, now: float) -> float:
-    """The Unix time that someone means: how long ago (`90m`, `2h`), a time of day (`02:40`, the latest), or a date with one.
 
-    All of it in UTC. `now` is Unix time in seconds. Raises ValueError for what is none of these.
+def moment(text: str, now: float, after: float | None = None) -> float:
+    """The Unix time that someone means: how long ago (`90m`, `2h`), a time of day (`02:40`), or a date with one.
+
+    A time of day is the latest that has been or, where `after` is given, the first from then on. All of it in UTC; `now` and
+    `after` are Unix times in seconds. Raises ValueError for what is none of these.
     """
     from gpu_plugin.config.values import duration  # noqa: PLC0415 - usage and help need none of it
 
     try:
-        return now - duration(0, 366 * 86400)(text)
+        return now - duration(0, 366 * DAY)(text)
     except ValueError:
         pass
     for form in ("%H:%M", "%H:%M:%S"):
@@ -29,8 +32,11 @@ def moment(text: str, now: float) -> float:
             of_day = datetime.strptime(text.removesuffix("Z"), form).replace(tzinfo=UTC).time()
         except ValueError:
             continue
-        today = datetime.combine(datetime.fromtimestamp(now, UTC).date(), of_day, UTC).timestamp()
-        return today if today <= now else today - 86400
+        day = datetime.fromtimestamp(now if after is None else after, UTC).date()
+        found = datetime.combine(day, of_day, UTC).timestamp()
+        if after is None:
+            return found if found <= now else found - DAY
+        return found if found >= after else found + DAY
     try:
         given = datetime.fromisoformat(text)
     except ValueError:
@@ -50,7 +56,7 @@ def moment(text: str, now: float) -> float:
 @state_dir_option
 @gpus_option
 @click.option("--since", metavar="TIME", help="Not before this: 2h (ago), 02:40 or 2026-11-22T02:40, in UTC.")
-@click.option("--until", metavar="TIME", help="Not after this.")
+@click.option("--until", metavar="TIME", help="Not after this; a time of day is the first one after --since.")
 @click.option(
     "--kind",
     "kinds",
@@ -73,7 +79,9 @@ def command(
     """Prints the events that are asked for."""
     now = time.time()
     begin = _moment("--since", since, now)
-    end = _moment("--until", until, now)
+    end = _moment("--until", until, now, begin)
+    if begin is not None and end is not None and end < begin:
+        raise click.UsageError("--until is before --since: no time is between them", click.get_current_context())
     status = FINE
     try:
         told = ask(state_dir, "events", gpu)
@@ -111,9 +119,9 @@ def lines(events: Sequence[dict[str, Any]], columns: int | None = None) -> Itera
         yield from wrapped(text, " " * 25, columns)
 
 
-def _moment(option: str, text: str | None, now: float) -> float | None:
+def _moment(option: str, text: str | None, now: float, after: float | None = None) -> float | None:
     try:
-        return None if text is None else moment(text, now)
+        return None if text is None else moment(text, now, after)
     except ValueError as error:
         raise click.UsageError(f"{option}: {error}", click.get_current_context()) from None
 

@@ -133,9 +133,10 @@ def coloured(text: str, word: str) -> str:
 class _Patient(io.RawIOBase):
     """A descriptor that takes all it is given: what it cannot write is dropped, and why is kept."""
 
-    def __init__(self, descriptor: int, failed: OSError | None = None) -> None:
+    def __init__(self, descriptor: int, closed: OSError | None = None) -> None:
         self._descriptor = descriptor
-        self.failed = failed
+        self._closed = closed
+        self.failed: OSError | None = None
 
     def writable(self) -> bool:
         return True
@@ -144,11 +145,13 @@ class _Patient(io.RawIOBase):
         return self._descriptor
 
     def isatty(self) -> bool:
-        return self.failed is None and os.isatty(self._descriptor)
+        return self._closed is None and self.failed is None and os.isatty(self._descriptor)
 
     def write(self, content: Any) -> int:
         size = memoryview(content).nbytes
-        if self.failed is None:
+        if self.failed is None and self._closed is not None:
+            self.failed = self._closed if size else None
+        elif self.failed is None:
             try:
                 return os.write(self._descriptor, content)
             except OSError as error:

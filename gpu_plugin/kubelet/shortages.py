@@ -6,6 +6,7 @@ It tries 100 times a second, and has a traceback for each (asyncio.selector_even
 import asyncio
 import errno
 import logging
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -24,20 +25,30 @@ class Shortages:
 
     def __init__(self, before: Handler | None) -> None:
         self._before = before
-        self._last = float("-inf")
+        self._last: dict[str, float] = {}
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Says what went wrong in the loop, as asyncio calls it."""
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in OUT_OF_RESOURCES and "socket" in context:
-            now = loop.time()
-            level = logging.ERROR if now - self._last >= EPISODE else logging.DEBUG
-            self._last = now
-            log.log(level, "connections of the kubelet wait: %s", error.strerror)
+            now, where = loop.time(), _address(context["socket"])
+            recent = {at: last for at, last in self._last.items() if now - last < EPISODE}
+            level = logging.DEBUG if where in recent else logging.ERROR
+            self._last = recent | {where: now}
+            log.log(level, "connections to %s wait: %s", where, error.strerror)
         elif self._before is not None:
             self._before(loop, context)
         else:
             loop.default_exception_handler(context)
+
+
+def _address(listener: socket.socket) -> str:
+    """What a listening socket is bound to, in words."""
+    try:
+        bound = listener.getsockname()
+    except OSError:
+        bound = ""
+    return f"{bound[0]}:{bound[1]}" if isinstance(bound, tuple) else bound or "a socket without a name"
 
 
 def watch(loop: asyncio.AbstractEventLoop) -> None:

@@ -92,16 +92,24 @@ class LogWriter:
 def to_descriptor(descriptor: int) -> Callable[[bytes], None]:
     """Writes all of what it is given to a descriptor, waiting as long as that takes. Raises OSError.
 
-    Not through Python's own standard error: its lock, held by a thread that waits, would end the process in a crash.
+    What comes after a content of which only a part could be written begins on a line of its own. Not through Python's own
+    standard error: its lock, held by a thread that waits, would end the process in a crash.
     """
+    torn = False
 
     def write(content: bytes) -> None:
-        left = memoryview(content)
-        while left:
-            try:
-                left = left[os.write(descriptor, left) :]
-            except BlockingIOError:  # another process that has the same pipe made it non-blocking
-                with contextlib.suppress(OSError):
-                    select.select([], [descriptor], [])
+        nonlocal torn
+        whole = b"\n" + content if torn else content
+        left = memoryview(whole)
+        try:
+            while left:
+                try:
+                    left = left[os.write(descriptor, left) :]
+                except BlockingIOError:  # another process that has the same pipe made it non-blocking
+                    with contextlib.suppress(OSError):
+                        select.select([], [descriptor], [])
+        finally:
+            if written := len(whole) - len(left):
+                torn = whole[written - 1 : written] != b"\n"
 
     return write

@@ -59,6 +59,21 @@ async def test_neither_memory_nor_file_grows_beyond_their_bound(state):
     assert read(state) == list(made.events)
 
 
+async def test_the_file_keeps_its_bound_in_bytes_whatever_the_texts(state):
+    made = store(state)
+    long = "\U0001f600" * LONGEST  # 1,200 bytes
+    sizes = []
+    for _ in range(5):
+        for _ in range(300):
+            made.add("order", long, by=long, reason=long)
+        await written(made, [])
+        sizes.append((state / FILE).stat().st_size)
+    assert max(sizes) <= event_store.MAX_BYTES
+    known = read(state)
+    assert len(known) > 700
+    assert known == list(made.events)[-len(known) :]
+
+
 def test_texts_are_cut(state):
     event = bounded(Event(1.0, "order", "x" * 1000, by="y" * 1000))
     assert (len(event.text), len(event.by)) == (LONGEST, LONGEST)

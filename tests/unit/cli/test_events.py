@@ -1,6 +1,7 @@
 """`gpu-plugin events`: which of them are shown, how, and where no daemon answers."""
 
 import json
+import time
 from datetime import UTC, datetime
 
 import msgspec
@@ -64,6 +65,29 @@ def run(capsys, *arguments):
 )
 def test_a_time_is_said_as_people_say_it(text, time):
     assert moment(text, NOW) == time
+
+
+@pytest.mark.parametrize(
+    ("until", "since", "minutes"),
+    [("03:00", NIGHT - 600, 30), ("02:40", NIGHT, 0), ("02:39", NIGHT, 24 * 60 - 1), ("01:00", NIGHT - 14400, 140)],
+)
+def test_a_time_of_day_that_ends_a_range_is_the_first_from_its_beginning_on(until, since, minutes):
+    for now in (NIGHT + 300, NOW):
+        assert moment(until, now, since) == since + minutes * 60
+
+
+def test_the_example_of_the_help_works_within_its_own_range(capsys, daemon, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: NIGHT + 300)  # 02:45
+    status, out, _ = run(capsys, "--since", "02:30", "--until", "03:00")
+    assert (status, len(out)) == (0, 2)
+
+
+@pytest.mark.parametrize("until", ["2026-11-22T02:29", "2h"])
+def test_a_range_without_a_time_in_it_is_bad_usage(capsys, daemon, until, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: NIGHT + 300)
+    status, _, err = run(capsys, "--since", "02:30", f"--until={until}")
+    assert (status, daemon) == (2, [])
+    assert "--until is before --since" in err
 
 
 @pytest.mark.parametrize("text", ["", "noon", "25:00", "7", "-2h", "2026-13-01"])

@@ -49,6 +49,20 @@ def test_an_exit_status_is_the_same_whether_or_not_an_error_can_be_said(tmp_path
     assert (done.returncode, done.stdout) == (status, b"")
 
 
+def test_what_had_nothing_to_say_loses_nothing_by_a_closed_output(tmp_path):
+    code = "import sys; from gpu_plugin import cli; from gpu_plugin.cli import cordon; "
+    code += "cordon.command.callback = lambda **_: 0; sys.exit(cli.main(['cordon', '--gpu', '0']))"
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_what_is_opened_takes_no_number_of_a_standard_stream():
+    code = "import os, sys; from gpu_plugin import __main__, cli; "
+    code += "cli.main = lambda: os.open('/etc/hostname', os.O_RDONLY); sys.exit(__main__.main())"
+    done = subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code], check=False)
+    assert done.returncode > 2
+
+
 def test_what_is_told_reaches_no_terminal_as_more_than_text():
     told = {"a": ["x\x1b[2J", 1, None, {"b\n": "\udcff"}]}
     assert harmless(told) == {"a": ["x\\x1b[2J", 1, None, {"b\\n": "\\udcff"}]}
@@ -68,6 +82,29 @@ def test_an_interrupt_is_no_trace_however_early_it_comes(module):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert (done.returncode, done.stderr.strip()) == (130, b"")
+
+
+@pytest.mark.parametrize("moment", ["import gpu_plugin.cli", "cli.main", "exit"])
+def test_an_interrupt_by_signal_is_no_trace_either(moment):
+    code = (
+        "import sys, os, signal, atexit, importlib.abc\n"
+        "def interrupt(): os.kill(os.getpid(), signal.SIGINT)\n"
+        "class Interrupted(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if {moment!r} == 'import ' + name:\n"
+        "            try: interrupt()\n"
+        "            except KeyboardInterrupt: pass\n"  # as a callback that cannot pass it on
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from gpu_plugin import __main__\n"
+        f"if {moment!r} == 'cli.main':\n"
+        "    from gpu_plugin import cli\n"
+        "    cli.main = interrupt\n"
+        f"if {moment!r} == 'exit': atexit.register(interrupt)\n"
+        "sys.argv = ['gpu-plugin', '--version']\n"
+        "sys.exit(__main__.main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0 if moment == "exit" else 130, b"")
 
 
 def test_every_fault_of_a_configuration_is_a_line(tmp_path):

@@ -180,7 +180,7 @@ async def test_the_socket_is_for_its_user_alone_from_the_moment_it_is_there(dire
         assert seen == [0o600]
 
 
-async def test_want_of_descriptors_is_said_in_one_line(caplog):
+async def test_want_of_descriptors_is_said_in_one_line_for_each_socket(caplog, tmp_path):
     loop = asyncio.get_running_loop()
     before = loop.get_exception_handler()
     others: list[dict[str, object]] = []
@@ -188,14 +188,27 @@ async def test_want_of_descriptors_is_said_in_one_line(caplog):
         loop.set_exception_handler(lambda _, context: others.append(context))
         shortages.watch(loop)
         shortages.watch(loop)
-        with closing(socket.socket(socket.AF_UNIX)) as listener, caplog.at_level(logging.INFO):
-            for _ in range(1000):
-                loop.call_exception_handler({"exception": OSError(errno.EMFILE, "too many"), "socket": listener})
+        with (
+            closing(socket.socket(socket.AF_UNIX)) as ours,
+            closing(socket.socket(socket.AF_UNIX)) as control,
+            closing(socket.socket()) as listener,
+            caplog.at_level(logging.INFO),
+        ):
+            ours.bind(str(tmp_path / "gpu.sock"))
+            control.bind(str(tmp_path / "control.sock"))
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+            for _ in range(300):
+                for each in (ours, control, listener):
+                    loop.call_exception_handler({"exception": OSError(errno.EMFILE, "too many"), "socket": each})
         loop.call_exception_handler({"message": "something else"})
         assert isinstance(loop.get_exception_handler(), Shortages)
     finally:
         loop.set_exception_handler(before)
-    assert [record.getMessage() for record in caplog.records] == ["connections of the kubelet wait: too many"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"connections to {where} wait: too many"
+        for where in (tmp_path / "gpu.sock", tmp_path / "control.sock", f"127.0.0.1:{port}")
+    ]
     assert others == [{"message": "something else"}]
 
 

@@ -1,5 +1,7 @@
 """Whoever logs never waits for whoever reads the log."""
 
+import contextlib
+import errno
 import os
 import threading
 
@@ -95,3 +97,27 @@ def test_a_descriptor_is_written_to_until_all_is_there_also_where_it_does_not_bl
     with pytest.raises(BrokenPipeError):
         to_descriptor(target)(b"x")
     os.close(target)
+
+
+@pytest.mark.parametrize("room", range(8))
+def test_what_follows_a_line_that_a_full_disk_cut_is_a_line_of_its_own(tmp_path, monkeypatch, room):
+    real, left = os.write, [room]
+
+    def write(descriptor, content):
+        taken = min(left[0], len(content))
+        left[0] -= taken
+        if content and not taken:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, content[:taken])
+
+    file = tmp_path / "log"
+    descriptor = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    monkeypatch.setattr(os, "write", write)
+    put = to_descriptor(descriptor)
+    for more in (0, 1, 100):
+        left[0] += more
+        with contextlib.suppress(OSError):
+            put(b"whole\n" if more == 100 else b"lost!\n")
+    put(b"next\n")
+    os.close(descriptor)
+    assert file.read_bytes().splitlines()[-2:] == [b"whole", b"next"]
