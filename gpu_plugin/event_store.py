@@ -237,13 +237,13 @@ class EventStore:
         if not count and not self._lost:
             return
         try:
-            append = not (self._refused or self._lost) and self._lines + count <= KEPT * 2
+            append = not self._lost and self._lines + count <= KEPT * 2
             news = list(islice(self.events, len(self.events) - count, None))
-            _write_down(self._state_dir, self.events, news, append=append)
+            self._file, _ = _write_down(self._state_dir, self.events, news, append=append)
         except Exception as error:  # noqa: BLE001 - the process ends, and what comes after this must be done all the same
             log.warning("%s cannot be written; %d events are lost: %s", self._state_dir / FILE, count, error)
         else:
-            self._written = self._added
+            self._written, self._lost = self._added, False
 
 
 def _line(event: Event) -> bytes:

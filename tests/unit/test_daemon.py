@@ -375,6 +375,31 @@ async def test_what_is_not_served_as_it_was_asked_for_is_wrong_in_the_status(kub
         await until(told)
 
 
+@pytest.mark.parametrize(("chosen_by_label", "ended"), [(False, [2]), (True, [])])
+async def test_what_the_node_cannot_do_ends_a_start_unless_the_label_can_choose_otherwise(
+    directory, node, monkeypatch, chosen_by_label, ended
+):
+    def refused(*_arguments):
+        raise ConfigError("this node cannot do that")
+
+    monkeypatch.setattr(daemon_module, "offer", refused)
+    async with running(directory, node) as (daemon, _driver, status):
+        if chosen_by_label:
+            daemon.configuration.settings = replace(daemon.settings, config_file_srcdir=str(directory / "configs"))
+
+        async def known():
+            if status or not chosen_by_label:
+                return bool(status)
+            with suppress(control.ControlError):
+                told = await ask(directory, "status")
+                return told["unoffered"] == ["this node cannot do that"] and "not served as asked" in str(
+                    complaints(told)
+                )
+
+        await until(known)
+        assert status == ended
+
+
 async def until(expected, seconds=10):
     with anyio.fail_after(seconds):
         while not await expected():
@@ -921,3 +946,24 @@ async def test_what_is_in_the_way_of_the_control_socket_is_set_aside(directory, 
     end = ".corrupt.1" if kept else ".corrupt"
     assert os.path.lexists(f"{socket}{end}")
     assert f"no file of this plugin (kept as {socket}{end})" in caplog.text
+
+
+async def test_of_two_daemons_that_began_without_a_device_plugin_directory_one_alone_registers(directory):
+    plugins = directory / "device-plugins"
+    flags = {"device_plugin_dir": str(plugins)}
+    nodes = [SimulatedNode(load("hgx-h100")) for _ in range(2)]
+    async with (
+        running(directory, nodes[0], **flags, state_dir=str(directory / "a")) as (first, _driver, one),
+        running(directory, nodes[1], **flags, state_dir=str(directory / "b")) as (second, _other, two),
+    ):
+        with anyio.fail_after(10):
+            while not (first.store.current.resources and second.store.current.resources):
+                await anyio.sleep(0.01)
+        async with StandInKubelet(directory) as kubelet:
+            plugins.symlink_to(directory)  # the directory comes with its kubelet
+            await kubelet.wait_for(healthy(kubelet, 8))
+            with anyio.fail_after(10):
+                while not (one or two):
+                    await anyio.sleep(0.01)
+            assert kubelet.registrations[GPU].accepted == 1
+        assert [*one, *two] == [1]

@@ -305,3 +305,31 @@ async def test_that_it_cannot_be_written_is_said_once_each_time_it_begins(state,
     finally:
         threads.close()
     assert caplog.text.count("cannot be written; a restart will not remember these events") == 2
+
+
+async def test_events_saved_after_a_refusal_replace_what_was_cut(state, monkeypatch):
+    made = store(state)
+    await written(made, ["one"])
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda to, content: real(to, content[:5]))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(made.run)
+        made.add("daemon", "two")
+        with anyio.fail_after(5):
+            while not made.trouble:
+                await anyio.sleep(0.001)
+        tasks.cancel_scope.cancel()
+    monkeypatch.undo()
+    made.save()
+    assert [event.text for event in read(state)] == ["one", "two"]
+    assert len((state / FILE).read_bytes().splitlines()) == 2
+
+
+async def test_a_file_that_went_is_written_again_whole_also_at_the_end(state):
+    made = store(state)
+    await written(made, ["one", "two"])
+    for gone in ((state / FILE).unlink, lambda: (state / FILE).write_text("{}\n")):
+        gone()
+        made.look()
+        made.save()
+        assert [event.text for event in read(state)] == ["one", "two"]

@@ -213,3 +213,23 @@ def test_what_0_1_0_appended_is_read_and_kept_until_there_is_a_newer_word(journa
     for number in (3, 4, 5):
         assert journal.append(Word(number))
         assert read(file) == Word(number)
+
+
+@pytest.mark.parametrize("how", ["renamed", "directory renamed", "removed", "replaced", "cut"])
+def test_a_file_that_went_is_noticed_and_the_next_word_is_where_a_restart_looks(journal, file, tmp_path, how):
+    assert not journal.stands  # nothing was written
+    assert journal.append(Word(1))
+    assert journal.stands
+    if how == "directory renamed":
+        file.parent.rename(tmp_path / "away")
+    elif how == "replaced":
+        file.rename(file.with_name("away"))
+        file.write_text("")
+    elif how == "cut":
+        os.truncate(file, 3)
+    else:
+        file.unlink() if how == "removed" else file.rename(file.with_name("away"))
+    assert not journal.stands
+    assert journal.append(Word(2))
+    assert journal.stands
+    assert read(file) == Word(2)

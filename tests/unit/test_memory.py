@@ -345,3 +345,21 @@ def test_a_signal_that_another_version_has_is_kept_and_costs_nothing(state):
     strange = replace(XID, signal="moonlight", memory={"phase": 3})
     memory(state).write((strange,), NODE, LISTED)
     assert memory(state).evidence() == (strange,)
+
+
+@pytest.mark.parametrize("name", [HEALTH_FILE, memory_module.JOURNAL_FILE, GPUS_FILE, DEVICES_FILE])
+@pytest.mark.parametrize("how", ["removed", "emptied"])
+def test_a_file_that_went_is_noticed_and_written_again_though_nothing_is_new(state, name, how):
+    known = memory(state)
+    assert known.write(EVERYTHING, NODE, LISTED)
+    assert known.stands()
+    (state / name).unlink() if how == "removed" else (state / name).write_text("")
+    assert not known.stands()
+    assert known.write(EVERYTHING, NODE, LISTED)
+    assert known.stands()
+    for file in (HEALTH_FILE, memory_module.JOURNAL_FILE):
+        (state / file).rename(state / "kept")
+        assert memory(state).evidence() == EVERYTHING  # each of the two has all of it
+        (state / "kept").rename(state / file)
+    assert memory(state).gpus()
+    assert memory(state).listed()
