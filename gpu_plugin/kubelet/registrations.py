@@ -50,7 +50,7 @@ class Registrations:
         """`clock` is steady, in seconds; `changed` is told each resource's standing before and after."""
         self.current: dict[str, Standing] = {}
         self._again: dict[str, str] = {}
-        self._overtaken: set[str] = set()
+        self._overtaken: dict[str, Standing] = {}
         self._clock = clock
         self._changed = changed
 
@@ -72,14 +72,12 @@ class Registrations:
 
     def served(self, resource: str, socket: Path) -> None:
         """The resource is served on this socket from now on."""
-        self._overtaken.discard(resource)
         self.current[resource] = self.of(resource).served(socket)
 
     def ended(self, resource: str, socket: Path) -> None:
         """The resource is not served on this socket any more; where it is on another by now, that stays so."""
         standing = self.of(resource)
         if standing.socket == socket:
-            self._overtaken.discard(resource)
             self.current[resource] = standing.served(None)
 
     def taken(self, resource: str) -> None:
@@ -95,29 +93,29 @@ class Registrations:
         if not self.heard(resource):
             return False
         self.away(resource, why)
-        self._overtaken.add(resource)
+        self._overtaken[resource] = self.current[resource]
         return True
 
     def overtaken(self, resource: str) -> bool:
-        """Whether another plugin serves the resource, and the stream that the kubelet had open before still is."""
-        return resource in self._overtaken
+        """Whether another plugin serves the resource, and nothing has happened to our stream since."""
+        standing = self._overtaken.get(resource)
+        return standing is not None and self.current.get(resource) is standing
 
     def returned(self, resource: str) -> bool:
         """The kubelet has the resource from that stream again. Returns whether that is so: it may have ended."""
-        back = resource in self._overtaken
+        back = self.overtaken(resource)
         if back:
             self.taken(resource)
         return back
 
     def withdrawn(self, resource: str) -> None:
         """The resource is not served any more."""
-        self._overtaken.discard(resource)
+        self._overtaken.pop(resource, None)
         self.current.pop(resource, None)
         self._again.pop(resource, None)
 
     def _stands(self, resource: str, after: Standing) -> None:
         before = self.of(resource)
-        self._overtaken.discard(resource)
         self.current[resource] = after
         if self._changed is not None:
             self._changed(resource, before, after)

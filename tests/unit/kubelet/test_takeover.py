@@ -66,7 +66,8 @@ def test_where_registering_again_does_not_help_it_is_done_ever_more_rarely():
     done = [now for now in range(604, 604 + 86_400, 3) if takeovers.judge(OURS, {}, now).again]
     assert done[0] == 607
     gaps = [after - before for before, after in itertools.pairwise(done)]
-    assert (gaps[0], gaps[-1]) == (pytest.approx(FIRST_PAUSE, abs=4), pytest.approx(LONGEST_PAUSE, abs=4))
+    assert gaps[0] == pytest.approx(FIRST_PAUSE, abs=4)
+    assert gaps[-1] == pytest.approx(LONGEST_PAUSE, abs=4)
 
 
 def test_what_another_plugin_has_is_left_to_it_until_it_is_gone():
@@ -157,6 +158,51 @@ def test_a_list_that_is_not_read_for_half_a_minute_is_another_plugins():
     takeovers.judge(OLD, OLD, 0)
     told = [now for now in range(3, 60, 3) if takeovers.judge(cut, OLD, now, OLD).taken]
     assert told == [UNREAD + 3]
+
+
+def test_that_it_was_read_before_is_no_excuse_for_another_plugin_that_was_found_out():
+    takeovers = Takeovers()
+    takeovers.judge(OLD, OLD, 0)
+    for now in (3, 6):
+        takeovers.judge(OLD, {GPU: frozenset({"0"})}, now)
+    assert takeovers.judge({GPU: frozenset({"GPU-0"})}, OLD, 9, OLD) == Outcome(), "it has what we call unhealthy"
+    assert takeovers.taken == {GPU}
+
+
+def test_what_a_kubelet_had_before_a_resource_was_registered_anew_excuses_nothing():
+    takeovers, cut = Takeovers(), {GPU: frozenset({"GPU-0"})}
+    takeovers.judge(OLD, OLD, 0)
+    takeovers.judge({}, OLD, 3)
+    takeovers.judge(cut, OLD, 6)
+    assert takeovers.judge(cut, OLD, 9).taken == {GPU: OTHERS}
+
+
+SOCKET = Path("first.sock")
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        lambda registrations: registrations.away(GPU, "the kubelet dropped our stream"),
+        lambda registrations: registrations.ended(GPU, SOCKET),
+        lambda registrations: registrations.served(GPU, Path("second.sock")),
+        lambda registrations: registrations.taken(GPU),
+        lambda registrations: registrations.withdrawn(GPU),
+    ],
+)
+def test_whatever_happens_to_our_stream_ends_what_is_known_of_another_plugin(happens):
+    registrations = Registrations(clock=lambda: 0.0)
+    registrations.served(GPU, SOCKET)
+    assert not registrations.overtake(GPU, OTHERS), "it has no stream yet"
+    assert registrations.of(GPU).why != OTHERS
+    registrations.taken(GPU)
+    assert registrations.overtake(GPU, OTHERS)
+    assert registrations.overtaken(GPU)
+    happens(registrations)
+    after = registrations.of(GPU)
+    assert not registrations.overtaken(GPU)
+    assert not registrations.returned(GPU)
+    assert registrations.of(GPU) == after
 
 
 def published(store, **devices):
