@@ -234,6 +234,7 @@ class Daemon:
         `bell` rings.
         """
         while not (why := self._lock.follow()):
+            self.hardware.keep()
             self._recorder.look()
             self._events.store.look()
             self.configuration.look()

@@ -20,7 +20,7 @@ class Hardware:
     `dev_root` is where the host keeps the device nodes that containers are given; `verbs` what can be asked of it through
     the control socket; `driver_roots` gives the roots below which the driver's files may lie, best first, each as this
     process sees it and as the host calls it, without a slash at the end. It blocks. `library` is the file of the NVML that is
-    loaded now, empty where there is none.
+    loaded now, empty where there is none. `keep` has a simulated node written down again where its file is gone.
     """
 
     driver: Driver
@@ -29,6 +29,7 @@ class Hardware:
     verbs: Mapping[str, control.Verb] = field(default_factory=dict)
     driver_roots: Callable[[], Sequence[tuple[str, str]]] = tuple
     library: Callable[[], str] = str
+    keep: Callable[[], object] = tuple
 
 
 def hardware_for(settings: Settings) -> Hardware:
@@ -104,6 +105,7 @@ def _simulated(settings: Settings) -> Hardware:
         {"fault": faults.verb(node)},
         partial(_simulated_driver_roots, settings, profile.driver_version),
         library=lambda: "simulated",
+        keep=node.keep,
     )
 
 

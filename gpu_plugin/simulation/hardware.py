@@ -352,6 +352,11 @@ class SimulatedNode:
 
     # Memory
 
+    def keep(self) -> None:
+        """Writes the state file again where it is gone, as what is known of real hardware would be."""
+        if self._file and not self._file.exists():
+            self._save()
+
     def _save(self) -> None:
         """Writes the state file, which is on disk before a fault is acknowledged."""
         if not self._file:

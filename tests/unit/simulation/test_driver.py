@@ -596,3 +596,16 @@ def test_an_unwritable_state_directory_does_not_stop_a_fault(tmp_path, caplog):
     node.lose(0)
     assert "will not outlive this daemon" in caplog.text
     assert code(opened(node).handle_by_index, 0) == Return.GPU_IS_LOST
+
+
+def test_a_file_that_went_is_written_again(tmp_path):
+    node = make_node(state=tmp_path)
+    node.lose(1)
+    boot = node.boot_id
+    before = (tmp_path / STATE_FILE).stat().st_ino
+    node.keep()
+    assert (tmp_path / STATE_FILE).stat().st_ino == before
+    (tmp_path / STATE_FILE).unlink()
+    node.keep()
+    assert make_node(state=tmp_path).boot_id == boot
+    make_node().keep()
