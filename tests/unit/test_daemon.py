@@ -375,6 +375,18 @@ async def test_what_is_not_served_as_it_was_asked_for_is_wrong_in_the_status(kub
         await until(told)
 
 
+async def test_all_that_cannot_be_written_down_is_told(kubelet, directory, node, monkeypatch):
+    async with running(directory, node) as (daemon, _driver, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        assert (await answers(directory, "status"))["state"]["trouble"] == ""
+        monkeypatch.setattr(daemon.configuration, "_kept", False)
+        monkeypatch.setattr(daemon._events.store, "_refused", True)
+        told = await ask(directory, "status")
+        assert "which config file is in force cannot be written down" in told["state"]["trouble"]
+        assert "events cannot be written down" in told["state"]["trouble"]
+        assert any("events cannot be written down" in each for each in complaints(told))
+
+
 @pytest.mark.parametrize(("chosen_by_label", "ended"), [(False, [2]), (True, [])])
 async def test_what_the_node_cannot_do_ends_a_start_unless_the_label_can_choose_otherwise(
     directory, node, monkeypatch, chosen_by_label, ended

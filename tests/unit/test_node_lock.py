@@ -15,6 +15,7 @@ import pytest
 
 from gpu_plugin import node_lock
 from gpu_plugin.node_lock import FILE, NodeLock, Owner
+from gpu_plugin.state import CORRUPT
 
 HOLDER = """
 import sys, pathlib
@@ -152,14 +153,17 @@ def test_a_directory_that_comes_later_is_locked_then(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["directory", "fifo", "link"])
-def test_what_stands_in_the_lock_s_place_is_set_aside_and_said(tmp_path, directory, caplog, kind):
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_what_stands_in_the_lock_s_place_is_set_aside_and_said(tmp_path, directory, caplog, kind, taken):
     path = tmp_path / FILE
+    for end in CORRUPT[:taken]:
+        (tmp_path / f"{FILE}{end}" / "full").mkdir(parents=True)
     {"directory": path.mkdir, "fifo": lambda: os.mkfifo(path), "link": lambda: path.symlink_to("/etc/passwd")}[kind]()
     first, second = (NodeLock(tmp_path, directory, "1") for _ in range(2))
     assert first.take() == ""
     assert "uses the state directory" in second.take()
-    assert os.path.lexists(tmp_path / f"{FILE}.corrupt")
-    assert caplog.text.count(f"no file of this plugin (kept as {path}.corrupt)") == 1
+    assert os.path.lexists(f"{path}{CORRUPT[taken]}")
+    assert caplog.text.count(f"no file of this plugin (kept as {path}{CORRUPT[taken]})") == 1
     first.release()
 
 
