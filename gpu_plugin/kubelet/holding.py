@@ -10,13 +10,16 @@ listed the device for that very pod before.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 
 from gpu_plugin.devices.retirement import Held
 from gpu_plugin.kubelet.socket import Identity
 
 Key = tuple[str, str]
 """Resource name and device id."""
+
+NOBODY: frozenset[str] = frozenset()
 
 Entries = Mapping[Key, frozenset[str]]
 """The checkpoint: by resource and device id, the uids of the pods that were given the device."""
@@ -42,12 +45,12 @@ class Witnessed:
 class Told:
     """What one kubelet, known by its PodResources socket, has listed.
 
-    `pods` are devices with the uids of the pods that had them; `seen` are devices that were awaited already when they were
+    `pods` has the uid of the pod that had each device; `seen` are devices that were awaited already when they were
     listed, with the time since when they had been, as far as the checkpoint could not be read since.
     """
 
     kubelet: Identity | None = None
-    pods: frozenset[tuple[Key, str]] = frozenset()
+    pods: Mapping[Key, str] = field(default_factory=dict)
     seen: frozenset[tuple[Key, float]] = frozenset()
 
 
@@ -90,34 +93,41 @@ def weigh(told: Told, said: Witnessed, awaited: Mapping[Key, float]) -> tuple[Ho
     if said.listed is None:  # another kubelet may have begun meanwhile: nothing of what this one told counts any more
         named = frozenset(said.after or ())
         return Holding(None if said.after is None else named, written=named, writing=said.writing), Told()
+    listed = said.listed
     same = said.kubelet is not None and said.kubelet == told.kubelet
-    pods = told.pods if same else frozenset()
+    pods: Mapping[Key, str] = told.pods if same else {}
     seen = frozenset(one for one in told.seen if awaited.get(one[0]) == one[1]) if same else frozenset()
     written: Held = frozenset()
     if said.after is None:
-        unproven = frozenset(awaited.keys() - {key for key, _ in seen}) - said.listed
-        seen |= {(key, awaited[key]) for key in said.listed & awaited.keys()}
+        listed_before = {key for key, _ in seen}
+        unproven = frozenset(key for key in awaited if key not in listed and key not in listed_before)
+        seen |= {(key, awaited[key]) for key in awaited if key in listed}
     else:
         seen = frozenset()
         after = said.after
-        pods = frozenset((key, uid) for key, uid in pods if uid in after.get(key, ()))
-        ended = _ended(pods, said.listed)
-        unproven = written = frozenset(key for key, uids in after.items() if uids - ended) - said.listed
-    holding = Holding(said.listed | unproven, said.listed, written, said.writing, answered=True)
-    return holding, Told(said.kubelet, pods | _pairs(said), seen)
+        pods = {key: uid for key, uid in pods.items() if uid in after.get(key, ())}
+        ended = _ended(pods, listed)
+        unproven = written = frozenset(key for key, uids in after.items() if key not in listed and not uids <= ended)
+    held = listed | unproven if unproven else listed
+    holding = Holding(held, listed, written, said.writing, answered=True)
+    return holding, Told(said.kubelet, {**pods, **_pairs(said, listed)}, seen)
 
 
-def _ended(pods: frozenset[tuple[Key, str]], listed: Held) -> frozenset[str]:
+def _ended(pods: Mapping[Key, str], listed: Held) -> AbstractSet[str]:
     """The pods of which devices were listed and none is any more: PodResources lists all of a pod or nothing."""
-    return frozenset({uid for _, uid in pods} - {uid for key, uid in pods if key in listed})
+    return set(pods.values()) - {uid for key, uid in pods.items() if key in listed}
 
 
-def _pairs(said: Witnessed) -> frozenset[tuple[Key, str]]:
+def _pairs(said: Witnessed, listed: Held) -> Mapping[Key, str]:
     """What PodResources lists, with the pods it can be about: those that the checkpoint names before the answer and after it.
 
     Where the checkpoint named another pod in between, the answer may have been about either.
     """
-    if said.before is None or said.after is None:
-        return frozenset()
-    both = ((key, said.before.get(key, frozenset()) & said.after.get(key, frozenset())) for key in said.listed or ())
-    return frozenset((key, uid) for key, uids in both if len(uids) == 1 for uid in uids)
+    before, after = said.before, said.after
+    found = {}
+    if before is not None and after is not None:
+        for key in listed:
+            both = before.get(key, NOBODY).intersection(after.get(key, NOBODY))
+            if len(both) == 1:
+                (found[key],) = both
+    return found
