@@ -44,7 +44,9 @@ HAS_A, HAS_B, HAS_BOTH, NOBODY = file(p={A}), file(p={B}), file(p={A, B}), file(
         pytest.param([says({A}, NOBODY)], {A}, id="given out a moment ago"),
         # Then it is listed no more.
         pytest.param([says({A}, HAS_A), says((), HAS_A)], set(), id="its pod ended"),
-        pytest.param([says({A}, HAS_A), *[says((), HAS_A)] * 3], set(), id="its pod ended, however often that is asked"),
+        pytest.param(
+            [says({A}, HAS_A), *[says((), HAS_A)] * 3], set(), id="its pod ended, however often that is asked"
+        ),
         pytest.param([says({A}, HAS_BOTH), says((), HAS_BOTH)], set(), id="its pod ended, with its init container"),
         pytest.param([says({A}, file(p={A}, q={B})), says((), file(p={A}, q={B}))], {B}, id="another pod did not"),
         pytest.param([says({A, B}, HAS_BOTH), says({B}, HAS_BOTH)], {A, B}, id="a pod has all of its devices or none"),
