@@ -3,6 +3,7 @@
 import contextlib
 import operator
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -158,3 +159,23 @@ async def test_a_spoilt_lock_keeps_nobody_out_and_lets_no_second_one_in(kubelet,
         await second.said(f"another daemon uses the state directory {daemon.state}: process {daemon.process.pid} ")
     finally:
         second.kill()
+
+
+@pytest.mark.parametrize("how", ["renamed", "removed"])
+async def test_a_state_directory_that_went_under_the_daemon_costs_nothing_after_a_kill(kubelet, daemon, how):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    daemon.fault(2, xid=79)
+    await anyio.to_thread.run_sync(lambda: request(daemon.state, "cordon", gpu=1))
+    await kubelet.wait_for(healthy(kubelet, 6))
+    if how == "renamed":
+        daemon.state.rename(daemon.state.with_name("away"))
+    else:
+        shutil.rmtree(daemon.state, ignore_errors=True)  # the daemon may be faster in writing anew
+    await daemon.said("control socket was removed, renamed or replaced: it is made again")
+    await daemon.wrote(JOURNAL_FILE, '"cordon"')
+    await daemon.wrote("simulated-node.json", "boot_id")
+    daemon.kill()
+    daemon.start()
+    await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 2)
+    await kubelet.wait_for(healthy(kubelet, 6))
