@@ -895,7 +895,7 @@ def one_gone(name):
 
 @pytest.mark.parametrize("happens", [renamed, removed, emptied, *map(one_gone, STATE_FILES)])
 async def test_what_is_known_is_written_again_and_commands_answered_wherever_the_state_went(
-    kubelet, directory, node, happens
+    kubelet, directory, node, happens, monkeypatch
 ):
     state = directory / "state"
 
@@ -903,18 +903,30 @@ async def test_what_is_known_is_written_again_and_commands_answered_wherever_the
         made = memory.Memory(StateDirectory(state), daemon.hardware.host.boot_id())
         return {entry.signal for entry in made.evidence()}
 
-    async with running(directory, node) as (daemon, _driver, _status):
+    async with running(directory, node, health_poll_interval="1h") as (daemon, _driver, _status):
         await kubelet.wait_for(healthy(kubelet, 8))
         node.raise_xid(2, 79)
         await kubelet.wait_for(healthy(kubelet, 7))
         await ask(directory, "cordon", gpu=1)
         await kubelet.wait_for(healthy(kubelet, 6))
-        with anyio.fail_after(10):
-            while not all(os.path.lexists(state / name) for name in STATE_FILES):
+        with anyio.fail_after(10):  # until there is nothing left to write
+            while '"cordon"' not in (state / "health.json").read_text() or not all(
+                os.path.lexists(state / name) for name in STATE_FILES
+            ):
                 await anyio.sleep(0.01)
+        kept: list[object] = []
+
+        def keep(file):
+            kept.append(file)
+            return True
+
+        monkeypatch.setattr(daemon.configuration._source, "keep", keep)
         await anyio.to_thread.run_sync(happens, state)
         with anyio.fail_after(10):
             while not all(os.path.lexists(state / name) for name in STATE_FILES):
+                await anyio.sleep(0.01)
+        with anyio.fail_after(10):
+            while not kept:  # which file of the label's directory is in force, likewise
                 await anyio.sleep(0.01)
         assert len((await ask(directory, "status"))["health"]["gpus"]) == 8
         with anyio.fail_after(10):  # as a SIGKILL now would leave it

@@ -363,3 +363,21 @@ def test_a_file_that_went_is_noticed_and_written_again_though_nothing_is_new(sta
         (state / "kept").rename(state / file)
     assert memory(state).gpus()
     assert memory(state).listed()
+
+
+async def test_a_recorder_that_is_told_to_look_writes_what_went_and_nothing_else(state):
+    made = memory(state)
+    recorder = Recorder(made, lambda: Known(1, EVERYTHING, NODE, LISTED))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(recorder.run)
+        with anyio.fail_after(10):
+            while not (state / DEVICES_FILE).exists():
+                await anyio.sleep(0.001)
+            assert await recorder.written()
+            before = (state / HEALTH_FILE).stat().st_ino
+            (state / DEVICES_FILE).unlink()
+            while not (state / DEVICES_FILE).exists():
+                recorder.look()
+                await anyio.sleep(0.001)
+        assert (state / HEALTH_FILE).stat().st_ino == before
+        tasks.cancel_scope.cancel()
