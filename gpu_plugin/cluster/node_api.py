@@ -47,13 +47,8 @@ _client: "ContextVar[httpx2.AsyncClient | None]" = ContextVar("client", default=
 """The connection of a task that makes several requests."""
 
 
-class Taint(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """A taint of a Node (core/v1 Taint), every field of it: others' are written back as they were read."""
-
-    key: str
-    effect: str
-    value: str = ""
-    time_added: str = ""
+Taint = dict[str, Any]
+"""A taint of a Node (core/v1 Taint) as it was read: others' are written back with every field that they have."""
 
 
 class Condition(msgspec.Struct, frozen=True, rename="camel"):
@@ -204,18 +199,17 @@ class NodeApi:
             Whether there was anything to change.
         """
         needed = "get and patch of nodes in the core API group"
-        wanted = [Taint(key, effect)] if effect else []
+        wanted: list[Taint] = [{"key": key, "effect": effect}] if effect else []
         for attempt in range(ATTEMPTS):
             state = known if known is not None else await self.read()
             known = None
-            present = [taint for taint in state.taints if taint.key == key]
-            if [taint.effect for taint in present] == [taint.effect for taint in wanted]:
+            present = [taint for taint in state.taints if taint.get("key") == key]
+            if [taint.get("effect") for taint in present] == [taint["effect"] for taint in wanted]:
                 return False
-            others = [taint for taint in state.taints if taint.key != key]
-            taints = msgspec.to_builtins([*others, *wanted]) or None
-            content = {
+            others = [taint for taint in state.taints if taint.get("key") != key]
+                        content = {
                 "metadata": {"resourceVersion": state.metadata.resource_version, "uid": state.metadata.uid},
-                "spec": {"taints": taints},
+                "spec": {"taints": [*others, *wanted] or None},
             }
             path = f"{self._path()}?fieldManager={MANAGER}-taint"
             try:
