@@ -13,7 +13,7 @@ import anyio
 
 from gpu_plugin.kubelet.self_call import PATIENCE, ShortageError, self_call
 from gpu_plugin.listener import checks
-from gpu_plugin.listener.answer import METRICS, Answer, Page
+from gpu_plugin.listener.answer import METRICS, Answer, Page, Request
 from gpu_plugin.listener.checks import BEAT, Beats, Facts, Verdict
 from gpu_plugin.telemetry.metrics import metrics
 
@@ -45,20 +45,20 @@ class Probes:
             self._beats.beat(anyio.current_time())
             await anyio.sleep(BEAT)
 
-    async def _live(self) -> Answer:
+    async def _live(self, _: Request) -> Answer:
         silent, unasked = await self._silent()
         now = anyio.current_time()
         return _told(checks.live(self.facts(), now, silent, unasked, self._beats.longest(now)))
 
-    async def _ready(self) -> Answer:
+    async def _ready(self, _: Request) -> Answer:
         return _told(checks.ready(self.facts(), anyio.current_time()))
 
-    async def _started(self) -> Answer:
+    async def _started(self, _: Request) -> Answer:
         verdict = checks.started(self.facts(), self._started_once)
         self._started_once |= verdict.passed
         return _told(verdict)
 
-    async def _metrics(self) -> Answer:
+    async def _metrics(self, _: Request) -> Answer:
         if self.status is None:
             return Answer(503, f"there are no metrics yet: {self.facts().awaited}\n")
         now = anyio.current_time()
