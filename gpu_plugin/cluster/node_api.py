@@ -207,7 +207,7 @@ class NodeApi:
             if [taint.get("effect") for taint in present] == [taint["effect"] for taint in wanted]:
                 return False
             others = [taint for taint in state.taints if taint.get("key") != key]
-                        content = {
+            content = {
                 "metadata": {"resourceVersion": state.metadata.resource_version, "uid": state.metadata.uid},
                 "spec": {"taints": [*others, *wanted] or None},
             }
