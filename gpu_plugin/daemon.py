@@ -40,9 +40,11 @@ from gpu_plugin.health.observation import Observation
 from gpu_plugin.health_watch import HealthWatch
 from gpu_plugin.inventory import Inventory, Offer, offer, without_gone
 from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet.attribution import PodAttribution
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoints import Endpoints
-from gpu_plugin.kubelet.holders import Holders, Pods
+from gpu_plugin.kubelet.holders import Pods
+from gpu_plugin.kubelet.pod_listing import pods
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.list_strategy import ListStrategy, tell
 from gpu_plugin.listener.listener import Listener
@@ -113,7 +115,7 @@ class Daemon:
         self._offering = Offering(
             self._inventory, lambda: self.settings, self._recorder.changed, self._registrations.heard
         )
-        self._holders = Holders(Path(self.settings.socket_dir))
+        self._attribution = PodAttribution(lambda: Path(self.settings.effective_pod_resources_socket))
         self._told_to_stop = False
         self._why_stopped = ""
         self._look = Pulse()
@@ -386,7 +388,8 @@ class Daemon:
         self._health.observe(uuid, seen)
 
     async def _holding_pods(self) -> Pods | None:
-        return await self._holders.pods(Path(self.settings.effective_pod_resources_socket))
+        held = await self._attribution.newest()
+        return None if held is None else pods(held)
 
     # Memory
 
