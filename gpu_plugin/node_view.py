@@ -100,7 +100,14 @@ class NodeView:
         seen = cast("Sequence[Mapping[str, object]]", health["gpus"])
         ledger = self.health.ledger
         gpus = [
-            node_status.gpu(known[uuid], each, ledger.standing(uuid, None), listed.get(uuid, ()), holders)
+            node_status.gpu(
+                known[uuid],
+                each,
+                ledger.standing(uuid, None),
+                listed.get(uuid, ()),
+                holders,
+                self.health.readings.of(uuid),
+            )
             for each in seen
             if (uuid := str(each["uuid"])) in known
         ]

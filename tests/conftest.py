@@ -1,6 +1,7 @@
 """Shared by every tier: async tests run on asyncio, the one backend grpclib knows."""
 
 import os
+from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,6 +12,11 @@ settings.register_profile(
     "ours", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
 )
 settings.load_profile("ours")
+
+with suppress(ModuleNotFoundError):  # it comes with the driver of the browser, and anyio asks it before it asks asyncio
+    import sniffio
+
+    sniffio.thread_local.name = "asyncio"
 
 
 @pytest.fixture

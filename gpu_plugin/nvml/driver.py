@@ -47,6 +47,7 @@ class PynvmlDriver:
         self._nvml: ModuleType | None = None
         self._fabric_version = 0
         self._older_temperature = False
+        self._older_memory = False
 
     def open(self) -> None:
         """Loads the library as it lies on disk now, unless it is in use already, and initialises it."""
@@ -57,7 +58,7 @@ class PynvmlDriver:
             if pynvml.nvmlLib is None:
                 pynvml.nvmlLib = library.load(self._roots)
         self._nvml = pynvml
-        self._fabric_version, self._older_temperature = 0, False
+        self._fabric_version, self._older_temperature, self._older_memory = 0, False, False
         self._call(pynvml.nvmlInit)
 
     def close(self) -> None:
@@ -99,6 +100,28 @@ class PynvmlDriver:
 
     def memory_total(self, handle: Handle) -> int:
         return int(self._call(self._lib.nvmlDeviceGetMemoryInfo, _pointer(self._lib, handle)).total)
+
+    def memory_used(self, handle: Handle) -> int:
+        lib = self._lib
+        if not self._older_memory:
+            try:
+                told = self._call(lib.nvmlDeviceGetMemoryInfo, _pointer(lib, handle), lib.nvmlMemory_v2)
+            except NvmlError as error:
+                if error.code not in (Return.FUNCTION_NOT_FOUND, Return.ARGUMENT_VERSION_MISMATCH):
+                    raise
+                self._older_memory = True  # the library's age, which no other GPU changes
+            else:
+                return int(told.used)
+        return int(self._call(lib.nvmlDeviceGetMemoryInfo, _pointer(lib, handle)).used)
+
+    def utilization(self, handle: Handle) -> int:
+        return int(self._call(self._lib.nvmlDeviceGetUtilizationRates, _pointer(self._lib, handle)).gpu)
+
+    def power_usage(self, handle: Handle) -> int:
+        return int(self._call(self._lib.nvmlDeviceGetPowerUsage, _pointer(self._lib, handle)))
+
+    def power_limit(self, handle: Handle) -> int:
+        return int(self._call(self._lib.nvmlDeviceGetEnforcedPowerLimit, _pointer(self._lib, handle)))
 
     def mig_mode(self, handle: Handle) -> tuple[int, int]:
         current, pending = self._call(self._lib.nvmlDeviceGetMigMode, _pointer(self._lib, handle))

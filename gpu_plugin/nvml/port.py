@@ -136,6 +136,21 @@ class Driver(Protocol):
     def memory_total(self, handle: Handle) -> int:
         """nvmlDeviceGetMemoryInfo's total, bytes. Some parts have none (NOT_SUPPORTED)."""
 
+    def memory_used(self, handle: Handle) -> int:
+        """nvmlDeviceGetMemoryInfo_v2's used, bytes; of an older driver nvmlDeviceGetMemoryInfo's, with what it reserves."""
+
+    def utilization(self, handle: Handle) -> int:
+        """nvmlDeviceGetUtilizationRates's gpu: percent of the last sample period in which a kernel ran.
+
+        NOT_SUPPORTED in MIG mode.
+        """
+
+    def power_usage(self, handle: Handle) -> int:
+        """nvmlDeviceGetPowerUsage, mW."""
+
+    def power_limit(self, handle: Handle) -> int:
+        """nvmlDeviceGetEnforcedPowerLimit, mW: the lowest of all that hold."""
+
     def mig_mode(self, handle: Handle) -> tuple[int, int]:
         """nvmlDeviceGetMigMode: (current, pending), 1 is enabled."""
 

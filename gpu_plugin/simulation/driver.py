@@ -3,8 +3,10 @@
 from gpu_plugin.devices.nvml_h import (
     EVENT_TYPES_ALL,
     FI_NVLINK_GET_STATE,
+    FI_REMAPPED_COR,
     FI_REMAPPED_FAILURE,
     FI_REMAPPED_PENDING,
+    FI_REMAPPED_UNC,
     FI_TOTAL_ENERGY_CONSUMPTION,
     ComputeMode,
     Return,
@@ -18,7 +20,7 @@ from gpu_plugin.simulation.event_sets import GpuIsLostError
 from gpu_plugin.simulation.mig import COMPUTE_SLICES
 from gpu_plugin.simulation.session import Session, gpu_of_mig, mig_handle
 
-_OF_ROWS = (FI_REMAPPED_PENDING, FI_REMAPPED_FAILURE)
+_OF_ROWS = (FI_REMAPPED_PENDING, FI_REMAPPED_FAILURE, FI_REMAPPED_COR, FI_REMAPPED_UNC)
 
 _THRESHOLDS = {
     Threshold.SHUTDOWN: "shutdown",
@@ -83,6 +85,26 @@ class SimulatedDriver(Session):
     def memory_total(self, handle: Handle) -> int:
         """The profile's, bytes."""
         return supported("memory_total", self._gpu("memory_total", handle).memory_bytes)
+
+    def memory_used(self, handle: Handle) -> int:
+        """Bytes now; NOT_SUPPORTED for a part without memory of its own."""
+        built, now = self._now("memory_used", handle)
+        supported("memory_used", built.memory_bytes)
+        return now.memory_used
+
+    def utilization(self, handle: Handle) -> int:
+        """Percent now; NOT_SUPPORTED in MIG mode."""
+        index = self._reach("utilization", handle)
+        busy = self._node.condition(index).utilization
+        return supported("utilization", busy if self._node.cut(index) is None else None)
+
+    def power_usage(self, handle: Handle) -> int:
+        """What it draws now, mW."""
+        return condition.power(*self._now("power_usage", handle))
+
+    def power_limit(self, handle: Handle) -> int:
+        """The profile's, mW."""
+        return condition.power_limit(self._now("power_limit", handle)[0])
 
     def mig_mode(self, handle: Handle) -> tuple[int, int]:
         """The profile's (current, pending), until the GPU is cut anew."""

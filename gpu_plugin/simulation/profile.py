@@ -101,6 +101,8 @@ class GpuProfile(Block, frozen=True):
     pcie_width: Annotated[int, msgspec.Meta(ge=1, le=32)] | None = None
     """Lanes of its PCIe link, all of them in use; None: nothing about the link is supported, its replays included."""
     idle_temperature: _Celsius = 30
+    limit_watts: Annotated[int, msgspec.Meta(ge=1, le=5000)] = 400
+    """The power limit in force, as its data sheet has it."""
     idle_watts: Annotated[int, msgspec.Meta(ge=1, le=2000)] = 60
     """How fast the energy counter grows. Not measured: only its growth is ever looked at."""
 

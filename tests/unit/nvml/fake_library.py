@@ -24,6 +24,7 @@ MIG = 0x7F00_5555_7000
 EVENTS = 0x7F00_9876_0000
 
 VERSIONS = {
+    "nvmlDeviceGetMemoryInfo_v2": header.version("nvmlMemory_v2_t", 2),
     "nvmlDeviceGetMarginTemperature": header.version("nvmlMarginTemperature_v1_t", 1),
     "nvmlDeviceGetSramEccErrorStatus": header.version("nvmlEccSramErrorStatus_v1_t", 1),
     "nvmlDeviceGetTemperatureV": header.version("nvmlTemperature_v1_t", 1),
@@ -73,6 +74,7 @@ class FakeLibrary:
             "bus_id": b"00000000:00:06.0",
             "remote_bus_id": b"00000000:1B:00.0",
             "memory": 150754820096,
+            "memory_used": 0x1_2345_6789,
             "mig_memory": 0x1_0000_4E00,
             "energy": 0x1_2345_6789_ABCD,
             "ecc": 0x1_0000_0002,
@@ -158,7 +160,25 @@ class FakeLibrary:
         architecture[0] = 9
 
     def _nvmlDeviceGetMemoryInfo(self, handle, memory):
-        At("nvmlMemory_t", memory)["total"] = self.values["memory"]
+        told = At("nvmlMemory_t", memory)
+        told["total"], told["used"] = self.values["memory"], self.values["memory_used"] + 1
+
+    def _nvmlDeviceGetMemoryInfo_v2(self, handle, memory):
+        told = At("nvmlMemory_v2_t", memory)
+        if told["version"] != VERSIONS["nvmlDeviceGetMemoryInfo_v2"]:
+            return Return.ARGUMENT_VERSION_MISMATCH
+        told["total"], told["reserved"], told["used"] = self.values["memory"], 1, self.values["memory_used"]
+        return 0
+
+    def _nvmlDeviceGetUtilizationRates(self, handle, rates):
+        told = At("nvmlUtilization_t", rates)
+        told["gpu"], told["memory"] = 87, 12
+
+    def _nvmlDeviceGetPowerUsage(self, handle, milliwatts):
+        milliwatts[0] = 345_678
+
+    def _nvmlDeviceGetEnforcedPowerLimit(self, handle, milliwatts):
+        milliwatts[0] = 700_000
 
     def _nvmlDeviceGetMigMode(self, handle, current, pending):
         current[0], pending[0] = 0, 1

@@ -37,6 +37,10 @@ CALLS = [
     ("name", (H,), "NVIDIA H200", [("nvmlDeviceGetName", FIRST, 96)]),
     ("architecture", (H,), 9, [("nvmlDeviceGetArchitecture", FIRST)]),
     ("memory_total", (H,), 150754820096, [("nvmlDeviceGetMemoryInfo", FIRST)]),
+    ("memory_used", (H,), 0x1_2345_6789, [("nvmlDeviceGetMemoryInfo_v2", FIRST)]),
+    ("utilization", (H,), 87, [("nvmlDeviceGetUtilizationRates", FIRST)]),
+    ("power_usage", (H,), 345_678, [("nvmlDeviceGetPowerUsage", FIRST)]),
+    ("power_limit", (H,), 700_000, [("nvmlDeviceGetEnforcedPowerLimit", FIRST)]),
     ("mig_mode", (H,), (0, 1), [("nvmlDeviceGetMigMode", FIRST)]),
     ("max_mig_devices", (H,), 7, [("nvmlDeviceGetMaxMigDeviceCount", FIRST)]),
     ("mig_handle", (H, 6), MIG, [("nvmlDeviceGetMigDeviceHandleByIndex", FIRST, 6)]),
@@ -87,6 +91,7 @@ OLDER = {
     "fabric": {"nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetGpuFabricInfo"},
     "clocks_event_reasons": {"nvmlDeviceGetCurrentClocksThrottleReasons"},
     "temperature": {"nvmlDeviceGetTemperature"},
+    "memory_used": {"nvmlDeviceGetMemoryInfo"},
 }
 """The older functions that a call goes to where the library lacks the newest."""
 
