@@ -40,7 +40,7 @@ from gpu_plugin.health.observation import Observation
 from gpu_plugin.health_watch import HealthWatch
 from gpu_plugin.inventory import Inventory, Offer, offer, without_gone
 from gpu_plugin.kubelet import wire
-from gpu_plugin.kubelet.attribution import PodAttribution
+from gpu_plugin.kubelet.attribution import Held, PodAttribution
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoints import Endpoints
 from gpu_plugin.kubelet.holders import Pods
@@ -66,6 +66,7 @@ from gpu_plugin.telemetry.logs import configure, know
 
 if TYPE_CHECKING:
     from gpu_plugin.listener.checks import Facts
+    from gpu_plugin.listener.status_page import Source
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ class Daemon:
             async with anyio.create_task_group() as parts:
                 self._parts = parts
                 if self._listener is not None:
-                    self._listener.ask(self._view.facts, self._view.at_a_glance)
+                    self._listener.ask(self._view.facts, self._view.at_a_glance, self._page)
                 parts.start_soon(self._signals)
                 parts.start_soon(self._begin)
         except* (NoDriverError, ConfigError) as group:
@@ -390,6 +391,25 @@ class Daemon:
     async def _holding_pods(self) -> Pods | None:
         held = await self._attribution.newest()
         return None if held is None else pods(held)
+
+    # What is shown
+
+    def _page(self) -> "Source":
+        from gpu_plugin.listener.status_page import Source  # noqa: PLC0415 - only who has a listener pays for it
+
+        store = self._events.store
+        return Source(
+            on=lambda: self.settings.status_page,
+            held=self._held_by_containers,
+            material=lambda held, unheld: self._view.material(store, held, unheld),
+            news=store.news,
+        )
+
+    async def _held_by_containers(self) -> tuple[Held | None, str]:
+        if not self.settings.pod_metrics:
+            return None, "naming pods is switched off (--pod-metrics=false)"
+        held = await self._attribution.current()
+        return held, "" if held is not None else self._attribution.trouble
 
     # Memory
 

@@ -119,6 +119,12 @@ def registration(standing: Standing, now: float, unix: float) -> Mapping[str, ob
 
 def complaints(status: Mapping[str, Any]) -> list[str]:
     """What is wrong, a sentence each; nothing where all is well. It decides the exit status of `gpu-plugin status`."""
+    gpus = status["health"]["gpus"]
+    return [*troubles(status), *(f"GPU {each['index']} is Unhealthy" for each in gpus if each["state"] == "unhealthy")]
+
+
+def troubles(status: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the node beside its GPUs, a sentence each."""
     found = []
     if waiting := status.get("waiting"):
         found.append(f"waiting: {waiting}")
@@ -140,5 +146,4 @@ def complaints(status: Mapping[str, Any]) -> list[str]:
         found.append("driver: it has not answered yet, so no GPU is known to be usable")
     found += [f"not served as asked: {why}" for why in status.get("unoffered", ())]
     found += filter(None, (unusable(name, counts) for name, counts in status.get("resources", {}).items()))
-    found += [f"GPU {each['index']} is Unhealthy" for each in status["health"]["gpus"] if each["state"] == "unhealthy"]
     return found

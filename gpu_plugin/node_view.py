@@ -5,17 +5,20 @@ Everything that shows something to people or programs reads it here. It asks the
 
 import math
 import os
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import anyio
+import msgspec
 
 from gpu_plugin import __version__, node_status
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.health.explain import explain
 from gpu_plugin.health_watch import HealthWatch
 from gpu_plugin.inventory import Inventory
 from gpu_plugin.kubelet.holders import Pods
@@ -28,7 +31,10 @@ from gpu_plugin.sources.configuration import Configuration
 from gpu_plugin.telemetry.logs import dropped
 
 if TYPE_CHECKING:
+    from gpu_plugin.event_store import EventStore
+    from gpu_plugin.kubelet.pod_listing import Held
     from gpu_plugin.listener.checks import Facts
+    from gpu_plugin.listener.page_data import Material
 
 
 @dataclass(slots=True)
@@ -166,6 +172,23 @@ class NodeView:
             cdi=None if cdi is None else str(cdi["trouble"]),
         )
 
+    def material(self, events: "EventStore", held: "Held | None", unheld: str) -> "Material":
+        """What the status page is made of; `held` is which containers hold which devices, None where that is not known."""
+        from gpu_plugin.listener.page_data import EVENTS, Material  # noqa: PLC0415 - only who looks pays for it
+
+        status = self.at_a_glance()
+        newest = list(events.events)[-EVENTS:]
+        return Material(
+            node=self.configuration.settings.node_name or socket.gethostname(),
+            status=status,
+            troubles=node_status.troubles(status),
+            explained=explain(self.health.ledger, self.health.gpus, self.health.now())["gpus"],
+            topology=self._topology(),
+            events=[msgspec.to_builtins(event) for event in newest],
+            held=held,
+            unheld=unheld,
+        )
+
     def _not_offered(self) -> tuple[str, ...]:
         """Why something of this node that the settings ask for is not offered to pods, a sentence each."""
         return (*filter(None, [self.now.unoffered]), *self.inventory.offer.plan.warnings)
@@ -176,6 +199,9 @@ class NodeView:
 
     async def topology(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
         """How the GPUs are linked and what of them is served, as far as it is known now: for what explains placement."""
+        return self._topology()
+
+    def _topology(self) -> Mapping[str, object]:
         from gpu_plugin.placement.report import report  # noqa: PLC0415 - only those who ask pay for it
 
         return report(self.now.node, [(view.resource, view.policy) for view in self.store.current.resources.values()])

@@ -281,6 +281,8 @@ class Server:
                         break
                     head = b""
                     visit.stage = Stage.STREAMING
+                else:
+                    await self._sent(connection, protocol.send(h11.EndOfMessage()) or b"")
             tasks.cancel_scope.cancel()
 
     async def _sent(self, connection: socket.socket, content: bytes) -> bool:
