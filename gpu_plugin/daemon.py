@@ -27,6 +27,7 @@ import anyio.abc
 
 from gpu_plugin import __version__, control
 from gpu_plugin.cdi_watch import CdiWatch
+from gpu_plugin.cluster_reporting import LEFT_FILE, ClusterReporting
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.naming import PLACEHOLDER
@@ -85,7 +86,7 @@ UNCHANGEABLE = (
 )
 """Settings that a running process cannot change, besides where they come from."""
 
-FILES = (HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE, CHOICE_FILE, EVENTS_FILE)
+FILES = (HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE, CHOICE_FILE, EVENTS_FILE, LEFT_FILE)
 """What is kept in the state directory."""
 
 
@@ -117,6 +118,15 @@ class Daemon:
             self._inventory, lambda: self.settings, self._recorder.changed, self._registrations.heard
         )
         self._attribution = PodAttribution(lambda: Path(self.settings.effective_pod_resources_socket))
+        self._cluster = ClusterReporting(
+            settings=lambda: self.settings,
+            health=self._health,
+            snapshot=lambda: self.store.current,
+            holders=self._attribution.newest,
+            trouble=lambda: self._now.driver_trouble,
+            node=configuration.node,
+        )
+        self._health.reports.subscribe(self._cluster.heard)
         self._told_to_stop = False
         self._why_stopped = ""
         self._look = Pulse()
@@ -131,6 +141,7 @@ class Daemon:
             operations=self._operations,
             registrations=self._registrations,
             recorder=self._recorder,
+            cluster=self._cluster,
             holding_pods=self._holding_pods,
         )
 
@@ -195,6 +206,7 @@ class Daemon:
             ("the retirement of devices", self._offering.settle),
             ("the watch on MPS daemons", self._offering.watch_mps),
             ("the CDI specifications", self._keep_specs),
+            ("what the cluster is told", self._cluster.run),
             ("the endpoints", self._serve),
         ):
             self._parts.start_soon(forever, name, run)
@@ -364,6 +376,7 @@ class Daemon:
         self._now.node = node
         self._health.watch(node.gpus)
         self._operations.found()
+        self._cluster.changed()
         if found is not None:
             self._offering.take(found)
         self._specs.follow(self._now.node, None if found is None else found.access)
@@ -422,9 +435,11 @@ class Daemon:
     # Configuration
 
     async def _configure(self) -> None:
-        await self.configuration.run(
-            self._take_settings, lambda: self._events.configuration(self.configuration.status())
-        )
+        def was_read() -> None:
+            self._events.configuration(self.configuration.status())
+            self._cluster.changed()
+
+        await self.configuration.run(self._take_settings, was_read)
 
     def _take_settings(self, new: Settings) -> None:
         """Has newer settings obeyed. Raises ConfigError, with nothing changed, where the node cannot do what they ask."""

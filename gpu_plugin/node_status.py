@@ -139,6 +139,8 @@ def troubles(status: Mapping[str, Any]) -> list[str]:
     state = status.get("state") or {}
     if state.get("trouble"):
         found.append(f"{state['directory']}: {state['trouble']}")
+    cluster = status.get("cluster") or {}
+    found += [f"cluster: {trouble}" for trouble in cluster.get("trouble", ())]
     driver = status.get("driver", {})
     if trouble := driver.get("trouble"):
         found.append(f"driver: {trouble}")

@@ -15,6 +15,7 @@ import anyio
 import msgspec
 
 from gpu_plugin import __version__, node_status
+from gpu_plugin.cluster_reporting import ClusterReporting
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu, Node
@@ -75,6 +76,7 @@ class NodeView:
     operations: Operations
     registrations: Registrations
     recorder: Recorder
+    cluster: ClusterReporting
     holding_pods: Callable[[], Awaitable[Pods | None]]
 
     async def explain(self, request: Mapping[str, object]) -> Mapping[str, object]:
@@ -146,6 +148,7 @@ class NodeView:
                 "reason": self.configuration.settings.device_list_strategy_reason,
             },
             "cdi": self._cdi_status(),
+            "cluster": self.cluster.status(),
             "resources": {
                 name: node_status.resource(each, views[name].resource.devices) for name, each in counts.items()
             },

@@ -137,7 +137,10 @@ class EventDelivery:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What an operator asked for: `cordon`, `uncordon`, `release` or `resume`; of a cordon also why, where that was said."""
+    """What an operator asked for: `cordon`, `uncordon`, `release` or `resume`; of a cordon also why, where that was said.
+
+    `annotate` and `unannotate` are a cordon by the Node's annotation, and its end.
+    """
 
     verb: str
     reason: str = ""

@@ -15,7 +15,7 @@ _INSECURE = {"insecure-skip-tls-verify": True}
 
 
 class FakeApiServer:
-    """Serves the metadata of one node, and watches of it, on 127.0.0.1. A context manager; may be stopped and started in between."""
+    """Serves the metadata of one node, and watches of it, on 127.0.0.1. A context manager; may be stopped and started between."""
 
     def __init__(self) -> None:
         self.labels: dict[str, str] | None = {}

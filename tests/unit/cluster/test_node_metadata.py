@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from gpu_plugin.cluster import connection, node_metadata
+from gpu_plugin.cluster import answers, connection, node_metadata
 from gpu_plugin.cluster.connection import UnreachableError, connect
 from gpu_plugin.cluster.node_metadata import NodeMetadata, pause
 from gpu_plugin.config.errors import ConfigError
@@ -299,7 +299,7 @@ async def test_an_answer_that_is_none_is_said_once(api, kubeconfig, answer, capl
         content = await real(response)
         return answers.pop() if answers else content
 
-    real = node_metadata.body
+    real = answers.body
     monkeypatch.setattr(node_metadata, "body", body)
     async with following(kubeconfig) as told:
         await told.until(None)
