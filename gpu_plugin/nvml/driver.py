@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
+from gpu_plugin.devices.node import Engines
 from gpu_plugin.devices.nvml_h import (
     ECC_VOLATILE,
     MAX_NVLINKS,
@@ -71,6 +72,10 @@ class PynvmlDriver:
     def driver_version(self) -> str:
         return str(self._call(self._lib.nvmlSystemGetDriverVersion))
 
+    def cuda_version(self) -> tuple[int, int]:
+        version = int(self._call(self._lib.nvmlSystemGetCudaDriverVersion_v2))
+        return version // 1000, version % 1000 // 10  # NVML_CUDA_DRIVER_VERSION_MAJOR and _MINOR
+
     def device_count(self) -> int:
         return int(self._call(self._lib.nvmlDeviceGetCount))
 
@@ -97,6 +102,10 @@ class PynvmlDriver:
 
     def architecture(self, handle: Handle) -> int:
         return int(self._call(self._lib.nvmlDeviceGetArchitecture, _pointer(self._lib, handle)))
+
+    def compute_capability(self, handle: Handle) -> tuple[int, int]:
+        major, minor = self._call(self._lib.nvmlDeviceGetCudaComputeCapability, _pointer(self._lib, handle))
+        return int(major), int(minor)
 
     def memory_total(self, handle: Handle) -> int:
         return int(self._call(self._lib.nvmlDeviceGetMemoryInfo, _pointer(self._lib, handle)).total)
@@ -142,7 +151,15 @@ class PynvmlDriver:
 
     def mig_attributes(self, handle: Handle) -> MigAttributes:
         found = self._call(self._lib.nvmlDeviceGetAttributes_v2, _pointer(self._lib, handle))
-        return MigAttributes(found.gpuInstanceSliceCount, found.computeInstanceSliceCount, found.memorySizeMB)
+        engines = Engines(
+            found.multiprocessorCount,
+            found.sharedCopyEngineCount,
+            found.sharedDecoderCount,
+            found.sharedEncoderCount,
+            found.sharedJpegCount,
+            found.sharedOfaCount,
+        )
+        return MigAttributes(found.gpuInstanceSliceCount, found.computeInstanceSliceCount, found.memorySizeMB, engines)
 
     def numa_node(self, handle: Handle) -> int:
         return int(self._call(self._lib.nvmlDeviceGetNumaNodeId, _pointer(self._lib, handle)))

@@ -29,6 +29,9 @@ _THRESHOLDS = {
     Threshold.GPU_MAX: "gpu_max",
 }
 
+_COMPUTE_CAPABILITIES = {5: (7, 0), 6: (7, 5), 7: (8, 0), 8: (8, 9), 9: (9, 0), 10: (10, 0)}
+"""By nvmlDeviceArchitecture_t: V100, T4, A100, L40S, H100, B200 (developer.nvidia.com/cuda-gpus)."""
+
 
 class SimulatedDriver(Session):
     """The port's `Driver` on a `SimulatedNode`, safe from any thread; every refusal is an NvmlError.
@@ -39,6 +42,10 @@ class SimulatedDriver(Session):
     def driver_version(self) -> str:
         self._begin("driver_version")
         return self._profile.driver_version
+
+    def cuda_version(self) -> tuple[int, int]:
+        self._begin("cuda_version")
+        return self._profile.cuda_version
 
     def device_count(self) -> int:
         """Lost GPUs are counted, and those that have vanished since."""
@@ -81,6 +88,12 @@ class SimulatedDriver(Session):
 
     def architecture(self, handle: Handle) -> int:
         return supported("architecture", self._gpu("architecture", handle).architecture)
+
+    def compute_capability(self, handle: Handle) -> tuple[int, int]:
+        """The profile's; NOT_SUPPORTED for an architecture whose GPUs are not known here."""
+        gpu = self._gpu("compute_capability", handle)
+        known = gpu.compute_capability or _COMPUTE_CAPABILITIES.get(gpu.architecture or 0)
+        return supported("compute_capability", known)
 
     def memory_total(self, handle: Handle) -> int:
         """The profile's, bytes."""
@@ -138,7 +151,7 @@ class SimulatedDriver(Session):
     def mig_attributes(self, handle: Handle) -> MigAttributes:
         """NOT_SUPPORTED for a handle that is a whole GPU's."""
         found = self._mig("mig_attributes", handle).instance
-        return MigAttributes(found.gpu_instance_slices, found.compute_slices, found.memory_mb)
+        return MigAttributes(found.gpu_instance_slices, found.compute_slices, found.memory_mb, found.engines)
 
     def numa_node(self, handle: Handle) -> int:
         """NOT_SUPPORTED but where a GPU's memory is a NUMA node; sysfs knows the node a PCIe GPU is near."""

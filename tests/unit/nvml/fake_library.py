@@ -131,6 +131,12 @@ class FakeLibrary:
     def _nvmlSystemGetDriverVersion(self, buffer, size):
         _fill(buffer, size, self.values["driver_version"])
 
+    def _nvmlSystemGetCudaDriverVersion_v2(self, version):
+        version[0] = 13010
+
+    def _nvmlDeviceGetCudaComputeCapability(self, handle, major, minor):
+        major[0], minor[0] = 9, 0
+
     def _nvmlDeviceGetCount_v2(self, count):
         count[0] = 2
 
@@ -198,6 +204,8 @@ class FakeLibrary:
     def _nvmlDeviceGetAttributes_v2(self, handle, attributes):
         told = At("nvmlDeviceAttributes_t", attributes)
         told["multiprocessorCount"] = 14
+        told["sharedCopyEngineCount"], told["sharedDecoderCount"], told["sharedEncoderCount"] = 1, 2, 3
+        told["sharedJpegCount"], told["sharedOfaCount"] = 4, 5
         told["gpuInstanceSliceCount"], told["computeInstanceSliceCount"] = 3, 2
         told["memorySizeMB"] = self.values["mig_memory"]
 

@@ -48,9 +48,9 @@ async def test_a_session_opens_once_and_closes(calls):
     driver = Gated()
     session = DriverSession(driver, calls)
     assert not session.holds
-    assert await session.open(LONG) == ("580.159.04", 1)
+    assert await session.open(LONG) == ("580.159.04", 1, (13, 0))
     assert (session.is_open, session.holds, session.trouble) == (True, True, "")
-    assert await session.open(LONG) == ("580.159.04", 1)
+    assert await session.open(LONG) == ("580.159.04", 1, (13, 0))
     assert driver.calls["open"] == 1
     assert await session.close(LONG)
     assert (session.is_open, session.holds) == (False, False)
@@ -152,7 +152,7 @@ async def test_a_question_that_hangs_is_asked_once_however_often_it_is_opened(ca
     assert driver.calls["driver_version"] == 1
     assert not await session.close(0.01)
     driver.gate.free.set()
-    assert await session.open(LONG) == ("580.159.04", 1)
+    assert await session.open(LONG) == ("580.159.04", 1, (13, 0))
 
 
 async def test_each_opening_has_a_number_of_its_own_though_the_clock_is_set_back(calls, monkeypatch):
