@@ -42,6 +42,7 @@ from gpu_plugin.health_watch import HealthWatch
 from gpu_plugin.inventory import Inventory, Offer, offer, without_gone
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.attribution import Held, PodAttribution
+from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoints import Endpoints
 from gpu_plugin.kubelet.holders import Pods
@@ -52,6 +53,7 @@ from gpu_plugin.listener.listener import Listener
 from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE, Known, Memory, Recorder
 from gpu_plugin.node_lock import RETRY, NodeLock
 from gpu_plugin.node_view import NodeView, Now
+from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.offering import Offering
@@ -118,6 +120,8 @@ class Daemon:
             self._inventory, lambda: self.settings, self._recorder.changed, self._registrations.heard
         )
         self._attribution = PodAttribution(lambda: Path(self.settings.effective_pod_resources_socket))
+        self._counts = KubeletCounts()
+        self._call_times = CallTimes(lambda: self.settings.nvml_timeout)
         self._cluster = ClusterReporting(
             settings=lambda: self.settings,
             health=self._health,
@@ -143,6 +147,9 @@ class Daemon:
             recorder=self._recorder,
             cluster=self._cluster,
             holding_pods=self._holding_pods,
+            attribution=self._attribution,
+            counts=self._counts,
+            call_times=self._call_times,
         )
 
     @property
@@ -157,7 +164,7 @@ class Daemon:
             async with anyio.create_task_group() as parts:
                 self._parts = parts
                 if self._listener is not None:
-                    self._listener.ask(self._view.facts, self._view.at_a_glance, self._page)
+                    self._listener.ask(self._view.facts, self._view.scraped, self._page)
                 parts.start_soon(self._signals)
                 parts.start_soon(self._begin)
         except* (NoDriverError, ConfigError) as group:
@@ -257,7 +264,9 @@ class Daemon:
         registration = Path(self.settings.registration_socket) if self.settings.registration_socket else None
         directory = Path(self.settings.socket_dir)
         registered = self._specs.registered.set
-        await Endpoints(self.store, registration, directory, self._look, registered, self._registrations).run()
+        await Endpoints(
+            self.store, registration, directory, self._look, registered, self._registrations, self._counts
+        ).run()
 
     async def _watch(self) -> None:
         await watch(Path(self.settings.socket_dir), self._look)
@@ -298,7 +307,7 @@ class Daemon:
 
     def _make_monitor(self, remembered: Sequence[Gpu]) -> Monitor:
         return Monitor(
-            self.hardware.driver,
+            self._call_times.timed(self.hardware.driver),
             self.hardware.host,
             self.settings.health_poll_interval,
             self.settings.nvml_timeout,

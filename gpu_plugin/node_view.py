@@ -5,6 +5,7 @@ Everything that shows something to people or programs reads it here. It asks the
 
 import math
 import os
+import platform
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,9 +23,12 @@ from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.explain import explain
 from gpu_plugin.health_watch import HealthWatch
 from gpu_plugin.inventory import Inventory
+from gpu_plugin.kubelet.attribution import PodAttribution
+from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.holders import Pods
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.memory import Recorder
+from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.operations import Operations
 from gpu_plugin.snapshot import SnapshotStore
@@ -33,7 +37,7 @@ from gpu_plugin.telemetry.logs import dropped
 
 if TYPE_CHECKING:
     from gpu_plugin.event_store import EventStore
-    from gpu_plugin.kubelet.pod_listing import Held
+    from gpu_plugin.kubelet.pod_listing import Held, Holder
     from gpu_plugin.listener.checks import Facts
     from gpu_plugin.listener.page_data import Material
 
@@ -78,6 +82,9 @@ class NodeView:
     recorder: Recorder
     cluster: ClusterReporting
     holding_pods: Callable[[], Awaitable[Pods | None]]
+    attribution: PodAttribution
+    counts: KubeletCounts
+    call_times: CallTimes
 
     async def explain(self, request: Mapping[str, object]) -> Mapping[str, object]:
         """What `Operations.explain` says, with what else keeps the devices of healthy GPUs from pods."""
@@ -97,10 +104,20 @@ class NodeView:
         """What `at_a_glance` says, and which pods hold what, as far as the kubelet says so."""
         if request:
             raise ConfigError(f"{', '.join(sorted(request))}: this verb takes no such thing")
-        return {**self.at_a_glance(await self.holding_pods()), "settings": self.configuration.in_full()}
+        glance = self.at_a_glance(await self.holding_pods())
+        return {**glance, "attribution": await self._attribution(), "settings": self.configuration.in_full()}
+
+    async def scraped(self) -> Mapping[str, object]:
+        """What `at_a_glance` says, and which containers hold what as of some seconds ago: for whoever scrapes metrics."""
+        attribution = await self._attribution()
+        return {**self.at_a_glance(), "attribution": attribution}
 
     def at_a_glance(self, holders: Pods | None = None) -> Mapping[str, object]:
-        """What is served and under which configuration, for `gpu-plugin status` and whoever scrapes metrics."""
+        """What is served and under which configuration, for `gpu-plugin status` and whoever scrapes metrics.
+
+        `counters` are what was counted since the start: `snapshot_version`, `kubelet` (`KubeletCounts.told`) and `nvml`
+        (`CallTimes.told`).
+        """
         views = self.store.current.resources
         listed = node_status.by_gpu(device for view in views.values() for device in view.resource.devices)
         known = {gpu.uuid: gpu for gpu in self.health.gpus}
@@ -124,6 +141,7 @@ class NodeView:
         return {
             "daemon": {
                 "version": __version__,
+                "python": platform.python_version(),
                 "pid": os.getpid(),
                 "started": self.now.started,
                 "uptime_seconds": round(unix - self.now.started),
@@ -153,7 +171,41 @@ class NodeView:
                 name: node_status.resource(each, views[name].resource.devices) for name, each in counts.items()
             },
             "health": {**health, "gpus": gpus},
+            "counters": {
+                "snapshot_version": self.store.current.version,
+                "kubelet": self.counts.told(),
+                "nvml": self.call_times.told(),
+            },
         }
+
+    async def _attribution(self) -> Mapping[str, object] | None:
+        """Which containers hold which devices that are served here; None where pods are not to be named.
+
+        `devices` are pairs of a device (`resource`, `device`, and `uuid` and `index` of its GPU) and its holders, each namespace,
+        pod and container; none where the kubelet does not say, and `trouble` is why. `questions` and `failures` count since the
+        start.
+        """
+        if not self.configuration.settings.pod_metrics:
+            return None
+        held = await self.attribution.current()
+        return {
+            "devices": [] if held is None else self._held(held),
+            "trouble": "" if held is not None else self.attribution.trouble,
+            "questions": self.attribution.questions,
+            "failures": self.attribution.failures,
+        }
+
+    def _held(self, held: "Held") -> list[tuple[Mapping[str, object], list["Holder"]]]:
+        views = self.store.current.resources
+        index = {gpu.uuid: gpu.index for gpu in self.health.gpus}
+        found = []
+        for name, identifier in sorted(held):
+            view = views.get(name)
+            device = None if view is None else view.device(identifier)
+            if device is not None:
+                of = {"resource": name, "device": identifier, "uuid": device.gpu, "index": index.get(device.gpu, "")}
+                found.append((of, sorted(held[name, identifier])))
+        return found
 
     def facts(self) -> "Facts":
         """What probes are answered by."""

@@ -166,7 +166,8 @@ class Operations:
         """The health of every GPU, what happened to it since the start, and which signals it supports.
 
         `gpus` has `index`, `uuid`, `state` (healthy, degraded or unhealthy; a GPU of which only a MIG device is unfit is
-        degraded), `verdict` and `reasons` of each; `supported` is whether a GPU tells what a signal needs, by uuid and name.
+        degraded), `verdict` and `reasons` of each; `supported` is whether a GPU tells what a signal needs, by uuid and name;
+        `xid_classes` is the recovery class of each Xid of the policy's table.
         """
         told = explain(self._health.ledger, self._health.gpus, self._health.now())
         explained = cast("list[Mapping[str, Any]]", told["gpus"])
@@ -178,6 +179,7 @@ class Operations:
                 uuid: {name: not signal.asks or not fields.issuperset(signal.asks) for name, signal in SIGNALS.items()}
                 for uuid, fields in unsupported.items()
             },
+            "xid_classes": {xid: row.recovery for xid, row in self._health.ledger.policy.xids.table.items()},
             **self._health.reports.status(),
         }
 

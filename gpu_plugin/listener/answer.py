@@ -5,9 +5,6 @@ from dataclasses import dataclass, field
 
 PLAIN = "text/plain; charset=utf-8"
 
-METRICS = "text/plain; version=0.0.4; charset=utf-8"
-"""Prometheus' text exposition format (prometheus.io/docs/instrumenting/exposition_formats)."""
-
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 """Server-sent events (html.spec.whatwg.org, 9.2)."""
 

@@ -1,6 +1,6 @@
 """The listener as the daemon has it: begun as soon as its address is known, which may be before there is anything to serve."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -52,7 +52,7 @@ class Listener:
     def ask(
         self,
         facts: "Callable[[], Facts]",
-        status: Callable[[], Mapping[str, Any]],
+        status: Callable[[], Awaitable[Mapping[str, Any]]],
         page: "Callable[[], Source] | None" = None,
     ) -> None:
         """Has probes answered by these facts from now on, scrapes by this status, and the status page by what `page` makes."""

@@ -675,7 +675,7 @@ def test_the_directory_of_specifications_cannot_change_while_the_process_runs():
 async def probed(daemon):
     """The pages of a daemon."""
     probes = Probes(daemon._view.facts)
-    probes.status = daemon._view.at_a_glance
+    probes.status = daemon._view.scraped
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(probes.beat)
         await anyio.lowlevel.checkpoint()

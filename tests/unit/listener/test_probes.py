@@ -10,11 +10,12 @@ from gpu_plugin.kubelet.registrations import Standing
 from gpu_plugin.kubelet.self_call import ShortageError
 from gpu_plugin.listener import listener as listener_module
 from gpu_plugin.listener import probes as probes_module
-from gpu_plugin.listener.answer import METRICS, Answer, Request
+from gpu_plugin.listener.answer import Answer, Request
 from gpu_plugin.listener.checks import Facts
 from gpu_plugin.listener.listener import Listener
 from gpu_plugin.listener.probes import Probes
-from gpu_plugin.telemetry.metrics import metrics
+from gpu_plugin.telemetry.metrics import families
+from gpu_plugin.telemetry.metrics.exposition import OPENMETRICS, PROMETHEUS, text
 from tests.unit.cli.test_status import STATUS
 from tests.unit.kubelet.conftest import directory  # noqa: F401 - a fixture
 from tests.unit.kubelet.serving import GPU, serving
@@ -160,7 +161,7 @@ async def test_our_server_answers_itself(directory):  # noqa: F811
 async def test_metrics_are_those_of_the_status_and_made_once_a_second(monkeypatch):
     made = []
 
-    def status():
+    async def status():
         made.append(1)
         return STATUS
 
@@ -170,13 +171,54 @@ async def test_metrics_are_those_of_the_status_and_made_once_a_second(monkeypatc
     probes.status = status
     for _ in range(3):
         answer = await answered_on(probes, "/metrics")
-    assert answer.text.splitlines() == metrics(STATUS)
-    assert answer.text.endswith("\n")
-    assert answer.content_type == METRICS
+    beats = {"event_loop_lag": probes._beats.lag.told()}
+    assert answer.text == text(families({**STATUS, **beats}), PROMETHEUS)
+    assert answer.content_type == PROMETHEUS.content_type
     assert len(made) == 1
     monkeypatch.setattr(probes_module, "FRESH", 0.0)
-    await answered_on(probes, "/metrics")
+    assert "gpu_plugin_scrape_duration_seconds 0." in (await answered_on(probes, "/metrics")).text
     assert len(made) == 2
+
+
+async def test_metrics_are_openmetrics_for_who_asks_for_them():
+    async def status():
+        return STATUS
+
+    probes = Probes(Facts)
+    probes.status = status
+    asked = Request("/metrics", {"accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"})
+    answer = await probes.pages["/metrics"](asked)
+    assert isinstance(answer, Answer)
+    assert answer.content_type == OPENMETRICS.content_type
+    assert answer.text.endswith("\n# EOF\n")
+    plain = await answered_on(probes, "/metrics")
+    assert plain.content_type == PROMETHEUS.content_type
+    assert "# EOF" not in plain.text
+
+
+async def test_while_metrics_are_written_the_loop_turns(monkeypatch):
+    many = {**STATUS["health"], "xids": [{"uuid": "G", "xid": n, "class": "a", "total": n} for n in range(5000)]}
+
+    async def status():
+        return {**STATUS, "health": many}
+
+    probes = Probes(Facts)
+    probes.status = status
+    monkeypatch.setattr(probes_module, "PIECE", 0.0)
+    turns = 0
+
+    async def turn():
+        nonlocal turns
+        while True:
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(turn)
+        answer = await answered_on(probes, "/metrics")
+        tasks.cancel_scope.cancel()
+    assert answer.text.count("gpu_plugin_xid_errors_total{") == 5000
+    assert turns >= 5000 // probes_module.LINES
 
 
 async def test_without_an_address_nothing_is_begun(monkeypatch):

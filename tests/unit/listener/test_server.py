@@ -14,9 +14,10 @@ import pytest
 
 from gpu_plugin.listener import addresses, server
 from gpu_plugin.listener.addresses import Lookup, listen
-from gpu_plugin.listener.answer import METRICS, Answer, Stream
+from gpu_plugin.listener.answer import Answer, Stream
 from gpu_plugin.listener.server import Limits, Server
 from gpu_plugin.pulse import Pulse
+from gpu_plugin.telemetry.metrics.exposition import PROMETHEUS
 
 PATIENT = Limits(head=30, answer=30, send=30, goodbye=30)
 HURRIED = Limits(head=0.05, answer=0.05, send=0.05, goodbye=0.05)
@@ -29,7 +30,7 @@ async def _good(_):
 
 
 async def _large(_):
-    return Answer(200, LARGE, METRICS)
+    return Answer(200, LARGE, PROMETHEUS.content_type)
 
 
 async def _slow(_):
@@ -157,7 +158,7 @@ async def test_a_large_page_arrives_whole_with_its_own_type():
     async with serving() as (_, port):
         answer = await ask(port, b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
     assert body(answer) == LARGE
-    assert f"Content-Type: {METRICS}" in head(answer)
+    assert f"Content-Type: {PROMETHEUS.content_type}" in head(answer)
 
 
 @pytest.mark.parametrize(
