@@ -7,6 +7,7 @@ itself, so its Content-Security-Policy forbids both, too.
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 from gpu_plugin.listener.page_data import ATTENTION, OK, UNHEALTHY
 from gpu_plugin.placement.svg import xml
@@ -153,11 +154,11 @@ def _trouble(complaint: Data) -> str:
 
 def _sick(complaint: Data, gpu: Data) -> str:
     state = complaint["severity"]
-    what = f'<p class="who">{_bus_and_model(gpu)}</p>'
+    what = f"<p>{_bus_and_model(gpu)}</p>"
     reasons = "".join(_reason(signal) for signal in gpu["signals"])
     reasons += "".join(f"<li><p><strong>not handed out: {xml(why)}</strong></p></li>" for why in gpu["withheld"])
     return (
-        f'<li class="card {state}"><h3 id="complaint-{gpu["index"]}">{_badge(state, complaint["text"])}'
+        f'<li class="card {state}"><h3>{_badge(state, complaint["text"])}'
         f'</h3>{what}<ul class="reasons">{reasons}</ul><p class="hits">{_hit(gpu)}</p></li>'
     )
 
@@ -184,9 +185,13 @@ def _hit(gpu: Data) -> str:
     return f"<b>Hits</b> {', '.join(map(xml, names[:20]))}{more}"
 
 
+def _anchor(gpu: Data) -> str:
+    return xml(quote(gpu["uuid"], errors="replace"))
+
+
 def _bus_and_model(gpu: Data) -> str:
-    bus = f"<code>{xml(gpu['bus_id'])}</code> " if gpu["bus_id"] else ""
-    return f"{bus}{xml(gpu['model'] or 'unknown model')}"
+    bus = f'<code class="muted">{xml(gpu["bus_id"])}</code> ' if gpu["bus_id"] else ""
+    return f'{bus}<span class="who">{xml(gpu["model"] or "unknown model")}</span>'
 
 
 # The node
@@ -277,7 +282,7 @@ def _gpus(data: Data) -> str:
 def _gpu(gpu: Data) -> str:
     readings = gpu["readings"]
     return _row(
-        ("GPU", f'<b>{gpu["index"]}</b> <span class="who">{_bus_and_model(gpu)}</span>', "head"),
+        ("GPU", f"<b>{gpu['index']}</b> {_bus_and_model(gpu)}", "head"),
         ("Health", _health(gpu), "health"),
         ("Temperature", _temperature(readings), "number"),
         ("Power", _share(readings["power_watts"], readings["power_limit_watts"], 1, "W"), "number"),
@@ -376,7 +381,7 @@ def _held_by(gpu: Data) -> str:
     names = list(dict.fromkeys(f"{holder['namespace']}/{holder['pod']}" for holder in holders))
     if not names:
         return '<span class="none">nobody</span>'
-    more = f'<li><a href="#devices-{gpu["index"]}">and {len(names) - NAMED} more</a></li>' if len(names) > NAMED else ""
+    more = f'<li><a href="#devices-{_anchor(gpu)}">and {len(names) - NAMED} more</a></li>' if len(names) > NAMED else ""
     return f'<ul class="plain">{"".join(f"<li>{xml(name)}</li>" for name in names[:NAMED])}{more}</ul>'
 
 
@@ -424,7 +429,7 @@ def _devices_of(gpu: Data) -> str:
     heads = (("Device", ""), ("Resource", ""), ("Listed", "number"), ("State", ""), ("Held by", ""))
     table = _table(f"Devices of GPU {gpu['index']}", heads, rows) if rows else '<p class="none">None is served.</p>'
     uuid = f'<p class="muted"><code>{xml(gpu["uuid"])}</code></p>'
-    return f'<details id="devices-{gpu["index"]}"><summary>{summary}</summary>{uuid}{table}</details>'
+    return f'<details id="devices-{xml(gpu["uuid"])}"><summary>{summary}</summary>{uuid}{table}</details>'
 
 
 def _device(device: Data) -> str:
@@ -510,7 +515,7 @@ def _event(event: Data) -> str:
     sign = f'<span class="{kind}" aria-hidden="true">{SIGNS[kind]}</span> ' if kind else ""
     return _row(
         ("Time", _time(event["at"]), "head when"),
-        ("Kind", xml(event["kind"]), ""),
+        ("Kind", xml(event["kind"]), "kind"),
         ("What happened", f"{sign}{xml(event['text'])}{by}{why}", ""),
     )
 
