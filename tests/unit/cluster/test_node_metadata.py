@@ -293,11 +293,11 @@ async def test_a_node_that_is_removed_keeps_its_label_until_it_is_back(api, kube
 
 @pytest.mark.parametrize("answer", [b"not json", b'{"metadata": 5}', b"{}"])
 async def test_an_answer_that_is_none_is_said_once(api, kubeconfig, answer, caplog, monkeypatch):
-    answers = [answer, answer]
+    wrong = [answer, answer]
 
     async def body(response):
         content = await real(response)
-        return answers.pop() if answers else content
+        return wrong.pop() if wrong else content
 
     real = answers.body
     monkeypatch.setattr(node_metadata, "body", body)
