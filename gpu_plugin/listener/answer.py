@@ -1,6 +1,6 @@
 """What an HTTP request asks for, and what it is answered."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 PLAIN = "text/plain; charset=utf-8"
@@ -41,7 +41,7 @@ class Stream:
     from then on the connection is among the first to be closed where room is needed.
     """
 
-    chunks: Callable[[], AsyncIterator[bytes]]
+    chunks: Callable[[], AsyncGenerator[bytes, None]]
     content_type: str = EVENT_STREAM
     headers: Headers = ()
 

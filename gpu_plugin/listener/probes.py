@@ -24,7 +24,7 @@ FRESH = 1.0
 """Seconds for which an answer from our own sockets, and the text of the metrics, are good for others who ask."""
 
 
-PIECE = 0.0005
+PIECE = 0.002
 """Seconds for which metrics are written at a stretch, and some lines more."""
 
 

@@ -275,7 +275,7 @@ class Server:
             return
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._leave_with, connection, tasks.cancel_scope)
-            async with aclosing(stream.chunks()) as chunks:  # type: ignore[type-var] # an async generator is one
+            async with aclosing(stream.chunks()) as chunks:
                 async for chunk in chunks:
                     if not await self._sent(connection, head + (protocol.send(h11.Data(data=chunk)) or b"")):
                         break

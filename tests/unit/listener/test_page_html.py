@@ -30,7 +30,11 @@ class Tree(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.open, self.tags, self.attributes, self.texts, self.ids = [], set(), [], [], []
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: list[str] = []
+        self.ids: list[str | None] = []
         self.feed(text)
         self.close()
         assert not self.open
@@ -55,6 +59,13 @@ class Tree(HTMLParser):
     @property
     def text(self):
         return " ".join(" ".join(self.texts).split())
+
+
+def linked(report):
+    """The links in a report, as the page gets them."""
+    told = links(report)
+    assert told is not None
+    return {**told, "version": "1"}
 
 
 def whole(told, linked=None):
@@ -145,7 +156,7 @@ LINKS = {"icon.svg", "page.css", "page.js", "status.json", "metrics", "livez", "
 
 def test_no_text_of_others_is_more_than_a_text():
     told = hostile(HOSTILE)
-    tree = whole(told, links({**told.topology, "gpus": topology(2, [])["gpus"]}) | {"version": "1"})
+    tree = whole(told, linked({**told.topology, "gpus": topology(2, [])["gpus"]}))
     harmless(tree)
     assert tree.text.count("<script>alert(1)</script>") > 15
     assert "\x1b" not in tree.text
@@ -159,7 +170,7 @@ def test_any_text_is_harmless(text):
 
 @pytest.mark.parametrize("told", [material(), material(held=None, unheld="why"), crowded(), crowded(2, 500, 900)])
 def test_the_page_is_whole_and_has_its_landmarks(told):
-    tree = whole(told, {**links(told.topology), "version": "1"})
+    tree = whole(told, linked(told.topology))
     harmless(tree)
     assert {"header", "nav", "main", "footer", "h1", "table", "caption"} <= tree.tags
     for name, heading in SECTIONS:
@@ -224,6 +235,6 @@ def test_before_there_is_a_daemon_it_says_what_is_waited_for():
 
 def test_448_devices_of_100_pods_stay_a_small_page():
     told = crowded()
-    data = page_data(told, {**links(told.topology), "version": "1"})
+    data = page_data(told, linked(told.topology))
     assert len(page(data, parts(data), 0.0, "abc").encode()) < 200_000
     assert GPU in parts(data)["devices"]

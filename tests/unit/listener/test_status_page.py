@@ -5,6 +5,7 @@ import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -64,7 +65,7 @@ async def reading(page):
     assert isinstance(stream, Stream)
     assert stream.content_type == EVENT_STREAM
     chunks = stream.chunks()
-    pending = []
+    pending: list[tuple[str, Any]] = []
 
     async def following():
         while not pending:
