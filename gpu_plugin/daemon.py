@@ -48,6 +48,7 @@ from gpu_plugin.kubelet.endpoints import Endpoints
 from gpu_plugin.kubelet.holders import Pods
 from gpu_plugin.kubelet.pod_listing import pods
 from gpu_plugin.kubelet.registrations import Registrations
+from gpu_plugin.labels.keeper import LABELS_FILE, NodeLabels
 from gpu_plugin.list_strategy import ListStrategy, tell
 from gpu_plugin.listener.listener import Listener
 from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE, Known, Memory, Recorder
@@ -88,7 +89,7 @@ UNCHANGEABLE = (
 )
 """Settings that a running process cannot change, besides where they come from."""
 
-FILES = (HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE, CHOICE_FILE, EVENTS_FILE, LEFT_FILE)
+FILES = (HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE, CHOICE_FILE, EVENTS_FILE, LEFT_FILE, LABELS_FILE)
 """What is kept in the state directory."""
 
 
@@ -135,6 +136,7 @@ class Daemon:
         self._why_stopped = ""
         self._look = Pulse()
         self._lock = NodeLock(Path(self.settings.state_dir), Path(self.settings.socket_dir), __version__)
+        self._labels = NodeLabels(lambda: self.settings, hardware.host, self._state)
         self._specs = CdiWatch(lambda: self.settings, hardware.host, hardware.driver_roots, self._inventory.cdi_changed)
         self._view = NodeView(
             now=self._now,
@@ -215,6 +217,7 @@ class Daemon:
             ("the CDI specifications", self._keep_specs),
             ("what the cluster is told", self._cluster.run),
             ("the endpoints", self._serve),
+            ("the labels of the node", self._labels.run),
         ):
             self._parts.start_soon(forever, name, run)
         await self._specs.recall()
@@ -389,6 +392,7 @@ class Daemon:
         if found is not None:
             self._offering.take(found)
         self._specs.follow(self._now.node, None if found is None else found.access)
+        self._labels.follow(self._now.node)
 
     def _booted(self, boot_id: str) -> None:
         self._memory.booted(boot_id)
@@ -469,6 +473,7 @@ class Daemon:
         if found is not None:
             self._offering.take(found)
         self._specs.follow(self._now.node, None if found is None else found.access)
+        self._labels.follow(self._now.node)
 
 
 def _named(before: Node, after: Node) -> list[tuple[str, str]]:
