@@ -195,7 +195,7 @@ class NodeView:
             "failures": self.attribution.failures,
         }
 
-    def _held(self, held: "Held") -> list[tuple[Mapping[str, object], list["Holder"]]]:
+    def _held(self, held: "Held") -> Sequence[tuple[Mapping[str, object], Sequence["Holder"]]]:
         views = self.store.current.resources
         index = {gpu.uuid: gpu.index for gpu in self.health.gpus}
         found = []

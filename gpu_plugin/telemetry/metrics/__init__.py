@@ -3,7 +3,7 @@
 docs/metrics.md has every one of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpu_plugin.telemetry.metrics import gpus, node, served
@@ -11,9 +11,11 @@ from gpu_plugin.telemetry.metrics.exposition import PROMETHEUS, lines
 from gpu_plugin.telemetry.metrics.family import Family
 
 
-def families(status: Mapping[str, Any]) -> list[Family]:
+def families(status: Mapping[str, Any]) -> Iterator[Family]:
     """The families that a status makes, always in the same order. What the status does not tell of has none, or no sample."""
-    return [*node.families(status), *served.families(status), *gpus.families(status)]
+    yield from node.families(status)
+    yield from served.families(status)
+    yield from gpus.families(status)
 
 
 def metrics(status: Mapping[str, Any]) -> list[str]:

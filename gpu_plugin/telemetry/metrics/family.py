@@ -16,12 +16,8 @@ class Kind(Enum):
     INFO = "info"
 
 
-class Sample(NamedTuple):
-    """One line: what the family's name ends in here, the labels as `labelled` gives them, and the value."""
-
-    suffix: str
-    labels: str
-    value: float
+Sample = tuple[str, str, float]
+"""One line: what the family's name ends in here, the labels as `labelled` gives them, and the value. Thousands: a bare tuple."""
 
 
 class Family(NamedTuple):
@@ -57,7 +53,7 @@ def counter(name: str, about: str, samples: Labelled) -> Family:
 
 def info(name: str, about: str, samples: Iterable[str]) -> Family:
     """What something is, in labels; the value is 1. `name` ends in _info."""
-    return Family(name.removesuffix("_info"), Kind.INFO, about, [Sample("_info", labels, 1) for labels in samples])
+    return Family(name.removesuffix("_info"), Kind.INFO, about, [("_info", labels, 1) for labels in samples])
 
 
 def histogram(name: str, about: str, told: Iterable[tuple[str, Mapping[str, Any]]]) -> Family:
@@ -68,18 +64,18 @@ def histogram(name: str, about: str, told: Iterable[tuple[str, Mapping[str, Any]
         total = 0
         for bound, count in zip((*map(repr, map(float, each["bounds"])), "+Inf"), each["counts"], strict=True):
             total += count
-            samples.append(Sample("_bucket", f'{labels}{comma}le="{bound}"', total))
-        samples += [Sample("_count", labels, total), Sample("_sum", labels, each["sum"])]
+            samples.append(("_bucket", f'{labels}{comma}le="{bound}"', total))
+        samples += [("_count", labels, total), ("_sum", labels, each["sum"])]
     return Family(name, Kind.HISTOGRAM, about, samples)
 
 
 def _taken(suffix: str, samples: Labelled) -> list[Sample]:
-    return [
-        Sample(suffix, labels, +value) for labels, value in samples if value is not None
-    ]  # + makes a number of a bool
+    return [(suffix, labels, +value) for labels, value in samples if value is not None]  # + makes a number of a bool
 
 
 def _escaped(text: str) -> str:
     if not text.isascii():
         text = text.encode("utf-8", "replace").decode("utf-8")
-    return text if text.isalnum() else text.translate(_ESCAPED)
+    if "\\" in text or '"' in text or "\n" in text:  # three looks are a tenth of a translation
+        return text.translate(_ESCAPED)
+    return text

@@ -14,83 +14,80 @@ Gpus = Sequence[tuple[str, Mapping[str, Any]]]
 """Each GPU's labels, and what the status says of it."""
 
 
-def families(status: Mapping[str, Any]) -> list[Family]:
-    """All of them."""
+def families(status: Mapping[str, Any]) -> Iterator[Family]:
+    """All of them, each made when its turn comes: a full node has thousands of samples."""
     health = status["health"]
     gpus = [(labelled(uuid=gpu["uuid"], index=gpu["index"]), gpu) for gpu in health["gpus"]]
     labels = {gpu["uuid"]: text for text, gpu in gpus}
-    return [*_what_it_is(gpus, status), *_health(gpus), *_history(health, labels), *_readings(gpus)]
+    yield from _what_it_is(gpus, status)
+    yield from _health(gpus)
+    yield from _history(health, labels)
+    yield from _readings(gpus)
 
 
-def _what_it_is(gpus: Gpus, status: Mapping[str, Any]) -> list[Family]:
+def _what_it_is(gpus: Gpus, status: Mapping[str, Any]) -> Iterator[Family]:
     driver = status.get("driver", {}).get("version", "")
-    return [
-        info(
-            "gpu_plugin_gpu_info",
-            "What a GPU is.",
-            [
-                f"{labels},{labelled(pci_bus_id=gpu['bus_id'], model=gpu['model'], driver=driver)}"
-                for labels, gpu in gpus
-                if "bus_id" in gpu
-            ],
-        )
-    ]
+    yield info(
+        "gpu_plugin_gpu_info",
+        "What a GPU is.",
+        [
+            f"{labels},{labelled(pci_bus_id=gpu['bus_id'], model=gpu['model'], driver=driver)}"
+            for labels, gpu in gpus
+            if "bus_id" in gpu
+        ],
+    )
 
 
-def _health(gpus: Gpus) -> list[Family]:
+def _health(gpus: Gpus) -> Iterator[Family]:
     signals = [(name, labelled(signal=name)) for name in SIGNALS]
-    return [
-        gauge(
-            "gpu_plugin_gpu_health",
-            "The state that each GPU is in (1) and those it is not in (0). One of whose MIG devices is bad is degraded.",
-            [(f'{labels},state="{state}"', int(state == gpu["state"])) for labels, gpu in gpus for state in STATES],
-        ),
-        gauge(
-            "gpu_plugin_gpu_health_since_timestamp_seconds",
-            "Since when the worst of what is held against a GPU stands, in Unix time.",
-            [(labels, gpu.get("since")) for labels, gpu in gpus],
-        ),
-        gauge(
-            "gpu_plugin_gpu_signal_verdict",
-            "What each signal makes of a GPU now: 0 fine, 1 an error of an application, 2 degraded, 3 fatal.",
-            [
-                (f"{labels},{signal}", Verdict[verdicts[name]].value if name in verdicts else 0)
-                for labels, gpu in gpus
-                if (verdicts := gpu.get("signals")) is not None
-                for name, signal in signals
-            ],
-        ),
-    ]
+    yield gauge(
+        "gpu_plugin_gpu_health",
+        "The state that each GPU is in (1) and those it is not in (0). One of whose MIG devices is bad is degraded.",
+        [(f'{labels},state="{state}"', int(state == gpu["state"])) for labels, gpu in gpus for state in STATES],
+    )
+    yield gauge(
+        "gpu_plugin_gpu_health_since_timestamp_seconds",
+        "Since when the worst of what is held against a GPU stands, in Unix time.",
+        [(labels, gpu.get("since")) for labels, gpu in gpus],
+    )
+    yield gauge(
+        "gpu_plugin_gpu_signal_verdict",
+        "What each signal makes of a GPU now: 0 fine, 1 an error of an application, 2 degraded, 3 fatal.",
+        [
+            (f"{labels},{signal}", Verdict[verdicts[name]].value if name in verdicts else 0)
+            for labels, gpu in gpus
+            if (verdicts := gpu.get("signals")) is not None
+            for name, signal in signals
+        ],
+    )
 
 
-def _history(health: Mapping[str, Any], labels: Mapping[str, str]) -> list[Family]:
-    return [
-        gauge(
-            "gpu_plugin_health_signal_supported",
-            "Whether a GPU tells what a health signal needs.",
-            [
-                (f"{_of(uuid, labels)},{labelled(signal=signal)}", int(supported))
-                for uuid, signals in health["supported"].items()
-                for signal, supported in signals.items()
-            ],
-        ),
-        counter(
-            "gpu_plugin_health_transitions_total",
-            "Changes of verdict, by GPU, signal and the verdict it came to.",
-            [
-                (
-                    f"{_of(each['uuid'], labels)},{labelled(signal=each['signal'], verdict=each['verdict'].lower())}",
-                    each["total"],
-                )
-                for each in health["transitions"]
-            ],
-        ),
-        counter(
-            "gpu_plugin_xid_errors_total",
-            "Xid errors, by GPU, number and class in the Xid policy.",
-            _xids(health, labels),
-        ),
-    ]
+def _history(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[Family]:
+    yield gauge(
+        "gpu_plugin_health_signal_supported",
+        "Whether a GPU tells what a health signal needs.",
+        [
+            (f"{_of(uuid, labels)},{labelled(signal=signal)}", int(supported))
+            for uuid, signals in health["supported"].items()
+            for signal, supported in signals.items()
+        ],
+    )
+    yield counter(
+        "gpu_plugin_health_transitions_total",
+        "Changes of verdict, by GPU, signal and the verdict it came to.",
+        [
+            (
+                f"{_of(each['uuid'], labels)},{labelled(signal=each['signal'], verdict=each['verdict'].lower())}",
+                each["total"],
+            )
+            for each in health["transitions"]
+        ],
+    )
+    yield counter(
+        "gpu_plugin_xid_errors_total",
+        "Xid errors, by GPU, number and class in the Xid policy.",
+        _xids(health, labels),
+    )
 
 
 def _xids(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[tuple[str, int]]:
