@@ -66,6 +66,7 @@ class ClusterReporting:
         trouble: Callable[[], str | None],
         node: NodeMetadata,
         wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Takes what to go by.
 
@@ -77,6 +78,7 @@ class ClusterReporting:
             trouble: why no GPU can be reached; empty where one can, None while the first attempt is under way.
             node: the Node's annotations.
             wall: the wall clock, in Unix seconds.
+            clock: a steady one, in seconds.
         """
         first = settings()
         self._settings = settings
@@ -88,7 +90,8 @@ class ClusterReporting:
         self._wall = wall
         self._state = StateDirectory(Path(first.state_dir))
         self._api = NodeApi(first.node_name, first.kubeconfig)
-        self._events = EventWriter(self._api)
+        self._clock = clock
+        self._events = EventWriter(self._api, clock)
         self._keeper: NodeStateKeeper | None = None
         self._cordons = AnnotatedCordons(health)
         self._changes: deque[tuple[Transition, float]] = deque(maxlen=MOST_CHANGES)
@@ -159,7 +162,9 @@ class ClusterReporting:
                 await self._news.wait()
             while not self._has_client():
                 await self._news.wait()
-            self._keeper = NodeStateKeeper(self._api, self._asked, self._seen, left, leaves)
+            self._keeper = NodeStateKeeper(
+                self._api, self._asked, self._seen, left, leaves, clock=self._clock, wall=self._wall
+            )
             async with anyio.create_task_group() as parts:
                 parts.start_soon(forever, "the writing of Kubernetes Events", self._events.run)
                 parts.start_soon(forever, "the condition and taint of the Node", self._keeper.run)

@@ -20,11 +20,14 @@ MOST: Final = 256
 """Events that wait to be written at most; of more, the oldest are let go."""
 
 FIRST_PAUSE = 1.0
-LONGEST_PAUSE = 60.0
+LONGEST_PAUSE = 30.0
 """Seconds until a server that cannot be asked is asked again: at first, and at most."""
 
+TRIES = 4
+"""How often an Event is refused until it is let go: an API server that has just started refuses what it soon allows."""
+
 _LATER = frozenset({"connection", "name", "credentials", "answer", "length", "401", "408", "429"})
-"""What goes away by itself; anything else is of this one Event, such as a namespace that is being removed."""
+"""What goes away by itself; anything else may be of this one Event, such as a namespace that is being removed."""
 
 
 class EventWriter:
@@ -52,6 +55,7 @@ class EventWriter:
         self._correlator = Correlator()
         self._waiting: OrderedDict[str, Told] = OrderedDict()
         self._made: OrderedDict[str, None] = OrderedDict()
+        self._refused: dict[str, int] = {}
         self._bell = Pulse()
 
     @property
@@ -100,6 +104,9 @@ class EventWriter:
             await self._write(told)
         except UnreachableError as error:
             if error.kind in _LATER or error.kind.startswith("5"):
+                raise
+            self._refused = {name: self._refused.get(name, 0) + 1}
+            if self._refused[name] < TRIES:
                 raise
             self._lost += 1
             self._say(str(error))

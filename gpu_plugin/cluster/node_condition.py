@@ -107,18 +107,18 @@ class ConditionClock:
         age = unix - parsed(self._known.last_heartbeat_time)
         return max(0.0, HEARTBEAT * (1 + self._spread) - age) if age >= 0 else 0.0
 
-    def next(self, wants: Wanted, now: float, unix: float, dice: float) -> Condition:
+    def next(self, wants: Wanted, unix: float, dice: float) -> Condition:
         """The condition as it is to be written now; `dice` in [0, 1) spreads the next heartbeat."""
-        if self._news(wants):
-            self._bucket.take(now)
         self._spread = SPREAD * dice
         known, at = self._known, spelled(unix)
         same = known is not None and known.status == wants.status and known.last_transition_time
         since = known.last_transition_time if known is not None and same else at
         return Condition(CONDITION, wants.status, wants.reason, wants.message, at, since)
 
-    def written(self, condition: Condition, wants: Wanted) -> None:
+    def written(self, condition: Condition, wants: Wanted, now: float) -> None:
         """It was written."""
+        if self._news(wants):
+            self._bucket.take(now)
         self._known, self._cause = condition, wants.cause
 
     def _news(self, wants: Wanted) -> bool:

@@ -69,7 +69,7 @@ class NodeStateKeeper:
         left: Left,
         leaves: Callable[[Left], Awaitable[object]],
         *,
-        clock: Callable[[], float] = anyio.current_time,
+        clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         dice: Callable[[], float] = random.random,
     ) -> None:
@@ -84,6 +84,7 @@ class NodeStateKeeper:
         self._wall = wall
         self._dice = dice
         self._bell = Pulse()
+        self._stirred = False
         self._times = ConditionClock()
         self._effect: str | None = None
         """Of the taint as it was read or written last; None: not known."""
@@ -92,6 +93,7 @@ class NodeStateKeeper:
 
     def changed(self) -> None:
         """Has a look taken soon. From the event loop's thread."""
+        self._stirred = True
         self._bell.ring()
 
     async def run(self) -> None:
@@ -100,6 +102,7 @@ class NodeStateKeeper:
         await anyio.sleep(START_SPREAD * self._dice())
         failures = 0
         while True:
+            self._stirred = False
             try:
                 wait = await self._once()
                 if self.trouble:
@@ -112,7 +115,8 @@ class NodeStateKeeper:
                 self._read, self._effect = False, None  # whatever was written, or not, is read again
                 await anyio.sleep(pause * (0.5 + self._dice()))
             else:
-                await self._bell.wait(wait)
+                if not self._stirred:  # while there was an answer to wait for
+                    await self._bell.wait(wait)
 
     async def _once(self) -> float | None:
         """Does what is due. Returns the seconds until something may be, None where nothing will. Raises UnreachableError."""
@@ -124,11 +128,22 @@ class NodeStateKeeper:
         effect = self._wanted_effect(asked, seen)
         if self._condition_due(wants, now) or (left.condition and not asked.condition) or self._taint_due(effect, now):
             async with self._api.session():
-                if not self._read:
-                    self._take(await self._api.read())
-                await self._keep_condition(asked, wants, now)
-                if effect is not None and self._taint_due(effect, now):
-                    await self._keep_taint(effect, now)
+                state = None if self._read else await self._api.read()
+                if state is not None:
+                    self._take(state)
+                failed: list[UnreachableError] = []
+                try:
+                    if await self._keep_condition(asked, wants, now):
+                        state = None
+                except UnreachableError as error:  # the taint may be within our rights all the same
+                    failed.append(error)
+                try:
+                    if effect is not None and self._taint_due(effect, now):
+                        await self._keep_taint(effect, now, state)
+                except UnreachableError as error:
+                    failed.append(error)
+                if failed:
+                    raise UnreachableError(failed[0].kind, "; ".join(dict.fromkeys(map(str, failed))))
         return LOOK if asked.condition or asked.effect else None
 
     def _wanted_effect(self, asked: Asked, seen: Seen) -> str | None:
@@ -151,21 +166,25 @@ class NodeStateKeeper:
             return False
         return not self._read or self._effect != effect or (bool(effect) and now - self._checked >= RECHECK)
 
-    async def _keep_condition(self, asked: Asked, wants: Wanted | None, now: float) -> None:
+    async def _keep_condition(self, asked: Asked, wants: Wanted | None, now: float) -> bool:
+        """Returns whether the Node was changed."""
         if wants is not None and self._condition_due(wants, now):
             await self._leave(Left(condition=True, taint=self._left.taint))
-            condition = self._times.next(wants, now, self._wall(), self._dice())
+            condition = self._times.next(wants, self._wall(), self._dice())
             await self._api.apply_condition(condition)
-            self._times.written(condition, wants)
-        elif not asked.condition and self._left.condition:
+            self._times.written(condition, wants, now)
+            return True
+        if not asked.condition and self._left.condition:
             await self._api.apply_condition(None)
             self._times = ConditionClock()
             await self._leave(Left(condition=False, taint=self._left.taint))
+            return True
+        return False
 
-    async def _keep_taint(self, effect: str, now: float) -> None:
+    async def _keep_taint(self, effect: str, now: float, state: NodeState | None) -> None:
         if effect:
             await self._leave(Left(condition=self._left.condition, taint=True))
-        if await self._api.set_taint(TAINT, effect):
+        if await self._api.set_taint(TAINT, effect, state):
             said = f"has the taint {TAINT}:{effect}" if effect else f"has no taint {TAINT} any more"
             log.log(logging.WARNING if effect else logging.INFO, "node %s %s", self._api.node_name, said)
         self._effect, self._checked = effect, now

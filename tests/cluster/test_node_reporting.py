@@ -1,7 +1,8 @@
 """What the daemon tells the API server of its GPUs, and what the Node tells it: with the rights that docs/security.md has."""
 
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -24,6 +25,12 @@ SICK = 3
 FALLEN = "--xid=79"
 
 Rule = Mapping[str, Sequence[str]]
+
+
+def in_a_thread(run: Callable[..., Any], *args: Any, **more: Any) -> None:
+    """Runs an event loop where there is none: the tests' own thread may count as one."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(run, *args, **more).result()
 
 
 def rule(resource: str, *verbs: str) -> Rule:
@@ -118,15 +125,19 @@ def test_the_condition_follows_the_gpus_over_restarts_and_goes_when_it_is_switch
         begin(cluster, "nodeCondition: true")
         sound = wait_condition(cluster, "True", "AllGPUsHealthy")
         cluster.plugin.fault(SICK, FALLEN)
-        sick = wait_condition(cluster, "False", "GPUUnhealthy")
+        wait_condition(cluster, "False", "GPUUnhealthy")
+
+        def in_full() -> dict[str, Any]:
+            found = condition(cluster)
+            expect(holds="the driver asks for" in found["message"], seen=found)
+            return found
+
+        sick = wait_until(in_full, "both causes are told", within=5)
         assert f"1 of {GPUS} GPUs is Unhealthy: GPU {SICK} (" in sick["message"]
         assert "Xid 79" in sick["message"]
         cluster.plugin.restart()
 
-        def said_again() -> None:
-            expect(holds=cluster.plugin.explain(SICK)["verdict"] == "FATAL", seen=cluster.plugin.explain(SICK))
-
-        wait_until(said_again, "the restarted daemon knows of the fault", within=15)
+        cluster.wait_offers({RESOURCE: GPUS - 1})
         stays(lambda: expect(holds=condition(cluster) == sick, seen=condition(cluster)), "no news", seconds=12)
         ready = next(each for each in node(cluster)["status"]["conditions"] if each["type"] == "Ready")
         assert ready["status"] == "True", "the kubelet's own are left alone"
@@ -214,21 +225,24 @@ def test_what_could_not_be_written_is_written_once_the_api_server_is_back(cluste
         wait_condition(cluster, "True", "AllGPUsHealthy")
         already = {event["metadata"]["name"] for event in events(cluster, "Node", NODE)}
         cluster.apiserver.kill()
-        cluster.plugin.fault(SICK, FALLEN)
+        try:
+            cluster.plugin.fault(SICK, FALLEN)
 
-        def complains() -> None:
-            told = cluster.plugin.status()["cluster"]
-            expect(holds=bool(told["trouble"]) and told["events"]["waiting"] == 1, seen=told)
+            def complains() -> None:
+                told = cluster.plugin.status()["cluster"]
+                expect(holds=len(told["trouble"]) == 2 and told["events"]["waiting"] > 0, seen=told)
 
-        wait_until(complains, "status says what is not written", within=30)
-        cluster.apiserver.start()
+            wait_until(complains, "status says what is not written", within=30)
+        finally:
+            cluster.apiserver.start()
         wait_condition(cluster, "False", "GPUUnhealthy")
 
         def written() -> None:
             found = [each for each in events(cluster, "Node", NODE) if each["metadata"]["name"] not in already]
-            expect(holds=[each["reason"] for each in found] == ["GPUUnhealthy"], seen=found)
+            expect(holds={each["reason"] for each in found} == {"GPUUnhealthy"}, seen=found)
+            assert all(each["count"] == 1 for each in found)
 
-        wait_until(written, "the Event is there, once", within=60)
+        wait_until(written, "the Events are there, once", within=60)
 
 
 def test_without_rights_it_is_said_once_and_gpus_are_served(cluster: Cluster) -> None:
@@ -239,7 +253,7 @@ def test_without_rights_it_is_said_once_and_gpus_are_served(cluster: Cluster) ->
 
     def said() -> None:
         log = cluster.plugin.log_since(log_begins)
-        expect(holds="create and patch of events" in log and "patch of nodes" in log, seen=log[-2000:])
+        expect(holds="create and patch of events" in log and "patch of nodes/status" in log, seen=log[-2000:])
 
     wait_until(said, "the log says which rights are missing", within=30)
     warnings = [
@@ -262,8 +276,10 @@ def test_the_annotation_cordons_through_restarts_and_without_an_api_server(clust
         assert any("77 is no GPU of this node" in each for each in cluster.plugin.status()["cluster"]["trouble"])
         cluster.plugin.operate("cordon", 5)
         cluster.apiserver.kill()
-        cluster.plugin.restart()
-        cluster.apiserver.start()
+        try:
+            cluster.plugin.restart()
+        finally:
+            cluster.apiserver.start()
         cluster.wait_offers({RESOURCE: GPUS - 2})
         annotate(str(SICK))
 
@@ -292,12 +308,14 @@ def test_labels_are_applied_beside_those_of_others_and_to_no_node_that_is_not_th
     with granted(cluster, PATCH):
         api = NodeApi(NODE, str(cluster.plugin_kubeconfig))
         before = node(cluster)["metadata"]["labels"]
-        anyio.run(apply, api, {"nvidia.com/gpu.count": "8", "nvidia.com/gpu.family": "hopper"})
+        in_a_thread(anyio.run, apply, api, {"nvidia.com/gpu.count": "8", "nvidia.com/gpu.family": "hopper"})
         assert ours() == {"nvidia.com/gpu.count": "8", "nvidia.com/gpu.family": "hopper"}
-        anyio.run(apply, api, {"nvidia.com/gpu.count": "4"})
+        in_a_thread(anyio.run, apply, api, {"nvidia.com/gpu.count": "4"})
         assert ours() == {"nvidia.com/gpu.count": "4"}
-        anyio.run(apply, api, {})
+        in_a_thread(anyio.run, apply, api, {})
         assert node(cluster)["metadata"]["labels"] == before
         with pytest.raises(Exception, match="not found"):
-            anyio.run(apply, NodeApi("nobody", str(cluster.plugin_kubeconfig)), {"nvidia.com/gpu.count": "8"})
+            in_a_thread(
+                anyio.run, apply, NodeApi("nobody", str(cluster.plugin_kubeconfig)), {"nvidia.com/gpu.count": "8"}
+            )
         assert not cluster.api.exists("/api/v1/nodes/nobody")

@@ -8,7 +8,7 @@ import pytest
 from gpu_plugin.cluster import events
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.correlation import News, Object
-from gpu_plugin.cluster.events import MOST, EventWriter
+from gpu_plugin.cluster.events import MOST, TRIES, EventWriter
 
 NODE = Object("Node", "node-a", uid="node-a")
 
@@ -113,6 +113,7 @@ async def test_what_the_server_refuses_holds_up_no_other(api, writer, kind):
     api.failing = kind
     writer.tell(news("a"))
     await until(lambda: writer.dropped == 1)
+    assert api.attempts == TRIES
     api.failing = ""
     writer.tell(news("b"))
     await until(lambda: api.told() == [("b", 1)])
@@ -124,3 +125,12 @@ async def test_a_server_that_is_away_leaves_the_newest(api):
         writer.tell(news("m", Object("Pod", f"p{number}", "ns", "u")))
     assert (writer.waiting, writer.dropped) == (MOST, 10)
     assert next(iter(writer._waiting.values())).news.about.name == "p10"
+
+
+async def test_a_server_that_has_just_started_refuses_and_then_takes_it(api, writer):
+    api.failing = "403 create events"
+    writer.tell(news("a"))
+    await until(lambda: api.attempts == TRIES - 2)
+    api.failing = ""
+    await until(lambda: api.told() == [("a", 1)])
+    assert writer.dropped == 0

@@ -118,8 +118,8 @@ class Written:
         self.now = at
         if due := self.times.due(wants, at, T + at):
             return due
-        condition = self.times.next(wants, at, T + at, dice)
-        self.times.written(condition, wants)
+        condition = self.times.next(wants, T + at, dice)
+        self.times.written(condition, wants, at)
         self.log.append(condition)
         return 0.0
 

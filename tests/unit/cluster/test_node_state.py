@@ -32,6 +32,7 @@ class World:
     def __init__(self, asked, gpus=(SOUND,), left=None, known=None, taints=()):
         self.asked, self.gpus, self.left = asked, gpus, left or Left()
         self.now, self.trouble, self.failing = 0.0, "", ""
+        self.only = ""
         self.known, self.taints = known, [*taints]
         self.log, self.lefts, self.plans = [], [], []
         self.keeper = NodeStateKeeper(
@@ -77,11 +78,14 @@ class World:
         content = {"spec": {"taints": self.taints}, "status": {"conditions": conditions}}
         return msgspec.convert(content, NodeState)
 
+    async def nothing(self):
+        return NodeState()
+
     async def apply_condition(self, condition):
         self._try("condition")
         self.known = condition
 
-    async def set_taint(self, key, effect):
+    async def set_taint(self, key, effect, known=None):
         self._try(f"taint {effect}")
         assert key == TAINT
         before = [*self.taints]
@@ -95,7 +99,7 @@ class World:
 
     def _try(self, what):
         self.log.append((round(self.now), what))
-        if self.failing:
+        if self.failing and what.startswith(self.only):
             raise UnreachableError(self.failing, f"failing with {self.failing}")
 
 
@@ -200,3 +204,27 @@ async def test_who_lost_the_right_to_remove_the_taint_is_told_how(monkeypatch, c
     world.failing = "403 get"
     await world.run(100, monkeypatch)
     assert f"kubectl taint node node-a {TAINT}-" in caplog.text
+
+
+async def test_a_right_that_is_missing_for_one_costs_the_other_nothing(monkeypatch):
+    world = World(Asked(condition=True, effect="NoSchedule"), (SICK,))
+    world.failing, world.only = "403", "condition"
+    await world.run(3600, monkeypatch)
+    assert world.taints == [{"key": TAINT, "effect": "NoSchedule"}]
+    tried = [when for when, what in world.log if what == "condition"]
+    assert 10 < len(tried) < 40, "again and again, ever more rarely"
+
+
+async def test_what_changes_while_it_is_written_is_written_next(monkeypatch):
+    world = World(Asked(condition=True), (SICK,))
+
+    async def apply(condition):
+        if not world.log:
+            world.gpus = (SOUND,)
+            world.keeper.changed()
+        world.log.append((round(world.now), condition.status))
+
+    monkeypatch.setattr(world, "apply_condition", apply)
+    monkeypatch.setattr(world, "read", world.nothing)
+    await world.run(10, monkeypatch)
+    assert world.log == [(0, "False"), (0, "True")]
