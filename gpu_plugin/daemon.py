@@ -8,6 +8,7 @@
 One task group holds every part. A part that fails is begun again and takes no other with it.
 """
 
+import asyncio
 import gc
 import importlib.util
 import logging
@@ -67,6 +68,7 @@ from gpu_plugin.sources.last_choice import CHOICE_FILE
 from gpu_plugin.sources.telling import tell_settings
 from gpu_plugin.state import StateDirectory
 from gpu_plugin.telemetry.logs import configure, know
+from gpu_plugin.telemetry.stacks import logged_on
 
 if TYPE_CHECKING:
     from gpu_plugin.listener.checks import Facts
@@ -515,12 +517,13 @@ async def serve(settings: Settings, resolve: Resolve) -> int:
     """
     refused: ConfigError | None = None
     status = 0
-    async with anyio.create_task_group() as around:
-        try:
-            status = await _serve(settings, resolve, Listener(around))
-        except ConfigError as error:  # which a task group would wrap
-            refused = error
-        around.cancel_scope.cancel()
+    with logged_on(signal.SIGUSR2, asyncio.get_running_loop()):
+        async with anyio.create_task_group() as around:
+            try:
+                status = await _serve(settings, resolve, Listener(around))
+            except ConfigError as error:  # which a task group would wrap
+                refused = error
+            around.cancel_scope.cancel()
     if refused is not None:
         raise refused
     return status

@@ -221,10 +221,14 @@ async def test_while_metrics_are_written_the_loop_turns(monkeypatch):
     assert turns >= 5000 // probes_module.LINES
 
 
+async def _nothing():
+    return {}
+
+
 async def test_without_an_address_nothing_is_begun(monkeypatch):
     monkeypatch.setattr(listener_module, "host_and_port", None)
     async with anyio.create_task_group() as tasks:
         listener = Listener(tasks)
         listener.begin("", Facts)
-        listener.ask(Facts, dict)
+        listener.ask(Facts, _nothing)
         listener.stop()
