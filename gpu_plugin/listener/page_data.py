@@ -107,6 +107,7 @@ def page_data(material: Material, links: Mapping[str, Any] | None = None) -> Map
         "registrations": [
             {"resource": name, **{key: each[key] for key in ("registered", "since", "why")}}
             for name, each in status["kubelet"]["resources"].items()
+            if status["kubelet"]["socket"]
         ],
         "resources": [
             {

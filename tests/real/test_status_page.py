@@ -161,6 +161,22 @@ async def test_after_a_restart_it_goes_on_and_meanwhile_it_calls_itself_stale(br
     assert await browser.run("return window.marked") == 1
 
 
+async def test_who_gets_no_stream_looks_again_every_few_seconds(browser, daemon, kubelet, port, url):
+    await serving(daemon, kubelet, port)
+    others = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(8)]
+    for client in others:
+        await client.send(b"GET /status.stream HTTP/1.1\r\nHost: node\r\n\r\n")
+        assert (await client.receive()).startswith(b"HTTP/1.1 200")
+    await browser.open(url)
+    words = "return document.getElementById('connection-state').textContent"
+    await browser.until(words, lambda told: told == "Updated every few seconds")
+    daemon.fault(3, xid=79)
+    await browser.until(HEADLINE, lambda told: told == "1 of 8 GPUs is Unhealthy")
+    for client in others:
+        await client.aclose()
+    await browser.until(STATE, lambda state: state == "live")
+
+
 async def test_light_and_dark(browser, daemon, kubelet, port, url):
     await serving(daemon, kubelet, port)
     paper = {}

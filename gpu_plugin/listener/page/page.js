@@ -70,14 +70,34 @@
 
   function hear(event) {
     const told = JSON.parse(event.data);
+    pause = FIRST;
+    take(told);
+    status("live", "Live");
+    return told;
+  }
+
+  function take(told) {
     heard = Date.now();
     ahead = told.at * 1000 - heard;
-    pause = FIRST;
     const at = new Date(told.at * 1000);
     asOf.textContent = utc(at);
     asOf.dateTime = at.toISOString();
-    status("live", "Live");
-    return told;
+  }
+
+  // Without a stream the whole page is asked for: there are no more streams than a few, and others may have them.
+  async function poll() {
+    try {
+      const answer = await fetch("./", {cache: "no-store", signal: AbortSignal.timeout(5000)});
+      if (!answer.ok) throw new Error(answer.statusText);
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (source) return;
+      const parts = ["summary", ...[...page.querySelectorAll("main > section > div")].map((part) => part.id)];
+      take({at: Date.parse(page.getElementById("as-of").dateTime) / 1000});
+      show({parts: Object.fromEntries(parts.map((id) => [id, page.getElementById(id).innerHTML]))});
+      status("still", "Updated every few seconds");
+    } catch {
+      if (!source) stale();
+    }
   }
 
   function status(kind, text) {
@@ -117,7 +137,7 @@
 
   function again() {
     disconnect();
-    stale();
+    poll();
     retry = setTimeout(connect, pause * (0.75 + Math.random() / 2));
     pause = Math.min(pause * 2, LONGEST);
   }
@@ -132,7 +152,7 @@
 
   setInterval(() => {
     ages();
-    if (source && Date.now() - heard > SILENT) again();
+    if (source && Date.now() - heard > SILENT) { stale(); again(); }
   }, 1000);
   said = known();
   status("still", "Connecting");

@@ -192,7 +192,7 @@ def test_what_it_says_of_a_sick_gpu():
         "312 W of 700",
         "87%",
         "40 GiB of 80",
-        "1 held, unusable",
+        "1 held but unusable",
     ):
         assert told in text
 
