@@ -174,8 +174,11 @@ class ClusterReporting:
             threads.close()
 
     def _has_client(self) -> bool:
+        """Whether the API can be asked at all, and about which Node; says once why not."""
         try:
             require_client("what is told to the cluster", ", or switch it off")
+            if not self._api.node_name:
+                raise ConfigError("what is told to the cluster is about a Node: say which by --node-name (NODE_NAME)")
         except ConfigError as error:
             if not self._client:
                 log.error("%s", error)  # noqa: TRY400 - the sentence is for people

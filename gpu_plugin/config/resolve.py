@@ -193,10 +193,6 @@ def _contradictions(settings: Settings, document: Document) -> Iterator[tuple[Fa
             "invalid --node-name: must not be empty with --config-file-srcdir, since that node's label names the file"
         )
         yield Fault(reason), {"config_file_srcdir", "node_name"}
-    about_node = [flag for flag, asked in _about_node(settings) if asked]
-    if about_node and not settings.node_name:
-        reason = f"invalid --node-name: must not be empty with {', '.join(about_node)}: which Node is it about?"
-        yield Fault(reason), {flag.removeprefix("--").replace("-", "_") for flag in about_node} | {"node_name"}
     excluded = frozenset(settings.exclude_gpus)
     both = [gpu for gpu in settings.include_gpus if gpu in excluded]
     if both:
@@ -211,13 +207,3 @@ def _contradictions(settings: Settings, document: Document) -> Iterator[tuple[Fa
         if not settings.mps_root:
             reason = "using MPS requires --mps-root to be specified: the host directory that its clients find it in"
             yield document.fault(("sharing", "mps"), reason), {"mps_root"}
-
-
-def _about_node(settings: Settings) -> Iterator[tuple[str, bool]]:
-    """The options that ask for something about our Node in the Kubernetes API, and whether they do."""
-    yield "--node-events", settings.node_events
-    yield "--pod-events", settings.pod_events
-    yield "--node-condition", settings.node_condition
-    yield "--node-taint", settings.node_taint != "none"
-    yield "--cordon-annotation", settings.cordon_annotation
-    yield "--node-labels", settings.node_labels == "api"

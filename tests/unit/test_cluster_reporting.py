@@ -4,7 +4,6 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import anyio
-import pytest
 
 from gpu_plugin import cluster_reporting
 from gpu_plugin.cluster.cordon_annotation import ANNOTATION
@@ -184,7 +183,9 @@ async def test_without_a_client_it_is_said_once_and_in_the_status(tmp_path, monk
     assert caplog.text.count("lightkube is not installed") == 1
 
 
-@pytest.mark.parametrize("option", ["node_events", "pod_events", "node_condition", "cordon_annotation"])
-def test_the_node_must_be_known_by_name(tmp_path, option):
-    with pytest.raises(cluster_reporting.ConfigError, match="--node-name"):
-        resolve({"state_dir": str(tmp_path), option: True}, {})
+async def test_without_a_name_of_the_node_it_is_said_once_and_in_the_status(tmp_path, caplog):
+    world = World(tmp_path, node_condition=True, node_name="")
+    async with world.running():
+        await until(lambda: world.reporting.status()["trouble"])
+    assert "--node-name" in world.reporting.status()["trouble"][0]
+    assert caplog.text.count("--node-name") == 1
