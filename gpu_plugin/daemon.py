@@ -150,6 +150,7 @@ class Daemon:
             registrations=self._registrations,
             recorder=self._recorder,
             cluster=self._cluster,
+            labels=self._labels,
             holding_pods=self._holding_pods,
             attribution=self._attribution,
             counts=self._counts,

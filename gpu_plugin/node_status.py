@@ -141,6 +141,8 @@ def troubles(status: Mapping[str, Any]) -> list[str]:
         found.append(f"{state['directory']}: {state['trouble']}")
     cluster = status.get("cluster") or {}
     found += [f"cluster: {trouble}" for trouble in cluster.get("trouble", ())]
+    if trouble := (status.get("labels") or {}).get("trouble"):
+        found.append(f"labels: {trouble}")
     driver = status.get("driver", {})
     if trouble := driver.get("trouble"):
         found.append(f"driver: {trouble}")

@@ -27,6 +27,7 @@ from gpu_plugin.kubelet.attribution import PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.holders import Pods
 from gpu_plugin.kubelet.registrations import Registrations
+from gpu_plugin.labels.keeper import NodeLabels
 from gpu_plugin.memory import Recorder
 from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
@@ -81,6 +82,7 @@ class NodeView:
     registrations: Registrations
     recorder: Recorder
     cluster: ClusterReporting
+    labels: NodeLabels
     holding_pods: Callable[[], Awaitable[Pods | None]]
     attribution: PodAttribution
     counts: KubeletCounts
@@ -167,6 +169,7 @@ class NodeView:
             },
             "cdi": self._cdi_status(),
             "cluster": self.cluster.status(),
+            "labels": {"way": self.configuration.settings.node_labels, "trouble": self.labels.trouble},
             "resources": {
                 name: node_status.resource(each, views[name].resource.devices) for name, each in counts.items()
             },

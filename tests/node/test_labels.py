@@ -3,6 +3,9 @@
 import subprocess
 import sys
 
+import anyio.to_thread
+
+from gpu_plugin.control import request
 from tests.node.daemon import healthy
 
 SHARED = "\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}"
@@ -56,6 +59,7 @@ async def test_a_directory_that_is_not_there_keeps_nothing_from_being_served_and
     daemon.start(*flags)
     await kubelet.wait_for(healthy(kubelet, 8))
     await daemon.said("no such directory")
+    assert "no such directory" in (await anyio.to_thread.run_sync(request, daemon.state, "status"))["labels"]["trouble"]
     assert (await daemon.stop())[0] == 0
     features.mkdir()
     daemon.start(*flags)

@@ -93,6 +93,8 @@ AWAY = {"r": {"registered": False, "why": "no kubelet"}}
         ({"kubelet": {"socket": "", "resources": AWAY}}, []),  # it is not to register
         ({"cdi": {"trouble": "no space"}}, ["CDI: no space"]),
         ({"cdi": {"trouble": ""}}, []),
+        ({"labels": {"way": "file", "trouble": "/f: no such directory"}}, ["labels: /f: no such directory"]),
+        ({"labels": {"way": "none", "trouble": ""}}, []),
         ({"driver": {"trouble": "not loaded"}}, ["driver: not loaded"]),
         (
             {"driver": {"trouble": "", "answered": False}},

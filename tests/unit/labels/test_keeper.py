@@ -20,6 +20,8 @@ from gpu_plugin.nvml.host import LinuxHost
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.state import StateDirectory
 from gpu_plugin.uninstall import traces
+from tests.unit.cluster.api_server import NODE
+from tests.unit.cluster.writable_server import WritableServer
 from tests.unit.labels.recorded import names, whole
 
 COUNT = "nvidia.com/gpu.count"
@@ -259,6 +261,22 @@ async def test_switched_off_it_reads_and_writes_nothing_but_whether_there_is_som
     assert await bench.keep(ONE) is None
     assert bench.labels.trouble == ""
     assert (bench.api.asked, bench.state.exists()) == (0, False)
+
+
+async def test_by_the_api_itself_others_labels_stay(bench, tmp_path):
+    async with WritableServer() as server:
+        others = dict(server.labels)
+        bench.labels._make_api = keeper.node_api
+        config = {"kubeconfig": server.kubeconfig(tmp_path), "node_name": NODE, "node_labels": "api"}
+        await bench.keep(TWO, **config)
+        assert bench.labels.trouble == ""
+        assert {**others, COUNT: "2"}.items() < server.labels.items()
+        asked = len(server.requests)
+        bench.steady += RENEW
+        await bench.keep()
+        assert [method for method, _, _, _ in server.requests[asked:]] == ["PATCH"]
+        await bench.keep(node_labels="none")
+        assert server.labels == others
 
 
 async def test_it_runs_for_ever_and_takes_news_of_the_node(tmp_path, monkeypatch):
