@@ -36,6 +36,10 @@ LONGEST_PAUSE = 30.0
 STABLE = 30.0
 """Seconds before asking again: at first, at most, and how long it must have gone well to begin with the first again."""
 
+ANY: Final = "0"
+"""The version of a watch that begins with the Node as the API server has it in its cache, told as if it were new. Without any
+version it would have to be the newest, which API servers over an etcd before 3.4.25 cannot say (RequestWatchProgress)."""
+
 _NEEDED: Final = "get and watch of nodes in the core API group"
 
 
@@ -148,7 +152,7 @@ class NodeMetadata:
             self._following = ended = False
             try:
                 await self._follow_once()
-                ended = self._following and bool(self._version)
+                ended = True
             except UnreachableError as error:
                 self._say(error.kind, str(error))
             except httpx2.HTTPError as error:
@@ -200,7 +204,9 @@ class NodeMetadata:
         elif response.status_code != HTTPStatus.OK:
             raise refusal(response.status_code, status_of(content), "get", _NEEDED)
         else:
-            self._tell(msgspec.json.decode(content, type=_Node).metadata)
+            metadata = msgspec.json.decode(content, type=_Node).metadata
+            self._tell(metadata)
+            self._version = metadata.resource_version
 
     async def _watch(self, client: "httpx2.AsyncClient", seconds: int) -> None:
         asked = {
@@ -208,15 +214,15 @@ class NodeMetadata:
             "watch": "true",
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(seconds),
-            **({"resourceVersion": self._version} if self._version else {}),
+            "resourceVersion": self._version or ANY,
         }
         headers = metadata_of("PartialObjectMetadata")
         request = client.build_request("GET", NODES, params=asked, headers=headers, timeout=seconds + GRACE)
         with anyio.fail_after(ANSWER_TIMEOUT):
             response = await client.send(request, stream=True)
         try:
-            if response.status_code == HTTPStatus.GONE:  # the version is too old already, and beginning anew mends that
-                self._version = ""
+            if response.status_code == HTTPStatus.GONE:  # the Node has not changed for longer than changes are kept
+                self._version = ANY
                 return
             if response.status_code != HTTPStatus.OK:
                 with anyio.fail_after(ANSWER_TIMEOUT):
@@ -246,7 +252,7 @@ class NodeMetadata:
         """Takes in an event. Returns whether more will come."""
         if event.type == "ERROR":
             status = msgspec.json.decode(event.object, type=Status)
-            self._version = ""
+            self._version = ANY
             if status.code != HTTPStatus.GONE:  # as above
                 raise UnreachableError(f"event {status.code}", f"the Kubernetes API ended its answer: {status.message}")
             return False

@@ -181,7 +181,7 @@ def test_an_hour_of_a_sound_node(
     cost = measure(rights, tmp_path, lambda *_: None, monkeypatch)
     with capsys.disabled():
         print(f"\nsound: {cost}")
-    assert 10 <= cost.requests["PATCH nodes/status"] <= 12
+    assert 10 <= cost.requests["APPLY nodes/status"] <= 12
     assert 6 <= cost.requests["WATCH nodes"] <= 13
     assert cost.requests["GET nodes"] == 2
     assert cost.requests["LIST nodes"] == 0
@@ -203,6 +203,6 @@ def test_an_hour_in_which_every_gpu_comes_and_goes(
     with capsys.disabled():
         print(f"\nevery GPU comes and goes: {cost}")
     assert cost.requests["POST events"] + cost.requests["PATCH events"] <= 25 + 12 + 1
-    assert cost.requests["PATCH nodes/status"] <= 5 + 60 + 13
+    assert cost.requests["APPLY nodes/status"] <= 5 + 60 + 13
     assert cost.requests["LIST nodes"] == 0
     assert cost.sent + cost.received <= 2_000_000

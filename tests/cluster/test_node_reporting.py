@@ -67,6 +67,15 @@ def granted(cluster: Cluster, *rules: Rule, namespace: str = "") -> Iterator[Non
         cluster.api.delete(f"{RBAC}/{scope}{plural}/{name}", grace=0)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_left(cluster: Cluster) -> Iterator[None]:
+    """No test finds the condition of another: its daemon ends before it can remove it."""
+    yield
+    content = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "status": {"conditions": []}}
+    applied = f"{NODE_PATH}/status?fieldManager=gpu-plugin-condition&force=true"
+    cluster.api.raw("PATCH", applied, content, "application/apply-patch+yaml")
+
+
 def begin(cluster: Cluster, flags: str) -> None:
     """The daemon with these flags in its config file."""
     cluster.plugin.extra = (f"--node-name={NODE}", f"--kubeconfig={cluster.plugin_kubeconfig}")

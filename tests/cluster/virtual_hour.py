@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Self
 
 QUIET, STEP = 0.015, 2.0
@@ -77,20 +78,21 @@ class CountingProxy:
                 return
             server = socket.create_connection(("127.0.0.1", self._to))
             self.connections += 1
-            for args in ((client, server, "sent"), (server, client, "received")):
-                threading.Thread(target=self._pump, args=args, daemon=True).start()
+            threading.Thread(target=self._pass, args=(client, server), daemon=True).start()
+
+    def _pass(self, client: socket.socket, server: socket.socket) -> None:
+        with client, server:
+            other = threading.Thread(target=self._pump, args=(client, server, "sent"), daemon=True)
+            other.start()
+            self._pump(server, client, "received")
+            other.join()
 
     def _pump(self, source: socket.socket, sink: socket.socket, what: str) -> None:
-        try:
+        with suppress(OSError):
             while data := source.recv(65536):
                 with self._lock:
                     setattr(self, what, getattr(self, what) + len(data))
                 sink.sendall(data)
-        except OSError:
-            pass
-        finally:
-            for each in (source, sink):
-                try:
-                    each.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    each.close()
+        for each in (source, sink):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)

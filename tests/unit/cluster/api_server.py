@@ -155,7 +155,9 @@ class FakeApiServer:
         elif verb == "get":
             there = ours and self.labels is not None
             self._send(writer, 200 if there else 404, self._node() if there else _status(404, "nodes not found"))
-        elif asked.get("resourceVersion", str(self.version)) != str(self.version):
+        elif "resourceVersion" not in asked:  # as with an etcd before 3.4.25
+            self._send(writer, 500, _status(500, "the required storage feature RequestWatchProgress is disabled"))
+        elif asked["resourceVersion"] not in ("0", str(self.version)):
             self._send(writer, 410, _status(410, "too old resource version"))
         else:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -163,7 +165,7 @@ class FakeApiServer:
                 writer.write(b"0\r\n\r\n")
             else:
                 self._watchers.add(writer)
-                if ours and self.labels is not None and "resourceVersion" not in asked:
+                if ours and self.labels is not None and asked["resourceVersion"] == "0":
                     _write_event(writer, "ADDED", self._node())
                 self._ring()
 

@@ -85,7 +85,7 @@ async def test_only_our_own_node_s_metadata_is_asked_for(api, kubeconfig):
     (_, asked, headers), (_, watched, more_headers) = api.requests
     assert asked == {}  # the Node by its name
     assert watched["fieldSelector"] == f"metadata.name={NODE}"
-    assert "resourceVersion" not in watched
+    assert watched["resourceVersion"] == str(api.version)
     assert watched["allowWatchBookmarks"] == "true"
     assert 300 <= int(watched["timeoutSeconds"]) <= 600
     assert "as=PartialObjectMetadata;" in headers["accept"]
@@ -169,7 +169,8 @@ async def test_a_version_too_old_for_a_watch_is_asked_for_anew(api, kubeconfig, 
     async with following(kubeconfig) as told:
         await api.until(lambda: api.watchers)
         assert told.values == ["a100"]
-    assert api.verbs() == ["get", "watch", "get", "watch"]
+    assert api.verbs() == ["get", "watch", "watch"]
+    assert api.requests[-1][1]["resourceVersion"] == "0"
     assert caplog.records == []
 
 
@@ -273,7 +274,7 @@ async def test_a_node_that_is_not_known_tells_nothing_until_it_is(api, kubeconfi
         await api.until(lambda: api.watchers)
         assert told.values == []
         api.expire()
-        await api.until(lambda: api.verbs() == ["get", "watch"] * 2)
+        await api.until(lambda: api.verbs() == ["get", "watch", "watch"])
         await api.until(lambda: api.watchers)
         api.labels = {LABEL: "a100"}
         api.tell("ADDED")
