@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 class Histogram:
@@ -20,6 +21,6 @@ class Histogram:
         self._counts[bisect_left(self._bounds, seconds)] += 1
         self._sum += seconds
 
-    def told(self) -> Mapping[str, object]:
+    def told(self) -> Mapping[str, Any]:
         """Plain data: `bounds` (seconds), `counts` of each bucket by itself with one more for what is above, `sum` (seconds)."""
         return {"bounds": list(self._bounds), "counts": list(self._counts), "sum": self._sum}

@@ -69,7 +69,7 @@ class KubeletCounts:
             self._requests[resource] += 1
             self._devices[resource] += devices
 
-    def told(self) -> Mapping[str, object]:
+    def told(self) -> Mapping[str, Any]:
         """Plain data, `resources` by name and `methods` by name."""
         names = {*self._requests, *self.streams, *self.lists, *(resource for resource, _ in self.registrations)}
         return {

@@ -46,7 +46,7 @@ class CallTimes:
         """The driver, every call of which is taken down."""
         return cast("Driver", _TimedDriver({name: self._around(name, getattr(driver, name)) for name in CALLS}))
 
-    def told(self) -> Mapping[str, object]:
+    def told(self) -> Mapping[str, Any]:
         """Plain data: `calls` by name with `seconds`, `errors` by code and `hung`, and how many are `hanging` now.
 
         Calls that were never made are not there. Of `wait`, which is meant to wait, there are no `seconds`.

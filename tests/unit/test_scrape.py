@@ -44,7 +44,7 @@ class Scrape:
     """What one scrape says."""
 
     def __init__(self, samples):
-        self.samples = {name: {} for name, _ in samples}
+        self.samples: dict[str, dict[frozenset[tuple[str, str]], float]] = {name: {} for name, _ in samples}
         for (name, labels), value in samples.items():
             self.samples[name][labels] = value
 
