@@ -93,14 +93,14 @@ class Probes:
         for family in families(status):
             written = lines(family, form)
             while piece := list(islice(written, LINES)):
-                pieces += piece
+                pieces.append("\n".join(piece))
                 if (now := time.perf_counter()) - began >= PIECE:
                     took += now - began
                     await checkpoint()
                     began = time.perf_counter()
-        text = "\n".join(pieces)
+        text = "\n".join((*pieces, form.end))
         self._took = took + time.perf_counter() - began
-        return f"{text}\n{form.end}"
+        return text
 
     async def _silent(self) -> tuple[Mapping[str, str], str]:
         """Why our own sockets do not answer, by resource, and why some could not be asked.

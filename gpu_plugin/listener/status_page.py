@@ -12,10 +12,12 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
 
 from gpu_plugin.kubelet.pod_listing import Held
 from gpu_plugin.listener.answer import Answer, Headers, Page, Request, Stream
@@ -220,6 +222,8 @@ class StatusPage:
         async with self._one_at_a_time:
             if anyio.current_time() - self._looked < FRESH:
                 return
+            if self._looked == float("-inf"):  # the kubelet's requests need not wait for 20 ms of imports
+                await anyio.to_thread.run_sync(_import)
             if self.source is not None:
                 self._held = await self.source.held()
             self._look()
@@ -281,6 +285,11 @@ class StatusPage:
         if self._whole[0] != self._version:
             self._whole = self._version, _event("parts", {"at": self._at, "parts": self._parts})
         return self._whole[1]
+
+
+def _import() -> None:
+    for module in ("page_html", "page_links"):
+        import_module(f"gpu_plugin.listener.{module}")
 
 
 def _off() -> Answer:

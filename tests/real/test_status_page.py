@@ -297,6 +297,17 @@ async def test_448_devices_of_100_pods_are_legible(browser, daemon, kubelet, por
     clean(browser, url)
 
 
+async def test_nothing_sticks_out_at_any_width(browser, daemon, kubelet, port, url):
+    await crowded(daemon, kubelet, port)
+    for width in (1920, 1280, 1160, 1150, 800, 600, 320):
+        await browser.open(url, width=width)
+        await browser.until(HEADLINE, lambda told: told == "2 of 16 GPUs are Unhealthy, 1 degraded")
+        await browser.run("document.querySelectorAll('details').forEach((each) => { each.open = true })")
+        assert await browser.run("return document.documentElement.scrollWidth") <= width
+        laid_out = await browser.run("return getComputedStyle(document.querySelector('#gpus tbody tr')).display")
+        assert laid_out == ("table-row" if width > 1152 else "block")
+
+
 async def test_without_scripts_it_is_as_it_was_when_it_was_loaded_and_says_so(browser, daemon, kubelet, port, url):
     await serving(daemon, kubelet, port)
     daemon.fault(3, xid=79)
