@@ -12,19 +12,14 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from gpu_plugin.cluster import health_news
 from gpu_plugin.cluster.connection import UnreachableError, require_client
 from gpu_plugin.cluster.cordon_annotation import ANNOTATION, Cordoned, cordoned
-from gpu_plugin.cluster.correlation import News, Object
-from gpu_plugin.cluster.events import EventWriter
-from gpu_plugin.cluster.gpu_fitness import fitness_of
-from gpu_plugin.cluster.node_api import NodeApi
+from gpu_plugin.cluster.left import Left
 from gpu_plugin.cluster.node_metadata import NodeMetadata
-from gpu_plugin.cluster.node_state import Asked, Left, NodeStateKeeper, Seen
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.health.ledger import Transition
@@ -37,6 +32,12 @@ from gpu_plugin.pulse import Pulse
 from gpu_plugin.snapshot import Snapshot
 from gpu_plugin.state import StateDirectory
 from gpu_plugin.threads import DaemonThreads
+
+if TYPE_CHECKING:
+    from gpu_plugin.cluster.correlation import Object
+    from gpu_plugin.cluster.events import EventWriter
+    from gpu_plugin.cluster.node_api import NodeApi
+    from gpu_plugin.cluster.node_state import Asked, NodeStateKeeper, Seen
 
 log = logging.getLogger(__name__)
 
@@ -89,9 +90,9 @@ class ClusterReporting:
         self._node = node
         self._wall = wall
         self._state = StateDirectory(Path(first.state_dir))
-        self._api = NodeApi(first.node_name, first.kubeconfig)
         self._clock = clock
-        self._events = EventWriter(self._api, clock)
+        self._reaching = first.node_name, first.kubeconfig
+        self._writing: tuple[NodeApi, EventWriter] | None = None
         self._keeper: NodeStateKeeper | None = None
         self._cordons = AnnotatedCordons(health)
         self._changes: deque[tuple[Transition, float]] = deque(maxlen=MOST_CHANGES)
@@ -102,11 +103,17 @@ class ClusterReporting:
     def heard(self, change: Transition) -> None:
         """A change of a signal's verdict: tells it as the settings ask for."""
         settings, now = self._settings(), self._wall()
-        if settings.node_events and (news := health_news.on_node(change, self._health.gpus, self._about_node(), now)):
-            self._events.tell(news)
-        if settings.pod_events and health_news.concerns_pods(change):
-            self._changes.append((change, now))
-            self._unasked.ring()
+        if settings.node_events or settings.pod_events:
+            from gpu_plugin.cluster import health_news  # noqa: PLC0415 - for those alone who report
+
+            _, events = self._writer()
+            if settings.node_events and (
+                news := health_news.on_node(change, self._health.gpus, self._about_node(), now)
+            ):
+                events.tell(news)
+            if settings.pod_events and health_news.concerns_pods(change):
+                self._changes.append((change, now))
+                self._unasked.ring()
         if self._keeper is not None:
             self._keeper.changed()
 
@@ -120,25 +127,24 @@ class ClusterReporting:
     def status(self) -> Mapping[str, object] | None:
         """For `gpu-plugin status`; None where nothing of it is asked for.
 
-        `trouble` has a sentence for each thing that does not work, and for each name in the annotation that is no GPU's.
+        `trouble` has a sentence for each thing that does not work, and for each name in the annotation that is no GPU's;
+        `cordoned` are uuids; `requests` counts what was asked since the start, and what was in vain, without the watch.
         """
         settings = self._settings()
         if not _reports(settings):
             return None
         trouble = [self._client]
+        api, events = self._writer()
         if settings.node_events or settings.pod_events:
-            trouble.append(self._events.trouble and f"Kubernetes Events are not written: {self._events.trouble}")
+            trouble.append(events.trouble and f"Kubernetes Events are not written: {events.trouble}")
         if self._keeper is not None and self._keeper.trouble:
             trouble.append(f"condition and taint of the Node are not written: {self._keeper.trouble}")
         if settings.cordon_annotation:
             trouble += self._cordons.complaints
         return {
-            "node": self._api.node_name,
-            "events": {
-                "written": self._events.written,
-                "dropped": self._events.dropped,
-                "waiting": self._events.waiting,
-            },
+            "node": api.node_name,
+            "requests": {"sent": api.requests, "failed": api.failures},
+            "events": {"written": events.written, "dropped": events.dropped, "waiting": events.waiting},
             "cordoned": sorted(self._cordons.uuids) if settings.cordon_annotation else [],
             "trouble": [each for each in trouble if each],
         }
@@ -162,22 +168,35 @@ class ClusterReporting:
                 await self._news.wait()
             while not self._has_client():
                 await self._news.wait()
+            from gpu_plugin.cluster.node_state import NodeStateKeeper  # noqa: PLC0415 - for those alone who report
+
+            api, events = self._writer()
             self._keeper = NodeStateKeeper(
-                self._api, self._asked, self._seen, left, leaves, clock=self._clock, wall=self._wall
+                api, self._asked, self._seen, left, leaves, clock=self._clock, wall=self._wall
             )
             async with anyio.create_task_group() as parts:
-                parts.start_soon(forever, "the writing of Kubernetes Events", self._events.run)
+                parts.start_soon(forever, "the writing of Kubernetes Events", events.run)
                 parts.start_soon(forever, "the condition and taint of the Node", self._keeper.run)
                 parts.start_soon(forever, "the Events of pods", self._tell_pods)
                 parts.start_soon(forever, "the cordon by annotation", self._follow_annotation)
         finally:
             threads.close()
 
+    def _writer(self) -> "tuple[NodeApi, EventWriter]":
+        """The API, and what writes Events."""
+        if self._writing is None:
+            from gpu_plugin.cluster.events import EventWriter  # noqa: PLC0415 - for those alone who report
+            from gpu_plugin.cluster.node_api import NodeApi  # noqa: PLC0415
+
+            api = NodeApi(*self._reaching)
+            self._writing = api, EventWriter(api, self._clock)
+        return self._writing
+
     def _has_client(self) -> bool:
         """Whether the API can be asked at all, and about which Node; says once why not."""
         try:
             require_client("what is told to the cluster", ", or switch it off")
-            if not self._api.node_name:
+            if not self._reaching[0]:
                 raise ConfigError("what is told to the cluster is about a Node: say which by --node-name (NODE_NAME)")
         except ConfigError as error:
             if not self._client:
@@ -187,18 +206,30 @@ class ClusterReporting:
             self._client = ""
         return not self._client
 
-    def _asked(self) -> Asked:
+    def _asked(self) -> "Asked":
+        from gpu_plugin.cluster.node_state import Asked  # noqa: PLC0415 - as above
+
         settings = self._settings()
         return Asked(settings.node_condition, "" if settings.node_taint == "none" else settings.node_taint)
 
-    def _seen(self) -> Seen:
+    def _seen(self) -> "Seen":
+        from gpu_plugin.cluster.gpu_fitness import fitness_of  # noqa: PLC0415 - as above
+        from gpu_plugin.cluster.node_state import Seen  # noqa: PLC0415
+
         return Seen(fitness_of(self._health.ledger, self._health.gpus), self._trouble() or "")
 
-    def _about_node(self) -> Object:
+    def _about_node(self) -> "Object":
         """The Node, by the uid that the kubelet's own Events about it have: its name (pkg/kubelet, nodeRef)."""
-        return Object("Node", self._api.node_name, uid=self._api.node_name)
+        from gpu_plugin.cluster.correlation import Object  # noqa: PLC0415 - as above
+
+        name, _ = self._reaching
+        return Object("Node", name, uid=name)
 
     async def _tell_pods(self) -> None:
+        from gpu_plugin.cluster import health_news  # noqa: PLC0415 - as above
+        from gpu_plugin.cluster.correlation import Object  # noqa: PLC0415
+
+        api, events = self._writer()
         while True:
             if not self._changes:
                 await self._unasked.wait()
@@ -210,15 +241,14 @@ class ClusterReporting:
             pods = health_news.pods_on(change, held, self._snapshot())
             for namespace, pod in sorted(pods)[:MOST_PODS]:
                 try:
-                    uid = await self._api.pod_uid(namespace, pod)
+                    uid = await api.pod_uid(namespace, pod)
                 except UnreachableError as error:
-                    log.debug("pod %s/%s is not told that %s: %s", namespace, pod, change.reason, error)
+                    log.debug("pod %s/%s is not told of %s: %s", namespace, pod, change.signal, error)
                     break
                 if uid is not None:
                     about = Object("Pod", pod, namespace, uid)
-                    news: News | None = health_news.on_pod(change, self._health.gpus, about, at)
-                    if news is not None:
-                        self._events.tell(news)
+                    if (news := health_news.on_pod(change, self._health.gpus, about, at)) is not None:
+                        events.tell(news)
 
     async def _follow_annotation(self) -> None:
         """Obeys the annotation while the settings ask for that; what it cordoned is lifted once they do not."""

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import anyio
-import msgspec
 
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.gpu_fitness import GpuFitness
+from gpu_plugin.cluster.left import Left
 from gpu_plugin.cluster.node_api import NodeApi, NodeState
 from gpu_plugin.cluster.node_condition import CONDITION, TAINT, ConditionClock, Wanted, tainted, wanted
 from gpu_plugin.pulse import Pulse
@@ -29,13 +29,6 @@ RECHECK = 3600.0
 FIRST_PAUSE = 5.0
 LONGEST_PAUSE = 300.0
 """Seconds until an attempt that failed is made again: at first, and at most. What is wanted then may be something else."""
-
-
-class Left(msgspec.Struct, frozen=True):
-    """What may be left on our Node of what we wrote there: a restart with the option off has it removed."""
-
-    condition: bool = False
-    taint: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,7 @@ def test_an_hour_of_a_sound_node(
     assert cost.requests["GET nodes"] == 2
     assert cost.requests["LIST nodes"] == 0
     assert cost.requests.total() <= 27
-    assert cost.sent + cost.received <= 250_000
+    assert cost.sent + cost.received <= 200_000
 
 
 def test_an_hour_in_which_every_gpu_comes_and_goes(
@@ -205,4 +205,5 @@ def test_an_hour_in_which_every_gpu_comes_and_goes(
     assert cost.requests["POST events"] + cost.requests["PATCH events"] <= 25 + 12 + 1
     assert cost.requests["APPLY nodes/status"] <= 5 + 60 + 13
     assert cost.requests["LIST nodes"] == 0
-    assert cost.sent + cost.received <= 2_000_000
+    assert cost.requests.total() <= 180
+    assert cost.sent + cost.received <= 1_500_000

@@ -2,12 +2,14 @@
 
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import anyio
 
 from gpu_plugin import cluster_reporting
 from gpu_plugin.cluster.cordon_annotation import ANNOTATION
 from gpu_plugin.cluster_reporting import AnnotatedCordons, ClusterReporting
+from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.evidence import Evidence
@@ -107,14 +109,15 @@ class World:
         self.path = tmp_path
         self.settings = settings(tmp_path, **asked)
         self.followers = []
-        self.reporting = ClusterReporting(
-            settings=lambda: self.settings,
-            health=self.health,
-            snapshot=lambda: SimpleNamespace(resources={}),
-            holders=self.holders,
-            trouble=lambda: "",
-            node=self,
-        )
+        parts: Any = {
+            "settings": lambda: self.settings,
+            "health": self.health,
+            "snapshot": lambda: SimpleNamespace(resources={}),
+            "holders": self.holders,
+            "trouble": lambda: "",
+            "node": self,
+        }
+        self.reporting: Any = ClusterReporting(**parts)
         self.health.reports.subscribe(self.reporting.heard)
 
     async def holders(self):
@@ -171,7 +174,7 @@ async def test_the_annotation_is_followed_while_it_is_asked_for(tmp_path):
 
 async def test_without_a_client_it_is_said_once_and_in_the_status(tmp_path, monkeypatch, caplog):
     def refuse(*_):
-        raise cluster_reporting.ConfigError("lightkube is not installed")
+        raise ConfigError("lightkube is not installed")
 
     monkeypatch.setattr(cluster_reporting, "require_client", refuse)
     world = World(tmp_path, node_condition=True)

@@ -161,6 +161,10 @@ def test_one_device_is_one_and_many_ids_are_counted():
             {"cdi": {"directory": "/var/run/cdi", "devices": 0, "trouble": "no space left"}},
             "NO DEVICE CAN BE USED: no space left",
         ),
+        (
+            {"cluster": {"node": "node-a", "cordoned": ["GPU-a"], "trouble": ["Kubernetes Events are not written: 403"]}},
+            "Kubernetes Events are not written: 403",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_and_is_exit_status_1(monkeypatch, changed, words):

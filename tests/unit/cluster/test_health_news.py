@@ -1,5 +1,7 @@
 """Which changes of health are told, of what, and in which words."""
 
+from typing import Any
+
 import pytest
 
 from gpu_plugin.access.container import Access
@@ -54,12 +56,13 @@ def test_operators_are_told_what_to_do_and_owners_of_pods_are_not():
     happened = change(
         "xid", OK, FATAL, detail="Xid 48", xid=48, xid_name="double-bit ECC error", action="reset it\x1b[2J"
     )
-    told = on_node(happened, GPUS, NODE, 1.0)
+    told: Any = on_node(happened, GPUS, NODE, 1.0)
     expected = "GPU 3 (0000:1b:00.0, GPU-a): Xid 48: double-bit ECC error"
     assert told.message == expected + r". What to do: reset it\x1b[2J"
     assert told.warning
-    assert on_pod(happened, GPUS, POD, 1.0).message == expected
-    over = on_node(change("xid", FATAL, OK, detail="Xid 48"), (), NODE, 1.0)
+    of_pod: Any = on_pod(happened, GPUS, POD, 1.0)
+    assert of_pod.message == expected
+    over: Any = on_node(change("xid", FATAL, OK, detail="Xid 48"), (), NODE, 1.0)
     assert (over.message, over.warning) == ("GPU (GPU-a): Xid 48 is over", False)
 
 

@@ -1,5 +1,6 @@
 """What is changed in the API, and what becomes of it where the server is busy, away, or somebody else was faster."""
 
+import anyio
 import pytest
 
 from gpu_plugin.cluster import node_api
@@ -26,7 +27,7 @@ def pauses(monkeypatch):
     async def sleep(seconds):
         waited.append(seconds)
 
-    monkeypatch.setattr(node_api.anyio, "sleep", sleep)
+    monkeypatch.setattr(anyio, "sleep", sleep)
     return waited
 
 

@@ -1,5 +1,7 @@
 """What the condition and the taint say of a node's GPUs, and when they are written."""
 
+from typing import Any
+
 import pytest
 
 from gpu_plugin.cluster.gpu_fitness import Fitness, GpuFitness, fitness_of
@@ -93,11 +95,11 @@ def test_the_worst_gpu_speaks_and_nothing_is_said_before_it_is_known(fitness, tr
 
 def test_the_message_names_a_few_and_is_bounded():
     gpus = [GpuFitness(f"GPU {number}", U, ("x" * 2000,), ("xid 79",), "reset it") for number in range(16)]
-    said = wanted(gpus, "", 0)
+    said: Any = wanted(gpus, "", 0)
     assert len(said.message) <= LONGEST_MESSAGE
     assert said.message.startswith("16 of 16 GPUs are Unhealthy: GPU 0: xxx")
     assert said.message.endswith("; and 12 more")
-    first = wanted([GpuFitness("GPU 3", U, ("Xid 79 (fallen)",), ("xid 79",), "reboot the node"), one(H)], "", 0)
+    first: Any = wanted([GpuFitness("GPU 3", U, ("Xid 79 (fallen)",), ("xid 79",), "reboot the node"), one(H)], "", 0)
     assert first.message == "1 of 2 GPUs is Unhealthy: GPU 3: Xid 79 (fallen) (reboot the node)"
 
 

@@ -3,16 +3,19 @@
 import heapq
 from contextlib import asynccontextmanager
 from datetime import datetime
+from typing import Any
 
+import anyio
 import msgspec
 import pytest
 
 from gpu_plugin.cluster import node_state
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.gpu_fitness import Fitness, GpuFitness
+from gpu_plugin.cluster.left import Left
 from gpu_plugin.cluster.node_api import NodeState
 from gpu_plugin.cluster.node_condition import CONDITION, TAINT
-from gpu_plugin.cluster.node_state import Asked, Left, NodeStateKeeper, Seen
+from gpu_plugin.cluster.node_state import Asked, NodeStateKeeper, Seen
 
 SOUND, SICK = GpuFitness("GPU 0", Fitness.HEALTHY), GpuFitness("GPU 0", Fitness.UNHEALTHY, ("Xid 79",), ("xid 79",))
 UNSEEN = GpuFitness("GPU 0", Fitness.UNSEEN)
@@ -35,8 +38,9 @@ class World:
         self.only = ""
         self.known, self.taints = known, [*taints]
         self.log, self.lefts, self.plans = [], [], []
+        api: Any = self
         self.keeper = NodeStateKeeper(
-            self,
+            api,
             lambda: self.asked,
             lambda: Seen(self.gpus, self.trouble),
             self.left,
@@ -49,21 +53,21 @@ class World:
     async def run(self, seconds, monkeypatch, *plans):
         """Lets so many seconds pass; `plans` are times with what happens then, after which the keeper is rung."""
         ends = self.now + seconds
-        plans = [(at, number, act) for number, (at, act) in enumerate(plans)]
-        heapq.heapify(plans)
+        due = [(at, number, act) for number, (at, act) in enumerate(plans)]
+        heapq.heapify(due)
 
         async def sleep(pause):
             self.now += pause
-            while plans and plans[0][0] <= self.now:
-                heapq.heappop(plans)[2]()
+            while due and due[0][0] <= self.now:
+                heapq.heappop(due)[2]()
             if self.now >= ends:
                 raise EndError
 
         async def wait(pause=None):
-            rung = plans[0][0] if plans else ends
+            rung = due[0][0] if due else ends
             await sleep(max(0.0, min(ends, rung, self.now + (pause or 1e9)) - self.now))
 
-        monkeypatch.setattr(node_state.anyio, "sleep", sleep)
+        monkeypatch.setattr(anyio, "sleep", sleep)
         monkeypatch.setattr(self.keeper._bell, "wait", wait)
         with pytest.raises(EndError):
             await self.keeper.run()

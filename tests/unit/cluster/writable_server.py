@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from tests.unit.cluster.api_server import _INSECURE, NODE, _status
@@ -32,7 +33,7 @@ class WritableServer:
         self.silent = False
         self._owned: dict[str, set[str]] = {}
         self._writers: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
+        self._server: Any = None
 
     async def __aenter__(self):
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -90,7 +91,7 @@ class WritableServer:
             code, more = self.refusals.pop(0)
             return code, _status(code, f"{method} is refused"), more
         assert headers["authorization"] == f"Bearer {TOKEN}"
-        content = json.loads(body) if body else None
+        content: Any = json.loads(body) if body else None
         if path == f"/api/v1/nodes/{NODE}" and method == "GET":
             return 200, self._node(), {}
         if path == f"/api/v1/nodes/{NODE}" and headers["content-type"] == "application/merge-patch+json":
