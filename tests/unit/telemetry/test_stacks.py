@@ -69,7 +69,7 @@ async def test_it_is_bounded_whatever_there_is_to_tell():
     assert max(map(len, lines)) < 3 * stacks.WIDTH
 
 
-async def test_a_loop_that_stands_still_is_told_of_all_the_same(caplog):
+async def test_a_loop_that_stands_still_is_told_of_all_the_same(caplog, monkeypatch):
     """The main thread is busy in Python and never comes back to its loop before the answer is there."""
     answered = threading.Event()
 
@@ -80,7 +80,7 @@ async def test_a_loop_that_stands_still_is_told_of_all_the_same(caplog):
 
     heard = Listening()
     stacks.log.addHandler(heard)
-    logging.getLogger().setLevel(logging.ERROR)
+    monkeypatch.setattr(logging.getLogger(), "level", logging.ERROR)
     try:
         with stacks.logged_on(signal.SIGUSR2, asyncio.get_running_loop()):
             os.kill(os.getpid(), signal.SIGUSR2)
