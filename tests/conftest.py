@@ -1,5 +1,6 @@
 """Shared by every tier: async tests run on asyncio, the one backend grpclib knows."""
 
+import inspect
 import os
 from contextlib import suppress
 
@@ -16,7 +17,11 @@ settings.load_profile("ours")
 with suppress(ModuleNotFoundError):  # it comes with the driver of the browser, and anyio asks it before it asks asyncio
     import sniffio
 
-    sniffio.thread_local.name = "asyncio"
+    @pytest.fixture(autouse=True)
+    def of_asyncio(request, monkeypatch):
+        """An async test is of asyncio, callbacks of the loop included, where sniffio by itself knows tasks alone."""
+        if inspect.iscoroutinefunction(getattr(request, "function", None)):
+            monkeypatch.setattr(sniffio.thread_local, "name", "asyncio")
 
 
 @pytest.fixture

@@ -72,6 +72,12 @@ async def test_a_session_that_cannot_be_opened_says_why_until_it_can(calls, call
     assert session.trouble == ""
 
 
+async def test_a_driver_that_does_not_say_which_cuda_it_is_good_for_is_open_all_the_same(calls):
+    driver = Gated()
+    driver._node.refuse("cuda_version", Return.FUNCTION_NOT_FOUND)
+    assert await DriverSession(driver, calls).open(LONG) == ("580.159.04", 1, None)
+
+
 async def test_an_opening_that_hangs_is_one_however_often_it_is_asked_for(calls):
     driver = Gated("open")
     session = DriverSession(driver, calls)
