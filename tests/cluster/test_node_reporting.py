@@ -1,15 +1,20 @@
 """What the daemon tells the API server of its GPUs, and what the Node tells it: with the rights that docs/security.md has."""
 
+import json
+import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+import yaml
 
+from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.node_api import NodeApi
 
 from .harness.api import Object
@@ -17,11 +22,12 @@ from .harness.cluster import NODE_PATH, Cluster
 from .harness.control_plane import PLUGIN_USER, RBAC
 from .harness.layout import NODE
 from .harness.plugin import GPUS, RESOURCE
-from .harness.wait import expect, stays, wait_until
+from .harness.wait import NotYet, expect, stays, wait_until
 
 TAINT = "nvidia.com/gpu-unhealthy"
 CORDON = "nvidia.com/gpu-plugin.cordon"
 SICK = 3
+SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
 FALLEN = "--xid=79"
 
 Rule = Mapping[str, Sequence[str]]
@@ -45,8 +51,8 @@ FOLLOW = rule("nodes", "get", "watch")
 
 
 @contextmanager
-def granted(cluster: Cluster, *rules: Rule, namespace: str = "") -> Iterator[None]:
-    """The daemon's user has these rights, and no others but to look at its own node."""
+def granted(cluster: Cluster, *rules: Rule, namespace: str = "", to: Rule | None = None) -> Iterator[None]:
+    """The daemon's user (or `to`) has these rights, and no others but to look at its own node."""
     scope, kind = (f"namespaces/{namespace}/", "Role") if namespace else ("", "ClusterRole")
     plural = kind.lower() + "s"
     name = "reporting"
@@ -57,7 +63,7 @@ def granted(cluster: Cluster, *rules: Rule, namespace: str = "") -> Iterator[Non
         {
             "metadata": {"name": name},
             "roleRef": {"apiGroup": group, "kind": kind, "name": name},
-            "subjects": [{"apiGroup": group, "kind": "User", "name": PLUGIN_USER}],
+            "subjects": [dict(to) if to is not None else {"apiGroup": group, "kind": "User", "name": PLUGIN_USER}],
         },
     )
     try:
@@ -328,3 +334,49 @@ def test_labels_are_applied_beside_those_of_others_and_to_no_node_that_is_not_th
                 anyio.run, apply, NodeApi("nobody", str(cluster.plugin_kubeconfig)), {"nvidia.com/gpu.count": "8"}
             )
         assert not cluster.api.exists("/api/v1/nodes/nobody")
+
+
+def test_the_policy_of_the_security_page_keeps_a_pod_to_its_own_node(cluster: Cluster, tmp_path: Path) -> None:
+    text = SECURITY.read_text()
+    (fenced,) = [
+        block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "ValidatingAdmissionPolicy" in block
+    ]
+    account = "system:serviceaccount:default:default"
+    documents = list(yaml.safe_load_all(fenced.replace("system:serviceaccount:gpu-plugin:gpu-plugin", account)))
+    pod = cluster.pods.run("reporter", gpus=1)
+    bound = {"boundObjectRef": {"kind": "Pod", "apiVersion": "v1", "name": pod.name, "uid": pod.uid}}
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": bound}
+    token = cluster.api.create("/api/v1/namespaces/default/serviceaccounts/default/token", request)["status"]["token"]
+    kubeconfig = json.loads(cluster.plugin_kubeconfig.read_text())
+    kubeconfig["users"][0]["user"] = {"token": token}
+    (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig))
+
+    def label(name: str, value: str) -> None:
+        in_a_thread(anyio.run, NodeApi(name, str(tmp_path / "kubeconfig")).apply_labels, {"example.com/try": value})
+
+    def refused() -> None:
+        try:
+            label("another", "by-us")
+        except UnreachableError as error:
+            expect(holds="changes its own node only" in str(error), seen=error)
+        else:
+            raise NotYet("the policy is not in force yet")
+
+    admission = "/apis/admissionregistration.k8s.io/v1"
+    plurals = {
+        "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+        "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
+    }
+    cluster.api.create("/api/v1/nodes", {"metadata": {"name": "another"}})
+    try:
+        for document in documents:
+            cluster.api.create(f"{admission}/{plurals[document['kind']]}", document)
+        with granted(cluster, PATCH, to={"kind": "ServiceAccount", "name": "default", "namespace": "default"}):
+            wait_until(refused, "the policy refuses another node", within=30, every=0.5)
+            label(NODE, "by-us")
+            assert node(cluster)["metadata"]["labels"]["example.com/try"] == "by-us"
+    finally:
+        for document in documents:
+            cluster.api.delete(f"{admission}/{plurals[document['kind']]}/{document['metadata']['name']}", grace=0)
+        cluster.api.delete("/api/v1/nodes/another", grace=0)
+        cluster.api.patch(NODE_PATH, {"metadata": {"labels": {"example.com/try": None}}})
