@@ -8,6 +8,7 @@ Each part runs only while the settings ask for it, and follows them. Whatever th
 """
 
 import logging
+import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
@@ -50,6 +51,9 @@ MOST_CHANGES = 64
 MOST_PODS = 64
 """Pods that are told of one change at most."""
 
+START_SPREAD = 10.0
+"""Seconds over which nodes that begin together spread their first question for the annotation; what was cordoned stands."""
+
 WRITE_PATIENCE = 5.0
 """Seconds that the state directory may take: a dead disk holds no more than its thread."""
 
@@ -68,6 +72,7 @@ class ClusterReporting:
         node: NodeMetadata,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
+        dice: Callable[[], float] = random.random,
     ) -> None:
         """Takes what to go by.
 
@@ -80,6 +85,7 @@ class ClusterReporting:
             node: the Node's annotations.
             wall: the wall clock, in Unix seconds.
             clock: a steady one, in seconds.
+            dice: a throw in [0, 1), which spreads nodes that begin together.
         """
         first = settings()
         self._settings = settings
@@ -91,6 +97,7 @@ class ClusterReporting:
         self._wall = wall
         self._state = StateDirectory(Path(first.state_dir))
         self._clock = clock
+        self._dice = dice
         self._reaching = first.node_name, first.kubeconfig
         self._writing: tuple[NodeApi, EventWriter] | None = None
         self._keeper: NodeStateKeeper | None = None
@@ -172,7 +179,7 @@ class ClusterReporting:
 
             api, events = self._writer()
             self._keeper = NodeStateKeeper(
-                api, self._asked, self._seen, left, leaves, clock=self._clock, wall=self._wall
+                api, self._asked, self._seen, left, leaves, clock=self._clock, wall=self._wall, dice=self._dice
             )
             async with anyio.create_task_group() as parts:
                 parts.start_soon(forever, "the writing of Kubernetes Events", events.run)
@@ -259,10 +266,14 @@ class ClusterReporting:
                 continue
             self._cordons.wait()
             async with anyio.create_task_group() as following:
-                following.start_soon(self._node.follow_annotation, ANNOTATION, self._cordons.told)
+                following.start_soon(self._follow_it_soon)
                 while self._settings().cordon_annotation:
                     await self._news.wait()
                 following.cancel_scope.cancel()
+
+    async def _follow_it_soon(self) -> None:
+        await anyio.sleep(START_SPREAD * self._dice())
+        await self._node.follow_annotation(ANNOTATION, self._cordons.told)
 
 
 class AnnotatedCordons:

@@ -165,6 +165,17 @@ def test_the_condition_follows_the_gpus_over_restarts_and_goes_when_it_is_switch
         wait_condition(cluster, None)
 
 
+def test_a_condition_that_is_left_over_is_removed_by_hand(cluster: Cluster) -> None:
+    with granted(cluster, GET, STATUS):
+        begin(cluster, "nodeCondition: true")
+        wait_condition(cluster, "True", "AllGPUsHealthy")
+        cluster.plugin.stop()
+        patch = json.dumps({"status": {"conditions": [{"$patch": "delete", "type": "GPUHealthy"}]}})
+        kubectl = [str(cluster.kubectl), f"--kubeconfig={cluster.admin_kubeconfig}"]
+        subprocess.run([*kubectl, "patch", "node", NODE, "--subresource=status", "-p", patch], check=True)
+        assert condition(cluster) == {}
+
+
 def test_the_taint_comes_and_goes_and_leaves_those_of_others_alone(cluster: Cluster) -> None:
     others = {"key": "example.com/theirs", "value": "v", "effect": "PreferNoSchedule"}
     cluster.api.patch(NODE_PATH, {"spec": {"taints": [others]}})

@@ -116,6 +116,7 @@ class World:
             "holders": self.holders,
             "trouble": lambda: "",
             "node": self,
+            "dice": lambda: 0.0,
         }
         self.reporting: Any = ClusterReporting(**parts)
         self.health.reports.subscribe(self.reporting.heard)
