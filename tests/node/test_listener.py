@@ -340,3 +340,17 @@ def memory(pid):
     """Resident memory in MiB."""
     [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS")]
     return int(line.split()[1]) / 1024
+
+
+async def test_a_replica_is_told_with_its_gpu_and_its_pod(kubelet, daemon, port):
+    file = daemon.directory.parent / "config.yaml"
+    file.write_text(f"version: v1\nsharing: {{timeSlicing: {{resources: [{{name: {GPU}, replicas: 4}}]}}}}\n")
+    daemon.start(*flags(port, f"--config-file={file}"))
+    await serves(kubelet, 32)
+    (identifier,) = (await kubelet.admit("pod", {GPU: 1})).ids
+    uuid, _, replica = identifier.partition("::")
+    assert replica
+    body = await told(port, "metrics", 200, f'device="{identifier}",uuid="{uuid}",index="')
+    (line,) = [line for line in body.splitlines() if line.startswith("gpu_plugin_pod_device{")]
+    assert line.startswith('gpu_plugin_pod_device{namespace="default",pod="pod",container="')
+    kubelet.release("pod")
