@@ -60,8 +60,8 @@ bench: install ## speed and size, one table
 e2e: install ## the daemon under a real kubelet and runtime, and with NVIDIA's libraries, and the chart (root; E2E_INSTALL=1 installs what is missing)
 	$(BIN)/python -m pytest tests/real tests/chart tests/cluster
 
-manifests: install ## generate deploy/*.yaml and the chart's table of values from helm/gpu-plugin; HELM=PROGRAM
-	$(BIN)/python deploy/generate.py --helm $(HELM)
+manifests: install ## generate deploy/*.yaml, the dashboard, and the chart's table of values; HELM=PROGRAM
+	$(BIN)/python -m deploy.generate --helm $(HELM)
 
 image: ## build the container image: IMAGE=name:tag, BUILDER=docker or podman, BUILD_OPTIONS="--build-arg BASE=..."
 	@test -n "$(BUILDER)" || { echo "make image needs docker (with its daemon) or podman"; exit 1; }

@@ -26,6 +26,7 @@ from bench import (
     probes,
     quality,
     rounds,
+    scrape,
     shared,
 )
 from bench.plan import Plan
@@ -46,6 +47,7 @@ FIGURES: dict[str, Figures] = {
     "restart": lifecycle.kubelet_restart,
     "footprint": footprint.memory_and_idling,
     "listener": probes.measure,
+    "scrape": scrape.measure,
     "polls": polls.every_signal,
     "rounds": rounds.measure,
     "list": lists.health_change,

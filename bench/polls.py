@@ -39,7 +39,7 @@ def every_signal(plan: Plan, directory: Path) -> list[Row]:
     del directory
     profile = _sixteen(load(PROFILE))
     thread = _on_the_thread(SimulatedNode(profile), 5 * plan.rounds)
-    loop = asyncio.run(_on_the_loop(SimulatedNode(profile), 5 * plan.rounds))
+    loop = anyio.run(_on_the_loop, SimulatedNode(profile), 5 * plan.rounds)
     figure = f"one poll of {GPUS} GPUs, every signal"
     return [
         Row(

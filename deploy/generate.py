@@ -1,4 +1,4 @@
-"""Makes the manifests of this directory and the table of the chart's values: `python deploy/generate.py [--check] [--helm FILE]`.
+"""Makes the manifests here and the chart's dashboard and table of values: `python -m deploy.generate [--check] [--helm FILE]`.
 
 Manifests are what `helm template` gives, without what Helm alone makes something of: hooks, and labels that name it.
 """
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from deploy.dashboard import dashboard
 
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "helm" / "gpu-plugin"
@@ -87,6 +89,7 @@ def files(template: Template) -> Iterator[tuple[Path, str]]:
         header = HEADER.format(what, version, name)
         yield DEPLOY / name, header + "".join(f"---\n{text}" for text in _without_helm(template(values)))
     yield DEPLOY / POD, POD_HEADER.format(POD) + _pod(template({}))
+    yield CHART / "dashboards" / "gpu-plugin.json", json.dumps(dashboard(), indent=1) + "\n"
     yield CHART / "README.md", readme((CHART / "values.yaml").read_text())
 
 

@@ -8,6 +8,7 @@
 One task group holds every part. A part that fails is begun again and takes no other with it.
 """
 
+import asyncio
 import gc
 import importlib.util
 import logging
@@ -29,6 +30,7 @@ import anyio.abc
 
 from gpu_plugin import __version__, control
 from gpu_plugin.cdi_watch import CdiWatch
+from gpu_plugin.cluster_reporting import LEFT_FILE, ClusterReporting
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.naming import PLACEHOLDER
@@ -42,15 +44,20 @@ from gpu_plugin.health.observation import Observation
 from gpu_plugin.health_watch import HealthWatch
 from gpu_plugin.inventory import Inventory
 from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet.attribution import Held, PodAttribution
+from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoints import Endpoints
-from gpu_plugin.kubelet.holders import Holders, Pods
+from gpu_plugin.kubelet.holders import Pods
+from gpu_plugin.kubelet.pod_listing import pods
 from gpu_plugin.kubelet.registrations import Registrations
+from gpu_plugin.labels.keeper import LABELS_FILE, NodeLabels
 from gpu_plugin.list_strategy import ListStrategy, tell
 from gpu_plugin.listener.listener import Listener
 from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE, Known, Memory, Recorder
 from gpu_plugin.node_lock import RETRY, NodeLock
 from gpu_plugin.node_view import NodeView, Now, without_configuration
+from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.offer import Offer, offer, without_gone
@@ -64,9 +71,11 @@ from gpu_plugin.sources.last_choice import CHOICE_FILE
 from gpu_plugin.sources.telling import tell_settings
 from gpu_plugin.state import StateDirectory, require_apart, require_directory, set_aside
 from gpu_plugin.telemetry.logs import configure, know
+from gpu_plugin.telemetry.stacks import logged_on
 
 if TYPE_CHECKING:
     from gpu_plugin.listener.checks import Facts
+    from gpu_plugin.listener.status_page import Source
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +94,7 @@ UNCHANGEABLE = (
 )
 """Settings that a running process cannot change, besides where they come from."""
 
-FILES = (HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE, CHOICE_FILE, EVENTS_FILE)
+FILES = (HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE, CHOICE_FILE, EVENTS_FILE, LEFT_FILE, LABELS_FILE)
 """What is kept in the state directory."""
 
 
@@ -116,13 +125,25 @@ class Daemon:
         self._offering = Offering(
             self._inventory, lambda: self.settings, self._recorder.changed, self._registrations.heard
         )
-        self._holders = Holders(Path(self.settings.socket_dir))
+        self._attribution = PodAttribution(lambda: Path(self.settings.effective_pod_resources_socket))
+        self._counts = KubeletCounts()
+        self._call_times = CallTimes(lambda: self.settings.nvml_timeout)
+        self._cluster = ClusterReporting(
+            settings=lambda: self.settings,
+            health=self._health,
+            snapshot=lambda: self.store.current,
+            holders=self._attribution.newest,
+            trouble=lambda: self._now.driver_trouble,
+            node=configuration.node,
+        )
+        self._health.reports.subscribe(self._cluster.heard)
         self._told_to_stop = False
         self._why_stopped = ""
         self._look = Pulse()
         self._state_look = Pulse()
         self._commands_look = Pulse()
         self._lock = NodeLock(Path(self.settings.state_dir), Path(self.settings.socket_dir), __version__)
+        self._labels = NodeLabels(lambda: self.settings, hardware.host, self._state)
         self._specs = CdiWatch(lambda: self.settings, hardware.host, hardware.driver_roots, self._inventory.cdi_changed)
         self._view = NodeView(
             now=self._now,
@@ -134,7 +155,12 @@ class Daemon:
             registrations=self._registrations,
             recorder=self._recorder,
             events=self._events.store,
+            cluster=self._cluster,
+            labels=self._labels,
             holding_pods=self._holding_pods,
+            attribution=self._attribution,
+            counts=self._counts,
+            call_times=self._call_times,
         )
 
     @property
@@ -149,7 +175,7 @@ class Daemon:
             async with anyio.create_task_group() as parts:
                 self._parts = parts
                 if self._listener is not None:
-                    self._listener.ask(self._view.facts, self._view.at_a_glance)
+                    self._listener.ask(self._view.facts, self._view.scraped, self._page)
                 parts.start_soon(self._signals)
                 parts.start_soon(self._begin)
         except* (NoDriverError, ConfigError) as group:
@@ -200,7 +226,9 @@ class Daemon:
             ("the retirement of devices", self._offering.settle),
             ("the watch on MPS daemons", self._offering.watch_mps),
             ("the CDI specifications", self._keep_specs),
+            ("what the cluster is told", self._cluster.run),
             ("the endpoints", self._serve),
+            ("the labels of the node", self._labels.run),
         ):
             self._parts.start_soon(forever, name, run)
         await self._specs.recall()
@@ -262,7 +290,9 @@ class Daemon:
         registration = Path(self.settings.registration_socket) if self.settings.registration_socket else None
         directory = Path(self.settings.socket_dir)
         registered = self._specs.registered.set
-        await Endpoints(self.store, registration, directory, self._look, registered, self._registrations).run()
+        await Endpoints(
+            self.store, registration, directory, self._look, registered, self._registrations, self._counts
+        ).run()
 
     async def _watch_state(self) -> None:
         await watch(Path(self.settings.state_dir), self._state_look, "a restart forgets what happens")
@@ -309,7 +339,7 @@ class Daemon:
 
     def _make_monitor(self, remembered: Sequence[Gpu]) -> Monitor:
         return Monitor(
-            self.hardware.driver,
+            self._call_times.timed(self.hardware.driver),
             self.hardware.host,
             self.settings.health_poll_interval,
             self.settings.nvml_timeout,
@@ -387,9 +417,11 @@ class Daemon:
         self._now.node = node
         self._health.watch(node.gpus)
         self._operations.found()
+        self._cluster.changed()
         if found is not None:
             self._offering.take(found)
         self._specs.follow(self._now.node, None if found is None else found.access)
+        self._labels.follow(self._now.node)
 
     def _booted(self, boot_id: str) -> None:
         self._memory.booted(boot_id)
@@ -412,7 +444,27 @@ class Daemon:
         self._health.observe(uuid, seen)
 
     async def _holding_pods(self) -> Pods | None:
-        return await self._holders.pods(Path(self.settings.effective_pod_resources_socket))
+        held = await self._attribution.newest()
+        return None if held is None else pods(held)
+
+    # What is shown
+
+    def _page(self) -> "Source":
+        from gpu_plugin.listener.status_page import Source  # noqa: PLC0415 - only who has a listener pays for it
+
+        store = self._events.store
+        return Source(
+            on=lambda: self.settings.status_page,
+            held=self._held_by_containers,
+            material=lambda held, unheld: self._view.material(store, held, unheld),
+            news=store.news,
+        )
+
+    async def _held_by_containers(self) -> tuple[Held | None, str]:
+        if not self.settings.pod_metrics:
+            return None, "naming pods is switched off (--pod-metrics=false)"
+        held = await self._attribution.current()
+        return held, "" if held is not None else self._attribution.trouble
 
     # Memory
 
@@ -425,9 +477,11 @@ class Daemon:
     # Configuration
 
     async def _configure(self) -> None:
-        await self.configuration.run(
-            self._take_settings, lambda: self._events.configuration(self.configuration.status())
-        )
+        def was_read() -> None:
+            self._events.configuration(self.configuration.status())
+            self._cluster.changed()
+
+        await self.configuration.run(self._take_settings, was_read)
 
     def _take_settings(self, new: Settings) -> None:
         """Has newer settings obeyed. Raises ConfigError, with nothing changed, where the node cannot do what they ask."""
@@ -448,6 +502,7 @@ class Daemon:
         if found is not None:
             self._offering.take(found)
         self._specs.follow(self._now.node, None if found is None else found.access)
+        self._labels.follow(self._now.node)
 
 
 def _make_way(settings: Settings) -> None:
@@ -494,12 +549,13 @@ async def serve(settings: Settings, resolve: Resolve) -> int:
     """
     refused: ConfigError | None = None
     status = 0
-    async with anyio.create_task_group() as around:
-        try:
-            status = await _serve(settings, resolve, Listener(around))
-        except ConfigError as error:  # which a task group would wrap
-            refused = error
-        around.cancel_scope.cancel()
+    with logged_on(signal.SIGUSR2, asyncio.get_running_loop()):
+        async with anyio.create_task_group() as around:
+            try:
+                status = await _serve(settings, resolve, Listener(around))
+            except ConfigError as error:  # which a task group would wrap
+                refused = error
+            around.cancel_scope.cancel()
     if refused is not None:
         raise refused
     return status

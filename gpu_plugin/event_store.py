@@ -144,6 +144,11 @@ class EventStore:
         self._file: Identity | None = None
 
     @property
+    def news(self) -> Pulse:
+        """Rings at each event."""
+        return self._news
+
+    @property
     def _unwritten(self) -> int:
         """How many of the newest events are not in the file yet."""
         return min(self._added - self._written, len(self.events))

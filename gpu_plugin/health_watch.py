@@ -11,13 +11,14 @@ from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.facts import facts
 from gpu_plugin.health.latch import LatchKey, Verdict
 from gpu_plugin.health.ledger import HealthLedger, Transition
-from gpu_plugin.health.observation import Observation, XidEvent
+from gpu_plugin.health.observation import Observation, Sample, XidEvent
 from gpu_plugin.health.policy import complaints, policy
 from gpu_plugin.health.signals import SIGNALS, SignalKind, orders
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.sources.xid_table import shipped_table
 from gpu_plugin.telemetry.health_log import RepeatedXids, tell, whose
 from gpu_plugin.telemetry.health_reports import HealthReports
+from gpu_plugin.telemetry.readings import Readings
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class HealthWatch:
     Attributes:
         ledger: what is held against each GPU.
         reports: what happened since the start; whoever reports changes of health subscribes there.
+        readings: what looks at each GPU read last.
         gpus: the GPUs whose health is kept, as they were found last, or remembered where none has been found yet.
         past: evidence of an earlier process against GPUs that have not been found yet.
     """
@@ -68,6 +70,7 @@ class HealthWatch:
         self._clock = clock
         self.ledger = HealthLedger(policy(settings, shipped_table()), boot_id, self._zero)
         self.reports = HealthReports()
+        self.readings = Readings()
         self.gpus: tuple[Gpu, ...] = ()
         self.past: tuple[Evidence, ...] = ()
         self._record = record
@@ -108,7 +111,8 @@ class HealthWatch:
             slices = {(mig.gpu_instance, mig.compute_instance): mig.uuid for mig in gpu.mig_devices}
             self.ledger.watch(gpu.uuid, facts(gpu), slices)
         self.ledger.replay(self.past)
-        known = {gpu.uuid for gpu in self.gpus}
+        known = frozenset(gpu.uuid for gpu in self.gpus)
+        self.readings.keep(known)
         self.past = tuple(entry for entry in self.past if entry.uuid not in known)  # for GPUs still to be named
 
     def rename(self, old: str, new: str) -> None:
@@ -117,6 +121,8 @@ class HealthWatch:
 
     def observe(self, uuid: str, seen: Observation) -> bool:
         """Takes in one observation and says what it changed. Returns whether another one soon would settle something."""
+        if isinstance(seen, Sample):
+            self.readings.saw(uuid, seen, self.now())
         revision = self.ledger.revision
         changes = self.ledger.observe(uuid, seen, self.now())
         self._say(uuid, changes, revision)

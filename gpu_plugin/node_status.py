@@ -8,6 +8,7 @@ from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import AnyLatch, LatchKey, Verdict
 from gpu_plugin.kubelet.registrations import Standing
+from gpu_plugin.telemetry.readings import Newest, told
 
 NAMED = 8
 """Device ids that are named where only some are."""
@@ -30,6 +31,7 @@ def gpu(
     standing: Standings,
     devices: Sequence[Device],
     holders: Mapping[tuple[str, str], frozenset[str]] | None,
+    readings: Newest | None = None,
 ) -> Mapping[str, object]:
     """One GPU at a glance.
 
@@ -39,11 +41,13 @@ def gpu(
         standing: what stands against it or a MIG device of it.
         devices: what of it is listed to the kubelet.
         holders: pods by resource and device id, or None where the kubelet does not say.
+        readings: what looks read last; None before the first, and of a GPU that is at fault.
 
     Returns:
         The entry with `bus_id`, `model`, `health` (the kubelet's word), `since` (Unix time in seconds of the oldest of what is
-        worst; None where nothing is wrong), `withheld` (why devices of healthy hardware are not handed out) and `holders` (pods
-        as namespace/name; None where they are not known).
+        worst; None where nothing is wrong), `signals` (the verdicts of those that stand, by name), `withheld` (why devices of
+        healthy hardware are not handed out), `holders` (pods as namespace/name; None where they are not known) and `readings`
+        (`telemetry.readings.told`).
     """
     worst = max((verdict for _, _, verdict in standing), default=Verdict.OK)
     since = min((latch.since for _, latch, verdict in standing if verdict is worst), default=None)
@@ -54,9 +58,19 @@ def gpu(
         "model": hardware.model,
         "health": "Unhealthy" if health["state"] == "unhealthy" else "Healthy",
         "since": since,
+        "signals": _verdicts(standing),
         "withheld": list(dict.fromkeys(device.reason for device in sound if device.reason and not device.healthy)),
         "holders": None if holders is None else _holders(devices, holders),
+        "readings": told(hardware, readings),
     }
+
+
+def _verdicts(standing: Standings) -> Mapping[str, str]:
+    """The worst verdict of each signal that stands, by its name."""
+    worst: dict[str, Verdict] = {}
+    for key, _, verdict in standing:
+        worst[key.signal] = max(verdict, worst.get(key.signal, Verdict.OK))
+    return {signal: verdict.name for signal, verdict in worst.items()}
 
 
 def _holders(devices: Sequence[Device], holders: Mapping[tuple[str, str], frozenset[str]]) -> list[str]:
@@ -105,6 +119,12 @@ def registration(standing: Standing, now: float, unix: float) -> Mapping[str, ob
 
 def complaints(status: Mapping[str, Any]) -> list[str]:
     """What is wrong, a sentence each; nothing where all is well. It decides the exit status of `gpu-plugin status`."""
+    gpus = status["health"]["gpus"]
+    return [*troubles(status), *(f"GPU {each['index']} is Unhealthy" for each in gpus if each["state"] == "unhealthy")]
+
+
+def troubles(status: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the node beside its GPUs, a sentence each."""
     found = []
     configuration = status["configuration"]
     refused = configuration.get("faults") or filter(None, [configuration["refused"]])
@@ -120,6 +140,10 @@ def complaints(status: Mapping[str, Any]) -> list[str]:
     state = status.get("state") or {}
     if state.get("trouble"):
         found.append(f"{state['directory']}: {state['trouble']}")
+    cluster = status.get("cluster") or {}
+    found += [f"cluster: {trouble}" for trouble in cluster.get("trouble", ())]
+    if trouble := (status.get("labels") or {}).get("trouble"):
+        found.append(f"labels: {trouble}")
     driver = status.get("driver", {})
     if trouble := driver.get("trouble"):
         found.append(f"driver: {trouble}")
@@ -127,5 +151,4 @@ def complaints(status: Mapping[str, Any]) -> list[str]:
         found.append("driver: it has not answered yet, so no GPU is known to be usable")
     found += [f"not served as asked: {why}" for why in status.get("unoffered", ())]
     found += filter(None, (unusable(name, counts) for name, counts in status.get("resources", {}).items()))
-    found += [f"GPU {each['index']} is Unhealthy" for each in status["health"]["gpus"] if each["state"] == "unhealthy"]
     return found

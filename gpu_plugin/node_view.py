@@ -5,24 +5,33 @@ Everything that shows something to people or programs reads it here. It asks the
 
 import math
 import os
+import platform
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import anyio
+import msgspec
 
 from gpu_plugin import __version__, node_status
+from gpu_plugin.cluster_reporting import ClusterReporting
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.event_store import EventStore
+from gpu_plugin.health.explain import explain
 from gpu_plugin.health_watch import HealthWatch
 from gpu_plugin.inventory import Inventory
+from gpu_plugin.kubelet.attribution import PodAttribution
+from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.holders import Pods
 from gpu_plugin.kubelet.registrations import Registrations
+from gpu_plugin.labels.keeper import NodeLabels
 from gpu_plugin.memory import Recorder
+from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.operations import Operations
 from gpu_plugin.snapshot import SnapshotStore
@@ -30,7 +39,10 @@ from gpu_plugin.sources.configuration import Configuration, Wait
 from gpu_plugin.telemetry.logs import dropped
 
 if TYPE_CHECKING:
+    from gpu_plugin.event_store import EventStore
+    from gpu_plugin.kubelet.pod_listing import Held, Holder
     from gpu_plugin.listener.checks import Facts
+    from gpu_plugin.listener.page_data import Material
 
 
 @dataclass(slots=True)
@@ -63,6 +75,7 @@ def _process(started: float, now: float) -> Mapping[str, object]:
     """What is told of this process; both are Unix times in seconds."""
     return {
         "version": __version__,
+        "python": platform.python_version(),
         "pid": os.getpid(),
         "started": started,
         "uptime_seconds": round(now - started),
@@ -100,8 +113,10 @@ def without_configuration(settings: Settings, wait: Wait, started: float) -> Map
         },
         "device_list_strategy": {"used": [], "reason": ""},
         "cdi": None,
+        "cluster": None,
+        "labels": {"way": settings.node_labels, "trouble": ""},
         "resources": {},
-        "health": {"gpus": [], "transitions": [], "xids": [], "supported": {}},
+        "health": {"gpus": [], "transitions": [], "xids": [], "xid_classes": {}, "supported": {}},
     }
 
 
@@ -118,7 +133,12 @@ class NodeView:
     registrations: Registrations
     recorder: Recorder
     events: EventStore
+    cluster: ClusterReporting
+    labels: NodeLabels
     holding_pods: Callable[[], Awaitable[Pods | None]]
+    attribution: PodAttribution
+    counts: KubeletCounts
+    call_times: CallTimes
 
     async def explain(self, request: Mapping[str, object]) -> Mapping[str, object]:
         """What `Operations.explain` says, with what else keeps the devices of healthy GPUs from pods."""
@@ -138,14 +158,24 @@ class NodeView:
         """What `at_a_glance` says, and which pods hold what, as far as the kubelet says so."""
         if request:
             raise ConfigError(f"{', '.join(sorted(request))}: this verb takes no such thing")
-        return {**self.at_a_glance(await self.holding_pods()), "settings": self.configuration.in_full()}
+        glance = self.at_a_glance(await self.holding_pods())
+        return {**glance, "attribution": await self._attribution(), "settings": self.configuration.in_full()}
+
+    async def scraped(self) -> Mapping[str, object]:
+        """What `at_a_glance` says, and which containers hold what as of some seconds ago: for whoever scrapes metrics."""
+        attribution = await self._attribution()
+        return {**self.at_a_glance(), "attribution": attribution}
 
     async def waiting(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
         """The same while another daemon has the node: nobody is asked for anything."""
         return {**self.at_a_glance(), "settings": self.configuration.in_full()}
 
     def at_a_glance(self, holders: Pods | None = None) -> Mapping[str, object]:
-        """What is served and under which configuration, for `gpu-plugin status` and whoever scrapes metrics."""
+        """What is served and under which configuration, for `gpu-plugin status` and whoever scrapes metrics.
+
+        `counters` are what was counted since the start: `snapshot_version`, `kubelet` (`KubeletCounts.told`) and `nvml`
+        (`CallTimes.told`).
+        """
         views = self.store.current.resources
         listed = node_status.by_gpu(device for view in views.values() for device in view.resource.devices)
         known = {gpu.uuid: gpu for gpu in self.health.gpus}
@@ -153,7 +183,14 @@ class NodeView:
         seen = cast("Sequence[Mapping[str, object]]", health["gpus"])
         ledger = self.health.ledger
         gpus = [
-            node_status.gpu(known[uuid], each, ledger.standing(uuid, None), listed.get(uuid, ()), holders)
+            node_status.gpu(
+                known[uuid],
+                each,
+                ledger.standing(uuid, None),
+                listed.get(uuid, ()),
+                holders,
+                self.health.readings.of(uuid),
+            )
             for each in seen
             if (uuid := str(each["uuid"])) in known
         ]
@@ -180,15 +217,51 @@ class NodeView:
                 "reason": self.configuration.settings.device_list_strategy_reason,
             },
             "cdi": self._cdi_status(),
+            "cluster": self.cluster.status(),
+            "labels": {"way": self.configuration.settings.node_labels, "trouble": self.labels.trouble},
             "resources": {
                 name: node_status.resource(each, views[name].resource.devices) for name, each in counts.items()
             },
             "health": {**health, "gpus": gpus},
+            "counters": {
+                "snapshot_version": self.store.current.version,
+                "kubelet": self.counts.told(),
+                "nvml": self.call_times.told(),
+            },
         }
 
     def _unwritten(self) -> str:
         """What a restart would not remember; empty where it would remember all."""
         return "; ".join(filter(None, (self.recorder.trouble, self.configuration.unkept, self.events.trouble)))
+
+    async def _attribution(self) -> Mapping[str, object] | None:
+        """Which containers hold which devices that are served here; None where pods are not to be named.
+
+        `devices` are pairs of a device (`resource`, `device`, and `uuid` and `index` of its GPU) and its holders, each namespace,
+        pod and container; none where the kubelet does not say, and `trouble` is why. `questions` and `failures` count since the
+        start.
+        """
+        if not self.configuration.settings.pod_metrics:
+            return None
+        held = await self.attribution.current()
+        return {
+            "devices": [] if held is None else self._held(held),
+            "trouble": "" if held is not None else self.attribution.trouble,
+            "questions": self.attribution.questions,
+            "failures": self.attribution.failures,
+        }
+
+    def _held(self, held: "Held") -> Sequence[tuple[Mapping[str, object], Sequence["Holder"]]]:
+        views = self.store.current.resources
+        index = {gpu.uuid: gpu.index for gpu in self.health.gpus}
+        found = []
+        for name, identifier in sorted(held):
+            view = views.get(name)
+            device = None if view is None else view.device(identifier)
+            if device is not None:
+                of = {"resource": name, "device": identifier, "uuid": device.gpu, "index": index.get(device.gpu, "")}
+                found.append((of, sorted(held[name, identifier])))
+        return found
 
     def facts(self) -> "Facts":
         """What probes are answered by."""
@@ -210,6 +283,23 @@ class NodeView:
             cdi=None if cdi is None else str(cdi["trouble"]),
         )
 
+    def material(self, held: "Held | None", unheld: str) -> "Material":
+        """What the status page is made of; `held` is which containers hold which devices, None where that is not known."""
+        from gpu_plugin.listener.page_data import EVENTS, Material  # noqa: PLC0415 - only who looks pays for it
+
+        status = self.at_a_glance()
+        newest = list(self.events.events)[-EVENTS:]
+        return Material(
+            node=self.configuration.settings.node_name or socket.gethostname(),
+            status=status,
+            troubles=node_status.troubles(status),
+            explained=explain(self.health.ledger, self.health.gpus, self.health.now())["gpus"],
+            topology=self._topology(),
+            events=[msgspec.to_builtins(event) for event in newest],
+            held=held,
+            unheld=unheld,
+        )
+
     def _not_offered(self) -> tuple[str, ...]:
         """Why something of this node that the settings ask for is not offered to pods, a sentence each."""
         return (*filter(None, [self.now.unoffered]), *self.inventory.offer.plan.warnings)
@@ -220,6 +310,9 @@ class NodeView:
 
     async def topology(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
         """How the GPUs are linked and what of them is served, as far as it is known now: for what explains placement."""
+        return self._topology()
+
+    def _topology(self) -> Mapping[str, object]:
         from gpu_plugin.placement.report import report  # noqa: PLC0415 - only those who ask pay for it
 
         return report(self.now.node, [(view.resource, view.policy) for view in self.store.current.resources.values()])

@@ -170,8 +170,8 @@ class Operations:
         """The health of every GPU, what happened to it since the start, and which signals it supports.
 
         `gpus` has `index`, `uuid`, `state` (healthy, degraded or unhealthy; a GPU of which only a MIG device is unfit is
-        degraded), `verdict`, `reasons` and `readings` (as `explain` tells them) of each; `supported` is whether a GPU tells what
-        a signal needs, by uuid and name.
+        degraded), `verdict`, `reasons` and `measures` (the `readings` that `explain` tells) of each; `supported` is whether a GPU
+        tells what a signal needs, by uuid and name; `xid_classes` is the recovery class of each Xid of the policy's table.
         """
         told = explain(self._health.ledger, self._health.gpus, self._health.now())
         explained = cast("list[Mapping[str, Any]]", told["gpus"])
@@ -183,6 +183,7 @@ class Operations:
                 uuid: {name: not signal.asks or not fields.issuperset(signal.asks) for name, signal in SIGNALS.items()}
                 for uuid, fields in unsupported.items()
             },
+            "xid_classes": {xid: row.recovery for xid, row in self._health.ledger.policy.xids.table.items()},
             **self._health.reports.status(),
         }
 
@@ -295,7 +296,7 @@ def _state(explained: Mapping[str, Any]) -> Mapping[str, object]:
         "state": "unhealthy" if explained["health"] == "Unhealthy" else state,
         "verdict": explained["verdict"],
         "reasons": list(dict.fromkeys(signal["detail"] for signal in explained["signals"])),
-        "readings": [reading for signal in explained["signals"] for reading in signal.get("readings", ())],
+        "measures": [reading for signal in explained["signals"] for reading in signal.get("readings", ())],
     }
 
 

@@ -1,6 +1,8 @@
 """Shared by every tier: async tests run on asyncio, the one backend grpclib knows."""
 
+import inspect
 import os
+from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,6 +13,15 @@ settings.register_profile(
     "ours", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
 )
 settings.load_profile("ours")
+
+with suppress(ModuleNotFoundError):  # it comes with the driver of the browser, and anyio asks it before it asks asyncio
+    import sniffio
+
+    @pytest.fixture(autouse=True)
+    def of_asyncio(request, monkeypatch):
+        """An async test is of asyncio, callbacks of the loop included, where sniffio by itself knows tasks alone."""
+        if inspect.iscoroutinefunction(getattr(request, "function", None)):
+            monkeypatch.setattr(sniffio.thread_local, "name", "asyncio")
 
 
 @pytest.fixture

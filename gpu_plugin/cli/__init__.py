@@ -12,6 +12,7 @@ VERBS = {
     "run": "serve this node's GPUs to its kubelet until told to stop",
     "mps": "run the MPS daemons of this node's shared GPUs",
     "status": "what the running daemon serves, and under which configuration",
+    "doctor": "what is wrong with this node and what to do, without a daemon",
     "topology": "how this node's GPUs are linked, as a matrix, as JSON or as a picture",
     "simulate-allocation": "which GPUs a container would get, and why",
     "cdi": "CDI specifications without a daemon: made, listed, judged, removed",

@@ -25,8 +25,9 @@ LAST_WRITES = 2.0
 
 @click.command(
     "cleanup",
-    help="Remove what `gpu-plugin run` left on this node: its state, its CDI specifications and its sockets. For uninstalling. "
-    "Takes the options of `run` (--state-dir, --cdi-dir, --device-plugin-dir) and should be given the same. "
+    help="Remove what `gpu-plugin run` left on this node: its state, its CDI specifications, its sockets and its file of "
+    "labels. For uninstalling. "
+    "Takes the options of `run` (--state-dir, --cdi-dir, --device-plugin-dir, --features-dir) and should be given the same. "
     "Containers that use a CDI specification cannot be restarted without it.",
 )
 @click.option("--mps", is_flag=True, help="What `gpu-plugin mps` left below --mps-root, instead.")
@@ -75,7 +76,8 @@ def _running(settings: Settings, *, mps: bool) -> bool:
 def _remove(settings: Settings) -> "Removal":
     from gpu_plugin.uninstall.traces import remove_traces  # noqa: PLC0415 - usage and help need none of it
 
-    return remove_traces(Path(settings.state_dir), Path(settings.cdi_dir), Path(settings.socket_dir))
+    state, specs, sockets = Path(settings.state_dir), Path(settings.cdi_dir), Path(settings.socket_dir)
+    return remove_traces(state, specs, sockets, Path(settings.features_dir))
 
 
 def _remove_mps(settings: Settings) -> "Removal":

@@ -129,7 +129,16 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "node_label",
         "kubeconfig",
     ),
-    "Logs and probes": ("log_format", "log_level", "http_address", "event_loop"),
+    "Logs and probes": ("log_format", "log_level", "http_address", "pod_metrics", "status_page", "event_loop"),
+    "The Kubernetes Node": (
+        "node_events",
+        "pod_events",
+        "node_condition",
+        "node_taint",
+        "cordon_annotation",
+        "node_labels",
+        "features_dir",
+    ),
 }
 """Options by name under the headings of help, in the order they are shown."""
 

@@ -145,6 +145,14 @@ def _facts(status: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
     if cdi is not None:
         trouble = coloured(f"NO DEVICE CAN BE USED: {cdi['trouble']}", "Unhealthy") if cdi["trouble"] else ""
         yield "CDI", trouble or f"{_count(cdi['devices'], 'device')} in {cdi['directory']}"
+    cluster = status.get("cluster")
+    if cluster is not None:
+        cordoned = (
+            f", {_count(len(cluster['cordoned']), 'GPU')} cordoned by its annotation" if cluster["cordoned"] else ""
+        )
+        yield "cluster", f"node {cluster['node'] or 'not known'}{cordoned}"
+        for trouble in cluster["trouble"]:
+            yield "", coloured(trouble, "Unhealthy")
 
 
 def _registrations(kubelet: dict[str, Any]) -> Iterator[tuple[str, str]]:

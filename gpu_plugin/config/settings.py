@@ -15,6 +15,9 @@ CDI_DIR = "/var/run/cdi"
 
 STATE_DIR = "/var/lib/gpu-plugin"
 
+FEATURES_DIR = "/etc/kubernetes/node-feature-discovery/features.d"
+"""Where Node Feature Discovery's worker reads files of features, its local source (source/local)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -72,6 +75,15 @@ class Settings:
     nvml_timeout: float
     flap_guard: float
     vanished_gpu_retention: float
+    pod_metrics: bool
+    status_page: bool
+    node_events: bool
+    pod_events: bool
+    node_condition: bool
+    node_taint: str
+    cordon_annotation: bool
+    node_labels: str
+    features_dir: str
     event_loop: str
     disable_healthchecks: str
     enable_healthchecks: str

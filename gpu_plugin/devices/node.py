@@ -15,12 +15,25 @@ class Thresholds:
 
 
 @dataclass(frozen=True, slots=True)
+class Engines:
+    """How many multiprocessors a MIG device has, and how many engines its GPU instance has of each kind."""
+
+    multiprocessors: int = 0
+    copy: int = 0
+    decoder: int = 0
+    encoder: int = 0
+    jpeg: int = 0
+    ofa: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class MigDevice:
     """A slice of a GPU in MIG mode: a compute instance, with the GPU instance that it is part or all of.
 
     `index` is its MIG index on its GPU; `profile` is NVIDIA's word for its size, such as 1g.10gb, 1g.10gb+me or 1c.3g.40gb;
     `whole` is False where the compute instance is smaller than its GPU instance. `gpu_instance_cap` and
-    `compute_instance_cap` are N of /dev/nvidia-caps/nvidia-capN; None where the host does not say.
+    `compute_instance_cap` are N of /dev/nvidia-caps/nvidia-capN; None where the host does not say. `gpu_slices` and
+    `compute_slices` are the sizes of its instances, in sevenths of the GPU.
     """
 
     uuid: str
@@ -32,6 +45,9 @@ class MigDevice:
     memory_bytes: int | None = None
     gpu_instance_cap: int | None = None
     compute_instance_cap: int | None = None
+    gpu_slices: int | None = None
+    compute_slices: int | None = None
+    engines: Engines | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +58,8 @@ class Gpu:
     `unreadable` is why the driver could not describe it: such a GPU is listed and never handed out. Its `uuid` is then
     the one remembered from an earlier probe, or a placeholder made of its index. `margins` are its limits relative to
     T.Limit; `remaps_rows` is whether it remaps bad memory rows, `nvswitch` whether its NVLinks lead to switches.
-    `mig_devices` are in the order of their index, and only looked at while `mig_enabled`. `unsettled` names what the driver did
+    `mig_devices` are in the order of their index, and only looked at while `mig_enabled`; `mig_capable` is whether it could be
+    cut. `compute_capability` is CUDA's, major and minor number. `unsettled` names what the driver did
     not tell for the moment when it was probed, by the names of the fields here: it is asked again.
     """
 
@@ -52,7 +69,9 @@ class Gpu:
     pci_bus_id: str = ""
     model: str = ""
     architecture: int | None = None
+    compute_capability: tuple[int, int] | None = None
     memory_bytes: int | None = None
+    mig_capable: bool = False
     mig_enabled: bool = False
     mig_devices: tuple[MigDevice, ...] = ()
     numa_node: int | None = None
@@ -94,6 +113,7 @@ class Node:
 
     `cliques` has, by uuid, the NVSwitch mesh that a GPU is part of: one word for all GPUs that reach each other through the
     same switches (`OWN_MESH`); no entry for a GPU that is in none. `device_nodes` are the paths under /dev that exist there.
+    `cuda_version` is the newest CUDA that the driver is good for, major and minor number.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -101,6 +121,7 @@ class Node:
     driver_version: str = ""
     device_nodes: frozenset[str] = frozenset()
     cliques: Mapping[str, str] = field(default_factory=dict)
+    cuda_version: tuple[int, int] | None = None
 
     def link(self, one: str, other: str) -> Link:
         """The link of two GPUs by uuid, in either order; the worst there is where nothing is known."""

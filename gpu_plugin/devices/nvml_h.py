@@ -183,6 +183,9 @@ class FabricConfiguration(IntEnum):
 CLIQUE_UNICAST_POINTER = 0
 """NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER: GPUs that reach each other's memory."""
 
+CLOCKS_SW_POWER_CAP, CLOCKS_HW_SLOWDOWN, CLOCKS_SW_THERMAL_SLOWDOWN = 0x4, 0x8, 0x20
+"""nvmlClocksEventReasonSwPowerCap, nvmlClocksThrottleReasonHwSlowdown and nvmlClocksEventReasonSwThermalSlowdown."""
+
 CLOCKS_HW_THERMAL_SLOWDOWN, CLOCKS_HW_POWER_BRAKE_SLOWDOWN = 0x40, 0x80
 """nvmlClocksThrottleReasonHwThermalSlowdown and nvmlClocksThrottleReasonHwPowerBrakeSlowdown.
 
@@ -208,6 +211,8 @@ FEATURE_ENABLED = 1
 """NVML_FEATURE_ENABLED, and NVML_DEVICE_MIG_ENABLE."""
 
 # Field ids: NVML_FI_DEV_*, for nvmlDeviceGetFieldValues.
+FI_ECC_SBE_VOL_TOTAL = 3
+"""Single-bit errors, which ECC corrected, since the driver was last loaded or the GPU reset."""
 FI_RETIRED_SBE, FI_RETIRED_DBE = 29, 30
 """Pages retired for single-bit and double-bit errors."""
 FI_RETIRED_PENDING = 31
@@ -220,10 +225,14 @@ FI_MEMORY_TEMP = 82
 FI_TOTAL_ENERGY_CONSUMPTION = 83
 """mJ since the driver was last loaded."""
 FI_PCIE_REPLAY_COUNTER = 94
+FI_REMAPPED_COR, FI_REMAPPED_UNC = 142, 143
+"""Rows remapped for correctable and for uncorrectable errors, in the life of the part."""
 FI_REMAPPED_PENDING, FI_REMAPPED_FAILURE = 144, 145
 FI_NVLINK_GET_STATE = 165
 """Whether a link is active; the link goes into scopeId."""
 FI_PCIE_COUNT_FATAL_ERROR = 180
+FI_POWER_INSTANT, FI_POWER_CURRENT_LIMIT = 186, 190
+"""Power draw now, and the limit in force, mW."""
 FI_TEMPERATURE_SHUTDOWN_TLIMIT, FI_TEMPERATURE_SLOWDOWN_TLIMIT = 193, 194
 FI_TEMPERATURE_MEM_MAX_TLIMIT, FI_TEMPERATURE_GPU_MAX_TLIMIT = 195, 196
 """°C relative to T.Limit, signed."""

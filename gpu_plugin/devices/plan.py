@@ -32,6 +32,14 @@ def served(gpu: Gpu) -> bool:
     return gpu.model not in _SKIPPED_MODELS
 
 
+def counted_as(gpu: Gpu, settings: Settings, mig: MigDevice | None = None) -> str:
+    """The resource that a GPU as such, or a MIG device of it, is counted under before it is shared."""
+    if mig is None:
+        return _named_by(settings.gpu_names, gpu.model) or GPU_RESOURCE
+    default = mig_resource(mig.profile) if settings.mig_strategy == "mixed" else GPU_RESOURCE
+    return _named_by(settings.mig_names, mig.profile) or default
+
+
 def served_gpus(node: Node, settings: Settings) -> tuple[Gpu, ...]:
     """The GPUs that workloads may use and the operator has not excluded, by index."""
     known = [gpu for gpu in sorted(node.gpus, key=lambda g: (g.index, g.uuid)) if served(gpu)]
@@ -78,7 +86,7 @@ def _mixed(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[s
     named = []
     for gpu in gpus:
         if gpu.mig_enabled:
-            named += [_slice(gpu, mig, settings, mig_resource(mig.profile)) for mig in gpu.mig_devices]
+            named += [_slice(gpu, mig, settings) for mig in gpu.mig_devices]
         else:
             named.append(_whole(gpu, settings))
     return named, _empty(gpus)
@@ -89,7 +97,7 @@ def _single(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[
     named = []
     for gpu in gpus:
         if gpu.mig_enabled:
-            named += [_slice(gpu, mig, settings, GPU_RESOURCE) for mig in gpu.mig_devices]
+            named += [_slice(gpu, mig, settings) for mig in gpu.mig_devices]
         else:
             named.append(_whole(gpu, settings))
     why = _unequal(gpus)
@@ -124,18 +132,18 @@ def _empty(gpus: Iterable[Gpu]) -> list[str]:
 
 
 def _whole(gpu: Gpu, settings: Settings) -> Named:
-    name = _named_by(settings.gpu_names, gpu.model) or GPU_RESOURCE
+    name = counted_as(gpu, settings)
     return Named(name, with_held(whole_gpu(gpu), gpu.unreadable or ""), (str(gpu.index), gpu.uuid))
 
 
-def _slice(gpu: Gpu, mig: MigDevice, settings: Settings, default: str) -> Named:
+def _slice(gpu: Gpu, mig: MigDevice, settings: Settings) -> Named:
     legacy = f"MIG-{gpu.uuid}/{mig.gpu_instance}/{mig.compute_instance}"  # as drivers before 470 called it
     aliases = (f"{gpu.index}:{mig.index}", mig.uuid, legacy)
     held = gpu.unreadable or ""
     if not held and settings.pass_device_specs and None in (mig.gpu_instance_cap, mig.compute_instance_cap):
         held = "its capability nodes are not known: does /proc/driver/nvidia-caps/mig-minors exist here?"
     device = with_held(mig_slice(gpu, mig), held)
-    return Named(_named_by(settings.mig_names, mig.profile) or default, device, aliases)
+    return Named(counted_as(gpu, settings, mig), device, aliases)
 
 
 def _named_by(patterns: Iterable[NamePattern], text: str) -> str:

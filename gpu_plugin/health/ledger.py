@@ -14,7 +14,7 @@ from gpu_plugin.health.observation import DriverEvent, Observation, Order, Sampl
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.showing import shown
 from gpu_plugin.health.signals import SIGNALS, Ends, Say, SignalKind, first_look, flapping, xid
-from gpu_plugin.health.words import advice, event_reason, xid_number
+from gpu_plugin.health.words import advice, xid_number
 
 REMEMBER_XIDS = 600.0
 """Seconds for which the Xids of a GPU are remembered, for signals that tell a cause from what follows it."""
@@ -34,8 +34,7 @@ class Transition:
 
     `uuid` is the GPU's; `device` and `part` are those of the latch's key. `since` is Unix time in seconds; `xid` the Xid
     behind it, if one is, and `xid_name` its name. `action` is what an operator is advised to do, empty once the verdict
-    is OK. `standing` is the worst of all signals of the GPU, or that MIG device, after the change; `reason` is a name in
-    CamelCase for Kubernetes Events, such as GpuXidFatal or GpuRecovered.
+    is OK. `standing` is the worst of all signals of the GPU, or that MIG device, after the change.
     """
 
     uuid: str
@@ -49,7 +48,6 @@ class Transition:
     action: str = ""
     xid_name: str = ""
     standing: Verdict = Verdict.OK
-    reason: str = ""
     part: str = ""
 
 
@@ -419,7 +417,6 @@ class HealthLedger:
             "" if verdict is Verdict.OK else advice(key, self.policy, uuid, latch),
             "" if number is None else self.policy.xids.judge(number).name,
             standing,
-            event_reason(key.signal, verdict, standing),
             key.part,
         )
 

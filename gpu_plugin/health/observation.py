@@ -54,6 +54,9 @@ class Sample:
     nvmlClocksEventReason*. `nvlinks` is whether each NVLink is active, by link number; the nvlink and pcie counters are
     totals of the GPU that only a reset sets back. `binding` changes whenever the driver is bound to the GPU anew.
 
+    Those after `counting` are shown and judged by no signal: `power` and `power_limit` are in mW, `utilization` in percent,
+    `memory_used` in bytes; `ecc_corrected` counts as `ecc_uncorrected` does, remapped rows those of the part's life.
+
     `counting` tells which counters can be compared: those of two samples with the same number. It is 0 while the driver keeps
     the GPU initialised with nobody using it (persistence mode), and another number for each time that the driver was opened
     otherwise: the last process to close the driver then sets the counters back, which is no reset. None: not known.
@@ -84,6 +87,13 @@ class Sample:
     pcie_fatal_errors: int | None = None
     binding: int | None = None
     counting: int | None = None
+    power: int | None = None
+    power_limit: int | None = None
+    utilization: int | None = None
+    memory_used: int | None = None
+    ecc_corrected: int | None = None
+    remapped_correctable: int | None = None
+    remapped_uncorrectable: int | None = None
     asked: frozenset[str] | None = None
 
     def tells(self, field: str) -> bool:
@@ -127,7 +137,10 @@ class EventDelivery:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What an operator asked for: `cordon`, `uncordon`, `release` or `resume`; of a cordon also why, where that was said."""
+    """What an operator asked for: `cordon`, `uncordon`, `release` or `resume`; of a cordon also why, where that was said.
+
+    `annotate` and `unannotate` are a cordon by the Node's annotation, and its end.
+    """
 
     verb: str
     reason: str = ""

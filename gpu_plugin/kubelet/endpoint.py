@@ -18,6 +18,7 @@ import anyio
 from gpu_plugin.access.conflicts import PairWatch
 from gpu_plugin.devices.naming import resource_name_fault
 from gpu_plugin.kubelet.backoff import Backoff
+from gpu_plugin.kubelet.counts import ACCEPTED, FAILED, KubeletCounts
 from gpu_plugin.kubelet.directory import NET
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.registration import RegistrationError, register
@@ -53,12 +54,13 @@ class ResourceEndpoint:
         pairs: PairWatch | None = None,
         registered: Callable[[], object] | None = None,
         registrations: Registrations | None = None,
+        counts: KubeletCounts | None = None,
     ) -> None:
         """Takes the pulse that rings when something in `directory` may have changed, and what all resources' services share.
 
         `registered` is called after each registration, and `registrations` told how the resource stands: a registration counts
-        there once the kubelet has opened its stream. `kubelet_socket` is `directory`/kubelet.sock, or None to serve without
-        registering. Raises ValueError for a name that no kubelet would take.
+        there once the kubelet has opened its stream; `counts` takes down what passes between us and the kubelet. `kubelet_socket` is
+        `directory`/kubelet.sock, or None to serve without registering. Raises ValueError for a name that no kubelet would take.
         """
         fault = resource_name_fault(resource)
         if fault:
@@ -73,6 +75,7 @@ class ResourceEndpoint:
         self._pairs = pairs
         self._registered = registered
         self._registrations = registrations or Registrations()
+        self._counts = counts or KubeletCounts()
         self._trouble = ""
         """Why the last incarnation came to nothing; empty where it did not. The same is worth a line once."""
         self._unheard = False
@@ -149,7 +152,7 @@ class ResourceEndpoint:
         remove_stale(self._directory)
         path = socket_path(self._directory, self.resource, next(_INCARNATIONS))
         await self._feed.refresh()
-        service = DevicePluginService(self._feed, self._store, self._look.ring, self._pairs)
+        service = DevicePluginService(self._feed, self._store, self._look.ring, self._pairs, counts=self._counts)
         server = SocketServer(service)
         try:
             try:
@@ -210,6 +213,7 @@ class ResourceEndpoint:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(keep_in_place)
             tasks.start_soon(attempt)
+        self._counts.registrations[self.resource, ACCEPTED if failure is None else FAILED] += 1
         if failure is not None:
             raise failure
         return dialled

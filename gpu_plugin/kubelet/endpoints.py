@@ -8,6 +8,7 @@ import anyio
 import anyio.abc
 
 from gpu_plugin.access.conflicts import PairWatch
+from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.endpoint import ResourceEndpoint
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.parts import forever
@@ -28,13 +29,15 @@ class Endpoints:
         look: Pulse,
         registered: Callable[[], object] | None = None,
         registrations: Registrations | None = None,
+        counts: KubeletCounts | None = None,
     ) -> None:
         """Takes what each `ResourceEndpoint` takes."""
         self._store = store
         told = self._registrations = registrations or Registrations()
         pairs = PairWatch()
+        counted = counts or KubeletCounts()
         self._make: Callable[[str], ResourceEndpoint] = lambda name: ResourceEndpoint(
-            name, store, kubelet_socket, directory, look, pairs, registered, told
+            name, store, kubelet_socket, directory, look, pairs, registered, told, counted
         )
         self._running: dict[str, anyio.CancelScope] = {}
 

@@ -62,13 +62,6 @@ class Holders:
             holding, self._told = weigh(self._told, said, awaited)
         return holding
 
-    async def pods(self, socket: Path) -> Pods | None:
-        """The pods, as namespace/name, that hold each (resource, device id) now; None where PodResources does not say.
-
-        The checkpoint is no witness here: it knows pods by their uids alone, and may hold on to pods that have ended.
-        """
-        return await self._answer(pod_resources.pods(socket, PATIENCE))
-
     async def _answer(self, question: Awaitable[T]) -> T | None:
         try:
             listed = await question

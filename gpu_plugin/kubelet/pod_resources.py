@@ -10,8 +10,9 @@ from grpclib.client import UnaryUnaryMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
-from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet import pod_listing, wire
 from gpu_plugin.kubelet.bounded_channel import BoundedChannel
+from gpu_plugin.kubelet.pod_listing import Held
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 """What is read of one answer at most: the usual limit of the Go clients of this service."""
@@ -39,16 +40,35 @@ async def held(socket: Path, timeout: float = 5.0) -> frozenset[tuple[str, str]]
         PodResourcesError: there is no such socket, nobody answers on it, the kubelet refuses, does not answer within
             `timeout` seconds, or answers something else.
     """
-    return await _ask(socket, timeout, wire.POD_RESOURCES_LIST, wire.decode_held)
+    return await _ask(socket, timeout, wire.POD_RESOURCES_LIST, pod_listing.decode_held)
 
 
-async def pods(socket: Path, timeout: float = 5.0) -> Mapping[tuple[str, str], frozenset[str]]:
-    """The pods, as namespace/name, that hold each (resource name, device id); asked as `held` asks, and as complete.
+async def holders(socket: Path, timeout: float = 5.0, before: Held | None = None) -> Held:
+    """The containers that hold each (resource name, device id); asked as `held` asks, and as complete.
+
+    Where that is what was known `before`, it is the same object.
 
     Raises:
         PodResourcesError: as `held`.
     """
-    return await _ask(socket, timeout, wire.POD_RESOURCES_LIST, wire.decode_pods)
+
+    def decode(data: bytes) -> Held:
+        held = pod_listing.decode_holders(data)
+        return held if before is None or held != before else before
+
+    return await _ask(socket, timeout, wire.POD_RESOURCES_LIST, decode)
+
+
+async def of_pod(socket: Path, namespace: str, name: str, timeout: float = 5.0) -> Held:
+    """What the containers of one pod hold, by (resource name, device id): the kubelet's Get, which has to look at no other pod.
+
+    Kubelets from 1.27 on have it behind the feature gate KubeletPodResourcesGet, those from 1.36 on always.
+
+    Raises:
+        PodResourcesError: as `held`; also where there is no such active pod, and where the gate is off.
+    """
+    asked = wire.encode_pod_request(name, namespace)
+    return await _ask(socket, timeout, wire.POD_RESOURCES_GET, pod_listing.decode_holders, asked)
 
 
 async def allocatable(socket: Path, timeout: float = 5.0) -> Mapping[str, frozenset[str]]:
@@ -59,10 +79,12 @@ async def allocatable(socket: Path, timeout: float = 5.0) -> Mapping[str, frozen
     Raises:
         PodResourcesError: as `held`.
     """
-    return await _ask(socket, timeout, wire.POD_RESOURCES_ALLOCATABLE, wire.decode_allocatable)
+    return await _ask(socket, timeout, wire.POD_RESOURCES_ALLOCATABLE, pod_listing.decode_allocatable)
 
 
-async def _ask(socket: Path, timeout: float, method: str, decode: Callable[[bytes], T]) -> T:
+async def _ask(
+    socket: Path, timeout: float, method: str, decode: Callable[[bytes], T], request: bytes = wire.EMPTY
+) -> T:
     """What `decode` makes of the answer. Raises PodResourcesError, also where it raises ValueError."""
     outcome: T | PodResourcesError | None = None
 
@@ -71,7 +93,7 @@ async def _ask(socket: Path, timeout: float, method: str, decode: Callable[[byte
         # whoever runs on in that task stands half cancelled.
         nonlocal outcome
         try:
-            answer = await _call(socket, timeout, method)
+            answer = await _call(socket, timeout, method, request)
             if len(answer) < OFF_LOOP_BYTES:
                 outcome = decode(answer)
             else:
@@ -92,12 +114,12 @@ async def _ask(socket: Path, timeout: float, method: str, decode: Callable[[byte
     return outcome
 
 
-async def _call(socket: Path, timeout: float, method: str) -> bytes:
+async def _call(socket: Path, timeout: float, method: str, request: bytes) -> bytes:
     """The bytes of the answer. Raises PodResourcesError."""
     channel = BoundedChannel(str(socket), MAX_ANSWER_BYTES)
     call: UnaryUnaryMethod[bytes, bytes] = UnaryUnaryMethod(channel, method, bytes, bytes)
     try:
-        return await call(wire.EMPTY, timeout=timeout)
+        return await call(request, timeout=timeout)
     except FileNotFoundError:
         raise PodResourcesError(
             f"there is no PodResources socket at {socket}: mount the kubelet's pod-resources directory into the "

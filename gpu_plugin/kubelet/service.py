@@ -22,6 +22,7 @@ from gpu_plugin.access.edits import ContainerEdits
 from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.sharing import REPLICA
 from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.message import received
 from gpu_plugin.kubelet.sparing import Sparing
@@ -78,9 +79,11 @@ class DevicePluginService:
         streams_changed: Callable[[], None],
         pairs: PairWatch | None = None,
         clock: Callable[[], float] = time.monotonic,
+        counts: KubeletCounts | None = None,
     ) -> None:
-        """`pairs` is shared by the services of all resources; `clock` is steady, in seconds."""
+        """`pairs` and `counts` are shared by the services of all resources; `clock` is steady, in seconds."""
         self._pairs = pairs or PairWatch()
+        self._counts = counts or KubeletCounts()
         self._refused, self._unreadable = Sparing(), Sparing()
         self._clock = clock
         self.resource = feed.resource
@@ -97,13 +100,16 @@ class DevicePluginService:
 
     def __mapping__(self) -> Mapping[str, Handler]:
         """Handlers by path, raw: grpclib's generated ones never close the generator behind a stream the kubelet left."""
-        unary, stream = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM
+        unary, stream, counted = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM, self._counts.counted
+        preferred = counted("GetPreferredAllocation", self._answer(self.preferred_bytes))
+        allocate = counted("Allocate", self._answer(self.allocate_bytes))
+        pre_start = counted("PreStartContainer", self._answer(self.pre_start_bytes))
         return {
-            wire.OPTIONS: Handler(self._options, unary, bytes, bytes),
+            wire.OPTIONS: Handler(counted("GetDevicePluginOptions", self._options), unary, bytes, bytes),
             wire.LIST_AND_WATCH: Handler(self._list_and_watch, stream, bytes, bytes),
-            wire.PREFERRED: Handler(self._answer(self.preferred_bytes), unary, bytes, bytes),
-            wire.ALLOCATE: Handler(self._answer(self.allocate_bytes), unary, bytes, bytes),
-            wire.PRE_START: Handler(self._answer(self.pre_start_bytes), unary, bytes, bytes),
+            wire.PREFERRED: Handler(preferred, unary, bytes, bytes),
+            wire.ALLOCATE: Handler(allocate, unary, bytes, bytes),
+            wire.PRE_START: Handler(pre_start, unary, bytes, bytes),
         }
 
     def end_streams(self) -> None:
@@ -134,6 +140,7 @@ class DevicePluginService:
         own = _connection(stream) in self._asked
         self._open[own] += 1
         self._opened[own] += 1
+        self._counts.streams[self.resource] = self.streams
         self._streams_changed()
         sent = 0
         try:
@@ -144,9 +151,11 @@ class DevicePluginService:
                 while True:
                     sent, payload = await self._feed.newer(sent)
                     await stream.send_message(payload)
+                    self._counts.lists[self.resource] += 1
         finally:
             self._ending.discard(scope)
             self._open[own] -= 1
+            self._counts.streams[self.resource] = self.streams
             self._streams_changed()
 
     def _answer(self, work: Callable[[bytes], bytes]) -> Callable[[BytesStream], Awaitable[None]]:
@@ -169,7 +178,10 @@ class DevicePluginService:
 
     def allocate_bytes(self, request: bytes) -> bytes:
         """An AllocateResponse to an AllocateRequest. Raises RequestRejectedError, or ValueError on bytes that are none."""
-        return wire.encode_allocate(self.allocate(wire.decode_allocate(request)))
+        containers = wire.decode_allocate(request)
+        answer = wire.encode_allocate(self.allocate(containers))
+        self._counts.allocated(self.resource, sum(map(len, containers)))
+        return answer
 
     def allocate(self, containers: Sequence[Sequence[str]]) -> list[ContainerEdits]:
         """What each container must be given, in order.

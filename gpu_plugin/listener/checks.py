@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_plugin.devices.device import Resource
+from gpu_plugin.histogram import Histogram
 from gpu_plugin.kubelet.registrations import Standing
 
 BEAT = 1.0
@@ -15,6 +16,9 @@ BEAT = 1.0
 
 LATE = 5.0
 """Seconds by which a beat must be late to be worth a word: the kubelet's calls waited as long."""
+
+LAGS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
+"""Seconds by which beats are told apart: an idle loop is a millisecond late, and the kubelet waits for as long as it is."""
 
 RECENT = 60.0
 """Seconds for which that is told."""
@@ -48,9 +52,13 @@ class Beats:
     def __init__(self) -> None:
         self._last: float | None = None
         self._pauses: list[Pause] = []
+        self.lag = Histogram(LAGS)
+        """By how much each beat was late."""
 
     def beat(self, now: float) -> None:
         """The loop turns at this time."""
+        if self._last is not None:
+            self.lag.observe(max(0.0, now - self._last - BEAT))
         if self._last is not None and now - self._last - BEAT > LATE:
             self._pauses = [
                 *(pause for pause in self._pauses if now - pause.until <= RECENT),

@@ -31,3 +31,8 @@ def limit(soft: int, hard: int) -> int:
 def connections(soft: int) -> int:
     """How many connections there may be where the process may have `soft` descriptors; two at least."""
     return MOST if soft == resource.RLIM_INFINITY else min(max(soft // SHARE, 2), MOST)
+
+
+def streams(connections: int) -> int:
+    """How many of so many connections may be readers of the status page that are kept up to date; one at least."""
+    return max(1, connections // 4)

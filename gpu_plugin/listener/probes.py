@@ -4,21 +4,32 @@ Nothing here asks NVML or the file system. What costs something is kept for a se
 many ask.
 """
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from gpu_plugin.kubelet.self_call import PATIENCE, ShortageError, self_call
 from gpu_plugin.listener import checks
-from gpu_plugin.listener.answer import METRICS, Answer, Page
+from gpu_plugin.listener.answer import Answer, Page, Request
 from gpu_plugin.listener.checks import BEAT, Beats, Facts, Verdict
-from gpu_plugin.telemetry.metrics import metrics
+from gpu_plugin.telemetry.metrics.exposition import Format, wanted
 
 FRESH = 1.0
 """Seconds for which an answer from our own sockets, and the text of the metrics, are good for others who ask."""
+
+
+PIECE = 0.002
+"""Seconds for which metrics are written at a stretch, and some lines more."""
+
+
+LINES = 200
+"""Lines that are written before anybody looks at the clock: 0.1 ms."""
 
 
 class Probes:
@@ -26,13 +37,15 @@ class Probes:
 
     def __init__(self, facts: Callable[[], Facts]) -> None:
         self.facts = facts
-        self.status: Callable[[], Mapping[str, Any]] | None = None
-        """The daemon's status, as `gpu-plugin status` gets it; None before there is one."""
+        self.status: Callable[[], Awaitable[Mapping[str, Any]]] | None = None
+        """Gives the daemon's status, as `NodeView.scraped` tells it; None before there is one."""
         self._beats = Beats()
         self._started_once = False
         self._called: tuple[float, Mapping[str, str], str] | None = None
         self._calling = anyio.Lock()
-        self._told: tuple[float, Answer] | None = None
+        self._told: dict[Format, tuple[float, Answer]] = {}
+        self._telling = anyio.Lock()
+        self._took: float | None = None
 
     @property
     def pages(self) -> Mapping[str, Page]:
@@ -45,26 +58,49 @@ class Probes:
             self._beats.beat(anyio.current_time())
             await anyio.sleep(BEAT)
 
-    async def _live(self) -> Answer:
+    async def _live(self, _: Request) -> Answer:
         silent, unasked = await self._silent()
         now = anyio.current_time()
         return _told(checks.live(self.facts(), now, silent, unasked, self._beats.longest(now)))
 
-    async def _ready(self) -> Answer:
+    async def _ready(self, _: Request) -> Answer:
         return _told(checks.ready(self.facts(), anyio.current_time()))
 
-    async def _started(self) -> Answer:
+    async def _started(self, _: Request) -> Answer:
         verdict = checks.started(self.facts(), self._started_once)
         self._started_once |= verdict.passed
         return _told(verdict)
 
-    async def _metrics(self) -> Answer:
+    async def _metrics(self, request: Request) -> Answer:
         if self.status is None:
             return Answer(503, f"there are no metrics yet: {self.facts().awaited}\n")
-        now = anyio.current_time()
-        if self._told is None or now - self._told[0] >= FRESH:
-            self._told = now, Answer(200, "\n".join(metrics(self.status())) + "\n", METRICS)
-        return self._told[1]
+        form = wanted(request.headers.get("accept", ""))
+        async with self._telling:
+            told = self._told.get(form)
+            if told is None or anyio.current_time() - told[0] >= FRESH:
+                status = {**await self.status(), "event_loop_lag": self._beats.lag.told(), "scrape_seconds": self._took}
+                told = anyio.current_time(), Answer(200, await self._text(status, form), form.content_type)
+                self._told[form] = told
+            return told[1]
+
+    async def _text(self, status: Mapping[str, Any], form: Format) -> str:
+        """The metrics as text, made in pieces: between two of them the kubelet's calls are answered."""
+        from gpu_plugin.telemetry.metrics import families  # noqa: PLC0415 - who is not scraped does not pay for it
+        from gpu_plugin.telemetry.metrics.exposition import lines  # noqa: PLC0415
+
+        pieces, took = [], 0.0
+        began = time.perf_counter()
+        for family in families(status):
+            written = lines(family, form)
+            while piece := list(islice(written, LINES)):
+                pieces.append("\n".join(piece))
+                if (now := time.perf_counter()) - began >= PIECE:
+                    took += now - began
+                    await checkpoint()
+                    began = time.perf_counter()
+        text = "\n".join((*pieces, form.end))
+        self._took = took + time.perf_counter() - began
+        return text
 
     async def _silent(self) -> tuple[Mapping[str, str], str]:
         """Why our own sockets do not answer, by resource, and why some could not be asked.

@@ -3,6 +3,7 @@
 Whoever can reach the port may be slow, broken or hostile, and costs the others nothing: one request a connection, and a
 bound on its bytes, on the time of each step, and on how many connections there are. Beyond that one is closed to make room,
 the least busy first, but none that is so young that its request may be on its way: so a probe is answered in a flood, too.
+Streams are fewer still, and close early to make room; each is sent its first chunk before, so that who comes back is told.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import socket
 import struct
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from http import HTTPStatus
@@ -25,7 +26,7 @@ import h11
 from anyio.lowlevel import checkpoint
 
 from gpu_plugin.listener.addresses import Lookup, listen
-from gpu_plugin.listener.answer import Answer, Page
+from gpu_plugin.listener.answer import Answer, Headers, Page, Request, Stream
 from gpu_plugin.parts import FIRST_RETRY, LONGEST_RETRY
 from gpu_plugin.pulse import Pulse
 
@@ -53,8 +54,10 @@ class Limits:
     """Seconds for a request's head to arrive, for its answer to be made and to be taken, and for the client to hang up then.
 
     `head_bytes` and `discarded_bytes` bound what is read of a head, and of anything that comes after it; `connections` how
-    many there may be. `grace` is for how many seconds none is closed to make room, `pause` until the next try to accept one
-    where the process is out of descriptors, and `episode` for how many it must not have been for the next time to be news.
+    many there may be, and `streams` how many of them may be streams. `buffer` is how many bytes of a stream the kernel keeps for
+    a client that does not read, and `gone` how many seconds a client may acknowledge none of them. `grace` is for how many
+    seconds none is closed to make room, `pause` until the next try to accept one where the process is out of descriptors, and
+    `episode` for how many it must not have been for the next time to be news.
     """
 
     head: float = 5.0
@@ -64,6 +67,9 @@ class Limits:
     head_bytes: int = 8192
     discarded_bytes: int = 65536
     connections: int = 32
+    streams: int = 8
+    buffer: int = 65536
+    gone: float = 20.0
     grace: float = 0.05
     pause: float = 1.0
     episode: float = 60.0
@@ -73,8 +79,9 @@ class Stage(IntEnum):
     """How far a connection has come, in the order in which they are closed to make room."""
 
     ANSWERED = 0
-    ASKING = 1
-    ANSWERING = 2
+    STREAMING = 1
+    ASKING = 2
+    ANSWERING = 3
 
 
 @dataclass(eq=False, slots=True)
@@ -84,6 +91,7 @@ class _Visit:
     connection: socket.socket
     since: float
     stage: Stage = Stage.ASKING
+    streams: bool = False
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
 
@@ -173,9 +181,9 @@ class Server:
         while len(self._visits) >= self._limits.connections:
             least = min(self._visits, key=lambda visit: visit.stage)
             left = least.since + self._limits.grace - anyio.current_time()
-            if least.stage is Stage.ANSWERED or left <= 0:
+            if least.stage < Stage.ASKING or left <= 0:
                 del self._visits[least]
-                if least.stage is Stage.ANSWERING:
+                if least.stage in (Stage.STREAMING, Stage.ANSWERING):
                     _reset(least.connection)
                 least.scope.cancel()
                 return
@@ -211,7 +219,13 @@ class Server:
             else:
                 visit.stage = Stage.ANSWERING
                 method = request.method
-                answer = await self._answer(request)
+                made = await self._answer(request)
+                if isinstance(made, Stream):
+                    made = self._room_for_stream(visit, made)
+                if isinstance(made, Stream):
+                    await self._stream(visit, protocol, made, method)
+                    return
+                answer = made
         except h11.RemoteProtocolError as error:
             answer = Answer(error.error_status_hint, f"{error}\n")
         visit.stage = Stage.ANSWERING
@@ -223,7 +237,7 @@ class Server:
         visit.stage = Stage.ANSWERED
         await self._see_off(connection)
 
-    async def _answer(self, request: h11.Request) -> Answer:
+    async def _answer(self, request: h11.Request) -> Answer | Stream:
         if request.http_version not in {b"1.0", b"1.1"}:
             return Answer(505, "this is HTTP/1.1\n")
         path = _path(request.target)
@@ -234,11 +248,63 @@ class Server:
             return Answer(405, f"only {METHODS} are answered\n")
         with anyio.move_on_after(self._limits.answer):
             try:
-                return await page()
+                return await page(_asked(path, request))
             except Exception:
                 log.exception("%s failed", path)
                 return Answer(500, "internal error: the daemon's log has the details\n")
         return Answer(503, f"no answer within {self._limits.answer:g} s\n")
+
+    def _room_for_stream(self, visit: _Visit, stream: Stream) -> Answer | Stream:
+        """The stream, or what is said instead where there are as many as there may be."""
+        if sum(other.streams for other in self._visits) >= self._limits.streams:
+            told = f"{self._limits.streams} others are being kept up to date, which is as many as there may be; ask again later\n"
+            return Answer(503, told, headers=(("Retry-After", "10"),))
+        visit.streams = True
+        return stream
+
+    async def _stream(self, visit: _Visit, protocol: h11.Connection, stream: Stream, method: bytes) -> None:
+        """Sends a stream for as long as the client reads it."""
+        connection = visit.connection
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._limits.buffer)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._limits.gone * 1000))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        headers = _headers(stream.content_type, stream.headers)
+        head = protocol.send(h11.Response(status_code=200, headers=headers, reason="OK")) or b""
+        if method == b"HEAD":
+            await asyncio.get_running_loop().sock_sendall(connection, head)
+            return
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._leave_with, connection, tasks.cancel_scope)
+            async with aclosing(stream.chunks()) as chunks:
+                async for chunk in chunks:
+                    if not await self._sent(connection, head + (protocol.send(h11.Data(data=chunk)) or b"")):
+                        break
+                    head = b""
+                    visit.stage = Stage.STREAMING
+                else:
+                    await self._sent(connection, protocol.send(h11.EndOfMessage()) or b"")
+            tasks.cancel_scope.cancel()
+
+    async def _sent(self, connection: socket.socket, content: bytes) -> bool:
+        """Whether the client took this in time. One that did not is reset."""
+        with anyio.move_on_after(self._limits.send) as patience:
+            try:
+                await asyncio.get_running_loop().sock_sendall(connection, content)
+            except OSError as error:
+                log.debug("the reader of a stream left: %s", error)
+                return False
+        if patience.cancelled_caught:
+            _reset(connection)
+        return not patience.cancelled_caught
+
+    async def _leave_with(self, connection: socket.socket, scope: anyio.CancelScope) -> None:
+        """Cancels a stream once its client hangs up, or sends more than it has to say."""
+        loop, left = asyncio.get_running_loop(), self._limits.discarded_bytes
+        with suppress(OSError):
+            while left > 0 and (more := await loop.sock_recv(connection, _CHUNK)):
+                left -= len(more)
+                await checkpoint()
+        scope.cancel()
 
     async def _see_off(self, connection: socket.socket) -> None:
         """Waits for a moment until the client hangs up: closed with bytes unread, its kernel might drop the answer."""
@@ -272,20 +338,35 @@ def _path(target: bytes) -> str:
         return ""
 
 
-def _encoded(protocol: h11.Connection, answer: Answer, method: bytes) -> bytes:
-    body = answer.text.encode()
-    headers = [
+def _asked(path: str, request: h11.Request) -> Request:
+    headers: dict[str, str] = {}
+    for name, value in request.headers:
+        told, said = name.decode("ascii"), value.decode("latin-1")
+        headers[told] = f"{headers[told]}, {said}" if told in headers else said
+    return Request(path, headers)
+
+
+def _headers(content_type: str, more: Headers) -> list[tuple[str, str]]:
+    return [
         ("Date", time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())),
-        ("Content-Type", answer.content_type),
-        ("Content-Length", str(len(body))),
+        ("Content-Type", content_type),
+        *more,
         ("X-Content-Type-Options", "nosniff"),
         ("Connection", "close"),
     ]
+
+
+def _encoded(protocol: h11.Connection, answer: Answer, method: bytes) -> bytes:
+    bodiless = answer.status == HTTPStatus.NOT_MODIFIED
+    body = b"" if bodiless else answer.text.encode()
+    headers = _headers(answer.content_type, answer.headers)
+    if not bodiless:
+        headers.insert(2, ("Content-Length", str(len(body))))
     if answer.status == HTTPStatus.METHOD_NOT_ALLOWED:
         headers.append(("Allow", METHODS))
     phrase = HTTPStatus(answer.status).phrase
     told = protocol.send(h11.Response(status_code=answer.status, headers=headers, reason=phrase)) or b""
-    if method != b"HEAD":
+    if method != b"HEAD" and not bodiless:
         told += protocol.send(h11.Data(data=body)) or b""
     return told + (protocol.send(h11.EndOfMessage()) or b"")
 

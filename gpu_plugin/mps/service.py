@@ -162,7 +162,7 @@ class MpsService:
     async def _find_gpus(self) -> Node:
         """The node's GPUs, as the driver describes them now. Raises _NoGpusError where there are none to be had."""
         try:
-            version, count = await self._session.open(self.settings.nvml_timeout)
+            version, count, _ = await self._session.open(self.settings.nvml_timeout)
         except (NvmlError, TimeoutError) as error:
             raise _NoGpusError(f"the NVIDIA driver cannot be used: {error}") from None
         found = tuple(watched.gpu for watched in await self._finder.by_index(count, PROBE_PATIENCE))

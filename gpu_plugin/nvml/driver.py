@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
+from gpu_plugin.devices.node import Engines
 from gpu_plugin.devices.nvml_h import (
     ECC_VOLATILE,
     MAX_NVLINKS,
@@ -47,6 +48,7 @@ class PynvmlDriver:
         self._nvml: ModuleType | None = None
         self._fabric_version = 0
         self._older_temperature = False
+        self._older_memory = False
 
     def open(self) -> None:
         """Loads the library as it lies on disk now, unless it is in use already, and initialises it."""
@@ -57,7 +59,7 @@ class PynvmlDriver:
             if pynvml.nvmlLib is None:
                 pynvml.nvmlLib = library.load(self._roots)
         self._nvml = pynvml
-        self._fabric_version, self._older_temperature = 0, False
+        self._fabric_version, self._older_temperature, self._older_memory = 0, False, False
         self._call(pynvml.nvmlInit)
 
     def close(self) -> None:
@@ -69,6 +71,10 @@ class PynvmlDriver:
 
     def driver_version(self) -> str:
         return str(self._call(self._lib.nvmlSystemGetDriverVersion))
+
+    def cuda_version(self) -> tuple[int, int]:
+        version = int(self._call(self._lib.nvmlSystemGetCudaDriverVersion_v2))
+        return version // 1000, version % 1000 // 10  # NVML_CUDA_DRIVER_VERSION_MAJOR and _MINOR
 
     def device_count(self) -> int:
         return int(self._call(self._lib.nvmlDeviceGetCount))
@@ -97,8 +103,34 @@ class PynvmlDriver:
     def architecture(self, handle: Handle) -> int:
         return int(self._call(self._lib.nvmlDeviceGetArchitecture, _pointer(self._lib, handle)))
 
+    def compute_capability(self, handle: Handle) -> tuple[int, int]:
+        major, minor = self._call(self._lib.nvmlDeviceGetCudaComputeCapability, _pointer(self._lib, handle))
+        return int(major), int(minor)
+
     def memory_total(self, handle: Handle) -> int:
         return int(self._call(self._lib.nvmlDeviceGetMemoryInfo, _pointer(self._lib, handle)).total)
+
+    def memory_used(self, handle: Handle) -> int:
+        lib = self._lib
+        if not self._older_memory:
+            try:
+                told = self._call(lib.nvmlDeviceGetMemoryInfo, _pointer(lib, handle), lib.nvmlMemory_v2)
+            except NvmlError as error:
+                if error.code not in (Return.FUNCTION_NOT_FOUND, Return.ARGUMENT_VERSION_MISMATCH):
+                    raise
+                self._older_memory = True  # the library's age, which no other GPU changes
+            else:
+                return int(told.used)
+        return int(self._call(lib.nvmlDeviceGetMemoryInfo, _pointer(lib, handle)).used)
+
+    def utilization(self, handle: Handle) -> int:
+        return int(self._call(self._lib.nvmlDeviceGetUtilizationRates, _pointer(self._lib, handle)).gpu)
+
+    def power_usage(self, handle: Handle) -> int:
+        return int(self._call(self._lib.nvmlDeviceGetPowerUsage, _pointer(self._lib, handle)))
+
+    def power_limit(self, handle: Handle) -> int:
+        return int(self._call(self._lib.nvmlDeviceGetEnforcedPowerLimit, _pointer(self._lib, handle)))
 
     def mig_mode(self, handle: Handle) -> tuple[int, int]:
         current, pending = self._call(self._lib.nvmlDeviceGetMigMode, _pointer(self._lib, handle))
@@ -119,7 +151,15 @@ class PynvmlDriver:
 
     def mig_attributes(self, handle: Handle) -> MigAttributes:
         found = self._call(self._lib.nvmlDeviceGetAttributes_v2, _pointer(self._lib, handle))
-        return MigAttributes(found.gpuInstanceSliceCount, found.computeInstanceSliceCount, found.memorySizeMB)
+        engines = Engines(
+            found.multiprocessorCount,
+            found.sharedCopyEngineCount,
+            found.sharedDecoderCount,
+            found.sharedEncoderCount,
+            found.sharedJpegCount,
+            found.sharedOfaCount,
+        )
+        return MigAttributes(found.gpuInstanceSliceCount, found.computeInstanceSliceCount, found.memorySizeMB, engines)
 
     def numa_node(self, handle: Handle) -> int:
         return int(self._call(self._lib.nvmlDeviceGetNumaNodeId, _pointer(self._lib, handle)))

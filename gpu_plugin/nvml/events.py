@@ -1,6 +1,7 @@
 """The one thread that waits for the driver's events. What an event means, and whose it is, is decided elsewhere."""
 
 import asyncio
+import contextvars
 import logging
 import threading
 import time
@@ -99,6 +100,9 @@ class EventWaiter:
         self._setbacks = setbacks
         self._over = over
         self._loop = asyncio.get_running_loop()
+        self._context = (
+            contextvars.copy_context()
+        )  # in which anyio knows its event loop, which the thread's own does not say
         self._stop = threading.Event()
         self._left = asyncio.Event()
         self._out = False
@@ -198,4 +202,4 @@ class EventWaiter:
 
     def _hand_over(self, callback: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop has closed: the process is leaving
-            self._loop.call_soon_threadsafe(callback)
+            self._loop.call_soon_threadsafe(callback, context=self._context)

@@ -73,6 +73,28 @@ class LinuxHost:
         except (OSError, ValueError):
             return ""
 
+    def machine(self) -> str | None:
+        """The product name in the tables of DMI (SMBIOS), which many boards for Arm do not have."""
+        try:
+            return (self._sysfs / "class/dmi/id/product_name").read_text(errors="replace").strip()
+        except OSError:
+            return None
+
+    def pci_class(self, pci_bus_id: str) -> int | None:
+        """Sysfs's class of a PCI device."""
+        try:
+            return int((self._pci_device(pci_bus_id) / "class").read_text(), 16)
+        except (OSError, ValueError):
+            return None
+
+    def pci_config(self, pci_bus_id: str) -> bytes:
+        """Sysfs's config of a PCI device; without CAP_SYS_ADMIN the kernel gives 64 bytes of it."""
+        try:
+            with (self._pci_device(pci_bus_id) / "config").open("rb") as file:
+                return file.read(256)
+        except (OSError, ValueError):
+            return b""
+
     def numa_distances(self) -> Mapping[tuple[int, int], int]:
         """What firmware says of every two NUMA nodes that are online, those without a processor included.
 

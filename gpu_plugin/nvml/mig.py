@@ -88,9 +88,9 @@ def cut(gpu: Gpu, partition: Partition, *, hold: bool = False) -> Gpu:
     there = {device.uuid for device in partition.devices}
     held = [d for d in gpu.mig_devices if hold and d.index in partition.unreadable and d.uuid not in there]
     devices = tuple(sorted([*partition.devices, *held], key=lambda device: device.index))
-    if (gpu.mig_enabled, gpu.mig_devices) == (partition.enabled, devices):
+    if gpu.mig_capable and (gpu.mig_enabled, gpu.mig_devices) == (partition.enabled, devices):
         return gpu
-    return replace(gpu, mig_enabled=partition.enabled, mig_devices=devices)
+    return replace(gpu, mig_capable=True, mig_enabled=partition.enabled, mig_devices=devices)
 
 
 def with_caps(gpu: Gpu, minors: Mapping[str, int]) -> Gpu:
@@ -145,6 +145,9 @@ def _describe(driver: Driver, mig: Handle, index: int, uuid: str, memory_bytes: 
         profile=profile,
         whole=_whole(profile, attributes),
         memory_bytes=None if attributes is None else attributes.memory_mb << 20,
+        gpu_slices=None if attributes is None else attributes.gpu_instance_slices,
+        compute_slices=None if attributes is None else attributes.compute_instance_slices,
+        engines=None if attributes is None else attributes.engines,
     )
 
 

@@ -24,13 +24,13 @@ from gpu_plugin.nvml.links import Links
 from gpu_plugin.nvml.looks import Looks
 from gpu_plugin.nvml.mig import with_caps
 from gpu_plugin.nvml.port import Driver, HostView, NvmlError
-from gpu_plugin.nvml.publishing import Publisher
+from gpu_plugin.nvml.publishing import AS_BEFORE, Publisher
 from gpu_plugin.nvml.release import PATIENCE, Released, ReleaseError
 from gpu_plugin.nvml.reopening import Reopening
 from gpu_plugin.nvml.reports import Reports
 from gpu_plugin.nvml.roster import Roster
 from gpu_plugin.nvml.schedule import Schedule, Turn
-from gpu_plugin.nvml.session import RETRY_PAUSES, DriverSession, Held, HeldBy
+from gpu_plugin.nvml.session import RETRY_PAUSES, DriverSession, Held, HeldBy, Opened
 from gpu_plugin.nvml.subscription import EventSubscription
 from gpu_plugin.nvml.watched import Found, Watched
 from gpu_plugin.pulse import Pulse
@@ -157,10 +157,10 @@ class Monitor:
             await self._see_host(PROBE_PATIENCE)
             # Of GPUs that nobody remembers it is not known where they are: they are found first, and released then.
             roster.untouched = roster.wanted if self.remembered else Released()
-            version, self._reopening.rebooted = "", False  # whatever is found now is of this boot
+            opened, self._reopening.rebooted = AS_BEFORE, False  # whatever is found now is of this boot
             if roster.untouched.leaves(self.remembered):
-                version, count = await self._session.open(self.timeout)
-                roster.gpus = await self._first(count)
+                opened = await self._session.open(self.timeout)
+                roster.gpus = await self._first(opened.gpus)
                 roster.bus.opened(roster.gpus, self._rounds)
             else:
                 roster.gpus = in_order(at_rest(self.remembered, roster.untouched))
@@ -173,7 +173,7 @@ class Monitor:
                 self._met([watched.gpu for watched in roster.gpus])
                 with_handles = [each for each in roster.watched() if each.handle is not None]
                 await self._look_at_all(with_handles, None, min(self.timeout, FIRST_LOOKS))
-            await self._publish(version)
+            await self._publish(opened)
             self.trouble = self._unreached()
         finally:
             self.turn_due = math.inf  # until the next attempt, or `run`
@@ -348,7 +348,7 @@ class Monitor:
         if any(each.recut for each in found):
             await self._see_host(LOOK_PATIENCE)  # new MIG devices have nodes of their own
         if any(each.relinked for each in found) or self._links.due(roster.gpus):
-            await self._publish("")
+            await self._publish(AS_BEFORE)
         else:
             self._publisher.publish(roster.gpus)
 
@@ -380,11 +380,11 @@ class Monitor:
             return ""
         return f"none of the {len(there)} GPUs answers" if len(there) > 1 else "the only GPU does not answer"
 
-    async def _publish(self, version: str) -> None:
+    async def _publish(self, opened: Opened) -> None:
         """Has the links between the GPUs read anew, and passes the node on."""
         await self._links.read(self._roster.gpus, min(self.timeout, PROBE_PATIENCE))
         await self._see_host(PROBE_PATIENCE)
-        self._publisher.publish(self._roster.gpus, version)
+        self._publisher.publish(self._roster.gpus, opened)
 
     async def _see_host(self, patience: float) -> None:
         """Takes in what the host says now: nothing, where it cannot be asked or takes its time, and what was known stays."""
@@ -452,11 +452,11 @@ class Monitor:
 
     async def _reopen(self) -> None:
         """Begins anew with the driver: it counts GPUs when it is opened, and a reloaded one knows no handle of before."""
-        roster, version = self._roster, ""
+        roster, opened = self._roster, AS_BEFORE
         gpus = [watched.gpu for watched in roster.gpus]
         if roster.untouched.leaves(gpus):
             try:
-                version, count = await self._session.open(self.timeout, RETRY_PAUSES)
+                opened = await self._session.open(self.timeout, RETRY_PAUSES)
             except (NvmlError, TimeoutError) as error:
                 log.warning("the driver cannot be opened: %s", error)
                 return
@@ -466,9 +466,9 @@ class Monitor:
                 probed = await self._finder.by_bus_id(reachable, patience)
             else:
                 there = [watched.gpu for watched in roster.gpus if watched.vanished_since is None]
-                probed = await self._finder.by_index(count, patience, there)
+                probed = await self._finder.by_index(opened.gpus, patience, there)
             roster.gpus = merged(roster.gpus, probed, every=not roster.untouched)
             roster.bus.opened(roster.gpus, self._rounds)
             roster.know_handles()
             await self._events.tend(roster.watched(), self.timeout)
-        await self._publish(version)
+        await self._publish(opened)

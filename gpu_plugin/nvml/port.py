@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, NewType, Protocol
 
+from gpu_plugin.devices.node import Engines
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, UNSUPPORTED, Return, Threshold
 from gpu_plugin.health.observation import Fabric
 
@@ -69,11 +70,12 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MigAttributes:
-    """nvmlDeviceAttributes_t of a MIG device, as far as it tells its size: slices, and memorySizeMB, which are MiB."""
+    """nvmlDeviceAttributes_t of a MIG device: slices, memorySizeMB, which are MiB, and how many engines it has of each kind."""
 
     gpu_instance_slices: int
     compute_instance_slices: int
     memory_mb: int
+    engines: Engines | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,9 @@ class Driver(Protocol):
     def driver_version(self) -> str:
         """nvmlSystemGetDriverVersion, such as 580.159.04."""
 
+    def cuda_version(self) -> tuple[int, int]:
+        """nvmlSystemGetCudaDriverVersion_v2: the newest CUDA that the driver is good for, such as (13, 0)."""
+
     def device_count(self) -> int:
         """nvmlDeviceGetCount_v2."""
 
@@ -133,8 +138,26 @@ class Driver(Protocol):
     def architecture(self, handle: Handle) -> int:
         """nvmlDeviceGetArchitecture: 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell."""
 
+    def compute_capability(self, handle: Handle) -> tuple[int, int]:
+        """nvmlDeviceGetCudaComputeCapability: major and minor number, such as (9, 0)."""
+
     def memory_total(self, handle: Handle) -> int:
         """nvmlDeviceGetMemoryInfo's total, bytes. Some parts have none (NOT_SUPPORTED)."""
+
+    def memory_used(self, handle: Handle) -> int:
+        """nvmlDeviceGetMemoryInfo_v2's used, bytes; of an older driver nvmlDeviceGetMemoryInfo's, with what it reserves."""
+
+    def utilization(self, handle: Handle) -> int:
+        """nvmlDeviceGetUtilizationRates's gpu: percent of the last sample period in which a kernel ran.
+
+        NOT_SUPPORTED in MIG mode.
+        """
+
+    def power_usage(self, handle: Handle) -> int:
+        """nvmlDeviceGetPowerUsage, mW."""
+
+    def power_limit(self, handle: Handle) -> int:
+        """nvmlDeviceGetEnforcedPowerLimit, mW: the lowest of all that hold."""
 
     def mig_mode(self, handle: Handle) -> tuple[int, int]:
         """nvmlDeviceGetMigMode: (current, pending), 1 is enabled."""
@@ -254,6 +277,15 @@ class HostView(Protocol):
 
         Such as /sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:02.0/0000:19:00.0.
         """
+
+    def machine(self) -> str | None:
+        """The product name that firmware tells (/sys/class/dmi/id/product_name); None where it cannot be read."""
+
+    def pci_class(self, pci_bus_id: str) -> int | None:
+        """The class code of a PCI device, such as 0x030200; None where the host does not say."""
+
+    def pci_config(self, pci_bus_id: str) -> bytes:
+        """The first 256 bytes of a PCI device's configuration space, fewer where that is all the host tells."""
 
     def numa_distances(self) -> Mapping[tuple[int, int], int]:
         """The distance of every ordered pair of NUMA nodes, a node and itself included (ACPI SLIT); empty where not known."""

@@ -46,8 +46,10 @@ def _describe(driver: Driver, host: HostView, handle: Handle, uuid: str, index: 
             raise
         log.warning("GPU %s: how it is cut into MIG devices is not known now: %s", uuid, error)
         return whole
-    if partition is None or not partition.enabled:
+    if partition is None:
         return whole
+    if not partition.enabled:
+        return cut(whole, partition)
     for at, why in partition.unreadable.items():
         log.warning("GPU %s: MIG device %d cannot be read and is not offered: %s", uuid, at, why)
     # While a GPU is cut NVML tells nothing of its rows; every part that can be cut remaps them (Ampere and later).

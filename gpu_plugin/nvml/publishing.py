@@ -4,7 +4,11 @@ from collections.abc import Callable, Sequence
 
 from gpu_plugin.devices.node import Node
 from gpu_plugin.nvml.links import Links
+from gpu_plugin.nvml.session import Opened
 from gpu_plugin.nvml.watched import Watched
+
+AS_BEFORE = Opened()
+"""The driver that was opened before still, or one that nobody has asked yet."""
 
 
 class Publisher:
@@ -17,13 +21,15 @@ class Publisher:
         self.node = node
         self.device_nodes: frozenset[str] = frozenset()
 
-    def publish(self, gpus: Sequence[Watched], version: str = "") -> None:
-        """Passes on the node with these GPUs. `version` is the driver's; empty: as before."""
+    def publish(self, gpus: Sequence[Watched], opened: Opened = AS_BEFORE) -> None:
+        """Passes on the node with these GPUs, under the driver as it was `opened`."""
         self._links.came()
         found = tuple(watched.gpu for watched in gpus)
         uuids = [gpu.uuid for gpu in found]
         links, cliques = self._links.between(uuids), self._links.cliques(uuids)
-        node = Node(found, links, version or self.node.driver_version, self.device_nodes, cliques)
+        version = opened.version or self.node.driver_version
+        cuda = opened.cuda or self.node.cuda_version
+        node = Node(found, links, version, self.device_nodes, cliques, cuda)
         if node != self.node:
             self.node = node
             self._found(node)

@@ -64,9 +64,9 @@ class Reading:
         return self.shape in (Shape.LINKS, Shape.LINK_SUM)
 
 
-def _remapped_rows(driver: Driver, handle: Handle) -> tuple[bool, bool]:
+def _remapped_rows(driver: Driver, handle: Handle) -> tuple[bool, bool, int, int]:
     rows = driver.remapped_rows(handle)
-    return rows.pending, rows.failure
+    return rows.pending, rows.failure, rows.correctable, rows.uncorrectable
 
 
 def _pcie_link(driver: Driver, handle: Handle) -> tuple[int, int]:
@@ -74,7 +74,7 @@ def _pcie_link(driver: Driver, handle: Handle) -> tuple[int, int]:
     return link.width, link.max_width
 
 
-REMAP = ("remap_pending", "remap_failure")
+REMAP = ("remap_pending", "remap_failure", "remapped_correctable", "remapped_uncorrectable")
 """What a GPU says of its rows, though not while it is cut into MIG devices."""
 
 QUESTIONS: tuple[Question, ...] = (
@@ -90,6 +90,10 @@ QUESTIONS: tuple[Question, ...] = (
     Question(("retired_pending",), lambda driver, handle: (driver.retired_pages_pending(handle),), Pace.TURN),
     Question(("pcie_replays",), lambda driver, handle: (driver.pcie_replays(handle),), Pace.TURN),
     Question(("pcie_width", "pcie_max_width"), _pcie_link, Pace.TURN, calls=2),
+    Question(("utilization",), lambda driver, handle: (driver.utilization(handle),), Pace.TURN),
+    Question(("memory_used",), lambda driver, handle: (driver.memory_used(handle),), Pace.TURN),
+    Question(("power",), lambda driver, handle: (driver.power_usage(handle),), Pace.TURN),
+    Question(("power_limit",), lambda driver, handle: (driver.power_limit(handle),), Pace.TURN),
     Question(("nvlinks",), lambda driver, handle: (driver.nvlink_states(handle),), Pace.TURN, nvml_h.MAX_NVLINKS),
 )
 """Functions, in the order in which they are asked. First what every GPU answers: one that is lost says so there."""
@@ -104,6 +108,11 @@ READINGS: tuple[Reading, ...] = (
     Reading("retired_pages", (nvml_h.FI_RETIRED_SBE, nvml_h.FI_RETIRED_DBE)),
     Reading("pcie_replays", (nvml_h.FI_PCIE_REPLAY_COUNTER,)),
     Reading("pcie_fatal_errors", (nvml_h.FI_PCIE_COUNT_FATAL_ERROR,)),
+    Reading("power", (nvml_h.FI_POWER_INSTANT,)),
+    Reading("power_limit", (nvml_h.FI_POWER_CURRENT_LIMIT,)),
+    Reading("ecc_corrected", (nvml_h.FI_ECC_SBE_VOL_TOTAL,)),
+    Reading("remapped_correctable", (nvml_h.FI_REMAPPED_COR,)),
+    Reading("remapped_uncorrectable", (nvml_h.FI_REMAPPED_UNC,)),
     Reading("nvlinks", (nvml_h.FI_NVLINK_GET_STATE,), Shape.LINKS),
     Reading(
         "nvlink_crc_errors",
@@ -191,13 +200,16 @@ def _plan(answered: frozenset[int], links: int, skip: frozenset[str], turn: int 
 
 
 def _spread(questions: Iterable[Question]) -> Mapping[Question, int]:
-    """In which of `TURNS` looks each slow question is asked, so that looks cost about the same."""
+    """In which of `TURNS` looks each slow question is asked, so that looks cost about the same, and rounds of many GPUs, too.
+
+    With more GPUs than turns, some turns that follow each other are two GPUs' in one round: none is laden beside a heavy one.
+    """
     load = [0] * TURNS
     load[PARTITION_TURN] = load[COUNTING_TURN] = 1
     turns: dict[Question, int] = {}
     slow = [question for question in questions if question.pace is Pace.TURN]
     for question in sorted(slow, key=lambda each: -each.calls):
-        turns[question] = load.index(min(load))
+        turns[question] = min(range(TURNS), key=lambda at: (load[at], load[at - 1] + load[(at + 1) % TURNS]))
         load[turns[question]] += question.calls
     return turns
 

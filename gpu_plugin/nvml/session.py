@@ -24,10 +24,11 @@ PATIENCE = 3.0
 
 
 class Opened(NamedTuple):
-    """What an open driver says of itself: its version, and how many GPUs it counts."""
+    """What an open driver says of itself: its version, how many GPUs it counts, and which CUDA it is good for, if it tells."""
 
-    version: str
-    gpus: int
+    version: str = ""
+    gpus: int = 0
+    cuda: tuple[int, int] | None = None
 
 
 class HeldBy(Enum):
@@ -145,9 +146,7 @@ class DriverSession:
     async def _describe(self, timeout: float) -> Opened:
         """Asked once, until that is answered."""
         if self._describing is None:
-            self._describing = self._calls.begin(
-                lambda: Opened(self._driver.driver_version(), self._driver.device_count())
-            )
+            self._describing = self._calls.begin(lambda: _described(self._driver))
         if not await settled(self._describing, timeout):
             raise TimeoutError(f"no answer for {timeout:g} s")
         described, self._describing = self._describing, None
@@ -177,6 +176,17 @@ class DriverSession:
             if error is not None and not isinstance(error, NvmlError):  # those: it was closed already, or is no more
                 log.warning("closing the driver failed, it is taken to be closed: %r", error)
         return True
+
+
+def _described(driver: Driver) -> Opened:
+    """What the driver says of itself. Raises NvmlError where it does not tell its version or its GPUs."""
+    version, gpus = driver.driver_version(), driver.device_count()
+    try:
+        cuda = driver.cuda_version()
+    except NvmlError as error:
+        log.debug("which CUDA the driver is good for is not known: %s", error)
+        return Opened(version, gpus)
+    return Opened(version, gpus, cuda)
 
 
 def _result(job: Job[T], call: str) -> T:

@@ -124,6 +124,7 @@ TRAITS: Mapping[str, Callable[[Asking], Mapping[str, Any]]] = {
     "minor": _simple("minor", lambda driver, handle: driver.minor_number(handle)),
     "model": _simple("model", lambda driver, handle: driver.name(handle)),
     "architecture": _simple("architecture", lambda driver, handle: driver.architecture(handle)),
+    "compute_capability": _simple("compute_capability", lambda driver, handle: driver.compute_capability(handle)),
     "memory_bytes": _simple("memory_bytes", lambda driver, handle: driver.memory_total(handle)),
     "numa_node": _numa_node,
     "thresholds": _thresholds,

@@ -71,11 +71,16 @@ def scores(groups: LinkGroups, rows: Matrix) -> list[str]:
 
 
 def legend(groups: LinkGroups) -> list[str]:
-    """What the words in the matrix mean, of those that occur."""
+    """What the words in the matrix mean, of those that occur, a line each."""
+    return ["Legend:", *(f"  {term:<4} = {meaning}" for term, meaning in meanings(groups).items())]
+
+
+def meanings(groups: LinkGroups) -> Mapping[str, str]:
+    """What the words in the matrix mean, by word, of those that occur."""
     pairs = combinations(range(len(groups.gpus)), 2)
     links = [groups.links[a][b] for a, b in pairs]
     occur = {SELF} | {"NV#" if link.nvlinks else pcie_word(link) for link in links}
-    return ["Legend:", *(f"  {term:<4} = {meaning}" for term, meaning in _LEGEND.items() if term in occur)]
+    return {term: meaning for term, meaning in _LEGEND.items() if term in occur}
 
 
 def words(groups: LinkGroups) -> Iterator[str]:

@@ -143,7 +143,7 @@ class _Picture:
         size = f'width="{self.width}" height="{height}" viewBox="0 0 {self.width} {height}"'
         yield f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="{FONT}" fill="{INK}">'
         yield f"<title>{xml(self.title)}</title>"
-        yield _dark()
+        yield f"<style>{dark_style()}</style>"
         yield box(0, 0, self.width, height, fill=PAPER)
         yield written(MARGIN, 32, self.title, font_size=16, font_weight="bold")
         for area in self.areas:
@@ -307,12 +307,12 @@ class _Picture:
             )
 
 
-def _dark() -> str:
-    """The style that replaces each colour; a picture that is embedded in a page has it, too."""
+def dark_style() -> str:
+    """The style sheet that replaces each colour; a picture that is embedded in a page has it, too."""
     rules = "".join(
         f'[fill="{light}"]{{fill:{dark}}}[stroke="{light}"]{{stroke:{dark}}}' for light, dark in DARK.items()
     )
-    return f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>"
+    return f"@media (prefers-color-scheme: dark){{{rules}}}"
 
 
 def _frame_style(level: int) -> dict[str, object]:

@@ -68,12 +68,18 @@ class OneDeviceDriver:
         del handle
         return self._uuid
 
+    cuda_version = _unanswered(Driver.cuda_version)
     handle_by_pci_bus_id = _unanswered(Driver.handle_by_pci_bus_id)
     minor_number = _unanswered(Driver.minor_number)
     pci_bus_id = _unanswered(Driver.pci_bus_id)
     name = _unanswered(Driver.name)
     architecture = _unanswered(Driver.architecture)
+    compute_capability = _unanswered(Driver.compute_capability)
     memory_total = _unanswered(Driver.memory_total)
+    memory_used = _unanswered(Driver.memory_used)
+    utilization = _unanswered(Driver.utilization)
+    power_usage = _unanswered(Driver.power_usage)
+    power_limit = _unanswered(Driver.power_limit)
     mig_mode = _unanswered(Driver.mig_mode)
     max_mig_devices = _unanswered(Driver.max_mig_devices)
     mig_handle = _unanswered(Driver.mig_handle)

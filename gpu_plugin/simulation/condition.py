@@ -15,8 +15,11 @@ from gpu_plugin.devices.nvml_h import (
     FI_NVLINK_GET_STATE,
     FI_PCIE_COUNT_FATAL_ERROR,
     FI_PCIE_REPLAY_COUNTER,
+    FI_POWER_CURRENT_LIMIT,
+    FI_POWER_INSTANT,
     FI_REMAPPED_FAILURE,
     FI_REMAPPED_PENDING,
+    FI_REMAPPED_UNC,
     FI_RETIRED_PENDING,
     FabricCondition,
     FabricConfiguration,
@@ -85,7 +88,8 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `fields` are values by NVML_FI_* id that differ from the profile's, `link_fields` those of NVLinks, by id and then by link.
     `links_down` are NVLinks by number that are inactive at this end, `fabric` is a key of `FABRICS`, `topology` is `UNREADABLE`
     or `UNKNOWN`. `ecc_uncorrected`, `pcie_replays` count from the last reset. `persistence` is whether the driver keeps the GPU
-    initialised with nobody using it; `slow` is how many seconds each call about the GPU takes.
+    initialised with nobody using it; `slow` is how many seconds each call about the GPU takes. `watts` is what it
+    draws, `utilization` is in percent, `memory_used` in bytes.
     """
 
     energy_since: float
@@ -113,6 +117,9 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pcie_replays: int = 0
     persistence: bool = True
     slow: float | None = None
+    watts: int | None = None
+    utilization: int = 0
+    memory_used: int = 0
 
 
 def reset(was: Condition, now: float, *, energy: bool = True) -> Condition:
@@ -182,6 +189,16 @@ def margin(built: GpuProfile, now: Condition) -> int | None:
     return built.margin - (temperature(built, now) - built.idle_temperature)
 
 
+def power(built: GpuProfile, now: Condition) -> int:
+    """Power draw, mW."""
+    return 1000 * (built.idle_watts if now.watts is None else now.watts)
+
+
+def power_limit(built: GpuProfile) -> int:
+    """Power limit, mW."""
+    return 1000 * built.limit_watts
+
+
 def field_value(built: GpuProfile, now: Condition, number: int) -> int | None:
     """The value of a field of the GPU by its NVML_FI_* id, but of those that count with time; None: not supported."""
     if number not in built.fields:
@@ -190,6 +207,12 @@ def field_value(built: GpuProfile, now: Condition, number: int) -> int | None:
         return int(now.remap_pending)
     if number == FI_REMAPPED_FAILURE:
         return int(now.remap_failure)
+    if number == FI_REMAPPED_UNC:
+        return now.rows_uncorrectable
+    if number == FI_POWER_INSTANT:
+        return power(built, now)
+    if number == FI_POWER_CURRENT_LIMIT:
+        return power_limit(built)
     if number == FI_RETIRED_PENDING:
         return int(now.retirement_pending)
     if number == FI_PCIE_REPLAY_COUNTER:

@@ -3,8 +3,10 @@
 from gpu_plugin.devices.nvml_h import (
     EVENT_TYPES_ALL,
     FI_NVLINK_GET_STATE,
+    FI_REMAPPED_COR,
     FI_REMAPPED_FAILURE,
     FI_REMAPPED_PENDING,
+    FI_REMAPPED_UNC,
     FI_TOTAL_ENERGY_CONSUMPTION,
     ComputeMode,
     Return,
@@ -18,7 +20,7 @@ from gpu_plugin.simulation.event_sets import GpuIsLostError
 from gpu_plugin.simulation.mig import COMPUTE_SLICES
 from gpu_plugin.simulation.session import Session, gpu_of_mig, mig_handle
 
-_OF_ROWS = (FI_REMAPPED_PENDING, FI_REMAPPED_FAILURE)
+_OF_ROWS = (FI_REMAPPED_PENDING, FI_REMAPPED_FAILURE, FI_REMAPPED_COR, FI_REMAPPED_UNC)
 
 _THRESHOLDS = {
     Threshold.SHUTDOWN: "shutdown",
@@ -26,6 +28,9 @@ _THRESHOLDS = {
     Threshold.MEM_MAX: "memory_max",
     Threshold.GPU_MAX: "gpu_max",
 }
+
+_COMPUTE_CAPABILITIES = {5: (7, 0), 6: (7, 5), 7: (8, 0), 8: (8, 9), 9: (9, 0), 10: (10, 0)}
+"""By nvmlDeviceArchitecture_t: V100, T4, A100, L40S, H100, B200 (developer.nvidia.com/cuda-gpus)."""
 
 
 class SimulatedDriver(Session):
@@ -37,6 +42,10 @@ class SimulatedDriver(Session):
     def driver_version(self) -> str:
         self._begin("driver_version")
         return self._profile.driver_version
+
+    def cuda_version(self) -> tuple[int, int]:
+        self._begin("cuda_version")
+        return self._profile.cuda_version
 
     def device_count(self) -> int:
         """Lost GPUs are counted, and those that have vanished since."""
@@ -80,9 +89,35 @@ class SimulatedDriver(Session):
     def architecture(self, handle: Handle) -> int:
         return supported("architecture", self._gpu("architecture", handle).architecture)
 
+    def compute_capability(self, handle: Handle) -> tuple[int, int]:
+        """The profile's; NOT_SUPPORTED for an architecture whose GPUs are not known here."""
+        gpu = self._gpu("compute_capability", handle)
+        known = gpu.compute_capability or _COMPUTE_CAPABILITIES.get(gpu.architecture or 0)
+        return supported("compute_capability", known)
+
     def memory_total(self, handle: Handle) -> int:
         """The profile's, bytes."""
         return supported("memory_total", self._gpu("memory_total", handle).memory_bytes)
+
+    def memory_used(self, handle: Handle) -> int:
+        """Bytes now; NOT_SUPPORTED for a part without memory of its own."""
+        built, now = self._now("memory_used", handle)
+        supported("memory_used", built.memory_bytes)
+        return now.memory_used
+
+    def utilization(self, handle: Handle) -> int:
+        """Percent now; NOT_SUPPORTED in MIG mode."""
+        index = self._reach("utilization", handle)
+        busy = self._node.condition(index).utilization
+        return supported("utilization", busy if self._node.cut(index) is None else None)
+
+    def power_usage(self, handle: Handle) -> int:
+        """What it draws now, mW."""
+        return condition.power(*self._now("power_usage", handle))
+
+    def power_limit(self, handle: Handle) -> int:
+        """The profile's, mW."""
+        return condition.power_limit(self._now("power_limit", handle)[0])
 
     def mig_mode(self, handle: Handle) -> tuple[int, int]:
         """The profile's (current, pending), until the GPU is cut anew."""
@@ -116,7 +151,7 @@ class SimulatedDriver(Session):
     def mig_attributes(self, handle: Handle) -> MigAttributes:
         """NOT_SUPPORTED for a handle that is a whole GPU's."""
         found = self._mig("mig_attributes", handle).instance
-        return MigAttributes(found.gpu_instance_slices, found.compute_slices, found.memory_mb)
+        return MigAttributes(found.gpu_instance_slices, found.compute_slices, found.memory_mb, found.engines)
 
     def numa_node(self, handle: Handle) -> int:
         """NOT_SUPPORTED but where a GPU's memory is a NUMA node; sysfs knows the node a PCIe GPU is near."""

@@ -32,6 +32,20 @@ class SimulatedHost:
             return ""
         return self._node.profile.pci_paths[index]
 
+    def machine(self) -> str | None:
+        """The profile's."""
+        return self._node.profile.machine
+
+    def pci_class(self, pci_bus_id: str) -> int | None:
+        """The profile's, for a bus id as above."""
+        index = self._index(pci_bus_id)
+        return None if index is None else self._node.profile.gpus[index].pci_class
+
+    def pci_config(self, pci_bus_id: str) -> bytes:
+        """Nothing: no simulated GPU is a vGPU."""
+        del pci_bus_id
+        return b""
+
     def numa_distances(self) -> Mapping[tuple[int, int], int]:
         """The profile's."""
         return self._node.profile.numa_distances

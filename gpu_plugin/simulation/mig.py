@@ -6,10 +6,11 @@ nvidia-smi prints of GPU instances.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.devices.node import Engines
 
 COMPUTE_SLICES = 7
 MEMORY_SLICES = 8
@@ -27,6 +28,12 @@ _MEMORY: Mapping[str, tuple[tuple[int, int], ...]] = {
     "h200-141gb": ((18, 16384), (35, 33280), (71, 67072), (141, 134656)),
     "b200-180gb": ((23, 22144), (45, 44800), (90, 90112), (180, 180736)),
 }
+
+_MULTIPROCESSORS = {"a100": (14, 14, 28, 42, 56, 98), "h100": (16, 26, 32, 60, 64, 132)}
+_DECODERS = {"a100": (0, 1, 1, 2, 2, 5), "h100": (1, 1, 2, 3, 4, 7)}
+"""SM and DEC of `nvidia-smi mig -lgip` for 1g, 1g with double memory, 2g, 3g, 4g and 7g. Of the H200 and B200 they are not
+recorded: taken to be those of an H100, which has JPEG engines beside its decoders. Copy engines (CE) are as many as g, but 8 of
+an H100's 7g; the optical flow engine (OFA) goes with all of the GPU, or with the media engines."""
 
 MODELS = tuple(_MEMORY)
 """The tables of profiles there are, by the model they are of."""
@@ -55,6 +62,7 @@ class GpuInstanceProfile:
     memory: int
     memory_mb: int
     most: int
+    engines: Engines
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,7 @@ class MigInstance:
     gpu_instance_slices: int
     compute_slices: int
     memory_mb: int
+    engines: Engines
 
 
 @cache
@@ -76,15 +85,25 @@ def gpu_instance_profiles(model: str) -> Mapping[str, GpuInstanceProfile]:
     return {
         profile.name: profile
         for profile in (
-            GpuInstanceProfile(f"1g.{one}gb", 1, 1, one_mb, 7),
-            GpuInstanceProfile(f"1g.{one}gb{MEDIA}", 1, 1, one_mb, 1),
-            GpuInstanceProfile(f"1g.{two}gb", 1, 2, two_mb, 4),
-            GpuInstanceProfile(f"2g.{two}gb", 2, 2, two_mb, 3),
-            GpuInstanceProfile(f"3g.{four}gb", 3, 4, four_mb, 2),
-            GpuInstanceProfile(f"4g.{four}gb", 4, 4, four_mb, 1),
-            GpuInstanceProfile(f"7g.{eight}gb", 7, 8, eight_mb, 1),
+            GpuInstanceProfile(f"1g.{one}gb", 1, 1, one_mb, 7, _engines(model, 0, 1)),
+            GpuInstanceProfile(f"1g.{one}gb{MEDIA}", 1, 1, one_mb, 1, _engines(model, 0, 1, media=True)),
+            GpuInstanceProfile(f"1g.{two}gb", 1, 2, two_mb, 4, _engines(model, 1, 1)),
+            GpuInstanceProfile(f"2g.{two}gb", 2, 2, two_mb, 3, _engines(model, 2, 2)),
+            GpuInstanceProfile(f"3g.{four}gb", 3, 4, four_mb, 2, _engines(model, 3, 3)),
+            GpuInstanceProfile(f"4g.{four}gb", 4, 4, four_mb, 1, _engines(model, 4, 4)),
+            GpuInstanceProfile(f"7g.{eight}gb", 7, 8, eight_mb, 1, _engines(model, 5, 7, media=True)),
         )
     }
+
+
+def _engines(model: str, row: int, compute: int, *, media: bool = False) -> Engines:
+    """What a GPU instance of so many compute slices has; `row` of the tables above."""
+    older = model.startswith("a100")
+    of = "a100" if older else "h100"
+    decoders = max(_DECODERS[of][row], int(media))
+    jpeg = int(media) if older else decoders
+    copy = 8 if compute == COMPUTE_SLICES and not older else compute
+    return Engines(_MULTIPROCESSORS[of][row], copy, decoders, 0, jpeg, int(media))
 
 
 def lay_out(model: str, profiles: Sequence[str]) -> tuple[MigInstance, ...]:
@@ -115,6 +134,9 @@ def lay_out(model: str, profiles: Sequence[str]) -> tuple[MigInstance, ...]:
             gpu_instance_slices=profile.compute,
             compute_slices=compute,
             memory_mb=profile.memory_mb,
+            engines=replace(
+                profile.engines, multiprocessors=profile.engines.multiprocessors * compute // profile.compute
+            ),
         )
         for (profile, parts), number in ((i, next(ids[i[0].memory])) for i in instances)
         for at, compute in enumerate(parts)

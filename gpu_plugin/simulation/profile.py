@@ -67,6 +67,10 @@ class GpuProfile(Block, frozen=True):
     """As NVML writes it; left out: 00000000:<0x10 + index>:00.0."""
     architecture: int | None = None
     """nvmlDeviceArchitecture_t: 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell (nvml.h)."""
+    compute_capability: tuple[Count, Count] | None = None
+    """CUDA's, major and minor number; left out: that of the architecture's first GPU for data centres."""
+    pci_class: Count | None = 0x030200
+    """Class code of the PCI device: 0x030200 a 3D controller, 0x030000 a VGA controller; None: the host does not say."""
     memory_bytes: Count | None = None
     mig_mode: tuple[Annotated[int, msgspec.Meta(ge=0, le=1)], Annotated[int, msgspec.Meta(ge=0, le=1)]] | None = None
     """(current, pending); 1 is enabled. None: the part has no MIG."""
@@ -105,6 +109,8 @@ class GpuProfile(Block, frozen=True):
     pcie_width: Annotated[int, msgspec.Meta(ge=1, le=32)] | None = None
     """Lanes of its PCIe link, all of them in use; None: nothing about the link is supported, its replays included."""
     idle_temperature: _Celsius = 30
+    limit_watts: Annotated[int, msgspec.Meta(ge=1, le=5000)] = 400
+    """The power limit in force, as its data sheet has it."""
     idle_watts: Annotated[int, msgspec.Meta(ge=1, le=2000)] = 60
     """How fast the energy counter grows. Not measured: only its growth is ever looked at."""
 
@@ -115,6 +121,10 @@ class _File(Block, frozen=True):
     name: str = ""
     about: str = ""
     driver_version: str = "580.159.04"
+    cuda_version: tuple[Count, Count] = (13, 0)
+    """The newest CUDA that the driver is good for: that of the version above."""
+    machine: str = "Simulated Node"
+    """What firmware calls the machine."""
     count: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
     gpu: GpuProfile = GpuProfile()
     gpus: Annotated[tuple[GpuProfile, ...], msgspec.Meta(max_length=64)] = ()
@@ -138,6 +148,8 @@ class Profile:
 
     name: str
     driver_version: str
+    cuda_version: tuple[int, int]
+    machine: str
     gpus: tuple[GpuProfile, ...]
     remotes: tuple[tuple[str | None, ...], ...]
     ancestors: dict[tuple[int, int], int]
@@ -198,6 +210,8 @@ def parse(content: object, default_name: str = "node") -> Profile:
     return Profile(
         name=name,
         driver_version=file.driver_version,
+        cuda_version=file.cuda_version,
+        machine=file.machine,
         gpus=gpus,
         remotes=topology.remotes(file.nvlink, file.nvswitch, buses),
         ancestors=topology.ancestors(file.pcie, numa_nodes),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import anyio
 
+from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.options import OPTIONS
 from gpu_plugin.config.settings import Settings
@@ -69,6 +70,11 @@ class Configuration:
         self._file = source.current()
         self._kept = True
         self._look = False
+
+    @property
+    def node(self) -> NodeMetadata:
+        """The labels and annotations of the Node, which whoever follows them shares one watch for."""
+        return self._source.node
 
     def ask(self) -> None:
         """Has the configuration read again; what is asked for while it is being read is one more time."""

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import anyio
 
-from gpu_plugin.cluster.node_label import require_client, watch_label
+from gpu_plugin.cluster.connection import require_client
+from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.label import NO_FILE, Choice, choose
 from gpu_plugin.config.settings import Settings
@@ -35,6 +36,8 @@ class ConfigSource:
             ConfigError: a directory is given, and the Kubernetes client that its files are chosen with is not installed, or what
                 --kubeconfig names is no such file.
         """
+        self.node = NodeMetadata(settings.node_name, settings.kubeconfig)
+        """The Node's labels and annotations, also for others than us."""
         self._settings = settings
         self._known = known
         self._settled = anyio.Event()
@@ -140,7 +143,7 @@ class ConfigSource:
                 answered.set()
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(watch_label, settings.node_name, settings.node_label, settings.kubeconfig, told, troubled)
+            tasks.start_soon(self.node.follow_label, settings.node_label, told, troubled)
             if not self._label_told.is_set():
                 with anyio.move_on_after(LABEL_PATIENCE):
                     await answered.wait()

@@ -13,13 +13,15 @@ from gpu_plugin.atomic import leftovers
 from gpu_plugin.cdi_specs.directory import SpecDirectory
 from gpu_plugin.event_store import FILE as EVENTS_FILE
 from gpu_plugin.kubelet.socket import PREFIX, remove_stale
+from gpu_plugin.labels.features_file import FeaturesFile
+from gpu_plugin.labels.keeper import LABELS_FILE
 from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE
 from gpu_plugin.node_lock import FILE as LOCK_FILE
 from gpu_plugin.node_lock import NodeLock
 from gpu_plugin.sources.last_choice import CHOICE_FILE
 from gpu_plugin.state import CORRUPT
 
-FILES = (HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE, LOCK_FILE, CHOICE_FILE, EVENTS_FILE)
+FILES = (HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE, LOCK_FILE, CHOICE_FILE, EVENTS_FILE, LABELS_FILE)
 """What a daemon writes in its state directory, besides its control socket."""
 
 SIMULATED_FILES = ("simulated-node.json", "simulated-compute-modes.json", "simulated-compute-modes.lock")
@@ -35,8 +37,8 @@ class Removal:
     left: tuple[str, ...] = ()
 
 
-def remove_traces(state_dir: Path, cdi_dir: Path, socket_dir: Path) -> Removal:
-    """Removes what a daemon that runs no longer has left in these three directories, and the first one where it is empty then.
+def remove_traces(state_dir: Path, cdi_dir: Path, socket_dir: Path, features_dir: Path | None = None) -> Removal:
+    """Removes what a daemon that runs no longer has left in these directories, and the first one where it is empty then.
 
     Files that are not this plugin's stay. Where a daemon still runs with `state_dir` or `socket_dir`, nothing is removed.
     """
@@ -44,7 +46,7 @@ def remove_traces(state_dir: Path, cdi_dir: Path, socket_dir: Path) -> Removal:
     try:
         if why := running(state_dir, lock):
             return Removal(left=(why,))
-        return _removed(state_dir, cdi_dir, socket_dir)
+        return _removed(state_dir, cdi_dir, socket_dir, features_dir)
     finally:
         lock.release()
 
@@ -57,7 +59,7 @@ def running(state_dir: Path, lock: NodeLock) -> str:
     return f"{state_dir}: a daemon is running: {why}" if why else ""
 
 
-def _removed(state_dir: Path, cdi_dir: Path, socket_dir: Path) -> Removal:
+def _removed(state_dir: Path, cdi_dir: Path, socket_dir: Path, features_dir: Path | None) -> Removal:
     specs = SpecDirectory(cdi_dir).remove()
     removed = [str(cdi_dir / name) for name in specs.changed]
     left = list(specs.refused.values())
@@ -65,6 +67,13 @@ def _removed(state_dir: Path, cdi_dir: Path, socket_dir: Path) -> Removal:
     left += [
         f"{path}: a socket that is in use, or cannot be removed" for path in sorted(socket_dir.glob(f"{PREFIX}*.sock"))
     ]
+    if features_dir is not None:
+        labels = FeaturesFile(features_dir)
+        try:
+            if labels.remove():
+                removed.append(str(labels.path))
+        except OSError as error:
+            left.append(f"{labels.path}: {error.strerror or error}")
     for path in _state(state_dir):
         try:
             _remove(path)

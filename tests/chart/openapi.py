@@ -54,11 +54,36 @@ POD_MONITOR = _closed(
             "items": _closed(
                 port=_TEXT,
                 path={"type": "string", "pattern": "^/"},
+                honorLabels={"type": "boolean"},
                 interval={"type": "string", "pattern": "^([0-9]+(ms|s|m|h))+$"},
                 scrapeTimeout={"type": "string", "pattern": "^([0-9]+(ms|s|m|h))+$"},
                 relabelings={
                     "type": "array",
                     "items": _closed(sourceLabels={"type": "array", "items": _TEXT}, targetLabel=_TEXT),
+                },
+            ),
+        },
+    ),
+)
+
+PROMETHEUS_RULE = _closed(
+    apiVersion={"const": "monitoring.coreos.com/v1"},
+    kind={"const": "PrometheusRule"},
+    metadata=_closed(name=_TEXT, namespace=_TEXT, labels=_LABELS, annotations=_LABELS),
+    spec=_closed(
+        groups={
+            "type": "array",
+            "items": _closed(
+                name=_TEXT,
+                rules={
+                    "type": "array",
+                    "items": _closed(
+                        alert=_TEXT,
+                        expr=_TEXT,
+                        labels=_LABELS,
+                        annotations=_LABELS,
+                        **{"for": {"type": "string", "pattern": "^([0-9]+(ms|s|m|h))+$"}},
+                    ),
                 },
             ),
         },
@@ -94,7 +119,7 @@ def install(version: str, say: Callable[[str], None]) -> Path:
 
 
 def schemas(document: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Name and schema of each of `KINDS`, as kubeconform asks for them, and of PodMonitors."""
+    """Name and schema of each of `KINDS`, as kubeconform asks for them, and of what is the Prometheus operator's."""
     definitions = document["definitions"]
     for name, definition in definitions.items():
         for kind in definition.get("x-kubernetes-group-version-kind", ()):
@@ -103,6 +128,7 @@ def schemas(document: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
                 group = [kind["group"].partition(".")[0]] if kind["group"] else []
                 yield "-".join([kind["kind"].lower(), *group, kind["version"]]), used[name] | {"definitions": used}
     yield "podmonitor-monitoring-v1", POD_MONITOR
+    yield "prometheusrule-monitoring-v1", PROMETHEUS_RULE
 
 
 def _directory(version: str) -> Path:

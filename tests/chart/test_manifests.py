@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from gpu_plugin.cluster.node_condition import TAINT
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.settings import Settings
 from gpu_plugin.uninstall.template import cleanup_name
 from tests.chart import openapi
 from tests.chart.helm import CHART, Helm, Object, RefusedError, pods
@@ -16,6 +20,7 @@ from tests.chart.value_table import CDI, MATRIX, MPS, ONE_CONFIG
 
 KUBELET = {"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}
 ALWAYS = KUBELET | {"/var/lib/gpu-plugin"}
+FEATURES = {"/etc/kubernetes/node-feature-discovery/features.d"}
 EXTERNAL = {"config": {"name": "mine"}}
 MIG_CONFIG = {"config": {"map": {"a": "flags: {migStrategy: mixed}"}}}
 
@@ -39,6 +44,11 @@ ACCESS: tuple[tuple[Mapping[str, Any], set[str], list[str]], ...] = (
     (EXTERNAL, ALWAYS | {"/var/run/cdi", "/run/nvidia/mps"}, ["SYS_ADMIN"]),
     ({"simulate": "hgx-h100"}, ALWAYS, []),
     ({"simulate": "a100-mig-mixed", "migStrategy": "mixed"}, ALWAYS, []),
+    ({"cluster": {"nodeLabels": "file"}}, ALWAYS | FEATURES, []),
+    ({"cluster": {"nodeLabels": "api", "nodeEvents": True}}, ALWAYS, []),
+    ({"config": {"map": {"a": "flags: {nodeLabels: file}"}}}, ALWAYS | FEATURES, []),
+    ({"gfd": {"enabled": True}}, ALWAYS | FEATURES, []),
+    ({"gfd": {"enabled": True}, "cluster": {"nodeLabels": "none"}}, ALWAYS, []),
     ({"simulate": "hgx-h100"} | CDI, ALWAYS | {"/var/run/cdi"}, ["MKNOD"]),
 )
 
@@ -219,7 +229,8 @@ def test_mounts_that_come_after_the_pod_does_are_seen(helm: Helm) -> None:
 
 
 def test_only_directories_of_the_plugins_own_are_made_on_the_node(helm: Helm) -> None:
-    found = pods(helm.objects(MPS | CDI | {"nvidiaDriverRoot": "/", "simulate": "hgx-h100"}))
+    labelled = {"cluster": {"nodeLabels": "file"}}
+    found = pods(helm.objects(MPS | CDI | labelled | {"nvidiaDriverRoot": "/", "simulate": "hgx-h100"}))
     types = {
         (volume["name"], volume["hostPath"]["type"])
         for component in ("device-plugin", "mps-control-daemon")
@@ -229,7 +240,7 @@ def test_only_directories_of_the_plugins_own_are_made_on_the_node(helm: Helm) ->
     # A missing directory of the kubelet's, or a missing driver, is an error of the pod's, not an empty directory.
     assert types == {
         *((name, "Directory") for name in ("device-plugins", "pod-resources", "driver-root")),
-        *((name, "DirectoryOrCreate") for name in ("state", "cdi", "mps-root", "mps-shm")),
+        *((name, "DirectoryOrCreate") for name in ("state", "cdi", "features", "mps-root", "mps-shm")),
     }
 
 
@@ -277,25 +288,81 @@ def test_every_volume_is_mounted_and_every_mount_has_its_volume(
             assert volumes - strange == mounts - strange, values
 
 
-def test_there_are_rights_in_the_cluster_only_where_the_nodes_label_counts(
+def _told(objects: list[Object]) -> list[Settings]:
+    """What the daemon takes its environment for, with each config that the node's label may name."""
+    (container,) = _containers(pods(objects)["device-plugin"])
+    values = {each["name"]: each.get("value", "10.0.0.1") for each in container["env"]}
+    environment = {name: value.replace("$(POD_IP)", "10.0.0.1") for name, value in values.items()}
+    files = [
+        yaml.safe_load(content)
+        for each in objects
+        if each["kind"] == "ConfigMap" and each["metadata"]["name"].endswith("-configs")
+        for content in each["data"].values()
+    ]
+    return [resolve({}, environment, file) for file in files or [None]]
+
+
+def _rights(told: list[Settings]) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    """Verbs by resource, in the whole cluster and in the namespace default, that these settings use."""
+    everywhere, default = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
+    for settings in told:
+        if settings.config_file_srcdir or settings.cordon_annotation:
+            everywhere["nodes"] |= {"get", "watch"}
+        if settings.node_taint != "none" or settings.node_labels == "api":
+            everywhere["nodes"] |= {"get", "patch"}
+        if settings.node_condition:
+            everywhere["nodes"] |= {"get"}
+            everywhere["nodes/status"] |= {"patch"}
+        if settings.pod_events:
+            everywhere["events"] |= {"create", "patch"}
+            everywhere["pods"] |= {"get"}
+        if settings.node_events:
+            default["events"] |= {"create", "patch"}
+    return everywhere, default
+
+
+def test_there_are_rights_in_the_cluster_only_where_the_daemon_uses_them(
     rendered: list[tuple[Mapping[str, Any], list[Object]]],
 ) -> None:
+    many = set()
     for values, objects in rendered:
-        configured = bool(values.get("config", {}).get("name") or values.get("config", {}).get("map"))
-        rules = [rule for each in objects if each["kind"] == "ClusterRole" for rule in each["rules"]]
-        reading = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}
-        assert rules == ([reading] if configured else [])
-        for component in {"device-plugin", "mps-control-daemon"} & set(pods(objects)):
-            assert pods(objects)[component]["automountServiceAccountToken"] is configured
+        given = {"ClusterRole": defaultdict[str, set[str]](set), "Role": defaultdict[str, set[str]](set)}
         for each in objects:
             if each["kind"] == "ServiceAccount":
                 assert each["automountServiceAccountToken"] is False
-            if each["kind"] == "Role":
+            if each["kind"] == "ClusterRole" or (each["kind"] == "Role" and each["metadata"]["namespace"] == "default"):
+                for rule in each["rules"]:
+                    assert (rule["apiGroups"], set(rule)) == ([""], {"apiGroups", "resources", "verbs"})
+                    for resource in rule["resources"]:
+                        given[each["kind"]][resource] |= set(rule["verbs"])
+            elif each["kind"] == "Role":
                 names = {pod["metadata"]["name"] for pod in objects if pod["kind"] == "DaemonSet"}
                 for rule in each["rules"]:
                     assert (rule["apiGroups"], rule["resources"]) == (["apps"], ["daemonsets"])
                     # What is created has no name yet that a rule could ask for.
                     assert rule["verbs"] == ["create"] or names <= set(rule["resourceNames"])
+        if "device-plugin" not in pods(objects):
+            continue
+        needed = _rights(_told(objects))
+        assert (given["ClusterRole"], given["Role"]) == needed, values
+        many.add(str([sorted((name, *sorted(verbs)) for name, verbs in each.items()) for each in needed]))
+        assert pods(objects)["device-plugin"]["automountServiceAccountToken"] is any(map(bool, needed))
+        if "mps-control-daemon" in pods(objects):
+            configured = any(settings.config_file_srcdir for settings in _told(objects))
+            assert pods(objects)["mps-control-daemon"]["automountServiceAccountToken"] is configured
+    assert len(many) > 8
+
+
+def test_whoever_may_taint_the_node_stays_on_it(rendered: list[tuple[Mapping[str, Any], list[Object]]]) -> None:
+    tainted = 0
+    for values, objects in rendered:
+        if "device-plugin" in pods(objects):
+            taints = any(settings.node_taint != "none" for settings in _told(objects))
+            for component in {"device-plugin", "mps-control-daemon"} & set(pods(objects)):
+                tolerations = pods(objects)[component].get("tolerations", ())
+                assert ({"key": TAINT, "operator": "Exists"} in tolerations) == taints, values
+            tainted += taints
+    assert tainted > 3
 
 
 def test_pods_are_selected_by_their_own_controller_alone(

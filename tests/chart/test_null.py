@@ -15,6 +15,16 @@ RICH: Mapping[str, Any] = {
     **MPS,
     **CDI,
     "podMonitor": {"enabled": True},
+    "prometheusRule": {"enabled": True, "documentation": "https://git.example.com/gpu", "disabled": ["GpuPluginSlow"]},
+    "dashboard": {"enabled": True},
+    "cluster": {
+        "nodeEvents": True,
+        "podEvents": True,
+        "nodeCondition": True,
+        "nodeTaint": "NoSchedule",
+        "cordonAnnotation": True,
+        "nodeLabels": "file",
+    },
     "networkPolicy": {"enabled": True},
     "nvidiaDriverRoot": "/",
 }

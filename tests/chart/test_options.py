@@ -63,6 +63,15 @@ WAYS: Mapping[str, str] = {
     "enable_healthchecks": "health.enableHealthchecks",
     "xid_config": "health.xidConfig",
     "http_address": "http.port",
+    "status_page": "http.statusPage",
+    "pod_metrics": "http.podMetrics",
+    "node_events": "cluster.nodeEvents",
+    "pod_events": "cluster.podEvents",
+    "node_condition": "cluster.nodeCondition",
+    "node_taint": "cluster.nodeTaint",
+    "cordon_annotation": "cluster.cordonAnnotation",
+    "node_labels": "cluster.nodeLabels",
+    "features_dir": "cluster.featuresDir",
 }
 BY_VALUE = {name: path for name, path in WAYS.items() if path not in {ITSELF, EXTRA}}
 OF_NAME = {option.name: option for option in OPTIONS}

@@ -18,8 +18,15 @@ ALWAYS = {
 }
 """Host path to whether it is mounted read-only."""
 
-NODES = ({"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},)
-READS = ("`get`", "`list`", "`watch` on nodes")
+
+def _rule(resource: str, *verbs: str) -> Mapping[str, Any]:
+    return {"apiGroups": [""], "resources": [resource], "verbs": list(verbs)}
+
+
+NODES = (_rule("nodes", "get", "watch"),)
+READS = ("`get`", "`watch` on nodes")
+EVENTS = _rule("events", "create", "patch")
+FEATURES_DIR = "/etc/kubernetes/node-feature-discovery/features.d"
 MPS_CONFIG = {
     "default": "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n",
 }
@@ -36,6 +43,8 @@ class Adds:
     capabilities: Sequence[str] = ()
     privileged: bool = False
     rules: Sequence[Mapping[str, Any]] = ()
+    in_default: Sequence[Mapping[str, Any]] = ()
+    """Rules in the namespace default alone."""
 
 
 FEATURES = (
@@ -62,6 +71,48 @@ FEATURES = (
         {"/var/run/cdi": False, "/run/nvidia/mps": False},
         capabilities=["SYS_ADMIN"],
         rules=NODES,
+    ),
+    Adds(
+        "Events on the Node",
+        {"cluster": {"nodeEvents": True}},
+        ["namespace `default`", "`create`, `patch` on events"],
+        in_default=[EVENTS],
+    ),
+    Adds(
+        "Events on pods",
+        {"cluster": {"podEvents": True}},
+        ["in all namespaces", "`create`, `patch` on events", "`get` on pods"],
+        rules=[EVENTS, _rule("pods", "get")],
+    ),
+    Adds(
+        "the condition GPUHealthy",
+        {"cluster": {"nodeCondition": True}},
+        ["`get` on nodes", "`patch` on nodes/status"],
+        rules=[_rule("nodes", "get"), _rule("nodes/status", "patch")],
+    ),
+    Adds(
+        "the taint",
+        {"cluster": {"nodeTaint": "NoExecute"}},
+        ["`get`, `patch` on nodes"],
+        rules=[_rule("nodes", "get", "patch")],
+    ),
+    Adds(
+        "cordon by annotation",
+        {"cluster": {"cordonAnnotation": True}},
+        ["`get`, `watch` on nodes"],
+        rules=[_rule("nodes", "get", "watch")],
+    ),
+    Adds(
+        "labels of the Node by the API",
+        {"cluster": {"nodeLabels": "api"}},
+        ["`get`, `patch` on nodes"],
+        rules=[_rule("nodes", "get", "patch")],
+    ),
+    Adds(
+        "labels of the Node by a file",
+        {"cluster": {"nodeLabels": "file"}},
+        [f"`{FEATURES_DIR}`, writable"],
+        {FEATURES_DIR: False},
     ),
     Adds(
         "MPS", {"config": {"map": MPS_CONFIG}}, ["/run/nvidia/mps`, writable"], {"/run/nvidia/mps": False}, rules=NODES
@@ -115,7 +166,13 @@ def test_a_feature_adds_what_its_row_says(helm: Helm, adds: Adds) -> None:
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
     rules = [rule for each in objects if each["kind"] == "ClusterRole" for rule in each["rules"]]
     assert rules == list(adds.rules)
-    assert pod["automountServiceAccountToken"] is bool(adds.rules)
+    spaced = [
+        rule for each in objects if each["metadata"].get("namespace") == "default" for rule in each.get("rules", ())
+    ]
+    assert spaced == list(adds.in_default)
+    assert pod["automountServiceAccountToken"] is bool(adds.rules or adds.in_default)
+    tolerated = [each["key"] for each in pod["tolerations"]]
+    assert ("nvidia.com/gpu-unhealthy" in tolerated) == ("nodeTaint" in adds.values.get("cluster", {}))
 
     said = " ".join(" | ".join(row[1:]) for row in _rows() if row[0].startswith(adds.row))
     assert [word for word in adds.words if word not in said] == []
@@ -128,10 +185,10 @@ def test_every_row_is_of_a_feature_that_is_tried_here() -> None:
 
 
 def test_the_port_and_the_hooks_rights_are_those_of_the_page(helm: Helm) -> None:
-    rows = {row[0].split(" (")[0]: row for row in _rows()}
+    rows = {row[0].split(" (")[0].split(",")[0]: row for row in _rows()}
     objects = helm.objects({})
     [port] = _plugin(objects)["containers"][0]["ports"]
-    assert f"TCP {port['containerPort']}" in rows["probes, metrics"][4]
+    assert f"TCP {port['containerPort']}" in rows["probes"][4]
     [role] = [each for each in objects if each["kind"] == "Role"]
     named, unnamed = role["rules"]
     assert (named["resources"], unnamed["resources"]) == (["daemonsets"], ["daemonsets"])

@@ -34,6 +34,9 @@ def _named(name: str) -> dict[str, Any]:
         "image": {"tag": name},
         "networkPolicy": {"enabled": True},
         "podMonitor": {"enabled": True, "labels": {"m": name}},
+        "prometheusRule": {"enabled": True, "labels": {"m": name}, "alertLabels": {"team": name}},
+        "dashboard": {"enabled": True, "labels": {"d": name}, "annotations": {"folder": name}},
+        "cluster": {"nodeEvents": True, "podEvents": True, "nodeTaint": "NoSchedule", "nodeCondition": True},
     }
 
 
@@ -66,6 +69,7 @@ def test_paths_stay_what_they_are(helm: Helm, path: str) -> None:
         "driverRootCtrPath": f"{path}/4",
         "kubelet": {"devicePluginDir": f"{path}/5", "podResourcesDir": f"{path}/6"},
         "cdi": {"dir": f"{path}/7", "nvidiaHookPath": f"{path}/8"},
+        "cluster": {"nodeLabels": "file", "featuresDir": f"{path}/10"},
         "mps": {"root": f"{path}/9"},
     }
     objects = [each for each in yaml.safe_load_all(_rendered(helm, "try", {**MPS, **CDI, **given})) if each]
@@ -77,6 +81,7 @@ def test_paths_stay_what_they_are(helm: Helm, path: str) -> None:
         "pod-resources": f"{path}/6",
         "state": f"{path}/1",
         "cdi": f"{path}/7",
+        "features": f"{path}/10",
         "driver-root": f"{path}/2",
         "mps-root": f"{path}/9",
     }
@@ -86,6 +91,7 @@ def test_paths_stay_what_they_are(helm: Helm, path: str) -> None:
         "pod-resources": f"{path}/6",
         "state": f"{path}/1",
         "cdi": f"{path}/7",
+        "features": f"{path}/10",
         "driver-root": f"{path}/4",
         "mps-root": "/mps",
         "configs": "/available-configs",

@@ -71,6 +71,15 @@ WRONG = {
     "image.tag": ("a:b", "'a:b' does not match"),
     "includeGPUs": ([-1], "minimum"),
     "podMonitor.interval": ("1.5s", "'1.5s' does not match"),
+    "cluster.nodeTaint": ("NoRun", "'none', 'NoSchedule', 'PreferNoSchedule', 'NoExecute'"),
+    "cluster.nodeLabels": ("nfd", "'none', 'file', 'api'"),
+    "cluster.featuresDir": ("features.d", "'features.d' does not match"),
+    "cluster.nodeevents": (True, "'nodeevents' not allowed"),
+    "http.statusPage": ("off", "true, false"),
+    "prometheusRule.disabled": (["GpuHappy"], "'GpuUnhealthy', 'GpuDegraded'"),
+    "prometheusRule.job": ('a"b', "does not match"),
+    "prometheusRule.documentation": ("docs", "'docs' does not match"),
+    "dashboard.labels": ({"grafana_dashboard": 1}, "want string"),
     "colour": ("green", "'colour' not allowed"),
 }
 
@@ -95,6 +104,10 @@ REFUSED: tuple[tuple[Mapping[str, Any], str], ...] = (
     (
         {"podMonitor": {"enabled": "true"}, "http": {"enabled": False}},
         "podMonitor.enabled: there are no metrics without http.enabled",
+    ),
+    (
+        {"prometheusRule": {"enabled": True}, "http": {"enabled": "false"}},
+        "prometheusRule.enabled: there are no metrics without http.enabled",
     ),
     *(
         (
@@ -128,6 +141,7 @@ REFUSED: tuple[tuple[Mapping[str, Any], str], ...] = (
             ("stateDir", "/var/lib/kubelet/pod-resources/", "kubelet.podResourcesDir"),
             ("cdi.dir", "/state", "stateDir"),
             ("driverRootCtrPath", "/var/run/cdi", "cdi.dir"),
+            ("driverRootCtrPath", "/etc/kubernetes/node-feature-discovery/features.d", "cluster.featuresDir"),
             ("kubelet.devicePluginDir", "/mps", "the directory of MPS"),
             ("stateDir", "/available-configs", "the directory of configs"),
         )
@@ -287,7 +301,14 @@ NOTES: tuple[tuple[Mapping[str, Any], list[str]], ...] = (
     (CDI, ["set nvidiaDriverRoot"]),
     ({"privileged": True}, ["found only with nvidiaDriverRoot"]),
     ({"config": {"name": "mine"}}, ["nvidia.com/mps.capable=true", "nvidia.com/device-plugin.config=NAME"]),
-    ({"gfd": {"enabled": True}}, ["gfd.enabled does nothing here"]),
+    (
+        {"gfd": {"enabled": True}},
+        ["gfd.enabled: the plugin writes its labels to /etc/kubernetes/node-feature-discovery"],
+    ),
+    (
+        {"gfd": {"enabled": "true"}, "cluster": {"nodeLabels": "api"}},
+        ["gfd.enabled: cluster.nodeLabels says otherwise, and wins"],
+    ),
     ({"nfd": {"enabled": "true"}}, ["nfd.enabled does nothing here"]),
     ({"devicePlugin": {"enabled": False}}, []),
 )

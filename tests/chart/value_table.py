@@ -19,6 +19,7 @@ class Shown:
 
 
 MPS_CONFIG = "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
+ALERTS = {"prometheusRule": {"enabled": True}}
 ONE_CONFIG = {"config": {"map": {"only": "version: v1\n"}}}
 MPS = {"config": {"map": {"default": MPS_CONFIG}}}
 CDI = {"deviceListStrategy": "cdi-cri"}
@@ -92,6 +93,42 @@ TABLE: Mapping[str, Shown] = {
     "probes.startup": Shown({"failureThreshold": 99}, f"{CONTAINER}.startupProbe.failureThreshold=99"),
     "probes.liveness": Shown({"periodSeconds": 77}, f"{CONTAINER}.livenessProbe.periodSeconds=77"),
     "probes.readiness": Shown({"initialDelaySeconds": 3}, f"{CONTAINER}.readinessProbe.initialDelaySeconds=3"),
+    "http.statusPage": _variable("STATUS_PAGE", False, "false"),
+    "http.podMetrics": _variable("POD_METRICS", False, "false"),
+    "prometheusRule.enabled": Shown(True, "PrometheusRule.spec.groups.gpu-plugin-gpus.rules.0.alert=GpuUnhealthy"),
+    "prometheusRule.labels": Shown({"release": "prom"}, "PrometheusRule.metadata.labels.release=prom", ALERTS),
+    "prometheusRule.alertLabels": Shown(
+        {"team": "gpu"}, "PrometheusRule.spec.groups.gpu-plugin-nodes.rules.0.labels.team=gpu", ALERTS
+    ),
+    "prometheusRule.job": Shown(
+        "node/gpu",
+        'PrometheusRule.spec.groups.gpu-plugin-itself.rules.0.expr=max by (cluster, node, instance) (up{job="node/gpu"}) == 0',
+        ALERTS,
+    ),
+    "prometheusRule.documentation": Shown(
+        "https://git.example.com/gpu/",
+        "PrometheusRule.spec.groups.gpu-plugin-itself.rules.0.annotations.runbook_url="
+        "https://git.example.com/gpu/docs/troubleshooting.md#gpuplugindown",
+        ALERTS,
+    ),
+    "prometheusRule.disabled": Shown(
+        ["GpuUnhealthy"], "PrometheusRule.spec.groups.gpu-plugin-gpus.rules.0.alert=GpuDegraded", ALERTS
+    ),
+    "dashboard.enabled": Shown(True, "ConfigMap.metadata.labels.grafana_dashboard=1"),
+    "dashboard.labels": Shown({"find": "me"}, "ConfigMap.metadata.labels.find=me", {"dashboard": {"enabled": True}}),
+    "dashboard.annotations": Shown(
+        {"grafana_folder": "GPUs"},
+        "ConfigMap.metadata.annotations.grafana_folder=GPUs",
+        {"dashboard": {"enabled": True}},
+    ),
+    "cluster.nodeEvents": _variable("NODE_EVENTS", True, "true"),
+    "cluster.podEvents": _variable("POD_EVENTS", True, "true"),
+    "cluster.nodeCondition": _variable("NODE_CONDITION", True, "true"),
+    "cluster.nodeTaint": _variable("NODE_TAINT", "NoExecute"),
+    "cluster.cordonAnnotation": _variable("CORDON_ANNOTATION", True, "true"),
+    "cluster.nodeLabels": _variable("NODE_LABELS", "api"),
+    "cluster.featuresDir": _variable("FEATURES_DIR", "/etc/features.d", given={"cluster": {"nodeLabels": "file"}}),
+    "gfd": _variable("NODE_LABELS", {"enabled": True}, "file"),
     "podMonitor.enabled": Shown(True, "PodMonitor.spec.podMetricsEndpoints.0.port=http"),
     "podMonitor.labels": Shown(
         {"release": "prom"},
@@ -178,7 +215,6 @@ TAKEN_AWAY = {
 WITHOUT_EFFECT = {
     "global": "what Helm hands to charts within charts",
     "allowDefaultNamespace": "NVIDIA's chart refuses the namespace default without it, this one takes it",
-    "gfd": "named in the notes after an installation",
     "nfd": "named in the notes after an installation",
     "namespace": "refused",
 }
@@ -221,6 +257,25 @@ COMBINATIONS: tuple[Mapping[str, Any], ...] = (
     {"networkPolicy": {"enabled": True}, "http": {"enabled": "false"}},
     {"devicePlugin": {"enabled": False}, "mps": {"enabled": True}},
     {"gfd": {"enabled": True}, "nfd": {"enabled": True}},
+    {"gfd": {"enabled": "true"}, "cluster": {"nodeLabels": "none"}},
+    {"gfd": {"enabled": True}, "config": {"map": {"a": "flags: {nodeLabels: api}"}}},
+    {"cluster": {"nodeEvents": "true", "podEvents": "false", "nodeCondition": True}},
+    {"cluster": {"nodeTaint": "NoSchedule"}, "tolerations": None, "networkPolicy": {"enabled": True}},
+    {"cluster": {"nodeTaint": "PreferNoSchedule", "cordonAnnotation": True}},
+    {"cluster": {"nodeTaint": "none", "nodeLabels": "file"}},
+    {"cluster": {"nodeLabels": "api"}} | MPS,
+    {"config": {"map": {"a": "flags: {nodeEvents: true, podEvents: 'true'}", "b": "version: v1"}, "default": "a"}},
+    {"config": {"map": {"a": {"flags": {"nodeTaint": "NoExecute", "nodeLabels": "file"}}}}},
+    {"config": {"map": {"a": "flags: {nodeCondition: true, nodeLabels: api}"}}, "cluster": {"nodeLabels": "none"}},
+    {"config": {"map": {"a": "flags: {nodeEvents: true}"}}, "cluster": {"nodeEvents": False}},
+    {"config": {"name": "mine"}, "cluster": {"nodeCondition": True}},
+    {
+        "prometheusRule": {"enabled": True, "alertLabels": {"severity": "info"}, "documentation": "https://x.example"},
+        "dashboard": {"enabled": "true", "labels": None},
+        "commonLabels": {"a": "b"},
+        "commonAnnotations": {"c": "d"},
+    },
+    {"prometheusRule": {"enabled": True}, "devicePlugin": {"enabled": False}},
     {"imagePullSecrets": [], "tolerations": None, "priorityClassName": None, "runtimeClassName": ""},
 )
 """Values that meet in one installation."""

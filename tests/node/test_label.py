@@ -69,7 +69,7 @@ async def test_gpus_stay_shared_over_a_restart_while_the_api_is_away(kubelet, da
 async def test_a_node_that_never_had_a_configuration_offers_nothing_by_another(kubelet, daemon, api, flags, refused):
     # 403: the API forbids the question; None: the label names no file.
     if refused:
-        api.refusals = [("list", refused)] * 1000
+        api.refusals = [("get", refused)] * 1000
     else:
         api.labels = {LABEL: "b200"}
     daemon.start(*flags, "--default-config=default", "--fallback-strategies=named,empty")

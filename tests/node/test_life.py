@@ -310,3 +310,17 @@ async def test_it_lives_as_well_on_uvloop(kubelet, daemon):
     status, seconds = await daemon.stop()
     assert (status, seconds < 1) == (0, True)
     assert list(daemon.directory.glob("gpu-plugin-*")) == []
+
+
+async def test_sigusr2_tells_tasks_and_threads_and_changes_nothing(kubelet, daemon):
+    daemon.start("--log-level", "error")
+    await kubelet.wait_for(healthy(kubelet, 8))
+    before = len(kubelet.events)
+    daemon.signal(signal.SIGUSR2)
+    await daemon.said("  thread nvml-events (")
+    log = daemon.log.read_text()
+    assert "SIGUSR2: what each task and thread does" in log
+    assert "in _list_and_watch" in log
+    assert len(kubelet.events) == before
+    status, _ = await daemon.stop()
+    assert status == 0

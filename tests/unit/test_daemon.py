@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -34,6 +35,7 @@ from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoint import ResourceEndpoint
 from gpu_plugin.list_strategy import ListStrategy
 from gpu_plugin.listener import probes as probes_module
+from gpu_plugin.listener.answer import Request
 from gpu_plugin.listener.probes import Probes
 from gpu_plugin.node_status import complaints
 from gpu_plugin.nvml import monitor
@@ -712,11 +714,11 @@ def test_the_directory_of_specifications_cannot_change_while_the_process_runs():
 async def probed(daemon):
     """The pages of a daemon."""
     probes = Probes(daemon._view.facts)
-    probes.status = daemon._view.at_a_glance
+    probes.status = daemon._view.scraped
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(probes.beat)
         await anyio.lowlevel.checkpoint()
-        yield probes.pages
+        yield {path: partial(page, Request(path)) for path, page in probes.pages.items()}
         tasks.cancel_scope.cancel()
 
 

@@ -7,6 +7,7 @@ from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import NOTHING, Latch, LatchKey, Proof, Verdict
 from gpu_plugin.kubelet.registrations import Registrations
+from gpu_plugin.telemetry import readings
 
 GPU = Gpu("GPU-0", 0, pci_bus_id="00000000:1B:00.0", model="NVIDIA H100")
 HEALTH = {"index": 0, "uuid": "GPU-0", "state": "healthy", "verdict": "OK", "reasons": []}
@@ -33,6 +34,8 @@ def test_a_gpu_at_a_glance():
         "since": None,
         "withheld": ["its MPS daemon is down"],
         "holders": ["default/a", "default/b"],
+        "signals": {},
+        "readings": readings.told(GPU, None),
     }
 
 
@@ -40,6 +43,7 @@ def test_since_is_that_of_the_oldest_of_what_is_worst():
     entries = standing((Verdict.DEGRADED, 10.0), (Verdict.FATAL, 30.0), (Verdict.FATAL, 20.0))
     told = node_status.gpu(GPU, SICK, entries, DEVICES, None)
     assert (told["since"], told["health"], told["withheld"], told["holders"]) == (20.0, "Unhealthy", [], None)
+    assert told["signals"] == {"xid": "FATAL"}
 
 
 def test_a_resource_names_what_is_unhealthy():
@@ -106,6 +110,8 @@ AWAY = {"r": {"registered": False, "why": "no kubelet"}}
         ({"kubelet": {"socket": "", "resources": AWAY}}, []),  # it is not to register
         ({"cdi": {"trouble": "no space"}}, ["CDI: no space"]),
         ({"cdi": {"trouble": ""}}, []),
+        ({"labels": {"way": "file", "trouble": "/f: no such directory"}}, ["labels: /f: no such directory"]),
+        ({"labels": {"way": "none", "trouble": ""}}, []),
         ({"driver": {"trouble": "not loaded"}}, ["driver: not loaded"]),
         ({"state": {"directory": "/state", "trouble": "no space"}}, ["/state: no space"]),
         ({"state": {"directory": "/state", "trouble": ""}}, []),

@@ -342,6 +342,13 @@ SIGNALS: Mapping[str, Signal] = {
         sees=(Order,),
         clears=orders.lifting,
     ),
+    orders.ANNOTATED: Signal(
+        orders.annotated,
+        _ORDER,
+        "take it out of the annotation once new pods may have the GPU",
+        sees=(Order,),
+        clears=f"the Node's annotation {orders.ANNOTATION} no longer naming it",
+    ),
     orders.MAINTENANCE: Signal(
         orders.maintenance, _ORDER, orders.advice, orders.Release(), (Order, Sample), clears=orders.resuming
     ),

@@ -6,6 +6,11 @@ from gpu_plugin.health.observation import Observation, Order, Sample
 
 CORDON, MAINTENANCE = "cordon", "maintenance"
 
+ANNOTATED = "node-cordon"
+"""A cordon by an annotation of the Node. It is a signal of its own: neither it nor an operator's own lifts the other."""
+
+ANNOTATION = "nvidia.com/gpu-plugin.cordon"
+
 _CORDONED = "cordoned"
 _RELEASED = "maintenance"
 _RESUMED = "resumed; no good look at it yet"
@@ -27,6 +32,16 @@ def cordon(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latc
             return latch
         return Latch(NOTHING, Verdict.FATAL, detail, latch.since if latch else ctx.now, Proof.OPERATOR)
     return None if seen.verb == "uncordon" else latch
+
+
+def annotated(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latch[Memory] | None:
+    """Opens and closes by what the Node's annotation says."""
+    if not isinstance(seen, Order):
+        return latch
+    if seen.verb == "annotate":
+        words = f"{_CORDONED} by the Node's annotation {ANNOTATION}"
+        return latch or Latch(NOTHING, Verdict.FATAL, words, ctx.now, Proof.OPERATOR)
+    return None if seen.verb == "unannotate" else latch
 
 
 def maintenance(latch: Latch[Release] | None, seen: Observation, ctx: Context) -> Latch[Release] | None:

@@ -64,6 +64,15 @@ an API server refuses. */}}
   (list "DEVICE_PLUGIN_DIR" $values.kubelet.devicePluginDir)
   (list "POD_RESOURCES_SOCKET" (printf "%s/kubelet.sock" (trimSuffix "/" $values.kubelet.podResourcesDir)))
   (list "STATE_DIR" $values.stateDir)
+  (list "STATUS_PAGE" $values.http.statusPage)
+  (list "POD_METRICS" $values.http.podMetrics)
+  (list "NODE_EVENTS" $values.cluster.nodeEvents)
+  (list "POD_EVENTS" $values.cluster.podEvents)
+  (list "NODE_CONDITION" $values.cluster.nodeCondition)
+  (list "NODE_TAINT" $values.cluster.nodeTaint)
+  (list "CORDON_ANNOTATION" $values.cluster.cordonAnnotation)
+  (list "NODE_LABELS" (include "gpu-plugin.nodeLabels" (index . 0)))
+  (list "FEATURES_DIR" (ternary $values.cluster.featuresDir "" $facts.labelsByFile))
   (list "LOG_FORMAT" $values.log.format)
   (list "LOG_LEVEL" $values.log.level)
   (list "SIMULATE" $values.simulate)
@@ -81,20 +90,20 @@ an API server refuses. */}}
   value: {{ $text | quote }}
 {{- end }}
 {{- end }}
-{{- if $facts.configured }}
+{{- if $facts.api }}
 - name: NODE_NAME
   valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
 {{- end }}
 {{- end }}
 
-{{- /* What both kinds of pods have of a pod's specification: a list of the root, the facts, and configs, of which a node's label must
-name one if there are any. */}}
+{{- /* What both kinds of pods have of a pod's specification: a list of the root, the facts, whether they have a token for the Kubernetes
+API, and configs, of which a node's label must name one if there are any. */}}
 {{- define "gpu-plugin.podSpec" -}}
 {{- $root := index . 0 }}
 {{- $facts := index . 1 }}
-{{- $configs := index . 2 -}}
+{{- $configs := index . 3 -}}
 serviceAccountName: {{ include "gpu-plugin.fullname" $root | quote }}
-automountServiceAccountToken: {{ $facts.configured }}
+automountServiceAccountToken: {{ index . 2 }}
 enableServiceLinks: false
 {{- with $root.Values.imagePullSecrets }}
 imagePullSecrets:
@@ -111,7 +120,12 @@ terminationGracePeriodSeconds: {{ $root.Values.terminationGracePeriodSeconds }}
 securityContext:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with $root.Values.tolerations }}
+{{- $tolerations := default list $root.Values.tolerations }}
+{{- if $facts.nodeTaint }}
+{{- /* NoExecute would end the plugin itself, which alone takes the taint away again. */}}
+{{- $tolerations = append $tolerations (dict "key" "nvidia.com/gpu-unhealthy" "operator" "Exists") }}
+{{- end }}
+{{- with $tolerations }}
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}

@@ -15,10 +15,11 @@ _INSECURE = {"insecure-skip-tls-verify": True}
 
 
 class FakeApiServer:
-    """Serves lists and watches of one node on 127.0.0.1. A context manager; may be stopped and started in between."""
+    """Serves the metadata of one node, and watches of it, on 127.0.0.1. A context manager; may be stopped and started between."""
 
     def __init__(self) -> None:
         self.labels: dict[str, str] | None = {}
+        self.annotations: dict[str, str] = {}
         self.version = 1000
         self.port = 0
         self.refusals: list[tuple[str, int]] = []
@@ -99,11 +100,8 @@ class FakeApiServer:
         self.event("ERROR", _status(410, "too old resource version"))
 
     def event(self, kind: str, content: dict[str, object]) -> None:
-        line = json.dumps({"type": kind, "object": content}).encode() + b"\n"
         for writer in self._watchers:
-            middle = len(line) // 2  # in two pieces, as networks deliver
-            for piece in (line[:middle], line[middle:]):
-                writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+            _write_event(writer, kind, content)
 
     def break_streams(self) -> None:
         """Ends every watch in the middle of an event."""
@@ -137,23 +135,29 @@ class FakeApiServer:
         headers = {key.lower(): value for key, value in (line.split(": ", 1) for line in lines)}
         url = urlsplit(target)
         asked = {key: values[0] for key, values in parse_qs(url.query).items()}
-        verb = "watch" if asked.get("watch") == "true" else "list"
+        verb = "watch" if asked.get("watch") == "true" else "get"
         self.requests.append((verb, asked, headers))
         self._ring()
         if self.silent:
             return
-        if method != "GET" or url.path != "/api/v1/nodes":
+        ours = asked.get("fieldSelector") == f"metadata.name={NODE}" or url.path == f"/api/v1/nodes/{NODE}"
+        if (
+            method != "GET"
+            or not url.path.startswith("/api/v1/nodes")
+            or (verb == "watch") != (url.path == "/api/v1/nodes")
+        ):
             self._send(writer, 404, _status(404, f"{method} {url.path} is not known"))
         elif headers.get("authorization") != f"Bearer {self.token}":
             self._send(writer, 401, _status(401, "Unauthorized"))
         elif self.refusals and self.refusals[0][0] == verb:
             code = self.refusals.pop(0)[1]
             self._send(writer, code, _status(code, f'nodes is forbidden: User "us" cannot {verb} resource "nodes"'))
-        elif asked.get("fieldSelector") != f"metadata.name={NODE}":
-            self._send(writer, 200, self._list([]))
-        elif verb == "list":
-            self._send(writer, 200, self._list([] if self.labels is None else [self._node()]))
-        elif asked["resourceVersion"] != str(self.version):
+        elif verb == "get":
+            there = ours and self.labels is not None
+            self._send(writer, 200 if there else 404, self._node() if there else _status(404, "nodes not found"))
+        elif "resourceVersion" not in asked:  # as with an etcd before 3.4.25
+            self._send(writer, 500, _status(500, "the required storage feature RequestWatchProgress is disabled"))
+        elif asked["resourceVersion"] not in ("0", str(self.version)):
             self._send(writer, 410, _status(410, "too old resource version"))
         else:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -161,6 +165,8 @@ class FakeApiServer:
                 writer.write(b"0\r\n\r\n")
             else:
                 self._watchers.add(writer)
+                if ours and self.labels is not None and asked["resourceVersion"] == "0":
+                    _write_event(writer, "ADDED", self._node())
                 self._ring()
 
     def _send(self, writer: asyncio.StreamWriter, code: int, content: dict[str, object]) -> None:
@@ -169,17 +175,25 @@ class FakeApiServer:
         writer.write(head.encode() + body)
 
     def _node(self) -> dict[str, object]:
-        metadata: dict[str, object] = {"name": NODE, "resourceVersion": str(self.version), "annotations": {"a": "b"}}
+        metadata: dict[str, object] = {
+            "name": NODE,
+            "resourceVersion": str(self.version),
+            "annotations": {"a": "b", **self.annotations},
+        }
         if self.labels:
             metadata["labels"] = {**self.labels, "kubernetes.io/hostname": NODE}
         return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata}
 
-    def _list(self, items: list[dict[str, object]]) -> dict[str, object]:
-        return {"kind": "List", "metadata": {"resourceVersion": str(self.version)}, "items": items or None}
-
     def _ring(self) -> None:
         event, self._changed = self._changed, anyio.Event()
         event.set()
+
+
+def _write_event(writer: asyncio.StreamWriter, kind: str, content: dict[str, object]) -> None:
+    line = json.dumps({"type": kind, "object": content}).encode() + b"\n"
+    middle = len(line) // 2  # in two pieces, as networks deliver
+    for piece in (line[:middle], line[middle:]):
+        writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
 
 
 def _status(code: int, message: str) -> dict[str, object]:

@@ -43,6 +43,7 @@ WRITTEN: dict[str, st.SearchStrategy[Any]] = {
     "device_plugin_dir": paths,
     "pod_resources_socket": paths,
     "state_dir": paths,
+    "features_dir": paths,
     "http_address": st.sampled_from(
         ["", "127.0.0.1:9480", "[::1]:9480", "fd00::7:9480", "node.example.com:80", ":9480"]
     ),

@@ -16,7 +16,7 @@ from gpu_plugin.health.observation import DriverEvent, Observation, Order, Sampl
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.health.spelling import clock, duration
-from gpu_plugin.health.words import MAX_REASON, advice, event_reason, xid_number
+from gpu_plugin.health.words import advice, xid_number
 from tests.unit.health.ledgers import ERROR, GUARDED, H200, HUNG, LOST, UNGUARDED, A, B, energies, hear, ledger
 
 OK, APP, DEGRADED, FATAL = Verdict.OK, Verdict.APP, Verdict.DEGRADED, Verdict.FATAL
@@ -329,35 +329,6 @@ def test_every_signal_has_words_for_what_clears_it(signal, proof):
     assert advised
     assert not re.search(r"\bID\b", advised)
     assert "gpu-plugin" not in advised  # commands are told once
-
-
-# Names for events
-
-
-@pytest.mark.parametrize(
-    ("signal", "verdict", "standing", "reason"),
-    [
-        ("xid", FATAL, FATAL, "GpuXidFatal"),
-        ("xid", DEGRADED, FATAL, "GpuXidDegraded"),
-        ("xid", APP, APP, "GpuXidApp"),
-        ("xid", OK, DEGRADED, "GpuXidOver"),
-        ("xid", OK, OK, "GpuRecovered"),
-        ("remap-pending", DEGRADED, DEGRADED, "GpuRemapPendingDegraded"),
-        ("cordon", FATAL, FATAL, "GpuCordon"),
-        ("cordon", OK, OK, "GpuCordonOver"),
-        ("maintenance", FATAL, FATAL, "GpuMaintenance"),
-    ],
-)
-def test_events_have_names_in_camel_case(signal, verdict, standing, reason):
-    assert event_reason(signal, verdict, standing) == reason
-
-
-@pytest.mark.parametrize("verdict", Verdict)
-@pytest.mark.parametrize("signal", [*SIGNALS, "x" * 500, "a b-c_d"])
-def test_every_name_of_an_event_is_one_that_kubernetes_takes(signal, verdict):
-    reason = event_reason(signal, verdict, FATAL)
-    assert re.fullmatch(r"[A-Z][A-Za-z0-9]*", reason)
-    assert len(reason) <= MAX_REASON
 
 
 @pytest.mark.parametrize(

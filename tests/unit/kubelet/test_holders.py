@@ -213,16 +213,3 @@ async def test_the_stand_in_s_witnesses_agree_on_a_running_pod(kubelet, director
         )
         ids = {(GPU, i) for each in admission.allocations for i in each.ids}
         assert set(checkpoint.entries(directory) or ()) == ids
-
-
-async def test_pods_are_told_by_name_and_silence_is_said_once(tmp_path, monkeypatch, caplog):
-    holders, said = Holders(tmp_path), {A: frozenset({"default/pod"})}
-    for _ in range(3):
-        assert await holders.pods(tmp_path / "none.sock") is None
-    assert caplog.text.count("PodResources does not say which devices pods hold") == 1
-
-    async def pods(_, __):
-        return said
-
-    monkeypatch.setattr(pod_resources, "pods", pods)
-    assert await holders.pods(tmp_path / "some.sock") == said

@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_plugin.access.edits import ContainerEdits
-from gpu_plugin.kubelet import pod_resources, wire
+from gpu_plugin.kubelet import pod_listing, pod_resources, wire
 from gpu_plugin.kubelet._api import v1
-from gpu_plugin.kubelet.pod_resources import PodResourcesError, held, pods
+from gpu_plugin.kubelet.pod_listing import Holder
+from gpu_plugin.kubelet.pod_resources import PodResourcesError, held, holders, of_pod
 from gpu_plugin.simulation.stand_in_kubelet import Allocation, Container, Pod, StandInKubelet
 from gpu_plugin.simulation.stand_in_kubelet.pod_resources import PodResourcesService
 from gpu_plugin.simulation.stand_in_kubelet.server import SocketServer
@@ -106,18 +107,27 @@ class TestWithTheStandIn:
             assert await held(where) == more
             kubelet.check()
 
-    async def test_says_which_pods_they_are(self, directory):
+    async def test_says_which_containers_of_which_pods_they_are(self, directory):
         async with StandInKubelet(directory / "device-plugins") as kubelet:
             where = kubelet.pod_resources_socket
             assert where is not None
-            assert await pods(where) == {}
-            async with plugin(kubelet, "a.sock", healthy("m", "n")):
-                ids = {name: (await kubelet.admit(name, {GPU: 1})).ids for name in ("p", "q")}
-                assert await pods(where) == {
-                    (GPU, identifier): frozenset({f"default/{name}"}) for name, (identifier,) in ids.items()
+            assert await holders(where) == {}
+            async with plugin(kubelet, "a.sock", healthy("m", "n", "o")):
+                two = [Container("x", {GPU: 1}), Container("y", {GPU: 1})]
+                both = await kubelet.admit("p", containers=two)
+                (other,) = (await kubelet.admit("q", {GPU: 1})).ids
+                of_p = {
+                    (GPU, identifier): {Holder("default", "p", each.container)}
+                    for each in both.allocations
+                    for identifier in each.ids
                 }
+                of_q = {(GPU, other): {Holder("default", "q", "main")}}
+                assert await holders(where) == of_p | of_q
+                assert await of_pod(where, "default", "p") == of_p
                 kubelet.release("p")
-                assert await pods(where) == {(GPU, ids["q"][0]): frozenset({"default/q"})}
+                assert await holders(where) == of_q
+                with pytest.raises(PodResourcesError, match="UNKNOWN pod p in namespace default not found"):
+                    await of_pod(where, "default", "p")
             kubelet.check()
 
     async def test_a_thousand_pods(self, path):
@@ -238,10 +248,10 @@ class TestWhereNobodyAnswersRightly:
 
     async def test_whoever_asks_for_pods_is_refused_alike(self, path):
         with pytest.raises(PodResourcesError, match="no PodResources socket"):
-            await pods(path)
+            await holders(path)
         async with answering(path, sends(b"\x0a\x05ab")):
             with pytest.raises(PodResourcesError, match="not as the kubelet's PodResources service does"):
-                await pods(path)
+                await holders(path)
 
     async def test_an_error_status(self, path):
         async def fails(stream):
@@ -312,10 +322,10 @@ def test_reads_what_generated_code_writes(answer):
         for devices in container.devices
         for identifier in devices.device_ids
     }
-    assert wire.decode_held(bytes(answer)) == expected
-    assert wire.decode_pods(bytes(answer)) == {
+    assert pod_listing.decode_held(bytes(answer)) == expected
+    assert pod_listing.decode_holders(bytes(answer)) == {
         pair: {
-            f"{pod.namespace}/{pod.name}"
+            Holder(pod.namespace, pod.name, container.name)
             for pod in answer.pod_resources
             for container in pod.containers
             for devices in container.devices
@@ -330,16 +340,16 @@ def test_an_answer_cut_short_is_read_to_a_part_or_refused(answer, data):
     whole = bytes(answer)
     cut = whole[: data.draw(st.integers(0, len(whole)))]
     try:
-        told = wire.decode_held(cut)
+        told = pod_listing.decode_held(cut)
     except ValueError:
         return
-    assert told <= wire.decode_held(whole)
+    assert told <= pod_listing.decode_held(whole)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(data):
     try:
-        told = wire.decode_held(data)
+        told = pod_listing.decode_held(data)
     except ValueError:
         return
     assert all(isinstance(part, str) for pair in told for part in pair)
@@ -350,6 +360,6 @@ def test_fields_of_every_kind_that_are_not_ours_are_stepped_over():
     devices = varint + b"\x0a\x01r" + fixed64 + b"\x12\x01i" + fixed32 + text
     container = fixed32 + b"\x12" + bytes([len(devices)]) + devices + varint
     pod = text + b"\x1a" + bytes([len(container)]) + container + fixed64
-    assert wire.decode_held(fixed64 + b"\x0a" + bytes([len(pod)]) + pod + fixed32) == {("r", "i")}
+    assert pod_listing.decode_held(fixed64 + b"\x0a" + bytes([len(pod)]) + pod + fixed32) == {("r", "i")}
     with pytest.raises(ValueError, match="ends within a field"):
-        wire.decode_held(fixed64[:-1])
+        pod_listing.decode_held(fixed64[:-1])

@@ -9,6 +9,7 @@ import pytest
 from gpu_plugin.access.container import Access
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.kubelet import pod_resources, takeover, wire
+from gpu_plugin.kubelet.pod_listing import decode_allocatable
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.kubelet.takeover import (
     FIRST_PAUSE,
@@ -301,7 +302,7 @@ def test_what_comes_back_by_itself_is_said():
 
 def test_allocatable_devices_are_read_as_the_kubelet_writes_them():
     written = wire.encode_allocatable([(GPU, "GPU-0", (0, 1)), (GPU, "GPU-1", ()), (MIG, "MIG-0", (1,))])
-    assert wire.decode_allocatable(written) == {**OURS, MIG: frozenset({"MIG-0"})}
-    assert wire.decode_allocatable(b"") == {}
+    assert decode_allocatable(written) == {**OURS, MIG: frozenset({"MIG-0"})}
+    assert decode_allocatable(b"") == {}
     with pytest.raises(ValueError, match="are left"):
-        wire.decode_allocatable(b"\x0a\x50abc")
+        decode_allocatable(b"\x0a\x50abc")

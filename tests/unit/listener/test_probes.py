@@ -10,11 +10,12 @@ from gpu_plugin.kubelet.registrations import Standing
 from gpu_plugin.kubelet.self_call import ShortageError
 from gpu_plugin.listener import listener as listener_module
 from gpu_plugin.listener import probes as probes_module
-from gpu_plugin.listener.answer import METRICS
+from gpu_plugin.listener.answer import Answer, Request
 from gpu_plugin.listener.checks import Facts
 from gpu_plugin.listener.listener import Listener
 from gpu_plugin.listener.probes import Probes
-from gpu_plugin.telemetry.metrics import metrics
+from gpu_plugin.telemetry.metrics import families
+from gpu_plugin.telemetry.metrics.exposition import OPENMETRICS, PROMETHEUS, text
 from tests.unit.cli.test_status import STATUS
 from tests.unit.kubelet.conftest import directory  # noqa: F401 - a fixture
 from tests.unit.kubelet.serving import GPU, serving
@@ -31,6 +32,13 @@ async def probing(facts):
         tasks.cancel_scope.cancel()
 
 
+async def answered_on(probes, path):
+    """The answer of a page."""
+    answer = await probes.pages[path](Request(path))
+    assert isinstance(answer, Answer)
+    return answer
+
+
 async def test_our_own_sockets_are_asked_once_for_all_who_want_to_know(monkeypatch, tmp_path):
     asked = []
 
@@ -45,7 +53,7 @@ async def test_our_own_sockets_are_asked_once_for_all_who_want_to_know(monkeypat
         answers = []
 
         async def ask():
-            answers.append(await probes.pages["/livez"]())
+            answers.append(await answered_on(probes, "/livez"))
 
         async with anyio.create_task_group() as tasks:
             for _ in range(50):
@@ -71,11 +79,11 @@ async def test_one_who_leaves_while_sockets_are_asked_leaves_the_question_to_the
     monkeypatch.setattr(probes_module, "self_call", answered)
     async with probing(lambda: Facts(standings={GPU: Standing(tmp_path / "gpu")})) as probes:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(probes.pages["/livez"])
+            tasks.start_soon(answered_on, probes, "/livez")
             await begun.wait()
             tasks.cancel_scope.cancel()
         with anyio.fail_after(1):
-            assert (await probes.pages["/livez"]()).status == 200
+            assert (await answered_on(probes, "/livez")).status == 200
 
 
 async def test_a_socket_that_nobody_answers_on_fails_and_its_reason_is_told(monkeypatch, tmp_path):
@@ -84,7 +92,7 @@ async def test_a_socket_that_nobody_answers_on_fails_and_its_reason_is_told(monk
     conversations = []
     server = await asyncio.start_unix_server(lambda *streams: conversations.append(streams), path)
     async with probing(lambda: Facts(standings={GPU: Standing(path)})) as probes:
-        answer = await probes.pages["/livez"]()
+        answer = await answered_on(probes, "/livez")
     assert answer.status == 503
     assert f"[-]sockets failed: {GPU}: no answer within 0.05 s\n" in answer.text
     server.close()
@@ -102,7 +110,7 @@ async def test_a_lack_of_descriptors_is_no_verdict_on_the_sockets(monkeypatch, t
     monkeypatch.setattr(probes_module, "self_call", lacking)
     standings = {GPU: Standing(tmp_path / "gpu"), "b/c": Standing(tmp_path / "c")}
     async with probing(lambda: Facts(standings=standings)) as probes:
-        answer = await probes.pages["/livez"]()
+        answer = await answered_on(probes, "/livez")
     assert answer.status == 200
     assert "[+]sockets ok: not all were asked: Too many open files\n" in answer.text
 
@@ -110,11 +118,11 @@ async def test_a_lack_of_descriptors_is_no_verdict_on_the_sockets(monkeypatch, t
 async def test_the_start_is_over_for_good():
     facts = Facts(awaited="waiting for the label")
     probes = Probes(lambda: facts)
-    assert (await probes.pages["/startupz"]()).status == 503
+    assert (await answered_on(probes, "/startupz")).status == 503
     facts = Facts(awaited="default:1: no", tried=True)
-    assert (await probes.pages["/startupz"]()).status == 200
+    assert (await answered_on(probes, "/startupz")).status == 200
     facts = Facts(driver=None)  # a good configuration came, and the driver is asked now
-    assert (await probes.pages["/startupz"]()).status == 200
+    assert (await answered_on(probes, "/startupz")).status == 200
 
 
 async def test_a_loop_that_stood_still_is_told_of_afterwards(monkeypatch):
@@ -122,7 +130,7 @@ async def test_a_loop_that_stood_still_is_told_of_afterwards(monkeypatch):
     monkeypatch.setattr(probes_module, "BEAT", 0.01)
     async with probing(Facts) as probes:
         with anyio.fail_after(5):
-            while "[+]event-loop ok: it stood still for " not in (answer := await probes.pages["/livez"]()).text:
+            while "[+]event-loop ok: it stood still for " not in (answer := await answered_on(probes, "/livez")).text:
                 await anyio.sleep(0.005)
     assert answer.status == 200
 
@@ -136,7 +144,7 @@ async def test_a_socket_given_up_meanwhile_is_not_missed(monkeypatch, tmp_path):
 
     monkeypatch.setattr(probes_module, "self_call", given_up)
     async with probing(lambda: Facts(standings=standings)) as probes:
-        assert (await probes.pages["/livez"]()).status == 200
+        assert (await answered_on(probes, "/livez")).status == 200
 
 
 @pytest.mark.usefixtures("directory")
@@ -147,29 +155,74 @@ async def test_our_server_answers_itself(directory):  # noqa: F811
                 await plugin.look.wait(0.01)
         standings = {GPU: Standing(plugin.sockets[0])}
         async with probing(lambda: Facts(standings=standings)) as probes:
-            assert (await probes.pages["/livez"]()).status == 200
+            assert (await answered_on(probes, "/livez")).status == 200
 
 
 async def test_metrics_are_those_of_the_status_and_made_once_a_second(monkeypatch):
     made = []
 
-    def status():
+    async def status():
         made.append(1)
         return STATUS
 
     probes = Probes(lambda: Facts(awaited="waiting for the label"))
-    early = await probes.pages["/metrics"]()
+    early = await answered_on(probes, "/metrics")
     assert (early.status, early.text) == (503, "there are no metrics yet: waiting for the label\n")
     probes.status = status
     for _ in range(3):
-        answer = await probes.pages["/metrics"]()
-    assert answer.text.splitlines() == metrics(STATUS)
-    assert answer.text.endswith("\n")
-    assert answer.content_type == METRICS
+        answer = await answered_on(probes, "/metrics")
+    beats = {"event_loop_lag": probes._beats.lag.told()}
+    assert answer.text == text(families({**STATUS, **beats}), PROMETHEUS)
+    assert answer.content_type == PROMETHEUS.content_type
     assert len(made) == 1
     monkeypatch.setattr(probes_module, "FRESH", 0.0)
-    await probes.pages["/metrics"]()
+    assert "gpu_plugin_scrape_duration_seconds 0." in (await answered_on(probes, "/metrics")).text
     assert len(made) == 2
+
+
+async def test_metrics_are_openmetrics_for_who_asks_for_them():
+    async def status():
+        return STATUS
+
+    probes = Probes(Facts)
+    probes.status = status
+    asked = Request("/metrics", {"accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"})
+    answer = await probes.pages["/metrics"](asked)
+    assert isinstance(answer, Answer)
+    assert answer.content_type == OPENMETRICS.content_type
+    assert answer.text.endswith("\n# EOF\n")
+    plain = await answered_on(probes, "/metrics")
+    assert plain.content_type == PROMETHEUS.content_type
+    assert "# EOF" not in plain.text
+
+
+async def test_while_metrics_are_written_the_loop_turns(monkeypatch):
+    many = {**STATUS["health"], "xids": [{"uuid": "G", "xid": n, "class": "a", "total": n} for n in range(5000)]}
+
+    async def status():
+        return {**STATUS, "health": many}
+
+    probes = Probes(Facts)
+    probes.status = status
+    monkeypatch.setattr(probes_module, "PIECE", 0.0)
+    turns = 0
+
+    async def turn():
+        nonlocal turns
+        while True:
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(turn)
+        answer = await answered_on(probes, "/metrics")
+        tasks.cancel_scope.cancel()
+    assert answer.text.count("gpu_plugin_xid_errors_total{") == 5000
+    assert turns >= 5000 // probes_module.LINES
+
+
+async def _nothing():
+    return {}
 
 
 async def test_without_an_address_nothing_is_begun(monkeypatch):
@@ -177,5 +230,5 @@ async def test_without_an_address_nothing_is_begun(monkeypatch):
     async with anyio.create_task_group() as tasks:
         listener = Listener(tasks)
         listener.begin("", Facts)
-        listener.ask(Facts, dict)
+        listener.ask(Facts, _nothing)
         listener.stop()

@@ -14,8 +14,10 @@ import pytest
 
 from gpu_plugin.listener import addresses, server
 from gpu_plugin.listener.addresses import Lookup, listen
-from gpu_plugin.listener.answer import METRICS, Answer
+from gpu_plugin.listener.answer import Answer, Stream
 from gpu_plugin.listener.server import Limits, Server
+from gpu_plugin.pulse import Pulse
+from gpu_plugin.telemetry.metrics.exposition import PROMETHEUS
 
 PATIENT = Limits(head=30, answer=30, send=30, goodbye=30)
 HURRIED = Limits(head=0.05, answer=0.05, send=0.05, goodbye=0.05)
@@ -23,30 +25,74 @@ LARGE = "x" * 2**24
 GET = b"GET /good HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
-async def _good():
+async def _good(_):
     return Answer(200, "all is well\n")
 
 
-async def _large():
-    return Answer(200, LARGE, METRICS)
+async def _large(_):
+    return Answer(200, LARGE, PROMETHEUS.content_type)
 
 
-async def _slow():
+async def _slow(_):
     await anyio.sleep_forever()
     raise AssertionError
 
 
-async def _broken():
+async def _broken(_):
     raise RuntimeError("it fell over")
 
 
-PAGES = {"/good": _good, "/large": _large, "/slow": _slow, "/broken": _broken}
+class Ticker:
+    """A stream that says a number whenever it is told to, and who reads it now."""
+
+    def __init__(self):
+        self.number, self.size, self.readers, self.sent = 0, 0, 0, 0
+        self._news = Pulse()
+
+    def tick(self, size=0):
+        self.number, self.size = self.number + 1, size
+        self._news.ring()
+
+    async def page(self, request):
+        return Stream(self._chunks, headers=(("X-Path", request.path),))
+
+    async def _chunks(self):
+        self.readers += 1
+        try:
+            while True:
+                yield b"data: %d%s\n\n" % (self.number, b"x" * self.size)
+                self.sent += 1
+                await self._news.wait()
+        finally:
+            self.readers -= 1
+
+
+async def _failing(_):
+    async def chunks():
+        yield b"data: 0\n\n"
+        raise RuntimeError("the stream fell over")
+
+    return Stream(chunks)
+
+
+async def _unchanged(request):
+    return Answer(304, "", headers=(("ETag", request.headers["if-none-match"]), ("X-Several", request.headers["x"])))
+
+
+PAGES = {
+    "/good": _good,
+    "/large": _large,
+    "/slow": _slow,
+    "/broken": _broken,
+    "/failing": _failing,
+    "/same": _unchanged,
+}
 
 
 @asynccontextmanager
-async def serving(limits=PATIENT, host="127.0.0.1"):
+async def serving(limits=PATIENT, host="127.0.0.1", more=None):
     """A server; gives it with its port. On leaving, every connection and descriptor of it is gone."""
-    made = Server(host, 0, PAGES, limits)
+    made = Server(host, 0, {**PAGES, **(more or {})}, limits)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(made.serve, await listen(host, 0))
         with anyio.fail_after(5):
@@ -112,7 +158,7 @@ async def test_a_large_page_arrives_whole_with_its_own_type():
     async with serving() as (_, port):
         answer = await ask(port, b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
     assert body(answer) == LARGE
-    assert f"Content-Type: {METRICS}" in head(answer)
+    assert f"Content-Type: {PROMETHEUS.content_type}" in head(answer)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +168,7 @@ async def test_a_large_page_arrives_whole_with_its_own_type():
         (b"GET http://a:80/good HTTP/1.1\r\nHost: a\r\n\r\n", 200, "all is well\n"),
         (b"GET /good HTTP/1.0\r\n\r\n", 200, "all is well\n"),
         (b"GET /good HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n", 200, "all is well\n"),
-        (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", 404, "nothing here; there are /good, /large, /slow, /broken\n"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", 404, "nothing here; there are /good, /large, /slow, /broken, "),
         (b"GET /good/ HTTP/1.1\r\nHost: a\r\n\r\n", 404, "nothing here"),
         (b"GET //good HTTP/1.1\r\nHost: a\r\n\r\n", 404, "nothing here"),
         (b"GET http://[ HTTP/1.1\r\nHost: a\r\n\r\n", 404, "nothing here"),
@@ -557,3 +603,184 @@ async def test_a_server_goes_on_asking_the_resolver_that_hangs(monkeypatch, capl
         over.set()
         await until(lambda: "Name or service not known" in caplog.text)
         tasks.cancel_scope.cancel()
+
+
+STREAM = b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+async def subscribed(port, request=STREAM):
+    """A client that has asked for the stream and read its first chunk, as (reader, writer)."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
+    writer.write(request)
+    with anyio.fail_after(20):
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK"), head
+        await reader.readuntil(b"\n\n")
+    return reader, writer, head
+
+
+async def told(reader):
+    with anyio.fail_after(20):
+        return (await reader.readuntil(b"\n\n")).partition(b"data: ")[2].strip()
+
+
+async def test_a_stream_goes_on_and_everyone_gets_what_comes():
+    ticker = Ticker()
+    async with serving(more={"/stream": ticker.page}) as (_, port):
+        clients = [await subscribed(port) for _ in range(3)]
+        head_ = clients[0][2].decode()
+        assert "Content-Type: text/event-stream; charset=utf-8\r\n" in head_
+        assert "Transfer-Encoding: chunked\r\n" in head_
+        assert "X-Path: /stream\r\n" in head_
+        await until(lambda: ticker.sent == 3)
+        ticker.tick()
+        assert [await told(reader) for reader, _, _ in clients] == [b"1"] * 3
+        for _, writer, _ in clients:
+            writer.close()
+        await until(lambda: not ticker.readers)
+
+
+async def test_a_stream_to_a_client_of_http_1_0_has_no_chunks():
+    ticker = Ticker()
+    async with serving(more={"/stream": ticker.page}) as (_, port):
+        reader, writer, head_ = await subscribed(port, b"GET /stream HTTP/1.0\r\n\r\n")
+        assert b"chunked" not in head_
+        await until(lambda: ticker.sent == 1)
+        ticker.tick()
+        with anyio.fail_after(20):
+            assert await reader.readuntil(b"\n\n") == b"data: 1\n\n"
+        writer.transport.abort()
+        await until(lambda: not ticker.readers)
+
+
+async def test_the_head_of_a_stream_can_be_asked_for_alone():
+    ticker = Ticker()
+    async with serving(more={"/stream": ticker.page}) as (_, port):
+        answer = await ask(port, STREAM.replace(b"GET", b"HEAD"))
+        assert head(answer)[0] == "HTTP/1.1 200 OK"
+        assert not body(answer)
+        assert not ticker.sent
+
+
+async def test_streams_beyond_those_there_may_be_are_refused_and_one_that_ends_makes_room():
+    ticker = Ticker()
+    async with serving(Limits(streams=2), more={"/stream": ticker.page}) as (_, port):
+        clients = [await subscribed(port) for _ in range(2)]
+        refused = await ask(port, STREAM)
+        assert head(refused)[0] == "HTTP/1.1 503 Service Unavailable"
+        assert "Retry-After: 10" in head(refused)
+        assert body(refused).startswith("2 others are being kept up to date")
+        clients[0][1].transport.abort()
+        await until(lambda: ticker.readers == 1)
+        _, writer, _ = await subscribed(port)
+        for each in (writer, clients[1][1]):
+            each.transport.abort()
+        await until(lambda: not ticker.readers)
+
+
+async def test_a_reader_that_stops_reading_is_reset_and_holds_up_nobody():
+    ticker = Ticker()
+    limits = Limits(send=1)
+    async with serving(limits, more={"/stream": ticker.page}) as (made, port):
+        stopped = socket.socket()
+        stopped.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stopped.connect(("127.0.0.1", port))
+        stopped.sendall(STREAM)
+        await until(lambda: ticker.sent == 1)
+        reader, writer, _ = await subscribed(port)
+        await until(lambda: ticker.sent == 2)
+        ticker.tick(2**19)
+        with anyio.fail_after(5):
+            assert len(await told(reader)) == 2**19 + 1  # at once
+        await until(lambda: len(made._visits) == 1)
+        with pytest.raises(ConnectionResetError):  # noqa: PT012 - what was sent before can be read
+            while stopped.recv(2**16):
+                pass
+        stopped.close()
+        writer.transport.abort()
+        await until(lambda: not ticker.readers)
+
+
+async def test_a_reader_that_leaves_is_noticed_with_nothing_to_tell():
+    ticker = Ticker()
+    async with serving(more={"/stream": ticker.page}) as (made, port):
+        before = descriptors()
+        for end in ("close", "reset", "eof", "talk"):
+            client = socket.create_connection(("127.0.0.1", port))
+            client.sendall(STREAM)
+            await until(lambda: ticker.readers == 1)
+            if end == "reset":
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, server._RESET)
+            if end == "eof":
+                client.shutdown(socket.SHUT_WR)
+            elif end == "talk":
+                client.settimeout(20)
+                with pytest.raises(OSError):  # noqa: PT012 - whichever piece it is
+                    for _ in range(1000):
+                        await asyncio.to_thread(client.sendall, b"x" * 4096)
+            else:
+                client.close()
+            await until(lambda: not ticker.readers and not made._visits)
+            client.close()
+        await until(lambda: descriptors() == before)
+
+
+async def test_streams_make_room_first_and_are_told_once_whatever_the_flood():
+    ticker = Ticker()
+    limits = Limits(connections=4, streams=3, grace=0, head=30, answer=30)
+    async with serving(limits, more={"/stream": ticker.page}) as (made, port):
+        streams = [await subscribed(port) for _ in range(3)]
+        await until(lambda: [visit.stage for visit in made._visits] == [server.Stage.STREAMING] * 3)
+        idle = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(4)]
+        await until(lambda: [visit.stage for visit in made._visits] == [server.Stage.ASKING] * 4)
+        for reader, writer, _ in streams:
+            with pytest.raises((asyncio.IncompleteReadError, OSError)), anyio.fail_after(20):
+                await reader.readuntil(b"\n\n")
+            writer.transport.abort()
+        for _ in range(3):  # nothing but idle clients, and each time the whole first chunk comes
+            _, writer, _ = await subscribed(port)
+            writer.transport.abort()
+        assert body(await ask(port, GET)) == "all is well\n"
+        for client in idle:
+            await client.aclose()
+
+
+async def test_a_probe_is_answered_while_every_place_is_a_stream():
+    ticker = Ticker()
+    limits = Limits(connections=2, streams=2, grace=30)
+    async with serving(limits, more={"/stream": ticker.page}) as (_, port):
+        clients = [await subscribed(port) for _ in range(2)]
+        assert body(await ask(port, GET)) == "all is well\n"
+        for _, writer, _ in clients:
+            writer.transport.abort()
+
+
+async def test_streams_end_at_once_with_the_server():
+    ticker = Ticker()
+    async with serving(more={"/stream": ticker.page}) as (_, port):
+        reader, writer, _ = await subscribed(port)
+        began = anyio.current_time()
+    assert anyio.current_time() - began < 0.5
+    assert not ticker.readers
+    with anyio.fail_after(5):
+        with pytest.raises((asyncio.IncompleteReadError, OSError)):
+            await reader.readuntil(b"\n\n")
+    writer.transport.abort()
+
+
+async def test_a_stream_that_fails_is_said_and_costs_nobody_else_anything(caplog):
+    async with serving() as (_, port):
+        assert b"data: 0" in await ask(port, b"GET /failing HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert body(await ask(port, GET)) == "all is well\n"
+    assert "the stream fell over" in caplog.text
+
+
+async def test_what_has_not_changed_is_answered_without_a_body():
+    async with serving() as (_, port):
+        answer = await ask(port, b'GET /same HTTP/1.1\r\nHost: a\r\nIf-None-Match: "7"\r\nX: a\r\nx: b\r\n\r\n')
+    status, *headers = head(answer)
+    assert status == "HTTP/1.1 304 Not Modified"
+    assert 'ETag: "7"' in headers
+    assert "X-Several: a, b" in headers
+    assert not [line for line in headers if line.startswith("Content-Length")]
+    assert not body(answer)

@@ -24,6 +24,7 @@ MIG = 0x7F00_5555_7000
 EVENTS = 0x7F00_9876_0000
 
 VERSIONS = {
+    "nvmlDeviceGetMemoryInfo_v2": header.version("nvmlMemory_v2_t", 2),
     "nvmlDeviceGetMarginTemperature": header.version("nvmlMarginTemperature_v1_t", 1),
     "nvmlDeviceGetSramEccErrorStatus": header.version("nvmlEccSramErrorStatus_v1_t", 1),
     "nvmlDeviceGetTemperatureV": header.version("nvmlTemperature_v1_t", 1),
@@ -73,6 +74,7 @@ class FakeLibrary:
             "bus_id": b"00000000:00:06.0",
             "remote_bus_id": b"00000000:1B:00.0",
             "memory": 150754820096,
+            "memory_used": 0x1_2345_6789,
             "mig_memory": 0x1_0000_4E00,
             "energy": 0x1_2345_6789_ABCD,
             "ecc": 0x1_0000_0002,
@@ -129,6 +131,12 @@ class FakeLibrary:
     def _nvmlSystemGetDriverVersion(self, buffer, size):
         _fill(buffer, size, self.values["driver_version"])
 
+    def _nvmlSystemGetCudaDriverVersion_v2(self, version):
+        version[0] = 13010
+
+    def _nvmlDeviceGetCudaComputeCapability(self, handle, major, minor):
+        major[0], minor[0] = 9, 0
+
     def _nvmlDeviceGetCount_v2(self, count):
         count[0] = 2
 
@@ -158,7 +166,25 @@ class FakeLibrary:
         architecture[0] = 9
 
     def _nvmlDeviceGetMemoryInfo(self, handle, memory):
-        At("nvmlMemory_t", memory)["total"] = self.values["memory"]
+        told = At("nvmlMemory_t", memory)
+        told["total"], told["used"] = self.values["memory"], self.values["memory_used"] + 1
+
+    def _nvmlDeviceGetMemoryInfo_v2(self, handle, memory):
+        told = At("nvmlMemory_v2_t", memory)
+        if told["version"] != VERSIONS["nvmlDeviceGetMemoryInfo_v2"]:
+            return Return.ARGUMENT_VERSION_MISMATCH
+        told["total"], told["reserved"], told["used"] = self.values["memory"], 1, self.values["memory_used"]
+        return 0
+
+    def _nvmlDeviceGetUtilizationRates(self, handle, rates):
+        told = At("nvmlUtilization_t", rates)
+        told["gpu"], told["memory"] = 87, 12
+
+    def _nvmlDeviceGetPowerUsage(self, handle, milliwatts):
+        milliwatts[0] = 345_678
+
+    def _nvmlDeviceGetEnforcedPowerLimit(self, handle, milliwatts):
+        milliwatts[0] = 700_000
 
     def _nvmlDeviceGetMigMode(self, handle, current, pending):
         current[0], pending[0] = 0, 1
@@ -178,6 +204,8 @@ class FakeLibrary:
     def _nvmlDeviceGetAttributes_v2(self, handle, attributes):
         told = At("nvmlDeviceAttributes_t", attributes)
         told["multiprocessorCount"] = 14
+        told["sharedCopyEngineCount"], told["sharedDecoderCount"], told["sharedEncoderCount"] = 1, 2, 3
+        told["sharedJpegCount"], told["sharedOfaCount"] = 4, 5
         told["gpuInstanceSliceCount"], told["computeInstanceSliceCount"] = 3, 2
         told["memorySizeMB"] = self.values["mig_memory"]
 

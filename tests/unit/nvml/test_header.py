@@ -24,6 +24,8 @@ PASSED: Mapping[str, type[ctypes.Structure]] = {
     # nvidia-ml-py's, in the functions of its own that the driver calls
     "nvmlPciInfo_t": pynvml.nvmlPciInfo_t,
     "nvmlMemory_t": pynvml.c_nvmlMemory_t,
+    "nvmlMemory_v2_t": pynvml.c_nvmlMemory_v2_t,
+    "nvmlUtilization_t": pynvml.c_nvmlUtilization_t,
     "nvmlDeviceAttributes_t": pynvml.c_nvmlDeviceAttributes,
     "nvmlMarginTemperature_v1_t": pynvml.c_nvmlMarginTemperature_v1_t,
     "nvmlEccSramErrorStatus_v1_t": pynvml.c_nvmlEccSramErrorStatus_v1_t,

@@ -415,3 +415,21 @@ def test_device_nodes_with_their_numbers_and_the_drm_nodes_of_gpus(tmp_path):
     }
     assert devices.drm == {"00000000:1B:00.0": ("/dev/dri/card1", "/dev/dri/renderD128")}
     assert host.device_nodes() == {"/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap1"}
+
+
+def test_what_sysfs_says_of_the_machine_and_of_a_pci_device(tmp_path):
+    host = LinuxHost(sysfs=str(tmp_path))
+    for answers in (host.machine(), host.pci_class("00000000:1B:00.0"), host.pci_class("no bus id")):
+        assert answers is None
+    assert host.pci_config("00000000:1B:00.0") == host.pci_config("no bus id") == b""
+    (tmp_path / "class/dmi/id").mkdir(parents=True)
+    (tmp_path / "class/dmi/id/product_name").write_bytes(b"DGX\xff A100 \n")
+    assert host.machine() == "DGX\ufffd A100"
+    device = tmp_path / "bus/pci/devices/0000:1b:00.0"
+    device.mkdir(parents=True)
+    (device / "class").write_text("0x030200\n")
+    (device / "config").write_bytes(bytes(range(256)) * 16)
+    assert host.pci_class("00000000:1B:00.0") == 0x030200
+    assert host.pci_config("00000000:1B:00.0") == bytes(range(256))
+    (device / "class").write_text("what?\n")
+    assert host.pci_class("00000000:1B:00.0") is None

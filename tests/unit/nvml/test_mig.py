@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_plugin.devices.node import Gpu, MigDevice
+from gpu_plugin.devices.node import Engines, Gpu, MigDevice
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml import probe
 from gpu_plugin.nvml.mig import Partition, cut, profile_of, read_partition, with_caps
@@ -53,9 +53,9 @@ def test_every_device_is_described():
     assert machine.read() == Partition(
         True,
         (
-            MigDevice(uuids[0], 0, 1, 0, "3g.20gb", True, 19968 << 20),
-            MigDevice(uuids[1], 1, 2, 0, "1c.3g.20gb", False, 19968 << 20),
-            MigDevice(uuids[2], 2, 2, 1, "2c.3g.20gb", False, 19968 << 20),
+            MigDevice(uuids[0], 0, 1, 0, "3g.20gb", True, 19968 << 20, None, None, 3, 3, Engines(42, 3, 2)),
+            MigDevice(uuids[1], 1, 2, 0, "1c.3g.20gb", False, 19968 << 20, None, None, 3, 1, Engines(14, 3, 2)),
+            MigDevice(uuids[2], 2, 2, 1, "2c.3g.20gb", False, 19968 << 20, None, None, 3, 2, Engines(28, 3, 2)),
         ),
     )
 
@@ -147,7 +147,8 @@ def test_without_attributes_the_name_says_it(monkeypatch):
     known = machine.read().devices
     for index in range(2):
         machine.refuse(monkeypatch, "mig_attributes", index, Return.FUNCTION_NOT_FOUND)
-    assert machine.read().devices == tuple(replace(device, memory_bytes=None) for device in known)
+    unknown = {"memory_bytes": None, "gpu_slices": None, "compute_slices": None, "engines": None}
+    assert machine.read().devices == tuple(replace(device, **unknown) for device in known)
 
 
 def test_with_neither_it_is_unreadable(monkeypatch):
@@ -234,7 +235,7 @@ def test_the_rule_gives_the_names_that_devices_have_but_for_their_engines(name):
 
 # What a GPU is made of a reading
 
-GPU = Gpu("GPU-a", 0, minor=2)
+GPU = Gpu("GPU-a", 0, minor=2, mig_capable=True)
 ONE, TWO, THREE = (MigDevice(f"MIG-{index}", index, 7 + index, 0, "1g.5gb") for index in range(3))
 
 

@@ -36,6 +36,7 @@ async def test_open_finds_every_gpu_and_says_so_once():
     assert [gpu.uuid for gpu in node.gpus] == bench.uuids
     assert bench.unreadable() == {}
     assert node.driver_version == bench.node.profile.driver_version
+    assert node.cuda_version == bench.node.profile.cuda_version
     assert node.device_nodes == bench.node.profile.device_nodes
     assert len(node.links) == 28
     bench.monitor.close()

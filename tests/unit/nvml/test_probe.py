@@ -22,6 +22,7 @@ def test_every_profile_probes_to_what_it_says(name, caplog):
         assert gpu.unreadable is None
         assert (gpu.uuid, gpu.index, gpu.minor, gpu.pci_bus_id) == (built.uuid, index, built.minor, built.pci_bus_id)
         assert (gpu.model, gpu.architecture, gpu.memory_bytes) == (built.name, built.architecture, built.memory_bytes)
+        assert gpu.mig_capable == (built.mig_mode is not None)
         assert gpu.mig_enabled == (built.mig_mode is not None and built.mig_mode[0] == 1)
         assert gpu.numa_node == (built.numa_node if built.numa_node >= 0 else built.nvml_numa_node)
         limits = built.thresholds
@@ -29,7 +30,7 @@ def test_every_profile_probes_to_what_it_says(name, caplog):
         assert gpu.thresholds.slowdown == limits.slowdown
         assert gpu.thresholds.memory_max == limits.memory_max
         assert gpu.thresholds.gpu_max == limits.gpu_max
-        rows = {144, 145} if gpu.mig_devices else set()  # of which a GPU that is cut tells nothing
+        rows = {142, 143, 144, 145} if gpu.mig_devices else set()  # of which a GPU that is cut tells nothing
         assert gpu.fields == {*PROBED, *MARGIN_FIELDS} & set(built.fields) - rows
         assert gpu.nvlinks == len(machine.node.profile.remotes[index])
         assert gpu.unsettled == frozenset()
@@ -82,6 +83,7 @@ TRAITS_OF: dict[str, set[str]] = {
     "pci_bus_id": {"pci_bus_id"},
     "name": {"model"},
     "architecture": {"architecture"},
+    "compute_capability": {"compute_capability"},
     "memory_total": {"memory_bytes"},
     "mig_mode": set(),  # which every look asks for
     "temperature_threshold": {"thresholds"},
@@ -100,7 +102,7 @@ def test_one_unanswered_question_hides_no_gpu(call, code, caplog):
     machine.node.refuse(call, code)
     _, gpu = machine.probe(2)
     assert gpu.unreadable is None
-    assert (gpu != whole) == (call != "mig_mode")  # which is off, as where it is not known
+    assert gpu != whole
     assert (gpu.uuid, gpu.index) == (whole.uuid, 2)
     assert gpu.unsettled == (TRAITS_OF[call] if code == Return.UNKNOWN else set())
     # Lack of support is normal; anything else is said.

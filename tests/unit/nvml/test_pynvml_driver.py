@@ -7,6 +7,7 @@ import threading
 import pynvml
 import pytest
 
+from gpu_plugin.devices.node import Engines
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, MAX_NVLINKS, Return, Threshold, ValueType
 from gpu_plugin.health.observation import Fabric
 from gpu_plugin.nvml import library as loader
@@ -27,6 +28,7 @@ H, M, E = Handle(FIRST), Handle(MIG), EventSet(EVENTS)
 # Each call of the port: its arguments, its answer, and what arrives in the library for it.
 CALLS = [
     ("driver_version", (), "580.159.04", [("nvmlSystemGetDriverVersion", 80)]),
+    ("cuda_version", (), (13, 1), [("nvmlSystemGetCudaDriverVersion_v2",)]),
     ("device_count", (), 2, [("nvmlDeviceGetCount_v2",)]),
     ("handle_by_index", (1,), SECOND, [("nvmlDeviceGetHandleByIndex_v2", 1)]),
     ("handle_by_uuid", (UUID,), FIRST, [("nvmlDeviceGetHandleByUUID", UUID.encode())]),
@@ -36,13 +38,23 @@ CALLS = [
     ("pci_bus_id", (H,), "00000000:00:06.0", [("nvmlDeviceGetPciInfo_v3", FIRST)]),
     ("name", (H,), "NVIDIA H200", [("nvmlDeviceGetName", FIRST, 96)]),
     ("architecture", (H,), 9, [("nvmlDeviceGetArchitecture", FIRST)]),
+    ("compute_capability", (H,), (9, 0), [("nvmlDeviceGetCudaComputeCapability", FIRST)]),
     ("memory_total", (H,), 150754820096, [("nvmlDeviceGetMemoryInfo", FIRST)]),
+    ("memory_used", (H,), 0x1_2345_6789, [("nvmlDeviceGetMemoryInfo_v2", FIRST)]),
+    ("utilization", (H,), 87, [("nvmlDeviceGetUtilizationRates", FIRST)]),
+    ("power_usage", (H,), 345_678, [("nvmlDeviceGetPowerUsage", FIRST)]),
+    ("power_limit", (H,), 700_000, [("nvmlDeviceGetEnforcedPowerLimit", FIRST)]),
     ("mig_mode", (H,), (0, 1), [("nvmlDeviceGetMigMode", FIRST)]),
     ("max_mig_devices", (H,), 7, [("nvmlDeviceGetMaxMigDeviceCount", FIRST)]),
     ("mig_handle", (H, 6), MIG, [("nvmlDeviceGetMigDeviceHandleByIndex", FIRST, 6)]),
     ("gpu_instance_id", (M,), 13, [("nvmlDeviceGetGpuInstanceId", MIG)]),
     ("compute_instance_id", (M,), 1, [("nvmlDeviceGetComputeInstanceId", MIG)]),
-    ("mig_attributes", (M,), MigAttributes(3, 2, 0x1_0000_4E00), [("nvmlDeviceGetAttributes_v2", MIG)]),
+    (
+        "mig_attributes",
+        (M,),
+        MigAttributes(3, 2, 0x1_0000_4E00, Engines(14, 1, 2, 3, 4, 5)),
+        [("nvmlDeviceGetAttributes_v2", MIG)],
+    ),
     ("compute_mode", (H,), 3, [("nvmlDeviceGetComputeMode", FIRST)]),
     ("set_compute_mode", (H, 3), None, [("nvmlDeviceSetComputeMode", FIRST, 3)]),
     ("numa_node", (H,), 1, [("nvmlDeviceGetNumaNodeId", FIRST)]),
@@ -87,6 +99,7 @@ OLDER = {
     "fabric": {"nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetGpuFabricInfo"},
     "clocks_event_reasons": {"nvmlDeviceGetCurrentClocksThrottleReasons"},
     "temperature": {"nvmlDeviceGetTemperature"},
+    "memory_used": {"nvmlDeviceGetMemoryInfo"},
 }
 """The older functions that a call goes to where the library lacks the newest."""
 

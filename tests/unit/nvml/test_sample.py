@@ -8,7 +8,7 @@ from gpu_plugin.devices.nvml_h import MAX_NVLINKS, UNSUPPORTED, Return, Threshol
 from gpu_plugin.health.observation import Fabric, Fault, Sample
 from gpu_plugin.nvml import probe
 from gpu_plugin.nvml.port import Field, Handle, NvmlError, PcieLink, RemappedRows
-from gpu_plugin.nvml.questions import FUNCTIONS, LINK_FIELDS, PROBED, READINGS, TURNS, plan
+from gpu_plugin.nvml.questions import FUNCTIONS, LINK_FIELDS, PROBED, READINGS, REMAP, TURNS, plan
 from gpu_plugin.nvml.sample import fault, look, sample
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
@@ -26,7 +26,7 @@ CALLS = {
     "margin_temperature": {"margin"},
     "uncorrected_ecc_errors": {"ecc_uncorrected"},
     "sram_threshold_exceeded": {"sram_threshold"},
-    "remapped_rows": {"remap_pending", "remap_failure"},
+    "remapped_rows": {"remap_pending", "remap_failure", "remapped_correctable", "remapped_uncorrectable"},
     "retired_pages_pending": {"retired_pending"},
     "unrepairable_memory": {"unrepairable_memory"},
     "clocks_event_reasons": {"clocks_event_reasons"},
@@ -34,6 +34,10 @@ CALLS = {
     "fabric": {"fabric"},
     "pcie_link": {"pcie_width", "pcie_max_width"},
     "pcie_replays": {"pcie_replays"},
+    "utilization": {"utilization"},
+    "memory_used": {"memory_used"},
+    "power_usage": {"power"},
+    "power_limit": {"power_limit"},
     "field_values": BY_FIELD_ALONE,
 }
 """The calls of the port that a full look makes at a part that answers no field which has a function, and what is made of each."""
@@ -64,6 +68,13 @@ WHOLE = Sample(
     pcie_max_width=16,
     pcie_replays=77,
     pcie_fatal_errors=1180,
+    power=345_678,
+    power_limit=700_000,
+    utilization=87,
+    memory_used=1234,
+    ecc_corrected=1003,
+    remapped_correctable=1,
+    remapped_uncorrectable=2,
     binding=5,
 )
 """What the part below says: each field is 1000 more than its id, and of each further link 100 more."""
@@ -95,9 +106,13 @@ class Part:
             "fabric": Fabric(3, 0, 0x1AA, 1),
             "pcie_link": PcieLink(8, 16),
             "pcie_replays": 77,
+            "utilization": 87,
+            "memory_used": 1234,
+            "power_usage": 345_678,
+            "power_limit": 700_000,
             "uuid": "GPU-1",
         }
-        self.values = {83: 123_456_789_012, 144: 1, 145: 0, 31: 1, 94: 77}
+        self.values = {83: 123_456_789_012, 142: 1, 143: 2, 144: 1, 145: 0, 186: 345_678, 190: 700_000, 31: 1, 94: 77}
 
     def __getattr__(self, call):
         def answer(handle, *arguments):
@@ -445,7 +460,7 @@ def test_what_a_part_never_says_is_learnt_in_one_look(name):
     first = machine.look()
     assert first.sample.fault == ""
     missing = {field for field in FIELDS if getattr(first.sample, field) is None}
-    cut = {"remap_pending", "remap_failure"} if machine.gpu.mig_devices else set()
+    cut = set(REMAP) if machine.gpu.mig_devices else set()
     assert first.unsupported == missing - cut
     told = {reading.name for reading in READINGS if machine.gpu.fields.issuperset(reading.numbers)}
     machine.driver.calls.clear()

@@ -48,9 +48,9 @@ async def test_a_session_opens_once_and_closes(calls):
     driver = Gated()
     session = DriverSession(driver, calls)
     assert not session.holds
-    assert await session.open(LONG) == ("580.159.04", 1)
+    assert await session.open(LONG) == ("580.159.04", 1, (13, 0))
     assert (session.is_open, session.holds, session.trouble) == (True, True, "")
-    assert await session.open(LONG) == ("580.159.04", 1)
+    assert await session.open(LONG) == ("580.159.04", 1, (13, 0))
     assert driver.calls["open"] == 1
     assert await session.close(LONG)
     assert (session.is_open, session.holds) == (False, False)
@@ -70,6 +70,12 @@ async def test_a_session_that_cannot_be_opened_says_why_until_it_can(calls, call
     assert driver._opened == 0
     await session.open(LONG)
     assert session.trouble == ""
+
+
+async def test_a_driver_that_does_not_say_which_cuda_it_is_good_for_is_open_all_the_same(calls):
+    driver = Gated()
+    driver._node.refuse("cuda_version", Return.FUNCTION_NOT_FOUND)
+    assert await DriverSession(driver, calls).open(LONG) == ("580.159.04", 1, None)
 
 
 async def test_an_opening_that_hangs_is_one_however_often_it_is_asked_for(calls):
@@ -152,7 +158,7 @@ async def test_a_question_that_hangs_is_asked_once_however_often_it_is_opened(ca
     assert driver.calls["driver_version"] == 1
     assert not await session.close(0.01)
     driver.gate.free.set()
-    assert await session.open(LONG) == ("580.159.04", 1)
+    assert await session.open(LONG) == ("580.159.04", 1, (13, 0))
 
 
 async def test_each_opening_has_a_number_of_its_own_though_the_clock_is_set_back(calls, monkeypatch):

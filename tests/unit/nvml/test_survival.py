@@ -173,7 +173,7 @@ async def test_who_is_called_off_forgets_nothing_that_is_under_way():
         await opened.open(0.01)
     gate.free.set()
     assert await opened.close(LONG)
-    assert driver.calls == {"open": 1, "driver_version": 1, "device_count": 1, "close": 1}
+    assert driver.calls == {"open": 1, "driver_version": 1, "device_count": 1, "cuda_version": 1, "close": 1}
     calls.close()
 
 

@@ -5,6 +5,7 @@ from uuid import UUID
 import pytest
 
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.devices.node import Engines
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, Return
 from gpu_plugin.nvml.port import Handle, MigAttributes, NvmlError
 from gpu_plugin.simulation import mig, profile
@@ -221,7 +222,7 @@ def test_mig_devices_answer_as_nvmls():
         (1, 1),
         (2, 0),
     ]
-    assert driver.mig_attributes(two) == MigAttributes(3, 2, 19968)
+    assert driver.mig_attributes(two) == MigAttributes(3, 2, 19968, Engines(28, 3, 2))
     uuids = {driver.uuid(each) for each in (one, two, three)}
     assert len(uuids) == 3
     assert all(uuid.startswith("MIG-") and UUID(uuid[4:]).version == 5 for uuid in uuids)

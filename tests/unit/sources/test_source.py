@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import anyio
 import pytest
 
-from gpu_plugin.cluster import node_label
+from gpu_plugin.cluster import node_metadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.label import Choice
 from gpu_plugin.config.resolve import resolve
@@ -347,7 +347,7 @@ async def test_a_choice_that_cannot_be_written_down_leaves_none_behind_and_is_tr
 
 
 async def test_an_api_that_forbids_to_be_asked_is_no_reason_for_a_default(api, volume, tmp_path, caplog):
-    api.refusals = [("list", 403)] * 1000
+    api.refusals = [("get", 403)] * 1000
     async with by_label(api, volume, tmp_path, fallback_strategies="named") as made:
         await said(caplog, "nothing is served until there is one to be used")
         assert not made.source._settled.is_set()
@@ -356,8 +356,8 @@ async def test_an_api_that_forbids_to_be_asked_is_no_reason_for_a_default(api, v
 
 
 async def test_nothing_is_decided_before_the_label_is_told(api, volume, tmp_path, monkeypatch):
-    monkeypatch.setattr(node_label, "FIRST_PAUSE", 0.01)
-    api.refusals = [("list", 503)] * 3
+    monkeypatch.setattr(node_metadata, "FIRST_PAUSE", 0.01)
+    api.refusals = [("get", 503)] * 3
     api.label("h100")
     async with by_label(api, volume, tmp_path, default_config="a100") as made:
         await made.source.settled()
@@ -399,7 +399,7 @@ def test_the_missing_client_is_said_before_anything_runs(tmp_path, monkeypatch):
 
 
 async def test_why_the_label_is_not_known_is_told_until_it_is(api, volume, tmp_path, monkeypatch):
-    monkeypatch.setattr(node_label, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(node_metadata, "FIRST_PAUSE", 0.01)
     kubeconfig = api.kubeconfig(tmp_path)
     await api.stop()
     asked = {"config_file_srcdir": str(volume.directory), "node_name": NODE, "kubeconfig": kubeconfig}

@@ -6,6 +6,7 @@ import pytest
 
 from gpu_plugin import control
 from gpu_plugin.cli import main
+from gpu_plugin.labels.features_file import FeaturesFile
 from gpu_plugin.node_lock import NodeLock
 from gpu_plugin.uninstall.traces import FILES, remove_traces
 
@@ -43,6 +44,18 @@ def test_everything_of_ours_goes_and_the_state_directory_with_it(node):
     assert [*cdi.iterdir(), *sockets.iterdir()] == []
     assert {str(state), str(cdi / "k8s.device-plugin.nvidia.com-gpu.json")} < set(done.removed)
     assert remove_traces(state, cdi, sockets) == type(done)()
+
+
+def test_the_file_of_labels_goes_where_it_is_ours(node, tmp_path):
+    state, cdi, sockets = node
+    features = tmp_path / "features.d"
+    assert remove_traces(state, cdi, sockets, features).left == ()
+    features.mkdir()
+    FeaturesFile(features).write({"nvidia.com/gpu.present": "true", "nvidia.com/gpu.count": "8"})
+    assert remove_traces(state, cdi, sockets, features).removed == (str(features / "gfd"),)
+    (features / "gfd").write_text("nvidia.com/gpu.count=8\n")
+    assert remove_traces(state, cdi, sockets, features) == type(remove_traces(state, cdi, sockets))()
+    assert (features / "gfd").exists()
 
 
 def test_what_is_not_ours_stays_and_is_named(node):

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from gpu_plugin.cluster import connection, node_label
+from gpu_plugin.cluster import answers, connection, node_metadata
 from gpu_plugin.cluster.connection import UnreachableError, connect
-from gpu_plugin.cluster.node_label import pause, watch_label
+from gpu_plugin.cluster.node_metadata import NodeMetadata, pause
 from gpu_plugin.config.errors import ConfigError
 from tests.unit.cluster.api_server import LABEL, NODE
 
@@ -36,14 +36,14 @@ class Told:
 async def following(kubeconfig, node=NODE):
     told = Told()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch_label, node, LABEL, kubeconfig, told)
+        tasks.start_soon(NodeMetadata(node, kubeconfig).follow_label, LABEL, told)
         yield told
         tasks.cancel_scope.cancel()
 
 
 @pytest.fixture
 def kubeconfig(api, tmp_path, monkeypatch):
-    monkeypatch.setattr(node_label, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(node_metadata, "FIRST_PAUSE", 0.01)
     return api.kubeconfig(tmp_path)
 
 
@@ -56,7 +56,7 @@ async def test_a_watch_has_the_system_notice_that_its_peer_is_gone(api, kubeconf
         seen.append(stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
         seen.extend(stream.getsockopt(socket.IPPROTO_TCP, option) for option, _ in connection._KEEPALIVE)
 
-    monkeypatch.setattr(node_label, "keep_alive", noted)
+    monkeypatch.setattr(node_metadata, "keep_alive", noted)
     async with following(kubeconfig):
         await api.until(lambda: api.watchers)
         with anyio.fail_after(10):
@@ -75,20 +75,66 @@ async def test_the_value_is_told_at_once_and_each_other_one(api, kubeconfig):
             api.label(value)
         await told.until("a100", "h100", None, "b200")
         assert time.monotonic() - began < 5  # milliseconds; without the watch it would be minutes
-    assert api.verbs() == ["list", "watch"]
+    assert api.verbs() == ["get", "watch"]
 
 
 async def test_only_our_own_node_s_metadata_is_asked_for(api, kubeconfig):
     async with following(kubeconfig) as told:
         await told.until(None)
         await api.until(lambda: api.watchers)
-    (_, listed, headers), (_, watched, more_headers) = api.requests
-    assert listed == {"fieldSelector": f"metadata.name={NODE}"}
+    (_, asked, headers), (_, watched, more_headers) = api.requests
+    assert asked == {}  # the Node by its name
     assert watched["fieldSelector"] == f"metadata.name={NODE}"
     assert watched["resourceVersion"] == str(api.version)
-    assert int(watched["timeoutSeconds"]) > 60
-    assert "as=PartialObjectMetadataList;" in headers["accept"]
+    assert watched["allowWatchBookmarks"] == "true"
+    assert 300 <= int(watched["timeoutSeconds"]) <= 600
+    assert "as=PartialObjectMetadata;" in headers["accept"]
     assert "as=PartialObjectMetadata;" in more_headers["accept"]
+
+
+async def test_a_watch_whose_time_is_up_goes_on_where_it_ended(api, kubeconfig):
+    api.label("a100")
+    async with following(kubeconfig) as told:
+        await api.until(lambda: api.watchers)
+        api.label("h100")
+        await told.until("a100", "h100")
+        api.version += 7  # of other objects
+        api.event("BOOKMARK", {"metadata": {"resourceVersion": str(api.version)}})
+        api.end_streams()
+        await api.until(lambda: api.watchers)
+        assert api.verbs() == ["get", "watch", "watch"]
+        assert api.requests[-1][1]["resourceVersion"] == str(api.version)
+        api.label("b200")
+        await told.until("a100", "h100", "b200")
+
+
+async def test_who_follows_the_same_node_shares_one_watch_and_outlives_the_other(api, kubeconfig):
+    api.label("a100")
+    api.annotations = {"cordon": "1"}
+    node, label, annotation = NodeMetadata(NODE, kubeconfig), Told(), Told()
+    first = anyio.CancelScope()
+
+    async def follow_at_first():
+        with first:
+            await node.follow_label(LABEL, label)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(follow_at_first)
+        await label.until("a100")
+        await api.until(lambda: api.watchers)
+        tasks.start_soon(node.follow_annotation, "cordon", annotation)
+        await annotation.until("1")
+        api.annotations = {"cordon": "1,2"}
+        api.tell("MODIFIED")
+        await annotation.until("1", "1,2")
+        assert api.verbs() == ["get", "watch"]
+        first.cancel()
+        await api.until(lambda: api.verbs().count("watch") == 2 and api.watchers)
+        api.annotations = {}
+        api.tell("MODIFIED")
+        await annotation.until("1", "1,2", None)
+        tasks.cancel_scope.cancel()
+    assert label.values == ["a100"]
 
 
 async def test_what_changes_beside_the_label_is_not_told(api, kubeconfig):
@@ -123,21 +169,22 @@ async def test_a_version_too_old_for_a_watch_is_asked_for_anew(api, kubeconfig, 
     async with following(kubeconfig) as told:
         await api.until(lambda: api.watchers)
         assert told.values == ["a100"]
-    assert api.verbs() == ["list", "watch", "list", "watch"]
+    assert api.verbs() == ["get", "watch", "watch"]
+    assert api.requests[-1][1]["resourceVersion"] == "0"
     assert caplog.records == []
 
 
 async def test_missing_rights_are_said_once_and_waited_for(api, kubeconfig, caplog):
     caplog.set_level("INFO")
-    api.refusals = [("list", 403)] * 3 + [("watch", 403)] * 2
+    api.refusals = [("get", 403)] * 3 + [("watch", 403)] * 2
     api.label("a100")
     async with following(kubeconfig) as told:
         await api.until(lambda: api.watchers)
         api.label("h100")
         await told.until("a100", "h100")
-    assert caplog.text.count('cannot list resource "nodes"') == 1
+    assert caplog.text.count('cannot get resource "nodes"') == 1
     assert caplog.text.count('cannot watch resource "nodes"') == 1
-    assert "a ClusterRole that allows get, list and watch of nodes" in caplog.text
+    assert "a ClusterRole that allows get and watch of nodes" in caplog.text
     assert caplog.text.count("followed again") == 1
 
 
@@ -153,7 +200,7 @@ async def test_refused_credentials_are_said_once_and_read_again(api, tmp_path, c
 
 @pytest.mark.parametrize("code", [429, 500, 503])
 async def test_a_server_in_trouble_is_asked_again(api, kubeconfig, code, caplog):
-    api.refusals = [("list", code), ("watch", code)]
+    api.refusals = [("get", code), ("watch", code)]
     async with following(kubeconfig) as told:
         await api.until(lambda: api.watchers)
         assert told.values == [None]
@@ -164,7 +211,7 @@ async def test_an_error_amid_a_watch_is_said(api, kubeconfig, caplog):
     async with following(kubeconfig):
         await api.until(lambda: api.watchers)
         api.event("ERROR", {"code": 500, "message": "etcd is away"})
-        await api.until(lambda: api.verbs() == ["list", "watch"] * 2)
+        await api.until(lambda: api.verbs() == ["get", "watch"] * 2)
     assert caplog.text.count("etcd is away") == 1
 
 
@@ -196,7 +243,7 @@ async def test_an_api_that_restarts_is_met_again(api, kubeconfig):
 
 
 async def test_a_server_that_ends_every_watch_at_once_is_not_hurried(api, kubeconfig, monkeypatch):
-    monkeypatch.setattr(node_label, "FIRST_PAUSE", 0.2)
+    monkeypatch.setattr(node_metadata, "FIRST_PAUSE", 0.2)
     api.ends_at_once = True
     async with following(kubeconfig) as told:
         await told.until(None)
@@ -205,7 +252,7 @@ async def test_a_server_that_ends_every_watch_at_once_is_not_hurried(api, kubeco
 
 
 async def test_a_server_that_does_not_answer_is_given_up_on(api, kubeconfig, monkeypatch, caplog):
-    monkeypatch.setattr(node_label, "ANSWER_TIMEOUT", 0.05)
+    monkeypatch.setattr(node_metadata, "ANSWER_TIMEOUT", 0.05)
     api.silent = True
     async with following(kubeconfig) as told:
         await api.until(lambda: len(api.requests) >= 2)
@@ -215,8 +262,8 @@ async def test_a_server_that_does_not_answer_is_given_up_on(api, kubeconfig, mon
 
 
 async def test_a_watch_that_says_nothing_for_too_long_is_begun_again(api, kubeconfig, monkeypatch):
-    monkeypatch.setattr(node_label, "WATCH_SECONDS", 0)
-    monkeypatch.setattr(node_label, "GRACE", 0.1)
+    monkeypatch.setattr(node_metadata, "WATCH_SECONDS", 0)
+    monkeypatch.setattr(node_metadata, "GRACE", 0.1)
     async with following(kubeconfig):
         await api.until(lambda: api.verbs().count("watch") >= 3)
 
@@ -227,7 +274,7 @@ async def test_a_node_that_is_not_known_tells_nothing_until_it_is(api, kubeconfi
         await api.until(lambda: api.watchers)
         assert told.values == []
         api.expire()
-        await api.until(lambda: api.verbs() == ["list", "watch"] * 2)
+        await api.until(lambda: api.verbs() == ["get", "watch", "watch"])
         await api.until(lambda: api.watchers)
         api.labels = {LABEL: "a100"}
         api.tell("ADDED")
@@ -245,27 +292,27 @@ async def test_a_node_that_is_removed_keeps_its_label_until_it_is_back(api, kube
         await told.until("a100", "h100")
 
 
-@pytest.mark.parametrize("answer", [b"not json", b'{"items": 5}', b'{"items": []}'])
+@pytest.mark.parametrize("answer", [b"not json", b'{"metadata": 5}', b"{}"])
 async def test_an_answer_that_is_none_is_said_once(api, kubeconfig, answer, caplog, monkeypatch):
-    lists = [answer, answer]
+    wrong = [answer, answer]
 
     async def body(response):
         content = await real(response)
-        return lists.pop() if lists else content
+        return wrong.pop() if wrong else content
 
-    real = node_label._body
-    monkeypatch.setattr(node_label, "_body", body)
+    real = answers.body
+    monkeypatch.setattr(node_metadata, "body", body)
     async with following(kubeconfig) as told:
         await told.until(None)
     assert caplog.text.count("cannot be used") == 1
 
 
 async def test_an_answer_without_end_is_cut(api, kubeconfig, caplog, monkeypatch):
-    monkeypatch.setattr(node_label, "LONGEST_MESSAGE", 400)
+    monkeypatch.setattr(node_metadata, "LONGEST_MESSAGE", 400)
     async with following(kubeconfig):
         await api.until(lambda: api.watchers)
         api.event("MODIFIED", {"metadata": {"labels": {LABEL: "x" * 2000}}})
-        await api.until(lambda: api.verbs() == ["list", "watch"] * 2)
+        await api.until(lambda: api.verbs() == ["get", "watch"] * 2)
     assert "longer than 400 bytes" in caplog.text
 
 
@@ -334,11 +381,11 @@ async def test_a_resolver_that_hangs_holds_up_nothing(api, tmp_path, monkeypatch
     assert api.requests == []
 
 
-@pytest.mark.parametrize("moment", ["while connecting", "while listing", "while following"])
+@pytest.mark.parametrize("moment", ["while connecting", "while asking", "while following"])
 async def test_it_ends_at_once_and_closes_its_connections(api, kubeconfig, moment):
-    api.silent = moment == "while listing"
+    api.silent = moment == "while asking"
     async with following(kubeconfig):
-        if moment == "while listing":
+        if moment == "while asking":
             await api.until(lambda: api.requests)
         elif moment == "while following":
             await api.until(lambda: api.watchers)
@@ -351,7 +398,7 @@ async def test_without_lightkube_the_extra_is_named(monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lightkube" else real(name))
     with pytest.raises(ConfigError, match=r"install gpu-plugin\[kube\]"):
-        await watch_label(NODE, LABEL, "", lambda _: None)
+        await NodeMetadata(NODE).follow_label(LABEL, lambda _: None)
 
 
 def test_pauses_grow_to_a_bound_and_are_spread():
@@ -363,7 +410,7 @@ async def test_each_trouble_is_passed_on_though_it_is_said_once(api, kubeconfig,
     api.remove()
     troubles: list[str] = []
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch_label, NODE, LABEL, kubeconfig, lambda _: None, troubles.append)
+        tasks.start_soon(NodeMetadata(NODE, kubeconfig).follow_label, LABEL, lambda _: None, troubles.append)
         with anyio.fail_after(10):
             while not troubles:
                 await anyio.sleep(0.005)

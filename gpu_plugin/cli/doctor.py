@@ -1,0 +1,149 @@
+"""`gpu-plugin doctor`: what is wrong with this node, and what to do about it."""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_options
+from gpu_plugin.cli.output import AMISS, FINE, coloured, output_options, structured, width, wrapped
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.printable import printable
+
+if TYPE_CHECKING:
+    from gpu_plugin.doctor.facts import Facts
+    from gpu_plugin.doctor.finding import Finding
+
+_COLOURS = {"failed": "Unhealthy", "warning": "degraded"}
+
+
+@click.command(
+    "doctor",
+    help="What is wrong with this node, and what to do: the driver, its device nodes, the kubelet, the container runtime, "
+    "directories, clock and rights, looked at without a daemon; where one runs it is asked, too. Changes nothing. Takes the "
+    "options of `run`, and should be given the same.",
+    epilog="Exit status 0 where nothing failed, warnings or not; 1 where something did. Run it as root, on the node or with "
+    "kubectl exec in the plugin's container.",
+)
+@output_options
+@click.option(
+    "--timeout",
+    "timeout",
+    default="10s",
+    show_default=True,
+    metavar="DURATION",
+    help="How long each look may take; the driver has --nvml-timeout where that is longer.",
+)
+@with_hidden_options
+def command(output: str, timeout: str, **given: object) -> int:
+    """Prints what every check found."""
+    from gpu_plugin.config.values import duration  # noqa: PLC0415 - usage and help need none of it
+
+    try:
+        patience = duration(0.1, 600)(timeout)
+    except ValueError as error:
+        raise click.UsageError(f"--timeout: {error}", click.get_current_context()) from None
+    settings, refused = _settings(given_flags(given))
+    import anyio  # noqa: PLC0415
+
+    from gpu_plugin.doctor.gathering import gather  # noqa: PLC0415
+    from gpu_plugin.doctor.registry import examined  # noqa: PLC0415
+
+    logging.getLogger("gpu_plugin").addHandler(logging.NullHandler())  # findings say it, in their order
+    try:
+        facts = anyio.run(gather, settings, patience, refused)
+    except ConfigError as error:
+        raise click.UsageError(str(error), click.get_current_context()) from None
+    found = examined(facts)
+    if output == "text":
+        click.echo("\n".join(lines(found, width())))
+    else:
+        click.echo(structured(_told(found, facts), output))
+    return AMISS if any(each.status == "failed" for _, each in found) else FINE
+
+
+def lines(found: "Sequence[tuple[str, Finding]]", columns: int | None = None) -> Iterator[str]:
+    """What was found, as text: what is wrong first and with its remedy, then the rest, then the sum.
+
+    `columns` is how wide a line may be, None for as wide as it is.
+    """
+    from gpu_plugin.doctor.finding import Status  # noqa: PLC0415 - as above
+
+    label = max(len(name) for name, _ in found) + 2
+    head = max(len(status) for status in Status) + 2
+    indent = " " * (head if columns is not None and columns < 72 else head + label)
+    for statuses in ((Status.FAILED, Status.WARNING), (Status.NOTE, Status.OK, Status.SKIPPED)):
+        shown = [(name, each) for status in statuses for name, each in found if each.status is status]
+        for name, each in shown:
+            begin = f"{each.status:<{head}}{name:<{label}}"
+            text = [*wrapped(f"{begin}{printable(each.found)}", indent, columns)]
+            yield coloured(text[0], _COLOURS.get(each.status, ""))
+            yield from text[1:]
+            if each.remedy and each.status not in (Status.OK, Status.SKIPPED):
+                yield from wrapped(f"{indent}do: {printable(each.remedy)}", f"{indent}    ", columns)
+        if shown:
+            yield ""
+    yield _sum(found)
+
+
+def _sum(found: "Sequence[tuple[str, Finding]]") -> str:
+    """One line that says how the node is."""
+    failed = list(dict.fromkeys(name for name, each in found if each.status == "failed"))
+    warned = list(dict.fromkeys(name for name, each in found if each.status == "warning" and name not in failed))
+    if failed:
+        return f"{len(failed)} failed: {', '.join(failed)}" + (f"; {len(warned)} with warnings" if warned else "")
+    if warned:
+        return f"nothing failed; {len(warned)} with warnings: {', '.join(warned)}"
+    return "nothing failed"
+
+
+def _told(found: "Sequence[tuple[str, Finding]]", facts: "Facts") -> dict[str, object]:
+    """The same for programs."""
+    from gpu_plugin import __version__  # noqa: PLC0415
+
+    return {
+        "version": __version__,
+        "node": facts.settings.node_name or socket.gethostname(),
+        "healthy": not any(each.status == "failed" for _, each in found),
+        "findings": [
+            {"check": name, "status": str(each.status), "found": each.found, "remedy": each.remedy}
+            for name, each in found
+        ],
+    }
+
+
+def _settings(flags: dict[str, object]) -> tuple[Settings, str]:
+    """The settings, and what is wrong with the configuration: then they are what flags and environment say without a file.
+
+    Raises UsageError where those cannot be either.
+    """
+    try:
+        settings = settings_from(flags, os.environ)
+        chosen = _chosen(settings)
+        return (settings_from(flags, os.environ, chosen), "") if chosen else (settings, "")
+    except ConfigError as error:
+        without = {name: value for name, value in flags.items() if name != "config_file"}
+        environ = {name: value for name, value in os.environ.items() if name != "CONFIG_FILE"}
+        try:
+            return settings_from(without, environ), " ".join(str(error).split())
+        except ConfigError:
+            raise click.UsageError(str(error), click.get_current_context()) from None
+
+
+def _chosen(settings: Settings) -> str:
+    """The file that a label of the Node names, as a running daemon says it; empty where it does not."""
+    if not settings.config_file_srcdir:
+        return ""
+    from gpu_plugin import control  # noqa: PLC0415 - only who has such a directory needs it
+
+    try:
+        told = control.request(Path(settings.state_dir), "status")
+    except control.ControlError:
+        return ""
+    file = told.get("configuration", {}).get("file", "")
+    return file if isinstance(file, str) else ""

@@ -1,0 +1,46 @@
+"""Which GPUs an annotation of the Node cordons: a list like `0, 0000:1b:00.0, GPU-6f1c`. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.devices.gpu_names import HOW, named
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.health.signals.orders import ANNOTATION
+from gpu_plugin.printable import printable
+
+__all__ = ["ANNOTATION", "Cordoned", "cordoned"]
+
+MOST = 256
+"""Names that are looked at. A node has 16 GPUs."""
+
+LONGEST = 128
+"""Characters of a name; a uuid has 40."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cordoned:
+    """The uuids of the GPUs that are named, and a sentence for each name that is of none."""
+
+    uuids: frozenset[str] = frozenset()
+    complaints: tuple[str, ...] = ()
+
+
+def cordoned(value: str | None, gpus: Sequence[Gpu]) -> Cordoned:
+    """What the annotation comes to on this node; None: there is no annotation."""
+    names = list(dict.fromkeys(filter(None, (name.strip() for name in (value or "").split(",")))))
+    found: set[str] = set()
+    complaints = (
+        [f"{len(names) - MOST} names are not looked at: there are more than {MOST}"] if len(names) > MOST else []
+    )
+    for name in names[:MOST]:
+        try:
+            gpu = named(name, gpus) if len(name) <= LONGEST else None
+        except ConfigError as error:
+            complaints.append(printable(str(error)))
+            continue
+        if gpu is None:
+            complaints.append(f"{printable(name[:LONGEST])} is no GPU of this node: name one by {HOW}")
+        else:
+            found.add(gpu.uuid)
+    return Cordoned(frozenset(found), tuple(complaints[:8]))

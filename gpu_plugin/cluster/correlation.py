@@ -1,0 +1,164 @@
+"""Which news become Kubernetes Events, which are counted in an older one, and which are let go. Pure.
+
+The rules are those of client-go's EventCorrelator (tools/record/events_cache.go), by which the kubelet and the controllers
+report, with its numbers: what is the same but for the message is put together from the tenth message within ten minutes on; the
+same news again counts in the Event that there is; and one object gets 25 at once, then one every five minutes.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
+
+from gpu_plugin.cluster.node_condition import spelled
+from gpu_plugin.cluster.rates import TokenBucket
+
+SIMILAR = 10
+SIMILAR_WITHIN = 600.0
+"""Different messages (defaultAggregateMaxEvents), and seconds that they are apart at most (defaultAggregateIntervalInSeconds)."""
+
+BURST, PER = 25, 300.0
+"""Events of one object at once, and seconds for each further one (defaultSpamBurst, defaultSpamQPS)."""
+
+REMEMBERED = 512
+"""Events, and objects, that are remembered at most; of more, those that were heard of longest ago are forgotten."""
+
+LONGEST_MESSAGE = 1024
+"""Bytes of an Event's message (API validation, core/v1)."""
+
+LONGEST_NAME = 230
+"""Characters of an object's name that an Event's name, which has 253 at most, begins with."""
+
+COMBINED: Final = "(combined from similar events): "
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """What an Event is about (core/v1 ObjectReference). The namespace of a Node is empty."""
+
+    kind: str
+    name: str
+    namespace: str = ""
+    uid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What is to be told of an object at Unix time `at`. `reason` is in CamelCase, `warning` whether somebody should act."""
+
+    about: Object
+    reason: str
+    message: str
+    warning: bool
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An Event as it is to be written: made anew where `count` is 1, changed otherwise. `first` is Unix time in seconds."""
+
+    name: str
+    news: News
+    count: int
+    first: float
+
+    def document(self, host: str) -> dict[str, object]:
+        """The whole Event (core/v1); `host` is the Node that reports."""
+        about, at = self.news.about, spelled(self.news.at)
+        reference = {"apiVersion": "v1", "kind": about.kind, "name": about.name, "uid": about.uid}
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": self.name, "namespace": self.namespace},
+            "involvedObject": {**reference, **({"namespace": about.namespace} if about.namespace else {})},
+            "type": "Warning" if self.news.warning else "Normal",
+            "reason": self.news.reason,
+            "message": self.news.message,
+            "source": {"component": SOURCE, "host": host},
+            "reportingComponent": SOURCE,
+            "reportingInstance": host,
+            "firstTimestamp": spelled(self.first),
+            "lastTimestamp": at,
+            "count": self.count,
+        }
+
+    def changes(self) -> dict[str, object]:
+        """What differs from the Event that there is."""
+        return {"count": self.count, "lastTimestamp": spelled(self.news.at), "message": self.news.message}
+
+    @property
+    def namespace(self) -> str:
+        """Where it is written: Events about what has no namespace lie in `default`."""
+        return self.news.about.namespace or "default"
+
+
+SOURCE: Final = "gpu-plugin"
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_Kind = tuple[Object, str, bool]
+_Key = tuple[_Kind, str]
+
+
+@dataclass(slots=True)
+class _Similar:
+    messages: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    last: float = 0.0
+
+
+class Correlator:
+    """Remembers what was told. `now` is a steady clock in seconds throughout."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        """News that were let go."""
+        self._named = 0
+        self._similar: OrderedDict[_Kind, _Similar] = OrderedDict()
+        self._told: OrderedDict[_Key, Told] = OrderedDict()
+        self._buckets: OrderedDict[Object, TokenBucket] = OrderedDict()
+
+    def judge(self, news: News, now: float) -> Told | None:
+        """The Event that is to be written for these news; None: none, since there were too many."""
+        news = replace(news, message=_bounded(news.message))
+        key, news = self._aggregated(news, now)
+        known = self._told.pop(key, None)
+        told = replace(known, news=news, count=known.count + 1) if known else Told(self._name(news), news, 1, news.at)
+        _keep(self._told, key, told)
+        bucket = self._buckets.pop(news.about, None) or TokenBucket(BURST, PER)
+        _keep(self._buckets, news.about, bucket)
+        if not bucket.take(now):
+            self.dropped += 1
+            return None
+        return told
+
+    def _name(self, news: News) -> str:
+        """A name that no other Event has: news of one moment are told apart by how many there were."""
+        self._named += 1
+        return f"{news.about.name[:LONGEST_NAME].rstrip('.-')}.{int(news.at * 1e9) + self._named:x}"
+
+    def _aggregated(self, news: News, now: float) -> tuple[_Key, News]:
+        kind: _Kind = (news.about, news.reason, news.warning)
+        similar = self._similar.pop(kind, None)
+        if similar is None or now - similar.last > SIMILAR_WITHIN:
+            similar = _Similar()
+        similar.last = now
+        similar.messages[news.message] = None
+        _keep(self._similar, kind, similar)
+        if len(similar.messages) < SIMILAR:
+            return (kind, news.message), news
+        similar.messages.popitem(last=False)
+        return (kind, ""), replace(news, message=_bounded(COMBINED + news.message))
+
+
+def _keep(known: OrderedDict[K, V], key: K, value: V) -> None:
+    """Takes it in as the newest, and forgets the oldest of too many."""
+    known[key] = value
+    while len(known) > REMEMBERED:
+        known.popitem(last=False)
+
+
+def _bounded(message: str) -> str:
+    content = message.encode()
+    return (
+        message if len(content) <= LONGEST_MESSAGE else content[: LONGEST_MESSAGE - 3].decode(errors="ignore") + "..."
+    )

@@ -1,0 +1,105 @@
+"""Which changes of health become Kubernetes Events, with which reason, and what they say. Pure.
+
+The reasons are few, so that they can be asked for: what happened in particular stands in the message.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpu_plugin.cluster.correlation import News, Object
+from gpu_plugin.devices.gpu_names import called
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.ledger import Transition
+from gpu_plugin.health.signals import SIGNALS, SignalKind
+from gpu_plugin.health.signals.orders import MAINTENANCE
+from gpu_plugin.printable import printable
+from gpu_plugin.snapshot import Snapshot
+
+UNHEALTHY, DEGRADED, HEALTHY, APPLICATION = "GPUUnhealthy", "GPUDegraded", "GPUHealthy", "ApplicationError"
+CORDONED, UNCORDONED, RELEASED, RESUMED = "GPUCordoned", "GPUUncordoned", "GPUReleased", "GPUResumed"
+
+REASONS: Mapping[str, str] = {
+    UNHEALTHY: "a GPU or MIG device became Unhealthy, or for one more cause",
+    DEGRADED: "it is worth a look and still given to pods; or no longer Unhealthy, and not sound yet",
+    HEALTHY: "nothing is held against it any more",
+    APPLICATION: "a program on it failed by its own fault, as an Xid tells; the GPU is sound",
+    CORDONED: "an operator, or the Node's annotation, holds it back",
+    UNCORDONED: "that is over",
+    RELEASED: "an operator has it released for maintenance",
+    RESUMED: "that is over",
+}
+"""Every reason, and what it means."""
+
+
+def reason(change: Transition) -> str:
+    """The reason of the Event that a change is; empty where it is none: it makes no difference to anybody."""
+    if SIGNALS[change.signal].kind is SignalKind.ORDER:
+        begins = change.verdict is not Verdict.OK
+        if change.signal == MAINTENANCE:
+            return RELEASED if begins else RESUMED
+        return CORDONED if begins else UNCORDONED
+    if change.verdict is Verdict.FATAL:
+        return UNHEALTHY
+    if change.verdict is Verdict.APP:
+        return APPLICATION
+    if change.verdict is Verdict.DEGRADED:
+        return "" if change.standing is Verdict.FATAL else DEGRADED
+    if change.before <= Verdict.APP:
+        return ""
+    if change.standing <= Verdict.APP:
+        return HEALTHY
+    return DEGRADED if change.before is Verdict.FATAL and change.standing is Verdict.DEGRADED else ""
+
+
+def on_node(change: Transition, gpus: Sequence[Gpu], node: Object, at: float) -> News | None:
+    """The news for the Node, at Unix time `at`; None where there are none."""
+    why = reason(change)
+    return News(node, why, _message(change, gpus), why in _WARNINGS, at) if why else None
+
+
+def on_pod(change: Transition, gpus: Sequence[Gpu], pod: Object, at: float) -> News | None:
+    """The news for a pod that holds the GPU; None where there are none."""
+    why = reason(change) if concerns_pods(change) else ""
+    return News(pod, why, _message(change, gpus, operator=False), why in _WARNINGS, at) if why else None
+
+
+def concerns_pods(change: Transition) -> bool:
+    """Whether pods that hold the GPU are told. What an operator orders touches no pod that runs."""
+    return SIGNALS[change.signal].kind is not SignalKind.ORDER and reason(change) != ""
+
+
+def pods_on(
+    change: Transition, held: Mapping[tuple[str, str], frozenset[Any]], snapshot: Snapshot
+) -> frozenset[tuple[str, str]]:
+    """Namespace and name of the pods that hold what the change is about: the GPU, or the one MIG device.
+
+    Args:
+        change: what happened.
+        held: holders (namespace, pod, container) by resource and device id.
+        snapshot: what device ids mean now.
+    """
+    found: set[tuple[str, str]] = set()
+    for (resource, identifier), holders in held.items():
+        view = snapshot.resources.get(resource)
+        device = view.device(identifier) if view is not None else None
+        if device is None or device.gpu != change.uuid or change.device not in ("", device.visible_id):
+            continue
+        found |= {(holder.namespace, holder.pod) for holder in holders}
+    return frozenset(found)
+
+
+_WARNINGS = frozenset({UNHEALTHY, DEGRADED, APPLICATION})
+
+
+def _message(change: Transition, gpus: Sequence[Gpu], *, operator: bool = True) -> str:
+    """What happened to which GPU and, for an operator, what to do."""
+    gpu = next((gpu for gpu in gpus if gpu.uuid == change.uuid), None)
+    name = called(gpu) if gpu is not None else f"GPU ({change.uuid})"
+    part = f", MIG device {change.device}" if change.device else ""
+    words = change.detail or change.signal
+    if change.xid_name and change.xid_name not in words:
+        words = f"{words}: {change.xid_name}"
+    over = " is over" if change.verdict is Verdict.OK else ""
+    action = f". What to do: {change.action}" if operator and change.action and not over else ""
+    return printable(f"{name}{part}: {words}{over}{action}")

@@ -1,0 +1,382 @@
+"""What the plugin changes in the Kubernetes API: of its own Node the labels, one condition and one taint; and Events.
+
+Labels and the condition are server-side applied, each under a field manager of its own: what we no longer apply goes, what
+others own stays. Taints cannot be: the list as a whole has one owner (`x-kubernetes-list-type: atomic`, core/v1 NodeSpec), so
+the others' are read and kept, and the API server refuses the change where the Node has changed since.
+
+Nothing is kept open between two tasks: credentials and certificates are read anew, as they are replaced while we run.
+"""
+
+import json
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import anyio
+import msgspec
+
+from gpu_plugin.cluster.answers import body, metadata_of, refusal, status_of
+from gpu_plugin.cluster.connection import ANSWER_TIMEOUT, UnreachableError, connect
+
+if TYPE_CHECKING:
+    import httpx2
+
+log = logging.getLogger(__name__)
+
+MANAGER: Final = "gpu-plugin"
+"""Field manager of what is not applied; those of what is have this beginning."""
+
+ATTEMPTS = 4
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 30.0
+"""Requests that one change may take, and seconds between two of them: at first, and at most, whatever Retry-After says."""
+
+_APPLY: Final = {"Content-Type": "application/apply-patch+yaml", **metadata_of("PartialObjectMetadata")}
+_MERGE: Final = {"Content-Type": "application/merge-patch+json", **metadata_of("PartialObjectMetadata")}
+_JSON: Final = {"Content-Type": "application/json", **metadata_of("PartialObjectMetadata")}
+
+_AGAIN = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
+
+T = TypeVar("T")
+
+_client: "ContextVar[httpx2.AsyncClient | None]" = ContextVar("client", default=None)
+"""The connection of a task that makes several requests."""
+
+
+Taint = dict[str, Any]
+"""A taint of a Node (core/v1 Taint) as it was read: others' are written back with every field that they have."""
+
+
+class Condition(msgspec.Struct, frozen=True, rename="camel"):
+    """A condition of a Node (core/v1 NodeCondition). Times are RFC 3339 in whole seconds, as the API server keeps them."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    last_heartbeat_time: str = ""
+    last_transition_time: str = ""
+
+
+class _Metadata(msgspec.Struct, rename="camel"):
+    uid: str = ""
+    resource_version: str = ""
+
+
+class _Spec(msgspec.Struct):
+    taints: list[Taint] | None = None
+
+
+class _Written(msgspec.Struct, rename="camel"):
+    """Conditions as others may have written them: null where a time is not known."""
+
+    type: str = ""
+    status: str = ""
+    reason: str | None = None
+    message: str | None = None
+    last_heartbeat_time: str | None = None
+    last_transition_time: str | None = None
+
+
+class _State(msgspec.Struct):
+    conditions: list[_Written] | None = None
+
+
+class NodeState(msgspec.Struct):
+    """As much of a Node as is decided by."""
+
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+    status: _State = msgspec.field(default_factory=_State)
+
+    @property
+    def taints(self) -> Sequence[Taint]:
+        """Everybody's."""
+        return self.spec.taints or ()
+
+    def condition(self, kind: str) -> Condition | None:
+        """The condition of this type; None where there is none."""
+        for each in self.status.conditions or ():
+            if each.type == kind:
+                return Condition(
+                    kind,
+                    each.status,
+                    each.reason or "",
+                    each.message or "",
+                    each.last_heartbeat_time or "",
+                    each.last_transition_time or "",
+                )
+        return None
+
+
+class _Object(msgspec.Struct):
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+
+
+class _AnsweredError(Exception):
+    """An answer that is no success: `error` says it; `pause` is the Retry-After in seconds, None where there is none."""
+
+    def __init__(self, code: int, reason: str, error: UnreachableError, pause: float | None) -> None:
+        super().__init__(code)
+        self.code = code
+        self.reason = reason
+        self.error = error
+        self.pause = pause
+
+    @property
+    def worth_another(self) -> bool:
+        """Whether the same may well succeed in a moment."""
+        changed_since = self.code == HTTPStatus.CONFLICT and self.reason != "AlreadyExists"
+        return changed_since or self.code in _AGAIN or self.code >= HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+class NodeApi:
+    """Changes to our own Node, and Events. Everything raises UnreachableError once it was tried in vain.
+
+    A change is tried a few times where the server is busy, restarts, or the object has changed meanwhile; when one that failed is
+    made again is for the caller to say. `failures` counts requests that were in vain, `requests` all of them.
+    """
+
+    def __init__(self, node_name: str, kubeconfig: str = "", dice: Callable[[], float] = random.random) -> None:
+        """Takes the Node's name, a path (empty: the pod's own service account), and what spreads a cluster's nodes, in [0, 1)."""
+        self.node_name = node_name
+        self.requests = 0
+        self.failures = 0
+        self._kubeconfig = kubeconfig
+        self._dice = dice
+        self._uid = ""
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[None]:
+        """Has the requests of one task made over one connection. Raises UnreachableError."""
+        if _client.get() is not None:
+            yield
+            return
+        async with connect(self._kubeconfig) as client:
+            mine = _client.set(client)
+            try:
+                yield
+            finally:
+                _client.reset(mine)
+
+    async def read(self) -> NodeState:
+        """The Node as it is now. It is long: for the start, and for what is changed by reading it first."""
+        content = await self._ask("GET", self._path(), None, {"Accept": "application/json"}, "get", "get of nodes")
+        return _decoded(content, NodeState)
+
+    async def apply_labels(self, labels: Mapping[str, str]) -> None:
+        """Has the Node carry exactly these of our labels: those applied before and not named now are removed.
+
+        A label of the same key that somebody else wrote becomes ours. None at all: nothing of us is left.
+        """
+        needed = "get and patch of nodes in the core API group"
+
+        async def apply() -> None:
+            metadata: dict[str, object] = {"name": self.node_name, "uid": await self._own_uid(), "labels": {**labels}}
+            await self._apply("", "labels", {"metadata": metadata}, needed)
+
+        await self._as_the_same_node(apply)
+
+    async def apply_condition(self, condition: Condition | None) -> None:
+        """Has the Node carry this condition of ours, or none."""
+        conditions = [] if condition is None else [msgspec.to_builtins(condition)]
+        content = {"metadata": {"name": self.node_name}, "status": {"conditions": conditions}}
+        await self._apply("/status", "condition", content, "patch of nodes/status in the core API group")
+
+    async def set_taint(self, key: str, effect: str, known: NodeState | None = None) -> bool:
+        """Has the Node carry one taint of this key, with this effect, or (empty) none; no other taint is touched.
+
+        Args:
+            key: is ours alone, whatever the effect.
+            effect: NoSchedule, PreferNoSchedule, NoExecute, or empty.
+            known: the Node as it was read a moment ago; where it has changed since, it is read again.
+
+        Returns:
+            Whether there was anything to change.
+        """
+        needed = "get and patch of nodes in the core API group"
+        wanted: list[Taint] = [{"key": key, "effect": effect}] if effect else []
+        for attempt in range(ATTEMPTS):
+            state = known if known is not None else await self.read()
+            known = None
+            present = [taint for taint in state.taints if taint.get("key") == key]
+            if [taint.get("effect") for taint in present] == [taint["effect"] for taint in wanted]:
+                return False
+            others = [taint for taint in state.taints if taint.get("key") != key]
+            content = {
+                "metadata": {"resourceVersion": state.metadata.resource_version, "uid": state.metadata.uid},
+                "spec": {"taints": [*others, *wanted] or None},
+            }
+            path = f"{self._path()}?fieldManager={MANAGER}-taint"
+            try:
+                await self._ask("PATCH", path, content, _MERGE, "patch", needed, again_on_conflict=False)
+            except _AnsweredError as answered:
+                if attempt + 1 == ATTEMPTS:
+                    raise answered.error from None
+                await self._pause(attempt, answered.pause)
+            else:
+                return True
+        raise AssertionError  # the last attempt returns or raises
+
+    async def create_event(self, namespace: str, event: Mapping[str, object]) -> None:
+        """Makes an Event (core/v1). One that is there already by this name was made by an attempt that seemed to fail."""
+        path = f"/api/v1/namespaces/{namespace}/events?fieldManager={MANAGER}"
+        try:
+            await self._ask("POST", path, event, _JSON, "create events", _events_right(namespace))
+        except UnreachableError as error:
+            if error.kind != "AlreadyExists":
+                raise
+
+    async def count_event(self, namespace: str, name: str, changes: Mapping[str, object]) -> bool:
+        """Changes fields of an Event. Returns whether it is still there: the API server drops old ones."""
+        path = f"/api/v1/namespaces/{namespace}/events/{name}?fieldManager={MANAGER}"
+        try:
+            await self._ask("PATCH", path, changes, _MERGE, "patch events", _events_right(namespace))
+        except UnreachableError as error:
+            if error.kind == str(HTTPStatus.NOT_FOUND.value):
+                return False
+            raise
+        return True
+
+    async def pod_uid(self, namespace: str, name: str) -> str | None:
+        """The uid of a pod, by its metadata alone; None where there is none of that name any more."""
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+        headers = metadata_of("PartialObjectMetadata")
+        try:
+            content = await self._ask("GET", path, None, headers, "get pods", "get of pods in the core API group")
+        except UnreachableError as error:
+            if error.kind == str(HTTPStatus.NOT_FOUND.value):
+                return None
+            raise
+        return _decoded(content, _Object).metadata.uid or None
+
+    def _path(self) -> str:
+        return f"/api/v1/nodes/{self.node_name}"
+
+    async def _apply(self, subresource: str, concern: str, content: Mapping[str, object], needed: str) -> None:
+        path = f"{self._path()}{subresource}?fieldManager={MANAGER}-{concern}&force=true"
+        document = {"apiVersion": "v1", "kind": "Node", **content}
+        await self._ask("PATCH", path, document, _APPLY, f"patch {concern}", needed)
+
+    async def _own_uid(self) -> str:
+        """The Node's uid: with it, applying to a Node that is gone makes no new one, and one made anew is noticed."""
+        if not self._uid:
+            headers = metadata_of("PartialObjectMetadata")
+            content = await self._ask("GET", self._path(), None, headers, "get", "get of nodes in the core API group")
+            self._uid = _decoded(content, _Object).metadata.uid
+        return self._uid
+
+    async def _as_the_same_node(self, change: Callable[[], Awaitable[None]]) -> None:
+        """Makes a change that names the Node's uid; once more where the Node of this name was made anew since."""
+        known = self._uid
+        try:
+            await change()
+        except UnreachableError as error:
+            self._uid = ""
+            if not known or error.kind not in {str(HTTPStatus.CONFLICT.value), str(HTTPStatus.NOT_FOUND.value)}:
+                raise
+            await change()
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        content: Mapping[str, object] | None,
+        headers: Mapping[str, str],
+        verb: str,
+        needed: str,
+        *,
+        again_on_conflict: bool = True,
+    ) -> bytes:
+        """The body of the answer, after a few attempts if need be.
+
+        Raises:
+            UnreachableError: there was no good answer; `kind` is the HTTP status or the API's own reason where there was one.
+            _AnsweredError: the object has changed meanwhile, and the caller must read it again.
+        """
+        async with self.session():
+            attempt = 0
+            while True:
+                pause: float | None = None
+                try:
+                    return await self._once(method, path, content, headers, verb, needed)
+                except _AnsweredError as answered:
+                    if answered.code == HTTPStatus.CONFLICT and answered.worth_another and not again_on_conflict:
+                        raise
+                    if not answered.worth_another or attempt + 1 == ATTEMPTS:
+                        raise answered.error from None
+                    pause = answered.pause
+                    log.debug("%s %s: %s; asking again", method, path, answered.error)
+                except UnreachableError as error:
+                    if attempt + 1 == ATTEMPTS:
+                        raise
+                    log.debug("%s %s: %s; asking again", method, path, error)
+                await self._pause(attempt, pause)
+                attempt += 1
+
+    async def _once(
+        self,
+        method: str,
+        path: str,
+        content: Mapping[str, object] | None,
+        headers: Mapping[str, str],
+        verb: str,
+        needed: str,
+    ) -> bytes:
+        import httpx2  # noqa: PLC0415 - as in connect
+        from lightkube.core.exceptions import ConfigError as CredentialsError  # noqa: PLC0415
+
+        client = _client.get()
+        assert client is not None
+        data = None if content is None else json.dumps(content, separators=(",", ":")).encode()
+        request = client.build_request(method, path, content=data, headers=dict(headers))
+        self.requests += 1
+        try:
+            with anyio.fail_after(ANSWER_TIMEOUT):
+                response = await client.send(request, stream=True)
+                try:
+                    answer = await body(response)
+                finally:
+                    await response.aclose()
+        except TimeoutError:
+            self.failures += 1
+            raise UnreachableError(
+                "connection", f"the Kubernetes API did not answer within {ANSWER_TIMEOUT:g} s"
+            ) from None
+        except (httpx2.HTTPError, OSError, ValueError, CredentialsError) as error:
+            self.failures += 1
+            text = f"the Kubernetes API cannot be reached: {str(error) or repr(error)}"
+            raise UnreachableError("connection", text) from None
+        if response.is_success:
+            return answer
+        self.failures += 1
+        status = status_of(answer)
+        said = refusal(response.status_code, status, verb, needed)
+        if status.reason == "AlreadyExists":
+            said.kind = status.reason
+        raise _AnsweredError(response.status_code, status.reason, said, _retry_after(response.headers))
+
+    async def _pause(self, attempt: int, asked: float | None) -> None:
+        pause = FIRST_PAUSE * 2.0**attempt if asked is None else asked
+        await anyio.sleep(min(pause, LONGEST_PAUSE) * (1 + self._dice() / 2))
+
+
+def _decoded(content: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise UnreachableError("answer", f"the Kubernetes API's answer is not understood: {error}") from None
+
+
+def _retry_after(headers: Mapping[str, Any]) -> float | None:
+    """Seconds, as the API server writes them; a date, which proxies may write, is not looked at."""
+    text = str(headers.get("retry-after", ""))
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
+
+
+def _events_right(namespace: str) -> str:
+    return f"create and patch of events in the core API group, in namespace {namespace}"

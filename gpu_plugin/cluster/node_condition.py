@@ -1,0 +1,150 @@
+"""What the condition GPUHealthy and the taint of our Node are to say, and when they are written. Pure.
+
+The condition is True while no GPU is Unhealthy, False while one is, and Unknown where nobody can say. It is left as it stands
+when the daemon ends: a rolling update is no news, and what repairs nodes would take Unknown for one. Its heartbeat tells how old
+it is, as with node-problem-detector's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from gpu_plugin.cluster.gpu_fitness import Fitness, GpuFitness
+from gpu_plugin.cluster.node_api import Condition
+from gpu_plugin.cluster.rates import TokenBucket
+
+CONDITION: Final = "GPUHealthy"
+TAINT: Final = "nvidia.com/gpu-unhealthy"
+
+HEARTBEAT = 300.0
+SPREAD = 0.2
+"""Seconds between two heartbeats of the condition at least, and how much longer it may be, so that nodes do not beat together.
+node-problem-detector's is 5 minutes (--k8s-exporter-heartbeat-period), and so is the kubelet's own where nothing changes."""
+
+BURST, PER = 5, 60.0
+"""Changes of the condition that are written at once, and seconds for each further one: a GPU that flaps is no storm."""
+
+PATIENCE = 60.0
+"""Seconds after the start until it is said that nothing is known; until then what an earlier process said stands."""
+
+LONGEST_MESSAGE = 1024
+LONGEST_OF_ONE = 240
+NAMED = 4
+"""Characters of the message, of what it says of one GPU, and GPUs that are named."""
+
+_RANK = (Fitness.UNHEALTHY, Fitness.UNSEEN, Fitness.DEGRADED, Fitness.HELD_BACK)
+_SAYS = {
+    Fitness.UNHEALTHY: ("False", "GPUUnhealthy", "Unhealthy"),
+    Fitness.UNSEEN: ("Unknown", "GPUNotSeen", "not looked at yet"),
+    Fitness.DEGRADED: ("True", "GPUDegraded", "degraded and still given to pods"),
+    Fitness.HELD_BACK: ("True", "GPUHeldBack", "held back by an operator and otherwise sound"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the condition is to say. `cause` changes with what is wrong, and not with what is read of it."""
+
+    status: str
+    reason: str
+    message: str
+    cause: object = None
+
+
+def wanted(gpus: Sequence[GpuFitness], trouble: str, age: float) -> Wanted | None:
+    """What the condition is to say; None: what it says already may stay.
+
+    Args:
+        gpus: those of the node.
+        trouble: why no GPU can be reached, empty where one can.
+        age: seconds since the daemon began.
+    """
+    if not gpus or (trouble and all(gpu.fitness is Fitness.UNSEEN for gpu in gpus)):
+        if age < PATIENCE:
+            return None
+        return Wanted(
+            "Unknown", "DriverUnavailable", _short(trouble or "no GPU is known yet", LONGEST_MESSAGE), trouble
+        )
+    worst = next((each for each in _RANK if any(gpu.fitness is each for gpu in gpus)), None)
+    if worst is None:
+        return Wanted("True", "AllGPUsHealthy", f"All GPUs are Healthy: {len(gpus)}")
+    if worst is Fitness.UNSEEN and age < PATIENCE:
+        return None
+    status, reason, words = _SAYS[worst]
+    told = [gpu for gpu in gpus if gpu.fitness is worst]
+    more = f"; and {len(told) - NAMED} more" if len(told) > NAMED else ""
+    listed = "; ".join(_short(_one(gpu), LONGEST_OF_ONE) for gpu in told[:NAMED])
+    message = f"{len(told)} of {len(gpus)} GPUs {'is' if len(told) == 1 else 'are'} {words}: {listed}{more}"
+    return Wanted(status, reason, _short(message, LONGEST_MESSAGE), tuple((gpu.name, gpu.causes) for gpu in told))
+
+
+def tainted(gpus: Sequence[GpuFitness]) -> bool | None:
+    """Whether the Node is to carry the taint; None: nobody can say, and it stays as it is."""
+    if any(gpu.fitness is Fitness.UNHEALTHY for gpu in gpus):
+        return True
+    return None if not gpus or any(gpu.fitness is Fitness.UNSEEN for gpu in gpus) else False
+
+
+class ConditionClock:
+    """Says when the condition is to be written, and with which times."""
+
+    def __init__(self) -> None:
+        self._known: Condition | None = None
+        self._cause: object = None
+        self._bucket = TokenBucket(BURST, PER)
+        self._spread = 0.0
+
+    def remember(self, known: Condition | None) -> None:
+        """Takes what the API server has, at the start or after somebody else wrote it."""
+        self._known = known
+
+    def due(self, wants: Wanted, now: float, unix: float) -> float:
+        """Seconds until it is to be written, 0 for now. `now` is a steady clock, `unix` the wall clock."""
+        if self._news(wants):
+            return self._bucket.wait(now)
+        assert self._known is not None
+        age = unix - parsed(self._known.last_heartbeat_time)
+        return max(0.0, HEARTBEAT * (1 + self._spread) - age) if age >= 0 else 0.0
+
+    def next(self, wants: Wanted, unix: float, dice: float) -> Condition:
+        """The condition as it is to be written now; `dice` in [0, 1) spreads the next heartbeat."""
+        self._spread = SPREAD * dice
+        known, at = self._known, spelled(unix)
+        same = known is not None and known.status == wants.status and known.last_transition_time
+        since = known.last_transition_time if known is not None and same else at
+        return Condition(CONDITION, wants.status, wants.reason, wants.message, at, since)
+
+    def written(self, condition: Condition, wants: Wanted, now: float) -> None:
+        """It was written."""
+        if self._news(wants):
+            self._bucket.take(now)
+        self._known, self._cause = condition, wants.cause
+
+    def _news(self, wants: Wanted) -> bool:
+        known = self._known
+        if known is None or (known.status, known.reason) != (wants.status, wants.reason):
+            return True
+        return self._cause != wants.cause and known.message != wants.message
+
+
+def spelled(unix: float) -> str:
+    """Unix time as RFC 3339 in whole seconds."""
+    return datetime.fromtimestamp(int(unix), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parsed(text: str) -> float:
+    """The Unix time of RFC 3339; that of long ago where it is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _one(gpu: GpuFitness) -> str:
+    why = "; ".join(gpu.why)
+    return f"{gpu.name}: {why}{f' ({gpu.action})' if gpu.action else ''}"
+
+
+def _short(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."

@@ -1,0 +1,285 @@
+"""Follows labels and annotations of our own Node through the Kubernetes API: one watch, whoever follows something in it.
+
+Only a Node's metadata is asked for, only this Node's, and nothing is ever written. One request lasts for minutes; the next goes
+on where it ended, by bookmarks also where nothing has changed for long. lightkube has a watch of its own; it asks again
+without a pause when a server ends the answer at once, and waits for ever for one that says nothing more.
+"""
+
+import logging
+import random
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import msgspec
+
+from gpu_plugin.cluster.answers import LONGEST_MESSAGE, Status, body, metadata_of, refusal, status_of
+from gpu_plugin.cluster.connection import ANSWER_TIMEOUT, UnreachableError, connect, keep_alive, require_client
+
+if TYPE_CHECKING:
+    import httpx2
+
+log = logging.getLogger(__name__)
+
+NODES: Final = "api/v1/nodes"
+
+WATCH_SECONDS = 300
+"""After so long at least, and twice as long at most, the API server is asked to end its answer, as client-go does: credentials
+are replaced meanwhile, and nodes that began together do not end together."""
+
+GRACE = 15.0
+"""Seconds that it may be late with that."""
+
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 30.0
+STABLE = 30.0
+"""Seconds before asking again: at first, at most, and how long it must have gone well to begin with the first again."""
+
+ANY: Final = "0"
+"""The version of a watch that begins with the Node as the API server has it in its cache, told as if it were new. Without any
+version it would have to be the newest, which API servers over an etcd before 3.4.25 cannot say (RequestWatchProgress)."""
+
+_NEEDED: Final = "get and watch of nodes in the core API group"
+
+
+class Metadata(msgspec.Struct, rename="camel"):
+    """What of a Node's metadata is followed."""
+
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    resource_version: str = ""
+
+
+class _Node(msgspec.Struct):
+    metadata: Metadata
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+Told = Callable[[str | None], None]
+"""Is called with a value, None where the Node has no such label or annotation: at once, and whenever it is another."""
+
+Troubled = Callable[[str], object]
+"""Is called with why the API cannot be asked, each time that an attempt fails, and with nothing once changes are heard again."""
+
+
+def _unheard(_: object) -> None:
+    """Nobody wants to know."""
+
+
+def pause(failures: int, dice: float) -> float:
+    """Seconds until the next attempt after so many failures in a row, at least 1; `dice` in [0, 1) spreads a cluster's nodes."""
+    return float(min(FIRST_PAUSE * 2.0 ** min(failures - 1, 16), LONGEST_PAUSE) * (0.5 + dice / 2))
+
+
+class _Follower:
+    """Somebody who follows one value."""
+
+    def __init__(self, pick: Callable[[Metadata], str | None], told: Told, troubled: Troubled) -> None:
+        self.troubled = troubled
+        self._pick = pick
+        self._told = told
+        self._first = True
+        self._value: str | None = None
+
+    def tell(self, metadata: Metadata) -> None:
+        value = self._pick(metadata)
+        if self._first or value != self._value:
+            self._first, self._value = False, value
+            self._told(value)
+
+
+class NodeMetadata:
+    """The labels and annotations of one Node. Nobody follows: nothing is asked."""
+
+    def __init__(self, node_name: str, kubeconfig: str = "") -> None:
+        """`kubeconfig` is a path, empty for the pod's own service account."""
+        self._node_name = node_name
+        self._kubeconfig = kubeconfig
+        self._followers: list[_Follower] = []
+        self._one_watch = anyio.Lock()
+        self._known: Metadata | None = None
+        self._trouble: str | None = None
+        self._version = ""
+        self._said: set[str] = set()
+        self._troubled = False
+        self._missing = False
+        self._following = False
+
+    async def follow_label(self, name: str, told: Told, troubled: Troubled = _unheard) -> None:
+        """Follows a label. Never returns.
+
+        As long as the API cannot be asked, or knows no such Node, nothing is told, and why is said once; a Node that is removed
+        keeps its labels until it comes back.
+
+        Raises:
+            ConfigError: lightkube is not installed.
+        """
+        await self._follow(_Follower(lambda metadata: (metadata.labels or {}).get(name), told, troubled))
+
+    async def follow_annotation(self, name: str, told: Told, troubled: Troubled = _unheard) -> None:
+        """Follows an annotation; as `follow_label`."""
+        require_client("the annotation of the Node", "")
+        await self._follow(_Follower(lambda metadata: (metadata.annotations or {}).get(name), told, troubled))
+
+    async def _follow(self, follower: _Follower) -> None:
+        """One of the followers watches for all; where it leaves, the next one does."""
+        require_client()
+        self._followers.append(follower)
+        try:
+            if self._known is not None and not self._missing:
+                follower.tell(self._known)
+            if self._trouble is not None:
+                follower.troubled(self._trouble)
+            async with self._one_watch:
+                await self._run()
+        finally:
+            self._followers.remove(follower)
+            if not self._followers:
+                self._known, self._trouble, self._version = None, None, ""
+
+    async def _run(self) -> None:
+        import httpx2  # noqa: PLC0415 - as in connect
+        from lightkube.core.exceptions import ConfigError as CredentialsError  # noqa: PLC0415
+
+        failures = 0
+        while True:
+            began = anyio.current_time()
+            self._following = ended = False
+            try:
+                await self._follow_once()
+                ended = True
+            except UnreachableError as error:
+                self._say(error.kind, str(error))
+            except httpx2.HTTPError as error:
+                if self._following:  # as when an API server restarts; whether it comes back will be seen
+                    log.debug("the Kubernetes API ended its answer: %r", error)
+                else:
+                    self._say("connection", f"the Kubernetes API cannot be reached: {str(error) or repr(error)}")
+            except TimeoutError:
+                if not self._following:
+                    self._say("connection", f"the Kubernetes API did not answer within {ANSWER_TIMEOUT:g} s")
+            except (OSError, ValueError, KeyError, msgspec.MsgspecError, CredentialsError) as error:
+                self._say("answer", f"the Kubernetes API cannot be used: {error!r}")
+            if self._following and anyio.current_time() - began >= STABLE:
+                failures = 0
+                self._said.clear()
+            if not ended:
+                self._version = ""  # whatever was missed is mended by beginning anew
+            failures += 1
+            await anyio.sleep(pause(failures, random.random()))  # noqa: S311 - spreads retries, keeps no secret
+
+    async def _follow_once(self) -> None:
+        """Has the Node told, unless it is known where to go on, then hears of changes until the server ends its answer."""
+        seconds = round(WATCH_SECONDS * (1 + random.random()))  # noqa: S311 - as above
+        async with connect(self._kubeconfig) as client:
+            if not self._version:
+                with anyio.fail_after(ANSWER_TIMEOUT):
+                    await self._read(client)
+            with anyio.fail_after(seconds + GRACE):
+                await self._watch(client, seconds)
+
+    async def _read(self, client: "httpx2.AsyncClient") -> None:
+        request = client.build_request(
+            "GET", f"{NODES}/{self._node_name}", headers=metadata_of("PartialObjectMetadata")
+        )
+        response = await client.send(request, stream=True)
+        try:
+            content = await body(response)
+        finally:
+            await response.aclose()
+        if response.status_code == HTTPStatus.NOT_FOUND:
+            trouble = (
+                f"the Kubernetes API knows no node {self._node_name}, so its labels are not known until it does: is --node-name "
+                "(NODE_NAME) the pod's spec.nodeName?"
+            )
+            if not self._missing:
+                log.warning("%s", trouble)
+            self._missing = True
+            self._tell_trouble(trouble)
+        elif response.status_code != HTTPStatus.OK:
+            raise refusal(response.status_code, status_of(content), "get", _NEEDED)
+        else:
+            metadata = msgspec.json.decode(content, type=_Node).metadata
+            self._tell(metadata)
+            self._version = metadata.resource_version
+
+    async def _watch(self, client: "httpx2.AsyncClient", seconds: int) -> None:
+        asked = {
+            "fieldSelector": f"metadata.name={self._node_name}",
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(seconds),
+            "resourceVersion": self._version or ANY,
+        }
+        headers = metadata_of("PartialObjectMetadata")
+        request = client.build_request("GET", NODES, params=asked, headers=headers, timeout=seconds + GRACE)
+        with anyio.fail_after(ANSWER_TIMEOUT):
+            response = await client.send(request, stream=True)
+        try:
+            if response.status_code == HTTPStatus.GONE:  # the Node has not changed for longer than changes are kept
+                self._version = ANY
+                return
+            if response.status_code != HTTPStatus.OK:
+                with anyio.fail_after(ANSWER_TIMEOUT):
+                    raise refusal(response.status_code, status_of(await body(response)), "watch", _NEEDED)
+            keep_alive(response)
+            self._following = True
+            if not self._missing:
+                self._tell_trouble("")
+            if self._troubled:
+                self._troubled = False
+                log.info("the Kubernetes API is followed again for the metadata of node %s", self._node_name)
+            await self._hear(response)
+        finally:
+            await response.aclose()
+
+    async def _hear(self, response: "httpx2.Response") -> None:
+        rest = b""
+        async for piece in response.aiter_bytes():
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                if not self._take(msgspec.json.decode(line, type=_Event)):
+                    return
+            if len(rest) > LONGEST_MESSAGE:
+                raise UnreachableError("length", f"an event is longer than {LONGEST_MESSAGE} bytes")
+
+    def _take(self, event: _Event) -> bool:
+        """Takes in an event. Returns whether more will come."""
+        if event.type == "ERROR":
+            status = msgspec.json.decode(event.object, type=Status)
+            self._version = ANY
+            if status.code != HTTPStatus.GONE:  # as above
+                raise UnreachableError(f"event {status.code}", f"the Kubernetes API ended its answer: {status.message}")
+            return False
+        metadata = msgspec.json.decode(event.object, type=_Node).metadata
+        if event.type in {"ADDED", "MODIFIED"}:
+            self._tell(metadata)
+        self._version = metadata.resource_version
+        return True
+
+    def _tell(self, metadata: Metadata) -> None:
+        if self._missing:
+            self._missing = False
+            self._tell_trouble("")
+        self._known = metadata
+        for follower in tuple(self._followers):
+            follower.tell(metadata)
+
+    def _tell_trouble(self, text: str) -> None:
+        self._trouble = text
+        for follower in tuple(self._followers):
+            follower.troubled(text)
+
+    def _say(self, kind: str, text: str) -> None:
+        """Says a trouble once, until things have gone well again."""
+        news = kind not in self._said
+        self._said.add(kind)
+        self._troubled |= news
+        self._tell_trouble(text)
+        level = logging.WARNING if news else logging.DEBUG
+        log.log(level, "labels and annotations of node %s: %s; asking again", self._node_name, text)

@@ -1,0 +1,29 @@
+"""Whether the configuration can be: doctor goes by the same as the daemon does."""
+
+from collections.abc import Sequence
+
+from gpu_plugin.doctor.facts import Facts
+from gpu_plugin.doctor.finding import Finding, failed, note, ok
+
+
+def configuration(facts: Facts) -> Sequence[Finding]:
+    """Fails where it is refused; everything else then goes by flags and environment."""
+    settings = facts.settings
+    if facts.configuration:
+        return [
+            failed(
+                f"{facts.configuration}; the checks go by flags and environment alone",
+                "mend it; `gpu-plugin validate FILE` says everything that is wrong with a file",
+            )
+        ]
+    if settings.config_file:
+        return [ok(f"{settings.config_file} can be used")]
+    if settings.config_file_srcdir:
+        return [
+            note(
+                f"a label of the Node names a file in {settings.config_file_srcdir}, and no daemon says which: the checks go by "
+                "flags and environment alone",
+                "give the file with --config-file in the place of --config-file-srcdir",
+            )
+        ]
+    return [ok("no file: flags, environment and defaults")]

@@ -1,0 +1,50 @@
+"""Whether a daemon runs, what it complains of, and whether it looks where doctor looks."""
+
+from collections.abc import Sequence
+
+from gpu_plugin import node_status
+from gpu_plugin.doctor.facts import Facts, Unknown
+from gpu_plugin.doctor.finding import Finding, failed, note, ok, unseen, warning
+
+
+def daemon(facts: Facts) -> Sequence[Finding]:
+    """Fails with each complaint of a running daemon; registrations have a check of their own. None running is worth a note."""
+    known = facts.daemon
+    if isinstance(known, Unknown):
+        return [unseen("the daemon's status", known)]
+    status = known.status
+    if status is None:
+        if known.forbidden:
+            return [note(known.trouble, "run doctor as that user, or as root, to see what the daemon says")]
+        return [
+            note(
+                known.trouble,
+                "where one should run: `kubectl get pods` for the DaemonSet, or `systemctl status gpu-plugin`, and its log",
+            )
+        ]
+    found = []
+    served = status["kubelet"].get("directory", "")
+    if served and served != facts.settings.socket_dir:
+        found.append(
+            warning(
+                f"the daemon serves {served}, and these checks looked at {facts.settings.socket_dir}",
+                "give doctor the options and environment that the daemon was started with",
+            )
+        )
+    without_registrations = {**status, "kubelet": {"socket": ""}}
+    found += [
+        failed(trouble, "`gpu-plugin status` and the daemon's log have the whole of it")
+        for trouble in node_status.troubles(without_registrations)
+    ]
+    found += [
+        failed(
+            f"GPU {gpu['index']} ({gpu['uuid']}) is Unhealthy: {'; '.join(gpu['reasons'])}",
+            f"`gpu-plugin explain --gpu {gpu['index']}` says what to do, and what would clear it",
+        )
+        for gpu in status["health"]["gpus"]
+        if gpu["state"] == "unhealthy"
+    ]
+    if found:
+        return found
+    about = status["daemon"]
+    return [ok(f"version {about['version']}, process {about['pid']}, and it complains of nothing")]

@@ -1,0 +1,120 @@
+"""Whether the device nodes that CUDA needs exist, are what they should be, and can be opened."""
+
+import errno
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gpu_plugin.doctor.facts import DeviceNode, DeviceNodes, Facts, Unknown
+from gpu_plugin.doctor.finding import Finding, Status, ok, skipped, unseen
+
+_FRONTEND = 195
+"""Major of /dev/nvidiaN and /dev/nvidiactl (devices.txt of the kernel's documentation)."""
+
+_CTL = 255
+_UVM = frozenset({"/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"})
+
+_MAKE = (
+    "nvidia-modprobe -c 0 -u on the node makes them; in a container they are the runtime's to add, or need privileged"
+)
+
+
+class _Trouble(NamedTuple):
+    """What is wrong with a node, as what follows its path in a sentence."""
+
+    status: Status
+    what: str
+    remedy: str
+
+
+def device_nodes(facts: Facts) -> Sequence[Finding]:
+    """Fails with each node that is missing, wrong or closed to us; without /dev/nvidia-uvm no CUDA program starts."""
+    known = facts.nodes
+    if isinstance(known, Unknown):
+        return [unseen("device nodes", known)]
+    if facts.simulated:
+        return [ok(f"the simulated node has {len(known.nodes)}; none is opened")]
+    if not isinstance(facts.driver, Unknown) and facts.driver.platform != "nvml":
+        return [skipped("this platform has none for each GPU")]
+    if not known.nodes:
+        return [skipped("GPUs are released for maintenance: their device nodes are left alone")]
+    troubles: dict[_Trouble, list[str]] = {}  # nodes of several GPUs often have the same
+    for path, node in known.nodes.items():
+        if (trouble := _trouble(node, known, facts)) is not None:
+            troubles.setdefault(trouble, []).append(path)
+    if troubles:
+        return [
+            Finding(each.status, f"{', '.join(paths)}: {each.what}", each.remedy) for each, paths in troubles.items()
+        ]
+    return [ok(f"{', '.join(path for path, node in known.nodes.items() if node.there)} can be opened")]
+
+
+def _trouble(node: DeviceNode, known: DeviceNodes, facts: Facts) -> _Trouble | None:
+    if not node.there and node.error is None:
+        return _missing(node)
+    if node.why:
+        return _Trouble(Status.FAILED, f"opening it: {node.why}", "its GPU hangs: look for Xid lines in the kernel log")
+    if node.major is None and node.there:
+        return _Trouble(Status.FAILED, "is no character device", f"remove it; {_MAKE}")
+    if wrong := _wrong_number(node, known):
+        return _Trouble(Status.FAILED, wrong, f"remove it; {_MAKE}")
+    return _closed(node, facts) if node.error else None
+
+
+def _missing(node: DeviceNode) -> _Trouble | None:
+    if node.path == "/dev/nvidia-uvm-tools":
+        return None  # profilers alone need it
+    if node.path == "/dev/nvidia-uvm":
+        return _Trouble(
+            Status.WARNING,
+            "does not exist; without it no CUDA program starts",
+            f"modprobe nvidia-uvm on the node; {_MAKE}",
+        )
+    return _Trouble(Status.FAILED, "does not exist", _MAKE)
+
+
+def _wrong_number(node: DeviceNode, known: DeviceNodes) -> str:
+    """How its number differs from what it should be; empty where it does not, or that is not known."""
+    if node.path in _UVM:
+        major, minor = known.majors.get("nvidia-uvm"), 1 if node.path.endswith("-tools") else 0
+    else:
+        major = known.majors.get("nvidia-frontend", known.majors.get("nvidia", _FRONTEND))
+        minor = _CTL if node.path == "/dev/nvidiactl" else int(node.path.removeprefix("/dev/nvidia"))
+    if major is None or node.major is None or (node.major, node.minor) == (major, minor):
+        return ""
+    return f"is device {node.major}:{node.minor}, and the driver's is {major}:{minor}"
+
+
+def _closed(node: DeviceNode, facts: Facts) -> _Trouble:
+    """What a refusal to open means: EPERM is the device cgroup's, EACCES that of modes or of SELinux and AppArmor."""
+    reason = f"cannot be opened: {node.reason}"
+    process = facts.process
+    if node.error == errno.EPERM:
+        return _Trouble(
+            Status.FAILED,
+            f"{reason}: the device cgroup denies it",
+            "run the container with NVIDIA's runtime, or privileged; where it could be opened before, systemd or the kubelet's "
+            "CPU manager has rewritten its cgroup: restart the pod",
+        )
+    if node.error == errno.EACCES and not isinstance(process, Unknown) and process.uid != 0:
+        return _Trouble(
+            Status.NOTE,
+            f"{reason} by uid {process.uid} (mode {node.mode:04o})",
+            "run doctor as root to see what the daemon may do",
+        )
+    if node.error == errno.EACCES:
+        confined = not isinstance(process, Unknown) and process.selinux == "enforcing"
+        hint = (
+            "SELinux is enforcing: ausearch -m avc -ts recent on the node"
+            if confined
+            else "AppArmor? See the kernel log"
+        )
+        return _Trouble(Status.FAILED, f"{reason} (mode {node.mode:04o})", hint)
+    if node.error in (errno.ENXIO, errno.ENODEV):
+        return _Trouble(
+            Status.FAILED,
+            f"{reason}: no GPU or module is behind it",
+            "is the kernel module loaded, and the GPU on the bus? Look for NVRM lines in the kernel log",
+        )
+    return _Trouble(
+        Status.FAILED, reason, "look for NVRM and Xid lines in the kernel log: the driver could not initialise the GPU"
+    )

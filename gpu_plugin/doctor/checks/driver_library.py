@@ -1,0 +1,57 @@
+"""Whether the driver's library is found, and opens."""
+
+from collections.abc import Sequence
+
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.doctor.facts import Driver, Facts, Unknown
+from gpu_plugin.doctor.finding import Finding, failed, note, ok, skipped
+
+_INSTALL = (
+    "install the NVIDIA driver on the node; in a container have NVIDIA's runtime add it (its runtime class, "
+    "NVIDIA_VISIBLE_DEVICES=all), or mount the driver's root at --driver-root-ctr-path"
+)
+
+
+def driver_library(facts: Facts) -> Sequence[Finding]:
+    """Fails where there is none, where it hangs, or where it cannot be opened."""
+    known = facts.driver
+    if isinstance(known, Unknown):
+        if known.hung:
+            return [
+                failed(
+                    f"the driver does not open: {known.why}",
+                    "a GPU or the driver hangs: look for Xid and NVRM lines in the kernel log; where nothing else helps, "
+                    "reboot the node",
+                )
+            ]
+        return [skipped(known.why, "gpu-plugin resume, once the work on them is done")]
+    if known.platform != "nvml":
+        return [note(f"this node is {_PLATFORMS[known.platform]}, whose GPUs the driver tells nothing else of")]
+    if known.trouble:
+        return [_unusable(known, facts.settings)]
+    if known.count_trouble:
+        return [failed(f"the driver does not say how many GPUs there are: {known.count_trouble}", _LOG)]
+    return [ok(f"{known.library or 'libnvidia-ml.so.1'}, version {known.version or 'unknown'}")]
+
+
+_PLATFORMS = {"wsl": "WSL", "tegra": "a Tegra"}
+
+_LOG = "look for NVRM and Xid lines in the kernel log, and try nvidia-smi on the node"
+
+
+def _unusable(known: Driver, settings: Settings) -> Finding:
+    if known.code == Return.LIBRARY_NOT_FOUND:
+        places = ", ".join(dict.fromkeys((settings.driver_root_ctr_path, settings.driver_root)))
+        return failed(f"there is no libnvidia-ml.so.1 below {places}, nor where the loader looks", _INSTALL)
+    if known.code == Return.DRIVER_NOT_LOADED:
+        return failed(
+            f"{known.library}: {known.trouble}: the kernel module is not loaded, or /dev/nvidiactl cannot be opened",
+            "modprobe nvidia on the node; where nvidia-smi works there, this container lacks the device nodes: run it "
+            "with NVIDIA's runtime, or privileged",
+        )
+    if known.code == Return.LIB_RM_VERSION_MISMATCH:
+        return failed(f"{known.library}: {known.trouble}", "what `driver-versions` says")
+    if known.code == Return.NO_PERMISSION:
+        return failed(f"{known.library}: {known.trouble}", "run as root, or as a user that may open /dev/nvidia*")
+    return failed(f"{known.library}: {known.trouble}", _LOG)

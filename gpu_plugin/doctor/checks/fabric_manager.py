@@ -1,0 +1,63 @@
+"""Whether the NVLink fabric of a node with NVSwitches is ready: before that, CUDA fails with error 802."""
+
+from collections.abc import Sequence
+
+from gpu_plugin.devices.nvml_h import FabricState
+from gpu_plugin.doctor.facts import FabricManager, Facts, Unknown
+from gpu_plugin.doctor.finding import Finding, failed, note, ok, skipped, unseen, warning
+from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.signals.fabric import judge
+
+_START = (
+    "systemctl enable --now nvidia-fabricmanager on the node, of the very version of the driver; its log is "
+    "/var/log/fabricmanager.log. Across nodes it is nvidia-imex and the subnet manager"
+)
+
+
+def fabric_manager(facts: Facts) -> Sequence[Finding]:
+    """Fails with GPUs that have not joined their fabric; without their word, by whether the manager's traces can be seen."""
+    driver = facts.opened
+    switches = () if facts.simulated or isinstance(facts.pci, Unknown) else facts.pci.switches
+    gpus = () if driver is None else driver.gpus
+    if not switches and not any(gpu.nvswitch for gpu in gpus):
+        if driver is None:
+            return [skipped("the driver is not open, and sysfs lists no NVSwitch")]
+        return [ok("not needed: no GPU leads to an NVSwitch")]
+    said = [
+        (gpu, *judge(gpu.fabric))
+        for gpu in gpus
+        if gpu.fabric is not None and gpu.fabric.state != FabricState.NOT_SUPPORTED and not gpu.mig
+    ]
+    bad: dict[tuple[Verdict, str], list[str]] = {}
+    for gpu, verdict, words in said:
+        if verdict is not Verdict.OK:
+            bad.setdefault((verdict, words), []).append(str(gpu.index))
+    if bad:
+        return [
+            (failed if verdict is Verdict.FATAL else warning)(f"GPU {', '.join(indices)}: {words}", _START)
+            for (verdict, words), indices in bad.items()
+        ]
+    if said:
+        return [ok("every GPU has joined its NVLink fabric")]
+    return [_by_traces(facts, len(switches))]
+
+
+def _by_traces(facts: Facts, switches: int) -> Finding:
+    there = f"{switches} NVSwitches" if switches else "GPUs that lead to NVSwitches"
+    known = facts.fabric_manager
+    if facts.simulated:
+        return skipped(f"the simulated node has {there}, and no fabric manager of its own")
+    if isinstance(known, Unknown):
+        return unseen("the fabric manager", known)
+    if trace := _trace(known):
+        return ok(f"it runs ({trace})")
+    if isinstance(facts.process, Unknown) or not facts.process.host_processes:
+        return note(
+            f"the node has {there}; from this container it cannot be seen whether nvidia-fabricmanager runs",
+            f"systemctl status nvidia-fabricmanager on the node. {_START}",
+        )
+    return failed(f"the node has {there}, and nvidia-fabricmanager does not run: CUDA fails with error 802", _START)
+
+
+def _trace(known: FabricManager) -> str:
+    return f"process {known.processes[0]}" if known.processes else known.socket

@@ -1,0 +1,58 @@
+"""Whether the driver has every GPU that is on the PCI bus, and each answers."""
+
+from collections.abc import Sequence
+
+from gpu_plugin.devices.gpu_names import short_bus_id
+from gpu_plugin.doctor.facts import Facts, Pci, PciDevice, Unknown
+from gpu_plugin.doctor.finding import Finding, failed, ok, skipped, warning
+
+
+def gpus(facts: Facts) -> Sequence[Finding]:
+    """Fails where there is none and with each that does not answer; warns of those that the driver does not have."""
+    driver = facts.opened
+    on_bus = () if facts.simulated or isinstance(facts.pci, Unknown) else facts.pci.gpus
+    if driver is None:
+        if not on_bus:
+            return [skipped("the driver is not open, and sysfs lists no GPU of NVIDIA's")]
+        return [skipped(f"the driver is not open; on the PCI bus: {', '.join(map(_named, on_bus))}")]
+    found = [
+        failed(
+            f"GPU {gpu.index} does not answer: {gpu.trouble}",
+            "drain the node; look for Xid lines in the kernel log; reset the GPU or reboot the node",
+        )
+        for gpu in driver.gpus
+        if gpu.trouble
+    ]
+    if not driver.count and not driver.count_trouble:
+        found.append(
+            failed(
+                "the driver finds no GPU",
+                "is one there (lspci -d 10de:), and bound to the driver nvidia? In a container: is it given all GPUs "
+                "(NVIDIA_VISIBLE_DEVICES=all)?",
+            )
+        )
+    known = {short_bus_id(gpu.bus_id).lower() for gpu in driver.gpus if gpu.bus_id}
+    complete = not any(gpu.trouble for gpu in driver.gpus)
+    found += [
+        warning(
+            f"the GPU at {device.bus_id} is on the PCI bus and the driver does not have it"
+            + (f": it is bound to {device.bound_to}" if device.bound_to not in ("", "nvidia") else ""),
+            "that is right for GPUs of virtual machines (vfio-pci) or hidden from this container; else look for NVRM lines in "
+            "the kernel log",
+        )
+        for device in (on_bus if complete else ())
+        if device.bus_id.lower() not in known
+    ]
+    if found:
+        return found
+    models = sorted({gpu.model for gpu in driver.gpus if gpu.model})
+    answer = "it answers" if driver.count == 1 else f"all {driver.count} answer"
+    return [ok(f"{answer}: {', '.join(models) or 'of unknown model'}{_checked(facts.pci)}")]
+
+
+def _checked(pci: "Pci | Unknown") -> str:
+    return "" if not isinstance(pci, Unknown) else "; sysfs does not list the PCI bus here"
+
+
+def _named(device: PciDevice) -> str:
+    return f"{device.bus_id} ({device.bound_to or 'no driver'})"

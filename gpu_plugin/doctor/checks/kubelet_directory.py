@@ -1,0 +1,59 @@
+"""Whether the kubelet's directory of device plugins is there, and may be written to."""
+
+from collections.abc import Sequence
+
+from gpu_plugin.doctor.facts import Directory, Facts, Unknown
+from gpu_plugin.doctor.finding import Finding, Status, failed, note, ok, unseen
+
+
+def kubelet_directory(facts: Facts) -> Sequence[Finding]:
+    """Fails where it is missing, removed under us, or not writable."""
+    known = facts.kubelet_directory
+    if isinstance(known, Unknown):
+        return [unseen(facts.settings.socket_dir, known)]
+    directory = known.directory
+    trouble = not_usable(directory, facts)
+    if trouble:
+        return [trouble]
+    if not known.checkpoint:
+        return [
+            note(
+                f"{directory.path} can be written, and has no kubelet_internal_checkpoint: no kubelet has ever kept books in it",
+                "where a kubelet runs on this node, is --device-plugin-dir its directory? Kubelets use "
+                "/var/lib/kubelet/device-plugins, whatever their --root-dir",
+            )
+        ]
+    return [ok(f"{directory.path} is the kubelet's, and can be written")]
+
+
+def not_usable(directory: Directory, facts: Facts) -> Finding | None:
+    """Why no socket can be made there; None where one can."""
+    path = directory.path
+    if directory.error:
+        return failed(f"{path}: {directory.error}", "run as root; is the file system below it in order?")
+    if not directory.there:
+        return failed(
+            f"there is no directory {path}",
+            "start the kubelet, which makes it; in a container mount it from the node; or is --device-plugin-dir right?",
+        )
+    if not directory.is_directory:
+        return failed(f"{path} is no directory", "is --device-plugin-dir right?")
+    if directory.removed:
+        return failed(
+            f"{path} was removed on the node, and what is mounted here is only what is left of it",
+            "delete this pod, or restart the unit, so that the new directory is mounted",
+        )
+    if directory.read_only:
+        return failed(f"{path} is mounted read-only", "mount it read-write: the plugin's sockets are made there")
+    if not directory.writable:
+        uid = facts.process.uid if not isinstance(facts.process, Unknown) else 0
+        if uid:
+            return Finding(
+                Status.NOTE,
+                f"{path} cannot be written by uid {uid}",
+                "run doctor as root to see what the daemon may do",
+            )
+        return failed(
+            f"{path} cannot be written, even by root", "SELinux or AppArmor? See the node's audit log (ausearch -m avc)"
+        )
+    return None

@@ -1,0 +1,47 @@
+"""Whether a kubelet takes registrations."""
+
+from collections.abc import Sequence
+
+from gpu_plugin.doctor.facts import Facts, Unknown
+from gpu_plugin.doctor.finding import Finding, failed, note, ok, unseen, warning
+
+_KUBELET = "kubelet"
+_EMBEDDING = ("k3s", "rke2", "k0s", "microk8s", "kubelite", "hyperkube")
+"""Programs of distributions that have the kubelet in them."""
+
+
+def kubelet_socket(facts: Facts) -> Sequence[Finding]:
+    """Fails where nobody answers on it as a gRPC server does."""
+    known = facts.kubelet_socket
+    if known is None:
+        return [note("an empty --kubelet-socket: nothing is to be registered")]
+    if isinstance(known, Unknown):
+        return [unseen(facts.settings.registration_socket, known)]
+    if not known.there:
+        return [
+            failed(
+                f"there is no {known.path}",
+                "is the kubelet running (systemctl status kubelet)? It makes the socket when it has started; or is "
+                "--device-plugin-dir right?",
+            )
+        ]
+    if not known.is_socket:
+        return [failed(f"{known.path} is no socket", "remove it and restart the kubelet")]
+    if known.error:
+        return [
+            failed(
+                f"nobody can be reached at {known.path}: {known.error}",
+                "restart the kubelet: an old one's socket is left behind. Where it is refused to this user, run as root",
+            )
+        ]
+    who = f" by process {known.pid} ({known.program})" if known.pid else ""
+    if not known.http2:
+        return [failed(f"{known.path} is answered{who}, and not as a kubelet does", "which program listens there?")]
+    if known.program and known.program != _KUBELET and not known.program.startswith(_EMBEDDING):
+        return [
+            warning(
+                f"{known.path} is answered{who}, which is not called kubelet",
+                "where that is no kubelet of a distribution, find out why it listens there",
+            )
+        ]
+    return [ok(f"{known.path} is answered{who}")]

@@ -1,0 +1,36 @@
+"""Whether the Kubernetes API is reached, and allows what the options that are on need."""
+
+from collections.abc import Sequence
+
+from gpu_plugin.doctor.facts import Facts, Unknown
+from gpu_plugin.doctor.finding import Finding, failed, ok, skipped, unseen
+
+
+def kubernetes_api(facts: Facts) -> Sequence[Finding]:
+    """Fails where it is needed and cannot be asked, and with each option whose rights are missing."""
+    known = facts.api
+    if isinstance(known, Unknown):
+        return [unseen("the Kubernetes API", known)]
+    if not known.asked:
+        return [skipped("no option that is on needs it")]
+    if known.trouble:
+        options = ", ".join(dict.fromkeys(right.needed_by for right in known.asked))
+        return [
+            failed(
+                f"{options} need it: {known.trouble}",
+                "is the API server's address reachable from here (network policies, DNS)? Is the service account mounted, or "
+                "--kubeconfig right?",
+            )
+        ]
+    if known.missing:
+        by_option: dict[str, list[str]] = {}
+        for right in known.missing:
+            by_option.setdefault(right.needed_by, []).append(str(right))
+        return [
+            failed(
+                f"{option}: our account may not {', '.join(rights)}",
+                "bind it to a ClusterRole that allows it: docs/security.md has the rights of each feature, the chart makes them",
+            )
+            for option, rights in by_option.items()
+        ]
+    return [ok(f"{known.server} answers in {known.seconds * 1000:.0f} ms, and allows what is needed")]

@@ -1,0 +1,33 @@
+"""Whether the kubelet says which pods hold what."""
+
+from collections.abc import Sequence
+
+from gpu_plugin.doctor.facts import Facts, Unknown
+from gpu_plugin.doctor.finding import Finding, ok, unseen, warning
+
+SLOW = 1.0
+"""Seconds beyond which an answer is worth a warning: the plugin waits for five at most, and needs it after each change."""
+
+
+def pod_resources(facts: Facts) -> Sequence[Finding]:
+    """Warns where it does not answer, or slowly: GPUs are served all the same, and held longer than they need be."""
+    known = facts.pod_resources
+    if isinstance(known, Unknown):
+        return [unseen(facts.settings.effective_pod_resources_socket, known)]
+    without = (
+        "without it what pods hold is not known: metrics name no pods, and devices that are gone stay listed longer"
+    )
+    if known.absent:
+        return [
+            warning(
+                f"there is no {known.path}; {without}",
+                "in a container mount the kubelet's directory pod-resources (the directory, not the socket); or is "
+                "--pod-resources-socket right?",
+            )
+        ]
+    if known.trouble:
+        return [warning(f"{known.trouble}; {without}", "is the kubelet overloaded or restarting? Its log says more")]
+    took = f"{known.path} answers in {known.seconds * 1000:.0f} ms"
+    if known.seconds > SLOW:
+        return [warning(took, "the kubelet is slow: look at its load, and at the number of pods and plugins")]
+    return [ok(f"{took}; pods hold {known.held} device{'' if known.held == 1 else 's'} of any kind")]

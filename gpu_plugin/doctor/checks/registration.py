@@ -1,0 +1,45 @@
+"""Whether the kubelet has the resources: what a running daemon says of its registrations, and the kubelet of its devices."""
+
+from collections.abc import Sequence
+
+from gpu_plugin.doctor.facts import Facts, Unknown
+from gpu_plugin.doctor.finding import Finding, failed, note, ok, skipped, warning
+
+_REMEDY = "is the kubelet running, and is --device-plugin-dir right? Its log says why where it refused"
+
+
+def registration(facts: Facts) -> Sequence[Finding]:
+    """Fails with each resource that is not registered, or that the kubelet has no healthy device of."""
+    if isinstance(facts.daemon, Unknown) or facts.daemon.status is None:
+        return [_without_daemon(facts)]
+    kubelet = facts.daemon.status["kubelet"]
+    if not kubelet["socket"]:
+        return [note("nothing is registered, as it was asked for with an empty --kubelet-socket")]
+    if not kubelet["resources"]:
+        return [
+            failed("the daemon serves no resource, so nothing is registered", "what `driver` and `daemon` say above")
+        ]
+    pods = facts.pod_resources
+    healthy = None if isinstance(pods, Unknown) or pods.trouble else pods.healthy
+    served = facts.daemon.status.get("resources", {})
+    found = []
+    for name, each in kubelet["resources"].items():
+        if not each["registered"]:
+            found.append(failed(f"{name} is not registered: {each['why']}", _REMEDY))
+        elif healthy is not None and served.get(name, {}).get("healthy", 0) and not healthy.get(name):
+            found.append(
+                warning(
+                    f"{name} is registered, and the kubelet has no healthy device of it",
+                    "run doctor again; where it stays so, another plugin may serve this resource: see `other-plugins`",
+                )
+            )
+    return found or [ok(f"the kubelet has {', '.join(kubelet['resources'])}")]
+
+
+def _without_daemon(facts: Facts) -> Finding:
+    """What the kubelet has all the same, of whatever plugin."""
+    known = facts.pod_resources
+    if not isinstance(known, Unknown) and known.healthy:
+        has = ", ".join(f"{count} of {name}" for name, count in sorted(known.healthy.items()))
+        return note(f"no daemon answers; the kubelet has healthy devices of other plugins, or of one that ran: {has}")
+    return skipped("no daemon answers that would register anything")

@@ -1,0 +1,23 @@
+"""Whether the Kubernetes API is reached, and which of the rights that options need we have."""
+
+from collections.abc import Callable, Sequence
+
+from gpu_plugin.doctor.facts import Api, Right
+
+
+async def rights(kubeconfig: str, asked: Sequence[Right], clock: Callable[[], float]) -> Api:
+    """What the API server says of these rights (SelfSubjectAccessReview, which leaves nothing behind)."""
+    from gpu_plugin.cluster.access_review import review  # noqa: PLC0415 - only where an option needs the API
+    from gpu_plugin.cluster.connection import UnreachableError, require_client  # noqa: PLC0415
+    from gpu_plugin.config.errors import ConfigError  # noqa: PLC0415
+
+    began = clock()
+    try:
+        require_client(asked[0].needed_by, "")
+        server, allowed = await review(
+            kubeconfig, [(each.verb, each.resource, each.subresource, each.namespace, each.name) for each in asked]
+        )
+    except (UnreachableError, ConfigError) as error:
+        return Api(tuple(asked), seconds=clock() - began, trouble=str(error))
+    missing = tuple(right for right, may in zip(asked, allowed, strict=True) if not may)
+    return Api(tuple(asked), server, clock() - began, missing)

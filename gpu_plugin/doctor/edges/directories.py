@@ -1,0 +1,74 @@
+"""What a directory is, lies on, and allows. Blocks for as long as its file system does."""
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from gpu_plugin.doctor.facts import Directory
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+def directory(path: str, mounts: Path = Path("/proc/self/mountinfo")) -> Directory:
+    """The directory at this path. Never raises for what is there or not."""
+    try:
+        there = os.stat(path)  # noqa: PTH116 - one look, of which everything follows
+    except (FileNotFoundError, NotADirectoryError):
+        return _absent(path, mounts)
+    except OSError as error:
+        return Directory(path, error=error.strerror or str(error))
+    space = os.statvfs(path)
+    mount, filesystem = _mounted_on(os.path.realpath(path), mounts)
+    return Directory(
+        path,
+        is_directory=stat.S_ISDIR(there.st_mode),
+        writable=os.access(path, os.W_OK | os.X_OK, effective_ids=True),
+        read_only=bool(space.f_flag & os.ST_RDONLY),
+        removed=there.st_nlink == 0,
+        mode=stat.S_IMODE(there.st_mode),
+        owner=there.st_uid,
+        mount=mount,
+        filesystem=filesystem,
+        free_bytes=space.f_bavail * space.f_frsize if space.f_blocks else -1,
+        free_inodes=space.f_favail if space.f_files else -1,
+    )
+
+
+def _absent(path: str, mounts: Path) -> Directory:
+    """A directory that is not there: whether it could be made is for the nearest one above it to say."""
+    above = Path(path).parent
+    while not above.exists() and above != above.parent:
+        above = above.parent
+    known = directory(str(above), mounts)
+    return Directory(
+        path,
+        there=False,
+        is_directory=False,
+        writable=known.writable and known.is_directory,
+        read_only=known.read_only,
+        mount=known.mount,
+        filesystem=known.filesystem,
+        free_bytes=known.free_bytes,
+        free_inodes=known.free_inodes,
+    )
+
+
+def _mounted_on(path: str, mounts: Path) -> tuple[str, str]:
+    """The mount point that a path without links lies below, and the type of what is mounted there (proc_pid_mountinfo(5))."""
+    best = "", ""
+    try:
+        lines = mounts.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return best
+    for line in lines:
+        before, dash, after = line.partition(" - ")
+        fields = before.split()
+        if not dash or len(fields) < 5:
+            continue
+        point = _ESCAPED.sub(lambda code: chr(int(code[1], 8)), fields[4])
+        if f"{path}/".startswith(f"{point.rstrip('/')}/") and len(point) >= len(
+            best[0]
+        ):  # of two, the later one covers
+            best = point, after.split()[0]
+    return best

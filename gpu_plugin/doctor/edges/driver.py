@@ -1,0 +1,101 @@
+"""The driver: its library, its half in the kernel, and each GPU. Blocks for as long as the driver does, which can be for ever."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from gpu_plugin.devices.nvml_h import FabricState
+from gpu_plugin.doctor.facts import Driver, Gpu, KernelModule
+from gpu_plugin.driver_root import proc as driver_proc
+from gpu_plugin.hardware import Hardware
+from gpu_plugin.nvml.port import Driver as Port
+from gpu_plugin.nvml.port import Handle, NvmlError
+from gpu_plugin.platforms.choice import Platform
+from gpu_plugin.platforms.one_device import TegraDriver, WslDriver
+
+T = TypeVar("T")
+
+_VERSIONED = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)*)$")
+
+
+def kernel_module(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> KernelModule:
+    """What the kernel says of the driver's half in it."""
+    version = driver_proc.driver_version(proc)
+    module = sys / "module/nvidia"
+    if not version:
+        try:
+            version = (module / "version").read_text()[:64].strip()
+        except OSError:
+            version = ""
+    return KernelModule(bool(version) or module.exists(), version, (sys / "module/nouveau").exists())
+
+
+def opened(hardware: Hardware) -> Driver:
+    """Opens the driver and counts its GPUs; it stays open where that worked."""
+    driver = hardware.driver
+    try:
+        driver.open()
+    except NvmlError as error:
+        library = hardware.library()
+        return Driver(code=error.code, trouble=str(error), library=library, version=_version_of(library))
+    library = hardware.library()
+    version = _told(driver.driver_version) or _version_of(library)
+    platform = _platform(driver)
+    try:
+        return Driver(library=library, version=version, platform=platform, count=driver.device_count())
+    except NvmlError as error:
+        return Driver(library=library, version=version, platform=platform, count=-1, count_trouble=str(error))
+
+
+def _platform(driver: Port) -> str:
+    chosen = getattr(driver, "chosen", driver)
+    if isinstance(chosen, WslDriver):
+        return Platform.WSL
+    return Platform.TEGRA if isinstance(chosen, TegraDriver) else Platform.NVML
+
+
+def described(driver: Port, index: int) -> Gpu:
+    """One GPU, as the driver has it by this index."""
+    try:
+        handle = driver.handle_by_index(index)
+        uuid = driver.uuid(handle)
+    except NvmlError as error:
+        return Gpu(index, trouble=str(error))
+    mode = _told(lambda: driver.mig_mode(handle))
+    return Gpu(
+        index,
+        uuid,
+        bus_id=_told(lambda: driver.pci_bus_id(handle)) or "",
+        minor=_told(lambda: driver.minor_number(handle)),
+        model=_told(lambda: driver.name(handle)) or "",
+        mig=mode is not None and mode[0] == 1,
+        persistence=_told(lambda: driver.persistence_mode(handle)),
+        fabric=_told(lambda: driver.fabric(handle)),
+        nvswitch=_leads_to_switch(driver, handle),
+        compute_mode=_told(lambda: driver.compute_mode(handle)),
+    )
+
+
+def _leads_to_switch(driver: Port, handle: Handle) -> bool:
+    """Whether the first NVLink that is up leads to a switch."""
+    links = _told(lambda: driver.nvlink_states(handle)) or ()
+    fabric = _told(lambda: driver.fabric(handle))
+    if fabric is not None and fabric.state != FabricState.NOT_SUPPORTED:
+        return True
+    up = next((link for link, active in enumerate(links) if active), None)
+    return up is not None and bool(_told(lambda: driver.nvlink_to_switch(handle, up)))
+
+
+def _told(ask: Callable[[], T]) -> T | None:
+    """What the driver says; None where it does not."""
+    try:
+        return ask()
+    except NvmlError:
+        return None
+
+
+def _version_of(library: str) -> str:
+    """The version in the name of the library's file, links followed; empty where there is none."""
+    found = _VERSIONED.search(str(Path(library).resolve())) if library else None
+    return found[1] if found else ""

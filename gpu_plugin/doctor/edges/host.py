@@ -1,0 +1,74 @@
+"""NVIDIA's devices on the PCI bus and under /dev. Blocks; opening a GPU's node wakes the GPU, which can take seconds."""
+
+import os
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from gpu_plugin.doctor.facts import DeviceNode, Pci, PciDevice
+
+_NVIDIA = 0x10DE
+_DISPLAY, _NVSWITCH = 0x03, 0x0680
+"""Base class of GPUs, and class and subclass of NVSwitches (PCI code and ID assignment specification)."""
+
+_MAJOR = re.compile(r"^\s*(\d+) (\S+)$", re.MULTILINE)
+
+CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+"""Nodes that CUDA opens beside those of GPUs."""
+
+_CHANNELS = "dev/nvidia-caps-imex-channels"
+
+
+def pci(sys: Path = Path("/sys")) -> Pci:
+    """What sysfs lists. Raises OSError where there is no PCI bus in it."""
+    gpus, switches = [], []
+    for device in sorted((sys / "bus/pci/devices").iterdir()):
+        try:
+            vendor = int((device / "vendor").read_text(), 16)
+            kind = int((device / "class").read_text(), 16)
+        except (OSError, ValueError):
+            continue
+        if vendor != _NVIDIA:
+            continue
+        bound = device / "driver"
+        known = PciDevice(device.name, bound.resolve().name if bound.exists() else "")
+        if kind >> 16 == _DISPLAY:
+            gpus.append(known)
+        elif kind >> 8 == _NVSWITCH:
+            switches.append(known)
+    return Pci(tuple(gpus), tuple(switches))
+
+
+def majors(proc: Path = Path("/proc")) -> dict[str, int]:
+    """Majors of character devices by driver. Raises OSError."""
+    characters = (proc / "devices").read_text().partition("Block devices:")[0]
+    return {name: int(number) for number, name in _MAJOR.findall(characters)}
+
+
+def imex_channels(roots: Iterable[str]) -> tuple[str, ...]:
+    """IMEX channels that have a device node under any of these roots, as paths under /dev."""
+    found: set[str] = set()
+    for root in roots:
+        found.update(f"/{_CHANNELS}/{path.name}" for path in Path(root, _CHANNELS).glob("channel*"))
+    return tuple(sorted(found))
+
+
+def device_node(path: str, root: str = "") -> DeviceNode:
+    """A device node below `root`, and whether this process may open it as CUDA does, to read and write."""
+    file = f"{root.rstrip('/')}{path}"
+    try:
+        there = os.stat(file)  # noqa: PTH116 - before it is opened
+    except (FileNotFoundError, NotADirectoryError):
+        return DeviceNode(path)
+    except OSError as error:
+        return DeviceNode(path, error=error.errno or 0, reason=error.strerror or str(error))
+    if not stat.S_ISCHR(there.st_mode):
+        return DeviceNode(path, there=True)
+    numbers = os.major(there.st_rdev), os.minor(there.st_rdev)
+    mode = stat.S_IMODE(there.st_mode)
+    try:
+        os.close(os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+    except OSError as error:
+        return DeviceNode(path, True, *numbers, mode, error.errno or 0, error.strerror or str(error))
+    return DeviceNode(path, True, *numbers, mode, 0)

@@ -1,0 +1,65 @@
+"""The kubelet's directory and what else is in it. Blocks."""
+
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+
+from gpu_plugin.doctor.edges.directories import directory
+from gpu_plugin.doctor.edges.sockets import listening
+from gpu_plugin.doctor.facts import KubeletDirectory, PodResources
+from gpu_plugin.kubelet import pod_resources
+from gpu_plugin.kubelet.pod_resources import PodResourcesError
+from gpu_plugin.kubelet.socket import PREFIX
+
+_CHECKPOINT = "kubelet_internal_checkpoint"
+"""Where the kubelet writes down which devices it gave away (pkg/kubelet/cm/devicemanager)."""
+
+_MOST = 64
+"""Sockets in the directory that are looked at."""
+
+
+def kubelet_directory(path: str, registration: str) -> KubeletDirectory:
+    """The device plugin directory; `registration` is the path of the kubelet's own socket."""
+    found = directory(path)
+    if not found.is_directory or found.error:
+        return KubeletDirectory(found)
+    checkpoint, others = False, list[str]()
+    with suppress(OSError):  # that it cannot be listed is told by `found`
+        for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
+            checkpoint = checkpoint or entry.name == _CHECKPOINT
+            ours = entry.path == registration or entry.name.startswith(PREFIX) or entry.name == "kubelet.sock"
+            if not ours and len(others) < _MOST and _is_socket(entry) and listening(entry.path):
+                others.append(entry.name)
+    return KubeletDirectory(found, checkpoint, tuple(others))
+
+
+def _is_socket(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
+def pods(path: str, patience: float, clock: Callable[[], float]) -> PodResources:
+    """What the PodResources service answers, to two questions of at most `patience` seconds together. Blocks.
+
+    It is asked on an event loop of its own: to connect to a socket is to look at the directory that it lies in.
+    """
+    answer: PodResources = anyio.run(_ask, path, patience, clock)
+    return replace(answer, absent=bool(answer.trouble) and not Path(path).exists())
+
+
+async def _ask(path: str, patience: float, clock: Callable[[], float]) -> PodResources:
+    began = clock()
+    try:
+        held = await pod_resources.held(Path(path), patience)
+        seconds = clock() - began
+        healthy = await pod_resources.allocatable(Path(path), max(0.1, patience - seconds))
+    except PodResourcesError as error:
+        return PodResources(path, clock() - began, trouble=str(error))
+    return PodResources(path, seconds, len(held), {name: len(ids) for name, ids in healthy.items()})

@@ -1,0 +1,66 @@
+"""What this process is and may do. Blocks."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpu_plugin.doctor.facts import Process
+from gpu_plugin.node_files.evidence import contained
+
+_INIT = "systemd"
+
+
+def process(proc: Path = Path("/proc"), sys: Path = Path("/sys"), environ: Mapping[str, str] = os.environ) -> Process:
+    """What proc(5) says of this process. Raises OSError or ValueError where it does not say."""
+    status = dict(_fields((proc / "self/status").read_text()))
+    inside = contained(environ)
+    return Process(
+        uid=os.geteuid(),
+        capabilities=int(status["CapEff"], 16),
+        seccomp=int(status.get("Seccomp", "0")),
+        no_new_privileges=status.get("NoNewPrivs") == "1",
+        contained=inside,
+        read_only_root=bool(os.statvfs("/").f_flag & os.ST_RDONLY),
+        selinux=_selinux(sys),
+        label=_line(proc / "self/attr/current"),
+        host_processes=not inside or _comm(proc, 1) == _INIT,
+    )
+
+
+def processes(names: tuple[str, ...], proc: Path = Path("/proc")) -> tuple[tuple[int, str], ...]:
+    """Processes whose names begin so, by id. The kernel keeps 15 characters of a name."""
+    found = []
+    for entry in os.scandir(proc):
+        if entry.name.isdecimal():
+            pid = int(entry.name)
+            name = _comm(proc, pid)
+            if name.startswith(names):
+                found.append((pid, name))
+    return tuple(sorted(found))
+
+
+def name_of(pid: int, proc: Path = Path("/proc")) -> str:
+    """A process's name; empty where it cannot be seen."""
+    return _comm(proc, pid) if pid else ""
+
+
+def _comm(proc: Path, pid: int) -> str:
+    return _line(proc / str(pid) / "comm")
+
+
+def _selinux(sys: Path) -> str:
+    said = _line(sys / "fs/selinux/enforce")
+    return {"1": "enforcing", "0": "permissive"}.get(said, "")
+
+
+def _line(file: Path) -> str:
+    """The first line of a file of the kernel's; empty where it cannot be read."""
+    try:
+        return file.read_bytes()[:4096].decode(errors="replace").rstrip("\0\n").partition("\n")[0]
+    except OSError:
+        return ""
+
+
+def _fields(text: str) -> list[tuple[str, str]]:
+    parts = (line.partition(":") for line in text.splitlines())
+    return [(key, value.strip()) for key, colon, value in parts if colon]

@@ -1,0 +1,66 @@
+"""Who listens on a Unix socket. Nothing is asked of them that they would remember."""
+
+import errno
+import os
+import socket
+import stat
+import struct
+from contextlib import closing
+
+from gpu_plugin.doctor.edges.process import name_of
+from gpu_plugin.doctor.facts import Socket
+
+_PEERCRED = struct.Struct("3i")
+"""struct ucred of unix(7): pid, uid, gid."""
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
+"""How a client of HTTP/2 begins: the preface, and an empty SETTINGS frame (RFC 9113, 3.4)."""
+
+_SETTINGS = 4
+_HEADER = 9
+"""Type of the frame that a server begins with, and bytes of a frame's header (RFC 9113, 4.1)."""
+
+
+def look(path: str, patience: float) -> Socket:
+    """The socket at this path: whether somebody accepts connections there, and begins as a gRPC server does. Blocks.
+
+    Each step takes up to `patience` seconds.
+    """
+    try:
+        there = os.stat(path)  # noqa: PTH116 - what it is decides
+    except (FileNotFoundError, NotADirectoryError):
+        return Socket(path, there=False, is_socket=False, http2=False)
+    except OSError as error:
+        return Socket(path, error=error.strerror or str(error), http2=False)
+    if not stat.S_ISSOCK(there.st_mode):
+        return Socket(path, is_socket=False, http2=False)
+    with closing(socket.socket(socket.AF_UNIX)) as connection:
+        connection.settimeout(patience)
+        try:
+            connection.connect(path)
+        except TimeoutError:
+            return Socket(path, error="it accepts no connection", http2=False)
+        except OSError as error:
+            return Socket(path, error=error.strerror or str(error), http2=False)
+        pid = _PEERCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))[0]
+        return Socket(path, http2=_begins_as_http2(connection), pid=pid, program=name_of(pid))
+
+
+def listening(path: str) -> bool:
+    """Whether somebody takes connections on a socket. Blocks, but not for long."""
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)) as probe:
+        return probe.connect_ex(path) in (0, errno.EAGAIN)
+
+
+def _begins_as_http2(connection: socket.socket) -> bool:
+    try:
+        connection.sendall(_PREFACE)
+        header = b""
+        while len(header) < _HEADER:
+            piece = connection.recv(_HEADER - len(header))
+            if not piece:
+                return False
+            header += piece
+    except OSError:
+        return False
+    return header[3] == _SETTINGS

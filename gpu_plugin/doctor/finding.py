@@ -1,0 +1,65 @@
+"""What a check finds. Pure."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpu_plugin.doctor.facts import Unknown
+
+
+class Status(StrEnum):
+    """How it stands, the worst first."""
+
+    FAILED = "failed"
+    """GPUs are not served, or pods that get them fail, until it is mended."""
+    WARNING = "warning"
+    """It works, and will cause trouble."""
+    NOTE = "note"
+    """Worth knowing when something else is wrong."""
+    OK = "ok"
+    SKIPPED = "skipped"
+    """Not looked at, or not to be seen from here; `found` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a check found; `remedy` is what to do about it, empty where there is nothing to do."""
+
+    status: Status
+    found: str
+    remedy: str = ""
+
+
+def ok(found: str) -> Finding:
+    """All is well."""
+    return Finding(Status.OK, found)
+
+
+def note(found: str, remedy: str = "") -> Finding:
+    """Something worth knowing."""
+    return Finding(Status.NOTE, found, remedy)
+
+
+def warning(found: str, remedy: str) -> Finding:
+    """Something that will cause trouble."""
+    return Finding(Status.WARNING, found, remedy)
+
+
+def failed(found: str, remedy: str) -> Finding:
+    """Something that keeps pods from their GPUs."""
+    return Finding(Status.FAILED, found, remedy)
+
+
+def skipped(why: str, remedy: str = "") -> Finding:
+    """Something that was not looked at."""
+    return Finding(Status.SKIPPED, why, remedy)
+
+
+def unseen(what: str, unknown: Unknown) -> Finding:
+    """Something that could not be looked at; that it hangs is a finding by itself."""
+    if unknown.hung:
+        return warning(
+            f"{what}: {unknown.why}",
+            "whatever it lies on or who answers for it hangs: look for it in the kernel log (dmesg) and in "
+            "`ps -eo pid,stat,wchan,comm` with state D",
+        )
+    return skipped(f"{what}: {unknown.why}")

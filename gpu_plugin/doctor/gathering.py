@@ -1,0 +1,246 @@
+"""Gathers the facts of a node, all side by side. No look is waited for longer than it was given: what hangs is left behind."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+
+from gpu_plugin import control
+from gpu_plugin.access.container import imex_node
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.values import AUTO
+from gpu_plugin.doctor import rights
+from gpu_plugin.doctor.edges import api, host, kubelet, services, sockets
+from gpu_plugin.doctor.edges.clock import clock
+from gpu_plugin.doctor.edges.directories import directory
+from gpu_plugin.doctor.edges.driver import described, kernel_module, opened
+from gpu_plugin.doctor.edges.process import process
+from gpu_plugin.doctor.facts import (
+    Api,
+    Daemon,
+    DeviceNode,
+    DeviceNodes,
+    Driver,
+    Facts,
+    Gpu,
+    Known,
+    Mps,
+    PodResources,
+    Unknown,
+)
+from gpu_plugin.hardware import Hardware, hardware_for
+from gpu_plugin.health.signals.orders import MAINTENANCE
+from gpu_plugin.list_strategy import evidence_for
+from gpu_plugin.mps.directories import root_here
+from gpu_plugin.threads import begin, settled
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the kernel's file systems are, and what the process sees as its root."""
+
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    root: str = ""
+
+
+async def gather(settings: Settings, patience: float, configuration: str = "", places: Places | None = None) -> Facts:
+    """Everything that is known of this node, within `patience` seconds a look, and the driver's own limit (--nvml-timeout).
+
+    Raises:
+        ConfigError: there is no such simulated node.
+    """
+    with _hardware(settings) as hardware:
+        return await _Gathering(settings, patience, configuration, places or Places(), hardware).facts()
+
+
+@contextmanager
+def _hardware(settings: Settings) -> Iterator[Hardware]:
+    if settings.simulate:
+        from gpu_plugin.doctor.edges.simulated import simulated  # noqa: PLC0415 - only who simulates needs it
+
+        with simulated(settings) as hardware:
+            yield hardware
+    else:
+        yield hardware_for(settings)
+
+
+class _Gathering:
+    """The looks of one run."""
+
+    def __init__(
+        self, settings: Settings, patience: float, configuration: str, places: Places, hardware: Hardware
+    ) -> None:
+        self._settings = settings
+        self._patience = patience
+        self._driver_patience = max(patience, settings.nvml_timeout)
+        self._configuration = configuration
+        self._places = places
+        self._hardware = hardware
+        self._roots = (settings.driver_root_ctr_path, settings.driver_root, "/")
+
+    async def facts(self) -> Facts:
+        settings, places = self._settings, self._places
+        found: dict[str, Any] = {}
+        looks: dict[str, Callable[[], object]] = {
+            "process": partial(process, places.proc, places.sys),
+            "module": partial(kernel_module, places.proc, places.sys),
+            "pci": partial(host.pci, places.sys),
+            "kubelet_directory": partial(kubelet.kubelet_directory, settings.socket_dir, settings.registration_socket),
+            "evidence": partial(evidence_for, settings),
+            "cdi_directory": partial(directory, settings.cdi_dir),
+            "state": partial(directory, settings.state_dir),
+            "features": partial(directory, settings.features_dir),
+            "clock": clock,
+            "fabric_manager": partial(services.fabric_manager, (f"{places.root}/", *self._roots), places.proc),
+            "mps": self._mps,
+            "pod_resources": self._pods,
+        }
+        if settings.registration_socket:
+            looks["kubelet_socket"] = partial(sockets.look, settings.registration_socket, self._patience * 0.4)
+
+        async def run(name: str, look: Callable[[], object]) -> None:
+            found[name] = await self._within(look, self._patience, name)
+
+        async def cluster() -> None:
+            found["api"] = await self._within(self._api, self._driver_patience, "api")
+
+        async def hardware() -> None:
+            found["daemon"] = daemon = await self._within(self._daemon, self._patience, "daemon")
+            held = released(daemon)
+            found["driver"] = driver = await self._driver(held)
+            found["nodes"] = await self._nodes(driver, held)
+
+        async with anyio.create_task_group() as tasks:
+            for name, look in looks.items():
+                tasks.start_soon(run, name, look)
+            for task in (cluster, hardware):
+                tasks.start_soon(task)
+        found.setdefault("kubelet_socket", None)
+        return Facts(
+            settings=settings,
+            configuration=self._configuration,
+            patience=self._patience,
+            driver_patience=self._driver_patience,
+            **found,
+        )
+
+    async def _within(self, look: Callable[[], T], patience: float, name: str) -> Known[T]:
+        """What a look gives, on a thread of its own."""
+        job = begin(look, f"doctor-{name}")
+        if not await settled(job, patience):
+            return Unknown(f"no answer within {patience:g} s", hung=True)
+        try:
+            return job.done.result()
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            return Unknown(f"{where}{error.strerror or error}")
+        except Exception as error:  # noqa: BLE001 - one look that fails takes no other with it
+            return Unknown(f"{type(error).__name__}: {error}")
+
+    def _daemon(self) -> Daemon:
+        try:
+            return Daemon(control.request(Path(self._settings.state_dir), "status"))
+        except control.ControlError as error:
+            return Daemon(trouble=str(error), forbidden=_forbidden(Path(self._settings.state_dir, control.SOCKET)))
+
+    async def _driver(self, held: tuple[int, ...]) -> Known[Driver]:
+        if held:
+            return Unknown(f"{_gpus(held)} released for maintenance, so the driver is left alone")
+        patience = self._driver_patience
+        until = time.monotonic() + patience
+        driver = await self._within(partial(opened, self._hardware), patience, "driver")
+        if isinstance(driver, Unknown) or driver.trouble or driver.platform != "nvml":
+            return driver
+        gpus: dict[int, Gpu] = {}
+
+        async def describe(index: int) -> None:
+            left = max(1.0, until - time.monotonic())
+            gpu = await self._within(partial(described, self._hardware.driver, index), left, f"gpu-{index}")
+            gpus[index] = Gpu(index, trouble=gpu.why) if isinstance(gpu, Unknown) else gpu
+
+        async with anyio.create_task_group() as tasks:
+            for index in range(driver.count):
+                tasks.start_soon(describe, index)
+        known = tuple(gpu for _, gpu in sorted(gpus.items()))
+        return Driver(
+            library=driver.library,
+            version=driver.version,
+            count=driver.count,
+            count_trouble=driver.count_trouble,
+            gpus=known,
+        )
+
+    async def _nodes(self, driver: Known[Driver], held: tuple[int, ...]) -> Known[DeviceNodes]:
+        """The device nodes that CUDA needs; those of GPUs are opened only where the driver answered for the GPU."""
+        if self._settings.simulate:
+            there = self._hardware.host.device_nodes()
+            channels = tuple(sorted(path for path in there if path.startswith(imex_node(0)[:-1])))
+            return DeviceNodes({path: DeviceNode(path, True, why="simulated") for path in sorted(there)}, {}, channels)
+        gpus = () if isinstance(driver, Unknown) else driver.gpus
+        wanted = [*host.CONTROL, *(f"/dev/nvidia{gpu.minor}" for gpu in gpus if gpu.minor is not None)]
+        if held:
+            wanted = []
+        nodes: dict[str, DeviceNode] = {}
+
+        async def open_one(path: str) -> None:
+            node = await self._within(
+                partial(host.device_node, path, self._places.root), self._patience, path.rpartition("/")[2]
+            )
+            nodes[path] = DeviceNode(path, True, why=f"opening it: {node.why}") if isinstance(node, Unknown) else node
+
+        async with anyio.create_task_group() as tasks:
+            for path in wanted:
+                tasks.start_soon(open_one, path)
+        majors = await self._within(partial(host.majors, self._places.proc), self._patience, "majors")
+        channels_seen: Known[tuple[str, ...]] = ()
+        if self._settings.imex_channel_ids == AUTO or self._settings.imex_channel_ids:
+            looked = (f"{self._places.root}/", *self._roots)
+            channels_seen = await self._within(partial(host.imex_channels, looked), self._patience, "imex")
+        return DeviceNodes(
+            {path: nodes[path] for path in wanted},
+            {} if isinstance(majors, Unknown) else majors,
+            () if isinstance(channels_seen, Unknown) else channels_seen,
+        )
+
+    def _pods(self) -> PodResources:
+        return kubelet.pods(self._settings.effective_pod_resources_socket, self._patience * 0.9, time.monotonic)
+
+    def _api(self) -> Api:
+        asked = rights.needed(self._settings)
+        return anyio.run(api.rights, self._settings.kubeconfig, asked, time.monotonic) if asked else Api()
+
+    def _mps(self) -> Mps:
+        root = self._settings.mps_root
+        return services.mps(str(root_here(root)) if root else "", self._places.proc)
+
+
+def _forbidden(path: Path) -> bool:
+    try:
+        path.stat()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return not os.access(path, os.W_OK, effective_ids=True)
+
+
+def released(daemon: Known[Daemon]) -> tuple[int, ...]:
+    """The GPUs by index that an operator has released: nothing may open them, so that they can be reset."""
+    if isinstance(daemon, Unknown) or daemon.status is None:
+        return ()
+    gpus = daemon.status.get("health", {}).get("gpus", ())
+    return tuple(gpu["index"] for gpu in gpus if MAINTENANCE in gpu.get("signals", ()))
+
+
+def _gpus(indices: tuple[int, ...]) -> str:
+    named = ", ".join(map(str, indices))
+    return f"GPU {named} is" if len(indices) == 1 else f"GPUs {named} are"

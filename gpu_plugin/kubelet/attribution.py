@@ -1,0 +1,152 @@
+"""Which pod's container holds which device: asked of the kubelet when somebody wants to know, and kept for a while.
+
+    metrics, page, events ──current()──▶ the last answer, 10 s at most ──else──▶ PodResources List, one question at a time
+    status, faulting pods ──newest()───▶ an answer to a question asked after the call
+
+Nobody asks: nothing is asked. Where the kubelet does not answer, that is said once, and asked again ever more rarely.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from gpu_plugin.kubelet import pod_resources
+from gpu_plugin.kubelet.pod_listing import Held, Holder
+from gpu_plugin.kubelet.socket import Identity, identity
+
+__all__ = ["Held", "Holder", "PodAttribution"]
+
+log = logging.getLogger(__name__)
+
+AGE = 10.0
+"""Seconds that an answer is good for, to those who need not know at once."""
+
+STALE = 60.0
+"""Seconds after which an answer is no longer shown, where none came after it: one refusal does not end all series."""
+
+PATIENCE = 2.0
+"""Seconds that an answer may take."""
+
+GAP = 0.05
+"""Seconds between two questions at least: the kubelet answers 100 calls a second, all its clients' together, and 10 at once."""
+
+FIRST_PAUSE = 10.0
+LONGEST_PAUSE = 60.0
+"""Seconds until the kubelet is asked again after it did not answer: the first time, and at most."""
+
+
+@dataclass(slots=True)
+class Pauses:
+    """When a kubelet that does not answer is asked again. Pure: takes clock, dice and the socket it is about as arguments."""
+
+    failures: int = 0
+    until: float = float("-inf")
+    socket: Identity | None = None
+
+    def failed(self, now: float, dice: float, socket: Identity | None) -> None:
+        """A question failed; `dice` in [0, 1) spreads the next one over a fifth of the pause."""
+        pause = min(FIRST_PAUSE * 2.0 ** min(self.failures, 8), LONGEST_PAUSE)
+        self.failures += 1
+        self.until = now + pause * (0.9 + 0.2 * dice)
+        self.socket = socket
+
+    def over(self, now: float, socket: Identity | None) -> bool:
+        """Whether to ask now: the pause is over, or another kubelet has begun to listen, as its new socket tells."""
+        return now >= self.until or (socket is not None and socket != self.socket)
+
+    def answered(self) -> None:
+        """The kubelet answers again."""
+        self.failures, self.until, self.socket = 0, float("-inf"), None
+
+
+class PodAttribution:
+    """Knows which containers hold which devices, by the word of PodResources.
+
+    It says what the kubelet says: devices of all resources, those of other plugins and those that this plugin has retired or
+    never listed too. Not among them are devices of plain init containers and of an Allocate that is under way. Kubelets before
+    1.34 tell of pods that have ended, until another pod is admitted with devices.
+
+    Attributes:
+        trouble: why the newest question was not answered; empty where it was, and before the first.
+        questions: how many were asked.
+        failures: how many of them were not answered.
+    """
+
+    def __init__(
+        self,
+        socket: Callable[[], Path],
+        clock: Callable[[], float] = time.monotonic,
+        dice: Callable[[], float] = random.random,
+    ) -> None:
+        """Takes where PodResources answers, a steady clock in seconds, and a throw of dice in [0, 1)."""
+        self.trouble = ""
+        self.questions = 0
+        self.failures = 0
+        self._socket = socket
+        self._clock = clock
+        self._dice = dice
+        self._held: Held | None = None
+        self._asked_at = float("-inf")
+        self._settled = 0
+        self._answer_of = float("-inf")
+        self._pauses = Pauses()
+        self._one_at_a_time = anyio.Lock()
+
+    @property
+    def age(self) -> float | None:
+        """Seconds since the question that the known answer belongs to; None where none is known."""
+        return None if self._held is None else self._clock() - self._answer_of
+
+    async def current(self) -> Held | None:
+        """The containers that hold each (resource, device id), as they were some `AGE` seconds ago at most.
+
+        It is the same object for as long as nothing has changed. While the kubelet does not answer, it is what it said last,
+        for `STALE` seconds. None: not known, `trouble` says why. Waits for `PATIENCE` seconds at most, and mostly not at all;
+        whoever asks may be cancelled at any time.
+        """
+        if not self._good():
+            async with self._one_at_a_time:
+                if not self._good() and self._pauses.over(self._clock(), identity(self._socket())):
+                    await self._ask()
+        if self._held is not None and self._clock() - self._answer_of >= STALE:
+            self._held = None
+        return self._held
+
+    async def newest(self) -> Held | None:
+        """The containers that hold each (resource, device id), by a question asked after this call; None: not answered."""
+        begun = self.questions
+        async with self._one_at_a_time:
+            if self._settled <= begun:
+                await self._ask()
+        return None if self.trouble else self._held
+
+    def _good(self) -> bool:
+        return self._held is not None and not self.trouble and self._clock() - self._answer_of < AGE
+
+    async def _ask(self) -> None:
+        """One question, and what follows from it. Only for who has the lock; may be cancelled."""
+        if (early := GAP - (self._clock() - self._asked_at)) > 0:
+            await anyio.sleep(early)
+        began = self._asked_at = self._clock()
+        number = self.questions = self.questions + 1
+        socket = self._socket()
+        try:
+            self._held = await pod_resources.holders(socket, PATIENCE, self._held)
+        except pod_resources.PodResourcesError as error:
+            self.failures += 1
+            if str(error) != self.trouble:
+                log.warning("which pods hold which devices is not known: %s; asking again now and then", error)
+            self.trouble = str(error)
+            self._pauses.failed(self._clock(), self._dice(), identity(socket))
+            self._settled = number
+            return
+        if self.trouble:
+            log.info("PodResources says again which pods hold which devices")
+        self.trouble = ""
+        self._pauses.answered()
+        self._answer_of, self._settled = began, number

@@ -1,0 +1,93 @@
+"""What passes between the plugin and the kubelet, counted since the start of the process, all resources together."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+
+from gpu_plugin.histogram import Histogram
+
+METHODS = ("Allocate", "GetPreferredAllocation", "GetDevicePluginOptions", "PreStartContainer")
+"""Calls that are answered once. ListAndWatch, which lasts, is told by its streams and lists."""
+
+DURATIONS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0)
+"""Seconds: an answer takes half a millisecond, and the kubelet waits for it without a deadline."""
+
+ACCEPTED, FAILED = "accepted", "failed"
+"""What came of a registration."""
+
+
+class KubeletCounts:
+    """Requests, their durations and errors, registrations, streams and lists. For the event loop, but `allocated`.
+
+    Attributes:
+        durations: of answered and refused requests, by method.
+        errors: refused and failed requests, by method and name of the gRPC status.
+        registrations: by resource and what came of them.
+        streams: ListAndWatch streams of the kubelet that are open now, by resource.
+        lists: lists of devices that were sent on any stream, by resource.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Takes a steady clock, in seconds."""
+        self._clock = clock
+        self.durations = {method: Histogram(DURATIONS) for method in METHODS}
+        self.errors: Counter[tuple[str, str]] = Counter()
+        self.registrations: Counter[tuple[str, str]] = Counter()
+        self.streams: dict[str, int] = {}
+        self.lists: Counter[str] = Counter()
+        self._requests: Counter[str] = Counter()
+        self._devices: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def counted(self, method: str, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+        """The handler of a method, with each of its requests timed, and counted where it fails."""
+        clock, durations, errors = self._clock, self.durations[method], self.errors
+
+        async def handle(stream: Any) -> None:
+            began = clock()
+            try:
+                await handler(stream)
+            except GRPCError as error:
+                errors[method, error.status.name] += 1
+                raise
+            except Exception:
+                errors[method, Status.UNKNOWN.name] += 1  # which grpclib answers then
+                raise
+            finally:
+                durations.observe(clock() - began)
+
+        return handle
+
+    def allocated(self, resource: str, devices: int) -> None:
+        """An Allocate of so many devices is answered. Safe between threads: long requests are worked on beside the loop."""
+        with self._lock:
+            self._requests[resource] += 1
+            self._devices[resource] += devices
+
+    def told(self) -> Mapping[str, Any]:
+        """Plain data, `resources` by name and `methods` by name."""
+        names = {*self._requests, *self.streams, *self.lists, *(resource for resource, _ in self.registrations)}
+        return {
+            "methods": {
+                method: {
+                    "seconds": durations.told(),
+                    "errors": {code: count for (of, code), count in sorted(self.errors.items()) if of == method},
+                }
+                for method, durations in self.durations.items()
+            },
+            "resources": {
+                name: {
+                    "allocations": self._requests[name],
+                    "allocated_devices": self._devices[name],
+                    "registrations": {result: self.registrations[name, result] for result in (ACCEPTED, FAILED)},
+                    "streams": self.streams.get(name, 0),
+                    "lists": self.lists[name],
+                }
+                for name in sorted(names)
+            },
+        }

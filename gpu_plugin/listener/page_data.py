@@ -1,0 +1,275 @@
+"""What the status page shows, as plain data: the same for people, and for programs at /status.json. Pure."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpu_plugin.devices.sharing import REPLICA
+from gpu_plugin.kubelet.pod_listing import Held, Holder
+
+FORMAT = 1
+"""Changes where a program that reads /status.json has to be changed. Keys may be added without."""
+
+EVENTS = 50
+"""The newest events that are shown."""
+
+HOLDERS = 64
+"""Containers that are named of one piece of hardware; `held` counts the devices of all."""
+
+PODS = 1000
+"""Containers that are listed of the whole node."""
+
+READINGS = (
+    "temperature_celsius",
+    "slowdown_celsius",
+    "shutdown_celsius",
+    "power_watts",
+    "power_limit_watts",
+    "utilization_ratio",
+    "memory_used_bytes",
+    "memory_total_bytes",
+)
+"""What may be known of a GPU from the newest look at it."""
+
+OK, ATTENTION, UNHEALTHY = "ok", "attention", "unhealthy"
+"""How bad it is, of the node and of one complaint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """What the page is made of, each as the part tells it that knows.
+
+    `node` is what the node is called. `status` is that of `gpu-plugin status`; `troubles` what is wrong with the node beside
+    its GPUs, a sentence each. `explained` are the GPUs as `health.explain` has them, `topology` is a report of
+    `placement.report`. `events` are the newest, oldest first. `held` is which containers hold which devices; None where it is
+    not known, and `unheld` why.
+    """
+
+    node: str
+    status: Mapping[str, Any]
+    troubles: Sequence[str] = ()
+    explained: Sequence[Mapping[str, Any]] = ()
+    topology: Mapping[str, Any] = field(default_factory=dict)
+    events: Sequence[Mapping[str, Any]] = ()
+    held: Held | None = None
+    unheld: str = ""
+
+
+def awaiting(why: str) -> Mapping[str, Any]:
+    """What is shown before there is a daemon: `why` it has not begun."""
+    return {
+        "format": FORMAT,
+        "node": "",
+        "verdict": ATTENTION,
+        "headline": "Nothing is served yet",
+        "complaints": [{"severity": ATTENTION, "text": why, "gpu": None}],
+        "daemon": None,
+        "driver": None,
+        "configuration": None,
+        "strategy": None,
+        "registrations": [],
+        "resources": [],
+        "gpus": [],
+        "pods": {"known": False, "why": "nothing is served yet", "containers": [], "left_out": 0},
+        "links": None,
+        "events": [],
+    }
+
+
+def page_data(material: Material, links: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """The page as objects for JSON; docs/status-page.md says what each is. `links` is what `page_links` makes of the topology.
+
+    It is the same as long as nothing has changed: ages are the moments that they count from, in Unix seconds.
+    """
+    status = material.status
+    hardware = _hardware(material.topology)
+    held = None if material.held is None else _by_hardware(material.held)
+    explained = {gpu["uuid"]: gpu for gpu in material.explained}
+    gpus = [
+        _gpu(gpu, explained.get(gpu["uuid"], {}), hardware.get(gpu["uuid"], ()), held)
+        for gpu in status["health"]["gpus"]
+    ]
+    complaints = [{"severity": UNHEALTHY, "text": trouble, "gpu": None} for trouble in material.troubles]
+    complaints += [_complaint(gpu) for gpu in sorted(gpus, key=lambda gpu: _WORST.index(gpu["state"])) if _amiss(gpu)]
+    daemon, configuration = status["daemon"], status["configuration"]
+    return {
+        "format": FORMAT,
+        "node": material.node,
+        "verdict": _verdict(complaints),
+        "headline": _headline(gpus, material.troubles, status),
+        "complaints": complaints,
+        "daemon": {"version": daemon["version"], "started": daemon["started"]},
+        "driver": {"version": status["driver"]["version"], "trouble": status["driver"]["trouble"]},
+        "configuration": {key: configuration.get(key, "") for key in ("file", "since", "wanted", "refused", "unheard")},
+        "strategy": {**status["device_list_strategy"]},
+        "registrations": [
+            {"resource": name, **{key: each[key] for key in ("registered", "since", "why")}}
+            for name, each in status["kubelet"]["resources"].items()
+            if status["kubelet"]["socket"]
+        ],
+        "resources": [
+            {
+                "name": name,
+                **{key: counts[key] for key in ("devices", "healthy", "retired", "sharing")},
+                "held": None if held is None else sum(_count(held.get(key, {})) for key in held if key[0] == name),
+            }
+            for name, counts in status["resources"].items()
+        ],
+        "gpus": gpus,
+        "pods": _pods(gpus, material),
+        "links": links,
+        "events": [_event(event) for event in reversed(material.events[-EVENTS:])],
+    }
+
+
+_WORST = ("unhealthy", "degraded", "healthy")
+
+_Holdings = Mapping[tuple[str, str], Mapping[Holder, int]]
+"""How many devices a container holds, by resource and the id of the hardware."""
+
+
+def _hardware(topology: Mapping[str, Any]) -> Mapping[str, list[Mapping[str, Any]]]:
+    """What is listed to the kubelet of each GPU, by its uuid: an entry for each GPU and MIG device of each resource."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for resource in topology.get("resources", ()):
+        for each in resource["hardware"]:
+            found.setdefault(each["gpu"], []).append({**each, "resource": resource["name"]})
+    return found
+
+
+def _by_hardware(held: Held) -> _Holdings:
+    found: dict[tuple[str, str], Counter[Holder]] = {}
+    for (resource, identifier), holders in held.items():
+        counts = found.setdefault((resource, identifier.partition(REPLICA)[0]), Counter())
+        counts.update(holders)
+    return found
+
+
+def _count(holders: Mapping[Holder, int]) -> int:
+    return sum(holders.values())
+
+
+def _gpu(
+    status: Mapping[str, Any],
+    explained: Mapping[str, Any],
+    hardware: Iterable[Mapping[str, Any]],
+    held: _Holdings | None,
+) -> dict[str, Any]:
+    readings = status.get("readings") or {}
+    devices = [_device(each, held) for each in hardware]
+    return {
+        **{key: status[key] for key in ("index", "uuid", "bus_id", "model", "health", "state", "since", "withheld")},
+        "signals": [
+            {key: signal.get(key) for key in ("name", "detail", "verdict", "since", "action", "clears", "device")}
+            for signal in explained.get("signals", ())
+        ],
+        "readings": {name: _finite(readings.get(name)) for name in READINGS},
+        "devices": devices,
+        "listed": sum(device["listed"] for device in devices),
+        "held": None if held is None else sum(device["held"] for device in devices),
+    }
+
+
+def _finite(value: Any) -> float | None:
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return value if usable else None
+
+
+def _device(hardware: Mapping[str, Any], held: _Holdings | None) -> dict[str, Any]:
+    holders = {} if held is None else held.get((hardware["resource"], hardware["visible_id"]), {})
+    named = sorted(holders.items())
+    return {
+        "resource": hardware["resource"],
+        "id": hardware["visible_id"],
+        **{key: hardware[key] for key in ("kind", "index", "listed", "healthy", "retired", "reason", "shared")},
+        "held": None if held is None else min(_count(holders), hardware["listed"]),
+        "holders": [
+            {"namespace": holder.namespace, "pod": holder.pod, "container": holder.container, "devices": count}
+            for holder, count in named[:HOLDERS]
+        ],
+        "left_out": max(0, len(named) - HOLDERS),
+    }
+
+
+def _amiss(gpu: Mapping[str, Any]) -> bool:
+    return gpu["state"] != "healthy" or bool(gpu["withheld"])
+
+
+def _complaint(gpu: Mapping[str, Any]) -> dict[str, Any]:
+    unhealthy = gpu["state"] == "unhealthy"
+    how = "Unhealthy" if unhealthy else "Healthy, degraded" if gpu["state"] == "degraded" else "not handed out"
+    return {
+        "severity": UNHEALTHY if unhealthy else ATTENTION,
+        "text": f"GPU {gpu['index']} is {how}",
+        "gpu": gpu["uuid"],
+    }
+
+
+def _verdict(complaints: Sequence[Mapping[str, Any]]) -> str:
+    severities = {complaint["severity"] for complaint in complaints}
+    return UNHEALTHY if UNHEALTHY in severities else ATTENTION if severities else OK
+
+
+def _headline(gpus: Sequence[Mapping[str, Any]], troubles: Sequence[str], status: Mapping[str, Any]) -> str:
+    """The whole node in a sentence, for whoever reads nothing else."""
+    if status.get("waiting"):
+        return "Another daemon has this node"
+    if not gpus:
+        return "No GPU is known"
+    states = Counter(gpu["state"] for gpu in gpus)
+    count = len(gpus)
+    told = []
+    if states["unhealthy"]:
+        told.append(f"{states['unhealthy']} of {_some(count)} {'is' if states['unhealthy'] == 1 else 'are'} Unhealthy")
+    if states["degraded"]:
+        told.append(f"{states['degraded']} degraded")
+    if not told:
+        told.append("The GPU is Healthy" if count == 1 else f"All {count} GPUs are Healthy")
+    if troubles:
+        told.append(f"{len(troubles)} other {'thing needs' if len(troubles) == 1 else 'things need'} attention")
+    return ", ".join(told)
+
+
+def _some(count: int) -> str:
+    return f"{count} GPU{'' if count == 1 else 's'}"
+
+
+def _pods(gpus: Sequence[Mapping[str, Any]], material: Material) -> dict[str, Any]:
+    """Who holds what: a row for each container and GPU, those first whose GPU is not well."""
+    rows: dict[tuple[str, str, str, int], dict[str, Any]] = {}
+    for gpu in gpus:
+        for device in gpu["devices"]:
+            for holder in device["holders"]:
+                key = (holder["namespace"], holder["pod"], holder["container"], gpu["index"])
+                row = rows.setdefault(
+                    key,
+                    {
+                        **{name: holder[name] for name in ("namespace", "pod", "container")},
+                        "gpu": gpu["index"],
+                        "uuid": gpu["uuid"],
+                        "state": gpu["state"],
+                        "resources": {},
+                    },
+                )
+                row["resources"][device["resource"]] = row["resources"].get(device["resource"], 0) + holder["devices"]
+    ordered = sorted(rows.items(), key=lambda item: (_WORST.index(item[1]["state"]), item[0]))
+    return {
+        "known": material.held is not None,
+        "why": "" if material.held is not None else material.unheld,
+        "containers": [row for _, row in ordered[:PODS]],
+        "left_out": max(0, len(ordered) - PODS),
+    }
+
+
+def _event(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "at": event["at"],
+        "kind": event["kind"],
+        "text": event["text"],
+        "gpu": event.get("index"),
+        "verdict": event.get("verdict", ""),
+        "by": event.get("by", ""),
+        "reason": event.get("reason", ""),
+    }

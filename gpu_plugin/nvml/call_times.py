@@ -1,0 +1,111 @@
+"""How long the driver's calls take, which it refuses, and which hang: a driver that is timed, and what it took down."""
+
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.histogram import Histogram
+from gpu_plugin.nvml.port import Driver, NvmlError
+
+DURATIONS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
+"""Seconds: most getters take 2 µs, the MIG mode 0.2 ms, and the first contact with a GPU that sleeps seconds."""
+
+CALLS = tuple(name for name in vars(Driver) if not name.startswith("_"))
+"""The port's calls by name."""
+
+WAIT = "wait"
+"""The one that is meant to take its time."""
+
+_ORDINARY: Mapping[str, frozenset[int]] = {
+    WAIT: frozenset({Return.TIMEOUT}),
+    "mig_handle": frozenset({Return.NOT_FOUND}),
+    "nvlink_remote_bus_id": frozenset({Return.INVALID_ARGUMENT}),
+}
+"""Refusals that say that there is nothing, by the call that asks."""
+
+
+class CallTimes:
+    """Takes down every call. Safe between threads."""
+
+    def __init__(self, timeout: Callable[[], float], clock: Callable[[], float] = time.monotonic) -> None:
+        """Takes after how many seconds a call is said to hang, and a steady clock in seconds."""
+        self._timeout = timeout
+        self._clock = clock
+        self._durations: dict[str, Histogram] = {}
+        self._errors: Counter[tuple[str, str]] = Counter()
+        self._hung: Counter[str] = Counter()
+        self._out: dict[int, tuple[str, float, float]] = {}
+        self._tickets = itertools.count()
+        self._lock = threading.Lock()
+
+    def timed(self, driver: Driver) -> Driver:
+        """The driver, every call of which is taken down."""
+        return cast("Driver", _TimedDriver({name: self._around(name, getattr(driver, name)) for name in CALLS}))
+
+    def told(self) -> Mapping[str, Any]:
+        """Plain data: `calls` by name with `seconds`, `errors` by code and `hung`, and how many are `hanging` now.
+
+        Calls that were never made are not there. Of `wait`, which is meant to wait, there are no `seconds`.
+        """
+        now, timeout = self._clock(), self._timeout()
+        with self._lock:
+            hanging = Counter(call for call, began, allowed in self._out.values() if now - began >= timeout + allowed)
+            return {
+                "calls": {
+                    call: {
+                        "seconds": durations.told() if call != WAIT else None,
+                        "errors": {code: count for (of, code), count in sorted(self._errors.items()) if of == call},
+                        "hung": self._hung[call] + hanging[call],
+                    }
+                    for call, durations in sorted(self._durations.items())
+                },
+                "hanging": sum(hanging.values()),
+            }
+
+    def _around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            ticket = self._begun(name, arguments[-1] / 1000 if name == WAIT else 0.0)
+            try:
+                return call(*arguments)
+            except NvmlError as error:
+                if not error.unsupported and error.code not in _ORDINARY.get(name, ()):
+                    self._refused(name, error.code)
+                raise
+            finally:
+                self._over(ticket)
+
+        return timed
+
+    def _begun(self, name: str, allowed: float) -> int:
+        """`allowed` is for how many seconds more than usual it may take."""
+        ticket = next(self._tickets)
+        with self._lock:
+            self._durations.setdefault(name, Histogram(DURATIONS))
+            self._out[ticket] = name, self._clock(), allowed
+        return ticket
+
+    def _over(self, ticket: int) -> None:
+        now, timeout = self._clock(), self._timeout()
+        with self._lock:
+            name, began, allowed = self._out.pop(ticket)
+            self._durations[name].observe(now - began)
+            if now - began >= timeout + allowed:
+                self._hung[name] += 1
+
+    def _refused(self, name: str, code: int) -> None:
+        with self._lock:
+            self._errors[name, Return(code).name.lower() if code in _KNOWN else str(code)] += 1
+
+
+_KNOWN = frozenset(Return)
+
+
+class _TimedDriver:
+    """A driver made of these calls."""
+
+    def __init__(self, calls: Mapping[str, Callable[..., Any]]) -> None:
+        self.__dict__.update(calls)

@@ -1,0 +1,265 @@
+"""The metrics of each GPU: what it is, its health, and what looks read of it last. Every series has its uuid and index."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.signals import SIGNALS
+from gpu_plugin.telemetry.metrics.family import Family, counter, gauge, info, labelled
+from gpu_plugin.telemetry.readings import CLOCKS_EVENTS, FABRIC_STATES, RECOVERY_ACTIONS
+
+STATES = ("healthy", "degraded", "unhealthy")
+
+Gpus = Sequence[tuple[str, Mapping[str, Any]]]
+"""Each GPU's labels, and what the status says of it."""
+
+
+def families(status: Mapping[str, Any]) -> Iterator[Family]:
+    """All of them, each made when its turn comes: a full node has thousands of samples."""
+    health = status["health"]
+    gpus = [(labelled(uuid=gpu["uuid"], index=gpu["index"]), gpu) for gpu in health["gpus"]]
+    labels = {gpu["uuid"]: text for text, gpu in gpus}
+    yield from _what_it_is(gpus, status)
+    yield from _health(gpus)
+    yield from _history(health, labels)
+    yield from _readings(gpus)
+
+
+def _what_it_is(gpus: Gpus, status: Mapping[str, Any]) -> Iterator[Family]:
+    driver = status.get("driver", {}).get("version", "")
+    yield info(
+        "gpu_plugin_gpu_info",
+        "What a GPU is.",
+        [
+            f"{labels},{labelled(pci_bus_id=gpu['bus_id'], model=gpu['model'], driver=driver)}"
+            for labels, gpu in gpus
+            if "bus_id" in gpu
+        ],
+    )
+
+
+def _health(gpus: Gpus) -> Iterator[Family]:
+    signals = [(name, labelled(signal=name)) for name in SIGNALS]
+    yield gauge(
+        "gpu_plugin_gpu_health",
+        "The state that each GPU is in (1) and those it is not in (0). One of whose MIG devices is bad is degraded.",
+        [(f'{labels},state="{state}"', int(state == gpu["state"])) for labels, gpu in gpus for state in STATES],
+    )
+    yield gauge(
+        "gpu_plugin_gpu_health_since_timestamp_seconds",
+        "Since when the worst of what is held against a GPU stands, in Unix time.",
+        [(labels, gpu.get("since")) for labels, gpu in gpus],
+    )
+    yield gauge(
+        "gpu_plugin_gpu_signal_verdict",
+        "What each signal makes of a GPU now: 0 fine, 1 an error of an application, 2 degraded, 3 fatal.",
+        [
+            (f"{labels},{signal}", Verdict[verdicts[name]].value if name in verdicts else 0)
+            for labels, gpu in gpus
+            if (verdicts := gpu.get("signals")) is not None
+            for name, signal in signals
+        ],
+    )
+
+
+def _history(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[Family]:
+    yield gauge(
+        "gpu_plugin_health_signal_supported",
+        "Whether a GPU tells what a health signal needs.",
+        [
+            (f"{_of(uuid, labels)},{labelled(signal=signal)}", int(supported))
+            for uuid, signals in health["supported"].items()
+            for signal, supported in signals.items()
+        ],
+    )
+    yield counter(
+        "gpu_plugin_health_transitions_total",
+        "Changes of verdict, by GPU, signal and the verdict it came to.",
+        [
+            (
+                f"{_of(each['uuid'], labels)},{labelled(signal=each['signal'], verdict=each['verdict'].lower())}",
+                each["total"],
+            )
+            for each in health["transitions"]
+        ],
+    )
+    yield counter(
+        "gpu_plugin_xid_errors_total",
+        "Xid errors, by GPU, number and class in the Xid policy.",
+        _xids(health, labels),
+    )
+
+
+def _xids(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    """Every Xid of the policy's table of every GPU, and those that came besides."""
+    known = [
+        (str(xid), kind, labelled(xid=xid, **{"class": kind})) for xid, kind in health.get("xid_classes", {}).items()
+    ]
+    counted: dict[str, dict[tuple[str, str], int]] = {uuid: {} for uuid in labels}
+    for each in health["xids"]:
+        counted.setdefault(each["uuid"], {})[str(each["xid"]), each["class"]] = each["total"]
+    for uuid, totals in counted.items():
+        of = _of(uuid, labels)
+        if uuid in labels:
+            for xid, kind, text in known:
+                yield f"{of},{text}", totals.pop((xid, kind), 0)
+        for (xid, kind), total in sorted(totals.items()):
+            yield f"{of},{labelled(xid=xid, **{'class': kind})}", total
+
+
+def _of(uuid: str, labels: Mapping[str, str]) -> str:
+    """The labels of a GPU; one that is not of the node any more has no index."""
+    return labels.get(uuid) or labelled(uuid=uuid, index="")
+
+
+Read = Callable[[Mapping[str, Any]], float | None]
+
+
+def _readings(gpus: Gpus) -> Iterator[Family]:
+    read = [(labels, gpu["readings"]) for labels, gpu in gpus if gpu.get("readings")]
+    for make, name, key, about in _PLAIN:
+        yield make(name, about, [(labels, _number(readings.get(key))) for labels, readings in read])
+    for name, label, keys, about in _SEVERAL:
+        yield gauge(
+            name,
+            about,
+            [
+                (f'{labels},{label}="{value}"', _number(readings.get(key)))
+                for labels, readings in read
+                for value, key in keys.items()
+            ],
+        )
+    yield gauge(
+        "gpu_plugin_gpu_recovery_action",
+        "What the driver asks for (1), and what it does not ask for (0).",
+        _one_hot(read, "action", "recovery_action", RECOVERY_ACTIONS),
+    )
+    yield gauge(
+        "gpu_plugin_gpu_fabric_state",
+        "How far a GPU has come in joining its NVLink fabric (1), and the other states (0).",
+        _one_hot(read, "state", "fabric", FABRIC_STATES),
+    )
+    yield gauge(
+        "gpu_plugin_gpu_clocks_event",
+        "Whether the clocks are held down for this reason.",
+        [
+            (f'{labels},reason="{reason}"', int(bool(mask & bit)))
+            for labels, readings in read
+            if (mask := readings.get("clocks_events")) is not None
+            for reason, bit in CLOCKS_EVENTS.items()
+        ],
+    )
+
+
+def _one_hot(read: Gpus, label: str, key: str, known: Sequence[str]) -> Iterator[tuple[str, int]]:
+    for labels, readings in read:
+        now = readings.get(key)
+        if now is None:
+            continue
+        for value in known if now in known else (*known, now):
+            yield f"{labels},{labelled(**{label: value})}", int(value == now)
+
+
+def _number(value: Any) -> float | None:
+    return int(value) if isinstance(value, bool) else value
+
+
+_PLAIN: tuple[tuple[Callable[..., Family], str, str, str], ...] = (
+    (gauge, "gpu_plugin_gpu_readings_timestamp_seconds", "at", "When a look brought readings last, in Unix time."),
+    (gauge, "gpu_plugin_gpu_temperature_celsius", "temperature_celsius", "Temperature of a GPU."),
+    (gauge, "gpu_plugin_gpu_memory_temperature_celsius", "memory_temperature_celsius", "Temperature of its memory."),
+    (
+        gauge,
+        "gpu_plugin_gpu_temperature_margin_celsius",
+        "margin_celsius",
+        "What is left to its T.Limit, negative beyond it.",
+    ),
+    (gauge, "gpu_plugin_gpu_power_watts", "power_watts", "Power draw."),
+    (gauge, "gpu_plugin_gpu_power_limit_watts", "power_limit_watts", "The power limit in force."),
+    (
+        counter,
+        "gpu_plugin_gpu_energy_joules_total",
+        "energy_joules",
+        "Energy used since the driver was loaded.",
+    ),
+    (
+        gauge,
+        "gpu_plugin_gpu_utilization_ratio",
+        "utilization_ratio",
+        "Share of the last sample period of the driver in which a kernel ran.",
+    ),
+    (gauge, "gpu_plugin_gpu_memory_used_bytes", "memory_used_bytes", "Memory in use."),
+    (gauge, "gpu_plugin_gpu_memory_total_bytes", "memory_total_bytes", "Memory that it has."),
+    (
+        counter,
+        "gpu_plugin_gpu_ecc_uncorrected_errors_total",
+        "ecc_uncorrected",
+        "Uncorrected memory errors since the driver was loaded or the GPU reset.",
+    ),
+    (
+        counter,
+        "gpu_plugin_gpu_ecc_corrected_errors_total",
+        "ecc_corrected",
+        "Corrected memory errors since the driver was loaded or the GPU reset.",
+    ),
+    (
+        gauge,
+        "gpu_plugin_gpu_sram_threshold_exceeded",
+        "sram_threshold",
+        "Whether it has had more SRAM errors than it may.",
+    ),
+    (
+        gauge,
+        "gpu_plugin_gpu_unrepairable_memory",
+        "unrepairable_memory",
+        "Whether it has memory that no repair mends.",
+    ),
+    (gauge, "gpu_plugin_gpu_row_remap_pending", "remap_pending", "Whether a memory row waits for a reset."),
+    (gauge, "gpu_plugin_gpu_row_remap_failure", "remap_failure", "Whether a memory row could not be remapped."),
+    (gauge, "gpu_plugin_gpu_retired_pages", "retired_pages", "Memory pages that were retired in its life."),
+    (
+        gauge,
+        "gpu_plugin_gpu_retired_pages_pending",
+        "retired_pending",
+        "Whether memory pages wait for a reset to be retired.",
+    ),
+    (counter, "gpu_plugin_gpu_nvlink_crc_errors_total", "nvlink_crc_errors", "CRC errors of all its NVLinks."),
+    (
+        counter,
+        "gpu_plugin_gpu_nvlink_failed_recoveries_total",
+        "nvlink_failed_recoveries",
+        "Recoveries of its NVLinks that failed.",
+    ),
+    (gauge, "gpu_plugin_gpu_pcie_link_lanes", "pcie_width", "Lanes that its PCIe link has."),
+    (gauge, "gpu_plugin_gpu_pcie_link_max_lanes", "pcie_max_width", "Lanes that its PCIe link could have."),
+    (counter, "gpu_plugin_gpu_pcie_replays_total", "pcie_replays", "Packets that were sent again on its PCIe link."),
+    (counter, "gpu_plugin_gpu_pcie_fatal_errors_total", "pcie_fatal_errors", "Fatal errors of its PCIe link."),
+)
+"""What a family is, its name, the reading that it shows, and its help."""
+
+_SEVERAL: tuple[tuple[str, str, Mapping[str, str], str], ...] = (
+    (
+        "gpu_plugin_gpu_temperature_threshold_celsius",
+        "threshold",
+        {
+            "slowdown": "slowdown_celsius",
+            "shutdown": "shutdown_celsius",
+            "gpu_max": "gpu_max_celsius",
+            "memory_max": "memory_max_celsius",
+        },
+        "Its own limits of temperature.",
+    ),
+    (
+        "gpu_plugin_gpu_remapped_rows",
+        "cause",
+        {"correctable": "remapped_correctable", "uncorrectable": "remapped_uncorrectable"},
+        "Memory rows that were remapped in its life.",
+    ),
+    (
+        "gpu_plugin_gpu_nvlinks",
+        "state",
+        {"active": "nvlinks_active", "inactive": "nvlinks_inactive"},
+        "NVLinks by state.",
+    ),
+)
+"""Families of several readings: name, label, the reading by the label's value, and the help."""

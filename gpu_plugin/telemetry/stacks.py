@@ -1,0 +1,138 @@
+"""What every task and every thread of the process is doing, as lines for the log: for an operator who sends SIGUSR2.
+
+Bounded, whatever there is to tell: so many tasks, so many threads, so many frames of each. A thread of its own looks and writes,
+so that an event loop that stands still is shown, too, and one that runs goes on.
+"""
+
+import asyncio
+import itertools
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Any
+
+log = logging.getLogger(__name__)
+log.setLevel(logging.INFO)  # who asks is answered, whatever --log-level says
+
+MOST = 100
+"""Tasks, and threads, that are told."""
+
+FRAMES = 12
+"""Innermost frames that are told of each."""
+
+WIDTH = 200
+"""Characters of a task's name or of a file's that are told."""
+
+
+@contextmanager
+def logged_on(number: int, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Has each signal of this number answered by the tasks of this loop, and all threads, in the log.
+
+    From the main thread. One that comes while another is being answered is not.
+    """
+    answering = threading.Lock()
+
+    def answer() -> None:
+        try:
+            log.info("%s: what each task and thread does", signal.Signals(number).name)
+            for line in told(asyncio.all_tasks(loop)):
+                log.info("%s", line)
+        except Exception:
+            log.exception("the tasks and threads could not be told")
+        finally:
+            answering.release()
+
+    def asked(_number: int, _frame: FrameType | None) -> None:
+        # Wherever the main thread was interrupted, it may be holding any lock: nothing more is done here.
+        if answering.acquire(blocking=False):
+            try:
+                threading.Thread(target=answer, name="stacks", daemon=True).start()
+            except RuntimeError:  # the process may have no more threads
+                answering.release()
+
+    before = signal.signal(number, asked)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def told(tasks: Iterable["asyncio.Task[Any]"]) -> Iterator[str]:
+    """A line for each task and each thread, and one for each of its frames, the innermost last."""
+    known = sorted(tasks, key=lambda task: task.get_name())
+    yield f"{len(known)} tasks:"
+    for task in known[:MOST]:
+        yield f"  task {_short(task.get_name())}: {_named(task)}"
+        yield from _frames(awaited(task))
+    yield from _left_out(len(known))
+    frames = sys._current_frames()  # noqa: SLF001 - the interpreter's own, and there is no other
+    threads = sorted(threading.enumerate(), key=lambda thread: thread.name)
+    yield f"{len(threads)} threads:"
+    for thread in threads[:MOST]:
+        yield f"  thread {_short(thread.name)} ({thread.native_id}{', daemon' if thread.daemon else ''})"
+        yield from _frames(_stack(frames.get(thread.ident or 0)))
+    yield from _left_out(len(threads))
+
+
+def awaited(task: "asyncio.Task[Any]") -> list[tuple[CodeType, int]]:
+    """Where a task stands: the code and line of each coroutine on the way to what it waits for, the innermost last.
+
+    `Task.get_stack` knows the outermost alone.
+    """
+    found: list[tuple[CodeType, int]] = []
+    waits_on: Any = task.get_coro()
+    while waits_on is not None and len(found) < 10 * FRAMES:
+        frame = _frame(waits_on)
+        if frame is None:
+            break
+        found.append((frame.f_code, frame.f_lineno))
+        waits_on = next(
+            (
+                inner
+                for name in ("cr_await", "ag_await", "gi_yieldfrom")
+                if (inner := getattr(waits_on, name, None)) is not None
+            ),
+            None,
+        )
+    return found
+
+
+def _frame(awaitable: Any) -> FrameType | None:
+    for name in ("cr_frame", "ag_frame", "gi_frame"):
+        frame: FrameType | None = getattr(awaitable, name, None)
+        if frame is not None:
+            return frame
+    return None
+
+
+def _stack(frame: FrameType | None) -> list[tuple[CodeType, int]]:
+    found: list[tuple[CodeType, int]] = []
+    while frame is not None and len(found) < FRAMES + 1:
+        found.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def _frames(stack: list[tuple[CodeType, int]]) -> Iterator[str]:
+    if len(stack) > FRAMES:
+        yield "    ..."
+    for code, line in itertools.islice(stack, max(0, len(stack) - FRAMES), None):
+        yield f"    {_short(code.co_filename)}:{line} in {code.co_name}"
+
+
+def _named(task: "asyncio.Task[Any]") -> str:
+    coroutine = task.get_coro()
+    return _short(getattr(coroutine, "__qualname__", None) or repr(coroutine))
+
+
+def _left_out(count: int) -> Iterator[str]:
+    if count > MOST:
+        yield f"  and {count - MOST} more"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= WIDTH else f"...{text[-WIDTH:]}"

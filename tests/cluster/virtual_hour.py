@@ -1,0 +1,98 @@
+"""An event loop whose clock runs ahead while nothing happens, and a proxy that counts what passes on the wire."""
+
+import asyncio
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Self
+
+QUIET, STEP = 0.015, 2.0
+"""Seconds of silence after which the clock goes ahead, and by how many at most: an hour takes half a minute. What waits for an
+answer sees so many seconds go by for each moment that the server takes; its patience must be longer."""
+
+
+class HurriedSelector(selectors.DefaultSelector):
+    """Waits for a moment where it is asked to wait for long, and counts the rest as waited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        asked = STEP if timeout is None else timeout
+        began = time.monotonic()
+        ready = super().select(min(asked, QUIET))
+        if not ready and asked > QUIET:
+            self.ahead += max(0.0, min(asked, STEP) - (time.monotonic() - began))
+        return ready
+
+
+class HurriedLoop(asyncio.SelectorEventLoop):
+    """`time()` is the virtual clock, in seconds."""
+
+    def __init__(self) -> None:
+        self._hurried = HurriedSelector()
+        super().__init__(self._hurried)
+
+    def time(self) -> float:
+        return time.monotonic() + self._hurried.ahead
+
+
+class CountingProxy:
+    """Passes TCP connections on to one port of 127.0.0.1, in threads of its own. A context manager.
+
+    Attributes:
+        port: where it listens.
+        connections: how many there were.
+        sent, received: bytes to and from the server, TLS included.
+    """
+
+    def __init__(self, to: int) -> None:
+        self._to = to
+        self._lock = threading.Lock()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self.connections = self.sent = self.received = 0
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+
+    def counted(self) -> Mapping[str, int]:
+        """Everything that was counted so far."""
+        with self._lock:
+            return {"connections": self.connections, "sent": self.sent, "received": self.received}
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listening.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._to))
+            self.connections += 1
+            threading.Thread(target=self._pass, args=(client, server), daemon=True).start()
+
+    def _pass(self, client: socket.socket, server: socket.socket) -> None:
+        with client, server:
+            other = threading.Thread(target=self._pump, args=(client, server, "sent"), daemon=True)
+            other.start()
+            self._pump(server, client, "received")
+            other.join()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, what: str) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                with self._lock:
+                    setattr(self, what, getattr(self, what) + len(data))
+                sink.sendall(data)
+        for each in (source, sink):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,93 @@
+"""News that become Events, are counted, put together, or let go, by client-go's rules."""
+
+from typing import Any
+
+from gpu_plugin.cluster.correlation import (
+    BURST,
+    COMBINED,
+    LONGEST_MESSAGE,
+    PER,
+    REMEMBERED,
+    SIMILAR,
+    SIMILAR_WITHIN,
+    Correlator,
+    News,
+    Object,
+)
+from gpu_plugin.cluster.rates import TokenBucket
+
+NODE = Object("Node", "node-a", uid="node-a")
+POD = Object("Pod", "p", "ns", "uid-p")
+T = 1_760_000_000.0
+
+
+def correlator() -> Any:
+    """A new one, of which nothing is known about what it returns."""
+    return Correlator()
+
+
+def news(message="m", reason="GPUUnhealthy", about=NODE, at=T):
+    return News(about, reason, message, warning=True, at=at)
+
+
+def test_the_same_is_counted_in_one_event():
+    of = correlator()
+    first, second = of.judge(news(), 0), of.judge(news(at=T + 5), 5)
+    assert (first.name, first.count) == (second.name, 1)
+    assert second.changes() == {"count": 2, "lastTimestamp": "2025-10-09T08:53:25Z", "message": "m"}
+    assert second.document("node-a")["firstTimestamp"] == "2025-10-09T08:53:20Z"
+    assert of.judge(news("another"), 6).count == 1
+
+
+def test_news_of_one_moment_have_names_of_their_own():
+    of = correlator()
+    assert len({of.judge(news(str(number)), 0).name for number in range(5)}) == 5
+
+
+def test_an_event_of_a_node_lies_in_default_and_one_of_a_pod_beside_it():
+    node, pod = (correlator().judge(news(about=about), 0).document("node-a") for about in (NODE, POD))
+    assert node["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "node-a"}
+    assert node["metadata"]["namespace"] == "default"
+    assert (pod["metadata"]["namespace"], pod["involvedObject"]["namespace"]) == ("ns", "ns")
+    assert node["source"] == {"component": "gpu-plugin", "host": "node-a"}
+    assert node["type"] == "Warning"
+
+
+def test_different_messages_of_one_reason_are_put_together_from_the_tenth_on():
+    of = correlator()
+    told = [of.judge(news(f"Xid {number}"), number) for number in range(SIMILAR + 3)]
+    assert len({each.name for each in told}) == SIMILAR
+    assert [each.count for each in told[-4:]] == [1, 2, 3, 4]
+    assert told[-1].news.message == f"{COMBINED}Xid {SIMILAR + 2}"
+    later = of.judge(news("Xid 99"), SIMILAR + 3 + SIMILAR_WITHIN + 1)
+    assert later.news.message == "Xid 99"
+
+
+def test_one_object_has_a_burst_and_then_one_every_five_minutes():
+    of = correlator()
+    told = [of.judge(news(), 0) for _ in range(BURST + 10)]
+    assert sum(each is not None for each in told) == BURST
+    assert of.dropped == 10
+    assert of.judge(news(about=POD), 0) is not None, "another object has its own"
+    assert of.judge(news(), PER - 1) is None
+    assert of.judge(news(), PER + 1).count == BURST + 12, "what was let go is counted"
+
+
+def test_messages_and_names_are_bounded():
+    told = correlator().judge(news("ü" * 5000, about=Object("Pod", "a" * 253, "ns")), 0)
+    assert len(told.news.message.encode()) <= LONGEST_MESSAGE
+    assert len(told.name) <= 253
+
+
+def test_what_is_remembered_is_bounded():
+    of = correlator()
+    for number in range(3 * REMEMBERED):
+        of.judge(news(about=Object("Pod", f"p{number}", "ns")), number)
+    assert max(map(len, (of._similar, of._told, of._buckets))) == REMEMBERED
+
+
+def test_a_bucket_fills_again_and_never_beyond_its_burst():
+    bucket = TokenBucket(2, 10)
+    assert [bucket.take(at) for at in (100, 100, 100, 109, 110, 111)] == [True, True, False, False, True, False]
+    assert bucket.wait(115) == 5
+    assert [bucket.take(10_000) for _ in range(3)] == [True, True, False]

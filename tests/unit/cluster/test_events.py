@@ -1,0 +1,136 @@
+"""Events written one after the other, whatever the server does, and never in anybody's way."""
+
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from gpu_plugin.cluster import events
+from gpu_plugin.cluster.connection import UnreachableError
+from gpu_plugin.cluster.correlation import News, Object
+from gpu_plugin.cluster.events import MOST, TRIES, EventWriter
+
+NODE = Object("Node", "node-a", uid="node-a")
+
+
+class Api:
+    """Keeps Events, and fails as it is told to."""
+
+    node_name = "node-a"
+
+    def __init__(self):
+        self.events = {}
+        self.failing = ""
+        self.attempts = 0
+        self.sessions = 0
+
+    @asynccontextmanager
+    async def session(self):
+        self.sessions += 1
+        yield
+
+    async def create_event(self, namespace, event):
+        self._try()
+        self.events[event["metadata"]["name"]] = dict(event)
+
+    async def count_event(self, namespace, name, changes):
+        self._try()
+        if name not in self.events:
+            return False
+        self.events[name] |= changes
+        return True
+
+    def _try(self):
+        self.attempts += 1
+        if self.failing:
+            raise UnreachableError(self.failing, f"failing with {self.failing}")
+
+    def told(self):
+        return [(event["message"], event["count"]) for event in self.events.values()]
+
+
+def news(message, about=NODE, at=1.0):
+    return News(about, "GPUUnhealthy", message, warning=True, at=at)
+
+
+@pytest.fixture
+async def api():
+    return Api()
+
+
+@pytest.fixture
+async def writer(api, monkeypatch):
+    monkeypatch.setattr(events, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(events, "LONGEST_PAUSE", 0.002)
+    writer = EventWriter(api, clock=lambda: 0.0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(writer.run)
+        yield writer
+        tasks.cancel_scope.cancel()
+
+
+async def until(met):
+    with anyio.fail_after(10):
+        while not met():
+            await anyio.sleep(0.001)
+
+
+async def test_what_comes_at_once_is_written_over_one_connection(api, writer):
+    for message in ("a", "b", "a"):
+        writer.tell(news(message))
+    await until(lambda: not writer.waiting)
+    assert api.told() == [("a", 2), ("b", 1)]
+    assert (api.sessions, api.attempts, writer.written) == (1, 2, 2)
+    writer.tell(news("a"))
+    await until(lambda: api.told()[0] == ("a", 3))
+
+
+async def test_an_event_that_the_server_dropped_is_made_again(api, writer):
+    writer.tell(news("a"))
+    await until(lambda: api.events)
+    api.events.clear()
+    writer.tell(news("a"))
+    await until(lambda: api.told() == [("a", 2)])
+
+
+@pytest.mark.parametrize("kind", ["connection", "503", "429", "401", "credentials"])
+async def test_what_goes_by_itself_is_waited_for_and_said_once(api, writer, kind, caplog):
+    api.failing = kind
+    for message in ("a", "b"):
+        writer.tell(news(message))
+    await until(lambda: api.attempts >= 3)
+    assert writer.waiting == 2
+    assert writer.trouble == f"failing with {kind}"
+    api.failing = ""
+    await until(lambda: not writer.waiting)
+    assert api.told() == [("a", 1), ("b", 1)]
+    assert (writer.trouble, writer.dropped) == ("", 0)
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1
+
+
+@pytest.mark.parametrize("kind", ["403 create events", "404", "422"])
+async def test_what_the_server_refuses_holds_up_no_other(api, writer, kind):
+    api.failing = kind
+    writer.tell(news("a"))
+    await until(lambda: writer.dropped == 1)
+    assert api.attempts == TRIES
+    api.failing = ""
+    writer.tell(news("b"))
+    await until(lambda: api.told() == [("b", 1)])
+
+
+async def test_a_server_that_is_away_leaves_the_newest(api):
+    writer = EventWriter(api, clock=lambda: 0.0)
+    for number in range(MOST + 10):
+        writer.tell(news("m", Object("Pod", f"p{number}", "ns", "u")))
+    assert (writer.waiting, writer.dropped) == (MOST, 10)
+    assert next(iter(writer._waiting.values())).news.about.name == "p10"
+
+
+async def test_a_server_that_has_just_started_refuses_and_then_takes_it(api, writer):
+    api.failing = "403 create events"
+    writer.tell(news("a"))
+    await until(lambda: api.attempts == TRIES - 2)
+    api.failing = ""
+    await until(lambda: api.told() == [("a", 1)])
+    assert writer.dropped == 0

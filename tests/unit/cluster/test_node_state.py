@@ -1,0 +1,234 @@
+"""Condition and taint of a Node over time, on a clock of our own."""
+
+import heapq
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from gpu_plugin.cluster import node_state
+from gpu_plugin.cluster.connection import UnreachableError
+from gpu_plugin.cluster.gpu_fitness import Fitness, GpuFitness
+from gpu_plugin.cluster.left import Left
+from gpu_plugin.cluster.node_api import NodeState
+from gpu_plugin.cluster.node_condition import CONDITION, TAINT
+from gpu_plugin.cluster.node_state import Asked, NodeStateKeeper, Seen
+
+SOUND, SICK = GpuFitness("GPU 0", Fitness.HEALTHY), GpuFitness("GPU 0", Fitness.UNHEALTHY, ("Xid 79",), ("xid 79",))
+UNSEEN = GpuFitness("GPU 0", Fitness.UNSEEN)
+THEIRS = {"key": "example.com/theirs", "effect": "NoExecute"}
+T = 1_760_000_000.0
+
+
+class EndError(Exception):
+    """The time that a test looks at is over."""
+
+
+class World:
+    """A clock, a Node, and what happens at which time."""
+
+    node_name = "node-a"
+
+    def __init__(self, asked, gpus=(SOUND,), left=None, known=None, taints=()):
+        self.asked, self.gpus, self.left = asked, gpus, left or Left()
+        self.now, self.trouble, self.failing = 0.0, "", ""
+        self.only = ""
+        self.known, self.taints = known, [*taints]
+        self.log, self.lefts, self.plans = [], [], []
+        api: Any = self
+        self.keeper = NodeStateKeeper(
+            api,
+            lambda: self.asked,
+            lambda: Seen(self.gpus, self.trouble),
+            self.left,
+            self.leaves,
+            clock=lambda: self.now,
+            wall=lambda: T + self.now,
+            dice=lambda: 0.0,
+        )
+
+    async def run(self, seconds, monkeypatch, *plans):
+        """Lets so many seconds pass; `plans` are times with what happens then, after which the keeper is rung."""
+        ends = self.now + seconds
+        due = [(at, number, act) for number, (at, act) in enumerate(plans)]
+        heapq.heapify(due)
+
+        async def sleep(pause):
+            self.now += pause
+            while due and due[0][0] <= self.now:
+                heapq.heappop(due)[2]()
+            if self.now >= ends:
+                raise EndError
+
+        async def wait(pause=None):
+            rung = due[0][0] if due else ends
+            await sleep(max(0.0, min(ends, rung, self.now + (pause or 1e9)) - self.now))
+
+        monkeypatch.setattr(anyio, "sleep", sleep)
+        monkeypatch.setattr(self.keeper._bell, "wait", wait)
+        with pytest.raises(EndError):
+            await self.keeper.run()
+
+    @asynccontextmanager
+    async def session(self):
+        yield
+
+    async def read(self):
+        self._try("read")
+        conditions = [] if self.known is None else [msgspec.to_builtins(self.known)]
+        content = {"spec": {"taints": self.taints}, "status": {"conditions": conditions}}
+        return msgspec.convert(content, NodeState)
+
+    async def nothing(self):
+        return NodeState()
+
+    async def apply_condition(self, condition):
+        self._try("condition")
+        self.known = condition
+
+    async def set_taint(self, key, effect, known=None):
+        self._try(f"taint {effect}")
+        assert key == TAINT
+        before = [*self.taints]
+        self.taints = [each for each in before if each["key"] != key] + (
+            [{"key": key, "effect": effect}] if effect else []
+        )
+        return before != self.taints
+
+    async def leaves(self, left):
+        self.lefts.append(left)
+
+    def _try(self, what):
+        self.log.append((round(self.now), what))
+        if self.failing and what.startswith(self.only):
+            raise UnreachableError(self.failing, f"failing with {self.failing}")
+
+
+def at(condition):
+    return datetime.fromisoformat(condition.last_transition_time).timestamp() - T
+
+
+async def test_nothing_asked_for_asks_nothing(monkeypatch):
+    world = World(Asked())
+    await world.run(10_000, monkeypatch)
+    assert world.log == []
+
+
+async def test_an_hour_of_a_sound_node_is_a_read_and_a_dozen_heartbeats(monkeypatch):
+    world = World(Asked(condition=True, effect="NoSchedule"))
+    await world.run(3600, monkeypatch)
+    assert world.log[0] == (0, "read")
+    assert [what for _, what in world.log[1:]] == ["condition"] * 12
+    assert world.known.status == "True"
+
+
+async def test_a_fault_is_written_at_once_and_so_is_its_end(monkeypatch):
+    world = World(Asked(condition=True, effect="NoSchedule"), taints=[THEIRS])
+    await world.run(
+        1000,
+        monkeypatch,
+        (100.0, lambda: setattr(world, "gpus", (SICK,))),
+        (200.0, lambda: setattr(world, "gpus", (SOUND,))),
+    )
+    assert (100, "condition") in world.log
+    assert (100, "taint NoSchedule") in world.log
+    assert (200, "taint ") in world.log
+    assert (world.known.status, at(world.known)) == ("True", 200)
+    assert world.taints == [THEIRS]
+    assert world.lefts == [Left(condition=True), Left(condition=True, taint=True), Left(condition=True)]
+
+
+async def test_after_a_restart_what_stands_is_neither_written_again_nor_doubted(monkeypatch):
+    before = World(Asked(condition=True, effect="NoSchedule"), gpus=(SICK,))
+    await before.run(20, monkeypatch)
+    after = World(Asked(condition=True, effect="NoSchedule"), (UNSEEN,), before.lefts[-1], before.known, before.taints)
+    await after.run(59, monkeypatch, (30.0, lambda: setattr(after, "gpus", (SICK,))))
+    assert [what for _, what in after.log] == ["read"]
+    assert after.known is before.known
+    assert after.taints == before.taints
+
+
+async def test_what_cannot_be_seen_is_unknown_after_a_minute_and_the_taint_stays(monkeypatch):
+    world = World(
+        Asked(condition=True, effect="NoSchedule"), (UNSEEN,), taints=[{"key": TAINT, "effect": "NoSchedule"}]
+    )
+    await world.run(200, monkeypatch)
+    assert (world.known.status, world.known.reason) == ("Unknown", "GPUNotSeen")
+    assert world.taints == [{"key": TAINT, "effect": "NoSchedule"}]
+
+
+@pytest.mark.parametrize("lived", [True, False])
+async def test_what_is_switched_off_is_removed_also_by_the_next_process(monkeypatch, lived):
+    world = World(Asked(condition=True, effect="NoExecute"), (SICK,), taints=[THEIRS])
+    off = (100.0, lambda: setattr(world, "asked", Asked()))
+    await world.run(50 if not lived else 500, monkeypatch, *([off] if lived else []))
+    if not lived:
+        world = World(Asked(), (SICK,), world.lefts[-1], world.known, world.taints)
+        await world.run(500, monkeypatch)
+    assert world.known is None
+    assert world.taints == [THEIRS]
+    assert world.lefts[-1] == Left()
+    assert world.log[-1][0] <= 101
+
+
+async def test_another_effect_replaces_ours(monkeypatch):
+    world = World(Asked(effect="NoSchedule"), (SICK,))
+    await world.run(100, monkeypatch, (50.0, lambda: setattr(world, "asked", Asked(effect="NoExecute"))))
+    assert world.taints == [{"key": TAINT, "effect": "NoExecute"}]
+    assert world.known is None
+
+
+async def test_a_taint_that_somebody_removed_is_back_within_the_hour(monkeypatch):
+    world = World(Asked(effect="NoSchedule"), (SICK,))
+    await world.run(2 * 3600, monkeypatch, (100.0, world.taints.clear), (101.0, lambda: setattr(world, "taints", [])))
+    assert world.taints == [{"key": TAINT, "effect": "NoSchedule"}]
+    assert len(world.log) <= 4
+
+
+async def test_an_outage_is_said_once_and_asked_about_ever_more_rarely(monkeypatch, caplog):
+    caplog.set_level("INFO")
+    world = World(Asked(condition=True), (SICK,))
+    world.failing = "connection"
+    await world.run(6 * 3600, monkeypatch, (4 * 3600.0, lambda: setattr(world, "failing", "")))
+    assert [record.levelname for record in caplog.records if "cannot be written" in record.getMessage()].count(
+        "WARNING"
+    ) == 1
+    assert caplog.text.count("are written again") == 1
+    during = [when for when, _ in world.log if when < 4 * 3600]
+    assert len(during) <= 4 * 3600 / node_state.LONGEST_PAUSE * 2 + 10
+    assert world.known.status == "False"
+    assert world.known.type == CONDITION
+
+
+async def test_who_lost_the_right_to_remove_the_taint_is_told_how(monkeypatch, caplog):
+    world = World(Asked(), (SICK,), Left(taint=True), taints=[{"key": TAINT, "effect": "NoSchedule"}])
+    world.failing = "403 get"
+    await world.run(100, monkeypatch)
+    assert f"kubectl taint node node-a {TAINT}-" in caplog.text
+
+
+async def test_a_right_that_is_missing_for_one_costs_the_other_nothing(monkeypatch):
+    world = World(Asked(condition=True, effect="NoSchedule"), (SICK,))
+    world.failing, world.only = "403", "condition"
+    await world.run(3600, monkeypatch)
+    assert world.taints == [{"key": TAINT, "effect": "NoSchedule"}]
+    tried = [when for when, what in world.log if what == "condition"]
+    assert 10 < len(tried) < 40, "again and again, ever more rarely"
+
+
+async def test_what_changes_while_it_is_written_is_written_next(monkeypatch):
+    world = World(Asked(condition=True), (SICK,))
+
+    async def apply(condition):
+        if not world.log:
+            world.gpus = (SOUND,)
+            world.keeper.changed()
+        world.log.append((round(world.now), condition.status))
+
+    monkeypatch.setattr(world, "apply_condition", apply)
+    monkeypatch.setattr(world, "read", world.nothing)
+    await world.run(10, monkeypatch)
+    assert world.log == [(0, "False"), (0, "True")]

@@ -1,0 +1,63 @@
+"""What is counted of the kubelet's calls, over a socket as it makes them."""
+
+import pytest
+from grpclib.client import Channel, UnaryUnaryMethod
+from grpclib.exceptions import GRPCError
+
+from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet.codec import BytesCodec
+from gpu_plugin.kubelet.counts import KubeletCounts
+from gpu_plugin.kubelet.feed import ListFeed
+from gpu_plugin.kubelet.server import SocketServer
+from gpu_plugin.kubelet.service import DevicePluginService
+from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from gpu_plugin.snapshot import SnapshotStore
+from tests.unit.kubelet.conftest import directory  # noqa: F401 - a fixture
+from tests.unit.kubelet.serving import GPU, devices, registered, serving, view
+
+
+def asked(*ids):
+    return bytes(wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest(list(ids))]))
+
+
+async def test_answers_refusals_and_nonsense_are_told_apart(directory):  # noqa: F811
+    now = [5.0]
+
+    def clock():
+        now[0] += 0.002
+        return now[0]
+
+    store, counts = SnapshotStore(), KubeletCounts(clock)
+    store.publish({GPU: view(devices(8))})
+    service = DevicePluginService(ListFeed(GPU, store), store, lambda: None, counts=counts)
+    server, path = SocketServer(service), directory / "s.sock"
+    await server.bind(path)
+    ids = [device.id for device in devices(8)]
+    channel = Channel(path=str(path), codec=BytesCodec())
+    try:
+        allocate: UnaryUnaryMethod[bytes, bytes] = UnaryUnaryMethod(channel, wire.ALLOCATE, bytes, bytes)
+        await allocate(asked(ids[0], ids[1]))
+        await allocate(asked(ids[2]))
+        for request in (asked("GPU-of-another-node"), b"\xff\xff"):
+            with pytest.raises(GRPCError):
+                await allocate(request)
+    finally:
+        channel.close()
+        await server.end()
+    told = counts.told()
+    assert told["methods"]["Allocate"]["errors"] == {"INVALID_ARGUMENT": 1, "NOT_FOUND": 1}
+    assert told["methods"]["Allocate"]["seconds"]["counts"] == [0, 0, 4, *[0] * 8], "each took 2 ms"
+    assert (told["resources"][GPU]["allocations"], told["resources"][GPU]["allocated_devices"]) == (2, 3)
+    assert told["methods"]["GetPreferredAllocation"]["errors"] == {}
+
+
+async def test_a_failed_registration_and_the_one_after_it(directory):  # noqa: F811
+    async with StandInKubelet(directory) as kubelet:
+        kubelet.refuse_next_register("no such resource name")
+        async with serving(directory) as plugin:
+            await kubelet.wait_for(registered(kubelet))
+            told = plugin.endpoint._counts.told()["resources"][GPU]
+    assert told["registrations"] == {"accepted": 1, "failed": 1}
+    assert told["streams"] == 1
+    assert told["lists"] >= 1
+    assert plugin.endpoint._counts.told()["resources"][GPU]["streams"] == 0, "it ended with the endpoint"

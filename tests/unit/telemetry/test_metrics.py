@@ -1,0 +1,265 @@
+"""What Prometheus reads: a whole node's metrics, checked by the parsers of its client library, and what any status makes."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as prometheus
+
+from gpu_plugin.health.signals import SIGNALS
+from gpu_plugin.histogram import Histogram
+from gpu_plugin.telemetry.metrics import families, metrics
+from gpu_plugin.telemetry.metrics.exposition import OPENMETRICS, PROMETHEUS, text, wanted
+from gpu_plugin.telemetry.metrics.family import labelled
+from tests.unit.cli.test_status import STATUS
+
+HOSTILE = 'a"b\\c\nd{e}=f,# HELP g\n"} 1'
+
+
+def read(status):
+    """Every sample by name and labels, by both parsers, which must agree."""
+    plain = {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in prometheus(text(families(status), PROMETHEUS))
+        for sample in family.samples
+    }
+    told = {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in openmetrics.text_string_to_metric_families(text(families(status), OPENMETRICS))
+        for sample in family.samples
+    }
+    assert plain == told
+    return told
+
+
+def value(status, name, **labels):
+    return read(status).get((name, frozenset(labels.items())))
+
+
+# Formats
+
+
+def test_lines_are_as_prometheus_has_them():
+    shown = metrics({**STATUS, "driver": {"version": "580.1", "trouble": ""}})
+    at = shown.index("# TYPE gpu_plugin_gpu_info gauge")
+    assert shown[at - 1] == "# HELP gpu_plugin_gpu_info What a GPU is."
+    uuid = 'uuid="GPU-0",index="0"'
+    assert shown[at + 1] == (
+        f'gpu_plugin_gpu_info{{{uuid},pci_bus_id="0000:10:00.0",model="NVIDIA H100",driver="580.1"}} 1'
+    )
+    assert "# TYPE gpu_plugin_config_reloads_total counter" in shown
+
+
+def test_openmetrics_names_families_without_their_endings_and_says_their_units():
+    shown = text(families({**STATUS, "event_loop_lag": Histogram((0.5,)).told()}), OPENMETRICS).splitlines()
+    assert "# TYPE gpu_plugin_gpu info" in shown
+    assert "# TYPE gpu_plugin_config_reloads counter" in shown
+    assert "# UNIT gpu_plugin_event_loop_lag_seconds seconds" in shown
+    assert 'gpu_plugin_event_loop_lag_seconds_bucket{le="+Inf"} 0' in shown
+    assert shown[-1] == "# EOF"
+    assert shown.count("# EOF") == 1
+
+
+@pytest.mark.parametrize(
+    ("accept", "form"),
+    [
+        ("", PROMETHEUS),
+        ("*/*", PROMETHEUS),
+        ("text/html,application/xhtml+xml,*/*;q=0.8", PROMETHEUS),
+        ("application/openmetrics-text; version=1.0.0; charset=utf-8", OPENMETRICS),
+        ('application/openmetrics-text;version="1.0.0"', OPENMETRICS),
+        ("application/openmetrics-text", OPENMETRICS),
+        ("application/openmetrics-text;version=0.0.1,text/plain;version=0.0.4;q=0.5", PROMETHEUS),
+        ("application/openmetrics-text;version=2.0.0", PROMETHEUS),
+        ("application/openmetrics-text;q=0", PROMETHEUS),
+        ("application/openmetrics-text;q=nonsense", PROMETHEUS),
+        ("text/plain;version=0.0.4,application/openmetrics-text;version=1.0.0;q=0.1", PROMETHEUS),
+        # Prometheus 2.53, and 3.x with the escaping that it would rather have
+        ("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2", OPENMETRICS),
+        ("application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;q=0.5", OPENMETRICS),
+    ],
+)
+def test_openmetrics_is_for_who_asks_for_it(accept, form):
+    assert wanted(accept) is form
+
+
+def test_labels_are_escaped_as_both_formats_read_them_back():
+    assert labelled(a=HOSTILE) == r'a="a\"b\\c\nd{e}=f,# HELP g\n\"} 1"'
+    hostile = {**STATUS, "resources": {HOSTILE: STATUS["resources"]["nvidia.com/gpu"]}}
+    assert value(hostile, "gpu_plugin_devices", resource=HOSTILE, state="healthy") == 6
+    assert labelled(a="\ud800") == 'a="?"', "what is no text in UTF-8 stops no scrape"
+
+
+# What is said
+
+
+def test_every_family_is_in_the_table_and_the_other_way_round():
+    table = Path("docs/metrics.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `(gpu_plugin_\w+)` \|", table, re.MULTILINE))
+    assert {_name(family) for family in families(FULL)} == named
+    types = dict(re.findall(r"^\| `(gpu_plugin_\w+)` \| (\w+)", table, re.MULTILINE))
+    assert {_name(family): family.kind.value for family in families(FULL)} == types
+
+
+def _name(family):
+    return family.name + {"counter": "_total", "info": "_info"}.get(family.kind.value, "")
+
+
+def test_xids_of_the_table_begin_at_0_and_others_come_as_they_are_met():
+    health = {**STATUS["health"], "xid_classes": {13: "application", "79": "reboot", 31: "application"}}
+    status = {**STATUS, "health": health}
+    one = {"uuid": "GPU-1", "index": "1"}
+    assert value(status, "gpu_plugin_xid_errors_total", **one, xid="79", **{"class": "reboot"}) == 0
+    assert value(status, "gpu_plugin_xid_errors_total", **one, xid="31", **{"class": "application"}) == 300
+    assert sum(name == "gpu_plugin_xid_errors_total" for name, _ in read(status)) == 3 * 4
+    gone = [*health["xids"], {"uuid": "GPU-9", "xid": 999, "class": "unlisted", "total": 1}]
+    status = {**STATUS, "health": {**health, "xids": gone}}
+    labels = {"uuid": "GPU-9", "index": "", "xid": "999", "class": "unlisted"}
+    assert value(status, "gpu_plugin_xid_errors_total", **labels) == 1
+
+
+def test_each_signal_has_its_verdict():
+    sick = {**STATUS["health"]["gpus"][3], "signals": {"xid": "FATAL", "nvlink": "DEGRADED"}}
+    status = {**STATUS, "health": {**STATUS["health"], "gpus": [sick]}}
+    told = {
+        dict(labels)["signal"]: at
+        for (name, labels), at in read(status).items()
+        if name == "gpu_plugin_gpu_signal_verdict"
+    }
+    assert told == {**dict.fromkeys(SIGNALS, 0), "xid": 3, "nvlink": 2}
+
+
+def test_a_reading_that_is_not_known_has_no_series():
+    readings: dict[str, Any] = {"temperature_celsius": 0, "power_watts": None, "nvlinks_active": None}
+    gpu = {**STATUS["health"]["gpus"][0], "readings": readings}
+    names = {name for name, _ in read({**STATUS, "health": {**STATUS["health"], "gpus": [gpu]}})}
+    assert "gpu_plugin_gpu_temperature_celsius" in names
+    assert not {name for name in names if name.startswith(("gpu_plugin_gpu_power", "gpu_plugin_gpu_nvlinks"))}
+
+
+def test_an_action_that_is_newer_than_the_table_is_told_by_its_number():
+    gpu = {**STATUS["health"]["gpus"][0], "readings": {"recovery_action": "9", "fabric": "failed"}}
+    status = {**STATUS, "health": {**STATUS["health"], "gpus": [gpu]}}
+    one = {"uuid": "GPU-0", "index": "0"}
+    assert value(status, "gpu_plugin_gpu_recovery_action", **one, action="9") == 1
+    assert value(status, "gpu_plugin_gpu_recovery_action", **one, action="none") == 0
+    assert value(status, "gpu_plugin_gpu_fabric_state", **one, state="failed") == 1
+    assert value(status, "gpu_plugin_gpu_fabric_state", **one, state="completed") == 0
+
+
+def test_pods_are_named_whatever_they_are_called():
+    held = [[{"resource": "r", "device": "GPU-0::1", "uuid": "GPU-0", "index": 0}, [[HOSTILE, "größe-0", "main"]]]]
+    up = {"devices": held, "trouble": "", "questions": 7, "failures": 2}
+    labels = {"namespace": HOSTILE, "pod": "größe-0", "container": "main", "resource": "r", "device": "GPU-0::1"}
+    status = {**STATUS, "attribution": up}
+    assert value(status, "gpu_plugin_pod_device", **labels, uuid="GPU-0", index="0") == 1
+    assert value(status, "gpu_plugin_pod_attribution_up") == 1
+    assert value(status, "gpu_plugin_pod_resources_requests_total", result="answered") == 5
+    down = {**STATUS, "attribution": {"devices": [], "trouble": "no socket", "questions": 7, "failures": 7}}
+    assert value(down, "gpu_plugin_pod_attribution_up") == 0
+    assert value({**STATUS, "attribution": None}, "gpu_plugin_pod_attribution_up") is None
+
+
+def test_durations_are_counted_up_from_bucket_to_bucket():
+    lag = Histogram((0.001, 0.5))
+    for seconds in (0.0, 0.001, 0.002, 7.0):
+        lag.observe(seconds)
+    status = {**STATUS, "event_loop_lag": lag.told()}
+    buckets = [value(status, "gpu_plugin_event_loop_lag_seconds_bucket", le=le) for le in ("0.001", "0.5", "+Inf")]
+    assert buckets == [2, 3, 4]
+    assert value(status, "gpu_plugin_event_loop_lag_seconds_count") == 4
+    assert math.isclose(value(status, "gpu_plugin_event_loop_lag_seconds_sum") or 0, 7.003)
+
+
+def _calls(**calls):
+    return {call: {"seconds": Histogram((1.0,)).told(), "errors": {"unknown": 1}, "hung": 0} for call in calls}
+
+
+FULL: dict[str, Any] = {
+    **STATUS,
+    "state": {"directory": "/state", "trouble": ""},
+    "daemon": {**STATUS["daemon"], "python": "3.11.7"},
+    "cdi": {"directory": "/var/run/cdi", "devices": 17, "trouble": ""},
+    "event_loop_lag": Histogram((1.0,)).told(),
+    "scrape_seconds": 0.004,
+    "attribution": {
+        "devices": [({"resource": "r", "device": "d", "uuid": "GPU-0", "index": 0}, [("n", "p", "c")])],
+        "trouble": "",
+        "questions": 1,
+        "failures": 0,
+    },
+    "counters": {
+        "snapshot_version": 4,
+        "kubelet": {"methods": _calls(Allocate=1), "resources": {}},
+        "nvml": {"calls": _calls(temperature=1), "hanging": 0},
+    },
+}
+"""Something of everything."""
+
+
+# Any status
+
+_text = st.text(max_size=12)
+_counts = st.integers(0, 10**15)
+_number = st.one_of(st.none(), st.booleans(), st.integers(-(10**9), 10**15), st.floats(0, 1e12, allow_nan=False))
+
+
+@st.composite
+def statuses(draw):
+    uuids = draw(st.lists(_text.filter(bool), max_size=3, unique=True))
+    gpus = [
+        {
+            "uuid": uuid,
+            "index": index,
+            "bus_id": draw(_text),
+            "model": draw(_text),
+            "state": draw(st.sampled_from(["healthy", "degraded", "unhealthy"])),
+            "since": draw(st.one_of(st.none(), st.floats(0, 4e9))),
+            "signals": draw(
+                st.dictionaries(st.sampled_from([*SIGNALS]), st.sampled_from(["APP", "DEGRADED", "FATAL"]))
+            ),
+            "readings": draw(st.dictionaries(st.sampled_from(sorted(READ)), _number)),
+        }
+        for index, uuid in enumerate(uuids)
+    ]
+    resources = draw(
+        st.dictionaries(_text, st.fixed_dictionaries(dict.fromkeys(("devices", "healthy", "retired"), _counts)))
+    )
+    held = [
+        [
+            {"resource": resource, "device": device, "uuid": draw(_text), "index": 0},
+            sorted(draw(st.sets(st.tuples(_text, _text, _text), max_size=2))),
+        ]
+        for resource, device in draw(st.sets(st.tuples(_text, _text), max_size=3))
+    ]
+    return {
+        **FULL,
+        "driver": {"version": draw(_text), "trouble": draw(_text), "answered": draw(st.booleans())},
+        "resources": resources,
+        "health": {
+            "gpus": gpus,
+            "supported": {uuid: {"xid": draw(st.booleans())} for uuid in uuids},
+            "transitions": [{"uuid": uuid, "signal": draw(_text), "verdict": "FATAL", "total": 1} for uuid in uuids],
+            "xids": [{"uuid": uuid, "xid": 79, "class": draw(_text), "total": draw(_counts)} for uuid in uuids],
+            "xid_classes": {79: "reboot", 13: "application"},
+        },
+        "attribution": {"devices": held, "trouble": draw(_text), "questions": 1, "failures": 0},
+    }
+
+
+READ = frozenset(
+    {
+        *("at", "temperature_celsius", "power_watts", "energy_joules", "utilization_ratio", "memory_used_bytes"),
+        *("ecc_uncorrected", "sram_threshold", "remap_pending", "nvlinks_active", "pcie_replays", "slowdown_celsius"),
+    }
+)
+
+
+@given(statuses())
+def test_any_status_gives_text_that_can_be_read(status):
+    read(status)
