@@ -456,7 +456,7 @@ class Daemon:
         return Source(
             on=lambda: self.settings.status_page,
             held=self._held_by_containers,
-            material=lambda held, unheld: self._view.material(store, held, unheld),
+            material=lambda held, unheld: self._view.material(held, unheld),
             news=store.news,
         )
 

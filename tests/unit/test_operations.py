@@ -3,8 +3,8 @@
 import pytest
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.control import RefusedError
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.control import RefusedError
 from gpu_plugin.devices.node import Gpu, MigDevice
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import Verdict

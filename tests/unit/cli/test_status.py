@@ -162,7 +162,13 @@ def test_one_device_is_one_and_many_ids_are_counted():
             "NO DEVICE CAN BE USED: no space left",
         ),
         (
-            {"cluster": {"node": "node-a", "cordoned": ["GPU-a"], "trouble": ["Kubernetes Events are not written: 403"]}},
+            {
+                "cluster": {
+                    "node": "node-a",
+                    "cordoned": ["GPU-a"],
+                    "trouble": ["Kubernetes Events are not written: 403"],
+                }
+            },
             "Kubernetes Events are not written: 403",
         ),
     ],
