@@ -179,6 +179,9 @@ class _Claim:
     replicas: Sequence[Device] = ()
 
 
+_UNCLAIMED = _Claim()
+
+
 class _Busy:
     """Which planned devices have hardware that retired ones have. Devices of the same hardware are judged once."""
 
@@ -196,6 +199,8 @@ class _Busy:
 
     def claim(self, device: Device) -> _Claim:
         """What pods may have of its hardware under former ids."""
+        if device.gpu not in self._of and ANYWHERE not in self._of:
+            return _UNCLAIMED
         unit = (device.gpu, device.visible_id, device.kind, bool(device.shared), device.nodes)
         if unit not in self._found:
             candidates = (*self._of.get(device.gpu, {}).values(), *self._of.get(ANYWHERE, {}).values())
