@@ -110,7 +110,9 @@ class Watched:
 def measure(plan: Plan, directory: Path) -> list[Row]:
     """The three of them."""
     del directory
-    steady = anyio.run(_steady, 2 * questions.TURNS)  # as the daemon runs, so that anyio knows its loop in every callback
+    steady = anyio.run(
+        _steady, 2 * questions.TURNS
+    )  # as the daemon runs, so that anyio knows its loop in every callback
     slow = anyio.run(_slow, plan.rounds)
     share, late, others = anyio.run(_storm)
     return [
