@@ -287,7 +287,7 @@ class Reviewer:
             review = json.loads(await reader.readexactly(length))
             asked = review["spec"]["resourceAttributes"]
             self.asked.append((lines[0], asked))
-            content = {"status": {"allowed": (asked["verb"], asked["resource"]) in self.allowed}}
+            content: dict[str, object] = {"status": {"allowed": (asked["verb"], asked["resource"]) in self.allowed}}
             if self.code != 201:
                 content = {"kind": "Status", "code": self.code, "message": "no"}
             body = json.dumps(content).encode()

@@ -3,6 +3,7 @@
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,7 @@ def everything(directory: Path) -> dict[Path, bytes]:
 
 
 async def test_an_empty_machine(short):
-    facts = await gather(settings(short), 2.0, places=Places(short / "proc", short / "sys", str(short)))
+    facts: Any = await gather(settings(short), 2.0, places=Places(short / "proc", short / "sys", str(short)))
     assert not isinstance(facts.driver, Unknown)
     assert facts.driver.trouble
     assert isinstance(facts.process, Unknown)  # there is no /proc here
@@ -74,7 +75,7 @@ async def test_an_empty_machine(short):
 
 
 async def test_every_gpu_is_described(short, real, node):
-    facts = await gather(settings(short), 2.0, places=Places(root=str(short)))
+    facts: Any = await gather(settings(short), 2.0, places=Places(root=str(short)))
     assert [gpu.index for gpu in facts.driver.gpus] == list(range(8))
     first, profile = facts.driver.gpus[0], node.profile.gpus[0]
     assert (first.uuid, first.minor, first.bus_id, first.model) == (
@@ -90,7 +91,7 @@ async def test_every_gpu_is_described(short, real, node):
 async def test_a_gpu_that_hangs_costs_the_others_nothing(short, real, node):
     node.hang(3, 60)
     began = time.monotonic()
-    facts = await gather(settings(short, nvml_timeout="1s"), 0.5, places=Places(root=str(short)))
+    facts: Any = await gather(settings(short, nvml_timeout="1s"), 0.5, places=Places(root=str(short)))
     assert time.monotonic() - began < 10
     assert [gpu.index for gpu in facts.driver.gpus if gpu.trouble] == [3]
     assert "no answer within" in facts.driver.gpus[3].trouble
@@ -103,7 +104,7 @@ async def test_a_gpu_that_hangs_costs_the_others_nothing(short, real, node):
 async def test_a_driver_that_hangs(short, monkeypatch, real):
     over = threading.Event()
     monkeypatch.setattr(real.driver, "open", over.wait)
-    facts = await gather(settings(short), 0.2, places=Places(root=str(short)))
+    facts: Any = await gather(settings(short), 0.2, places=Places(root=str(short)))
     over.set()
     assert facts.driver == Unknown("no answer within 0.2 s", hung=True)
     found = {name: each.status for name, each in examined(facts)}
@@ -120,7 +121,7 @@ async def test_a_device_node_that_hangs(short, monkeypatch, real):
         return DeviceNode(path, True, 195, 0, 0o666, 0)
 
     monkeypatch.setattr(host, "device_node", opening)
-    facts = await gather(settings(short), 0.3, places=Places(root=str(short)))
+    facts: Any = await gather(settings(short), 0.3, places=Places(root=str(short)))
     over.set()
     assert {path for path, node in facts.nodes.nodes.items() if node.why} == {"/dev/nvidia1"}
 
@@ -128,7 +129,7 @@ async def test_a_device_node_that_hangs(short, monkeypatch, real):
 async def test_a_mount_that_hangs(short, monkeypatch):
     over = threading.Event()
     monkeypatch.setattr(gathering, "directory", lambda _: over.wait())
-    facts = await gather(settings(short), 0.2, places=Places(root=str(short)))
+    facts: Any = await gather(settings(short), 0.2, places=Places(root=str(short)))
     over.set()
     assert facts.state == Unknown("no answer within 0.2 s", hung=True)
     [found] = [each for name, each in examined(facts) if name == "state-directory"]
@@ -140,7 +141,7 @@ async def test_a_look_that_fails_is_a_fact_that_is_not_known(short, monkeypatch)
         raise RuntimeError("a fault of ours")
 
     monkeypatch.setattr(gathering, "directory", fail)
-    facts = await gather(settings(short), 2.0, places=Places(root=str(short)))
+    facts: Any = await gather(settings(short), 2.0, places=Places(root=str(short)))
     assert facts.state == Unknown("RuntimeError: a fault of ours")
 
 
@@ -156,7 +157,7 @@ async def test_released_gpus_are_left_alone(short, monkeypatch, real):
 
     (short / "state").mkdir()
     async with control.serve(short / "state", {"status": said}):
-        facts = await gather(settings(short), 2.0, places=Places(root=str(short)))
+        facts: Any = await gather(settings(short), 2.0, places=Places(root=str(short)))
     assert facts.daemon.status["resources"][GPU]["healthy"] == 2
     assert facts.driver == Unknown("GPU 1 is released for maintenance, so the driver is left alone")
     assert facts.nodes.nodes == {}
@@ -168,7 +169,7 @@ async def test_a_simulated_node_as_its_daemon_keeps_it(short):
     kept = SimulatedNode(load("hgx-h100"), state)
     kept.lose(2)
     before = everything(short)
-    facts = await gather(settings(short, simulate="hgx-h100"), 2.0, places=Places(root=str(short)))
+    facts: Any = await gather(settings(short, simulate="hgx-h100"), 2.0, places=Places(root=str(short)))
     assert [gpu.index for gpu in facts.driver.gpus if gpu.trouble] == [2]
     assert "/dev/nvidia7" in facts.nodes.nodes
     assert everything(short) == before
@@ -195,7 +196,7 @@ def test_a_driver_of_another_version_than_its_module(node, short):
 
 
 def test_the_platform_that_was_found(node):
-    driver = SimulatedDriver(node)
+    driver: Any = SimulatedDriver(node)
     driver.chosen = TegraDriver()
     assert opened(Hardware(driver, SimulatedHost(node), "")).platform == "tegra"
 
