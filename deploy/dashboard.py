@@ -697,7 +697,7 @@ def _panel(show: Show, number: int, place: Json) -> Json:
         "gridPos": place,
         "targets": [_target(query, at, show.kind) for at, query in enumerate(show.queries)],
         "fieldConfig": {"defaults": defaults, "overrides": []},
-        "options": _OPTIONS[show.kind],
+        "options": dict(_OPTIONS[show.kind]),
     }
     if show.kind == "timeseries":
         stacking = {"mode": "normal" if show.stacked else "none", "group": "A"}

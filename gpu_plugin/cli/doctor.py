@@ -88,7 +88,7 @@ def lines(found: "Sequence[tuple[str, Finding]]", columns: int | None = None) ->
                 yield from wrapped(f"{indent}do: {printable(each.remedy)}", f"{indent}    ", columns)
         if shown:
             yield ""
-    yield _sum(found)
+    yield from wrapped(_sum(found), "", columns)
 
 
 def _sum(found: "Sequence[tuple[str, Finding]]") -> str:

@@ -59,8 +59,9 @@ class ResourceEndpoint:
         """Takes the pulse that rings when something in `directory` may have changed, and what all resources' services share.
 
         `registered` is called after each registration, and `registrations` told how the resource stands: a registration counts
-        there once the kubelet has opened its stream; `counts` takes down what passes between us and the kubelet. `kubelet_socket` is
-        `directory`/kubelet.sock, or None to serve without registering. Raises ValueError for a name that no kubelet would take.
+        there once the kubelet has opened its stream; `counts` takes down what passes between us and the kubelet.
+        `kubelet_socket` is `directory`/kubelet.sock, or None to serve without registering. Raises ValueError for a name that no
+        kubelet would take.
         """
         fault = resource_name_fault(resource)
         if fault:

@@ -237,29 +237,32 @@ def _some(count: int) -> str:
 
 
 def _pods(gpus: Sequence[Mapping[str, Any]], material: Material) -> dict[str, Any]:
-    """Who holds what: a row for each container and GPU, those first whose GPU is not well."""
-    rows: dict[tuple[str, str, str, int], dict[str, Any]] = {}
+    """Who holds what: a row for each container, those first one of whose GPUs is not well."""
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for gpu in gpus:
         for device in gpu["devices"]:
             for holder in device["holders"]:
-                key = (holder["namespace"], holder["pod"], holder["container"], gpu["index"])
+                key = (holder["namespace"], holder["pod"], holder["container"])
                 row = rows.setdefault(
                     key,
-                    {
-                        **{name: holder[name] for name in ("namespace", "pod", "container")},
-                        "gpu": gpu["index"],
-                        "uuid": gpu["uuid"],
-                        "state": gpu["state"],
-                        "resources": {},
-                    },
+                    {**{name: holder[name] for name in ("namespace", "pod", "container")}, "gpus": {}, "resources": {}},
                 )
+                row["gpus"][gpu["index"]] = gpu["state"]
                 row["resources"][device["resource"]] = row["resources"].get(device["resource"], 0) + holder["devices"]
-    ordered = sorted(rows.items(), key=lambda item: (_WORST.index(item[1]["state"]), item[0]))
+    listed = [
+        {
+            **row,
+            "gpus": [{"index": index, "state": state} for index, state in sorted(row["gpus"].items())],
+            "state": min(row["gpus"].values(), key=_WORST.index),
+        }
+        for row in rows.values()
+    ]
+    listed.sort(key=lambda row: (_WORST.index(row["state"]), row["namespace"], row["pod"], row["container"]))
     return {
         "known": material.held is not None,
         "why": "" if material.held is not None else material.unheld,
-        "containers": [row for _, row in ordered[:PODS]],
-        "left_out": max(0, len(ordered) - PODS),
+        "containers": listed[:PODS],
+        "left_out": max(0, len(listed) - PODS),
     }
 
 

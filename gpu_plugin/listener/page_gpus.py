@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from gpu_plugin.listener.page_pieces import NONE, WORDS, Data, anchor, badge, bus_and_model, row, since, table
+from gpu_plugin.listener.page_pieces import NONE, SIGNS, WORDS, Data, anchor, badge, bus_and_model, row, since, table
 from gpu_plugin.placement.svg import xml
 
 NAMED = 3
@@ -151,19 +151,24 @@ def pods(data: Data) -> str:
         row(
             ("Pod", f"{xml(each['namespace'])}/<b>{xml(each['pod'])}</b>", "head"),
             ("Container", xml(each["container"]), ""),
-            ("GPU", f"{each['gpu']}", "number"),
+            ("GPUs", ", ".join(map(_gpu_of, each["gpus"])), ""),
             ("Devices", ", ".join(f"{count} x {xml(name)}" for name, count in each["resources"].items()), ""),
-            ("GPU's health", badge(each["state"], WORDS[each["state"]]), ""),
+            ("Their health", badge(each["state"], WORDS[each["state"]]), ""),
             state=each["state"],
         )
         for each in held["containers"]
     )
-    heads = (("Pod", ""), ("Container", ""), ("GPU", "number"), ("Devices", ""), ("GPU's health", ""))
+    heads = (("Pod", ""), ("Container", ""), ("GPUs", ""), ("Devices", ""), ("Their health", ""))
     count = len({(each["namespace"], each["pod"]) for each in held["containers"]})
     summary = f"{count} pod{'' if count == 1 else 's'} hold{'s' if count == 1 else ''} devices"
     more = f'<p class="none">{held["left_out"]} more are left out.</p>' if held["left_out"] else ""
     listed = table("Pods that hold devices", heads, rows) + more
     return f'<details id="pods-all"><summary>{summary}</summary>{listed}</details>'
+
+
+def _gpu_of(gpu: Data) -> str:
+    sign = "" if gpu["state"] == "healthy" else f'<span class="{gpu["state"]}">{SIGNS[gpu["state"]]}</span> '
+    return f"{sign}{gpu['index']}"
 
 
 def devices(data: Data) -> str:

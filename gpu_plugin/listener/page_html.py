@@ -4,7 +4,7 @@ Every text of others goes through `xml`, which leaves it a text whatever it hold
 itself, so its Content-Security-Policy forbids both, too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gpu_plugin.listener.page_data import ATTENTION, OK, UNHEALTHY
 from gpu_plugin.listener.page_gpus import devices, gpus, pods
@@ -14,16 +14,7 @@ from gpu_plugin.placement.svg import xml
 
 def parts(data: Data) -> dict[str, str]:
     """The content of each part of the page, by the id of its element."""
-    return {
-        "summary": _summary(data),
-        "complaints": _complaints(data),
-        "node": _node(data),
-        "gpus": gpus(data),
-        "pods": pods(data),
-        "devices": devices(data),
-        "links": _links(data),
-        "events": _events(data),
-    }
+    return {name: made(data) for name, made in PARTS.items()}
 
 
 SECTIONS: Sequence[tuple[str, str]] = (
@@ -257,3 +248,16 @@ def _event(event: Data) -> str:
 
 
 _VERDICTS: Mapping[str, str] = {"FATAL": UNHEALTHY, "DEGRADED": ATTENTION, "OK": OK}
+
+
+PARTS: Mapping[str, Callable[[Data], str]] = {
+    "summary": _summary,
+    "complaints": _complaints,
+    "node": _node,
+    "gpus": gpus,
+    "pods": pods,
+    "devices": devices,
+    "links": _links,
+    "events": _events,
+}
+"""What makes each part of the page, by the id of its element."""

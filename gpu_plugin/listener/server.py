@@ -277,7 +277,9 @@ class Server:
             tasks.start_soon(self._leave_with, connection, tasks.cancel_scope)
             async with aclosing(stream.chunks()) as chunks:
                 async for chunk in chunks:
-                    if not await self._sent(connection, head + (protocol.send(h11.Data(data=chunk)) or b"")):
+                    # A copy of the chunk for each reader would be megabytes.
+                    pieces = [head, *(protocol.send_with_data_passthrough(h11.Data(data=chunk)) or ())]
+                    if not await self._sent(connection, *filter(None, pieces)):
                         break
                     head = b""
                     visit.stage = Stage.STREAMING
@@ -285,11 +287,12 @@ class Server:
                     await self._sent(connection, protocol.send(h11.EndOfMessage()) or b"")
             tasks.cancel_scope.cancel()
 
-    async def _sent(self, connection: socket.socket, content: bytes) -> bool:
-        """Whether the client took this in time. One that did not is reset."""
+    async def _sent(self, connection: socket.socket, *pieces: bytes) -> bool:
+        """Whether the client took these in time. One that did not is reset."""
         with anyio.move_on_after(self._limits.send) as patience:
             try:
-                await asyncio.get_running_loop().sock_sendall(connection, content)
+                for piece in pieces:
+                    await asyncio.get_running_loop().sock_sendall(connection, piece)
             except OSError as error:
                 log.debug("the reader of a stream left: %s", error)
                 return False

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
+from anyio.lowlevel import checkpoint
 
 from gpu_plugin.kubelet.pod_listing import Held
 from gpu_plugin.listener.answer import Answer, Headers, Page, Request, Stream
@@ -146,6 +147,7 @@ class StatusPage:
                 tasks.start_soon(self._follow_pods)
                 await self._follow()
                 tasks.cancel_scope.cancel()
+            self._whole, self._changes = (0, b""), b""  # some hundred KiB that nobody reads now
 
     # Answers
 
@@ -226,14 +228,14 @@ class StatusPage:
                 await anyio.to_thread.run_sync(_import)
             if self.source is not None:
                 self._held = await self.source.held()
-            self._look()
+            await self._look()
 
     async def _follow(self) -> None:
         beaten = anyio.current_time()
         while self._readers:
             async with self._one_at_a_time:
                 began = time.perf_counter()
-                self._look()
+                await self._look()
                 took = time.perf_counter() - began
             if anyio.current_time() - beaten >= BEAT or not self._on():
                 beaten = anyio.current_time()
@@ -248,22 +250,32 @@ class StatusPage:
                 self._held = await self.source.held()
             await anyio.sleep(AGAIN)
 
-    def _look(self) -> None:
-        """Makes the page of what is known now, and rings where it is another one."""
+    async def _look(self) -> None:
+        """Makes the page of what is known now, and rings where it is another one. Whoever waits for the loop goes first."""
         from gpu_plugin.listener.page_data import awaiting, page_data  # noqa: PLC0415 - paid for by who looks
-        from gpu_plugin.listener.page_html import parts  # noqa: PLC0415
+        from gpu_plugin.listener.page_html import PARTS  # noqa: PLC0415
 
         if self.source is None:
             data = awaiting(self.awaited())
         else:
             material = self.source.material(*self._held)
+            await checkpoint()
             data = page_data(material, self._linked(material))
-        self._looked, self._at = anyio.current_time(), self._wall()
+        now, at = anyio.current_time(), self._wall()
         if data == self._data:
+            self._looked, self._at = now, at
             return
-        filled = parts(data)
+        filled = {}
+        for name, made in PARTS.items():
+            await checkpoint()
+            filled[name] = made(data)
         changed = {name: text for name, text in filled.items() if text != self._parts.get(name)}
-        self._data, self._parts = data, filled
+        self._data, self._parts, self._looked, self._at = (
+            data,
+            filled,
+            now,
+            at,
+        )  # at once: whoever waits may leave before
         if changed:
             self._version += 1
             self._changes = _event("parts", {"at": self._at, "parts": changed})

@@ -2,22 +2,25 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
-from tests.chart import openapi
+from tests.chart import grafana, openapi, prometheus
 from tests.chart.helm import Helm
+from tests.chart.prometheus import Prometheus
 from tests.cluster.harness import binaries
 
 INSTALL = os.environ.get("E2E_INSTALL") == "1"
-Find = Callable[[str], Path]
-Install = Callable[[str, Callable[[str], None]], Path]
+Say = Callable[[str], None]
+Had = TypeVar("Had")
 
 REQUIRED = os.environ.get("E2E") == "required"
 
 
-def _had(find: Find, install: Install, name: str, request: pytest.FixtureRequest) -> Path:
+def _had(find: Callable[[], Had], install: Callable[[Say], Had], request: pytest.FixtureRequest) -> Had:
     capture = request.config.pluginmanager.getplugin("capturemanager")
 
     def say(step: str) -> None:
@@ -25,7 +28,7 @@ def _had(find: Find, install: Install, name: str, request: pytest.FixtureRequest
             print(f"\nchart: {step}", flush=True)
 
     try:
-        return install(name, say) if INSTALL else find(name)
+        return install(say) if INSTALL else find()
     except binaries.MissingError as missing:
         if REQUIRED or INSTALL:
             pytest.fail(f"no test of the chart: {missing}")
@@ -33,7 +36,7 @@ def _had(find: Find, install: Install, name: str, request: pytest.FixtureRequest
 
 
 def _tool(name: str, request: pytest.FixtureRequest) -> Path:
-    return _had(binaries.find_tool, binaries.install_tool, name, request)
+    return _had(partial(binaries.find_tool, name), partial(binaries.install_tool, name), request)
 
 
 @pytest.fixture(scope="session")
@@ -57,4 +60,17 @@ def kubeconform(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="session", params=openapi.VERSIONS)
 def schemas(request: pytest.FixtureRequest) -> Path:
     """The schemas of a version of Kubernetes."""
-    return _had(openapi.find, openapi.install, request.param, request)
+    version = request.param
+    return _had(partial(openapi.find, version), partial(openapi.install, version), request)
+
+
+@pytest.fixture(scope="session")
+def programs(request: pytest.FixtureRequest) -> Prometheus:
+    """Prometheus and promtool."""
+    return _had(prometheus.find, prometheus.install, request)
+
+
+@pytest.fixture(scope="session")
+def grafana_types(request: pytest.FixtureRequest) -> grafana.Types:
+    """Grafana's types and a compiler."""
+    return _had(grafana.find, grafana.install, request)

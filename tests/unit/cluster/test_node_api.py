@@ -1,5 +1,7 @@
 """What is changed in the API, and what becomes of it where the server is busy, away, or somebody else was faster."""
 
+import time
+
 import anyio
 import pytest
 
@@ -167,3 +169,28 @@ async def test_a_silent_server_is_given_up(server, api, pauses, monkeypatch):
     with pytest.raises(UnreachableError, match="did not answer"):
         await api.apply_condition(None)
     assert len(server.requests) == node_api.ATTEMPTS
+
+
+async def test_it_ends_at_once_amid_a_request(server, api):
+    server.silent = True
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(api.apply_condition, None)
+        with anyio.fail_after(10):
+            while not server.requests:
+                await anyio.sleep(0.001)
+        began = time.monotonic()
+        tasks.cancel_scope.cancel()
+    assert time.monotonic() - began < 0.5
+    assert api.requests == 1
+
+
+async def test_two_tasks_that_ask_at_once_have_a_connection_each(server, api):
+    server.silent = True
+    async with anyio.create_task_group() as tasks:
+        for _ in range(2):
+            tasks.start_soon(api.apply_condition, None)
+        with anyio.fail_after(10):
+            while len(server.requests) < 2:
+                await anyio.sleep(0.001)
+        assert len(server._writers) == 2
+        tasks.cancel_scope.cancel()

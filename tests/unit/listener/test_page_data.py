@@ -20,9 +20,9 @@ def test_who_is_hit_by_what_and_what_to_do():
     assert sick["devices"][0]["holders"] == [
         {"namespace": "team-a", "pod": "train-1", "container": "main", "devices": 1},
     ]
-    assert [(row["pod"], row["gpu"], row["state"]) for row in data["pods"]["containers"]] == [
-        ("train-1", 1, "unhealthy"),
-        ("train-0", 0, "healthy"),
+    assert [(row["pod"], row["gpus"], row["state"]) for row in data["pods"]["containers"]] == [
+        ("train-1", [{"index": 1, "state": "unhealthy"}], "unhealthy"),
+        ("train-0", [{"index": 0, "state": "healthy"}], "healthy"),
     ]
 
 

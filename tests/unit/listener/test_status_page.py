@@ -307,11 +307,24 @@ async def test_a_look_at_448_devices_of_100_pods_takes_milliseconds():
     page = StatusPage(str)
     page.source = told.source
     page._held = told.now.held, ""
-    page._look()
+    await page._look()
     times = []
     for count in range(5):
         told.now = replace(told.now, troubles=(str(count),))
         began = time.perf_counter()
-        page._look()
+        await page._look()
         times.append(time.perf_counter() - began)
     assert min(times) < 0.05
+
+
+async def test_one_who_leaves_while_the_page_is_made_leaves_it_to_the_next():
+    told = Told()
+    async with running(told) as page:
+        await ask(page, "/icon.svg")
+        for turns in range(12):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask, page, "/")
+                for _ in range(turns):
+                    await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+        assert "GPU 1 is Unhealthy" in (await ask(page, "/")).text

@@ -1,0 +1,85 @@
+"""What the status page costs on a full node: 16 GPUs, 448 devices, 100 pods that hold them."""
+
+import os
+import socket
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from bench.calls import two_processors
+from bench.plan import PATIENCE, MeasurementError, Plan
+from bench.probes import ADDRESS, asking, free_port
+from bench.process import memory
+from bench.quantiles import median, percentile
+from bench.scrape import DEVICES, PODS, _pin, _served
+from bench.table import Row
+
+EVERY = 1.05
+"""Seconds between two pages: one is good for a second."""
+
+PAGES, READERS = 12, 8
+
+WATCHED = 10.0
+"""Seconds for which readers are kept up to date."""
+
+
+def measure(plan: Plan, directory: Path) -> list[Row]:
+    """The time of the page, and what it and its readers take of memory and of a processor of a daemon that is scraped."""
+    del plan
+    directory.mkdir()
+    with ExitStack() as stack:
+        _, server = stack.enter_context(two_processors())
+        port = free_port()
+        node = stack.enter_context(_served(directory, port))
+        pid = node.daemon.pid
+        _pin(pid, server)
+        ask = asking(port)
+        ask(b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n")
+        time.sleep(EVERY)
+        unseen = memory(pid, "VmRSS")
+        answer = ask(b"GET / HTTP/1.1\r\nHost: node\r\n\r\n")
+        if not answer.startswith(b"HTTP/1.1 200") or b"machine-learning" not in answer:
+            raise MeasurementError(f"this is no status page: {answer[:200]!r}")
+        taken = []
+        for _ in range(PAGES):
+            time.sleep(EVERY)
+            began = time.perf_counter()
+            ask(b"GET / HTTP/1.1\r\nHost: node\r\n\r\n")
+            taken.append((time.perf_counter() - began) * 1000)
+        before, began = _processor(pid), time.perf_counter()
+        for _ in range(READERS):
+            reader = stack.enter_context(socket.create_connection((ADDRESS, port), PATIENCE))
+            reader.sendall(b"GET /status.stream HTTP/1.1\r\nHost: node\r\n\r\n")
+            threading.Thread(target=_drain, args=(reader,), daemon=True).start()
+        time.sleep(WATCHED)
+        share = (_processor(pid) - before) / (time.perf_counter() - began) * 100
+        grown = memory(pid, "VmRSS") - unseen
+        return [
+            Row(
+                f"status page: 16 GPUs, {DEVICES} devices, {PODS} pods",
+                "ms",
+                len(taken),
+                median(taken),
+                percentile(taken, 99),
+                50,
+                note=f"{len(answer) / 1024:.0f} KiB",
+                series={"ms": taken},
+            ),
+            Row(f"status page: RSS more than before, {READERS} readers", "MiB", 1, grown, budget=3),
+            Row(f"status page: {READERS} readers, share of a processor", "%", 1, share, budget=5),
+        ]
+
+
+def _processor(pid: int) -> float:
+    """Seconds of a processor that a process has had."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _drain(reader: socket.socket) -> None:
+    try:
+        while reader.recv(65536):
+            pass
+    except OSError:  # closed at the end
+        return

@@ -1,0 +1,214 @@
+"""Scrapes of real daemons on simulated nodes, and a real Prometheus that has them for the last half hour."""
+
+import json
+import random
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from gpu_plugin.kubelet import wire
+from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from gpu_plugin.simulation.stand_in_kubelet.client import CallError, PluginClient
+from tests.chart.prometheus import Prometheus
+from tests.node.daemon import GPU, DaemonProcess, healthy
+
+PATIENCE = 40.0
+"""Seconds for anything to come about on a busy machine."""
+
+MINUTES = 30
+STEP = 60
+
+SMALL_MIG = "nvidia.com/mig-1g.5gb"
+
+Scrapes = Mapping[str, Sequence[str]]
+"""By node: OpenMetrics, from before the faults and from after them."""
+
+
+def record() -> Scrapes:
+    """Has two nodes run pods and then meet faults. A node of whole GPUs, and one half of whose GPUs are in MIG mode."""
+    return anyio.run(_record)
+
+
+async def _record() -> Scrapes:
+    whole: list[str] = []
+    parts: list[str] = []
+    async with anyio.create_task_group() as nodes:
+        nodes.start_soon(_whole, whole)
+        nodes.start_soon(_parts, parts)
+    return {"node-1": whole, "node-2": parts}
+
+
+async def _whole(scrapes: list[str]) -> None:
+    with _daemon("hgx-h100") as (daemon, port):
+        async with StandInKubelet(daemon.directory) as kubelet:
+            await kubelet.wait_for(healthy(kubelet, 8), timeout=PATIENCE)
+            await kubelet.admit("train-0", {GPU: 4})
+            await kubelet.admit("train-1", {GPU: 1})
+            scrapes.append(
+                await _scraped(port, "gpu_plugin_pod_device{", 'gpu_plugin_registered{resource="nvidia.com/gpu"} 1')
+            )
+            (endpoint,) = daemon.directory.glob("gpu-plugin*.sock")
+            client = PluginClient(GPU, str(endpoint))
+            await client.dial(PATIENCE, 0.1, random.Random(0))
+            unknown = wire.messages.ContainerAllocateRequest(["GPU-that-nobody-knows"])
+            try:
+                await client.call(wire.ALLOCATE, bytes(wire.messages.AllocateRequest([unknown])))
+            except CallError:
+                pass
+            else:
+                raise AssertionError("a GPU that nobody knows was allocated")
+            client.close()
+            for gpu in range(4):
+                daemon.fault(gpu, xid=79)
+            daemon.fault(4, **{"pcie-width": 4})
+            daemon.fault(4, **{"remap-pending": True})
+            daemon.fault(5, **{"remap-failure": True})
+            daemon.fault(5, **{"clocks-event-reasons": 0x40})
+            daemon.fault(6, error=999)
+            daemon.fault(7, hang=5)
+            wanted = (
+                'state="unhealthy"} 1',
+                'state="degraded"} 1',
+                "gpu_row_remap_pending{",
+                'reason="hw_thermal_slowdown"} 1',
+                "gpu_plugin_nvml_call_errors_total{",
+                'code="NOT_FOUND"} 1',
+                "gpu_plugin_nvml_calls_hanging 1",
+            )
+            scrapes.append(await _scraped(port, *wanted))
+
+
+async def _parts(scrapes: list[str]) -> None:
+    with _daemon("a100-mig-mixed", "--mig-strategy=mixed") as (daemon, port):
+        async with StandInKubelet(daemon.directory) as kubelet:
+            await kubelet.wait_for(healthy(kubelet, 4), timeout=PATIENCE)
+            await kubelet.admit("notebook", {SMALL_MIG: 2})
+            scrapes.append(await _scraped(port, f'resource="{SMALL_MIG}"', "gpu_plugin_pod_device{"))
+            daemon.fault(0, temperature=88)
+            scrapes.append(await _scraped(port, "temperature_celsius", "} 88"))
+
+
+@contextmanager
+def _daemon(profile: str, *flags: str) -> Iterator[tuple[DaemonProcess, int]]:
+    root = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))  # sockets have short paths
+    directory = root / "device-plugins"
+    directory.mkdir()
+    daemon = DaemonProcess(directory, profile=profile)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    try:
+        daemon.start(f"--http-address=127.0.0.1:{port}", "--nvml-timeout=500ms", *flags)
+        yield daemon, port
+    finally:
+        daemon.kill()
+        shutil.rmtree(root)
+
+
+async def _scraped(port: int, *texts: str) -> str:
+    """The metrics, once they have all these texts."""
+    text = ""
+    with anyio.move_on_after(PATIENCE):
+        while True:
+            text = await anyio.to_thread.run_sync(_get, port)
+            if all(each in text for each in texts):
+                return text
+            await anyio.sleep(0.1)  # nothing tells when a scrape would be another one
+    raise AssertionError(f"/metrics never had all of {texts}; missing: {[each for each in texts if each not in text]}")
+
+
+def _get(port: int) -> str:
+    accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=accept)
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        return str(answer.read().decode())
+
+
+def names_and_labels(scrapes: Scrapes) -> dict[str, set[str]]:
+    """The labels of each metric that there is, by the name of its samples."""
+    found: dict[str, set[str]] = {}
+    for texts in scrapes.values():
+        for text in texts:
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+class Recorded:
+    """A Prometheus that has the scrapes: the first of each node in the former half of the time, the second in the latter."""
+
+    def __init__(self, port: int, now: int) -> None:
+        self.now = now
+        self._port = port
+
+    def ask(self, expr: str, *, instant: bool) -> list[Mapping[str, Any]]:
+        """The series that a query gives, now or over the time. Raises AssertionError with what Prometheus has against it."""
+        times: Mapping[str, int] = (
+            {"time": self.now} if instant else {"start": self.now - MINUTES * 60, "end": self.now, "step": STEP}
+        )
+        path = "query" if instant else "query_range"
+        asked = urllib.parse.urlencode({"query": expr, **times}).encode()
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/api/v1/{path}", asked, timeout=20) as answer:
+                told = json.load(answer)
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{expr}: {error.read().decode()}") from error
+        return list(told["data"]["result"])
+
+
+@contextmanager
+def replayed(programs: Prometheus, scrapes: Scrapes) -> Iterator[Recorded]:
+    """A Prometheus of its own that has these scrapes, with the labels that the chart's PodMonitor gives."""
+    now = int(time.time()) // STEP * STEP
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        with (folder / "samples.txt").open("w") as file:
+            file.writelines(_samples(scrapes, now))
+        (folder / "prometheus.yml").write_text("{}\n")
+        command = [str(programs.tool), "tsdb", "create-blocks-from", "openmetrics", "samples.txt", "data"]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = int(free.getsockname()[1])
+        command = [str(programs.server), "--config.file=prometheus.yml", "--storage.tsdb.path=data"]
+        command += ["--storage.tsdb.retention.time=10y", f"--web.listen-address=127.0.0.1:{port}"]
+        with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as server:
+            try:
+                assert server.stderr is not None
+                said: list[str] = []
+                for line in server.stderr:
+                    said.append(line)
+                    if "Server is ready to receive web requests" in line:
+                        break
+                else:
+                    raise AssertionError(f"Prometheus ended:\n{''.join(said)}")
+                yield Recorded(port, now)
+            finally:
+                server.terminate()
+                server.communicate()
+
+
+def _samples(scrapes: Scrapes, now: int) -> Iterator[str]:
+    for node, texts in scrapes.items():
+        target = f'cluster="lab",node="{node}",instance="{node}:9480",job="gpu-plugin"'
+        halves = range(now - MINUTES * 60, now + 1, STEP)
+        middle = now - MINUTES * 30
+        for index, text in enumerate(texts):
+            times = [each for each in halves if (each >= middle) == bool(index)]
+            lines = [line for line in text.splitlines() if not line.startswith("#")]
+            for line in (*lines, "up 1"):
+                name, labels, value = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line).groups()  # type: ignore[union-attr]
+                for at in times:
+                    yield f"{name}{{{labels + ',' if labels else ''}{target}}} {value} {at}\n"
+    yield "# EOF\n"

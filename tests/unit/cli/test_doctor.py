@@ -1,0 +1,187 @@
+"""`gpu-plugin doctor`, the whole verb: what it prints, in how many columns, and how it ends."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import yaml
+from anyio import to_thread
+
+from gpu_plugin.cli import main
+from gpu_plugin.cli.doctor import lines
+from gpu_plugin.doctor.finding import failed, note, ok, skipped, warning
+from gpu_plugin.doctor.registry import CHECKS
+from gpu_plugin.simulation import profile
+from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+
+FOUND = [
+    ("clock", ok("synchronised, within 20 ms")),
+    (
+        "driver-library",
+        failed("there is no libnvidia-ml.so.1 below /driver-root, /", "install the NVIDIA driver on the node"),
+    ),
+    ("device-nodes", warning("/dev/nvidia-uvm: does not exist", "modprobe nvidia-uvm on the node")),
+    ("daemon", note("no daemon answers", "look at its log")),
+    ("mps", skipped("no resource is shared by MPS")),
+]
+
+
+PROFILES = Path(profile.__file__).parent / "profiles"
+
+AS_NOBODY = """
+import contextlib, io, os, sys
+from gpu_plugin.cli import main
+if not os.geteuid():
+    with contextlib.redirect_stdout(io.StringIO()):
+        main(sys.argv[1:])  # imports everything, from where another user may not look
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def short():
+    path = Path(tempfile.mkdtemp(prefix="gd", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def arguments(directory: Path, *more: str) -> list[str]:
+    """The verb on a simulated node whose directories are all below this one."""
+    plugins = directory / "k/device-plugins"
+    own = ["--simulate", "t4-4", "--device-plugin-dir", str(plugins), "--state-dir", str(directory / "state")]
+    return ["doctor", *own, "--timeout", "2s", *more]
+
+
+def test_what_is_wrong_comes_first_with_its_remedy():
+    assert list(lines(FOUND)) == [
+        "failed   driver-library  there is no libnvidia-ml.so.1 below /driver-root, /",
+        "                         do: install the NVIDIA driver on the node",
+        "warning  device-nodes    /dev/nvidia-uvm: does not exist",
+        "                         do: modprobe nvidia-uvm on the node",
+        "",
+        "note     daemon          no daemon answers",
+        "                         do: look at its log",
+        "ok       clock           synchronised, within 20 ms",
+        "skipped  mps             no resource is shared by MPS",
+        "",
+        "1 failed: driver-library; 1 with warnings",
+    ]
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100, 200])
+def test_text_fits_the_terminal(columns):
+    shown = list(lines(FOUND, columns))
+    assert max(map(len, shown)) <= columns
+    assert " ".join(" ".join(shown).split()) == " ".join(" ".join(lines(FOUND)).split())  # and nothing is lost
+
+
+@pytest.mark.parametrize(
+    ("found", "last"),
+    [
+        (FOUND[:1], "nothing failed"),
+        ([FOUND[2], *FOUND[:1]], "nothing failed; 1 with warnings: device-nodes"),
+        ([FOUND[1], FOUND[1]], "1 failed: driver-library"),
+    ],
+)
+def test_the_last_line_sums_it_up(found, last):
+    assert list(lines(found))[-1] == last
+
+
+def test_text_of_others_tells_the_terminal_nothing():
+    [first, *_] = lines([("daemon", failed("\x1b[2J\nok  daemon", "\x07"))])
+    assert first == "failed   daemon  \\x1b[2J\\nok  daemon"
+
+
+async def test_a_node_that_is_well(short, capsys):
+    plugins = short / "k/device-plugins"
+    plugins.mkdir(parents=True)
+    (plugins / "kubelet_internal_checkpoint").write_text("{}")
+    async with StandInKubelet(plugins, pod_resources_socket=short / "k/pods.sock") as kubelet:
+        given = arguments(short, "--pod-resources-socket", str(short / "k/pods.sock"), "-o", "json")
+        status = await to_thread.run_sync(main, given)
+        assert not kubelet.registrations
+    told = json.loads(capsys.readouterr().out)
+    stands = {each["check"]: each["status"] for each in told["findings"]}
+    assert status == 0, told
+    assert told["healthy"] is True
+    assert list(stands) == list(CHECKS)
+    assert [stands[name] for name in ("gpus", "driver-library", "state-directory")] == ["ok"] * 3
+    assert (stands["kubelet-directory"], stands["pod-resources"]) == ("ok", "ok")
+    assert not (short / "state").exists()
+
+
+def test_a_node_without_a_kubelet(short, capsys):
+    assert main(arguments(short)) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("failed   kubelet-directory ")
+    assert said[-1].startswith("2 failed: kubelet-directory, kubelet-socket")
+
+
+def test_yaml(short, capsys):
+    assert main(arguments(short, "-o", "yaml")) == 1
+    told = yaml.safe_load(capsys.readouterr().out)
+    [missing] = [each for each in told["findings"] if each["check"] == "kubelet-socket"]
+    assert (missing["status"], told["healthy"]) == ("failed", False)
+    assert "kubelet.sock" in missing["found"]
+    assert missing["remedy"]
+
+
+def test_a_configuration_that_is_refused_is_a_finding(short, capsys):
+    file = short / "config.yaml"
+    file.write_text("version: v1\nflags: {migStrategie: single}\n")
+    assert main(arguments(short, "--config-file", str(file), "-o", "json")) == 1
+    [first, *others] = json.loads(capsys.readouterr().out)["findings"]
+    assert (first["check"], first["status"]) == ("configuration", "failed")
+    assert "migStrategie" in first["found"]
+    assert len(others) >= len(CHECKS) - 1
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--simulate", "t5"), "no simulated node is called 't5'"),
+        (("--timeout", "soon"), "--timeout: "),
+        (("--mig-strategy", "double"), "mig-strategy"),
+        (("-o", "xml"), "xml"),
+    ],
+)
+def test_usage(short, capsys, more, said):
+    assert main(arguments(short, *more)) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_as_another_user(short):
+    """Who is not root is told what could not be seen, and nothing fails for that alone."""
+    short.chmod(0o755)
+    for name in ("k/device-plugins", "state"):
+        (short / name).mkdir(parents=True)
+    (short / "state").chmod(0o700)
+    copied = shutil.copy(PROFILES / "t4-4.yaml", short)
+    done = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, *arguments(short, "--simulate", str(copied), "-o", "json")],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 1, done.stderr
+    stands = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+    assert stands["permissions"]["status"] == "note"
+    assert "as root" in stands["permissions"]["remedy"]
+    assert stands["kubelet-directory"]["status"] == "note"
+    assert [name for name, each in stands.items() if each["status"] == "failed"] == ["kubelet-socket"]
+
+
+def test_help_says_what_it_is_for(capsys):
+    assert main(["doctor", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--timeout" in shown
+    assert "Exit status 0 where nothing failed" in shown
+    assert "--mig-strategy" not in shown  # those of `run` are in its own help

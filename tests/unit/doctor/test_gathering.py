@@ -1,0 +1,210 @@
+"""All facts of a node at once: what hangs is left behind, what fails takes nothing with it, and nothing is changed."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_plugin import control
+from gpu_plugin.cli.options import settings_from
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.doctor import gathering
+from gpu_plugin.doctor.edges import host
+from gpu_plugin.doctor.edges.driver import opened
+from gpu_plugin.doctor.facts import DeviceNode, Unknown
+from gpu_plugin.doctor.gathering import Places, gather
+from gpu_plugin.doctor.registry import examined
+from gpu_plugin.hardware import Hardware
+from gpu_plugin.nvml.port import NvmlError
+from gpu_plugin.platforms.one_device import TegraDriver
+from gpu_plugin.simulation.driver import SimulatedDriver
+from gpu_plugin.simulation.hardware import SimulatedNode
+from gpu_plugin.simulation.host import SimulatedHost
+from gpu_plugin.simulation.profile import load
+from tests.unit.doctor.made_up import GPU, status
+
+QUICK = "0.2s"
+
+
+def settings(directory: Path, **options: object):
+    """Settings for which every directory is below this one."""
+    given = {
+        "state_dir": str(directory / "state"),
+        "device_plugin_dir": str(directory / "k/device-plugins"),
+        "cdi_dir": str(directory / "cdi"),
+        "driver_root_ctr_path": str(directory / "driver-root"),
+        "driver_root": str(directory / "driver-root"),
+        "nvml_timeout": QUICK,
+    }
+    return settings_from(given | options, {})
+
+
+@pytest.fixture
+def node():
+    return SimulatedNode(load("hgx-h100"))
+
+
+@pytest.fixture
+def real(monkeypatch, node):
+    """A node that is taken for a real one, whose driver and host are the simulated ones."""
+    hardware = Hardware(
+        SimulatedDriver(node), SimulatedHost(node), "", library=lambda: "/lib/libnvidia-ml.so.580.95.05"
+    )
+    monkeypatch.setattr(gathering, "hardware_for", lambda _: hardware)
+    return hardware
+
+
+def everything(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() if path.is_file() else b"" for path in directory.rglob("*")}
+
+
+async def test_an_empty_machine(short):
+    facts: Any = await gather(settings(short), 2.0, places=Places(short / "proc", short / "sys", str(short)))
+    assert not isinstance(facts.driver, Unknown)
+    assert facts.driver.trouble
+    assert isinstance(facts.process, Unknown)  # there is no /proc here
+    assert isinstance(facts.pci, Unknown)
+    assert facts.daemon.status is None
+    assert not facts.kubelet_directory.directory.there
+    assert facts.pod_resources.absent
+    found = {name: each.status for name, each in examined(facts)}
+    assert found["driver-library"] == found["kubelet-directory"] == found["kubelet-socket"] == "failed"
+    assert not everything(short)
+
+
+async def test_every_gpu_is_described(short, real, node):
+    facts: Any = await gather(settings(short), 2.0, places=Places(root=str(short)))
+    assert [gpu.index for gpu in facts.driver.gpus] == list(range(8))
+    first, profile = facts.driver.gpus[0], node.profile.gpus[0]
+    assert (first.uuid, first.minor, first.bus_id, first.model) == (
+        profile.uuid,
+        profile.minor,
+        profile.pci_bus_id,
+        profile.name,
+    )
+    assert (first.persistence, first.nvswitch, first.fabric.state, first.compute_mode) == (True, True, 3, 0)
+    assert set(facts.nodes.nodes) == {*host.CONTROL, *(f"/dev/nvidia{gpu.minor}" for gpu in facts.driver.gpus)}
+
+
+async def test_a_gpu_that_hangs_costs_the_others_nothing(short, real, node):
+    node.hang(3, 60)
+    began = time.monotonic()
+    facts: Any = await gather(settings(short, nvml_timeout="1s"), 0.5, places=Places(root=str(short)))
+    assert time.monotonic() - began < 10
+    assert [gpu.index for gpu in facts.driver.gpus if gpu.trouble] == [3]
+    assert "no answer within" in facts.driver.gpus[3].trouble
+    assert "/dev/nvidia3" not in facts.nodes.nodes  # whose number nobody knows, and which would hang as well
+    [found] = [each for name, each in examined(facts) if name == "gpus" and each.status == "failed"]
+    assert "GPU 3 does not answer" in found.found
+    node.heal(3)
+
+
+async def test_a_driver_that_hangs(short, monkeypatch, real):
+    over = threading.Event()
+    monkeypatch.setattr(real.driver, "open", over.wait)
+    facts: Any = await gather(settings(short), 0.2, places=Places(root=str(short)))
+    over.set()
+    assert facts.driver == Unknown("no answer within 0.2 s", hung=True)
+    found = {name: each.status for name, each in examined(facts)}
+    assert found["driver-library"] == "failed"
+    assert found["kubelet-directory"] == "failed"  # the rest is looked at
+
+
+async def test_a_device_node_that_hangs(short, monkeypatch, real):
+    over = threading.Event()
+
+    def opening(path, root=""):
+        if path == "/dev/nvidia1":
+            over.wait()
+        return DeviceNode(path, True, 195, 0, 0o666, 0)
+
+    monkeypatch.setattr(host, "device_node", opening)
+    facts: Any = await gather(settings(short), 0.3, places=Places(root=str(short)))
+    over.set()
+    assert {path for path, node in facts.nodes.nodes.items() if node.why} == {"/dev/nvidia1"}
+
+
+async def test_a_mount_that_hangs(short, monkeypatch):
+    over = threading.Event()
+    monkeypatch.setattr(gathering, "directory", lambda _: over.wait())
+    facts: Any = await gather(settings(short), 0.2, places=Places(root=str(short)))
+    over.set()
+    assert facts.state == Unknown("no answer within 0.2 s", hung=True)
+    [found] = [each for name, each in examined(facts) if name == "state-directory"]
+    assert (found.status, "state D" in found.remedy) == ("warning", True)
+
+
+async def test_a_look_that_fails_is_a_fact_that_is_not_known(short, monkeypatch):
+    def fail(_):
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(gathering, "directory", fail)
+    facts: Any = await gather(settings(short), 2.0, places=Places(root=str(short)))
+    assert facts.state == Unknown("RuntimeError: a fault of ours")
+
+
+async def test_released_gpus_are_left_alone(short, monkeypatch, real):
+    """Whoever opens a GPU that is to be reset is in the way of that."""
+    gpus = [
+        {"index": i, "uuid": f"GPU-{i}", "state": "unhealthy", "reasons": [], "signals": s}
+        for i, s in ((0, {}), (1, {"maintenance": "FATAL"}))
+    ]
+
+    async def said(_):
+        return status(health={"gpus": gpus})
+
+    (short / "state").mkdir()
+    async with control.serve(short / "state", {"status": said}):
+        facts: Any = await gather(settings(short), 2.0, places=Places(root=str(short)))
+    assert facts.daemon.status["resources"][GPU]["healthy"] == 2
+    assert facts.driver == Unknown("GPU 1 is released for maintenance, so the driver is left alone")
+    assert facts.nodes.nodes == {}
+    assert not real.driver.calls
+
+
+async def test_a_simulated_node_as_its_daemon_keeps_it(short):
+    state = short / "state"
+    kept = SimulatedNode(load("hgx-h100"), state)
+    kept.lose(2)
+    before = everything(short)
+    facts: Any = await gather(settings(short, simulate="hgx-h100"), 2.0, places=Places(root=str(short)))
+    assert [gpu.index for gpu in facts.driver.gpus if gpu.trouble] == [2]
+    assert "/dev/nvidia7" in facts.nodes.nodes
+    assert everything(short) == before
+
+
+async def test_no_such_simulated_node(short):
+    with pytest.raises(ConfigError, match="hgx-h100"):
+        await gather(settings(short, simulate="hgx-h10"), 2.0, places=Places(root=str(short)))
+
+
+def test_a_driver_of_another_version_than_its_module(node, short):
+    """Its library does not say its version then; the name of its file does, behind the link."""
+    file = short / "libnvidia-ml.so.580.95.05"
+    file.touch()
+    (short / "libnvidia-ml.so.1").symlink_to(file.name)
+
+    class Mismatched(SimulatedDriver):
+        def open(self):
+            raise NvmlError(18, "nvmlInit_v2")
+
+    hardware = Hardware(Mismatched(node), SimulatedHost(node), "", library=lambda: str(short / "libnvidia-ml.so.1"))
+    found = opened(hardware)
+    assert (found.code, found.version) == (18, "580.95.05")
+
+
+def test_the_platform_that_was_found(node):
+    driver: Any = SimulatedDriver(node)
+    driver.chosen = TegraDriver()
+    assert opened(Hardware(driver, SimulatedHost(node), "")).platform == "tegra"
+
+
+def test_a_driver_that_does_not_count(node):
+    class Uncountable(SimulatedDriver):
+        def device_count(self):
+            raise NvmlError(999, "nvmlDeviceGetCount_v2")
+
+    found = opened(Hardware(Uncountable(node), SimulatedHost(node), ""))
+    assert (found.count, "nvmlDeviceGetCount_v2" in found.count_trouble) == (-1, True)
