@@ -452,12 +452,11 @@ class Daemon:
     def _page(self) -> "Source":
         from gpu_plugin.listener.status_page import Source  # noqa: PLC0415 - only who has a listener pays for it
 
-        store = self._events.store
         return Source(
             on=lambda: self.settings.status_page,
             held=self._held_by_containers,
-            material=lambda held, unheld: self._view.material(held, unheld),
-            news=store.news,
+            material=self._view.material,
+            news=self._events.store.news,
         )
 
     async def _held_by_containers(self) -> tuple[Held | None, str]:

@@ -39,7 +39,6 @@ from gpu_plugin.sources.configuration import Configuration, Wait
 from gpu_plugin.telemetry.logs import dropped
 
 if TYPE_CHECKING:
-    from gpu_plugin.event_store import EventStore
     from gpu_plugin.kubelet.pod_listing import Held, Holder
     from gpu_plugin.listener.checks import Facts
     from gpu_plugin.listener.page_data import Material

@@ -227,6 +227,7 @@ class TestRecorder:
         disk.learn(XID)
         assert not await disk.recorder.written()
         disk.fails = False
+        monkeypatch.setattr(memory_module, "WRITTEN_SOON", 10.0)
         await disk.until((XID,))
         assert await disk.recorder.written()
 

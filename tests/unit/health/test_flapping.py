@@ -57,12 +57,7 @@ def test_the_third_time_within_an_hour_holds_a_gpu_back_for_one(gpu):
     changes = gpu.hang()
     assert gpu.reason == "hung made it unfit 3 times; it is held back for 1 h"
     (guarded,) = [change for change in changes if change.signal == "flapping"]
-    assert (guarded.verdict, guarded.before, guarded.since, guarded.reason) == (
-        Verdict.FATAL,
-        Verdict.OK,
-        began,
-        "GpuFlappingFatal",
-    )
+    assert (guarded.verdict, guarded.before, guarded.since) == (Verdict.FATAL, Verdict.OK, began)
     gpu.now = began + HOUR - 1
     gpu.see(GOOD)
     assert gpu.ledger.verdict(A) is Verdict.FATAL

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import combinations, count
 from random import Random
-from time import perf_counter
+from time import thread_time
 
 import pytest
 from hypothesis import event, given, settings
@@ -420,11 +420,11 @@ def test_the_order_in_which_ids_are_named_changes_nothing(kubelet, random):
 @pytest.mark.parametrize(("gpus", "times"), [(1, 60_000), (8, 7500), (16, 3750), (60_000, 1)])
 def test_sixty_thousand_ids(policy, gpus, times):
     kubelet = Kubelet(slices(gpus, 1, times=times), policy, placement(gpus) if gpus == 8 else UNLINKED)
-    began = perf_counter()
+    began = thread_time()
     answer = kubelet.ask(30_000)
     assert len(set(answer)) == 30_000
     assert len(set(kubelet.ask(4))) == 4
-    assert perf_counter() - began < 5  # a second on the slowest machine, and quadratic work takes minutes
+    assert thread_time() - began < 5  # a second on the slowest machine, and quadratic work takes minutes
     taken = Counter(kubelet.devices[kubelet.order[i]].gpu for i in answer)
     if policy == PACKED and gpus in (8, 16):  # one of each first, then the first ones are filled
         assert sorted(taken.values()) == [1] * (gpus // 2) + [times - gpus // 2] + [times] * (gpus // 2 - 1)
