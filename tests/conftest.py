@@ -2,7 +2,11 @@
 
 import inspect
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,3 +31,11 @@ with suppress(ModuleNotFoundError):  # it comes with the driver of the browser, 
 @pytest.fixture
 def anyio_backend():
     return "asyncio"
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory of the test's own whose path leaves room for sockets: their addresses have 107 bytes (unix(7))."""
+    path = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,5 @@
 """A simulated node: a directory, a stand-in kubelet over it, and the daemon as a process."""
 
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -12,13 +10,11 @@ from tests.node.daemon import DaemonProcess
 
 
 @pytest.fixture
-def directory() -> Iterator[Path]:
-    """A device plugin directory with a path short enough for sockets."""
-    root = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
-    path = root / "device-plugins"  # as under the kubelet's own directory: PodResources is beside it
+def directory(short_path) -> Path:
+    """A device plugin directory."""
+    path: Path = short_path / "device-plugins"  # as under the kubelet's own directory: PodResources is beside it
     path.mkdir()
-    yield path
-    shutil.rmtree(root, ignore_errors=True)
+    return path
 
 
 @pytest.fixture

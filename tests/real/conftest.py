@@ -1,8 +1,6 @@
 """What needs NVIDIA's real driver libraries, skipped with one sentence where they cannot be had."""
 
 import os
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -52,13 +50,11 @@ def podman(nvidia: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 
 
 @pytest.fixture
-def directory() -> Iterator[Path]:
-    """A device plugin directory with a path short enough for sockets."""
-    root = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
-    path = root / "device-plugins"
+def directory(short_path: Path) -> Path:
+    """A device plugin directory."""
+    path = short_path / "device-plugins"
     path.mkdir()
-    yield path
-    shutil.rmtree(root, ignore_errors=True)
+    return path
 
 
 @pytest.fixture

@@ -381,7 +381,9 @@ async def test_all_that_cannot_be_written_down_is_told(kubelet, directory, node,
     async with running(directory, node) as (daemon, _driver, _status):
         await kubelet.wait_for(healthy(kubelet, 8))
         assert (await answers(directory, "status"))["state"]["trouble"] == ""
-        monkeypatch.setattr(type(daemon.configuration), "unkept", "which config file is in force cannot be written down")
+        monkeypatch.setattr(
+            type(daemon.configuration), "unkept", "which config file is in force cannot be written down"
+        )
         monkeypatch.setattr(daemon._events.store, "_refused", True)
         told = await ask(directory, "status")
         assert "which config file is in force cannot be written down" in told["state"]["trouble"]

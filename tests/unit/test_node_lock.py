@@ -27,6 +27,12 @@ sys.stdin.read()
 
 
 @pytest.fixture
+def tmp_path(short_path):
+    """Sockets lie below it."""
+    return short_path
+
+
+@pytest.fixture
 def directory(tmp_path):
     made = tmp_path / "device-plugins"
     made.mkdir()

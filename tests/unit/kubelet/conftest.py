@@ -1,8 +1,6 @@
 """A device plugin directory and a kubelet over it."""
 
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,11 +12,9 @@ from .serving import Plugin, serving
 
 
 @pytest.fixture
-def directory() -> Iterator[Path]:
-    """A device plugin directory with a path short enough for sockets."""
-    path = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+def directory(short_path) -> Path:
+    """A device plugin directory."""
+    return short_path
 
 
 @pytest.fixture(params=["1.36", "1.37"])

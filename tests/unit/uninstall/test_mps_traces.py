@@ -12,6 +12,12 @@ from gpu_plugin.uninstall.mps_traces import remove_mps_traces
 
 
 @pytest.fixture
+def tmp_path(short_path):
+    """Sockets lie below it."""
+    return short_path
+
+
+@pytest.fixture
 def root(tmp_path):
     """An MPS root as a supervisor that was stopped leaves it."""
     made = tmp_path / "mps"

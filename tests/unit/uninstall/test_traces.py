@@ -12,6 +12,12 @@ from gpu_plugin.uninstall.traces import FILES, remove_traces
 
 
 @pytest.fixture
+def tmp_path(short_path):
+    """Sockets lie below it."""
+    return short_path
+
+
+@pytest.fixture
 def node(tmp_path):
     """State, CDI and socket directory, each with a file that is somebody else's where there is room for one."""
     directories = tmp_path / "s", tmp_path / "cdi", tmp_path / "dp"

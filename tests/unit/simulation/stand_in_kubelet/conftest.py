@@ -1,5 +1,3 @@
-import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,13 +10,11 @@ def open_descriptors() -> int:
 
 
 @pytest.fixture
-def directory():
-    """A device plugin directory in a root of its own, with a short path: unix sockets take 107 bytes of it."""
-    root = Path(tempfile.mkdtemp(prefix="k", dir="/tmp"))
-    made = root / "device-plugins"
+def directory(short_path):
+    """A device plugin directory in a root of its own."""
+    made = short_path / "device-plugins"
     made.mkdir()
-    yield made
-    shutil.rmtree(root)
+    return made
 
 
 @pytest.fixture
