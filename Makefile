@@ -10,6 +10,9 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_plugin/__init__.py
 IMAGE ?= gpu-plugin:$(VERSION)
 BUILDER ?= $(shell if docker version >/dev/null 2>&1; then echo docker; elif command -v podman >/dev/null; then echo podman; fi)
 
+# How pytest spreads tests over the cores; empty: it does not.
+SPREAD ?= --numprocesses auto --maxprocesses 8 --dist worksteal
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all lint format bench e2e image manifests proto proto-check lock clean
 
@@ -34,7 +37,7 @@ demo: install ## the real daemon on a simulated 8-GPU node under a stand-in kube
 
 test: install ## lint, types, and every test that needs no cluster
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest tests/unit tests/node
+	$(BIN)/python -m pytest $(SPREAD) tests/unit tests/node
 
 test-all: ## the tests on each of Python 3.11 to 3.14 that this machine has
 	@.ci/every-python
