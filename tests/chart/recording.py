@@ -200,15 +200,20 @@ def replayed(programs: Prometheus, scrapes: Scrapes) -> Iterator[Recorded]:
 
 
 def _samples(scrapes: Scrapes, now: int) -> Iterator[str]:
+    """The plugins are restarted in the middle: their pods have other addresses then, and for minutes both are seen."""
+    middle = now - MINUTES * 30
     for node, texts in scrapes.items():
-        target = f'cluster="lab",node="{node}",instance="{node}:9480",job="gpu-plugin"'
-        halves = range(now - MINUTES * 60, now + 1, STEP)
-        middle = now - MINUTES * 30
         for index, text in enumerate(texts):
-            times = [each for each in halves if (each >= middle) == bool(index)]
+            target = (
+                f'cluster="lab",node="{node}",instance="{node}-{index}:9480",pod="gpu-plugin-{index}",job="gpu-plugin"'
+            )
+            times = range(middle, now + 1, STEP) if index else range(now - MINUTES * 60, middle + 1, STEP)
             lines = [line for line in text.splitlines() if not line.startswith("#")]
             for line in (*lines, "up 1"):
                 name, labels, value = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line).groups()  # type: ignore[union-attr]
+                own = f"{labels}," if labels else ""
+                # As Prometheus has it under honorLabels: what the plugin says of a pod is kept.
+                whole = own + (target.replace(f'pod="gpu-plugin-{index}",', "") if ",pod=" in f",{own}" else target)
                 for at in times:
-                    yield f"{name}{{{labels + ',' if labels else ''}{target}}} {value} {at}\n"
+                    yield f"{name}{{{whole}}} {value} {at}\n"
     yield "# EOF\n"
