@@ -2,8 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -58,19 +57,15 @@ async def gather(settings: Settings, patience: float, configuration: str = "", p
     Raises:
         ConfigError: there is no such simulated node.
     """
-    with _hardware(settings) as hardware:
-        return await _Gathering(settings, patience, configuration, places or Places(), hardware).facts()
+    return await _Gathering(settings, patience, configuration, places or Places(), _hardware(settings)).facts()
 
 
-@contextmanager
-def _hardware(settings: Settings) -> Iterator[Hardware]:
-    if settings.simulate:
-        from gpu_plugin.doctor.edges.simulated import simulated  # noqa: PLC0415 - only who simulates needs it
+def _hardware(settings: Settings) -> Hardware:
+    if not settings.simulate:
+        return hardware_for(settings)
+    from gpu_plugin.doctor.edges.simulated import simulated  # noqa: PLC0415 - only who simulates needs it
 
-        with simulated(settings) as hardware:
-            yield hardware
-    else:
-        yield hardware_for(settings)
+    return simulated(settings)
 
 
 class _Gathering:
@@ -137,7 +132,7 @@ class _Gathering:
         """What a look gives, on a thread of its own."""
         job = begin(look, f"doctor-{name}")
         if not await settled(job, patience):
-            return Unknown(f"no answer within {patience:g} s", hung=True)
+            return Unknown(f"no answer within {round(patience, 1):g} s", hung=True)
         try:
             return job.done.result()
         except OSError as error:

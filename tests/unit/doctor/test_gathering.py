@@ -164,14 +164,22 @@ async def test_released_gpus_are_left_alone(short, monkeypatch, real):
     assert not real.driver.calls
 
 
-async def test_a_simulated_node_as_its_daemon_keeps_it(short):
+@pytest.mark.parametrize("profile", ["t4-4", "hgx-h100"])
+async def test_a_simulated_node_as_its_daemon_keeps_it(short, profile):
     state = short / "state"
-    kept = SimulatedNode(load("hgx-h100"), state)
+    kept = SimulatedNode(load(profile), state)
     kept.lose(2)
+    kept.hang(3, 60)
+    if profile == "hgx-h100":
+        kept.partition(1, ["3g.40gb"])
     before = everything(short)
-    facts: Any = await gather(settings(short, simulate="hgx-h100"), 2.0, places=Places(root=str(short)))
-    assert [gpu.index for gpu in facts.driver.gpus if gpu.trouble] == [2]
-    assert "/dev/nvidia7" in facts.nodes.nodes
+    facts: Any = await gather(settings(short, simulate=profile), 0.2)
+    assert {gpu.index: gpu.trouble.partition(" ")[0] for gpu in facts.driver.gpus if gpu.trouble} == {
+        2: "nvmlDeviceGetHandleByIndex_v2:",
+        3: "no",
+    }
+    assert [gpu.index for gpu in facts.driver.gpus if gpu.mig] == ([1] if profile == "hgx-h100" else [])
+    assert "/dev/nvidia3" in facts.nodes.nodes
     assert everything(short) == before
 
 
