@@ -342,6 +342,10 @@ def test_there_are_rights_in_the_cluster_only_where_the_daemon_uses_them(
                     # What is created has no name yet that a rule could ask for.
                     assert rule["verbs"] == ["create"] or names <= set(rule["resourceNames"])
         if "device-plugin" not in pods(objects):
+            configured = any(each["metadata"]["name"].endswith("-configs") for each in objects)
+            assert (given["ClusterRole"], given["Role"]) == ({"nodes": {"get", "watch"}} if configured else {}, {}), (
+                values
+            )
             continue
         needed = _rights(_told(objects))
         assert (given["ClusterRole"], given["Role"]) == needed, values
