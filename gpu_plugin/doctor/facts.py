@@ -48,7 +48,8 @@ class Process:
 class Gpu:
     """What the driver says of one GPU; None where it does not say. `trouble` is why it could not be asked, empty where it could.
 
-    `compute_mode` is nvmlComputeMode_t; `nvswitch` whether an NVLink of it leads to a switch.
+    `compute_mode` is nvmlComputeMode_t; `nvswitch` whether an NVLink of it leads to a switch. `fabric` is None of a GPU without
+    NVLinks, such as one that was passed through alone: it has none to wait for, whatever the driver says.
     """
 
     index: int
@@ -290,15 +291,10 @@ class Api:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Everything. `configuration` is what is wrong with the configuration, where `settings` go by flags and environment alone.
-
-    `patience` is how many seconds each look was given, `driver_patience` how many the driver was.
-    """
+    """Everything. `configuration` is what is wrong with the configuration, where `settings` go by flags and environment alone."""
 
     settings: Settings
     configuration: str = ""
-    patience: float = 10.0
-    driver_patience: float = 30.0
     process: Known[Process]
     daemon: Known[Daemon]
     module: Known[KernelModule]

@@ -123,8 +123,6 @@ class _Gathering:
         return Facts(
             settings=settings,
             configuration=self._configuration,
-            patience=self._patience,
-            driver_patience=self._driver_patience,
             **found,
         )
 

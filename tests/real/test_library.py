@@ -1,10 +1,12 @@
 """NVIDIA's own libnvidia-ml, where no driver is loaded: what it has, how it refuses, and that what we pass does it no harm."""
 
 import ctypes
+import json
 from pathlib import Path
 
 import pytest
 
+from gpu_plugin.cli import main
 from gpu_plugin.devices.nvml_h import Return, Threshold
 from gpu_plugin.nvml.driver import PynvmlDriver
 from gpu_plugin.nvml.port import EventSet, Field, Handle, NvmlError
@@ -69,3 +71,12 @@ def test_a_library_of_before_the_newer_question_for_the_temperature_has_the_olde
         True,
     ]
     assert library.nvmlErrorString is not None
+
+
+def test_doctor_says_what_is_missing(root: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--driver-root-ctr-path", root, "-o", "json"]) == 1
+    [library] = [each for each in json.loads(capsys.readouterr().out)["findings"] if each["check"] == "driver-library"]
+    assert library["status"] == "failed"
+    assert "driver not loaded (9)" in library["found"]
+    assert f"{root}/usr/" in library["found"]
+    assert "modprobe nvidia" in library["remedy"]

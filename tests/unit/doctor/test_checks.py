@@ -518,6 +518,14 @@ def test_no_fact_is_taken_for_granted(unknown, options):
     assert len(examined(facts(options=options, **dict.fromkeys(set(gathered) - {"settings"}, unknown)))) >= len(CHECKS)
 
 
+def test_a_check_that_fails_takes_no_other_with_it():
+    found = examined(facts(daemon=Daemon({"daemon": {}})))  # of a daemon that has another idea of a status
+    stands = {name: each for name, each in found if each.status is WARNING}
+    assert set(stands) == {"daemon", "registration"}
+    assert "another version" in stands["daemon"].remedy
+    assert len(found) == len(CHECKS)
+
+
 def test_mps_that_is_wanted():
     check = CHECKS["mps"]
     up, down = MpsDirectory("/m/nvidia.com/gpu", True), MpsDirectory("/m/nvidia.com/old", False)

@@ -12,11 +12,12 @@ from gpu_plugin.cli.options import settings_from
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.doctor import gathering
 from gpu_plugin.doctor.edges import host
-from gpu_plugin.doctor.edges.driver import opened
+from gpu_plugin.doctor.edges.driver import described, opened
 from gpu_plugin.doctor.facts import DeviceNode, Unknown
 from gpu_plugin.doctor.gathering import Places, gather
 from gpu_plugin.doctor.registry import examined
 from gpu_plugin.hardware import Hardware
+from gpu_plugin.health.observation import Fabric
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.platforms.one_device import TegraDriver
 from gpu_plugin.simulation.driver import SimulatedDriver
@@ -216,3 +217,31 @@ def test_a_driver_that_does_not_count(node):
 
     found = opened(Hardware(Uncountable(node), SimulatedHost(node), ""))
     assert (found.count, "nvmlDeviceGetCount_v2" in found.count_trouble) == (-1, True)
+
+
+@pytest.mark.parametrize(
+    ("links", "to_switch", "state", "leads", "waits"),
+    [
+        ((True, True), True, 3, True, True),
+        ((False, False), None, 1, True, True),
+        ((False, True), False, 0, False, True),
+        ((), None, 1, False, False),
+    ],
+    ids=["switched", "no link up yet", "to another GPU", "passed through alone"],
+)
+def test_where_nvlinks_lead(node, links, to_switch, state, leads, waits):
+    class Linked(SimulatedDriver):
+        def nvlink_states(self, handle):
+            return links
+
+        def nvlink_to_switch(self, handle, link):
+            assert links[link]
+            return to_switch
+
+        def fabric(self, handle):
+            return Fabric(state)
+
+    driver = Linked(node)
+    driver.open()
+    gpu = described(driver, 0)
+    assert (gpu.nvswitch, gpu.fabric is not None) == (leads, waits)
