@@ -142,8 +142,10 @@ class _Gathering:
     def _daemon(self) -> Daemon:
         try:
             return Daemon(control.request(Path(self._settings.state_dir), "status"))
-        except control.ControlError as error:
+        except control.NoDaemonError as error:
             return Daemon(trouble=str(error), forbidden=_forbidden(Path(self._settings.state_dir, control.SOCKET)))
+        except control.ControlError as error:
+            return Daemon(trouble=str(error), refused=True)
 
     async def _driver(self, held: tuple[int, ...]) -> Known[Driver]:
         if held:

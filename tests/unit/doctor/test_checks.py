@@ -413,6 +413,12 @@ TABLE: list[tuple[str, dict[str, Any], Status, tuple[str, ...]]] = [
     ("daemon", {}, OK, ("version 1.2.3", "process 7")),
     ("daemon", {"daemon": Daemon(trouble="no daemon answers at /s")}, NOTE, ("no daemon answers", "systemctl status")),
     ("daemon", {"daemon": Daemon(trouble="denied", forbidden=True), "process": USER}, NOTE, ("denied", "as root")),
+    (
+        "daemon",
+        {"daemon": Daemon(trouble="this daemon waits: another one", refused=True)},
+        FAILED,
+        ("another one", "one daemon"),
+    ),
     ("daemon", {"daemon": unwell(health={"gpus": [SICK]})}, FAILED, ("GPU 3 (GPU-3)", "Xid 79", "explain --gpu 3")),
     ("daemon", {"daemon": unwell(waiting="another daemon uses it")}, FAILED, ("another daemon", "status")),
     (
