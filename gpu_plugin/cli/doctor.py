@@ -13,10 +13,9 @@ from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_optio
 from gpu_plugin.cli.output import AMISS, FINE, coloured, output_options, structured, width, wrapped
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.printable import printable
+from gpu_plugin.printable import encodable, printable
 
 if TYPE_CHECKING:
-    from gpu_plugin.doctor.facts import Facts
     from gpu_plugin.doctor.finding import Finding
 
 _COLOURS = {"failed": "Unhealthy", "warning": "degraded"}
@@ -49,22 +48,44 @@ def command(output: str, timeout: str, **given: object) -> int:
     except ValueError as error:
         raise click.UsageError(f"--timeout: {error}", click.get_current_context()) from None
     settings, refused = _settings(given_flags(given))
-    import anyio  # noqa: PLC0415
-
-    from gpu_plugin.doctor.gathering import gather  # noqa: PLC0415
-    from gpu_plugin.doctor.registry import examined  # noqa: PLC0415
-
-    logging.getLogger("gpu_plugin").addHandler(logging.NullHandler())  # findings say it, in their order
-    try:
-        facts = anyio.run(gather, settings, patience, refused)
-    except ConfigError as error:
-        raise click.UsageError(str(error), click.get_current_context()) from None
-    found = examined(facts)
+    found = _found(settings, patience, refused)
     if output == "text":
         click.echo("\n".join(lines(found, width())))
     else:
-        click.echo(structured(_told(found, facts), output))
+        click.echo(structured(_told(found, settings), output))
     return AMISS if any(each.status == "failed" for _, each in found) else FINE
+
+
+def _found(settings: Settings, patience: float, refused: str) -> "list[tuple[str, Finding]]":
+    """What every check found, in a process of its own: one that a driver holds in the kernel could not end.
+
+    Raises UsageError for a simulated node that cannot be, and ClickException where that process does not answer.
+    """
+    import anyio  # noqa: PLC0415 - usage and help need none of it
+    import msgspec  # noqa: PLC0415
+
+    from gpu_plugin.doctor.apart import ApartError, apart  # noqa: PLC0415
+    from gpu_plugin.doctor.finding import Finding, Status  # noqa: PLC0415
+    from gpu_plugin.doctor.gathering import gather, longest  # noqa: PLC0415
+    from gpu_plugin.doctor.registry import examined  # noqa: PLC0415
+
+    def look() -> bytes:
+        logging.getLogger("gpu_plugin").addHandler(logging.NullHandler())  # findings say it, in their order
+        try:
+            found = examined(anyio.run(gather, settings, patience, refused))
+            told = [(name, each.status, encodable(each.found), encodable(each.remedy)) for name, each in found]
+            return msgspec.json.encode(("", told))
+        except ConfigError as error:
+            return msgspec.json.encode((encodable(str(error)), ()))
+
+    try:
+        result = apart(look, longest(settings, patience))
+    except ApartError as error:
+        raise click.ClickException(str(error)) from None
+    wrong, told = msgspec.json.decode(result, type=tuple[str, list[tuple[str, Status, str, str]]])
+    if wrong:
+        raise click.UsageError(wrong, click.get_current_context())
+    return [(name, Finding(status, found, remedy)) for name, status, found, remedy in told]
 
 
 def lines(found: "Sequence[tuple[str, Finding]]", columns: int | None = None) -> Iterator[str]:
@@ -102,13 +123,13 @@ def _sum(found: "Sequence[tuple[str, Finding]]") -> str:
     return "nothing failed"
 
 
-def _told(found: "Sequence[tuple[str, Finding]]", facts: "Facts") -> dict[str, object]:
+def _told(found: "Sequence[tuple[str, Finding]]", settings: Settings) -> dict[str, object]:
     """The same for programs."""
     from gpu_plugin import __version__  # noqa: PLC0415
 
     return {
         "version": __version__,
-        "node": facts.settings.node_name or socket.gethostname(),
+        "node": settings.node_name or socket.gethostname(),
         "healthy": not any(each.status == "failed" for _, each in found),
         "findings": [
             {"check": name, "status": str(each.status), "found": each.found, "remedy": each.remedy}

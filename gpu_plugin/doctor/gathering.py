@@ -60,6 +60,11 @@ async def gather(settings: Settings, patience: float, configuration: str = "", p
     return await _Gathering(settings, patience, configuration, places or Places(), _hardware(settings)).facts()
 
 
+def longest(settings: Settings, patience: float) -> float:
+    """Seconds after which `gather` has ended, whatever hangs: a daemon, the driver, and device nodes, one after the other."""
+    return patience + max(patience, settings.nvml_timeout) + 2 * patience + 10.0
+
+
 def _hardware(settings: Settings) -> Hardware:
     if not settings.simulate:
         return hardware_for(settings)

@@ -143,6 +143,12 @@ def test_a_configuration_that_is_refused_is_a_finding(short, capsys):
     assert len(others) >= len(CHECKS) - 1
 
 
+def test_a_path_that_is_no_text(short, capsys):
+    assert main(arguments(short, "--state-dir", f"{short}/\udcff", "-o", "json")) == 1
+    [state] = [each for each in json.loads(capsys.readouterr().out)["findings"] if each["check"] == "state-directory"]
+    assert "\\udcff can be written" in state["found"]
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
