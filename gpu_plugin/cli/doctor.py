@@ -5,7 +5,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -47,16 +47,16 @@ def command(output: str, timeout: str, **given: object) -> int:
         patience = duration(0.1, 600)(timeout)
     except ValueError as error:
         raise click.UsageError(f"--timeout: {error}", click.get_current_context()) from None
-    settings, refused = _settings(given_flags(given))
-    found = _found(settings, patience, refused)
+    asked = _asked(given_flags(given))
+    found = _found(asked, patience)
     if output == "text":
         click.echo("\n".join(lines(found, width())))
     else:
-        click.echo(structured(_told(found, settings), output))
+        click.echo(structured(_told(found, asked.settings), output))
     return AMISS if any(each.status == "failed" for _, each in found) else FINE
 
 
-def _found(settings: Settings, patience: float, refused: str) -> "list[tuple[str, Finding]]":
+def _found(asked: "_Asked", patience: float) -> "list[tuple[str, Finding]]":
     """What every check found, in a process of its own: one that a driver holds in the kernel could not end.
 
     Raises UsageError for a simulated node that cannot be, and ClickException where that process does not answer.
@@ -72,14 +72,14 @@ def _found(settings: Settings, patience: float, refused: str) -> "list[tuple[str
     def look() -> bytes:
         logging.getLogger("gpu_plugin").addHandler(logging.NullHandler())  # findings say it, in their order
         try:
-            found = examined(anyio.run(gather, settings, patience, refused))
+            found = examined(anyio.run(gather, asked.settings, patience, asked.refused, asked.file))
             told = [(name, each.status, encodable(each.found), encodable(each.remedy)) for name, each in found]
             return msgspec.json.encode(("", told))
         except ConfigError as error:
             return msgspec.json.encode((encodable(str(error)), ()))
 
     try:
-        result = apart(look, longest(settings, patience))
+        result = apart(look, longest(asked.settings, patience))
     except ApartError as error:
         raise click.ClickException(str(error)) from None
     wrong, told = msgspec.json.decode(result, type=tuple[str, list[tuple[str, Status, str, str]]])
@@ -138,20 +138,27 @@ def _told(found: "Sequence[tuple[str, Finding]]", settings: Settings) -> dict[st
     }
 
 
-def _settings(flags: dict[str, object]) -> tuple[Settings, str]:
-    """The settings, and what is wrong with the configuration: then they are what flags and environment say without a file.
+class _Asked(NamedTuple):
+    """What is asked for: settings, what is wrong with the config file where they do without it, and the file they come from."""
 
-    Raises UsageError where those cannot be either.
-    """
+    settings: Settings
+    refused: str = ""
+    file: str = ""
+
+
+def _asked(flags: dict[str, object]) -> _Asked:
+    """What flags, environment and file ask for. Raises UsageError where that cannot be even without the file."""
     try:
         settings = settings_from(flags, os.environ)
         chosen = _chosen(settings)
-        return (settings_from(flags, os.environ, chosen), "") if chosen else (settings, "")
+        if chosen:
+            return _Asked(settings_from(flags, os.environ, chosen), file=chosen)
+        return _Asked(settings, file=settings.config_file)
     except ConfigError as error:
         without = {name: value for name, value in flags.items() if name != "config_file"}
         environ = {name: value for name, value in os.environ.items() if name != "CONFIG_FILE"}
         try:
-            return settings_from(without, environ), " ".join(str(error).split())
+            return _Asked(settings_from(without, environ), " ".join(str(error).split()))
         except ConfigError:
             raise click.UsageError(str(error), click.get_current_context()) from None
 

@@ -293,10 +293,15 @@ class Api:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Everything. `configuration` is what is wrong with the configuration, where `settings` go by flags and environment alone."""
+    """Everything.
+
+    `file` is the config file that `settings` come from, besides flags and environment; empty for none. `configuration` is what is
+    wrong with it, where they come from those alone.
+    """
 
     settings: Settings
     configuration: str = ""
+    file: str = ""
     process: Known[Process]
     daemon: Known[Daemon]
     module: Known[KernelModule]

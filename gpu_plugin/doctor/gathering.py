@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,13 +51,23 @@ class Places:
     root: str = ""
 
 
-async def gather(settings: Settings, patience: float, configuration: str = "", places: Places | None = None) -> Facts:
+async def gather(
+    settings: Settings, patience: float, configuration: str = "", file: str = "", places: Places | None = None
+) -> Facts:
     """Everything that is known of this node, within `patience` seconds a look, and the driver's own limit (--nvml-timeout).
+
+    Args:
+        settings: what the node is to be for.
+        patience: seconds that each look may take.
+        configuration: what is wrong with the config file, if it is not used.
+        file: the config file that is.
+        places: where the kernel's file systems are.
 
     Raises:
         ConfigError: there is no such simulated node.
     """
-    return await _Gathering(settings, patience, configuration, places or Places(), _hardware(settings)).facts()
+    facts = await _Gathering(settings, patience, places or Places(), _hardware(settings)).facts()
+    return replace(facts, configuration=configuration, file=file)
 
 
 def longest(settings: Settings, patience: float) -> float:
@@ -76,13 +86,10 @@ def _hardware(settings: Settings) -> Hardware:
 class _Gathering:
     """The looks of one run."""
 
-    def __init__(
-        self, settings: Settings, patience: float, configuration: str, places: Places, hardware: Hardware
-    ) -> None:
+    def __init__(self, settings: Settings, patience: float, places: Places, hardware: Hardware) -> None:
         self._settings = settings
         self._patience = patience
         self._driver_patience = max(patience, settings.nvml_timeout)
-        self._configuration = configuration
         self._places = places
         self._hardware = hardware
         self._roots = (settings.driver_root_ctr_path, settings.driver_root, "/")
@@ -127,7 +134,6 @@ class _Gathering:
         found.setdefault("kubelet_socket", None)
         return Facts(
             settings=settings,
-            configuration=self._configuration,
             **found,
         )
 

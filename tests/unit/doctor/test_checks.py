@@ -75,6 +75,7 @@ TABLE: list[tuple[str, dict[str, Any], Status, tuple[str, ...]]] = [
         NOTE,
         ("label", "/configs", "--config-file"),
     ),
+    ("configuration", {"file": "/configs/a.yaml"}, OK, ("/configs/a.yaml can be used",)),
     ("permissions", {}, OK, ("uid 0", "all capabilities", "on the host")),
     ("permissions", {"process": USER}, NOTE, ("uid 1000", "as root")),
     ("permissions", {"process": POD}, OK, ("no capability", "a seccomp filter", "read-only root", "in a container")),
