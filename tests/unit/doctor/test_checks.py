@@ -148,7 +148,7 @@ TABLE: list[tuple[str, dict[str, Any], Status, tuple[str, ...]]] = [
     ),
     ("gpus", {"driver": NO_DRIVER}, SKIPPED, ("0000:10:00.0 (nvidia)",)),
     ("gpus", {"driver": NO_DRIVER, "pci": Unknown("no bus")}, SKIPPED, ("not open",)),
-    ("device-nodes", {}, OK, ("/dev/nvidiactl", "/dev/nvidia1")),
+    ("device-nodes", {}, OK, ("/dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia-uvm-tools and those of 2 GPUs",)),
     (
         "device-nodes",
         {"nodes": nodes(DeviceNode("/dev/nvidia1"))},
