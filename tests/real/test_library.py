@@ -2,11 +2,12 @@
 
 import ctypes
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from gpu_plugin.cli import main
 from gpu_plugin.devices.nvml_h import Return, Threshold
 from gpu_plugin.nvml.driver import PynvmlDriver
 from gpu_plugin.nvml.port import EventSet, Field, Handle, NvmlError
@@ -73,10 +74,12 @@ def test_a_library_of_before_the_newer_question_for_the_temperature_has_the_olde
     assert library.nvmlErrorString is not None
 
 
-def test_doctor_says_what_is_missing(root: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--driver-root-ctr-path", root, "-o", "json"]) == 1
-    [library] = [each for each in json.loads(capsys.readouterr().out)["findings"] if each["check"] == "driver-library"]
-    assert library["status"] == "failed"
+def test_doctor_says_what_is_missing(root: str) -> None:
+    """In a process that has loaded no other library."""
+    command = [sys.executable, "-m", "gpu_plugin", "doctor", "--driver-root-ctr-path", root, "-o", "json"]
+    done = subprocess.run(command, check=False, capture_output=True, timeout=50)
+    [library] = [each for each in json.loads(done.stdout)["findings"] if each["check"] == "driver-library"]
+    assert (done.returncode, library["status"]) == (1, "failed")
     assert "driver not loaded (9)" in library["found"]
     assert f"{root}/usr/" in library["found"]
     assert "modprobe nvidia" in library["remedy"]
