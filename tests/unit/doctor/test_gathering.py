@@ -170,7 +170,7 @@ async def test_a_simulated_node_as_its_daemon_keeps_it(short, profile):
     state = short / "state"
     kept = SimulatedNode(load(profile), state)
     kept.lose(2)
-    kept.hang(3, 60)
+    kept.hang(3, 3)
     if profile == "hgx-h100":
         kept.partition(1, ["3g.40gb"])
     before = everything(short)
