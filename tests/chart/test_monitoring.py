@@ -35,7 +35,7 @@ def _queries() -> Iterator[tuple[str, str]]:
     """Where a query stands, and the query."""
     for row, show, query in SHOWN:
         yield f"{row.title}: {show.title}", query.expr
-    for name, asked in VARIABLES:
+    for name, asked in VARIABLES.items():
         yield f"variable {name}", asked.removeprefix("label_values(").rpartition(",")[0]
     for name, rule in RULES.items():
         yield name, rule["expr"]
