@@ -1,17 +1,12 @@
-"""The Grafana dashboard of the chart, made of what each panel asks and shows. `deploy/generate.py` writes it.
+"""The Grafana dashboard of the chart: what each panel asks and shows. `deploy/generate.py` writes it."""
 
-It is in Grafana's classic model (schema version 39, which Grafana 10.3 and later read). Where series have no label `cluster`,
-the variable of that name has no values, and All is everything.
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
-SCHEMA_VERSION = 39
-UID = "gpu-plugin"
+from deploy import grafana
+from deploy.grafana import BLUE, GREEN, RED, YELLOW, Json, Query, Row, Show
 
-Json = dict[str, Any]
+UID = "gpu-plugin"
 
 NODES = 'cluster=~"$cluster", node=~"$node"'
 GPUS = f'{NODES}, uuid=~"$gpu"'
@@ -19,51 +14,8 @@ NODE = "cluster, node"
 GPU = f"{NODE}, index, uuid"
 POD = "cluster, namespace, pod"
 
-GREEN, YELLOW, RED, BLUE = "green", "yellow", "red", "blue"
 ATTENTION = ((None, GREEN), (1, YELLOW))
 ALARM = ((None, GREEN), (1, RED))
-WIDTH = 24
-
-
-@dataclass(frozen=True)
-class Query:
-    """One query: PromQL, the legend of its series, and whether it asks for this moment alone."""
-
-    expr: str
-    legend: str = ""
-    instant: bool = False
-
-
-@dataclass(frozen=True)
-class Show:
-    """One panel: what it is called, asks and tells, of what kind it is, how wide and high (24 columns a row), and its unit."""
-
-    title: str
-    queries: Sequence[Query]
-    description: str
-    kind: str = "timeseries"
-    width: int = 8
-    height: int = 8
-    unit: str = "short"
-    thresholds: Sequence[tuple[float | None, str]] = ()
-    mappings: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    top: float | None = None
-    """The end of the scale, where it has one."""
-    below_zero: bool = False
-    stacked: bool = False
-    columns: Mapping[str, str] = field(default_factory=dict)
-    """Of a table: the headings by name of the column, in order; others are hidden."""
-    units: Mapping[str, str] = field(default_factory=dict)
-    """Of a table: unit by heading."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """Panels under one heading."""
-
-    title: str
-    panels: Sequence[Show]
-    open: bool = True
 
 
 def each(metric: str, selector: str, by: str = GPU) -> str:
@@ -99,8 +51,6 @@ def _number(title: str, expr: str, description: str, **more: Any) -> Show:
 
 VERDICTS = {"0": ("fine", GREEN), "1": ("application", BLUE), "2": ("degraded", YELLOW), "3": ("fatal", RED)}
 STATES = {"0": ("Healthy", GREEN), "1": ("Degraded", YELLOW), "2": ("Unhealthy", RED)}
-YES_OR_NO = ("driver", "registered", "state written")
-YES = {"0": ("no", RED), "1": ("yes", GREEN)}
 INFO = each("gpu_plugin_gpu_info", GPUS, f"{NODE}, uuid, model, pci_bus_id")
 
 FLEET = Row(
@@ -604,185 +554,15 @@ PLUGIN = Row(
 
 ROWS = (FLEET, PER_NODE, PER_GPU, PER_POD, PLUGIN)
 
-VARIABLES: Sequence[tuple[str, str]] = (
-    ("cluster", "label_values(gpu_plugin_build_info, cluster)"),
-    ("node", 'label_values(gpu_plugin_build_info{cluster=~"$cluster"}, node)'),
-    ("gpu", f"label_values(gpu_plugin_gpu_info{{{NODES}}}, uuid)"),
-)
-"""Name, and Grafana's query for the values. All is `.*`, so that a label which is not there matches, too."""
-
-SOURCE: Mapping[str, str] = {"type": "prometheus", "uid": "${datasource}"}
+VARIABLES: Mapping[str, str] = {
+    "cluster": "label_values(gpu_plugin_build_info, cluster)",
+    "node": 'label_values(gpu_plugin_build_info{cluster=~"$cluster"}, node)',
+    "gpu": f"label_values(gpu_plugin_gpu_info{{{NODES}}}, uuid)",
+}
+"""Grafana's queries for their values, by name. Where series have no label `cluster`, that one has none."""
 
 
 def dashboard() -> Json:
     """The dashboard, as Grafana imports it."""
-    return {
-        "uid": UID,
-        "title": "GPU plugin",
-        "description": "Which GPU is sick, why, whom it hits; and how the device plugins are.",
-        "tags": ["gpu", "kubernetes"],
-        "schemaVersion": SCHEMA_VERSION,
-        "editable": True,
-        "graphTooltip": 1,
-        "time": {"from": "now-6h", "to": "now"},
-        "refresh": "1m",
-        "timezone": "browser",
-        "templating": {"list": [*_variables()]},
-        "panels": [*_panels()],
-    }
-
-
-def _variables() -> Iterator[Json]:
-    yield {"name": "datasource", "label": "data source", "type": "datasource", "query": "prometheus", "refresh": 1}
-    for name, query in VARIABLES:
-        yield {
-            "name": name,
-            "label": "GPU" if name == "gpu" else name,
-            "type": "query",
-            "datasource": dict(SOURCE),
-            "query": {"query": query, "refId": name},
-            "refresh": 2,
-            "sort": 7,
-            "multi": True,
-            "includeAll": True,
-            "allValue": ".*",
-            "current": {"text": ["All"], "value": ["$__all"]},
-        }
-
-
-def _panels() -> Iterator[Json]:
-    number, y = 0, 0
-    for row in ROWS:
-        number += 1
-        heading = {
-            "id": number,
-            "type": "row",
-            "title": row.title,
-            "collapsed": not row.open,
-            "gridPos": {"h": 1, "w": WIDTH, "x": 0, "y": y},
-        }
-        y += 1
-        inside: list[Json] = []
-        x = height = 0
-        for show in row.panels:
-            number += 1
-            if x + show.width > WIDTH:
-                x, y, height = 0, y + height, 0
-            inside.append(_panel(show, number, {"h": show.height, "w": show.width, "x": x, "y": y}))
-            x, height = x + show.width, max(height, show.height)
-        y += height
-        # Panels of a row that is closed are kept in it, those of an open one follow it.
-        yield heading | {"panels": [] if row.open else inside}
-        if row.open:
-            yield from inside
-
-
-def _panel(show: Show, number: int, place: Json) -> Json:
-    defaults: Json = {"unit": show.unit, "color": {"mode": "thresholds" if show.thresholds else "palette-classic"}}
-    if show.thresholds:
-        steps = [{"value": value, "color": color} for value, color in show.thresholds]
-        defaults["thresholds"] = {"mode": "absolute", "steps": steps}
-    if show.mappings:
-        shown = {value: {"text": text, "color": color} for value, (text, color) in show.mappings.items()}
-        defaults["mappings"] = [{"type": "value", "options": shown}]
-        defaults["color"] = {"mode": "thresholds"}
-    if show.top is not None:
-        defaults |= {"min": 0, "max": show.top}
-    panel: Json = {
-        "id": number,
-        "type": show.kind,
-        "title": show.title,
-        "description": show.description,
-        "datasource": dict(SOURCE),
-        "gridPos": place,
-        "targets": [_target(query, at, show.kind) for at, query in enumerate(show.queries)],
-        "fieldConfig": {"defaults": defaults, "overrides": []},
-        "options": dict(_OPTIONS[show.kind]),
-    }
-    if show.kind == "timeseries":
-        stacking = {"mode": "normal" if show.stacked else "none", "group": "A"}
-        defaults["custom"] = {"fillOpacity": 30 if show.stacked else 0, "showPoints": "never", "stacking": stacking}
-        if not show.below_zero:
-            defaults["min"] = 0
-    if show.kind == "table":
-        panel["transformations"] = [*_transformations(show)]
-        panel["fieldConfig"]["overrides"] = [*_overrides(show)]
-    return panel
-
-
-_OPTIONS: Mapping[str, Json] = {
-    "timeseries": {
-        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
-        "tooltip": {"mode": "multi", "sort": "desc"},
-    },
-    "stat": {
-        "colorMode": "value",
-        "graphMode": "none",
-        "justifyMode": "auto",
-        "textMode": "value",
-        "orientation": "auto",
-        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
-    },
-    "table": {"showHeader": True, "cellHeight": "sm"},
-    "state-timeline": {
-        "mergeValues": True,
-        "showValue": "never",
-        "rowHeight": 0.9,
-        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
-        "tooltip": {"mode": "single", "sort": "none"},
-    },
-}
-
-
-def _target(query: Query, at: int, kind: str) -> Json:
-    return {
-        "refId": chr(ord("A") + at),
-        "datasource": dict(SOURCE),
-        "expr": query.expr,
-        "legendFormat": query.legend or "__auto",
-        "instant": query.instant,
-        "range": not query.instant,
-        "format": "table" if kind == "table" else "time_series",
-        "editorMode": "code",
-    }
-
-
-def _transformations(show: Show) -> Iterator[Json]:
-    if len(show.queries) > 1:
-        yield {"id": "merge", "options": {}}
-    by_name = dict.fromkeys(show.columns, True)
-    yield {"id": "filterFieldsByName", "options": {"include": {"names": list(by_name)}}}
-    yield {
-        "id": "organize",
-        "options": {
-            "excludeByName": {},
-            "indexByName": {name: at for at, name in enumerate(show.columns)},
-            "renameByName": {name: heading for name, heading in show.columns.items() if name != heading},
-        },
-    }
-
-
-def _overrides(show: Show) -> Iterator[Json]:
-    for heading, unit in show.units.items():
-        yield {"matcher": {"id": "byName", "options": heading}, "properties": [{"id": "unit", "value": unit}]}
-    for heading in (name for name in show.columns.values() if name in YES_OR_NO):
-        yield {
-            "matcher": {"id": "byName", "options": heading},
-            "properties": [
-                {
-                    "id": "mappings",
-                    "value": [
-                        {
-                            "type": "value",
-                            "options": {value: {"text": text, "color": color} for value, (text, color) in YES.items()},
-                        }
-                    ],
-                },
-                {"id": "custom.cellOptions", "value": {"type": "color-text"}},
-            ],
-        }
-    if show.mappings:
-        yield {
-            "matcher": {"id": "byName", "options": "verdict"},
-            "properties": [{"id": "custom.cellOptions", "value": {"type": "color-background"}}],
-        }
+    what = "Which GPU is sick, why, whom it hits; and how the device plugins are."
+    return grafana.dashboard(UID, "GPU plugin", what, ("gpu", "kubernetes"), ROWS, VARIABLES)

@@ -5,7 +5,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -13,10 +13,9 @@ from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_optio
 from gpu_plugin.cli.output import AMISS, FINE, coloured, output_options, structured, width, wrapped
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.printable import printable
+from gpu_plugin.printable import encodable, printable
 
 if TYPE_CHECKING:
-    from gpu_plugin.doctor.facts import Facts
     from gpu_plugin.doctor.finding import Finding
 
 _COLOURS = {"failed": "Unhealthy", "warning": "degraded"}
@@ -48,23 +47,45 @@ def command(output: str, timeout: str, **given: object) -> int:
         patience = duration(0.1, 600)(timeout)
     except ValueError as error:
         raise click.UsageError(f"--timeout: {error}", click.get_current_context()) from None
-    settings, refused = _settings(given_flags(given))
-    import anyio  # noqa: PLC0415
-
-    from gpu_plugin.doctor.gathering import gather  # noqa: PLC0415
-    from gpu_plugin.doctor.registry import examined  # noqa: PLC0415
-
-    logging.getLogger("gpu_plugin").addHandler(logging.NullHandler())  # findings say it, in their order
-    try:
-        facts = anyio.run(gather, settings, patience, refused)
-    except ConfigError as error:
-        raise click.UsageError(str(error), click.get_current_context()) from None
-    found = examined(facts)
+    asked = _asked(given_flags(given))
+    found = _found(asked, patience)
     if output == "text":
         click.echo("\n".join(lines(found, width())))
     else:
-        click.echo(structured(_told(found, facts), output))
+        click.echo(structured(_told(found, asked.settings), output))
     return AMISS if any(each.status == "failed" for _, each in found) else FINE
+
+
+def _found(asked: "_Asked", patience: float) -> "list[tuple[str, Finding]]":
+    """What every check found, in a process of its own: one that a driver holds in the kernel could not end.
+
+    Raises UsageError for a simulated node that cannot be, and ClickException where that process does not answer.
+    """
+    import anyio  # noqa: PLC0415 - usage and help need none of it
+    import msgspec  # noqa: PLC0415
+
+    from gpu_plugin.doctor.apart import ApartError, apart  # noqa: PLC0415
+    from gpu_plugin.doctor.finding import Finding, Status  # noqa: PLC0415
+    from gpu_plugin.doctor.gathering import gather, longest  # noqa: PLC0415
+    from gpu_plugin.doctor.registry import examined  # noqa: PLC0415
+
+    def look() -> bytes:
+        logging.getLogger("gpu_plugin").addHandler(logging.NullHandler())  # findings say it, in their order
+        try:
+            found = examined(anyio.run(gather, asked.settings, patience, asked.refused, asked.file))
+            told = [(name, each.status, encodable(each.found), encodable(each.remedy)) for name, each in found]
+            return msgspec.json.encode(("", told))
+        except ConfigError as error:
+            return msgspec.json.encode((encodable(str(error)), ()))
+
+    try:
+        result = apart(look, longest(asked.settings, patience))
+    except ApartError as error:
+        raise click.ClickException(str(error)) from None
+    wrong, told = msgspec.json.decode(result, type=tuple[str, list[tuple[str, Status, str, str]]])
+    if wrong:
+        raise click.UsageError(wrong, click.get_current_context())
+    return [(name, Finding(status, found, remedy)) for name, status, found, remedy in told]
 
 
 def lines(found: "Sequence[tuple[str, Finding]]", columns: int | None = None) -> Iterator[str]:
@@ -102,13 +123,13 @@ def _sum(found: "Sequence[tuple[str, Finding]]") -> str:
     return "nothing failed"
 
 
-def _told(found: "Sequence[tuple[str, Finding]]", facts: "Facts") -> dict[str, object]:
+def _told(found: "Sequence[tuple[str, Finding]]", settings: Settings) -> dict[str, object]:
     """The same for programs."""
     from gpu_plugin import __version__  # noqa: PLC0415
 
     return {
         "version": __version__,
-        "node": facts.settings.node_name or socket.gethostname(),
+        "node": settings.node_name or socket.gethostname(),
         "healthy": not any(each.status == "failed" for _, each in found),
         "findings": [
             {"check": name, "status": str(each.status), "found": each.found, "remedy": each.remedy}
@@ -117,20 +138,27 @@ def _told(found: "Sequence[tuple[str, Finding]]", facts: "Facts") -> dict[str, o
     }
 
 
-def _settings(flags: dict[str, object]) -> tuple[Settings, str]:
-    """The settings, and what is wrong with the configuration: then they are what flags and environment say without a file.
+class _Asked(NamedTuple):
+    """What is asked for: settings, what is wrong with the config file where they do without it, and the file they come from."""
 
-    Raises UsageError where those cannot be either.
-    """
+    settings: Settings
+    refused: str = ""
+    file: str = ""
+
+
+def _asked(flags: dict[str, object]) -> _Asked:
+    """What flags, environment and file ask for. Raises UsageError where that cannot be even without the file."""
     try:
         settings = settings_from(flags, os.environ)
         chosen = _chosen(settings)
-        return (settings_from(flags, os.environ, chosen), "") if chosen else (settings, "")
+        if chosen:
+            return _Asked(settings_from(flags, os.environ, chosen), file=chosen)
+        return _Asked(settings, file=settings.config_file)
     except ConfigError as error:
         without = {name: value for name, value in flags.items() if name != "config_file"}
         environ = {name: value for name, value in os.environ.items() if name != "CONFIG_FILE"}
         try:
-            return settings_from(without, environ), " ".join(str(error).split())
+            return _Asked(settings_from(without, environ), " ".join(str(error).split()))
         except ConfigError:
             raise click.UsageError(str(error), click.get_current_context()) from None
 

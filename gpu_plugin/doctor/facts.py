@@ -48,7 +48,8 @@ class Process:
 class Gpu:
     """What the driver says of one GPU; None where it does not say. `trouble` is why it could not be asked, empty where it could.
 
-    `compute_mode` is nvmlComputeMode_t; `nvswitch` whether an NVLink of it leads to a switch.
+    `compute_mode` is nvmlComputeMode_t; `nvswitch` whether an NVLink of it leads to a switch. `fabric` is None of a GPU without
+    NVLinks, such as one that was passed through alone: it has none to wait for, whatever the driver says.
     """
 
     index: int
@@ -208,12 +209,14 @@ class PodResources:
 class Daemon:
     """What the running daemon's status says (`NodeView.status`); None where none answers, and `trouble` is why.
 
-    `forbidden`: its socket is there, or may be, and this process may not talk to it.
+    `forbidden`: its socket is there, or may be, and this process may not talk to it. `refused`: one answers, and `trouble` is its
+    own word, such as that it waits for another one.
     """
 
     status: Mapping[str, Any] | None = None
     trouble: str = ""
     forbidden: bool = False
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,15 +293,15 @@ class Api:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Everything. `configuration` is what is wrong with the configuration, where `settings` go by flags and environment alone.
+    """Everything.
 
-    `patience` is how many seconds each look was given, `driver_patience` how many the driver was.
+    `file` is the config file that `settings` come from, besides flags and environment; empty for none. `configuration` is what is
+    wrong with it, where they come from those alone.
     """
 
     settings: Settings
     configuration: str = ""
-    patience: float = 10.0
-    driver_patience: float = 30.0
+    file: str = ""
     process: Known[Process]
     daemon: Known[Daemon]
     module: Known[KernelModule]

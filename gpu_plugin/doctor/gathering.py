@@ -2,9 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,37 +51,45 @@ class Places:
     root: str = ""
 
 
-async def gather(settings: Settings, patience: float, configuration: str = "", places: Places | None = None) -> Facts:
+async def gather(
+    settings: Settings, patience: float, configuration: str = "", file: str = "", places: Places | None = None
+) -> Facts:
     """Everything that is known of this node, within `patience` seconds a look, and the driver's own limit (--nvml-timeout).
+
+    Args:
+        settings: what the node is to be for.
+        patience: seconds that each look may take.
+        configuration: what is wrong with the config file, if it is not used.
+        file: the config file that is.
+        places: where the kernel's file systems are.
 
     Raises:
         ConfigError: there is no such simulated node.
     """
-    with _hardware(settings) as hardware:
-        return await _Gathering(settings, patience, configuration, places or Places(), hardware).facts()
+    facts = await _Gathering(settings, patience, places or Places(), _hardware(settings)).facts()
+    return replace(facts, configuration=configuration, file=file)
 
 
-@contextmanager
-def _hardware(settings: Settings) -> Iterator[Hardware]:
-    if settings.simulate:
-        from gpu_plugin.doctor.edges.simulated import simulated  # noqa: PLC0415 - only who simulates needs it
+def longest(settings: Settings, patience: float) -> float:
+    """Seconds after which `gather` has ended, whatever hangs: a daemon, the driver, and device nodes, one after the other."""
+    return patience + max(patience, settings.nvml_timeout) + 2 * patience + 10.0
 
-        with simulated(settings) as hardware:
-            yield hardware
-    else:
-        yield hardware_for(settings)
+
+def _hardware(settings: Settings) -> Hardware:
+    if not settings.simulate:
+        return hardware_for(settings)
+    from gpu_plugin.doctor.edges.simulated import simulated  # noqa: PLC0415 - only who simulates needs it
+
+    return simulated(settings)
 
 
 class _Gathering:
     """The looks of one run."""
 
-    def __init__(
-        self, settings: Settings, patience: float, configuration: str, places: Places, hardware: Hardware
-    ) -> None:
+    def __init__(self, settings: Settings, patience: float, places: Places, hardware: Hardware) -> None:
         self._settings = settings
         self._patience = patience
         self._driver_patience = max(patience, settings.nvml_timeout)
-        self._configuration = configuration
         self._places = places
         self._hardware = hardware
         self._roots = (settings.driver_root_ctr_path, settings.driver_root, "/")
@@ -127,9 +134,6 @@ class _Gathering:
         found.setdefault("kubelet_socket", None)
         return Facts(
             settings=settings,
-            configuration=self._configuration,
-            patience=self._patience,
-            driver_patience=self._driver_patience,
             **found,
         )
 
@@ -137,7 +141,7 @@ class _Gathering:
         """What a look gives, on a thread of its own."""
         job = begin(look, f"doctor-{name}")
         if not await settled(job, patience):
-            return Unknown(f"no answer within {patience:g} s", hung=True)
+            return Unknown(f"no answer within {round(patience, 1):g} s", hung=True)
         try:
             return job.done.result()
         except OSError as error:
@@ -149,8 +153,10 @@ class _Gathering:
     def _daemon(self) -> Daemon:
         try:
             return Daemon(control.request(Path(self._settings.state_dir), "status"))
-        except control.ControlError as error:
+        except control.NoDaemonError as error:
             return Daemon(trouble=str(error), forbidden=_forbidden(Path(self._settings.state_dir, control.SOCKET)))
+        except control.ControlError as error:
+            return Daemon(trouble=str(error), refused=True)
 
     async def _driver(self, held: tuple[int, ...]) -> Known[Driver]:
         if held:

@@ -26,7 +26,7 @@ from gpu_plugin.doctor.checks.registration import registration
 from gpu_plugin.doctor.checks.security_modules import security_modules
 from gpu_plugin.doctor.checks.state_directory import state_directory
 from gpu_plugin.doctor.facts import Facts
-from gpu_plugin.doctor.finding import Finding
+from gpu_plugin.doctor.finding import Finding, warning
 
 Check = Callable[[Facts], Sequence[Finding]]
 
@@ -58,5 +58,20 @@ CHECKS: Mapping[str, Check] = {
 
 
 def examined(facts: Facts) -> list[tuple[str, Finding]]:
-    """What every check finds, each with the check's name, in their order; at least one of each."""
-    return [(name, finding) for name, check in CHECKS.items() for finding in check(facts)]
+    """What every check finds, each with the check's name, in their order; at least one of each.
+
+    A check that fails by itself, as over the status of a daemon of another version, is a finding and takes no other with it.
+    """
+    return [(name, finding) for name, check in CHECKS.items() for finding in _found(check, facts)]
+
+
+def _found(check: Check, facts: Facts) -> Sequence[Finding]:
+    try:
+        return check(facts)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is said
+        return [
+            warning(
+                f"this check could not judge what it saw: {type(error).__name__}: {error}",
+                "is the running daemon of another version? Use its own gpu-plugin; otherwise report this",
+            )
+        ]

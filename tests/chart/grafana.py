@@ -53,8 +53,9 @@ class Types:
 
 def _program(dashboard: Mapping[str, Any]) -> Iterator[str]:
     yield _PLAIN
+    types = "./node_modules/@grafana/schema/dist/types/raw/composable"
     for kind in KINDS.values():
-        yield f"import type * as {kind} from './node_modules/@grafana/schema/dist/types/raw/composable/{kind}/panelcfg/x/types.gen';"
+        yield f"import type * as {kind} from '{types}/{kind}/panelcfg/x/types.gen';"
     yield f"export const dashboard: Plain<Dashboard> = {json.dumps(dashboard)};"
     panels = [inner for panel in dashboard["panels"] for inner in (panel, *panel.get("panels", ()))]
     for panel in panels:

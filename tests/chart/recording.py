@@ -94,6 +94,7 @@ async def _parts(scrapes: list[str]) -> None:
     with _daemon("a100-mig-mixed", "--mig-strategy=mixed") as (daemon, port):
         async with StandInKubelet(daemon.directory) as kubelet:
             await kubelet.wait_for(healthy(kubelet, 4), timeout=PATIENCE)
+            await kubelet.wait_for(healthy(kubelet, 8, SMALL_MIG), timeout=PATIENCE)
             await kubelet.admit("notebook", {SMALL_MIG: 2})
             scrapes.append(await _scraped(port, f'resource="{SMALL_MIG}"', "gpu_plugin_pod_device{"))
             daemon.fault(0, temperature=88)
@@ -147,7 +148,7 @@ def names_and_labels(scrapes: Scrapes) -> dict[str, set[str]]:
 
 
 class Recorded:
-    """A Prometheus that has the scrapes: the first of each node in the former half of the time, the second in the latter."""
+    """A Prometheus that has the scrapes of some time, to its end."""
 
     def __init__(self, port: int, now: int) -> None:
         self.now = now
@@ -200,15 +201,23 @@ def replayed(programs: Prometheus, scrapes: Scrapes) -> Iterator[Recorded]:
 
 
 def _samples(scrapes: Scrapes, now: int) -> Iterator[str]:
-    for node, texts in scrapes.items():
-        target = f'cluster="lab",node="{node}",instance="{node}:9480",job="gpu-plugin"'
-        halves = range(now - MINUTES * 60, now + 1, STEP)
-        middle = now - MINUTES * 30
-        for index, text in enumerate(texts):
-            times = [each for each in halves if (each >= middle) == bool(index)]
-            lines = [line for line in text.splitlines() if not line.startswith("#")]
-            for line in (*lines, "up 1"):
+    """A third of the time before the plugins are restarted, a third after that, and a third with faults.
+
+    The pods of a restarted plugin have other addresses, and for minutes both are seen.
+    """
+    begin, restart, fault = (now - MINUTES * part for part in (60, 40, 20))
+    for node, (sound, faulty) in scrapes.items():
+        for pod, text, first, last in (
+            (0, sound, begin, restart),
+            (1, sound, restart, fault - STEP),
+            (1, faulty, fault, now),
+        ):
+            target = f'cluster="lab",node="{node}",instance="{node}-{pod}:9480",job="gpu-plugin"'
+            for line in ("up 1", *(line for line in text.splitlines() if not line.startswith("#"))):
                 name, labels, value = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line).groups()  # type: ignore[union-attr]
-                for at in times:
-                    yield f"{name}{{{labels + ',' if labels else ''}{target}}} {value} {at}\n"
+                own = f"{labels}," if labels else ""
+                # Under honorLabels: what the plugin says of a pod stays.
+                scraped = "" if ",pod=" in f",{own}" else f',pod="gpu-plugin-{pod}"'
+                for at in range(first, last + 1, STEP):
+                    yield f"{name}{{{own}{target}{scraped}}} {value} {at}\n"
     yield "# EOF\n"

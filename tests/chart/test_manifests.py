@@ -342,6 +342,10 @@ def test_there_are_rights_in_the_cluster_only_where_the_daemon_uses_them(
                     # What is created has no name yet that a rule could ask for.
                     assert rule["verbs"] == ["create"] or names <= set(rule["resourceNames"])
         if "device-plugin" not in pods(objects):
+            configured = any(each["metadata"]["name"].endswith("-configs") for each in objects)
+            assert (given["ClusterRole"], given["Role"]) == ({"nodes": {"get", "watch"}} if configured else {}, {}), (
+                values
+            )
             continue
         needed = _rights(_told(objects))
         assert (given["ClusterRole"], given["Role"]) == needed, values
@@ -351,6 +355,15 @@ def test_there_are_rights_in_the_cluster_only_where_the_daemon_uses_them(
             configured = any(settings.config_file_srcdir for settings in _told(objects))
             assert pods(objects)["mps-control-daemon"]["automountServiceAccountToken"] is configured
     assert len(many) > 8
+
+
+def test_what_is_switched_off_by_a_variable_keeps_its_rights_for_taking_things_back(helm: Helm) -> None:
+    off = [{"name": name, "value": "none"} for name in ("NODE_TAINT", "NODE_LABELS")]
+    objects = helm.objects({"cluster": {"nodeTaint": "NoExecute", "nodeLabels": "api"}, "extraEnv": off})
+    (settings,) = _told(objects)
+    assert (settings.node_taint, settings.node_labels, settings.node_name) == ("none", "none", "10.0.0.1")
+    (role,) = (each for each in objects if each["kind"] == "ClusterRole")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}]
 
 
 def test_whoever_may_taint_the_node_stays_on_it(rendered: list[tuple[Mapping[str, Any], list[Object]]]) -> None:

@@ -33,6 +33,7 @@ RICH: Mapping[str, Any] = {
 MEANT = {
     "affinity": "every node",
     "tolerations": "none",
+    "dashboard.labels": "none",
     "priorityClassName": "none",
     "updateStrategy.rollingUpdate": "what Kubernetes has",
 }

@@ -33,6 +33,11 @@ BROKEN = re.compile(r"lines/charts/(copy-[0-9]{5})/templates")
 COPY = re.compile(r"copy-[0-9]{5}")
 ABOUT, VALUES = ((CHART / name).read_text() for name in ("Chart.yaml", "values.yaml"))
 WHOLE = {str(path.relative_to(TEMPLATES)): path.read_text() for path in sorted(TEMPLATES.rglob("*.*"))}
+FILES = {
+    "alerts/gpu-plugin.yaml": (CHART / "alerts" / "gpu-plugin.yaml").read_text(),
+    "dashboards/gpu-plugin.json": "{}",  # the real one is long, and no line looks into it
+}
+"""What templates read."""
 CASES: tuple[Values, ...] = (RICH, *MATRIX, *(values for values, _ in REFUSED), *(values for values, _ in NOTES))
 AT_ONCE = 25
 """Copies for one helm program."""
@@ -104,6 +109,9 @@ def _said(helm: Helm, asked: Sequence[tuple[Change, Values]]) -> list[str]:
             (copy / "Chart.yaml").write_text(ABOUT.replace("name: gpu-plugin", f"name: {name}"))
             (copy / "values.yaml").write_text(VALUES)
             (copy / "templates" / "all.yaml").write_text(_template(name, change))
+            for file, text in FILES.items():
+                (copy / file).parent.mkdir()
+                (copy / file).write_text(text)
         left = dict(copies)
         while left:
             rendered, fault = _rendered(helm, chart, {name: values for name, (_, values) in left.items()})

@@ -303,13 +303,20 @@ NOTES: tuple[tuple[Mapping[str, Any], list[str]], ...] = (
     ({"config": {"name": "mine"}}, ["nvidia.com/mps.capable=true", "nvidia.com/device-plugin.config=NAME"]),
     (
         {"gfd": {"enabled": True}},
-        ["gfd.enabled: the plugin writes its labels to /etc/kubernetes/node-feature-discovery"],
+        [
+            "gfd.enabled: the plugin writes its labels to /etc/kubernetes/node-feature-discovery",
+            "Node Feature Discovery, which must run",
+        ],
     ),
     (
         {"gfd": {"enabled": "true"}, "cluster": {"nodeLabels": "api"}},
         ["gfd.enabled: cluster.nodeLabels says otherwise, and wins"],
     ),
     ({"nfd": {"enabled": "true"}}, ["nfd.enabled does nothing here"]),
+    ({"prometheusRule": {"enabled": "true"}}, ["in prometheusRule.job, or set podMonitor.enabled"]),
+    ({"prometheusRule": {"enabled": True}, "podMonitor": {"enabled": "true"}}, ["rollout status"]),
+    ({"prometheusRule": {"enabled": True, "job": "gpus"}}, ["rollout status"]),
+    ({"cluster": {"nodeLabels": "file"}}, ["Node Feature Discovery, which must run"]),
     ({"devicePlugin": {"enabled": False}}, []),
 )
 
@@ -322,6 +329,8 @@ def test_the_notes_say_what_comes_next(helm: Helm, values: Mapping[str, Any], sa
     advice = (
         "gfd.enabled",
         "nfd.enabled",
+        "prometheusRule.job",
+        "Node Feature Discovery, which must run",
         "set nvidiaDriverRoot",
         "mps.capable",
         "device-plugin.config",

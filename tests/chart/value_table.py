@@ -258,6 +258,17 @@ COMBINATIONS: tuple[Mapping[str, Any], ...] = (
     {"devicePlugin": {"enabled": False}, "mps": {"enabled": True}},
     {"gfd": {"enabled": True}, "nfd": {"enabled": True}},
     {"gfd": {"enabled": "true"}, "cluster": {"nodeLabels": "none"}},
+    {
+        "devicePlugin": {"enabled": False},
+        "mps": {"enabled": True},
+        "cluster": {
+            "nodeEvents": True,
+            "podEvents": True,
+            "nodeCondition": True,
+            "nodeTaint": "NoExecute",
+            "cordonAnnotation": True,
+        },
+    },
     {"gfd": {"enabled": True}, "config": {"map": {"a": "flags: {nodeLabels: api}"}}},
     {"cluster": {"nodeEvents": "true", "podEvents": "false", "nodeCondition": True}},
     {"cluster": {"nodeTaint": "NoSchedule"}, "tolerations": None, "networkPolicy": {"enabled": True}},

@@ -92,6 +92,9 @@ class DaemonProcess:
 
     async def _holds(self, file: Path, text: str, seconds: float) -> None:
         with Inotify() as changes, anyio.move_on_after(seconds):
+            changes.add_watch(file.parent.parent, Mask.CREATE)
+            while not file.parent.exists():
+                await changes.get()
             changes.add_watch(file.parent, Mask.MODIFY | Mask.MOVED_TO | Mask.CREATE)
             while not file.exists() or text not in file.read_text():
                 await changes.get()

@@ -1,6 +1,9 @@
 """NVIDIA's own libnvidia-ml, where no driver is loaded: what it has, how it refuses, and that what we pass does it no harm."""
 
 import ctypes
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,3 +72,14 @@ def test_a_library_of_before_the_newer_question_for_the_temperature_has_the_olde
         True,
     ]
     assert library.nvmlErrorString is not None
+
+
+def test_doctor_says_what_is_missing(root: str) -> None:
+    """In a process that has loaded no other library."""
+    command = [sys.executable, "-m", "gpu_plugin", "doctor", "--driver-root-ctr-path", root, "-o", "json"]
+    done = subprocess.run(command, check=False, capture_output=True, timeout=50)
+    [library] = [each for each in json.loads(done.stdout)["findings"] if each["check"] == "driver-library"]
+    assert (done.returncode, library["status"]) == (1, "failed")
+    assert "driver not loaded (9)" in library["found"]
+    assert f"{root}/usr/" in library["found"]
+    assert "modprobe nvidia" in library["remedy"]

@@ -16,8 +16,8 @@ def configuration(facts: Facts) -> Sequence[Finding]:
                 "mend it; `gpu-plugin validate FILE` says everything that is wrong with a file",
             )
         ]
-    if settings.config_file:
-        return [ok(f"{settings.config_file} can be used")]
+    if facts.file:
+        return [ok(f"{facts.file} can be used")]
     if settings.config_file_srcdir:
         return [
             note(

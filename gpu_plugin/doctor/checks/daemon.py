@@ -14,6 +14,8 @@ def daemon(facts: Facts) -> Sequence[Finding]:
         return [unseen("the daemon's status", known)]
     status = known.status
     if status is None:
+        if known.refused:
+            return [failed(known.trouble, "one daemon serves a node: stop the one that should not, or see its log")]
         if known.forbidden:
             return [note(known.trouble, "run doctor as that user, or as root, to see what the daemon says")]
         return [

@@ -13,6 +13,9 @@ _FRONTEND = 195
 _CTL = 255
 _UVM = frozenset({"/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"})
 
+_SHARED = _UVM | {"/dev/nvidiactl"}
+"""Nodes that all GPUs share."""
+
 _MAKE = (
     "nvidia-modprobe -c 0 -u on the node makes them; in a container they are the runtime's to add, or need privileged"
 )
@@ -45,7 +48,10 @@ def device_nodes(facts: Facts) -> Sequence[Finding]:
         return [
             Finding(each.status, f"{', '.join(paths)}: {each.what}", each.remedy) for each, paths in troubles.items()
         ]
-    return [ok(f"{', '.join(path for path, node in known.nodes.items() if node.there)} can be opened")]
+    shared = [path for path, node in known.nodes.items() if node.there and path in _SHARED]
+    gpus = len(known.nodes.keys() - _SHARED)
+    those = f" and {'that' if gpus == 1 else 'those'} of {gpus} GPU{'' if gpus == 1 else 's'}" if gpus else ""
+    return [ok(f"{', '.join(shared)}{those} can be opened")]
 
 
 def _trouble(node: DeviceNode, known: DeviceNodes, facts: Facts) -> _Trouble | None:

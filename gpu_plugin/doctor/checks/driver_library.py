@@ -44,14 +44,15 @@ def _unusable(known: Driver, settings: Settings) -> Finding:
     if known.code == Return.LIBRARY_NOT_FOUND:
         places = ", ".join(dict.fromkeys((settings.driver_root_ctr_path, settings.driver_root)))
         return failed(f"there is no libnvidia-ml.so.1 below {places}, nor where the loader looks", _INSTALL)
+    where = f"{known.trouble}, by {known.library or 'the library that the loader found'}"
     if known.code == Return.DRIVER_NOT_LOADED:
         return failed(
-            f"{known.library}: {known.trouble}: the kernel module is not loaded, or /dev/nvidiactl cannot be opened",
+            f"the kernel module is not loaded, or /dev/nvidiactl cannot be opened: {where}",
             "modprobe nvidia on the node; where nvidia-smi works there, this container lacks the device nodes: run it "
             "with NVIDIA's runtime, or privileged",
         )
     if known.code == Return.LIB_RM_VERSION_MISMATCH:
-        return failed(f"{known.library}: {known.trouble}", "what `driver-versions` says")
+        return failed(where, "what `driver-versions` says")
     if known.code == Return.NO_PERMISSION:
-        return failed(f"{known.library}: {known.trouble}", "run as root, or as a user that may open /dev/nvidia*")
-    return failed(f"{known.library}: {known.trouble}", _LOG)
+        return failed(where, "run as root, or as a user that may open /dev/nvidia*")
+    return failed(where, _LOG)

@@ -17,7 +17,7 @@ def kubernetes_api(facts: Facts) -> Sequence[Finding]:
         options = ", ".join(dict.fromkeys(right.needed_by for right in known.asked))
         return [
             failed(
-                f"{options} need it: {known.trouble}",
+                f"needed by {options}: {known.trouble}",
                 "is the API server's address reachable from here (network policies, DNS)? Is the service account mounted, or "
                 "--kubeconfig right?",
             )

@@ -9,6 +9,7 @@ from gpu_plugin.devices.nvml_h import FabricState
 from gpu_plugin.doctor.facts import Driver, Gpu, KernelModule
 from gpu_plugin.driver_root import proc as driver_proc
 from gpu_plugin.hardware import Hardware
+from gpu_plugin.health.observation import Fabric
 from gpu_plugin.nvml.port import Driver as Port
 from gpu_plugin.nvml.port import Handle, NvmlError
 from gpu_plugin.platforms.choice import Platform
@@ -63,6 +64,8 @@ def described(driver: Port, index: int) -> Gpu:
     except NvmlError as error:
         return Gpu(index, trouble=str(error))
     mode = _told(lambda: driver.mig_mode(handle))
+    links = _told(lambda: driver.nvlink_states(handle)) or ()
+    fabric = _told(lambda: driver.fabric(handle)) if links else None
     return Gpu(
         index,
         uuid,
@@ -71,20 +74,18 @@ def described(driver: Port, index: int) -> Gpu:
         model=_told(lambda: driver.name(handle)) or "",
         mig=mode is not None and mode[0] == 1,
         persistence=_told(lambda: driver.persistence_mode(handle)),
-        fabric=_told(lambda: driver.fabric(handle)),
-        nvswitch=_leads_to_switch(driver, handle),
+        fabric=fabric,
+        nvswitch=_leads_to_switch(driver, handle, links, fabric),
         compute_mode=_told(lambda: driver.compute_mode(handle)),
     )
 
 
-def _leads_to_switch(driver: Port, handle: Handle) -> bool:
-    """Whether the first NVLink that is up leads to a switch."""
-    links = _told(lambda: driver.nvlink_states(handle)) or ()
-    fabric = _told(lambda: driver.fabric(handle))
-    if fabric is not None and fabric.state != FabricState.NOT_SUPPORTED:
-        return True
+def _leads_to_switch(driver: Port, handle: Handle, links: tuple[bool, ...], fabric: Fabric | None) -> bool:
+    """Whether the first NVLink that is up leads to a switch; while none is up, a fabric that is to be joined says so."""
     up = next((link for link, active in enumerate(links) if active), None)
-    return up is not None and bool(_told(lambda: driver.nvlink_to_switch(handle, up)))
+    if up is not None and (told := _told(lambda: driver.nvlink_to_switch(handle, up))) is not None:
+        return told
+    return fabric is not None and fabric.state != FabricState.NOT_SUPPORTED
 
 
 def _told(ask: Callable[[], T]) -> T | None:

@@ -11,12 +11,14 @@ import pytest
 import yaml
 from anyio import to_thread
 
+from gpu_plugin import control
 from gpu_plugin.cli import main
 from gpu_plugin.cli.doctor import lines
 from gpu_plugin.doctor.finding import failed, note, ok, skipped, warning
 from gpu_plugin.doctor.registry import CHECKS
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from tests.unit.doctor.made_up import status
 
 FOUND = [
     ("clock", ok("synchronised, within 20 ms")),
@@ -141,6 +143,22 @@ def test_a_configuration_that_is_refused_is_a_finding(short, capsys):
     assert (first["check"], first["status"]) == ("configuration", "failed")
     assert "migStrategie" in first["found"]
     assert len(others) >= len(CHECKS) - 1
+
+
+def test_the_file_that_the_nodes_label_names_is_the_daemons(short, capsys, monkeypatch):
+    file = short / "chosen.yaml"
+    file.write_text("version: v1\nflags: {plugin: {deviceListStrategy: cdi-cri}}\n")
+    monkeypatch.setattr(control, "request", lambda *_: status(configuration={"file": str(file)}))
+    main(arguments(short, "--config-file-srcdir", str(short), "--node-name", "n", "-o", "json"))
+    found = {each["check"]: each["found"] for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert found["configuration"] == f"{file} can be used"
+    assert found["container-runtime"].startswith("cdi-cri")
+
+
+def test_a_path_that_is_no_text(short, capsys):
+    assert main(arguments(short, "--state-dir", f"{short}/\udcff", "-o", "json")) == 1
+    [state] = [each for each in json.loads(capsys.readouterr().out)["findings"] if each["check"] == "state-directory"]
+    assert "\\udcff can be written" in state["found"]
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ TABLE: list[tuple[str, dict[str, Any], Status, tuple[str, ...]]] = [
         NOTE,
         ("label", "/configs", "--config-file"),
     ),
+    ("configuration", {"file": "/configs/a.yaml"}, OK, ("/configs/a.yaml can be used",)),
     ("permissions", {}, OK, ("uid 0", "all capabilities", "on the host")),
     ("permissions", {"process": USER}, NOTE, ("uid 1000", "as root")),
     ("permissions", {"process": POD}, OK, ("no capability", "a seccomp filter", "read-only root", "in a container")),
@@ -147,7 +148,7 @@ TABLE: list[tuple[str, dict[str, Any], Status, tuple[str, ...]]] = [
     ),
     ("gpus", {"driver": NO_DRIVER}, SKIPPED, ("0000:10:00.0 (nvidia)",)),
     ("gpus", {"driver": NO_DRIVER, "pci": Unknown("no bus")}, SKIPPED, ("not open",)),
-    ("device-nodes", {}, OK, ("/dev/nvidiactl", "/dev/nvidia1")),
+    ("device-nodes", {}, OK, ("/dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia-uvm-tools and those of 2 GPUs",)),
     (
         "device-nodes",
         {"nodes": nodes(DeviceNode("/dev/nvidia1"))},
@@ -413,6 +414,12 @@ TABLE: list[tuple[str, dict[str, Any], Status, tuple[str, ...]]] = [
     ("daemon", {}, OK, ("version 1.2.3", "process 7")),
     ("daemon", {"daemon": Daemon(trouble="no daemon answers at /s")}, NOTE, ("no daemon answers", "systemctl status")),
     ("daemon", {"daemon": Daemon(trouble="denied", forbidden=True), "process": USER}, NOTE, ("denied", "as root")),
+    (
+        "daemon",
+        {"daemon": Daemon(trouble="this daemon waits: another one", refused=True)},
+        FAILED,
+        ("another one", "one daemon"),
+    ),
     ("daemon", {"daemon": unwell(health={"gpus": [SICK]})}, FAILED, ("GPU 3 (GPU-3)", "Xid 79", "explain --gpu 3")),
     ("daemon", {"daemon": unwell(waiting="another daemon uses it")}, FAILED, ("another daemon", "status")),
     (
@@ -516,6 +523,14 @@ def test_no_fact_is_taken_for_granted(unknown, options):
         if unknown.hung and not (options.get("simulate") and name in {"pci", "module", "fabric_manager"}):
             assert [each for _, each in found if unknown.why in each.found] or name in {"pci", "fabric_manager"}, name
     assert len(examined(facts(options=options, **dict.fromkeys(set(gathered) - {"settings"}, unknown)))) >= len(CHECKS)
+
+
+def test_a_check_that_fails_takes_no_other_with_it():
+    found = examined(facts(daemon=Daemon({"daemon": {}})))  # of a daemon that has another idea of a status
+    stands = {name: each for name, each in found if each.status is WARNING}
+    assert set(stands) == {"daemon", "registration"}
+    assert "another version" in stands["daemon"].remedy
+    assert len(found) == len(CHECKS)
 
 
 def test_mps_that_is_wanted():

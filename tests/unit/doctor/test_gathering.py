@@ -12,11 +12,12 @@ from gpu_plugin.cli.options import settings_from
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.doctor import gathering
 from gpu_plugin.doctor.edges import host
-from gpu_plugin.doctor.edges.driver import opened
+from gpu_plugin.doctor.edges.driver import described, opened
 from gpu_plugin.doctor.facts import DeviceNode, Unknown
 from gpu_plugin.doctor.gathering import Places, gather
 from gpu_plugin.doctor.registry import examined
 from gpu_plugin.hardware import Hardware
+from gpu_plugin.health.observation import Fabric
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.platforms.one_device import TegraDriver
 from gpu_plugin.simulation.driver import SimulatedDriver
@@ -164,14 +165,22 @@ async def test_released_gpus_are_left_alone(short, monkeypatch, real):
     assert not real.driver.calls
 
 
-async def test_a_simulated_node_as_its_daemon_keeps_it(short):
+@pytest.mark.parametrize("profile", ["t4-4", "hgx-h100"])
+async def test_a_simulated_node_as_its_daemon_keeps_it(short, profile):
     state = short / "state"
-    kept = SimulatedNode(load("hgx-h100"), state)
+    kept = SimulatedNode(load(profile), state)
     kept.lose(2)
+    kept.hang(3, 3)
+    if profile == "hgx-h100":
+        kept.partition(1, ["3g.40gb"])
     before = everything(short)
-    facts: Any = await gather(settings(short, simulate="hgx-h100"), 2.0, places=Places(root=str(short)))
-    assert [gpu.index for gpu in facts.driver.gpus if gpu.trouble] == [2]
-    assert "/dev/nvidia7" in facts.nodes.nodes
+    facts: Any = await gather(settings(short, simulate=profile), 0.2)
+    assert {gpu.index: gpu.trouble.partition(" ")[0] for gpu in facts.driver.gpus if gpu.trouble} == {
+        2: "nvmlDeviceGetHandleByIndex_v2:",
+        3: "no",
+    }
+    assert [gpu.index for gpu in facts.driver.gpus if gpu.mig] == ([1] if profile == "hgx-h100" else [])
+    assert "/dev/nvidia3" in facts.nodes.nodes
     assert everything(short) == before
 
 
@@ -208,3 +217,31 @@ def test_a_driver_that_does_not_count(node):
 
     found = opened(Hardware(Uncountable(node), SimulatedHost(node), ""))
     assert (found.count, "nvmlDeviceGetCount_v2" in found.count_trouble) == (-1, True)
+
+
+@pytest.mark.parametrize(
+    ("links", "to_switch", "state", "leads", "waits"),
+    [
+        ((True, True), True, 3, True, True),
+        ((False, False), None, 1, True, True),
+        ((False, True), False, 0, False, True),
+        ((), None, 1, False, False),
+    ],
+    ids=["switched", "no link up yet", "to another GPU", "passed through alone"],
+)
+def test_where_nvlinks_lead(node, links, to_switch, state, leads, waits):
+    class Linked(SimulatedDriver):
+        def nvlink_states(self, handle):
+            return links
+
+        def nvlink_to_switch(self, handle, link):
+            assert links[link]
+            return to_switch
+
+        def fabric(self, handle):
+            return Fabric(state)
+
+    driver = Linked(node)
+    driver.open()
+    gpu = described(driver, 0)
+    assert (gpu.nvswitch, gpu.fabric is not None) == (leads, waits)

@@ -1,0 +1,241 @@
+"""How Grafana has a dashboard as JSON, made of rows of panels. It knows nothing of what they ask.
+
+It is Grafana's classic model (schema version 39, which Grafana 10.3 and later read).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEMA_VERSION = 39
+
+Json = dict[str, Any]
+
+GREEN, YELLOW, RED, BLUE = "green", "yellow", "red", "blue"
+WIDTH = 24
+
+
+@dataclass(frozen=True)
+class Query:
+    """One query: PromQL, the legend of its series, and whether it asks for this moment alone."""
+
+    expr: str
+    legend: str = ""
+    instant: bool = False
+
+
+@dataclass(frozen=True)
+class Show:
+    """One panel: what it is called, asks and tells, of what kind it is, how wide and high (24 columns a row), and its unit."""
+
+    title: str
+    queries: Sequence[Query]
+    description: str
+    kind: str = "timeseries"
+    width: int = 8
+    height: int = 8
+    unit: str = "short"
+    thresholds: Sequence[tuple[float | None, str]] = ()
+    mappings: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    top: float | None = None
+    """The end of the scale, where it has one."""
+    below_zero: bool = False
+    stacked: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Of a table: the headings by name of the column, in order; others are hidden."""
+    units: Mapping[str, str] = field(default_factory=dict)
+    """Of a table: unit by heading."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Panels under one heading."""
+
+    title: str
+    panels: Sequence[Show]
+    open: bool = True
+
+
+YES_OR_NO = ("driver", "registered", "state written")
+YES = {"0": ("no", RED), "1": ("yes", GREEN)}
+
+SOURCE: Mapping[str, str] = {"type": "prometheus", "uid": "${datasource}"}
+
+
+def dashboard(
+    uid: str, title: str, description: str, tags: Sequence[str], rows: Sequence[Row], variables: Mapping[str, str]
+) -> Json:
+    """The dashboard, as Grafana imports it; `variables` are Grafana's queries for their values, by name.
+
+    All values of one are `.*`, so that a label which is not there matches, too.
+    """
+    return {
+        "uid": uid,
+        "title": title,
+        "description": description,
+        "tags": [*tags],
+        "schemaVersion": SCHEMA_VERSION,
+        "editable": True,
+        "graphTooltip": 1,
+        "time": {"from": "now-6h", "to": "now"},
+        "refresh": "1m",
+        "timezone": "browser",
+        "templating": {"list": [*_variables(variables)]},
+        "panels": [*_panels(rows)],
+    }
+
+
+def _variables(queries: Mapping[str, str]) -> Iterator[Json]:
+    yield {"name": "datasource", "label": "data source", "type": "datasource", "query": "prometheus", "refresh": 1}
+    for name, query in queries.items():
+        yield {
+            "name": name,
+            "label": "GPU" if name == "gpu" else name,
+            "type": "query",
+            "datasource": dict(SOURCE),
+            "query": {"query": query, "refId": name},
+            "refresh": 2,
+            "sort": 7,
+            "multi": True,
+            "includeAll": True,
+            "allValue": ".*",
+            "current": {"text": ["All"], "value": ["$__all"]},
+        }
+
+
+def _panels(rows: Sequence[Row]) -> Iterator[Json]:
+    number, y = 0, 0
+    for row in rows:
+        number += 1
+        heading = {
+            "id": number,
+            "type": "row",
+            "title": row.title,
+            "collapsed": not row.open,
+            "gridPos": {"h": 1, "w": WIDTH, "x": 0, "y": y},
+        }
+        y += 1
+        inside: list[Json] = []
+        x = height = 0
+        for show in row.panels:
+            number += 1
+            if x + show.width > WIDTH:
+                x, y, height = 0, y + height, 0
+            inside.append(_panel(show, number, {"h": show.height, "w": show.width, "x": x, "y": y}))
+            x, height = x + show.width, max(height, show.height)
+        y += height
+        # Panels of a row that is closed are kept in it, those of an open one follow it.
+        yield heading | {"panels": [] if row.open else inside}
+        if row.open:
+            yield from inside
+
+
+def _panel(show: Show, number: int, place: Json) -> Json:
+    defaults: Json = {"unit": show.unit, "color": {"mode": "thresholds" if show.thresholds else "palette-classic"}}
+    if show.thresholds:
+        steps = [{"value": value, "color": color} for value, color in show.thresholds]
+        defaults["thresholds"] = {"mode": "absolute", "steps": steps}
+    if show.mappings:
+        shown = {value: {"text": text, "color": color} for value, (text, color) in show.mappings.items()}
+        defaults["mappings"] = [{"type": "value", "options": shown}]
+        defaults["color"] = {"mode": "thresholds"}
+    if show.top is not None:
+        defaults |= {"min": 0, "max": show.top}
+    panel: Json = {
+        "id": number,
+        "type": show.kind,
+        "title": show.title,
+        "description": show.description,
+        "datasource": dict(SOURCE),
+        "gridPos": place,
+        "targets": [_target(query, at, show.kind) for at, query in enumerate(show.queries)],
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": dict(_OPTIONS[show.kind]),
+    }
+    if show.kind == "timeseries":
+        stacking = {"mode": "normal" if show.stacked else "none", "group": "A"}
+        defaults["custom"] = {"fillOpacity": 30 if show.stacked else 0, "showPoints": "never", "stacking": stacking}
+        if not show.below_zero:
+            defaults["min"] = 0
+    if show.kind == "table":
+        panel["transformations"] = [*_transformations(show)]
+        panel["fieldConfig"]["overrides"] = [*_overrides(show)]
+    return panel
+
+
+_OPTIONS: Mapping[str, Json] = {
+    "timeseries": {
+        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    },
+    "stat": {
+        "colorMode": "value",
+        "graphMode": "none",
+        "justifyMode": "auto",
+        "textMode": "value",
+        "orientation": "auto",
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+    },
+    "table": {"showHeader": True, "cellHeight": "sm"},
+    "state-timeline": {
+        "mergeValues": True,
+        "showValue": "never",
+        "rowHeight": 0.9,
+        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
+        "tooltip": {"mode": "single", "sort": "none"},
+    },
+}
+
+
+def _target(query: Query, at: int, kind: str) -> Json:
+    return {
+        "refId": chr(ord("A") + at),
+        "datasource": dict(SOURCE),
+        "expr": query.expr,
+        "legendFormat": query.legend or "__auto",
+        "instant": query.instant,
+        "range": not query.instant,
+        "format": "table" if kind == "table" else "time_series",
+        "editorMode": "code",
+    }
+
+
+def _transformations(show: Show) -> Iterator[Json]:
+    if len(show.queries) > 1:
+        yield {"id": "merge", "options": {}}
+    by_name = dict.fromkeys(show.columns, True)
+    yield {"id": "filterFieldsByName", "options": {"include": {"names": list(by_name)}}}
+    yield {
+        "id": "organize",
+        "options": {
+            "excludeByName": {},
+            "indexByName": {name: at for at, name in enumerate(show.columns)},
+            "renameByName": {name: heading for name, heading in show.columns.items() if name != heading},
+        },
+    }
+
+
+def _overrides(show: Show) -> Iterator[Json]:
+    for heading, unit in show.units.items():
+        yield {"matcher": {"id": "byName", "options": heading}, "properties": [{"id": "unit", "value": unit}]}
+    for heading in (name for name in show.columns.values() if name in YES_OR_NO):
+        yield {
+            "matcher": {"id": "byName", "options": heading},
+            "properties": [
+                {
+                    "id": "mappings",
+                    "value": [
+                        {
+                            "type": "value",
+                            "options": {value: {"text": text, "color": color} for value, (text, color) in YES.items()},
+                        }
+                    ],
+                },
+                {"id": "custom.cellOptions", "value": {"type": "color-text"}},
+            ],
+        }
+    if show.mappings:
+        yield {
+            "matcher": {"id": "byName", "options": "verdict"},
+            "properties": [{"id": "custom.cellOptions", "value": {"type": "color-background"}}],
+        }

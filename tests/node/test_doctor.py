@@ -1,0 +1,75 @@
+"""`gpu-plugin doctor` beside a daemon that runs: what it asks of it, of the kubelet, and what that comes to."""
+
+import json
+import signal
+import sys
+
+import anyio
+import pytest
+
+from tests.node.daemon import DaemonProcess, healthy
+
+GPU = "nvidia.com/gpu"
+
+
+@pytest.fixture
+def doctor(directory, daemon):
+    """Runs the verb with the daemon's directories; gives its exit status and what it found by check."""
+
+    async def examine(state=None):
+        command = [sys.executable, "-m", "gpu_plugin", "doctor", "-o", "json", "--simulate", daemon.profile]
+        command += ["--device-plugin-dir", str(directory), "--state-dir", str(state or daemon.state)]
+        done = await anyio.run_process(command, check=False)
+        found: dict[str, list[tuple[str, str]]] = {}
+        for each in json.loads(done.stdout)["findings"]:
+            found.setdefault(each["check"], []).append((each["status"], each["found"]))
+        return done.returncode, found
+
+    return examine
+
+
+async def test_a_daemon_that_is_well_and_then_is_not(kubelet, daemon, doctor, directory):
+    (directory / "kubelet_internal_checkpoint").write_text("{}")
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    status, found = await doctor()
+    assert (status, found["registration"]) == (0, [("ok", f"the kubelet has {GPU}")]), found
+    assert found["daemon"][0][0] == found["kubelet-directory"][0][0] == found["pod-resources"][0][0] == "ok"
+    registrations = kubelet.registrations[GPU].accepted
+
+    daemon.fault(3, xid=79)
+    await kubelet.wait_for(healthy(kubelet, 7))
+    status, found = await doctor()
+    [(stands, said)] = found["daemon"]
+    assert (status, stands) == (1, "failed")
+    assert "GPU 3" in said
+    assert "Xid 79" in said
+    assert kubelet.registrations[GPU].accepted == registrations  # nothing was registered to find that out
+    assert daemon.process.poll() is None
+
+
+async def test_a_daemon_that_waits_for_another(kubelet, daemon, doctor, directory):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    second = DaemonProcess(directory, state="other")
+    second.log = directory.parent / "second.log"
+    try:
+        second.start()
+        await second.said("waiting: another daemon")
+        status, found = await doctor(second.state)
+    finally:
+        second.kill()
+    [(stands, said)] = found["daemon"]
+    assert (status, stands) == (1, "failed")
+    assert "another daemon serves" in said
+
+
+async def test_a_daemon_that_was_killed(kubelet, daemon, doctor):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    daemon.signal(signal.SIGKILL)
+    daemon.process.wait()
+    _, found = await doctor()
+    assert found["daemon"][0][0] == "note"
+    assert "no daemon answers" in found["daemon"][0][1]
+    assert found["gpus"][0][0] == "ok"
