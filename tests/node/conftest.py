@@ -10,7 +10,7 @@ from tests.node.daemon import DaemonProcess
 
 
 @pytest.fixture
-def directory(short_path) -> Path:
+def directory(short_path: Path) -> Path:
     """A device plugin directory."""
     path: Path = short_path / "device-plugins"  # as under the kubelet's own directory: PodResources is beside it
     path.mkdir()

@@ -12,7 +12,7 @@ from .serving import Plugin, serving
 
 
 @pytest.fixture
-def directory(short_path) -> Path:
+def directory(short_path: Path) -> Path:
     """A device plugin directory."""
     return short_path
 
