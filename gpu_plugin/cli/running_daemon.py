@@ -12,7 +12,7 @@ from gpu_plugin.devices.gpu_names import HOW
 
 state_dir_option = click.option(
     "--state-dir",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),  # whoever may not look is told so by `control`
     metavar="DIR",
     envvar="STATE_DIR",
     default=Path(STATE_DIR),
