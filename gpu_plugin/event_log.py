@@ -56,11 +56,15 @@ class EventLog:
         whose = called(found) if found is not None else f"GPU ({change.uuid})"
         part = f", MIG device {change.device}" if change.device else ""
         if SIGNALS[change.signal].kind is SignalKind.ORDER:
-            how = "no longer held back" if change.verdict is Verdict.OK else "held back"
-            text = f"{whose}: {how} by its operator ({change.signal})"
+            if change.verdict is Verdict.OK:
+                text = f"{whose}: no longer held back by its operator ({change.detail or change.signal})"
+            else:
+                text = f"{whose} is Unhealthy: held back by its operator ({change.detail or change.signal})"
+            if change.verdict is Verdict.OK and not change.healthy_again:
+                text += "; it stays Unhealthy"
         else:
             text = f"{whose}{part}: {change.detail or change.signal} {_STATES[change.verdict]}"
-        if change.before is Verdict.FATAL and change.standing < Verdict.FATAL:
+        if change.healthy_again:
             text += "; it is Healthy again"
         fields = {"device": change.device, "signal": change.signal, "verdict": change.verdict.name, "xid": change.xid}
         self.store.add("health", text, **self._about(change.uuid), **fields)
@@ -110,7 +114,7 @@ class EventLog:
                 self._remember(name, asked, f"refused: {error}", peer, reason)
                 await self.store.written()
                 raise
-            self._remember(name, asked, str(reply.get("done", "")), peer, reason)
+            self._remember(name, asked, str(reply.get("outcome") or reply.get("done", "")), peer, reason)
             await self.store.written()
             return reply
 

@@ -34,6 +34,9 @@ KEPT = 1000
 LONGEST = 300
 """Characters of each text of an event."""
 
+LONGEST_WORD = 60
+"""Characters that a word may have that is left out whole where a text is cut: a uuid has 40."""
+
 MAX_BYTES = 4 * 1024 * 1024
 """What the file holds at most, and what is read of it."""
 
@@ -89,7 +92,12 @@ def bounded(event: Event) -> Event:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+    """The text, of one that is too long its beginning: up to the last blank, where that is near the end, and `...` after it."""
+    if len(text) <= LONGEST:
+        return text
+    kept = text[: LONGEST - 3]
+    blank = kept.rfind(" ", LONGEST - LONGEST_WORD)
+    return f"{kept if blank < 0 else kept[:blank]}..."
 
 
 def read(state_dir: Path) -> list[Event]:

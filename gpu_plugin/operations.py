@@ -83,7 +83,7 @@ class Operations:
         if already:
             return await self._done(f"{called(gpu)} is cordoned already.")
         lifted = f"gpu-plugin uncordon --gpu {gpu.uuid}"
-        return await self._done(f"{called(gpu)} is cordoned: no new pod gets it, until {lifted}.")
+        return await self._done(f"{called(gpu)} is cordoned: no new pod gets it", f", until {lifted}.")
 
     async def uncordon(self, request: Mapping[str, object]) -> Mapping[str, object]:
         """Lifts a cordon, and nothing else; with `override` also takes the operator's word that the GPU is fit.
@@ -96,7 +96,7 @@ class Operations:
         if not isinstance(override, bool):
             raise ConfigError(f"override: {override!r} is neither true nor false")
         if (gone := self._forgotten(request, everything=override)) is not None:
-            return await self._done(gone)
+            return await self._done(*gone)
         gpu = self._one(request, "override")
         done = []
         if self._stands(gpu, orders.CORDON):
@@ -113,7 +113,7 @@ class Operations:
             return await self._done(text + "Nothing is held against it.")
         stands = "; ".join(f"{words} ({verdict.name})" for words, verdict in held.items())
         vouch = "" if override else f" To vouch for it: gpu-plugin uncordon --gpu {gpu.uuid} --override."
-        return await self._done(f"{text}Still held against it: {stands}.{vouch}")
+        return await self._done(f"{text}Still held against it: {stands}.", vouch)
 
     async def release(self, request: Mapping[str, object]) -> Mapping[str, object]:
         """Holds GPUs back and drops their NVML handles, so that they can be reset or the driver replaced.
@@ -135,12 +135,12 @@ class Operations:
         except ReleaseError as error:
             raise control.RefusedError(f"{_names(gpus)}: held back for maintenance, but {error}") from None
         how = "gpu-plugin resume" if request.get("gpu") is None else f"gpu-plugin resume --gpu {gpus[0].uuid}"
-        text = f"{_names(gpus)}: released, and held back until {how}. " + (
+        text = f"{_names(gpus)}: released, and held back. " + (
             "NVML is shut down: GPUs can be reset, and the driver replaced."
             if self._all_released
             else "NVML has no handle of it any more: it can be reset."
         )
-        return await self._done(text)
+        return await self._done(text, f" Once the work is done: {how}.")
 
     async def resume(self, request: Mapping[str, object]) -> Mapping[str, object]:
         """Takes GPUs back that were released. They are healthy after a good look, unless something else is against them.
@@ -232,10 +232,10 @@ class Operations:
         """Whether all GPUs known are released, at once or one after the other."""
         return bool(self._health.gpus) and {gpu.uuid for gpu in self._health.gpus} <= self._health.released()
 
-    def _forgotten(self, request: Mapping[str, object], *, everything: bool) -> str | None:
+    def _forgotten(self, request: Mapping[str, object], *, everything: bool) -> tuple[str, str] | None:
         """Forgets the cordon that was written down of a GPU that has not been found, or `everything` that was.
 
-        None where the request is about no such GPU.
+        Returns what `_done` takes; None where the request is about no such GPU.
         """
         uuid = request.get("gpu")
         remembered = [entry.signal for entry in self._health.past if entry.uuid == uuid and uuid != EVERY_GPU]
@@ -244,10 +244,13 @@ class Operations:
         self._health.forget(uuid, "" if everything else orders.CORDON)
         left = [] if everything else [signal for signal in remembered if signal != orders.CORDON]
         if not left:
-            return f"GPU {uuid} is not known on this node; what was written down of it is forgotten."
+            return f"GPU {uuid} is not known on this node; what was written down of it is forgotten.", ""
         cordon = "its cordon is lifted" if orders.CORDON in remembered else "it is not cordoned, so nothing was changed"
-        still = f"{', '.join(dict.fromkeys(left))} is remembered until gpu-plugin uncordon --gpu {uuid} --override"
-        return f"GPU {uuid} is not known on this node: {cordon}; {still}."
+        still = f"{', '.join(dict.fromkeys(left))} is remembered"
+        return (
+            f"GPU {uuid} is not known on this node: {cordon}; {still}",
+            f" until gpu-plugin uncordon --gpu {uuid} --override.",
+        )
 
     def _stands(self, gpu: Gpu, signal: str) -> bool:
         return any(key.signal == signal for key, _, _ in self._health.ledger.standing(gpu.uuid))
@@ -270,12 +273,15 @@ class Operations:
         if monitor is not None:
             monitor.look_now()
 
-    async def _done(self, text: str) -> Mapping[str, object]:
-        """The answer to an order that was obeyed. Raises RefusedError where it would not outlive the process."""
+    async def _done(self, outcome: str, advice: str = "") -> Mapping[str, object]:
+        """The answer to an order that was obeyed: `done`, for who gave it, and `outcome`, the same without advice, to be remembered.
+
+        Raises RefusedError where it would not outlive the process.
+        """
         if await self._saved():
-            return {"done": text}
+            return {"done": outcome + advice, "outcome": outcome}
         raise control.RefusedError(
-            f"{text} But this could not be written down, and a restart of the daemon forgets it: see that there is room in the "
+            f"{outcome.removesuffix('.')}. But this could not be written down, and a restart of the daemon forgets it: see that there is room in the "
             "state directory, then give the order again"
         )
 

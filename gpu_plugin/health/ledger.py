@@ -50,6 +50,11 @@ class Transition:
     standing: Verdict = Verdict.OK
     part: str = ""
 
+    @property
+    def healthy_again(self) -> bool:
+        """Whether nothing is left that makes the GPU, or that MIG device, Unhealthy, where this did before."""
+        return self.before is Verdict.FATAL and self.standing < Verdict.FATAL
+
 
 @dataclass(slots=True)
 class _Record:

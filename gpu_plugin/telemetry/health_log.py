@@ -46,15 +46,19 @@ def tell(change: Transition, gpus: Iterable[Gpu] = ()) -> None:
     )
     known = SIGNALS.get(change.signal)
     if known is not None and known.kind is SignalKind.ORDER:
-        words = "no longer held back" if change.verdict is Verdict.OK else "held back"
-        log.info("%s: %s by its operator (%s)", which, words, detail, extra=fields)
+        if change.verdict is Verdict.OK:
+            now = "it is Healthy again" if change.healthy_again else "it stays Unhealthy"
+            log.info("%s: no longer held back by its operator (%s); %s", which, detail, now, extra=fields)
+        else:
+            log.info("%s is Unhealthy: held back by its operator (%s)", which, detail, extra=fields)
         return
     level = _LEVELS[change.verdict]
-    again = "; it is Healthy again" if change.before is Verdict.FATAL and change.standing < Verdict.FATAL else ""
+    again = "; it is Healthy again" if change.healthy_again else ""
     if change.verdict is Verdict.OK:
         log.log(level, "%s: over: %s (signal %s)%s", which, detail, change.signal, again, extra=fields)
     elif change.verdict is Verdict.APP:
-        log.log(level, "%s: %s is an application's own error; the GPU stays as it is", which, detail, extra=fields)
+        stays = again or "; the GPU stays as it is"
+        log.log(level, "%s: %s is an application's own error%s", which, detail, stays, extra=fields)
     else:
         state = "is Unhealthy" if change.verdict is Verdict.FATAL else "is degraded"
         todo = f"; to do: {change.action}" if change.action else ""

@@ -43,6 +43,18 @@ def test_a_change_of_health_says_which_gpu_and_in_the_kubelet_s_word(log):
     assert log.store.events[0] == Event(7.0, "health", texts(log)[0], **WHICH, signal="xid", verdict="FATAL", xid=79)
 
 
+def test_orders_are_told_in_the_kubelet_s_word_too(log):
+    detail = "cordoned: swap"
+    log.health(Transition("GPU-6f1c", "cordon", Verdict.FATAL, Verdict.OK, detail, 1.0, standing=Verdict.FATAL))
+    log.health(Transition("GPU-6f1c", "cordon", Verdict.OK, Verdict.FATAL, detail, 1.0, standing=Verdict.DEGRADED))
+    log.health(Transition("GPU-6f1c", "cordon", Verdict.OK, Verdict.FATAL, detail, 1.0, standing=Verdict.FATAL))
+    assert texts(log) == [
+        "GPU 3 (0000:1b:00.0, GPU-6f1c) is Unhealthy: held back by its operator (cordoned: swap)",
+        "GPU 3 (0000:1b:00.0, GPU-6f1c): no longer held back by its operator (cordoned: swap); it is Healthy again",
+        "GPU 3 (0000:1b:00.0, GPU-6f1c): no longer held back by its operator (cordoned: swap); it stays Unhealthy",
+    ]
+
+
 def test_registrations_are_told_when_they_come_and_when_they_go(log):
     registrations = Registrations(lambda: 1.0, log.registration)
     registrations.away("r", "waiting for the kubelet")
@@ -92,11 +104,14 @@ async def test_an_order_is_obeyed_by_uuid_and_remembered_with_who_asked_and_why(
 
     async def cordon(request):
         asked.append(dict(request))
-        return {"done": "cordoned."}
+        return {"done": "cordoned, until gpu-plugin uncordon --gpu 3.", "outcome": "cordoned."}
 
     control.asking.set(control.Peer(12, 1000, "gpu-plugin"))
     reply = await log.order("cordon", cordon)({"gpu": name, "reason": "fan is loud"})
-    assert (reply, asked) == ({"done": "cordoned."}, [{"gpu": "GPU-6f1c", "reason": "fan is loud"}])
+    assert (reply["done"], asked) == (
+        "cordoned, until gpu-plugin uncordon --gpu 3.",
+        [{"gpu": "GPU-6f1c", "reason": "fan is loud"}],
+    )
     who: dict[str, Any] = {"by": "uid 1000, process 12 (gpu-plugin)", "reason": "fan is loud"}
     assert list(log.store.events) == [Event(7.0, "order", "cordon: cordoned.", **WHICH, **who)]
 

@@ -78,6 +78,10 @@ def test_texts_are_cut(state):
     event = bounded(Event(1.0, "order", "x" * 1000, by="y" * 1000))
     assert (len(event.text), len(event.by)) == (LONGEST, LONGEST)
     assert event.text.endswith("...")
+    words = "GPU-7a2fb1cb-d370-4c1b-9a0e-2b1d7c9e4f55 " * 20
+    cut = bounded(Event(1.0, "order", words)).text
+    assert cut.endswith("4f55...")
+    assert len(cut) > 250
 
 
 @pytest.mark.parametrize("text", ["a\udcffb", "a\nb", "a\x1b[2Jb", "a\x9bb", "a\u2028b", "a\u202eb"])

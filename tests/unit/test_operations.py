@@ -71,7 +71,11 @@ class Desk:
 
     async def done(self, verb, **request):
         reply = await self.ask(verb, **request)
-        assert set(reply) == {"done"}
+        assert set(reply) == {"done", "outcome"}
+        assert reply["done"].startswith(reply["outcome"])
+        assert (
+            "gpu-plugin" not in reply["outcome"]
+        )  # commands are for who asked; of what is remembered one could be cut
         return reply["done"]
 
     def reason(self, uuid):

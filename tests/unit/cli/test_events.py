@@ -120,6 +120,8 @@ def test_those_that_are_asked_for_are_shown(capsys, daemon, arguments, shown):
 def test_a_line_says_when_what_why_and_who():
     (line,) = lines(msgspec.to_builtins(EVENTS[2:]))
     assert line == "2026-11-22 02:41:00 UTC  order          cordon: done; reason: fan is loud; by uid 0, process 9"
+    (cut,) = lines(msgspec.to_builtins([Event(NIGHT, "order", "cordon: refused for a long...", by="uid 0")]))
+    assert cut.endswith("for a long...; by uid 0")
 
 
 def test_structured_output_has_every_field(capsys, daemon):

@@ -71,12 +71,22 @@ def said(caplog):
         (
             Transition("GPU-1", "cordon", FATAL, OK, "cordoned: fan is loud", 1.0, action="uncordon"),
             logging.INFO,
-            "GPU GPU-1: held back by its operator (cordoned: fan is loud)",
+            "GPU GPU-1 is Unhealthy: held back by its operator (cordoned: fan is loud)",
         ),
         (
             Transition("GPU-1", "maintenance", OK, FATAL, "maintenance", 1.0),
             logging.INFO,
-            "GPU GPU-1: no longer held back by its operator (maintenance)",
+            "GPU GPU-1: no longer held back by its operator (maintenance); it is Healthy again",
+        ),
+        (
+            Transition("GPU-1", "cordon", OK, FATAL, "cordoned", 1.0, standing=FATAL),
+            logging.INFO,
+            "GPU GPU-1: no longer held back by its operator (cordoned); it stays Unhealthy",
+        ),
+        (
+            Transition("GPU-1", "xid", APP, FATAL, "Xid 31 (page fault)", 1.0, standing=APP),
+            logging.INFO,
+            "GPU GPU-1: Xid 31 (page fault) is an application's own error; it is Healthy again",
         ),
     ],
 )
