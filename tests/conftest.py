@@ -2,11 +2,11 @@
 
 import inspect
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from shutil import rmtree  # by name: tests replace the module's own
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -38,4 +38,4 @@ def short_path() -> Iterator[Path]:
     """A directory of the test's own whose path leaves room for sockets: their addresses have 107 bytes (unix(7))."""
     path = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
     yield path
-    shutil.rmtree(path, ignore_errors=True)
+    rmtree(path, ignore_errors=True)

@@ -337,7 +337,7 @@ def test_nobody_else_can_read_or_hold_it(tmp_path, directory):
     lock.release()
 
 
-@pytest.mark.parametrize(("pid", "said"), [(None, f"process {os.getpid()}"), (0, "a process of another container")])
+@pytest.mark.parametrize(("pid", "said"), [(None, "process {mine}"), (0, "a process of another container")])
 def test_who_serves_is_told_by_sockets_that_answer(tmp_path, directory, other, monkeypatch, pid, said):
     monkeypatch.chdir(directory)
     if pid is not None:  # as the kernel names a process of another container
@@ -347,7 +347,7 @@ def test_who_serves_is_told_by_sockets_that_answer(tmp_path, directory, other, m
         dead.bind("gpu-plugin-dead.sock")
         server.bind("gpu-plugin-gpu-1.sock")
         server.listen()
-        assert f"serves {directory}: {said}. " in lock.take()
+        assert f"serves {directory}: {said.format(mine=os.getpid())}. " in lock.take()
     lock.release()
 
 
