@@ -274,15 +274,15 @@ class Operations:
             monitor.look_now()
 
     async def _done(self, outcome: str, advice: str = "") -> Mapping[str, object]:
-        """The answer to an order that was obeyed: `done`, for who gave it, and `outcome`, the same without advice, to be remembered.
+        """The answer to an order that was obeyed: `done` for who gave it, `outcome` (without advice) to be remembered.
 
         Raises RefusedError where it would not outlive the process.
         """
         if await self._saved():
             return {"done": outcome + advice, "outcome": outcome}
         raise control.RefusedError(
-            f"{outcome.removesuffix('.')}. But this could not be written down, and a restart of the daemon forgets it: see that there is room in the "
-            "state directory, then give the order again"
+            f"{outcome.removesuffix('.')}. But this could not be written down, and a restart of the daemon forgets it: "
+            "see that there is room in the state directory, then give the order again"
         )
 
 
