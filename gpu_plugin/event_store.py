@@ -20,7 +20,7 @@ import msgspec
 from gpu_plugin.atomic import replace_file
 from gpu_plugin.printable import printable
 from gpu_plugin.pulse import Pulse
-from gpu_plugin.state import Identity, identity
+from gpu_plugin.state import Identity, identity, keep_aside
 from gpu_plugin.threads import DaemonThreads
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,12 @@ def _cut(text: str) -> str:
 
 
 def read(state_dir: Path) -> list[Event]:
-    """The newest `KEPT` events of the file, oldest first; lines that make no sense are left out. Blocks.
+    """As `recollect`, without what it counts."""
+    return recollect(state_dir)[0]
+
+
+def recollect(state_dir: Path) -> tuple[list[Event], int]:
+    """The newest `KEPT` events of the file, oldest first, and how many of its lines make no sense and are left out. Blocks.
 
     Raises:
         OSError: there is no such file, or it cannot be read.
@@ -110,18 +115,26 @@ def read(state_dir: Path) -> list[Event]:
     with os.fdopen(descriptor, "rb") as stream:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            return []
+            return [], 0
         stream.seek(max(0, status.st_size - MAX_BYTES))
         lines = stream.read(MAX_BYTES).split(b"\n")
-    found: deque[Event] = deque(maxlen=KEPT)
-    for line in lines:
-        try:
-            event = msgspec.json.decode(line.decode(), type=Event)  # msgspec passes over a key that is no text
-            if 0 <= event.at < LATEST:
-                found.append(bounded(event))
-        except (ValueError, RecursionError):  # cut short by a kill, or never ours
-            continue
-    return list(found)
+    made = [_made(line) for line in lines if line]
+    found = [event for event in made if event is not None]
+    return found[-KEPT:], len(made) - len(found)
+
+
+def lost_lines(count: int) -> str:
+    """That so many lines of the file cannot be read, in words."""
+    return f"{count} line{' of it cannot be read and is' if count == 1 else 's of it cannot be read and are'} left out"
+
+
+def _made(line: bytes) -> Event | None:
+    """The event of a line; None where a kill cut it short, or it was never ours."""
+    try:
+        event = msgspec.json.decode(line.decode(), type=Event)  # msgspec passes over a key that is no text
+    except (ValueError, RecursionError):
+        return None
+    return bounded(event) if 0 <= event.at < LATEST else None
 
 
 class EventStore:
@@ -162,13 +175,23 @@ class EventStore:
         return min(self._added - self._written, len(self.events))
 
     def recall(self) -> None:
-        """Takes in what an earlier process wrote down. Blocks for as long as a local file system does."""
+        """Takes in what an earlier process wrote down. Blocks for as long as a local file system does.
+
+        A file with lines that cannot be read is set aside, and what could be read of it written down anew.
+        """
+        file = self._state_dir / FILE
         try:
-            self.events.extend(read(self._state_dir))
+            events, unreadable = recollect(self._state_dir)
         except FileNotFoundError:
             return
         except OSError as error:
-            log.warning("%s cannot be read: earlier events are not known: %s", self._state_dir / FILE, error)
+            log.warning("%s cannot be read: earlier events are not known: %s", file, error)
+            return
+        self.events.extend(events)
+        if unreadable:
+            log.warning("%s: %s%s", file, lost_lines(unreadable), keep_aside(file))
+            self._lost = True
+            self.save()
 
     def add(self, kind: str, text: str, **fields: object) -> None:
         """Takes in something that happened just now; `fields` are those of `Event`."""
@@ -254,7 +277,8 @@ class EventStore:
             news = list(islice(self.events, len(self.events) - count, None))
             self._file, _ = _write_down(self._state_dir, self.events, news, append=append)
         except Exception as error:  # noqa: BLE001 - the process ends, and what comes after this must be done all the same
-            log.warning("%s cannot be written; %d events are lost: %s", self._state_dir / FILE, count, error)
+            lost = len(self.events) if self._lost else count
+            log.warning("%s cannot be written; %d events are lost: %s", self._state_dir / FILE, lost, error)
         else:
             self._written, self._lost = self._added, False
 

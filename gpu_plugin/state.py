@@ -90,7 +90,7 @@ class StateDirectory:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                self._tell_unreadable(file, error, _keep_aside(file))
+                self._tell_unreadable(file, error, keep_aside(file))
 
     def read(self, name: str, kind: type[T]) -> T | None:
         """What `write` wrote under this name; None where there is nothing, or nothing that can be read."""
@@ -101,13 +101,13 @@ class StateDirectory:
         except FileNotFoundError:
             return None
         except _NotOursError as error:
-            self._tell_unreadable(file, error, _keep_aside(file))
+            self._tell_unreadable(file, error, keep_aside(file))
             return None
         except OSError as error:
             self._tell_unreadable(file, error, "")
             return None
         except (ValueError, msgspec.MsgspecError, RecursionError) as error:  # text that is no UTF-8 is a ValueError
-            self._tell_unreadable(file, error, _keep_aside(file))
+            self._tell_unreadable(file, error, keep_aside(file))
             return None
         self._unreadable.discard(name)
         return content
@@ -162,7 +162,7 @@ def set_aside(file: Path, fits: Callable[[int], bool] = stat.S_ISREG) -> None:
         mode = file.lstat().st_mode
     except OSError:
         return
-    if not fits(mode) and (kept := _keep_aside(file)):
+    if not fits(mode) and (kept := keep_aside(file)):
         log.warning("%s %s and no file of this plugin%s", file, _what(mode), kept)
 
 
@@ -207,7 +207,7 @@ def _what(mode: int) -> str:
     return f"is {words.get(stat.S_IFMT(mode), 'no regular file')}"
 
 
-def _keep_aside(file: Path) -> str:
+def keep_aside(file: Path) -> str:
     """Puts a file that makes no sense where the next write does not replace it, for people to look at. Says where."""
     for end in CORRUPT:
         aside = file.with_name(file.name + end)

@@ -138,13 +138,15 @@ def _written(state_dir: Path, gpu: str | None, silent: NoDaemon) -> list[dict[st
     from gpu_plugin.config.errors import ConfigError  # noqa: PLC0415
     from gpu_plugin.devices.gpu_names import named  # noqa: PLC0415
     from gpu_plugin.devices.node import Gpu  # noqa: PLC0415
-    from gpu_plugin.event_store import FILE, read  # noqa: PLC0415
+    from gpu_plugin.event_store import FILE, lost_lines, recollect  # noqa: PLC0415
 
     try:
-        events = read(state_dir)
+        events, unreadable = recollect(state_dir)
     except OSError:
         raise silent from None
     click.echo(f"{silent.format_message()}; this is what {state_dir / FILE} has", err=True)
+    if unreadable:
+        click.echo(lost_lines(unreadable), err=True)
     if gpu is not None:
         seen = {
             event.uuid: Gpu(event.uuid, event.index or 0, pci_bus_id=event.bus_id) for event in events if event.uuid

@@ -75,7 +75,7 @@ class SimulatedNode:
         self._dips: dict[int, int] = {}
         self.refusals = Refusals()
         self._last_slice = 0
-        saved = read(self._file, profile) if self._file else None
+        saved = read(self._file, profile, keep=True) if self._file else None
         now, wall = clock(), wall_clock()
         if saved:
             self.boot_id = saved.boot_id

@@ -10,6 +10,7 @@ from gpu_plugin.named_file import read_file
 from gpu_plugin.simulation.condition import Condition
 from gpu_plugin.simulation.mig import lay_out
 from gpu_plugin.simulation.profile import Profile
+from gpu_plugin.state import keep_aside, set_aside
 
 _log = logging.getLogger(__name__)
 
@@ -44,8 +45,11 @@ class SavedNode(msgspec.Struct, frozen=True, kw_only=True):
     gpus: list[SavedGpu]
 
 
-def read(file: Path, profile: Profile) -> SavedNode | None:
-    """What the file remembers of this very node; None, with a warning where it should, to start fresh."""
+def read(file: Path, profile: Profile, *, keep: bool = False) -> SavedNode | None:
+    """What the file remembers of this very node; None, with a warning where it should, to start fresh.
+
+    `keep`: one that cannot be understood is set aside, since the file is written next.
+    """
     try:
         saved = msgspec.json.decode(read_file(file, _MAX_BYTES).decode(), type=SavedNode)
         if saved.profile != profile.name or len(saved.gpus) != len(profile.gpus):
@@ -57,8 +61,12 @@ def read(file: Path, profile: Profile) -> SavedNode | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:  # text that is no UTF-8 is a ValueError
-        why = error.strerror or error if isinstance(error, OSError) else error
-        _log.warning(f"{file}: {why}: the simulated node starts fresh, without its earlier faults")
+        damaged = not isinstance(error, OSError)
+        why = error if damaged else error.strerror or error  # type: ignore[attr-defined]
+        kept = keep_aside(file) if keep and damaged else ""
+        _log.warning(f"{file}: {why}: the simulated node starts fresh, without its earlier faults{kept}")
+        if keep and not damaged:
+            set_aside(file)
         return None
     return saved
 

@@ -14,6 +14,7 @@ import pytest
 
 from gpu_plugin.control import request
 from gpu_plugin.daemon import FILES
+from gpu_plugin.event_store import FILE as EVENTS_FILE
 from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE
 from gpu_plugin.node_lock import FILE as LOCK_FILE
 from tests.node.daemon import GPU, DaemonProcess, healthy, ids
@@ -126,12 +127,15 @@ async def test_spoilt_files_are_set_aside_and_said_and_the_node_is_served(kubele
         spoil(daemon.state / name)
     if spoil in (foreign_byte, cut):
         every_line(daemon.state / JOURNAL_FILE)
+        spoil(daemon.state / EVENTS_FILE)
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 8))
     said = daemon.log.read_text()
     if spoil in (foreign_byte, cut):
         assert f"{JOURNAL_FILE}: " in said
         assert "bytes cannot be read and are left out" in said
+        assert f"{EVENTS_FILE}: 1 line of it cannot be read and is left out" in said
+        assert os.path.lexists(daemon.state / f"{EVENTS_FILE}.corrupt")
     for name in names:
         assert f"{daemon.state / name} cannot be read, what it remembered is lost" in said
         assert os.path.lexists(daemon.state / f"{name}.corrupt")

@@ -200,6 +200,32 @@ async def test_a_bad_byte_costs_a_line_at_most_two_where_it_was_between_them(sta
         assert texts == (["two"] if at < first else ["one"] if at > first else [])
 
 
+@pytest.mark.parametrize(
+    ("spoil", "lines", "left"),
+    [
+        (lambda whole: b"\xff" * len(whole), "1 line of it cannot be read and is", []),
+        (lambda whole: whole.replace(b"one", b"o\xffe"), "1 line of it cannot be read and is", ["two", "three"]),
+        (lambda whole: whole.replace(b'"at"', b'"\xff"'), "3 lines of it cannot be read and are", []),
+        (lambda whole: whole[:-5], "1 line of it cannot be read and is", ["one", "two"]),
+    ],
+)
+async def test_a_file_with_lines_that_cannot_be_read_is_said_and_kept(state, caplog, spoil, lines, left):
+    made = store(state)
+    await written(made, ["one", "two", "three"])
+    spoilt = spoil((state / FILE).read_bytes())
+    (state / FILE).write_bytes(spoilt)
+    again = store(state)
+    again.recall()
+    assert [event.text for event in again.events] == left
+    (line,) = caplog.messages
+    assert line == f"{state / FILE}: {lines} left out (kept as {state / FILE}.corrupt)"
+    assert (state / f"{FILE}.corrupt").read_bytes() == spoilt
+    assert [event.text for event in read(state)] == left  # a kill costs nothing more
+    caplog.clear()
+    store(state).recall()
+    assert not caplog.messages
+
+
 @pytest.mark.parametrize("kind", ["directory", "fifo", "link"])
 async def test_what_is_no_file_is_not_read_and_said(state, caplog, kind):
     state.mkdir()

@@ -594,6 +594,7 @@ def test_a_corrupt_file_is_warned_about_and_replaced(tmp_path, caplog, content):
         node = make_node(state=tmp_path)
     assert "starts fresh, without its earlier faults" in caplog.text
     assert json.loads((tmp_path / STATE_FILE).read_bytes())["boot_id"] == node.boot_id
+    assert (tmp_path / f"{STATE_FILE}.corrupt").read_bytes() == content
 
 
 def test_an_unwritable_state_directory_does_not_stop_a_fault(tmp_path, caplog):
