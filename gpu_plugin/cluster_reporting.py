@@ -13,13 +13,13 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import anyio
 
 from gpu_plugin.cluster.connection import UnreachableError, require_client
 from gpu_plugin.cluster.cordon_annotation import ANNOTATION, Cordoned, cordoned
-from gpu_plugin.cluster.left import Left
+from gpu_plugin.cluster.left import LEFT_FILE, Left
 from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from gpu_plugin.cluster.node_state import Asked, NodeStateKeeper, Seen
 
 log = logging.getLogger(__name__)
-
-LEFT_FILE: Final = "cluster.json"
-"""What may be left of us on the Node, in the state directory."""
 
 MOST_CHANGES = 64
 """Changes of health that wait for their pods at most; of more, the oldest are let go."""

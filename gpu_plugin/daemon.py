@@ -30,13 +30,12 @@ import anyio.abc
 
 from gpu_plugin import __version__, control
 from gpu_plugin.cdi_watch import CdiWatch
-from gpu_plugin.cluster_reporting import LEFT_FILE, ClusterReporting
+from gpu_plugin.cluster_reporting import ClusterReporting
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.event_log import ORDERS, EventLog
-from gpu_plugin.event_store import FILE as EVENTS_FILE
 from gpu_plugin.event_store import EventStore
 from gpu_plugin.faulting_pods import FaultingPods
 from gpu_plugin.hardware import Hardware, hardware_for
@@ -51,10 +50,10 @@ from gpu_plugin.kubelet.endpoints import Endpoints
 from gpu_plugin.kubelet.holders import Pods
 from gpu_plugin.kubelet.pod_listing import pods
 from gpu_plugin.kubelet.registrations import Registrations
-from gpu_plugin.labels.keeper import LABELS_FILE, NodeLabels
+from gpu_plugin.labels.keeper import NodeLabels
 from gpu_plugin.list_strategy import ListStrategy, tell
 from gpu_plugin.listener.listener import Listener
-from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE, Known, Memory, Recorder
+from gpu_plugin.memory import Known, Memory, Recorder
 from gpu_plugin.node_lock import RETRY, NodeLock
 from gpu_plugin.node_view import NodeView, Now, without_configuration
 from gpu_plugin.nvml.call_times import CallTimes
@@ -67,9 +66,9 @@ from gpu_plugin.parts import FIRST_RETRY, LONGEST_RETRY, forever
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.snapshot import SnapshotStore
 from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin_with
-from gpu_plugin.sources.last_choice import CHOICE_FILE
 from gpu_plugin.sources.telling import tell_settings
 from gpu_plugin.state import StateDirectory, require_apart, require_directory, set_aside
+from gpu_plugin.state_files import FILES
 from gpu_plugin.telemetry.logs import configure, know
 from gpu_plugin.telemetry.stacks import logged_on
 
@@ -93,9 +92,6 @@ UNCHANGEABLE = (
     "http_address",
 )
 """Settings that a running process cannot change, besides where they come from."""
-
-FILES = (HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE, CHOICE_FILE, EVENTS_FILE, LEFT_FILE, LABELS_FILE)
-"""What is kept in the state directory."""
 
 
 class NoDriverError(Exception):
@@ -377,7 +373,8 @@ class Daemon:
             self._now.driver = trouble
             if self.settings.fail_on_init_error:
                 raise NoDriverError(
-                    "no GPU can be served: see whether the driver is installed and loaded (does nvidia-smi work here?). "
+                    "no GPU can be served: see whether the driver is installed and loaded (does nvidia-smi work on the node?), "
+                    "and in a container whether its root is mounted at --driver-root-ctr-path; gpu-plugin doctor says more. "
                     "On nodes without a GPU, do not run this plugin, or run it with --fail-on-init-error=false\n"
                     + trouble,
                 )

@@ -26,7 +26,8 @@ LAST_WRITES = 2.0
 @click.command(
     "cleanup",
     help="Remove what `gpu-plugin run` left on this node: its state, its CDI specifications, its sockets and its file of "
-    "labels. For uninstalling. "
+    "labels. For uninstalling. Before that, it takes condition, taint and labels of the Node back in the Kubernetes API, or "
+    "says which command does: what stays there does not change the exit status. "
     "Takes the options of `run` (--state-dir, --cdi-dir, --device-plugin-dir, --features-dir) and should be given the same. "
     "Containers that use a CDI specification cannot be restarted without it.",
 )
@@ -77,7 +78,14 @@ def _remove(settings: Settings) -> "Removal":
     from gpu_plugin.uninstall.traces import remove_traces  # noqa: PLC0415 - usage and help need none of it
 
     state, specs, sockets = Path(settings.state_dir), Path(settings.cdi_dir), Path(settings.socket_dir)
-    return remove_traces(state, specs, sockets, Path(settings.features_dir))
+
+    def take_back() -> None:
+        from gpu_plugin.uninstall.node_marks import take_back  # noqa: PLC0415 - as above
+
+        for sentence in take_back(state, settings.node_name, settings.kubeconfig):
+            click.echo(sentence, err=True)
+
+    return remove_traces(state, specs, sockets, Path(settings.features_dir), take_back)
 
 
 def _remove_mps(settings: Settings) -> "Removal":

@@ -1,6 +1,11 @@
 """What may be left on our Node of what we wrote there."""
 
+from typing import Final
+
 import msgspec
+
+LEFT_FILE: Final = "cluster.json"
+"""Its name in the state directory."""
 
 
 class Left(msgspec.Struct, frozen=True):

@@ -47,10 +47,12 @@ class _Kind:
     mounted_at: str = ""
     cleaning: tuple[str, ...] = ()
     propagation: str = ""
+    told: bool = False
+    """Whether the cluster was told something that is to be taken back, where the pod has a token for that."""
 
 
 _KINDS = (
-    _Kind("run", "--state-dir", "STATE_DIR", STATE_DIR),
+    _Kind("run", "--state-dir", "STATE_DIR", STATE_DIR, told=True),
     # The shared memory is unmounted on the node, too.
     _Kind("mps", "--mps-root", "MPS_ROOT", "", "/mps", ("--mps",), "Bidirectional"),
 )
@@ -101,7 +103,7 @@ def cleanup_daemonset(daemonset: Object, owner: Object | None = None) -> dict[st
                 "metadata": {"labels": more_labels | labels, "annotations": dict(dressed.get("annotations") or {})},
                 "spec": {
                     **kept,
-                    "automountServiceAccountToken": False,
+                    "automountServiceAccountToken": kind.told and pod.get("automountServiceAccountToken") is True,
                     "initContainers": [cleaning],
                     "containers": [staying],
                     "volumes": volumes,

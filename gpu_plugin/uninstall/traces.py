@@ -4,24 +4,21 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_plugin import __version__, control
 from gpu_plugin.atomic import leftovers
 from gpu_plugin.cdi_specs.directory import SpecDirectory
-from gpu_plugin.event_store import FILE as EVENTS_FILE
 from gpu_plugin.kubelet.socket import PREFIX, remove_stale
 from gpu_plugin.labels.features_file import FeaturesFile
-from gpu_plugin.labels.keeper import LABELS_FILE
-from gpu_plugin.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE
 from gpu_plugin.node_lock import FILE as LOCK_FILE
 from gpu_plugin.node_lock import NodeLock
-from gpu_plugin.sources.last_choice import CHOICE_FILE
 from gpu_plugin.state import CORRUPT
+from gpu_plugin.state_files import FILES as KEPT_FILES
 
-FILES = (HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE, LOCK_FILE, CHOICE_FILE, EVENTS_FILE, LABELS_FILE)
+FILES = (*KEPT_FILES, LOCK_FILE)
 """What a daemon writes in its state directory, besides its control socket."""
 
 SIMULATED_FILES = ("simulated-node.json", "simulated-compute-modes.json", "simulated-compute-modes.lock")
@@ -37,15 +34,23 @@ class Removal:
     left: tuple[str, ...] = ()
 
 
-def remove_traces(state_dir: Path, cdi_dir: Path, socket_dir: Path, features_dir: Path | None = None) -> Removal:
+def remove_traces(
+    state_dir: Path,
+    cdi_dir: Path,
+    socket_dir: Path,
+    features_dir: Path | None = None,
+    before: Callable[[], object] = lambda: None,
+) -> Removal:
     """Removes what a daemon that runs no longer has left in these directories, and the first one where it is empty then.
 
-    Files that are not this plugin's stay. Where a daemon still runs with `state_dir` or `socket_dir`, nothing is removed.
+    Files that are not this plugin's stay. Where a daemon still runs with `state_dir` or `socket_dir`, nothing is removed; where
+    none does, `before` is called first.
     """
     lock = NodeLock(state_dir, socket_dir, __version__)
     try:
         if why := running(state_dir, lock):
             return Removal(left=(why,))
+        before()
         return _removed(state_dir, cdi_dir, socket_dir, features_dir)
     finally:
         lock.release()

@@ -10,7 +10,6 @@ import pytest
 
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.daemon import FILES
 from gpu_plugin.devices.node import Node
 from gpu_plugin.labels import keeper
 from gpu_plugin.labels.features_file import FeaturesFile
@@ -19,6 +18,7 @@ from gpu_plugin.labels.keys import TIMESTAMP
 from gpu_plugin.nvml.host import LinuxHost
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.state import StateDirectory
+from gpu_plugin.state_files import FILES
 from gpu_plugin.uninstall import traces
 from tests.unit.cluster.api_server import NODE
 from tests.unit.cluster.writable_server import WritableServer

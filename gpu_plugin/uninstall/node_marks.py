@@ -1,0 +1,76 @@
+"""What the Kubernetes API was told of a Node and outlives the plugin: condition, taint, labels; and their removal."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+
+from gpu_plugin.cluster.connection import UnreachableError, require_client
+from gpu_plugin.cluster.left import LEFT_FILE, Left
+from gpu_plugin.cluster.node_api import NodeApi
+from gpu_plugin.cluster.node_condition import CONDITION, TAINT
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.labels.keeper import LABELS_FILE, Applied
+from gpu_plugin.state import StateDirectory
+
+PATIENCE = 15.0
+"""Seconds for all of it: who uninstalls waits."""
+
+
+def take_back(state_dir: Path, node_name: str, kubeconfig: str) -> list[str]:
+    """Takes back what is remembered in the state directory. Blocks. Returns a sentence for each thing, gone or still there."""
+    state = StateDirectory(state_dir)
+    left = state.read(LEFT_FILE, Left) or Left()
+    applied = state.read(LABELS_FILE, Applied) or Applied()
+    marks = [name for name, there in (("condition", left.condition), ("taint", left.taint)) if there]
+    nodes = dict.fromkeys(marks, node_name) | ({"labels": applied.node} if applied.labels else {})
+    if not nodes:
+        return []
+    return list(_told(nodes, anyio.run(_taken, nodes, kubeconfig), applied))
+
+
+async def _taken(nodes: dict[str, str], kubeconfig: str) -> dict[str, str]:
+    """Why each mark is still there; empty for those that are gone."""
+    why = dict.fromkeys(nodes, f"the Kubernetes API did not answer within {PATIENCE:g} s")
+    with anyio.move_on_after(PATIENCE):
+        for mark, node in nodes.items():
+            try:
+                await _take(mark, node, kubeconfig)
+            except (UnreachableError, ConfigError) as error:
+                why[mark] = str(error)
+            else:
+                why[mark] = ""
+    return why
+
+
+async def _take(mark: str, node: str, kubeconfig: str) -> None:
+    require_client("what the cluster was told", "")
+    if not node:
+        raise ConfigError("it is not known of which Node: say --node-name (NODE_NAME)")
+    api = NodeApi(node, kubeconfig)
+    if mark == "condition":
+        await api.apply_condition(None)
+    elif mark == "taint":
+        await api.set_taint(TAINT, "")
+    else:
+        await api.apply_labels({})
+
+
+def _told(nodes: dict[str, str], why: dict[str, str], applied: Applied) -> Iterator[str]:
+    names = {"condition": f"the condition {CONDITION}", "taint": f"the taint {TAINT}", "labels": "the labels"}
+    for mark, node in nodes.items():
+        if not why[mark]:
+            yield f"node {node}: {names[mark]}: taken back"
+        else:
+            yield f"node {node or 'NODE'}: {names[mark]}: not taken back: {why[mark]}; run: {_command(mark, node, applied)}"
+
+
+def _command(mark: str, node: str, applied: Applied) -> str:
+    name = shlex.quote(node or "NODE")
+    if mark == "condition":
+        patch = f'{{"status": {{"conditions": [{{"$patch": "delete", "type": "{CONDITION}"}}]}}}}'
+        return f"kubectl patch node {name} --subresource=status -p '{patch}'"
+    if mark == "taint":
+        return f"kubectl taint node {name} {TAINT}-"
+    return f"kubectl label node {name} {' '.join(shlex.quote(f'{key}-') for key in sorted(applied.labels))}"
