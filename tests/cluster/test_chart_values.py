@@ -26,7 +26,7 @@ PATHS: Mapping[str, str] = {
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
     "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
 }
-STRANGE = {"PodMonitor"}
+STRANGE = {"PodMonitor", "PrometheusRule"}
 """Kinds that this API server does not have."""
 
 DRY = "?dryRun=All&fieldValidation=Strict"

@@ -221,7 +221,7 @@ def test_nvidias_values_file_is_taken_under_running_pods(cluster: Cluster, relea
     release.upgrade(NVIDIAS_VALUES)
     ready(release)
     cluster.wait_allocatable(GPUS)
-    assert "gfd.enabled does nothing here" in release.helm("get", "notes", NAME)
+    assert "gfd.enabled: the plugin writes its labels to" in release.helm("get", "notes", NAME)
     release.label_node(LABEL, "sharing")
     cluster.wait_offers({"nvidia.com/gpu.shared": 4 * (GPUS - 1)})
     now = cluster.pods.get("tenant")
