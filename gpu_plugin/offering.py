@@ -148,7 +148,7 @@ class Offering:
             return min(HOLDERS_SOON, HOLDERS_POLL)
         given = self._inventory.store.given
         worth = (self._inventory.next_leave, given.worth_asking(self._inventory.awaited))
-        return min(HOLDERS_POLL, *(at - now + SLACK for at in worth if at > now))
+        return min((HOLDERS_POLL, *(at - now + SLACK for at in worth if at > now)))
 
     async def _prepare(self) -> Topology | None:
         """Has the newest offer prepared, on a thread, since that takes its time on large nodes; no failure keeps it back.

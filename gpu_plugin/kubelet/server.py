@@ -100,6 +100,8 @@ class SocketServer(grpclib.server.Server):
             if self._owns_file() and self._path is not None:
                 self._path.unlink(missing_ok=True)
             if self._server is not None:
+                if isinstance(self._server, asyncio.Server):
+                    await self._accept_no_more(self._server)
                 self._server.close()
             await self._drained()
             for connection in tuple(self.connections):
@@ -112,6 +114,14 @@ class SocketServer(grpclib.server.Server):
             for handler in tuple(self._handlers):
                 handler.close()
             await self._drained()
+
+    @staticmethod
+    async def _accept_no_more(listener: asyncio.Server) -> None:
+        """Lets what was accepted a moment ago become a connection that is known: asyncio loses it once its server is closed."""
+        loop = asyncio.get_running_loop()
+        for listening in listener.sockets:
+            loop.remove_reader(listening.fileno())
+        await asyncio.sleep(0)
 
     async def _drained(self) -> None:
         """Waits for the requests being handled to end, at most for `DRAIN`."""

@@ -1,29 +1,34 @@
 """Kubelet restarts, our own restarts, MIG partitions, renames, and pods that come and go, in any order, on a clock of the test.
 
 The inventory, the weighing of the witnesses and the list that is sent again are the real ones, driven as `Offering` drives
-them; the kubelet is a model of the real one's books.
+them; the kubelet is a model of the real one's books. `test_interleavings_under_a_kubelet` has fewer, with everything real.
 """
 
 import dataclasses
 import random
 import secrets
-from functools import lru_cache
 
 import pytest
 
-from gpu_plugin.config.resolve import resolve
-from gpu_plugin.config.sharing import NamePattern, SharedResource
 from gpu_plugin.devices.device import Resource
-from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.inventory import Inventory
 from gpu_plugin.kubelet.again import Again
 from gpu_plugin.kubelet.holding import Told, Witnessed, weigh
-from gpu_plugin.offer import Offer, offer
 from gpu_plugin.offering import HOLDERS_POLL
 from gpu_plugin.snapshot import SnapshotStore
+from tests.unit.changing_node import (
+    LATER,
+    LATER_SHARED,
+    LAYOUTS,
+    NAMES,
+    SHARED,
+    Wish,
+    as_remembered,
+    held_twice,
+    offered,
+)
 from tests.unit.kubelet.model_kubelet import ModelKubelet
 
-GPU = "nvidia.com/gpu"
 SEEDS, BATCH, STEPS = 1000, 125, 30
 FOUND = (1375, 1554, 3509, 4778)
 """Seeds that once ended with hardware given twice, as things were chosen then: without `LATER` names, and no pod slow."""
@@ -31,90 +36,6 @@ OTHERS = 250
 """Seeds that are others in each run."""
 BACK = 30.0
 """Seconds after the last pod's end within which all capacity must be back."""
-
-LAYOUTS: dict[str, tuple[tuple[str, int], ...]] = {
-    "whole": (),
-    "halves": (("3g.40gb", 1), ("3g.40gb", 2)),
-    "small": (("1g.10gb", 7), ("1g.10gb", 8), ("1g.10gb", 9)),
-    "mixed": (("3g.40gb", 1), ("1g.10gb", 9)),
-}
-"""Partitions of a GPU: profile and GPU instance of each slice. An instance's number goes with its capability node."""
-
-NAMES = {
-    "as found": ((), ()),
-    "renamed": ((NamePattern("*", "nvidia.com/h100"),), ()),
-    "foreign": ((NamePattern("*", "example.com/h100"),), ()),
-    "foreign slices": ((), (NamePattern("*", "example.com/slice"),)),
-    "all foreign": ((NamePattern("*", "example.com/h100"),), (NamePattern("*", "example.com/slice"),)),
-}
-"""Names of GPUs, and of slices."""
-LATER = frozenset({"foreign slices", "all foreign"})
-REPLICAS = 2
-SHARED = {
-    "exclusive": (),
-    "shared": (SharedResource(GPU, GPU, REPLICAS),),
-    "all shared": tuple(
-        SharedResource(name, name, REPLICAS) for name in (GPU, "nvidia.com/h100", "nvidia.com/mig-1g.10gb")
-    ),
-}
-LATER_SHARED = frozenset({"all shared"})
-
-
-@dataclasses.dataclass(frozen=True)
-class Wish:
-    """What there is and what is asked for: the partition of each GPU, by how manieth time, names, and sharing."""
-
-    layouts: tuple[tuple[str, int], ...] = (("whole", 0), ("whole", 0))
-    names: str = "as found"
-    shared: str = "exclusive"
-
-
-def uuid(kind: str, gpu: int, instance: int = 0, layout: str = "whole", time: int = 0) -> str:
-    return f"{kind}-{gpu:08x}-{instance:04x}-{sorted(LAYOUTS).index(layout):04x}-{time:04x}-000000000000"
-
-
-@lru_cache(None)
-def offered(wish: Wish) -> Offer:
-    gpus = []
-    for at, (layout, time) in enumerate(wish.layouts):
-        slices = tuple(
-            MigDevice(
-                uuid("MIG", at, instance, layout, time),
-                index,
-                instance,
-                0,
-                profile,
-                gpu_instance_cap=100 * (at + 1) + 2 * instance,
-                compute_instance_cap=100 * (at + 1) + 2 * instance + 1,
-            )
-            for index, (profile, instance) in enumerate(LAYOUTS[layout])
-        )
-        gpus.append(Gpu(uuid("GPU", at), at, minor=at, mig_enabled=bool(slices), mig_devices=slices))
-    settings = dataclasses.replace(
-        resolve({}, {}),
-        mig_strategy="mixed",
-        gpu_names=NAMES[wish.names][0],
-        mig_names=NAMES[wish.names][1],
-        sharing=SHARED[wish.shared],
-    )
-    return offer(Node(tuple(gpus)), settings, "/")
-
-
-EVERY = frozenset(instance for layout in LAYOUTS.values() for _, instance in layout)
-
-
-def hardware(identifier: str) -> frozenset[tuple[int, int]]:
-    """What a container that was given this id can open, as pairs of a GPU and an instance on it."""
-    kind, gpu, instance, *_ = identifier.split("-")
-    return frozenset((int(gpu, 16), one) for one in (EVERY if kind == "GPU" else (int(instance, 16),)))
-
-
-def as_remembered(resource: Resource) -> Resource:
-    """A resource as `memory` has it: of devices it does not know why they were unhealthy."""
-    return Resource(
-        resource.name,
-        tuple(dataclasses.replace(device, reason="", held="", retired=False) for device in resource.devices),
-    )
 
 
 class Machine:
@@ -211,17 +132,8 @@ class Machine:
         names = {name for name, _ in listed}  # a process that has lost its memory knows all other names as foreign
         held = self.kubelet.held if not self.lost else {key for key in self.kubelet.held if key[0] in names}
         assert held <= listed, self.trace
-        having: dict[tuple[int, int], list[tuple[str, str]]] = {}
-        for pod, (app, init) in self.kubelet.pods.items():
-            for _, identifier in app | init:
-                for part in hardware(identifier):
-                    having.setdefault(part, []).append((pod, identifier))
-        for part, having_it in having.items():
-            if len({pod for pod, _ in having_it}) > 1:
-                kinds = {identifier[:3] if "::" in identifier else "" for _, identifier in having_it}
-                assert len(kinds) == 1, (part, self.trace)
-                assert "" not in kinds, (part, self.trace)
-                assert len(having_it) <= REPLICAS, (part, self.trace)
+        having = [(pod, one) for pod, (app, init) in self.kubelet.pods.items() for _, one in app | init]
+        assert not held_twice(having), self.trace
 
     def step(self) -> None:
         dice = self.dice

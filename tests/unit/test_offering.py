@@ -532,3 +532,13 @@ async def test_many_devices_are_judged_on_a_thread_and_what_changed_meanwhile_co
     assert (True in threads) is (times >= ROUNDS)
     assert len(sick) == times
     assert gc.isenabled()
+
+
+def test_the_next_question_comes_though_all_that_was_waited_for_is_over(settings):
+    """A slow answer may come after the moments from which on the next one tells more."""
+    served = Served(settings)
+    served.inventory.apply(offer(node(2), settings, "/"), frozenset(), 0)
+    served.inventory.apply(offer(node(1), settings, "/"), frozenset(), 0)
+    served.inventory.store.given.note(GPU, ["GPU-01"], 0)
+    assert served.inventory.leaving
+    assert served.offering._pause(100.0) == offering_module.HOLDERS_POLL
