@@ -85,6 +85,10 @@ class NoDaemonError(ControlError):
     """No daemon answers, or none that can be talked to."""
 
 
+class SilentDaemonError(NoDaemonError):
+    """A daemon is there, and does not answer in time."""
+
+
 class UnknownVerbError(ControlError):
     """The daemon is there and has no such verb."""
 
@@ -106,7 +110,8 @@ def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
 
     Raises:
         UnknownVerbError: the daemon has no such verb.
-        NoDaemonError: no daemon answers there, or not in time.
+        SilentDaemonError: one is there, and does not answer in time.
+        NoDaemonError: no daemon answers there.
         BadRequestError: what is asked cannot be.
         ControlError: it refuses.
     """
@@ -125,7 +130,7 @@ def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
     except (FileNotFoundError, ConnectionError):
         raise NoDaemonError(f"no daemon answers at {path}: is one running with this state directory?") from None
     except TimeoutError:
-        raise NoDaemonError(f"the daemon at {path} does not answer in time") from None
+        raise SilentDaemonError(f"the daemon at {path} does not answer in time") from None
     except PermissionError:
         raise NoDaemonError(
             f"{path}: permission denied: only root and the user that the daemon runs as may talk to it"

@@ -210,13 +210,15 @@ class Daemon:
     """What the running daemon's status says (`NodeView.status`); None where none answers, and `trouble` is why.
 
     `forbidden`: its socket is there, or may be, and this process may not talk to it. `refused`: one answers, and `trouble` is its
-    own word, such as that it waits for another one.
+    own word, such as that it waits for another one. `abandoned`: its socket is there and nobody is behind it, so it did not end
+    of itself.
     """
 
     status: Mapping[str, Any] | None = None
     trouble: str = ""
     forbidden: bool = False
     refused: bool = False
+    abandoned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

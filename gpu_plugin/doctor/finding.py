@@ -54,12 +54,17 @@ def skipped(why: str, remedy: str = "") -> Finding:
     return Finding(Status.SKIPPED, why, remedy)
 
 
-def unseen(what: str, unknown: Unknown) -> Finding:
-    """Something that could not be looked at; that it hangs is a finding by itself."""
+_HANGS = (
+    "whatever it lies on or who answers for it hangs: look for it in the kernel log (dmesg) and in "
+    "`ps -eo pid,stat,wchan,comm` with state D"
+)
+
+
+def unseen(what: str, unknown: Unknown, remedy: str = _HANGS, *, needed: bool = False) -> Finding:
+    """Something that could not be looked at; that it hangs is a finding by itself.
+
+    `needed`: pods do not get their GPUs without it, so that what hangs has failed. `remedy` is for what hangs.
+    """
     if unknown.hung:
-        return warning(
-            f"{what}: {unknown.why}",
-            "whatever it lies on or who answers for it hangs: look for it in the kernel log (dmesg) and in "
-            "`ps -eo pid,stat,wchan,comm` with state D",
-        )
+        return Finding(Status.FAILED if needed else Status.WARNING, f"{what}: {unknown.why}", remedy)
     return skipped(f"{what}: {unknown.why}")

@@ -121,7 +121,8 @@ class _Gathering:
             found["api"] = await self._within(self._api, self._driver_patience, "api")
 
         async def hardware() -> None:
-            found["daemon"] = daemon = await self._within(self._daemon, self._patience, "daemon")
+            asked: Known[Known[Daemon]] = await self._within(self._daemon, self._patience, "daemon")
+            found["daemon"] = daemon = asked
             held = released(daemon)
             found["driver"] = driver = await self._driver(held)
             found["nodes"] = await self._nodes(driver, held)
@@ -150,11 +151,17 @@ class _Gathering:
         except Exception as error:  # noqa: BLE001 - one look that fails takes no other with it
             return Unknown(f"{type(error).__name__}: {error}")
 
-    def _daemon(self) -> Daemon:
+    def _daemon(self) -> Known[Daemon]:
+        directory = Path(self._settings.state_dir)
+        path = directory / control.SOCKET
         try:
-            return Daemon(control.request(Path(self._settings.state_dir), "status"))
+            return Daemon(control.request(directory, "status"))
+        except control.SilentDaemonError as error:
+            return Unknown(str(error), hung=True)
         except control.NoDaemonError as error:
-            return Daemon(trouble=str(error), forbidden=_forbidden(Path(self._settings.state_dir, control.SOCKET)))
+            forbidden = _forbidden(path)
+            abandoned = not forbidden and path.is_socket() and not control.answers(directory)
+            return Daemon(trouble=str(error), forbidden=forbidden, abandoned=abandoned)
         except control.ControlError as error:
             return Daemon(trouble=str(error), refused=True)
 

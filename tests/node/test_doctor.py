@@ -16,9 +16,9 @@ GPU = "nvidia.com/gpu"
 def doctor(directory, daemon):
     """Runs the verb with the daemon's directories; gives its exit status and what it found by check."""
 
-    async def examine(state=None):
+    async def examine(*more, state=None):
         command = [sys.executable, "-m", "gpu_plugin", "doctor", "-o", "json", "--simulate", daemon.profile]
-        command += ["--device-plugin-dir", str(directory), "--state-dir", str(state or daemon.state)]
+        command += ["--device-plugin-dir", str(directory), "--state-dir", str(state or daemon.state), *more]
         done = await anyio.run_process(command, check=False)
         found: dict[str, list[tuple[str, str]]] = {}
         for each in json.loads(done.stdout)["findings"]:
@@ -56,7 +56,7 @@ async def test_a_daemon_that_waits_for_another(kubelet, daemon, doctor, director
     try:
         second.start()
         await second.said("waiting: another daemon")
-        status, found = await doctor(second.state)
+        status, found = await doctor(state=second.state)
     finally:
         second.kill()
     [(stands, said)] = found["daemon"]
@@ -64,12 +64,38 @@ async def test_a_daemon_that_waits_for_another(kubelet, daemon, doctor, director
     assert "another daemon serves" in said
 
 
-async def test_a_daemon_that_was_killed(kubelet, daemon, doctor):
+async def test_a_daemon_that_was_killed_and_one_that_ended(kubelet, daemon, doctor):
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 8))
     daemon.signal(signal.SIGKILL)
     daemon.process.wait()
-    _, found = await doctor()
-    assert found["daemon"][0][0] == "note"
-    assert "no daemon answers" in found["daemon"][0][1]
+    status, found = await doctor()
+    [(stands, said)] = found["daemon"]
+    assert (status, stands) == (1, "failed")
+    assert "no daemon answers" in said
+    assert "killed" in said
     assert found["gpus"][0][0] == "ok"
+
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    assert (await daemon.stop())[0] == 0
+    _, found = await doctor()
+    [(stands, said)] = found["daemon"]
+    assert stands == "note"
+    assert "no daemon answers" in said
+
+
+async def test_a_daemon_that_hangs(kubelet, daemon, doctor):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    daemon.signal(signal.SIGSTOP)
+    try:
+        status, found = await doctor("--timeout", "1s")
+    finally:
+        daemon.signal(signal.SIGCONT)
+    [(stands, said)] = found["daemon"]
+    assert (status, stands) == (1, "failed")
+    assert "no answer within 1 s" in said
+    [(stands, said)] = found["registration"]
+    assert stands == "skipped"
+    assert "hangs" in said

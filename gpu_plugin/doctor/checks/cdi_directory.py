@@ -21,7 +21,7 @@ def cdi_directory(facts: Facts) -> Sequence[Finding]:
     ):
         return [skipped("auto comes to envvar, which needs no CDI specifications")]
     if isinstance(known, Unknown):
-        return [unseen(settings.cdi_dir, known)]
+        return [unseen(settings.cdi_dir, known, needed=True)]
     if known.error:
         return [failed(f"{known.path}: {known.error}", "run as root")]
     if known.there and not known.is_directory:

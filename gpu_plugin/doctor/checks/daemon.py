@@ -6,18 +6,34 @@ from gpu_plugin import node_status
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, note, ok, unseen, warning
 
+_HANGS = (
+    "the daemon hangs, and every pod that asks for a GPU waits for it: send it SIGUSR2 and it logs where it stands (the unit: "
+    "systemctl kill -s USR2 gpu-plugin), unless it is stopped (state T in `ps -eo pid,stat,comm`); keep its log, then delete its "
+    "pod or systemctl restart gpu-plugin. Where `state-directory` hangs, too, that comes first"
+)
+
+_KILLED = (
+    "pods get no GPU until one runs: `kubectl get pods` for the DaemonSet, or `systemctl status gpu-plugin`, its log, and the "
+    "kernel log for want of memory. Where none is to run any more: gpu-plugin cleanup"
+)
+
 
 def daemon(facts: Facts) -> Sequence[Finding]:
-    """Fails with each complaint of a running daemon; registrations have a check of their own. None running is worth a note."""
+    """Fails with each complaint of a running daemon, where one hangs, and where one was killed; that none runs is worth a note.
+
+    Registrations have a check of their own.
+    """
     known = facts.daemon
     if isinstance(known, Unknown):
-        return [unseen("the daemon's status", known)]
+        return [unseen("the daemon's status", known, _HANGS, needed=True)]
     status = known.status
     if status is None:
         if known.refused:
             return [failed(known.trouble, "one daemon serves a node: stop the one that should not, or see its log")]
         if known.forbidden:
             return [note(known.trouble, "run doctor as that user, or as root, to see what the daemon says")]
+        if known.abandoned:
+            return [failed(f"{known.trouble} Its socket stands there and nobody is behind it: it was killed", _KILLED)]
         return [
             note(
                 known.trouble,

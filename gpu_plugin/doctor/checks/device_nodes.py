@@ -33,7 +33,7 @@ def device_nodes(facts: Facts) -> Sequence[Finding]:
     """Fails with each node that is missing, wrong or closed to us; without /dev/nvidia-uvm no CUDA program starts."""
     known = facts.nodes
     if isinstance(known, Unknown):
-        return [unseen("device nodes", known)]
+        return [unseen("device nodes", known, needed=True)]
     if facts.simulated:
         return [ok(f"the simulated node has {len(known.nodes)}; none is opened")]
     if not isinstance(facts.driver, Unknown) and facts.driver.platform != "nvml":

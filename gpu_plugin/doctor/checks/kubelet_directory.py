@@ -10,7 +10,7 @@ def kubelet_directory(facts: Facts) -> Sequence[Finding]:
     """Fails where it is missing, removed under us, or not writable."""
     known = facts.kubelet_directory
     if isinstance(known, Unknown):
-        return [unseen(facts.settings.socket_dir, known)]
+        return [unseen(facts.settings.socket_dir, known, needed=True)]
     directory = known.directory
     trouble = not_usable(directory, facts)
     if trouble:

@@ -16,7 +16,11 @@ def kubelet_socket(facts: Facts) -> Sequence[Finding]:
     if known is None:
         return [note("an empty --kubelet-socket: nothing is to be registered")]
     if isinstance(known, Unknown):
-        return [unseen(facts.settings.registration_socket, known)]
+        remedy = (
+            "the kubelet, or the directory that its socket lies in, hangs: see its log and the kernel log; restart the kubelet "
+            "(systemctl restart kubelet)"
+        )
+        return [unseen(facts.settings.registration_socket, known, remedy, needed=True)]
     if not known.there:
         return [
             failed(

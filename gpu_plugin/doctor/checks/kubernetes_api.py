@@ -10,7 +10,7 @@ def kubernetes_api(facts: Facts) -> Sequence[Finding]:
     """Fails where it is needed and cannot be asked, and with each option whose rights are missing."""
     known = facts.api
     if isinstance(known, Unknown):
-        return [unseen("the Kubernetes API", known)]
+        return [unseen("the Kubernetes API", known, needed=True)]
     if not known.asked:
         return [skipped("no option that is on needs it")]
     if known.trouble:

@@ -6,9 +6,19 @@ from gpu_plugin.config.sharing import MPS
 from gpu_plugin.doctor.facts import Facts, Process, Unknown
 from gpu_plugin.doctor.finding import Finding, note, ok, unseen, warning
 
-_SYS_ADMIN = 21
+_NAMES = (
+    *("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP"),
+    *("LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER"),
+    *("SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE"),
+    *("SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD", "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP"),
+    *("MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF"),
+    "CHECKPOINT_RESTORE",
+)
+"""Capabilities as Kubernetes spells them, by their numbers (linux/capability.h, Linux 5.9 and later)."""
+
+_SYS_ADMIN = _NAMES.index("SYS_ADMIN")
 _ALL = (1 << 38) - 1
-"""Number of the capability, and all that kernels have had for long (linux/capability.h)."""
+"""All capabilities that kernels have had for long."""
 
 
 def permissions(facts: Facts) -> Sequence[Finding]:
@@ -40,12 +50,20 @@ def permissions(facts: Facts) -> Sequence[Finding]:
 
 def _words(known: Process) -> str:
     all_of_them = known.capabilities & _ALL == _ALL
-    capabilities = (
-        "all capabilities" if all_of_them else "no capability" if not known.capabilities else "some capabilities"
-    )
+    capabilities = "all capabilities" if all_of_them else _named(known.capabilities)
     parts = [f"uid {known.uid}", capabilities]
     parts.append({0: "no seccomp filter", 1: "strict seccomp"}.get(known.seccomp, "a seccomp filter"))
     parts += ["no new privileges"] if known.no_new_privileges else []
     parts += ["a read-only root"] if known.read_only_root else []
     parts += ["in a container"] if known.contained else ["on the host"]
     return ", ".join(parts)
+
+
+def _named(capabilities: int) -> str:
+    held = [_NAMES[bit] if bit < len(_NAMES) else str(bit) for bit in range(64) if capabilities >> bit & 1]
+    if len(held) > len(_NAMES) // 2:
+        missing = [name for bit, name in enumerate(_NAMES) if not capabilities >> bit & 1]
+        return f"all capabilities but {', '.join(missing)}"
+    if not held:
+        return "no capability"
+    return f"the {'capability' if len(held) == 1 else 'capabilities'} {', '.join(held)}"

@@ -39,6 +39,8 @@ def registration(facts: Facts) -> Sequence[Finding]:
 def _without_daemon(facts: Facts) -> Finding:
     """What the kubelet has all the same, of whatever plugin."""
     known = facts.pod_resources
+    if isinstance(facts.daemon, Unknown) and facts.daemon.hung:
+        return skipped("the daemon hangs, so it does not say; what the kubelet hands out of it waits for its answer")
     if not isinstance(known, Unknown) and known.healthy:
         has = ", ".join(f"{count} of {name}" for name, count in sorted(known.healthy.items()))
         return note(f"no daemon answers; the kubelet has healthy devices of other plugins, or of one that ran: {has}")

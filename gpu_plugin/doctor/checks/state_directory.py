@@ -17,7 +17,7 @@ def state_directory(facts: Facts) -> Sequence[Finding]:
     """Fails where nothing can be written; warns where it fills up, does not last, or others may write there."""
     known = facts.state
     if isinstance(known, Unknown):
-        return [unseen(facts.settings.state_dir, known)]
+        return [unseen(facts.settings.state_dir, known, needed=True)]
     path = known.path
     uid = 0 if isinstance(facts.process, Unknown) else facts.process.uid
     if known.error:

@@ -25,8 +25,20 @@ from gpu_plugin.doctor.facts import (
     PodResources,
     Process,
     Socket,
+    Unknown,
 )
+from gpu_plugin.doctor.finding import Status
+from gpu_plugin.doctor.registry import CHECKS
 from gpu_plugin.health.observation import Fabric
+
+OK, NOTE, WARNING, FAILED, SKIPPED = Status.OK, Status.NOTE, Status.WARNING, Status.FAILED, Status.SKIPPED
+
+HUNG = Unknown("no answer within 10 s", hung=True)
+USER = Process(1000, 0, 2, True, False, False, "", "", True)
+POD = Process(0, 0, 2, True, True, True, "", "", False)
+
+Row = tuple[str, dict[str, Any], Status, tuple[str, ...]]
+"""A check, what differs on a node that is well, how it stands, and words of the finding or its remedy."""
 
 GPU = "nvidia.com/gpu"
 DIR = "/var/lib/kubelet/device-plugins"
@@ -121,3 +133,13 @@ def facts(**changed: Any) -> Facts:
 
 def absent(directory: Directory) -> Directory:
     return replace(directory, there=False, is_directory=False)
+
+
+def judge(row: Row) -> None:
+    """Holds a check to its row of a table."""
+    check, differs, stands, words = row
+    [found] = CHECKS[check](facts(**dict(differs)))
+    assert found.status is stands, found
+    said = f"{found.found} {found.remedy}"
+    assert not [word for word in words if word not in said], said
+    assert found.remedy or stands in (OK, SKIPPED, NOTE)

@@ -134,7 +134,7 @@ async def test_a_mount_that_hangs(short, monkeypatch):
     over.set()
     assert facts.state == Unknown("no answer within 0.2 s", hung=True)
     [found] = [each for name, each in examined(facts) if name == "state-directory"]
-    assert (found.status, "state D" in found.remedy) == ("warning", True)
+    assert (found.status, "state D" in found.remedy) == ("failed", True)
 
 
 async def test_a_look_that_fails_is_a_fact_that_is_not_known(short, monkeypatch):
