@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from gpu_plugin.cluster.connection import UnreachableError, require_client
+from gpu_plugin.cluster.connection import require_client
 from gpu_plugin.cluster.cordon_annotation import ANNOTATION, Cordoned, cordoned
 from gpu_plugin.cluster.left import LEFT_FILE, Left
 from gpu_plugin.cluster.node_metadata import NodeMetadata
@@ -233,7 +233,7 @@ class ClusterReporting:
         from gpu_plugin.cluster import health_news  # noqa: PLC0415 - as above
         from gpu_plugin.cluster.correlation import Object  # noqa: PLC0415
 
-        api, events = self._writer()
+        _, events = self._writer()
         while True:
             if not self._changes:
                 await self._unasked.wait()
@@ -244,15 +244,9 @@ class ClusterReporting:
                 continue
             pods = health_news.pods_on(change, held, self._snapshot())
             for namespace, pod in sorted(pods)[:MOST_PODS]:
-                try:
-                    uid = await api.pod_uid(namespace, pod)
-                except UnreachableError as error:
-                    log.debug("pod %s/%s is not told of %s: %s", namespace, pod, change.signal, error)
-                    break
-                if uid is not None:
-                    about = Object("Pod", pod, namespace, uid)
-                    if (news := health_news.on_pod(change, self._health.gpus, about, at)) is not None:
-                        events.tell(news)
+                about = Object("Pod", pod, namespace)
+                if (news := health_news.on_pod(change, self._health.gpus, about, at)) is not None:
+                    events.tell(news)
 
     async def _follow_annotation(self) -> None:
         """Obeys the annotation while the settings ask for that; what it cordoned is lifted once they do not."""

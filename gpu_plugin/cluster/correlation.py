@@ -19,8 +19,11 @@ SIMILAR_WITHIN = 600.0
 BURST, PER = 25, 300.0
 """Events of one object at once, and seconds for each further one (defaultSpamBurst, defaultSpamQPS)."""
 
-REMEMBERED = 512
-"""Events, and objects, that are remembered at most; of more, those that were heard of longest ago are forgotten."""
+PODS_BURST, PODS_PER = 512, 10.0
+"""Events of all pods of the node at once, and seconds for each further one: 16 GPUs, each shared by 28 pods, are 448 pods."""
+
+REMEMBERED = 4096
+"""Events, and objects, that are remembered at most (maxLruCacheEntries); of more, those heard of longest ago are forgotten."""
 
 LONGEST_MESSAGE = 1024
 """Bytes of an Event's message (API validation, core/v1)."""
@@ -61,10 +64,10 @@ class Told:
     count: int
     first: float
 
-    def document(self, host: str) -> dict[str, object]:
-        """The whole Event (core/v1); `host` is the Node that reports."""
+    def document(self, host: str, uid: str = "") -> dict[str, object]:
+        """The whole Event (core/v1); `host` is the Node that reports, `uid` that of the object where the news do not say it."""
         about, at = self.news.about, spelled(self.news.at)
-        reference = {"apiVersion": "v1", "kind": about.kind, "name": about.name, "uid": about.uid}
+        reference = {"apiVersion": "v1", "kind": about.kind, "name": about.name, "uid": about.uid or uid}
         return {
             "apiVersion": "v1",
             "kind": "Event",
@@ -116,6 +119,7 @@ class Correlator:
         self._similar: OrderedDict[_Kind, _Similar] = OrderedDict()
         self._told: OrderedDict[_Key, Told] = OrderedDict()
         self._buckets: OrderedDict[Object, TokenBucket] = OrderedDict()
+        self._pods = TokenBucket(PODS_BURST, PODS_PER)
 
     def judge(self, news: News, now: float) -> Told | None:
         """The Event that is to be written for these news; None: none, since there were too many."""
@@ -123,13 +127,20 @@ class Correlator:
         key, news = self._aggregated(news, now)
         known = self._told.pop(key, None)
         told = replace(known, news=news, count=known.count + 1) if known else Told(self._name(news), news, 1, news.at)
-        _keep(self._told, key, told)
+        keep(self._told, key, told)
         bucket = self._buckets.pop(news.about, None) or TokenBucket(BURST, PER)
-        _keep(self._buckets, news.about, bucket)
-        if not bucket.take(now):
+        keep(self._buckets, news.about, bucket)
+        if not bucket.take(now) or (news.about.kind == "Pod" and not self._pods.take(now)):
             self.dropped += 1
             return None
         return told
+
+    def forget(self, about: Object) -> None:
+        """The object of this name is another one now: nothing was told of it."""
+        for kind in [kind for kind in self._similar if kind[0] == about]:
+            del self._similar[kind]
+        for key in [key for key in self._told if key[0][0] == about]:
+            del self._told[key]
 
     def _name(self, news: News) -> str:
         """A name that no other Event has: news of one moment are told apart by how many there were."""
@@ -143,14 +154,14 @@ class Correlator:
             similar = _Similar()
         similar.last = now
         similar.messages[news.message] = None
-        _keep(self._similar, kind, similar)
+        keep(self._similar, kind, similar)
         if len(similar.messages) < SIMILAR:
             return (kind, news.message), news
         similar.messages.popitem(last=False)
         return (kind, ""), replace(news, message=_bounded(COMBINED + news.message))
 
 
-def _keep(known: OrderedDict[K, V], key: K, value: V) -> None:
+def keep(known: OrderedDict[K, V], key: K, value: V) -> None:
     """Takes it in as the newest, and forgets the oldest of too many."""
     known[key] = value
     while len(known) > REMEMBERED:

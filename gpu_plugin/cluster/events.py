@@ -5,18 +5,19 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Final
 
 import anyio
 
 from gpu_plugin.cluster.connection import UnreachableError
-from gpu_plugin.cluster.correlation import REMEMBERED, Correlator, News, Told
+from gpu_plugin.cluster.correlation import Correlator, News, Object, Told, keep
 from gpu_plugin.cluster.node_api import NodeApi
 from gpu_plugin.pulse import Pulse
 
 log = logging.getLogger(__name__)
 
-MOST: Final = 256
+MOST: Final = 512
 """Events that wait to be written at most; of more, the oldest are let go."""
 
 FIRST_PAUSE = 1.0
@@ -26,6 +27,12 @@ LONGEST_PAUSE = 30.0
 TRIES = 4
 """How often an Event is refused until it is let go: an API server that has just started refuses what it soon allows."""
 
+MOST_TRIES = 20
+"""How often it is tried where the server itself is in trouble, as a webhook may be that is asked about one namespace alone."""
+
+KNOWN_FOR = 600.0
+"""Seconds for which the uid of a pod is taken for the same: another pod may have its name since."""
+
 _LATER = frozenset({"connection", "name", "credentials", "answer", "length", "401", "408", "429"})
 """What goes away by itself; anything else may be of this one Event, such as a namespace that is being removed."""
 
@@ -34,7 +41,6 @@ class EventWriter:
     """Takes news in, puts together what is the same, and writes one Event after the other.
 
     Attributes:
-        trouble: why the newest attempt failed; empty where it did not.
         written: Events that were made or changed.
         dropped: Events that were let go, because they were too many or the API server refused them.
     """
@@ -46,17 +52,25 @@ class EventWriter:
         dice: Callable[[], float] = random.random,
     ) -> None:
         """Takes the API, a steady clock in seconds, and a throw of dice in [0, 1)."""
-        self.trouble = ""
         self.written = 0
+        self._troubles: dict[str, str] = {}
         self._lost = 0
         self._api = api
         self._clock = clock
         self._dice = dice
         self._correlator = Correlator()
         self._waiting: OrderedDict[str, Told] = OrderedDict()
-        self._made: OrderedDict[str, None] = OrderedDict()
-        self._refused: dict[str, int] = {}
+        self._made: OrderedDict[str, str] = OrderedDict()
+        """Names of Events that were made, and the uids of what they are about."""
+        self._uids: OrderedDict[Object, tuple[str, float]] = OrderedDict()
+        self._refused: dict[str, tuple[int, int]] = {}
+        """How often an Event was refused, and how many were written when that began."""
         self._bell = Pulse()
+
+    @property
+    def trouble(self) -> str:
+        """Why the newest attempts failed, of each kind of object that Events are about; empty where they did not."""
+        return "; ".join(dict.fromkeys(self._troubles.values()))
 
     @property
     def dropped(self) -> int:
@@ -75,7 +89,8 @@ class EventWriter:
             return
         self._waiting[told.name] = told  # what waits under this name is in it
         while len(self._waiting) > MOST:
-            self._waiting.popitem(last=False)
+            name, _ = self._waiting.popitem(last=False)
+            self._refused.pop(name, None)
             self._lost += 1
         self._bell.ring()
 
@@ -93,40 +108,71 @@ class EventWriter:
                         failures = 0
             except UnreachableError as error:
                 failures += 1
-                self._say(str(error))
+                if not self._troubles:
+                    self._say("", str(error))
                 pause = min(FIRST_PAUSE * 2.0 ** min(failures - 1, 16), LONGEST_PAUSE)
                 await anyio.sleep(pause * (1 + self._dice() / 2))
 
     async def _write_oldest(self) -> None:
-        """Writes the oldest. Raises UnreachableError where the server cannot be asked; then it still waits."""
+        """Writes the oldest. Raises UnreachableError where the server cannot be asked, or this Event has tries left."""
         name, told = next(iter(self._waiting.items()))
+        about = told.news.about.kind
         try:
             await self._write(told)
         except UnreachableError as error:
-            if error.kind in _LATER or error.kind.startswith("5"):
-                raise
-            self._refused = {name: self._refused.get(name, 0) + 1}
-            if self._refused[name] < TRIES:
+            self._say(about, str(error))
+            if self._has_tries_left(name, error.kind):
                 raise
             self._lost += 1
-            self._say(str(error))
         else:
-            self.written += 1
-            if self.trouble:
+            if any(self._troubles.pop(each, "") for each in ("", about)) and not self._troubles:
                 log.info("Kubernetes Events are written again")
-            self.trouble = ""
+        self._refused.pop(name, None)
         if self._waiting.get(name) is told:  # else there was more of it meanwhile
             del self._waiting[name]
 
-    async def _write(self, told: Told) -> None:
-        if told.name in self._made and await self._api.count_event(told.namespace, told.name, told.changes()):
-            return
-        await self._api.create_event(told.namespace, told.document(self._api.node_name))
-        self._made[told.name] = None
-        while len(self._made) > REMEMBERED:
-            self._made.popitem(last=False)
+    def _has_tries_left(self, name: str, kind: str) -> bool:
+        """Whether the Event is tried again; what was in vain for long waits behind the others, which may fare better."""
+        if kind in _LATER:
+            return True
+        tries, written = self._refused.get(name, (0, self.written))
+        tries += 1
+        self._refused[name] = tries, written
+        if not kind.startswith("5"):
+            return tries < TRIES
+        if tries >= TRIES:
+            self._waiting.move_to_end(name)
+        its_own = kind == str(HTTPStatus.INTERNAL_SERVER_ERROR.value) or self.written > written
+        return tries < MOST_TRIES or not its_own
 
-    def _say(self, trouble: str) -> None:
-        level = logging.DEBUG if self.trouble else logging.WARNING
-        self.trouble = trouble
+    async def _write(self, told: Told) -> None:
+        uid = await self._uid(told.news.about)
+        if uid is None:
+            return
+        if self._made.get(told.name, uid) != uid:
+            self._correlator.forget(told.news.about)
+            self.tell(told.news)
+            return
+        if told.name not in self._made or not await self._api.count_event(told.namespace, told.name, told.changes()):
+            await self._api.create_event(told.namespace, told.document(self._api.node_name, uid))
+            keep(self._made, told.name, uid)
+        self.written += 1
+
+    async def _uid(self, about: Object) -> str | None:
+        """The uid of what an Event is about; None: it is a pod that is gone."""
+        if about.uid:
+            return about.uid
+        now = self._clock()
+        known = self._uids.get(about)
+        if known is not None and now - known[1] < KNOWN_FOR:
+            return known[0]
+        uid = await self._api.pod_uid(about.namespace, about.name)
+        self._uids.pop(about, None)
+        if uid is not None:
+            keep(self._uids, about, (uid, now))
+        return uid
+
+    def _say(self, about: str, trouble: str) -> None:
+        level = logging.DEBUG if about in self._troubles else logging.WARNING
+        self._troubles[about] = trouble
         log.log(level, "Kubernetes Events cannot be written: %s", trouble)

@@ -91,3 +91,11 @@ def test_a_bucket_fills_again_and_never_beyond_its_burst():
     assert [bucket.take(at) for at in (100, 100, 100, 109, 110, 111)] == [True, True, False, False, True, False]
     assert bucket.wait(115) == 5
     assert [bucket.take(10_000) for _ in range(3)] == [True, True, False]
+
+
+def test_what_two_reasons_told_448_pods_is_remembered():
+    of = correlator()
+    steps = iter(range(0, 10**6, 20))
+    abouts = [(Object("Pod", f"p{number}", "ns"), reason) for number in range(448) for reason in ("A", "B")]
+    counts = [[of.judge(news(reason=reason, about=pod), next(steps)).count for pod, reason in abouts] for _ in range(2)]
+    assert [set(each) for each in counts] == [{1}, {2}]

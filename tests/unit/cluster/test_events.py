@@ -7,8 +7,8 @@ import pytest
 
 from gpu_plugin.cluster import events
 from gpu_plugin.cluster.connection import UnreachableError
-from gpu_plugin.cluster.correlation import News, Object
-from gpu_plugin.cluster.events import MOST, TRIES, EventWriter
+from gpu_plugin.cluster.correlation import BURST, PODS_BURST, News, Object
+from gpu_plugin.cluster.events import MOST, MOST_TRIES, TRIES, EventWriter
 
 NODE = Object("Node", "node-a", uid="node-a")
 
@@ -23,6 +23,10 @@ class Api:
         self.failing = ""
         self.attempts = 0
         self.sessions = 0
+        self.asked = []
+        self.uids = {}
+        self.no_pods = False
+        self.broken = ""
 
     @asynccontextmanager
     async def session(self):
@@ -30,7 +34,7 @@ class Api:
         yield
 
     async def create_event(self, namespace, event):
-        self._try()
+        self._try(namespace)
         self.events[event["metadata"]["name"]] = dict(event)
 
     async def count_event(self, namespace, name, changes):
@@ -40,8 +44,16 @@ class Api:
         self.events[name] |= changes
         return True
 
-    def _try(self):
+    async def pod_uid(self, namespace, name):
+        self.asked.append(name)
+        if self.no_pods:
+            raise UnreachableError("403 get pods", "no right to get pods")
+        return self.uids.get(name, "uid")
+
+    def _try(self, namespace=""):
         self.attempts += 1
+        if namespace and namespace == self.broken:
+            raise UnreachableError("500", "failed calling webhook")
         if self.failing:
             raise UnreachableError(self.failing, f"failing with {self.failing}")
 
@@ -122,7 +134,7 @@ async def test_what_the_server_refuses_holds_up_no_other(api, writer, kind):
 async def test_a_server_that_is_away_leaves_the_newest(api):
     writer = EventWriter(api, clock=lambda: 0.0)
     for number in range(MOST + 10):
-        writer.tell(news("m", Object("Pod", f"p{number}", "ns", "u")))
+        writer.tell(news("m", Object("Node", f"p{number}", uid="u")))
     assert (writer.waiting, writer.dropped) == (MOST, 10)
     assert next(iter(writer._waiting.values())).news.about.name == "p10"
 
@@ -134,3 +146,71 @@ async def test_a_server_that_has_just_started_refuses_and_then_takes_it(api, wri
     api.failing = ""
     await until(lambda: api.told() == [("a", 1)])
     assert writer.dropped == 0
+
+
+def pod(name, namespace="ns"):
+    return Object("Pod", name, namespace)
+
+
+async def test_a_pod_is_asked_for_once_and_another_of_its_name_has_an_event_of_its_own(api):
+    now = [0.0]
+    writer = EventWriter(api, clock=lambda: now[0])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(writer.run)
+        for number in range(3):
+            writer.tell(news("a", pod("p")))
+            await until(lambda: not writer.waiting)
+            assert api.told() == [("a", number + 1)]
+        assert api.asked == ["p"]
+        api.uids["p"], now[0] = "another", events.KNOWN_FOR
+        writer.tell(news("a", pod("p"), at=2.0))
+        await until(lambda: len(api.events) == 2)
+        tasks.cancel_scope.cancel()
+    assert [each["involvedObject"]["uid"] for each in api.events.values()] == ["uid", "another"]
+    assert api.told() == [("a", 3), ("a", 1)]
+
+
+async def test_what_is_not_told_asks_for_no_pod_and_a_node_has_a_budget(api, writer):
+    for _ in range(BURST + 10):
+        writer.tell(news("a", pod("p")))
+    assert writer.dropped == 10
+    for number in range(PODS_BURST):
+        writer.tell(news("a", pod(f"p{number}")))
+    assert writer.dropped == 10 + BURST
+    await until(lambda: not writer.waiting)
+    assert len(api.asked) == len(set(api.asked)) <= PODS_BURST
+    writer.tell(news("a"))
+    await until(lambda: ("a", 1) in api.told() and not writer.waiting)
+
+
+async def test_a_missing_right_for_pods_is_said_whatever_becomes_of_the_node_s_events(api, writer, caplog):
+    api.no_pods = True
+    writer.tell(news("a", pod("p")))
+    writer.tell(news("a"))
+    await until(lambda: not writer.waiting)
+    assert writer.trouble == "no right to get pods"
+    assert (writer.written, writer.dropped) == (1, 1)
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1
+    api.no_pods = False
+    writer.tell(news("a", pod("p")))
+    await until(lambda: writer.written == 2)
+    assert writer.trouble == ""
+
+
+async def test_a_namespace_whose_webhook_fails_holds_up_no_other_and_is_given_up_in_the_end(api, writer):
+    api.broken = "ns"
+    writer.tell(news("a", pod("p")))
+    writer.tell(news("b", pod("p", "sound")))
+    await until(lambda: api.told() == [("b", 1)])
+    assert api.attempts <= TRIES + 1
+    await until(lambda: not writer.waiting)
+    assert writer.dropped == 1
+    assert api.attempts == MOST_TRIES + 1
+
+
+async def test_a_server_that_is_away_is_waited_for_however_long(api, writer):
+    api.failing = "503"
+    writer.tell(news("a"))
+    await until(lambda: api.attempts > MOST_TRIES + 5)
+    api.failing = ""
+    await until(lambda: api.told() == [("a", 1)])
