@@ -126,8 +126,9 @@ def _live(settings: Settings) -> _Subject:
         node = _probed(hardware.driver, hardware.host)
     except NvmlError as error:
         raise click.ClickException(
-            f"the NVIDIA driver cannot be used: {error} (or name a copy of a node with --root, or a simulated one "
-            "with --simulate)"
+            f"the NVIDIA driver cannot be used: {error}\n"
+            "see whether the driver is installed and loaded (does nvidia-smi work here?); or name a copy of a node with --root, "
+            "or a simulated one with --simulate"
         ) from None
     return _Subject(node, hardware.host, tuple(hardware.driver_roots()), hardware.dev_root)
 

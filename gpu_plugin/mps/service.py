@@ -152,8 +152,9 @@ class MpsService:
         if self.settings.fail_on_init_error and self._supervisor is None:
             raise NothingToServeError(
                 f"no MPS daemon can be run: {trouble}\n"
-                "see whether the driver is installed and loaded (does nvidia-smi work here?). On nodes without a GPU, do not run "
-                "gpu-plugin mps, or run it with --fail-on-init-error=false"
+                "see whether the driver is installed and loaded (does nvidia-smi work on the node?), and in a container "
+                "whether its root is mounted at --driver-root-ctr-path. On nodes without a GPU, do not run gpu-plugin mps, or "
+                "run it with --fail-on-init-error=false"
             )
         level = logging.DEBUG if trouble == self._said else logging.WARNING  # the same is worth a line once
         log.log(level, "%s; looking again in %g s, and ever more slowly", trouble, pause)

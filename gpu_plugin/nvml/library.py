@@ -2,6 +2,7 @@
 
 import _ctypes
 import ctypes
+import logging
 import threading
 from collections.abc import Sequence
 
@@ -10,7 +11,12 @@ from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.driver_root.inside import resolve
 from gpu_plugin.nvml.port import NvmlError
 
+log = logging.getLogger(__name__)
+
 SONAME = "libnvidia-ml.so.1"
+
+NAMED = 3
+"""Places that are named where there is no library: files that are there and cannot be loaded first. All are at debug level."""
 
 
 def candidates(roots: Sequence[str]) -> list[tuple[str, str]]:
@@ -29,9 +35,10 @@ def load(roots: Sequence[str]) -> ctypes.CDLL:
     """The library, from under the first root that has one, else wherever the loader finds it.
 
     Raises:
-        NvmlError: LIBRARY_NOT_FOUND, naming every path tried and what to do.
+        NvmlError: LIBRARY_NOT_FOUND, with how many places were tried, and the first few.
     """
-    tried = []
+    tried: list[str] = []
+    unfit: list[str] = []
     for root, candidate in candidates(roots):
         path = resolve(root, candidate) if "/" in candidate else candidate
         if path is None:
@@ -40,12 +47,12 @@ def load(roots: Sequence[str]) -> ctypes.CDLL:
         try:
             return ctypes.CDLL(path)
         except OSError as error:
-            tried.append(f"{path} ({error})")
+            (tried if path == SONAME else unfit).append(f"{path} ({error})")
+    places = [*unfit, *tried]
+    log.debug("no %s that can be loaded; tried %s", SONAME, ", ".join(places))
+    more = f" and {len(places) - NAMED} more places" if len(places) > NAMED else ""
     raise NvmlError(
-        Return.LIBRARY_NOT_FOUND,
-        "dlopen",
-        f"no {SONAME}: tried {', '.join(tried)}. Install the NVIDIA driver on this node, or mount its root at "
-        "--driver-root-ctr-path",
+        Return.LIBRARY_NOT_FOUND, "dlopen", f"no {SONAME} that can be loaded in {', '.join(places[:NAMED])}{more}"
     )
 
 

@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.devices.gpu_names import called
+from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, Return
 from gpu_plugin.simulation import device_nodes, recovery_actions
 from gpu_plugin.simulation.fault_values import find_gpu, instances, integer, lacks, mask, said
@@ -195,7 +197,9 @@ def apply(node: SimulatedNode, request: Mapping[str, object]) -> str:
         return f"The node: {of_node(node, request[name])}."
     gpu = find_gpu(node, request.get("gpu"))
     fault = partial(_xid, instance=request[INSTANCE]) if INSTANCE in request else FAULTS[name]
-    return f"GPU {gpu} ({node.profile.gpus[gpu].uuid}): {fault(node, gpu, request[name])}."
+    there = node.profile.gpus[gpu]
+    named = called(Gpu(there.uuid, gpu, pci_bus_id=there.pci_bus_id))
+    return f"{named}: {fault(node, gpu, request[name])}."
 
 
 def verb(node: SimulatedNode) -> Callable[[Mapping[str, object]], Awaitable[Mapping[str, object]]]:

@@ -61,11 +61,10 @@ def read(file: Path, profile: Profile, *, keep: bool = False) -> SavedNode | Non
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:  # text that is no UTF-8 is a ValueError
-        damaged = not isinstance(error, OSError)
-        why = error if damaged else error.strerror or error  # type: ignore[attr-defined]
-        kept = keep_aside(file) if keep and damaged else ""
+        why = error.strerror or error if isinstance(error, OSError) else error
+        kept = keep_aside(file) if keep and not isinstance(error, OSError) else ""
         _log.warning(f"{file}: {why}: the simulated node starts fresh, without its earlier faults{kept}")
-        if keep and not damaged:
+        if keep:
             set_aside(file)
         return None
     return saved

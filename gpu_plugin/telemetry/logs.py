@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
+from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.printable import encodable, printable
 from gpu_plugin.telemetry.log_writer import LogWriter, to_descriptor
 
@@ -118,7 +119,7 @@ def configure(form: str, level: str) -> None:
 
 def know(gpus: "Iterable[Gpu]") -> None:
     """Takes which index and PCI bus id GPUs have: lines about a uuid have them as fields from now on."""
-    _known.gpus = {gpu.uuid: (gpu.index, gpu.pci_bus_id) for gpu in gpus}
+    _known.gpus = {gpu.uuid: (gpu.index, short_bus_id(gpu.pci_bus_id)) for gpu in gpus}
 
 
 def dropped() -> int:

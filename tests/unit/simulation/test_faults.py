@@ -28,7 +28,7 @@ def test_xid(node, driver):
     events = driver.event_set()
     driver.register_events(driver.handle_by_index(3), 8, events)
     said = faults.apply(node, {"gpu": 3, "xid": 79})
-    assert said == f"GPU 3 ({node.profile.gpus[3].uuid}): Xid 79 raised."
+    assert said == f"GPU 3 (0000:61:00.0, {node.profile.gpus[3].uuid}): Xid 79 raised."
     assert driver.wait(events, 0).data == 79
     assert faults.apply(node, {"gpu": 2, "xid": 31}).endswith("Xid 31 raised, and nothing listens for its events.")
 
@@ -194,7 +194,7 @@ async def test_as_a_verb(node):
     fault = faults.verb(node)
     before = time.monotonic()
     reply = await fault({"gpu": 3, "heal": True})
-    assert reply["done"] == f"GPU 3 ({node.profile.gpus[3].uuid}): repaired and reset."
+    assert reply["done"] == f"GPU 3 (0000:61:00.0, {node.profile.gpus[3].uuid}): repaired and reset."
     assert before <= float(str(reply["at"])) <= time.monotonic()
     with pytest.raises(ConfigError, match="GPU 9"):
         await fault({"gpu": 9, "heal": True})

@@ -139,7 +139,7 @@ def test_a_fault_shows_until_it_is_ended(tmp_path, name, value, reading, resetta
     bench, read = Bench(model, tmp_path), READINGS[name]
     fine = read(bench)
     assert fine != reading
-    assert bench.apply(**{name: value}).startswith(f"GPU 0 ({bench.node.profile.gpus[0].uuid}): ")
+    assert bench.apply(**{name: value}).split(": ")[0].endswith(f", {bench.node.profile.gpus[0].uuid})")
     assert read(bench) == reading
     assert read(Bench(model, tmp_path)) == reading  # another daemon
     bench.apply(reset=True)

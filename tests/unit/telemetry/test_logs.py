@@ -154,7 +154,7 @@ def test_a_trace_is_indented_and_as_harmless(err):
 
 def test_fields_of_a_line_are_beside_its_message_and_name_the_gpu_in_full(err):
     logs.configure("json", "info")
-    logs.know([Gpu("GPU-1", 3, pci_bus_id="0000:1b:00.0")])
+    logs.know([Gpu("GPU-1", 3, pci_bus_id="00000000:1B:00.0")])  # as NVML spells it
     log = logging.getLogger("gpu_plugin.test")
     log.warning("GPU 3 is Unhealthy", extra={"uuid": "GPU-1", "xid": 79, "verdict": "FATAL"})
     log.info("unknown", extra={"uuid": "GPU-2"})
