@@ -542,3 +542,12 @@ def test_the_next_question_comes_though_all_that_was_waited_for_is_over(settings
     served.inventory.store.given.note(GPU, ["GPU-01"], 0)
     assert served.inventory.leaving
     assert served.offering._pause(100.0) == offering_module.HOLDERS_POLL
+
+
+def test_without_pod_resources_it_is_said_once_what_brings_capacity_back(settings, caplog):
+    served = Served(settings)
+    for _ in range(2 * offering_module.SILENT):
+        served.offering._say_what_waits(Holding(frozenset({(GPU, "GPU-00")}), writing=1), {(GPU, "GPU-00")})
+    (said,) = caplog.messages
+    assert settings.effective_pod_resources_socket in said
+    assert str(Path(settings.socket_dir) / checkpoint.NAME) in said
