@@ -17,7 +17,7 @@ from gpu_plugin.health.former_evidence import FORMER, FormerEvidence, without_im
 from gpu_plugin.journal import Journal
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.state import Identity, StateDirectory, identity
-from gpu_plugin.threads import DaemonThreads
+from gpu_plugin.threads import DaemonThreads, Job, settled
 
 log = logging.getLogger(__name__)
 
@@ -296,6 +296,7 @@ class Recorder:
         self._tried = 0
         self._saved = 0
         self._durable = True
+        self._hung: dict[DaemonThreads, Job[bool]] = {}
 
     def changed(self) -> None:
         """Has what is known written down soon. From the event loop's thread."""
@@ -312,8 +313,8 @@ class Recorder:
             with anyio.CancelScope(shield=True):
                 known = self._known()
                 if not known.nothing:
-                    await _done(evidence, partial(self._write_evidence, known), LAST_WRITE)
-                    await _done(hardware, partial(self._write_durably, known), LAST_WRITE)
+                    await self._done(evidence, partial(self._write_evidence, known), LAST_WRITE)
+                    await self._done(hardware, partial(self._write_durably, known), LAST_WRITE)
             evidence.close()
             hardware.close()
 
@@ -342,7 +343,7 @@ class Recorder:
     async def _keep_evidence(self, threads: DaemonThreads) -> None:
         while True:
             known = self._known()
-            saved = known.nothing or await _done(threads, partial(self._write_evidence, known), PATIENCE)
+            saved = known.nothing or await self._done(threads, partial(self._write_evidence, known), PATIENCE)
             self._tried = known.revision
             self._saved = known.revision if saved else self._saved
             self._turned.ring()
@@ -357,7 +358,7 @@ class Recorder:
             while self._tried < known.revision:  # what the journal has of it is what is written here
                 await self._turned.wait()
             journaled = self._saved >= known.revision
-            saved = known.nothing or await _done(threads, partial(self._write_durably, known), PATIENCE)
+            saved = known.nothing or await self._done(threads, partial(self._write_durably, known), PATIENCE)
             self._durable = saved
             now = self._known()
             if not (saved and journaled):
@@ -371,10 +372,17 @@ class Recorder:
     def _write_durably(self, known: Known) -> bool:
         return self._memory.write_durably(known.evidence, known.node, known.listed, known.foreign)
 
-
-async def _done(threads: DaemonThreads, write: Callable[[], bool], patience: float) -> bool:
-    job = await threads.submit(write, patience)
-    return job.done.done() and job.done.exception() is None and job.done.result()
+    async def _done(self, threads: DaemonThreads, write: Callable[[], bool], patience: float) -> bool:
+        """Whether it is written within so many seconds. While one write hangs, these threads begin no other."""
+        hung = self._hung.pop(threads, None)
+        if hung is not None and not await settled(hung, patience):
+            self._hung[threads] = hung
+            return False
+        job = await threads.submit(write, patience)
+        if not job.done.done():
+            self._hung[threads] = job
+            return False
+        return job.done.exception() is None and job.done.result()
 
 
 def _by_name(resources: Iterable[Resource]) -> dict[str, tuple[ListedDevice, ...]]:
