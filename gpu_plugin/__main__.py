@@ -18,6 +18,8 @@ def main() -> int:
 def _main() -> int:
     import signal  # noqa: PLC0415 - where an interrupt is caught, as what follows
 
+    # Who asks `run` or `mps` where it stands ends nothing: neither before there is an answer nor after.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else who started us had it ignored
     if heeded:  # an exception would end up in whatever is being imported, which cannot always pass it on
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))

@@ -8,7 +8,6 @@
 One task group holds every part. A part that fails is begun again and takes no other with it.
 """
 
-import asyncio
 import gc
 import importlib.util
 import logging
@@ -70,7 +69,6 @@ from gpu_plugin.sources.telling import tell_settings
 from gpu_plugin.state import StateDirectory, require_apart, require_directory, set_aside
 from gpu_plugin.state_files import FILES
 from gpu_plugin.telemetry.logs import configure, know
-from gpu_plugin.telemetry.stacks import logged_on
 
 if TYPE_CHECKING:
     from gpu_plugin.listener.checks import Facts
@@ -219,6 +217,7 @@ class Daemon:
             ("the configuration", self._configure),
             ("the news of health", self._tell_health),
             ("the search for faulting pods", self._pods.run),
+            ("the question which pods hold what", self._attribution.run),
             ("the retirement of devices", self._offering.settle),
             ("the watch on MPS daemons", self._offering.watch_mps),
             ("the CDI specifications", self._keep_specs),
@@ -545,13 +544,12 @@ async def serve(settings: Settings, resolve: Resolve) -> int:
     """
     refused: ConfigError | None = None
     status = 0
-    with logged_on(signal.SIGUSR2, asyncio.get_running_loop()):
-        async with anyio.create_task_group() as around:
-            try:
-                status = await _serve(settings, resolve, Listener(around))
-            except ConfigError as error:  # which a task group would wrap
-                refused = error
-            around.cancel_scope.cancel()
+    async with anyio.create_task_group() as around:
+        try:
+            status = await _serve(settings, resolve, Listener(around))
+        except ConfigError as error:  # which a task group would wrap
+            refused = error
+        around.cancel_scope.cancel()
     if refused is not None:
         raise refused
     return status

@@ -1,6 +1,7 @@
 """`gpu-plugin mps`: the MPS daemons of a node."""
 
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +31,8 @@ def command(mps_control_binary: str | None, mount_shm: bool, **given: object) ->
 
     Takes the options of `gpu-plugin run`, and should be given the same. Starts a daemon for each resource that the
     configuration shares by MPS, starts it again when it fails, and tells the device plugin which are up. Ends them all on
-    SIGTERM, SIGINT or SIGQUIT; SIGHUP reads the configuration again.
+    SIGTERM, SIGINT or SIGQUIT; SIGHUP reads the configuration again, SIGUSR2 logs what the
+    process does.
 
     Exit status 0 when it was told to stop; 1 without a driver or a GPU, or where a directory or program is in the way; 2 for a
     configuration that cannot be, or that this node cannot do.
@@ -51,15 +53,17 @@ def command(mps_control_binary: str | None, mount_shm: bool, **given: object) ->
 
     from gpu_plugin.hardware import hardware_for  # noqa: PLC0415
     from gpu_plugin.mps import service  # noqa: PLC0415
+    from gpu_plugin.telemetry.stacks import logged_on  # noqa: PLC0415
 
     def control() -> Sequence[str]:
         return _control(settings, mps_control_binary)
 
     try:
-        hardware = hardware_for(settings)
-        return service.run(
-            settings, lambda path: settings_from(flags, os.environ, path), hardware.driver, hardware.host, control
-        )
+        with logged_on(signal.SIGUSR2):
+            hardware = hardware_for(settings)
+            return service.run(
+                settings, lambda path: settings_from(flags, os.environ, path), hardware.driver, hardware.host, control
+            )
     except ConfigError as error:
         raise refusal(error) from None
 

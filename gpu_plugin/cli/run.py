@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 
 import click
 
@@ -15,7 +16,8 @@ def command(**given: object) -> int:
     """Serve this node's GPUs to its kubelet until told to stop.
 
     Flags win over environment variables, those over the config file. Ends on SIGTERM, SIGINT or SIGQUIT; SIGHUP
-    reads the configuration again. A DURATION is a number and a unit, such as 500ms, 30s, 5m or 24h.
+    reads the configuration again, SIGUSR2 logs what the process does. A DURATION is a number and a unit, such as 500ms, 30s, 5m
+    or 24h.
 
     Exit status 0 when it was told to stop; 1 without a driver or a GPU; 2 for a configuration that cannot be, or that this node
     cannot do.
@@ -29,11 +31,13 @@ def command(**given: object) -> int:
     gc.disable()  # modules are no garbage, and looking for some among them takes 30 ms of the start
     from gpu_plugin import daemon  # noqa: PLC0415 - usage and help need none of it
     from gpu_plugin.telemetry import logs  # noqa: PLC0415
+    from gpu_plugin.telemetry.stacks import logged_on  # noqa: PLC0415
 
     gc.freeze()  # nor does a later look go through them again, 20 ms in which nothing is answered
     gc.enable()
     logs.configure(settings.log_format, settings.log_level)
     try:
-        return daemon.run(settings, lambda path: settings_from(flags, os.environ, path))
+        with logged_on(signal.SIGUSR2):
+            return daemon.run(settings, lambda path: settings_from(flags, os.environ, path))
     except ConfigError as error:
         raise refusal(error) from None

@@ -29,17 +29,17 @@ WIDTH = 200
 
 
 @contextmanager
-def logged_on(number: int, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Has each signal of this number answered by the tasks of this loop, and all threads, in the log.
+def logged_on(number: int) -> Iterator[None]:
+    """Has each signal of this number answered by the tasks of the main thread's event loop, and all threads, in the log.
 
     From the main thread. One that comes while another is being answered is not.
     """
     answering = threading.Lock()
 
-    def answer() -> None:
+    def answer(loop: asyncio.AbstractEventLoop | None) -> None:
         try:
             log.info("%s: what each task and thread does", signal.Signals(number).name)
-            for line in told(asyncio.all_tasks(loop)):
+            for line in told(() if loop is None else asyncio.all_tasks(loop)):
                 log.info("%s", line)
         except Exception:
             log.exception("the tasks and threads could not be told")
@@ -50,7 +50,7 @@ def logged_on(number: int, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         # Wherever the main thread was interrupted, it may be holding any lock: nothing more is done here.
         if answering.acquire(blocking=False):
             try:
-                threading.Thread(target=answer, name="stacks", daemon=True).start()
+                threading.Thread(target=answer, args=[_loop()], name="stacks", daemon=True).start()
             except RuntimeError:  # the process may have no more threads
                 answering.release()
 
@@ -59,6 +59,14 @@ def logged_on(number: int, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         yield
     finally:
         signal.signal(number, before)
+
+
+def _loop() -> asyncio.AbstractEventLoop | None:
+    """The loop that this thread runs; None before it has begun, and once it has ended."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def told(tasks: Iterable["asyncio.Task[Any]"]) -> Iterator[str]:

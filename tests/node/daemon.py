@@ -1,6 +1,7 @@
 """The daemon as its own process on a simulated node, for tests."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -69,6 +70,19 @@ class DaemonProcess:
         """The exit status, once it has ended by itself."""
         assert self.process is not None
         return await anyio.to_thread.run_sync(lambda: self.process.wait(seconds))  # type: ignore[union-attr]
+
+    async def asked_where_it_stands(self) -> None:
+        """Sends SIGUSR2 again and again from when the process can take one until it has ended, or this is cancelled."""
+        assert self.process is not None
+        status = Path(f"/proc/{self.process.pid}/status")
+        bit, lines = 1 << (signal.SIGUSR2 - 1), ("SigIgn:", "SigCgt:")
+        while not any(
+            int(line.split()[1], 16) & bit for line in status.read_text().splitlines() if line.startswith(lines)
+        ):
+            await anyio.sleep(0.001)
+        while self.process.poll() is None:
+            self.process.send_signal(signal.SIGUSR2)
+            await anyio.sleep(0.002)
 
     async def stop(self) -> tuple[int, float]:
         """Exit status after SIGTERM, and the seconds it took."""

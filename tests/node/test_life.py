@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
 
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
@@ -324,3 +325,13 @@ async def test_sigusr2_tells_tasks_and_threads_and_changes_nothing(kubelet, daem
     assert len(kubelet.events) == before
     status, _ = await daemon.stop()
     assert status == 0
+
+
+async def test_sigusr2_ends_nothing_from_the_start_to_the_last_line(kubelet, daemon):
+    daemon.start()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(daemon.asked_where_it_stands)
+        await kubelet.wait_for(healthy(kubelet, 8))
+        status, _ = await daemon.stop()
+    assert status == 0, daemon.log.read_text()[-2000:]
+    assert "SIGUSR2: what each task and thread does" in daemon.log.read_text()

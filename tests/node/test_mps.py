@@ -46,6 +46,20 @@ async def test_other_ends_are_clean_too(mps, number):
     assert mps.children() == []
 
 
+async def test_sigusr2_tells_where_it_stands_and_ends_nothing(mps):
+    mps.run()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(mps.asked_where_it_stands)
+        await mps.until(lambda: not mps.why(replicas=4))
+        await mps.said("in _serve")
+        (child,) = mps.children()
+        taken = dict(line.split(":\t", 1) for line in Path(f"/proc/{child}/status").read_text().splitlines())
+        assert not int(taken["SigIgn"], 16) >> (signal.SIGUSR2 - 1) & 1  # what it starts has its signals as ever
+        status, _ = await mps.stop()
+    assert status == 0, mps.log.read_text()[-2000:]
+    assert mps.children() == []
+
+
 async def test_the_kernel_tells_of_a_killed_supervisor_and_the_next_cleans_up(mps):
     log = mps.root / GPU / "log"
     log.mkdir(parents=True)

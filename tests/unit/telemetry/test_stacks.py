@@ -82,7 +82,7 @@ async def test_a_loop_that_stands_still_is_told_of_all_the_same(caplog, monkeypa
     stacks.log.addHandler(heard)
     monkeypatch.setattr(logging.getLogger(), "level", logging.ERROR)
     try:
-        with stacks.logged_on(signal.SIGUSR2, asyncio.get_running_loop()):
+        with stacks.logged_on(signal.SIGUSR2):
             os.kill(os.getpid(), signal.SIGUSR2)
             assert answered.wait(10)
     finally:
