@@ -12,6 +12,7 @@ from gpu_plugin.cli.explain import spell
 from gpu_plugin.cli.output import (
     AMISS,
     FINE,
+    NARROWEST,
     NO_DAEMON,
     coloured,
     harmless,
@@ -198,7 +199,12 @@ def _gpus(gpus: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
     """A row for each GPU; below it why it is not well, and what is not handed out of it."""
     head = ["GPU", "BUS ID", "MODEL", "STATE", "SINCE", "HELD BY"]
     rows = [head, *([*map(str, _cells(gpu))] for gpu in gpus)]
-    shown = table(rows, columns, (head.index("MODEL"),))
+    held, since, model = head.index("HELD BY"), head.index("SINCE"), head.index("MODEL")
+    widths = [max(map(len, cells)) for at, cells in enumerate(zip(*rows, strict=True)) if at != model]
+    if columns is not None and sum(widths) + NARROWEST + 2 * len(widths) > columns:
+        for row, gpu in zip(rows[1:], gpus, strict=True):
+            row[held] = _count(len(gpu["holders"]), "pod") if gpu["holders"] else row[held]
+    shown = table(rows, columns, (model, since))
     yield shown[0]
     for gpu, row in zip(gpus, shown[1:], strict=True):
         state = _state(gpu)
