@@ -1,6 +1,6 @@
 """What the real kubelet tells and writes down of its pods, and when: the rules that the stand-in kubelet copies.
 
-Their twins on the stand-in are in tests/unit/simulation/stand_in_kubelet/test_checkpoint.py.
+Their twins on the stand-in are in tests/unit/simulation/stand_in_kubelet/test_checkpoint.py, with a table of both.
 """
 
 import base64
@@ -56,6 +56,33 @@ def test_the_checkpoint_keeps_a_pod_that_has_ended_until_a_list_comes(cluster: C
     stays(lambda: expect(holds=named(pod) == held, seen=named(pod)), "the file is as it was", seconds=3)
     cluster.plugin.fault(0, "--xid=79")
     wait_until(lambda: expect(holds=not named(pod), seen=named(pod)), "the list has the file written", within=20)
+
+
+def test_an_admission_that_asks_for_devices_has_a_pod_that_ended_forgotten_and_the_file_written(
+    cluster: Cluster,
+) -> None:
+    pod = cluster.pods.run("holder", gpus=1)
+    held = named(pod)
+    assert held
+    cluster.pods.delete("holder")
+    cluster.pods.run("without", gpus=0)
+    stays(lambda: expect(holds=named(pod) == held, seen=named(pod)), "a pod without devices changes nothing", seconds=2)
+    after = cluster.pods.run("next", gpus=1)
+    assert named(after)
+    assert not named(pod)
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "{", '{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {}}, "Checksum": 1}']
+)
+def test_a_damaged_checkpoint_is_an_empty_one(cluster: Cluster, damage: str) -> None:
+    pod = cluster.pods.run("holder", gpus=1)
+    assert named(pod)
+    cluster.kubelet.kill()
+    (DEVICE_PLUGINS / checkpoint.NAME).write_text(damage)
+    cluster.kubelet.start()
+    cluster.wait_allocatable(GPUS)
+    assert not named(pod)
 
 
 def test_pod_resources_answers_before_the_device_manager_listens_and_knows_no_devices_then(cluster: Cluster) -> None:

@@ -1,6 +1,24 @@
 """What the kubelet writes down of its pods, when, and what it knows of them after a start (contract 2.4).
 
-Each rule here has a twin on the real kubelet in tests/cluster/test_kubelet_books.py.
+Rules of the stand-in that tests of the plugin rely on, where they are from, and which test has them of a real kubelet. Twins
+are in tests/cluster, in test_kubelet_books where no file is named; sources are below pkg/kubelet/cm/devicemanager:
+
+| rule | source | twin |
+|---|---|---|
+| the checkpoint's form | checkpoint/checkpoint.go | has_the_form |
+| it keeps a pod that has ended until a list comes | manager.go, genericDeviceUpdateCallback | until_a_list_comes |
+| an admission with devices collects and writes | manager.go, allocateContainerResources | forgotten_and_the_file_written |
+| PodResources answers before kubelet.sock is there | kubelet.go, ListenAndServePodResources | before_the_device_manager_listens |
+| a damaged checkpoint is an empty one | manager.go, readCheckpoint | damaged |
+| an unchanged list has the file written | manager.go, genericDeviceUpdateCallback | an_unchanged_list |
+| a refused pod leaves its first devices counted | manager.go, UpdateAllocatedDevices | none: the scheduler places no such pod |
+| sockets go at the start, other files stay | manager.go, CleanupPluginDirectory | test_restarts: new_ones_start (our socket) |
+| Register's error texts | plugin/v1beta1/server.go, Register | none: the plugin gives no cause for them |
+| a stream that is dropped is never opened again | plugin/v1beta1/handler.go, runClient | none: no real one drops it when told |
+| a resource is forgotten after five minutes | types.go, endpointStopGracePeriod | none: it would take five minutes |
+| a list has 4 MiB at most | grpc-go's default, which client.go leaves | none: the plugin refuses to send more |
+| panics over ids that are gone | manager.go, allocateContainerResources; topology_hints.go | none: it is to send no such list |
+| NUMA policies refuse what they cannot align | topology_hints.go | none; test_placement has the hint |
 """
 
 import asyncio
