@@ -229,9 +229,9 @@ class Offering:
         if self._unanswered.lasts(waits=bool(awaited) and not holding.answered):
             log.warning(
                 "hardware is kept back for pods that may have ended: without PodResources the kubelet does not say so. "
-                "It comes back once PodResources answers at %s. Otherwise it does once the kubelet has admitted another pod that is "
-                "given devices of any plugin, which cannot be where all are kept back: have PodResources mounted, or drain the "
-                "node, stop the kubelet, remove its checkpoint %s and start it",
+                "It comes back once PodResources answers at %s. Otherwise it does once the kubelet has admitted another pod "
+                "that is given devices of any plugin, which cannot be where all are kept back: have PodResources mounted, or "
+                "drain the node, stop the kubelet, remove its checkpoint %s and start it",
                 self._settings().effective_pod_resources_socket,
                 Path(self._settings().socket_dir) / checkpoint.NAME,
             )

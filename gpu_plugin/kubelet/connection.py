@@ -31,7 +31,7 @@ RESETS = 200
 UNREAD_FRAMES = 4096
 """Frames of a stream that wait to be read: those of a window of 4 MiB (grpclib's) are 256 as grpc-go sends them."""
 
-UNFINISHED_BYTES = 32 * 1024 * 1024
+UNFINISHED_BYTES = 16 * 1024 * 1024
 """Bytes of requests of one connection that are not answered yet: those of the two longest. A kubelet sends one at a time."""
 
 Headers = list[tuple[str, str]]

@@ -6,8 +6,9 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
-LONGEST = 16 * 1024 * 1024
-"""Bytes of a request. A kubelet's has the ids of one resource at most, 46 bytes each, of which a list of 4 MiB has 67,000."""
+LONGEST = 8 * 1024 * 1024
+"""Bytes of a request. A kubelet's names the ids of one resource twice at most, as available and as to be included; the list that
+it has them from has no more than 4 MiB, with more than the ids in it."""
 
 
 async def received(stream: Stream[bytes, bytes], longest: int = LONGEST) -> bytes:
