@@ -200,10 +200,10 @@ def _gpus(gpus: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
     head = ["GPU", "BUS ID", "MODEL", "STATE", "SINCE", "HELD BY"]
     rows = [head, *([*map(str, _cells(gpu))] for gpu in gpus)]
     held, since, model = head.index("HELD BY"), head.index("SINCE"), head.index("MODEL")
-    widths = [max(map(len, cells)) for at, cells in enumerate(zip(*rows, strict=True)) if at != model]
+    widths = [max(map(len, column)) for at, column in enumerate(zip(*rows, strict=True)) if at != model]
     if columns is not None and sum(widths) + NARROWEST + 2 * len(widths) > columns:
-        for row, gpu in zip(rows[1:], gpus, strict=True):
-            row[held] = _count(len(gpu["holders"]), "pod") if gpu["holders"] else row[held]
+        for cells, gpu in zip(rows[1:], gpus, strict=True):
+            cells[held] = _count(len(gpu["holders"]), "pod") if gpu["holders"] else cells[held]
     shown = table(rows, columns, (model, since))
     yield shown[0]
     for gpu, row in zip(gpus, shown[1:], strict=True):
