@@ -214,7 +214,8 @@ class ClusterReporting:
         from gpu_plugin.cluster.node_state import Asked  # noqa: PLC0415 - as above
 
         settings = self._settings()
-        return Asked(settings.node_condition, "" if settings.node_taint == "none" else settings.node_taint)
+        effect = "" if settings.node_taint == "none" else settings.node_taint
+        return Asked(settings.node_condition, effect, _reports(settings))
 
     def _seen(self) -> "Seen":
         from gpu_plugin.cluster.gpu_fitness import fitness_of  # noqa: PLC0415 - as above

@@ -181,11 +181,12 @@ class NodeApi:
 
         await self._as_the_same_node(apply)
 
-    async def apply_condition(self, condition: Condition | None) -> None:
-        """Has the Node carry this condition of ours, or none."""
+    async def apply_condition(self, condition: Condition | None) -> str:
+        """Has the Node carry this condition of ours, or none. Returns the Node's uid: one that was made anew has another."""
         conditions = [] if condition is None else [msgspec.to_builtins(condition)]
         content = {"metadata": {"name": self.node_name}, "status": {"conditions": conditions}}
-        await self._apply("/status", "condition", content, "patch of nodes/status in the core API group")
+        answer = await self._apply("/status", "condition", content, "patch of nodes/status in the core API group")
+        return _decoded(answer, _Object).metadata.uid
 
     async def set_taint(self, key: str, effect: str, known: NodeState | None = None) -> bool:
         """Has the Node carry one taint of this key, with this effect, or (empty) none; no other taint is touched.
@@ -257,10 +258,10 @@ class NodeApi:
     def _path(self) -> str:
         return f"/api/v1/nodes/{self.node_name}"
 
-    async def _apply(self, subresource: str, concern: str, content: Mapping[str, object], needed: str) -> None:
+    async def _apply(self, subresource: str, concern: str, content: Mapping[str, object], needed: str) -> bytes:
         path = f"{self._path()}{subresource}?fieldManager={MANAGER}-{concern}&force=true"
         document = {"apiVersion": "v1", "kind": "Node", **content}
-        await self._ask("PATCH", path, document, _APPLY, f"patch {concern}", needed)
+        return await self._ask("PATCH", path, document, _APPLY, f"patch {concern}", needed)
 
     async def _own_uid(self) -> str:
         """The Node's uid: with it, applying to a Node that is gone makes no new one, and one made anew is noticed."""

@@ -95,6 +95,11 @@ class ConditionClock:
         self._bucket = TokenBucket(BURST, PER)
         self._spread = 0.0
 
+    @property
+    def known(self) -> bool:
+        """Whether the API server has the condition, as far as is known."""
+        return self._known is not None
+
     def remember(self, known: Condition | None) -> None:
         """Takes what the API server has, at the start or after somebody else wrote it."""
         self._known = known

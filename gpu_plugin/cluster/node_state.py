@@ -23,6 +23,9 @@ START_SPREAD = 10.0
 LOOK = 15.0
 """Seconds between two looks at what is wanted where nobody says that it has changed; they ask nobody."""
 
+SOON = 0.1
+"""Seconds until what has just turned out to be due is done: at least so many lie between two looks."""
+
 RECHECK = 3600.0
 """Seconds after which the Node's taints are read again while there is a reason for ours: somebody may have removed it."""
 
@@ -33,10 +36,14 @@ LONGEST_PAUSE = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the settings ask for: the condition, and the taint's effect (empty: no taint)."""
+    """What the settings ask for: the condition, and the taint's effect (empty: no taint).
+
+    `look`: the cluster is told anything at all, so that it is worth one look at what an earlier process may have left.
+    """
 
     condition: bool = False
     effect: str = ""
+    look: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,27 @@ class Seen:
 
     gpus: Sequence[GpuFitness]
     trouble: str = ""
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """How it goes with one of the two: why the newest attempt failed, how many did in a row, and when the next is due."""
+
+    trouble: str = ""
+    failures: int = 0
+    failed_at: float = 0.0
+    not_before: float = 0.0
+
+    def failed(self, why: str, now: float, dice: float) -> None:
+        """It was in vain at `now`, in seconds of a steady clock; `dice` in [0, 1) spreads a cluster's nodes."""
+        self.trouble, self.failed_at = why, now
+        pause = min(FIRST_PAUSE * 2.0 ** min(self.failures, 16), LONGEST_PAUSE)
+        self.failures += 1
+        self.not_before = now + pause * (0.5 + dice)
+
+    def hasten(self) -> None:
+        """What is wanted has changed: it is tried as soon as after a first failure."""
+        self.not_before = min(self.not_before, self.failed_at + FIRST_PAUSE)
 
 
 class NodeStateKeeper:
@@ -82,62 +110,115 @@ class NodeStateKeeper:
         self._effect: str | None = None
         """Of the taint as it was read or written last; None: not known."""
         self._checked = self._began = 0.0
-        self._read = False
+        self._read = self._looked = False
+        self._uid = ""
+        self._condition, self._taint = _Attempts(), _Attempts()
 
     def changed(self) -> None:
         """Has a look taken soon. From the event loop's thread."""
         self._stirred = True
+        for each in (self._condition, self._taint):
+            each.hasten()
         self._bell.ring()
 
     async def run(self) -> None:
         """Never returns."""
         self._began = self._clock()
         await anyio.sleep(START_SPREAD * self._dice())
-        failures = 0
         while True:
             self._stirred = False
-            try:
-                wait = await self._once()
-                if self.trouble:
-                    log.info("condition and taint of node %s are written again", self._api.node_name)
-                self.trouble, failures = "", 0
-            except UnreachableError as error:
-                failures += 1
-                self._say(error)
-                pause = min(FIRST_PAUSE * 2.0 ** min(failures - 1, 16), LONGEST_PAUSE)
-                self._read, self._effect = False, None  # whatever was written, or not, is read again
-                await anyio.sleep(pause * (0.5 + self._dice()))
-            else:
-                if not self._stirred:  # while there was an answer to wait for
-                    await self._bell.wait(wait)
+            wait = await self._once()
+            self._say()
+            if not self._stirred:  # while there was an answer to wait for
+                await self._bell.wait(wait)
 
     async def _once(self) -> float | None:
-        """Does what is due. Returns the seconds until something may be, None where nothing will. Raises UnreachableError."""
-        asked, left = self._asked(), self._left
-        if not asked.condition and not asked.effect and left == Left():
+        """Does what is due. Returns the seconds until something may be, None where nothing will."""
+        asked = self._asked()
+        if not self._looked and asked.look and not asked.condition and not asked.effect and self._left == Left():
+            await self._look()
+        if not asked.condition and not asked.effect and self._left == Left():
+            self._condition, self._taint = _Attempts(), _Attempts()
             return None
         seen, now = self._seen(), self._clock()
         wants = wanted(seen.gpus, seen.trouble, now - self._began) if asked.condition else None
         effect = self._wanted_effect(asked, seen)
-        if self._condition_due(wants, now) or (left.condition and not asked.condition) or self._taint_due(effect, now):
-            async with self._api.session():
-                state = None if self._read else await self._api.read()
-                if state is not None:
-                    self._take(state)
-                failed: list[UnreachableError] = []
-                try:
-                    if await self._keep_condition(asked, wants, now):
+        condition_due = self._condition_due(wants, now) or (self._left.condition and not asked.condition)
+        condition_due = condition_due and now >= self._condition.not_before
+        taint_due = self._taint_due(effect, now) and now >= self._taint.not_before
+        again = False
+        if condition_due or taint_due:
+            try:
+                async with self._api.session():
+                    state = await self._state(condition=condition_due, taint=taint_due)
+                    effect = self._wanted_effect(asked, seen)  # there may be a taint of ours that was not remembered
+                    if condition_due:
+                        again = await self._try_condition(asked, wants, now)
                         state = None
-                except UnreachableError as error:  # the taint may be within our rights all the same
-                    failed.append(error)
-                try:
-                    if effect is not None and self._taint_due(effect, now):
-                        await self._keep_taint(effect, now, state)
-                except UnreachableError as error:
-                    failed.append(error)
-                if failed:
-                    raise UnreachableError(failed[0].kind, "; ".join(dict.fromkeys(map(str, failed))))
-        return LOOK if asked.condition or asked.effect else None
+                    if effect is not None and self._taint_due(effect, now) and now >= self._taint.not_before:
+                        await self._try_taint(effect, now, state)
+            except UnreachableError as error:
+                if condition_due:
+                    self._condition.failed(str(error), now, self._dice())
+                if taint_due:
+                    self._taint.failed(str(error), now, self._dice())
+        if again or (self._left.condition and not asked.condition and not self._condition.trouble):
+            return SOON
+        tried_again = [each.not_before - self._clock() for each in (self._condition, self._taint) if each.trouble]
+        return max(SOON, min([LOOK, *tried_again]))
+
+    async def _look(self) -> None:
+        """Sees once whether there is something of an earlier process; who may not read the Node cannot, and need not."""
+        self._looked = True
+        try:
+            self._take(await self._api.read())
+            await self._own_up()
+        except UnreachableError as error:
+            log.debug("node %s is not looked at: %s", self._api.node_name, error)
+
+    async def _state(self, *, condition: bool, taint: bool) -> NodeState | None:
+        """The Node, where what is due takes it and it is not known. Raises UnreachableError."""
+        if (not condition or self._read) and (not taint or self._effect is not None):
+            return None
+        state = await self._api.read()
+        self._take(state)
+        await self._own_up()
+        return state
+
+    async def _own_up(self) -> None:
+        """Remembers what is on the Node of us, so that it is taken back where it is not asked for."""
+        asked = self._asked()
+        found = self._left
+        if self._times.known and not asked.condition:
+            found = Left(condition=True, taint=found.taint)
+        if self._effect and not asked.effect:
+            found = Left(condition=found.condition, taint=True)
+        await self._leave(found)
+
+    async def _try_condition(self, asked: Asked, wants: Wanted | None, now: float) -> bool:
+        """Returns whether the Node turned out to be another one, of which nothing is known."""
+        try:
+            uid = await self._keep_condition(asked, wants, now)
+        except UnreachableError as error:  # the taint may be within our rights all the same
+            self._condition.failed(str(error), now, self._dice())
+            self._read = False  # whatever was written, or not, is read again
+            return False
+        self._condition = _Attempts()
+        made_anew = bool(uid and self._uid and uid != self._uid)
+        if made_anew:
+            log.info("node %s was made anew", self._api.node_name)
+            self._read, self._effect = False, None
+        self._uid = uid or self._uid
+        return made_anew
+
+    async def _try_taint(self, effect: str, now: float, state: NodeState | None) -> None:
+        try:
+            await self._keep_taint(effect, now, state)
+        except UnreachableError as error:
+            self._taint.failed(str(error), now, self._dice())
+            self._effect = None  # as above
+        else:
+            self._taint = _Attempts()
 
     def _wanted_effect(self, asked: Asked, seen: Seen) -> str | None:
         """The effect that the taint is to have, empty for no taint; None: it stays as it is."""
@@ -149,7 +230,8 @@ class NodeStateKeeper:
     def _take(self, state: NodeState) -> None:
         self._times.remember(state.condition(CONDITION))
         self._effect = next((str(taint.get("effect")) for taint in state.taints if taint.get("key") == TAINT), "")
-        self._read, self._checked = True, self._clock()
+        self._read = self._looked = True
+        self._checked, self._uid = self._clock(), state.metadata.uid
 
     def _condition_due(self, wants: Wanted | None, now: float) -> bool:
         return wants is not None and (not self._read or self._times.due(wants, now, self._wall()) <= 0)
@@ -157,22 +239,21 @@ class NodeStateKeeper:
     def _taint_due(self, effect: str | None, now: float) -> bool:
         if effect is None:
             return False
-        return not self._read or self._effect != effect or (bool(effect) and now - self._checked >= RECHECK)
+        return self._effect != effect or (bool(effect) and now - self._checked >= RECHECK)
 
-    async def _keep_condition(self, asked: Asked, wants: Wanted | None, now: float) -> bool:
-        """Returns whether the Node was changed."""
+    async def _keep_condition(self, asked: Asked, wants: Wanted | None, now: float) -> str:
+        """Returns the uid of the Node that was changed; empty where none was. Raises UnreachableError."""
         if wants is not None and self._condition_due(wants, now):
             await self._leave(Left(condition=True, taint=self._left.taint))
             condition = self._times.next(wants, self._wall(), self._dice())
-            await self._api.apply_condition(condition)
+            uid = await self._api.apply_condition(condition)
             self._times.written(condition, wants, now)
-            return True
+            return uid
         if not asked.condition and self._left.condition:
             await self._api.apply_condition(None)
             self._times = ConditionClock()
             await self._leave(Left(condition=False, taint=self._left.taint))
-            return True
-        return False
+        return ""
 
     async def _keep_taint(self, effect: str, now: float, state: NodeState | None) -> None:
         if effect:
@@ -189,15 +270,22 @@ class NodeStateKeeper:
             self._left = left
             await self._leaves(left)
 
-    def _say(self, error: UnreachableError) -> None:
+    def _say(self) -> None:
+        """Says what is in the way, once, and that nothing is any more."""
         asked, name = self._asked(), self._api.node_name
+        troubles = list(dict.fromkeys(filter(None, (self._condition.trouble, self._taint.trouble))))
+        if not troubles:
+            if self.trouble:
+                log.info("condition and taint of node %s are written again", name)
+            self.trouble = ""
+            return
         if self._left.taint and not asked.effect:
             remedy = f"; the taint is not wanted any more: kubectl taint node {name} {TAINT}-"
         elif self._left.condition and not asked.condition:
             remedy = "; the condition is not wanted any more, and stays until this has the right to remove it"
         else:
             remedy = "; trying again, ever more rarely"
-        text = f"{error}{remedy}"
-        level = logging.DEBUG if text == self.trouble else logging.WARNING
+        text = f"{'; '.join(troubles)}{remedy}"
+        if text != self.trouble:
+            log.warning("condition and taint of node %s cannot be written: %s", name, text)
         self.trouble = text
-        log.log(level, "condition and taint of node %s cannot be written: %s", name, text)

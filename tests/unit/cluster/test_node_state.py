@@ -9,7 +9,7 @@ import anyio
 import msgspec
 import pytest
 
-from gpu_plugin.cluster import node_state
+from gpu_plugin.cluster import node_condition, node_state
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.gpu_fitness import Fitness, GpuFitness
 from gpu_plugin.cluster.left import Left
@@ -35,7 +35,7 @@ class World:
     def __init__(self, asked, gpus=(SOUND,), left=None, known=None, taints=()):
         self.asked, self.gpus, self.left = asked, gpus, left or Left()
         self.now, self.trouble, self.failing = 0.0, "", ""
-        self.only = ""
+        self.only, self.uid = "", "1"
         self.known, self.taints = known, [*taints]
         self.log, self.lefts, self.plans = [], [], []
         api: Any = self
@@ -79,7 +79,7 @@ class World:
     async def read(self):
         self._try("read")
         conditions = [] if self.known is None else [msgspec.to_builtins(self.known)]
-        content = {"spec": {"taints": self.taints}, "status": {"conditions": conditions}}
+        content = {"metadata": {"uid": self.uid}, "spec": {"taints": self.taints}, "status": {"conditions": conditions}}
         return msgspec.convert(content, NodeState)
 
     async def nothing(self):
@@ -88,6 +88,7 @@ class World:
     async def apply_condition(self, condition):
         self._try("condition")
         self.known = condition
+        return self.uid
 
     async def set_taint(self, key, effect, known=None):
         self._try(f"taint {effect}")
@@ -227,8 +228,63 @@ async def test_what_changes_while_it_is_written_is_written_next(monkeypatch):
             world.gpus = (SOUND,)
             world.keeper.changed()
         world.log.append((round(world.now), condition.status))
+        return "1"
 
     monkeypatch.setattr(world, "apply_condition", apply)
     monkeypatch.setattr(world, "read", world.nothing)
     await world.run(10, monkeypatch)
     assert world.log == [(0, "False"), (0, "True")]
+
+
+async def test_a_node_that_was_made_anew_has_both_with_the_next_heartbeat(monkeypatch):
+    world = World(Asked(condition=True, effect="NoSchedule"), (SICK,))
+
+    def anew():
+        world.uid, world.known, world.taints = "2", None, []
+
+    await world.run(1000, monkeypatch, (100.0, anew))
+    assert world.taints == [{"key": TAINT, "effect": "NoSchedule"}]
+    assert at(world.known) <= node_condition.HEARTBEAT + 15
+    assert [what for _, what in world.log].count("read") == 2
+
+
+async def test_a_right_that_is_missing_for_the_condition_delays_no_taint(monkeypatch):
+    world = World(Asked(condition=True, effect="NoSchedule"))
+    world.failing, world.only = "403", "condition"
+    await world.run(3700, monkeypatch, (3600.0, lambda: sicken(world)))
+    assert (3600, "taint NoSchedule") in world.log
+    assert sum(what == "read" for _, what in world.log) < 40
+
+
+async def test_what_changes_ends_a_long_pause_and_is_no_storm(monkeypatch):
+    world = World(Asked(effect="NoSchedule"))
+    world.failing = "connection"
+    back = (3604.0, lambda: setattr(world, "failing", ""))
+    rings = [(3600.0 + number / 10, lambda: sicken(world)) for number in range(100)]
+    await world.run(3700, monkeypatch, back, *rings)
+    assert [what for when, what in world.log if when >= 3600] == ["read", "read", "taint NoSchedule"]
+    assert world.log[-1][0] <= 3606
+
+
+def sicken(world):
+    world.gpus = (SICK,)
+    world.keeper.changed()
+
+
+@pytest.mark.parametrize("asked", [Asked(look=True), Asked(condition=True), Asked(effect="NoSchedule")])
+async def test_what_is_on_the_node_of_us_is_taken_back_though_it_was_not_remembered(monkeypatch, asked):
+    before = World(Asked(condition=True, effect="NoSchedule"), (SICK,))
+    await before.run(20, monkeypatch)
+    after = World(asked, (SOUND,), None, before.known, [THEIRS, *before.taints])
+    await after.run(100, monkeypatch)
+    assert after.taints == [THEIRS]
+    assert (after.known is not None) is asked.condition
+    assert [what for _, what in after.log].count("read") == 1
+    assert after.lefts[-1] == Left(condition=asked.condition)
+
+
+async def test_who_may_not_look_is_told_nothing_and_asks_once(monkeypatch, caplog):
+    world = World(Asked(look=True))
+    world.failing = "403"
+    await world.run(3600, monkeypatch, (100.0, world.keeper.changed))
+    assert (world.log, world.keeper.trouble, caplog.text) == ([(0, "read")], "", "")
