@@ -213,7 +213,7 @@ def _verdict(complaints: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _headline(gpus: Sequence[Mapping[str, Any]], troubles: Sequence[str], status: Mapping[str, Any]) -> str:
-    """The whole node in a sentence, for whoever reads nothing else."""
+    """The whole node in a sentence, for whoever reads nothing else: what is worst first, and never only what is well."""
     if status.get("waiting"):
         return "Another daemon has this node"
     if not gpus:
@@ -225,11 +225,13 @@ def _headline(gpus: Sequence[Mapping[str, Any]], troubles: Sequence[str], status
         told.append(f"{states['unhealthy']} of {_some(count)} {'is' if states['unhealthy'] == 1 else 'are'} Unhealthy")
     if states["degraded"]:
         told.append(f"{states['degraded']} degraded")
+    if troubles:
+        told.insert(0, troubles[0])
+    if others := len(troubles[1:]):
+        told.append(f"{others} other {'thing needs' if others == 1 else 'things need'} attention")
     if not told:
         told.append("The GPU is Healthy" if count == 1 else f"All {count} GPUs are Healthy")
-    if troubles:
-        told.append(f"{len(troubles)} other {'thing needs' if len(troubles) == 1 else 'things need'} attention")
-    return ", ".join(told)
+    return "; ".join(told) if troubles else ", ".join(told)
 
 
 def _some(count: int) -> str:

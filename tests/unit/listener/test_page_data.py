@@ -47,7 +47,15 @@ def test_what_is_wrong_with_the_node_comes_first_and_then_the_worst_gpu():
         ("attention", "GPU 0 is Healthy, degraded"),
         ("attention", "GPU 2 is not handed out"),
     ]
-    assert data["headline"] == "1 of 4 GPUs is Unhealthy, 1 degraded, 1 other thing needs attention"
+    assert data["headline"] == "configuration: no such key; 1 of 4 GPUs is Unhealthy; 1 degraded"
+
+
+def test_the_headline_never_reassures_where_no_pod_gets_a_gpu():
+    away = "nvidia.com/gpu is not registered: waiting for the kubelet"
+    told = {**STATUS, "health": {**STATUS["health"], "gpus": [gpu(0), gpu(1)]}}
+    assert page_data(material(status=told, troubles=(away,)))["headline"] == away
+    several = page_data(material(status=told, troubles=(away, "a", "b")))
+    assert several["headline"] == f"{away}; 2 other things need attention"
 
 
 def test_replicas_count_for_their_gpu_and_a_container_with_several_is_named_once():
