@@ -1,12 +1,15 @@
 """What `gpu-plugin status` is told, put together from what the parts know. Pure: takes every clock as an argument."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import AnyLatch, LatchKey, Verdict
+from gpu_plugin.health.signals import SIGNALS, SignalKind
+from gpu_plugin.health.signals.orders import MAINTENANCE
 from gpu_plugin.kubelet.registrations import Standing
 from gpu_plugin.telemetry.readings import Newest, told
 
@@ -23,6 +26,31 @@ def by_gpu(devices: Iterable[Device]) -> Mapping[str, Sequence[Device]]:
     for device in devices:
         found.setdefault(device.gpu, []).append(device)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What a snapshot's devices come to: made once for each snapshot, in some 50 ms where there are tens of thousands.
+
+    `by_gpu` are all devices of each GPU, by its uuid; `telling` the first of those that no status tells apart: they are retired
+    or not, for the same reason. `resources` is what `resource` says of each.
+    """
+
+    by_gpu: Mapping[str, Sequence[Device]] = field(default_factory=dict)
+    telling: Mapping[str, Sequence[Device]] = field(default_factory=dict)
+    resources: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+
+def listed(devices: Mapping[str, Sequence[Device]], counts: Mapping[str, Mapping[str, Any]]) -> Listed:
+    """What the devices of each resource come to, with its counts, as `Inventory.status` has them."""
+    found = by_gpu(device for each in devices.values() for device in each)
+    telling: dict[str, Sequence[Device]] = {}
+    for uuid, each in found.items():
+        alike: dict[tuple[bool, str], Device] = {}
+        for device in each:
+            alike.setdefault((device.retired, device.reason), device)
+        telling[uuid] = [*alike.values()]
+    return Listed(found, telling, {name: resource(each, devices[name]) for name, each in counts.items()})
 
 
 def gpu(
@@ -45,7 +73,8 @@ def gpu(
 
     Returns:
         The entry with `bus_id`, `model`, `health` (the kubelet's word), `since` (Unix time in seconds of the oldest of what is
-        worst; None where nothing is wrong), `signals` (the verdicts of those that stand, by name), `withheld` (why devices of
+        worst; None where nothing is wrong), `signals` (the verdicts of those that stand, by name), `held_back` (the
+        orders that alone hold it back), `withheld` (why devices of
         healthy hardware are not handed out), `holders` (pods as namespace/name; None where they are not known) and `readings`
         (`telemetry.readings.told`).
     """
@@ -59,10 +88,21 @@ def gpu(
         "health": "Unhealthy" if health["state"] == "unhealthy" else "Healthy",
         "since": since,
         "signals": _verdicts(standing),
+        "held_back": held_back(standing),
         "withheld": list(dict.fromkeys(device.reason for device in sound if device.reason and not device.healthy)),
         "holders": None if holders is None else _holders(devices, holders),
         "readings": told(hardware, readings),
     }
+
+
+def held_back(standing: Standings) -> Sequence[str]:
+    """The orders of operators that alone hold the whole GPU back, by name; none where a fault does, or it is still unseen."""
+    fatal = {key.signal for key, _, verdict in standing if verdict is Verdict.FATAL and not key.device}
+    orders = {signal for signal in fatal if SIGNALS[signal].kind is SignalKind.ORDER}
+    rest = fatal - orders
+    if MAINTENANCE in orders:  # who is released is not looked at
+        rest = {signal for signal in rest if not SIGNALS[signal].of_process}
+    return () if rest else sorted(orders)
 
 
 def _verdicts(standing: Standings) -> Mapping[str, str]:

@@ -8,12 +8,13 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import anyio
 import msgspec
+from anyio.lowlevel import checkpoint
 
 from gpu_plugin import __version__, node_status
 from gpu_plugin.cluster_reporting import ClusterReporting
@@ -34,7 +35,7 @@ from gpu_plugin.memory import Recorder
 from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.operations import Operations
-from gpu_plugin.snapshot import SnapshotStore
+from gpu_plugin.snapshot import Snapshot, SnapshotStore
 from gpu_plugin.sources.configuration import Configuration, Wait
 from gpu_plugin.telemetry.logs import dropped
 
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from gpu_plugin.kubelet.pod_listing import Held, Holder
     from gpu_plugin.listener.checks import Facts
     from gpu_plugin.listener.page_data import Material
+
+AT_A_STRETCH = 500
+"""Devices that are told of before others have a turn: 1 ms."""
 
 
 @dataclass(slots=True)
@@ -119,6 +123,39 @@ def without_configuration(settings: Settings, wait: Wait, started: float) -> Map
     }
 
 
+HeldDevice = tuple[Mapping[str, object], Sequence["Holder"]]
+"""A device, as `resource`, `device`, and `uuid` and `index` of its GPU, and the containers that hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldDevices:
+    """Those of a snapshot that containers hold; `index` is that of each GPU by its uuid."""
+
+    held: "Held"
+    snapshot: Snapshot
+    index: Mapping[str, int]
+
+    def __iter__(self) -> Iterator[HeldDevice]:
+        """Each is made when its turn comes: there may be tens of thousands."""
+        for (name, identifier), holders in self.held.items():
+            view = self.snapshot.resources.get(name)
+            device = None if view is None else view.device(identifier)
+            if device is not None:
+                gpu = {"uuid": device.gpu, "index": self.index.get(device.gpu, "")}
+                yield {"resource": name, "device": identifier, **gpu}, sorted(holders)
+
+
+@dataclass(slots=True)
+class Made:
+    """What was made of the newest snapshot, and of the node: others who ask before either changes get the same."""
+
+    snapshot: Snapshot | None = None
+    listed: node_status.Listed = field(default_factory=node_status.Listed)
+    node: Node | None = None
+    linked: Snapshot | None = None
+    topology: Mapping[str, object] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
     """Tells what the parts know. `holding_pods` asks the kubelet which pods hold what."""
@@ -138,6 +175,7 @@ class NodeView:
     attribution: PodAttribution
     counts: KubeletCounts
     call_times: CallTimes
+    made: Made = field(default_factory=Made)
 
     async def explain(self, request: Mapping[str, object]) -> Mapping[str, object]:
         """What `Operations.explain` says, with what else keeps the devices of healthy GPUs from pods."""
@@ -158,12 +196,26 @@ class NodeView:
         if request:
             raise ConfigError(f"{', '.join(sorted(request))}: this verb takes no such thing")
         glance = self.at_a_glance(await self.holding_pods())
-        return {**glance, "attribution": await self._attribution(), "settings": self.configuration.in_full()}
+        told = {**glance, "attribution": None, "settings": self.configuration.in_full()}
+        if self.configuration.settings.pod_metrics:
+            held = await self.attribution.current()
+            devices = []
+            for each in self._held(held):
+                devices.append(each)
+                if not len(devices) % AT_A_STRETCH:
+                    await checkpoint()
+            told["attribution"] = {**self._attribution(held), "devices": devices}
+        return told
 
     async def scraped(self) -> Mapping[str, object]:
-        """What `at_a_glance` says, and which containers hold what as of some seconds ago: for whoever scrapes metrics."""
-        attribution = await self._attribution()
-        return {**self.at_a_glance(), "attribution": attribution}
+        """What `at_a_glance` says, and which containers hold what as of some seconds ago: for whoever scrapes metrics.
+
+        It does not wait for a kubelet that is slow to say so. The devices are made as they are gone through.
+        """
+        if not self.configuration.settings.pod_metrics:
+            return {**self.at_a_glance(), "attribution": None}
+        held = await self.attribution.shortly()
+        return {**self.at_a_glance(), "attribution": {**self._attribution(held), "devices": self._held(held)}}
 
     async def waiting(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
         """The same while another daemon has the node: nobody is asked for anything."""
@@ -175,8 +227,8 @@ class NodeView:
         `counters` are what was counted since the start: `snapshot_version`, `kubelet` (`KubeletCounts.told`) and `nvml`
         (`CallTimes.told`).
         """
-        views = self.store.current.resources
-        listed = node_status.by_gpu(device for view in views.values() for device in view.resource.devices)
+        listed = self._listed()
+        devices = listed.telling if holders is None else listed.by_gpu
         known = {gpu.uuid: gpu for gpu in self.health.gpus}
         health = self.operations.health()
         seen = cast("Sequence[Mapping[str, object]]", health["gpus"])
@@ -186,14 +238,13 @@ class NodeView:
                 known[uuid],
                 each,
                 ledger.standing(uuid, None),
-                listed.get(uuid, ()),
+                devices.get(uuid, ()),
                 holders,
                 self.health.readings.of(uuid),
             )
             for each in seen
             if (uuid := str(each["uuid"])) in known
         ]
-        counts = cast("Mapping[str, Mapping[str, object]]", self.inventory.status())
         now, unix = anyio.current_time(), time.time()
         return {
             "daemon": _process(self.now.started, unix),
@@ -208,7 +259,10 @@ class NodeView:
             "kubelet": {
                 "socket": self.configuration.settings.registration_socket or "",
                 "directory": self.configuration.settings.socket_dir,
-                "resources": {name: node_status.registration(self.registrations.of(name), now, unix) for name in views},
+                "resources": {
+                    name: node_status.registration(self.registrations.of(name), now, unix)
+                    for name in self.store.current.resources
+                },
             },
             "configuration": self.configuration.status(),
             "device_list_strategy": {
@@ -218,9 +272,7 @@ class NodeView:
             "cdi": self._cdi_status(),
             "cluster": self.cluster.status(),
             "labels": {"way": self.configuration.settings.node_labels, "trouble": self.labels.trouble},
-            "resources": {
-                name: node_status.resource(each, views[name].resource.devices) for name, each in counts.items()
-            },
+            "resources": listed.resources,
             "health": {**health, "gpus": gpus},
             "counters": {
                 "snapshot_version": self.store.current.version,
@@ -229,38 +281,33 @@ class NodeView:
             },
         }
 
+    def _listed(self) -> node_status.Listed:
+        now = self.store.current
+        if self.made.snapshot is not now:
+            counts = cast("Mapping[str, Mapping[str, object]]", self.inventory.status())
+            devices = {name: view.resource.devices for name, view in now.resources.items()}
+            self.made.snapshot, self.made.listed = now, node_status.listed(devices, counts)
+        return self.made.listed
+
     def _unwritten(self) -> str:
         """What a restart would not remember; empty where it would remember all."""
         return "; ".join(filter(None, (self.recorder.trouble, self.configuration.unkept, self.events.trouble)))
 
-    async def _attribution(self) -> Mapping[str, object] | None:
-        """Which containers hold which devices that are served here; None where pods are not to be named.
+    def _attribution(self, held: "Held | None") -> Mapping[str, object]:
+        """How it is with the question which containers hold what; the answer to it was `held`.
 
-        `devices` are pairs of a device (`resource`, `device`, and `uuid` and `index` of its GPU) and its holders, each namespace,
-        pod and container; none where the kubelet does not say, and `trouble` is why. `questions` and `failures` count since the
-        start.
+        `trouble` is why the newest question was not answered. `questions` and `failures` count since the start.
         """
-        if not self.configuration.settings.pod_metrics:
-            return None
-        held = await self.attribution.current()
         return {
-            "devices": [] if held is None else self._held(held),
-            "trouble": "" if held is not None else self.attribution.trouble,
+            "trouble": self.attribution.trouble or ("" if held is not None else "PodResources has not answered yet"),
             "questions": self.attribution.questions,
             "failures": self.attribution.failures,
         }
 
-    def _held(self, held: "Held") -> Sequence[tuple[Mapping[str, object], Sequence["Holder"]]]:
-        views = self.store.current.resources
+    def _held(self, held: "Held | None") -> Iterable[HeldDevice]:
+        """The devices of the present snapshot that containers hold, in the kubelet's order, made as they are gone through."""
         index = {gpu.uuid: gpu.index for gpu in self.health.gpus}
-        found = []
-        for name, identifier in sorted(held):
-            view = views.get(name)
-            device = None if view is None else view.device(identifier)
-            if device is not None:
-                of = {"resource": name, "device": identifier, "uuid": device.gpu, "index": index.get(device.gpu, "")}
-                found.append((of, sorted(held[name, identifier])))
-        return found
+        return HeldDevices(held or {}, self.store.current, index)
 
     def facts(self) -> "Facts":
         """What probes are answered by."""
@@ -314,4 +361,8 @@ class NodeView:
     def _topology(self) -> Mapping[str, object]:
         from gpu_plugin.placement.report import report  # noqa: PLC0415 - only those who ask pay for it
 
-        return report(self.now.node, [(view.resource, view.policy) for view in self.store.current.resources.values()])
+        node, now = self.now.node, self.store.current
+        if self.made.linked is not now or self.made.node is not node:
+            served = [(view.resource, view.policy) for view in now.resources.values()]
+            self.made.node, self.made.linked, self.made.topology = node, now, report(node, served)
+        return self.made.topology

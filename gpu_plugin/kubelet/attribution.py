@@ -1,6 +1,7 @@
 """Which pod's container holds which device: asked of the kubelet when somebody wants to know, and kept for a while.
 
-    metrics, page, events ──current()──▶ the last answer, 10 s at most ──else──▶ PodResources List, one question at a time
+    page, events ─────────current()──▶ the last answer, 10 s at most ──else──▶ PodResources List, one question at a time
+    metrics ──────────────shortly()──▶ the same, but no more than a moment is waited for it
     status, faulting pods ──newest()───▶ an answer to a question asked after the call
 
 Nobody asks: nothing is asked. Where the kubelet does not answer, that is said once, and asked again ever more rarely.
@@ -18,6 +19,7 @@ import anyio
 from gpu_plugin.kubelet import pod_resources
 from gpu_plugin.kubelet.pod_listing import Held, Holder
 from gpu_plugin.kubelet.socket import Identity, identity
+from gpu_plugin.pulse import Pulse
 
 __all__ = ["Held", "Holder", "PodAttribution"]
 
@@ -31,6 +33,9 @@ STALE = 60.0
 
 PATIENCE = 2.0
 """Seconds that an answer may take."""
+
+SHORTLY = 0.25
+"""Seconds that whoever cannot wait for an answer waits for it: kubelets take some milliseconds, and 0.2 s for 60,000 devices."""
 
 GAP = 0.05
 """Seconds between two questions at least: the kubelet answers 100 calls a second, all its clients' together, and 10 at once."""
@@ -96,6 +101,15 @@ class PodAttribution:
         self._answer_of = float("-inf")
         self._pauses = Pauses()
         self._one_at_a_time = anyio.Lock()
+        self._wanted = Pulse()
+        self._told = Pulse()
+
+    async def run(self) -> None:
+        """Asks for those who cannot wait. Never returns."""
+        while True:
+            await self._wanted.wait()
+            await self.current()
+            self._told.ring()
 
     @property
     def age(self) -> float | None:
@@ -111,8 +125,25 @@ class PodAttribution:
         """
         if not self._good():
             async with self._one_at_a_time:
-                if not self._good() and self._pauses.over(self._clock(), identity(self._socket())):
+                if self._due():
                     await self._ask()
+        return self._known()
+
+    async def shortly(self) -> Held | None:
+        """As `current`, but it waits for `SHORTLY` seconds at most; the question goes on, and its answer is for the next to ask.
+
+        Needs `run`. Until there is an answer, it is the one before, for `STALE` seconds.
+        """
+        if self._due():
+            with anyio.move_on_after(SHORTLY):
+                self._wanted.ring()
+                await self._told.wait()
+        return self._known()
+
+    def _due(self) -> bool:
+        return not self._good() and self._pauses.over(self._clock(), identity(self._socket()))
+
+    def _known(self) -> Held | None:
         if self._held is not None and self._clock() - self._answer_of >= STALE:
             self._held = None
         return self._held

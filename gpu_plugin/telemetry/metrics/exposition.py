@@ -7,6 +7,7 @@ what is written here.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from gpu_plugin.telemetry.metrics.family import Family, Kind
 
@@ -46,8 +47,10 @@ def wanted(accept: str) -> Format:
 
 def lines(family: Family, form: Format) -> Iterator[str]:
     """A family's lines; none where it has no sample."""
-    name, kind, about, samples = family
-    if not samples:
+    name, kind, about, _ = family
+    samples = iter(family.samples)
+    first = next(samples, None)
+    if first is None:
         return
     if form.openmetrics:
         called, type_name = name, kind.value
@@ -59,7 +62,7 @@ def lines(family: Family, form: Format) -> Iterator[str]:
     unit = name.rpartition("_")[2]
     if form.openmetrics and unit in UNITS:
         yield f"# UNIT {called} {unit}"
-    for suffix, labels, value in samples:
+    for suffix, labels, value in chain((first,), samples):
         yield f"{name}{suffix}{{{labels}}} {value}" if labels else f"{name}{suffix} {value}"
 
 

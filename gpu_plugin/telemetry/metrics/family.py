@@ -1,6 +1,9 @@
-"""A family of metrics: its name, what it is, and its samples, with labels that are text already."""
+"""A family of metrics: its name, what it is, and its samples, with labels that are text already.
 
-from collections.abc import Iterable, Mapping
+Samples are made as they are written, so that whoever writes can let others go first: a full node has tens of thousands.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -21,12 +24,15 @@ Sample = tuple[str, str, float]
 
 
 class Family(NamedTuple):
-    """`name` is without the ending that its kind has: `_total`, `_info`. `help` is a sentence without quotes and backslashes."""
+    """`name` is without the ending that its kind has: `_total`, `_info`. `help` is a sentence without quotes and backslashes.
+
+    `samples` can be gone through once.
+    """
 
     name: str
     kind: Kind
     help: str
-    samples: list[Sample]
+    samples: Iterable[Sample]
 
 
 Labelled = Iterable[tuple[str, Any]]
@@ -53,7 +59,7 @@ def counter(name: str, about: str, samples: Labelled) -> Family:
 
 def info(name: str, about: str, samples: Iterable[str]) -> Family:
     """What something is, in labels; the value is 1. `name` ends in _info."""
-    return Family(name.removesuffix("_info"), Kind.INFO, about, [("_info", labels, 1) for labels in samples])
+    return Family(name.removesuffix("_info"), Kind.INFO, about, (("_info", labels, 1) for labels in samples))
 
 
 def histogram(name: str, about: str, told: Iterable[tuple[str, Mapping[str, Any]]]) -> Family:
@@ -69,8 +75,8 @@ def histogram(name: str, about: str, told: Iterable[tuple[str, Mapping[str, Any]
     return Family(name, Kind.HISTOGRAM, about, samples)
 
 
-def _taken(suffix: str, samples: Labelled) -> list[Sample]:
-    return [(suffix, labels, +value) for labels, value in samples if value is not None]  # + makes a number of a bool
+def _taken(suffix: str, samples: Labelled) -> Iterator[Sample]:
+    return ((suffix, labels, +value) for labels, value in samples if value is not None)  # + makes a number of a bool
 
 
 def _escaped(text: str) -> str:

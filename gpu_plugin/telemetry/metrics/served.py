@@ -1,6 +1,7 @@
 """The metrics of what is served: devices, the pods that hold them, and what passes between the plugin and the kubelet."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from gpu_plugin.telemetry.metrics.family import Family, counter, gauge, histogram, labelled
@@ -9,17 +10,19 @@ Named = Mapping[str, Mapping[str, Any]]
 """What is said of each resource, by its name."""
 
 
-def families(status: Mapping[str, Any]) -> list[Family]:
-    """All of them."""
+KNOWN = 1024
+"""Labels of containers and of GPUs that are not spelt anew for each device while they are written."""
+
+
+def families(status: Mapping[str, Any]) -> Iterator[Family]:
+    """All of them, each made when its turn comes."""
     kubelet = status.get("counters", {}).get("kubelet", {})
     counted: Named = {name: {} for name in status["resources"]} | kubelet.get("resources", {})
-    return [
-        *_devices(status["resources"]),
-        *_pods(status.get("attribution")),
-        *_allocations(counted),
-        *_registrations(status, counted),
-        *_calls(kubelet.get("methods", {})),
-    ]
+    yield from _devices(status["resources"])
+    yield from _pods(status.get("attribution"))
+    yield from _allocations(counted)
+    yield from _registrations(status, counted)
+    yield from _calls(kubelet.get("methods", {}))
 
 
 def _devices(resources: Named) -> list[Family]:
@@ -47,11 +50,7 @@ def _pods(attribution: Mapping[str, Any] | None) -> list[Family]:
         gauge(
             "gpu_plugin_pod_device",
             "A container holds a device.",
-            [
-                (labelled(namespace=namespace, pod=pod, container=container, **device), 1)
-                for device, holders in attribution["devices"]
-                for namespace, pod, container in holders
-            ],
+            _held(attribution["devices"]),
         ),
         gauge(
             "gpu_plugin_pod_attribution_up",
@@ -67,6 +66,24 @@ def _pods(attribution: Mapping[str, Any] | None) -> list[Family]:
             ],
         ),
     ]
+
+
+def _held(devices: Iterable[tuple[Mapping[str, Any], Iterable[tuple[str, str, str]]]]) -> Iterator[tuple[str, int]]:
+    """A sample for each device and container; what many devices have in common is made text once."""
+
+    @lru_cache(KNOWN)
+    def container_labels(namespace: str, pod: str, container: str) -> str:
+        return labelled(namespace=namespace, pod=pod, container=container)
+
+    @lru_cache(KNOWN)
+    def gpu_labels(uuid: str, index: object) -> str:
+        return labelled(uuid=uuid, index=index)
+
+    for device, holders in devices:
+        of = labelled(resource=device["resource"], device=device["device"])
+        gpu = gpu_labels(device["uuid"], device["index"])
+        for namespace, pod, container in holders:
+            yield f"{container_labels(namespace, pod, container)},{of},{gpu}", 1
 
 
 def _allocations(counted: Named) -> list[Family]:

@@ -189,6 +189,43 @@ def test_pauses_are_spread():
     assert len(spread) == 3
 
 
+async def test_an_answer_is_as_old_as_its_question(kubelet):
+    kubelet.gate = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(kubelet.attribution.current)
+        await kubelet.began.wait()
+        kubelet.now += 4  # a pod may have been admitted since the kubelet began to answer
+        kubelet.gate.set()
+    assert kubelet.attribution.age == 4
+    kubelet.now += AGE - 4 - 0.1
+    assert await kubelet.attribution.current() == ONE
+    assert kubelet.asked == 1
+    kubelet.now += 0.1
+    assert await kubelet.attribution.current() == ONE
+    assert kubelet.asked == 2
+
+
+async def test_who_cannot_wait_gets_what_was_known_and_the_next_one_the_answer(kubelet, monkeypatch):
+    monkeypatch.setattr(attribution, "SHORTLY", 0.01)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(kubelet.attribution.run)
+        await anyio.wait_all_tasks_blocked()
+        monkeypatch.setattr(attribution, "SHORTLY", 60.0)
+        assert await kubelet.attribution.shortly() == ONE, "an answer that comes at once is waited for"
+        assert kubelet.asked == 1
+        kubelet.now += AGE
+        kubelet.gate, kubelet.answer = anyio.Event(), {}
+        monkeypatch.setattr(attribution, "SHORTLY", 0.01)
+        with anyio.fail_after(5):
+            assert await all_at_once(kubelet.attribution.shortly, 5) == [ONE] * 5
+        assert kubelet.asked == 2
+        kubelet.gate.set()
+        await anyio.wait_all_tasks_blocked()
+        assert await kubelet.attribution.shortly() == {}
+        assert kubelet.asked == 2
+        tasks.cancel_scope.cancel()
+
+
 async def test_with_the_stand_in_over_a_restart(directory):
     async with StandInKubelet(directory / "device-plugins") as kubelet:
         where = kubelet.pod_resources_socket

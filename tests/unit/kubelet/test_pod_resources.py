@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import socket
+import threading
 from collections.abc import Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -270,6 +271,16 @@ class TestWhereNobodyAnswersRightly:
         path.unlink()
         async with answering(path, sends(wire.encode_pod_resources([wire.PodListing("p" * 90_000, "default", {})]))):
             assert await held(path) == frozenset()
+
+    async def test_reading_a_long_answer_has_an_end(self, path, monkeypatch):
+        going_on = threading.Event()
+        monkeypatch.setattr(pod_listing, "decode_held", lambda _: going_on.wait(30) and frozenset())
+        try:
+            async with answering(path, sends(b"a" * pod_resources.OFF_LOOP_BYTES)):
+                with anyio.fail_after(10), pytest.raises(PodResourcesError, match="could not be read within 1 s"):
+                    await held(path, 1)
+        finally:
+            going_on.set()
 
     async def test_one_who_asks_may_lose_patience(self, path):
         asked = asyncio.Event()

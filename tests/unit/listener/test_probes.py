@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import anyio
 import pytest
@@ -219,6 +220,54 @@ async def test_while_metrics_are_written_the_loop_turns(monkeypatch):
         tasks.cancel_scope.cancel()
     assert answer.text.count("gpu_plugin_xid_errors_total{") == 5000
     assert turns >= 5000 // probes_module.LINES
+
+
+async def test_samples_are_made_while_they_are_written(monkeypatch):
+    """Between two pieces others have a turn, and the devices that pods hold have not all been made text by then."""
+    made = 0
+
+    def devices():
+        nonlocal made
+        for at in range(5000):
+            made += 1
+            yield {"resource": GPU, "device": f"GPU-0::{at}", "uuid": "GPU-0", "index": 0}, [("n", "p", "c")]
+
+    async def status():
+        return {**STATUS, "attribution": {"devices": devices(), "trouble": "", "questions": 1, "failures": 0}}
+
+    probes = Probes(Facts)
+    probes.status = status
+    monkeypatch.setattr(probes_module, "PIECE", 0.0)
+    seen = set()
+
+    async def look():
+        while True:
+            seen.add(made)
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(look)
+        answer = await answered_on(probes, "/metrics")
+        tasks.cancel_scope.cancel()
+    assert answer.text.count("gpu_plugin_pod_device{") == 5000
+    steps = sorted(seen)
+    assert max(after - before for before, after in pairwise(steps)) <= probes_module.LINES
+
+
+async def test_a_text_that_is_too_old_is_not_kept(monkeypatch):
+    async def status():
+        return STATUS
+
+    monkeypatch.setattr(probes_module, "BEAT", 0.01)
+    async with probing(Facts) as probes:
+        probes.status = status
+        await answered_on(probes, "/metrics")
+        await anyio.sleep(0.05)
+        assert probes._told, "it is good for others who ask"
+        monkeypatch.setattr(probes_module, "FRESH", 0.0)
+        with anyio.fail_after(5):
+            while probes._told:
+                await anyio.sleep(0.01)
 
 
 async def _nothing():
