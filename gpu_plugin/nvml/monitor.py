@@ -243,8 +243,8 @@ class Monitor:
         self.turn_due = at + longest_turn(self.timeout)
 
     def unsupported(self) -> Mapping[str, frozenset[str]]:
-        """By GPU uuid, the fields of a Sample that it never answers, as far as that has been learnt."""
-        return {watched.gpu.uuid: watched.unsupported for watched in self._roster.gpus}
+        """By GPU uuid, the fields of a Sample that it never answers, as far as that is known; not of one never looked at."""
+        return {each.gpu.uuid: each.unanswered for each in self._roster.gpus if each.unanswered is not None}
 
     async def release(self, uuids: frozenset[str] | None) -> None:
         """Drops the driver's handles of these GPUs, None: of all, and leaves them alone until `resume`. Waits a few seconds.

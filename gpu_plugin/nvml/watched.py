@@ -57,6 +57,8 @@ class Watched:
     """Why the last look did not tell how it is cut, said once."""
     unsupported: frozenset[str] = frozenset()
     """Fields of a Sample that it never answers, learnt since it was described: not asked for again."""
+    unanswered: frozenset[str] | None = None
+    """The same for whoever asks what it tells: kept while it cannot be looked at; None before the first look at it."""
     binding: int | None = None
     """The last binding that the host told of it."""
     asked_under: int | None = None
@@ -120,6 +122,7 @@ class Watched:
                 found.gpu, index=before.index, mig_enabled=before.mig_enabled, mig_devices=before.mig_devices
             )
         soon = self._cut(found)
+        self.unanswered = self.unsupported
         return Found(
             found.sample,
             recut=self.gpu is not before,

@@ -381,3 +381,17 @@ async def test_what_is_learnt_is_forgotten_when_a_gpu_is_cut_anew():
         await bench.until(lambda: bench.samples(5)[-1].remap_pending is None)
         bench.node.partition(5, None)
         await bench.until(lambda: bench.samples(5)[-1].remap_pending is False)
+
+
+async def test_what_a_gpu_never_answers_stays_known_while_it_cannot_be_reached():
+    bench = Bench("t4-4")
+    await bench.monitor.open()
+    assert bench.monitor.unsupported() == {}, "nobody has looked yet"
+    async with bench.running():
+        await bench.rounds(2)
+        learnt = bench.monitor.unsupported()
+        for watched in bench.monitor._roster.gpus:
+            watched.forget()  # as where the driver is closed
+        assert bench.monitor.unsupported() == learnt
+        await bench.rounds(2)
+        assert bench.monitor.unsupported() == learnt
