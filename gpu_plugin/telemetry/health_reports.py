@@ -1,6 +1,7 @@
 """What happened to the health of the GPUs since the start: counted, kept for a while, and passed on to who reports it."""
 
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 
@@ -21,12 +22,16 @@ class HealthReports:
     Attributes:
         transitions: changes by (GPU uuid, signal, verdict that it came to).
         xids: Xids by (GPU uuid, Xid, class).
+        first: when the first of them came, in Unix time, likewise.
         latest: the newest changes, the oldest first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        """Takes a clock of Unix time in seconds."""
+        self._clock = clock
         self.transitions: Counter[tuple[str, str, str]] = Counter()
         self.xids: Counter[tuple[str, int, str]] = Counter()
+        self.first: dict[tuple[str, int, str], float] = {}
         self.latest: deque[Transition] = deque(maxlen=KEPT)
         self._subscribers: list[Subscriber] = []
 
@@ -52,6 +57,8 @@ class HealthReports:
     def count_xid(self, uuid: str, xid: int, kind: str) -> None:
         """Takes in an Xid, whatever came of it; `kind` is its class in the Xid policy."""
         self.xids[uuid, xid, kind] += 1
+        if (uuid, xid, kind) not in self.first:
+            self.first[uuid, xid, kind] = self._clock()
 
     def status(self) -> Mapping[str, object]:
         """The counters as plain data: `transitions` and `xids`, each a list in a stable order."""
@@ -61,7 +68,7 @@ class HealthReports:
                 for (uuid, signal, verdict), total in sorted(self.transitions.items())
             ],
             "xids": [
-                {"uuid": uuid, "xid": xid, "class": kind, "total": total}
+                {"uuid": uuid, "xid": xid, "class": kind, "total": total, "first": self.first[uuid, xid, kind]}
                 for (uuid, xid, kind), total in sorted(self.xids.items())
             ],
         }

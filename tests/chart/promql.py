@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_METRIC = re.compile(r"\b((?:gpu_plugin_\w+)|up)\b(?:\{([^}]*)\})?")
+_METRIC = re.compile(r"\b((?:gpu_plugin|kube)_\w+|up)\b(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"')
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
 

@@ -28,7 +28,13 @@ SHOWN = [(row, show, query) for row in ROWS for show in row.panels for query in 
 OF_TARGETS = {"cluster", "node", "instance", "job"}
 """Labels that the scrape gives: by the PodMonitor, or by whoever collects several clusters."""
 
-TEMPLATED = re.compile(r'printf "(.*?)" \$labels\.\w+ \| query')
+KUBE_STATE_METRICS = {
+    f"kube_daemonset_status_{name}": {"namespace", "daemonset"}
+    for name in ("number_unavailable", "updated_number_scheduled")
+}
+"""github.com/kubernetes/kube-state-metrics, docs/metrics/workload/daemonset-metrics.md: what is asked of it."""
+
+TEMPLATED = re.compile(r'printf "(.*?)" (?:\$labels\.\w+ )+\| query')
 
 
 def _queries() -> Iterator[tuple[str, str]]:
@@ -79,7 +85,7 @@ def prometheus(programs: Prometheus, scrapes: recording.Scrapes) -> Iterator[rec
 
 @pytest.mark.parametrize(("where", "expr"), QUERIES)
 def test_a_query_names_documented_metrics_and_labels(where: str, expr: str) -> None:
-    documented = _documented()
+    documented = {**_documented(), **KUBE_STATE_METRICS}
     assert len(documented) > 60
     asked = named(expr)
     assert asked.metrics, where
@@ -91,7 +97,7 @@ def test_a_query_names_documented_metrics_and_labels(where: str, expr: str) -> N
 
 
 def test_queries_name_metrics_and_labels_of_a_real_scrape(scrapes: recording.Scrapes) -> None:
-    scraped = recording.names_and_labels(scrapes)
+    scraped = {**recording.names_and_labels(scrapes), **KUBE_STATE_METRICS}
     wrong = [
         (where, name, labels - scraped.get(name, set()) - OF_TARGETS)
         for where, expr in QUERIES

@@ -35,6 +35,7 @@ def test_a_gpu_at_a_glance():
         "withheld": ["its MPS daemon is down"],
         "holders": ["default/a", "default/b"],
         "signals": {},
+        "held_back": [],
         "readings": readings.told(GPU, None),
     }
 
@@ -133,3 +134,23 @@ AWAY = {"r": {"registered": False, "why": "no kubelet"}}
 )
 def test_what_is_wrong_is_a_sentence_each(changed, wrong):
     assert node_status.complaints({**WELL, **changed}) == wrong
+
+
+def test_orders_alone_hold_a_gpu_back_only_where_no_fault_does():
+    def held(*signals: str, device: str = "") -> list[str]:
+        return list(
+            node_status.held_back(
+                [
+                    (LatchKey(each, "", device), Latch(NOTHING, Verdict.FATAL, "", 1.0), Verdict.FATAL)
+                    for each in signals
+                ]
+            )
+        )
+
+    assert held() == []
+    assert held("cordon") == ["cordon"]
+    assert held("node-cordon", "cordon") == ["cordon", "node-cordon"]
+    assert held("cordon", "lost") == held("lost") == []
+    assert held("cordon", "first-look") == []
+    assert held("maintenance", "first-look") == ["maintenance"], "who is released is not looked at"
+    assert held("xid", device="MIG-1") == []

@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.signals import SIGNALS
+from gpu_plugin.health.signals import SIGNALS, SignalKind
 from gpu_plugin.telemetry.metrics.family import Family, counter, gauge, info, labelled
 from gpu_plugin.telemetry.readings import CLOCKS_EVENTS, FABRIC_STATES, RECOVERY_ACTIONS
 
 STATES = ("healthy", "degraded", "unhealthy")
+
+ORDERS = tuple(name for name, signal in SIGNALS.items() if signal.kind is SignalKind.ORDER)
 
 Gpus = Sequence[tuple[str, Mapping[str, Any]]]
 """Each GPU's labels, and what the status says of it."""
@@ -44,6 +46,16 @@ def _health(gpus: Gpus) -> Iterator[Family]:
         "gpu_plugin_gpu_health",
         "The state that each GPU is in (1) and those it is not in (0). One of whose MIG devices is bad is degraded.",
         [(f'{labels},state="{state}"', int(state == gpu["state"])) for labels, gpu in gpus for state in STATES],
+    )
+    yield gauge(
+        "gpu_plugin_gpu_held_back",
+        "Whether nothing but this order of an operator, or another one, keeps a GPU from pods: it has no fault.",
+        [
+            (f"{labels},{labelled(by=order)}", int(order in held))
+            for labels, gpu in gpus
+            if (held := gpu.get("held_back")) is not None
+            for order in ORDERS
+        ],
     )
     yield gauge(
         "gpu_plugin_gpu_health_since_timestamp_seconds",
@@ -87,6 +99,14 @@ def _history(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[F
         "gpu_plugin_xid_errors_total",
         "Xid errors, by GPU, number and class in the Xid policy.",
         _xids(health, labels),
+    )
+    yield gauge(
+        "gpu_plugin_gpu_xid_first_timestamp_seconds",
+        "When the first Xid of this number and class came since the start, in Unix time.",
+        [
+            (f"{_of(each['uuid'], labels)},{labelled(xid=each['xid'], **{'class': each['class']})}", each.get("first"))
+            for each in health["xids"]
+        ],
     )
 
 

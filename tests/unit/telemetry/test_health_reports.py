@@ -20,12 +20,13 @@ def test_changes_are_counted_by_gpu_signal_and_verdict():
 
 
 def test_xids_are_counted_by_gpu_number_and_class():
-    reports = HealthReports()
+    clock = iter((100.0, 200.0))
+    reports = HealthReports(lambda: next(clock))
     for uuid, xid, kind in (("GPU-1", 31, "application"), ("GPU-1", 31, "application"), ("GPU-1", 4, "quiet")):
         reports.count_xid(uuid, xid, kind)
     assert reports.status()["xids"] == [
-        {"uuid": "GPU-1", "xid": 4, "class": "quiet", "total": 1},
-        {"uuid": "GPU-1", "xid": 31, "class": "application", "total": 2},
+        {"uuid": "GPU-1", "xid": 4, "class": "quiet", "total": 1, "first": 200.0},
+        {"uuid": "GPU-1", "xid": 31, "class": "application", "total": 2, "first": 100.0},
     ]
 
 

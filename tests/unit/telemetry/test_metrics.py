@@ -16,6 +16,7 @@ from gpu_plugin.histogram import Histogram
 from gpu_plugin.telemetry.metrics import families, metrics
 from gpu_plugin.telemetry.metrics.exposition import OPENMETRICS, PROMETHEUS, text, wanted
 from gpu_plugin.telemetry.metrics.family import labelled
+from gpu_plugin.telemetry.metrics.gpus import ORDERS
 from tests.unit.cli.test_status import STATUS
 
 HOSTILE = 'a"b\\c\nd{e}=f,# HELP g\n"} 1'
@@ -117,10 +118,19 @@ def test_xids_of_the_table_begin_at_0_and_others_come_as_they_are_met():
     assert value(status, "gpu_plugin_xid_errors_total", **one, xid="79", **{"class": "reboot"}) == 0
     assert value(status, "gpu_plugin_xid_errors_total", **one, xid="31", **{"class": "application"}) == 300
     assert sum(name == "gpu_plugin_xid_errors_total" for name, _ in read(status)) == 3 * 4
-    gone = [*health["xids"], {"uuid": "GPU-9", "xid": 999, "class": "unlisted", "total": 1}]
+    gone = [*health["xids"], {"uuid": "GPU-9", "xid": 999, "class": "unlisted", "total": 1, "first": 1e9}]
     status = {**STATUS, "health": {**health, "xids": gone}}
     labels = {"uuid": "GPU-9", "index": "", "xid": "999", "class": "unlisted"}
     assert value(status, "gpu_plugin_xid_errors_total", **labels) == 1
+    assert value(status, "gpu_plugin_gpu_xid_first_timestamp_seconds", **labels) == 1e9
+
+
+def test_a_gpu_that_an_operator_alone_holds_back_is_told_apart():
+    gpus = [{**gpu, "held_back": ["node-cordon"] if gpu["index"] == 3 else []} for gpu in STATUS["health"]["gpus"]]
+    status = {**STATUS, "health": {**STATUS["health"], "gpus": gpus}}
+    told = {by: value(status, "gpu_plugin_gpu_held_back", uuid="GPU-3", index="3", by=by) for by in ORDERS}
+    assert told == {"cordon": 0, "node-cordon": 1, "maintenance": 0}
+    assert value(status, "gpu_plugin_gpu_held_back", uuid="GPU-1", index="1", by="node-cordon") == 0
 
 
 def test_each_signal_has_its_verdict():
@@ -182,6 +192,11 @@ def _calls(**calls):
 
 FULL: dict[str, Any] = {
     **STATUS,
+    "health": {
+        **STATUS["health"],
+        "gpus": [{**gpu, "held_back": []} for gpu in STATUS["health"]["gpus"]],
+        "xids": [{**each, "first": 1e9} for each in STATUS["health"]["xids"]],
+    },
     "state": {"directory": "/state", "trouble": ""},
     "daemon": {**STATUS["daemon"], "python": "3.11.7"},
     "cdi": {"directory": "/var/run/cdi", "devices": 17, "trouble": ""},
