@@ -31,9 +31,9 @@ def metadata_of(kind: str) -> dict[str, str]:
 
 
 async def body(response: "httpx2.Response") -> bytes:
-    """All of an answer that is read as a stream. Raises UnreachableError where it is longer than any can be."""
+    """All of an answer that is read as a stream, not unpacked. Raises UnreachableError where it is longer than any can be."""
     content = bytearray()
-    async for piece in response.aiter_bytes():
+    async for piece in response.aiter_raw():
         content += piece
         if len(content) > LONGEST_MESSAGE:
             raise UnreachableError("length", f"the Kubernetes API's answer is longer than {LONGEST_MESSAGE} bytes")

@@ -81,6 +81,7 @@ async def connect(kubeconfig: str) -> AsyncIterator["httpx2.AsyncClient"]:
             f"there is no usable service account in this pod ({error}): do not set automountServiceAccountToken to "
             "false, or give --kubeconfig",
         ) from None
+    client.headers["Accept-Encoding"] = "identity"
     async with client:
         await _resolve(client.base_url.host, client.base_url.port)
         yield client

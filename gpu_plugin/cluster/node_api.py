@@ -374,9 +374,9 @@ def _decoded(content: bytes, kind: type[T]) -> T:
 
 
 def _retry_after(headers: Mapping[str, Any]) -> float | None:
-    """Seconds, as the API server writes them; a date, which proxies may write, is not looked at."""
+    """Seconds, as the API server writes them. Of 0, or of a date, which proxies may write, no notice is taken."""
     text = str(headers.get("retry-after", ""))
-    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
+    return (float(text) or None) if text.isascii() and text.isdigit() and len(text) < 6 else None
 
 
 def _events_right(namespace: str) -> str:

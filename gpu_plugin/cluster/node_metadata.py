@@ -163,7 +163,7 @@ class NodeMetadata:
             except TimeoutError:
                 if not self._following:
                     self._say("connection", f"the Kubernetes API did not answer within {ANSWER_TIMEOUT:g} s")
-            except (OSError, ValueError, KeyError, msgspec.MsgspecError, CredentialsError) as error:
+            except (OSError, ValueError, KeyError, RecursionError, msgspec.MsgspecError, CredentialsError) as error:
                 self._say("answer", f"the Kubernetes API cannot be used: {error!r}")
             if self._following and anyio.current_time() - began >= STABLE:
                 failures = 0
@@ -239,12 +239,14 @@ class NodeMetadata:
             await response.aclose()
 
     async def _hear(self, response: "httpx2.Response") -> None:
-        rest = b""
-        async for piece in response.aiter_bytes():
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                if not self._take(msgspec.json.decode(line, type=_Event)):
+        rest = bytearray()
+        async for piece in response.aiter_raw():
+            first, *others = piece.split(b"\n")
+            rest += first
+            for other in others:
+                if not self._take(msgspec.json.decode(bytes(rest), type=_Event)):
                     return
+                rest = bytearray(other)
             if len(rest) > LONGEST_MESSAGE:
                 raise UnreachableError("length", f"an event is longer than {LONGEST_MESSAGE} bytes")
 

@@ -103,6 +103,8 @@ async def test_a_node_that_always_changes_is_given_up(server, api, pauses):
 @pytest.mark.parametrize(("code", "headers", "waits"), [
     (429, {"Retry-After": "3"}, [3.0]),
     (429, {"Retry-After": "86400"}, [30.0]),
+    (429, {"Retry-After": "0"}, [0.5]),
+    (429, {"Retry-After": "9" * 400}, [0.5]),
     (429, {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}, [0.5]),
     (500, {}, [0.5]),
     (503, {"Retry-After": "1"}, [1.0]),

@@ -292,7 +292,7 @@ async def test_a_node_that_is_removed_keeps_its_label_until_it_is_back(api, kube
         await told.until("a100", "h100")
 
 
-@pytest.mark.parametrize("answer", [b"not json", b'{"metadata": 5}', b"{}"])
+@pytest.mark.parametrize("answer", [b"not json", b'{"metadata": 5}', b"{}", b'{"a":' * 100_000])
 async def test_an_answer_that_is_none_is_said_once(api, kubeconfig, answer, caplog, monkeypatch):
     wrong = [answer, answer]
 
