@@ -97,7 +97,7 @@ class StateDirectory:
         file = self.path / name
         try:
             # As text, since msgspec passes over keys it does not know, even such as are no text.
-            content = msgspec.json.decode(_bounded(file).decode(), type=kind)
+            content = msgspec.json.decode(bounded(file).decode(), type=kind)
         except FileNotFoundError:
             return None
         except _NotOursError as error:
@@ -193,7 +193,7 @@ def _own(file: Path) -> None:
     if not stat.S_ISREG(there.st_mode):
         raise _NotOursError(errno.EINVAL, _what(there.st_mode))
     if there.st_nlink > 1:
-        replace_file(file, _bounded(file), MODE, durable=True)
+        replace_file(file, bounded(file), MODE, durable=True)
         log.warning("%s had %d hard links; it is a file of its own now", file, there.st_nlink)
 
 
@@ -219,7 +219,7 @@ def keep_aside(file: Path) -> str:
     return ""
 
 
-def _bounded(file: Path) -> bytes:
+def bounded(file: Path) -> bytes:
     """The content of a regular file of sensible size. Raises OSError for anything else, _NotOursError where it is none."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -298,7 +298,7 @@ class Facts:
     """Everything.
 
     `file` is the config file that `settings` come from, besides flags and environment; empty for none. `configuration` is what is
-    wrong with it, where they come from those alone.
+    wrong with it, where they come from those alone. `released` are the GPUs that an operator has released for maintenance.
     """
 
     settings: Settings
@@ -321,6 +321,7 @@ class Facts:
     fabric_manager: Known[FabricManager]
     mps: Known[Mps]
     api: Known[Api]
+    released: Known[tuple[str, ...]] = ()
 
     @property
     def simulated(self) -> bool:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from gpu_plugin.doctor.edges.clock import clock
 from gpu_plugin.doctor.edges.directories import directory
 from gpu_plugin.doctor.edges.driver import described, kernel_module, opened
 from gpu_plugin.doctor.edges.process import process
+from gpu_plugin.doctor.edges.releases import written_releases
 from gpu_plugin.doctor.facts import (
     Api,
     Daemon,
@@ -35,6 +36,7 @@ from gpu_plugin.doctor.facts import (
 )
 from gpu_plugin.hardware import Hardware, hardware_for
 from gpu_plugin.health.signals.orders import MAINTENANCE
+from gpu_plugin.health_watch import EVERY_GPU
 from gpu_plugin.list_strategy import evidence_for
 from gpu_plugin.mps.directories import root_here
 from gpu_plugin.threads import begin, settled
@@ -71,8 +73,8 @@ async def gather(
 
 
 def longest(settings: Settings, patience: float) -> float:
-    """Seconds after which `gather` has ended, whatever hangs: a daemon, the driver, and device nodes, one after the other."""
-    return patience + max(patience, settings.nvml_timeout) + 2 * patience + 10.0
+    """Seconds after which `gather` has ended, whatever hangs, one after the other: daemon, state directory, driver, device nodes."""
+    return 2 * patience + max(patience, settings.nvml_timeout) + 2 * patience + 10.0
 
 
 def _hardware(settings: Settings) -> Hardware:
@@ -123,7 +125,7 @@ class _Gathering:
         async def hardware() -> None:
             asked: Known[Known[Daemon]] = await self._within(self._daemon, self._patience, "daemon")
             found["daemon"] = daemon = asked
-            held = released(daemon)
+            found["released"] = held = await self._released(daemon)
             found["driver"] = driver = await self._driver(held)
             found["nodes"] = await self._nodes(driver, held)
 
@@ -165,7 +167,21 @@ class _Gathering:
         except control.ControlError as error:
             return Daemon(trouble=str(error), refused=True)
 
-    async def _driver(self, held: tuple[int, ...]) -> Known[Driver]:
+    async def _released(self, daemon: Known[Daemon]) -> Known[tuple[str, ...]]:
+        """The GPUs that an operator has released: nothing may open them, so that they can be reset.
+
+        Where no daemon says which, what one wrote down does: one that hangs or was killed has them released still.
+        """
+        if not isinstance(daemon, Unknown) and daemon.status is not None:
+            return released(daemon.status)
+        state_dir, host = Path(self._settings.state_dir), self._hardware.host
+        return await self._within(lambda: written_releases(state_dir, host.boot_id()), self._patience, "releases")
+
+    async def _driver(self, held: Known[tuple[str, ...]]) -> Known[Driver]:
+        if isinstance(held, Unknown):
+            return Unknown(
+                f"the driver is left alone: whether GPUs are released for maintenance is not known ({held.why})"
+            )
         if held:
             return Unknown(f"{_gpus(held)} released for maintenance, so the driver is left alone")
         patience = self._driver_patience
@@ -192,7 +208,7 @@ class _Gathering:
             gpus=known,
         )
 
-    async def _nodes(self, driver: Known[Driver], held: tuple[int, ...]) -> Known[DeviceNodes]:
+    async def _nodes(self, driver: Known[Driver], held: Known[tuple[str, ...]]) -> Known[DeviceNodes]:
         """The device nodes that CUDA needs; those of GPUs are opened only where the driver answered for the GPU."""
         if self._settings.simulate:
             there = self._hardware.host.device_nodes()
@@ -200,7 +216,7 @@ class _Gathering:
             return DeviceNodes({path: DeviceNode(path, True, why="simulated") for path in sorted(there)}, {}, channels)
         gpus = () if isinstance(driver, Unknown) else driver.gpus
         wanted = [*host.CONTROL, *(f"/dev/nvidia{gpu.minor}" for gpu in gpus if gpu.minor is not None)]
-        if held:
+        if isinstance(held, Unknown) or held:
             wanted = []
         nodes: dict[str, DeviceNode] = {}
 
@@ -246,14 +262,13 @@ def _forbidden(path: Path) -> bool:
     return not os.access(path, os.W_OK, effective_ids=True)
 
 
-def released(daemon: Known[Daemon]) -> tuple[int, ...]:
-    """The GPUs by index that an operator has released: nothing may open them, so that they can be reset."""
-    if isinstance(daemon, Unknown) or daemon.status is None:
-        return ()
-    gpus = daemon.status.get("health", {}).get("gpus", ())
-    return tuple(gpu["index"] for gpu in gpus if MAINTENANCE in gpu.get("signals", ()))
+def released(status: Mapping[str, Any]) -> tuple[str, ...]:
+    """The GPUs by index that are released as a daemon's status says."""
+    gpus = status.get("health", {}).get("gpus", ())
+    return tuple(str(gpu["index"]) for gpu in gpus if MAINTENANCE in gpu.get("signals", ()))
 
 
-def _gpus(indices: tuple[int, ...]) -> str:
-    named = ", ".join(map(str, indices))
-    return f"GPU {named} is" if len(indices) == 1 else f"GPUs {named} are"
+def _gpus(names: tuple[str, ...]) -> str:
+    if EVERY_GPU in names:
+        return "all GPUs are"
+    return f"GPU {names[0]} is" if len(names) == 1 else f"GPUs {', '.join(names)} are"

@@ -38,6 +38,8 @@ def device_nodes(facts: Facts) -> Sequence[Finding]:
         return [ok(f"the simulated node has {len(known.nodes)}; none is opened")]
     if not isinstance(facts.driver, Unknown) and facts.driver.platform != "nvml":
         return [skipped("this platform has none for each GPU")]
+    if isinstance(facts.released, Unknown):
+        return [skipped("whether GPUs are released for maintenance is not known: their device nodes are left alone")]
     if not known.nodes:
         return [skipped("GPUs are released for maintenance: their device nodes are left alone")]
     troubles: dict[_Trouble, list[str]] = {}  # nodes of several GPUs often have the same

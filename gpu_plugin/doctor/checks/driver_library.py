@@ -25,6 +25,8 @@ def driver_library(facts: Facts) -> Sequence[Finding]:
                     "reboot the node",
                 )
             ]
+        if isinstance(facts.released, Unknown):
+            return [skipped(known.why, "run doctor as root, or as the daemon's user, beside a daemon that answers")]
         return [skipped(known.why, "gpu-plugin resume, once the work on them is done")]
     if known.platform != "nvml":
         return [note(f"this node is {_PLATFORMS[known.platform]}, whose GPUs the driver tells nothing else of")]

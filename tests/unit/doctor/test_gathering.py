@@ -1,5 +1,6 @@
 """All facts of a node at once: what hangs is left behind, what fails takes nothing with it, and nothing is changed."""
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -10,20 +11,27 @@ import pytest
 from gpu_plugin import control
 from gpu_plugin.cli.options import settings_from
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.doctor import gathering
-from gpu_plugin.doctor.edges import host
+from gpu_plugin.doctor.edges import host, releases
 from gpu_plugin.doctor.edges.driver import described, opened
 from gpu_plugin.doctor.facts import DeviceNode, Unknown
 from gpu_plugin.doctor.gathering import Places, gather
 from gpu_plugin.doctor.registry import examined
 from gpu_plugin.hardware import Hardware
+from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.health.latch import Latch, LatchKey, Verdict
 from gpu_plugin.health.observation import Fabric
+from gpu_plugin.health.signals.orders import MAINTENANCE, Release
+from gpu_plugin.health_watch import EVERY_GPU
+from gpu_plugin.memory import Memory
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.platforms.one_device import TegraDriver
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
 from gpu_plugin.simulation.profile import load
+from gpu_plugin.state import StateDirectory
 from tests.unit.doctor.made_up import GPU, status
 
 QUICK = "0.2s"
@@ -163,6 +171,78 @@ async def test_released_gpus_are_left_alone(short, monkeypatch, real):
     assert facts.driver == Unknown("GPU 1 is released for maintenance, so the driver is left alone")
     assert facts.nodes.nodes == {}
     assert not real.driver.calls
+
+
+def write_down(state: Path, host, *, resumed: bool = False, gpu: int | None = 1, boot: str = "") -> None:
+    """As a daemon that has a GPU released (None: all) writes it down: the newest in the journal alone."""
+    profile = host._node.profile
+    latch = Latch(Release(resumed=resumed), Verdict.FATAL, "maintenance", 1.0)
+    uuid = EVERY_GPU if gpu is None else profile.gpus[gpu].uuid
+    entry = Evidence.of(boot or host.boot_id(), uuid, LatchKey(MAINTENANCE), latch)
+    memory = Memory(StateDirectory(state), host.boot_id())
+    node = Node(tuple(Gpu(each.uuid, index) for index, each in enumerate(profile.gpus)), {})
+    assert memory.write((), node, ())
+    assert memory.write_evidence((entry,))
+
+
+@pytest.mark.parametrize("daemon", ["killed", "hung", "waits"])
+async def test_what_a_daemon_that_does_not_answer_has_released_is_left_alone(short, monkeypatch, real, daemon):
+    state = short / "state"
+    state.mkdir()
+    write_down(state, real.host)
+    errors = {
+        "killed": control.NoDaemonError("no daemon answers."),
+        "hung": control.SilentDaemonError("no answer within 10 s"),
+        "waits": control.ControlError("this daemon waits for another one"),
+    }
+
+    def asked(*_):
+        raise errors[daemon]
+
+    monkeypatch.setattr(control, "request", asked)
+    before = everything(state)
+    facts: Any = await gather(settings(short), 2.0, places=Places(root=str(short)))
+    assert facts.driver == Unknown("GPU 1 is released for maintenance, so the driver is left alone")
+    assert (facts.released, facts.nodes.nodes) == (("1",), {})
+    assert not real.driver.calls
+    assert everything(state) == before
+
+
+async def test_all_gpus_may_be_released(short, real):
+    (short / "state").mkdir()
+    write_down(short / "state", real.host, gpu=None)
+    facts: Any = await gather(settings(short), 2.0, places=Places(root=str(short)))
+    assert facts.driver == Unknown("all GPUs are released for maintenance, so the driver is left alone")
+
+
+@pytest.mark.parametrize("was", [{"resumed": True}, {"boot": "another boot"}], ids=["resumed", "before the boot"])
+async def test_what_was_released_and_is_not_any_more(short, real, was):
+    (short / "state").mkdir()
+    write_down(short / "state", real.host, **was)
+    facts: Any = await gather(settings(short), 2.0, places=Places(root=str(short)))
+    assert (facts.released, len(facts.driver.gpus)) == ((), 8)
+
+
+@pytest.mark.parametrize("spoilt", ["refused", "a pipe", "damaged"])
+async def test_where_nobody_knows_what_is_released_the_driver_is_left_alone(short, monkeypatch, real, spoilt):
+    state = short / "state"
+    state.mkdir()
+    if spoilt == "refused":  # root may read everything
+
+        def refuse(path):
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(releases, "bounded", refuse)
+    elif spoilt == "a pipe":
+        os.mkfifo(state / "health.json")
+    else:
+        (state / "health.json").write_text("{")
+    facts: Any = await gather(settings(short), 2.0, places=Places(root=str(short)))
+    assert "whether GPUs are released for maintenance is not known" in facts.driver.why
+    assert not real.driver.calls
+    found = dict(examined(facts))
+    assert found["driver-library"].status == found["device-nodes"].status == "skipped"
+    assert "root" in found["driver-library"].remedy
 
 
 @pytest.mark.parametrize("profile", ["t4-4", "hgx-h100"])

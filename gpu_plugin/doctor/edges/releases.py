@@ -1,0 +1,61 @@
+"""Which GPUs are released for maintenance by what a daemon wrote down, for where none can be asked."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.health.former_evidence import FORMER, FormerEvidence
+from gpu_plugin.health.signals import orders
+from gpu_plugin.health_watch import EVERY_GPU
+from gpu_plugin.journal import Journal
+from gpu_plugin.memory import GPUS_FILE, HEALTH_FILE, JOURNAL_FILE, GpuMemory, WrittenHealth
+from gpu_plugin.state import bounded
+
+
+def written_releases(state_dir: Path, boot_id: str) -> tuple[str, ...]:
+    """Released GPUs as `Memory` wrote them down in this boot, by index, or by uuid where no index is known; `*` for all.
+
+    Reads alone: nothing is set aside or put right. Blocks. An empty `boot_id` is any boot.
+
+    Raises:
+        OSError: what is there cannot be read.
+        ValueError: it makes no sense.
+    """
+    try:
+        found = msgspec.json.decode(bounded(state_dir / HEALTH_FILE).decode(), type=WrittenHealth)
+    except FileNotFoundError:
+        found = None
+    with suppress(FileNotFoundError):
+        os.close(os.open(state_dir / JOURNAL_FILE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW))
+    newest = Journal(state_dir / JOURNAL_FILE, WrittenHealth).read()
+    if newest is not None and (found is None or newest.sequence >= found.sequence):
+        found = newest
+    entries = [] if found is None else [*map(_entry, found.evidence)]
+    uuids = {
+        entry.uuid
+        for entry in entries
+        if entry.known and orders.released(entry.latch()) and (entry.lasts or not boot_id or entry.boot_id == boot_id)
+    }
+    if EVERY_GPU in uuids:
+        return (EVERY_GPU,)
+    indices = _indices(state_dir) if uuids else {}
+    return tuple(sorted((indices.get(uuid, uuid) for uuid in uuids), key=lambda name: (len(name), name)))
+
+
+def _entry(raw: msgspec.Raw) -> Evidence:
+    fields = msgspec.json.decode(raw)
+    if isinstance(fields, dict) and not FORMER.isdisjoint(fields):
+        return msgspec.convert(fields, FormerEvidence).evidence()
+    return msgspec.convert(fields, Evidence)
+
+
+def _indices(state_dir: Path) -> dict[str, str]:
+    """The index of each GPU that is remembered, by its uuid; none where that cannot be read."""
+    try:
+        known = msgspec.json.decode(bounded(state_dir / GPUS_FILE).decode(), type=GpuMemory)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {gpu.uuid: str(gpu.index) for gpu in known.gpus}
