@@ -73,7 +73,7 @@ async def gather(
 
 
 def longest(settings: Settings, patience: float) -> float:
-    """Seconds after which `gather` has ended, whatever hangs, one after the other: daemon, state directory, driver, device nodes."""
+    """Seconds after which `gather` has ended, whatever hangs: daemon, state directory, driver and device nodes, in a row."""
     return 2 * patience + max(patience, settings.nvml_timeout) + 2 * patience + 10.0
 
 
