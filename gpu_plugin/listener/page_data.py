@@ -92,6 +92,8 @@ def page_data(material: Material, links: Mapping[str, Any] | None = None) -> Map
         for gpu in status["health"]["gpus"]
     ]
     complaints = [{"severity": UNHEALTHY, "text": trouble, "gpu": None} for trouble in material.troubles]
+    if not gpus:
+        complaints.append({"severity": ATTENTION, "text": "No GPU is known", "gpu": None})
     complaints += [_complaint(gpu) for gpu in sorted(gpus, key=lambda gpu: _WORST.index(gpu["state"])) if _amiss(gpu)]
     daemon, configuration = status["daemon"], status["configuration"]
     return {
@@ -219,15 +221,15 @@ def _headline(gpus: Sequence[Mapping[str, Any]], troubles: Sequence[str], status
     """The whole node in a sentence, for whoever reads nothing else: what is worst first, and never only what is well."""
     if status.get("waiting"):
         return "Another daemon has this node"
-    if not gpus:
-        return "No GPU is known"
     states = Counter(gpu["state"] for gpu in gpus)
     count = len(gpus)
-    told = []
+    told = [] if gpus else ["No GPU is known"]
     if states["unhealthy"]:
         told.append(f"{states['unhealthy']} of {_some(count)} {'is' if states['unhealthy'] == 1 else 'are'} Unhealthy")
     if states["degraded"]:
         told.append(f"{states['degraded']} degraded")
+    if withheld := sum(gpu["state"] == "healthy" and bool(gpu["withheld"]) for gpu in gpus):
+        told.append(f"{withheld} not handed out" if told else f"{withheld} of {_some(count)} not handed out")
     if troubles:
         told.insert(0, troubles[0])
     if others := len(troubles[1:]):

@@ -59,7 +59,9 @@ def _temperature(readings: Data) -> str:
     if now is None:
         return NONE
     told = f"{now:.0f} °C"
-    if slow is not None and now >= slow:
+    if off is not None and now >= off:
+        told = f'<strong class="bad">{told}, beyond shutdown</strong>'
+    elif slow is not None and now >= slow:
         told = f'<strong class="bad">{told}, at slowdown</strong>'
     limits = [f"{how} {at:.0f}" for how, at in (("slows at", slow), ("off at", off)) if at is not None]
     if not limits:

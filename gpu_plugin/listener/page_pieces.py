@@ -25,12 +25,15 @@ NONE = '<span class="none" aria-hidden="true">-</span><span class="unseen">not k
 
 
 def utc(at: float) -> str:
-    """A moment of Unix time for people."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    """A moment of Unix time for people; a text, too, for one that no calendar here has."""
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return "at no time that can be told"
 
 
 def iso(at: float) -> str:
-    """A moment of Unix time for programs."""
+    """A moment of Unix time for programs. Raises OverflowError, ValueError or OSError for one that no calendar here has."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -38,7 +41,11 @@ def moment(at: float | None) -> str:
     """A moment; a script adds how long ago that was."""
     if at is None:
         return ""
-    return f'<time datetime="{iso(at)}">{utc(at)}</time><span class="age" data-since="{at:.0f}"></span>'
+    try:
+        told = f'<time datetime="{iso(at)}">{utc(at)}</time>'
+    except (OverflowError, ValueError, OSError):
+        return utc(at)
+    return f'{told}<span class="age" data-since="{at:.0f}"></span>'
 
 
 def since(at: float | None) -> str:

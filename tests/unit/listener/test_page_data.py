@@ -47,13 +47,16 @@ def test_what_is_wrong_with_the_node_comes_first_and_then_the_worst_gpu():
         ("attention", "GPU 0 is Healthy, degraded"),
         ("attention", "GPU 2 is not handed out"),
     ]
-    assert data["headline"] == "configuration: no such key; 1 of 4 GPUs is Unhealthy; 1 degraded"
+    assert data["headline"] == "configuration: no such key; 1 of 4 GPUs is Unhealthy; 1 degraded; 1 not handed out"
 
 
 def test_the_headline_never_reassures_where_no_pod_gets_a_gpu():
     away = "nvidia.com/gpu is not registered: waiting for the kubelet"
     told = {**STATUS, "health": {**STATUS["health"], "gpus": [gpu(0), gpu(1)]}}
     assert page_data(material(status=told, troubles=(away,)))["headline"] == away
+    kept = {**STATUS, "health": {**STATUS["health"], "gpus": [gpu(0, withheld=["its MPS daemon is down"])]}}
+    told_of = page_data(material(status=kept))
+    assert (told_of["verdict"], told_of["headline"]) == ("attention", "1 of 1 GPU not handed out")
     several = page_data(material(status=told, troubles=(away, "a", "b")))
     assert several["headline"] == f"{away}; 2 other things need attention"
 
@@ -119,7 +122,10 @@ def test_a_daemon_of_which_less_is_known_is_shown_as_well():
     assert data["gpus"][0]["devices"] == []
     assert set(data["gpus"][0]["readings"].values()) == {None}
     nobody = page_data(material(status={**STATUS, "health": {**STATUS["health"], "gpus": []}}))
-    assert nobody["headline"] == "No GPU is known"
+    assert (nobody["verdict"], nobody["headline"]) == ("attention", "No GPU is known")
+    assert [each["text"] for each in nobody["complaints"]] == ["No GPU is known"]
+    away = material(status={**STATUS, "health": {**STATUS["health"], "gpus": []}}, troubles=("the driver hangs",))
+    assert page_data(away)["headline"] == "the driver hangs; No GPU is known"
     waiting = page_data(material(status={**STATUS, "waiting": "another"}))
     assert waiting["headline"] == "Another daemon has this node"
 

@@ -197,10 +197,22 @@ def test_what_it_says_of_a_sick_gpu():
         assert told in text
 
 
-def test_a_gpu_at_its_limit_says_so_in_words():
-    gpus = [gpu(0, readings={**READINGS, "temperature_celsius": 90})]
+@pytest.mark.parametrize(
+    ("celsius", "told"),
+    [(88, "88 °C slows at"), (89, "89 °C, at slowdown"), (94, "94 °C, at slowdown"), (95, "95 °C, beyond shutdown")],
+)
+def test_a_gpu_at_its_limit_says_so_in_words(celsius, told):
+    gpus = [gpu(0, readings={**READINGS, "temperature_celsius": celsius})]
     text = whole(material(status={**STATUS, "health": {**STATUS["health"], "gpus": gpus}})).text
-    assert "90 °C, at slowdown" in text
+    assert told in text
+
+
+@pytest.mark.parametrize("at", [1e18, -1e18, float("inf"), float("nan")])
+def test_a_moment_that_no_calendar_has_costs_itself_alone(at):
+    event = {"at": at, "kind": "daemon", "text": "something strange"}
+    text = whole(material(events=[event])).text
+    assert "something strange" in text
+    assert "at no time that can be told" in text
 
 
 def test_every_state_has_a_sign_and_a_word():

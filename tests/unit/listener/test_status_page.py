@@ -189,6 +189,18 @@ async def test_a_storm_is_looked_at_so_many_times_at_most(monkeypatch):
         assert told.asked - before <= 3
 
 
+async def test_a_look_that_takes_long_is_followed_by_a_rest_that_is_longer_still(monkeypatch):
+    monkeypatch.setattr(status_page, "SHARE", 20_000)  # a look takes a tenth of a millisecond at least
+    told = Told()
+    async with running(told) as page, reading(page) as following:
+        await begun(following)
+        before = told.asked
+        for _ in range(100):
+            told.news.ring()
+            await anyio.sleep(0.001)
+        assert told.asked - before <= 1
+
+
 async def test_pods_are_asked_for_beside_the_rest_so_that_a_kubelet_that_hangs_holds_nothing_up(monkeypatch):
     monkeypatch.setattr(status_page, "AGAIN", 0.01)
     told = Told()
