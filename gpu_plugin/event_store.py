@@ -21,7 +21,7 @@ from gpu_plugin.atomic import replace_file
 from gpu_plugin.printable import printable
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.state import Identity, identity, keep_aside
-from gpu_plugin.threads import DaemonThreads
+from gpu_plugin.threads import DaemonThreads, Job, settled
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +163,8 @@ class EventStore:
         self._lost = False
         """Whether the file is not the one that was written last: it was removed, renamed or replaced."""
         self._file: Identity | None = None
+        self._hung: Job[tuple[Identity | None, bool]] | None = None
+        """A write that the disk has not answered yet: no other is begun before it has."""
 
     @property
     def news(self) -> Pulse:
@@ -207,7 +209,8 @@ class EventStore:
 
     def look(self) -> None:
         """Has all that is remembered written down again where the file is gone. From the event loop's thread."""
-        if self._file is not None and not self._busy and identity(self._state_dir / FILE) != self._file:
+        writing = self._busy or self._hung is not None
+        if self._file is not None and not writing and identity(self._state_dir / FILE) != self._file:
             self._lost = True
             self._news.ring()
 
@@ -240,14 +243,27 @@ class EventStore:
             threads.close()
 
     async def _write(self, threads: DaemonThreads) -> bool:
-        """Writes what is not written yet. Returns whether that worked."""
+        """Writes what is not written yet. Returns whether that worked.
+
+        While one write hangs no other is begun; what became of it is not known, so the file is replaced next.
+        """
+        if self._hung is not None:
+            if not await settled(self._hung, PATIENCE):
+                self._tried = self._added
+                self._turned.ring()
+                return False
+            self._hung = None
         count, added = self._unwritten, self._added
         news = list(islice(self.events, len(self.events) - count, None))
         append = not self._lost and self._lines + count <= KEPT * 2
         try:
             self._busy = True
             write = partial(_write_down, self._state_dir, list(self.events), news, append=append)
-            self._file, appended = await threads.run(write, PATIENCE)
+            job = await threads.submit(write, PATIENCE)
+            if not job.done.done():
+                self._hung = job
+                raise TimeoutError(f"no answer for {PATIENCE:g} s")
+            self._file, appended = job.done.result()
         except (OSError, TimeoutError) as error:
             if not self._refused:
                 file = self._state_dir / FILE

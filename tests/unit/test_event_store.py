@@ -137,6 +137,33 @@ async def test_what_comes_while_a_slow_disk_writes_is_written_next(state, monkey
     assert read(state)[-1].text == "meanwhile"
 
 
+async def test_a_disk_that_hangs_holds_one_thread_and_what_came_meanwhile_is_written_once_it_answers(
+    state, monkeypatch
+):
+    began, back = [], threading.Event()
+    written_down = event_store._write_down
+
+    def hang(*told, **how):
+        began.append(1)
+        assert back.wait(5)
+        return written_down(*told, **how)
+
+    monkeypatch.setattr(event_store, "_write_down", hang)
+    monkeypatch.setattr(event_store, "PATIENCE", 0.01)
+    made, threads = store(state), DaemonThreads("hung-events")
+    for text in ("one", "two", "three"):
+        made.add("daemon", text)
+        assert not await made._write(threads)
+        assert made.trouble
+    assert (len(began), [thread.name for thread in threading.enumerate()].count("hung-events")) == (1, 1)
+    monkeypatch.setattr(event_store, "PATIENCE", 5)
+    back.set()
+    assert await made._write(threads)
+    assert not made.trouble
+    assert [event.text for event in read(state)] == ["one", "two", "three"]
+    threads.close()
+
+
 async def test_a_short_write_costs_no_event_and_is_made_good_without_another_one(state, monkeypatch):
     made, real, short = store(state), os.write, [True]
     await written(made, ["one"])
