@@ -23,7 +23,7 @@ Held = Mapping[tuple[str, str], frozenset[Holder]]
 
 
 def decode_holders(data: bytes) -> Held:
-    """The containers that hold each device of a ListPodResourcesResponse, or of a GetPodResourcesResponse.
+    """The containers that hold each device of a ListPodResourcesResponse.
 
     A device is there once for each of its NUMA nodes, and may be in several containers; here it is once. What one container
     holds shares one set, and what is of one resource shares its name: 400 devices of 100 pods take 0.1 MiB, 56,000 11.

@@ -60,18 +60,6 @@ async def holders(socket: Path, timeout: float = 5.0, before: Held | None = None
     return await _ask(socket, timeout, wire.POD_RESOURCES_LIST, decode)
 
 
-async def of_pod(socket: Path, namespace: str, name: str, timeout: float = 5.0) -> Held:
-    """What the containers of one pod hold, by (resource name, device id): the kubelet's Get, which has to look at no other pod.
-
-    Kubelets from 1.27 on have it behind the feature gate KubeletPodResourcesGet, those from 1.36 on always.
-
-    Raises:
-        PodResourcesError: as `held`; also where there is no such active pod, and where the gate is off.
-    """
-    asked = wire.encode_pod_request(name, namespace)
-    return await _ask(socket, timeout, wire.POD_RESOURCES_GET, pod_listing.decode_holders, asked)
-
-
 async def allocatable(socket: Path, timeout: float = 5.0) -> Mapping[str, frozenset[str]]:
     """The ids of the devices that the kubelet takes for healthy, by resource name, whichever plugin told it of them.
 
@@ -83,9 +71,7 @@ async def allocatable(socket: Path, timeout: float = 5.0) -> Mapping[str, frozen
     return await _ask(socket, timeout, wire.POD_RESOURCES_ALLOCATABLE, pod_listing.decode_allocatable)
 
 
-async def _ask(
-    socket: Path, timeout: float, method: str, decode: Callable[[bytes], T], request: bytes = wire.EMPTY
-) -> T:
+async def _ask(socket: Path, timeout: float, method: str, decode: Callable[[bytes], T]) -> T:
     """What `decode` makes of the answer. Raises PodResourcesError, also where it raises ValueError."""
     outcome: T | PodResourcesError | None = None
 
@@ -94,7 +80,7 @@ async def _ask(
         # whoever runs on in that task stands half cancelled.
         nonlocal outcome
         try:
-            answer = await _call(socket, timeout, method, request)
+            answer = await _call(socket, timeout, method)
             if len(answer) < OFF_LOOP_BYTES:
                 outcome = decode(answer)
             else:
@@ -127,12 +113,12 @@ def _apart(decode: Callable[[bytes], T], answer: bytes) -> T:
         gc.enable()
 
 
-async def _call(socket: Path, timeout: float, method: str, request: bytes) -> bytes:
+async def _call(socket: Path, timeout: float, method: str) -> bytes:
     """The bytes of the answer. Raises PodResourcesError."""
     channel = BoundedChannel(str(socket), MAX_ANSWER_BYTES)
     call: UnaryUnaryMethod[bytes, bytes] = UnaryUnaryMethod(channel, method, bytes, bytes)
     try:
-        return await call(request, timeout=timeout)
+        return await call(wire.EMPTY, timeout=timeout)
     except FileNotFoundError:
         raise PodResourcesError(
             f"there is no PodResources socket at {socket}: mount the kubelet's pod-resources directory into the "

@@ -132,11 +132,6 @@ def encode_allocatable(devices: Iterable[HeldDevice]) -> bytes:
     return b"".join(_nested(part) for device in devices for part in _container_devices(device))
 
 
-def encode_pod_request(name: str, namespace: str) -> bytes:
-    """A GetPodResourcesRequest."""
-    return _nested(name.encode(), 1) + _nested(namespace.encode(), 2)
-
-
 def decode_pod_request(data: bytes) -> tuple[str, str]:
     """Name and namespace of a GetPodResourcesRequest. Raises ValueError on bytes that are none."""
     said = {field[0]: text(data, *field) for field in fields(data, (0, len(data)))}

@@ -20,7 +20,7 @@ from gpu_plugin.access.edits import ContainerEdits
 from gpu_plugin.kubelet import pod_listing, pod_resources, wire
 from gpu_plugin.kubelet._api import v1
 from gpu_plugin.kubelet.pod_listing import Holder
-from gpu_plugin.kubelet.pod_resources import PodResourcesError, held, holders, of_pod
+from gpu_plugin.kubelet.pod_resources import PodResourcesError, held, holders
 from gpu_plugin.simulation.stand_in_kubelet import Allocation, Container, Pod, StandInKubelet
 from gpu_plugin.simulation.stand_in_kubelet.pod_resources import PodResourcesService
 from gpu_plugin.simulation.stand_in_kubelet.server import SocketServer
@@ -124,11 +124,8 @@ class TestWithTheStandIn:
                 }
                 of_q = {(GPU, other): {Holder("default", "q", "main")}}
                 assert await holders(where) == of_p | of_q
-                assert await of_pod(where, "default", "p") == of_p
                 kubelet.release("p")
                 assert await holders(where) == of_q
-                with pytest.raises(PodResourcesError, match="UNKNOWN pod p in namespace default not found"):
-                    await of_pod(where, "default", "p")
             kubelet.check()
 
     async def test_a_thousand_pods(self, path):
