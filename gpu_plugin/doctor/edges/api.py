@@ -1,6 +1,7 @@
 """Whether the Kubernetes API is reached, and which of the rights that options need we have."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from gpu_plugin.doctor.facts import Api, Right
 
@@ -10,8 +11,15 @@ async def rights(kubeconfig: str, asked: Sequence[Right], clock: Callable[[], fl
     from gpu_plugin.cluster.access_review import review  # noqa: PLC0415 - only where an option needs the API
     from gpu_plugin.cluster.connection import UnreachableError, require_client  # noqa: PLC0415
     from gpu_plugin.config.errors import ConfigError  # noqa: PLC0415
+    from gpu_plugin.named_file import require_file  # noqa: PLC0415
+    from gpu_plugin.sources.source import MAX_KUBECONFIG  # noqa: PLC0415
 
     began = clock()
+    if kubeconfig:
+        try:
+            require_file(Path(kubeconfig), MAX_KUBECONFIG)
+        except OSError as error:
+            return Api(tuple(asked), seconds=clock() - began, trouble=f"--kubeconfig {kubeconfig}: {error.strerror}")
     try:
         require_client(asked[0].needed_by, "")
         server, allowed = await review(

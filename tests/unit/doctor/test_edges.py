@@ -337,3 +337,13 @@ async def test_an_api_server_that_is_away(tmp_path):
         found = await api.rights(kubeconfig, RIGHTS, iter([0.0, 0.5]).__next__)
     assert "cannot be reached" in found.trouble
     assert (found.asked, found.missing) == (RIGHTS, ())
+
+
+@pytest.mark.parametrize(("what", "trouble"), [("a pipe", "is no regular file"), ("nothing", "No such file")])
+async def test_a_kubeconfig_that_is_none_is_told_as_what_it_is(tmp_path, what, trouble):
+    file = tmp_path / "kubeconfig"
+    if what == "a pipe":
+        os.mkfifo(file)
+    found = await api.rights(str(file), RIGHTS, iter([0.0, 0.5]).__next__)
+    assert found.trouble.startswith(f"--kubeconfig {file}: {trouble}")
+    assert (found.asked, found.missing) == (RIGHTS, ())
