@@ -99,3 +99,19 @@ async def test_a_daemon_that_hangs(kubelet, daemon, doctor):
     [(stands, said)] = found["registration"]
     assert stands == "skipped"
     assert "hangs" in said
+
+
+async def test_what_a_daemon_released_before_it_hung_or_was_killed_is_left_alone(kubelet, daemon, doctor):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    command = [sys.executable, "-m", "gpu_plugin", "release", "--gpu", "3", "--state-dir", str(daemon.state)]
+    await anyio.run_process(command)
+    daemon.signal(signal.SIGSTOP)
+    try:
+        _, hung = await doctor("--timeout", "1s")
+    finally:
+        daemon.signal(signal.SIGKILL)
+        daemon.process.wait()
+    _, killed = await doctor()
+    left = ("skipped", "GPU 3 is released for maintenance, so the driver is left alone")
+    assert hung["driver-library"] == killed["driver-library"] == [left]

@@ -20,6 +20,8 @@ def simulated(settings: Settings) -> Hardware:
     profile = load(settings.simulate)
     node = SimulatedNode(profile)  # without a directory, so that it writes nothing
     kept = saved.read(Path(settings.state_dir, STATE_FILE), profile)
+    if kept is not None:
+        node.boot_id = kept.boot_id
     for index, was in enumerate(kept.gpus if kept else ()):
         if was.mig is not msgspec.UNSET and profile.gpus[index].mig_profiles is not None:
             node.partition(index, was.mig)
