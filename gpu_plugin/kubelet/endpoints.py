@@ -64,3 +64,5 @@ class Endpoints:
                 self._registrations.away(name, f"it cannot be served: {error}")
             else:
                 await forever(name, endpoint.run)
+        if name not in self._running:  # it was withdrawn: what was told of it while it ended is past, too
+            self._registrations.withdrawn(name)
