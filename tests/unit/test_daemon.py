@@ -522,8 +522,8 @@ async def test_the_status_tells_of_health(kubelet, directory, node):
         health = (await ask(directory, "status"))["health"]
         sick = node.profile.gpus[3].uuid
         assert {"uuid": sick, "signal": "xid", "verdict": "FATAL", "total": 1} in health["transitions"]
-        (told,) = [each for each in health["xids"] if (each["uuid"], each["xid"]) == (sick, 79)]
-        assert (told["class"], told["total"]) == ("reboot", 1)
+        (lost,) = [each for each in health["xids"] if (each["uuid"], each["xid"]) == (sick, 79)]
+        assert (lost["class"], lost["total"]) == ("reboot", 1)
         assert all(all(isinstance(it, bool) for it in each.values()) for each in health["supported"].values())
         assert len(health["supported"]) == 8
 
