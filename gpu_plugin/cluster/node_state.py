@@ -96,6 +96,7 @@ class NodeStateKeeper:
     ) -> None:
         """Takes the API, what is asked for and seen now, and what an earlier process left; `leaves` takes down what we leave."""
         self.trouble = ""
+        self._told: list[str] = []
         self._api = api
         self._asked = asked
         self._seen = seen
@@ -277,7 +278,7 @@ class NodeStateKeeper:
         if not troubles:
             if self.trouble:
                 log.info("condition and taint of node %s are written again", name)
-            self.trouble = ""
+            self.trouble, self._told = "", []
             return
         if self._left.taint and not asked.effect:
             remedy = f"; the taint is not wanted any more: kubectl taint node {name} {TAINT}-"
@@ -287,5 +288,8 @@ class NodeStateKeeper:
             remedy = "; trying again, ever more rarely"
         text = f"{'; '.join(troubles)}{remedy}"
         if text != self.trouble:
-            log.warning("condition and taint of node %s cannot be written: %s", name, text)
-        self.trouble = text
+            news = [trouble for trouble in troubles if trouble not in self._told]
+            log.warning(
+                "condition and taint of node %s cannot be written: %s%s", name, "; ".join(news or troubles), remedy
+            )
+        self.trouble, self._told = text, troubles

@@ -287,7 +287,8 @@ def test_without_rights_it_is_said_once_and_gpus_are_served(cluster: Cluster) ->
         for line in cluster.plugin.log_since(log_begins).splitlines()
         if "cannot be written" in line and "WARNING" in line.upper()
     ]
-    assert len(warnings) == 2, warnings
+    for right in ("create and patch of events", "patch of nodes/status", "get and patch of nodes in"):
+        assert sum(right in line for line in warnings) == 1, warnings
 
 
 def test_the_annotation_cordons_through_restarts_and_without_an_api_server(cluster: Cluster) -> None:
