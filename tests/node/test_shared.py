@@ -67,6 +67,7 @@ async def test_the_status_tells_what_is_served(kubelet, directory, daemon, capsy
     entry = f"{{name: nvidia.com/gpu, rename: {SHARED}, devices: 2, replicas: 3}}"
     daemon.start(*configured(directory, f"sharing: {{timeSlicing: {{resources: [{entry}]}}}}"))
     await kubelet.wait_for(healthy(kubelet, 6, SHARED))
+    await kubelet.wait_for(healthy(kubelet, 6, GPU))
     assert main(["status", "--state-dir", str(daemon.state)]) == 0
     shown = capsys.readouterr().out
     assert "6 of 6 devices Healthy, shared by time-slicing" in shown
