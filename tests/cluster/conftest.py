@@ -126,6 +126,7 @@ def cluster(_running_cluster: Cluster) -> Iterator[Cluster]:
     cluster.plugin.heal_all()
     if cluster.plugin.altered:
         cluster.plugin.restart_as_usual()
+    cluster.forget_former_resources()
     cluster.wait_usual()
     log = cluster.plugin.log_since(log_begins)
     if "Traceback" in log:

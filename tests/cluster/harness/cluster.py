@@ -155,6 +155,17 @@ class Cluster:
 
         wait_until(offered, f"{count} GPUs are allocatable", within=within)
 
+    def forget_former_resources(self) -> None:
+        """Take out of the node's status what other tests had served.
+
+        A kubelet whose checkpoint was damaged knows of no former resource, and counts as allocatable whatever capacity the
+        node's status still has (nodestatus/setters.go, MachineInfo). One that does know it lists it again, with none
+        allocatable.
+        """
+        capacity = self.api.get(NODE_PATH)["status"]["capacity"]
+        if former := dict.fromkeys(name for name in capacity if "/" in name and name != RESOURCE):
+            self.api.patch(f"{NODE_PATH}/status", {"status": {"capacity": former, "allocatable": former}})
+
     def wait_usual(self) -> None:
         """Wait until the node offers its whole GPUs again, and nothing is served or listed besides.
 
