@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 import pytest
 
-from gpu_plugin.cluster import connection, node_api, node_metadata
+from gpu_plugin.cluster import answers, connection, node_metadata
 from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.cluster_reporting import ClusterReporting
 from gpu_plugin.config.resolve import resolve
@@ -108,7 +108,7 @@ def measure(
     cluster: Cluster, directory: Path, happens: Callable[[HealthWatch, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> Cost:
     """An hour of one node, in which `happens` is called every 10 s with the seconds that have passed."""
-    for module in (connection, node_api, node_metadata):
+    for module in (answers, connection, node_metadata):
         monkeypatch.setattr(module, "ANSWER_TIMEOUT", 600.0)
     monkeypatch.setattr(connection, "CONNECT_TIMEOUT", 600.0)
     content = json.loads(cluster.plugin_kubeconfig.read_text())

@@ -5,7 +5,7 @@ import time
 import anyio
 import pytest
 
-from gpu_plugin.cluster import node_api
+from gpu_plugin.cluster import answers, node_api
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.node_api import Condition, NodeApi
 from tests.unit.cluster.api_server import NODE
@@ -166,7 +166,7 @@ async def test_an_answer_that_makes_no_sense_is_said(server, api):
 
 
 async def test_a_silent_server_is_given_up(server, api, pauses, monkeypatch):
-    monkeypatch.setattr(node_api, "ANSWER_TIMEOUT", 0.05)
+    monkeypatch.setattr(answers, "ANSWER_TIMEOUT", 0.05)
     server.silent = True
     with pytest.raises(UnreachableError, match="did not answer"):
         await api.apply_condition(None)

@@ -252,7 +252,7 @@ async def test_a_server_that_ends_every_watch_at_once_is_not_hurried(api, kubeco
 
 
 async def test_a_server_that_does_not_answer_is_given_up_on(api, kubeconfig, monkeypatch, caplog):
-    monkeypatch.setattr(node_metadata, "ANSWER_TIMEOUT", 0.05)
+    monkeypatch.setattr(answers, "ANSWER_TIMEOUT", 0.05)
     api.silent = True
     async with following(kubeconfig) as told:
         await api.until(lambda: len(api.requests) >= 2)
@@ -301,7 +301,7 @@ async def test_an_answer_that_is_none_is_said_once(api, kubeconfig, answer, capl
         return wrong.pop() if wrong else content
 
     real = answers.body
-    monkeypatch.setattr(node_metadata, "body", body)
+    monkeypatch.setattr(answers, "body", body)
     async with following(kubeconfig) as told:
         await told.until(None)
     assert caplog.text.count("cannot be used") == 1
