@@ -1,7 +1,8 @@
 """What the Kubernetes API is asked and answers, read with bounds, and what its refusals mean for people."""
 
 import json
-from collections.abc import Mapping
+import zlib
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
@@ -19,6 +20,13 @@ METADATA: Final = "application/json;as={};v=v1;g=meta.k8s.io,application/json"
 
 LONGEST_MESSAGE = 4 * 1024 * 1024
 """Bytes of an object, a list or an event of a watch; etcd holds no object above 1.5 MiB."""
+
+
+LONGEST_PIECE = 64 * 1024
+"""Bytes that are unpacked at once: a few packed ones may be a thousand times as many."""
+
+_GZIP = 16 + zlib.MAX_WBITS
+"""That zlib is to expect gzip's frame (zlib.decompressobj, wbits)."""
 
 
 class Status(msgspec.Struct):
@@ -85,13 +93,38 @@ async def exchange(client: "httpx2.AsyncClient", request: Request) -> tuple["htt
 
 
 async def body(response: "httpx2.Response") -> bytes:
-    """All of an answer that is read as a stream, not unpacked. Raises UnreachableError where it is longer than any can be."""
+    """All of an answer that is read as a stream. Raises UnreachableError where it is too long, or cannot be read."""
     content = bytearray()
-    async for piece in response.aiter_raw():
+    async for piece in pieces(response):
         content += piece
         if len(content) > LONGEST_MESSAGE:
             raise UnreachableError("length", f"the Kubernetes API's answer is longer than {LONGEST_MESSAGE} bytes")
     return bytes(content)
+
+
+async def pieces(response: "httpx2.Response") -> AsyncIterator[bytes]:
+    """An answer as it comes, at most LONGEST_PIECE bytes at once where it was packed: a proxy may do that unasked.
+
+    Raises:
+        UnreachableError: it is packed in a way that is not known, or what is said to be packed is not.
+    """
+    packed = response.headers.get("content-encoding", "").strip().lower()
+    if packed in {"", "identity"}:
+        async for piece in response.aiter_raw():
+            yield piece
+        return
+    if packed not in {"gzip", "x-gzip"}:
+        text = f"the Kubernetes API's answer is packed as {packed}, and was asked for as it is: does a proxy do that?"
+        raise UnreachableError("answer", text)
+    unpacker = zlib.decompressobj(wbits=_GZIP)
+    async for piece in response.aiter_raw():
+        try:
+            more = unpacker.decompress(piece, LONGEST_PIECE)
+            while more:
+                yield more
+                more = unpacker.decompress(unpacker.unconsumed_tail, LONGEST_PIECE)
+        except zlib.error as error:
+            raise UnreachableError("answer", f"the Kubernetes API's answer cannot be unpacked: {error}") from None
 
 
 def status_of(content: bytes) -> Status:

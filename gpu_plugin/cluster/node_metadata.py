@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import msgspec
 
-from gpu_plugin.cluster.answers import LONGEST_MESSAGE, Request, Status, body, exchange, metadata_of, refusal, status_of
+from gpu_plugin.cluster.answers import (
+    LONGEST_MESSAGE,
+    Request,
+    Status,
+    body,
+    exchange,
+    metadata_of,
+    pieces,
+    refusal,
+    status_of,
+)
 from gpu_plugin.cluster.connection import ANSWER_TIMEOUT, UnreachableError, connect, keep_alive, require_client
 
 if TYPE_CHECKING:
@@ -234,7 +244,7 @@ class NodeMetadata:
 
     async def _hear(self, response: "httpx2.Response") -> None:
         rest = bytearray()
-        async for piece in response.aiter_raw():
+        async for piece in pieces(response):
             first, *others = piece.split(b"\n")
             rest += first
             for other in others:

@@ -307,6 +307,31 @@ async def test_an_answer_that_is_none_is_said_once(api, kubeconfig, answer, capl
     assert caplog.text.count("cannot be used") == 1
 
 
+async def test_a_watch_that_is_packed_unasked_is_followed_all_the_same(api, kubeconfig, caplog):
+    api.packs = True
+    async with following(kubeconfig) as told:
+        await api.until(lambda: api.watchers)
+        for value in ("h100", "b200"):
+            api.label(value)
+        await told.until(None, "h100", "b200")
+        assert api.verbs() == ["get", "watch"]
+        assert api.requests[1][2]["accept-encoding"] == "identity"
+    assert caplog.records == []
+
+
+async def test_an_event_of_three_megabytes_is_taken_whole(api, kubeconfig, caplog):
+    async with following(kubeconfig) as told:
+        await api.until(lambda: api.watchers)
+        api.annotations = {"somebody/s": "x" * 3_000_000}
+        api.label("h100")
+        await told.until(None, "h100")
+        api.annotations = {}
+        api.label("b200")
+        await told.until(None, "h100", "b200")
+        assert api.verbs() == ["get", "watch"]
+    assert caplog.records == []
+
+
 async def test_an_answer_without_end_is_cut(api, kubeconfig, caplog, monkeypatch):
     monkeypatch.setattr(node_metadata, "LONGEST_MESSAGE", 400)
     async with following(kubeconfig):
