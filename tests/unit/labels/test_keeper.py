@@ -45,7 +45,7 @@ class Api:
     async def apply_labels(self, labels):
         self.asked += 1
         if self.refusal:
-            raise UnreachableError("403", self.refusal)
+            raise UnreachableError("403", self.refusal, 403)
         if self.node in self.refused:
             raise UnreachableError("no", f"no change of {self.node}", self.refused[self.node])
         self.labels[self.node] = dict(labels)
@@ -164,6 +164,33 @@ async def test_the_file_goes_when_labels_are_switched_off_now_or_at_the_next_sta
     assert names(bench.state) == [FEATURES_FILE]
 
 
+async def test_a_file_that_cannot_be_removed_is_said_until_it_is_gone_and_others_directories_are_not(
+    bench, monkeypatch
+):
+    def refuse(_):
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FeaturesFile, "remove", refuse)
+        await bench.keep(ONE, node_labels="none")
+        assert bench.labels.trouble == "", "nothing was written there"
+        await bench.keep(node_labels="file")
+        assert await bench.keep(node_labels="none") == CHECK
+        assert bench.labels.trouble == f"{bench.features}: Read-only file system"
+    await bench.keep()
+    assert (names(bench.features), bench.labels.trouble) == ([], "")
+
+
+async def test_a_file_of_ours_is_known_again_though_the_state_directory_was_lost(bench):
+    await bench.keep(ONE)
+    (bench.state / FEATURES_FILE).unlink()
+    bench.restarted()
+    await bench.keep(ONE)
+    bench.restarted()
+    await bench.keep(ONE, node_labels="none")
+    assert names(bench.features) == []
+
+
 async def test_the_file_moves_with_its_directory(bench, tmp_path):
     await bench.keep(ONE)
     (tmp_path / "other").mkdir()
@@ -256,10 +283,16 @@ async def test_a_former_node_that_may_not_be_changed_is_said_once_with_what_to_d
         )
 
 
-async def test_while_a_former_node_cannot_be_reached_nothing_of_it_is_forgotten(bench):
+async def test_while_a_former_node_cannot_be_reached_nothing_of_it_is_forgotten(bench, monkeypatch):
+    async def sleep(seconds):
+        bench.steady += seconds
+
+    monkeypatch.setattr(anyio, "sleep", sleep)
     await bench.keep(ONE, node_labels="api")
     bench.api.refused["node-a"] = 503
     bench.restarted()
+    draws = iter([0.0])
+    bench.labels._dice = lambda: next(draws, 0.99)  # a short pause, and a late first request
     assert await bench.keep(ONE, node_name="node-b") == pytest.approx(0.9 * FIRST_PAUSE)
     assert "no change of node-a" in bench.labels.trouble
     assert "node-b" not in bench.api.labels
@@ -314,9 +347,14 @@ async def test_an_api_server_that_refuses_is_asked_ever_more_rarely_and_keeps_no
 async def test_what_the_api_needs_and_lacks_is_said(bench, monkeypatch):
     assert await bench.keep(ONE, node_labels="api", node_name="") is None
     assert "--node-name" in bench.labels.trouble
+    await bench.keep(node_name="node-a")
+    await bench.keep(node_name="")
+    assert bench.api.labels["node-a"][COUNT] == "1", "who does not say the Node's name has not named another one"
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     bench.labels._make_api = keeper.node_api
-    assert await bench.keep(node_name="node-a") is None
+    bench.restarted()
+    bench.labels._make_api = keeper.node_api
+    assert await bench.keep(ONE, node_name="node-a") is None
     assert "gpu-plugin[kube]" in bench.labels.trouble
 
 
