@@ -21,7 +21,6 @@ METADATA: Final = "application/json;as={};v=v1;g=meta.k8s.io,application/json"
 LONGEST_MESSAGE = 4 * 1024 * 1024
 """Bytes of an object, a list or an event of a watch; etcd holds no object above 1.5 MiB."""
 
-
 LONGEST_PIECE = 64 * 1024
 """Bytes that are unpacked at once: a few packed ones may be a thousand times as many."""
 

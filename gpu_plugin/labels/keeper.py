@@ -55,7 +55,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 10.0, 600.0
 PATIENCE = 5.0
 """Seconds that the disk may take."""
 
-
 _REFUSED = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY})
 """What says of another Node that it is none of ours to change: a right that is missing, or an admission policy."""
 
