@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from gpu_plugin.atomic import leftovers, replace_file
 from gpu_plugin.labels.keys import PRESENT, TIMESTAMP
-from gpu_plugin.state import StateDirectory
+from gpu_plugin.runtime.atomic import leftovers, replace_file
+from gpu_plugin.state.directory import StateDirectory
 
 NAME = "gfd"
 MODE = 0o644

@@ -18,17 +18,17 @@ from gpu_plugin.cluster import answers, connection, node_api, node_metadata
 from gpu_plugin.cluster.correlation import BURST, PER, PODS_BURST, PODS_PER
 from gpu_plugin.cluster.node_api import NodeApi
 from gpu_plugin.cluster.node_metadata import NodeMetadata
-from gpu_plugin.cluster_reporting import ClusterReporting
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.daemon.cluster_reporting import ClusterReporting
+from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.observation import Sample, XidEvent
-from gpu_plugin.health_watch import HealthWatch
 from gpu_plugin.kubelet.pod_listing import Held, Holder
 from gpu_plugin.labels import keeper
 from gpu_plugin.labels.keeper import NodeLabels
 from gpu_plugin.nvml.host import LinuxHost
-from gpu_plugin.state import StateDirectory
+from gpu_plugin.state.directory import StateDirectory
 
 from .harness.cluster import NODE_PATH, Cluster
 from .harness.layout import NODE
@@ -38,7 +38,7 @@ from .virtual_hour import STEP, CountingProxy, HurriedLoop
 if TYPE_CHECKING:
     import httpx2
 
-    from gpu_plugin.snapshot import Snapshot
+    from gpu_plugin.inventory.snapshot import Snapshot
 
 HOUR = 3600.0
 KUBELET_REPORTS = 300.0

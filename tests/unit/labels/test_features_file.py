@@ -8,7 +8,7 @@ import pytest
 from gpu_plugin.labels import features_file
 from gpu_plugin.labels.features_file import FeaturesFile, WrittenFiles, same
 from gpu_plugin.labels.keys import PRESENT, TIMESTAMP
-from gpu_plugin.state import StateDirectory
+from gpu_plugin.state.directory import StateDirectory
 from tests.unit.labels.recorded import names
 
 LABELS = {PRESENT: "true", "nvidia.com/gpu.count": "8", "nvidia.com/cuda.driver.rev": "", TIMESTAMP: "1594644571"}

@@ -7,8 +7,8 @@ import pytest
 from gpu_plugin import control
 from gpu_plugin.cli import main
 from gpu_plugin.labels.features_file import FeaturesFile, WrittenFiles
-from gpu_plugin.node_lock import NodeLock
-from gpu_plugin.state import StateDirectory
+from gpu_plugin.state.directory import StateDirectory
+from gpu_plugin.state.node_lock import NodeLock
 from gpu_plugin.uninstall.traces import FILES, remove_traces
 
 
