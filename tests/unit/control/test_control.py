@@ -16,6 +16,7 @@ from anyio import to_thread
 
 from gpu_plugin import cli, control
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.control import protocol, server
 
 
 async def echo(request):
@@ -120,7 +121,7 @@ async def test_a_line_that_is_no_request(tmp_path, line):
 
 
 async def test_a_verb_that_takes_too_long_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(control, "_SECONDS_TO_ANSWER", 0.02)
+    monkeypatch.setattr(protocol, "SECONDS_TO_ANSWER", 0.02)
 
     async def forever(_):
         await anyio.sleep_forever()
@@ -131,7 +132,7 @@ async def test_a_verb_that_takes_too_long_is_given_up(tmp_path, monkeypatch):
 
 
 async def test_a_client_that_says_nothing_is_hung_up_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(control, "_SECONDS_TO_ASK", 0.02)
+    monkeypatch.setattr(server, "_SECONDS_TO_ASK", 0.02)
     async with control.serve(tmp_path, {"echo": echo}):
         assert await say(tmp_path, b'{"verb"') == b""
 
@@ -422,7 +423,7 @@ def test_a_daemon_that_is_too_busy_to_accept_is_there_and_is_waited_for(tmp_path
 
 
 def test_a_daemon_that_never_accepts_does_not_answer_in_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(control, "_SECONDS_TO_ANSWER", -0.95)
+    monkeypatch.setattr(protocol, "SECONDS_TO_ANSWER", -0.95)
     listener, waiting = listening(tmp_path, 0)
     with listener, pytest.raises(control.NoDaemonError, match="does not answer in time"):
         control.request(tmp_path, "echo")

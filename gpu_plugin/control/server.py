@@ -1,9 +1,4 @@
-"""How a command talks to the running daemon: a Unix socket in the state directory, one JSON line each way.
-
-A request is `{"verb": "fault", ...fields}`; the reply `{"ok": true, ...fields}` or `{"ok": false, "error": "a sentence"}`.
-Only the daemon's own user (and root) can connect. `request` is all that a command needs and imports little; `serve` is
-the daemon's side.
-"""
+"""The side of the daemon: the socket, and verbs that answer requests."""
 
 import contextlib
 import json
@@ -12,18 +7,17 @@ import os
 import socket
 import stat
 import struct
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.control import protocol
+from gpu_plugin.control.protocol import LONGEST_LINE, LONGEST_REPLY, SOCKET, RefusedError, address_of, line_of, opened
 
 if TYPE_CHECKING:
     import asyncio
-
-SOCKET = "control.sock"
 
 Verb = Callable[[Mapping[str, object]], Awaitable[Mapping[str, object]]]
 """Takes a request's fields, gives the reply's.
@@ -32,29 +26,14 @@ A ConfigError's text is the answer where what is asked cannot be, a RefusedError
 else is a fault of ours.
 """
 
-_LONGEST_LINE = 64 * 1024
-"""Bytes of a request."""
-
-_LONGEST_REPLY = 1024 * 1024
-"""Bytes of a reply: why each of 16 GPUs with all their MIG devices is in its state takes some 100 KiB."""
-
 _SECONDS_TO_ASK = 5.0
 """How long a client may take to send its line or fetch its reply: it is a local program, and has it ready."""
-
-_SECONDS_TO_ANSWER = 10.0
-"""How long a verb may take."""
 
 _PEERCRED = struct.Struct("3i")
 """struct ucred of unix(7): pid, uid, gid."""
 
 _BACKLOG = 1024
 """Connections that may wait to be accepted, as far as the kernel lets them (net.core.somaxconn)."""
-
-_SECONDS_TO_CONNECT_AGAIN = 0.01
-"""Between two tries to connect to a daemon that as many wait for as may: the kernel tells nobody when there is room."""
-
-_LONGEST_ADDRESS = 107
-"""sun_path has 108 bytes, the last a zero (unix(7))."""
 
 _log = logging.getLogger(__name__)
 
@@ -75,93 +54,6 @@ _NOBODY = Peer()
 
 asking: ContextVar[Peer] = ContextVar("asking", default=_NOBODY)
 """Who asks for the verb that runs now."""
-
-
-class ControlError(Exception):
-    """No daemon answers, or it refuses; `str()` is a sentence to show."""
-
-
-class NoDaemonError(ControlError):
-    """No daemon answers, or none that can be talked to."""
-
-
-class SilentDaemonError(NoDaemonError):
-    """A daemon is there, and does not answer in time."""
-
-
-class UnknownVerbError(ControlError):
-    """The daemon is there and has no such verb."""
-
-
-class BadRequestError(ControlError):
-    """What is asked cannot be: a GPU that the node does not have, say."""
-
-
-class RefusedError(Exception):
-    """What a verb is asked makes sense, and could not be done, or not as it should be; `str()` is a sentence to show."""
-
-
-_REFUSALS: Mapping[str, type[ControlError]] = {"unknown_verb": UnknownVerbError, "bad_request": BadRequestError}
-"""What a refusal is called in a reply, and what it is then."""
-
-
-def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
-    """Asks the daemon that uses `state_dir` and gives its reply's fields.
-
-    Raises:
-        UnknownVerbError: the daemon has no such verb.
-        SilentDaemonError: one is there, and does not answer in time.
-        NoDaemonError: no daemon answers there.
-        BadRequestError: what is asked cannot be.
-        ControlError: it refuses.
-    """
-    path = state_dir / SOCKET
-    line = _line({**fields, "verb": verb})
-    if len(line) > _LONGEST_LINE:
-        raise ControlError(f"{verb}: {len(line)} bytes are too long for a request: up to {_LONGEST_LINE} go")
-    try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            deadline = time.monotonic() + _SECONDS_TO_ANSWER + 1
-            with _directory(state_dir) as directory:
-                _connect(connection, _address(state_dir, directory), deadline)
-            connection.settimeout(max(deadline - time.monotonic(), 0.001))
-            connection.sendall(line)
-            reply = _read_line(connection, deadline)
-    except (FileNotFoundError, ConnectionError):
-        raise NoDaemonError(f"no daemon answers at {path}: is one running with this state directory?") from None
-    except TimeoutError:
-        raise SilentDaemonError(f"the daemon at {path} does not answer in time") from None
-    except PermissionError:
-        raise NoDaemonError(
-            f"{path}: permission denied: only root and the user that the daemon runs as may talk to it"
-        ) from None
-    except NotADirectoryError:
-        raise NoDaemonError(f"{state_dir} is no directory: is --state-dir right?") from None
-    except OSError as error:
-        raise NoDaemonError(f"{path}: {error.strerror or error}") from None
-    try:
-        answer = json.loads(reply)
-    except (ValueError, RecursionError):
-        answer = None
-    if not isinstance(answer, dict) or not isinstance(answer.get("ok"), bool):
-        raise NoDaemonError(f"what answers at {path} is no gpu-plugin daemon")
-    if not answer.pop("ok"):
-        refused = next((kind for mark, kind in _REFUSALS.items() if answer.get(mark)), ControlError)
-        raise refused(str(answer.get("error") or "refused without a reason"))
-    return answer
-
-
-def answers(state_dir: Path) -> bool:
-    """Whether a daemon uses this state directory: something takes connections on its control socket. Blocks, but not for long."""
-    try:
-        with socket.socket(socket.AF_UNIX) as probe, _directory(state_dir) as directory:
-            probe.setblocking(False)
-            probe.connect(_address(state_dir, directory))
-    except BlockingIOError:  # too busy to accept, and therefore there
-        return True
-    except OSError:
-        return False
-    return True
 
 
 class Door:
@@ -201,7 +93,7 @@ async def serve(state_dir: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[Doo
 
     with contextlib.ExitStack() as stack:
         try:
-            directory = stack.enter_context(_directory(state_dir, make=True))
+            directory = stack.enter_context(opened(state_dir, make=True))
             listener = _bind(state_dir, directory)
         except (FileExistsError, NotADirectoryError):
             raise ConfigError(f"--state-dir: {state_dir} is not a directory, so nothing can be kept there") from None
@@ -211,7 +103,7 @@ async def serve(state_dir: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[Doo
         stack.callback(_unlink_if_ours, directory, ours)
         stack.callback(listener.close)
         server = await asyncio.start_unix_server(
-            connected, sock=listener, limit=_LONGEST_LINE, backlog=_BACKLOG, start_serving=False
+            connected, sock=listener, limit=LONGEST_LINE, backlog=_BACKLOG, start_serving=False
         )
         try:
             await server.start_serving()
@@ -305,39 +197,35 @@ async def _answer(line: bytes, verbs: Mapping[str, Verb]) -> bytes:
     except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict) or not isinstance(name := fields.pop("verb", None), str):
-        return _refusal(f'a request is one line of JSON, {{"verb": "...", ...}}, of up to {_LONGEST_LINE} bytes')
+        return _refusal(f'a request is one line of JSON, {{"verb": "...", ...}}, of up to {LONGEST_LINE} bytes')
     if name not in verbs:
         known = ", ".join(sorted(verbs)) or "none"
         return _refusal(f"this daemon has no verb {name}; it has: {known}", unknown_verb=True)
     try:
-        async with asyncio.timeout(_SECONDS_TO_ANSWER) as limit:
+        async with asyncio.timeout(protocol.SECONDS_TO_ANSWER) as limit:
             fields = await verbs[name](fields)
-        reply = _line({**fields, "ok": True})
+        reply = line_of({**fields, "ok": True})
     except ConfigError as error:
         return _refusal(str(error), bad_request=True)
     except RefusedError as error:
         return _refusal(str(error))
     except Exception:  # noqa: BLE001 - whatever a verb does, the daemon lives on
         if limit.expired():
-            return _refusal(f"{name} took longer than {_SECONDS_TO_ANSWER:g} s and was given up")
+            return _refusal(f"{name} took longer than {protocol.SECONDS_TO_ANSWER:g} s and was given up")
         _log.exception(f"control socket: {name} failed")
         return _refusal("internal error: the daemon's log has the details")
-    return reply if len(reply) <= _LONGEST_REPLY else _refusal(f"{name}: the reply is too long for one line")
-
-
-def _line(message: Mapping[str, object]) -> bytes:
-    return json.dumps(message).encode() + b"\n"
+    return reply if len(reply) <= LONGEST_REPLY else _refusal(f"{name}: the reply is too long for one line")
 
 
 def _refusal(sentence: str, **more: object) -> bytes:
-    return _line({"ok": False, "error": sentence, **more})
+    return line_of({"ok": False, "error": sentence, **more})
 
 
 def _bind(state_dir: Path, directory: int) -> socket.socket:
     """A listening socket, mode 0600 before anyone can connect."""
     import fcntl  # noqa: PLC0415 - a command that only asks does without
 
-    address, path = _address(state_dir, directory), state_dir / SOCKET
+    address, path = address_of(state_dir, directory), state_dir / SOCKET
     try:
         # Two daemons starting at once must not take turns at removing each other's socket.
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -398,46 +286,3 @@ def _identity_of(there: os.stat_result) -> _Identity:
 def _unlink_if_ours(directory: int, ours: _Identity | None) -> None:
     if ours and _identity(directory) == ours:
         os.unlink(SOCKET, dir_fd=directory)
-
-
-@contextlib.contextmanager
-def _directory(state_dir: Path, *, make: bool = False) -> Iterator[int]:
-    """A descriptor of the directory: what it names stays the same when the path comes to mean another."""
-    if make:
-        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _address(state_dir: Path, directory: int) -> str:
-    """The socket's path or, where that is too long for sun_path, a short one that leads to the same place."""
-    path = str(state_dir / SOCKET)
-    return path if len(os.fsencode(path)) <= _LONGEST_ADDRESS else f"/proc/self/fd/{directory}/{SOCKET}"
-
-
-def _connect(connection: socket.socket, address: str, deadline: float) -> None:
-    """Connects, waiting for as long as others are in the way. Raises TimeoutError at the deadline, and OSError."""
-    connection.setblocking(False)
-    while True:
-        try:
-            connection.connect(address)
-        except BlockingIOError:  # a Unix socket has no other way to wait than to try again
-            if time.monotonic() > deadline:
-                raise TimeoutError from None
-            time.sleep(_SECONDS_TO_CONNECT_AGAIN)
-        else:
-            return
-
-
-def _read_line(connection: socket.socket, deadline: float) -> bytes:
-    received = bytearray()
-    while not received.endswith(b"\n"):
-        connection.settimeout(max(deadline - time.monotonic(), 0.001))
-        chunk = connection.recv(_LONGEST_LINE)
-        received += chunk
-        if not chunk or len(received) > _LONGEST_REPLY:
-            break
-    return bytes(received)
