@@ -169,7 +169,7 @@ def test_a_removal_goes_on_past_what_cannot_be_removed(directory):
 def test_what_fifty_killed_writers_left_is_swept_by_the_next_one_and_only_that(directory):
     directory.path.mkdir(parents=True)
     program = (
-        "import os, pathlib, signal, sys; from gpu_plugin import atomic\n"
+        "import os, pathlib, signal, sys; from gpu_plugin.runtime import atomic\n"
         "for _ in range(25):\n"
         "    if not os.fork():\n"
         "        atomic.os.fchmod = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"

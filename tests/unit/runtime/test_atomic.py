@@ -47,7 +47,7 @@ def test_a_failure_midway_leaves_the_old_file_and_nothing_beside_it(tmp_path, mo
 
 def test_what_a_killed_process_leaves_is_no_specification_to_runtimes_and_is_found(tmp_path):
     program = (
-        "import os, pathlib, signal, sys; from gpu_plugin import atomic\n"
+        "import os, pathlib, signal, sys; from gpu_plugin.runtime import atomic\n"
         "atomic.os.fchmod = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "atomic.replace_file(pathlib.Path(sys.argv[1]), b'{', 0o644)"
     )
