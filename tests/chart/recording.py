@@ -3,7 +3,6 @@
 import json
 import random
 import re
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -23,6 +22,7 @@ from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from gpu_plugin.simulation.stand_in_kubelet.client import CallError, PluginClient
 from tests.chart.prometheus import Prometheus
 from tests.node.daemon import GPU, DaemonProcess, healthy
+from tests.short_paths import short_directory
 
 PATIENCE = 40.0
 """Seconds for anything to come about on a busy machine."""
@@ -103,18 +103,17 @@ async def _parts(scrapes: list[str]) -> None:
 
 @contextmanager
 def _daemon(profile: str, *flags: str) -> Iterator[tuple[DaemonProcess, int]]:
-    root = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))  # sockets have short paths
-    directory = root / "device-plugins"
-    directory.mkdir()
-    daemon = DaemonProcess(directory, profile=profile)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
-    try:
-        daemon.start(f"--http-address=127.0.0.1:{port}", "--nvml-timeout=500ms", *flags)
-        yield daemon, port
-    finally:
-        daemon.kill()
-        shutil.rmtree(root)
+    with short_directory() as root:
+        directory = root / "device-plugins"
+        directory.mkdir()
+        daemon = DaemonProcess(directory, profile=profile)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = int(free.getsockname()[1])
+        try:
+            daemon.start(f"--http-address=127.0.0.1:{port}", "--nvml-timeout=500ms", *flags)
+            yield daemon, port
+        finally:
+            daemon.kill()
 
 
 async def _scraped(port: int, *texts: str) -> str:

@@ -10,7 +10,6 @@ import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import anyio
 import anyio.to_thread
@@ -53,25 +52,6 @@ from gpu_plugin.sources.source import ConfigSource
 from gpu_plugin.state import StateDirectory
 
 GPU = "nvidia.com/gpu"
-
-
-@pytest.fixture
-def directory():
-    path = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
-
-@pytest.fixture
-async def kubelet(directory):
-    async with StandInKubelet(directory) as running:
-        yield running
-    running.check()
-
-
-@pytest.fixture
-def node():
-    return SimulatedNode(load("hgx-h100"))
 
 
 @asynccontextmanager

@@ -1,9 +1,6 @@
 """Scrapes of a whole daemon on a simulated node, read by the parsers of Prometheus' client library."""
 
-import shutil
-import tempfile
 from collections import Counter
-from pathlib import Path
 
 import anyio
 import pytest
@@ -12,32 +9,11 @@ from gpu_plugin.kubelet import attribution
 from gpu_plugin.simulation import faults
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.profile import load
-from gpu_plugin.simulation.stand_in_kubelet import AdmissionError, StandInKubelet
+from gpu_plugin.simulation.stand_in_kubelet import AdmissionError
 from tests.unit.telemetry.test_metrics import read
 from tests.unit.test_daemon import GPU, healthy, running
 
 SLICE = "nvidia.com/mig-1g.10gb"
-
-
-@pytest.fixture
-def directory():
-    root = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
-    path = root / "device-plugins"  # PodResources is beside it
-    path.mkdir()
-    yield path
-    shutil.rmtree(root, ignore_errors=True)
-
-
-@pytest.fixture
-async def kubelet(directory):
-    async with StandInKubelet(directory) as running:
-        yield running
-    running.check()
-
-
-@pytest.fixture
-def node():
-    return SimulatedNode(load("hgx-h100"))
 
 
 class Scrape:
