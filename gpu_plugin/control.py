@@ -44,6 +44,9 @@ _SECONDS_TO_ASK = 5.0
 _SECONDS_TO_ANSWER = 10.0
 """How long a verb may take."""
 
+PATIENCE = _SECONDS_TO_ANSWER + 1
+"""Seconds after which `request` gives up."""
+
 _PEERCRED = struct.Struct("3i")
 """struct ucred of unix(7): pid, uid, gid."""
 
@@ -121,7 +124,7 @@ def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
         raise ControlError(f"{verb}: {len(line)} bytes are too long for a request: up to {_LONGEST_LINE} go")
     try:
         with socket.socket(socket.AF_UNIX) as connection:
-            deadline = time.monotonic() + _SECONDS_TO_ANSWER + 1
+            deadline = time.monotonic() + PATIENCE
             with _directory(state_dir) as directory:
                 _connect(connection, _address(state_dir, directory), deadline)
             connection.settimeout(max(deadline - time.monotonic(), 0.001))

@@ -1,9 +1,12 @@
 """`gpu-plugin doctor`, the whole verb: what it prints, in how many columns, and how it ends."""
 
 import json
+import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,18 @@ if not os.geteuid():
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+HANGING_FILE = """
+import os, sys
+from gpu_plugin.cli import main, options
+
+def opened(file, *_):
+    os.close(os.open(file, os.O_RDONLY))  # a pipe that nobody writes to holds whoever opens it so
+
+options.regular_file = opened
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -145,6 +160,35 @@ def test_the_file_that_the_nodes_label_names_is_the_daemons(short_path, capsys, 
     found = {each["check"]: each["found"] for each in json.loads(capsys.readouterr().out)["findings"]}
     assert found["configuration"] == f"{file} can be used"
     assert found["container-runtime"].startswith("cdi-cri")
+
+
+def test_a_config_file_that_hangs_is_a_finding(short_path):
+    file = short_path / "config.yaml"
+    os.mkfifo(file)
+    command = [sys.executable, "-c", HANGING_FILE, *arguments(short_path, "--config-file", str(file), "-o", "json")]
+    done = subprocess.run([*command, "--timeout", "500ms"], check=False, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1, done.stderr
+    [first, *others] = json.loads(done.stdout)["findings"]
+    assert (first["check"], first["status"]) == ("configuration", "failed")
+    assert f"{file}: no answer within 0.5 s" in first["found"]
+    assert "state D" in first["remedy"]
+    assert len(others) >= len(CHECKS) - 1
+
+
+def test_a_daemon_that_never_says_which_file_the_label_names_is_not_waited_for(short_path):
+    (short_path / "state").mkdir()
+    command = [sys.executable, "-m", "gpu_plugin", *arguments(short_path, "--timeout", "500ms", "-o", "json")]
+    command += ["--config-file-srcdir", str(short_path), "--node-name", "n"]
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(short_path / "state" / control.SOCKET))
+        silent.listen()
+        began = time.monotonic()
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=50)
+        took = time.monotonic() - began
+    found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+    assert took < control.PATIENCE, done.stderr
+    assert "no daemon says which" in found["configuration"]["found"]
+    assert "no answer within 0.5 s" in found["daemon"]["found"]
 
 
 def test_a_path_that_is_no_text(short_path, capsys):

@@ -27,6 +27,7 @@ from gpu_plugin.health_watch import EVERY_GPU
 from gpu_plugin.memory import Memory
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.platforms.one_device import TegraDriver
+from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
@@ -140,6 +141,19 @@ async def test_a_mount_that_hangs(short_path, monkeypatch):
     assert facts.state == Unknown("no answer within 0.2 s", hung=True)
     [found] = [each for name, each in examined(facts) if name == "state-directory"]
     assert (found.status, "state D" in found.remedy) == ("failed", True)
+
+
+async def test_a_simulated_node_whose_files_hang(short_path, monkeypatch):
+    pipe = short_path / "node.yaml"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(profile, "load", lambda name: os.close(os.open(name, os.O_RDONLY)))
+    facts: Any = await gather(settings(short_path, simulate=str(pipe)), 0.2, places=Places(root=str(short_path)))
+    os.close(os.open(pipe, os.O_RDWR))  # lets the thread go
+    assert facts.driver == facts.nodes == facts.released
+    assert (facts.driver.hung, facts.driver.why) == (True, f"the simulated node {pipe}: no answer within 0.2 s")
+    found = {name: each.status for name, each in examined(facts)}
+    assert found["driver-library"] == "failed"
+    assert found["kubelet-directory"] == "failed"  # the rest is looked at
 
 
 async def test_a_look_that_fails_is_a_fact_that_is_not_known(short_path, monkeypatch):
