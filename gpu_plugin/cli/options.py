@@ -133,7 +133,15 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "node_label",
         "kubeconfig",
     ),
-    "Logs and probes": ("log_format", "log_level", "http_address", "pod_metrics", "status_page", "event_loop"),
+    "Logs and probes": (
+        "log_format",
+        "log_level",
+        "http_address",
+        "pod_metrics",
+        "status_page",
+        "status_page_hosts",
+        "event_loop",
+    ),
     "The Kubernetes Node": (
         "node_events",
         "pod_events",
