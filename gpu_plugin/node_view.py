@@ -232,19 +232,25 @@ class NodeView:
         known = {gpu.uuid: gpu for gpu in self.health.gpus}
         health = self.operations.health()
         seen = cast("Sequence[Mapping[str, object]]", health["gpus"])
-        ledger = self.health.ledger
+        standings = {
+            uuid: self.health.ledger.standing(uuid, None) for each in seen if (uuid := str(each["uuid"])) in known
+        }
         gpus = [
             node_status.gpu(
                 known[uuid],
                 each,
-                ledger.standing(uuid, None),
+                standings[uuid],
                 devices.get(uuid, ()),
                 holders,
                 self.health.readings.of(uuid),
             )
             for each in seen
-            if (uuid := str(each["uuid"])) in known
+            if (uuid := str(each["uuid"])) in standings
         ]
+        resources = {
+            name: {**each, "held_back": node_status.devices_held_back(listed.unhealthy.get(name, {}), standings)}
+            for name, each in listed.resources.items()
+        }
         now, unix = anyio.current_time(), time.time()
         return {
             "daemon": _process(self.now.started, unix),
@@ -272,7 +278,7 @@ class NodeView:
             "cdi": self._cdi_status(),
             "cluster": self.cluster.status(),
             "labels": {"way": self.configuration.settings.node_labels, "trouble": self.labels.trouble},
-            "resources": listed.resources,
+            "resources": resources,
             "health": {**health, "gpus": gpus},
             "counters": {
                 "snapshot_version": self.store.current.version,

@@ -11,7 +11,7 @@ from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.profile import load
 from gpu_plugin.simulation.stand_in_kubelet import AdmissionError
 from tests.unit.telemetry.test_metrics import read
-from tests.unit.test_daemon import GPU, healthy, running
+from tests.unit.test_daemon import GPU, ask, healthy, running
 
 SLICE = "nvidia.com/mig-1g.10gb"
 
@@ -217,6 +217,42 @@ async def test_without_pod_resources_all_else_is_told_and_that_is_said(kubelet, 
     assert told.of("gpu_plugin_pod_attribution_up") == [0]
     assert told.of("gpu_plugin_pod_resources_requests_total", result="failed")[0] >= 1
     assert told.of("gpu_plugin_devices", state="healthy") == [8]
+
+
+async def test_an_answer_that_is_followed_by_none_stays_for_a_while_and_that_is_said(
+    kubelet, directory, node, monkeypatch
+):
+    monkeypatch.setattr(attribution, "AGE", 0.0)
+    monkeypatch.setattr(attribution, "FIRST_PAUSE", 0.0)
+    socket = directory.parent / "pod-resources/kubelet.sock"
+    async with running(directory, node) as (daemon, _, _):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        await kubelet.admit("train", {GPU: 2})
+        await until(daemon, lambda told: len(told.of("gpu_plugin_pod_device", pod="train")) == 2)
+        socket.rename(away := socket.with_name("away.sock"))  # the kubelet lives, and its service cannot be reached
+        told = await until(daemon, lambda told: told.of("gpu_plugin_pod_attribution_up") == [0])
+        assert len(told.of("gpu_plugin_pod_device", pod="train")) == 2
+        assert told.of("gpu_plugin_pod_resources_requests_total", result="failed")[0] >= 1
+        monkeypatch.setattr(attribution, "STALE", 0.0)
+        told = await scrape(daemon)
+        assert (told.of("gpu_plugin_pod_attribution_up"), told.of("gpu_plugin_pod_device")) == ([0], [])
+        monkeypatch.setattr(attribution, "STALE", 60.0)
+        away.rename(socket)
+        told = await until(daemon, lambda told: told.of("gpu_plugin_pod_attribution_up") == [1])
+        assert len(told.of("gpu_plugin_pod_device", pod="train")) == 2
+
+
+async def test_devices_that_an_order_alone_holds_back_are_counted(kubelet, directory, node):
+    async with running(directory, node) as (daemon, _, _):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        assert (await scrape(daemon)).of("gpu_plugin_devices_held_back", resource=GPU) == [0]
+        for index in (2, 5):
+            await ask(directory, "cordon", gpu=index)
+        node.lose(3)
+        told = await until(daemon, lambda told: told.of("gpu_plugin_devices", resource=GPU, state="unhealthy") == [3])
+        assert told.of("gpu_plugin_devices_held_back", resource=GPU) == [2]
+        node.lose(5)
+        await until(daemon, lambda told: told.of("gpu_plugin_devices_held_back", resource=GPU) == [1])
 
 
 async def test_pods_are_not_named_where_that_is_switched_off(kubelet, directory, node):
