@@ -22,7 +22,7 @@ FLEET = Row(
         _number(
             "Unhealthy",
             f"sum({health('unhealthy')})",
-            "GPUs that are not given to new pods.",
+            "GPUs that are not given to new pods, those that an operator holds back among them.",
             thresholds=ALARM,
         ),
         _number("Degraded", f"sum({health('degraded')})", "GPUs that work, with a fault.", thresholds=ATTENTION),
@@ -69,6 +69,28 @@ FLEET = Row(
             },
         ),
         Show(
+            "GPUs held back by operators",
+            [
+                Query(
+                    f"({each('gpu_plugin_gpu_held_back', GPUS, f'{GPU}, by')} == 1)"
+                    f" * on ({NODE}, uuid) group_left (model) {INFO}",
+                    instant=True,
+                )
+            ],
+            "GPUs without a fault that are not given to new pods, and the order: gpu-plugin cordon (cordon), the annotation of "
+            "the Node (node-cordon), or gpu-plugin release (maintenance). gpu-plugin explain on the node says whose and why.",
+            kind="table",
+            width=10,
+            columns={
+                "by": "order",
+                "node": "node",
+                "index": "GPU",
+                "model": "model",
+                "uuid": "uuid",
+                "cluster": "cluster",
+            },
+        ),
+        Show(
             "Pods on Unhealthy GPUs",
             [
                 Query(
@@ -93,6 +115,7 @@ FLEET = Row(
             "GPUs by health",
             [Query(f"sum by (state) ({each('gpu_plugin_gpu_health', GPUS, f'{GPU}, state')})", "{{state}}")],
             "How many GPUs are in each state.",
+            width=7,
             stacked=True,
         ),
         Show(
@@ -104,6 +127,7 @@ FLEET = Row(
                 )
             ],
             "What is offered to kubelets. Retired devices are gone, and a pod may hold them still.",
+            width=7,
             stacked=True,
         ),
         Show(
@@ -115,6 +139,7 @@ FLEET = Row(
                 )
             ],
             "Xid errors within an hour, by number and by what they ask for.",
+            width=24,
         ),
     ],
 )

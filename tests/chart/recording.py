@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from gpu_plugin.control import request
 from gpu_plugin.kubelet import wire
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from gpu_plugin.simulation.stand_in_kubelet.client import CallError, PluginClient
@@ -31,6 +32,9 @@ MINUTES = 30
 STEP = 60
 
 SMALL_MIG = "nvidia.com/mig-1g.5gb"
+
+HELD_BACK = 3
+"""The GPU of the second node that an operator holds back."""
 
 Scrapes = Mapping[str, Sequence[str]]
 """By node: OpenMetrics, from before the faults and from after them."""
@@ -98,7 +102,8 @@ async def _parts(scrapes: list[str]) -> None:
             await kubelet.admit("notebook", {SMALL_MIG: 2})
             scrapes.append(await _scraped(port, f'resource="{SMALL_MIG}"', "gpu_plugin_pod_device{"))
             daemon.fault(0, temperature=88)
-            scrapes.append(await _scraped(port, "temperature_celsius", "} 88"))
+            request(daemon.state, "cordon", gpu=HELD_BACK)
+            scrapes.append(await _scraped(port, "temperature_celsius", "} 88", 'by="cordon"} 1'))
 
 
 @contextmanager

@@ -103,10 +103,11 @@ async def test_each_reading_moves_with_its_fault(kubelet, directory, node):
         fault(6, recovery_action="gpu-reset")
         fault(6, unrepairable_memory=True)
         fault(6, remap_failure=True)
+        fault(7, lost=True)  # at once: the event set that goes with it has GPU 3's Xid in it
         sick = await until(
             daemon,
             lambda told: (
-                told.of("gpu_plugin_devices", resource=GPU, state="unhealthy") == [4]
+                told.of("gpu_plugin_devices", resource=GPU, state="unhealthy") == [5]
                 and told.of("gpu_plugin_gpu_utilization_ratio", index=0) == [0.8]
                 and told.of("gpu_plugin_gpu_memory_used_bytes", index=0) == [2**30]
                 and told.of("gpu_plugin_gpu_pcie_link_lanes", index=5) == [8]
@@ -118,7 +119,6 @@ async def test_each_reading_moves_with_its_fault(kubelet, directory, node):
                 and told.of("gpu_plugin_xid_errors_total", index=3, xid=79) == [1]
             ),
         )
-        fault(7, lost=True)  # and not before: an event set goes with a GPU that is lost, and what was in it too
         lost = await until(daemon, lambda told: not told.of("gpu_plugin_gpu_temperature_celsius", index=7))
     assert calm.gpu(0, "temperature_celsius") == 32
     assert calm.gpu(0, "utilization_ratio") == 0
