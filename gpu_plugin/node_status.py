@@ -65,7 +65,7 @@ def gpu(
     health: Mapping[str, Any],
     standing: Standings,
     devices: Sequence[Device],
-    holders: Mapping[tuple[str, str], frozenset[str]] | None,
+    holders: Mapping[str, frozenset[str]] | None,
     readings: Newest | None = None,
 ) -> Mapping[str, object]:
     """One GPU at a glance.
@@ -75,7 +75,7 @@ def gpu(
         health: its entry of `Operations.health`: index, uuid, state, verdict, reasons.
         standing: what stands against it or a MIG device of it.
         devices: what of it is listed to the kubelet.
-        holders: pods by resource and device id, or None where the kubelet does not say.
+        holders: pods by device id, as `pods_by_id` gives them, or None where the kubelet does not say.
         readings: what looks read last; None before the first, and of a GPU that is at fault.
 
     Returns:
@@ -135,10 +135,17 @@ def _verdicts(standing: Standings) -> Mapping[str, str]:
     return {signal: verdict.name for signal, verdict in worst.items()}
 
 
-def _holders(devices: Sequence[Device], holders: Mapping[tuple[str, str], frozenset[str]]) -> list[str]:
+def pods_by_id(holders: Mapping[tuple[str, str], frozenset[str]]) -> Mapping[str, frozenset[str]]:
+    """The pods that hold each device id, whatever the resource: once for all GPUs, since there may be tens of thousands."""
+    found: dict[str, frozenset[str]] = {}
+    for (_, identifier), pods in holders.items():
+        found[identifier] = found[identifier] | pods if identifier in found else pods
+    return found
+
+
+def _holders(devices: Sequence[Device], holders: Mapping[str, frozenset[str]]) -> list[str]:
     """The pods that hold any of these devices."""
-    ids = {device.id for device in devices} if holders else set()
-    return sorted({pod for (_, identifier), pods in holders.items() if identifier in ids for pod in pods})
+    return sorted({pod for device in devices for pod in holders.get(device.id, ())}) if holders else []
 
 
 def resource(counts: Mapping[str, Any], devices: Sequence[Device]) -> Mapping[str, object]:

@@ -195,7 +195,9 @@ class NodeView:
         """What `at_a_glance` says, and which pods hold what, as far as the kubelet says so."""
         if request:
             raise ConfigError(f"{', '.join(sorted(request))}: this verb takes no such thing")
-        glance = self.at_a_glance(await self.holding_pods())
+        holding = await self.holding_pods()
+        await checkpoint()  # tens of milliseconds, where pods hold tens of thousands of devices, and as many follow
+        glance = self.at_a_glance(holding)
         told = {**glance, "attribution": None, "settings": self.configuration.in_full()}
         if self.configuration.settings.pod_metrics:
             held = await self.attribution.current()
@@ -229,6 +231,7 @@ class NodeView:
         """
         listed = self._listed()
         devices = listed.telling if holders is None else listed.by_gpu
+        held = None if holders is None else node_status.pods_by_id(holders)
         known = {gpu.uuid: gpu for gpu in self.health.gpus}
         health = self.operations.health()
         seen = cast("Sequence[Mapping[str, object]]", health["gpus"])
@@ -241,7 +244,7 @@ class NodeView:
                 each,
                 standings[uuid],
                 devices.get(uuid, ()),
-                holders,
+                held,
                 self.health.readings.of(uuid),
             )
             for each in seen

@@ -19,7 +19,9 @@ DEVICES = (
     Device("GPU-0::1", "GPU-0", "GPU-0", "0", reason="its MPS daemon is down"),
     Device("GPU-1::0", "GPU-1", "GPU-1", "1", reason="lost"),
 )
-HOLDERS = {("r", "GPU-0::0"): frozenset({"default/b", "default/a"}), ("r", "GPU-1::0"): frozenset({"default/c"})}
+HOLDERS = node_status.pods_by_id(
+    {("r", "GPU-0::0"): frozenset({"default/b", "default/a"}), ("r", "GPU-1::0"): frozenset({"default/c"})}
+)
 
 
 def standing(*entries):
