@@ -15,7 +15,7 @@ from gpu_plugin.config import document
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import chosen, resolve
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.printable import encodable, printable
+from gpu_plugin.runtime.printable import encodable, printable
 
 if TYPE_CHECKING:
     from gpu_plugin.doctor.facts import Known

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.yaml_problem import yaml_problem
-from gpu_plugin.threads import DaemonThreads
+from gpu_plugin.runtime.threads import DaemonThreads
 
 if TYPE_CHECKING:
     import httpx2

@@ -13,7 +13,7 @@ from gpu_plugin.cluster.gpu_fitness import GpuFitness
 from gpu_plugin.cluster.left import Left
 from gpu_plugin.cluster.node_api import NodeApi, NodeState
 from gpu_plugin.cluster.node_condition import CONDITION, TAINT, ConditionClock, Wanted, tainted, wanted
-from gpu_plugin.pulse import Pulse
+from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
 

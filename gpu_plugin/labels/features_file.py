@@ -8,8 +8,8 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpu_plugin.atomic import leftovers, replace_file
 from gpu_plugin.labels.keys import PRESENT, TIMESTAMP
+from gpu_plugin.runtime.atomic import leftovers, replace_file
 
 NAME = "gfd"
 MODE = 0o644

@@ -22,9 +22,9 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.node import Node
 from gpu_plugin.nvml.port import HostView
-from gpu_plugin.pulse import Pulse
-from gpu_plugin.state import StateDirectory
-from gpu_plugin.threads import DaemonThreads
+from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.threads import DaemonThreads
+from gpu_plugin.state.directory import StateDirectory
 
 if TYPE_CHECKING:
     from gpu_plugin.labels.features_file import FeaturesFile

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from gpu_plugin.inotify import Event, Inotify, Mask
-from gpu_plugin.pulse import Pulse
+from gpu_plugin.runtime.inotify import Event, Inotify, Mask
+from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_plugin import __version__, control
-from gpu_plugin.atomic import leftovers
-from gpu_plugin.cdi_specs.directory import SpecDirectory
+from gpu_plugin.cdi.directory import SpecDirectory
 from gpu_plugin.kubelet.socket import PREFIX, remove_stale
 from gpu_plugin.labels.features_file import FeaturesFile
-from gpu_plugin.node_lock import FILE as LOCK_FILE
-from gpu_plugin.node_lock import NodeLock
-from gpu_plugin.state import CORRUPT
-from gpu_plugin.state_files import FILES as KEPT_FILES
+from gpu_plugin.runtime.atomic import leftovers
+from gpu_plugin.state.directory import CORRUPT
+from gpu_plugin.state.node_lock import FILE as LOCK_FILE
+from gpu_plugin.state.node_lock import NodeLock
+from gpu_plugin.uninstall.state_files import FILES as KEPT_FILES
 
 FILES = (*KEPT_FILES, LOCK_FILE)
 """What a daemon writes in its state directory, besides its control socket."""

@@ -15,11 +15,11 @@ import pytest
 
 from gpu_plugin.cluster import connection, node_api, node_metadata
 from gpu_plugin.cluster.node_metadata import NodeMetadata
-from gpu_plugin.cluster_reporting import ClusterReporting
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.daemon.cluster_reporting import ClusterReporting
+from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.observation import Sample, XidEvent
-from gpu_plugin.health_watch import HealthWatch
 
 from .harness.cluster import NODE_PATH, Cluster
 from .harness.layout import NODE
@@ -29,7 +29,7 @@ from .virtual_hour import CountingProxy, HurriedLoop
 if TYPE_CHECKING:
     import httpx2
 
-    from gpu_plugin.snapshot import Snapshot
+    from gpu_plugin.inventory.snapshot import Snapshot
 
 HOUR = 3600.0
 KUBELET_REPORTS = 300.0

@@ -16,10 +16,10 @@ from gpu_plugin.labels.features_file import FeaturesFile
 from gpu_plugin.labels.keeper import CHECK, FIRST_PAUSE, LABELS_FILE, RENEW, NodeLabels
 from gpu_plugin.labels.keys import TIMESTAMP
 from gpu_plugin.nvml.host import LinuxHost
-from gpu_plugin.pulse import Pulse
-from gpu_plugin.state import StateDirectory
-from gpu_plugin.state_files import FILES
+from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.uninstall import traces
+from gpu_plugin.uninstall.state_files import FILES
 from tests.unit.cluster.api_server import NODE
 from tests.unit.cluster.writable_server import WritableServer
 from tests.unit.labels.recorded import names, whole

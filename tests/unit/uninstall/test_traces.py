@@ -7,7 +7,7 @@ import pytest
 from gpu_plugin import control
 from gpu_plugin.cli import main
 from gpu_plugin.labels.features_file import FeaturesFile
-from gpu_plugin.node_lock import NodeLock
+from gpu_plugin.state.node_lock import NodeLock
 from gpu_plugin.uninstall.traces import FILES, remove_traces
 
 
