@@ -196,7 +196,9 @@ class NodeView:
         """What `at_a_glance` says, and which pods hold what, as far as the kubelet says so."""
         if request:
             raise ConfigError(f"{', '.join(sorted(request))}: this verb takes no such thing")
-        glance = self.at_a_glance(await self.holding_pods())
+        holding = await self.holding_pods()
+        await checkpoint()  # tens of milliseconds, where pods hold tens of thousands of devices, and as many follow
+        glance = self.at_a_glance(holding)
         told = {**glance, "attribution": None, "settings": self.configuration.in_full()}
         if self.configuration.settings.pod_metrics:
             held = await self.attribution.current()
@@ -230,22 +232,29 @@ class NodeView:
         """
         listed = self._listed()
         devices = listed.telling if holders is None else listed.by_gpu
+        held = None if holders is None else node_status.pods_by_id(holders)
         known = {gpu.uuid: gpu for gpu in self.health.gpus}
         health = self.operations.health()
         seen = cast("Sequence[Mapping[str, object]]", health["gpus"])
-        ledger = self.health.ledger
+        standings = {
+            uuid: self.health.ledger.standing(uuid, None) for each in seen if (uuid := str(each["uuid"])) in known
+        }
         gpus = [
             node_status.gpu(
                 known[uuid],
                 each,
-                ledger.standing(uuid, None),
+                standings[uuid],
                 devices.get(uuid, ()),
-                holders,
+                held,
                 self.health.readings.of(uuid),
             )
             for each in seen
-            if (uuid := str(each["uuid"])) in known
+            if (uuid := str(each["uuid"])) in standings
         ]
+        resources = {
+            name: {**each, "held_back": node_status.devices_held_back(listed.unhealthy.get(name, {}), standings)}
+            for name, each in listed.resources.items()
+        }
         now, unix = anyio.current_time(), time.time()
         return {
             "daemon": _process(self.now.started, unix),
@@ -273,7 +282,7 @@ class NodeView:
             "cdi": self._cdi_status(),
             "cluster": self.cluster.status(),
             "labels": {"way": self.configuration.settings.node_labels, "trouble": self.labels.trouble},
-            "resources": listed.resources,
+            "resources": resources,
             "health": {**health, "gpus": gpus},
             "counters": {
                 "snapshot_version": self.store.current.version,

@@ -14,6 +14,7 @@ import logging
 import os
 import random
 import signal
+import socket
 import stat
 import time
 from collections import Counter
@@ -450,6 +451,7 @@ class Daemon:
 
         return Source(
             on=lambda: self.settings.status_page,
+            names=lambda: (*self.settings.status_page_hosts, (self.settings.node_name or socket.gethostname()).lower()),
             held=self._held_by_containers,
             material=self._view.material,
             news=self._events.store.news,

@@ -2,8 +2,6 @@
 
 import dataclasses
 import gc
-import shutil
-import tempfile
 import threading
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -38,10 +36,10 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def settings():
-    directory = tempfile.mkdtemp(prefix="gp", dir="/tmp")
-    yield resolve({"device_plugin_dir": directory, "pod_resources_socket": f"{directory}/pod-resources.sock"}, {})
-    shutil.rmtree(Path(directory))
+def settings(short_path):
+    return resolve(
+        {"device_plugin_dir": str(short_path), "pod_resources_socket": f"{short_path}/pod-resources.sock"}, {}
+    )
 
 
 def node(count: int, *bridged: tuple[int, int]) -> Node:

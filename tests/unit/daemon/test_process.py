@@ -10,7 +10,6 @@ import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import anyio
 import anyio.to_thread
@@ -56,25 +55,6 @@ from gpu_plugin.state.event_store import read as read_events
 from gpu_plugin.state.journal import Journal
 
 GPU = "nvidia.com/gpu"
-
-
-@pytest.fixture
-def directory():
-    path = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
-
-@pytest.fixture
-async def kubelet(directory):
-    async with StandInKubelet(directory) as running:
-        yield running
-    running.check()
-
-
-@pytest.fixture
-def node():
-    return SimulatedNode(load("hgx-h100"))
 
 
 @asynccontextmanager

@@ -12,19 +12,12 @@ from gpu_plugin.nvml.port import Driver, Field, NvmlError
 from gpu_plugin.platforms import driver as driver_module
 from gpu_plugin.platforms.driver import PlatformDriver
 from gpu_plugin.simulation.driver import SimulatedDriver
-from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
-from gpu_plugin.simulation.profile import load
 
 from .conftest import driver_threads
 from .nvml_library import nvml_library
 
 LONG = 10.0
-
-
-@pytest.fixture
-def node():
-    return SimulatedNode(load("hgx-h100"))
 
 
 @pytest.fixture

@@ -375,6 +375,20 @@ def test_a_lost_gpu_is_counted_and_has_no_handle():
     assert code(driver.wait, events, 0) == Return.TIMEOUT
 
 
+def test_what_was_in_a_set_before_a_gpu_of_it_was_lost_is_delivered_first():
+    node = make_node()
+    driver = opened(node)
+    events = driver.event_set()
+    for gpu in handles(driver)[2:5]:
+        driver.register_events(gpu, XID, events)
+    node.raise_xid(2, 95)
+    node.raise_xid(3, 79)
+    node.lose(3)
+    node.raise_xid(4, 31)  # nothing is heard of that
+    assert [driver.wait(events, 0).data for _ in range(2)] == [95, 79]
+    assert code(driver.wait, events, 0) == Return.GPU_IS_LOST
+
+
 def test_a_lost_gpu_of_a_set_makes_it_deaf_to_the_others():
     node = make_node()
     driver = opened(node)
