@@ -15,9 +15,9 @@ from gpu_plugin.cli.topology_source import simulate_option
 from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
 
 if TYPE_CHECKING:
-    from gpu_plugin.placement.groups import LinkGroups
-    from gpu_plugin.placement.report import HeldBack, Offered
     from gpu_plugin.placement.topology import Topology
+    from gpu_plugin.placement_views.groups import LinkGroups
+    from gpu_plugin.placement_views.report import HeldBack, Offered
 
 _POLICIES = (DISTRIBUTED, PACKED, SPREAD)
 
@@ -137,7 +137,7 @@ def _index(each: "Offered | HeldBack") -> int | str:
 
 def _text(what: Served, answer: Answer, *, named: bool) -> Iterator[str]:
     """The answer for people."""
-    from gpu_plugin.placement.matrix import held_back_words  # noqa: PLC0415
+    from gpu_plugin.placement_views.matrix import held_back_words  # noqa: PLC0415
 
     yield f"choice     {_gpus(answer, answer.gpus)}"
     if what.live:
@@ -175,7 +175,7 @@ def _devices(hardware: "Sequence[Offered]", answer: Answer) -> Iterator[str]:
 
 def _pairs(groups: "LinkGroups", topology: "Topology", gpus: Sequence[int]) -> Iterator[str]:
     """A line for each pair of a choice: how it is linked, and its score."""
-    from gpu_plugin.placement.matrix import word  # noqa: PLC0415
+    from gpu_plugin.placement_views.matrix import word  # noqa: PLC0415
 
     pairs = [
         (f"{groups.gpus[a].index}-{groups.gpus[b].index}", word(groups.links[a][b]), str(topology.scores[a][b]))

@@ -360,7 +360,7 @@ class NodeView:
         return self._topology()
 
     def _topology(self) -> Mapping[str, object]:
-        from gpu_plugin.placement.report import report  # noqa: PLC0415 - only those who ask pay for it
+        from gpu_plugin.placement_views.report import report  # noqa: PLC0415 - only those who ask pay for it
 
         node, now = self.now.node, self.store.current
         if self.made.linked is not now or self.made.node is not node:

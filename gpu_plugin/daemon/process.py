@@ -523,7 +523,7 @@ def _tell_hardware(node: Node, library: str) -> None:
 
 
 def _tell_links(before: Node, after: Node) -> None:
-    from gpu_plugin.placement.matrix import changed_links  # noqa: PLC0415 - hardly any daemon ever has need of it
+    from gpu_plugin.placement_views.matrix import changed_links  # noqa: PLC0415 - hardly any daemon ever has need of it
 
     if changed := changed_links(before, after):
         log.info("links between GPUs have changed: %s", changed)

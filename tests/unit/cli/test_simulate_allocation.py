@@ -13,12 +13,12 @@ from gpu_plugin.cli.topology_source import node_from
 from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.device import Device, Resource, mig_slice, whole_gpu, with_held, with_reason
 from gpu_plugin.devices.sharing import Named, share
-from gpu_plugin.placement.explain import explain
 from gpu_plugin.placement.preferred import preferred
 from gpu_plugin.placement.prepared import Placement
-from gpu_plugin.placement.report import report
 from gpu_plugin.placement.shared import POLICIES
 from gpu_plugin.placement.topology import Topology
+from gpu_plugin.placement_views.explain import explain
+from gpu_plugin.placement_views.report import report
 
 DGX1 = "dgx1-v100"
 GPUS, MIGS = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"

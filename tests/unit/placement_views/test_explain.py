@@ -4,12 +4,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_plugin.devices.node import Link
-from gpu_plugin.placement.explain import explain
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.whole import choose
-
-from .nodes import dgx1, mesh, placement, random_nodes, two_sockets
+from gpu_plugin.placement_views.explain import explain
+from tests.unit.placement.nodes import dgx1, mesh, placement, random_nodes, two_sockets
 
 
 def why(made: Placement, available, size: int, required=()) -> str:

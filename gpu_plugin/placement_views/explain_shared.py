@@ -8,10 +8,10 @@ from itertools import groupby, pairwise
 from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
 from gpu_plugin.devices.device import Device
 from gpu_plugin.placement.dealing import Rank, Share
-from gpu_plugin.placement.explain import ALL_AVAILABLE, ALL_REQUIRED, explain, finer_difference
-from gpu_plugin.placement.groups import called
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.shared import POLICIES, SharedGpu, counted
+from gpu_plugin.placement_views.explain import ALL_AVAILABLE, ALL_REQUIRED, explain, finer_difference
+from gpu_plugin.placement_views.groups import called
 
 _USE, _HAS, _ROOM = "use", "has", "room"
 

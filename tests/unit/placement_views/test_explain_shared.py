@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.device import MIG, Device
 from gpu_plugin.placement import shared
-from gpu_plugin.placement.explain_shared import explain_shared
-from gpu_plugin.placement.groups import spans
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.topology import Topology
-
-from .nodes import dgx1
+from gpu_plugin.placement_views.explain_shared import explain_shared
+from gpu_plugin.placement_views.groups import spans
+from tests.unit.placement.nodes import dgx1
 
 DGX = Placement.of(Topology.of(dgx1()))
 
