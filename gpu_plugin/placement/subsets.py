@@ -28,14 +28,16 @@ _ROOM = 3
 
 
 class Criterion(Enum):
-    """What tells sets apart, in the order in which it counts."""
+    """What tells sets apart, in the order in which it counts.
+
+    The total score of its pairs, how good what stays free is for pods to come, the total NUMA distance, how evenly what stays
+    free lies on NUMA nodes, and how low its positions are.
+    """
 
     SCORE = auto()
     REMAINDER = auto()
-    """How good what stays free is for pods to come."""
     DISTANCE = auto()
     EVENNESS = auto()
-    """How evenly what stays free lies on NUMA nodes."""
     POSITIONS = auto()
 
 
@@ -90,9 +92,8 @@ class Subsets:
     ) -> int | None:
         """The best set of that size within `available` that holds all of `required`, as a mask; None where time is up.
 
-        Its score counts first; then how good the remainder is; then how near its NUMA nodes are; then how evenly these are left;
-        then how low its positions are. Where `kept` is given, the best by each of these are put there, until there is only one.
-        `without` is a set that cannot be had: None where there is no other. Without it, there must be such a set.
+        Where `kept` is given, the best by each criterion are put there, until there is only one. `without` is a set that cannot
+        be had; there must be such a set but for that, or the answer is None.
         """
         ties = self._best_scored(available, required, size, expired, without)
         if not ties or expired():

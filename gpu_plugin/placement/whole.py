@@ -87,10 +87,8 @@ def choose(
 ) -> Choice:
     """The set of `size` of the available positions, all required ones among them, that suits a container best.
 
-    On nodes of up to 16 GPUs, of all such sets: the one with the greatest total score; of those, whose removal leaves the best
-    remainder; of those, with the least total NUMA distance; of those, which leaves NUMA nodes most even; of those, the one
-    with the lowest positions (`subsets.Subsets`). On larger nodes, and where `budget` is used up, what a bounded search finds:
-    `Choice.exact` is False. A `trace` makes it look twice.
+    On nodes of up to 16 GPUs it is the best of all such sets by each `subsets.Criterion` in turn. On larger nodes, and where
+    `budget` is used up, it is what a bounded search finds: `Choice.exact` is False. A `trace` makes it look twice.
     """
     pool, must = frozenset(available), frozenset(required)
     choice = _chosen(placement, pool, must, size, budget, None if trace is None else trace.kept)
