@@ -20,6 +20,7 @@ from gpu_plugin.devices import given as given_module
 from gpu_plugin.devices import retirement
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.node import Gpu, Link, Node
+from gpu_plugin.health.latch import Health
 from gpu_plugin.inventory import listing
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.offer import offer
@@ -53,7 +54,7 @@ class Served:
     def __init__(self, settings) -> None:
         self.settings = settings
         self.published: list[Placement] = []
-        self.inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: "")
+        self.inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: Health())
         self.offering = Offering(self.inventory, lambda: settings, self._note)
 
     def _note(self) -> None:
@@ -519,7 +520,9 @@ async def test_many_devices_are_judged_on_a_thread_and_what_changed_meanwhile_co
         return listing.judge(standing)
 
     async with serving(settings) as served:
-        monkeypatch.setattr(served.inventory, "_health", lambda gpu, _: sick[-1] if sick and gpu == "GPU-00" else "")
+        monkeypatch.setattr(
+            served.inventory, "_health", lambda gpu, _: Health(reason=sick[-1] if sick and gpu == "GPU-00" else "")
+        )
         served.take(node(2))
         await served.until(lambda: GPU in served.inventory.store.current.resources)
         monkeypatch.setattr(offering_module, "judge", disturbed)
