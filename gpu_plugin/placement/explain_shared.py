@@ -5,22 +5,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
 from gpu_plugin.devices.device import Device
-from gpu_plugin.placement.dealing import Rank, Share
+from gpu_plugin.placement.dealing import HAS, ROOM, Rank, Share
 from gpu_plugin.placement.explain import ALL_AVAILABLE, ALL_REQUIRED, explain, finer_difference
 from gpu_plugin.placement.groups import called
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.shared import POLICIES, SharedGpu, counted
-
-_USE, _HAS, _ROOM = "use", "has", "room"
-
-_RULES: Mapping[str, Mapping[str, str]] = {
-    DISTRIBUTED: {_USE: "the least used GPU", _HAS: "what the container has least of"},
-    PACKED: {_USE: "the most used GPU", _HAS: "what the container has already", _ROOM: "the least room"},
-    SPREAD: {_HAS: "what the container has least of", _USE: "the least used GPU"},
-}
-"""What each number of a policy's rank is about, and what comes first by it, in words."""
 
 
 @dataclass(slots=True)
@@ -133,7 +123,7 @@ def _ranked(last: _Round, names: Mapping[str, int]) -> str:
         load, counts = last.before[last.open[0]].load, {last.totals[at] for at in last.open}
         of_all = f"{load} of {counts.pop()} given out" if len(counts) == 1 else f"{load} given out of each"
         return f"{_listed(last, last.open, names)} are equally used, {of_all}"
-    rules = list(_RULES[last.policy].items())[: _depth(last)]
+    rules = list(POLICIES[last.policy].looks_at.items())[: _depth(last)]
     first, *others = (words for _, words in rules)
     looked_at = [about for about, _ in rules]
     ordered = [at for at in last.ranks if last.gave[at]]
@@ -158,9 +148,9 @@ def _depth(last: _Round) -> int:
 def _seen(last: _Round, at: int, looked_at: Collection[str]) -> Iterator[str]:
     share = last.before[at]
     yield f"{share.load} of {last.totals[at]} given out"
-    if _HAS in looked_at and any(last.before[one].picked for one in last.open):
+    if HAS in looked_at and any(last.before[one].picked for one in last.open):
         yield f"the container has {share.picked}"
-    if _ROOM in looked_at:
+    if ROOM in looked_at:
         yield f"room for {share.room}"
 
 
