@@ -336,7 +336,7 @@ def nodes(draw: st.DrawFn) -> Kubelet:
     random = Random(draw(st.integers(0, 2**32)))
     linked = draw(st.booleans())
     known = placement(gpus, [f"{a}-{b}:{random.choice([0, 1, 2])}" for a, b in combinations(range(gpus), 2)])
-    kubelet = Kubelet(devices, draw(st.sampled_from(list(POLICIES))), known if linked else UNLINKED)
+    kubelet = Kubelet(devices, draw(st.sampled_from([DISTRIBUTED, PACKED, SPREAD])), known if linked else UNLINKED)
     given_out = draw(st.sampled_from([0, 0.15, 0.5]))
     kubelet.take(*(d.id for d in devices if random.random() < given_out))
     return kubelet
