@@ -4,6 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from gpu_plugin.config import values
 from gpu_plugin.config.choices import HEALTH_SIGNALS
 from gpu_plugin.config.options import OPTIONS
 from gpu_plugin.config.verdicts import MAX_XID, SIGNAL_VERDICTS, XID_CLASSES, XID_VERDICTS
@@ -61,7 +62,15 @@ _JUDGED = [name for name, about in HEALTH_SIGNALS.items() if about]
 
 
 def _option(name: str, schema: Any) -> st.SearchStrategy[Any]:
-    return WRITTEN[name] if name in WRITTEN else st.sampled_from(schema["enum"])
+    if name in WRITTEN:
+        return WRITTEN[name]
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    if schema == values.text.schema:
+        return texts
+    raise LookupError(
+        f"the option {name!r} is read by a rule of its own: add what a file may hold for it to WRITTEN here"
+    )
 
 
 @st.composite

@@ -5,6 +5,7 @@ A program of its own: `test_contributing.py` runs it in the copy, since the test
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -56,22 +57,26 @@ def check(state_dir: str) -> str:
 def works() -> dict[str, object]:
     """What each of the examples does once it is chosen."""
     fatal = policy(resolve({}, {}, {"health": {"signals": {"warm-memory": "fatal"}}}), shipped_table())
-    strategy = resolve({"device_list_strategy": "annotation"}, {}).device_list_strategy
+    strategy = resolve({"device_list_strategy": "site-mounts"}, {}).device_list_strategy
+    edits = container_edits([Device("a", "a", "GPU-a", "0")], Access(strategy))
     partitioned = Node((Gpu("GPU-a", 0), Gpu("GPU-b", 1, mig_enabled=True)))
     [resource] = plan(partitioned, resolve({}, {"MIG_STRATEGY": "unpartitioned"})).resources
     order = list(CHECKS)
     return {
         "signal": verdicts(Watched("warm-memory", Facts())),
         "signal, judged by the file": verdicts(Watched("warm-memory", Facts(), fatal)),
-        "device list strategy": container_edits([Device("a", "a", "GPU-a", "0")], Access(strategy)).annotations,
+        "device list strategy": [mount.container_path for mount in edits.mounts],
         "MIG strategy": [device.id for device in resource.devices],
         "allocation policy": allocation(),
         "simulated node": [gpu.name for gpu in load("l4-2").gpus],
         "simulated node, by name": "l4-2" in names(),
         "option": [
-            resolve({"site": "here"}, {}).site,
-            resolve({}, {"SITE": "there"}).site,
-            resolve({}, {}, {"flags": {"site": "elsewhere"}}).site,
+            asdict(each)["site"]
+            for each in (
+                resolve({"site": "here"}, {}),
+                resolve({}, {"SITE": "there"}),
+                resolve({}, {}, {"flags": {"site": "elsewhere"}}),
+            )
         ],
         "check": [check("/tmp/state"), check("/var/lib/gpu-plugin")],
         "check, in its place": order[order.index("volatile-state") - 1],

@@ -17,8 +17,8 @@ TEXT = (ROOT / "CONTRIBUTING.md").read_text().split("## Adding something", 1)[1]
 BLOCKS = re.findall(r"^```(?:python|yaml)\n# ([^\n]+)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 ADDED = {
     "signal": "warm-memory",
-    "strategy": "annotation",
-    "`--device-list-strategy`": "annotation",
+    "strategy": "site-mounts",
+    "`--device-list-strategy`": "site-mounts",
     "MIG strategy": "unpartitioned",
     "policy": "roomiest",
     "check": "volatile-state",
@@ -65,14 +65,14 @@ def test_every_way_of_adding_something_has_its_example():
 
 
 def test_what_is_added_is_in_the_help(shown):
-    for words in ("unpartitioned (", "annotation (", "roomiest (", "--site", "name of the site"):
+    for words in ("unpartitioned (", "site-mounts (", "roomiest (", "--site", "name of the site"):
         assert words in shown["help"]
 
 
 def test_what_is_added_is_in_the_schema(shown):
     flags = shown["schema"]["properties"]["flags"]["properties"]
     assert "unpartitioned" in flags["migStrategy"]["enum"]
-    assert "annotation" in flags["plugin"]["properties"]["deviceListStrategy"]["anyOf"][1]["items"]["enum"]
+    assert "site-mounts" in flags["plugin"]["properties"]["deviceListStrategy"]["anyOf"][1]["items"]["enum"]
     assert "roomiest" in flags["plugin"]["properties"]["sharedDevicesAllocationPolicy"]["enum"]
     assert flags["site"]["description"] == "name of the site, for the log"
     assert shown["schema"]["properties"]["health"]["properties"]["signals"]["properties"]["warm-memory"] == {
@@ -90,7 +90,7 @@ def test_it_works(shown):
     assert shown["works"] == {
         "signal": ["OK", "OK", "DEGRADED", "DEGRADED", "DEGRADED", "OK"],
         "signal, judged by the file": ["OK", "OK", "FATAL", "FATAL", "FATAL", "OK"],
-        "device list strategy": {"cdi.k8s.io/gpus": "GPU-a"},
+        "device list strategy": ["/run/site-gpus/GPU-a"],
         "MIG strategy": ["GPU-a"],
         "allocation policy": {
             "chosen": {"0": 1, "1": 2, "2": 1},
