@@ -38,7 +38,8 @@ class Policy:
     """Each device is taken from what has the lowest rank at that time and has room.
 
     With each device taken, the first number of a rank rises by one; where the policy `fills`, it falls, so that what was
-    taken from remains the first until it has no room, and shares of one rank must have the same room. `looks_at` says of each
+    taken from remains the first until it has no room, and shares of one rank must have the same room. What the
+    container has must never rank equal to what it does not have: links decide only among the latter. `looks_at` says of each
     number of a rank what it is about (one of `USE`, `HAS`, `ROOM`) and what comes first by it, in words.
     """
 
