@@ -35,12 +35,12 @@ ALLOCATION_POLICIES: Mapping[str, str] = {
 
 HEALTH_SIGNALS: Mapping[str, str] = {
     "hung": "",
-    "unanswered": "looks at the GPU fail",
-    "temperature": "almost as hot as where it shuts down",
+    "unanswered": "queries to the GPU fail",
+    "temperature": "a temperature close to the shutdown threshold",
     "reset-required": "",
-    "slowdown-temperature": "as hot as where it slows down",
-    "margin": "little left to its temperature limits",
-    "hw-slowdown": "clocks held down by heat or the power brake",
+    "slowdown-temperature": "a temperature at the slowdown threshold",
+    "margin": "little margin left to a temperature limit",
+    "hw-slowdown": "clocks reduced by heat or the power brake",
     "sram-threshold": "too many SRAM errors",
     "remap-failure": "a memory row that could not be remapped",
     "unrepairable-memory": "memory beyond repair",
@@ -58,12 +58,12 @@ HEALTH_SIGNALS: Mapping[str, str] = {
     "application-errors": "many Xids of applications",
     "ecc-uncorrected": "uncorrected memory errors",
     "remap-pending": "a memory row that waits to be remapped",
-    "driver-event": "an error that the driver tells of by an event of its own",
+    "driver-event": "an error that the driver reports as an event",
     "pcie-errors": "PCIe errors",
     "cordon": "",
     "node-cordon": "",
     "maintenance": "",
-    "flapping": "unfit again and again",
+    "flapping": "unfit three times within an hour",
     "first-look": "",
 }
 """Health signals, and what each is about; empty for one whose verdict `health.signals` of the config file cannot change.
