@@ -4,7 +4,7 @@ Names and defaults of the first block are those of NVIDIA's plugin v0.20.0 (cmd/
 api/config/v1/flags.go) and of its config-manager (cmd/config-manager/main.go), so that manifests and config files carry over.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from gpu_plugin.config import settings, values
 from gpu_plugin.config.choices import ALLOCATION_POLICIES, DEVICE_LIST_STRATEGIES, MIG_STRATEGIES, listed
@@ -375,9 +375,8 @@ UNFLAGGED: tuple[Option, ...] = (
 
 def settable(options: tuple[Option, ...]) -> tuple[Option, ...]:
     """The same options. Raises LookupError for one whose value has no place in `Settings`."""
-    known = {each.name for each in fields(settings.Settings)}
     for option in options:
-        if option.name not in known:
+        if option.name not in settings.Settings.__annotations__:
             raise LookupError(
                 f"the option {option.name!r} has no field: add it, with its type, to Settings in gpu_plugin/config/settings.py"
             )

@@ -5,7 +5,7 @@ A program of its own: `test_contributing.py` runs it in the copy, since the test
 
 import json
 import sys
-from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -61,7 +61,7 @@ def works() -> dict[str, object]:
     edits = container_edits([Device("a", "a", "GPU-a", "0")], Access(strategy))
     partitioned = Node((Gpu("GPU-a", 0), Gpu("GPU-b", 1, mig_enabled=True)))
     [resource] = plan(partitioned, resolve({}, {"MIG_STRATEGY": "unpartitioned"})).resources
-    order = list(CHECKS)
+    order, site = list(CHECKS), attrgetter("site")
     return {
         "signal": verdicts(Watched("warm-memory", Facts())),
         "signal, judged by the file": verdicts(Watched("warm-memory", Facts(), fatal)),
@@ -71,7 +71,7 @@ def works() -> dict[str, object]:
         "simulated node": [gpu.name for gpu in load("l4-2").gpus],
         "simulated node, by name": "l4-2" in names(),
         "option": [
-            asdict(each)["site"]
+            site(each)
             for each in (
                 resolve({"site": "here"}, {}),
                 resolve({}, {"SITE": "there"}),
