@@ -12,14 +12,12 @@ from gpu_plugin.cli.allocation_answer import Answer, answer_to
 from gpu_plugin.cli.allocation_request import Served, request, served, simulated
 from gpu_plugin.cli.running_daemon import state_dir_option
 from gpu_plugin.cli.topology_source import simulate_option
-from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
+from gpu_plugin.config.choices import ALLOCATION_POLICIES
 
 if TYPE_CHECKING:
     from gpu_plugin.placement.topology import Topology
     from gpu_plugin.placement_views.groups import LinkGroups
     from gpu_plugin.placement_views.report import HeldBack, Offered
-
-_POLICIES = (DISTRIBUTED, PACKED, SPREAD)
 
 _LIST = "GPUs or MIG devices by index, range, uuid (or how one begins) or PCI bus id, such as 0,2-5"
 
@@ -54,7 +52,7 @@ _LIST = "GPUs or MIG devices by index, range, uuid (or how one begins) or PCI bu
 )
 @click.option(
     "--policy",
-    metavar=f"[{'|'.join(_POLICIES)}]",
+    metavar=f"[{'|'.join(ALLOCATION_POLICIES)}]",
     help="Which GPUs replicas and MIG devices are taken from. [default: the daemon's; with --simulate, distributed]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
@@ -77,8 +75,8 @@ def command(
         raise click.UsageError(f"--size: {size}: a container asks for at least one")
     if available and taken:
         raise click.UsageError("--taken: what is taken says what is free: leave out --available")
-    if policy is not None and policy not in _POLICIES:
-        raise click.UsageError(f"--policy: {policy!r} is none of {', '.join(_POLICIES)}")
+    if policy is not None and policy not in ALLOCATION_POLICIES:
+        raise click.UsageError(f"--policy: {policy!r} is none of {', '.join(ALLOCATION_POLICIES)}")
     if resource is not None and simulate is not None:
         raise click.UsageError("--resource: a simulated node serves none: leave it out, or ask the running daemon")
     what = (

@@ -1,60 +1,62 @@
-"""The checks by name, in the order in which one thing depends on another: of several failures the first is often the cause."""
+"""The checks by name, in the order in which one thing depends on another: of several failures the first is often the cause.
+
+A new check is a function in a file of `checks/`, both called as the check with underscores, and its line in `NAMES`.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import cast
 
-from gpu_plugin.doctor.checks.cdi_directory import cdi_directory
-from gpu_plugin.doctor.checks.clock import clock
-from gpu_plugin.doctor.checks.configuration import configuration
-from gpu_plugin.doctor.checks.container_runtime import container_runtime
-from gpu_plugin.doctor.checks.daemon import daemon
-from gpu_plugin.doctor.checks.device_nodes import device_nodes
-from gpu_plugin.doctor.checks.driver_library import driver_library
-from gpu_plugin.doctor.checks.driver_versions import driver_versions
-from gpu_plugin.doctor.checks.fabric_manager import fabric_manager
-from gpu_plugin.doctor.checks.features_directory import features_directory
-from gpu_plugin.doctor.checks.gpus import gpus
-from gpu_plugin.doctor.checks.imex_channels import imex_channels
-from gpu_plugin.doctor.checks.kubelet_directory import kubelet_directory
-from gpu_plugin.doctor.checks.kubelet_socket import kubelet_socket
-from gpu_plugin.doctor.checks.kubernetes_api import kubernetes_api
-from gpu_plugin.doctor.checks.mps import mps
-from gpu_plugin.doctor.checks.other_plugins import other_plugins
-from gpu_plugin.doctor.checks.permissions import permissions
-from gpu_plugin.doctor.checks.persistence_mode import persistence_mode
-from gpu_plugin.doctor.checks.pod_resources import pod_resources
-from gpu_plugin.doctor.checks.registration import registration
-from gpu_plugin.doctor.checks.security_modules import security_modules
-from gpu_plugin.doctor.checks.state_directory import state_directory
 from gpu_plugin.doctor.facts import Facts
 from gpu_plugin.doctor.finding import Finding, warning
 
 Check = Callable[[Facts], Sequence[Finding]]
 
-CHECKS: Mapping[str, Check] = {
-    "configuration": configuration,
-    "permissions": permissions,
-    "security-modules": security_modules,
-    "clock": clock,
-    "driver-library": driver_library,
-    "driver-versions": driver_versions,
-    "gpus": gpus,
-    "device-nodes": device_nodes,
-    "persistence-mode": persistence_mode,
-    "fabric-manager": fabric_manager,
-    "imex-channels": imex_channels,
-    "mps": mps,
-    "state-directory": state_directory,
-    "kubelet-directory": kubelet_directory,
-    "kubelet-socket": kubelet_socket,
-    "other-plugins": other_plugins,
-    "pod-resources": pod_resources,
-    "container-runtime": container_runtime,
-    "cdi-directory": cdi_directory,
-    "daemon": daemon,
-    "registration": registration,
-    "kubernetes-api": kubernetes_api,
-    "features-directory": features_directory,
-}
+NAMES = (
+    "configuration",
+    "permissions",
+    "security-modules",
+    "clock",
+    "driver-library",
+    "driver-versions",
+    "gpus",
+    "device-nodes",
+    "persistence-mode",
+    "fabric-manager",
+    "imex-channels",
+    "mps",
+    "state-directory",
+    "kubelet-directory",
+    "kubelet-socket",
+    "other-plugins",
+    "pod-resources",
+    "container-runtime",
+    "cdi-directory",
+    "daemon",
+    "registration",
+    "kubernetes-api",
+    "features-directory",
+)
+
+
+def check(name: str) -> Check:
+    """The check of this name: the function of that name, with underscores, in the file of that name.
+
+    Raises:
+        LookupError: there is no such file, or no such function in it.
+    """
+    function = name.replace("-", "_")
+    module = f"gpu_plugin.doctor.checks.{function}"
+    if find_spec(module) is not None and callable(found := getattr(import_module(module), function, None)):
+        return cast("Check", found)
+    place = f"gpu_plugin/doctor/checks/{function}.py"
+    raise LookupError(
+        f"the check {name!r} has a line in gpu_plugin/doctor/registry.py and no function: write {function} in {place}"
+    )
+
+
+CHECKS: Mapping[str, Check] = {name: check(name) for name in NAMES}
 
 
 def examined(facts: Facts) -> list[tuple[str, Finding]]:

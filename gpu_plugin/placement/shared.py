@@ -9,39 +9,23 @@ replica of a GPU or MIG device while there is one left of hardware that it does 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
+from typing import TypeVar
 
+from gpu_plugin.config.choices import ALLOCATION_POLICIES, Registry
 from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
 from gpu_plugin.devices.device import Device
 from gpu_plugin.placement import whole
-from gpu_plugin.placement.dealing import Policy, Rank, Share, deal
+from gpu_plugin.placement.dealing import HAS, ROOM, USE, Policy, Rank, Share, deal
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.whole import Budget
 
-
-def _distributed(share: Share) -> Rank:
-    """What is used least; then what this container has least of."""
-    return share.load, share.picked
-
-
-def _packed(share: Share) -> Rank:
-    """What is used most; then what this container has already, which nothing is linked better to; then what is full first."""
-    return -share.load, not share.picked, share.room
-
-
-def _spread(share: Share) -> Rank:
-    """What this container has least of, however much others use it; then what is used least."""
-    return share.picked, share.load
-
-
-POLICIES: Mapping[str, Policy] = {
-    DISTRIBUTED: Policy(_distributed),
-    PACKED: Policy(_packed, fills=True),
-    SPREAD: Policy(_spread),
-}
+POLICIES: Registry[Policy] = Registry(
+    "allocation policy", ALLOCATION_POLICIES, "ALLOCATION_POLICIES", "gpu_plugin/placement/shared.py"
+)
 """Policies by name. They rank GPUs, and on a GPU its MIG devices; where ranks are equal, links and then the list decide.
 
 `distributed` evens out how much GPUs are used: a container gets several MIG devices of one GPU where that is the least used one.
@@ -49,6 +33,38 @@ POLICIES: Mapping[str, Policy] = {
 Of GPUs that are shared whole, each gives a container one device before any gives a second one: policies then differ in which
 GPUs these are, and in which give more.
 """
+
+R = TypeVar("R", bound=Callable[[Share], Rank])
+
+
+def policy(name: str, looks_at: Mapping[str, str], *, fills: bool = False) -> Callable[[R], R]:
+    """A decorator: the function ranks GPUs for the policy of this name; the rest is as `dealing.Policy` has it."""
+
+    def entered(rank: R) -> R:
+        POLICIES.enter(name, Policy(rank, looks_at, fills))
+        return rank
+
+    return entered
+
+
+@policy(DISTRIBUTED, {USE: "the least used GPU", HAS: "what the container has least of"})
+def _distributed(share: Share) -> Rank:
+    return share.load, share.picked
+
+
+@policy(
+    PACKED,
+    {USE: "the most used GPU", HAS: "what the container has already", ROOM: "the least room"},
+    fills=True,
+)
+def _packed(share: Share) -> Rank:
+    """Nothing is linked better to what the container has than what it has already."""
+    return -share.load, not share.picked, share.room
+
+
+@policy(SPREAD, {HAS: "what the container has least of", USE: "the least used GPU"})
+def _spread(share: Share) -> Rank:
+    return share.picked, share.load
 
 
 @dataclass(slots=True)

@@ -3,20 +3,11 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 
-from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
 from gpu_plugin.devices.device import Device
-from gpu_plugin.placement.shared import Round, Trace
+from gpu_plugin.placement.dealing import HAS, ROOM
+from gpu_plugin.placement.shared import POLICIES, Round, Trace
 from gpu_plugin.placement_views import explain
 from gpu_plugin.placement_views.groups import called
-
-_USE, _HAS, _ROOM = "use", "has", "room"
-
-_RULES: Mapping[str, Mapping[str, str]] = {
-    DISTRIBUTED: {_USE: "the least used GPU", _HAS: "what the container has least of"},
-    PACKED: {_USE: "the most used GPU", _HAS: "what the container has already", _ROOM: "the least room"},
-    SPREAD: {_HAS: "what the container has least of", _USE: "the least used GPU"},
-}
-"""What each number of a policy's rank is about, and what comes first by it, in words."""
 
 
 def why(trace: Trace, devices: Sequence[Device], policy: str) -> str:
@@ -52,7 +43,7 @@ def _ranked(last: Round, policy: str, names: Mapping[str, int]) -> str:
         load, counts = last.gpus[places[0]].load, {last.gpus[at].total for at in places}
         of_all = f"{load} of {counts.pop()} given out" if len(counts) == 1 else f"{load} given out of each"
         return f"{_listed(last, places, names)} are equally used, {of_all}"
-    rules = list(_RULES[policy].items())[: _depth(last)]
+    rules = list(POLICIES[policy].looks_at.items())[: _depth(last)]
     first, *others = (words for _, words in rules)
     looked_at = [about for about, _ in rules]
     ordered = [at for at in sorted(_open(last), key=lambda at: last.gpus[at].rank) if last.gave[at]]
@@ -76,9 +67,9 @@ def _depth(last: Round) -> int:
 def _seen(last: Round, at: int, looked_at: Collection[str]) -> Iterator[str]:
     gpu = last.gpus[at]
     yield f"{gpu.load} of {gpu.total} given out"
-    if _HAS in looked_at and any(last.gpus[one].picked for one in _open(last)):
+    if HAS in looked_at and any(last.gpus[one].picked for one in _open(last)):
         yield f"the container has {gpu.picked}"
-    if _ROOM in looked_at:
+    if ROOM in looked_at:
         yield f"room for {gpu.room}"
 
 
