@@ -58,6 +58,7 @@ from gpu_plugin.listener.listener import Listener
 from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import NvmlError
+from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY, forever
 from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin_with
@@ -351,7 +352,7 @@ class Daemon:
 
     async def _find_gpus(self, monitor: Monitor) -> None:
         """Opens the driver, again and again if need be, until there are GPUs to serve."""
-        pause, said = FIRST_RETRY, ""
+        backoff, said = Backoff(FIRST_RETRY, LONGEST_RETRY, ON_NODE), ""
         while True:
             try:
                 node = await monitor.open()
@@ -378,10 +379,10 @@ class Daemon:
                     + trouble,
                 )
             level = logging.DEBUG if trouble == said else logging.WARNING  # the same is worth a line once
-            log.log(level, "%s; looking again in %g s, and ever more slowly", trouble, pause)
+            pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries, keeps no secret
+            log.log(level, "%s; looking again in %g s, and ever more slowly", trouble, backoff.delay)
             said = trouble
-            await anyio.sleep(pause * (0.9 + 0.2 * random.random()))  # noqa: S311 - spreads retries, keeps no secret
-            pause = min(pause * 2, LONGEST_RETRY)
+            await anyio.sleep(pause)
 
     # The hardware
 

@@ -23,6 +23,7 @@ from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.finding import Finder
 from gpu_plugin.nvml.port import Driver, HostView, NvmlError
 from gpu_plugin.nvml.session import DriverSession
+from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY, forever
 from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with
@@ -118,16 +119,15 @@ class MpsService:
 
     async def _serve(self) -> None:
         """Finds the GPUs and has their daemons run; again after each reload, and for as long as no GPU can be read."""
-        pause = FIRST_RETRY
+        backoff = Backoff(FIRST_RETRY, LONGEST_RETRY, ON_NODE)
         while True:
-            settings = self.settings
+            settings, trouble = self.settings, ""
             try:
                 node = await self._find_gpus()
                 await self._leave_root(settings)
                 again = self._plan(node, settings)
             except _NoGpusError as error:
-                self._complain(str(error), pause)
-                again = True
+                trouble, again = str(error), True
             except ConfigError as error:
                 if self._supervisor is None:
                     raise
@@ -141,11 +141,13 @@ class MpsService:
             if self.settings is not settings:
                 continue  # it was reloaded meanwhile
             if again:
-                await self._look.wait(pause * (0.9 + 0.2 * random.random()))  # noqa: S311 - spreads retries
-                pause = min(pause * 2, LONGEST_RETRY)
+                pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries
+                if trouble:
+                    self._complain(trouble, backoff.delay)
+                await self._look.wait(pause)
             else:
                 await self._look.wait()
-                pause = FIRST_RETRY
+                backoff.succeeded()
 
     def _complain(self, trouble: str, pause: float) -> None:
         """Says why there is nothing to serve. Raises NothingToServeError where the operator wants no waiting for it."""

@@ -15,11 +15,19 @@ import anyio
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import EventDelivery
 from gpu_plugin.nvml.calls import DriverCalls
-from gpu_plugin.nvml.event_set import LiveSet, Member, Rebuilds
+from gpu_plugin.nvml.event_set import (
+    FIRST_REBUILD_PAUSE,
+    FREE_REBUILDS,
+    LIVED,
+    LONGEST_REBUILD_PAUSE,
+    LiveSet,
+    Member,
+)
 from gpu_plugin.nvml.events import WAIT_MS, EventWaiter, Setbacks
 from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
 from gpu_plugin.nvml.registration import Outcome, Registered, register, register_warily
 from gpu_plugin.nvml.watched import Watched
+from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
@@ -67,7 +75,7 @@ class EventSubscription:
         self._asked: list[_Asked] = []
         self._listening = False
         self._setbacks = Setbacks()
-        self._rebuilds = Rebuilds()
+        self._rebuilds = Backoff(FIRST_REBUILD_PAUSE, LONGEST_REBUILD_PAUSE, free=FREE_REBUILDS, stable=LIVED)
         self._suspects: set[str] = set()
         self._unsupported = False
         self._no_set = ""
@@ -91,7 +99,7 @@ class EventSubscription:
             return mine.undone or member.answer.why
         if self._stuck:
             return "the call that waits for them does not come back"
-        if self._rebuilds.again_and_again(anyio.current_time() - mine.born):
+        if self._rebuilds.failures > FREE_REBUILDS and anyio.current_time() - mine.born < LIVED:
             return "the wait for them has failed again and again"
         return ""
 
@@ -163,7 +171,7 @@ class EventSubscription:
         if not await self._freed(self._left_behind, patience):
             return False
         self._suspects.clear()
-        self._rebuilds = Rebuilds()
+        self._rebuilds.succeeded()
         self._no_set, self._unsupported = "", False  # the next driver may know more
         return True
 
@@ -212,7 +220,7 @@ class EventSubscription:
     async def _replace(self, patience: float) -> bool:
         """Leaves a set that is good for nothing, and frees it if that can be done in time. Returns whether it was left."""
         old = self._set
-        if old is None or not old.undone or anyio.current_time() < self._rebuilds.not_before:
+        if old is None or not old.undone or not self._rebuilds.due(anyio.current_time()):
             return False
         if len(self._left_behind) >= MOST_LEFT_BEHIND:
             return False
@@ -253,7 +261,7 @@ class EventSubscription:
             return
         now = anyio.current_time()
         undone.undone = why
-        self._rebuilds.undone(now - undone.born, now)
+        self._rebuilds.failed(now, worked_for=now - undone.born)
 
     # Requests
 
@@ -329,7 +337,7 @@ class EventSubscription:
             return
         if isinstance(error, NvmlError) and error.code == Return.GPU_IS_LOST:
             self._undo(waited, str(error))
-            if self._rebuilds.in_a_row > 1:  # without those that are lost to their looks it is lost all the same
+            if self._rebuilds.failures > 1:  # without those that are lost to their looks it is lost all the same
                 self._suspects |= waited.members.keys()
         self._upset()
 

@@ -218,7 +218,7 @@ async def test_an_api_server_that_refuses_is_asked_ever_more_rarely_and_keeps_no
     bench, caplog
 ):
     bench.api.refusal = "it may not patch nodes"
-    assert await bench.keep(ONE, node_labels="api") == pytest.approx(0.9 * FIRST_PAUSE)
+    assert await bench.keep(ONE, node_labels="api") == pytest.approx(FIRST_PAUSE)
     assert "it may not patch nodes" in bench.labels.trouble
     assert bench.api.asked == 1
     bench.steady += 1
