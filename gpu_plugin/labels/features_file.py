@@ -4,12 +4,12 @@ Its name is that of GPU Feature Discovery's file, so that either replaces the ot
 alphabetical order and says nvidia.com/gpu.present; GPU Feature Discovery's lies in no order, and does not. Only ours is removed.
 """
 
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from gpu_plugin.labels.keys import PRESENT, TIMESTAMP
 from gpu_plugin.runtime.atomic import leftovers, replace_file
+from gpu_plugin.runtime.regular_file import UnfitFileError, open_file
 
 NAME = "gfd"
 MODE = 0o644
@@ -29,11 +29,9 @@ class FeaturesFile:
     def read(self) -> dict[str, str]:
         """The labels that it has now, in its order, whoever wrote it; none where there is no such file."""
         try:
-            if not stat.S_ISREG(self.path.lstat().st_mode):
-                return {}
-            with self.path.open("rb") as file:
+            with open_file(self.path, links=False) as file:
                 text = file.read(MAX_BYTES).decode("utf-8", "replace")
-        except FileNotFoundError:
+        except (FileNotFoundError, UnfitFileError):
             return {}
         pairs = (line.partition("=") for line in text.splitlines())
         return {key: value for key, equals, value in pairs if equals}

@@ -174,16 +174,14 @@ def _identity(path: Path, kind: Callable[[int], bool]) -> Identity:
 
 def _locked(path: Path) -> bool:
     """Whether a process holds a lock of fcntl(2) on a file. Asks the kernel alone, and takes none for itself."""
-    descriptor = readiness.open_file(path)
-    if descriptor is None:
+    stream = readiness.opened(path)
+    if stream is None:
         return False
-    try:
+    with stream:
         question = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         with suppress(OSError):  # a file system without locks
-            return bool(struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, question))[0] != fcntl.F_UNLCK)
+            return bool(struct.unpack(_FLOCK, fcntl.fcntl(stream, fcntl.F_GETLK, question))[0] != fcntl.F_UNLCK)
         return False
-    finally:
-        os.close(descriptor)
 
 
 def _answer(roots: Sequence[str], pipe: str, signs: Signs, now: float) -> Answer:

@@ -7,7 +7,6 @@ a line, oldest first. The file is appended to on a thread, and replaced by what 
 import errno
 import logging
 import os
-import stat
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -20,6 +19,7 @@ import msgspec
 from gpu_plugin.runtime.atomic import replace_file
 from gpu_plugin.runtime.printable import printable
 from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.regular_file import open_file
 from gpu_plugin.runtime.threads import DaemonThreads, Job, settled
 from gpu_plugin.state.directory import Identity, identity, keep_aside
 
@@ -111,12 +111,8 @@ def recollect(state_dir: Path) -> tuple[list[Event], int]:
     Raises:
         OSError: there is no such file, or it cannot be read.
     """
-    descriptor = os.open(state_dir / FILE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    with os.fdopen(descriptor, "rb") as stream:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return [], 0
-        stream.seek(max(0, status.st_size - MAX_BYTES))
+    with open_file(state_dir / FILE, links=False) as stream:
+        stream.seek(max(0, os.fstat(stream.fileno()).st_size - MAX_BYTES))
         lines = stream.read(MAX_BYTES).split(b"\n")
     made = [_made(line) for line in lines if line]
     found = [event for event in made if event is not None]

@@ -20,6 +20,7 @@ import msgspec
 
 from gpu_plugin.kubelet.socket import PREFIX
 from gpu_plugin.runtime.printable import printable
+from gpu_plugin.runtime.regular_file import open_file
 from gpu_plugin.state.directory import Identity, identity, set_aside
 
 log = logging.getLogger(__name__)
@@ -178,12 +179,9 @@ class NodeLock:
     def _owner(self) -> str:
         """Whoever wrote the lock's file last, in words."""
         try:
-            descriptor = os.open(self._state_dir / FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-            try:
-                text = os.read(descriptor, _MAX_BYTES).decode()  # msgspec passes over a key that is no text
-                return str(msgspec.json.decode(text, type=Owner))
-            finally:
-                os.close(descriptor)
+            with open_file(self._state_dir / FILE, links=False) as stream:
+                text = stream.read(_MAX_BYTES).decode()  # msgspec passes over a key that is no text
+            return str(msgspec.json.decode(text, type=Owner))
         except (
             OSError,
             ValueError,
