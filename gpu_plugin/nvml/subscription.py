@@ -28,6 +28,7 @@ from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
 from gpu_plugin.nvml.registration import Outcome, Registered, register, register_warily
 from gpu_plugin.nvml.watched import Watched
 from gpu_plugin.runtime.backoff import Backoff
+from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class EventSubscription:
         self._tell = tell
         self._set: LiveSet | None = None
         self._left_behind: list[LiveSet] = []
-        self._making: Job[EventSet] | None = None
+        self._making: SlowCall[EventSet] = SlowCall(calls.begin)
         self._asked: list[_Asked] = []
         self._listening = False
         self._setbacks = Setbacks()
@@ -163,8 +164,8 @@ class EventSubscription:
     async def leave(self, patience: float) -> bool:
         """Ends the wait and frees every event set, so that the driver can be closed. Returns whether that is done."""
         self._listening = False
-        if self._making is not None:
-            if not await settled(self._making, patience):
+        if self._making.begun:
+            if not await self._making.wait(patience):
                 return False
             self._made()
         self._retire("the driver is closed")
@@ -195,9 +196,8 @@ class EventSubscription:
             return self._set is not None
         if len(self._left_behind) >= MOST_LEFT_BEHIND:
             return False  # what undid the last one is said already
-        if self._making is None:
-            self._making = self._calls.begin(self._driver.event_set)
-        in_time = await settled(self._making, patience)
+        self._making.begin(self._driver.event_set)
+        in_time = await self._making.wait(patience)
         error = self._made() if in_time else TimeoutError(f"no answer for {patience:g} s")
         if error is None:
             return True
@@ -210,8 +210,7 @@ class EventSubscription:
 
     def _made(self) -> BaseException | None:
         """Takes the set that was asked for, which has come. Returns why there is none."""
-        job, self._making = self._making, None
-        assert job is not None
+        job = self._making.take()
         error = job.done.exception()
         if error is None:
             self._set, self._no_set = LiveSet(job.done.result(), anyio.current_time()), ""
