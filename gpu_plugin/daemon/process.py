@@ -13,7 +13,6 @@ import importlib.util
 import logging
 import os
 import random
-import signal
 import stat
 import time
 from collections import Counter
@@ -60,6 +59,7 @@ from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.signals import told_to_stop
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY, forever
 from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin_with
 from gpu_plugin.sources.list_strategy import ListStrategy, tell
@@ -268,19 +268,11 @@ class Daemon:
         self._parts.cancel_scope.cancel()
 
     async def _signals(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP) as signals:
-            async for number in signals:
-                if number == signal.SIGHUP:
-                    log.info("SIGHUP: reading the configuration again")
-                    self.configuration.ask()
-                else:
-                    log.info("%s: stopping", signal.Signals(number).name)
-                    self._why_stopped = signal.Signals(number).name
-                    self._told_to_stop = True
-                    if self._listener is not None:
-                        self._listener.stop()
-                    self._parts.cancel_scope.cancel()
-                    return
+        self._why_stopped = await told_to_stop(self.configuration.ask)
+        self._told_to_stop = True
+        if self._listener is not None:
+            self._listener.stop()
+        self._parts.cancel_scope.cancel()
 
     async def _serve(self) -> None:
         registration = Path(self.settings.registration_socket) if self.settings.registration_socket else None

@@ -3,7 +3,6 @@
 import logging
 import os
 import random
-import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from gpu_plugin.nvml.port import Driver, HostView, NvmlError
 from gpu_plugin.nvml.session import DriverSession
 from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.signals import told_to_stop
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY, forever
 from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with
 from gpu_plugin.state.directory import StateDirectory
@@ -98,16 +98,9 @@ class MpsService:
         return status if self._told_to_stop or status else 1
 
     async def _signals(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP) as signals:
-            async for number in signals:
-                if number == signal.SIGHUP:
-                    log.info("SIGHUP: reading the configuration again")
-                    self._configuration.ask()
-                else:
-                    log.info("%s: stopping", signal.Signals(number).name)
-                    self._told_to_stop = True
-                    self._parts.cancel_scope.cancel()
-                    return
+        await told_to_stop(self._configuration.ask)
+        self._told_to_stop = True
+        self._parts.cancel_scope.cancel()
 
     async def _configure(self) -> None:
         await self._configuration.run(self._take_settings)

@@ -17,6 +17,7 @@ from pathlib import Path
 import anyio
 import anyio.abc
 
+from gpu_plugin.devices.mps_paths import shm_directory
 from gpu_plugin.mps import directories, readiness
 from gpu_plugin.mps.compute_modes import ComputeModes
 from gpu_plugin.mps.control_daemon import ControlDaemon, end_leftovers
@@ -30,7 +31,6 @@ from gpu_plugin.mps.plan import (
     MpsResource,
     plan_daemons,
     same_threads,
-    shm_directory,
     threads_in,
 )
 from gpu_plugin.mps.readiness import Mark, ReadyMark

@@ -15,11 +15,12 @@ from pathlib import Path
 import anyio
 
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.devices.mps_paths import CONTROL, CONTROL_LOCK, STARTED, pipe_directory, resource_directory
 from gpu_plugin.devices.sharing import MpsShared
 from gpu_plugin.mps import control_program, directories, foreign, readiness
 from gpu_plugin.mps.errors import MpsError, NotStartedError
 from gpu_plugin.mps.foreign import Answer, Identity, Signs
-from gpu_plugin.mps.plan import pipe_directory, resource_directory, threads_in
+from gpu_plugin.mps.plan import threads_in
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import Workers, begin
 
@@ -33,12 +34,6 @@ ANSWER = 5.0
 
 AT_ONCE = 0.25
 """Seconds that a look waits for answers: a daemon in order needs some milliseconds, another is judged by a later look."""
-
-SOCKET, LOCK = "control", "control_lock"
-"""Files of a control daemon in its pipe directory."""
-
-STARTED = ".started"
-"""NVIDIA's mps-control-daemon makes it in the resource's directory (cmd/mps-control-daemon/mps/daemon.go)."""
 
 _STATE = "its MPS daemon's state"
 
@@ -155,11 +150,13 @@ def _seen(configured: str, shared: Sequence[MpsShared]) -> _Seen:
 def signs_of(root: str, resource: str) -> Signs | None:
     """What can be seen of a daemon that serves a resource; None where none ever has. Blocks."""
     pipe = Path(pipe_directory(root, resource))
-    control = _identity(pipe / SOCKET, stat.S_ISSOCK)
+    control = _identity(pipe / CONTROL, stat.S_ISSOCK)
     if not control:
         return None
     return Signs(
-        control, _identity(Path(resource_directory(root, resource), STARTED), stat.S_ISREG), _locked(pipe / LOCK)
+        control,
+        _identity(Path(resource_directory(root, resource), STARTED), stat.S_ISREG),
+        _locked(pipe / CONTROL_LOCK),
     )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpu_plugin.config.times import utc
 from gpu_plugin.kubelet.socket import PREFIX
 from gpu_plugin.runtime.printable import printable
 from gpu_plugin.runtime.regular_file import open_file
@@ -48,7 +49,7 @@ class Owner(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         where = f" on {printable(self.host)}" if self.host else ""
-        began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since)) if self.since else "a time unknown"
+        began = utc(self.since) if self.since else "a time unknown"
         return f"process {self.pid}{where}, version {printable(self.version) or 'unknown'}, running since {began}"
 
 
@@ -182,12 +183,7 @@ class NodeLock:
             with open_file(self._state_dir / FILE, links=False) as stream:
                 text = stream.read(_MAX_BYTES).decode()  # msgspec passes over a key that is no text
             return str(msgspec.json.decode(text, type=Owner))
-        except (
-            OSError,
-            ValueError,
-            OverflowError,
-            RecursionError,
-        ):  # a time that no calendar has, or nested without end
+        except (OSError, ValueError, RecursionError):  # or nested without end
             return "it has not said who it is"
 
     def _server(self) -> str:
