@@ -14,6 +14,7 @@ from gpu_plugin.access.edits import ContainerEdits, DeviceSpec, Mount
 from gpu_plugin.config.choices import DEVICE_LIST_STRATEGIES, Functions
 from gpu_plugin.config.sharing import MPS
 from gpu_plugin.devices.device import Device
+from gpu_plugin.devices.mps_paths import container_pipe_directory, pipe_directory, shm_directory
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 VOLUME_ROOT = "/var/run/nvidia-container-devices"
@@ -38,7 +39,7 @@ class MpsDirectories:
     @classmethod
     def of(cls, root: str, resource: str) -> "MpsDirectories":
         """Those of a resource under the host's `root`."""
-        return cls(f"{root}/{resource}/pipe", f"{root}/shm", f"/mps/{resource}/pipe")
+        return cls(pipe_directory(root, resource), shm_directory(root), container_pipe_directory(resource))
 
 
 @dataclass(frozen=True, slots=True)

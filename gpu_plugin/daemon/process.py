@@ -13,7 +13,6 @@ import importlib.util
 import logging
 import os
 import random
-import signal
 import socket
 import stat
 import time
@@ -59,7 +58,9 @@ from gpu_plugin.listener.listener import Listener
 from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import NvmlError
+from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.signals import told_to_stop
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY, forever
 from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin_with
 from gpu_plugin.sources.list_strategy import ListStrategy, tell
@@ -269,19 +270,11 @@ class Daemon:
         self._parts.cancel_scope.cancel()
 
     async def _signals(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP) as signals:
-            async for number in signals:
-                if number == signal.SIGHUP:
-                    log.info("SIGHUP: reading the configuration again")
-                    self.configuration.ask()
-                else:
-                    log.info("%s: stopping", signal.Signals(number).name)
-                    self._why_stopped = signal.Signals(number).name
-                    self._told_to_stop = True
-                    if self._listener is not None:
-                        self._listener.stop()
-                    self._parts.cancel_scope.cancel()
-                    return
+        self._why_stopped = await told_to_stop(self.configuration.ask)
+        self._told_to_stop = True
+        if self._listener is not None:
+            self._listener.stop()
+        self._parts.cancel_scope.cancel()
 
     async def _serve(self) -> None:
         registration = Path(self.settings.registration_socket) if self.settings.registration_socket else None
@@ -353,7 +346,7 @@ class Daemon:
 
     async def _find_gpus(self, monitor: Monitor) -> None:
         """Opens the driver, again and again if need be, until there are GPUs to serve."""
-        pause, said = FIRST_RETRY, ""
+        backoff, said = Backoff(FIRST_RETRY, LONGEST_RETRY, ON_NODE), ""
         while True:
             try:
                 node = await monitor.open()
@@ -380,10 +373,10 @@ class Daemon:
                     + trouble,
                 )
             level = logging.DEBUG if trouble == said else logging.WARNING  # the same is worth a line once
-            log.log(level, "%s; looking again in %g s, and ever more slowly", trouble, pause)
+            pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries, keeps no secret
+            log.log(level, "%s; looking again in %g s, and ever more slowly", trouble, backoff.delay)
             said = trouble
-            await anyio.sleep(pause * (0.9 + 0.2 * random.random()))  # noqa: S311 - spreads retries, keeps no secret
-            pause = min(pause * 2, LONGEST_RETRY)
+            await anyio.sleep(pause)
 
     # The hardware
 

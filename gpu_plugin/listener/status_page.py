@@ -145,11 +145,6 @@ class StatusPage:
             **{f"/{name}": self._asset for name in ASSETS},
         }
 
-    @property
-    def readers(self) -> int:
-        """How many streams are kept up to date."""
-        return self._readers
-
     async def run(self) -> None:
         """Keeps what is shown up to date while somebody looks. Never returns."""
         while True:

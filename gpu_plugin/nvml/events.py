@@ -14,6 +14,7 @@ import anyio
 
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.port import Driver, Event, EventSet, NvmlError
+from gpu_plugin.runtime.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,10 @@ WAIT_MS = 1000
 
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 30.0
+"""Seconds until a wait that failed is repeated: the first time, and at most."""
+
 REPEAT_LOG = 60.0
+"""Seconds between two lines of the log about that."""
 
 DEAF_AFTER = 3
 """Waits in a row that fail before nothing is expected of the event set any more."""
@@ -68,9 +72,7 @@ class Gathering:
 class Setbacks:
     """How waits failed lately, in seconds of the steady clock. Handed from one waiter to the next; only one of them waits on."""
 
-    pause: float = FIRST_PAUSE
-    failures: int = 0
-    """In a row."""
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE))
     said: float | None = None
     """When that was said last."""
 
@@ -176,7 +178,7 @@ class EventWaiter:
             if gathering.events and (trouble or time.monotonic() >= gathering.due):
                 self._hand_over(partial(self._deliver_all, gathering.handed_over()))
             if trouble is None:
-                setbacks.pause, setbacks.failures = FIRST_PAUSE, 0
+                setbacks.backoff.succeeded()
                 if not well:
                     well = True
                     self._hand_over(lambda: self._deaf(""))
@@ -189,16 +191,15 @@ class EventWaiter:
             words = str(trouble) if isinstance(trouble, NvmlError) else repr(trouble)
             # One that fails as a GPU is lost is soon mended by another event set.
             mended = isinstance(trouble, NvmlError) and trouble.code == Return.GPU_IS_LOST
-            mended = mended and setbacks.failures + 1 < DEAF_AFTER
+            mended = mended and setbacks.backoff.failures + 1 < DEAF_AFTER
             if not mended and (setbacks.said is None or time.monotonic() - setbacks.said >= REPEAT_LOG):
                 setbacks.said = time.monotonic()
                 log.warning("waiting for driver events fails, health relies on polling until it works again: %s", words)
-            setbacks.failures += 1
-            if setbacks.failures % DEAF_AFTER == 0:  # of the next event set too, and of the one after that
+            pause = setbacks.backoff.failed(time.monotonic())
+            if setbacks.backoff.failures % DEAF_AFTER == 0:  # of the next event set too, and of the one after that
                 well = False
                 self._hand_over(lambda words=words: self._deaf(words))  # type: ignore[misc]
             self._hand_over(lambda trouble=trouble: self._upset(trouble))  # type: ignore[misc]
-            pause, setbacks.pause = setbacks.pause, min(setbacks.pause * 2, LONGEST_PAUSE)
             self._stop.wait(pause)
 
     def _drain(self, gathering: Gathering) -> None:

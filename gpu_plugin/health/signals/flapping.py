@@ -6,12 +6,12 @@ from typing import Self
 
 from msgspec.structs import replace
 
+from gpu_plugin.config.times import duration, utc
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.hysteresis import lately
 from gpu_plugin.health.latch import Latch, Memory, Verdict, corrected, together
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.signal import Say, SignalKind, signal
-from gpu_plugin.health.spelling import clock, duration
 
 NAME = "flapping"
 
@@ -59,7 +59,7 @@ def clears(case: Case) -> str:
     end = until(case.latch)
     if case.now >= end or not case.policy.flap_hold:
         return "the next good look at it"
-    return f"time: it is held back until {clock(end)}, {duration(end - case.now)} from now"
+    return f"time: it is held back until {utc(end)}, {duration(end - case.now)} from now"
 
 
 @signal(

@@ -125,7 +125,7 @@ async def test_all_readers_get_the_same_bytes():
         assert second[0] is second[1] is second[2]
         for chunks in streams:
             await chunks.aclose()
-        assert not page.readers
+        assert not page._readers
 
 
 async def test_who_missed_a_change_gets_the_newest_of_everything():
@@ -300,7 +300,7 @@ async def test_switched_off_it_is_gone_and_readers_are_let_go(monkeypatch):
         for path in ("/", "/status.json", "/status.stream", "/links.svg"):
             answer = await ask(page, path)
             assert (answer.status, "--status-page" in answer.text) == (404, True)
-        assert not page.readers
+        assert not page._readers
 
 
 async def test_under_a_name_that_may_be_another_sites_nothing_is_told():

@@ -136,7 +136,7 @@ def test_a_gpu_that_is_cut_is_in_mig_mode():
 
 
 def test_the_tables_of_mig_profiles_are_those_that_a_file_may_name():
-    for model in mig.MODELS:
+    for model in mig._MEMORY:
         assert profile.parse({"count": 1, "gpu": {"name": "x", "mig_profiles": model}}).gpus[0].mig_profiles == model
 
 
