@@ -44,16 +44,20 @@ def read_document(file: str | Path, named_by: str = "") -> Document:
 
     Raises ConfigError where it cannot be read (told with what named it) or is no YAML.
     """
+    return document.parse(read_written(file, named_by), str(file))
+
+
+def read_written(file: str | Path, named_by: str = "") -> bytes:
+    """As much of a config file as tells that it is too long. Raises ConfigError where it cannot be read, as `read_document`."""
     try:
-        written = _read(file)
+        return regular_file(file)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError.of([Fault(reason or "cannot be read", f"{named_by}{file}")]) from None
-    return document.parse(written, str(file))
 
 
-def _read(file: str | Path) -> bytes:
-    """As much of a file as tells that it is too long. Raises OSError or ValueError."""
+def regular_file(file: str | Path) -> bytes:
+    """The first bytes of a regular file or of /dev/null, one more than a config file has. Raises OSError or ValueError."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         there = os.fstat(descriptor)
@@ -129,7 +133,15 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "node_label",
         "kubeconfig",
     ),
-    "Logs and probes": ("log_format", "log_level", "http_address", "pod_metrics", "status_page", "event_loop"),
+    "Logs and probes": (
+        "log_format",
+        "log_level",
+        "http_address",
+        "pod_metrics",
+        "status_page",
+        "status_page_hosts",
+        "event_loop",
+    ),
     "The Kubernetes Node": (
         "node_events",
         "pod_events",

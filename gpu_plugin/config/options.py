@@ -312,6 +312,15 @@ OURS: tuple[Option, ...] = (
         "name the pods that hold devices in /metrics and on the status page, where the kubelet's PodResources service says so",
     ),
     _switch("status_page", "flags.statusPage", True, "answer / on the HTTP address with a page for people"),
+    _option(
+        "status_page_hosts",
+        "flags.statusPageHosts",
+        "",
+        values.host_names,
+        "names under which that page is shown, besides localhost, the name of the node and all addresses; "
+        "*.example.com for all below example.com",
+        many=True,
+    ),
     _switch(
         "node_events",
         "flags.nodeEvents",

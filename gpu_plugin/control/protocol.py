@@ -17,6 +17,9 @@ LONGEST_REPLY = 1024 * 1024
 SECONDS_TO_ANSWER = 10.0
 """How long a verb may take."""
 
+PATIENCE = SECONDS_TO_ANSWER + 1
+"""Seconds after which `request` gives up."""
+
 LONGEST_ADDRESS = 107
 """sun_path has 108 bytes, the last a zero (unix(7))."""
 

@@ -14,6 +14,7 @@ import logging
 import os
 import random
 import signal
+import socket
 import stat
 import time
 from collections import Counter
@@ -115,7 +116,7 @@ class Daemon:
         self._health = HealthWatch(self.settings, hardware.host.boot_id(), self._recorder.changed, self._pods.heard)
         self._health.reports.subscribe(self._events.health)
         self._operations = Operations(self._health, lambda: self._now.monitor, self._recorder.written)
-        self._inventory = Inventory(self.store, self._health.ledger.reason)
+        self._inventory = Inventory(self.store, self._health.ledger.health)
         self._offering = Offering(
             self._inventory, lambda: self.settings, self._recorder.changed, self._registrations.heard
         )
@@ -125,7 +126,7 @@ class Daemon:
         self._cluster = ClusterReporting(
             settings=lambda: self.settings,
             health=self._health,
-            snapshot=lambda: self.store.current,
+            store=self.store,
             holders=self._attribution.newest,
             trouble=lambda: self._now.driver_trouble,
             node=configuration.node,
@@ -202,6 +203,7 @@ class Daemon:
         unasked = "the driver has not been asked about it yet"
         self._health.remember(self._memory.evidence(), tuple(replace(gpu, unreadable=unasked) for gpu in remembered))
         self._inventory.remember(self._memory.listed(), self._memory.foreign())
+        self._inventory.found(self._health.gpus)
         wire.warm()
         self._now.monitor = self._make_monitor(remembered)
         for name, run in (
@@ -412,6 +414,7 @@ class Daemon:
             _tell_links(self._now.node, node)
         self._now.node = node
         self._health.watch(node.gpus)
+        self._inventory.found(node.gpus)
         self._operations.found()
         self._cluster.changed()
         if found is not None:
@@ -450,6 +453,7 @@ class Daemon:
 
         return Source(
             on=lambda: self.settings.status_page,
+            names=lambda: (*self.settings.status_page_hosts, (self.settings.node_name or socket.gethostname()).lower()),
             held=self._held_by_containers,
             material=self._view.material,
             news=self._events.store.news,
@@ -523,7 +527,7 @@ def _tell_hardware(node: Node, library: str) -> None:
 
 
 def _tell_links(before: Node, after: Node) -> None:
-    from gpu_plugin.placement.matrix import changed_links  # noqa: PLC0415 - hardly any daemon ever has need of it
+    from gpu_plugin.placement_views.matrix import changed_links  # noqa: PLC0415 - hardly any daemon ever has need of it
 
     if changed := changed_links(before, after):
         log.info("links between GPUs have changed: %s", changed)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from gpu_plugin.listener.page_data import ATTENTION, OK, UNHEALTHY
 from gpu_plugin.listener.page_gpus import devices, gpus, pods
 from gpu_plugin.listener.page_pieces import NONE, SIGNS, Data, badge, bus_and_model, iso, moment, row, since, table, utc
-from gpu_plugin.placement.svg import xml
+from gpu_plugin.placement_views.svg import xml
 
 
 def parts(data: Data) -> dict[str, str]:

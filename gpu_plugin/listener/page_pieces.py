@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gpu_plugin.listener.page_data import ATTENTION, OK, UNHEALTHY
-from gpu_plugin.placement.svg import xml
+from gpu_plugin.placement_views.svg import xml
 
 Data = Mapping[str, Any]
 

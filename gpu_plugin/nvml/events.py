@@ -36,6 +36,10 @@ GATHER = 0.05
 """Seconds for which events of a storm are gathered: waking the event loop for each would cost more than judging them."""
 
 
+DRAIN_MOST, DRAIN_WITHIN = 1024, 0.25
+"""Events that are still taken from an event set when the wait for it ends, and seconds that this may take."""
+
+
 @dataclass(slots=True)
 class Gathering:
     """Events of a storm on their way to the event loop. Times are in seconds of any steady clock. Does no I/O."""
@@ -143,6 +147,7 @@ class EventWaiter:
         gathering = Gathering()
         try:
             self._wait_on(gathering)
+            self._drain(gathering)
         finally:
             self._hand_over(partial(self._deliver_all, gathering.handed_over()))
             self._out = True
@@ -195,6 +200,18 @@ class EventWaiter:
             self._hand_over(lambda trouble=trouble: self._upset(trouble))  # type: ignore[misc]
             pause, setbacks.pause = setbacks.pause, min(setbacks.pause * 2, LONGEST_PAUSE)
             self._stop.wait(pause)
+
+    def _drain(self, gathering: Gathering) -> None:
+        """Takes what is ready: the set may be freed next, and what is in it then is gone, that of healthy GPUs too (nvml.h)."""
+        until = time.monotonic() + DRAIN_WITHIN
+        for _ in range(DRAIN_MOST):
+            try:
+                gathering.events.append(self._driver.wait(self._events, 1))
+            except Exception as error:  # noqa: BLE001 - nothing is ready, or nothing more is to be had
+                log.debug("no further event: %s", error)
+                return
+            if time.monotonic() >= until:
+                return
 
     def _deliver_all(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -64,6 +64,7 @@ WAYS: Mapping[str, str] = {
     "xid_config": "health.xidConfig",
     "http_address": "http.port",
     "status_page": "http.statusPage",
+    "status_page_hosts": "http.statusPageHosts",
     "pod_metrics": "http.podMetrics",
     "node_events": "cluster.nodeEvents",
     "pod_events": "cluster.podEvents",

@@ -43,6 +43,7 @@ VALUES: dict[str, tuple[str, str]] = {
     "kubeconfig": ("/a/config", "/b/config"),
     "device_plugin_dir": ("/a", "/b"),
     "pod_resources_socket": ("/a/kubelet.sock", "/b/kubelet.sock"),
+    "status_page_hosts": ("gpus.example.com", "*.example.com"),
     "include_gpus": ("0,GPU-00000000-0000-4000-8000-00000000000a", "*H100*"),
     "exclude_gpus": ("1", "0000:3b:00.0"),
     "simulate": ("h200", "dgx-a100"),

@@ -49,6 +49,7 @@ WRITTEN: dict[str, st.SearchStrategy[Any]] = {
     "http_address": st.sampled_from(
         ["", "127.0.0.1:9480", "[::1]:9480", "fd00::7:9480", "node.example.com:80", ":9480"]
     ),
+    "status_page_hosts": st.sampled_from(["", "gpus.example.com", ["*.example.com", "node-7"], "a.b,c.d", []]),
     "health_poll_interval": durations,
     "temperature_recovery": durations,
     "nvml_timeout": durations,

@@ -20,6 +20,7 @@ import pytest
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.devices.device import Resource
+from gpu_plugin.health.latch import Health
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import checkpoint, endpoint, holders
@@ -107,7 +108,7 @@ class Life:
     def begin(self) -> None:
         """A new process of ours, with what the last one wrote down."""
         store, look = SnapshotStore(), Pulse()
-        self.inventory = Inventory(store, lambda _gpu, _visible: "")
+        self.inventory = Inventory(store, lambda _gpu, _visible: Health())
         self.inventory.remember(*(tuple(map(as_remembered, known)) for known in self.remembered))
         registrations = Registrations()
         self.offering = Offering(self.inventory, lambda: self.settings, self.published, registrations.heard)

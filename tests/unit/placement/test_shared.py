@@ -315,7 +315,7 @@ def test_sets_of_gpus_are_compared_once_a_request_at_most(policy, monkeypatch):
         calls.append(args)
         return choose(*args)
 
-    monkeypatch.setattr("gpu_plugin.placement.shared.choose", counted)
+    monkeypatch.setattr("gpu_plugin.placement.whole.choose", counted)
     for devices in (replicas(8, 3), slices(8, 3), slices(8, 3, times=2)):
         for size in range(1, len(devices)):
             calls.clear()
