@@ -82,7 +82,10 @@ class _Draft:
 
 
 STRATEGIES: Functions[Callable[[_Draft, tuple[str, ...], Access], None]] = Functions(
-    "device list strategy", DEVICE_LIST_STRATEGIES, "DEVICE_LIST_STRATEGIES", "gpu_plugin/access/container.py"
+    "device list strategy",
+    DEVICE_LIST_STRATEGIES,
+    "DEVICE_LIST_STRATEGIES in gpu_plugin/config/choices.py",
+    "gpu_plugin/access/container.py",
 )
 """Device list strategies by name, in the order in which they are applied when several are asked for."""
 

@@ -4,12 +4,10 @@ Help, the JSON Schema and the values that the configuration takes come from thes
 `Registry` of its kind, which refuses a name that has no line.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
-
-PLACE = "gpu_plugin/config/choices.py"
 
 MIG_STRATEGIES: Mapping[str, str] = {
     "none": "not at all",
@@ -76,24 +74,23 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 class Registry(dict[str, S]):
-    """What is done for each of `choices`, by name; `kind` says what such a choice is, `table` is its name in this module."""
+    """What is done for each of `choices`, by name.
 
-    def __init__(self, kind: str, choices: Mapping[str, str], table: str, functions: str) -> None:
+    For people, `kind` says what such a choice is, `lines` where the choices are listed, and `functions` where the functions are.
+    """
+
+    def __init__(self, kind: str, choices: Collection[str], lines: str, functions: str) -> None:
         super().__init__()
-        self._kind, self._choices, self._table, self._functions = kind, choices, table, functions
+        self._kind, self._choices, self._lines, self._functions = kind, choices, lines, functions
 
     def enter(self, name: str, does: S) -> None:
         """Enters what is done for a choice. Raises LookupError where the choice has no line."""
         if name not in self._choices:
-            raise LookupError(
-                f"the {self._kind} {name!r} has a function and no line: add it to {self._table} in {PLACE}"
-            )
+            raise LookupError(f"the {self._kind} {name!r} has a function and no line: add it to {self._lines}")
         self[name] = does
 
     def __missing__(self, name: str) -> S:
-        raise LookupError(
-            f"the {self._kind} {name!r} has a line in {PLACE} and no function: write one in {self._functions}"
-        )
+        raise LookupError(f"the {self._kind} {name!r} has no function: write one in {self._functions}")
 
 
 class Functions(Registry[F]):

@@ -20,7 +20,7 @@ GPU_RESOURCE = f"{DOMAIN}/gpu"
 _SKIPPED_MODELS = frozenset({"DGX Display", "NVIDIA DGX Display"})
 
 STRATEGIES: Functions[Callable[[Sequence[Gpu], Settings], tuple[list[Named], list[str]]]] = Functions(
-    "MIG strategy", MIG_STRATEGIES, "MIG_STRATEGIES", "gpu_plugin/devices/plan.py"
+    "MIG strategy", MIG_STRATEGIES, "MIG_STRATEGIES in gpu_plugin/config/choices.py", "gpu_plugin/devices/plan.py"
 )
 """MIG strategies by name: GPUs and settings in, devices with the names they are counted under and warnings out."""
 

@@ -1,62 +1,18 @@
-"""The checks by name, in the order in which one thing depends on another: of several failures the first is often the cause.
+"""The checks by name, and what all of them find."""
 
-A new check is a function in a file of `checks/`, both called as the check with underscores, and its line in `NAMES`.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from importlib.util import find_spec
-from typing import cast
+from pkgutil import iter_modules
 
+from gpu_plugin.doctor import checks
+from gpu_plugin.doctor.check import NAMES, Check, check
 from gpu_plugin.doctor.facts import Facts
 from gpu_plugin.doctor.finding import Finding, warning
 
-Check = Callable[[Facts], Sequence[Finding]]
+for _module in iter_modules(checks.__path__):
+    import_module(f"{checks.__name__}.{_module.name}")
 
-NAMES = (
-    "configuration",
-    "permissions",
-    "security-modules",
-    "clock",
-    "driver-library",
-    "driver-versions",
-    "gpus",
-    "device-nodes",
-    "persistence-mode",
-    "fabric-manager",
-    "imex-channels",
-    "mps",
-    "state-directory",
-    "kubelet-directory",
-    "kubelet-socket",
-    "other-plugins",
-    "pod-resources",
-    "container-runtime",
-    "cdi-directory",
-    "daemon",
-    "registration",
-    "kubernetes-api",
-    "features-directory",
-)
-
-
-def check(name: str) -> Check:
-    """The check of this name: the function of that name, with underscores, in the file of that name.
-
-    Raises:
-        LookupError: there is no such file, or no such function in it.
-    """
-    function = name.replace("-", "_")
-    module = f"gpu_plugin.doctor.checks.{function}"
-    if find_spec(module) is not None and callable(found := getattr(import_module(module), function, None)):
-        return cast("Check", found)
-    place = f"gpu_plugin/doctor/checks/{function}.py"
-    raise LookupError(
-        f"the check {name!r} has a line in gpu_plugin/doctor/registry.py and no function: write {function} in {place}"
-    )
-
-
-CHECKS: Mapping[str, Check] = {name: check(name) for name in NAMES}
+CHECKS: Mapping[str, Check] = {name: check[name] for name in NAMES}
 
 
 def examined(facts: Facts) -> list[tuple[str, Finding]]:
@@ -64,12 +20,12 @@ def examined(facts: Facts) -> list[tuple[str, Finding]]:
 
     A check that fails by itself, as over the status of a daemon of another version, is a finding and takes no other with it.
     """
-    return [(name, finding) for name, check in CHECKS.items() for finding in _found(check, facts)]
+    return [(name, finding) for name, one in CHECKS.items() for finding in _found(one, facts)]
 
 
-def _found(check: Check, facts: Facts) -> Sequence[Finding]:
+def _found(one: Check, facts: Facts) -> Sequence[Finding]:
     try:
-        return check(facts)
+        return one(facts)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is said
         return [
             warning(

@@ -117,7 +117,10 @@ KERNEL_LOG = "look at the kernel's log; reload the driver or reboot the node"
 """Advice that several signals give."""
 
 DEFINED: Registry[Signal] = Registry(
-    "health signal", HEALTH_SIGNALS, "HEALTH_SIGNALS", "a file of gpu_plugin/health/signals"
+    "health signal",
+    HEALTH_SIGNALS,
+    "HEALTH_SIGNALS in gpu_plugin/config/choices.py",
+    "a file of gpu_plugin/health/signals",
 )
 
 F = TypeVar("F", bound=Step)

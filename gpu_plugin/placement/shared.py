@@ -24,7 +24,10 @@ from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.whole import Budget
 
 POLICIES: Registry[Policy] = Registry(
-    "allocation policy", ALLOCATION_POLICIES, "ALLOCATION_POLICIES", "gpu_plugin/placement/shared.py"
+    "allocation policy",
+    ALLOCATION_POLICIES,
+    "ALLOCATION_POLICIES in gpu_plugin/config/choices.py",
+    "gpu_plugin/placement/shared.py",
 )
 """Policies by name. They rank GPUs, and on a GPU its MIG devices; where ranks are equal, links and then the list decide.
 

@@ -31,9 +31,9 @@ def _open(last: Round) -> list[int]:
 
 
 def _even(last: Round) -> bool:
-    """Whether several GPUs had any to give, and all ranked equal."""
+    """Whether several GPUs had any to give, all ranked equal, and as much was given out of each."""
     places = _open(last)
-    return len(places) > 1 and len({last.gpus[at].rank for at in places}) == 1
+    return len(places) > 1 and len({(last.gpus[at].rank, last.gpus[at].load) for at in places}) == 1
 
 
 def _ranked(last: Round, policy: str, names: Mapping[str, int]) -> str:

@@ -4,6 +4,7 @@ import datetime as dt
 from collections.abc import Sequence
 
 from gpu_plugin.config.times import utc
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, ok, skipped, unseen, warning
 
@@ -14,6 +15,7 @@ LATEST = dt.datetime(2100, 1, 1, tzinfo=dt.UTC).timestamp()
 _SYNC = "start the node's time service (chronyd, systemd-timesyncd, ntpd): `timedatectl` and `chronyc tracking` say how it is"
 
 
+@check("clock")
 def clock(facts: Facts) -> Sequence[Finding]:
     """Fails where the year cannot be; warns where the kernel says that nobody sets the clock."""
     known = facts.clock

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, note, ok, unseen
 
 _WITHOUT = "the checks go by flags and environment alone"
 
 
+@check("configuration")
 def configuration(facts: Facts) -> Sequence[Finding]:
     """Fails where it is refused; everything else then goes by flags and environment."""
     settings = facts.settings

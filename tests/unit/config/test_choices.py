@@ -1,10 +1,11 @@
 """What operators choose by name has a line and a function, and whoever forgets one of the two is told where it goes."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import get_annotations, getmembers, isfunction
+from pathlib import Path
 from pkgutil import iter_modules
 from types import FunctionType, ModuleType
 from typing import Any
@@ -20,14 +21,15 @@ from gpu_plugin.config.choices import (
     DEVICE_LIST_STRATEGIES,
     HEALTH_SIGNALS,
     MIG_STRATEGIES,
-    PLACE,
     Registry,
 )
 from gpu_plugin.config.options import Option, settable
 from gpu_plugin.devices import plan
-from gpu_plugin.doctor import registry
+from gpu_plugin.doctor import check
 from gpu_plugin.health.signal import DEFINED
 from gpu_plugin.placement import shared
+
+ROOT = Path(__file__).parents[3]
 
 
 def modules(package: ModuleType) -> list[ModuleType]:
@@ -37,48 +39,59 @@ def modules(package: ModuleType) -> list[ModuleType]:
 
 @dataclass(frozen=True)
 class Kind:
-    """What is chosen by name: where its functions are, which of them are entered, and how one that is not gets there."""
+    """What is chosen by name: its registry and the lines of that, where the functions are, and which of them are entered."""
 
+    registry: Registry[Any]
+    lines: Collection[str]
+    place: str
     modules: list[ModuleType]
     entered: list[Callable[..., Any]]
-    mend: str
+    decorator: str
 
 
 KINDS = {
     "device list strategy": Kind(
+        container.STRATEGIES,
+        DEVICE_LIST_STRATEGIES,
+        "DEVICE_LIST_STRATEGIES in gpu_plugin/config/choices.py",
         [container],
         [*container.STRATEGIES.values()],
-        f'put @STRATEGIES("NAME") before it, and NAME into DEVICE_LIST_STRATEGIES of {PLACE}',
+        '@STRATEGIES("NAME")',
     ),
     "MIG strategy": Kind(
+        plan.STRATEGIES,
+        MIG_STRATEGIES,
+        "MIG_STRATEGIES in gpu_plugin/config/choices.py",
         [plan],
         [*plan.STRATEGIES.values()],
-        f'put @STRATEGIES("NAME") before it, and NAME into MIG_STRATEGIES of {PLACE}',
+        '@STRATEGIES("NAME")',
     ),
     "allocation policy": Kind(
+        shared.POLICIES,
+        ALLOCATION_POLICIES,
+        "ALLOCATION_POLICIES in gpu_plugin/config/choices.py",
         [shared],
         [each.rank for each in shared.POLICIES.values()],
-        f'put @policy("NAME", ...) before it, and NAME into ALLOCATION_POLICIES of {PLACE}',
+        '@policy("NAME", ...)',
     ),
     "health signal": Kind(
+        DEFINED,
+        HEALTH_SIGNALS,
+        "HEALTH_SIGNALS in gpu_plugin/config/choices.py",
         modules(gpu_plugin.health.signals),
         [each.step for each in DEFINED.values()],
-        f'put @signal("NAME", ...) before it, and NAME into HEALTH_SIGNALS of {PLACE}',
+        '@signal("NAME", ...)',
     ),
-    "check of doctor": Kind(
+    "check": Kind(
+        check.check,
+        check.NAMES,
+        "NAMES in gpu_plugin/doctor/check.py",
         modules(gpu_plugin.doctor.checks),
-        [*registry.CHECKS.values()],
-        "put its name into NAMES of gpu_plugin/doctor/registry.py, and give its file the same name",
+        [*check.check.values()],
+        '@check("NAME")',
     ),
-}
-REGISTRIES: Mapping[str, tuple[Registry[Any], Mapping[str, str], str]] = {
-    "device list strategy": (container.STRATEGIES, DEVICE_LIST_STRATEGIES, "DEVICE_LIST_STRATEGIES"),
-    "MIG strategy": (plan.STRATEGIES, MIG_STRATEGIES, "MIG_STRATEGIES"),
-    "allocation policy": (shared.POLICIES, ALLOCATION_POLICIES, "ALLOCATION_POLICIES"),
-    "health signal": (DEFINED, HEALTH_SIGNALS, "HEALTH_SIGNALS"),
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
-each_registry = pytest.mark.parametrize("kind", REGISTRIES)
 
 
 def shape(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -91,7 +104,8 @@ def forgotten(kind: str) -> list[str]:
     known = KINDS[kind]
     shapes = {shape(each) for each in known.entered}
     return [
-        f"{function.__module__}.{function.__qualname__} is a {kind} that nobody can choose: {known.mend}"
+        f"{function.__module__}.{function.__qualname__} is a {kind} that nobody can choose: "
+        f"put {known.decorator} before it, and NAME into {known.place}"
         for module in known.modules
         for _, function in getmembers(module, isfunction)
         if function.__module__ == module.__name__ and function not in known.entered and shape(function) in shapes
@@ -112,43 +126,34 @@ def test_a_function_that_is_forgotten_is_named_with_the_place_of_its_line(kind, 
     mine.__annotations__, mine.__module__, mine.__qualname__ = get_annotations(like), like.__module__, "mine"
     [module] = [each for each in KINDS[kind].modules if each.__name__ == like.__module__]
     monkeypatch.setattr(module, "mine", mine, raising=False)
-    assert forgotten(kind) == [f"{module.__name__}.mine is a {kind} that nobody can choose: {KINDS[kind].mend}"]
+    [sentence] = forgotten(kind)
+    assert sentence.startswith(
+        f"{module.__name__}.mine is a {kind} that nobody can choose: put {KINDS[kind].decorator} before it"
+    )
+    assert sentence.endswith(f" and NAME into {KINDS[kind].place}")
 
 
-@each_registry
+@each_kind
 def test_every_line_has_its_function(kind):
-    functions, lines, _ = REGISTRIES[kind]
-    assert [functions[name] for name in lines]
-    assert set(functions) == set(lines)
+    assert [KINDS[kind].registry[name] for name in KINDS[kind].lines]
+    assert set(KINDS[kind].registry) == set(KINDS[kind].lines)
 
 
-@each_registry
+@each_kind
 def test_a_function_without_a_line_is_refused_in_a_sentence(kind):
-    functions, _, table = REGISTRIES[kind]
     with pytest.raises(LookupError) as caught:
-        functions.enter("mine", object())
-    assert caught.value.args == (
-        f"the {kind} 'mine' has a function and no line: add it to {table} in gpu_plugin/config/choices.py",
-    )
-    assert "mine" not in functions
+        KINDS[kind].registry.enter("mine", object())
+    assert caught.value.args == (f"the {kind} 'mine' has a function and no line: add it to {KINDS[kind].place}",)
+    assert "mine" not in KINDS[kind].registry
 
 
-@each_registry
+@each_kind
 def test_a_line_without_a_function_is_refused_in_a_sentence(kind):
-    functions, _, _ = REGISTRIES[kind]
-    with pytest.raises(
-        LookupError, match=f"the {kind} 'mine' has a line in {PLACE} and no function: write one in .*gpu_plugin/"
-    ):
-        functions["mine"]
-
-
-def test_a_check_without_a_function_is_refused_in_a_sentence():
     with pytest.raises(LookupError) as caught:
-        registry.check("my-check")
-    assert str(caught.value) == (
-        "the check 'my-check' has a line in gpu_plugin/doctor/registry.py and no function: "
-        "write my_check in gpu_plugin/doctor/checks/my_check.py"
-    )
+        KINDS[kind].registry["mine"]
+    said, place = str(caught.value).split(": write one in ")
+    assert said == f"the {kind} 'mine' has no function"
+    assert (ROOT / place.removeprefix("a file of ")).exists()
 
 
 def option(name: str, file: str) -> Option:

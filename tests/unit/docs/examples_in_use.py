@@ -78,7 +78,7 @@ def works() -> dict[str, object]:
                 resolve({}, {}, {"flags": {"site": "elsewhere"}}),
             )
         ],
-        "check": [check("/tmp/state"), check("/var/lib/gpu-plugin")],
+        "check": [check("/run/state"), check("/var/lib/gpu-plugin")],
         "check, in its place": order[order.index("volatile-state") - 1],
     }
 
