@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from tests.node import forked
 from tests.node.daemon import DaemonProcess
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_fork_server_is_left() -> Iterator[None]:
+    yield
+    forked.end()
 
 
 @pytest.fixture
