@@ -10,6 +10,9 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_plugin/__init__.py
 IMAGE ?= gpu-plugin:$(VERSION)
 BUILDER ?= $(shell if docker version >/dev/null 2>&1; then echo docker; elif command -v podman >/dev/null; then echo podman; fi)
 
+# Tests start Python hundreds of times: each time all would be compiled anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # How pytest spreads tests over the cores; empty: it does not.
 SPREAD ?= --numprocesses auto --maxprocesses 8 --dist worksteal
 

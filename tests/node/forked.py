@@ -17,8 +17,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+import anyio.to_thread
 
 ROOT = Path(__file__).parents[2]
 LARGEST_REQUEST = 1 << 20
@@ -77,7 +80,7 @@ class ForkServer:
         """Starts `gpu-plugin` with these arguments, this whole environment, and these standard streams."""
         reading, writing = os.pipe()
         try:
-            request = json.dumps({"arguments": arguments, "environ": dict(environ), "directory": os.getcwd()})
+            request = json.dumps({"arguments": arguments, "environ": dict(environ), "directory": str(Path.cwd())})
             socket.send_fds(self._asked, [request.encode()], [out.fileno(), errors.fileno(), writing])
         finally:
             os.close(writing)
@@ -107,7 +110,9 @@ def end() -> None:
         _servers.pop().close()
 
 
-def run(*arguments: object, environ: Mapping[str, str] | None = None, seconds: float = 20) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: object, environ: Mapping[str, str] | None = None, seconds: float = 20
+) -> subprocess.CompletedProcess[str]:
     """Runs `gpu-plugin` to its end, as `subprocess.run` does; `environ` comes on top of the environment."""
     words = [str(argument) for argument in arguments]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
@@ -121,6 +126,11 @@ def run(*arguments: object, environ: Mapping[str, str] | None = None, seconds: f
     return subprocess.CompletedProcess(words, status, *said)
 
 
+async def ran(*arguments: object, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """`run`, which the event loop does not wait for."""
+    return await anyio.to_thread.run_sync(partial(run, *arguments, environ=environ))
+
+
 def _import_all() -> None:
     """Has in memory what any verb imports."""
     import gpu_plugin  # noqa: PLC0415 - only the server needs all of it
@@ -132,7 +142,7 @@ def _import_all() -> None:
 
 
 def _serve(requests: socket.socket) -> bool:
-    """Forks for each request until nobody can ask any more. Returns True in each process that was forked, which is then set up."""
+    """Forks for each request until nobody can ask any more. Returns True in what it has forked, which is then set up."""
     running: dict[int, tuple[int, int]] = {}
     poll = select.poll()
     poll.register(requests, select.POLLIN)
@@ -162,7 +172,7 @@ def _serve(requests: socket.socket) -> bool:
                 os.close(told)
 
 
-def _become(request: Mapping, out: int, errors: int) -> None:
+def _become(request: Mapping[str, Any], out: int, errors: int) -> None:
     """Makes this process what was asked for: its streams, environment, directory and arguments, and no other descriptor."""
     os.dup2(out, 1)
     os.dup2(errors, 2)

@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 from gpu_plugin.cli import main
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
 from tests.node.daemon import GPU, healthy, ids
+from tests.node.forked import ran
 
 SICK = 2
 """The GPU that faults are tried on."""
@@ -66,15 +65,7 @@ async def fault(daemon, *flags: str, gpu: int | str = SICK) -> None:
 
 
 async def explained(daemon, gpu: int | str = SICK) -> dict[str, Any]:
-    done = await anyio.to_thread.run_sync(
-        lambda: subprocess.run(
-            [sys.executable, "-m", "gpu_plugin", "explain", "--state-dir", daemon.state, "--gpu", str(gpu), "--json"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=20,
-        )
-    )
+    done = await ran("explain", "--state-dir", daemon.state, "--gpu", gpu, "--json")
     assert done.returncode in (0, 1), done.stderr  # 1: the GPU is Unhealthy
     (told,) = json.loads(done.stdout)["gpus"]
     return dict(told)
