@@ -3,7 +3,6 @@
 import json
 import logging
 import threading
-from pathlib import Path
 from typing import Any, cast
 
 import anyio
@@ -173,11 +172,11 @@ class TestJournal:
 class Disk:
     """A memory that is asked to write; what is known is `at`, what was written is `writes`."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self, monkeypatch, directory):
         self.at = Known(0, (), Node(), ())
         self.writes: list[tuple[Evidence, ...]] = []
         self.fails = False
-        self.recorder = Recorder(Memory(StateDirectory(Path("/nowhere")), "one"), lambda: self.at)
+        self.recorder = Recorder(Memory(StateDirectory(directory), "one"), lambda: self.at)
         monkeypatch.setattr(Memory, "write_evidence", self.write)
         monkeypatch.setattr(Memory, "write_durably", lambda *_: True)
 
@@ -198,8 +197,8 @@ class Disk:
 
 
 @pytest.fixture
-async def disk(monkeypatch):
-    disk = Disk(monkeypatch)
+async def disk(monkeypatch, tmp_path):
+    disk = Disk(monkeypatch, tmp_path)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(disk.recorder.run)
         await anyio.wait_all_tasks_blocked()
@@ -233,8 +232,8 @@ class TestRecorder:
         await disk.until((XID,))
         assert await disk.recorder.written()
 
-    async def test_what_is_learnt_last_is_written_at_the_end(self, monkeypatch):
-        disk = Disk(monkeypatch)
+    async def test_what_is_learnt_last_is_written_at_the_end(self, monkeypatch, tmp_path):
+        disk = Disk(monkeypatch, tmp_path)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(disk.recorder.run)
             await anyio.wait_all_tasks_blocked()
