@@ -34,7 +34,7 @@ from gpu_plugin.simulation.stand_in_kubelet import AdmissionError, Container, St
 from tests.unit.daemon.skipping_loop import SkippingLoop
 from tests.unit.inventory.changing_node import LAYOUTS, NAMES, SHARED, Wish, as_remembered, held_twice, offered
 
-SEEDS = int(os.environ.get("GPU_PLUGIN_SEEDS", "40"))
+SEEDS = int(os.environ.get("GPU_PLUGIN_SEEDS", "16"))
 """How many lives are tried; a thousand take minutes."""
 
 BATCHES = 4
