@@ -50,7 +50,7 @@ SLOW = ((0.0, 0.0), (0.0, 0.0), (0.0, 0.7), (0.7, 0.0))
 
 
 class InPlace:
-    """`DaemonThreads` that do their work in place: on a loop that skips time, a thread's work would seem to take no time.
+    """`Workers` that do their work in place: on a loop that skips time, a thread's work would seem to take no time.
 
     Some of it takes its time before it is done, some after.
     """
@@ -58,15 +58,18 @@ class InPlace:
     def __init__(self, _name: str) -> None:
         pass
 
-    async def submit(self, call: Callable[[], object], _patience: float) -> Job[object]:
-        job = Job(call, asyncio.get_running_loop())
+    def begin(self, call: Callable[[], object]) -> Job[object]:
+        loop = asyncio.get_running_loop()
+        job = Job(call, loop)
         before, after = random.choice(SLOW)
-        await anyio.sleep(before)
-        try:
-            job.done.set_result(call())
-        except checkpoint.CheckpointError as error:
-            job.fail(error)
-        await anyio.sleep(after)
+
+        def read() -> None:
+            try:
+                loop.call_later(after, job.done.set_result, call())
+            except checkpoint.CheckpointError as error:
+                loop.call_later(after, job.fail, error)
+
+        loop.call_later(before, read)
         return job
 
     def close(self) -> None:
@@ -258,7 +261,7 @@ class Life:
 def in_one_process(monkeypatch, caplog):
     """What the parts have of threads and of other clocks than the loop's is replaced."""
     caplog.set_level(logging.CRITICAL, "gpu_plugin")
-    monkeypatch.setattr(holders, "DaemonThreads", InPlace)
+    monkeypatch.setattr(holders, "Workers", InPlace)
     monkeypatch.setattr(endpoint, "DevicePluginService", partial(DevicePluginService, clock=anyio.current_time))
     if "sniffio" in sys.modules:  # anyio asks it first, and by itself it knows tasks alone
         monkeypatch.setattr(sys.modules["sniffio"].thread_local, "name", "asyncio")
