@@ -37,7 +37,7 @@ from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.sources.configuration import Configuration, Wait
 from gpu_plugin.state.event_store import EventStore
-from gpu_plugin.state.memory import Recorder
+from gpu_plugin.state.recorder import Recorder
 from gpu_plugin.telemetry.logs import dropped
 
 if TYPE_CHECKING:

@@ -67,8 +67,9 @@ from gpu_plugin.sources.list_strategy import ListStrategy, tell
 from gpu_plugin.sources.telling import tell_settings
 from gpu_plugin.state.directory import StateDirectory, require_apart, require_directory, set_aside
 from gpu_plugin.state.event_store import EventStore
-from gpu_plugin.state.memory import Known, Memory, Recorder
+from gpu_plugin.state.memory import Memory
 from gpu_plugin.state.node_lock import RETRY, NodeLock
+from gpu_plugin.state.recorder import Known, Recorder
 from gpu_plugin.telemetry.logs import configure, know
 from gpu_plugin.uninstall.state_files import FILES
 

@@ -88,27 +88,27 @@ def _none(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[st
     return [_whole(gpu, settings) for gpu in gpus], []
 
 
+def _as_cut(gpus: Sequence[Gpu], settings: Settings) -> list[Named]:
+    """The MIG devices of GPUs whose MIG mode is on, and the others whole."""
+    return [
+        named
+        for gpu in gpus
+        for named in (
+            [_slice(gpu, mig, settings) for mig in gpu.mig_devices] if gpu.mig_enabled else [_whole(gpu, settings)]
+        )
+    ]
+
+
 @STRATEGIES("mixed")
 def _mixed(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[str]]:
     """Slices are counted by profile, whole GPUs beside them; a compute instance smaller than its GPU instance has a name too."""
-    named = []
-    for gpu in gpus:
-        if gpu.mig_enabled:
-            named += [_slice(gpu, mig, settings) for mig in gpu.mig_devices]
-        else:
-            named.append(_whole(gpu, settings))
-    return named, _empty(gpus)
+    return _as_cut(gpus, settings), _empty(gpus)
 
 
 @STRATEGIES("single")
 def _single(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[str]]:
     """Slices are counted as GPUs, which takes a node whose GPUs are all cut alike; any other is said and held back."""
-    named = []
-    for gpu in gpus:
-        if gpu.mig_enabled:
-            named += [_slice(gpu, mig, settings) for mig in gpu.mig_devices]
-        else:
-            named.append(_whole(gpu, settings))
+    named = _as_cut(gpus, settings)
     why = _unequal(gpus)
     if not why:
         return named, _empty(gpus)

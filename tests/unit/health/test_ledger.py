@@ -8,7 +8,7 @@ from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import CLEAN_SAMPLES, LatchKey, Proof, Verdict
-from gpu_plugin.health.ledger import HealthLedger, Transition
+from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import (
     ApplicationError,
     DriverEvent,
@@ -21,6 +21,7 @@ from gpu_plugin.health.observation import (
 )
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signals import SIGNALS
+from gpu_plugin.health.transition import Transition
 from tests.unit.health.ledgers import (
     ERROR,
     GUARDED,
