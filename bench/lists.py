@@ -4,9 +4,10 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from bench.calls import preferred
 from bench.plan import MeasurementError, Plan

@@ -19,13 +19,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
+from msgspec.structs import replace
 
 from gpu_plugin import __version__, control
 from gpu_plugin.cdi_watch import CdiWatch

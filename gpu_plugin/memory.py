@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
@@ -35,8 +34,7 @@ WRITTEN_SOON = 1.0
 """Seconds that an operator is kept waiting until what was asked for is written down."""
 
 
-@dataclass(frozen=True, slots=True)
-class HealthMemory:
+class HealthMemory(msgspec.Struct, frozen=True):
     """What `HEALTH_FILE` holds, and a line of `JOURNAL_FILE`: of the two, that of the greater `sequence` is in force.
 
     Of the same one the journal's: it was written later.
@@ -49,8 +47,7 @@ class HealthMemory:
     sequence: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenHealth:
+class WrittenHealth(msgspec.Struct, frozen=True):
     """The same as it is read: entries are understood one by one, so that one of a wrong type costs no other."""
 
     boot_id: str
@@ -58,8 +55,7 @@ class WrittenHealth:
     sequence: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class KnownGpu:
+class KnownGpu(msgspec.Struct, frozen=True):
     """A GPU as `GPUS_FILE` remembers it: enough to list it again when the driver cannot describe it."""
 
     uuid: str
@@ -72,16 +68,14 @@ class KnownGpu:
     mig_devices: tuple[MigDevice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GpuMemory:
+class GpuMemory(msgspec.Struct, frozen=True):
     """What `GPUS_FILE` holds."""
 
     boot_id: str
     gpus: tuple[KnownGpu, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ListedDevice:
+class ListedDevice(msgspec.Struct, frozen=True):
     """A device as `DEVICES_FILE` remembers it: enough to list it again, unhealthy, once it is gone."""
 
     id: str
@@ -94,13 +88,12 @@ class ListedDevice:
     nodes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
+class DeviceMemory(msgspec.Struct, frozen=True):
     """What `DEVICES_FILE` holds, by resource name: what the kubelet was told of, and what pods hold under `foreign` names."""
 
     boot_id: str
     resources: dict[str, tuple[ListedDevice, ...]]
-    foreign: dict[str, tuple[ListedDevice, ...]] = field(default_factory=dict)
+    foreign: dict[str, tuple[ListedDevice, ...]] = msgspec.field(default_factory=dict)
 
 
 class Memory:
@@ -257,8 +250,7 @@ def _entry(raw: msgspec.Raw) -> tuple[Evidence, bool]:
     return entry, former
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(msgspec.Struct, frozen=True):
     """What is known now: `revision` grows whenever `evidence` changes, `listed` is what the kubelet was told of.
 
     `foreign` is what pods hold under names that are not listed.

@@ -1,8 +1,9 @@
 """What `gpu-plugin status` is told, put together from what the parts know. Pure: takes every clock as an argument."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.gpu_names import short_bus_id
@@ -28,17 +29,16 @@ def by_gpu(devices: Iterable[Device]) -> Mapping[str, Sequence[Device]]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(msgspec.Struct, frozen=True):
     """What a snapshot's devices come to: made once for each snapshot, in some 50 ms where there are tens of thousands.
 
     `by_gpu` are all devices of each GPU, by its uuid; `telling` the first of those that no status tells apart: they are retired
     or not, for the same reason. `resources` is what `resource` says of each.
     """
 
-    by_gpu: Mapping[str, Sequence[Device]] = field(default_factory=dict)
-    telling: Mapping[str, Sequence[Device]] = field(default_factory=dict)
-    resources: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    by_gpu: Mapping[str, Sequence[Device]] = msgspec.field(default_factory=dict)
+    telling: Mapping[str, Sequence[Device]] = msgspec.field(default_factory=dict)
+    resources: Mapping[str, Mapping[str, object]] = msgspec.field(default_factory=dict)
 
 
 def listed(devices: Mapping[str, Sequence[Device]], counts: Mapping[str, Mapping[str, Any]]) -> Listed:

@@ -4,9 +4,9 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 import click
+from msgspec.structs import replace
 
 from gpu_plugin.cli.options import given_flags, read_document, with_hidden_options
 from gpu_plugin.config.document import MAX_BYTES, Document, parse, spell

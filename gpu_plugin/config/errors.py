@@ -1,11 +1,11 @@
 """What a person can mend: a flag, an environment variable or a file that asks for what cannot be."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(msgspec.Struct, frozen=True):
     """One thing that is wrong: `source` is a file, a flag or a variable, `line` counts from 1, `path` leads to a value in a file.
 
     0 and empty text: not known, or there is none.

@@ -4,7 +4,7 @@ Names and defaults of the first block are those of NVIDIA's plugin v0.20.0 (cmd/
 api/config/v1/flags.go) and of its config-manager (cmd/config-manager/main.go), so that manifests and config files carry over.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from gpu_plugin.config import settings, values
 from gpu_plugin.config.device_names import selected_gpus
@@ -12,8 +12,7 @@ from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
 from gpu_plugin.config.values import Reading
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(msgspec.Struct, frozen=True):
     """One option.
 
     `name` is the field of Settings; `flags` without dashes, the first is the one we show; `envs` in the order they are

@@ -1,8 +1,10 @@
 """Flag > environment > file > default, each value read once and every fault named with the place it stands at."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, cast
+
+import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.config.document import Document, Place
 from gpu_plugin.config.errors import ConfigError, Fault
@@ -15,8 +17,7 @@ File = Document | Mapping[str, object] | None
 """A config file with its lines, one that is parsed only, or none."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
+class _Written(msgspec.Struct, frozen=True):
     """What a file says: its values, read, what is wrong with it, and what deserves a word though nothing is."""
 
     document: Document

@@ -1,8 +1,9 @@
 """From the node's hardware and the settings to the resources the kubelet is told of."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
@@ -19,8 +20,7 @@ GPU_RESOURCE = f"{DOMAIN}/gpu"
 _SKIPPED_MODELS = frozenset({"DGX Display", "NVIDIA DGX Display"})
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """The resources of a node, and a sentence for everything in it that the operator will not expect."""
 
     resources: tuple[Resource, ...] = ()

@@ -1,8 +1,9 @@
 """The health of every GPU of a node: latches by GPU and signal, and what of them must outlive this process."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
+import msgspec
+from msgspec.structs import replace
 from msgspec.structs import replace as changed_to
 
 from gpu_plugin.health import background
@@ -28,8 +29,7 @@ Slices = Mapping[tuple[int, int], str]
 _FIRST_LOOK, _WHOLE = LatchKey(first_look.NAME), LatchKey("")
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(msgspec.Struct, frozen=True):
     """What a signal's verdict changed to: the event that everyone who reports on health is given.
 
     `uuid` is the GPU's; `device` and `part` are those of the latch's key. `since` is Unix time in seconds; `xid` the Xid
@@ -56,18 +56,17 @@ class Transition:
         return self.before is Verdict.FATAL and self.standing < Verdict.FATAL
 
 
-@dataclass(slots=True)
-class _Record:
+class _Record(msgspec.Struct):
     facts: Facts
-    slices: Slices = field(default_factory=dict)
+    slices: Slices = msgspec.field(default_factory=dict)
     devices: frozenset[str] = frozenset()
-    latches: dict[LatchKey, AnyLatch] = field(default_factory=dict)
-    unseen: AnyLatch | None = field(default_factory=first_look.unseen)
+    latches: dict[LatchKey, AnyLatch] = msgspec.field(default_factory=dict)
+    unseen: AnyLatch | None = msgspec.field(default_factory=first_look.unseen)
     marks: Marks = UNMARKED
     recalled: bool = False
     """Whether the marks are of an earlier process: no good look has come since."""
     action: int | None = None
-    xids: dict[tuple[int, str], float] = field(default_factory=dict)
+    xids: dict[tuple[int, str], float] = msgspec.field(default_factory=dict)
 
 
 _Changed = dict[LatchKey, AnyLatch | None]

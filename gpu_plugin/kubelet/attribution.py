@@ -11,10 +11,10 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
+import msgspec
 
 from gpu_plugin.kubelet import pod_resources
 from gpu_plugin.kubelet.pod_listing import Held, Holder
@@ -45,8 +45,7 @@ LONGEST_PAUSE = 60.0
 """Seconds until the kubelet is asked again after it did not answer: the first time, and at most."""
 
 
-@dataclass(slots=True)
-class Pauses:
+class Pauses(msgspec.Struct):
     """When a kubelet that does not answer is asked again. Pure: takes clock, dice and the socket it is about as arguments."""
 
     failures: int = 0

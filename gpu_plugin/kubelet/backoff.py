@@ -1,6 +1,6 @@
 """How long to wait before trying again. Pure: takes the clock and the dice as arguments."""
 
-from dataclasses import dataclass
+import msgspec
 
 FIRST = 0.05
 FACTOR = 2.0
@@ -9,8 +9,7 @@ STABLE = 30.0
 """Seconds that something must have worked before a new failure counts as the first again. Waiting for it is no work."""
 
 
-@dataclass(slots=True)
-class Backoff:
+class Backoff(msgspec.Struct):
     """Waits 0 s after the first failure, then from `FIRST` on twice as long each time, up to `LONGEST`."""
 
     failures: int = 0

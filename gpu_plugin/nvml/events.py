@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
+import msgspec
 
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.port import Driver, Event, EventSet, NvmlError
@@ -36,11 +36,10 @@ GATHER = 0.05
 """Seconds for which events of a storm are gathered: waking the event loop for each would cost more than judging them."""
 
 
-@dataclass(slots=True)
-class Gathering:
+class Gathering(msgspec.Struct):
     """Events of a storm on their way to the event loop. Times are in seconds of any steady clock. Does no I/O."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[Event] = msgspec.field(default_factory=list)
     due: float = 0.0
     """When those are handed over."""
     credit: float = BURST
@@ -60,8 +59,7 @@ class Gathering:
         return events
 
 
-@dataclass(slots=True)
-class Setbacks:
+class Setbacks(msgspec.Struct):
     """How waits failed lately, in seconds of the steady clock. Handed from one waiter to the next; only one of them waits on."""
 
     pause: float = FIRST_PAUSE

@@ -1,8 +1,9 @@
 """A choice of whole GPUs explained: what came second, and what told the two apart. For people, not for the kubelet's path."""
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from itertools import combinations
+
+import msgspec
 
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.subsets import Subsets, pods_to_come
@@ -12,8 +13,7 @@ from gpu_plugin.placement.whole import Choice, choose
 ALL_AVAILABLE, ALL_REQUIRED = "it is all that is available", "it is all that must be included"
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(msgspec.Struct, frozen=True):
     """A choice, the set that would have been chosen next, if there is one and it is known, and a sentence on why."""
 
     choice: Choice

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
+
+import msgspec
 
 from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
 from gpu_plugin.devices.device import Device
@@ -23,8 +24,7 @@ _RULES: Mapping[str, Mapping[str, str]] = {
 """What each number of a policy's rank is about, and what comes first by it, in words."""
 
 
-@dataclass(slots=True)
-class _Round:
+class _Round(msgspec.Struct):
     """One of the two rounds in which devices are dealt: first of hardware that the container does not have, then of all.
 
     `gpus` are as they are after the round, in the order of the list; `before` is what a policy saw of them at its beginning,

@@ -10,8 +10,9 @@ replica of a GPU or MIG device while there is one left of hardware that it does 
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import attrgetter
+
+import msgspec
 
 from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
 from gpu_plugin.devices.device import Device
@@ -49,19 +50,17 @@ GPUs these are, and in which give more.
 """
 
 
-@dataclass(slots=True)
 class _Hardware(Share):
     """A GPU that is shared whole, or one of its MIG devices, with its free devices."""
 
-    free: list[int] = field(default_factory=list)
+    free: list[int] = msgspec.field(default_factory=list)
 
 
-@dataclass(slots=True)
 class SharedGpu(Share):
     """A GPU with the hardware on it that devices stand for: itself, or its MIG devices."""
 
     uuid: str = ""
-    parts: list[_Hardware] = field(default_factory=list)
+    parts: list[_Hardware] = msgspec.field(default_factory=list)
 
     def open(self, *, new: bool) -> None:
         """Makes room for one device of each piece of hardware that the container does not have, or for all there are."""

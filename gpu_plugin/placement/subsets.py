@@ -6,10 +6,11 @@ the lower positions.
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from math import comb
 from operator import add
+
+import msgspec
 
 from gpu_plugin.placement.topology import Matrix, Topology
 
@@ -26,8 +27,7 @@ _ROOM = 3
 """How many times as long it takes to make a set as to look at one that is there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Subsets:
+class Subsets(msgspec.Struct, frozen=True):
     """What is known of every set, by mask.
 
     `score` and `distance` are the totals over its pairs; `remainder` is the greater, the better pods to come are served if it

@@ -1,15 +1,15 @@
 """The few pieces of SVG that a picture is made of, as text. What they are given may hold any characters."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
+
+import msgspec
 
 SAMPLE, GLYPH = 28, 6.6
 """Width of a legend's samples, and of a letter in its texts, in about."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """A line of a legend: a piece of SVG `SAMPLE` wide and up to 14 high, its left edge's middle at 0, 0; and its meaning."""
 
     drawn: str

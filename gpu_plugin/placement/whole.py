@@ -1,9 +1,10 @@
 """Which whole GPUs suit a container best: exactly on nodes of up to 16 GPUs, by a bounded search beyond."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from math import comb
 from operator import itemgetter
+
+import msgspec
 
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.subsets import LARGEST
@@ -16,8 +17,7 @@ SWAPS = 32
 """How often it changes one chosen GPU for a better one at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """GPUs by position, ascending; none where there is no such set. `score` is the total of their pairs.
 
     `exact` is False where a bounded search found them, which may miss the best. `why` says how they were found.
@@ -29,8 +29,7 @@ class Choice:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True):
     """The time that an exact choice may take, in seconds of `clock`."""
 
     clock: Callable[[], float]

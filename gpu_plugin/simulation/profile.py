@@ -5,7 +5,6 @@ A profile file says what all GPUs have in common once (`gpu`), what differs by i
 `profiles/hgx-h100.yaml` and `profiles/dgx-a100.yaml` show most of it.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -136,8 +135,7 @@ class _File(Block, frozen=True):
     dev: tuple[Annotated[str, msgspec.Meta(pattern=r"^/dev(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+$")], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(msgspec.Struct, frozen=True):
     """A simulated node as it leaves the factory.
 
     `remotes[gpu]` is the PCI bus id at the far end of each of that GPU's NVLinks by link number, None for one that leads

@@ -11,11 +11,11 @@ import logging
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import anyio
+import msgspec
 
 from gpu_plugin.pulse import Pulse
 from gpu_plugin.sources.directories import Directories, Place, route
@@ -66,8 +66,7 @@ def fingerprint(path: Path) -> str:
         return f"unreadable: {errno.errorcode.get(error.errno or 0, error.errno)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Sight(Generic[T]):
+class Sight(msgspec.Struct, Generic[T], frozen=True):
     """What was seen, and all the places where a change could make it another."""
 
     seen: T

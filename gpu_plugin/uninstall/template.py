@@ -2,9 +2,10 @@
 
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+
+import msgspec
 
 from gpu_plugin.config.settings import STATE_DIR
 
@@ -36,8 +37,7 @@ class ForeignDaemonSetError(ValueError):
     """The DaemonSet does not run gpu-plugin in a way that could be changed; the text says what is missing."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(msgspec.Struct, frozen=True):
     """A verb whose pods leave something in one directory of the node: how that is named, and how it is cleaned up."""
 
     verb: str

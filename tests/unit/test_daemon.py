@@ -8,13 +8,13 @@ import tempfile
 import threading
 import time
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin import cdi_watch, control, faulting_pods, memory
 from gpu_plugin import daemon as daemon_module

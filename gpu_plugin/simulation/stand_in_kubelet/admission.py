@@ -9,7 +9,8 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpu_plugin.access.edits import ContainerEdits
 from gpu_plugin.kubelet import wire

@@ -4,7 +4,8 @@ Source: pkg/kubelet/cm/devicemanager/manager.go (genericDeviceUpdateCallback, ma
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpu_plugin.kubelet import wire
 
@@ -14,8 +15,7 @@ GRACE_SECONDS = 300.0
 MAX_ID_LENGTH = 63
 
 
-@dataclass(frozen=True, slots=True)
-class ListedDevice:
+class ListedDevice(msgspec.Struct, frozen=True):
     """One device of a list: `health` as sent, `numa` the NUMA node ids sent (empty: no topology)."""
 
     id: str
@@ -23,8 +23,7 @@ class ListedDevice:
     numa: tuple[int, ...] = ()
 
 
-@dataclass(slots=True)
-class ResourceState:
+class ResourceState(msgspec.Struct):
     """What the kubelet knows of one resource.
 
     `healthy` and `unhealthy` are sets of device ids; `devices` the newest list by id, kept when the plugin goes;
@@ -34,10 +33,10 @@ class ResourceState:
     """
 
     resource: str
-    healthy: set[str] = field(default_factory=set)
-    unhealthy: set[str] = field(default_factory=set)
-    devices: dict[str, ListedDevice] = field(default_factory=dict)
-    allocated: set[str] = field(default_factory=set)
+    healthy: set[str] = msgspec.field(default_factory=set)
+    unhealthy: set[str] = msgspec.field(default_factory=set)
+    devices: dict[str, ListedDevice] = msgspec.field(default_factory=dict)
+    allocated: set[str] = msgspec.field(default_factory=set)
     endpoint: str = ""
     stopped_at: float | None = None
     streams: int = 0

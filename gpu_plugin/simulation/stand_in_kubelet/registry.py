@@ -9,9 +9,10 @@ import asyncio
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from gpu_plugin.kubelet import wire
 from gpu_plugin.simulation.stand_in_kubelet.client import CallError, DropKind, PluginClient
@@ -30,8 +31,7 @@ DIAL_SECONDS = 10.0
 DIAL_BACKOFF_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(msgspec.Struct, frozen=True):
     """Where requests for a resource go, and the options the plugin gave when it registered."""
 
     client: PluginClient

@@ -4,7 +4,6 @@ import itertools
 import logging
 import random
 import threading
-from dataclasses import replace
 
 import anyio
 import anyio.to_thread
@@ -14,6 +13,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpu_plugin.access.conflicts import PairWatch
 from gpu_plugin.config.sharing import SharedResource

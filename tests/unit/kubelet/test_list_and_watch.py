@@ -1,7 +1,6 @@
 """The list of devices and the streams that carry it."""
 
 import threading
-from dataclasses import replace
 from typing import Any, cast
 
 import anyio
@@ -10,6 +9,7 @@ import pytest
 from grpclib.client import Channel, UnaryStreamMethod
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpu_plugin.kubelet import feed, wire
 from gpu_plugin.kubelet.codec import BytesCodec

@@ -2,11 +2,11 @@ import logging
 import os
 import signal
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.resolve import resolve
