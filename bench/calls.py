@@ -17,7 +17,7 @@ from bench.plan import MeasurementError, Plan
 from bench.process import Child, cpu_seconds, running
 from bench.quantiles import median, median_ratio, percentile
 from bench.table import Row
-from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet import messages, wire
 
 WARM_UP = 64
 """Calls before the first timed one of a kind, more than there are different requests of it."""
@@ -131,13 +131,13 @@ def two_processors() -> Iterator[tuple[set[int], set[int]]]:
 
 def allocate(ids: Sequence[str]) -> bytes:
     """An AllocateRequest of one container."""
-    return bytes(wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest(list(ids))]))
+    return bytes(messages.AllocateRequest([messages.ContainerAllocateRequest(list(ids))]))
 
 
 def preferred(available: Sequence[str], must_include: Sequence[str], size: int) -> bytes:
     """A PreferredAllocationRequest of one container."""
-    container = wire.messages.ContainerPreferredAllocationRequest(list(available), list(must_include), size)
-    return bytes(wire.messages.PreferredAllocationRequest([container]))
+    container = messages.ContainerPreferredAllocationRequest(list(available), list(must_include), size)
+    return bytes(messages.PreferredAllocationRequest([container]))
 
 
 def preferred_requests(ids: Sequence[str]) -> list[bytes]:
@@ -159,10 +159,10 @@ def _checked(kind: Kind, call: Callable[[bytes], bytes]) -> bytes:
     answers = [call(request) for request in kind.requests]
     for answer in answers:
         if kind.path == wire.PREFERRED:
-            [chosen] = wire.decode(wire.messages.PreferredAllocationResponse, answer).container_responses
+            [chosen] = messages.decode(messages.PreferredAllocationResponse, answer).container_responses
             right = len(set(chosen.device_ids)) == PREFERRED_SIZE
         else:
-            [container] = wire.decode(wire.messages.AllocateResponse, answer).container_responses
+            [container] = messages.decode(messages.AllocateResponse, answer).container_responses
             right = bool(container.envs) and ("specs" in kind.figure) == bool(container.devices)
         if not right or len(answer) != len(answers[0]):
             raise MeasurementError(f"{kind.figure}: not the answer one would expect: {answer!r}")

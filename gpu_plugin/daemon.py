@@ -41,7 +41,6 @@ from gpu_plugin.hardware import Hardware, hardware_for
 from gpu_plugin.health.observation import Observation
 from gpu_plugin.health_watch import HealthWatch
 from gpu_plugin.inventory import Inventory
-from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.attribution import Held, PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.directory import watch
@@ -202,7 +201,6 @@ class Daemon:
         unasked = "the driver has not been asked about it yet"
         self._health.remember(self._memory.evidence(), tuple(replace(gpu, unreadable=unasked) for gpu in remembered))
         self._inventory.remember(self._memory.listed(), self._memory.foreign())
-        wire.warm()
         self._now.monitor = self._make_monitor(remembered)
         for name, run in (
             ("the control socket", self._control),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet import messages, wire
 
 GRACE_SECONDS = 300.0
 """How long after its stream ended a resource keeps its capacity (types.go: endpointStopGracePeriod)."""
@@ -94,7 +94,7 @@ class ResourceState(msgspec.Struct):
 
 def parse(data: bytes) -> list[ListedDevice]:
     """The devices of a ListAndWatchResponse, in the order sent. Raises ValueError on bytes that are none."""
-    sent = wire.decode(wire.messages.ListAndWatchResponse, data).devices
+    sent = messages.decode(messages.ListAndWatchResponse, data).devices
     return [ListedDevice(d.id, d.health, tuple(node.id for node in d.topology.nodes)) for d in sent]
 
 

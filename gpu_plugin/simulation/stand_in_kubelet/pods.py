@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from gpu_plugin.access.edits import ContainerEdits, DeviceSpec, Mount
-from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet import messages
 from gpu_plugin.simulation.stand_in_kubelet.selection import PreferredAsk
 
 ContainerKind = Literal["init", "sidecar", "app"]
@@ -88,7 +88,7 @@ class Pod(msgspec.Struct):
         return {i for held in self.held.values() if resource in held for i in held[resource].ids}
 
 
-def edits(response: wire.messages.ContainerAllocateResponse) -> ContainerEdits:
+def edits(response: messages.ContainerAllocateResponse) -> ContainerEdits:
     """A container response as plain data."""
     return ContainerEdits(
         dict(response.envs),

@@ -16,7 +16,7 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
-from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.simulation.stand_in_kubelet.client import CallError, DialError
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
 from gpu_plugin.simulation.stand_in_kubelet.naming import endpoint_breaches, is_extended_resource_name
@@ -74,7 +74,7 @@ class RegistrationService:
 
     async def _register(self, stream: Stream[bytes, bytes]) -> None:
         data = await stream.recv_message()
-        request = wire.decode(wire.messages.RegisterRequest, data or b"")
+        request = messages.decode(messages.RegisterRequest, data or b"")
         pid = caller_pid(stream)
         name = request.resource_name
         caller = (name, request.endpoint if pid in (0, os.getpid()) else pid)

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.simulation.stand_in_kubelet.client import CallError, DropKind, PluginClient
 from gpu_plugin.simulation.stand_in_kubelet.device_table import (
     ListedDevice,
@@ -88,7 +88,7 @@ class PluginRegistry:
         self._every_client.add(client)
         try:
             await client.dial(self._dial_timeout, DIAL_BACKOFF_SECONDS, self._rng)
-            options = wire.decode(wire.messages.DevicePluginOptions, await client.call(wire.OPTIONS, wire.EMPTY))
+            options = messages.decode(messages.DevicePluginOptions, await client.call(wire.OPTIONS, wire.EMPTY))
         except BaseException as error:
             self._clients.pop(key, None)
             if not isinstance(error, CallError):  # the kubelet leaves a connection open whose options call failed
