@@ -109,7 +109,7 @@ class Daemon:
         self.store = SnapshotStore()
         self._state = StateDirectory(Path(self.settings.state_dir))
         self._memory = Memory(self._state, hardware.host.boot_id())
-        self._recorder = Recorder(self._memory, self._known)
+        self._recorder = Recorder(self._memory, self._known, lambda: self._health.ledger.revision)
         self._pods = FaultingPods(self._holding_pods, lambda: self.store.current, self._health_seen)
         self._health = HealthWatch(self.settings, hardware.host.boot_id(), self._recorder.changed, self._pods.heard)
         self._health.reports.subscribe(self._events.health)

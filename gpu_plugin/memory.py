@@ -279,10 +279,11 @@ class Recorder:
     What is held against GPUs is written on a thread of its own: it comes before others are told, and waits for no disk.
     """
 
-    def __init__(self, memory: Memory, known: Callable[[], Known]) -> None:
-        """Takes where to write, and how to learn what is known at any time."""
+    def __init__(self, memory: Memory, known: Callable[[], Known], revision: Callable[[], int] | None = None) -> None:
+        """Takes where to write, and how to learn at any time what is known, and of which `revision` that is alone."""
         self._memory = memory
         self._known = known
+        self._revision = revision or (lambda: known().revision)
         self._unsaved = Pulse()
         self._turned = Pulse()
         self._tried = 0
@@ -324,7 +325,7 @@ class Recorder:
 
     async def written(self, seconds: float = WRITTEN_SOON) -> bool:
         """Whether what is held against GPUs now outlives this process; waits `seconds` at most, less where it cannot be."""
-        revision = self._known().revision
+        revision = self._revision()
         if self._saved < revision:
             self.changed()
             with anyio.move_on_after(seconds):
@@ -339,7 +340,7 @@ class Recorder:
             self._tried = known.revision
             self._saved = known.revision if saved else self._saved
             self._turned.ring()
-            if self._known().revision == known.revision:
+            if self._revision() == known.revision:
                 await self._unsaved.wait(None if saved else RETRY)
 
     async def _keep_hardware(self, threads: DaemonThreads) -> None:

@@ -3,7 +3,6 @@
 import errno
 import logging
 import os
-import secrets
 import socket
 import stat
 from contextlib import closing
@@ -17,7 +16,7 @@ PREFIX = "gpu-plugin-"
 MAX_PATH = 107
 """Bytes of a unix socket's path (sun_path less its closing zero)."""
 
-INSTANCE = secrets.token_hex(4)
+INSTANCE = os.urandom(4).hex()
 """Tells this process's sockets from every other's, so that an old instance's end is never taken for ours."""
 
 

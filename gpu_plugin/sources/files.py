@@ -6,7 +6,6 @@ again, and to hear more, along the way as it leads now. A look now and then make
 """
 
 import errno
-import hashlib
 import logging
 import os
 import stat
@@ -56,6 +55,8 @@ def fingerprint(path: Path) -> str:
                 return f"no regular file: {there.st_mode:o} {there.st_rdev}"  # what is read from a pipe is lost
             if there.st_size > MAX_BYTES:
                 return f"too large: {there.st_size} {there.st_mtime_ns}"
+            import hashlib  # noqa: PLC0415 - 1 ms that only a file needs
+
             digest = hashlib.blake2b(digest_size=16)
             left = MAX_BYTES
             while left > 0 and (piece := file.read(min(left, 1 << 16))):
