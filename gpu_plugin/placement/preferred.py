@@ -43,7 +43,7 @@ def preferred(
         always gets the same answer.
     """
     pool, must = set(available), set(must_include)
-    if impossible(pool, must, size) or not all(i in order for i in pool):
+    if impossible(pool, must, size) or not pool <= order.keys():
         return ()
     # What was listed as healthy a moment ago may be so no more, and Allocate would refuse it: it comes last.
     sound = {i for i in pool if i in must or devices[order[i]].healthy}
