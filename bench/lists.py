@@ -23,12 +23,12 @@ from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.xids import XidPolicy
+from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.topology import Topology
-from gpu_plugin.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.sources.xid_table import shipped_table
 
 NAME = "nvidia.com/gpu"

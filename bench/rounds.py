@@ -15,10 +15,10 @@ from bench.process import PROFILE
 from bench.quantiles import median, percentile
 from bench.table import Row
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.nvml_h import EventType
 from gpu_plugin.health.observation import Observation, Sample
-from gpu_plugin.health_watch import HealthWatch
 from gpu_plugin.nvml import questions
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import Event, EventSet

@@ -28,8 +28,8 @@ def main(directory: Path) -> None:
     gpus = _probed(SimulatedDriver(node), SimulatedHost(node))
     began = time.perf_counter()
     from gpu_plugin.access.cdi.build import Wishes  # noqa: PLC0415 - the daemon, too, imports these at the first look
-    from gpu_plugin.cdi_specs.directory import SpecDirectory  # noqa: PLC0415
-    from gpu_plugin.cdi_specs.source import Request, SpecSource  # noqa: PLC0415
+    from gpu_plugin.cdi.directory import SpecDirectory  # noqa: PLC0415
+    from gpu_plugin.cdi.source import Request, SpecSource  # noqa: PLC0415
 
     root = str(directory / "driver")
     source = SpecSource(SimulatedHost(node), lambda: ((root, ""),))

@@ -6,7 +6,7 @@ import sys
 import click
 
 from gpu_plugin import __version__
-from gpu_plugin.printable import printable
+from gpu_plugin.runtime.printable import printable
 
 VERBS = {
     "run": "serve this node's GPUs to its kubelet until told to stop",

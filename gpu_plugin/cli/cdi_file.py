@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpu_plugin.access.cdi.spec import MAX_BYTES, Spec, faults, from_plain
-from gpu_plugin.cdi_specs.directory import read_bounded
+from gpu_plugin.cdi.directory import read_bounded
 from gpu_plugin.config import document
 from gpu_plugin.config.document import Limits
 from gpu_plugin.config.errors import ConfigError

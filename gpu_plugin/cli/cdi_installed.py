@@ -8,7 +8,7 @@ import msgspec
 
 from gpu_plugin.access.cdi.spec import Spec
 from gpu_plugin.cli.cdi_file import judge
-from gpu_plugin.driver_root.inside import resolve
+from gpu_plugin.host.driver_root.inside import resolve
 
 SUFFIXES = frozenset({".json", ".yaml"})
 """What the names of files end in that runtimes take for specifications (CDI's library, pkg/cdi/spec-dirs.go)."""

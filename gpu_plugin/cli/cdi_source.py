@@ -14,8 +14,8 @@ from gpu_plugin.access.cdi.build import Built
 from gpu_plugin.access.cdi.wishes import unheeded, wishes
 from gpu_plugin.access.container import is_cdi
 from gpu_plugin.access.plan import access_warnings, plan_access
-from gpu_plugin.cdi_specs.directory import said
-from gpu_plugin.cdi_specs.source import Request, SpecSource
+from gpu_plugin.cdi.directory import said
+from gpu_plugin.cdi.source import Request, SpecSource
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import plan, served_gpus
@@ -118,7 +118,7 @@ def _simulated_node(settings: Settings) -> tuple[Node, HostView]:
 
 
 def _live(settings: Settings) -> _Subject:
-    from gpu_plugin.hardware import hardware_for  # noqa: PLC0415 - only a real node needs it
+    from gpu_plugin.daemon.hardware import hardware_for  # noqa: PLC0415 - only a real node needs it
 
     hardware = hardware_for(settings)
     try:

@@ -61,7 +61,7 @@ def command(mps: bool, wait: bool, stay: bool, **given: object) -> int:  # noqa:
 
 def _running(settings: Settings, *, mps: bool) -> bool:
     from gpu_plugin.mps.directories import root_here  # noqa: PLC0415 - usage and help need none of it
-    from gpu_plugin.node_lock import NodeLock  # noqa: PLC0415
+    from gpu_plugin.state.node_lock import NodeLock  # noqa: PLC0415
     from gpu_plugin.uninstall.mps_traces import supervised  # noqa: PLC0415
     from gpu_plugin.uninstall.traces import running  # noqa: PLC0415
 

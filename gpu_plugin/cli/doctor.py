@@ -13,7 +13,7 @@ from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_optio
 from gpu_plugin.cli.output import AMISS, FINE, coloured, output_options, structured, width, wrapped
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.printable import encodable, printable
+from gpu_plugin.runtime.printable import encodable, printable
 
 if TYPE_CHECKING:
     from gpu_plugin.doctor.finding import Finding

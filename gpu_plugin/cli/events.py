@@ -10,7 +10,7 @@ import click
 
 from gpu_plugin.cli.output import FINE, NO_DAEMON, harmless, output_options, structured, width, wrapped
 from gpu_plugin.cli.running_daemon import NoDaemon, ask, gpus_option, state_dir_option, utc
-from gpu_plugin.event_store import KEPT, KINDS
+from gpu_plugin.state.event_store import KEPT, KINDS
 
 DAY = 86400
 
@@ -138,7 +138,7 @@ def _written(state_dir: Path, gpu: str | None, silent: NoDaemon) -> list[dict[st
     from gpu_plugin.config.errors import ConfigError  # noqa: PLC0415
     from gpu_plugin.devices.gpu_names import named  # noqa: PLC0415
     from gpu_plugin.devices.node import Gpu  # noqa: PLC0415
-    from gpu_plugin.event_store import FILE, lost_lines, recollect  # noqa: PLC0415
+    from gpu_plugin.state.event_store import FILE, lost_lines, recollect  # noqa: PLC0415
 
     try:
         events, unreadable = recollect(state_dir)

@@ -51,7 +51,7 @@ def command(mps_control_binary: str | None, mount_shm: bool, **given: object) ->
     if mount_shm:
         return _mount_shm(settings)
 
-    from gpu_plugin.hardware import hardware_for  # noqa: PLC0415
+    from gpu_plugin.daemon.hardware import hardware_for  # noqa: PLC0415
     from gpu_plugin.mps import service  # noqa: PLC0415
     from gpu_plugin.telemetry.stacks import logged_on  # noqa: PLC0415
 

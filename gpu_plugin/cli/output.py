@@ -14,7 +14,7 @@ from typing import Any, Self, TextIO
 import click
 
 from gpu_plugin.cli.running_daemon import utc
-from gpu_plugin.printable import printable
+from gpu_plugin.runtime.printable import printable
 
 FINE, AMISS, USAGE, NO_DAEMON, NO_OUTPUT = 0, 1, 2, 3, 4
 """Exit statuses of every verb: all is well; something is unhealthy, or was refused; bad usage; no daemon answers; what was

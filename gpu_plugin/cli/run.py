@@ -31,7 +31,7 @@ def command(**given: object) -> int:
         raise refusal(error) from None
 
     gc.disable()  # modules are no garbage, and looking for some among them takes 30 ms of the start
-    from gpu_plugin import daemon  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.daemon import process as daemon  # noqa: PLC0415 - usage and help need none of it
     from gpu_plugin.telemetry import logs  # noqa: PLC0415
     from gpu_plugin.telemetry.stacks import logged_on  # noqa: PLC0415
 

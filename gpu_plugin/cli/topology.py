@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpu_plugin.atomic import replace_file
 from gpu_plugin.cli.running_daemon import state_dir_option
 from gpu_plugin.cli.topology_source import daemons_node, node_from, simulate_option
 from gpu_plugin.devices.device import GPU
 from gpu_plugin.devices.node import Node
+from gpu_plugin.runtime.atomic import replace_file
 
 if TYPE_CHECKING:
     from gpu_plugin.placement.report import HeldBack

@@ -38,7 +38,7 @@ def command(namespace: str, daemonsets: tuple[str, ...], seconds: str, kubeconfi
 
     from gpu_plugin.cluster.connection import UnreachableError, require_client  # noqa: PLC0415
     from gpu_plugin.cluster.daemonset import opened  # noqa: PLC0415
-    from gpu_plugin.named_file import require_file  # noqa: PLC0415
+    from gpu_plugin.runtime.named_file import require_file  # noqa: PLC0415
     from gpu_plugin.sources.source import MAX_KUBECONFIG  # noqa: PLC0415
     from gpu_plugin.uninstall.nodes import clean  # noqa: PLC0415
     from gpu_plugin.uninstall.template import ForeignDaemonSetError  # noqa: PLC0415

@@ -8,7 +8,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.gpu_names import HOW, named
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.signals.orders import ANNOTATION
-from gpu_plugin.printable import printable
+from gpu_plugin.runtime.printable import printable
 
 __all__ = ["ANNOTATION", "Cordoned", "cordoned"]
 

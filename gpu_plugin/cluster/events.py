@@ -13,7 +13,7 @@ import anyio
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.correlation import Correlator, News, Object, Told, keep
 from gpu_plugin.cluster.node_api import NodeApi
-from gpu_plugin.pulse import Pulse
+from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
 

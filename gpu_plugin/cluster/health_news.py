@@ -13,8 +13,8 @@ from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import Transition
 from gpu_plugin.health.signals import SIGNALS, SignalKind
 from gpu_plugin.health.signals.orders import MAINTENANCE
-from gpu_plugin.printable import printable
-from gpu_plugin.snapshot import Snapshot
+from gpu_plugin.inventory.snapshot import Snapshot
+from gpu_plugin.runtime.printable import printable
 
 UNHEALTHY, DEGRADED, HEALTHY, APPLICATION = "GPUUnhealthy", "GPUDegraded", "GPUHealthy", "ApplicationError"
 CORDONED, UNCORDONED, RELEASED, RESUMED = "GPUCordoned", "GPUUncordoned", "GPUReleased", "GPUResumed"

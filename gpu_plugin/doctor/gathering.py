@@ -15,6 +15,8 @@ from gpu_plugin import control
 from gpu_plugin.access.container import imex_node
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.values import AUTO
+from gpu_plugin.daemon.hardware import Hardware, hardware_for
+from gpu_plugin.daemon.health_watch import EVERY_GPU
 from gpu_plugin.doctor import rights
 from gpu_plugin.doctor.edges import api, host, kubelet, services, sockets
 from gpu_plugin.doctor.edges.clock import clock
@@ -35,12 +37,10 @@ from gpu_plugin.doctor.facts import (
     PodResources,
     Unknown,
 )
-from gpu_plugin.hardware import Hardware, hardware_for
 from gpu_plugin.health.signals.orders import MAINTENANCE
-from gpu_plugin.health_watch import EVERY_GPU
-from gpu_plugin.list_strategy import evidence_for
 from gpu_plugin.mps.directories import root_here
-from gpu_plugin.threads import begin, settled
+from gpu_plugin.runtime.threads import begin, settled
+from gpu_plugin.sources.list_strategy import evidence_for
 
 T = TypeVar("T")
 

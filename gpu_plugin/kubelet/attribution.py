@@ -19,7 +19,7 @@ import msgspec
 from gpu_plugin.kubelet import pod_resources
 from gpu_plugin.kubelet.pod_listing import Held, Holder
 from gpu_plugin.kubelet.socket import Identity, identity
-from gpu_plugin.pulse import Pulse
+from gpu_plugin.runtime.pulse import Pulse
 
 __all__ = ["Held", "Holder", "PodAttribution"]
 

@@ -18,7 +18,7 @@ from h2.exceptions import ProtocolError
 
 from gpu_plugin.kubelet.sparing import Sparing
 from gpu_plugin.kubelet.unknown_frames import EndsAtUnknownFrame
-from gpu_plugin.pulse import Pulse
+from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from gpu_plugin.histogram import Histogram
+from gpu_plugin.runtime.histogram import Histogram
 
 METHODS = ("Allocate", "GetPreferredAllocation", "GetDevicePluginOptions", "PreStartContainer")
 """Calls that are answered once. ListAndWatch, which lasts, is told by its streams and lists."""

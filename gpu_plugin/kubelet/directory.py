@@ -6,8 +6,8 @@ from pathlib import Path
 
 import anyio
 
-from gpu_plugin.inotify import Event, Inotify, Mask, Watch
-from gpu_plugin.pulse import Pulse
+from gpu_plugin.runtime.inotify import Event, Inotify, Mask, Watch
+from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ import msgspec
 
 from gpu_plugin.access.conflicts import PairWatch
 from gpu_plugin.devices.naming import resource_name_fault
+from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet.backoff import Backoff
 from gpu_plugin.kubelet.counts import ACCEPTED, FAILED, KubeletCounts
 from gpu_plugin.kubelet.directory import NET
@@ -26,8 +27,7 @@ from gpu_plugin.kubelet.registrations import UNHEARD, Registrations
 from gpu_plugin.kubelet.server import SocketServer
 from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.kubelet.socket import Identity, identity, remove_stale, socket_path
-from gpu_plugin.pulse import Pulse
-from gpu_plugin.snapshot import SnapshotStore
+from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
 

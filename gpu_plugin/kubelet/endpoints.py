@@ -8,12 +8,12 @@ import anyio
 import anyio.abc
 
 from gpu_plugin.access.conflicts import PairWatch
+from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.endpoint import ResourceEndpoint
 from gpu_plugin.kubelet.registrations import Registrations
-from gpu_plugin.parts import forever
-from gpu_plugin.pulse import Pulse
-from gpu_plugin.snapshot import SnapshotStore
+from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.supervision import forever
 
 log = logging.getLogger(__name__)
 

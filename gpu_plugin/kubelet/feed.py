@@ -7,9 +7,9 @@ import anyio.to_thread
 import msgspec
 
 from gpu_plugin.devices.device import Device
+from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import wire
-from gpu_plugin.pulse import Pulse
-from gpu_plugin.snapshot import SnapshotStore
+from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
 

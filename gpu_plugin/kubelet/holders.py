@@ -10,7 +10,7 @@ import anyio.to_thread
 from gpu_plugin.kubelet import checkpoint, pod_resources
 from gpu_plugin.kubelet.holding import Entries, Holding, Key, Told, Witnessed, weigh
 from gpu_plugin.kubelet.socket import identity
-from gpu_plugin.threads import DaemonThreads, Job
+from gpu_plugin.runtime.threads import DaemonThreads, Job
 
 log = logging.getLogger(__name__)
 

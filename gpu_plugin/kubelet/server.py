@@ -20,7 +20,7 @@ from grpclib.protocol import H2Protocol
 from gpu_plugin.kubelet import shortages
 from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.kubelet.connection import Requests, TrackedProtocol
-from gpu_plugin.pulse import Pulse
+from gpu_plugin.runtime.pulse import Pulse
 
 SOCKET_MODE = 0o600
 

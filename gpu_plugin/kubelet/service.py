@@ -21,6 +21,7 @@ from gpu_plugin.access.container import container_edits
 from gpu_plugin.access.edits import ContainerEdits
 from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.sharing import REPLICA
+from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.feed import ListFeed
@@ -28,7 +29,6 @@ from gpu_plugin.kubelet.message import received
 from gpu_plugin.kubelet.sparing import Sparing
 from gpu_plugin.placement.preferred import preferred
 from gpu_plugin.placement.whole import Budget
-from gpu_plugin.snapshot import ResourceView, SnapshotStore
 
 log = logging.getLogger(__name__)
 

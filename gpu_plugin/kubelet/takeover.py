@@ -15,9 +15,9 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import pod_resources
 from gpu_plugin.kubelet.registrations import Registrations
-from gpu_plugin.snapshot import ResourceView, SnapshotStore
 
 log = logging.getLogger(__name__)
 

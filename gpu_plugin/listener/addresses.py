@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from gpu_plugin.threads import Job, begin, settled
+from gpu_plugin.runtime.threads import Job, begin, settled
 
 log = logging.getLogger(__name__)
 

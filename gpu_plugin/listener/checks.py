@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from gpu_plugin.devices.device import Resource
-from gpu_plugin.histogram import Histogram
 from gpu_plugin.kubelet.registrations import Standing
+from gpu_plugin.runtime.histogram import Histogram
 
 BEAT = 1.0
 """Seconds between two beats of the event loop."""

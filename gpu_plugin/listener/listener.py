@@ -7,7 +7,7 @@ import anyio
 import anyio.abc
 
 from gpu_plugin.config.values import host_and_port
-from gpu_plugin.parts import forever
+from gpu_plugin.runtime.supervision import forever
 
 if TYPE_CHECKING:
     from gpu_plugin.listener.checks import Facts

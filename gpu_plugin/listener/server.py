@@ -27,8 +27,8 @@ from anyio.lowlevel import checkpoint
 
 from gpu_plugin.listener.addresses import Lookup, listen
 from gpu_plugin.listener.answer import Answer, Headers, Page, Request, Stream
-from gpu_plugin.parts import FIRST_RETRY, LONGEST_RETRY
-from gpu_plugin.pulse import Pulse
+from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY
 
 log = logging.getLogger(__name__)
 

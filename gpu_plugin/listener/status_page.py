@@ -22,7 +22,7 @@ from anyio.lowlevel import checkpoint
 
 from gpu_plugin.kubelet.pod_listing import Held
 from gpu_plugin.listener.answer import Answer, Headers, Page, Request, Stream
-from gpu_plugin.pulse import Pulse
+from gpu_plugin.runtime.pulse import Pulse
 
 if TYPE_CHECKING:
     from gpu_plugin.listener.page_data import Material

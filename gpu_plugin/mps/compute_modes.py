@@ -15,8 +15,8 @@ from gpu_plugin.devices.nvml_h import ComputeMode, Return
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import Driver, NvmlError
-from gpu_plugin.state import StateDirectory
-from gpu_plugin.threads import DaemonThreads, settled
+from gpu_plugin.runtime.threads import DaemonThreads, settled
+from gpu_plugin.state.directory import StateDirectory
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from gpu_plugin.mps import control_program, leftovers, tether
 from gpu_plugin.mps.control_program import PROGRAM
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.plan import MpsDaemon
-from gpu_plugin.threads import DaemonThreads, Job, begin
+from gpu_plugin.runtime.threads import DaemonThreads, Job, begin
 
 log = logging.getLogger(__name__)
 

@@ -23,10 +23,10 @@ from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.finding import Finder
 from gpu_plugin.nvml.port import Driver, HostView, NvmlError
 from gpu_plugin.nvml.session import DriverSession
-from gpu_plugin.parts import FIRST_RETRY, LONGEST_RETRY, forever
-from gpu_plugin.pulse import Pulse
+from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY, forever
 from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with
-from gpu_plugin.state import StateDirectory
+from gpu_plugin.state.directory import StateDirectory
 
 log = logging.getLogger(__name__)
 

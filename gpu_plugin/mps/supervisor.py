@@ -34,8 +34,8 @@ from gpu_plugin.mps.plan import (
     threads_in,
 )
 from gpu_plugin.mps.readiness import Mark, ReadyMark
-from gpu_plugin.pulse import Pulse
-from gpu_plugin.threads import begin, settled
+from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.threads import begin, settled
 
 log = logging.getLogger(__name__)
 

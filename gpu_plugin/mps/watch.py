@@ -21,7 +21,7 @@ from gpu_plugin.mps import control_program, directories, foreign, readiness
 from gpu_plugin.mps.errors import MpsError, NotStartedError
 from gpu_plugin.mps.foreign import Answer, Identity, Signs
 from gpu_plugin.mps.plan import pipe_directory, resource_directory, threads_in
-from gpu_plugin.threads import DaemonThreads, Job, begin, settled
+from gpu_plugin.runtime.threads import DaemonThreads, Job, begin, settled
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.histogram import Histogram
 from gpu_plugin.nvml.port import Driver, NvmlError
+from gpu_plugin.runtime.histogram import Histogram
 
 DURATIONS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
 """Seconds: most getters take 2 µs, the MIG mode 0.2 ms, and the first contact with a GPU that sleeps seconds."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from gpu_plugin.threads import Job, Workers
+from gpu_plugin.runtime.threads import Job, Workers
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.events import EventWaiter
 from gpu_plugin.nvml.port import EventSet, Handle
 from gpu_plugin.nvml.registration import Outcome, Registered
-from gpu_plugin.threads import Job, settled
+from gpu_plugin.runtime.threads import Job, settled
 
 LIVED = 180.0
 """Seconds that an event set must have lived for its end to say nothing of the next one's."""

@@ -19,7 +19,7 @@ from gpu_plugin.nvml.port import Driver, HostView, NvmlError
 from gpu_plugin.nvml.release import MAINTENANCE, Released
 from gpu_plugin.nvml.sample import fault
 from gpu_plugin.nvml.watched import Probed, Watched
-from gpu_plugin.threads import Job, settled
+from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import msgspec
 
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import HostView
-from gpu_plugin.threads import Job, settled
+from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.driver_root.inside import resolve
+from gpu_plugin.host.driver_root.inside import resolve
 from gpu_plugin.nvml.port import NvmlError
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from gpu_plugin.nvml import topology
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import Driver, HostView
 from gpu_plugin.nvml.watched import Watched
-from gpu_plugin.threads import Job, settled
+from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from gpu_plugin.nvml.roster import Roster
 from gpu_plugin.nvml.sample import Look, look
 from gpu_plugin.nvml.session import DriverSession
 from gpu_plugin.nvml.watched import Found, Probed, Watched
-from gpu_plugin.threads import Job, settled
+from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from gpu_plugin.nvml.schedule import Schedule, Turn
 from gpu_plugin.nvml.session import RETRY_PAUSES, DriverSession, Held, HeldBy, Opened
 from gpu_plugin.nvml.subscription import EventSubscription
 from gpu_plugin.nvml.watched import Found, Watched
-from gpu_plugin.pulse import Pulse
+from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from gpu_plugin.health.observation import DriverEvent, EventDelivery, Observatio
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import Driver, Event, Handle, NvmlError
 from gpu_plugin.nvml.roster import Roster
-from gpu_plugin.threads import Job, settled
+from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
 

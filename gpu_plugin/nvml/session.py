@@ -10,7 +10,7 @@ import anyio
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import Driver, NvmlError
-from gpu_plugin.threads import Job, settled
+from gpu_plugin.runtime.threads import Job, settled
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from gpu_plugin.nvml.events import WAIT_MS, EventWaiter, Setbacks
 from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
 from gpu_plugin.nvml.registration import Outcome, Registered, register, register_warily
 from gpu_plugin.nvml.watched import Watched
-from gpu_plugin.threads import Job, settled
+from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from gpu_plugin.nvml.mig import UNREADABLE_LOOKS, cut
 from gpu_plugin.nvml.port import Handle
 from gpu_plugin.nvml.registration import Registered
 from gpu_plugin.nvml.sample import Look
-from gpu_plugin.threads import Job
+from gpu_plugin.runtime.threads import Job
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gpu_plugin.atomic import replace_file
+from gpu_plugin.runtime.atomic import replace_file
 from gpu_plugin.simulation.shared_library import shared_library
 
 DIRECTORY = "driver-root"

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_plugin.atomic import replace_file
-from gpu_plugin.named_file import read_file
+from gpu_plugin.runtime.atomic import replace_file
+from gpu_plugin.runtime.named_file import read_file
 from gpu_plugin.simulation.condition import Condition
 from gpu_plugin.simulation.mig import lay_out
 from gpu_plugin.simulation.profile import Profile
-from gpu_plugin.state import keep_aside, set_aside
+from gpu_plugin.state.directory import keep_aside, set_aside
 
 _log = logging.getLogger(__name__)
 

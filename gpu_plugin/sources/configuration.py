@@ -15,10 +15,10 @@ from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.options import OPTIONS
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.pulse import Pulse
+from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.threads import DaemonThreads
 from gpu_plugin.sources.source import ConfigSource
 from gpu_plugin.sources.telling import tell_remarks, tell_settings
-from gpu_plugin.threads import DaemonThreads
 
 log = logging.getLogger(__name__)
 

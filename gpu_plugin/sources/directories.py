@@ -9,8 +9,8 @@ from typing import Self
 
 import msgspec
 
-from gpu_plugin.inotify import Event, Inotify, Mask
-from gpu_plugin.pulse import Pulse
+from gpu_plugin.runtime.inotify import Event, Inotify, Mask
+from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
 

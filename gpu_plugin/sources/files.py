@@ -16,9 +16,9 @@ from typing import Generic, TypeVar
 import anyio
 import msgspec
 
-from gpu_plugin.pulse import Pulse
+from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.threads import DaemonThreads
 from gpu_plugin.sources.directories import Directories, Place, route
-from gpu_plugin.threads import DaemonThreads
 
 T = TypeVar("T")
 

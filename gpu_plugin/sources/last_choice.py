@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.state import Identity, StateDirectory, identity
+from gpu_plugin.state.directory import Identity, StateDirectory, identity
 
 CHOICE_FILE = "chosen-configuration.json"
 """Its name in the state directory that flags and environment name: the config file itself may name another."""

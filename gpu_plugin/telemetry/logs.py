@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from gpu_plugin.devices.gpu_names import short_bus_id
-from gpu_plugin.printable import encodable, printable
+from gpu_plugin.runtime.printable import encodable, printable
 from gpu_plugin.telemetry.log_writer import LogWriter, to_descriptor
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from gpu_plugin.cluster.node_api import NodeApi
 from gpu_plugin.cluster.node_condition import CONDITION, TAINT
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.labels.keeper import LABELS_FILE, Applied
-from gpu_plugin.state import StateDirectory
+from gpu_plugin.state.directory import StateDirectory
 
 PATIENCE = 15.0
 """Seconds for all of it: who uninstalls waits."""
@@ -73,4 +73,4 @@ def _command(mark: str, node: str, applied: Applied) -> str:
         return f"kubectl patch node {name} --subresource=status -p '{patch}'"
     if mark == "taint":
         return f"kubectl taint node {name} {TAINT}-"
-    return f"kubectl label node {name} {' '.join(shlex.quote(f'{key}-') for key in sorted(applied.labels))}"
+    return applied.removal

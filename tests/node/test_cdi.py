@@ -189,7 +189,7 @@ def test_under_envvar_nothing_of_cdi_is_imported_looked_at_or_written(directory)
     """A subprocess that runs the daemon's loop for as long as it takes to be told to stop by its own first list."""
     program = """
 import os, signal, sys, threading, time
-from gpu_plugin import offering
+from gpu_plugin.daemon import offering
 def told(self, before, real=offering.Offering._tell_resources):
     real(self, before)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
@@ -198,7 +198,7 @@ opened = []
 sys.addaudithook(lambda event, arguments: opened.append(arguments[0]) if event in ("open", "os.scandir", "os.mkdir") else None)
 from gpu_plugin.cli import main
 status = main(sys.argv[1:])
-cdi = [name for name in sys.modules if name.startswith(("elftools", "gpu_plugin.cdi_specs", "gpu_plugin.driver_root"))]
+cdi = [name for name in sys.modules if name.startswith(("elftools", "gpu_plugin.cdi", "gpu_plugin.host.driver_root"))]
 cdi += [name for name in sys.modules if name.startswith("gpu_plugin.access.cdi.")]
 print(status, sorted(cdi), [path for path in opened if str(path).startswith(os.environ["SPECS"])])
 """
@@ -223,7 +223,7 @@ print(status, sorted(cdi), [path for path in opened if str(path).startswith(os.e
 async def test_a_disk_that_hangs_holds_neither_the_start_nor_the_loop_nor_the_end(kubelet, directory):
     program = """
 import sys, threading
-from gpu_plugin.cdi_specs.directory import SpecDirectory
+from gpu_plugin.cdi.directory import SpecDirectory
 SpecDirectory.read = lambda *_: threading.Event().wait()
 from gpu_plugin.cli import main
 sys.exit(main(sys.argv[1:]))

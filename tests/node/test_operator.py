@@ -11,8 +11,8 @@ import sys
 import anyio
 import pytest
 
-from gpu_plugin.node_lock import NodeLock
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from gpu_plugin.state.node_lock import NodeLock
 from tests.node.daemon import DaemonProcess, healthy
 
 

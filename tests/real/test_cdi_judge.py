@@ -19,7 +19,7 @@ from gpu_plugin.access.cdi.build import Wishes, build
 from gpu_plugin.access.cdi.found import DeviceFile, HostDevices
 from gpu_plugin.access.cdi.names import GDRCOPY, GDS, MOFED
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.driver_root.search import Search
+from gpu_plugin.host.driver_root.search import Search
 from gpu_plugin.nvml.probe import probe_gpu
 from gpu_plugin.simulation import driver_files
 from gpu_plugin.simulation.driver import SimulatedDriver

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpu_plugin import node_status
+from gpu_plugin.daemon import node_status
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, note, ok, unseen, warning
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.devices.nvml_h import FabricState
 from gpu_plugin.doctor.facts import Driver, Gpu, KernelModule
-from gpu_plugin.driver_root import proc as driver_proc
-from gpu_plugin.hardware import Hardware
 from gpu_plugin.health.observation import Fabric
+from gpu_plugin.host.driver_root import proc as driver_proc
 from gpu_plugin.nvml.port import Driver as Port
 from gpu_plugin.nvml.port import Handle, NvmlError
 from gpu_plugin.platforms.choice import Platform

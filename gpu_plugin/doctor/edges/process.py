@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpu_plugin.doctor.facts import Process
-from gpu_plugin.node_files.evidence import contained
+from gpu_plugin.host.node_files.evidence import contained
 
 _INIT = "systemd"
 

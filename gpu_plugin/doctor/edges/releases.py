@@ -6,13 +6,13 @@ from pathlib import Path
 
 import msgspec
 
+from gpu_plugin.daemon.health_watch import EVERY_GPU
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.former_evidence import FORMER, FormerEvidence
 from gpu_plugin.health.signals import orders
-from gpu_plugin.health_watch import EVERY_GPU
-from gpu_plugin.journal import Journal
-from gpu_plugin.memory import GPUS_FILE, HEALTH_FILE, JOURNAL_FILE, GpuMemory, WrittenHealth
-from gpu_plugin.state import bounded
+from gpu_plugin.state.directory import bounded
+from gpu_plugin.state.journal import Journal
+from gpu_plugin.state.memory import GPUS_FILE, HEALTH_FILE, JOURNAL_FILE, GpuMemory, WrittenHealth
 
 
 def written_releases(state_dir: Path, boot_id: str) -> tuple[str, ...]:

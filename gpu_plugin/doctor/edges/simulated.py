@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.hardware import Hardware
+from gpu_plugin.daemon.hardware import Hardware
 
 
 def simulated(settings: Settings) -> Hardware:

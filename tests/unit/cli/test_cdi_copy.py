@@ -6,9 +6,9 @@ import pytest
 
 from gpu_plugin.access.cdi.found import DeviceFile
 from gpu_plugin.access.cdi.l4t_lists import DIRECTORY
-from gpu_plugin.driver_root import tegra as driver_root_tegra
+from gpu_plugin.host.driver_root import tegra as driver_root_tegra
 from gpu_plugin.simulation import driver_files
-from tests.unit.driver_root.installed import Root
+from tests.unit.host.driver_root.installed import Root
 
 VERSION = "550.54.15"
 WSL = "usr/lib/wsl"

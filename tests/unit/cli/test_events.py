@@ -9,7 +9,7 @@ import pytest
 
 from gpu_plugin import cli, control
 from gpu_plugin.cli.events import lines, moment
-from gpu_plugin.event_store import FILE, Event
+from gpu_plugin.state.event_store import FILE, Event
 
 NOW = datetime(2026, 11, 22, 14, 30, tzinfo=UTC).timestamp()
 NIGHT = datetime(2026, 11, 22, 2, 40, tzinfo=UTC).timestamp()

@@ -10,7 +10,7 @@ import pytest
 from gpu_plugin.cli import main
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.named_file import UnfitFileError, read_file
+from gpu_plugin.runtime.named_file import UnfitFileError, read_file
 from gpu_plugin.simulation import saved
 from gpu_plugin.simulation.condition import Condition
 from gpu_plugin.simulation.profile import load

@@ -273,7 +273,7 @@ class TestRunningDaemon:
 
 def test_the_daemon_loads_nothing_of_it():
     code = (
-        "import sys, gpu_plugin.daemon\n"
+        "import sys, gpu_plugin.daemon.process\n"
         "shown = ('picture', 'svg', 'matrix', 'groups', 'explain')\n"
         "print([name for name in shown if f'gpu_plugin.placement.{name}' in sys.modules])\n"
     )

@@ -11,9 +11,9 @@ from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import Transition
+from gpu_plugin.inventory.snapshot import ResourceView, Snapshot
 from gpu_plugin.kubelet.pod_listing import Holder
 from gpu_plugin.placement.prepared import Placement
-from gpu_plugin.snapshot import ResourceView, Snapshot
 
 OK, APP, DEGRADED, FATAL = Verdict.OK, Verdict.APP, Verdict.DEGRADED, Verdict.FATAL
 NODE, POD = Object("Node", "node-a", uid="node-a"), Object("Pod", "p", "ns", "uid")

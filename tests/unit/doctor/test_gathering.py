@@ -11,6 +11,8 @@ import pytest
 from gpu_plugin import control
 from gpu_plugin.cli.options import settings_from
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.daemon.hardware import Hardware
+from gpu_plugin.daemon.health_watch import EVERY_GPU
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.doctor import gathering
 from gpu_plugin.doctor.edges import host, releases
@@ -18,20 +20,18 @@ from gpu_plugin.doctor.edges.driver import described, opened
 from gpu_plugin.doctor.facts import DeviceNode, Unknown
 from gpu_plugin.doctor.gathering import Places, gather
 from gpu_plugin.doctor.registry import examined
-from gpu_plugin.hardware import Hardware
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import Latch, LatchKey, Verdict
 from gpu_plugin.health.observation import Fabric
 from gpu_plugin.health.signals.orders import MAINTENANCE, Release
-from gpu_plugin.health_watch import EVERY_GPU
-from gpu_plugin.memory import Memory
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.platforms.one_device import TegraDriver
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
 from gpu_plugin.simulation.profile import load
-from gpu_plugin.state import StateDirectory
+from gpu_plugin.state.directory import StateDirectory
+from gpu_plugin.state.memory import Memory
 from tests.unit.doctor.made_up import GPU, status
 
 QUICK = "0.2s"

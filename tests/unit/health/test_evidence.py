@@ -14,8 +14,8 @@ from gpu_plugin.health.signals.flapping import Falls
 from gpu_plugin.health.signals.recovery_action import Wish
 from gpu_plugin.health.signals.unanswered import Answers
 from gpu_plugin.health.signals.xid import Happened, Weighed
-from gpu_plugin.memory import Memory
-from gpu_plugin.state import StateDirectory
+from gpu_plugin.state.directory import StateDirectory
+from gpu_plugin.state.memory import Memory
 from tests.unit.health.ledgers import GUARDED, H200, A
 
 KEY = LatchKey("xid", "48", "MIG-1")

@@ -12,9 +12,9 @@ from gpu_plugin.health.facts import facts
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import DriverEvent, Fault, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import policy
-from gpu_plugin.inventory import Inventory
-from gpu_plugin.offer import offer
-from gpu_plugin.snapshot import SnapshotStore
+from gpu_plugin.inventory.inventory import Inventory
+from gpu_plugin.inventory.offer import offer
+from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.sources.xid_table import shipped_table
 from tests.unit.health.ledgers import SEEN
 

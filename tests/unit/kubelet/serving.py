@@ -9,11 +9,11 @@ import anyio
 
 from gpu_plugin.access.container import Access
 from gpu_plugin.devices.device import Device, Resource
+from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoint import ResourceEndpoint
 from gpu_plugin.placement.prepared import Placement
-from gpu_plugin.pulse import Pulse
-from gpu_plugin.snapshot import ResourceView, SnapshotStore
+from gpu_plugin.runtime.pulse import Pulse
 
 GPU = "nvidia.com/gpu"
 

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from gpu_plugin.access.conflicts import PairWatch
 from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.node import Gpu, Link, Node
+from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.kubelet import service as service_module
 from gpu_plugin.kubelet.codec import BytesCodec
@@ -33,7 +34,6 @@ from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.whole import Budget
 from gpu_plugin.simulation.stand_in_kubelet import AdmissionError
-from gpu_plugin.snapshot import SnapshotStore
 from tests.unit.kubelet.serving import GPU, devices, registered, serving, view
 
 IDS = [d.id for d in devices(8)]

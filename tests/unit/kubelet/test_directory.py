@@ -10,7 +10,7 @@ from asyncinotify import Event, Inotify, Mask
 
 from gpu_plugin.kubelet import directory as directory_module
 from gpu_plugin.kubelet.directory import NET, Orphan, watch
-from gpu_plugin.pulse import Pulse
+from gpu_plugin.runtime.pulse import Pulse
 
 SOON = 2.0
 assert SOON < NET, "what is heard by looking now and then would pass for an event"

@@ -10,14 +10,14 @@ from pathlib import Path
 import anyio
 import pytest
 
+from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import endpoint
 from gpu_plugin.kubelet.backoff import Backoff
 from gpu_plugin.kubelet.endpoints import Endpoints
 from gpu_plugin.kubelet.registrations import UNHEARD, UNREGISTERED, Registrations, Standing
 from gpu_plugin.kubelet.self_call import ShortageError, self_call
-from gpu_plugin.pulse import Pulse
+from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
-from gpu_plugin.snapshot import SnapshotStore
 from tests.unit.kubelet.serving import GPU, devices, registered, serving, view
 from tests.unit.kubelet.test_list_and_watch import open_stream
 

@@ -8,6 +8,7 @@ import pytest
 
 from gpu_plugin.access.container import Access
 from gpu_plugin.devices.device import Device, Resource
+from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import pod_resources, takeover, wire
 from gpu_plugin.kubelet.pod_listing import decode_allocatable
 from gpu_plugin.kubelet.registrations import Registrations
@@ -24,7 +25,6 @@ from gpu_plugin.kubelet.takeover import (
     lost,
 )
 from gpu_plugin.placement.prepared import Placement
-from gpu_plugin.snapshot import ResourceView, SnapshotStore
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
 OURS = {GPU: frozenset({"GPU-0", "GPU-1"})}

@@ -16,7 +16,7 @@ from gpu_plugin.listener import addresses, server
 from gpu_plugin.listener.addresses import Lookup, listen
 from gpu_plugin.listener.answer import Answer, Stream
 from gpu_plugin.listener.server import Limits, Server
-from gpu_plugin.pulse import Pulse
+from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.telemetry.metrics.exposition import PROMETHEUS
 
 PATIENT = Limits(head=30, answer=30, send=30, goodbye=30)

@@ -15,7 +15,7 @@ from gpu_plugin.listener.answer import EVENT_STREAM, Answer, Request, Stream
 from gpu_plugin.listener.page_data import Material
 from gpu_plugin.listener.page_links import STYLE_HASH
 from gpu_plugin.listener.status_page import ASSETS, POLICY, Source, StatusPage
-from gpu_plugin.pulse import Pulse
+from gpu_plugin.runtime.pulse import Pulse
 from tests.unit.listener.page_material import crowded, material, topology
 
 

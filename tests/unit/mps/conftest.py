@@ -24,7 +24,7 @@ from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
 from gpu_plugin.simulation.profile import load
-from gpu_plugin.state import StateDirectory
+from gpu_plugin.state.directory import StateDirectory
 
 GPU = "nvidia.com/gpu"
 OTHER = "nvidia.com/gpu.shared"

@@ -20,7 +20,7 @@ from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.leftovers import VARIABLE, mark
 from gpu_plugin.mps.readiness import READY, Mark, lock, ready
 from gpu_plugin.simulation import mps_control
-from gpu_plugin.state import StateDirectory
+from gpu_plugin.state.directory import StateDirectory
 
 from .conftest import GPU, OTHER, PATIENCE, QUICK, marked, until
 

@@ -8,7 +8,7 @@ import pytest
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import NvmlError
-from gpu_plugin.threads import DaemonThreads, Workers, begin, settled
+from gpu_plugin.runtime.threads import DaemonThreads, Workers, begin, settled
 
 from .conftest import driver_threads
 from .monitored import LONG

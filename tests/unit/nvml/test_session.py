@@ -9,10 +9,10 @@ from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.nvml.session import DriverSession
+from gpu_plugin.runtime.threads import settled
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
-from gpu_plugin.threads import settled
 
 from .monitored import LONG
 from .test_calls import Gate

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.port import NvmlError
-from gpu_plugin.threads import DaemonThreads, begin
+from gpu_plugin.runtime.threads import DaemonThreads, begin
 
 from .conftest import driver_threads
 
@@ -167,7 +167,7 @@ def test_a_loop_may_close_while_a_call_is_under_way(hang):
 def test_a_hung_call_does_not_hold_the_process():
     code = """
 import anyio, threading
-from gpu_plugin.threads import DaemonThreads
+from gpu_plugin.runtime.threads import DaemonThreads
 
 async def main():
     job = await DaemonThreads().submit(threading.Event().wait, 0.01)

@@ -11,8 +11,8 @@ from gpu_plugin.nvml import monitor as monitor_module
 from gpu_plugin.nvml.monitor import longest_turn
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.nvml.schedule import Turn
+from gpu_plugin.runtime.threads import settled
 from gpu_plugin.simulation.driver import SimulatedDriver
-from gpu_plugin.threads import settled
 
 from .monitored import LONG, NEVER, Bench, remembered
 

@@ -5,8 +5,8 @@ import anyio
 import pytest
 
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.daemon.hardware import hardware_for
 from gpu_plugin.devices.nvml_h import Return, Threshold
-from gpu_plugin.hardware import hardware_for
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import Driver, Field, NvmlError
 from gpu_plugin.platforms import driver as driver_module

@@ -1,7 +1,7 @@
 import os
 from pathlib import Path
 
-from gpu_plugin.driver_root.search import Search
+from gpu_plugin.host.driver_root.search import Search
 from gpu_plugin.simulation import driver_files
 from gpu_plugin.simulation.device_nodes import device_numbers
 from gpu_plugin.simulation.hardware import SimulatedNode

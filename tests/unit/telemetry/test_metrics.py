@@ -12,7 +12,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
 from gpu_plugin.health.signals import SIGNALS
-from gpu_plugin.histogram import Histogram
+from gpu_plugin.runtime.histogram import Histogram
 from gpu_plugin.telemetry.metrics import families, metrics
 from gpu_plugin.telemetry.metrics.exposition import OPENMETRICS, PROMETHEUS, text, wanted
 from gpu_plugin.telemetry.metrics.family import labelled

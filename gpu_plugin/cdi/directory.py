@@ -1,0 +1,207 @@
+"""The directory of CDI specifications that container runtimes read. Every call blocks for as long as the disk does."""
+
+import errno
+import fcntl
+import os
+import stat
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from gpu_plugin.access.cdi import names
+from gpu_plugin.access.cdi.spec import MAX_BYTES, Spec, from_json, to_json
+from gpu_plugin.runtime.atomic import leftovers, replace_file
+
+MODE = 0o644
+DIRECTORY_MODE = 0o755
+
+OURS = tuple(map(names.file_name, names.CLASSES))
+"""Every file that this plugin ever writes there, and no other."""
+
+_Signature = tuple[int, int, int, int, int]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The names of the files that were written or removed, and of those where that failed, with the path and why."""
+
+    changed: tuple[str, ...] = ()
+    refused: Mapping[str, str] = {}
+
+
+class SpecDirectory:
+    """Writes specifications below `path`, each only where the file there is another one. Safe from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._written: dict[str, tuple[Spec, _Signature]] = {}
+        self._swept = False
+        self._closed = False
+        self._turn = threading.Lock()
+
+    def write(self, specs: Mapping[str, Spec]) -> Outcome:
+        """Makes these files, by their names, the only ones of ours that are there.
+
+        A file that somebody else changed or removed is written again. Where one cannot be, the others are, all the same.
+        The first call takes away what processes that were killed while they wrote have left. After `remove`, nothing is
+        written any more.
+        """
+        changed, refused = [], {}
+        with self._turn:
+            if self._closed:
+                return Outcome()
+            self._swept = self._swept or self._sweep()
+            for name in OURS:
+                try:
+                    done = self._put(name, specs[name]) if name in specs else self._remove(name)
+                except OSError as error:
+                    refused[name] = said(error)
+                else:
+                    changed += [name] if done else []
+        return Outcome(tuple(changed), refused)
+
+    def remove(self) -> Outcome:
+        """Takes our files away, as the last thing that is done here."""
+        removed, refused = [], {}
+        with self._turn:
+            self._closed = True
+            self._sweep()
+            for name in OURS:
+                try:
+                    removed += [name] if self._remove(name) else []
+                except OSError as error:
+                    refused[name] = said(error)
+        return Outcome(tuple(removed), refused)
+
+    def read(self, name: str) -> Spec | None:
+        """What a file of that name says, ours or another's; None where there is none that makes sense."""
+        try:
+            return from_json(read_bounded(self.path / name))
+        except (OSError, ValueError):
+            return None
+
+    def _put(self, name: str, spec: Spec) -> bool:
+        file = self.path / name
+        there = _signature(file)
+        known = self._written.get(name)
+        if known is not None and known[0] == spec and known[1] == there:
+            return False
+        content = to_json(spec)
+        changed = there is None or not _same(file, content)
+        if changed:
+            self._written.pop(name, None)
+            self._make()
+            with _writing(self.path):
+                _replace(file, content)
+            there = _signature(file)
+        if there is not None and (
+            not changed or _same(file, content)
+        ):  # else somebody was faster: see at the next look
+            self._written[name] = spec, there
+        return changed
+
+    def _make(self) -> None:
+        """Makes the directory, if need be, open to all for reading whatever the umask is."""
+        if self.path.is_dir():
+            return
+        try:
+            self.path.mkdir(mode=DIRECTORY_MODE, parents=True)
+        except FileExistsError:
+            if not self.path.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.path)) from None
+        else:
+            self.path.chmod(DIRECTORY_MODE)
+
+    def _remove(self, name: str) -> bool:
+        self._written.pop(name, None)
+        if not os.path.lexists(self.path / name):  # on a read-only file system unlink refuses this, too
+            return False
+        with suppress(FileNotFoundError, NotADirectoryError):
+            (self.path / name).unlink()
+            return True
+        return False
+
+    def _sweep(self) -> bool:
+        """Removes what killed processes left of our files, unless somebody is writing now. Returns whether that was done."""
+        try:
+            with _alone(self.path) as alone:
+                for path in tuple(leftovers(self.path, OURS)) if alone else ():
+                    path.unlink(missing_ok=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False  # they do no harm, and can be removed when the directory can be written
+        return alone
+
+
+def said(error: OSError) -> str:
+    """What the system says, with the path it says it of."""
+    text = error.strerror or str(error)
+    return f"{error.filename}: {text}" if error.filename else text
+
+
+def read_bounded(file: Path) -> bytes:
+    """The content of a regular file of sensible size. Raises OSError for anything else."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("it is no regular file")
+        content = stream.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise OSError(f"it is larger than {MAX_BYTES} bytes")
+    return content
+
+
+@contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    """Tells other processes meanwhile that what is half written there is somebody's."""
+    with _locked(directory, fcntl.LOCK_SH):
+        yield
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[bool]:
+    """Gives whether no process is `_writing` there; none begins to meanwhile that respects it."""
+    with _locked(directory, fcntl.LOCK_EX) as alone:
+        yield alone
+
+
+@contextmanager
+def _locked(directory: Path, kind: int) -> Iterator[bool]:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        got = False
+        with suppress(OSError):  # somebody has it, or this file system has no locks
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            got = True
+        yield got
+    finally:
+        os.close(descriptor)
+
+
+def _replace(file: Path, content: bytes) -> None:
+    """Writes a file whole. Raises OSError with the file's own name, not with that of what is written first."""
+    try:
+        replace_file(file, content, MODE)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(file)) from None
+
+
+def _signature(file: Path) -> _Signature | None:
+    """What tells one version of a regular file with the right mode from another; None for anything else."""
+    try:
+        status = file.lstat()
+    except OSError:
+        return None
+    if not stat.S_ISREG(status.st_mode) or stat.S_IMODE(status.st_mode) != MODE:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
+
+
+def _same(file: Path, content: bytes) -> bool:
+    try:
+        return read_bounded(file) == content
+    except OSError:
+        return False

@@ -1,0 +1,198 @@
+"""The daemon's part that keeps CDI specifications true to the node, and says which devices they serve."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+
+from gpu_plugin.access.cdi import names
+from gpu_plugin.access.cdi.readiness import NOT_YET, CdiReadiness
+from gpu_plugin.access.cdi.reading import gpu_nodes, other_names
+from gpu_plugin.access.cdi.spec import Spec, faults
+from gpu_plugin.cdi.directory import OURS, Outcome, SpecDirectory, said
+from gpu_plugin.cdi.source import Request, SpecSource
+from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.threads import Job, begin, settled
+
+if TYPE_CHECKING:
+    from gpu_plugin.access.cdi.build import Built
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY = 5.0
+"""Seconds between two looks at whether anything on the host has changed."""
+
+PATIENCE = 10.0
+"""Seconds that one look may take, the writing included, before devices count as out of reach."""
+
+RECALL_PATIENCE = 1.0
+"""Seconds that the start waits for what an earlier process left."""
+
+REMOVAL_PATIENCE = 0.5
+"""Seconds that the end waits for the removal of what was written."""
+
+GPU_FILE = names.file_name(names.GPU)
+
+
+class SpecKeeper:
+    """Writes specifications off the event loop, again where the node, the settings or the host's files change."""
+
+    def __init__(
+        self,
+        source: SpecSource,
+        wanted: Callable[[], Callable[[], Request] | None],
+        directory: Path,
+        changed: Callable[[CdiReadiness], None],
+    ) -> None:
+        """Takes where specifications come from, what they are for now, and where they go.
+
+        `wanted` gives None while no container is told of devices by CDI name, else how to make the request, which is done
+        on a thread; `changed` is told which devices are served:
+        none at first, and none again after a time in which nobody looked.
+        """
+        self._source = source
+        self._wanted = wanted
+        self._changed = changed
+        self._directory = SpecDirectory(directory)
+        self._asked = Pulse()
+        self._due = True
+        self._told = CdiReadiness()
+        self._looked = False
+        self._said: frozenset[str] = frozenset()
+        self._under_way: Job[Any] | None = None
+
+    def ask(self) -> None:
+        """Has the specifications brought up to date now. From the event loop's thread."""
+        self._due = True
+        self._asked.ring()
+
+    async def recall(self) -> None:
+        """Tells of devices whose specification an earlier process left and which still holds: pods need not wait for it.
+
+        It holds where every file that it names is still there. Waits a moment at most.
+        """
+        job = self._begin(self._left)
+        if not await settled(job, RECALL_PATIENCE):
+            log.warning("what CDI specifications there are already could not be read within %g s", RECALL_PATIENCE)
+        elif (error := job.done.exception()) is not None:
+            log.warning("what CDI specifications there are already cannot be read: %r", error)
+        elif job.done.result() and self._told == CdiReadiness():
+            left = job.done.result()
+            self._tell(CdiReadiness(gpu_nodes(left), "", others=other_names(left)))
+
+    async def remove(self) -> None:
+        """Takes the specifications away, as the last thing that is done with them. Waits a moment at most, cancelled or not."""
+        with anyio.CancelScope(shield=True):
+            job = begin(self._directory.remove, "cdi-specs-removal")  # waits for what is being written now
+            if not await settled(job, REMOVAL_PATIENCE):
+                log.warning("CDI specifications may stay in %s: does a disk hang?", self._directory.path)
+                return
+        outcome = job.done.result()
+        for sentence in outcome.refused.values():
+            log.warning("a CDI specification stays: %s", sentence)
+        log.info("removed from %s: %s", self._directory.path, ", ".join(outcome.changed) or "nothing")
+
+    async def run(self) -> None:
+        """Keeps the specifications written until cancelled."""
+        while True:
+            self._due = False
+            request = self._wanted()
+            if request is None:
+                if self._looked:
+                    self._tell(CdiReadiness())
+                self._looked = False
+                await self._wait(None)
+                continue
+            if self._under_way is not None:
+                await self._back(self._under_way)
+            self._looked = True
+            await self._take(self._begin(partial(self._round, request)))
+            await self._wait(LOOK_EVERY)
+
+    def _begin(self, call: Callable[[], T]) -> "Job[T]":
+        """Starts a call. There is one at a time: those before have come back."""
+        job = begin(call, "cdi-specs")
+        self._under_way = job
+        return job
+
+    async def _wait(self, seconds: float | None) -> None:
+        if not self._due:
+            await self._asked.wait(seconds)
+
+    async def _back(self, job: "Job[Any]") -> None:
+        """Waits for a call, and tells that no device can be used where it takes too long."""
+        if not await settled(job, PATIENCE):
+            self._tell(
+                CdiReadiness(
+                    trouble=f"its CDI specification could not be made within {PATIENCE:g} s: does a disk hang?"
+                )
+            )
+            await settled(job)
+
+    async def _take(self, job: "Job[tuple[Built, Outcome]]") -> None:
+        """Tells of a round's outcome, and that there is none yet where it takes too long."""
+        await self._back(job)
+        error = job.done.exception()
+        if error is not None:
+            text = said(error) if isinstance(error, OSError) else repr(error)
+            trouble = f"its CDI specification cannot be made: {text}"
+            if not isinstance(error, OSError) and trouble != self._told.trouble:
+                log.error("making CDI specifications failed unexpectedly", exc_info=error)
+            self._tell(CdiReadiness(trouble=trouble))
+            return
+        built, outcome = job.done.result()
+        for name in outcome.changed:
+            log.info("%s/%s: %s", self._directory.path, name, "written" if name in built.specs else "removed")
+        others = [sentence for name, sentence in outcome.refused.items() if name != GPU_FILE]
+        self._complain(
+            [*built.complaints, *(f"a CDI specification is not what it should be: {each}" for each in others)]
+        )
+        self._tell(readiness(built, outcome.refused))
+
+    def _round(self, request: Callable[[], Request]) -> "tuple[Built, Outcome]":
+        """Builds and writes once."""
+        built = self._source.build(request())
+        return built, self._directory.write(built.specs)
+
+    def _left(self) -> dict[str, Spec]:
+        """The specifications that are there already by file name, as far as runtimes take them and all they name is there."""
+        found = {}
+        for device_class, name in zip(names.CLASSES, OURS, strict=True):
+            spec = self._directory.read(name)
+            if spec is None or spec.kind != names.kind(device_class) or any(faults(spec)):
+                continue
+            if self._source.holds(spec):
+                found[name] = spec
+        return found if GPU_FILE in found else {}
+
+    def _complain(self, complaints: Iterable[str]) -> None:
+        told = frozenset(complaints)
+        for sentence in sorted(told - self._said):
+            log.warning("%s", sentence)
+        self._said = told
+
+    def _tell(self, state: CdiReadiness) -> None:
+        if state == self._told:
+            return
+        if state.trouble not in (self._told.trouble, NOT_YET, ""):
+            log.error("no device can be given to containers by CDI name: %s", state.trouble)
+        elif self._told.trouble and not state.trouble:
+            log.info("devices can be given to containers by CDI name")
+        self._told = state
+        self._changed(state)
+
+
+def readiness(built: "Built", refused: Mapping[str, str]) -> CdiReadiness:
+    """Which devices can be used by name after specifications were built, and written but for those that were `refused`."""
+    written = {name: spec for name, spec in built.specs.items() if name not in refused}
+    trouble = built.trouble
+    if not trouble and GPU_FILE in refused:
+        trouble = f"its CDI specification cannot be written: {refused[GPU_FILE]}"
+    if not trouble and GPU_FILE not in built.specs:
+        trouble = "its CDI specification has no device"
+    return CdiReadiness(gpu_nodes(written), trouble, built.missing, other_names(written))

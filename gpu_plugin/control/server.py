@@ -1,0 +1,288 @@
+"""The side of the daemon: the socket, and verbs that answer requests."""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import stat
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.control import protocol
+from gpu_plugin.control.protocol import LONGEST_LINE, LONGEST_REPLY, SOCKET, RefusedError, address_of, line_of, opened
+
+if TYPE_CHECKING:
+    import asyncio
+
+Verb = Callable[[Mapping[str, object]], Awaitable[Mapping[str, object]]]
+"""Takes a request's fields, gives the reply's.
+
+A ConfigError's text is the answer where what is asked cannot be, a RefusedError's where it can, and could not be done; anything
+else is a fault of ours.
+"""
+
+_SECONDS_TO_ASK = 5.0
+"""How long a client may take to send its line or fetch its reply: it is a local program, and has it ready."""
+
+_PEERCRED = struct.Struct("3i")
+"""struct ucred of unix(7): pid, uid, gid."""
+
+_BACKLOG = 1024
+"""Connections that may wait to be accepted, as far as the kernel lets them (net.core.somaxconn)."""
+
+_log = logging.getLogger(__name__)
+
+
+class Peer(NamedTuple):  # a dataclass takes 1 ms of the start
+    """Who asks, as the kernel knows it (SO_PEERCRED, unix(7)): a process of another container has the id 0."""
+
+    pid: int = 0
+    uid: int = -1
+    program: str = ""
+
+    def __str__(self) -> str:
+        program = f" ({self.program})" if self.program else ""
+        return f"uid {self.uid}, process {self.pid}{program}" if self.uid >= 0 else "unknown"
+
+
+_NOBODY = Peer()
+
+asking: ContextVar[Peer] = ContextVar("asking", default=_NOBODY)
+"""Who asks for the verb that runs now."""
+
+
+class Door:
+    """The control socket of this process, where commands look for it."""
+
+    def __init__(self, state_dir: Path, ours: "_Identity | None") -> None:
+        self._path = state_dir / SOCKET
+        self._ours = ours
+
+    @property
+    def stands(self) -> bool:
+        """Whether commands find it still: it may have been removed, or the directory renamed."""
+        try:
+            return _identity_of(os.stat(self._path, follow_symlinks=False)) == self._ours  # noqa: PTH116 - as cheap as can be
+        except OSError:
+            return False
+
+
+@contextlib.asynccontextmanager
+async def serve(state_dir: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[Door]:
+    """Answers requests for as long as the context lasts; on leaving it, connections end and the socket goes.
+
+    `state_dir` is made if need be. A socket left by a killed daemon is replaced. Leaving takes no longer than a turn of
+    the event loop: what is under way is cancelled, not waited for.
+
+    Raises:
+        ConfigError: another daemon uses this state directory, or it cannot be used.
+    """
+    import asyncio  # noqa: PLC0415 - a command that only asks does without
+
+    conversations: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(_converse(reader, writer, verbs))
+        conversations[task] = writer
+        task.add_done_callback(conversations.pop)
+
+    with contextlib.ExitStack() as stack:
+        try:
+            directory = stack.enter_context(opened(state_dir, make=True))
+            listener = _bind(state_dir, directory)
+        except (FileExistsError, NotADirectoryError):
+            raise ConfigError(f"--state-dir: {state_dir} is not a directory, so nothing can be kept there") from None
+        except OSError as error:
+            raise ConfigError(f"{state_dir / SOCKET}: {error.strerror or error}") from None
+        ours = _identity(directory)
+        stack.callback(_unlink_if_ours, directory, ours)
+        stack.callback(listener.close)
+        server = await asyncio.start_unix_server(
+            connected, sock=listener, limit=LONGEST_LINE, backlog=_BACKLOG, start_serving=False
+        )
+        try:
+            await server.start_serving()
+            yield Door(state_dir, ours)
+        finally:
+            server.close()  # not wait_closed(): since Python 3.12 it waits for clients to hang up
+            for task, writer in conversations.items():
+                task.cancel()
+                writer.transport.abort()  # one that has not begun yet would not
+
+
+class _Refusals(Mapping[str, Verb]):
+    """Every verb there can be: a few, and all others, each of which is refused with the same sentence."""
+
+    def __init__(self, why: Callable[[], str], verbs: Mapping[str, Verb]) -> None:
+        self._why = why
+        self._verbs = verbs
+
+    def __getitem__(self, verb: str) -> Verb:
+        return self._verbs.get(verb, self._refuse)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._verbs)
+
+    def __len__(self) -> int:
+        return len(self._verbs)
+
+    async def _refuse(self, _: Mapping[str, object]) -> Mapping[str, object]:
+        raise RefusedError(self._why())
+
+
+@contextlib.asynccontextmanager
+async def serve_refusals(
+    state_dir: Path, why: Callable[[], str], verbs: Mapping[str, Verb] | None = None
+) -> AsyncIterator[None]:
+    """As `serve`, and every other verb is refused with the sentence that `why` gives: there is a daemon, and no more to ask it.
+
+    Where another daemon answers at `state_dir`, or it cannot be used, nothing is answered.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(serve(state_dir, _Refusals(why, verbs or {})))
+        except ConfigError as error:
+            _log.info(f"commands are not answered yet: {error}")
+        yield
+
+
+async def _converse(reader: "asyncio.StreamReader", writer: "asyncio.StreamWriter", verbs: Mapping[str, Verb]) -> None:
+    """One request and its reply."""
+    import asyncio  # noqa: PLC0415 - as in serve
+
+    try:
+        asking.set(_peer(writer))
+        async with asyncio.timeout(_SECONDS_TO_ASK):
+            try:
+                line = await reader.readuntil(b"\n")
+            except asyncio.LimitOverrunError:
+                line = b""
+        # A transport that was closed before all was sent cannot be aborted after that: asyncio has let go of its loop by then.
+        writer.transport.set_write_buffer_limits(high=0)
+        writer.write(await _answer(line, verbs))
+        async with asyncio.timeout(_SECONDS_TO_ASK):
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+    except (OSError, EOFError) as error:
+        _log.debug(f"control socket: a client left or was too slow: {error!r}")
+    finally:
+        writer.transport.abort()
+
+
+def _peer(writer: "asyncio.StreamWriter") -> Peer:
+    try:
+        told = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+        pid, uid, _ = _PEERCRED.unpack(told)
+    except OSError:
+        return Peer()
+    try:
+        program = Path(f"/proc/{pid}/comm").read_text(errors="backslashreplace").strip()
+    except OSError:
+        program = ""
+    return Peer(pid, uid, program)
+
+
+async def _answer(line: bytes, verbs: Mapping[str, Verb]) -> bytes:
+    """The reply's line to a request's."""
+    import asyncio  # noqa: PLC0415 - as in serve
+
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict) or not isinstance(name := fields.pop("verb", None), str):
+        return _refusal(f'a request is one line of JSON, {{"verb": "...", ...}}, of up to {LONGEST_LINE} bytes')
+    if name not in verbs:
+        known = ", ".join(sorted(verbs)) or "none"
+        return _refusal(f"this daemon has no verb {name}; it has: {known}", unknown_verb=True)
+    try:
+        async with asyncio.timeout(protocol.SECONDS_TO_ANSWER) as limit:
+            fields = await verbs[name](fields)
+        reply = line_of({**fields, "ok": True})
+    except ConfigError as error:
+        return _refusal(str(error), bad_request=True)
+    except RefusedError as error:
+        return _refusal(str(error))
+    except Exception:  # noqa: BLE001 - whatever a verb does, the daemon lives on
+        if limit.expired():
+            return _refusal(f"{name} took longer than {protocol.SECONDS_TO_ANSWER:g} s and was given up")
+        _log.exception(f"control socket: {name} failed")
+        return _refusal("internal error: the daemon's log has the details")
+    return reply if len(reply) <= LONGEST_REPLY else _refusal(f"{name}: the reply is too long for one line")
+
+
+def _refusal(sentence: str, **more: object) -> bytes:
+    return line_of({"ok": False, "error": sentence, **more})
+
+
+def _bind(state_dir: Path, directory: int) -> socket.socket:
+    """A listening socket, mode 0600 before anyone can connect."""
+    import fcntl  # noqa: PLC0415 - a command that only asks does without
+
+    address, path = address_of(state_dir, directory), state_dir / SOCKET
+    try:
+        # Two daemons starting at once must not take turns at removing each other's socket.
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"{path}: another daemon is starting with this state directory") from None
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        _remove_stale(address, path, directory)
+        # The file gets the mode of the socket (unix(7)). To change the file's by its name would change whatever has it by then.
+        os.fchmod(listener.fileno(), 0o600)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        fcntl.flock(directory, fcntl.LOCK_UN)
+    return listener
+
+
+def _remove_stale(address: str, path: Path, directory: int) -> None:
+    try:
+        there = os.stat(SOCKET, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(there.st_mode):
+        raise ConfigError(f"{path}: is in the way of the control socket: remove it")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(address)
+        except ConnectionRefusedError:
+            os.unlink(SOCKET, dir_fd=directory)
+            return
+        except BlockingIOError:
+            _log.debug(f"{path}: its daemon is too busy to accept, so it is there")
+    raise ConfigError(f"{path}: another daemon already uses this state directory: stop it, or name another directory")
+
+
+_Identity = tuple[int, int, int]
+"""Device, inode, and when it was made, in ns."""
+
+
+def _identity(directory: int) -> _Identity | None:
+    """What tells our socket from one put in its place, even under the same inode number."""
+    try:
+        there = os.stat(SOCKET, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return _identity_of(there)
+
+
+def _identity_of(there: os.stat_result) -> _Identity:
+    return there.st_dev, there.st_ino, there.st_mtime_ns
+
+
+def _unlink_if_ours(directory: int, ours: _Identity | None) -> None:
+    if ours and _identity(directory) == ours:
+        os.unlink(SOCKET, dir_fd=directory)

@@ -1,0 +1,335 @@
+"""What the cluster is told of this node's GPUs, and which it has held back: Events, condition, taint, cordon by annotation.
+
+    changes of health ──▶ Events on the Node, and on the pods that hold the GPU     cluster/events
+    the ledger ─────────▶ condition GPUHealthy and taint of the Node                cluster/node_state
+    annotation ─────────▶ orders to the ledger                                      cluster/node_metadata, cordon_annotation
+
+Each part runs only while the settings ask for it, and follows them. Whatever the API server does, nothing else waits for it.
+"""
+
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from gpu_plugin.cluster.connection import require_client
+from gpu_plugin.cluster.cordon_annotation import ANNOTATION, Cordoned, cordoned
+from gpu_plugin.cluster.left import LEFT_FILE, Left
+from gpu_plugin.cluster.node_metadata import NodeMetadata
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.daemon.health_watch import HealthWatch
+from gpu_plugin.health.ledger import Transition
+from gpu_plugin.health.observation import Order
+from gpu_plugin.health.signals.orders import ANNOTATED
+from gpu_plugin.inventory.snapshot import Snapshot
+from gpu_plugin.kubelet.pod_listing import Held
+from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.supervision import forever
+from gpu_plugin.runtime.threads import DaemonThreads
+from gpu_plugin.state.directory import StateDirectory
+
+if TYPE_CHECKING:
+    from gpu_plugin.cluster.correlation import Object
+    from gpu_plugin.cluster.events import EventWriter
+    from gpu_plugin.cluster.node_api import NodeApi
+    from gpu_plugin.cluster.node_state import Asked, NodeStateKeeper, Seen
+
+log = logging.getLogger(__name__)
+
+MOST_CHANGES = 64
+"""Changes of health that wait for their pods at most; of more, the oldest are let go."""
+
+MOST_PODS = 64
+"""Pods that are told of one change at most."""
+
+START_SPREAD = 10.0
+"""Seconds over which nodes that begin together spread their first question for the annotation; what was cordoned stands."""
+
+WRITE_PATIENCE = 5.0
+"""Seconds that the state directory may take: a dead disk holds no more than its thread."""
+
+
+class ClusterReporting:
+    """Runs the parts that talk to the cluster of this node's GPUs. Everything here is on the event loop."""
+
+    def __init__(
+        self,
+        *,
+        settings: Callable[[], Settings],
+        health: HealthWatch,
+        snapshot: Callable[[], Snapshot],
+        holders: Callable[[], Awaitable[Held | None]],
+        trouble: Callable[[], str | None],
+        node: NodeMetadata,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+        dice: Callable[[], float] = random.random,
+    ) -> None:
+        """Takes what to go by.
+
+        Args:
+            settings: those in force.
+            health: the ledger and its surroundings.
+            snapshot: what device ids mean now.
+            holders: asks which containers hold what; None: not known.
+            trouble: why no GPU can be reached; empty where one can, None while the first attempt is under way.
+            node: the Node's annotations.
+            wall: the wall clock, in Unix seconds.
+            clock: a steady one, in seconds.
+            dice: a throw in [0, 1), which spreads nodes that begin together.
+        """
+        first = settings()
+        self._settings = settings
+        self._health = health
+        self._snapshot = snapshot
+        self._holders = holders
+        self._trouble = trouble
+        self._node = node
+        self._wall = wall
+        self._state = StateDirectory(Path(first.state_dir))
+        self._clock = clock
+        self._dice = dice
+        self._reaching = first.node_name, first.kubeconfig
+        self._writing: tuple[NodeApi, EventWriter] | None = None
+        self._keeper: NodeStateKeeper | None = None
+        self._cordons = AnnotatedCordons(health)
+        self._changes: deque[tuple[Transition, float]] = deque(maxlen=MOST_CHANGES)
+        self._unasked = Pulse()
+        self._news = Pulse()
+        self._client = ""
+
+    def heard(self, change: Transition) -> None:
+        """A change of a signal's verdict: tells it as the settings ask for."""
+        settings, now = self._settings(), self._wall()
+        if settings.node_events or settings.pod_events:
+            from gpu_plugin.cluster import health_news  # noqa: PLC0415 - for those alone who report
+
+            _, events = self._writer()
+            if settings.node_events and (
+                news := health_news.on_node(change, self._health.gpus, self._about_node(), now)
+            ):
+                events.tell(news)
+            if settings.pod_events and health_news.concerns_pods(change):
+                self._changes.append((change, now))
+                self._unasked.ring()
+        if self._keeper is not None:
+            self._keeper.changed()
+
+    def changed(self) -> None:
+        """The settings are others, or other GPUs were found."""
+        self._cordons.settle()
+        self._news.ring()
+        if self._keeper is not None:
+            self._keeper.changed()
+
+    def status(self) -> Mapping[str, object] | None:
+        """For `gpu-plugin status`; None where nothing of it is asked for.
+
+        `trouble` has a sentence for each thing that does not work, and for each name in the annotation that is no GPU's;
+        `cordoned` are uuids; `requests` counts what was asked since the start, and what was in vain, without the watch.
+        """
+        settings = self._settings()
+        if not _reports(settings):
+            return None
+        trouble = [self._client]
+        api, events = self._writer()
+        if settings.node_events or settings.pod_events:
+            trouble.append(events.trouble and f"Kubernetes Events are not written: {events.trouble}")
+        if self._keeper is not None and self._keeper.trouble:
+            trouble.append(f"condition and taint of the Node are not written: {self._keeper.trouble}")
+        if settings.cordon_annotation:
+            trouble += self._cordons.complaints
+        return {
+            "node": api.node_name,
+            "requests": {"sent": api.requests, "failed": api.failures},
+            "events": {"written": events.written, "dropped": events.dropped, "waiting": events.waiting},
+            "cordoned": sorted(self._cordons.uuids) if settings.cordon_annotation else [],
+            "trouble": [each for each in trouble if each],
+        }
+
+    async def run(self) -> None:
+        """Never returns."""
+        threads = DaemonThreads("cluster-state")
+        try:
+            left = await threads.run(lambda: self._state.read(LEFT_FILE, Left), WRITE_PATIENCE)
+        except TimeoutError:
+            left = None
+
+        async def leaves(what: Left) -> None:
+            await threads.submit(lambda: self._state.write(LEFT_FILE, what), WRITE_PATIENCE)
+
+        left = left or Left()
+        try:
+            if not _reports(self._settings()):
+                self._cordons.lift()
+            while not _reports(self._settings()) and left == Left():
+                await self._news.wait()
+            while not self._has_client():
+                await self._news.wait()
+            from gpu_plugin.cluster.node_state import NodeStateKeeper  # noqa: PLC0415 - for those alone who report
+
+            api, events = self._writer()
+            self._keeper = NodeStateKeeper(
+                api, self._asked, self._seen, left, leaves, clock=self._clock, wall=self._wall, dice=self._dice
+            )
+            async with anyio.create_task_group() as parts:
+                parts.start_soon(forever, "the writing of Kubernetes Events", events.run)
+                parts.start_soon(forever, "the condition and taint of the Node", self._keeper.run)
+                parts.start_soon(forever, "the Events of pods", self._tell_pods)
+                parts.start_soon(forever, "the cordon by annotation", self._follow_annotation)
+        finally:
+            threads.close()
+
+    def _writer(self) -> "tuple[NodeApi, EventWriter]":
+        """The API, and what writes Events."""
+        if self._writing is None:
+            from gpu_plugin.cluster.events import EventWriter  # noqa: PLC0415 - for those alone who report
+            from gpu_plugin.cluster.node_api import NodeApi  # noqa: PLC0415
+
+            api = NodeApi(*self._reaching)
+            self._writing = api, EventWriter(api, self._clock)
+        return self._writing
+
+    def _has_client(self) -> bool:
+        """Whether the API can be asked at all, and about which Node; says once why not."""
+        try:
+            require_client("what is told to the cluster", ", or switch it off")
+            if not self._reaching[0]:
+                raise ConfigError("what is told to the cluster is about a Node: say which by --node-name (NODE_NAME)")
+        except ConfigError as error:
+            if not self._client:
+                log.error("%s", error)  # noqa: TRY400 - the sentence is for people
+            self._client = str(error)
+        else:
+            self._client = ""
+        return not self._client
+
+    def _asked(self) -> "Asked":
+        from gpu_plugin.cluster.node_state import Asked  # noqa: PLC0415 - as above
+
+        settings = self._settings()
+        effect = "" if settings.node_taint == "none" else settings.node_taint
+        return Asked(settings.node_condition, effect, _reports(settings))
+
+    def _seen(self) -> "Seen":
+        from gpu_plugin.cluster.gpu_fitness import fitness_of  # noqa: PLC0415 - as above
+        from gpu_plugin.cluster.node_state import Seen  # noqa: PLC0415
+
+        return Seen(fitness_of(self._health.ledger, self._health.gpus), self._trouble() or "")
+
+    def _about_node(self) -> "Object":
+        """The Node, by the uid that the kubelet's own Events about it have: its name (pkg/kubelet, nodeRef)."""
+        from gpu_plugin.cluster.correlation import Object  # noqa: PLC0415 - as above
+
+        name, _ = self._reaching
+        return Object("Node", name, uid=name)
+
+    async def _tell_pods(self) -> None:
+        from gpu_plugin.cluster import health_news  # noqa: PLC0415 - as above
+        from gpu_plugin.cluster.correlation import Object  # noqa: PLC0415
+
+        _, events = self._writer()
+        while True:
+            if not self._changes:
+                await self._unasked.wait()
+                continue
+            change, at = self._changes.popleft()
+            held = await self._holders()
+            if held is None:
+                continue
+            pods = health_news.pods_on(change, held, self._snapshot())
+            for namespace, pod in sorted(pods)[:MOST_PODS]:
+                about = Object("Pod", pod, namespace)
+                if (news := health_news.on_pod(change, self._health.gpus, about, at)) is not None:
+                    events.tell(news)
+
+    async def _follow_annotation(self) -> None:
+        """Obeys the annotation while the settings ask for that; what it cordoned is lifted once they do not."""
+        while True:
+            if not self._settings().cordon_annotation:
+                self._cordons.lift()
+                await self._news.wait()
+                continue
+            self._cordons.wait()
+            async with anyio.create_task_group() as following:
+                following.start_soon(self._follow_it_soon)
+                while self._settings().cordon_annotation:
+                    await self._news.wait()
+                following.cancel_scope.cancel()
+
+    async def _follow_it_soon(self) -> None:
+        await anyio.sleep(START_SPREAD * self._dice())
+        await self._node.follow_annotation(ANNOTATION, self._cordons.told)
+
+
+class AnnotatedCordons:
+    """Turns what the annotation says into orders. As long as it is not known, those of before stand."""
+
+    def __init__(self, health: HealthWatch) -> None:
+        self._health = health
+        self._value: str | None = None
+        self._known = False
+        self._meant = Cordoned()
+
+    @property
+    def uuids(self) -> frozenset[str]:
+        """The GPUs that are cordoned so."""
+        ledger = self._health.ledger
+        return frozenset(
+            gpu.uuid
+            for gpu in self._health.gpus
+            if any(key.signal == ANNOTATED for key, _, _ in ledger.standing(gpu.uuid))
+        )
+
+    @property
+    def complaints(self) -> tuple[str, ...]:
+        """A sentence for each name in the annotation that is of no GPU of this node."""
+        return tuple(f"the Node's annotation {ANNOTATION}: {each}" for each in self._meant.complaints)
+
+    def told(self, value: str | None) -> None:
+        """The annotation's value, None where there is none."""
+        self._value, self._known = value, True
+        self.settle()
+
+    def lift(self) -> None:
+        """The annotation has no say: what it cordoned is lifted."""
+        self.told(None)
+
+    def wait(self) -> None:
+        """The annotation has a say from now on, and is not known yet: what it cordoned before stands."""
+        self._known = False
+
+    def settle(self) -> None:
+        """Has the GPUs that are known now cordoned as the annotation says, and no others."""
+        gpus = self._health.gpus
+        if not self._known or not gpus:
+            return
+        before, self._meant = self._meant, cordoned(self._value, gpus)
+        for complaint in self._meant.complaints:
+            if complaint not in before.complaints:
+                log.warning("the Node's annotation %s: %s", ANNOTATION, complaint)
+        stand = self.uuids
+        for gpu in gpus:
+            if gpu.uuid in self._meant.uuids and gpu.uuid not in stand:
+                self._health.observe(gpu.uuid, Order("annotate"))
+            elif gpu.uuid not in self._meant.uuids and gpu.uuid in stand:
+                self._health.observe(gpu.uuid, Order("unannotate"))
+        for entry in self._health.past:  # of GPUs that have not been found again
+            if entry.signal == ANNOTATED and not self._meant.complaints:
+                self._health.forget(entry.uuid, ANNOTATED)
+
+
+def _reports(settings: Settings) -> bool:
+    return bool(
+        settings.node_events
+        or settings.pod_events
+        or settings.node_condition
+        or settings.node_taint != "none"
+        or settings.cordon_annotation
+    )

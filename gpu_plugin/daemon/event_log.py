@@ -1,0 +1,185 @@
+"""Makes events of what the parts report, and answers `gpu-plugin events`: the edges around `event_store`."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gpu_plugin import control
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.devices.gpu_names import called, named, short_bus_id
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.ledger import Transition
+from gpu_plugin.health.signals import SIGNALS, SignalKind
+from gpu_plugin.kubelet.registrations import UNHEARD, UNREGISTERED, Standing
+from gpu_plugin.state.event_store import Event, EventStore
+
+LONGEST_REPLY = 900_000
+"""Bytes of events in one reply of the control socket, which takes 1 MiB."""
+
+LONGEST_REASON = 200
+"""Characters of the reason that an order may be given with."""
+
+ORDERS = frozenset({"cordon", "uncordon", "release", "resume", "fault"})
+"""Verbs of the control socket that change something, and therefore are remembered with who asked."""
+
+REASONED = frozenset({"cordon"})
+"""Orders that keep the reason that they were given for, and are therefore told it."""
+
+_STATES = {
+    Verdict.OK: "is over",
+    Verdict.APP: "is an application's own error",
+    Verdict.DEGRADED: "makes the GPU degraded",
+    Verdict.FATAL: "makes the GPU Unhealthy",
+}
+
+
+class EventLog:
+    """Takes in what happens, on the event loop. Only the reply to an order waits, until the order is written down."""
+
+    def __init__(self, store: EventStore, gpus: Callable[[], Sequence[Gpu]]) -> None:
+        """Takes where events go, and how to learn which GPUs the node has."""
+        self.store = store
+        self._gpus = gpus
+        self._refused = ""
+        self._applied = 0
+
+    def daemon(self, text: str) -> None:
+        """Something about this process or the driver."""
+        self.store.add("daemon", text)
+
+    def health(self, change: Transition) -> None:
+        """A change of a signal's verdict."""
+        found = self._of(change.uuid)
+        whose = called(found) if found is not None else f"GPU ({change.uuid})"
+        part = f", MIG device {change.device}" if change.device else ""
+        if SIGNALS[change.signal].kind is SignalKind.ORDER:
+            if change.verdict is Verdict.OK:
+                text = f"{whose}: no longer held back by its operator ({change.detail or change.signal})"
+            else:
+                text = f"{whose} is Unhealthy: held back by its operator ({change.detail or change.signal})"
+            if change.verdict is Verdict.OK and not change.healthy_again:
+                text += "; it stays Unhealthy"
+        else:
+            text = f"{whose}{part}: {change.detail or change.signal} {_STATES[change.verdict]}"
+        if change.healthy_again:
+            text += "; it is Healthy again"
+        fields = {"device": change.device, "signal": change.signal, "verdict": change.verdict.name, "xid": change.xid}
+        self.store.add("health", text, **self._about(change.uuid), **fields)
+
+    def registration(self, resource: str, before: Standing, after: Standing) -> None:
+        """A resource stands otherwise with the kubelet than before."""
+        if after.registered is not None:
+            if before.registered is None:
+                self.store.add("registration", f"{resource}: registered with the kubelet", resource=resource)
+        elif before.why != after.why and after.why not in (UNHEARD, UNREGISTERED):
+            how = "no longer registered" if before.registered is not None else "not registered"
+            self.store.add("registration", f"{resource}: {how}: {after.why}", resource=resource)
+
+    def configuration(self, status: Mapping[str, Any]) -> None:
+        """The configuration was read again; `status` is what it says of itself."""
+        refused, applied = str(status["refused"]), int(status["reloads"]["applied"])
+        if self._refused and not refused and applied == self._applied:
+            self.store.add("configuration", "nothing is refused any more: what is asked for is what is in force")
+        if applied > self._applied:
+            self._applied = applied
+            self.store.add("configuration", f"applied: {status['file'] or 'flags and environment'}")
+        if refused and refused != self._refused:
+            why = "; ".join(status.get("faults", ())) or refused
+            self.store.add("configuration", f"refused, and the one before stays in force: {why}")
+        self._refused = refused
+
+    def resolved(self, verb: control.Verb) -> control.Verb:
+        """The verb, asked with the uuid of whatever `gpu` in a request names; what names none is passed on as it is."""
+
+        async def asked(request: Mapping[str, object]) -> Mapping[str, object]:
+            return await verb(self._resolve(request))
+
+        return asked
+
+    def order(self, name: str, verb: control.Verb) -> control.Verb:
+        """The verb, of which it is remembered who asked for what, why (`reason` of the request), and what came of it."""
+
+        async def ordered(request: Mapping[str, object]) -> Mapping[str, object]:
+            reason = request.get("reason", "")
+            if not isinstance(reason, str) or len(reason) > LONGEST_REASON or not reason.isprintable():
+                raise ConfigError(f"reason: a text of at most {LONGEST_REASON} characters, all of them printable")
+            peer = control.asking.get()
+            asked = self._resolve({field: value for field, value in request.items() if field != "reason"})
+            try:
+                reply = await verb({**asked, "reason": reason} if reason and name in REASONED else asked)
+            except (ConfigError, control.RefusedError) as error:
+                self._remember(name, asked, f"refused: {error}", peer, reason)
+                await self.store.written()
+                raise
+            self._remember(name, asked, str(reply.get("outcome") or reply.get("done", "")), peer, reason)
+            await self.store.written()
+            return reply
+
+        return ordered
+
+    async def answer(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """The verb `events`: those that are remembered, oldest first, of one GPU alone where `gpu` names one.
+
+        Where one reply cannot hold them all, the oldest are left out, and `left_out` says how many.
+        """
+        if unknown := set(request) - {"gpu"}:
+            raise ConfigError(f"{', '.join(sorted(unknown))}: this verb takes no such thing")
+        asked = self._told_of(request.get("gpu"))
+        told: list[object] = []
+        room = LONGEST_REPLY
+        for event in reversed(asked):
+            content = msgspec.to_builtins(event)
+            room -= len(json.dumps(content))
+            if room < 0:
+                break
+            told.append(content)
+        return {"events": told[::-1], "left_out": len(asked) - len(told)}
+
+    def _told_of(self, name: object) -> Sequence[Event]:
+        """The events of the GPU that someone calls so, which may be gone by now; all of them for None.
+
+        Raises:
+            ConfigError: there is none.
+            RefusedError: no GPU is known yet.
+        """
+        if name is None:
+            return tuple(self.store.events)
+        if isinstance(name, bool) or not isinstance(name, str | int):
+            raise ConfigError(f"gpu: {name!r} is neither an index, a uuid nor a PCI bus id")
+        gone = {event.uuid: Gpu(event.uuid, event.index or 0, pci_bus_id=event.bus_id) for event in self.store.events}
+        found = named(name, self._gpus()) or named(name, [gpu for uuid, gpu in gone.items() if uuid])
+        if found is None and not self._gpus():
+            raise control.RefusedError(
+                f"GPU {name}: no GPU of this node is known yet, and nothing is remembered of this one"
+            )
+        if found is None:
+            raise ConfigError(f"GPU {name}: no GPU of this node is called so, and nothing is remembered of one")
+        return [event for event in self.store.events if event.uuid == found.uuid]
+
+    def _resolve(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        name = request.get("gpu")
+        if isinstance(name, bool) or not isinstance(name, str | int):
+            return request
+        found = named(name, self._gpus())
+        if found is None or name == found.index:  # an index that two GPUs have is refused where it is obeyed
+            return request
+        return {**request, "gpu": found.uuid}
+
+    def _remember(
+        self, verb: str, request: Mapping[str, object], outcome: str, peer: control.Peer, reason: str
+    ) -> None:
+        asked = request.get("gpu")
+        uuid = asked if isinstance(asked, str) else next((gpu.uuid for gpu in self._gpus() if gpu.index == asked), "")
+        self.store.add("order", f"{verb}: {outcome}", **self._about(uuid), by=str(peer), reason=reason)
+
+    def _of(self, uuid: str) -> Gpu | None:
+        return next((gpu for gpu in self._gpus() if gpu.uuid == uuid), None)
+
+    def _about(self, uuid: str) -> dict[str, Any]:
+        found = self._of(uuid)
+        if found is None:
+            return {"uuid": uuid}
+        return {"uuid": uuid, "index": found.index, "bus_id": short_bus_id(found.pci_bus_id)}

@@ -1,0 +1,238 @@
+"""Keeps the health of the node's GPUs: passes observations to the ledger, and tells everyone of what changed."""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.daemon.faulting_pods import Error
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.health.facts import facts
+from gpu_plugin.health.latch import LatchKey, Verdict
+from gpu_plugin.health.ledger import HealthLedger, Transition
+from gpu_plugin.health.observation import Observation, Sample, XidEvent
+from gpu_plugin.health.policy import complaints, policy
+from gpu_plugin.health.signals import SIGNALS, SignalKind, orders
+from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.sources.xid_table import shipped_table
+from gpu_plugin.telemetry.health_log import RepeatedXids, tell, whose
+from gpu_plugin.telemetry.health_reports import HealthReports
+from gpu_plugin.telemetry.readings import Readings
+
+log = logging.getLogger(__name__)
+
+EVERY_GPU = "*"
+"""Stands for all GPUs of the node in an order that is written down before any of them is known."""
+
+UNLISTED = "unlisted"
+"""The class of an Xid that the policy's table does not have."""
+
+TOLD_WITHIN = 0.5
+"""Seconds that news of a GPU's health wait at most until they are written down, before the kubelet hears of them."""
+
+
+def since_boot() -> float:
+    """Seconds since the node was booted, those that it slept included. Nobody can set that clock."""
+    seconds: float = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return seconds
+
+
+class HealthWatch:
+    """The ledger and its surroundings. Everything here runs on the event loop; nothing but `tell` waits.
+
+    Attributes:
+        ledger: what is held against each GPU.
+        reports: what happened since the start; whoever reports changes of health subscribes there.
+        readings: what looks at each GPU read last.
+        gpus: the GPUs whose health is kept, as they were found last, or remembered where none has been found yet.
+        past: evidence of an earlier process against GPUs that have not been found yet.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        boot_id: str,
+        record: Callable[[], None],
+        application_error: Callable[[Error], None],
+        *,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = since_boot,
+    ) -> None:
+        """Takes what has changes of health written down soon, and where errors of pods go.
+
+        `wall` is the wall clock, in Unix seconds; `clock` gives the seconds since the node was booted, which nobody can set.
+
+        Raises:
+            ConfigError: the table of Xids that belongs to the package is not there.
+        """
+        self._zero = wall() - clock()
+        self._clock = clock
+        self.ledger = HealthLedger(policy(settings, shipped_table()), boot_id, self._zero)
+        self.reports = HealthReports()
+        self.readings = Readings()
+        self.gpus: tuple[Gpu, ...] = ()
+        self.past: tuple[Evidence, ...] = ()
+        self._record = record
+        self._application_error = application_error
+        self._repeated = RepeatedXids(gpus=lambda: self.gpus)
+        self._complained: frozenset[str] = frozenset()
+        self._untold: set[str] = set()
+        self._news = Pulse()
+
+    def remember(self, past: tuple[Evidence, ...], gpus: tuple[Gpu, ...] = ()) -> None:
+        """Takes in what an earlier process wrote down, and the GPUs that it knew."""
+        self.past = tuple(entry.moved(self._zero) if entry.boot_id == self.ledger.boot_id else entry for entry in past)
+        for entry in past:
+            if entry.verdict != Verdict.OK.name:
+                quiet = _ordered(entry) or entry.verdict == Verdict.APP.name
+                level = logging.INFO if quiet else logging.WARNING
+                words = entry.detail or entry.signal
+                which = "every GPU" if entry.uuid == EVERY_GPU else whose(entry.uuid, gpus, entry.device)
+                vouched = entry.overridden and entry.verdict == Verdict.FATAL.name
+                verdict = f"{Verdict.DEGRADED.name}, an operator vouches for it" if vouched else entry.verdict
+                fields = {"uuid": entry.uuid, "signal": entry.signal, "verdict": entry.verdict}
+                log.log(level, "%s is remembered as %s: %s", which, verdict, words, extra=fields)
+        self._complain()
+        self.watch(gpus)
+
+    def take(self, settings: Settings) -> None:
+        """Judges by other settings from now on, whatever is held against a GPU already included."""
+        for change in self.ledger.judge_by(policy(settings, shipped_table())):
+            self._report(change)
+        self._complain()
+        for gpu in self.gpus:
+            self._changed(gpu.uuid)
+
+    def watch(self, gpus: Iterable[Gpu]) -> None:
+        """Keeps the health of these GPUs, by what is known of them now."""
+        self.gpus = tuple(gpus)
+        for gpu in self.gpus:
+            slices = {(mig.gpu_instance, mig.compute_instance): mig.uuid for mig in gpu.mig_devices}
+            self.ledger.watch(gpu.uuid, facts(gpu), slices)
+        self.ledger.replay(self.past)
+        known = frozenset(gpu.uuid for gpu in self.gpus)
+        self.readings.keep(known)
+        self.past = tuple(entry for entry in self.past if entry.uuid not in known)  # for GPUs still to be named
+
+    def rename(self, old: str, new: str) -> None:
+        """A GPU known under a made-up name turned out to be `new`."""
+        self.ledger.rename(old, new)
+
+    def observe(self, uuid: str, seen: Observation) -> bool:
+        """Takes in one observation and says what it changed. Returns whether another one soon would settle something."""
+        if isinstance(seen, Sample):
+            self.readings.saw(uuid, seen, self.now())
+        revision = self.ledger.revision
+        changes = self.ledger.observe(uuid, seen, self.now())
+        self._say(uuid, changes, revision)
+        if isinstance(seen, XidEvent):
+            self._count(uuid, seen, changes)
+        return self.ledger.suspicious(uuid)
+
+    def override(self, uuid: str) -> None:
+        """Takes an operator's word that a GPU is fit."""
+        log.warning("%s: an operator vouches for it", whose(uuid, self.gpus), extra={"uuid": uuid})
+        revision = self.ledger.revision
+        self._say(uuid, self.ledger.override(uuid), revision)
+
+    def booted(self, boot_id: str) -> None:
+        """The node was booted anew, though this process lives on: what another boot wrote down is believed no more."""
+        log.warning("the node was booted anew; what is held against a GPU is over after good looks at it")
+        for change in self.ledger.booted(boot_id):
+            self._report(change)
+        self.past = tuple(entry for entry in self.past if entry.lasts)
+        for gpu in self.gpus:
+            self._changed(gpu.uuid)
+
+    def forget(self, uuid: str, signal: str = "") -> bool:
+        """Drops what an earlier process wrote down of a GPU that has not been found, of this signal alone where one is named.
+
+        Returns whether there was anything.
+        """
+        kept = tuple(entry for entry in self.past if entry.uuid != uuid or signal not in ("", entry.signal))
+        dropped, self.past = kept != self.past, kept
+        if dropped:
+            self.ledger.revision += 1
+            self._changed(uuid)
+        return dropped
+
+    def release_all(self) -> None:
+        """Takes down that all GPUs are released, those included that have not been found yet."""
+        if not any(entry.uuid == EVERY_GPU for entry in self.past):
+            latch, key = orders.release(self.now()), LatchKey(orders.MAINTENANCE)
+            entry = Evidence.of(self.ledger.boot_id, EVERY_GPU, key, latch, self._zero)
+            self.past = (*self.past, entry)
+            self.ledger.revision += 1
+
+    async def tell(self, written: Callable[[float], Awaitable[object]], health_changed: Callable[[str], None]) -> None:
+        """Has others hear of each GPU whose health changed, by its uuid: first it is `written` down, within so many seconds.
+
+        A kill of this process must not unsay what the kubelet was told. Never returns.
+        """
+        while True:
+            if not self._untold:
+                await self._news.wait()
+            uuids, self._untold = self._untold, set()
+            await written(TOLD_WITHIN)
+            for uuid in sorted(uuids):
+                health_changed(uuid)
+
+    def evidence(self) -> tuple[Evidence, ...]:
+        """Everything that a restart must remember."""
+        return (*self.ledger.evidence(), *self.past)
+
+    def released(self) -> frozenset[str]:
+        """The GPUs that an operator released and nobody has resumed since."""
+        return frozenset(e.uuid for e in self.evidence() if e.known and orders.released(e.latch()))
+
+    def now(self) -> float:
+        """Unix time in seconds as of the start, and steady from there on: a clock that is set heals no GPU."""
+        return self._zero + self._clock()
+
+    def _changed(self, uuid: str) -> None:
+        self._untold.add(uuid)
+        self._record()
+        self._news.ring()
+
+    def _say(self, uuid: str, changes: Iterable[Transition], revision: int) -> None:
+        for change in changes:
+            self._report(change)
+        if self.ledger.revision != revision:
+            self._changed(uuid)
+
+    def _report(self, change: Transition) -> None:
+        tell(change, self.gpus)
+        self.reports.report(change)
+
+    def _count(self, uuid: str, seen: XidEvent, changes: Iterable[Transition]) -> None:
+        """Counts an Xid, says it where nothing else has, and has the pods asked for where it may be theirs."""
+        judged = self.ledger.policy.xids.judge(seen.xid)
+        self.reports.count_xid(uuid, seen.xid, judged.recovery.value if judged.listed else UNLISTED)
+        if any(change.xid == seen.xid for change in changes):
+            self._repeated.told(uuid, seen.xid)
+        else:
+            self._repeated.count(uuid, seen.xid, judged.name, judged.verdict)
+        if judged.repeats:
+            self._application_error(Error(uuid, seen.xid, self._instances(uuid, seen)))
+
+    def _instances(self, uuid: str, seen: XidEvent) -> frozenset[str]:
+        """The MIG devices that an event is about; none where it is about the whole GPU, or an instance nobody knows."""
+        return frozenset(
+            mig.uuid
+            for gpu in self.gpus
+            if gpu.uuid == uuid
+            for mig in gpu.mig_devices
+            if mig.gpu_instance == seen.gpu_instance and seen.compute_instance in (None, mig.compute_instance)
+        )
+
+    def _complain(self) -> None:
+        wrong = complaints(self.ledger.policy)
+        for complaint in wrong:
+            if complaint not in self._complained:
+                log.warning("%s", complaint)
+        self._complained = frozenset(wrong)
+
+
+def _ordered(entry: Evidence) -> bool:
+    return entry.known and SIGNALS[entry.signal].kind is SignalKind.ORDER

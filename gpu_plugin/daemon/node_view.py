@@ -1,0 +1,364 @@
+"""What the daemon tells of itself: its status, what probes go by, why a GPU is in its state, how GPUs are linked.
+
+Everything that shows something to people or programs reads it here. It asks the parts, and changes none of them.
+"""
+
+import math
+import os
+import platform
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+import anyio
+import msgspec
+from anyio.lowlevel import checkpoint
+
+from gpu_plugin import __version__
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.daemon import node_status
+from gpu_plugin.daemon.cluster_reporting import ClusterReporting
+from gpu_plugin.daemon.health_watch import HealthWatch
+from gpu_plugin.daemon.operations import Operations
+from gpu_plugin.devices.gpu_names import short_bus_id
+from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.health.explain import explain
+from gpu_plugin.inventory.inventory import Inventory
+from gpu_plugin.inventory.snapshot import Snapshot, SnapshotStore
+from gpu_plugin.kubelet.attribution import PodAttribution
+from gpu_plugin.kubelet.counts import KubeletCounts
+from gpu_plugin.kubelet.holders import Pods
+from gpu_plugin.kubelet.registrations import Registrations
+from gpu_plugin.labels.keeper import NodeLabels
+from gpu_plugin.nvml.call_times import CallTimes
+from gpu_plugin.nvml.monitor import Monitor
+from gpu_plugin.sources.configuration import Configuration, Wait
+from gpu_plugin.state.event_store import EventStore
+from gpu_plugin.state.memory import Recorder
+from gpu_plugin.telemetry.logs import dropped
+
+if TYPE_CHECKING:
+    from gpu_plugin.kubelet.pod_listing import Held, Holder
+    from gpu_plugin.listener.checks import Facts
+    from gpu_plugin.listener.page_data import Material
+
+AT_A_STRETCH = 500
+"""Devices that are told of before others have a turn: 1 ms."""
+
+
+class Now(msgspec.Struct):
+    """What the daemon has come to. It alone writes here.
+
+    Attributes:
+        waits_for: which other daemon this one waits for, in a sentence; empty while it has the node to itself.
+        driver: why GPUs could not be found at the start, empty once they were, and None while the first attempt is under way.
+        unoffered: why what was found is not offered as the settings ask; empty where it is.
+        node: the hardware, as it was found last.
+        monitor: looks at the hardware; None until the daemon has the node.
+        started: Unix time in seconds of the process's start.
+    """
+
+    waits_for: str = ""
+    driver: str | None = None
+    unoffered: str = ""
+    node: Node = msgspec.field(default_factory=Node)
+    monitor: Monitor | None = None
+    started: float = msgspec.field(default_factory=time.time)
+
+    @property
+    def driver_trouble(self) -> str | None:
+        """Why no GPU can be reached now; empty where one can, and None while the first attempt is under way."""
+        return self.monitor.trouble if self.monitor is not None and self.driver == "" else self.driver
+
+
+def _process(started: float, now: float) -> Mapping[str, object]:
+    """What is told of this process; both are Unix times in seconds."""
+    return {
+        "version": __version__,
+        "python": platform.python_version(),
+        "pid": os.getpid(),
+        "started": started,
+        "uptime_seconds": round(now - started),
+        "log_lines_dropped": dropped(),
+    }
+
+
+def without_configuration(settings: Settings, wait: Wait, started: float) -> Mapping[str, object]:
+    """The status while the node's label is to choose the configuration: the process, and what it waits for.
+
+    `settings` are those of flags and environment, `started` is Unix time in seconds.
+    """
+    wanted = None if wait.source is None else wait.source.wanted()
+    why = "nothing is served yet, since there is no configuration"
+    faults = wait.reasons if wait.tried else ()
+    return {
+        "daemon": _process(started, time.time()),
+        "waiting": why if faults else f"{why}: {wait.why}",
+        "state": {"directory": settings.state_dir, "trouble": ""},
+        "driver": {"version": "", "trouble": "", "answered": False},
+        "unoffered": (),
+        "kubelet": {
+            "socket": settings.registration_socket or "",
+            "directory": settings.socket_dir,
+            "resources": {},
+        },
+        "configuration": {
+            "file": "",
+            "since": None,
+            "wanted": str(wanted or ""),
+            "refused": "; ".join(faults),
+            "faults": list(faults),
+            "unheard": "",
+            "reloads": {"applied": 0, "unchanged": 0, "refused": 0},
+        },
+        "device_list_strategy": {"used": [], "reason": ""},
+        "cdi": None,
+        "cluster": None,
+        "labels": {"way": settings.node_labels, "trouble": ""},
+        "resources": {},
+        "health": {"gpus": [], "transitions": [], "xids": [], "xid_classes": {}, "supported": {}},
+    }
+
+
+HeldDevice = tuple[Mapping[str, object], Sequence["Holder"]]
+"""A device, as `resource`, `device`, and `uuid` and `index` of its GPU, and the containers that hold it."""
+
+
+class HeldDevices(msgspec.Struct, frozen=True):
+    """Those of a snapshot that containers hold; `index` is that of each GPU by its uuid."""
+
+    held: "Held"
+    snapshot: Snapshot
+    index: Mapping[str, int]
+
+    def __iter__(self) -> Iterator[HeldDevice]:
+        """Each is made when its turn comes: there may be tens of thousands."""
+        for (name, identifier), holders in self.held.items():
+            view = self.snapshot.resources.get(name)
+            device = None if view is None else view.device(identifier)
+            if device is not None:
+                gpu = {"uuid": device.gpu, "index": self.index.get(device.gpu, "")}
+                yield {"resource": name, "device": identifier, **gpu}, sorted(holders)
+
+
+class Made(msgspec.Struct):
+    """What was made of the newest snapshot, and of the node: others who ask before either changes get the same."""
+
+    snapshot: Snapshot | None = None
+    listed: node_status.Listed = msgspec.field(default_factory=node_status.Listed)
+    node: Node | None = None
+    linked: Snapshot | None = None
+    topology: Mapping[str, object] = msgspec.field(default_factory=dict)
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """Tells what the parts know. `holding_pods` asks the kubelet which pods hold what."""
+
+    now: Now
+    configuration: Configuration
+    store: SnapshotStore
+    inventory: Inventory
+    health: HealthWatch
+    operations: Operations
+    registrations: Registrations
+    recorder: Recorder
+    events: EventStore
+    cluster: ClusterReporting
+    labels: NodeLabels
+    holding_pods: Callable[[], Awaitable[Pods | None]]
+    attribution: PodAttribution
+    counts: KubeletCounts
+    call_times: CallTimes
+    made: Made = msgspec.field(default_factory=Made)
+
+    async def explain(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """What `Operations.explain` says, with what else keeps the devices of healthy GPUs from pods."""
+        told = await self.operations.explain(request)
+        gpus = cast("Sequence[Mapping[str, object]]", told["gpus"])
+        known = {gpu.uuid: gpu for gpu in self.health.gpus}
+        return {**told, "gpus": [{**gpu, **self._hardware(known[str(gpu["uuid"])])} for gpu in gpus]}
+
+    def _hardware(self, gpu: Gpu) -> Mapping[str, object]:
+        return {
+            "bus_id": short_bus_id(gpu.pci_bus_id),
+            "model": gpu.model,
+            "withheld": self.inventory.withheld(gpu.uuid),
+        }
+
+    async def status(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """What `at_a_glance` says, and which pods hold what, as far as the kubelet says so."""
+        if request:
+            raise ConfigError(f"{', '.join(sorted(request))}: this verb takes no such thing")
+        glance = self.at_a_glance(await self.holding_pods())
+        told = {**glance, "attribution": None, "settings": self.configuration.in_full()}
+        if self.configuration.settings.pod_metrics:
+            held = await self.attribution.current()
+            devices = []
+            for each in self._held(held):
+                devices.append(each)
+                if not len(devices) % AT_A_STRETCH:
+                    await checkpoint()
+            told["attribution"] = {**self._attribution(held), "devices": devices}
+        return told
+
+    async def scraped(self) -> Mapping[str, object]:
+        """What `at_a_glance` says, and which containers hold what as of some seconds ago: for whoever scrapes metrics.
+
+        It does not wait for a kubelet that is slow to say so. The devices are made as they are gone through.
+        """
+        if not self.configuration.settings.pod_metrics:
+            return {**self.at_a_glance(), "attribution": None}
+        held = await self.attribution.shortly()
+        return {**self.at_a_glance(), "attribution": {**self._attribution(held), "devices": self._held(held)}}
+
+    async def waiting(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
+        """The same while another daemon has the node: nobody is asked for anything."""
+        return {**self.at_a_glance(), "settings": self.configuration.in_full()}
+
+    def at_a_glance(self, holders: Pods | None = None) -> Mapping[str, object]:
+        """What is served and under which configuration, for `gpu-plugin status` and whoever scrapes metrics.
+
+        `counters` are what was counted since the start: `snapshot_version`, `kubelet` (`KubeletCounts.told`) and `nvml`
+        (`CallTimes.told`).
+        """
+        listed = self._listed()
+        devices = listed.telling if holders is None else listed.by_gpu
+        known = {gpu.uuid: gpu for gpu in self.health.gpus}
+        health = self.operations.health()
+        seen = cast("Sequence[Mapping[str, object]]", health["gpus"])
+        ledger = self.health.ledger
+        gpus = [
+            node_status.gpu(
+                known[uuid],
+                each,
+                ledger.standing(uuid, None),
+                devices.get(uuid, ()),
+                holders,
+                self.health.readings.of(uuid),
+            )
+            for each in seen
+            if (uuid := str(each["uuid"])) in known
+        ]
+        now, unix = anyio.current_time(), time.time()
+        return {
+            "daemon": _process(self.now.started, unix),
+            "waiting": self.now.waits_for,
+            "state": {"directory": self.configuration.settings.state_dir, "trouble": self._unwritten()},
+            "driver": {
+                "version": self.now.node.driver_version,
+                "trouble": self.now.driver_trouble or "",
+                "answered": self.now.driver is not None,
+            },
+            "unoffered": self._not_offered(),
+            "kubelet": {
+                "socket": self.configuration.settings.registration_socket or "",
+                "directory": self.configuration.settings.socket_dir,
+                "resources": {
+                    name: node_status.registration(self.registrations.of(name), now, unix)
+                    for name in self.store.current.resources
+                },
+            },
+            "configuration": self.configuration.status(),
+            "device_list_strategy": {
+                "used": list(self.configuration.settings.device_list_strategy),
+                "reason": self.configuration.settings.device_list_strategy_reason,
+            },
+            "cdi": self._cdi_status(),
+            "cluster": self.cluster.status(),
+            "labels": {"way": self.configuration.settings.node_labels, "trouble": self.labels.trouble},
+            "resources": listed.resources,
+            "health": {**health, "gpus": gpus},
+            "counters": {
+                "snapshot_version": self.store.current.version,
+                "kubelet": self.counts.told(),
+                "nvml": self.call_times.told(),
+            },
+        }
+
+    def _listed(self) -> node_status.Listed:
+        now = self.store.current
+        if self.made.snapshot is not now:
+            counts = cast("Mapping[str, Mapping[str, object]]", self.inventory.status())
+            devices = {name: view.resource.devices for name, view in now.resources.items()}
+            self.made.snapshot, self.made.listed = now, node_status.listed(devices, counts)
+        return self.made.listed
+
+    def _unwritten(self) -> str:
+        """What a restart would not remember; empty where it would remember all."""
+        return "; ".join(filter(None, (self.recorder.trouble, self.configuration.unkept, self.events.trouble)))
+
+    def _attribution(self, held: "Held | None") -> Mapping[str, object]:
+        """How it is with the question which containers hold what; the answer to it was `held`.
+
+        `trouble` is why the newest question was not answered. `questions` and `failures` count since the start.
+        """
+        return {
+            "trouble": self.attribution.trouble or ("" if held is not None else "PodResources has not answered yet"),
+            "questions": self.attribution.questions,
+            "failures": self.attribution.failures,
+        }
+
+    def _held(self, held: "Held | None") -> Iterable[HeldDevice]:
+        """The devices of the present snapshot that containers hold, in the kubelet's order, made as they are gone through."""
+        index = {gpu.uuid: gpu.index for gpu in self.health.gpus}
+        return HeldDevices(held or {}, self.store.current, index)
+
+    def facts(self) -> "Facts":
+        """What probes are answered by."""
+        from gpu_plugin.listener.checks import Facts  # noqa: PLC0415 - only who has a listener pays for it
+
+        if self.now.waits_for:
+            return Facts(waits_for=self.now.waits_for)
+        served = self.store.current.resources
+        cdi = self.inventory.cdi_status()
+        return Facts(
+            refused=str(self.configuration.status()["refused"]),
+            driver=self.now.driver_trouble,
+            turn_due=math.inf if self.now.monitor is None else self.now.monitor.turn_due,
+            offered=not self.inventory.unpublished,
+            resources={name: view.resource for name, view in served.items()},
+            registering=bool(self.configuration.settings.registration_socket),
+            standings={name: self.registrations.of(name) for name in served},
+            unserved=self._not_offered(),
+            cdi=None if cdi is None else str(cdi["trouble"]),
+        )
+
+    def material(self, held: "Held | None", unheld: str) -> "Material":
+        """What the status page is made of; `held` is which containers hold which devices, None where that is not known."""
+        from gpu_plugin.listener.page_data import EVENTS, Material  # noqa: PLC0415 - only who looks pays for it
+
+        status = self.at_a_glance()
+        newest = list(self.events.events)[-EVENTS:]
+        return Material(
+            node=self.configuration.settings.node_name or socket.gethostname(),
+            status=status,
+            troubles=node_status.troubles(status),
+            explained=explain(self.health.ledger, self.health.gpus, self.health.now())["gpus"],
+            topology=self._topology(),
+            events=[msgspec.to_builtins(event) for event in newest],
+            held=held,
+            unheld=unheld,
+        )
+
+    def _not_offered(self) -> tuple[str, ...]:
+        """Why something of this node that the settings ask for is not offered to pods, a sentence each."""
+        return (*filter(None, [self.now.unoffered]), *self.inventory.offer.plan.warnings)
+
+    def _cdi_status(self) -> Mapping[str, object] | None:
+        told = self.inventory.cdi_status()
+        return None if told is None else {"directory": self.configuration.settings.cdi_dir, **told}
+
+    async def topology(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
+        """How the GPUs are linked and what of them is served, as far as it is known now: for what explains placement."""
+        return self._topology()
+
+    def _topology(self) -> Mapping[str, object]:
+        from gpu_plugin.placement.report import report  # noqa: PLC0415 - only those who ask pay for it
+
+        node, now = self.now.node, self.store.current
+        if self.made.linked is not now or self.made.node is not node:
+            served = [(view.resource, view.policy) for view in now.resources.values()]
+            self.made.node, self.made.linked, self.made.topology = node, now, report(node, served)
+        return self.made.topology

@@ -1,0 +1,327 @@
+"""What is offered, kept true to what pods hold and to the MPS daemons' state: the edges around the inventory."""
+
+import gc
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from msgspec.structs import replace
+
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.devices.device import Device, Resource
+from gpu_plugin.inventory.inventory import Inventory
+from gpu_plugin.inventory.listing import Judgement, Standing, judge
+from gpu_plugin.inventory.offer import Offer
+from gpu_plugin.kubelet import checkpoint
+from gpu_plugin.kubelet.again import Again
+from gpu_plugin.kubelet.holders import Holders
+from gpu_plugin.kubelet.holding import Holding
+from gpu_plugin.mps.watch import MpsWatch
+from gpu_plugin.placement.topology import Topology
+from gpu_plugin.runtime.pulse import Pulse
+
+log = logging.getLogger(__name__)
+
+HOLDERS_POLL = 2.0
+"""Seconds between two questions which devices pods hold, while something is retired; less where a sooner one tells more."""
+
+HOLDERS_SOON = 0.2
+"""Seconds to the next such question after a list that has the kubelet write down what is waited for."""
+
+HOLDERS_CHECK = 30.0
+"""Seconds between two such questions otherwise: what pods hold and nobody lists shows then."""
+
+OFF_LOOP = 4_000
+"""From so many devices on (2 to 4 µs each) what is told of them is judged on a thread, so that the loop runs on."""
+
+SLACK = 0.01
+"""Seconds by which a question comes later than the moment from which on it tells more: a timer may be early by its resolution."""
+
+SILENT = 3
+"""Questions in a row that a witness leaves unanswered until it is said that capacity waits: a kubelet may be starting."""
+
+FIRST_PATIENCE = 5.0
+"""Seconds for which the first offer waits for a checkpoint that is there and cannot be read: a former process may have given
+devices away that it did not write down, which PodResources need not list."""
+
+MPS_POLL = 1.0
+"""Seconds between two looks at whether MPS daemons are up."""
+
+SPECS_PATIENCE = 5.0
+"""Seconds that a live change to CDI names waits for the specifications; what was served before is served meanwhile."""
+
+ROUNDS = 2
+"""How often something is judged on a thread at most, though what it is judged by (links, health) has changed again meanwhile."""
+
+
+class Offering:
+    """Publishes offers through an inventory; what an offer does away with goes when no pod holds it any more."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        settings: Callable[[], Settings],
+        published: Callable[[], None],
+        heard: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        """Takes how to learn the settings in force (which sockets to ask), and what to call when the lists may be others.
+
+        `heard` is whether the kubelet hears the lists of a resource.
+        """
+        self._inventory = inventory
+        self._settings = settings
+        self._published = published
+        self._heard = heard
+        self._unanswered = _Waiting()
+        self._unread = _Waiting()
+        self._writes = False
+        self._unsettled = Pulse()
+        self._next: Offer | None = None
+        self._said: frozenset[str] = frozenset()
+        self._holders = Holders(Path(settings().socket_dir))
+        self._again = Again()
+
+    def take(self, new: Offer) -> None:
+        """Has an offer published: at once, or once it is prepared.
+
+        The first one waits for what pods hold: a process that was killed need not have written down all that it knew.
+        """
+        inventory = self._inventory
+        waits = not new.placement.ready or inventory.unpublished or inventory.awaits_specs(new)
+        if self._next is not None or waits:
+            self._next = new
+            self._unsettled.ring()
+        else:
+            self._apply(new, Holding(), anyio.current_time())
+
+    def _apply(self, new: Offer, holding: Holding, asked: float) -> None:
+        before = {name: view.resource for name, view in self._inventory.store.current.resources.items()}
+        self._inventory.store.given.seen(holding.listed, holding.writing, asked)
+        # What the offer itself retires was not asked about.
+        self._inventory.apply(new, holding.of_all, asked, holding.listed)
+        told = {*new.plan.warnings, *new.warnings, *_held_back(self._inventory.listed)}
+        for sentence in sorted(told - self._said):
+            log.warning("%s", sentence)
+        self._said = frozenset(told)
+        self._tell_resources(before)
+        self._unsettled.ring()
+
+    def _tell_resources(self, before: Mapping[str, object]) -> None:
+        for name, view in self._inventory.store.current.resources.items():
+            if before.get(name) != view.resource:
+                log.info("%s: %s", name, _counted(view.resource.devices), extra={"resource": name})
+        self._published()
+
+    async def settle(self) -> None:
+        """Publishes offers that wait, withdraws what no pod holds any more, and lists again what one does hold."""
+        try:
+            while True:
+                await self._settle_next()
+        finally:
+            self._holders.close()
+
+    async def _settle_next(self) -> None:
+        """The next offer, or the next question."""
+        if self._next is not None:
+            failed = await self._prepare()
+            await self._await_specs()
+            holding, asked = await self._ask_for_offer()
+            new, self._next = self._next, None
+            self._apply(new, holding, asked)
+            if not new.placement.ready and new.placement.topology != failed:
+                self._next = new  # its links are of the last moment: it is judged now, and published again
+        else:
+            await self._unsettled.wait(self._pause(anyio.current_time()))
+            if self._next is None and not self._inventory.unpublished:
+                asked, about = anyio.current_time(), self._inventory.asked
+                holding = await self._ask()
+                await self._withdraw(holding, asked, about)
+
+    def _pause(self, now: float) -> float:
+        """Seconds to the next question: as soon as it can tell more than the one before."""
+        if not self._inventory.leaving:
+            return HOLDERS_CHECK
+        if self._writes:
+            return min(HOLDERS_SOON, HOLDERS_POLL)
+        given = self._inventory.store.given
+        worth = (self._inventory.next_leave, given.worth_asking(self._inventory.awaited))
+        return min((HOLDERS_POLL, *(at - now + SLACK for at in worth if at > now)))
+
+    async def _prepare(self) -> Topology | None:
+        """Has the newest offer prepared, on a thread, since that takes its time on large nodes; no failure keeps it back.
+
+        It may be unready still where links change all the time. Returns the topology that could not be judged, if any.
+        """
+        for _ in range(ROUNDS):
+            asked = self._next
+            if asked is None or asked.placement.ready:
+                break
+            try:
+                made = await anyio.to_thread.run_sync(asked.prepared, abandon_on_cancel=True)
+            except Exception:
+                log.exception("judging sets of GPUs failed; pods get good ones, which may not be the best")
+                return asked.placement.topology
+            if self._next is not None and self._next.placement.topology == made.placement.topology:
+                self._next = replace(self._next, placement=made.placement)
+        return None
+
+    async def _await_specs(self) -> None:
+        """Waits a moment for the CDI specifications that the newest offer needs and the one served does without."""
+        with anyio.move_on_after(SPECS_PATIENCE):
+            while self._next is not None and self._inventory.awaits_specs(self._next):
+                await self._inventory.specs_told.wait()
+
+    async def _withdraw(self, holding: Holding, asked: float, about: Mapping[tuple[str, str], float]) -> None:
+        """Takes in an answer to a question `about` these, of the time `asked`; of what was retired since it says nothing."""
+        store = self._inventory.store
+        store.given.seen(holding.listed, holding.writing, asked)
+        for last in (*[False] * ROUNDS, True):
+            if self._inventory.asked is not about:
+                return
+            standing = self._inventory.standing(holding.held, asked, holding.listed)
+            if last or standing.devices < OFF_LOOP:
+                judged = judge(standing)
+            else:
+                judged = await anyio.to_thread.run_sync(_judge_apart, standing, abandon_on_cancel=True)
+            version = store.current.version
+            before = {name: view.resource for name, view in store.current.resources.items()}
+            foreign = self._inventory.foreign
+            if self._inventory.take(judged, standing):
+                self._have_written(holding, asked, before, changed=store.current.version != version)
+                if self._inventory.foreign != foreign:
+                    self._published()  # it is to be written down
+                return
+
+    def _have_written(self, holding: Holding, asked: float, before: Mapping[str, object], *, changed: bool) -> None:
+        """Has the kubelet write its checkpoint where something waits for that, and says what has `changed` since `before`."""
+        store = self._inventory.store
+        awaited = self._inventory.awaited
+        kept = (holding.written & awaited) | store.given.unsaid(awaited)
+        self._say_what_waits(holding, awaited)
+        if changed:  # a list that has changed serves as well
+            self._tell_resources(before)
+            again = ""
+        else:
+            again = self._again.due(
+                kept,
+                store.current.resources,
+                asked,
+                ready=store.given.begun(kept),
+                answered=holding.answered,
+                heard=self._heard,
+            )
+        if again:
+            store.tell_again(again)
+        self._writes = bool(kept) and (changed or bool(again))
+
+    def _say_what_waits(self, holding: Holding, awaited: AbstractSet[tuple[str, str]]) -> None:
+        """Says once that capacity may not come back while a witness stays silent; and again after it has not been so."""
+        if self._unread.lasts(waits=holding.writing is None and self._unproved(holding, awaited)):
+            log.warning(
+                "hardware is kept back for pods that may have ended: the kubelet's checkpoint %s cannot be read: %s. "
+                "It comes back once that can be read: PodResources does not list what plain init containers have",
+                Path(self._settings().socket_dir) / checkpoint.NAME,
+                self._holders.unread,
+            )
+        if self._unanswered.lasts(waits=bool(awaited) and not holding.answered):
+            log.warning(
+                "hardware is kept back for pods that may have ended: without PodResources the kubelet does not say so. "
+                "It comes back once PodResources answers at %s. Otherwise it does once the kubelet has admitted another pod "
+                "that is given devices of any plugin, which cannot be where all are kept back: have PodResources mounted, or "
+                "drain the node, stop the kubelet, remove its checkpoint %s and start it",
+                self._settings().effective_pod_resources_socket,
+                Path(self._settings().socket_dir) / checkpoint.NAME,
+            )
+
+    def _unproved(self, holding: Holding, awaited: AbstractSet[tuple[str, str]]) -> bool:
+        """Whether something waits that is not known to be a pod's."""
+        if holding.held is None:
+            return bool(awaited)
+        return not awaited.isdisjoint(holding.held - holding.listed) or bool(
+            self._inventory.store.given.unsaid(awaited)
+        )
+
+    async def _ask_for_offer(self) -> tuple[Holding, float]:
+        """What pods hold, for an offer that is to be published, and when that was asked."""
+        patience = anyio.current_time() + FIRST_PATIENCE
+        while True:
+            asked = anyio.current_time()
+            holding = await self._ask()
+            holders = self._holders
+            if not self._inventory.unpublished or not holders.unread or holders.lacking or asked >= patience:
+                return holding, asked
+            await anyio.sleep(HOLDERS_SOON)
+
+    async def _ask(self) -> Holding:
+        socket = Path(self._settings().effective_pod_resources_socket)
+        return await self._holders.ask(socket, self._inventory.asked)
+
+    async def watch_mps(self) -> None:
+        """Keeps devices that are shared by MPS unhealthy for as long as their daemon is down."""
+        watch = MpsWatch()
+        try:
+            while True:
+                shared = self._inventory.mps_resources
+                if not shared:
+                    await self._inventory.store.changed.wait()
+                    continue
+                found = await watch.look(self._settings(), shared)
+                for resource in shared:
+                    if self._inventory.mps_changed(resource, down := found[resource.name]):
+                        level = logging.WARNING if down else logging.INFO
+                        words = down or "its MPS daemon is up"
+                        log.log(level, "%s: %s", resource.name, words, extra={"resource": resource.name})
+                await self._inventory.store.changed.wait(MPS_POLL)
+        finally:
+            watch.close()
+
+
+class _Waiting:
+    """How long something has been waited for, in questions."""
+
+    def __init__(self) -> None:
+        self._questions = 0
+
+    def lasts(self, *, waits: bool) -> bool:
+        """Whether it has been waited for at so many questions in a row, of which this is one, that it is to be said."""
+        self._questions = self._questions + 1 if waits else 0
+        return self._questions == SILENT
+
+
+def _judge_apart(standing: Standing) -> Judgement:
+    """The same, on a thread, and without the search for cycles.
+
+    What it makes, a tuple for each device and more, goes as it comes; the interpreter would look for cycles among all devices
+    because of so much, which takes 0.1 s in which the event loop stands still.
+    """
+    gc.disable()
+    try:
+        return judge(standing)
+    finally:
+        gc.enable()
+
+
+def _counted(listed: Sequence[Device]) -> str:
+    """How many devices the kubelet is told of, in its own words for their health."""
+    retired = sum(1 for device in listed if device.retired)
+    healthy = sum(1 for device in listed if not device.reason)
+    unhealthy = len(listed) - retired - healthy
+    parts = (
+        [f"{healthy} Healthy"] + [f"{unhealthy} Unhealthy"] * bool(unhealthy) + [f"{retired} retired"] * bool(retired)
+    )
+    return f"{len(listed)} {'device' if len(listed) == 1 else 'devices'}: {', '.join(parts)}"
+
+
+def _held_back(resources: Iterable[Resource]) -> Iterable[str]:
+    """A sentence for each reason that the plan itself holds devices back for."""
+    for resource in resources:
+        ids: dict[str, list[str]] = {}
+        for device in resource.devices:
+            if device.held and not device.retired:
+                ids.setdefault(device.held, []).append(device.id)
+        for why, of in ids.items():
+            more = f" and {len(of) - 1} more are" if len(of) > 1 else " is"
+            yield f"{resource.name}: {of[0]}{more} not handed out: {why}"

@@ -1,0 +1,319 @@
+"""What operators ask of the running daemon about its GPUs: why they are as they are, held back, or let go of for a while."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from gpu_plugin import control
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.daemon.health_watch import EVERY_GPU, HealthWatch
+from gpu_plugin.devices.gpu_names import called
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.health.explain import explain
+from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.observation import Order
+from gpu_plugin.health.signals import SIGNALS, orders
+from gpu_plugin.nvml.monitor import Monitor
+from gpu_plugin.nvml.release import ReleaseError
+
+
+class Operations:
+    """The verbs of the control socket that operators have besides `status`. All of them may be asked for again and again.
+
+    They work whether or not the driver does, on the GPUs that are known then. An order that could not be written down is obeyed
+    all the same, and refused with RefusedError: a restart of the daemon would forget it.
+    """
+
+    def __init__(
+        self, health: HealthWatch, monitor: Callable[[], Monitor | None], saved: Callable[[], Awaitable[bool]]
+    ) -> None:
+        """Takes the monitor once there is one, and how to wait for a moment until what is known is on disk."""
+        self._health = health
+        self._monitor = monitor
+        self._saved = saved
+        self._all_released = False
+
+    @property
+    def verbs(self) -> Mapping[str, control.Verb]:
+        """The verbs by name. `gpu` in a request is an index or a uuid."""
+        return {
+            "explain": self.explain,
+            "cordon": self.cordon,
+            "uncordon": self.uncordon,
+            "release": self.release,
+            "resume": self.resume,
+        }
+
+    def begin(self) -> frozenset[str] | None:
+        """The uuids of GPUs that an earlier process had released, as the monitor takes them: None for all of the node."""
+        self._all_released = EVERY_GPU in self._health.released() or self._every_one_released()
+        return None if self._all_released else self._health.released()
+
+    def booted(self) -> None:
+        """A new boot ends every release."""
+        self._all_released = False
+        self._health.forget(EVERY_GPU)
+
+    def found(self) -> None:
+        """GPUs that were found while all of the node is released are released as well."""
+        if self._all_released:
+            for gpu in self._health.gpus:
+                if gpu.uuid not in self._health.released():
+                    self._health.observe(gpu.uuid, Order("release"))
+
+    async def explain(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """Why the GPUs that are asked for are in their state, since when, and what would change it.
+
+        What is told outlives a kill of this process, where it can be written down at all.
+        """
+        await self._saved()
+        return explain(self._health.ledger, self._asked(request), self._health.now())
+
+    async def cordon(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """Holds a GPU back until `uncordon`, over restarts and boots. `reason` of the request is told wherever it stands.
+
+        Raises:
+            ConfigError: no such GPU.
+            RefusedError: the cordon could not be written down; it is in force all the same.
+        """
+        gpu, reason = self._one(request, "reason"), request.get("reason", "")
+        if not isinstance(reason, str):
+            raise ConfigError(f"reason: {reason!r} is no text")
+        already = self._stands(gpu, orders.CORDON)
+        self._health.observe(gpu.uuid, Order("cordon", reason))
+        if already:
+            return await self._done(f"{called(gpu)} is cordoned already.")
+        lifted = f"gpu-plugin uncordon --gpu {gpu.uuid}"
+        return await self._done(f"{called(gpu)} is cordoned: no new pod gets it", f", until {lifted}.")
+
+    async def uncordon(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """Lifts a cordon, and nothing else; with `override` also takes the operator's word that the GPU is fit.
+
+        Raises:
+            ConfigError: no such GPU.
+            RefusedError: what was done could not be written down; it is done all the same.
+        """
+        override = request.get("override", False)
+        if not isinstance(override, bool):
+            raise ConfigError(f"override: {override!r} is neither true nor false")
+        if (gone := self._forgotten(request, everything=override)) is not None:
+            return await self._done(*gone)
+        gpu = self._one(request, "override")
+        done = []
+        if self._stands(gpu, orders.CORDON):
+            self._health.observe(gpu.uuid, Order("uncordon"))
+            done.append("its cordon is lifted")
+        if override and (before := self._held_against(gpu)):
+            self._health.override(gpu.uuid)
+            done.append("you vouch for it: " + _changed(before, self._held_against(gpu)))
+        if done:
+            self._look()
+        text = f"{called(gpu)}: {', and '.join(done) or 'it is not cordoned, so nothing was changed'}. "
+        held = self._held_against(gpu)
+        if not held:
+            return await self._done(text + "Nothing is held against it.")
+        stands = "; ".join(f"{words} ({verdict.name})" for words, verdict in held.items())
+        vouch = "" if override else f" To vouch for it: gpu-plugin uncordon --gpu {gpu.uuid} --override."
+        return await self._done(f"{text}Still held against it: {stands}.", vouch)
+
+    async def release(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """Holds GPUs back and drops their NVML handles, so that they can be reset or the driver replaced.
+
+        Raises:
+            ConfigError: no such GPU.
+            RefusedError: the handles could not be dropped yet, or the release could not be written down; the GPUs are held back
+                all the same.
+        """
+        gpus = self._ordered(request)
+        for gpu in gpus:
+            self._health.observe(gpu.uuid, Order("release"))
+        if request.get("gpu") is None:
+            self._health.release_all()
+        self._all_released = EVERY_GPU in self._health.released() or self._every_one_released()
+        try:
+            if (monitor := self._monitor()) is not None:
+                await monitor.release(None if self._all_released else frozenset(gpu.uuid for gpu in gpus))
+        except ReleaseError as error:
+            raise control.RefusedError(f"{_names(gpus)}: held back for maintenance, but {error}") from None
+        how = "gpu-plugin resume" if request.get("gpu") is None else f"gpu-plugin resume --gpu {gpus[0].uuid}"
+        text = f"{_names(gpus)}: released, and held back. " + (
+            "NVML is shut down: GPUs can be reset, and the driver replaced."
+            if self._all_released
+            else "NVML has no handle of it any more: it can be reset."
+        )
+        return await self._done(text, f" Once the work is done: {how}.")
+
+    async def resume(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """Takes GPUs back that were released. They are healthy after a good look, unless something else is against them.
+
+        Raises:
+            ConfigError: no such GPU.
+            RefusedError: what was done could not be written down; it is done all the same.
+        """
+        gpus = self._ordered(request)
+        released = self._health.released()
+        for gpu in gpus:
+            self._health.observe(gpu.uuid, Order("resume"))
+        self._all_released = False
+        self._health.forget(EVERY_GPU)
+        if (monitor := self._monitor()) is not None:
+            await monitor.resume(None if request.get("gpu") is None else frozenset(gpu.uuid for gpu in gpus))
+        resumed = [gpu for gpu in gpus if gpu.uuid in released]
+        if not resumed and EVERY_GPU not in released:
+            return await self._done(f"{_names(gpus)}: not released, so there was nothing to resume.")
+        waiting = [gpu for gpu in resumed if self._stands(gpu, "maintenance")]
+        text = f"{_names(resumed)}: resumed." + (
+            f" No good look at {_names(waiting)} yet: held back until there is one." if waiting else ""
+        )
+        return await self._done(text)
+
+    def health(self) -> Mapping[str, object]:
+        """The health of every GPU, what happened to it since the start, and which signals it supports.
+
+        `gpus` has `index`, `uuid`, `state` (healthy, degraded or unhealthy; a GPU of which only a MIG device is unfit is
+        degraded), `verdict`, `reasons` and `measures` (the `readings` that `explain` tells) of each; `supported` is whether a GPU
+        tells what a signal needs, by uuid and name; `xid_classes` is the recovery class of each Xid of the policy's table.
+        """
+        told = explain(self._health.ledger, self._health.gpus, self._health.now())
+        explained = cast("list[Mapping[str, Any]]", told["gpus"])
+        monitor = self._monitor()
+        unsupported = monitor.unsupported() if monitor is not None else {}
+        return {
+            "gpus": [_state(gpu) for gpu in explained],
+            "supported": {
+                uuid: {name: not signal.asks or not fields.issuperset(signal.asks) for name, signal in SIGNALS.items()}
+                for uuid, fields in unsupported.items()
+            },
+            "xid_classes": {xid: row.recovery for xid, row in self._health.ledger.policy.xids.table.items()},
+            **self._health.reports.status(),
+        }
+
+    def _asked(self, request: Mapping[str, object], *more: str) -> tuple[Gpu, ...]:
+        """The GPUs that a request names, all of them where it names none.
+
+        Raises:
+            ConfigError: it names one that is not there.
+            RefusedError: it names one, and none is known yet.
+        """
+        if unknown := set(request) - {"gpu", *more}:
+            raise ConfigError(f"{', '.join(sorted(unknown))}: this verb takes no such thing")
+        asked, gpus = request.get("gpu"), self._health.gpus
+        if asked is None:
+            return gpus
+        if isinstance(asked, bool) or not isinstance(asked, int | str):
+            raise ConfigError(f"gpu: {asked!r} is neither an index nor a uuid")
+        found = tuple(gpu for gpu in gpus if asked in (gpu.index, gpu.uuid))
+        if found:
+            return found
+        for gpu in gpus:
+            if any(mig.uuid == asked for mig in gpu.mig_devices):
+                raise ConfigError(f"{asked} is a MIG device of GPU {gpu.index}: name the GPU")
+        if not gpus:
+            raise control.RefusedError(
+                f"GPU {asked}: no GPU of this node is known yet: the driver does not work, or finds none"
+            )
+        named = "has this index" if isinstance(asked, int) else "is called so"
+        there = ", ".join(str(gpu.index) for gpu in gpus)
+        raise ConfigError(f"GPU {asked}: no GPU of this node {named}; there are those of index {there}")
+
+    def _one(self, request: Mapping[str, object], *more: str) -> Gpu:
+        """The one GPU that a request names. Raises ConfigError where it names none, or two of the same index."""
+        if request.get("gpu") is None:
+            raise ConfigError("gpu: missing: which GPU, by index or uuid")
+        gpu, *others = self._asked(request, *more)
+        if others:
+            which = " and ".join(each.uuid for each in (gpu, *others))
+            raise ConfigError(f"GPU {gpu.index}: {which} go by this index; say which by its uuid")
+        return gpu
+
+    def _ordered(self, request: Mapping[str, object]) -> tuple[Gpu, ...]:
+        return self._asked(request) if request.get("gpu") is None else (self._one(request),)
+
+    def _every_one_released(self) -> bool:
+        """Whether all GPUs known are released, at once or one after the other."""
+        return bool(self._health.gpus) and {gpu.uuid for gpu in self._health.gpus} <= self._health.released()
+
+    def _forgotten(self, request: Mapping[str, object], *, everything: bool) -> tuple[str, str] | None:
+        """Forgets the cordon that was written down of a GPU that has not been found, or `everything` that was.
+
+        Returns what `_done` takes; None where the request is about no such GPU.
+        """
+        uuid = request.get("gpu")
+        remembered = [entry.signal for entry in self._health.past if entry.uuid == uuid and uuid != EVERY_GPU]
+        if not isinstance(uuid, str) or not remembered:
+            return None
+        self._health.forget(uuid, "" if everything else orders.CORDON)
+        left = [] if everything else [signal for signal in remembered if signal != orders.CORDON]
+        if not left:
+            return f"GPU {uuid} is not known on this node; what was written down of it is forgotten.", ""
+        cordon = "its cordon is lifted" if orders.CORDON in remembered else "it is not cordoned, so nothing was changed"
+        still = f"{', '.join(dict.fromkeys(left))} is remembered"
+        return (
+            f"GPU {uuid} is not known on this node: {cordon}; {still}",
+            f" until gpu-plugin uncordon --gpu {uuid} --override.",
+        )
+
+    def _stands(self, gpu: Gpu, signal: str) -> bool:
+        return any(key.signal == signal for key, _, _ in self._health.ledger.standing(gpu.uuid))
+
+    def _held_against(self, gpu: Gpu) -> dict[str, Verdict]:
+        """What stands against a GPU or a MIG device of it, in the words of its signals, the worst first."""
+        found: dict[str, Verdict] = {}
+        standing = [
+            entry
+            for entry in self._health.ledger.standing(gpu.uuid, None)
+            if not SIGNALS[entry[0].signal].of_process  # a good look ends it, whatever anybody says
+        ]
+        for key, latch, verdict in sorted(standing, key=lambda entry: (-entry[2], entry[1].since)):
+            where = f" (MIG device {key.device})" if key.device else ""
+            found.setdefault(f"{latch.detail or key.signal}{where}", verdict)
+        return found
+
+    def _look(self) -> None:
+        monitor = self._monitor()
+        if monitor is not None:
+            monitor.look_now()
+
+    async def _done(self, outcome: str, advice: str = "") -> Mapping[str, object]:
+        """The answer to an order that was obeyed: `done` for who gave it, `outcome` (without advice) to be remembered.
+
+        Raises RefusedError where it would not outlive the process.
+        """
+        if await self._saved():
+            return {"done": outcome + advice, "outcome": outcome}
+        raise control.RefusedError(
+            f"{outcome.removesuffix('.')}. But this could not be written down, and a restart of the daemon forgets it: "
+            "see that there is room in the state directory, then give the order again"
+        )
+
+
+def _names(gpus: Iterable[Gpu]) -> str:
+    named = tuple(gpus)
+    if len(named) > 2:
+        return f"{len(named)} GPUs ({', '.join(str(gpu.index) for gpu in named)})"
+    return " and ".join(map(called, named)) or "All GPUs, of which none is known yet"
+
+
+def _state(explained: Mapping[str, Any]) -> Mapping[str, object]:
+    """What the status says of a GPU that was explained."""
+    state = "degraded" if Verdict[explained["verdict"]] >= Verdict.DEGRADED else "healthy"
+    return {
+        "index": explained["index"],
+        "uuid": explained["uuid"],
+        "state": "unhealthy" if explained["health"] == "Unhealthy" else state,
+        "verdict": explained["verdict"],
+        "reasons": list(dict.fromkeys(signal["detail"] for signal in explained["signals"])),
+        "measures": [reading for signal in explained["signals"] for reading in signal.get("readings", ())],
+    }
+
+
+def _changed(before: Mapping[str, Verdict], after: Mapping[str, Verdict]) -> str:
+    """What an override did to what stood against a GPU."""
+    forgotten = [words for words in before if words not in after]
+    lowered = [words for words, verdict in before.items() if after.get(words, verdict) is not verdict]
+    parts = [f"{'; '.join(forgotten)} {_is(forgotten)} forgotten"] if forgotten else []
+    parts += [f"{'; '.join(lowered)} {_is(lowered)} no more than DEGRADED"] if lowered else []
+    return ", ".join(parts) or "nothing of it can be set aside by your word"
+
+
+def _is(several: Sequence[str]) -> str:
+    return "is" if len(several) == 1 else "are"

@@ -1,0 +1,179 @@
+"""Finds what the lists of Linux for Tegra name, below a root, again only where something there has changed."""
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from itertools import islice
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from gpu_plugin.access.cdi import l4t_lists, tegra
+from gpu_plugin.access.cdi.found import DeviceFile, Kind, Seen
+from gpu_plugin.access.cdi.l4t_lists import Entry, Line
+from gpu_plugin.host.driver_root.first_root import FirstRoot
+from gpu_plugin.host.driver_root.inside import resolve
+from gpu_plugin.host.driver_root.tree import Tree, stamp
+
+MOST_PATHS = 5_000
+"""Paths that are looked at; the lists of a Jetson name some 300."""
+
+MOST_MATCHES = 1_000
+"""Paths that one line with wildcards may stand for."""
+
+_WILD = frozenset("*?[")
+
+
+class TegraSearch(FirstRoot[tegra.TegraFiles]):
+    """Keeps what the lists below the first of these roots name, until a list or a directory changes.
+
+    `roots` are (as this process sees it, as the host calls it), both without a slash at the end, empty for /. Lists are
+    looked for below each of them in turn and here last; what they name lies below the first root that is there. Device
+    nodes are looked for here, and below each root. `own`: this machine counts; it does not where the roots are of another.
+    """
+
+    def __init__(self, roots: Sequence[tuple[str, str]], *, own: bool = True) -> None:
+        self._here = ("",) if own else ()
+        super().__init__(roots)
+        self._found = tegra.TegraFiles()
+        self._lines: tuple[Line, ...] = ()
+
+    def files(self) -> tegra.TegraFiles:
+        """What there is. Blocks.
+
+        Raises:
+            OSError: a directory cannot be read.
+        """
+        if self._stale:
+            self._found = self._search()
+        return self._with_devices(self._found)
+
+    def _search(self) -> tegra.TegraFiles:
+        self.searches += 1
+        remembered = {tree.root: tree.libraries for tree in self._trees}
+        places = dict.fromkeys((*(seen_at for seen_at, _ in self.roots), *self._here))
+        trees = {root: Tree(root, remembered.get(root, {})) for root in places}
+        lines, complaints = _first_lists(trees.values())
+        seen_at, host = next((each for each in self.roots if os.path.isdir(each[0] or "/")), self.roots[0])  # noqa: PTH112
+        tree = trees[seen_at]
+        if lines:
+            found = find(tree, (line for line in lines if line.kind is not Entry.DEVICE))
+            found = replace(found, complaints=(*complaints, *found.complaints))
+            release = tree.look_for(tegra.RELEASE)
+            if release.kind is Kind.FILE:
+                looked = tegra.Looked(Line(Entry.LIBRARY, tegra.RELEASE), release)
+                found = replace(found, looked=(*found.looked, looked))
+        else:
+            found = tegra.TegraFiles(complaints=tuple(complaints), fault=l4t_lists.not_found(host or "/"))
+        self.host_root = host
+        self._lines = tuple(line for line in lines if line.kind is Entry.DEVICE)
+        self._trees = tuple(trees.values())
+        return found
+
+    def _with_devices(self, found: tegra.TegraFiles) -> tegra.TegraFiles:
+        """The same with the device nodes that there are now: they come and go without a trace that is worth watching."""
+        roots = dict.fromkeys((*self._here, *(seen_at for seen_at, _ in self.roots)))
+        nodes: dict[str, DeviceFile] = {}
+        looked: dict[str, tegra.Looked] = {}
+        for line in self._lines:
+            paths = sorted({path for root in roots for path in expand(Tree(root), line.path)}) or [line.path]
+            for path in paths:
+                known = next((known for root in roots if (known := device_file(root, path))), None)
+                if known is not None:
+                    nodes[path] = known
+                kind = Kind.OTHER if known is not None else Kind.MISSING
+                looked[path] = tegra.Looked(Line(Entry.DEVICE, path), Seen(path, kind, path if known else ""))
+        return replace(found, looked=(*looked.values(), *found.looked), nodes=nodes)
+
+
+def _first_lists(trees: Iterable[Tree]) -> tuple[list[Line], list[str]]:
+    """Lines of the lists below the first of these roots that has any, and what is wrong with them."""
+    lines: dict[Line, None] = {}
+    complaints: list[str] = []
+    for tree in trees:
+        there = tree.names([l4t_lists.DIRECTORY]).get(l4t_lists.DIRECTORY, ())
+        for name in l4t_lists.NAMES:
+            if name in there:
+                parsed = _list(tree, f"/{l4t_lists.DIRECTORY}/{name}")
+                lines |= dict.fromkeys(parsed.lines)
+                complaints += parsed.complaints
+        if lines:
+            break
+    return list(lines), complaints
+
+
+def _list(tree: Tree, path: str) -> l4t_lists.Lines:
+    seen = tree.look(path)
+    if seen.kind is not Kind.FILE:
+        return l4t_lists.Lines(complaints=(f"{path} is left out: it is no regular file ({seen.kind})",))
+    file = tree.root + seen.target
+    tree.stamps[file] = stamp(file)
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as stream:
+            return l4t_lists.parse(path, stream.read(l4t_lists.MAX_BYTES + 1))
+    except OSError as error:
+        return l4t_lists.Lines(complaints=(f"{path} is left out: {error.strerror}",))
+
+
+def find(tree: Tree, lines: Iterable[Line]) -> tegra.TegraFiles:
+    """What is found of these lines below the root of this tree, at most MOST_PATHS of it. Blocks. Raises OSError."""
+    paths = ((line, path) for line in lines for path in ([*expand(tree, line.path)] or [line.path]))
+    first = [*islice(dict.fromkeys(Line(line.kind, path) for line, path in paths), MOST_PATHS + 1)]
+    complaints = (f"the lists of Linux for Tegra name more than {MOST_PATHS:,} paths; the rest is left out",)
+    looked = tuple(_look(tree, line) for line in first[:MOST_PATHS])
+    return tegra.TegraFiles(looked, complaints=complaints if len(first) > MOST_PATHS else ())
+
+
+def _look(tree: Tree, line: Line) -> tegra.Looked:
+    seen = tree.look(line.path)
+    directory, _, name = line.path.rpartition("/")
+    parent = resolve(tree.root, tree.root + directory)
+    place = tree.root + directory if parent is None else parent
+    tree.stamps.setdefault(place, stamp(place))
+    link = parent is not None and os.path.islink(f"{parent}/{name}")  # noqa: PTH114
+    named = seen.kind is Kind.FILE and line.kind is not Entry.DIRECTORY and tegra.is_library(line.path)
+    return tegra.Looked(line, seen, link, tree.library(line.path) if named else None)
+
+
+def expand(tree: Tree, pattern: str) -> Iterator[str]:
+    """Paths below the root of this tree that a path with wildcards stands for, in order; one without stands for itself."""
+    if _WILD.isdisjoint(pattern):
+        yield pattern
+        return
+    found = [""]
+    for part in pattern.split("/")[1:]:
+        if _WILD.isdisjoint(part):
+            found = [f"{base}/{part}" for base in found]
+        else:
+            found = list(
+                islice((f"{base}/{name}" for base in found for name in _matching(tree, base, part)), MOST_MATCHES)
+            )
+    yield from found
+
+
+def _matching(tree: Tree, directory: str, pattern: str) -> Iterator[str]:
+    path = resolve(tree.root, f"{tree.root}{directory}")
+    tree.stamps[path or f"{tree.root}{directory}"] = stamp(path or f"{tree.root}{directory}")
+    try:
+        names = sorted(os.listdir(path)) if path is not None else []  # noqa: PTH208
+    except OSError:
+        return  # a file, or nothing that can be read
+    yield from (
+        name for name in names if fnmatchcase(name, pattern) and name.startswith(".") == pattern.startswith(".")
+    )
+
+
+def device_file(root: str, path: str) -> DeviceFile | None:
+    """The character or block device that a path below a root leads to; None for anything else."""
+    file = resolve(root, f"{root}{path}")
+    try:
+        status = Path(file or "").lstat()
+    except OSError:
+        return None
+    if not stat.S_ISCHR(status.st_mode) and not stat.S_ISBLK(status.st_mode):
+        return None
+    numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
+    kind = "b" if stat.S_ISBLK(status.st_mode) else "c"
+    return DeviceFile(*numbers, stat.S_IMODE(status.st_mode) & 0o777, status.st_gid, kind)  # type: ignore[arg-type]

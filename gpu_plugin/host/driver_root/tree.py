@@ -1,0 +1,142 @@
+"""A look at the directories and files below a driver root. Every call blocks for as long as the file system does."""
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from gpu_plugin.access.cdi.found import Kind, Listing, Seen, SeenLibrary
+from gpu_plugin.host.driver_root.inside import resolve
+
+MOST_NAMES = 200_000
+"""Names in one directory that are read at most."""
+
+Stamp = tuple[int, int, int] | None
+"""What a directory is known by: device, inode and time of the last change in ns; None for one that is not there."""
+
+Identity = tuple[int, int, int, int]
+"""What a file is known by: device, inode, time of the last change in ns, and size."""
+
+
+class Tree(msgspec.Struct):
+    """The files below a root as this process sees it, empty for the real one.
+
+    `stamps` has every directory that had a say in the answers so far: as long as they are the same, and nothing came where
+    nothing was, so are the answers. `libraries` has what libraries say of themselves by their identity, since reading them
+    takes most of the time; `remembered` is that of an earlier tree.
+    """
+
+    root: str
+    remembered: Mapping[Identity, SeenLibrary] = msgspec.field(default_factory=dict)
+    libraries: dict[Identity, SeenLibrary] = msgspec.field(default_factory=dict)
+    stamps: dict[str, Stamp] = msgspec.field(default_factory=dict)
+    _absent: dict[str, None] = msgspec.field(default_factory=dict)
+    _looked_for: dict[str, Seen] = msgspec.field(default_factory=dict)
+    _listed: set[str] = msgspec.field(default_factory=set)
+
+    def names(self, directories: Iterable[str]) -> Listing:
+        """Names in those of these directories that are there, in alphabetical order; each only under its first name."""
+        found: dict[str, tuple[str, ...]] = {}
+        for directory in directories:
+            path = self._resolve(f"{self.root}/{directory}")
+            if path is None or path in self._listed:
+                continue  # as lib64 and usr/lib64 are one directory nearly everywhere
+            self._listed.add(path)
+            self._passed(path)
+            try:
+                with os.scandir(path or "/") as entries:
+                    found[directory] = tuple(
+                        sorted(entry.name for entry, _ in zip(entries, range(MOST_NAMES), strict=False))
+                    )
+            except (NotADirectoryError, FileNotFoundError):
+                continue  # no directory, or gone this moment: its stamp tells when that is another
+        return found
+
+    def look(self, path: str) -> Seen:
+        """What a path below the root leads to."""
+        target = self._resolve(self.root + path)
+        if target is not None:
+            self._passed(target.rpartition("/")[0])
+        return self._seen(path, target)
+
+    def look_for(self, path: str) -> Seen:
+        """As `look`, for what lies in a directory that changes all the time: only what it leads to has a say."""
+        seen = self._looked_for[path] = self._seen(path, resolve(self.root, self.root + path))
+        return seen
+
+    def _seen(self, path: str, target: str | None) -> Seen:
+        if target is None:
+            return Seen(path, Kind.MISSING)
+        try:
+            kind = _kind(os.lstat(target).st_mode)
+        except OSError:
+            return Seen(path, Kind.MISSING)
+        return Seen(path, kind, target.removeprefix(self.root))
+
+    def library(self, path: str) -> SeenLibrary:
+        """A library, with what it says of itself; where it cannot be read, why."""
+        from gpu_plugin.host.driver_root import elf  # noqa: PLC0415 - 30 ms that only CDI specifications need
+
+        seen = self.look(path)
+        if seen.kind is not Kind.FILE:
+            what = (
+                "it is a link that leads nowhere"
+                if seen.kind is Kind.MISSING
+                else f"it is no regular file ({seen.kind})"
+            )
+            return SeenLibrary(seen, fault=what)
+        file = self.root + seen.target
+        try:
+            status = Path(file).stat()
+            identity = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
+            known = self.libraries.get(identity) or self.remembered.get(identity)
+            if known is None:
+                read = elf.read(file)
+                known = SeenLibrary(seen, read.soname, read.machine, read.bits)
+            self.libraries[identity] = known
+        except OSError as error:
+            return SeenLibrary(seen, fault=f"it cannot be read: {error.strerror or error}")
+        except ValueError as error:
+            return SeenLibrary(seen, fault=str(error))
+        return SeenLibrary(seen, known.soname, known.machine, known.bits)
+
+    @property
+    def changed(self) -> bool:
+        """Whether something that had a say is another now."""
+        return (
+            any(stamp(path) != then for path, then in self.stamps.items())
+            or any(resolve(self.root, path) is not None for path in self._absent)
+            or any(
+                self._seen(path, resolve(self.root, self.root + path)) != then
+                for path, then in self._looked_for.items()
+            )
+        )
+
+    def _resolve(self, path: str) -> str | None:
+        found = resolve(self.root, path, self._passed)
+        if found is None:
+            self._absent[path] = None
+        return found
+
+    def _passed(self, directory: str) -> None:
+        if directory not in self.stamps:
+            self.stamps[directory] = stamp(directory)
+
+
+def stamp(path: str) -> Stamp:
+    """A directory's stamp now; an empty path is /."""
+    try:
+        status = os.stat(path or "/")  # noqa: PTH116 - some 60 of them each few seconds
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _kind(mode: int) -> Kind:
+    if stat.S_ISREG(mode):
+        return Kind.FILE
+    if stat.S_ISSOCK(mode):
+        return Kind.SOCKET
+    return Kind.DIRECTORY if stat.S_ISDIR(mode) else Kind.OTHER

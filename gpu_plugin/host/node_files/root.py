@@ -1,0 +1,123 @@
+"""The node's file system, seen under the directory where it is mounted for this process. Blocks for as long as the disk does."""
+
+import errno
+import fnmatch
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from gpu_plugin.host.driver_root.inside import resolve
+
+MAX_MATCHES = 64
+"""The most files that one pattern stands for."""
+
+
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+_WILD = re.compile(r"[*?\[]")
+
+
+class NodeFileError(Exception):
+    """A file that is there and cannot be made use of; `str()` is a sentence that names it."""
+
+
+class NodeRoot:
+    """A directory that is the root of the node's file system. Links in it lead where they lead on the node, never out of it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def seen(self, path: str) -> Path | None:
+        """Where this process finds a path of the node, links followed; None where nothing is there, or links go in circles.
+
+        Raises NodeFileError where that cannot be told, such as in a directory that this process may not search.
+        """
+        try:
+            found = resolve(str(self._root).rstrip("/"), f"{str(self._root).rstrip('/')}/{path.lstrip('/')}")
+        except ValueError:
+            return None
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return None
+            raise NodeFileError(_unreadable(path, error)) from None
+        return None if found is None else Path(found)
+
+    def is_socket(self, path: str) -> bool:
+        """Whether there is a socket at this path. Raises NodeFileError where that cannot be told."""
+        return stat.S_ISSOCK(self._mode(path))
+
+    def is_file(self, path: str) -> bool:
+        """Whether there is a regular file at this path. Raises NodeFileError where that cannot be told."""
+        return stat.S_ISREG(self._mode(path))
+
+    def is_directory(self, path: str) -> bool:
+        """Whether there is a directory at this path. Raises NodeFileError where that cannot be told."""
+        return stat.S_ISDIR(self._mode(path))
+
+    def matching(self, pattern: str) -> tuple[str, ...]:
+        """Paths that a pattern stands for, in order: a file, or those whose last part matches (*, ?, []).
+
+        Raises NodeFileError for more than `MAX_MATCHES`, for a pattern whose directory has such signs, and for a directory that
+        cannot be read.
+        """
+        directory, _, name = pattern.rpartition("/")
+        if _WILD.search(directory):
+            raise NodeFileError(f"{pattern} is a pattern of directories, and only those of files are followed")
+        if not _WILD.search(name):
+            return (pattern,) if self.seen(pattern) is not None else ()
+        found = self.seen(directory or "/")
+        try:
+            names = sorted(os.listdir(found)) if found is not None else []  # noqa: PTH208 - names alone
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return ()
+            raise NodeFileError(_unreadable(directory, error)) from None
+        matches = tuple(f"{directory}/{each}" for each in names if fnmatch.fnmatchcase(each, name))
+        if len(matches) > MAX_MATCHES:
+            raise NodeFileError(f"{pattern} stands for {len(matches)} files, and up to {MAX_MATCHES} are read")
+        return matches
+
+    def read(self, path: str, limit: int) -> bytes | None:
+        """What a regular file of up to `limit` bytes holds; None where there is none. Raises NodeFileError for anything else."""
+        with self.opened(path) as file:
+            if file is None:
+                return None
+            content = file.read(limit + 1)
+        if len(content) > limit:
+            raise NodeFileError(f"{path} is longer than the {limit} bytes that are read of it")
+        return content
+
+    @contextmanager
+    def opened(self, path: str) -> Iterator[BinaryIO | None]:
+        """A regular file, open; None where there is none. Raises NodeFileError, also for what fails while it is read."""
+        found = self.seen(path)
+        try:
+            if found is None:
+                yield None
+                return
+            descriptor = os.open(found, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with os.fdopen(descriptor, "rb") as file:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise NodeFileError(f"{path} is no regular file")
+                yield file
+        except OSError as error:
+            if error.errno == errno.EISDIR:
+                raise NodeFileError(f"{path} is no regular file") from None
+            raise NodeFileError(_unreadable(path, error)) from None
+
+    def _mode(self, path: str) -> int:
+        found = self.seen(path)
+        try:
+            return 0 if found is None else found.stat().st_mode
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return 0
+            raise NodeFileError(_unreadable(path, error)) from None
+
+
+def _unreadable(path: str, error: OSError) -> str:
+    return f"{path} cannot be read: {error.strerror or error}"

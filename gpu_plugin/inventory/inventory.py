@@ -1,0 +1,239 @@
+"""What the kubelet is told: the plan for the node, less what is unfit, plus what is gone and may still be held by a pod."""
+
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from gpu_plugin.devices.device import Device, Resource
+from gpu_plugin.devices.plan import check_length
+from gpu_plugin.devices.retirement import Held, gone
+from gpu_plugin.devices.sharing import MpsShared
+from gpu_plugin.inventory.listing import Judgement, Standing, judge
+from gpu_plugin.inventory.offer import Offer
+from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
+from gpu_plugin.runtime.pulse import Pulse
+
+if TYPE_CHECKING:
+    from gpu_plugin.access.cdi.readiness import CdiReadiness
+
+
+class Inventory:
+    """Keeps the store true to an offer, to the health of the hardware and to what pods hold. Does no I/O.
+
+    `health` gives the reason why a GPU, or one MIG device of it, is unfit, empty where it is fit; it takes both uuids, the
+    second one the GPU's own for a whole GPU.
+    """
+
+    def __init__(self, store: SnapshotStore, health: Callable[[str, str], str]) -> None:
+        self.store = store
+        self.offer = Offer()
+        self._health = health
+        self._remembered: tuple[Resource, ...] = ()
+        self._last = Judgement()
+        self._hardware: frozenset[tuple[str, str]] = frozenset()
+        self.mps_resources: tuple[MpsShared, ...] = ()
+        """Resources some of whose devices are shared by MPS, with what their daemons should serve."""
+        self._mps_down: dict[str, str] = {}
+        self._cdi: CdiReadiness | None = None
+        self.specs_told = Pulse()
+        """Rung whenever it is told which devices CDI specifications have."""
+
+    @property
+    def listed(self) -> tuple[Resource, ...]:
+        """The resources as the kubelet is told of them; before there is anything to tell, those of an earlier process."""
+        if self.unpublished:
+            return self._remembered
+        return tuple(view.resource for view in self.store.current.resources.values())
+
+    @property
+    def unpublished(self) -> bool:
+        """Whether no offer has been published yet."""
+        return not self.store.current.version
+
+    @property
+    def awaited(self) -> Held:
+        """What keeps hardware back until no pod holds it: what is retired, and what is held under foreign names."""
+        return self._last.awaited
+
+    @property
+    def foreign(self) -> tuple[Resource, ...]:
+        """What pods hold of NVIDIA's devices under names that are not listed here, which another plugin may serve."""
+        found: dict[str, list[Device]] = {}
+        for (name, _), device in self._last.foreign.items():
+            found.setdefault(name, []).append(device)
+        return tuple(Resource(name, tuple(devices)) for name, devices in found.items())
+
+    @property
+    def asked(self) -> Mapping[tuple[str, str], float]:
+        """What the kubelet is to be asked about, and since when: what is retired, and what is held under foreign names.
+
+        Another object after each change.
+        """
+        return self._last.asked
+
+    @property
+    def retired(self) -> Mapping[tuple[str, str], float]:
+        """What is gone and still listed, by resource name and device id: since when, in seconds of the clock of `apply`."""
+        return self._last.retirement.since
+
+    def awaits_specs(self, new: Offer) -> bool:
+        """Whether an offer has the runtime told CDI names from now on, of which it is not known yet whether they are written.
+
+        Published at once, it would have every device unhealthy for a moment, and pods refused.
+        """
+        if self.unpublished or not new.access.by_cdi or self.offer.access.by_cdi:
+            return False
+        return self._cdi is None or not self._cdi.known
+
+    @property
+    def leaving(self) -> bool:
+        """Whether something is still listed that is to go: `settle` is owed now and then."""
+        return bool(self._last.retirement.since or self._last.empty_since or self._last.elsewhere)
+
+    @property
+    def next_leave(self) -> float:
+        """When something that is listed still may go next though nothing more is learnt; inf for nothing."""
+        return self._last.next_leave
+
+    def remember(self, resources: Iterable[Resource], foreign: Iterable[Resource] = ()) -> None:
+        """Takes what an earlier process of this boot had listed, and what it knew to be held under `foreign` names."""
+        self._remembered = tuple(Resource(r.name, tuple(map(gone, r.devices))) for r in resources)
+        held = {(r.name, device.id): gone(device) for r in foreign for device in r.devices}
+        since = dict.fromkeys(held, -inf)
+        self._last = Judgement(foreign=held, foreign_since=since, asked=since)
+
+    def check(self, new: Offer) -> None:
+        """Raises ConfigError where a list of this offer, with what would be retired in it, is longer than a kubelet reads."""
+        listed = {resource.name: resource for resource in self.listed}
+        for resource in new.plan.resources:
+            present = {device.id for device in resource.devices}
+            old = listed[resource.name].devices if resource.name in listed else ()
+            leaving = tuple(device for device in old if device.id not in present)
+            check_length(Resource(resource.name, (*resource.devices, *leaving)))
+
+    def apply(self, new: Offer, held: Held | None, now: float, known: Held = frozenset()) -> None:
+        """Publishes an offer.
+
+        `held` is what pods may hold, None where nobody says; `now` is when the kubelet was asked, in seconds of a steady clock.
+        `known` is what pods are known to hold where `held` does not say all. What of either is ours and is not listed is listed
+        again. What is held under foreign names keeps its hardware back; where nobody says, as far as it was said before.
+        """
+        before = {shared.name: shared for shared in self.mps_resources}
+        self.offer, self._hardware, self.mps_resources = new, new.hardware, new.mps_resources
+        for shared in self.mps_resources:
+            if before.get(shared.name) != shared:
+                self._mps_down.pop(shared.name, None)  # what its daemon serves is not what is asked for now
+        if self.unpublished:  # what an earlier process listed it may have given away until a moment ago
+            for resource in self._remembered:
+                self.store.given.note(resource.name, (device.id for device in resource.devices), now)
+        self._take(judge(self.standing(held, now, known)))
+
+    def standing(self, held: Held | None, now: float, known: Held = frozenset()) -> Standing:
+        """How things stand; arguments are those of `apply`. Takes no time worth mentioning, however many devices there are."""
+        return Standing(
+            offer=self.offer,
+            listed=self.listed,
+            views=self.store.current.resources,
+            retirement=self._last.retirement,
+            foreign=self._last.foreign,
+            foreign_since=self._last.foreign_since,
+            slices=self._last.slices,
+            empty_since=self._last.empty_since,
+            reasons={visible: self._health(gpu, visible) for gpu, visible in self._hardware},
+            mps_down=dict(self._mps_down),
+            cdi=self._cdi_readiness() if self.offer.access.by_cdi else None,
+            unsaid=self.store.given.unsaid,
+            held=held,
+            known=known,
+            now=now,
+        )
+
+    def take(self, judged: Judgement, standing: Standing) -> bool:
+        """Publishes what was judged of `standing`, unless things have changed since. Returns whether it did."""
+        current = self.store.current.resources is standing.views and self._last.retirement is standing.retirement
+        if not current or self.offer is not standing.offer or self.store.given.unsaid(judged.moved):
+            return False
+        self._take(judged)
+        return True
+
+    def _take(self, judged: Judgement) -> None:
+        self._last = judged
+        self.store.publish(judged.views)
+
+    def settle(self, held: Held | None, now: float, known: Held = frozenset()) -> None:
+        """Lets go of what no pod holds any more, as far as the kubelet says; arguments are those of `apply`."""
+        self._take(judge(self.standing(held, now, known)))
+
+    def health_changed(self, uuid: str) -> None:
+        """Publishes the health of one GPU and of the MIG devices that it is cut into."""
+        if self.unpublished:
+            return
+        views = self.store.current.resources.values()
+        seen = {device.visible_id for view in views for device in view.resource.devices if device.gpu == uuid}
+        reasons = {visible: self._health(uuid, visible) for visible in seen}
+        self.store.publish(
+            {name: view.with_reasons(reasons) for name, view in self.store.current.resources.items()},
+        )
+
+    def mps_changed(self, seen: MpsShared, down: str) -> bool:
+        """Publishes whether the MPS daemon of a resource is up; `down` is why it is not. Returns whether that is news.
+
+        `seen` is the resource as it was when the daemon was looked at: what is not offered so any more is no news.
+        """
+        name = seen.name
+        if self._mps_down.get(name) == down or seen not in self.mps_resources:
+            return False
+        self._mps_down[name] = down
+        views = dict(self.store.current.resources)
+        if name in views:
+            views[name] = self._with_health(replace(views[name], mps_down=down))
+            self.store.publish(views)
+        return True
+
+    def cdi_changed(self, state: "CdiReadiness") -> None:
+        """Publishes which devices the container runtime can be told of by CDI name."""
+        self._cdi = state
+        self.specs_told.ring()
+        views = self.store.current.resources
+        if not self.unpublished and self.offer.access.by_cdi:
+            self.store.publish({name: self._with_health(replace(view, cdi=state)) for name, view in views.items()})
+
+    def withheld(self, gpu: str) -> tuple[str, ...]:
+        """Why devices of a GPU are not handed out although their hardware is healthy, each reason once."""
+        devices = (d for view in self.store.current.resources.values() for d in view.resource.devices if d.gpu == gpu)
+        sound = (d for d in devices if not d.retired and not self._health(d.gpu, d.visible_id))
+        return tuple(dict.fromkeys(device.reason for device in sound if device.reason))
+
+    def cdi_status(self) -> Mapping[str, object] | None:
+        """How many devices the specification of GPUs has, and why none can be used if so; None where no CDI name is told."""
+        if not self.offer.access.by_cdi:
+            return None
+        state = self._cdi_readiness()
+        return {"devices": len(state.nodes), "trouble": state.trouble}
+
+    def status(self) -> Mapping[str, object]:
+        """By resource: how many devices are listed, healthy, and retired, and how they are shared."""
+        return {
+            name: {
+                "devices": len(view.resource.devices),
+                "healthy": sum(device.healthy for device in view.resource.devices),
+                "retired": sum(device.retired for device in view.resource.devices),
+                "sharing": sorted({d.shared for d in view.resource.devices if d.shared and not d.retired}),
+            }
+            for name, view in self.store.current.resources.items()
+        }
+
+    def _cdi_readiness(self) -> "CdiReadiness":
+        """What is known of the CDI specifications; before anything is, no device is in one."""
+        if self._cdi is None:
+            from gpu_plugin.access.cdi.readiness import CdiReadiness  # noqa: PLC0415 - only CDI strategies need it
+
+            self._cdi = CdiReadiness()
+        return self._cdi
+
+    def _with_health(self, view: ResourceView) -> ResourceView:
+        hardware = {(device.gpu, device.visible_id) for device in view.resource.devices}
+        reasons = {visible: self._health(gpu, visible) for gpu, visible in hardware}
+        return view.with_reasons(reasons)

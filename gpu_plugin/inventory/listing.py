@@ -1,0 +1,198 @@
+"""What the kubelet is to be told, from how things stand: the plan, what is gone and still held, and health. No I/O.
+
+All of it is made of values that nobody changes, so that it can be judged on any thread: 56,000 devices take 0.2 s. It goes
+through them in loops: an operation on whole sets of pairs would keep the interpreter from all other threads.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from math import inf
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from gpu_plugin.access.container import MpsDirectories
+from gpu_plugin.config.sharing import MPS, SharedResource
+from gpu_plugin.devices.device import GPU, MIG, OWN_NAMES, Device, Resource
+from gpu_plugin.devices.given import Key
+from gpu_plugin.devices.naming import resource_name_fault
+from gpu_plugin.devices.retirement import SETTLE, Held, Retirement, gone, retire
+from gpu_plugin.devices.sharing import REPLICA
+from gpu_plugin.inventory.offer import Offer
+from gpu_plugin.inventory.snapshot import ResourceView
+
+if TYPE_CHECKING:
+    from gpu_plugin.access.cdi.readiness import CdiReadiness
+
+WITHDRAW = 2.0
+"""Seconds that a resource without a device is still served: the kubelet must read the empty list before we leave."""
+
+MPS_UNKNOWN = "it is not known yet whether its MPS daemon is up"
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """How things stand, and what the kubelet said.
+
+    `listed` are the resources as the kubelet is told of them and `views` what is published of them. `retirement`, `foreign`,
+    `foreign_since`, `slices` and `empty_since` are those of the last Judgement. `reasons` says why hardware is unfit, by what
+    containers are told to see, `mps_down` why an MPS daemon is, by resource; `cdi` is what is known of CDI specifications where
+    names of theirs are told. `unsaid` tells which of some devices may have been given away without the kubelet having said so.
+    `held`, `known` and `now` are as for `Inventory.apply`.
+    """
+
+    offer: Offer
+    listed: tuple[Resource, ...]
+    views: Mapping[str, ResourceView]
+    retirement: Retirement
+    foreign: Mapping[Key, Device]
+    foreign_since: Mapping[Key, float]
+    slices: Mapping[str, str]
+    empty_since: Mapping[str, float]
+    reasons: Mapping[str, str]
+    mps_down: Mapping[str, str]
+    cdi: "CdiReadiness | None"
+    unsaid: Callable[[Collection[Key]], Held]
+    held: Held | None
+    known: Held
+    now: float
+
+    @property
+    def devices(self) -> int:
+        """How many devices are listed or planned: what judging takes goes with them."""
+        return sum(len(resource.devices) for resource in (*self.listed, *self.offer.plan.resources))
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """What follows: what to tell, and what to remember for the next time.
+
+    `views` has the very same objects where nothing changes. `foreign` is what pods hold of NVIDIA's devices under names that are
+    not listed here, `foreign_since` since when that is known without a break, and `elsewhere` the part of it that is hardware of
+    this offer as far as is known; `slices` has the GPU's uuid of each MIG device that ever was offered; `empty_since` is since
+    when resources without a device are served empty. `moved` is what was retired before and is listed no more or free,
+    `awaited` what keeps hardware back until no pod holds it. `asked` is what the kubelet is to be asked about, and since when:
+    what is retired, and what is held under foreign names. `next_leave` is when something may go next though nothing more is
+    learnt, inf for nothing.
+    """
+
+    views: Mapping[str, ResourceView] = msgspec.field(default_factory=dict)
+    retirement: Retirement = msgspec.field(default_factory=Retirement)
+    foreign: Mapping[Key, Device] = msgspec.field(default_factory=dict)
+    foreign_since: Mapping[Key, float] = msgspec.field(default_factory=dict)
+    elsewhere: Held = frozenset()
+    slices: Mapping[str, str] = msgspec.field(default_factory=dict)
+    empty_since: Mapping[str, float] = msgspec.field(default_factory=dict)
+    moved: Held = frozenset()
+    awaited: Held = frozenset()
+    asked: Mapping[Key, float] = msgspec.field(default_factory=dict)
+    next_leave: float = inf
+
+
+def judge(standing: Standing) -> Judgement:
+    """What the kubelet is to be told."""
+    now, offer = standing.now, standing.offer
+    slices = {**standing.slices, **offer.slices}
+    gpus = {device.gpu for resource in offer.plan.resources for device in resource.devices}
+    listed, foreign = _recalled(standing, slices, gpus)
+    foreign_since = {key: standing.foreign_since.get(key, now) for key in foreign}
+    elsewhere = {key: device for key, device in foreign.items() if device.gpu in gpus or not _placed(device)}
+    recent = standing.unsaid([(r.name, d.id) for r in listed for d in r.devices])
+    resources, retirement = retire(
+        listed, offer.plan.resources, standing.retirement, standing.held, now, recent, list(elsewhere.values())
+    )
+    names = {resource.name for resource in resources}
+    emptied = {resource.name for resource in listed} - names
+    empty_since = {name: standing.empty_since.get(name, now) for name in emptied}
+    empty_since = {name: since for name, since in empty_since.items() if now - since < WITHDRAW}
+    lasting = [Resource(resource.name) for resource in listed if resource.name in empty_since]
+    views = {resource.name: _view(standing, resource) for resource in (*resources, *lasting)}
+    before = standing.retirement
+    leaves = (
+        *(retirement.since[key] + SETTLE for key in retirement.free),
+        *(since + WITHDRAW for since in empty_since.values()),
+    )
+    return Judgement(
+        views=views,
+        retirement=retirement,
+        foreign=foreign,
+        foreign_since=foreign_since,
+        elsewhere=frozenset(elsewhere),
+        slices=slices,
+        empty_since=empty_since,
+        moved=frozenset(key for key in before.since if key not in retirement.since or key in retirement.free),
+        awaited=frozenset(retirement.since.keys() | elsewhere.keys()),
+        asked={**foreign_since, **retirement.since},
+        next_leave=min((at for at in leaves if at > now), default=inf),
+    )
+
+
+def _view(standing: Standing, resource: Resource) -> ResourceView:
+    offer, access = standing.offer, standing.offer.access
+    down = ""
+    if any(device.shared == MPS for device in resource.devices):
+        access = replace(access, mps=MpsDirectories.of(offer.mps_root, resource.name))
+        down = standing.mps_down.get(resource.name, MPS_UNKNOWN)
+    new = ResourceView.of(resource, access, offer.placement, offer.policy, down, standing.cdi)
+    new = new.with_reasons(standing.reasons)
+    old = standing.views.get(resource.name)
+    return old if old == new else new
+
+
+def _recalled(
+    standing: Standing, slices: Mapping[str, str], gpus: AbstractSet[str]
+) -> tuple[tuple[Resource, ...], Mapping[Key, Device]]:
+    """What is listed with what is to be listed again, and what pods hold under names that are not listed here.
+
+    Only what is held under a name that is listed or planned is listed again: to serve any other one could take a resource from
+    the plugin that gave the device away.
+    """
+    everything = (*standing.listed, *standing.offer.plan.resources)
+    present: dict[str, set[str]] = {}
+    for resource in everything:
+        present.setdefault(resource.name, set()).update(device.id for device in resource.devices)
+    listed = {resource.name: resource.devices for resource in standing.listed}
+    said = standing.known | (standing.foreign.keys() if standing.held is None else standing.held)
+    foreign: dict[Key, Device] = {}
+    lost = _lost(((name, one) for name, one in said if one not in present.get(name, ())), gpus)
+    alike = {device.visible_id: device for r in everything for device in r.devices} if lost else {}
+    for name, identifier in lost:
+        device = standing.foreign.get((name, identifier)) or _described(name, identifier, alike, slices)
+        if name in present:
+            listed[name] = (*listed.get(name, ()), device)
+        else:
+            foreign[name, identifier] = device
+    return tuple(Resource(name, devices) for name, devices in listed.items()), foreign
+
+
+def _described(resource: str, identifier: str, alike: Mapping[str, Device], slices: Mapping[str, str]) -> Device:
+    """A device that a pod holds, as far as it is known. `alike` are devices by the uuid that containers see."""
+    uuid, replica, _ = identifier.partition(REPLICA)
+    sharing = SharedResource(resource, resource, 2) if replica else None
+    same = alike.get(uuid)
+    if same is not None:
+        return gone(replace(same, id=identifier, sharing=sharing, retired=False))
+    kind = MIG if uuid.startswith("MIG-") else GPU
+    return gone(Device(identifier, slices.get(uuid, uuid), uuid, "", kind=kind, sharing=sharing))
+
+
+_UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def _lost(held: Iterable[Key], gpus: AbstractSet[str]) -> list[tuple[str, str]]:
+    """What of these has an id made of one of NVIDIA's uuids and a name that a kubelet takes, in order.
+
+    `gpus` are those of the offer: under WSL and on Tegra the one that there is has a name in place of a uuid.
+    """
+    own = gpus & OWN_NAMES
+    return sorted(
+        (name, identifier)
+        for name, identifier in held
+        if ((uuid := identifier.partition(REPLICA)[0]) in own or _UUID.fullmatch(uuid))
+        and not resource_name_fault(name)
+    )
+
+
+def _placed(device: Device) -> bool:
+    """Whether it is known which GPU a device is of."""
+    return device.kind != MIG or device.gpu != device.visible_id

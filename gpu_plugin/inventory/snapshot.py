@@ -1,0 +1,129 @@
+"""The one truth: an immutable snapshot of resources, devices and their health, with everything an answer needs.
+
+Whatever serves a request reads the newest snapshot. One writer publishes; who waits is woken.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from gpu_plugin.access.container import Access
+from gpu_plugin.config.sharing import DISTRIBUTED, MPS
+from gpu_plugin.devices.device import Device, Resource, with_reason
+from gpu_plugin.devices.given import Given
+from gpu_plugin.devices.naming import MAX_DEVICE_ID
+from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.runtime.pulse import Pulse
+
+if TYPE_CHECKING:
+    from gpu_plugin.access.cdi.readiness import CdiReadiness
+
+
+class ResourceView(msgspec.Struct, frozen=True):
+    """A resource, ready to be asked about.
+
+    `order` is the position of each device id in the list; `placement` knows how the node's GPUs are linked, `policy` says
+    which GPUs shared devices are taken from; `mps_down` is why devices that are shared by MPS cannot be used now, empty where
+    they can. `cdi` is which devices have a name that the container runtime knows, None where it is not told any.
+    """
+
+    resource: Resource
+    order: Mapping[str, int]
+    access: Access = msgspec.field(default_factory=Access)
+    placement: Placement = msgspec.field(default_factory=Placement)
+    policy: str = DISTRIBUTED
+    mps_down: str = ""
+    cdi: "CdiReadiness | None" = None
+
+    @classmethod
+    def of(
+        cls,
+        resource: Resource,
+        access: Access,
+        placement: Placement,
+        policy: str = DISTRIBUTED,
+        mps_down: str = "",
+        cdi: "CdiReadiness | None" = None,
+    ) -> "ResourceView":
+        """The view of a resource.
+
+        Raises ValueError where a device id occurs twice, which the kubelet would miscount, or is longer than its API allows.
+        """
+        order = {device.id: at for at, device in enumerate(resource.devices)}
+        if len(order) != len(resource.devices):
+            raise ValueError(f"{resource.name}: a device id occurs twice")
+        longest = max(order, key=len, default="")
+        if len(longest) > MAX_DEVICE_ID:
+            raise ValueError(f"{resource.name}: the device id {longest} has more than {MAX_DEVICE_ID} characters")
+        return cls(resource, order, access, placement, policy, mps_down, cdi)
+
+    def device(self, identifier: str) -> Device | None:
+        """The device of that id, if there is one."""
+        at = self.order.get(identifier)
+        return None if at is None else self.resource.devices[at]
+
+    def with_reasons(self, reasons: Mapping[str, str]) -> "ResourceView":
+        """The view after hardware got these reasons; the very same one where nothing changes.
+
+        Hardware goes by what containers are told to see: the uuid of a GPU or of a MIG device. "" is healthy.
+
+        A device that the plan holds back, whose MPS daemon is down, or that CDI does not know, is no healthier than that.
+        """
+        changed = False
+        lacking = "" if self.cdi is None else self.cdi.lacking(self.access.cdi_others)
+        devices = []
+        for device in self.resource.devices:
+            new = device
+            if device.visible_id in reasons:
+                down = self.mps_down if device.shared == MPS else ""
+                fit = reasons[device.visible_id] or device.held or down or self._without_cdi(device) or lacking
+                new = with_reason(device, device.held if device.retired else fit)
+            changed = changed or new is not device
+            devices.append(new)
+        return replace(self, resource=Resource(self.resource.name, tuple(devices))) if changed else self
+
+    def _without_cdi(self, device: Device) -> str:
+        """Why the container runtime could not be told of a device; empty where it can, or need not."""
+        return "" if self.cdi is None else self.cdi.reason(self.access.id_of(device), device.nodes)
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Every resource by name, at one moment. A greater version is newer."""
+
+    version: int = 0
+    resources: Mapping[str, ResourceView] = msgspec.field(default_factory=dict)
+
+
+class SnapshotStore:
+    """Holds the newest snapshot. One writer; any number of readers on the same event loop."""
+
+    def __init__(self) -> None:
+        self.current = Snapshot()
+        self.changed = Pulse()
+        self.given = Given()
+        """What was given to containers a moment ago."""
+        self._again: Counter[str] = Counter()
+
+    def publish(self, resources: Mapping[str, ResourceView]) -> Snapshot:
+        """Makes these resources the truth and wakes who waits; nothing happens where they are the same objects."""
+        if self.current.version and _same(self.current.resources, resources):
+            return self.current
+        self.current = Snapshot(self.current.version + 1, dict(resources))
+        self.changed.ring()
+        return self.current
+
+    def tell_again(self, resource: str) -> None:
+        """Has the list of a resource sent once more as it is, and wakes who waits."""
+        self._again[resource] += 1
+        self.changed.ring()
+
+    def told_again(self, resource: str) -> int:
+        """How often that was asked for."""
+        return self._again[resource]
+
+
+def _same(one: Mapping[str, ResourceView], other: Mapping[str, ResourceView]) -> bool:
+    return one.keys() == other.keys() and all(view is other[name] for name, view in one.items())

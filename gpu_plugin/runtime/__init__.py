@@ -1,0 +1,1 @@
+"""What every part runs on: threads, wakening, supervision, files replaced whole. Knows nothing of GPUs."""

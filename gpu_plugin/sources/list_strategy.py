@@ -1,0 +1,123 @@
+"""The device list strategy where the operator leaves it to the node: `auto` becomes what the node's files speak for.
+
+Looking at files may hang with the disk that they lie on, so it is done on a thread that is left behind then. What was chosen
+before is used on, or envvar where nothing was. Where strategies are named, nothing is looked at.
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.values import AUTO
+from gpu_plugin.runtime.threads import begin
+from gpu_plugin.sources.configuration import Resolve
+
+if TYPE_CHECKING:  # only those who leave the strategy to the node pay for what chooses it
+    from gpu_plugin.access.node_evidence import NodeEvidence
+    from gpu_plugin.access.strategy_choice import Choice
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 3.0
+"""Seconds that looking at the node's files may take; it takes some 0.05."""
+
+
+class ListStrategy:
+    """Chooses strategies for settings that leave them to the node."""
+
+    def __init__(
+        self,
+        look: "Callable[[Settings], NodeEvidence] | None" = None,
+        patience: float = PATIENCE,
+    ) -> None:
+        """`look` blocks and gives what the node's files say."""
+        self._look = look or evidence_for
+        self._patience = patience
+        self._looking: threading.Thread | None = None
+        self._known: Choice | None = None
+
+    def settled(self, settings: Settings) -> Settings:
+        """The same settings with strategies by name. Blocks, for `PATIENCE` at most."""
+        if AUTO not in settings.device_list_strategy:
+            return settings
+        choice = self._choose(settings)
+        return replace(
+            settings, device_list_strategy=(choice.strategy,), device_list_strategy_reason=f"{AUTO}: {choice.reason}"
+        )
+
+    async def settle(self, settings: Settings) -> Settings:
+        """`settled` beside the event loop."""
+        if AUTO not in settings.device_list_strategy:
+            return settings
+        return await begin(partial(self.settled, settings), "device-list-strategy").done
+
+    def settling(self, resolve: Resolve) -> Resolve:
+        """`resolve`, whose settings name strategies."""
+
+        def settled(path: Path | None) -> Settings:
+            return self.settled(resolve(path))
+
+        return settled
+
+    def _choose(self, settings: Settings) -> "Choice":
+        from gpu_plugin.access.strategy_choice import Choice, choose  # noqa: PLC0415
+
+        if self._looking is not None and self._looking.is_alive():
+            return self._unlooked("an earlier look at the node's files still hangs")
+        outcome: queue.SimpleQueue[Choice | str] = queue.SimpleQueue()
+
+        def look() -> None:
+            try:
+                outcome.put(choose(self._look(settings), settings.cdi_dir))
+            except Exception as error:
+                log.exception("looking at the node's files failed")
+                outcome.put(f"looking at the node's files failed: {error!r}")
+
+        self._looking = threading.Thread(target=look, name="node-files", daemon=True)
+        self._looking.start()
+        try:
+            found = outcome.get(timeout=self._patience)
+        except queue.Empty:
+            found = f"the node's files could not be read within {self._patience:g} s"
+        if isinstance(found, str):
+            return self._unlooked(found)
+        self._known = found
+        return found
+
+    def _unlooked(self, why: str) -> "Choice":
+        """What to use where the node's files say nothing now: a disk that is slow for a moment must not change what pods get."""
+        from gpu_plugin.access.strategy_choice import Choice  # noqa: PLC0415
+
+        if self._known is None:
+            return Choice("envvar", why)
+        log.warning("device list strategy: still %s, as chosen before: %s", self._known.strategy, why)
+        return self._known
+
+
+def evidence_for(settings: Settings) -> "NodeEvidence":
+    """What the files of this node say, seen as these settings say that it is mounted. Blocks."""
+    from gpu_plugin.access.node_evidence import NodeEvidence  # noqa: PLC0415
+    from gpu_plugin.host.node_files.evidence import host_root, look  # noqa: PLC0415
+
+    root = host_root(settings)
+    if root is None:
+        return NodeEvidence(
+            trouble="this process is in a container, and the node's root directory is not mounted there: mount it at "
+            f"--driver-root-ctr-path ({settings.driver_root_ctr_path}), with --driver-root /"
+        )
+    directory = settings.socket_dir.rstrip("/").rpartition("/")[0] or "/"
+    return look(root, directory)
+
+
+def tell(settings: Settings) -> None:
+    """Says which strategy was chosen, and why; nothing where strategies are named."""
+    if settings.device_list_strategy_reason:
+        used = ", ".join(settings.device_list_strategy)
+        log.info("device list strategy: %s (%s)", used, settings.device_list_strategy_reason)

@@ -1,0 +1,1 @@
+"""What outlives the process: the state directory, the journal, events, and the lock that keeps a node to one daemon."""

@@ -1,0 +1,350 @@
+"""What happened on this node, remembered within a bound: changes of health, registrations, configuration, orders, starts, stops.
+
+`gpu-plugin events` asks for it. The newest `KEPT` events are kept in memory and in a file of the state directory, a JSON object
+a line, oldest first. The file is appended to on a thread, and replaced by what is kept once it has twice as many lines.
+"""
+
+import errno
+import logging
+import os
+import stat
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from gpu_plugin.runtime.atomic import replace_file
+from gpu_plugin.runtime.printable import printable
+from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.threads import DaemonThreads, Job, settled
+from gpu_plugin.state.directory import Identity, identity, keep_aside
+
+log = logging.getLogger(__name__)
+
+FILE = "events.jsonl"
+"""The file in the state directory."""
+
+KEPT = 1000
+"""Events that are remembered."""
+
+LONGEST = 300
+"""Characters of each text of an event."""
+
+LONGEST_WORD = 60
+"""Characters that a word may have that is left out whole where a text is cut: a uuid has 40."""
+
+MAX_BYTES = 4 * 1024 * 1024
+"""What the file holds at most, and what is read of it."""
+
+WHOLE_BYTES = 3 * 1024 * 1024
+"""What it holds at most once it was replaced: the oldest events are left out then. A thousand with long texts take 2 MiB."""
+
+PATIENCE = 10.0
+"""Seconds that the disk may take before its thread is given up on."""
+
+WRITTEN_SOON = 1.0
+"""Seconds that who gave an order is kept waiting until it is written down."""
+
+RETRY = 5.0
+"""Seconds until what could not be written is tried again, where no event comes before."""
+
+LATEST = 253_402_300_800.0
+"""Unix time in seconds of the year 10000, which no event of ours reaches and no calendar here can show."""
+
+MODE = 0o600
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One thing that happened.
+
+    `at` is Unix time in seconds, `kind` one of `KINDS`, `text` the sentence. `uuid`, `index` and `bus_id` are those of the GPU
+    that it is about, `device` of a MIG device; `signal`, `verdict` and `xid` those of a change of health. `resource` is what was
+    registered. `by` is who gave an order, and `reason` the reason that was given with it.
+    """
+
+    at: float
+    kind: str
+    text: str
+    uuid: str = ""
+    index: int | None = None
+    bus_id: str = ""
+    device: str = ""
+    signal: str = ""
+    verdict: str = ""
+    xid: int | None = None
+    resource: str = ""
+    by: str = ""
+    reason: str = ""
+
+
+KINDS = ("health", "registration", "configuration", "order", "daemon")
+
+
+def bounded(event: Event) -> Event:
+    """The event with each of its texts printable and within `LONGEST` characters."""
+    texts = {name: text for name in event.__struct_fields__ if isinstance(text := getattr(event, name), str)}
+    shown = {name: _cut(printable(text[: LONGEST + 1])) for name, text in texts.items()}
+    return msgspec.structs.replace(event, **shown) if shown != texts else event
+
+
+def _cut(text: str) -> str:
+    """The text, of one that is too long its beginning: up to the last blank, where that is near the end, and `...` after it."""
+    if len(text) <= LONGEST:
+        return text
+    kept = text[: LONGEST - 3]
+    blank = kept.rfind(" ", LONGEST - LONGEST_WORD)
+    return f"{kept if blank < 0 else kept[:blank]}..."
+
+
+def read(state_dir: Path) -> list[Event]:
+    """As `recollect`, without what it counts."""
+    return recollect(state_dir)[0]
+
+
+def recollect(state_dir: Path) -> tuple[list[Event], int]:
+    """The newest `KEPT` events of the file, oldest first, and how many of its lines make no sense and are left out. Blocks.
+
+    Raises:
+        OSError: there is no such file, or it cannot be read.
+    """
+    descriptor = os.open(state_dir / FILE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    with os.fdopen(descriptor, "rb") as stream:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return [], 0
+        stream.seek(max(0, status.st_size - MAX_BYTES))
+        lines = stream.read(MAX_BYTES).split(b"\n")
+    made = [_made(line) for line in lines if line]
+    found = [event for event in made if event is not None]
+    return found[-KEPT:], len(made) - len(found)
+
+
+def lost_lines(count: int) -> str:
+    """That so many lines of the file cannot be read, in words."""
+    return f"{count} line{' of it cannot be read and is' if count == 1 else 's of it cannot be read and are'} left out"
+
+
+def _made(line: bytes) -> Event | None:
+    """The event of a line; None where a kill cut it short, or it was never ours."""
+    try:
+        event = msgspec.json.decode(line.decode(), type=Event)  # msgspec passes over a key that is no text
+    except (ValueError, RecursionError):
+        return None
+    return bounded(event) if 0 <= event.at < LATEST else None
+
+
+class EventStore:
+    """Takes events in on the event loop and keeps them; `run` writes them down.
+
+    Attributes:
+        events: those that are remembered, oldest first.
+    """
+
+    def __init__(self, state_dir: Path, clock: Callable[[], float]) -> None:
+        """`clock` gives Unix time in seconds."""
+        self.events: deque[Event] = deque(maxlen=KEPT)
+        self._state_dir = state_dir
+        self._clock = clock
+        self._added = 0
+        self._written = 0
+        """How many events came since the start, and how many of them are in the file."""
+        self._lines = KEPT * 2
+        """Lines of the file; before it was read, so many that it is replaced first."""
+        self._news = Pulse()
+        self._turned = Pulse()
+        self._tried = 0
+        """How many events had come at the last attempt to write them, whatever came of it."""
+        self._refused = False
+        self._running = self._busy = False
+        self._lost = False
+        """Whether the file is not the one that was written last: it was removed, renamed or replaced."""
+        self._file: Identity | None = None
+        self._hung: Job[tuple[Identity | None, bool]] | None = None
+        """A write that the disk has not answered yet: no other is begun before it has."""
+
+    @property
+    def news(self) -> Pulse:
+        """Rings at each event."""
+        return self._news
+
+    @property
+    def _unwritten(self) -> int:
+        """How many of the newest events are not in the file yet."""
+        return min(self._added - self._written, len(self.events))
+
+    def recall(self) -> None:
+        """Takes in what an earlier process wrote down. Blocks for as long as a local file system does.
+
+        A file with lines that cannot be read is set aside, and what could be read of it written down anew.
+        """
+        file = self._state_dir / FILE
+        try:
+            events, unreadable = recollect(self._state_dir)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            log.warning("%s cannot be read: earlier events are not known: %s", file, error)
+            return
+        self.events.extend(events)
+        if unreadable:
+            log.warning("%s: %s%s", file, lost_lines(unreadable), keep_aside(file))
+            self._lost = True
+            self.save()
+
+    def add(self, kind: str, text: str, **fields: object) -> None:
+        """Takes in something that happened just now; `fields` are those of `Event`."""
+        event = bounded(Event(self._clock(), kind, text, **fields))  # type: ignore[arg-type] # checked where they are read
+        self.events.append(event)
+        self._added += 1
+        self._news.ring()
+
+    @property
+    def trouble(self) -> str:
+        """What a restart would not remember, in a sentence; empty while all is written down."""
+        return "events cannot be written down: a restart would not remember the latest" if self._refused else ""
+
+    def look(self) -> None:
+        """Has all that is remembered written down again where the file is gone. From the event loop's thread."""
+        writing = self._busy or self._hung is not None
+        if self._file is not None and not writing and identity(self._state_dir / FILE) != self._file:
+            self._lost = True
+            self._news.ring()
+
+    async def written(self, seconds: float = WRITTEN_SOON) -> bool:
+        """Whether all events of until now outlive this process; waits `seconds` at most, less where they cannot be written."""
+        added = self._added
+        if self._written < added and self._running:
+            self._news.ring()
+            with anyio.move_on_after(seconds):
+                while self._tried < added:
+                    await self._turned.wait()
+        return self._written >= added
+
+    async def run(self) -> None:
+        """Writes new events down as they come. What cannot be written is tried again with the next one, or after `RETRY`.
+
+        Never returns.
+        """
+        threads = DaemonThreads("events")
+        self._running = True
+        try:
+            while True:
+                if not self._unwritten and not self._lost:
+                    await self._news.wait()
+                    continue
+                if not await self._write(threads):
+                    await self._news.wait(RETRY)
+        finally:
+            self._running = False
+            threads.close()
+
+    async def _write(self, threads: DaemonThreads) -> bool:
+        """Writes what is not written yet. Returns whether that worked.
+
+        While one write hangs no other is begun; what became of it is not known, so the file is replaced next.
+        """
+        if self._hung is not None:
+            if not await settled(self._hung, PATIENCE):
+                self._tried = self._added
+                self._turned.ring()
+                return False
+            self._hung = None
+        count, added = self._unwritten, self._added
+        news = list(islice(self.events, len(self.events) - count, None))
+        append = not self._lost and self._lines + count <= KEPT * 2
+        try:
+            self._busy = True
+            write = partial(_write_down, self._state_dir, list(self.events), news, append=append)
+            job = await threads.submit(write, PATIENCE)
+            if not job.done.done():
+                self._hung = job
+                raise TimeoutError(f"no answer for {PATIENCE:g} s")
+            self._file, appended = job.done.result()
+        except (OSError, TimeoutError) as error:
+            if not self._refused:
+                file = self._state_dir / FILE
+                log.warning("%s cannot be written; a restart will not remember these events: %s", file, error)
+            self._refused = True
+            self._lines = KEPT * 2  # whatever is there now, it is replaced next
+            return False
+        finally:
+            self._busy = False
+            self._tried = added
+            self._turned.ring()
+        self._refused = self._lost = False
+        self._lines = self._lines + count if appended else min(KEPT, len(self.events))
+        self._written = added
+        return True
+
+    def save(self) -> None:
+        """Writes down at once what is not in the file yet: for the end of the process. Blocks, and never raises.
+
+        What cannot be written is lost. A file that took only a part before, or that was not replaced yet, is replaced.
+        """
+        count = self._unwritten
+        if not count and not self._lost:
+            return
+        try:
+            append = not self._lost and self._lines + count <= KEPT * 2
+            news = list(islice(self.events, len(self.events) - count, None))
+            self._file, _ = _write_down(self._state_dir, self.events, news, append=append)
+        except Exception as error:  # noqa: BLE001 - the process ends, and what comes after this must be done all the same
+            lost = len(self.events) if self._lost else count
+            log.warning("%s cannot be written; %d events are lost: %s", self._state_dir / FILE, lost, error)
+        else:
+            self._written, self._lost = self._added, False
+
+
+def _line(event: Event) -> bytes:
+    return msgspec.json.encode(event) + b"\n"
+
+
+class _TooLargeError(Exception):
+    """The file would hold more than it may."""
+
+
+def _write_down(
+    state_dir: Path, events: Iterable[Event], news: Iterable[Event], *, append: bool
+) -> tuple[Identity | None, bool]:
+    """Appends the news to the file or, where that is not wanted or it would grow too large, replaces it by all events.
+
+    Returns which file it is then, and whether it was appended to. Raises OSError.
+    """
+    if append:
+        try:
+            return _append(state_dir, news), True
+        except _TooLargeError:
+            pass
+    return _replace(state_dir, events), False
+
+
+def _append(state_dir: Path, events: Iterable[Event]) -> Identity | None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(state_dir / FILE, flags, MODE)
+    try:
+        content = b"".join(map(_line, events))
+        if os.fstat(descriptor).st_size + len(content) > MAX_BYTES:
+            raise _TooLargeError
+        if os.write(descriptor, content) != len(content):
+            os.write(descriptor, b"\n")  # what was cut short is a line of its own, that nobody reads
+            raise OSError(errno.ENOSPC, "not all of it could be written")
+    finally:
+        os.close(descriptor)
+    return identity(state_dir / FILE)
+
+
+def _replace(state_dir: Path, events: Iterable[Event]) -> Identity | None:
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lines: deque[bytes] = deque()
+    size = 0
+    for line in map(_line, reversed([*events])):
+        size += len(line)
+        if size > WHOLE_BYTES:
+            break
+        lines.appendleft(line)
+    replace_file(state_dir / FILE, b"".join(lines), MODE)
+    return identity(state_dir / FILE)

@@ -1,0 +1,279 @@
+"""What is written to the directory that runtimes read, against everything that can be in the way."""
+
+import errno
+import fcntl
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from gpu_plugin.cdi import directory as directory_module
+from gpu_plugin.cdi.directory import OURS, SpecDirectory
+from gpu_plugin.runtime import atomic
+from tests.unit.cdi.specs import GPU_FILE, IMEX_FILE, MOFED_FILE, spec
+
+ONE = {GPU_FILE: spec(GPU_a=("/dev/nvidia0",))}
+TWO = {GPU_FILE: spec(GPU_b=("/dev/nvidia1",))}
+CHANNEL = {IMEX_FILE: spec("imex-channel", _0=("/dev/nvidia-caps-imex-channels/channel0",))}
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return SpecDirectory(tmp_path / "run" / "cdi")
+
+
+def listed(directory):
+    return sorted(path.name for path in directory.path.iterdir())
+
+
+def mode(path):
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def refusal(directory, specs):
+    """The only sentence about what could not be done."""
+    outcome = directory.write(specs)
+    [(_, sentence)] = outcome.refused.items()
+    return sentence
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
+def test_directory_and_files_are_for_all_to_read_whatever_the_umask_is(directory, umask):
+    before = os.umask(umask)
+    try:
+        outcome = directory.write(ONE | CHANNEL)
+    finally:
+        os.umask(before)
+    assert (set(outcome.changed), dict(outcome.refused)) == ({GPU_FILE, IMEX_FILE}, {})
+    assert mode(directory.path) == 0o755
+    assert {mode(directory.path / name) for name in listed(directory)} == {0o644}
+    assert directory.read(GPU_FILE) == ONE[GPU_FILE]
+
+
+def test_a_directory_that_is_there_keeps_its_mode(directory):
+    directory.path.mkdir(parents=True, mode=0o700)
+    directory.write(ONE)
+    assert mode(directory.path) == 0o700
+
+
+def test_the_same_again_is_neither_read_nor_written_by_this_process_or_the_next(directory, monkeypatch):
+    directory.write(ONE)
+    before = (directory.path / GPU_FILE).stat()
+    assert directory.write(dict(ONE)).changed == ()
+    assert SpecDirectory(directory.path).write(ONE).changed == ()
+    assert (directory.path / GPU_FILE).stat() == before
+    touched = []
+    for call in ("read_bounded", "replace_file", "to_json", "leftovers"):
+        monkeypatch.setattr(directory_module, call, lambda *_, call=call: touched.append(call))
+    directory.write(dict(ONE))
+    assert touched == []
+
+
+def other_content(file):
+    file.write_text("{}")
+
+
+def same_size(file):
+    file.write_bytes(file.read_bytes().replace(b"GPU-a", b"GPU-x"))
+
+
+def other_mode(file):
+    file.chmod(0o600)
+
+
+def link(file):
+    file.rename(file.with_name("elsewhere"))
+    file.symlink_to("elsewhere")
+
+
+def pipe(file):
+    file.unlink()
+    os.mkfifo(file)
+
+
+@pytest.mark.parametrize("change", [Path.unlink, other_content, same_size, other_mode, link, pipe])
+def test_what_somebody_else_did_to_our_file_is_mended(directory, change):
+    directory.write(ONE)
+    content = (directory.path / GPU_FILE).read_bytes()
+    change(directory.path / GPU_FILE)
+    assert directory.write(ONE).changed == (GPU_FILE,)
+    assert (directory.path / GPU_FILE).read_bytes() == content
+    assert mode(directory.path / GPU_FILE) == 0o644
+    assert not (directory.path / GPU_FILE).is_symlink()
+
+
+def test_somebody_who_writes_right_after_us_is_noticed_at_the_next_look(directory, monkeypatch):
+    replace = atomic.replace_file
+
+    def overtaken(file, content, mode):
+        replace(file, content, mode)
+        other_content(file)
+
+    monkeypatch.setattr(directory_module, "replace_file", overtaken)
+    directory.write(ONE)
+    monkeypatch.undo()
+    assert directory.write(ONE).changed == (GPU_FILE,)
+
+
+def test_files_of_ours_that_are_not_wanted_any_more_go_and_foreign_ones_are_never_touched(directory):
+    directory.write(ONE | CHANNEL)
+    foreign = ["nvidia.yaml", "k8s.device-plugin.nvidia.com-gpu.yaml", "vendor.json", ".hidden", f".{GPU_FILE}.sw"]
+    for name in foreign:
+        (directory.path / name).write_text("theirs")
+    assert directory.write(TWO).changed == (GPU_FILE, IMEX_FILE)
+    assert listed(directory) == sorted([*foreign, GPU_FILE])
+    assert directory.remove().changed == (GPU_FILE,)
+    assert listed(directory) == sorted(foreign)
+    assert all((directory.path / name).read_text() == "theirs" for name in foreign)
+
+
+def test_after_the_removal_nothing_is_written_any_more(directory):
+    directory.write(ONE)
+    directory.remove()
+    assert directory.write(TWO).changed == ()
+    assert listed(directory) == []
+
+
+def test_a_removal_waits_for_what_is_being_written(directory, monkeypatch):
+    replace, begun, go = atomic.replace_file, threading.Event(), threading.Event()
+
+    def slow(*arguments):
+        begun.set()
+        assert go.wait(10)
+        replace(*arguments)
+
+    monkeypatch.setattr(directory_module, "replace_file", slow)
+    writer = threading.Thread(target=directory.write, args=(ONE,))
+    remover = threading.Thread(target=directory.remove)
+    writer.start()
+    assert begun.wait(10)
+    remover.start()
+    go.set()
+    writer.join()
+    remover.join()
+    assert listed(directory) == []
+
+
+def test_a_removal_goes_on_past_what_cannot_be_removed(directory):
+    directory.write(CHANNEL)
+    (directory.path / GPU_FILE).mkdir()
+    outcome = directory.remove()
+    assert outcome.changed == (IMEX_FILE,)
+    assert outcome.refused == {GPU_FILE: f"{directory.path / GPU_FILE}: Is a directory"}
+
+
+def test_what_fifty_killed_writers_left_is_swept_by_the_next_one_and_only_that(directory):
+    directory.path.mkdir(parents=True)
+    program = (
+        "import os, pathlib, signal, sys; from gpu_plugin.runtime import atomic\n"
+        "for _ in range(25):\n"
+        "    if not os.fork():\n"
+        "        atomic.os.fchmod = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        atomic.replace_file(pathlib.Path(sys.argv[1]), b'{', 0o644)\n"
+        "    os.wait()\n"
+    )
+    for name in (GPU_FILE, MOFED_FILE):
+        subprocess.run([sys.executable, "-c", program, str(directory.path / name)], check=True, cwd=Path.cwd())
+    foreign = [".nvidia.json.abcdefgh", f"{GPU_FILE}.abcdefgh"]
+    for name in foreign:
+        (directory.path / name).write_text("")
+    assert len(listed(directory)) == 50 + 2
+    directory.write(ONE)
+    assert listed(directory) == sorted([*foreign, GPU_FILE])
+
+
+def test_what_another_process_is_writing_now_is_not_swept_and_is_later(directory):
+    directory.path.mkdir(parents=True)
+    half = directory.path / f".{GPU_FILE}.abcdefgh"
+    half.write_text("{")
+    other = os.open(directory.path, os.O_RDONLY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        assert directory.write(ONE).refused == {}
+        assert half.exists()
+    finally:
+        os.close(other)
+    directory.write(ONE)
+    assert not half.exists()
+
+
+def test_a_write_says_that_somebody_is_writing(directory, monkeypatch):
+    directory.path.mkdir(parents=True)
+    seen = []
+
+    def look(file, content, mode):
+        other = os.open(file.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            seen.append(error.errno)
+        finally:
+            os.close(other)
+
+    monkeypatch.setattr(directory_module, "replace_file", look)
+    directory.write(ONE)
+    assert seen == [errno.EAGAIN]
+
+
+def test_a_file_where_the_directory_should_be_is_named_and_heals(directory):
+    directory.path.parent.mkdir()
+    directory.path.write_text("")
+    assert refusal(directory, ONE) == f"{directory.path}: Not a directory"
+    directory.path.unlink()
+    assert directory.write(ONE).changed == (GPU_FILE,)
+
+
+def test_a_directory_where_the_file_should_be_is_named_and_the_other_files_are_written(directory):
+    (directory.path / GPU_FILE).mkdir(parents=True)
+    outcome = directory.write(ONE | CHANNEL)
+    assert outcome.changed == (IMEX_FILE,)
+    assert outcome.refused == {GPU_FILE: f"{directory.path / GPU_FILE}: Is a directory"}
+    assert listed(directory) == sorted([GPU_FILE, IMEX_FILE])  # nothing half written lies there
+    (directory.path / GPU_FILE).rmdir()
+    assert directory.write(ONE | CHANNEL).changed == (GPU_FILE,)
+
+
+@pytest.mark.parametrize("call", ["tempfile.mkstemp", "os.fchmod", "pathlib.Path.replace"])
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES])
+def test_a_system_that_refuses_is_told_in_the_same_words_each_time_and_heals(directory, monkeypatch, call, number):
+    directory.write(TWO)
+
+    def refuse(*_, **__):
+        raise OSError(number, os.strerror(number), "/a/name/of/the/moment")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(call, refuse)
+        told = {refusal(directory, ONE) for _ in range(3)}
+    assert told == {f"{directory.path / GPU_FILE}: {os.strerror(number)}"}
+    assert directory.read(GPU_FILE) == TWO[GPU_FILE]
+    assert directory.write(ONE).changed == (GPU_FILE,)
+    assert listed(directory) == [GPU_FILE]
+
+
+def test_what_is_not_there_need_not_be_removed_from_a_read_only_file_system(directory, monkeypatch):
+    directory.write(ONE)
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("pathlib.Path.unlink", refuse)  # as the kernel does, whether or not there is such a file
+    assert directory.write(ONE).refused == {}
+    assert list(directory.write(TWO | {IMEX_FILE: CHANNEL[IMEX_FILE]}).refused) == []
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"null", b"\xff", b'{"cdiVersion": "0.5.0"}'])
+def test_what_makes_no_sense_is_read_as_nothing(directory, name, content):
+    directory.path.mkdir(parents=True)
+    (directory.path / name).write_bytes(content)
+    assert directory.read(name) is None
+
+
+def test_a_pipe_in_the_place_of_a_file_is_read_as_nothing_at_once(directory):
+    directory.path.mkdir(parents=True)
+    os.mkfifo(directory.path / GPU_FILE)
+    assert directory.read(GPU_FILE) is None

@@ -1,0 +1,206 @@
+"""What becomes an event, and who is told to have asked for what."""
+
+import asyncio
+import errno
+import json
+import threading
+from typing import Any
+
+import anyio
+import pytest
+
+from gpu_plugin import control
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.daemon.event_log import LONGEST_REASON, LONGEST_REPLY, EventLog
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.ledger import Transition
+from gpu_plugin.kubelet.registrations import UNHEARD, Registrations
+from gpu_plugin.state import event_store
+from gpu_plugin.state.event_store import Event, EventStore
+
+GPU = Gpu("GPU-6f1c", 3, pci_bus_id="00000000:1B:00.0")
+WHICH: dict[str, Any] = {"uuid": "GPU-6f1c", "index": 3, "bus_id": "0000:1b:00.0"}
+
+
+@pytest.fixture
+def log(tmp_path):
+    return EventLog(EventStore(tmp_path, lambda: 7.0), lambda: [GPU])
+
+
+def texts(log):
+    return [event.text for event in log.store.events]
+
+
+def test_a_change_of_health_says_which_gpu_and_in_the_kubelet_s_word(log):
+    log.health(Transition("GPU-6f1c", "xid", Verdict.FATAL, Verdict.OK, "Xid 79", 1.0, xid=79, standing=Verdict.FATAL))
+    log.health(Transition("GPU-6f1c", "xid", Verdict.OK, Verdict.FATAL, "Xid 79", 1.0, standing=Verdict.OK))
+    log.health(Transition("GPU-9", "temperature", Verdict.DEGRADED, Verdict.OK, "96 °C", 1.0, device="MIG-1"))
+    assert texts(log) == [
+        "GPU 3 (0000:1b:00.0, GPU-6f1c): Xid 79 makes the GPU Unhealthy",
+        "GPU 3 (0000:1b:00.0, GPU-6f1c): Xid 79 is over; it is Healthy again",
+        "GPU (GPU-9), MIG device MIG-1: 96 °C makes the GPU degraded",
+    ]
+    assert log.store.events[0] == Event(7.0, "health", texts(log)[0], **WHICH, signal="xid", verdict="FATAL", xid=79)
+
+
+def test_orders_are_told_in_the_kubelet_s_word_too(log):
+    detail = "cordoned: swap"
+    log.health(Transition("GPU-6f1c", "cordon", Verdict.FATAL, Verdict.OK, detail, 1.0, standing=Verdict.FATAL))
+    log.health(Transition("GPU-6f1c", "cordon", Verdict.OK, Verdict.FATAL, detail, 1.0, standing=Verdict.DEGRADED))
+    log.health(Transition("GPU-6f1c", "cordon", Verdict.OK, Verdict.FATAL, detail, 1.0, standing=Verdict.FATAL))
+    assert texts(log) == [
+        "GPU 3 (0000:1b:00.0, GPU-6f1c) is Unhealthy: held back by its operator (cordoned: swap)",
+        "GPU 3 (0000:1b:00.0, GPU-6f1c): no longer held back by its operator (cordoned: swap); it is Healthy again",
+        "GPU 3 (0000:1b:00.0, GPU-6f1c): no longer held back by its operator (cordoned: swap); it stays Unhealthy",
+    ]
+
+
+def test_registrations_are_told_when_they_come_and_when_they_go(log):
+    registrations = Registrations(lambda: 1.0, log.registration)
+    registrations.away("r", "waiting for the kubelet")
+    registrations.away("r", "waiting for the kubelet")
+    registrations.away("r", UNHEARD)
+    registrations.taken("r")
+    registrations.taken("r")
+    registrations.away("r", "the kubelet dropped our stream")
+    assert texts(log) == [
+        "r: not registered: waiting for the kubelet",
+        "r: registered with the kubelet",
+        "r: no longer registered: the kubelet dropped our stream",
+    ]
+
+
+def test_a_configuration_that_is_taken_back_is_not_refused_for_ever(log):
+    def status(*faults):
+        return {"file": "", "refused": faults[0] if faults else "", "faults": faults, "reloads": {"applied": 0}}
+
+    for _ in range(2):
+        log.configuration(status("a: no", "b: no"))
+    for _ in range(2):
+        log.configuration(status())
+    assert texts(log) == [
+        "refused, and the one before stays in force: a: no; b: no",
+        "nothing is refused any more: what is asked for is what is in force",
+    ]
+
+
+def test_configurations_are_told_when_they_are_applied_and_when_they_are_refused_for_another_reason(log):
+    def status(refused, applied):
+        return {"file": "/etc/c.yaml", "refused": refused, "reloads": {"applied": applied}}
+
+    for refused, applied in [("", 0), ("", 1), ("bad", 1), ("bad", 1), ("worse", 1), ("", 2)]:
+        log.configuration(status(refused, applied))
+    assert texts(log) == [
+        "applied: /etc/c.yaml",
+        "refused, and the one before stays in force: bad",
+        "refused, and the one before stays in force: worse",
+        "applied: /etc/c.yaml",
+    ]
+
+
+@pytest.mark.parametrize("name", ["6f1c", "1b:00.0", "GPU-6f1c"])
+async def test_an_order_is_obeyed_by_uuid_and_remembered_with_who_asked_and_why(log, name):
+    asked = []
+
+    async def cordon(request):
+        asked.append(dict(request))
+        return {"done": "cordoned, until gpu-plugin uncordon --gpu 3.", "outcome": "cordoned."}
+
+    control.asking.set(control.Peer(12, 1000, "gpu-plugin"))
+    reply = await log.order("cordon", cordon)({"gpu": name, "reason": "fan is loud"})
+    assert (reply["done"], asked) == (
+        "cordoned, until gpu-plugin uncordon --gpu 3.",
+        [{"gpu": "GPU-6f1c", "reason": "fan is loud"}],
+    )
+    who: dict[str, Any] = {"by": "uid 1000, process 12 (gpu-plugin)", "reason": "fan is loud"}
+    assert list(log.store.events) == [Event(7.0, "order", "cordon: cordoned.", **WHICH, **who)]
+
+
+async def test_an_order_that_is_refused_is_remembered_too_and_refused(log):
+    async def cordon(_request):
+        raise ConfigError("no such GPU")
+
+    with pytest.raises(ConfigError, match="no such GPU"):
+        await log.order("cordon", cordon)({"gpu": 3})
+    assert texts(log) == ["cordon: refused: no such GPU"]
+    assert log.store.events[0].index == 3
+
+
+@pytest.mark.parametrize("reason", [7, "x" * (LONGEST_REASON + 1), "a line\nand another", "\x1b[2J"])
+async def test_a_reason_is_a_short_text(log, reason):
+    async def never(_request):
+        raise AssertionError
+
+    with pytest.raises(ConfigError, match="reason: a text of at most"):
+        await log.order("cordon", never)({"gpu": 3, "reason": reason})
+    assert not log.store.events
+
+
+@pytest.mark.parametrize("gpu", [None, 3, "GPU-unknown", True, [1]])
+async def test_what_names_no_gpu_is_left_to_whom_it_is_passed_on(log, gpu):
+    async def echo(request):
+        return request
+
+    assert await log.resolved(echo)({"gpu": gpu}) == {"gpu": gpu}
+
+
+async def test_events_are_answered_of_all_or_of_one(log):
+    log.daemon("started")
+    log.health(Transition("GPU-6f1c", "xid", Verdict.FATAL, Verdict.OK, "Xid 79", 1.0, xid=79))
+    told = await log.answer({})
+    assert [event["kind"] for event in told["events"]] == ["daemon", "health"]
+    for name in ("1b:00.0", 3, "3", "GPU-6f"):
+        assert [event["kind"] for event in (await log.answer({"gpu": name}))["events"]] == ["health"]
+    log.health(Transition("GPU-gone", "vanished", Verdict.FATAL, Verdict.OK, "gone", 1.0))
+    assert [event["uuid"] for event in (await log.answer({"gpu": "GPU-gone"}))["events"]] == ["GPU-gone"]
+    with pytest.raises(ConfigError, match="GPU 9: no GPU of this node is called so"):
+        await log.answer({"gpu": 9})
+    with pytest.raises(ConfigError, match="gpu: True is neither"):
+        await log.answer({"gpu": True})
+    with pytest.raises(ConfigError, match="until: this verb takes no such thing"):
+        await log.answer({"until": 1})
+
+
+async def test_more_than_a_reply_holds_is_left_out_from_the_oldest_on(log):
+    for number in range(1000):
+        log.daemon(f"{number} " + "ä" * 400)
+    told = await log.answer({})
+    assert len(json.dumps(told)) < LONGEST_REPLY + 20_000
+    assert told["left_out"] == 1000 - len(told["events"]) > 0
+    assert told["events"][-1]["text"].startswith("999 ")
+
+
+async def test_an_order_is_answered_once_a_kill_cannot_unsay_it(log, tmp_path, monkeypatch):
+    slow = threading.Event()
+    append = event_store._replace
+    monkeypatch.setattr(event_store, "_replace", lambda *words: slow.wait(10) and append(*words))
+
+    async def done(_request):
+        return {"done": "it is cordoned"}
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(log.store.run)
+        await anyio.lowlevel.checkpoint()
+        asyncio.get_running_loop().call_later(0.05, slow.set)
+        await log.order("cordon", done)({"gpu": 3})
+        assert [event.text for event in event_store.read(tmp_path)] == ["cordon: it is cordoned"]
+        tasks.cancel_scope.cancel()
+
+
+async def test_an_order_is_answered_though_it_cannot_be_remembered(log, monkeypatch):
+    def full(*_words):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(event_store, "_replace", full)
+
+    async def done(_request):
+        return {"done": "it is cordoned"}
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(log.store.run)
+        await anyio.lowlevel.checkpoint()
+        with anyio.fail_after(10):
+            assert await log.order("cordon", done)({"gpu": 3})
+        assert "events cannot be written down" in log.store.trouble
+        tasks.cancel_scope.cancel()

@@ -1,0 +1,156 @@
+"""What the one glance is made of, and what it calls wrong."""
+
+import pytest
+
+from gpu_plugin.daemon import node_status
+from gpu_plugin.devices.device import Device
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.health.latch import NOTHING, Latch, LatchKey, Proof, Verdict
+from gpu_plugin.kubelet.registrations import Registrations
+from gpu_plugin.telemetry import readings
+
+GPU = Gpu("GPU-0", 0, pci_bus_id="00000000:1B:00.0", model="NVIDIA H100")
+HEALTH = {"index": 0, "uuid": "GPU-0", "state": "healthy", "verdict": "OK", "reasons": []}
+SICK = {**HEALTH, "state": "unhealthy", "verdict": "FATAL", "reasons": ["Xid 79"]}
+DEVICES = (
+    Device("GPU-0::0", "GPU-0", "GPU-0", "0"),
+    Device("GPU-0::1", "GPU-0", "GPU-0", "0", reason="its MPS daemon is down"),
+    Device("GPU-1::0", "GPU-1", "GPU-1", "1", reason="lost"),
+)
+HOLDERS = {("r", "GPU-0::0"): frozenset({"default/b", "default/a"}), ("r", "GPU-1::0"): frozenset({"default/c"})}
+
+
+def standing(*entries):
+    return [(LatchKey("xid"), Latch(NOTHING, v, "Xid", since, Proof.RESET), v) for v, since in entries]
+
+
+def test_a_gpu_at_a_glance():
+    told = node_status.gpu(GPU, HEALTH, (), node_status.by_gpu(DEVICES)["GPU-0"], HOLDERS)
+    assert told == {
+        **HEALTH,
+        "bus_id": "0000:1b:00.0",
+        "model": "NVIDIA H100",
+        "health": "Healthy",
+        "since": None,
+        "withheld": ["its MPS daemon is down"],
+        "holders": ["default/a", "default/b"],
+        "signals": {},
+        "held_back": [],
+        "readings": readings.told(GPU, None),
+    }
+
+
+def test_since_is_that_of_the_oldest_of_what_is_worst():
+    entries = standing((Verdict.DEGRADED, 10.0), (Verdict.FATAL, 30.0), (Verdict.FATAL, 20.0))
+    told = node_status.gpu(GPU, SICK, entries, DEVICES, None)
+    assert (told["since"], told["health"], told["withheld"], told["holders"]) == (20.0, "Unhealthy", [], None)
+    assert told["signals"] == {"xid": "FATAL"}
+
+
+def test_a_resource_names_what_is_unhealthy():
+    told = node_status.resource({"devices": 3, "healthy": 1}, DEVICES)
+    assert told == {
+        "devices": 3,
+        "healthy": 1,
+        "unhealthy_ids": ["GPU-0::1", "GPU-1::0"],
+        "retired_ids": [],
+        "reasons": ["its MPS daemon is down", "lost"],
+    }
+
+
+def test_only_so_many_are_named_and_what_is_gone_is_named_apart():
+    unhealthy = [Device(f"sick-{at}", "GPU-0", "GPU-0", "0", reason=f"reason {at}") for at in range(9)]
+    gone = [Device(f"gone-{at}", "GPU-0", "GPU-0", "0", reason="repartitioned", retired=True) for at in range(9)]
+    told = node_status.resource({}, [*gone, *unhealthy])
+    assert told == {
+        "unhealthy_ids": [f"sick-{at}" for at in range(8)],
+        "retired_ids": [f"gone-{at}" for at in range(8)],
+        "reasons": [f"reason {at}" for at in range(8)],
+    }
+
+
+def test_what_is_withheld_is_told_once_and_what_is_gone_is_not_withheld():
+    down = [Device(f"GPU-0::{at}", "GPU-0", "GPU-0", "0", reason="its MPS daemon is down") for at in range(3)]
+    gone = Device("GPU-0::9", "GPU-0", "GPU-0", "0", reason="gone", retired=True)
+    assert node_status.gpu(GPU, HEALTH, (), [*down, gone], None)["withheld"] == ["its MPS daemon is down"]
+
+
+def test_times_of_a_registration_are_on_the_wall_clock(tmp_path):
+    clock = [5.0]
+    registrations = Registrations(lambda: clock[0])
+    assert node_status.registration(registrations.of("r"), 9.0, 1000.0)["since"] is None
+    registrations.served("r", tmp_path)
+    registrations.taken("r")
+    told = {"registered": True, "since": 996.0, "why": "", "endpoint": str(tmp_path)}
+    assert node_status.registration(registrations.of("r"), 9.0, 1000.0) == told
+    clock[0] = 7.0
+    registrations.away("r", "gone")
+    told = {"registered": False, "since": 998.0, "why": "gone", "endpoint": str(tmp_path)}
+    assert node_status.registration(registrations.of("r"), 9.0, 1000.0) == told
+
+
+WELL = {
+    "waiting": "",
+    "configuration": {"refused": "", "unheard": ""},
+    "kubelet": {"socket": "/k", "resources": {"r": {"registered": True, "why": ""}}},
+    "cdi": None,
+    "driver": {"trouble": ""},
+    "health": {"gpus": [HEALTH]},
+}
+AWAY = {"r": {"registered": False, "why": "no kubelet"}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "wrong"),
+    [
+        ({}, []),
+        ({"waiting": "another daemon"}, ["waiting: another daemon"]),
+        ({"configuration": {"refused": "line 3"}}, ["configuration: line 3"]),
+        ({"configuration": {"refused": "", "unheard": "403"}}, ["configuration: 403"]),
+        ({"kubelet": {"socket": "/k", "resources": AWAY}}, ["r: no kubelet"]),
+        ({"kubelet": {"socket": "", "resources": AWAY}}, []),  # it is not to register
+        ({"cdi": {"trouble": "no space"}}, ["CDI: no space"]),
+        ({"cdi": {"trouble": ""}}, []),
+        ({"labels": {"way": "file", "trouble": "/f: no such directory"}}, ["labels: /f: no such directory"]),
+        ({"labels": {"way": "none", "trouble": ""}}, []),
+        ({"driver": {"trouble": "not loaded"}}, ["driver: not loaded"]),
+        ({"state": {"directory": "/state", "trouble": "no space"}}, ["/state: no space"]),
+        ({"state": {"directory": "/state", "trouble": ""}}, []),
+        (
+            {"driver": {"trouble": "", "answered": False}},
+            ["driver: it has not answered yet, so no GPU is known to be usable"],
+        ),
+        ({"driver": {"trouble": "", "answered": True}}, []),
+        ({"unoffered": ["GPU 0 has MIG devices"]}, ["not served as asked: GPU 0 has MIG devices"]),
+        (
+            {"resources": {"r": {"devices": 3, "healthy": 0, "retired": 1, "reasons": ["its MPS daemon is down"]}}},
+            ["r: none of its devices is Healthy: its MPS daemon is down"],
+        ),
+        ({"resources": {"r": {"devices": 3, "healthy": 1, "retired": 0, "reasons": ["lost"]}}}, []),
+        ({"resources": {"r": {"devices": 1, "healthy": 0, "retired": 1, "reasons": []}}}, []),
+        ({"health": {"gpus": [HEALTH, SICK]}}, ["GPU 0 is Unhealthy"]),
+        ({"health": {"gpus": [{**HEALTH, "state": "degraded"}]}}, []),
+    ],
+)
+def test_what_is_wrong_is_a_sentence_each(changed, wrong):
+    assert node_status.complaints({**WELL, **changed}) == wrong
+
+
+def test_orders_alone_hold_a_gpu_back_only_where_no_fault_does():
+    def held(*signals: str, device: str = "") -> list[str]:
+        return list(
+            node_status.held_back(
+                [
+                    (LatchKey(each, "", device), Latch(NOTHING, Verdict.FATAL, "", 1.0), Verdict.FATAL)
+                    for each in signals
+                ]
+            )
+        )
+
+    assert held() == []
+    assert held("cordon") == ["cordon"]
+    assert held("node-cordon", "cordon") == ["cordon", "node-cordon"]
+    assert held("cordon", "lost") == held("lost") == []
+    assert held("cordon", "first-look") == []
+    assert held("maintenance", "first-look") == ["maintenance"], "who is released is not looked at"
+    assert held("xid", device="MIG-1") == []

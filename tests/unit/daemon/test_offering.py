@@ -1,0 +1,553 @@
+"""Offers on their way to the kubelet: those of large nodes are prepared beside the event loop."""
+
+import gc
+import shutil
+import tempfile
+import threading
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+import msgspec
+import pytest
+
+from gpu_plugin.access.cdi.readiness import CdiReadiness
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.sharing import NamePattern
+from gpu_plugin.daemon import offering as offering_module
+from gpu_plugin.daemon.offering import ROUNDS, Offering
+from gpu_plugin.devices import given as given_module
+from gpu_plugin.devices import retirement
+from gpu_plugin.devices.device import Resource
+from gpu_plugin.devices.node import Gpu, Link, Node
+from gpu_plugin.inventory import listing
+from gpu_plugin.inventory.inventory import Inventory
+from gpu_plugin.inventory.offer import offer
+from gpu_plugin.inventory.snapshot import SnapshotStore
+from gpu_plugin.kubelet import checkpoint, pod_resources
+from gpu_plugin.kubelet.holders import Holders
+from gpu_plugin.kubelet.holding import Holding, Told, Witnessed, weigh
+from gpu_plugin.placement.prepared import SOON, Placement
+from gpu_plugin.placement.subsets import Subsets
+
+GPU = "nvidia.com/gpu"
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def settings():
+    directory = tempfile.mkdtemp(prefix="gp", dir="/tmp")
+    yield resolve({"device_plugin_dir": directory, "pod_resources_socket": f"{directory}/pod-resources.sock"}, {})
+    shutil.rmtree(Path(directory))
+
+
+def node(count: int, *bridged: tuple[int, int]) -> Node:
+    gpus = tuple(Gpu(f"GPU-{at:02}", at) for at in range(count))
+    return Node(gpus, {(gpus[one].uuid, gpus[other].uuid): Link(2) for one, other in bridged})
+
+
+class Served:
+    """An offering at work, with what it has published."""
+
+    def __init__(self, settings) -> None:
+        self.settings = settings
+        self.published: list[Placement] = []
+        self.inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: "")
+        self.offering = Offering(self.inventory, lambda: settings, self._note)
+
+    def _note(self) -> None:
+        self.published.append(self.view.placement)
+
+    def take(self, probed: Node, **changes) -> None:
+        before = self.inventory.offer.placement
+        self.offering.take(offer(probed, msgspec.structs.replace(self.settings, **changes), "/", before))
+
+    @property
+    def view(self):
+        return self.inventory.store.current.resources[GPU]
+
+    async def until(self, expected) -> None:
+        with anyio.fail_after(10):
+            while not expected():
+                await self.inventory.store.changed.wait(0.05)
+
+
+@asynccontextmanager
+async def serving(settings):
+    served = Served(settings)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(served.offering.settle)
+        yield served
+        tasks.cancel_scope.cancel()
+
+
+def linked(served, one: int, other: int):
+    return lambda: (
+        GPU in served.inventory.store.current.resources and served.view.placement.topology.scores[one][other] > 100
+    )
+
+
+@pytest.mark.parametrize("count", [2, SOON, SOON + 1, 16, 20])
+async def test_what_is_published_is_ready_whatever_the_size_of_the_node(settings, count):
+    async with serving(settings) as served:
+        served.take(node(count, (0, 1)))
+        await served.until(linked(served, 0, 1))
+        assert served.view.placement.ready
+        assert (served.view.placement.subsets is None) is (count > 16)
+        assert len(served.view.resource.devices) == count
+
+
+async def test_where_no_link_changes_the_placement_is_kept(settings):
+    async with serving(settings) as served:
+        served.take(node(12, (0, 1)))
+        await served.until(linked(served, 0, 1))
+        before, version = served.view.placement, served.inventory.store.current.version
+        served.take(node(12, (0, 1)))
+        assert served.inventory.store.current.version == version
+        served.take(node(12, (0, 1)), shared_devices_allocation_policy="packed")
+        assert served.view.policy == "packed"  # at once
+        assert served.view.placement is before
+        served.take(node(12, (0, 2)))
+        assert served.view.placement is before  # what holds until the new one is ready
+        await served.until(linked(served, 0, 2))
+        assert served.view.placement.ready
+        assert served.view.placement is not before
+
+
+async def test_offers_that_come_while_one_is_prepared_share_its_work_and_the_last_one_wins(settings, monkeypatch):
+    made, going, judged = [], threading.Event(), threading.Event()
+    original = Placement.of
+
+    def slow(topology):
+        made.append(topology)
+        judged.set()
+        going.wait(10)
+        return original(topology)
+
+    monkeypatch.setattr(Placement, "of", slow)
+    async with serving(settings) as served:
+        served.take(node(12, (0, 1)))
+        await anyio.to_thread.run_sync(judged.wait)
+        for policy in ("packed", "spread"):
+            served.take(node(12, (0, 1)), shared_devices_allocation_policy=policy)
+        going.set()
+        await served.until(linked(served, 0, 1))
+        assert (served.view.policy, len(made)) == ("spread", 1)
+
+
+async def test_links_that_change_while_they_are_judged_are_judged_again(settings, monkeypatch):
+    going, judged = threading.Event(), threading.Event()
+    original = Placement.of
+
+    def slow(topology):
+        judged.set()
+        going.wait(10)
+        return original(topology)
+
+    monkeypatch.setattr(Placement, "of", slow)
+    async with serving(settings) as served:
+        served.take(node(12, (0, 1)))
+        await anyio.to_thread.run_sync(judged.wait)
+        served.take(node(12, (2, 3)))
+        going.set()
+        await served.until(linked(served, 2, 3))
+        assert not linked(served, 0, 1)()
+        assert len(served.published) == 1
+
+
+async def test_links_that_change_all_the_time_keep_no_offer_back(settings, monkeypatch):
+    judged, original = [], Placement.of
+
+    def flapping(topology):
+        judged.append(topology)
+        if len(judged) < 7:
+            anyio.from_thread.run_sync(served.take, node(12, (0, len(judged) + 1)))
+        return original(topology)
+
+    monkeypatch.setattr(Placement, "of", flapping)
+    async with serving(settings) as served:
+        served.take(node(12, (0, 1)))
+        await served.until(lambda: linked(served, 0, 7)() and served.view.placement.ready)
+    assert len(judged) == 7
+    assert [judged.index(each.topology) for each in served.published] == [ROUNDS, 2 * ROUNDS, 6, 6]
+    assert [each.ready for each in served.published] == [False, False, False, True]
+
+
+async def test_links_that_change_while_it_is_asked_who_holds_what_end_with_a_ready_placement(settings, monkeypatch):
+    asked, answer = anyio.Event(), anyio.Event()
+
+    async def slow(_holders, _socket, _retired):
+        asked.set()
+        await answer.wait()
+        return Holding(frozenset())
+
+    monkeypatch.setattr(Holders, "ask", slow)
+    async with serving(settings) as served:
+        served.take(node(12, (0, 1)))
+        await asked.wait()
+        served.take(node(12, (2, 3)))
+        answer.set()
+        await served.until(lambda: linked(served, 2, 3)() and served.view.placement.ready)
+        assert not linked(served, 0, 1)()
+
+
+async def test_after_links_that_could_not_be_judged_others_are(settings, monkeypatch):
+    original = Placement.of
+
+    def broken_once(topology):
+        if topology.scores[0][1] > 100:
+            anyio.from_thread.run_sync(served.take, node(12, (0, 2)))
+            raise MemoryError
+        return original(topology)
+
+    monkeypatch.setattr(Placement, "of", broken_once)
+    async with serving(settings) as served:
+        served.take(node(12, (0, 1)))
+        await served.until(lambda: linked(served, 0, 2)() and served.view.placement.ready)
+
+
+async def test_gpus_are_served_even_if_judging_their_sets_fails(settings, monkeypatch, caplog):
+    def broken(_topology):
+        raise MemoryError
+
+    monkeypatch.setattr(Subsets, "of", broken)
+    async with serving(settings) as served:
+        served.take(node(12, (0, 1)))
+        await served.until(linked(served, 0, 1))
+        assert not served.view.placement.ready
+        assert len(served.view.resource.devices) == 12
+        await anyio.wait_all_tasks_blocked()
+        assert caplog.text.count("judging sets of GPUs failed") == 1
+        assert not anyio.to_thread.current_default_thread_limiter().borrowed_tokens
+        served.take(node(12, (0, 1)), shared_devices_allocation_policy="packed")
+        await served.until(lambda: served.view.policy == "packed")
+    assert caplog.text.count("judging sets of GPUs failed") == 2  # tried again with the next offer, and not before
+    assert "judging sets of GPUs failed; pods get good ones, which may not be the best" in caplog.text
+
+
+async def test_what_is_asked_for_and_not_there_is_said_once(settings, caplog):
+    async with serving(settings) as served:
+        served.take(node(1), gds_enabled=True)
+        await served.until(lambda: GPU in served.inventory.store.current.resources)
+        served.take(node(2), gds_enabled=True)
+        await served.until(lambda: len(served.view.resource.devices) == 2)
+    assert caplog.text.count("--gds-enabled is set and there is no device node") == 1
+
+
+async def test_a_live_change_to_cdi_names_is_published_once_specifications_are_known(settings, monkeypatch):
+    async with serving(settings) as served:
+        served.take(node(2))
+        await served.until(lambda: served.inventory.store.current.version)
+        served.take(node(2), device_list_strategy=("cdi-cri",))
+        await anyio.wait_all_tasks_blocked()
+        assert served.view.access.strategies == ("envvar",)
+        assert all(device.healthy for device in served.view.resource.devices)
+        written = CdiReadiness({"GPU-00": frozenset(), "GPU-01": frozenset()}, "")
+        served.inventory.cdi_changed(written)
+        await served.until(lambda: served.view.access.by_cdi)
+        assert all(device.healthy for device in served.view.resource.devices)
+
+
+async def test_a_live_change_to_cdi_names_does_not_wait_for_ever(settings, monkeypatch):
+    monkeypatch.setattr(offering_module, "SPECS_PATIENCE", 0.05)
+    async with serving(settings) as served:
+        served.take(node(2))
+        await served.until(lambda: served.inventory.store.current.version)
+        served.take(node(2), device_list_strategy=("cdi-cri",))
+        await served.until(lambda: served.view.access.by_cdi)
+        assert not any(device.healthy for device in served.view.resource.devices)
+
+
+def holding(monkeypatch, *answers):
+    """What is known of what pods hold, question by question; the last one stays."""
+    left = list(answers)
+
+    async def ask(_holders, _socket, _retired):
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    monkeypatch.setattr(Holders, "ask", ask)
+
+
+async def test_what_the_checkpoint_alone_keeps_has_a_list_sent_again(settings, monkeypatch):
+    key = (GPU, "GPU-00")
+    holding(monkeypatch, Holding(frozenset()), Holding(frozenset({key}), written=frozenset({key})))
+    monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.01)
+    async with serving(settings) as served:
+        served.take(node(2))
+        await served.until(lambda: GPU in served.inventory.store.current.resources)
+        assert served.inventory.store.told_again(GPU) == 0
+        served.take(node(1), gpu_names=(NamePattern("*", "nvidia.com/x"),))
+        await served.until(lambda: served.inventory.store.told_again(GPU) == 1)
+        await anyio.sleep(0.05)
+        assert served.inventory.store.told_again(GPU) == 1  # not at every question
+
+
+async def test_the_first_offer_waits_for_what_pods_hold_whatever_is_remembered(settings, monkeypatch):
+    uuid = "GPU-00000000-0000-0000-0000-000000000000"
+    foreign = frozenset({("example.com/gpu", uuid)})
+    holding(monkeypatch, Holding(foreign, foreign, writing=1), Holding())
+    probed = Node((Gpu(uuid, 0), Gpu("GPU-01", 1)))
+    async with serving(settings) as served:
+        served.inventory.remember([Resource(GPU, offer(probed, settings, "/").plan.resources[0].devices)])
+        served.take(probed)
+        assert served.inventory.unpublished
+        await served.until(lambda: not served.inventory.unpublished)
+        assert [device.healthy for device in served.view.resource.devices] == [False, True]
+        served.take(probed)  # at once, and nobody asks first
+        assert [device.healthy for device in served.view.resource.devices] == [False, True]
+
+
+async def test_an_answer_to_a_question_of_before_something_was_retired_frees_nothing(settings, monkeypatch):
+    asked: list[set[tuple[str, str]]] = []
+    going, nothing = anyio.Event(), Holding(frozenset(), writing=1)
+    renamed = {"gpu_names": (NamePattern("*", "nvidia.com/x"),)}
+
+    async def ask(_holders, _socket, retired):
+        asked.append(set(retired))
+        if len(asked) == 2:
+            served.take(node(1), **renamed)  # while it is under way
+        elif len(asked) == 3:
+            await going.wait()
+        return nothing
+
+    monkeypatch.setattr(Holders, "ask", ask)
+    monkeypatch.setattr(offering_module, "HOLDERS_CHECK", 0.01)
+    async with serving(settings) as served:
+        served.take(node(1))
+        await served.until(lambda: len(asked) == 3)
+        new = served.inventory.store.current.resources["nvidia.com/x"].resource.devices
+        assert [device.healthy for device in new] == [False]
+        assert asked[2] == {(GPU, "GPU-00")}
+        going.set()
+        await served.until(lambda: served.inventory.store.current.resources["nvidia.com/x"].resource.devices[0].healthy)
+
+
+async def test_what_is_given_while_the_kubelet_is_asked_is_not_in_its_answer(settings, monkeypatch):
+    key = (GPU, "GPU-00")
+    asked: list[None] = []
+
+    async def ask(_holders, _socket, _retired):
+        asked.append(None)
+        await anyio.sleep(0.002)
+        if len(asked) == 2:
+            served.inventory.store.given.note(GPU, ["GPU-00"], anyio.current_time())
+        return Holding(frozenset({key}), frozenset({key}) if len(asked) == 2 else frozenset(), writing=1)
+
+    monkeypatch.setattr(Holders, "ask", ask)
+    monkeypatch.setattr(offering_module, "HOLDERS_CHECK", 0.01)
+    async with serving(settings) as served:
+        given = served.inventory.store.given
+        served.take(node(1))
+        await served.until(lambda: len(asked) >= 4)
+        assert given.unsaid([key]) == {key}
+
+
+async def test_that_capacity_waits_for_pod_resources_is_said_once(settings, monkeypatch, caplog):
+    held = frozenset({(GPU, "GPU-00")})
+    questions: list[None] = []
+
+    async def ask(_holders, _socket, _retired):
+        questions.append(None)
+        first = len(questions) == 1
+        return Holding(frozenset(), writing=1, answered=True) if first else Holding(held, written=held, writing=1)
+
+    monkeypatch.setattr(Holders, "ask", ask)
+    monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.002)
+    async with serving(settings) as served:
+        served.take(node(1))
+        await served.until(lambda: GPU in served.inventory.store.current.resources)
+        served.take(node(1), gpu_names=(NamePattern("*", "nvidia.com/x"),))
+        await served.until(lambda: len(questions) > 8)
+    assert sum("without PodResources" in record.getMessage() for record in caplog.records) == 1
+
+
+RENAMED = {"gpu_names": (NamePattern("*", "nvidia.com/x"),)}
+
+
+async def test_without_a_checkpoint_an_answer_says_nothing_of_what_the_offer_itself_retires(settings):
+    served = Served(settings)
+    served.offering._apply(offer(node(1), settings, "/"), Holding(), 0.0)
+    silent, _ = weigh(Told(), Witnessed((0, 0, 1), frozenset()), {})
+    served.offering._apply(offer(node(1), msgspec.structs.replace(settings, **RENAMED), "/"), silent, 1.0)
+    [device] = served.inventory.store.current.resources["nvidia.com/x"].resource.devices
+    assert device.reason == "a pod may still hold its hardware as GPU-00"
+
+
+async def test_what_was_given_away_and_is_in_no_record_has_a_list_sent_again(settings, monkeypatch):
+    holding(monkeypatch, Holding(frozenset(), writing=1))
+    monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.01)
+    monkeypatch.setattr(given_module, "ENTERED", 0.01)
+    async with serving(settings) as served:
+        served.take(node(1))
+        await served.until(lambda: GPU in served.inventory.store.current.resources)
+        served.inventory.store.given.note(GPU, ["GPU-00"], anyio.current_time())
+        served.take(node(1), **RENAMED)
+        await served.until(lambda: served.inventory.store.told_again(GPU) == 1)
+
+
+class Witnesses:
+    """What the kubelet says, read by the real `Holders`; `reads` has, for each reading, which devices were healthy then."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.listed: frozenset[tuple[str, str]] = frozenset()
+        self.written: dict[tuple[str, str], frozenset[str]] = {}
+        self.failing: Exception | None = None
+        self.inventory: Inventory | None = None
+        self.reads: list[list[str]] = []
+        monkeypatch.setattr(checkpoint, "read", self._read)
+        monkeypatch.setattr(pod_resources, "held", self._held)
+
+    def _read(self, _directory):
+        views = () if self.inventory is None else self.inventory.store.current.resources.values()
+        self.reads.append([device.id for view in views for device in view.resource.devices if device.healthy])
+        if self.failing is not None:
+            raise self.failing
+        return self.written, (len(self.written), 0, 0, 0)
+
+    async def _held(self, _socket, _patience):
+        await anyio.sleep(0.001)
+        return self.listed
+
+
+HELD = "GPU-00000000-0000-0000-0000-000000000000"
+
+
+async def test_hardware_held_under_a_foreign_name_is_not_offered_while_the_checkpoint_cannot_be_read(
+    settings, monkeypatch, caplog
+):
+    said = Witnesses(monkeypatch)
+    said.written = {
+        ("example.com/gpu", HELD): frozenset({"pod"})
+    }  # a plain init container's: PodResources never lists it
+    monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.005)
+    async with serving(settings) as served:
+        said.inventory = served.inventory
+        served.take(Node((Gpu(HELD, 0),)))
+        await served.until(lambda: len(said.reads) > 4)
+        said.failing = checkpoint.CheckpointError("Input/output error")
+        said.reads.clear()
+        await served.until(lambda: len(said.reads) > 20)
+        said.failing = None
+        await served.until(lambda: len(said.reads) > 24)
+        assert not any(said.reads)
+        said.written = {}
+        await served.until(lambda: served.view.resource.devices[0].healthy)
+    lines = [record.getMessage() for record in caplog.records if "checkpoint" in record.getMessage()]
+    assert len(lines) == 1
+    assert (
+        f"checkpoint {settings.socket_dir}/kubelet_internal_checkpoint cannot be read: Input/output error." in lines[0]
+    )
+
+
+async def test_capacity_that_waits_for_a_checkpoint_that_is_not_there_is_said(settings, monkeypatch, caplog):
+    said = Witnesses(monkeypatch)
+    said.failing = checkpoint.NoCheckpointError("No such file or directory")
+    monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.005)
+    async with serving(settings) as served:
+        served.take(node(1))
+        await served.until(lambda: GPU in served.inventory.store.current.resources)
+        served.take(node(1), **RENAMED)
+        await served.until(lambda: "cannot be read: No such file or directory" in caplog.text)
+        assert "without PodResources" not in caplog.text
+
+
+async def test_what_a_pod_is_known_to_hold_is_no_reason_to_complain_of_the_checkpoint(settings, monkeypatch, caplog):
+    said = Witnesses(monkeypatch)
+    said.failing = checkpoint.NoCheckpointError("No such file or directory")
+    said.listed = frozenset({(GPU, "GPU-00")})
+    monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.005)
+    async with serving(settings) as served:
+        served.take(node(1))
+        await served.until(lambda: GPU in served.inventory.store.current.resources)
+        served.take(node(1), **RENAMED)
+        said.reads.clear()
+        await served.until(lambda: len(said.reads) > 12)
+    assert "cannot be read" not in caplog.text
+
+
+@pytest.mark.parametrize(("patience", "withheld"), [(60, True), (0.0, False)])
+async def test_the_first_offer_waits_a_moment_for_a_checkpoint_that_is_there(settings, monkeypatch, patience, withheld):
+    said = Witnesses(monkeypatch)
+    said.written = {("example.com/gpu", HELD): frozenset({"pod"})}
+    said.failing = checkpoint.CheckpointError("Input/output error")
+    monkeypatch.setattr(offering_module, "HOLDERS_SOON", 0.005)
+    monkeypatch.setattr(offering_module, "FIRST_PATIENCE", patience)
+    async with serving(settings) as served:
+        said.inventory = served.inventory
+        served.take(Node((Gpu(HELD, 0),)))
+        await served.until(lambda: len(said.reads) > 4 or GPU in served.inventory.store.current.resources)
+        said.failing = None
+        await served.until(lambda: GPU in served.inventory.store.current.resources)
+        assert served.view.resource.devices[0].healthy is not withheld
+
+
+async def test_what_pods_hold_and_nobody_lists_shows_within_half_a_minute(settings, monkeypatch):
+    uuid = "GPU-00000000-0000-0000-0000-000000000000"
+    key = (GPU, uuid)
+    nothing = Holding(frozenset())
+    holding(monkeypatch, nothing, nothing, nothing, Holding(frozenset({key}), frozenset({key})))
+    monkeypatch.setattr(offering_module, "HOLDERS_CHECK", 0.02)
+    async with serving(settings) as served:
+        served.take(node(2))
+        await served.until(lambda: GPU in served.inventory.store.current.resources)
+        await served.until(lambda: uuid in [device.id for device in served.view.resource.devices])
+        assert not served.view.device(uuid).healthy
+    assert offering_module.HOLDERS_CHECK <= 30
+
+
+@pytest.mark.parametrize("times", [0, 1, ROUNDS])
+async def test_many_devices_are_judged_on_a_thread_and_what_changed_meanwhile_counts(settings, monkeypatch, times):
+    """`times` is how often the health of a GPU changes while what is told of it is judged."""
+    holding(monkeypatch, Holding(frozenset(), writing=1))
+    monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.01)
+    monkeypatch.setattr(offering_module, "OFF_LOOP", 1)
+    monkeypatch.setattr(Served, "_note", lambda _: None)
+    monkeypatch.setattr(listing, "WITHDRAW", 0.0)
+    monkeypatch.setattr(retirement, "SETTLE", 0.0)
+    loops, sick, threads = threading.current_thread(), [], []  # type: ignore[var-annotated]
+
+    def change() -> None:
+        sick.append(f"Xid {len(sick)}")
+        served.inventory.health_changed("GPU-00")
+
+    def disturbed(standing):
+        thread = threading.current_thread()
+        if len(sick) < times and thread is not loops:
+            anyio.from_thread.run_sync(change)
+        threads.append(thread is loops)
+        return listing.judge(standing)
+
+    async with serving(settings) as served:
+        monkeypatch.setattr(served.inventory, "_health", lambda gpu, _: sick[-1] if sick and gpu == "GPU-00" else "")
+        served.take(node(2))
+        await served.until(lambda: GPU in served.inventory.store.current.resources)
+        monkeypatch.setattr(offering_module, "judge", disturbed)
+        served.take(node(2), gpu_names=(NamePattern("*", "nvidia.com/x"),))
+        await served.until(lambda: set(served.inventory.store.current.resources) == {"nvidia.com/x"})
+        devices = served.inventory.store.current.resources["nvidia.com/x"].resource.devices
+        assert [device.reason for device in devices] == [sick[-1] if sick else "", ""]
+    assert (True in threads) is (times >= ROUNDS)
+    assert len(sick) == times
+    assert gc.isenabled()
+
+
+def test_the_next_question_comes_though_all_that_was_waited_for_is_over(settings):
+    """A slow answer may come after the moments from which on the next one tells more."""
+    served = Served(settings)
+    served.inventory.apply(offer(node(2), settings, "/"), frozenset(), 0)
+    served.inventory.apply(offer(node(1), settings, "/"), frozenset(), 0)
+    served.inventory.store.given.note(GPU, ["GPU-01"], 0)
+    assert served.inventory.leaving
+    assert served.offering._pause(100.0) == offering_module.HOLDERS_POLL
+
+
+def test_without_pod_resources_it_is_said_once_what_brings_capacity_back(settings, caplog):
+    served = Served(settings)
+    for _ in range(2 * offering_module.SILENT):
+        served.offering._say_what_waits(Holding(frozenset({(GPU, "GPU-00")}), writing=1), {(GPU, "GPU-00")})
+    (said,) = caplog.messages
+    assert settings.effective_pod_resources_socket in said
+    assert str(Path(settings.socket_dir) / checkpoint.NAME) in said

@@ -1,0 +1,367 @@
+"""What operators ask of the daemon, and the sentences that they are answered with."""
+
+import pytest
+
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.control import RefusedError
+from gpu_plugin.daemon.health_watch import HealthWatch
+from gpu_plugin.daemon.operations import Operations
+from gpu_plugin.devices.node import Gpu, MigDevice
+from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.observation import Fault, Order, Sample, XidEvent
+from gpu_plugin.health.signals import SIGNALS
+from gpu_plugin.nvml.release import ReleaseError
+from tests.unit.health.ledgers import SEEN
+
+GPUS = (
+    Gpu("GPU-a", 0),
+    Gpu("GPU-b", 1, mig_enabled=True, mig_devices=(MigDevice("MIG-b", 0, 7, 0, "1g.10gb"),)),
+    Gpu("GPU-c", 2),
+)
+GOOD = Sample(temperature=40)
+
+
+class StandIn:
+    """A monitor that notes what it is asked for; `trouble` keeps it from dropping handles, `good` is what a look finds."""
+
+    def __init__(self, health):
+        self.health = health
+        self.calls: list[tuple[str, frozenset[str] | None]] = []
+        self.looks = 0
+        self.trouble = ""
+        self.good = True
+
+    async def release(self, uuids):
+        self.calls.append(("release", uuids))
+        if self.trouble:
+            raise ReleaseError(self.trouble)
+
+    async def resume(self, uuids):
+        self.calls.append(("resume", uuids))
+        for gpu in self.health.gpus:
+            if self.good and (uuids is None or gpu.uuid in uuids):
+                self.health.observe(gpu.uuid, GOOD)
+
+    def look_now(self):
+        self.looks += 1
+
+    def unsupported(self):
+        return {"GPU-a": frozenset(), "GPU-b": frozenset({"temperature", "pcie_width"})}
+
+
+class Desk:
+    """Operations over three GPUs, with a stand-in for the monitor."""
+
+    def __init__(self):
+        self.health = HealthWatch(resolve({}, {}), "one", lambda: None, lambda _: None)
+        self.health.watch(GPUS)
+        for gpu in GPUS:
+            self.health.observe(gpu.uuid, SEEN)
+        self.monitor: StandIn | None = StandIn(self.health)
+        self.on_disk = True
+        self.operations = Operations(self.health, lambda: self.monitor, self.saved)  # type: ignore[arg-type, return-value]
+
+    async def saved(self):
+        return self.on_disk
+
+    async def ask(self, verb, **request):
+        return await self.operations.verbs[verb](request)
+
+    async def done(self, verb, **request):
+        reply = await self.ask(verb, **request)
+        assert set(reply) == {"done", "outcome"}
+        assert reply["done"].startswith(reply["outcome"])
+        assert (
+            "gpu-plugin" not in reply["outcome"]
+        )  # commands are for who asked; of what is remembered one could be cut
+        return reply["done"]
+
+    def reason(self, uuid):
+        return self.health.ledger.reason(uuid)
+
+
+@pytest.fixture
+def desk():
+    return Desk()
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("gpu", "words"),
+        [
+            (9, "GPU 9: no GPU of this node has this index; there are those of index 0, 1, 2"),
+            (-1, "no GPU of this node has this index"),
+            ("GPU-z", "GPU GPU-z: no GPU of this node is called so"),
+            ("MIG-b", "MIG-b is a MIG device of GPU 1: name the GPU"),
+            (True, "gpu: True is neither an index nor a uuid"),
+            ([0], r"gpu: \[0\] is neither an index nor a uuid"),
+        ],
+    )
+    @pytest.mark.parametrize("verb", ["explain", "cordon", "uncordon", "release", "resume"])
+    async def test_one_that_is_not_there_is_refused_in_a_sentence(self, desk, verb, gpu, words):
+        with pytest.raises(ConfigError, match=words):
+            await desk.ask(verb, gpu=gpu)
+        assert desk.monitor.calls == []
+
+    @pytest.mark.parametrize("verb", ["cordon", "uncordon"])
+    async def test_where_one_is_meant_it_must_be_named(self, desk, verb):
+        with pytest.raises(ConfigError, match="gpu: missing: which GPU, by index or uuid"):
+            await desk.ask(verb)
+
+    @pytest.mark.parametrize("verb", ["explain", "cordon", "uncordon", "release", "resume"])
+    async def test_what_no_verb_takes_is_refused(self, desk, verb):
+        with pytest.raises(ConfigError, match="force: this verb takes no such thing"):
+            await desk.ask(verb, gpu=0, force=True)
+
+    async def test_two_of_one_index_are_both_explained_and_neither_is_ordered_about(self, desk):
+        desk.health.watch((*GPUS, Gpu("GPU-late", 2)))
+        told = await desk.ask("explain", gpu=2)
+        assert [gpu["uuid"] for gpu in told["gpus"]] == ["GPU-c", "GPU-late"]
+        for verb in ("cordon", "uncordon", "release", "resume"):
+            with pytest.raises(ConfigError, match="GPU-c and GPU-late go by this index; say which by its uuid"):
+                await desk.ask(verb, gpu=2)
+        assert "is cordoned" in await desk.done("cordon", gpu="GPU-late")
+        assert (desk.reason("GPU-c"), desk.reason("GPU-late")) == ("", "cordoned")
+
+    async def test_before_any_gpu_is_known(self, desk):
+        desk.health.watch(())
+        desk.monitor = None
+        assert await desk.ask("explain") == {"gpus": []}
+        with pytest.raises(RefusedError, match="no GPU of this node is known yet: the driver does not work"):
+            await desk.ask("cordon", gpu=0)
+        assert "All GPUs, of which none is known yet: released" in await desk.done("release")
+        assert [(entry.uuid, entry.signal) for entry in desk.health.evidence()] == [("*", "maintenance")]
+        assert desk.operations.begin() is None, "whoever begins with this evidence releases all that it finds"
+        assert "none is known yet: resumed." in await desk.done("resume")
+        assert desk.health.evidence() == ()
+        assert "nothing to resume" in await desk.done("resume")
+
+    async def test_a_boot_ends_the_release_of_all(self, desk):
+        desk.health.watch(())
+        await desk.ask("release")
+        desk.operations.booted()
+        assert desk.operations.begin() == frozenset()
+
+
+async def test_explain_tells_of_all_or_of_one(desk):
+    desk.health.observe("GPU-c", XidEvent(79))
+    told = await desk.ask("explain")
+    assert [(gpu["index"], gpu["health"]) for gpu in told["gpus"]] == [(0, "Healthy"), (1, "Healthy"), (2, "Unhealthy")]
+    for gpu in (2, "GPU-c"):
+        ((one,),) = (await desk.ask("explain", gpu=gpu)).values()
+        (signal,) = one["signals"]
+        assert (one["uuid"], one["verdict"], signal["name"]) == ("GPU-c", "FATAL", "xid")
+        assert "79" in signal["detail"]
+        assert signal["clears"]
+
+
+class TestCordon:
+    async def test_it_holds_until_it_is_lifted_and_both_may_be_asked_for_twice(self, desk):
+        for words in ("no new pod gets it", "cordoned already"):
+            assert words in await desk.done("cordon", gpu=1)
+            assert desk.reason("GPU-b") == "cordoned"
+        for words in ("its cordon is lifted. Nothing is held against it.", "not cordoned, so nothing was changed."):
+            assert words in await desk.done("uncordon", gpu=1)
+            assert desk.reason("GPU-b") == ""
+
+    async def test_its_reason_is_told_wherever_it_stands_and_the_newest_counts(self, desk):
+        for reason, told in [("fan is loud", "fan is loud"), ("", "fan is loud"), ("to be replaced", "to be replaced")]:
+            await desk.ask("cordon", gpu=0, **({"reason": reason} if reason else {}))
+            (gpu,) = (await desk.ask("explain", gpu=0))["gpus"]
+            assert [signal["detail"] for signal in gpu["signals"]] == [f"cordoned: {told}"]
+        later = Desk()
+        later.health.remember(desk.health.evidence(), GPUS)
+        assert later.reason("GPU-a") == "cordoned: to be replaced"
+
+    @pytest.mark.parametrize("cordoned", [True, False])
+    async def test_lifting_it_vouches_for_nothing_however_often_it_is_asked_for(self, desk, cordoned):
+        desk.health.observe("GPU-a", XidEvent(48))
+        if cordoned:
+            await desk.ask("cordon", gpu=0)
+            assert "GPU 0 (GPU-a): its cordon is lifted. Still" in await desk.done("uncordon", gpu=0)
+        for _ in range(3):
+            done = await desk.done("uncordon", gpu=0)
+            assert "it is not cordoned, so nothing was changed. Still held against it: Xid 48" in done
+            assert "(FATAL). To vouch for it: gpu-plugin uncordon --gpu GPU-a --override." in done
+            assert "Xid 48" in desk.reason("GPU-a")
+
+    @pytest.mark.parametrize("cordoned", [True, False])
+    async def test_with_override_the_operator_vouches_for_the_gpu(self, desk, cordoned):
+        desk.health.observe("GPU-a", XidEvent(48))
+        if cordoned:
+            await desk.ask("cordon", gpu=0)
+        done = await desk.done("uncordon", gpu=0, override=True)
+        assert ("its cordon is lifted, and you vouch" in done) is cordoned
+        assert "you vouch for it: Xid 48 (double-bit ECC error) is forgotten. Nothing is held against it." in done
+        assert desk.reason("GPU-a") == ""
+        assert desk.monitor.looks == 1
+        assert "nothing was changed. Nothing is held against it." in await desk.done("uncordon", gpu=0, override=True)
+
+    async def test_what_still_reads_badly_is_lowered_and_said_to_stand(self, desk):
+        for _ in range(2):
+            desk.health.observe("GPU-a", Sample(temperature=40, remap_failure=True))
+        done = await desk.done("uncordon", gpu=0, override=True)
+        assert "is no more than DEGRADED. Still held against it:" in done
+        assert "(DEGRADED)" in done
+        assert desk.health.ledger.verdict("GPU-a") is Verdict.DEGRADED
+
+    async def test_a_gpu_that_is_lost_stays_so_whatever_is_said(self, desk):
+        desk.health.observe("GPU-a", Sample(fault=Fault.LOST, detail="GPU is lost"))
+        done = await desk.done("uncordon", gpu=0, override=True)
+        assert "nothing of it can be set aside by your word. Still held against it: GPU is lost (FATAL)." in done
+        assert desk.health.ledger.verdict("GPU-a") is Verdict.FATAL
+
+    async def test_of_a_gpu_that_never_came_what_is_remembered_is_forgotten(self, desk):
+        old = Evidence("zero", "GPU-gone", "cordon", "FATAL", "cordoned", 1.0, "operator")
+        desk.health.remember((old,), GPUS)
+        assert "what was written down of it is forgotten" in await desk.done("uncordon", gpu="GPU-gone")
+        assert desk.health.evidence() == ()
+        with pytest.raises(ConfigError, match="no GPU of this node is called so"):
+            await desk.ask("uncordon", gpu="GPU-gone")
+
+    async def test_of_a_gpu_that_never_came_nothing_but_the_cordon_is_forgotten_without_a_vouch(self, desk):
+        cordon = Evidence("zero", "GPU-gone", "cordon", "FATAL", "cordoned", 1.0, "operator")
+        xid = Evidence("zero", "GPU-gone", "xid", "FATAL", "Xid 48", 1.0, "reset", "48")
+        desk.health.remember((cordon, xid), GPUS)
+        for words in ("its cordon is lifted; xid is remembered until", "not cordoned, so nothing was changed; xid is"):
+            assert words in await desk.done("uncordon", gpu="GPU-gone")
+            assert desk.health.evidence() == (xid,)
+        assert "is forgotten" in await desk.done("uncordon", gpu="GPU-gone", override=True)
+        assert desk.health.evidence() == ()
+
+    async def test_the_word_that_stands_for_every_gpu_lifts_no_release(self, desk):
+        desk.health.watch(())
+        await desk.ask("release")
+        with pytest.raises(RefusedError, match="no GPU of this node is known yet"):
+            await desk.ask("uncordon", gpu="*", override=True)
+        assert desk.operations.begin() is None
+
+    async def test_an_override_is_true_or_false(self, desk):
+        with pytest.raises(ConfigError, match="override: 'yes' is neither true nor false"):
+            await desk.ask("uncordon", gpu=0, override="yes")
+
+
+class TestRelease:
+    async def test_one_gpu_is_let_go_of_and_taken_back(self, desk):
+        for _ in range(2):
+            done = await desk.done("release", gpu=0)
+            assert "GPU 0 (GPU-a): released" in done
+            assert "NVML has no handle of it any more" in done
+            assert desk.reason("GPU-a") == "maintenance"
+            assert desk.reason("GPU-b") == ""
+        assert await desk.done("resume", gpu=0) == "GPU 0 (GPU-a): resumed."
+        assert "there was nothing to resume" in await desk.done("resume", gpu=0)
+        assert desk.reason("GPU-a") == ""
+        one = frozenset({"GPU-a"})
+        assert desk.monitor.calls == [("release", one), ("release", one), ("resume", one), ("resume", one)]
+
+    async def test_all_are_let_go_of_and_taken_back(self, desk):
+        assert "NVML is shut down" in await desk.done("release")
+        assert all(desk.reason(gpu.uuid) == "maintenance" for gpu in GPUS)
+        done = await desk.done("resume")
+        assert "3 GPUs (0, 1, 2): resumed" in done
+        assert not any(desk.reason(gpu.uuid) for gpu in GPUS)
+        assert desk.monitor.calls == [("release", None), ("resume", None)]
+
+    async def test_all_of_them_one_by_one_shut_the_driver_down(self, desk):
+        for gpu in (0, 1):
+            assert "NVML has no handle of it" in await desk.done("release", gpu=gpu)
+        assert "NVML is shut down" in await desk.done("release", gpu=2)
+        assert desk.monitor.calls[-1] == ("release", None)
+        await desk.ask("resume", gpu="GPU-b")
+        assert desk.monitor.calls[-1] == ("resume", frozenset({"GPU-b"}))
+        assert (desk.reason("GPU-a"), desk.reason("GPU-b")) == ("maintenance", "")
+
+    async def test_handles_that_cannot_be_dropped_are_an_error_and_the_gpu_is_held_back_all_the_same(self, desk):
+        desk.monitor.trouble = "the driver's handles are not dropped yet: a call to it has not come back"
+        with pytest.raises(
+            RefusedError, match=r"GPU 1 \(GPU-b\): held back for maintenance, but the driver's handles are"
+        ):
+            await desk.ask("release", gpu=1)
+        assert desk.reason("GPU-b") == "maintenance"
+
+    async def test_a_gpu_that_does_not_answer_after_it_is_held_back_until_it_does(self, desk):
+        await desk.ask("release", gpu=0)
+        desk.monitor.good = False
+        assert "No good look at GPU 0 (GPU-a) yet" in await desk.done("resume", gpu=0)
+        assert desk.reason("GPU-a")
+        desk.health.observe("GPU-a", GOOD)
+        assert desk.reason("GPU-a") == ""
+
+    async def test_what_else_is_against_a_gpu_outlives_it(self, desk):
+        desk.health.observe("GPU-a", XidEvent(79))
+        await desk.ask("release", gpu=0)
+        await desk.ask("resume", gpu=0)
+        assert "Xid 79" in desk.reason("GPU-a")
+
+    async def test_it_works_while_there_is_no_driver(self, desk):
+        desk.monitor = None
+        assert "released" in await desk.done("release", gpu=0)
+        assert desk.operations.begin() == frozenset({"GPU-a"})
+
+    async def test_the_next_process_begins_with_what_is_released(self, desk):
+        assert desk.operations.begin() == frozenset()
+        await desk.ask("release", gpu=0)
+        later = Desk()
+        later.health.remember(desk.health.evidence(), GPUS)
+        assert later.operations.begin() == frozenset({"GPU-a"})
+        await desk.ask("release")
+        later = Desk()
+        later.health.remember(desk.health.evidence(), GPUS)
+        assert later.operations.begin() is None
+
+    async def test_what_is_found_while_all_is_released_is_released_too(self, desk):
+        desk.health.watch(())
+        await desk.ask("release")
+        desk.health.watch(GPUS)
+        desk.operations.found()
+        assert all(desk.reason(gpu.uuid) == "maintenance" for gpu in GPUS)
+        await desk.ask("resume", gpu=0)
+        desk.health.watch((*GPUS, Gpu("GPU-late", 3)))
+        desk.operations.found()
+        desk.health.observe("GPU-late", GOOD)
+        assert desk.reason("GPU-late") == ""
+
+
+@pytest.mark.parametrize(
+    ("verb", "request_"),
+    [("cordon", {"gpu": 0}), ("uncordon", {"gpu": 2}), ("release", {"gpu": 0}), ("release", {})],
+)
+async def test_what_would_not_outlive_the_process_is_obeyed_and_refused(desk, verb, request_):
+    desk.health.observe("GPU-c", Order("cordon"))
+    desk.on_disk = False
+    for _ in range(2):
+        with pytest.raises(RefusedError, match="could not be written down, and a restart of the daemon forgets it"):
+            await desk.ask(verb, **request_)
+    assert (
+        desk.reason(GPUS[request_.get("gpu", 0)].uuid)
+        == {"cordon": "cordoned", "release": "maintenance", "uncordon": ""}[verb]
+    )
+    desk.on_disk = True
+    assert await desk.done(verb, **request_)
+
+
+def test_the_health_of_all_gpus_as_the_status_has_it(desk):
+    desk.health.observe("GPU-a", XidEvent(31))
+    desk.health.observe("GPU-b", XidEvent(48, 7, 0))
+    desk.health.observe("GPU-c", Order("cordon"))
+    health = desk.operations.health()
+    assert [(gpu["uuid"], gpu["state"], gpu["verdict"]) for gpu in health["gpus"]] == [
+        ("GPU-a", "healthy", "APP"),
+        ("GPU-b", "degraded", "FATAL"),  # as a whole it is fit: one of its MIG devices is not
+        ("GPU-c", "unhealthy", "FATAL"),
+    ]
+    assert health["gpus"][2]["reasons"] == ["cordoned"]
+    assert health["supported"]["GPU-a"] == dict.fromkeys(SIGNALS, True)
+    # Of a signal that goes by several readings one is enough.
+    expected = {"temperature": False, "pcie-width": True, "slowdown-temperature": True, "xid": True}
+    assert {name: health["supported"]["GPU-b"][name] for name in expected} == expected
+    assert [entry["uuid"] for entry in health["xids"]] == ["GPU-a", "GPU-b"]
+
+
+def test_a_gpu_that_cannot_be_read_is_unhealthy(desk):
+    desk.health.watch((Gpu("GPU-unreadable-0", 0, unreadable="it does not answer"),))
+    (gpu,) = desk.operations.health()["gpus"]
+    assert (gpu["state"], gpu["reasons"]) == ("unhealthy", ["it does not answer"])

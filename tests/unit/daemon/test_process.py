@@ -1,0 +1,1001 @@
+"""The daemon's parts together, in this process, where a test can count calls and break single parts."""
+
+import errno
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+from msgspec.structs import replace
+
+from gpu_plugin import control
+from gpu_plugin.access.container import Access
+from gpu_plugin.access.node_evidence import ContainerdEvidence, CriSection, KubeletEvidence, NodeEvidence
+from gpu_plugin.cdi import watch as cdi_watch
+from gpu_plugin.cdi.source import SpecSource
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.daemon import faulting_pods
+from gpu_plugin.daemon import process as daemon_module
+from gpu_plugin.daemon.hardware import Hardware
+from gpu_plugin.daemon.node_status import complaints
+from gpu_plugin.daemon.process import Daemon
+from gpu_plugin.devices.device import Resource
+from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.health.observation import ApplicationError
+from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
+from gpu_plugin.kubelet import takeover
+from gpu_plugin.kubelet.directory import watch
+from gpu_plugin.kubelet.endpoint import ResourceEndpoint
+from gpu_plugin.listener import probes as probes_module
+from gpu_plugin.listener.answer import Request
+from gpu_plugin.listener.probes import Probes
+from gpu_plugin.nvml import monitor
+from gpu_plugin.nvml.port import NvmlError
+from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.simulation.driver import SimulatedDriver
+from gpu_plugin.simulation.hardware import SimulatedNode
+from gpu_plugin.simulation.host import SimulatedHost
+from gpu_plugin.simulation.profile import load
+from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from gpu_plugin.sources.configuration import Configuration
+from gpu_plugin.sources.list_strategy import ListStrategy
+from gpu_plugin.sources.source import ConfigSource
+from gpu_plugin.state import memory
+from gpu_plugin.state.directory import StateDirectory
+from gpu_plugin.state.event_store import read as read_events
+from gpu_plugin.state.journal import Journal
+
+GPU = "nvidia.com/gpu"
+
+
+@pytest.fixture
+def directory():
+    path = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+async def kubelet(directory):
+    async with StandInKubelet(directory) as running:
+        yield running
+    running.check()
+
+
+@pytest.fixture
+def node():
+    return SimulatedNode(load("hgx-h100"))
+
+
+@asynccontextmanager
+async def running(directory, node, **flags):
+    """A daemon over `node`; gives it with its driver and a box for its exit status."""
+    asked = {
+        "device_plugin_dir": str(directory),
+        "state_dir": str(directory / "state"),
+        "health_poll_interval": "50ms",
+        "fail_on_init_error": "false",
+        **flags,
+    }
+    driver = SimulatedDriver(node)
+    settings = resolve(asked, {})
+    configuration = Configuration(
+        settings, ConfigSource(settings), lambda _: resolve(asked, {}), daemon_module.UNCHANGEABLE
+    )
+    daemon = Daemon(configuration, Hardware(driver, SimulatedHost(node), "/"))
+    status = []
+
+    async def run():
+        status.append(await daemon.run())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        yield daemon, driver, status
+        tasks.cancel_scope.cancel()
+
+
+def healthy(kubelet, count):
+    return lambda: GPU in kubelet.resources and kubelet.resources[GPU].allocatable == count
+
+
+async def test_a_driver_that_comes_late_is_found_and_served(kubelet, directory, node, monkeypatch, caplog):
+    monkeypatch.setattr(daemon_module, "FIRST_RETRY", 0.01)
+    node.refuse("open", Return.DRIVER_NOT_LOADED, times=3)
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+    assert caplog.text.count("the NVIDIA driver cannot be used") == 1  # the same is said once
+
+
+async def test_a_node_without_gpus_is_looked_at_again(kubelet, directory, node, monkeypatch, caplog):
+    monkeypatch.setattr(daemon_module, "FIRST_RETRY", 0.01)
+    counts = [0, 0]
+    real = SimulatedDriver.device_count
+    monkeypatch.setattr(SimulatedDriver, "device_count", lambda self: counts.pop() if counts else real(self))
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+    assert caplog.text.count("finds no GPU on this node") == 1
+
+
+async def test_without_gpus_it_ends_with_the_remedy_if_told_to(directory, node, monkeypatch, caplog):
+    monkeypatch.setattr(SimulatedDriver, "device_count", lambda _: 0)
+    async with running(directory, node, fail_on_init_error="true") as (_daemon, _, status):
+        with anyio.fail_after(5):
+            while not status:
+                await anyio.lowlevel.checkpoint()
+    assert status == [1]
+    assert "--fail-on-init-error=false" in caplog.text
+
+
+async def test_no_rpc_calls_the_driver(kubelet, directory, node):
+    async with running(directory, node, health_poll_interval="1h") as (_, driver, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        with anyio.fail_after(5):  # one look at every GPU comes before registration, one after it
+            while driver.calls["temperature"] < 16:
+                await anyio.lowlevel.checkpoint()
+        before = {name: count for name, count in driver.calls.items() if name != "wait"}
+        for pod, size in enumerate((1, 2, 3)):
+            await kubelet.admit(f"pod-{pod}", {GPU: size})
+        assert {name: count for name, count in driver.calls.items() if name != "wait"} == before
+
+
+async def test_a_lost_gpu_does_not_disturb_preferences_for_the_others(kubelet, directory, node):
+    async with running(directory, node) as (_, _driver, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        node.lose(2)
+        await kubelet.wait_for(healthy(kubelet, 7))
+        admission = await kubelet.admit("pod", {GPU: 2})
+        assert len(admission.allocations[0].preferred) == 2
+
+
+async def test_calls_are_answered_while_every_gpu_hangs(kubelet, directory, node):
+    async with running(directory, node) as (_, _driver, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        for gpu in range(8):
+            node.hang(gpu, 3600)
+        try:
+            await kubelet.drop_stream(GPU)
+            await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 2, timeout=1)
+            await kubelet.wait_for(healthy(kubelet, 8), timeout=1)
+            with anyio.fail_after(1):
+                await kubelet.admit("pod", {GPU: 2})
+        finally:
+            for gpu in range(8):
+                node.heal(gpu)
+
+
+async def test_a_part_that_fails_is_begun_again_and_the_rest_runs_on(kubelet, directory, node, monkeypatch, caplog):
+    monkeypatch.setattr(daemon_module, "FIRST_RETRY", 0.01)
+    failures = [RuntimeError("inotify is tired")]
+
+    async def failing(*arguments):
+        if failures:
+            raise failures.pop()
+        await watch(*arguments)
+
+    monkeypatch.setattr(daemon_module, "watch", failing)
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        await kubelet.restart()
+        await kubelet.wait_for(healthy(kubelet, 8), timeout=2)
+    assert "the directory watch failed" in caplog.text
+
+
+async def test_a_driver_without_events_is_watched_by_looking(kubelet, directory, node, caplog):
+    node.refuse("event_set", Return.NOT_SUPPORTED)
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        node.lose(1)
+        await kubelet.wait_for(healthy(kubelet, 7))
+        node.heal(1)
+        await kubelet.wait_for(healthy(kubelet, 8))
+    assert "health relies on polling" in caplog.text
+
+
+async def test_words_that_are_no_xids_are_said(kubelet, directory, node, caplog):
+    asked = {"DP_DISABLE_HEALTHCHECKS": "48,heat"}
+    settings = resolve({"device_plugin_dir": str(directory), "state_dir": str(directory / "state")}, asked)
+    configuration = Configuration(settings, ConfigSource(settings), lambda _: settings, ())
+    daemon = Daemon(configuration, Hardware(SimulatedDriver(node), SimulatedHost(node), "/"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(daemon.run)
+        await kubelet.wait_for(healthy(kubelet, 8))
+        tasks.cancel_scope.cancel()
+    assert "DP_DISABLE_HEALTHCHECKS: 'heat' is neither an Xid" in caplog.text
+
+
+async def test_two_gpus_of_one_uuid_hide_no_other(kubelet, directory, node, monkeypatch, caplog):
+    real = SimulatedDriver.uuid
+    twin = node.profile.gpus[4].uuid
+
+    def uuid(self, handle):
+        said = real(self, handle)
+        return twin if said == node.profile.gpus[5].uuid else said
+
+    monkeypatch.setattr(SimulatedDriver, "uuid", uuid)
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 7))
+        assert kubelet.resources[GPU].capacity == 8
+    assert "claims the uuid of another GPU" in caplog.text
+
+
+async def test_a_driver_that_fails_in_a_way_nobody_foresaw_is_tried_again(
+    kubelet, directory, node, monkeypatch, caplog
+):
+    monkeypatch.setattr(daemon_module, "FIRST_RETRY", 0.01)
+    real = SimulatedDriver.open
+    failures = [PermissionError("not today")]
+
+    def failing(self):
+        if failures:
+            raise failures.pop()
+        real(self)
+
+    monkeypatch.setattr(SimulatedDriver, "open", failing)
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+    assert "not today" in caplog.text
+
+
+async def test_device_nodes_that_come_late_reach_pods(kubelet, directory, node, monkeypatch):
+    shown = {"/dev/nvidiactl"}
+    monkeypatch.setattr(SimulatedHost, "device_nodes", lambda _: frozenset(shown))
+    async with running(directory, node, pass_device_specs="true"):
+        await kubelet.wait_for(healthy(kubelet, 8))
+
+        async def control_nodes(pod):
+            response = (await kubelet.admit(pod, {GPU: 1})).allocations[0].response
+            return [spec.container_path for spec in response.devices][:-1]
+
+        assert await control_nodes("early") == ["/dev/nvidiactl"]
+        shown.add("/dev/nvidia-uvm")
+        with anyio.fail_after(5):
+            for attempt in range(7):
+                await anyio.sleep(0.2)
+                if await control_nodes(f"late-{attempt}") == ["/dev/nvidiactl", "/dev/nvidia-uvm"]:
+                    break
+            else:
+                raise AssertionError("the node that came late reached no pod")
+
+
+async def test_an_event_set_refused_once_is_asked_for_again(kubelet, directory, node):
+    node.refuse("event_set", Return.UNKNOWN, times=1)
+    async with running(directory, node) as (_, driver, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        with anyio.fail_after(5):
+            while not driver.calls["wait"]:
+                await anyio.sleep(0.01)
+        node.post(3, 8, 79)
+        await kubelet.wait_for(healthy(kubelet, 7))
+
+
+async def test_a_driver_that_forgot_everything_is_opened_anew(kubelet, directory, node):
+    async with running(directory, node) as (_, driver, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        driver.close()  # as when the kernel module is taken out and put back: no handle is worth anything
+        await kubelet.wait_for(healthy(kubelet, 0))
+        await kubelet.wait_for(healthy(kubelet, 8))
+        with anyio.fail_after(5):
+            while not node.post(3, 8, 79):
+                await anyio.sleep(0.05)
+        await kubelet.wait_for(healthy(kubelet, 7))
+
+
+async def test_a_write_that_fails_is_tried_again(kubelet, directory, node, monkeypatch, caplog):
+    monkeypatch.setattr(memory, "RETRY", 0.05)
+    health = directory / "state" / "health.json"
+    real, full = tempfile.mkstemp, threading.Event()
+
+    def mkstemp(*arguments, **more):
+        if full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        full.set()
+        node.post(2, 8, 48)
+        with anyio.fail_after(10):
+            while "No space left on device" not in caplog.text:
+                await anyio.sleep(0.02)
+            full.clear()
+            while not health.exists() or "Xid 48" not in health.read_text():
+                await anyio.sleep(0.02)
+
+
+async def test_a_disk_that_stalls_does_not_hold_up_the_end(kubelet, directory, node, monkeypatch):
+    stalled = threading.Event()
+    async with running(directory, node) as (daemon, _, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        monkeypatch.setattr(daemon._memory, "write", lambda *_: stalled.wait(30))
+        node.post(2, 8, 48)
+        await kubelet.wait_for(healthy(kubelet, 7))
+        began = time.monotonic()
+    assert time.monotonic() - began < 2
+    stalled.set()
+
+
+async def test_an_application_xid_raised_by_the_hundred_is_said_once(kubelet, directory, node, caplog):
+    caplog.set_level("INFO")
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        for _ in range(300):
+            node.post(1, 8, 31)
+        node.post(1, 8, 79)
+        await kubelet.wait_for(healthy(kubelet, 7))
+    assert caplog.text.count("is an application's own error") == 1
+
+
+async def test_a_node_that_single_cannot_serve_hands_out_nothing_and_says_why(kubelet, directory, node, caplog):
+    node.partition(0, ["1g.10gb", "1g.10gb"])
+    async with running(directory, node, mig_strategy="single"):
+        await kubelet.wait_for(lambda: GPU in kubelet.resources and kubelet.resources[GPU].capacity == 9)
+        assert kubelet.resources[GPU].allocatable == 0
+        for gpu in range(1, 8):
+            node.partition(gpu, ["1g.10gb", "1g.10gb"])
+        await kubelet.wait_for(healthy(kubelet, 16))
+    assert "needs all GPUs with the same MIG mode; here it is, by index: 0 on, 1 off" in caplog.text
+
+
+async def test_a_driver_that_is_away_for_long_is_met_when_it_comes_back(kubelet, directory, node, monkeypatch):
+    monkeypatch.setattr(monitor, "LOOK_GAP", 0.01)
+    async with running(directory, node) as (_, driver, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        node.refuse("open", Return.DRIVER_NOT_LOADED, times=4)
+        driver.close()
+        await kubelet.wait_for(healthy(kubelet, 0))
+        await kubelet.wait_for(healthy(kubelet, 8))
+        assert driver.calls["open"] == 6
+
+
+async def test_a_driver_that_hangs_at_the_start_is_wrong_in_the_status(directory, node, monkeypatch):
+    answering = threading.Event()
+    monkeypatch.setattr(SimulatedDriver, "open", lambda _: answering.wait(10))
+    try:
+        async with running(directory, node):
+            wrong = complaints(await answers(directory, "status"))
+            assert wrong == ["driver: it has not answered yet, so no GPU is known to be usable"]
+    finally:
+        answering.set()
+
+
+async def test_what_is_not_served_as_it_was_asked_for_is_wrong_in_the_status(kubelet, directory, node):
+    async with running(directory, node, exclude_gpus="0,1,2,3,4,5,6,7"):
+
+        async def told():
+            with suppress(control.ControlError):
+                wrong = complaints(await ask(directory, "status"))
+                return any("not served as asked: no GPU is served" in each for each in wrong)
+
+        await until(told)
+
+
+async def test_all_that_cannot_be_written_down_is_told(kubelet, directory, node, monkeypatch):
+    async with running(directory, node) as (daemon, _driver, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        assert (await answers(directory, "status"))["state"]["trouble"] == ""
+        monkeypatch.setattr(
+            type(daemon.configuration), "unkept", "which config file is in force cannot be written down"
+        )
+        monkeypatch.setattr(daemon._events.store, "_refused", True)
+        told = await ask(directory, "status")
+        assert "which config file is in force cannot be written down" in told["state"]["trouble"]
+        assert "events cannot be written down" in told["state"]["trouble"]
+        assert any("events cannot be written down" in each for each in complaints(told))
+
+
+@pytest.mark.parametrize(("chosen_by_label", "ended"), [(False, [2]), (True, [])])
+async def test_what_the_node_cannot_do_ends_a_start_unless_the_label_can_choose_otherwise(
+    directory, node, monkeypatch, chosen_by_label, ended
+):
+    def refused(*_arguments):
+        raise ConfigError("this node cannot do that")
+
+    monkeypatch.setattr(daemon_module, "offer", refused)
+    async with running(directory, node) as (daemon, _driver, status):
+        if chosen_by_label:
+            daemon.configuration.settings = replace(daemon.settings, config_file_srcdir=str(directory / "configs"))
+
+        async def known():
+            if status or not chosen_by_label:
+                return bool(status)
+            with suppress(control.ControlError):
+                told = await ask(directory, "status")
+                return told["unoffered"] == ["this node cannot do that"] and "not served as asked" in str(
+                    complaints(told)
+                )
+
+        await until(known)
+        assert status == ended
+
+
+async def until(expected, seconds=10):
+    with anyio.fail_after(seconds):
+        while not await expected():
+            await anyio.sleep(0.01)
+
+
+async def ask(directory, verb, **fields):
+    """A verb of the daemon's control socket, as the command line asks for it."""
+    return await anyio.to_thread.run_sync(lambda: control.request(directory / "state", verb, **fields))
+
+
+async def answers(directory, verb, **fields):
+    """A verb's answer as soon as there is a daemon to give it."""
+    answer = {}
+
+    async def answered():
+        with suppress(control.ControlError):
+            answer.update(await ask(directory, verb, **fields))
+        return bool(answer)
+
+    await until(answered)
+    return answer
+
+
+async def test_operators_are_answered_while_there_is_no_driver(kubelet, directory, node, monkeypatch):
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+    monkeypatch.setattr(daemon_module, "FIRST_RETRY", 0.01)
+    monkeypatch.setattr(daemon_module, "LONGEST_RETRY", 0.05)
+    real, loaded = SimulatedDriver.open, threading.Event()
+
+    def opening(self):
+        if not loaded.is_set():
+            raise NvmlError(Return.DRIVER_NOT_LOADED, "nvmlInit_v2")
+        real(self)
+
+    monkeypatch.setattr(SimulatedDriver, "open", opening)
+    async with running(directory, node):
+        told = await answers(directory, "explain")
+        assert [gpu["index"] for gpu in told["gpus"]] == list(range(8))  # as an earlier process knew them
+        assert (await ask(directory, "status"))["resources"] == {}
+        assert "is cordoned" in (await ask(directory, "cordon", gpu=2))["done"]
+        assert "released" in (await ask(directory, "release", gpu=3))["done"]
+        assert (
+            '"cordon"'
+            in (directory / "state" / "health.journal").read_text() + (directory / "state" / "health.json").read_text()
+        )
+        assert (directory / "state" / "gpus.json").read_text().count("GPU-") == 8
+        loaded.set()
+        await kubelet.wait_for(healthy(kubelet, 6))
+        assert "resumed" in (await ask(directory, "resume"))["done"]
+        await kubelet.wait_for(healthy(kubelet, 7))
+        await ask(directory, "uncordon", gpu=2)
+        await kubelet.wait_for(healthy(kubelet, 8))
+
+
+async def test_a_node_without_a_known_gpu_has_nothing_to_explain(directory, node, monkeypatch):
+    monkeypatch.setattr(SimulatedDriver, "device_count", lambda _: 0)
+    async with running(directory, node):
+        assert await answers(directory, "explain") == {"gpus": []}
+        with pytest.raises(control.ControlError, match="no GPU of this node is known yet"):
+            await ask(directory, "cordon", gpu=0)
+
+
+async def test_a_released_gpu_is_not_touched_and_stays_released_over_a_restart(kubelet, directory, node):
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        assert "NVML has no handle of it" in (await ask(directory, "release", gpu=3))["done"]
+        await kubelet.wait_for(healthy(kubelet, 7))
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 7))
+        assert kubelet.resources[GPU].unhealthy == {node.profile.gpus[3].uuid}
+        (told,) = (await ask(directory, "explain", gpu=3))["gpus"]
+        assert "maintenance" in [signal["name"] for signal in told["signals"]]
+        await ask(directory, "resume", gpu=3)
+        await kubelet.wait_for(healthy(kubelet, 8))
+
+
+async def test_all_gpus_are_released_over_a_restart_without_a_call_to_the_driver(kubelet, directory, node):
+    async with running(directory, node) as (_daemon, driver, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        assert "NVML is shut down" in (await ask(directory, "release"))["done"]
+        await kubelet.wait_for(healthy(kubelet, 0))
+    async with running(directory, node) as (_daemon, driver, _status):
+        await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 2 and kubelet.resources[GPU].streams == 1)
+        assert (kubelet.resources[GPU].capacity, kubelet.resources[GPU].allocatable) == (8, 0)
+        assert not driver.calls["open"]
+        await ask(directory, "resume")
+        await kubelet.wait_for(healthy(kubelet, 8))
+
+
+async def test_the_status_tells_of_health(kubelet, directory, node):
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        node.post(3, 8, 79)
+        node.post(4, 8, 31)
+        await kubelet.wait_for(healthy(kubelet, 7))
+
+        async def told():
+            gpus = (await ask(directory, "status"))["health"]["gpus"]
+            return {gpu["index"]: gpu["verdict"] for gpu in gpus if gpu["verdict"] != "OK"} == {3: "FATAL", 4: "APP"}
+
+        await until(told)
+        health = (await ask(directory, "status"))["health"]
+        sick = node.profile.gpus[3].uuid
+        assert {"uuid": sick, "signal": "xid", "verdict": "FATAL", "total": 1} in health["transitions"]
+        (lost,) = [each for each in health["xids"] if (each["uuid"], each["xid"]) == (sick, 79)]
+        assert (lost["class"], lost["total"]) == ("reboot", 1)
+        assert all(all(isinstance(it, bool) for it in each.values()) for each in health["supported"].values())
+        assert len(health["supported"]) == 8
+
+
+async def test_errors_of_two_pods_on_one_gpu_make_it_suspect(directory, monkeypatch):
+    monkeypatch.setattr(faulting_pods, "PAUSE", 0.01)
+    monkeypatch.setattr(faulting_pods, "BURST", 0.0)
+    node, plugins = SimulatedNode(load("h200")), directory / "device-plugins"
+    (uuid,) = (gpu.uuid for gpu in node.profile.gpus)
+    async with StandInKubelet(plugins) as kubelet:
+        async with running(directory, node, device_plugin_dir=str(plugins)) as (daemon, _driver, _status):
+            await kubelet.wait_for(healthy(kubelet, 1))
+            real, told = daemon._health.observe, []
+
+            def observe(of, seen):
+                told.append(seen)
+                return real(of, seen)
+
+            monkeypatch.setattr(daemon._health, "observe", observe)
+            for pod in ("one", "two"):
+                await kubelet.admit(pod, {GPU: 1})
+                for _ in range(5):
+                    node.post(0, 8, 31)
+                    expected = [ApplicationError(31, frozenset({f"default/{pod}"}))] * 5
+                    before = sum(isinstance(seen, ApplicationError) for seen in told)
+                    with anyio.fail_after(10):
+                        while sum(isinstance(seen, ApplicationError) for seen in told) == before:
+                            await anyio.sleep(0.01)
+                assert [seen for seen in told if isinstance(seen, ApplicationError)][-5:] == expected
+                kubelet.release(pod)
+            (gpu,) = (await ask(directory, "explain"))["gpus"]
+            assert (gpu["uuid"], gpu["health"], gpu["verdict"]) == (uuid, "Healthy", "DEGRADED")
+            assert any("suspected wedged GPU" in signal["detail"] for signal in gpu["signals"])
+        kubelet.check()
+
+
+async def test_a_broken_memory_of_health_is_said_and_kept_and_nothing_is_lost_that_is_learnt(
+    kubelet, directory, node, caplog
+):
+    state = directory / "state"
+    state.mkdir()
+    (state / "health.json").write_text('{"boot_id": "cut off')
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        node.post(2, 8, 48)
+        await kubelet.wait_for(healthy(kubelet, 7))
+    assert "health.json cannot be read" in caplog.text
+    assert (state / "health.json.corrupt").read_text() == '{"boot_id": "cut off'
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 7))
+
+
+async def test_an_order_that_cannot_be_written_down_says_so_and_holds(kubelet, directory, node, monkeypatch):
+    monkeypatch.setattr(memory, "RETRY", 0.05)
+    monkeypatch.setattr(memory, "WRITTEN_SOON", 0.2)
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        real = tempfile.mkstemp
+        full = threading.Event()
+        full.set()
+
+        def mkstemp(*arguments, **more):
+            if full.is_set():
+                raise OSError(errno.EROFS, "Read-only file system")
+            return real(*arguments, **more)
+
+        append = Journal.append
+        monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+        monkeypatch.setattr(Journal, "append", lambda *words: not full.is_set() and append(*words))
+        with pytest.raises(control.ControlError, match=r"is cordoned.*But this could not be written down"):
+            await ask(directory, "cordon", gpu=1)
+        await kubelet.wait_for(healthy(kubelet, 7))
+
+        async def trouble():
+            return (await ask(directory, "status"))["state"]["trouble"]
+
+        assert "a restart would forget it" in await trouble()
+        full.clear()
+
+        async def written():
+            return '"cordon"' in (directory / "state" / "health.json").read_text()
+
+        await until(written)
+
+        async def mended():
+            return not await trouble()
+
+        await until(mended)
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 7))
+
+
+async def test_a_driver_call_that_hangs_during_a_release_is_said_and_holds_up_nothing(
+    kubelet, directory, node, monkeypatch
+):
+    monkeypatch.setattr(monitor, "PATIENCE", 0.3)
+    async with running(directory, node, nvml_timeout="100ms") as (_daemon, _driver, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        node.hang(3, 3600)
+        try:
+            await kubelet.wait_for(healthy(kubelet, 7))
+            with pytest.raises(control.ControlError, match="held back for maintenance, but the driver's handles"):
+                await ask(directory, "release", gpu=3)
+            await kubelet.admit("pod", {GPU: 7})
+        finally:
+            node.heal(3)
+
+
+async def test_a_strategy_left_to_the_node_is_used_told_and_chosen_again_with_the_configuration(
+    kubelet, directory, monkeypatch, caplog
+):
+    caplog.set_level("INFO")
+    found = [NodeEvidence(trouble="nothing is known")]
+    monkeypatch.setattr(daemon_module, "configure", lambda *_: None)  # it would take the log's records from this test
+    monkeypatch.setattr(daemon_module, "ListStrategy", lambda: ListStrategy(lambda _: found[0]))
+    asked = {
+        "simulate": "t4-4",
+        "device_list_strategy": "auto",
+        "cdi_dir": str(directory / "cdi"),
+        "device_plugin_dir": str(directory),
+        "state_dir": str(directory / "state"),
+    }
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(daemon_module.serve, resolve(asked, {}), lambda _: resolve(asked, {}))
+        await kubelet.wait_for(lambda: GPU in kubelet.resources and kubelet.resources[GPU].allocatable > 0)
+        before = (await kubelet.admit("before", {GPU: 1})).allocations[0].response
+        assert before.envs["NVIDIA_VISIBLE_DEVICES"].startswith("GPU-")
+        told = await answers(directory, "status")
+        assert told["device_list_strategy"] == {"used": ["envvar"], "reason": "auto: nothing is known"}
+        read_there = CriSection("/etc/containerd/config.toml", spec_dirs=(str(directory / "cdi"),))
+        found[0] = NodeEvidence(
+            kubelet=KubeletEvidence("1.31.2"),
+            sockets=("/run/containerd/containerd.sock",),
+            containerd={"containerd": ContainerdEvidence("/etc/containerd/config.toml", 3, (read_there,))},
+        )
+        os.kill(os.getpid(), signal.SIGHUP)
+
+        async def chosen_again():
+            return (await ask(directory, "status"))["device_list_strategy"]["used"] == ["cdi-cri"]
+
+        await until(chosen_again)
+
+        async def by_name():
+            """Whether a pod is given its GPU by CDI name: none is refused while the specification is still to be written."""
+            if "after" in kubelet.pods:
+                kubelet.release("after")
+            return (await kubelet.admit("after", {GPU: 1})).allocations[0].response.cdi_devices
+
+        await until(by_name)
+        after = (await kubelet.admit("last", {GPU: 1})).allocations[0].response
+        assert not after.envs
+        assert after.cdi_devices[0].startswith("k8s.device-plugin.nvidia.com/gpu=GPU-")
+        tasks.cancel_scope.cancel()
+    assert caplog.text.count("device list strategy: envvar (auto: nothing is known)") == 1
+    assert (
+        caplog.text.count("device list strategy: cdi-cri (auto: the kubelet's package is of version 1.31.2, and") == 1
+    )
+
+
+@pytest.mark.parametrize("kubelet_comes", [True, False])
+async def test_the_first_specifications_wait_for_the_registration_and_not_for_ever(
+    directory, node, monkeypatch, kubelet_comes
+):
+    built: list[bool] = []
+    monkeypatch.setattr(cdi_watch, "FIRST_SPECS", 30 if kubelet_comes else 0.05)
+    async with running(directory, node, device_list_strategy="cdi-cri", cdi_dir=str(directory / "cdi")) as (daemon, *_):
+
+        def build(*_):
+            built.append(daemon._specs.registered.is_set())
+            raise OSError(5, "Input/output error", "/driver-root")
+
+        monkeypatch.setattr(SpecSource, "build", build)
+        with anyio.fail_after(10):
+            while not daemon.store.current.version:
+                await daemon.store.changed.wait()
+            if kubelet_comes:
+                await anyio.sleep(0.2)
+                assert built == []
+                async with StandInKubelet(directory) as kubelet:
+                    await kubelet.wait_for(lambda: GPU in kubelet.resources)
+            while not built:
+                await anyio.sleep(0.01)
+    assert built[0] is kubelet_comes
+
+
+def test_the_directory_of_specifications_cannot_change_while_the_process_runs():
+    assert "cdi_dir" in daemon_module.UNCHANGEABLE
+
+
+@asynccontextmanager
+async def probed(daemon):
+    """The pages of a daemon."""
+    probes = Probes(daemon._view.facts)
+    probes.status = daemon._view.scraped
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(probes.beat)
+        await anyio.lowlevel.checkpoint()
+        yield {path: partial(page, Request(path)) for path, page in probes.pages.items()}
+        tasks.cancel_scope.cancel()
+
+
+async def until_told(page, text):
+    with anyio.fail_after(10):
+        while text not in (answer := await page()).text:
+            await anyio.sleep(0.01)
+    return answer.status
+
+
+async def test_without_a_driver_it_has_started_is_alive_and_not_ready(directory, node):
+    node.refuse("open", Return.DRIVER_NOT_LOADED, times=1000)
+    async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
+        assert await until_told(pages["/startupz"], "[+]driver ok: the NVIDIA driver cannot be used: ") == 200
+        assert await until_told(pages["/readyz"], "[-]driver failed: the NVIDIA driver cannot be used: ") == 503
+        assert await until_told(pages["/readyz"], "[-]resources failed: none is served yet") == 503
+        assert (await pages["/livez"]()).status == 200
+        assert (await pages["/metrics"]()).status == 200
+
+
+async def test_a_driver_that_has_not_answered_yet_is_waited_for_by_the_start_probe(directory, node, monkeypatch):
+    answered = threading.Event()
+    real = SimulatedDriver.open
+    monkeypatch.setattr(SimulatedDriver, "open", lambda self: (answered.wait(), real(self))[1])
+    async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
+        asking = "[-]driver failed: it has not answered the first question for GPUs yet"
+        assert await until_told(pages["/startupz"], asking) == 503
+        assert (await pages["/livez"]()).status == 200
+        answered.set()
+        assert await until_told(pages["/startupz"], "[+]driver ok\n") == 200
+
+
+async def test_a_socket_that_does_not_answer_is_told_by_the_live_probe(kubelet, directory, node, monkeypatch):
+    async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
+        await kubelet.wait_for(healthy(kubelet, 8))
+        assert (await pages["/livez"]()).status == 200
+        monkeypatch.setattr(probes_module, "FRESH", 0.0)
+        monkeypatch.setattr(probes_module, "PATIENCE", 0.05)
+        monkeypatch.setattr("gpu_plugin.kubelet.service.OPTIONS", None)  # which no answer can be made of
+        assert (await pages["/livez"]()).status == 503
+        assert await until_told(pages["/livez"], f"[-]sockets failed: {GPU}: ") == 503
+
+
+async def short_turns(running, monkeypatch):
+    """Has the turn that a monitor owes be overdue after a fifth of a second."""
+    monkeypatch.setattr(monitor, "longest_turn", lambda *_: 0.2)
+    with anyio.fail_after(10):
+        while running.turn_due > anyio.current_time() + 1:
+            await anyio.sleep(0.01)
+
+
+async def test_a_monitor_that_stands_still_is_told_by_the_live_probe(kubelet, directory, node, monkeypatch):
+    async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
+        await kubelet.wait_for(healthy(kubelet, 8))
+        await short_turns(daemon._now.monitor, monkeypatch)
+        monkeypatch.setattr(type(daemon._now.monitor), "_turn", lambda *_: anyio.sleep_forever())
+        assert await until_told(pages["/livez"], "[-]gpu-looks failed: the turn of the GPUs is ") == 503
+        assert (await pages["/readyz"]()).status == 200
+
+
+async def test_a_monitor_that_fails_over_and_over_is_told_by_the_live_probe(kubelet, directory, node, monkeypatch):
+    monkeypatch.setattr("gpu_plugin.runtime.supervision.FIRST_RETRY", 0.01)
+    async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
+        await kubelet.wait_for(healthy(kubelet, 8))
+        await short_turns(daemon._now.monitor, monkeypatch)
+
+        async def fail(*_):
+            raise RuntimeError("it fell over")
+
+        monkeypatch.setattr(type(daemon._now.monitor), "_turn", fail)
+        assert await until_told(pages["/livez"], "[-]gpu-looks failed: ") == 503
+
+
+async def test_a_long_pause_between_looks_is_no_standstill(kubelet, directory, node):
+    async with running(directory, node, health_poll_interval="1h") as (daemon, _, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        with anyio.fail_after(10):
+            while daemon._now.monitor._rounds < 1:
+                await anyio.sleep(0.01)
+        assert daemon._now.monitor.turn_due - anyio.current_time() > 3400
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_gpus_that_are_all_lost_make_it_unready_whenever_that_was_and_one_alone_does_not(directory, node, when):
+    gpus = range(8)
+    for gpu in gpus if when == "before" else ():
+        node.lose(gpu)
+    async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
+        if when == "after":
+            await until_told(pages["/readyz"], "[+]resources ok\n")
+            node.lose(3)
+            with anyio.fail_after(10):
+                while not daemon.store.current.resources[GPU].resource.devices[3].reason:
+                    await anyio.sleep(0.01)
+            assert "[+]driver ok\n" in (await pages["/readyz"]()).text
+            for gpu in gpus:
+                node.lose(gpu)
+        assert await until_told(pages["/readyz"], "[-]driver failed: none of the 8 GPUs answers\n") == 503
+        assert (await pages["/livez"]()).status == 200
+        assert (await pages["/startupz"]()).status == 200
+        for gpu in gpus:
+            node.heal(gpu)
+        await until_told(pages["/readyz"], "[+]driver ok\n")
+
+
+async def test_a_configuration_that_is_refused_is_told_beside_the_one_in_force(directory, node, monkeypatch):
+    async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
+        await until_told(pages["/readyz"], "[+]configuration ok\n")
+
+        def refuse(_):
+            raise ConfigError("config.yaml:3: no such key")
+
+        monkeypatch.setattr(daemon.configuration, "_resolve", refuse)
+        daemon.configuration.ask()
+        await until_told(
+            pages["/readyz"], "[+]configuration ok: the one in force; refused: config.yaml:3: no such key\n"
+        )
+
+
+@pytest.mark.parametrize("ids", ["the same ids", "ids of its own"])
+async def test_a_resource_that_another_plugin_took_over_and_left_is_registered_again(directory, node, monkeypatch, ids):
+    monkeypatch.setattr(takeover, "INTERVAL", 0.02)
+    monkeypatch.setattr(takeover, "CONFIRM", 0.02)
+    plugins = directory / "device-plugins"
+    async with StandInKubelet(plugins, generation="1.36") as kubelet:  # noqa: SIM117 - the daemon ends first
+        async with running(directory, node, device_plugin_dir=str(plugins)) as (daemon, _driver, _status):
+            await kubelet.wait_for(healthy(kubelet, 8))
+            served = daemon.store.current.resources[GPU].resource.devices
+            if ids == "ids of its own":
+                served = tuple(replace(device, id=device.id[4:]) for device in served)
+            others = SnapshotStore()
+            others.publish({GPU: ResourceView.of(Resource(GPU, served), Access(), Placement())})
+            foreign = ResourceEndpoint(GPU, others, plugins / "kubelet.sock", plugins, Pulse())
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(foreign.run)
+                await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 2)
+                if ids == "ids of its own":
+                    with anyio.fail_after(5):
+                        while "another plugin" not in daemon._registrations.of(GPU).why:
+                            await anyio.sleep(0.01)
+                tasks.cancel_scope.cancel()
+            await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 3)
+            await kubelet.wait_for(healthy(kubelet, 8))
+            with anyio.fail_after(5):
+                while daemon._registrations.of(GPU).registered is None:
+                    await anyio.sleep(0.01)
+
+
+STATE_FILES = (
+    "health.json",
+    "health.journal",
+    "gpus.json",
+    "devices.json",
+    "events.jsonl",
+    "daemon.lock",
+    "control.sock",
+)
+
+
+def renamed(state):
+    state.rename(state.with_name("away"))
+
+
+def removed(state):
+    shutil.rmtree(state, ignore_errors=True)  # the daemon may be faster in writing anew
+
+
+def emptied(state):
+    for file in state.iterdir():
+        file.unlink()
+
+
+def one_gone(name):
+    return pytest.param(lambda state: (state / name).unlink(), id=name)
+
+
+@pytest.mark.parametrize("happens", [renamed, removed, emptied, *map(one_gone, STATE_FILES)])
+async def test_what_is_known_is_written_again_and_commands_answered_wherever_the_state_went(
+    kubelet, directory, node, happens, monkeypatch
+):
+    state = directory / "state"
+
+    def signals():
+        made = memory.Memory(StateDirectory(state), daemon.hardware.host.boot_id())
+        return {entry.signal for entry in made.evidence()}
+
+    async with running(directory, node, health_poll_interval="1h") as (daemon, _driver, _status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        node.raise_xid(2, 79)
+        await kubelet.wait_for(healthy(kubelet, 7))
+        await ask(directory, "cordon", gpu=1)
+        await kubelet.wait_for(healthy(kubelet, 6))
+        with anyio.fail_after(10):  # until there is nothing left to write
+            while '"cordon"' not in (state / "health.json").read_text() or not all(
+                os.path.lexists(state / name) for name in STATE_FILES
+            ):
+                await anyio.sleep(0.01)
+        kept: list[object] = []
+
+        def keep(file):
+            kept.append(file)
+            return True
+
+        monkeypatch.setattr(daemon.configuration._source, "keep", keep)
+        await anyio.to_thread.run_sync(happens, state)
+        with anyio.fail_after(10):
+            while not all(os.path.lexists(state / name) for name in STATE_FILES):
+                await anyio.sleep(0.01)
+        with anyio.fail_after(10):
+            while not kept:  # which file of the label's directory is in force, likewise
+                await anyio.sleep(0.01)
+        assert len((await ask(directory, "status"))["health"]["gpus"]) == 8
+        with anyio.fail_after(10):  # as a SIGKILL now would leave it
+            while not {"cordon", "xid"} <= signals():
+                await anyio.sleep(0.01)
+            while not any(event.kind == "order" for event in read_events(state)):
+                await anyio.sleep(0.01)
+
+
+BASE = resolve({}, {})
+
+
+async def test_the_state_directory_is_not_the_one_that_a_kubelet_empties(directory, tmp_path):
+    (tmp_path / "link").symlink_to(directory)
+    for state in (directory, tmp_path / "link", directory / "x" / ".."):
+        settings = resolve({"device_plugin_dir": str(directory), "state_dir": str(state)}, {})
+        with pytest.raises(
+            ConfigError, match=r"is the device plugin directory, from which the kubelet removes all files"
+        ):
+            await daemon_module.serve(settings, lambda _: BASE)
+    assert not (directory / "daemon.lock").exists()
+
+
+IN_THE_WAY = {
+    "file": lambda path: path.write_text(""),
+    "directory": lambda path: (path / "full").mkdir(parents=True),
+    "link": lambda path: path.symlink_to("/etc/passwd"),
+}
+
+
+@pytest.mark.parametrize("kind", IN_THE_WAY)
+@pytest.mark.parametrize("kept", [0, 1])
+async def test_what_is_in_the_way_of_the_control_socket_is_set_aside(directory, node, kind, kept, caplog):
+    socket = directory / "state" / "control.sock"
+    socket.parent.mkdir()
+    IN_THE_WAY[kind](socket)
+    if kept:
+        IN_THE_WAY["directory"](socket.with_name("control.sock.corrupt"))
+    async with running(directory, node):
+        assert (await answers(directory, "status"))["waiting"] == ""
+    end = ".corrupt.1" if kept else ".corrupt"
+    assert os.path.lexists(f"{socket}{end}")
+    assert f"no file of this plugin (kept as {socket}{end})" in caplog.text
+
+
+async def test_of_two_daemons_that_began_without_a_device_plugin_directory_one_alone_registers(directory):
+    plugins = directory / "device-plugins"
+    flags = {"device_plugin_dir": str(plugins)}
+    nodes = [SimulatedNode(load("hgx-h100")) for _ in range(2)]
+    async with (
+        running(directory, nodes[0], **flags, state_dir=str(directory / "a")) as (first, _driver, one),
+        running(directory, nodes[1], **flags, state_dir=str(directory / "b")) as (second, _other, two),
+    ):
+        with anyio.fail_after(10):
+            while not (first.store.current.resources and second.store.current.resources):
+                await anyio.sleep(0.01)
+        async with StandInKubelet(directory) as kubelet:
+            plugins.symlink_to(directory)  # the directory comes with its kubelet
+            await kubelet.wait_for(healthy(kubelet, 8))
+            with anyio.fail_after(10):
+                while not (one or two):
+                    await anyio.sleep(0.01)
+            assert kubelet.registrations[GPU].accepted == 1
+        assert [*one, *two] == [1]

@@ -1,0 +1,145 @@
+import ctypes
+import errno
+import os
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gpu_plugin.host.driver_root.inside import MOST_LINKS, resolve
+from tests.unit.host.driver_root.installed import Root
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A root beside a file that no path below it leads to."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/outside").write_text("not ours")
+    made = Root(tmp_path / "root")
+    made.write("usr/lib64/real")
+    made.write("etc/inside")
+    return made
+
+
+def resolved(root: Root, path: str) -> str | None:
+    found = resolve(str(root), f"{root}{path}")
+    return found if found is None else found.removeprefix(str(root))
+
+
+@pytest.mark.parametrize(
+    ("target", "leads_to"),
+    [
+        ("real", "/usr/lib64/real"),
+        ("./real", "/usr/lib64/real"),
+        ("/usr/lib64/real", "/usr/lib64/real"),
+        ("//usr///lib64/./real", "/usr/lib64/real"),
+        ("../lib64/../../etc/inside", "/etc/inside"),
+        ("../../../../../../etc/inside", "/etc/inside"),  # the root is its own parent
+        ("../../../etc/outside", None),
+        ("/etc/outside", None),
+        ("/usr", "/usr"),
+        ("/", ""),
+        ("real/further", None),
+        ("nothing", None),
+        ("nothing/../real", None),  # as the kernel has it
+        ("link", None),  # itself
+        ("a" * 300, None),  # longer than any name can be
+        ("x/" * 1000, None),
+    ],
+)
+def test_where_a_link_leads_below_a_root(root, target, leads_to):
+    root.link("usr/lib64/link", target)
+    assert resolved(root, "/usr/lib64/link") == leads_to
+
+
+def test_a_link_may_be_written_as_whoever_mounted_the_root_sees_it(root):
+    root.link("usr/lib64/link", f"{root}/usr/lib64/real")
+    root.link("top", str(root))
+    assert resolved(root, "/usr/lib64/link") == resolved(root, "/top/usr/lib64/real") == "/usr/lib64/real"
+
+
+def test_links_among_the_directories_on_the_way(root):
+    root.links({"lib64": "usr/lib64", "alternatives/lib": "../lib64", "deep": "/alternatives/lib/../lib64/"})
+    assert resolved(root, "/deep/real") == "/usr/lib64/real"
+
+
+def test_as_many_links_as_the_kernel_follows_and_no_circle(root):
+    for at in range(MOST_LINKS):
+        root.link(f"chain{at}", f"chain{at + 1}" if at + 1 < MOST_LINKS else "usr/lib64/real")
+    assert resolved(root, "/chain0") == "/usr/lib64/real"
+    root.link("chain", "chain0")
+    assert resolved(root, "/chain") is None
+    root.links({"a": "b", "b": "/c", "c": "../a"})
+    assert resolved(root, "/a") is None
+    root.links({"into": "into/into"})
+    assert resolved(root, "/into") is None
+
+
+def test_the_real_root_has_an_empty_name(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("/" + "../" * 3 + str(tmp_path)[1:] + "/file")
+    up = "../" * (str(tmp_path).count("/") - 1)
+    (tmp_path / "up").symlink_to(f"{up}../{str(tmp_path)[1:]}/file")
+    assert resolve("", f"{tmp_path}/link") == resolve("", f"{tmp_path}/up") == f"{tmp_path}/file"
+    assert resolve("", "/") == ""
+
+
+def test_a_root_that_is_not_there_has_nothing(tmp_path):
+    assert resolve(f"{tmp_path}/gone", f"{tmp_path}/gone") is None
+    assert resolve(f"{tmp_path}/gone", f"{tmp_path}/gone/usr") is None
+
+
+def test_the_directory_of_every_link_on_the_way_is_told(root):
+    root.links({"lib64": "usr/lib64", "usr/lib64/link": "/etc/alternatives/link", "etc/alternatives/link": "../inside"})
+    told: list[str] = []
+    assert resolve(str(root), f"{root}/lib64/link", told.append) == f"{root}/etc/inside"
+    assert told == [str(root), f"{root}/usr/lib64", f"{root}/etc/alternatives"]
+    told.clear()
+    assert resolve(str(root), f"{root}/etc/inside", told.append) == f"{root}/etc/inside"
+    assert told == []
+
+
+OPENAT2, RESOLVE_IN_ROOT = 437, 0x10  # openat2(2)
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def kernels_answer(root: Root, path: str) -> str | None:
+    """What the kernel finds of a path for whom the root is /."""
+    base = os.open(root.path, os.O_PATH)
+    try:
+        how = struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, RESOLVE_IN_ROOT)
+        opened = libc.syscall(OPENAT2, base, os.fsencode(path), how, len(how))
+        if opened < 0:
+            if ctypes.get_errno() in (errno.ENOSYS, errno.EPERM):
+                pytest.skip("this kernel has no openat2(2), or forbids it")
+            return None
+        try:
+            return str(Path(f"/proc/self/fd/{opened}").readlink())
+        finally:
+            os.close(opened)
+    finally:
+        os.close(base)
+
+
+names = st.sampled_from(["a", "b", "c", "d", "file", "..", "."])
+targets = st.tuples(st.booleans(), st.lists(names, min_size=1, max_size=6), st.booleans()).map(
+    lambda parts: ("/" if parts[0] else "") + "/".join(parts[1]) + ("/" if parts[2] else "")
+)
+
+
+@settings(max_examples=300)
+@example(links={}, path="d/file/..")
+@example(links={}, path="d/file/.")
+@example(links={"a": "d/file/"}, path="a")
+@example(links={"a": "b/../d", "b": "c"}, path="a/file")
+@given(
+    links=st.dictionaries(st.sampled_from(["a", "b", "c", "d/a", "d/b", "d/c"]), targets, max_size=6),
+    path=st.lists(names, min_size=1, max_size=5).map("/".join),
+)
+def test_what_is_found_is_what_the_kernel_finds_for_whom_the_root_is_the_root(tmp_path_factory, links, path):
+    root = Root(tmp_path_factory.mktemp("root"))
+    root.write("d/file")
+    root.links(links)
+    assert resolve(str(root), f"{root}/{path}") == kernels_answer(root, path)

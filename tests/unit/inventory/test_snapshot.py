@@ -1,0 +1,130 @@
+import anyio
+import pytest
+
+from gpu_plugin.access.container import Access
+from gpu_plugin.devices.device import Device, Resource
+from gpu_plugin.inventory.snapshot import ResourceView, Snapshot, SnapshotStore
+from gpu_plugin.placement.prepared import Placement
+
+NAME = "nvidia.com/gpu"
+
+
+def view(*ids: str, name: str = NAME) -> ResourceView:
+    """A resource with devices of these ids."""
+    return ResourceView.of(
+        Resource(name, tuple(Device(i, f"GPU-{i}", f"GPU-{i}", "0") for i in ids)), Access(), Placement()
+    )
+
+
+def test_a_device_is_found_by_its_id_and_knows_its_place():
+    seen = view("b", "a", "c")
+    assert seen.order == {"b": 0, "a": 1, "c": 2}
+    assert seen.device("a") is seen.resource.devices[1]
+    assert seen.device("x") is None
+
+
+def test_an_id_that_occurs_twice_is_refused():
+    with pytest.raises(ValueError, match=r"^nvidia\.com/gpu: a device id occurs twice$"):
+        view("a", "b", "a")
+
+
+def test_an_id_longer_than_the_api_allows_is_refused():
+    assert view("a" * 63).order == {"a" * 63: 0}
+    with pytest.raises(ValueError, match="has more than 63 characters"):
+        view("a", "b" * 64)
+
+
+def test_reasons_change_the_devices_they_name_and_leave_the_others_the_very_same():
+    before = view("a", "b", "c")
+    after = before.with_reasons({"GPU-b": "too hot", "GPU-c": "", "GPU-x": "lost"})
+    assert [device.reason for device in after.resource.devices] == ["", "too hot", ""]
+    assert after.resource.devices[0] is before.resource.devices[0]
+    assert after.resource.devices[2] is before.resource.devices[2]
+    assert before.resource.devices[1].healthy
+    assert (after.order, after.access, after.placement) == (before.order, before.access, before.placement)
+
+
+def test_a_reason_reaches_every_device_of_a_gpu():
+    devices = tuple(Device(f"a::{at}", "GPU-a", "GPU-a", "0") for at in range(3))
+    after = ResourceView.of(Resource(NAME, devices), Access(), Placement()).with_reasons({"GPU-a": "lost"})
+    assert [device.reason for device in after.resource.devices] == ["lost"] * 3
+
+
+@pytest.mark.parametrize("reasons", [{}, {"GPU-a": ""}, {"GPU-x": "lost"}, {"GPU-b": "hot"}])
+def test_reasons_that_change_nothing_give_the_very_same_view(reasons):
+    before = view("a", "b").with_reasons({"GPU-b": "hot"})
+    assert before.with_reasons(reasons) is before
+
+
+def test_an_empty_reason_makes_a_device_healthy_again():
+    before = view("a")
+    assert before.with_reasons({"GPU-a": "hot"}).with_reasons({"GPU-a": ""}).resource == before.resource
+
+
+async def test_a_store_begins_with_nothing():
+    assert SnapshotStore().current == Snapshot(0, {})
+
+
+async def test_the_version_rises_with_each_change_and_only_then():
+    store = SnapshotStore()
+    first = view("a")
+    assert store.publish({NAME: first}).version == 1
+    assert store.publish({NAME: first}).version == 1
+    assert store.publish({NAME: first.with_reasons({"GPU-a": ""})}).version == 1
+    assert store.publish({NAME: first.with_reasons({"GPU-a": "hot"})}).version == 2
+    assert store.publish({NAME: first, "nvidia.com/other": view("b", name="nvidia.com/other")}).version == 3
+    assert store.publish({NAME: first}).version == 4
+    assert store.current.resources == {NAME: first}
+
+
+async def test_that_there_is_nothing_is_news_the_first_time():
+    store = SnapshotStore()
+    assert store.publish({}).version == 1
+    assert store.publish({}).version == 1
+
+
+async def test_a_snapshot_does_not_change_with_the_mapping_it_was_made_of():
+    store = SnapshotStore()
+    mine = {NAME: view("a")}
+    published = store.publish(mine)
+    mine.clear()
+    assert list(published.resources) == [NAME]
+    assert store.publish({}) is not published
+
+
+async def test_a_change_wakes_everyone_who_waits():
+    store = SnapshotStore()
+    seen: list[int] = []
+
+    async def wait() -> None:
+        await store.changed.wait()
+        seen.append(store.current.version)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            store.publish({NAME: view("a")})
+    assert seen == [1, 1, 1]
+
+
+async def test_what_changes_nothing_wakes_nobody():
+    store = SnapshotStore()
+    first = view("a")
+    store.publish({NAME: first})
+    woken: list[bool] = []
+
+    async def wait() -> None:
+        await store.changed.wait()
+        woken.append(True)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            store.publish({NAME: first})
+            await anyio.wait_all_tasks_blocked()
+            assert woken == []
+            store.publish({NAME: view("a", "b")})
+    assert woken == [True]

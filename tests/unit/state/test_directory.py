@@ -1,0 +1,333 @@
+import json
+import logging
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.sources.last_choice import CHOICE_FILE, ChosenFile
+from gpu_plugin.state.directory import MAX_BYTES, StateDirectory
+from gpu_plugin.state.memory import (
+    DEVICES_FILE,
+    GPUS_FILE,
+    HEALTH_FILE,
+    DeviceMemory,
+    GpuMemory,
+    HealthMemory,
+    KnownGpu,
+    ListedDevice,
+)
+
+NAME = "health.json"
+
+
+@dataclass(frozen=True)
+class Entry:
+    uuid: str
+    since: float
+    detail: str | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    boot_id: str
+    entries: tuple[Entry, ...] = ()
+
+
+CONTENT = Memory("boot", (Entry("GPU-1", 1.5, "Xid 79"), Entry("GPU-2", 0.0)))
+
+
+@pytest.fixture
+def state(tmp_path):
+    return StateDirectory(tmp_path / "state")
+
+
+@pytest.fixture
+def refusing(tmp_path):
+    """A directory that cannot be made for as long as a file is in its way, which modes do not do to root."""
+    (tmp_path / "file").write_text("in the way")
+    return StateDirectory(tmp_path / "file" / "state")
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def levels(caplog):
+    return [record.levelno for record in caplog.records]
+
+
+def test_what_is_written_is_read_again(state, caplog):
+    assert state.write(NAME, CONTENT) is True
+    assert state.read(NAME, Memory) == CONTENT
+    assert StateDirectory(state.path).read(NAME, Memory) == CONTENT
+    assert caplog.records == []
+
+
+def test_it_is_json_that_people_can_read(state):
+    state.write(NAME, CONTENT)
+    text = (state.path / NAME).read_text()
+    assert json.loads(text)["entries"][0] == {"uuid": "GPU-1", "since": 1.5, "detail": "Xid 79"}
+    assert text.endswith("\n")
+    assert len(text.splitlines()) > 5
+
+
+text = st.text(st.characters(exclude_categories=["Cs"]))
+entries = st.builds(Entry, text, st.floats(allow_nan=False, allow_infinity=False), st.none() | text)
+
+
+@given(st.builds(Memory, text, st.lists(entries, max_size=4).map(tuple)))
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_content_makes_the_round_trip(state, content):
+    assert state.write(NAME, content)
+    assert state.read(NAME, Memory) == content
+
+
+def test_names_are_files_of_their_own(state):
+    state.write("a.json", Memory("a"))
+    state.write("b.json", Memory("b"))
+    assert state.read("a.json", Memory) == Memory("a")
+    assert sorted(path.name for path in state.path.iterdir()) == ["a.json", "b.json"]
+
+
+def test_the_file_is_its_owners_alone_whatever_the_umask_is(state):
+    before = os.umask(0)
+    try:
+        state.write(NAME, CONTENT)
+        assert mode(state.path / NAME) == 0o600
+        assert mode(state.path) == 0o700
+        os.umask(0o777)
+        (state.path / NAME).chmod(0o644)
+        state.write(NAME, CONTENT)
+        assert mode(state.path / NAME) == 0o600
+    finally:
+        os.umask(before)
+
+
+def test_a_file_is_replaced_whole(state):
+    state.write(NAME, Memory("long" * 1000))
+    with (state.path / NAME).open("rb") as reader:  # as one who reads while it is written
+        state.write(NAME, Memory("short"))
+        assert reader.read().startswith(b'{\n "boot_id": "longlong')
+    assert state.read(NAME, Memory) == Memory("short")
+    assert [path.name for path in state.path.iterdir()] == [NAME]
+
+
+@pytest.mark.parametrize("step", ["fsync", "fchmod"])
+def test_a_write_that_fails_midway_leaves_the_old_file_and_no_other(state, monkeypatch, caplog, step):
+    state.write(NAME, Memory("old"))
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, step, full)
+    assert state.write(NAME, Memory("new")) is False
+    monkeypatch.undo()
+    assert state.read(NAME, Memory) == Memory("old")
+    assert [path.name for path in state.path.iterdir()] == [NAME]
+    assert "No space left on device" in caplog.text
+
+
+def test_a_leftover_that_cannot_be_removed_is_no_failure_of_its_own(state, monkeypatch, caplog):
+    def refuse(*arguments, **more):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert state.write(NAME, CONTENT) is False
+    assert levels(caplog) == [logging.ERROR]
+
+
+def test_content_that_is_no_json_is_its_writers_fault_and_leaves_nothing(state):
+    with pytest.raises(TypeError):
+        state.write(NAME, object())
+    assert list(state.path.iterdir()) == []
+
+
+def test_where_there_is_nothing_there_is_nothing_to_say(state, caplog):
+    assert state.read(NAME, Memory) is None
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe\x00",
+        b'{"boot_id": "cut off',
+        b"[]",
+        b"null",
+        b'{"boot_id": 7}',
+        b'{"entries": []}',
+        b'{"boot_id": "b", "entries": [{"uuid": "GPU-1"}]}',
+        b'{"boot_id": "b", "later": ' + b"[" * 100_000,
+    ],
+)
+def test_a_file_that_cannot_be_read_is_forgotten_and_said_once(state, caplog, content):
+    state.path.mkdir()
+    (state.path / NAME).write_bytes(content)
+    assert state.read(NAME, Memory) is None
+    assert state.read(NAME, Memory) is None
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert str(state.path / NAME) in record.getMessage()
+
+
+def directory(path):
+    (path / "inside").mkdir(parents=True)
+
+
+def link(path):
+    elsewhere = path.parent / "elsewhere"
+    elsewhere.write_bytes(b'{"boot_id": "of another program"}')
+    path.symlink_to(elsewhere)
+
+
+def large(path):
+    with path.open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+
+
+@pytest.mark.parametrize("make", [directory, link, os.mkfifo, large])
+@pytest.mark.parametrize("tidy", [False, True])
+def test_what_is_no_file_of_ours_is_set_aside_and_said_once(state, caplog, make, tidy):
+    state.path.mkdir(mode=0o700)
+    make(state.path / NAME)
+    if tidy:
+        state.tidy([NAME])
+    assert state.read(NAME, Memory) is None
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert f"(kept as {state.path / NAME}.corrupt)" in record.getMessage()
+    assert state.write(NAME, CONTENT) is True
+    assert state.read(NAME, Memory) == CONTENT
+    assert stat.S_IFMT((state.path / f"{NAME}.corrupt").lstat().st_mode) != 0
+    if make is link:
+        assert (state.path / "elsewhere").read_bytes() == b'{"boot_id": "of another program"}'
+
+
+def test_where_there_is_no_directory_or_nothing_amiss_there_is_nothing_to_tidy(state, caplog):
+    state.tidy([NAME])
+    assert not state.path.exists()
+    state.write(NAME, CONTENT)
+    state.tidy([NAME])
+    assert state.read(NAME, Memory) == CONTENT
+    assert caplog.records == []
+
+
+def test_a_file_with_further_hard_links_becomes_one_of_its_own(state, tmp_path, caplog):
+    state.write(NAME, CONTENT)
+    (tmp_path / "linked").hardlink_to(state.path / NAME)
+    state.tidy([NAME])
+    os.truncate(state.path / NAME, 0)
+    assert json.loads((tmp_path / "linked").read_text())["boot_id"] == "boot"
+    assert mode(state.path / NAME) == 0o600
+    assert levels(caplog) == [logging.WARNING]
+
+
+def test_what_killed_processes_had_not_finished_is_removed_and_nothing_else(state):
+    state.write(NAME, CONTENT)
+    for name in (f".{NAME}.abcdefgh", f".{NAME}.a1b2c3d_", ".other.json.abcdefgh", "notes"):
+        (state.path / name).write_text("{")
+    state.tidy([NAME])
+    assert sorted(path.name for path in state.path.iterdir()) == [".other.json.abcdefgh", NAME, "notes"]
+
+
+@pytest.mark.parametrize(("permitted", "said"), [(0o777, 1), (0o1777, 1), (0o770, 1), (0o755, 0), (0o700, 0)])
+def test_that_others_may_write_in_the_directory_is_said(state, caplog, permitted, said):
+    state.path.mkdir()
+    state.path.chmod(permitted)
+    state.tidy([NAME])
+    assert len(caplog.records) == said
+    assert all(f"has the mode {permitted:04o}" in record.getMessage() for record in caplog.records)
+
+
+def known():
+    """What a daemon writes down of a node, in each of its files."""
+    sick = Evidence("boot", "GPU-1", "xid", "FATAL", "Xid 79: é", 1.7e9, memory={"times": [1.7e9]})
+    gpu = KnownGpu("GPU-1", 0, 0, "00000000:3B:00.0", "NVIDIA H100 80GB HBM3", 0)
+    device = ListedDevice("GPU-1", "GPU-1", "GPU-1", "0", "gpu", numa=(0,))
+    return [
+        (HEALTH_FILE, HealthMemory("boot", (sick,), 7)),
+        (GPUS_FILE, GpuMemory("boot", (gpu,))),
+        (CHOICE_FILE, ChosenFile(node="n", label="example.com/c", directory="/available", file="GPU-é")),
+        (DEVICES_FILE, DeviceMemory("boot", {"nvidia.com/gpu": (device,)})),
+    ]
+
+
+@pytest.mark.parametrize(("name", "content"), known())
+def test_no_byte_that_is_wrong_and_no_length_that_is_cut_ends_the_reading(state, caplog, name, content):
+    state.write(name, content)
+    file, aside = state.path / name, state.path / f"{name}.corrupt"
+    whole = file.read_bytes()
+    broken = [whole[:at] + b"\xff" + whole[at + 1 :] for at in range(len(whole) - 1)]
+    for written in [*broken, *(whole[:length] for length in range(len(whole) - 1))]:
+        caplog.clear()
+        file.write_bytes(written)
+        assert StateDirectory(state.path).read(name, type(content)) is None
+        assert aside.read_bytes() == written
+        (record,) = caplog.records
+        assert f"{file} cannot be read, what it remembered is lost (kept as {aside})" in record.getMessage()
+    assert state.write(name, content)
+    assert state.read(name, type(content)) == content
+
+
+def test_a_file_that_is_whole_again_is_read_again_and_a_new_fault_said(state, caplog):
+    state.path.mkdir()
+    (state.path / NAME).write_bytes(b"{")
+    assert state.read(NAME, Memory) is None
+    state.write(NAME, CONTENT)
+    assert state.read(NAME, Memory) == CONTENT
+    (state.path / NAME).write_bytes(b"{")
+    assert state.read(NAME, Memory) is None
+    assert levels(caplog) == [logging.ERROR, logging.ERROR]
+
+
+def test_a_later_versions_fields_are_passed_over(state):
+    state.path.mkdir()
+    (state.path / NAME).write_text('{"boot_id": "b", "entries": [], "later": {"a": [1, 2]}}')
+    assert state.read(NAME, Memory) == Memory("b")
+
+
+def test_a_directory_that_cannot_be_written_is_said_once_a_file(refusing, caplog):
+    assert [refusing.write(NAME, CONTENT) for _ in range(5)] == [False] * 5
+    assert levels(caplog) == [logging.ERROR]
+    assert str(refusing.path / NAME) in caplog.text
+    assert refusing.write("gpus.json", CONTENT) is False
+    assert levels(caplog) == [logging.ERROR, logging.ERROR]
+
+
+def test_a_directory_that_can_be_written_again_says_so_once(refusing, caplog):
+    caplog.set_level(logging.INFO)
+    refusing.write(NAME, CONTENT)
+    refusing.path.parent.unlink()
+    assert refusing.write(NAME, CONTENT) is True
+    assert refusing.write(NAME, CONTENT) is True
+    assert levels(caplog) == [logging.ERROR, logging.INFO]
+    assert "can be written again" in caplog.records[1].getMessage()
+    assert refusing.read(NAME, Memory) == CONTENT
+
+
+def test_a_directory_that_refuses_again_is_said_again(refusing, caplog):
+    refusing.write(NAME, CONTENT)
+    refusing.path.parent.unlink()
+    refusing.write(NAME, CONTENT)
+    caplog.clear()
+    (refusing.path / NAME).unlink()
+    refusing.path.rmdir()
+    refusing.path.write_text("in the way")
+    assert refusing.write(NAME, CONTENT) is False
+    assert levels(caplog) == [logging.ERROR]
+
+
+def test_text_that_cannot_be_encoded_is_not_written_and_said_once(tmp_path, caplog):
+    state = StateDirectory(tmp_path)
+    assert [state.write("a.json", ["a\udcff"]) for _ in range(2)] == [False, False]
+    assert caplog.text.count("a.json cannot be written") == 1
+    assert list(tmp_path.iterdir()) == []

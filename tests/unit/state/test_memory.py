@@ -1,0 +1,405 @@
+"""What a daemon remembers: of this boot everything, of another the operator's orders, and of a broken file that it was broken."""
+
+import json
+import logging
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from gpu_plugin.devices.device import Device, Resource
+from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.health.latch import Marks, Verdict
+from gpu_plugin.health.signals.clocks import SlowMinutes
+from gpu_plugin.health.signals.recovery_action import Wish
+from gpu_plugin.health.signals.xid import Happened
+from gpu_plugin.runtime.threads import DaemonThreads
+from gpu_plugin.state import memory as memory_module
+from gpu_plugin.state.directory import StateDirectory
+from gpu_plugin.state.journal import Journal
+from gpu_plugin.state.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, Known, Memory, Recorder
+
+NODE = Node((Gpu("GPU-1", 0, 0, "0000:1b:00.0", "NVIDIA H100"), Gpu("GPU-unreadable-1", 1)))
+LISTED = (Resource("nvidia.com/gpu", (Device("GPU-1", "GPU-1", "GPU-1", "0"),)),)
+XID = Evidence("one", "GPU-1", "xid", "FATAL", "Xid 79", 1.5, "reboot", "79", "MIG-1", 7, 8, 9, memory={"times": [1.0]})
+MAINTENANCE = Evidence("one", "GPU-1", "maintenance", "FATAL", "maintenance", 2.0, "operator")
+CORDON = Evidence("one", "GPU-1", "cordon", "FATAL", "cordoned", 3.0, "operator")
+OLD_CORDON = Evidence("zero", "GPU-2", "cordon", "FATAL", "cordoned", 0.5, "operator")
+EVERYTHING = (XID, MAINTENANCE, CORDON, OLD_CORDON)
+
+
+@pytest.fixture
+def state(tmp_path):
+    return tmp_path / "state"
+
+
+def memory(state, boot="one"):
+    return Memory(StateDirectory(state), boot)
+
+
+def test_the_same_boot_remembers_everything_a_release_included(state):
+    assert memory(state).write(EVERYTHING, NODE, LISTED)
+    assert memory(state).evidence() == EVERYTHING
+    assert [gpu.uuid for gpu in memory(state).gpus()] == ["GPU-1"]
+    assert [resource.name for resource in memory(state).listed()] == ["nvidia.com/gpu"]
+
+
+def test_another_boot_remembers_cordons_alone(state):
+    memory(state).write(EVERYTHING, NODE, LISTED)
+    later = memory(state, "two")
+    assert later.evidence() == (CORDON, OLD_CORDON)
+    assert (later.gpus(), later.listed()) == ((), ())
+
+
+def test_each_entry_is_of_its_own_boot(state):
+    memory(state, "two").write((XID, *EVERYTHING[2:]), NODE, LISTED)  # a boot under a running process: XID is of before
+    assert memory(state, "two").evidence() == (CORDON, OLD_CORDON)
+
+
+def test_after_a_boot_it_writes_for_the_new_one(state):
+    known = memory(state)
+    known.write((XID,), NODE, LISTED)
+    known.booted("two")
+    assert known.write((), NODE, LISTED)
+    assert {json.loads(file.read_text())["boot_id"] for file in state.glob("*.json")} == {"two"}
+    assert memory(state, "two").gpus()
+
+
+def test_without_gpus_what_is_known_of_them_stays(state):
+    memory(state).write((XID,), NODE, LISTED)
+    assert memory(state).write((XID, CORDON), Node(), ())
+    assert memory(state).evidence() == (XID, CORDON)
+    assert memory(state).gpus()
+    assert memory(state).listed()
+
+
+@pytest.mark.parametrize(
+    "content", ["", '{"boot_id": 7', '{"boot_id": "one", "evidence": {"uuid": "GPU-1"}}', "[" * 99_999]
+)
+def test_a_corrupt_file_is_said_kept_and_replaced_by_what_is_known(state, caplog, content):
+    state.mkdir()
+    (state / HEALTH_FILE).write_text(content)
+    known = memory(state)
+    assert known.evidence() == ()
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert "health.json cannot be read" in record.getMessage()
+    assert "health.json.corrupt" in record.getMessage()
+    assert known.write((XID,), NODE, LISTED)
+    assert (state / "health.json.corrupt").read_text() == content
+    assert memory(state).evidence() == (XID,)
+
+
+def test_what_cannot_be_written_is_kept_and_written_once_it_can_be(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    known = memory(blocked / "state")
+    assert not known.write((XID,), NODE, LISTED)
+    assert not known.write((XID, CORDON), NODE, LISTED)
+    assert caplog.text.count("health.json cannot be written") == 1
+    blocked.unlink()
+    assert known.write((XID, CORDON), NODE, LISTED)
+    assert "health.json can be written again" in caplog.text
+    assert memory(blocked / "state").evidence() == (XID, CORDON)
+
+
+def test_one_file_that_cannot_be_written_holds_up_no_other(state):
+    (state / GPUS_FILE / "inside").mkdir(parents=True)
+    known = memory(state)
+    assert not known.write((XID,), NODE, LISTED)
+    assert memory(state).evidence() == (XID,)
+    assert (state / DEVICES_FILE).exists()
+
+
+def test_only_what_changed_is_written(state):
+    known = memory(state)
+    known.write((XID,), NODE, LISTED)
+    before = {file.name: file.stat().st_ino for file in state.iterdir()}
+    assert known.write((XID,), NODE, LISTED)
+    assert {file.name: file.stat().st_ino for file in state.iterdir()} == before
+    assert known.write((CORDON,), NODE, LISTED)
+    after = {file.name: file.stat().st_ino for file in state.iterdir()}
+    assert [name for name in after if after[name] != before[name]] == [HEALTH_FILE]
+
+
+def test_what_pods_hold_under_foreign_names_is_remembered_apart_from_what_is_listed(state):
+    elsewhere = (Resource("example.com/gpu", LISTED[0].devices),)
+    memory(state).write_durably((), NODE, LISTED, elsewhere)
+    assert [resource.name for resource in memory(state).foreign()] == ["example.com/gpu"]
+    assert [resource.name for resource in memory(state).listed()] == [resource.name for resource in LISTED]
+
+
+class TestJournal:
+    def test_what_is_said_outlives_a_kill_before_the_disk_has_it(self, state):
+        memory(state).write_evidence((XID, CORDON))
+        assert not (state / HEALTH_FILE).exists()
+        assert memory(state).evidence() == (XID, CORDON)
+
+    def test_a_durable_write_of_before_unsays_nothing(self, state):
+        known = memory(state)
+        known.write_evidence((CORDON,))
+        known.write_evidence((XID, CORDON))
+        known.write_durably((CORDON,), NODE, LISTED)  # as it was when that began
+        assert memory(state).evidence() == (XID, CORDON)
+
+    def test_a_kill_after_each_step_leaves_the_newest(self, state):
+        known = memory(state)
+        for evidence in ((XID,), (XID, CORDON), (CORDON,), ()):
+            known.write_evidence(evidence)
+            assert memory(state).evidence() == evidence
+            known.write_durably(evidence, NODE, LISTED)
+            assert memory(state).evidence() == evidence
+            known = memory(state)
+            known.evidence()
+
+    def test_a_journal_that_cannot_be_written_leaves_it_to_the_file_and_takes_over_again(self, state, monkeypatch):
+        known = memory(state)
+        known.write((XID,), NODE, LISTED)
+        with monkeypatch.context() as broken:
+            broken.setattr(Journal, "append", lambda *_: False)
+            for evidence in ((XID, CORDON), (CORDON,)):
+                assert not known.write(evidence, NODE, LISTED)
+                assert memory(state).evidence() == evidence
+        assert known.write_evidence((XID,))
+        assert memory(state).evidence() == (XID,)
+
+
+class Disk:
+    """A memory that is asked to write; what is known is `at`, what was written is `writes`."""
+
+    def __init__(self, monkeypatch):
+        self.at = Known(0, (), Node(), ())
+        self.writes: list[tuple[Evidence, ...]] = []
+        self.fails = False
+        self.recorder = Recorder(Memory(StateDirectory(Path("/nowhere")), "one"), lambda: self.at)
+        monkeypatch.setattr(Memory, "write_evidence", self.write)
+        monkeypatch.setattr(Memory, "write_durably", lambda *_: True)
+
+    def write(self, evidence):
+        if self.fails:
+            return False
+        self.writes.append(evidence)
+        return True
+
+    def learn(self, *evidence):
+        self.at = Known(self.at.revision + 1, evidence, NODE, LISTED)
+        self.recorder.changed()
+
+    async def until(self, *writes):
+        with anyio.fail_after(10):
+            while self.writes[-len(writes) :] != list(writes):
+                await anyio.sleep(0.005)
+
+
+@pytest.fixture
+async def disk(monkeypatch):
+    disk = Disk(monkeypatch)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(disk.recorder.run)
+        await anyio.wait_all_tasks_blocked()
+        yield disk
+        tasks.cancel_scope.cancel()
+
+
+class TestRecorder:
+    async def test_where_nothing_is_known_nothing_is_written(self, disk):
+        disk.recorder.changed()
+        await anyio.wait_all_tasks_blocked()
+        assert disk.writes == []
+        assert await disk.recorder.written()
+
+    async def test_what_changes_is_written(self, disk):
+        disk.learn(XID)
+        await disk.until((XID,))
+        disk.learn(XID, CORDON)
+        assert await disk.recorder.written()
+        assert disk.writes == [(XID,), (XID, CORDON)]
+        assert await disk.recorder.written()
+
+    async def test_a_write_that_fails_is_tried_again_and_whoever_waits_hears_of_it(self, disk, monkeypatch):
+        monkeypatch.setattr(memory_module, "RETRY", 0.01)
+        monkeypatch.setattr(memory_module, "WRITTEN_SOON", 0.1)
+        disk.fails = True
+        disk.learn(XID)
+        assert not await disk.recorder.written()
+        disk.fails = False
+        monkeypatch.setattr(memory_module, "WRITTEN_SOON", 10.0)
+        await disk.until((XID,))
+        assert await disk.recorder.written()
+
+    async def test_what_is_learnt_last_is_written_at_the_end(self, monkeypatch):
+        disk = Disk(monkeypatch)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(disk.recorder.run)
+            await anyio.wait_all_tasks_blocked()
+            disk.at = Known(1, (XID,), NODE, LISTED)
+            tasks.cancel_scope.cancel()
+        assert disk.writes == [(XID,)]
+
+    async def test_a_disk_that_keeps_hardware_waiting_keeps_no_word_on_health_waiting(self, disk, monkeypatch):
+        held = threading.Event()
+        monkeypatch.setattr(Memory, "write_durably", lambda *_: held.wait(10))
+        disk.learn(XID)
+        assert await disk.recorder.written()
+        disk.learn(XID, CORDON)
+        assert await disk.recorder.written()
+        assert disk.writes == [(XID,), (XID, CORDON)]
+        held.set()
+
+
+async def test_what_the_journal_has_late_is_written_durably_too(state, monkeypatch):
+    append, durably, done = Journal.append, Memory.write_durably, threading.Event()
+
+    def slow(journal, entry):
+        if CORDON in entry.evidence:
+            done.wait(0.2)  # the other thread has all the time to overtake this one
+        return append(journal, entry)
+
+    def watched(memory, evidence, *others):
+        written = durably(memory, evidence, *others)
+        if CORDON in evidence:
+            done.set()
+        return written
+
+    monkeypatch.setattr(Journal, "append", slow)
+    monkeypatch.setattr(Memory, "write_durably", watched)
+    known = Known(1, (XID,), NODE, LISTED)
+    recorder = Recorder(memory(state), lambda: known)
+
+    async def until(signal):
+        with anyio.fail_after(10):
+            while not (state / HEALTH_FILE).exists() or signal not in (state / HEALTH_FILE).read_text():
+                await anyio.sleep(0.005)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(recorder.run)
+        await until("xid")
+        known = Known(2, (XID, CORDON), NODE, LISTED)
+        recorder.changed()
+        await until("cordon")
+        tasks.cancel_scope.cancel()
+
+
+DEEP: object = 7.0
+for _ in range(450):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        replace(XID, since=1e18),
+        replace(XID, taken=1e18),
+        replace(XID, aside=Marks(taken=1e18)),
+        replace(XID, memory={"times": [-1e18]}),
+        replace(XID, memory={"within": 1e18}),
+        replace(XID, memory={"last": 7e19}),
+        replace(XID, signal="nvlink", part="", memory={"up": -1}),
+        replace(XID, signal="flapping", part="xid 48", memory={"hold": 1e18}),
+        replace(XID, signal="flapping", part="xid 48", memory={"hold": -1.0}),
+        replace(XID, signal="hw-slowdown", part="", memory={"watched": 1e18}),
+        replace(XID, signal="recovery-action", part="", memory={"excused": 1e18}),
+        replace(XID, signal="unanswered", part="", memory={"failures": [7e19]}),
+        replace(XID, signal="pcie-errors", part="", memory={"times": [7e19]}),
+        replace(XID, signal="application-errors", part="", memory={"unknown": [7e19]}),
+        replace(XID, memory={"times": DEEP}),
+        replace(XID, signal="moonlight", memory={"phases": DEEP}),
+        replace(XID, signal="moonlight", memory={"phase": -1}),
+        replace(XID, memory={"owned": [[1e300, ["default/a"]]]}),
+        {"boot_id": "one", "uuid": "GPU-1"},
+        {**msgspec.to_builtins(XID), "since": "yesterday"},
+        {**msgspec.to_builtins(XID), "memory": 7},
+        {key: value for key, value in msgspec.to_builtins(XID).items() if key != "memory"} | {"times": "x"},
+        "x",
+    ],
+)
+def test_an_entry_that_cannot_be_true_is_left_out_alone_and_said(state, caplog, wrong):
+    state.mkdir()
+    whole = {"boot_id": "one", "evidence": [CORDON, wrong, MAINTENANCE], "sequence": 1}
+    (state / HEALTH_FILE).write_bytes(msgspec.json.encode(whole))
+    assert memory(state).evidence() == (CORDON, MAINTENANCE)
+    (record,) = caplog.records
+    assert "health.json: entry 1 cannot be true and is left out: " in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("signal", "part", "remembered", "read"),
+    [
+        ("xid", "48", {"times": [-2.0], "last": -1.0}, Happened((0.0,), last=0.0)),
+        ("recovery-action", "", {"action": 1, "excused": -30.0}, Wish(action=1, excused=0.0)),
+        ("hw-slowdown", "", {"watched": -30.0}, SlowMinutes(watched=0.0)),
+    ],
+)
+def test_times_a_little_before_0_are_taken_for_it_and_drop_no_entry(state, signal, part, remembered, read):
+    wrong = replace(XID, signal=signal, part=part, since=-5.0, taken=-1.0, memory=remembered)
+    memory(state).write((wrong,), NODE, LISTED)
+    (entry,) = memory(state).evidence()
+    latch = entry.latch()
+    assert (latch.verdict, latch.since, latch.memory, latch.recovery.marks.taken) == (Verdict.FATAL, 0.0, read, 0.0)
+
+
+def test_a_signal_that_another_version_has_is_kept_and_costs_nothing(state):
+    strange = replace(XID, signal="moonlight", memory={"phase": 3})
+    memory(state).write((strange,), NODE, LISTED)
+    assert memory(state).evidence() == (strange,)
+
+
+@pytest.mark.parametrize("name", [HEALTH_FILE, memory_module.JOURNAL_FILE, GPUS_FILE, DEVICES_FILE])
+@pytest.mark.parametrize("how", ["removed", "emptied"])
+def test_a_file_that_went_is_noticed_and_written_again_though_nothing_is_new(state, name, how):
+    known = memory(state)
+    assert known.write(EVERYTHING, NODE, LISTED)
+    assert known.stands()
+    (state / name).unlink() if how == "removed" else (state / name).write_text("")
+    assert not known.stands()
+    assert known.write(EVERYTHING, NODE, LISTED)
+    assert known.stands()
+    for file in (HEALTH_FILE, memory_module.JOURNAL_FILE):
+        (state / file).rename(state / "kept")
+        assert memory(state).evidence() == EVERYTHING  # each of the two has all of it
+        (state / "kept").rename(state / file)
+    assert memory(state).gpus()
+    assert memory(state).listed()
+
+
+async def test_a_recorder_that_is_told_to_look_writes_what_went_and_nothing_else(state):
+    made = memory(state)
+    recorder = Recorder(made, lambda: Known(1, EVERYTHING, NODE, LISTED))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(recorder.run)
+        with anyio.fail_after(10):
+            while not (state / DEVICES_FILE).exists():
+                await anyio.sleep(0.001)
+            assert await recorder.written()
+            before = (state / HEALTH_FILE).stat().st_ino
+            (state / DEVICES_FILE).unlink()
+            while not (state / DEVICES_FILE).exists():
+                recorder.look()
+                await anyio.sleep(0.001)
+        assert (state / HEALTH_FILE).stat().st_ino == before
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_disk_that_hangs_holds_one_thread_and_the_next_write_waits_for_it(monkeypatch):
+    begun, back = [], threading.Event()
+
+    def write():
+        begun.append(1)
+        assert back.wait(5)
+        return True
+
+    recorder, threads = Recorder(cast("Memory", None), cast("Any", None)), DaemonThreads("hung-disk")
+    for _ in range(3):
+        assert not await recorder._done(threads, write, 0.01)
+    assert len(begun) == 1
+    assert [thread.name for thread in threading.enumerate()].count("hung-disk") == 1
+    back.set()
+    assert await recorder._done(threads, write, 5)
+    assert len(begun) == 2
+    threads.close()

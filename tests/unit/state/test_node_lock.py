@@ -1,0 +1,359 @@
+"""The lock of a node: who has it, who is said to have it, and what it is worth where it cannot be had."""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from gpu_plugin.state import node_lock
+from gpu_plugin.state.directory import CORRUPT
+from gpu_plugin.state.node_lock import FILE, NodeLock, Owner
+
+HOLDER = """
+import sys, pathlib
+from gpu_plugin.state.node_lock import NodeLock
+held = NodeLock(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), "9.9")
+print(held.take() or "ours", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def tmp_path(short_path):
+    """Sockets lie below it."""
+    return short_path
+
+
+@pytest.fixture
+def directory(tmp_path):
+    made = tmp_path / "device-plugins"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def other(tmp_path, directory):
+    """Another process that has both locks."""
+    arguments = [sys.executable, "-c", HOLDER, str(tmp_path / "state"), str(directory)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ours\n"
+        yield process
+        process.kill()
+
+
+def test_the_second_is_told_who_has_the_state_directory_and_what_to_do(tmp_path, directory, other):
+    why = NodeLock(tmp_path / "state", directory, "1").take()
+    assert (
+        f"the state directory {tmp_path / 'state'}: process {other.pid} on {socket.gethostname()}, version 9.9" in why
+    )
+    assert "--state-dir" in why
+
+
+def test_a_daemon_with_another_state_directory_waits_for_the_device_plugin_directory(
+    tmp_path, directory, other, monkeypatch
+):
+    lock = NodeLock(tmp_path / "own", directory, "1")
+    assert lock.take().startswith(f"another daemon serves {directory}: it has no socket there yet. ")
+    with socket.socket(socket.AF_UNIX) as server:
+        monkeypatch.chdir(directory)  # a path short enough for a socket's address
+        server.bind("gpu-plugin-gpu-1.sock")
+        server.listen()
+        assert f": process {os.getpid()}. " in lock.take()
+    lock.release()
+
+
+def test_the_sockets_of_another_are_asked_once_each(tmp_path, directory, other, monkeypatch):
+    lock = NodeLock(tmp_path / "own", directory, "1")
+    monkeypatch.chdir(directory)
+    with socket.socket(socket.AF_UNIX) as stopped:
+        stopped.bind("gpu-plugin-gpu-1.sock")
+        assert "it has no socket there yet" in lock.take()  # it does not listen yet
+        stopped.listen(8)
+        for _ in range(20):  # 9 would be the end of its backlog
+            assert f": process {os.getpid()}. " in lock.take()
+        with socket.socket(socket.AF_UNIX) as kubelet:
+            kubelet.setblocking(False)
+            kubelet.connect("gpu-plugin-gpu-1.sock")
+    lock.release()
+
+
+def test_a_socket_that_takes_no_connection_now_is_there(tmp_path, directory, other, monkeypatch):
+    monkeypatch.chdir(directory)
+    with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as kubelet:
+        busy.bind("gpu-plugin-gpu-1.sock")
+        busy.listen(0)
+        kubelet.connect("gpu-plugin-gpu-1.sock")
+        lock = NodeLock(tmp_path / "own", directory, "1")
+        assert f"another daemon serves {directory}: a process that accepts no connection now. " in lock.take()
+        connection, _ = busy.accept()
+        connection.close()
+        assert f": process {os.getpid()}. " in lock.take()
+        lock.release()
+
+
+def test_a_process_that_is_killed_leaves_nothing_locked(tmp_path, directory, other):
+    lock = NodeLock(tmp_path / "state", directory, "1")
+    assert lock.take()
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    assert lock.take() == ""
+    assert json.loads((tmp_path / "state" / FILE).read_bytes())["pid"] == os.getpid()
+    lock.release()
+
+
+def test_it_is_let_go_of_and_taken_again(tmp_path, directory):
+    first, second = (NodeLock(tmp_path, directory, "1") for _ in range(2))
+    assert first.take() == ""
+    assert first.take() == ""  # ours already
+    assert second.take()
+    first.release()
+    assert second.take() == ""
+    second.release()
+
+
+def test_a_file_that_was_removed_locks_nobody_out_and_nobody_in(tmp_path, directory):
+    first, second, third = (NodeLock(tmp_path, directory, "1") for _ in range(3))
+    assert first.take() == ""
+    (tmp_path / FILE).unlink()
+    assert "serves" in second.take()  # the directory of sockets is locked still
+    first.release()
+    assert second.take() == ""
+    assert "state directory" in third.take()
+    second.release()
+
+
+def test_a_directory_made_anew_is_locked_anew_unless_another_has_it(tmp_path, directory):
+    ours, theirs = NodeLock(tmp_path / "a", directory, "1"), NodeLock(tmp_path / "b", directory, "1")
+    assert ours.take() == ""
+    assert ours.follow() == ""
+    shutil.rmtree(directory)
+    assert ours.follow() == ""  # gone: nobody can serve there
+    directory.mkdir()
+    assert ours.follow() == ""
+    assert "serves" in theirs.take()
+    shutil.rmtree(directory)
+    directory.mkdir()
+    assert theirs.take() == ""
+    assert "serves" in ours.follow()
+    ours.release()
+    theirs.release()
+
+
+def test_a_directory_that_comes_later_is_locked_then(tmp_path):
+    later = tmp_path / "later"
+    lock = NodeLock(tmp_path / "a", later, "1")
+    assert lock.take() == ""
+    later.mkdir()
+    assert lock.follow() == ""
+    assert "serves" in NodeLock(tmp_path / "b", later, "1").take()
+    lock.release()
+
+
+@pytest.mark.parametrize("kind", ["directory", "fifo", "link"])
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_what_stands_in_the_lock_s_place_is_set_aside_and_said(tmp_path, directory, caplog, kind, taken):
+    path = tmp_path / FILE
+    for end in CORRUPT[:taken]:
+        (tmp_path / f"{FILE}{end}" / "full").mkdir(parents=True)
+    {"directory": path.mkdir, "fifo": lambda: os.mkfifo(path), "link": lambda: path.symlink_to("/etc/passwd")}[kind]()
+    first, second = (NodeLock(tmp_path, directory, "1") for _ in range(2))
+    assert first.take() == ""
+    assert "uses the state directory" in second.take()
+    assert os.path.lexists(f"{path}{CORRUPT[taken]}")
+    assert caplog.text.count(f"no file of this plugin (kept as {path}{CORRUPT[taken]})") == 1
+    first.release()
+
+
+def test_a_file_that_is_replaced_while_it_is_being_locked_is_no_lock(tmp_path, directory, monkeypatch):
+    lock, real = NodeLock(tmp_path, directory, "1"), fcntl.flock
+
+    def replaced(descriptor, how):
+        (tmp_path / FILE).unlink(missing_ok=True)  # as a cleanup may
+        (tmp_path / FILE).touch()
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", replaced)
+    assert "uses the state directory" in lock.take()
+    monkeypatch.undo()
+    assert lock.take() == ""
+    lock.release()
+
+
+def test_a_state_directory_renamed_under_us_is_locked_anew_unless_another_has_it(tmp_path, directory, caplog):
+    elsewhere = tmp_path / "other"
+    elsewhere.mkdir()
+    state = tmp_path / "state"
+    ours, theirs = NodeLock(state, directory, "1"), NodeLock(state, elsewhere, "2")
+    assert ours.take() == ours.follow() == ""
+    state.rename(tmp_path / "away")
+    assert ours.follow() == ""
+    assert caplog.text.count("was renamed, removed or replaced") == 1
+    assert "uses the state directory" in theirs.take()
+    state.rename(tmp_path / "away again")
+    assert theirs.take() == ""
+    assert "version 2" in ours.follow()
+    ours.release()
+    theirs.release()
+
+
+def test_locks_can_be_taken_without_a_trace(tmp_path, directory):
+    lock = NodeLock(tmp_path / "none", directory, "1")
+    assert lock.take(make=False) == ""
+    assert not (tmp_path / "none").exists()
+    other = NodeLock(tmp_path / "none", directory, "2")
+    assert other.take()
+    lock.release()
+    assert other.take() == ""
+    before = (tmp_path / "none" / FILE).read_bytes()
+    assert "version 2" in lock.take(make=False)
+    assert (tmp_path / "none" / FILE).read_bytes() == before
+    other.release()
+
+
+def test_what_cannot_be_locked_is_said_once_and_served_all_the_same(tmp_path, directory, caplog):
+    state = tmp_path / "state"
+    state.write_text("")
+    lock = NodeLock(state, directory, "1")
+    assert lock.take() == lock.take() == ""
+    assert caplog.text.count("cannot be locked, so a second daemon would not be noticed") == 1
+    lock.release()
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"pid": "x"}', b'{"pid":1,"since":1e300}', b'{"a":' * 800])
+def test_an_owner_that_cannot_be_read_is_still_an_owner(tmp_path, directory, other, content):
+    (tmp_path / "state" / FILE).write_bytes(content)
+    assert ": it has not said who it is. " in NodeLock(tmp_path / "state", directory, "1").take()
+
+
+def test_no_byte_that_is_wrong_and_no_length_that_is_cut_unlocks_it(tmp_path, directory, other):
+    file = tmp_path / "state" / FILE
+    whole = file.read_bytes()
+    told = NodeLock(tmp_path / "state", directory, "1").take()
+    spoilt = [whole[:at] + b"\xff" + whole[at + 1 :] for at in range(len(whole))]
+    for content in (*spoilt, *(whole[:length] for length in range(len(whole)))):
+        file.write_bytes(content)
+        why = NodeLock(tmp_path / "state", directory, "1").take()
+        if content.rstrip(b"\n") == whole.rstrip(b"\n"):  # the end of the line alone is missing
+            assert why == told
+        else:
+            assert ": it has not said who it is. " in why
+    other.kill()
+    other.wait()
+    lock = NodeLock(tmp_path / "state", directory, "1")
+    assert lock.take() == ""
+    assert json.loads(file.read_bytes())["pid"] == os.getpid()
+    lock.release()
+
+
+def test_what_is_let_go_of_while_the_directory_moves_is_free(tmp_path, directory):
+    elsewhere, state = tmp_path / "elsewhere", tmp_path / "state"
+    elsewhere.mkdir()
+    ours = NodeLock(state, directory, "1")
+    assert ours.take() == ""
+    state.rename(tmp_path / "away")
+    assert ours.follow() == ""
+    theirs = NodeLock(tmp_path / "away", elsewhere, "2")
+    assert theirs.take() == ""
+    theirs.release()
+    ours.release()
+
+
+def test_a_file_that_is_gone_is_made_anew_whatever_becomes_of_the_other_directory(tmp_path, directory, caplog):
+    state = tmp_path / "state"
+    ours = NodeLock(state, directory, "1")
+    assert ours.take() == ""
+    (state / FILE).unlink()
+    shutil.rmtree(directory)
+    assert ours.follow() == ""
+    assert ours.has_state
+    assert "was renamed" not in caplog.text  # the directory is the same
+    assert "uses the state directory" in NodeLock(state, tmp_path / "none", "2").take()
+    ours.release()
+
+
+def test_it_is_let_go_of_whole(tmp_path, directory):
+    ours = NodeLock(tmp_path / "a", directory, "1")
+    for _ in range(2):
+        assert ours.take() == ""
+        other = NodeLock(tmp_path / "b", directory, "2")
+        assert "serves" in other.take()
+        other.release()
+        ours.release()
+
+
+@pytest.mark.parametrize("kind", ["directory", "fifo", "link"])
+def test_without_a_trace_what_is_no_lock_locks_nobody_out_and_stays(tmp_path, directory, kind):
+    path, target = tmp_path / FILE, tmp_path / "target"
+    target.touch()
+    {"directory": path.mkdir, "fifo": lambda: os.mkfifo(path), "link": lambda: path.symlink_to(target)}[kind]()
+    lock = NodeLock(tmp_path, directory, "1")
+    assert lock.take(make=False) == ""
+    assert not lock.has_state
+    lock.release()
+    assert os.path.lexists(path)
+    assert not os.path.lexists(f"{path}.corrupt")
+
+
+def test_without_a_trace_a_free_lock_keeps_its_content(tmp_path, directory):
+    (tmp_path / FILE).write_text("of before")
+    lock = NodeLock(tmp_path, directory, "1")
+    assert lock.take(make=False) == ""
+    assert lock.has_state
+    assert (tmp_path / FILE).read_text() == "of before"
+    lock.release()
+
+
+def test_on_a_full_disk_the_lock_holds_all_the_same(tmp_path, directory, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    lock = NodeLock(tmp_path / "state", directory, "1")
+    assert lock.take() == ""
+    assert lock.has_state
+    assert not caplog.records
+    assert ": it has not said who it is. " in NodeLock(tmp_path / "state", directory, "2").take()
+    lock.release()
+
+
+def test_nobody_else_can_read_or_hold_it(tmp_path, directory):
+    state, before = tmp_path / "state", os.umask(0)
+    try:
+        lock = NodeLock(state, directory, "1")
+        assert lock.take() == ""
+    finally:
+        os.umask(before)
+    assert state.stat().st_mode & 0o777 == 0o700
+    assert (state / FILE).stat().st_mode & 0o777 == 0o600
+    lock.release()
+
+
+@pytest.mark.parametrize(("pid", "said"), [(None, "process {mine}"), (0, "a process of another container")])
+def test_who_serves_is_told_by_sockets_that_answer(tmp_path, directory, other, monkeypatch, pid, said):
+    monkeypatch.chdir(directory)
+    if pid is not None:  # as the kernel names a process of another container
+        monkeypatch.setattr(node_lock, "_PEERCRED", SimpleNamespace(size=12, unpack=lambda _: (pid, 0, 0)))
+    lock = NodeLock(tmp_path / "own", directory, "1")
+    with socket.socket(socket.AF_UNIX) as dead, socket.socket(socket.AF_UNIX) as server:
+        dead.bind("gpu-plugin-dead.sock")
+        server.bind("gpu-plugin-gpu-1.sock")
+        server.listen()
+        assert f"serves {directory}: {said.format(mine=os.getpid())}. " in lock.take()
+    lock.release()
+
+
+def test_an_owner_is_one_sentence():
+    assert str(Owner(7, "\x1b[2J")) == r"process 7 on \x1b[2J, version unknown, running since a time unknown"
+    assert str(Owner(7)) == "process 7, version unknown, running since a time unknown"
+    assert (
+        str(Owner(7, "node-1", "1.0", 1.0)) == "process 7 on node-1, version 1.0, running since 1970-01-01 00:00:01 UTC"
+    )
