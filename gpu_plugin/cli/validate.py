@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterable, Mapping
 
 import click
-from msgspec.structs import replace
 
 from gpu_plugin.cli.options import given_flags, read_document, with_hidden_options
 from gpu_plugin.config.document import MAX_BYTES, Document, parse, spell
@@ -81,7 +80,7 @@ def _judge(file: str, flags: Mapping[str, object], environ: Mapping[str, str]) -
         settings = resolve(flags, environ, document)
     except ConfigError as error:
         return _Verdict(name, error.faults or (Fault(str(error), name),), _by_line(_idle(document)), {})
-    remarks = [replace(remark, reason=f"warning: {remark.reason}") for remark in settings.remarks]
+    remarks = [remark._replace(reason=f"warning: {remark.reason}") for remark in settings.remarks]
     return _Verdict(
         name, (), _by_line([*_idle(document), *remarks, *_countless(settings, document)]), written(settings)
     )

@@ -6,7 +6,7 @@ api/config/v1/flags.go) and of its config-manager (cmd/config-manager/main.go), 
 
 import msgspec
 
-from gpu_plugin.config import settings, values
+from gpu_plugin.config import places, settings, values
 from gpu_plugin.config.device_names import selected_gpus
 from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
 from gpu_plugin.config.values import Reading
@@ -249,7 +249,7 @@ OURS: tuple[Option, ...] = (
     _option(
         "state_dir",
         "flags.stateDir",
-        settings.STATE_DIR,
+        places.STATE_DIR,
         values.path,
         "where what must outlive this process is kept",
     ),

@@ -4,7 +4,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import msgspec
-from msgspec.structs import replace
 
 from gpu_plugin.config.document import Document, Place
 from gpu_plugin.config.errors import ConfigError, Fault
@@ -153,7 +152,7 @@ def _sorted_out(faults: Iterable[Fault], overruled: Collection[str]) -> tuple[li
             wrong.append(fault)
         else:
             by = f"--{option.flags[0]} or the environment" if option.flags else "the environment"
-            remarks.append(replace(fault, reason=f"{fault.reason}; {by} overrules it, so it does no harm"))
+            remarks.append(fault._replace(reason=f"{fault.reason}; {by} overrules it, so it does no harm"))
     return remarks, wrong
 
 

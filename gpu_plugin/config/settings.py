@@ -13,8 +13,6 @@ DEVICE_PLUGIN_DIR = "/var/lib/kubelet/device-plugins"
 CDI_DIR = "/var/run/cdi"
 """Where container runtimes look for CDI specifications that come and go (its specification; /etc/cdi is for people's)."""
 
-STATE_DIR = "/var/lib/gpu-plugin"
-
 FEATURES_DIR = "/etc/kubernetes/node-feature-discovery/features.d"
 """Where Node Feature Discovery's worker reads files of features, its local source (source/local)."""
 

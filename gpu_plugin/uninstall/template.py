@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_plugin.config.settings import STATE_DIR
+from gpu_plugin.config.places import STATE_DIR
 
 Object = Mapping[str, Any]
 """A Kubernetes object, or a part of one, as JSON gives it."""
