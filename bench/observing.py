@@ -112,7 +112,7 @@ def kubernetes_client(plan: Plan, directory: Path) -> list[Row]:
             SAMPLES,
             median(grown),
             None,
-            7,
+            14,
             series={"mib": grown},
         ),
         Row(
