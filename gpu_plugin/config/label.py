@@ -10,9 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
-NODE_LABEL = "nvidia.com/device-plugin.config"
-"""The label's name unless told otherwise, NVIDIA's."""
-
 NO_FILE = ""
 """What stands for no config file at all: flags and environment alone."""
 

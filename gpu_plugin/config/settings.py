@@ -74,6 +74,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     vanished_gpu_retention: float
     pod_metrics: bool
     status_page: bool
+    status_page_hosts: tuple[str, ...]
     node_events: bool
     pod_events: bool
     node_condition: bool

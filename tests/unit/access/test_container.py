@@ -25,9 +25,8 @@ B = whole_gpu(Gpu(uuid="GPU-bbbb", index=3, minor=6))
 ROOT = "/var/run/nvidia-container-devices"
 CDI = "k8s.device-plugin.nvidia.com"
 KEY = re.compile(r"cdi\.k8s\.io/nvidia-device-plugin_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-SUBSETS = [
-    subset for size in range(1, len(STRATEGIES) + 1) for subset in itertools.permutations(sorted(STRATEGIES), size)
-]
+NVIDIAS = ("cdi-annotations", "cdi-cri", "envvar", "volume-mounts")
+SUBSETS = [subset for size in range(1, 5) for subset in itertools.permutations(NVIDIAS, size)]
 
 
 def shown(edits: ContainerEdits) -> dict[str, Any]:
@@ -187,9 +186,12 @@ def assert_nothing_twice(edits):
         assert len(items) == len(set(items))
 
 
-@pytest.mark.parametrize("strategies", SUBSETS, ids=",".join)
-def test_two_devices_of_one_gpu_name_it_once(strategies):
-    access = Access(strategies=strategies, pass_device_specs=True, control_nodes=CONTROL_NODES)
+def test_two_devices_of_one_gpu_name_it_once():
+    for strategies in SUBSETS:
+        named_once(Access(strategies=strategies, pass_device_specs=True, control_nodes=CONTROL_NODES))
+
+
+def named_once(access):
     assert container_edits([A, A], access) == container_edits([A], access)
     assert_nothing_twice(container_edits([A, B, A], access))
 

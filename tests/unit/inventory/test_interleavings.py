@@ -12,6 +12,7 @@ import pytest
 
 from gpu_plugin.daemon.offering import HOLDERS_POLL
 from gpu_plugin.devices.device import Resource
+from gpu_plugin.health.latch import Health
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet.again import Again
@@ -29,10 +30,10 @@ from tests.unit.inventory.changing_node import (
 )
 from tests.unit.kubelet.model_kubelet import ModelKubelet
 
-SEEDS, BATCH, STEPS = 1000, 125, 30
+SEEDS, BATCH, STEPS = 400, 100, 30
 FOUND = (1375, 1554, 3509, 4778)
 """Seeds that once ended with hardware given twice, as things were chosen then: without `LATER` names, and no pod slow."""
-OTHERS = 250
+OTHERS = 200
 """Seeds that are others in each run."""
 BACK = 30.0
 """Seconds after the last pod's end within which all capacity must be back."""
@@ -60,7 +61,7 @@ class Machine:
         self.begin()
 
     def begin(self) -> None:
-        self.inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: "")
+        self.inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: Health())
         self.inventory.remember(*(tuple(map(as_remembered, known)) for known in (self.remembered, self.foreign)))
         self.told, self.again, self.sent = Told(), Again(), {}  # type: ignore[var-annotated]
         self.repeats: dict[str, int] = {}

@@ -9,12 +9,11 @@ from gpu_plugin.nvml import monitor, session
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.host_sight import HostWatch
 from gpu_plugin.nvml.links import Links
-from gpu_plugin.nvml.port import NvmlError
+from gpu_plugin.nvml.port import NVML_FUNCTIONS, NvmlError
 from gpu_plugin.nvml.questions import TURNS
 from gpu_plugin.nvml.session import DriverSession
 from gpu_plugin.nvml.watched import Watched
 from gpu_plugin.simulation import profile
-from gpu_plugin.simulation.calls import NVML_FUNCTIONS
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 
@@ -116,8 +115,8 @@ async def test_an_opening_slower_than_the_timeout_is_nobodys_fault_while_it_is_u
     await bench.monitor.open()
     async with bench.running():
         await bench.rounds()
-        bench.monitor.timeout = 0.05
-        monkeypatch.setattr(session, "PATIENCE", LONG / 0.05)
+        bench.monitor.timeout = 0.25
+        monkeypatch.setattr(session, "PATIENCE", LONG / 0.25)
         bench.driver.gate.free.clear()
         since = len(bench.seen)
         await bench.monitor.release(frozenset({bench.uuids[3]}))
