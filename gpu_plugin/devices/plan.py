@@ -1,8 +1,9 @@
 """From the node's hardware and the settings to the resources the kubelet is told of."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from gpu_plugin.config.choices import MIG_STRATEGIES, Functions
 from gpu_plugin.config.errors import ConfigError
@@ -25,8 +26,7 @@ STRATEGIES: Functions[Callable[[Sequence[Gpu], Settings], tuple[list[Named], lis
 """MIG strategies by name: GPUs and settings in, devices with the names they are counted under and warnings out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """The resources of a node, and a sentence for everything in it that the operator will not expect."""
 
     resources: tuple[Resource, ...] = ()

@@ -1,8 +1,8 @@
 """The health of every GPU of a node: latches by GPU and signal, and what of them must outlive this process."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
+from msgspec.structs import replace
 from msgspec.structs import replace as changed_to
 
 from gpu_plugin.health import background

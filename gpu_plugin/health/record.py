@@ -1,7 +1,8 @@
 """What the ledger knows of one GPU: facts, MIG devices, latches, and what signals are told beside an observation."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpu_plugin.health import background
 from gpu_plugin.health.facts import Facts
@@ -18,20 +19,19 @@ Slices = Mapping[tuple[int, int], str]
 """Uuids of a GPU's MIG devices by GPU instance and compute instance."""
 
 
-@dataclass(slots=True)
-class GpuRecord:
+class GpuRecord(msgspec.Struct):
     """What is known of one GPU. Times are in seconds of Unix time."""
 
     facts: Facts
-    slices: Slices = field(default_factory=dict)
+    slices: Slices = msgspec.field(default_factory=dict)
     devices: frozenset[str] = frozenset()
-    latches: dict[LatchKey, AnyLatch] = field(default_factory=dict)
-    unseen: AnyLatch | None = field(default_factory=first_look.unseen)
+    latches: dict[LatchKey, AnyLatch] = msgspec.field(default_factory=dict)
+    unseen: AnyLatch | None = msgspec.field(default_factory=first_look.unseen)
     marks: Marks = UNMARKED
     recalled: bool = False
     """Whether the marks are of an earlier process: no good look has come since."""
     action: int | None = None
-    xids: dict[tuple[int, str], float] = field(default_factory=dict)
+    xids: dict[tuple[int, str], float] = msgspec.field(default_factory=dict)
 
     def take(self, number: int, devices: Iterable[str], now: float) -> bool:
         """Takes down that an Xid of these MIG devices ("" for the whole GPU) came now. Returns whether that is news.

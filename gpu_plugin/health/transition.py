@@ -1,12 +1,11 @@
 """What everyone who reports on health is given: a verdict that became another."""
 
-from dataclasses import dataclass
+import msgspec
 
 from gpu_plugin.health.latch import Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(msgspec.Struct, frozen=True):
     """What a signal's verdict changed to: the event that everyone who reports on health is given.
 
     `uuid` is the GPU's; `device` and `part` are those of the latch's key. `since` is Unix time in seconds; `xid` the Xid

@@ -1,10 +1,10 @@
 """Writes down what changed, beside everything else: what is held against GPUs at once, hardware and lists soon after."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import anyio
+import msgspec
 
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.node import Node
@@ -23,8 +23,7 @@ WRITTEN_SOON = 1.0
 """Seconds that an operator is kept waiting until what was asked for is written down."""
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(msgspec.Struct, frozen=True):
     """What is known now: `revision` grows whenever `evidence` changes, `listed` is what the kubelet was told of.
 
     `foreign` is what pods hold under names that are not listed.
@@ -53,10 +52,11 @@ class Recorder:
     What is held against GPUs is written on a thread of its own: it comes before others are told, and waits for no disk.
     """
 
-    def __init__(self, memory: Memory, known: Callable[[], Known]) -> None:
-        """Takes where to write, and how to learn what is known at any time."""
+    def __init__(self, memory: Memory, known: Callable[[], Known], revision: Callable[[], int] | None = None) -> None:
+        """Takes where to write, and how to learn at any time what is known, and of which `revision` that is alone."""
         self._memory = memory
         self._known = known
+        self._revision = revision or (lambda: known().revision)
         self._unsaved = Pulse()
         self._turned = Pulse()
         self._tried = 0
@@ -98,7 +98,7 @@ class Recorder:
 
     async def written(self, seconds: float = WRITTEN_SOON) -> bool:
         """Whether what is held against GPUs now outlives this process; waits `seconds` at most, less where it cannot be."""
-        revision = self._known().revision
+        revision = self._revision()
         if self._saved < revision:
             self.changed()
             with anyio.move_on_after(seconds):
@@ -113,7 +113,7 @@ class Recorder:
             self._tried = known.revision
             self._saved = known.revision if saved else self._saved
             self._turned.ring()
-            if self._known().revision == known.revision:
+            if self._revision() == known.revision:
                 await self._unsaved.wait(None if saved else RETRY)
 
     async def _keep_hardware(self) -> None:

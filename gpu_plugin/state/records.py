@@ -1,7 +1,6 @@
 """The records in the files of the state directory: what each file holds, and what is made of it. No I/O."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -18,8 +17,7 @@ GPUS_FILE = "gpus.json"
 DEVICES_FILE = "devices.json"
 
 
-@dataclass(frozen=True, slots=True)
-class HealthMemory:
+class HealthMemory(msgspec.Struct, frozen=True):
     """What `HEALTH_FILE` holds, and a line of `JOURNAL_FILE`: of the two, that of the greater `sequence` is in force.
 
     Of the same one the journal's: it was written later.
@@ -32,8 +30,7 @@ class HealthMemory:
     sequence: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenHealth:
+class WrittenHealth(msgspec.Struct, frozen=True):
     """The same as it is read: entries are understood one by one, so that one of a wrong type costs no other."""
 
     boot_id: str
@@ -41,8 +38,7 @@ class WrittenHealth:
     sequence: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class KnownGpu:
+class KnownGpu(msgspec.Struct, frozen=True):
     """A GPU as `GPUS_FILE` remembers it: enough to list it again when the driver cannot describe it."""
 
     uuid: str
@@ -55,16 +51,14 @@ class KnownGpu:
     mig_devices: tuple[MigDevice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GpuMemory:
+class GpuMemory(msgspec.Struct, frozen=True):
     """What `GPUS_FILE` holds."""
 
     boot_id: str
     gpus: tuple[KnownGpu, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ListedDevice:
+class ListedDevice(msgspec.Struct, frozen=True):
     """A device as `DEVICES_FILE` remembers it: enough to list it again, unhealthy, once it is gone."""
 
     id: str
@@ -77,13 +71,12 @@ class ListedDevice:
     nodes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
+class DeviceMemory(msgspec.Struct, frozen=True):
     """What `DEVICES_FILE` holds, by resource name: what the kubelet was told of, and what pods hold under `foreign` names."""
 
     boot_id: str
     resources: dict[str, tuple[ListedDevice, ...]]
-    foreign: dict[str, tuple[ListedDevice, ...]] = field(default_factory=dict)
+    foreign: dict[str, tuple[ListedDevice, ...]] = msgspec.field(default_factory=dict)
 
 
 def entry(raw: msgspec.Raw) -> tuple[Evidence, bool]:

@@ -8,12 +8,12 @@ import tempfile
 import threading
 import time
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from functools import partial
 
 import anyio
 import anyio.to_thread
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin import control
 from gpu_plugin.access.container import Access

@@ -1,8 +1,7 @@
 """One ledger and its GPUs: what is told of a change, whom evidence reaches, orders, boots, restarts."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.health.evidence import Evidence
