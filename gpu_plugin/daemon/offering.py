@@ -320,8 +320,8 @@ def _held_back(resources: Iterable[Resource]) -> Iterable[str]:
     for resource in resources:
         ids: dict[str, list[str]] = {}
         for device in resource.devices:
-            if device.held and not device.retired:
-                ids.setdefault(device.held, []).append(device.id)
+            if device.withheld and not device.retired:
+                ids.setdefault(device.withheld, []).append(device.id)
         for why, of in ids.items():
             more = f" and {len(of) - 1} more are" if len(of) > 1 else " is"
             yield f"{resource.name}: {of[0]}{more} not handed out: {why}"

@@ -40,7 +40,7 @@ class Device:
     nodes: tuple[str, ...] = ()
     numa: tuple[int, ...] = ()
     reason: str = ""
-    held: str = ""
+    withheld: str = ""
     kind: str = GPU
     sharing: SharedResource | None = None
     retired: bool = False
@@ -105,7 +105,7 @@ def mig_slice(gpu: Gpu, mig: MigDevice) -> Device:
 
 def with_held(device: Device, held: str) -> Device:
     """The device, held back for that reason (empty: not held); the very same object where nothing changes."""
-    return device if device.held == held == device.reason else replace(device, held=held, reason=held)
+    return device if device.withheld == held == device.reason else replace(device, withheld=held, reason=held)
 
 
 def with_reason(device: Device, reason: str) -> Device:

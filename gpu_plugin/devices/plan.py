@@ -103,7 +103,7 @@ def _single(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[
     why = _unequal(gpus)
     if not why:
         return named, _empty(gpus)
-    held = [Named(n.name, with_held(n.device, n.device.held or why), n.aliases) for n in named]
+    held = [Named(n.name, with_held(n.device, n.device.withheld or why), n.aliases) for n in named]
     return held, [*_empty(gpus), f"no device is handed out: {why}"]
 
 

@@ -102,7 +102,7 @@ def retire(
 
 
 def _held_back(device: Device, former: Device | None) -> Device:
-    if device.held or former is None:
+    if device.withheld or former is None:
         return device
     return with_held(device, f"a pod may still hold its hardware as {former.id}")
 
@@ -124,7 +124,7 @@ def _replicas_back(
     claims: dict[str, _Claim] = {}
     for at, device in enumerate(devices):
         claim = busy.claim(device)
-        if claim.replicas and not claim.former and not device.held:
+        if claim.replicas and not claim.former and not device.withheld:
             key = (resource, device.id)
             rank = (key in held or key in recent, key not in before, -at, device.id)
             of.setdefault(device.visible_id, []).append(rank)

@@ -115,7 +115,7 @@ def _taken(
 
 
 def _replicas(device: Device, entry: SharedResource) -> Iterable[Device]:
-    held = device.held
+    held = device.withheld
     if not held and entry.strategy == MPS and device.kind == MIG:
         held = "sharing using MPS is not supported for MIG devices"
     one = with_held(replace(device, sharing=entry), held)

@@ -51,7 +51,7 @@ class Offer:
         for resource in self.plan.resources:
             devices = [device for device in resource.devices if device.shared == MPS]
             if devices:
-                gpus = dict.fromkeys(device.gpu for device in devices if not device.held)
+                gpus = dict.fromkeys(device.gpu for device in devices if not device.withheld)
                 first = devices[0]
                 found.append(MpsShared(resource.name, tuple(gpus), first.replicas, first.limits, self.mps_root))
         return tuple(found)
@@ -64,7 +64,7 @@ def without_gone(old: Offer, node: Node) -> Offer:
         Resource(
             resource.name,
             tuple(
-                device if device.visible_id in there or device.held else with_held(device, GONE)
+                device if device.visible_id in there or device.withheld else with_held(device, GONE)
                 for device in resource.devices
             ),
         )

@@ -78,8 +78,8 @@ class ResourceView:
             new = device
             if device.visible_id in reasons:
                 down = self.mps_down if device.shared == MPS else ""
-                fit = reasons[device.visible_id] or device.held or down or self._without_cdi(device) or lacking
-                new = with_reason(device, device.held if device.retired else fit)
+                fit = reasons[device.visible_id] or device.withheld or down or self._without_cdi(device) or lacking
+                new = with_reason(device, device.withheld if device.retired else fit)
             changed = changed or new is not device
             devices.append(new)
         return replace(self, resource=Resource(self.resource.name, tuple(devices))) if changed else self

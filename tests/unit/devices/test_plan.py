@@ -222,7 +222,7 @@ def test_a_slice_whose_capability_nodes_are_not_known_is_handed_out_only_where_n
     for passed, held in ((True, ["", "its capability nodes are not known"]), (False, ["", ""])):
         settings = dataclasses.replace(DEFAULTS, mig_strategy="mixed", pass_device_specs=passed)
         [resource] = plan(Node((gpu,)), settings).resources
-        assert [device.held.partition(":")[0] for device in resource.devices] == held
+        assert [device.withheld.partition(":")[0] for device in resource.devices] == held
         assert [device.healthy for device in resource.devices] == [not why for why in held]
 
 

@@ -307,5 +307,5 @@ def test_a_retired_device_is_the_very_same_the_second_time():
     again, _ = retire(first, (), retired, None, 1)
     assert again[0].devices[0] is first[0].devices[0]
     assert replace(first[0].devices[0], retired=False) == gpu(
-        "a", held=first[0].devices[0].held, reason=first[0].devices[0].held
+        "a", held=first[0].devices[0].withheld, reason=first[0].devices[0].withheld
     )

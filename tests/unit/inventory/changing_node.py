@@ -93,7 +93,7 @@ def as_remembered(resource: Resource) -> Resource:
     """A resource as `memory` has it: of devices it does not know why they were unhealthy."""
     return Resource(
         resource.name,
-        tuple(dataclasses.replace(device, reason="", held="", retired=False) for device in resource.devices),
+        tuple(dataclasses.replace(device, reason="", withheld="", retired=False) for device in resource.devices),
     )
 
 
