@@ -19,7 +19,7 @@ import anyio
 
 from gpu_plugin.cluster.connection import require_client
 from gpu_plugin.cluster.cordon_annotation import ANNOTATION, Cordoned, cordoned
-from gpu_plugin.cluster.left import LEFT_FILE, Left
+from gpu_plugin.cluster.left import OWN_MARKS_FILE, Left
 from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
@@ -28,7 +28,7 @@ from gpu_plugin.health.ledger import Transition
 from gpu_plugin.health.observation import Order
 from gpu_plugin.health.signals.orders import ANNOTATED
 from gpu_plugin.inventory.snapshot import Snapshot
-from gpu_plugin.kubelet.pod_listing import Held
+from gpu_plugin.kubelet.pod_listing import HoldersByDevice
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import forever
 from gpu_plugin.runtime.threads import DaemonThreads
@@ -64,7 +64,7 @@ class ClusterReporting:
         settings: Callable[[], Settings],
         health: HealthWatch,
         snapshot: Callable[[], Snapshot],
-        holders: Callable[[], Awaitable[Held | None]],
+        holders: Callable[[], Awaitable[HoldersByDevice | None]],
         trouble: Callable[[], str | None],
         node: NodeMetadata,
         wall: Callable[[], float] = time.time,
@@ -157,12 +157,12 @@ class ClusterReporting:
         """Never returns."""
         threads = DaemonThreads("cluster-state")
         try:
-            left = await threads.run(lambda: self._state.read(LEFT_FILE, Left), WRITE_PATIENCE)
+            left = await threads.run(lambda: self._state.read(OWN_MARKS_FILE, Left), WRITE_PATIENCE)
         except TimeoutError:
             left = None
 
         async def leaves(what: Left) -> None:
-            await threads.submit(lambda: self._state.write(LEFT_FILE, what), WRITE_PATIENCE)
+            await threads.submit(lambda: self._state.write(OWN_MARKS_FILE, what), WRITE_PATIENCE)
 
         left = left or Left()
         try:

@@ -181,7 +181,7 @@ class Offering:
         for last in (*[False] * ROUNDS, True):
             if self._inventory.asked is not about:
                 return
-            standing = self._inventory.standing(holding.held, asked, holding.listed)
+            standing = self._inventory.standing(holding.allocated, asked, holding.listed)
             if last or standing.devices < OFF_LOOP:
                 judged = judge(standing)
             else:
@@ -238,9 +238,9 @@ class Offering:
 
     def _unproved(self, holding: Holding, awaited: AbstractSet[tuple[str, str]]) -> bool:
         """Whether something waits that is not known to be a pod's."""
-        if holding.held is None:
+        if holding.allocated is None:
             return bool(awaited)
-        return not awaited.isdisjoint(holding.held - holding.listed) or bool(
+        return not awaited.isdisjoint(holding.allocated - holding.listed) or bool(
             self._inventory.store.given.unsaid(awaited)
         )
 

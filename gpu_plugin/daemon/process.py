@@ -46,7 +46,7 @@ from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.offer import Offer, offer, without_gone
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import wire
-from gpu_plugin.kubelet.attribution import Held, PodAttribution
+from gpu_plugin.kubelet.attribution import HoldersByDevice, PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoints import Endpoints
@@ -455,7 +455,7 @@ class Daemon:
             news=self._events.store.news,
         )
 
-    async def _held_by_containers(self) -> tuple[Held | None, str]:
+    async def _held_by_containers(self) -> tuple[HoldersByDevice | None, str]:
         if not self.settings.pod_metrics:
             return None, "naming pods is switched off (--pod-metrics=false)"
         held = await self._attribution.current()

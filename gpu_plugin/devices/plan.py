@@ -7,7 +7,7 @@ from functools import lru_cache
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import NamePattern
-from gpu_plugin.devices.device import Resource, mig_slice, whole_gpu, with_held
+from gpu_plugin.devices.device import Resource, mig_device, whole_gpu, withhold
 from gpu_plugin.devices.naming import DOMAIN, MAX_LIST_BYTES, first_few, mig_resource, resource_name_fault
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.selection import matches, selected, unmatched
@@ -103,7 +103,7 @@ def _single(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[
     why = _unequal(gpus)
     if not why:
         return named, _empty(gpus)
-    held = [Named(n.name, with_held(n.device, n.device.withheld or why), n.aliases) for n in named]
+    held = [Named(n.name, withhold(n.device, n.device.withheld or why), n.aliases) for n in named]
     return held, [*_empty(gpus), f"no device is handed out: {why}"]
 
 
@@ -133,7 +133,7 @@ def _empty(gpus: Iterable[Gpu]) -> list[str]:
 
 def _whole(gpu: Gpu, settings: Settings) -> Named:
     name = counted_as(gpu, settings)
-    return Named(name, with_held(whole_gpu(gpu), gpu.unreadable or ""), (str(gpu.index), gpu.uuid))
+    return Named(name, withhold(whole_gpu(gpu), gpu.unreadable or ""), (str(gpu.index), gpu.uuid))
 
 
 def _slice(gpu: Gpu, mig: MigDevice, settings: Settings) -> Named:
@@ -142,7 +142,7 @@ def _slice(gpu: Gpu, mig: MigDevice, settings: Settings) -> Named:
     held = gpu.unreadable or ""
     if not held and settings.pass_device_specs and None in (mig.gpu_instance_cap, mig.compute_instance_cap):
         held = "its capability nodes are not known: does /proc/driver/nvidia-caps/mig-minors exist here?"
-    device = with_held(mig_slice(gpu, mig), held)
+    device = withhold(mig_device(gpu, mig), held)
     return Named(counted_as(gpu, settings, mig), device, aliases)
 
 

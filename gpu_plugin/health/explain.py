@@ -15,7 +15,7 @@ from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.proof import RECOVERIES
 from gpu_plugin.health.readings import Measured, Reading, spelled
-from gpu_plugin.health.signals import SIGNALS, Say, Signal, SignalKind
+from gpu_plugin.health.signals import SIGNALS, OperatorInfluence, Signal, SignalKind
 from gpu_plugin.health.signals.orders import released
 from gpu_plugin.health.spelling import clock, duration
 from gpu_plugin.health.words import advice
@@ -77,7 +77,9 @@ def clears(
         means = _recovered(signal, latch, how, unfit)
     if latch.overridden:
         return f"{means}; an operator vouches for it meanwhile"
-    standing = policy.standing(key.signal, latch, essential=signal.essential, enabled=signal.say is Say.ENABLED)
+    standing = policy.standing(
+        key.signal, latch, essential=signal.essential, enabled=signal.say is OperatorInfluence.ENABLED
+    )
     if standing is not Verdict.FATAL or not signal.takes_word(latch):
         return means
     return f"{means}; or {vouch}"

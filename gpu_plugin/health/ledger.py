@@ -13,7 +13,7 @@ from gpu_plugin.health.latch import UNMARKED, AnyLatch, LatchKey, Marks, Proof, 
 from gpu_plugin.health.observation import DriverEvent, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.showing import shown
-from gpu_plugin.health.signals import SIGNALS, Ends, Say, SignalKind, first_look, flapping, xid
+from gpu_plugin.health.signals import SIGNALS, EndsBy, OperatorInfluence, SignalKind, first_look, flapping, xid
 from gpu_plugin.health.words import advice, xid_number
 
 REMEMBER_XIDS = 600.0
@@ -131,7 +131,7 @@ class HealthLedger:
             self._looked(record, seen, now)
         judged, event = False, isinstance(seen, XidEvent | DriverEvent)
         for whole, signal in shown(seen):
-            if signal.ends is Ends.RECOVERY and not judged and not event:
+            if signal.ends is EndsBy.RECOVERY and not judged and not event:
                 judged, ctx = True, changed_to(ctx, unfit=bool(self.unfit(uuid)))
             if signal.parts is None:
                 known = record.latches.get(whole)
@@ -347,7 +347,9 @@ class HealthLedger:
         if latch is None or latch.verdict is Verdict.OK:
             return Verdict.OK
         signal = SIGNALS[key.signal]
-        return self.policy.standing(key.signal, latch, essential=signal.essential, enabled=signal.say is Say.ENABLED)
+        return self.policy.standing(
+            key.signal, latch, essential=signal.essential, enabled=signal.say is OperatorInfluence.ENABLED
+        )
 
     def _looked(self, record: _Record, seen: Sample, now: float) -> None:
         """A good look is the first, or the GPU stays unseen."""

@@ -34,7 +34,7 @@ class HealthPolicy:
     ) -> Verdict:
         """What an open latch of a signal comes to, `essential` as in `signals.Signal`.
 
-        `enabled` is whether it counts where all health checks are disabled (`signals.Say.ENABLED`).
+        `enabled` is whether it counts where all health checks are disabled (`signals.OperatorInfluence.ENABLED`).
         """
         if latch is None:
             return Verdict.OK

@@ -8,7 +8,7 @@ from gpu_plugin.access.container import Access
 from gpu_plugin.access.plan import access_warnings, plan_access
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import DISTRIBUTED, MPS
-from gpu_plugin.devices.device import Resource, with_held
+from gpu_plugin.devices.device import Resource, withhold
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import Plan, plan
 from gpu_plugin.devices.retirement import GONE
@@ -64,7 +64,7 @@ def without_gone(old: Offer, node: Node) -> Offer:
         Resource(
             resource.name,
             tuple(
-                device if device.visible_id in there or device.withheld else with_held(device, GONE)
+                device if device.visible_id in there or device.withheld else withhold(device, GONE)
                 for device in resource.devices
             ),
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gpu_plugin.access.container import Access
 from gpu_plugin.config.sharing import DISTRIBUTED, MPS
 from gpu_plugin.devices.device import Device, Resource, with_reason
-from gpu_plugin.devices.given import Given
+from gpu_plugin.devices.given import RecentAllocations
 from gpu_plugin.devices.naming import MAX_DEVICE_ID
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.runtime.pulse import Pulse
@@ -103,7 +103,7 @@ class SnapshotStore:
     def __init__(self) -> None:
         self.current = Snapshot()
         self.changed = Pulse()
-        self.given = Given()
+        self.given = RecentAllocations()
         """What was given to containers a moment ago."""
         self._again: Counter[str] = Counter()
 

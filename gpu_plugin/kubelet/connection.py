@@ -16,7 +16,7 @@ from h2.errors import ErrorCodes
 from h2.events import DataReceived, StreamReset
 from h2.exceptions import ProtocolError
 
-from gpu_plugin.kubelet.sparing import Sparing
+from gpu_plugin.kubelet.sparing import LogThrottle
 from gpu_plugin.kubelet.unknown_frames import EndsAtUnknownFrame
 from gpu_plugin.runtime.pulse import Pulse
 
@@ -37,7 +37,7 @@ UNFINISHED_BYTES = 16 * 1024 * 1024
 Headers = list[tuple[str, str]]
 
 
-_SPARING = Sparing()
+_SPARING = LogThrottle()
 
 
 def _say(why: str) -> None:

@@ -33,7 +33,7 @@ async def watch(directory: Path, something_happened: Pulse, orphaned: str = UNRE
     It says only that one should look again: a queued event of long ago does no harm to who looks at the present. `orphaned` is
     what it means that the directory was removed where it is mounted from.
     """
-    orphan = Orphan(directory, orphaned)
+    orphan = OrphanCheck(directory, orphaned)
     while True:
         try:
             await _watch_once(directory, something_happened, orphan)
@@ -43,7 +43,7 @@ async def watch(directory: Path, something_happened: Pulse, orphaned: str = UNRE
         something_happened.ring()
 
 
-async def _watch_once(directory: Path, something_happened: Pulse, orphan: "Orphan") -> None:
+async def _watch_once(directory: Path, something_happened: Pulse, orphan: "OrphanCheck") -> None:
     """Watches until what is watched is no longer the right place."""
     target, place = _nearest(directory)
     with Inotify() as inotify:
@@ -101,7 +101,7 @@ def _beside(event: Event, names: frozenset[str] | None) -> bool:
     return names is not None and event.name is not None and event.name.name not in names
 
 
-class Orphan:
+class OrphanCheck:
     """Whether a directory was removed that is still mounted here: nothing that is made in its place will ever be seen."""
 
     def __init__(self, directory: Path, means: str = UNREACHABLE) -> None:

@@ -18,11 +18,11 @@ class Holder(NamedTuple):
     container: str
 
 
-Held = Mapping[tuple[str, str], frozenset[Holder]]
+HoldersByDevice = Mapping[tuple[str, str], frozenset[Holder]]
 """The containers that hold each (resource name, device id): several where containers share it."""
 
 
-def decode_holders(data: bytes) -> Held:
+def decode_holders(data: bytes) -> HoldersByDevice:
     """The containers that hold each device of a ListPodResourcesResponse.
 
     A device is there once for each of its NUMA nodes, and may be in several containers; here it is once. What one container
@@ -59,12 +59,12 @@ def _devices(data: bytes, container: Span) -> list[tuple[bytes, int, int]]:
     ]
 
 
-def decode_held(data: bytes) -> frozenset[tuple[str, str]]:
+def decode_allocated(data: bytes) -> frozenset[tuple[str, str]]:
     """The pairs of resource name and device id in a ListPodResourcesResponse. Raises ValueError as `decode_holders`."""
     return frozenset(decode_holders(data))
 
 
-def pods(held: Held) -> Mapping[tuple[str, str], frozenset[str]]:
+def pods(held: HoldersByDevice) -> Mapping[tuple[str, str], frozenset[str]]:
     """The pods, as namespace/name, that hold each device."""
     named: dict[frozenset[Holder], frozenset[str]] = {}
     for holders in held.values():

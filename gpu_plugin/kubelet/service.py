@@ -26,7 +26,7 @@ from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.message import received
-from gpu_plugin.kubelet.sparing import Sparing
+from gpu_plugin.kubelet.sparing import LogThrottle
 from gpu_plugin.placement.preferred import preferred
 from gpu_plugin.placement.whole import Budget
 
@@ -84,7 +84,7 @@ class DevicePluginService:
         """`pairs` and `counts` are shared by the services of all resources; `clock` is steady, in seconds."""
         self._pairs = pairs or PairWatch()
         self._counts = counts or KubeletCounts()
-        self._refused, self._unreadable = Sparing(), Sparing()
+        self._refused, self._unreadable = LogThrottle(), LogThrottle()
         self._clock = clock
         self.resource = feed.resource
         self.registering = True

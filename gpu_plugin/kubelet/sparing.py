@@ -9,7 +9,7 @@ EVERY = 30.0
 
 
 @dataclass(slots=True)
-class Sparing:
+class LogThrottle:
     """Says on which level the next line of a kind is to be logged. Calls from several threads do no harm."""
 
     level: int = logging.WARNING

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_plugin.devices.sharing import REPLICA
-from gpu_plugin.kubelet.pod_listing import Held, Holder
+from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice
 
 FORMAT = 1
 """Changes where a program that reads /status.json has to be changed. Keys may be added without."""
@@ -53,7 +53,7 @@ class Material:
     explained: Sequence[Mapping[str, Any]] = ()
     topology: Mapping[str, Any] = field(default_factory=dict)
     events: Sequence[Mapping[str, Any]] = ()
-    held: Held | None = None
+    held: HoldersByDevice | None = None
     unheld: str = ""
 
 
@@ -141,7 +141,7 @@ def _hardware(topology: Mapping[str, Any]) -> Mapping[str, list[Mapping[str, Any
     return found
 
 
-def _by_hardware(held: Held) -> _Holdings:
+def _by_hardware(held: HoldersByDevice) -> _Holdings:
     found: dict[tuple[str, str], Counter[Holder]] = {}
     # Tens of thousands of replicas are counted at once where the same containers hold them: a third of the time
     alike = Counter((key[0], key[1].partition(REPLICA)[0], holders) for key, holders in held.items())

@@ -20,7 +20,7 @@ import anyio
 import anyio.to_thread
 from anyio.lowlevel import checkpoint
 
-from gpu_plugin.kubelet.pod_listing import Held
+from gpu_plugin.kubelet.pod_listing import HoldersByDevice
 from gpu_plugin.listener.answer import Answer, Headers, Page, Request, Stream
 from gpu_plugin.runtime.pulse import Pulse
 
@@ -78,8 +78,8 @@ class Source:
     """
 
     on: Callable[[], bool]
-    held: Callable[[], Awaitable[tuple[Held | None, str]]]
-    material: Callable[[Held | None, str], "Material"]
+    held: Callable[[], Awaitable[tuple[HoldersByDevice | None, str]]]
+    material: Callable[[HoldersByDevice | None, str], "Material"]
     news: Pulse
 
 
@@ -108,7 +108,7 @@ class StatusPage:
         self._one_at_a_time = anyio.Lock()
         self._looked = float("-inf")
         self._at = 0.0
-        self._held: tuple[Held | None, str] = None, ""
+        self._held: tuple[HoldersByDevice | None, str] = None, ""
         self._data: Mapping[str, Any] = {}
         self._parts: Mapping[str, str] = {}
         self._links = _Links()

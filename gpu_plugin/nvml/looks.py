@@ -64,7 +64,7 @@ class Looks:
         if job is None or not job.done.done():
             return self._under_way(watched, now, timeout, vanished=vanished)
         if watched.looking is None:
-            return Found(soon=True)  # it was asked for its events, and has answered: it is looked at next
+            return Found(look_soon=True)  # it was asked for its events, and has answered: it is looked at next
         watched.looking = None
         error = job.done.exception()
         if error is not None:
@@ -95,7 +95,7 @@ class Looks:
         if not judging:
             skip |= _JUDGED - {next((name for name in _REACHABLE if name not in skip), "")}
         full = full or handle is None
-        divisible, counting = watched.divisible or handle is None, watched.counting
+        partitionable, counting = watched.partitionable or handle is None, watched.counting
         watched.turn += 1
         return self._calls.begin(
             lambda: look(
@@ -105,7 +105,7 @@ class Looks:
                 opening=opening,
                 full=full,
                 turn=turn,
-                divisible=divisible,
+                partitionable=partitionable,
                 skip=skip,
                 binding=binding,
                 counting=counting,
@@ -137,7 +137,7 @@ class Looks:
         watched.vanished_since = None
         self._roster.by_handle[handle] = gpu.uuid
         # It is looked at, and its events are asked for, once others know of it.
-        return Found(relinked=True, soon=True)
+        return Found(links_changed=True, look_soon=True)
 
 
 def _reach(driver: Driver, gpu: Gpu, *, alone: bool) -> Handle:

@@ -31,7 +31,7 @@ class Opened(NamedTuple):
     cuda: tuple[int, int] | None = None
 
 
-class HeldBy(Enum):
+class BusyCause(Enum):
     """What keeps the driver from being closed, or opened anew; the value says it to people."""
 
     OPENING = "it does not open"
@@ -40,10 +40,10 @@ class HeldBy(Enum):
     CALL = "a call to it has not come back"
 
 
-class Held(NamedTuple):
+class DriverBusy(NamedTuple):
     """What keeps it, and the uuid of the GPU that the call is about, where it is about one that is known."""
 
-    by: HeldBy
+    by: BusyCause
     gpu: str = ""
 
     @property
@@ -83,11 +83,11 @@ class DriverSession:
         return self._opening is not None and self._opening.done.done()
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> DriverBusy | None:
         """Which way it hangs; None where it does not."""
         if self._closing is not None and not self._closing.done.done():
-            return Held(HeldBy.CLOSING)
-        return Held(HeldBy.OPENING) if self._opening is not None and not self._opening.done.done() else None
+            return DriverBusy(BusyCause.CLOSING)
+        return DriverBusy(BusyCause.OPENING) if self._opening is not None and not self._opening.done.done() else None
 
     async def open(self, timeout: float, pauses: tuple[float, ...] = ()) -> Opened:
         """Opens the driver, unless it is open, and asks what it says of itself.

@@ -16,7 +16,7 @@ from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import EventDelivery
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.event_set import LiveSet, Member, Rebuilds
-from gpu_plugin.nvml.events import WAIT_MS, EventWaiter, Setbacks
+from gpu_plugin.nvml.events import WAIT_MS, EventWaiter, WaitFailures
 from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
 from gpu_plugin.nvml.registration import Outcome, Registered, register, register_warily
 from gpu_plugin.nvml.watched import Watched
@@ -66,7 +66,7 @@ class EventSubscription:
         self._making: Job[EventSet] | None = None
         self._asked: list[_Asked] = []
         self._listening = False
-        self._setbacks = Setbacks()
+        self._wait_failures = WaitFailures()
         self._rebuilds = Rebuilds()
         self._suspects: set[str] = set()
         self._unsupported = False
@@ -318,7 +318,7 @@ class EventSubscription:
             self._deliver,
             partial(self._failed, mine),
             partial(self._heard, mine),
-            self._setbacks,
+            self._wait_failures,
             self._wait,
         )
         mine.waiter.start()

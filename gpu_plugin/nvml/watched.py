@@ -27,13 +27,13 @@ class Found:
     """
 
     sample: Sample | None = None
-    recut: bool = False
+    repartitioned: bool = False
     """It is cut anew: there may be other device nodes."""
-    relinked: bool = False
+    links_changed: bool = False
     """The links between GPUs are to be read again."""
-    anew: bool = False
+    register_events: bool = False
     """It is reached through a new handle, or was reset: what it was asked to report is asked for again."""
-    soon: bool = False
+    look_soon: bool = False
     """Another look within a second would settle something."""
 
 
@@ -49,11 +49,11 @@ class Watched:
     """Looks that were begun, by which it is told which of them are full."""
     counting: int | None = None
     """The last word on which counters can be compared (`Sample.counting`)."""
-    divisible: bool = True
+    partitionable: bool = True
     """Whether it can be cut into MIG devices, as far as is known: a part that never can is not asked again."""
     unreadable_looks: int = 0
     """Looks in a row in which a MIG device of it was unreadable."""
-    untold: str = ""
+    partition_trouble: str = ""
     """Why the last look did not tell how it is cut, said once."""
     unsupported: frozenset[str] = frozenset()
     """Fields of a Sample that it never answers, learnt since it was described: not asked for again."""
@@ -125,14 +125,14 @@ class Watched:
         self.unanswered = self.unsupported
         return Found(
             found.sample,
-            recut=self.gpu is not before,
-            relinked=self.relinked(found.sample),
+            repartitioned=self.gpu is not before,
+            links_changed=self.links_changed(found.sample),
             # A registration does not survive the reset that a new handle may come from, or that the MIG mode is switched by.
-            anew=anew or self.gpu.mig_enabled != was_enabled,
-            soon=soon,
+            register_events=anew or self.gpu.mig_enabled != was_enabled,
+            look_soon=soon,
         )
 
-    def relinked(self, seen: Sample) -> bool:
+    def links_changed(self, seen: Sample) -> bool:
         """Takes in which NVLinks are active, and how far it has joined its fabric. Returns whether that is news."""
         before = self.nvlinks, self.fabric
         if seen.nvlinks is not None:
@@ -143,10 +143,12 @@ class Watched:
 
     def _cut(self, found: Look) -> bool:
         """Takes in how a look found the GPU to be cut. Returns whether another look soon would settle something."""
-        self.divisible = found.divisible
-        if found.untold and found.untold != self.untold:
-            log.warning("GPU %s: how it is cut into MIG devices is not known now: %s", self.gpu.uuid, found.untold)
-        self.untold = found.untold
+        self.partitionable = found.partitionable
+        if found.partition_trouble and found.partition_trouble != self.partition_trouble:
+            log.warning(
+                "GPU %s: how it is cut into MIG devices is not known now: %s", self.gpu.uuid, found.partition_trouble
+            )
+        self.partition_trouble = found.partition_trouble
         partition = found.partition
         if partition is None:
             return False

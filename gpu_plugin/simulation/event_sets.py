@@ -120,7 +120,7 @@ class EventSets:
 
         def ready() -> bool:
             listener = self._listeners.get(events)
-            return not listener or bool(listener.events) or self._deaf(listener)
+            return not listener or bool(listener.events) or self._report_trouble(listener)
 
         with self._changed:
             self._changed.wait_for(ready, seconds)
@@ -128,9 +128,9 @@ class EventSets:
                 raise LookupError(events)
             if listener.gone and listener.events:
                 return listener.events.popleft()
-            if self._deaf(listener):
+            if self._report_trouble(listener):
                 raise GpuIsLostError(events)
             return listener.events.popleft() if listener.events else None
 
-    def _deaf(self, listener: _Listener) -> bool:
+    def _report_trouble(self, listener: _Listener) -> bool:
         return not listener.undefined and (listener.gone or not self._lost.isdisjoint(listener.masks))

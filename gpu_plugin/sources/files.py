@@ -67,17 +67,17 @@ def fingerprint(path: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight(Generic[T]):
+class Observed(Generic[T]):
     """What was seen, and all the places where a change could make it another."""
 
     seen: T
     places: frozenset[Place]
 
 
-class Lookout(Generic[T]):
+class FileWatcher(Generic[T]):
     """Looks again whenever there may be something new to see, once what happens has calmed down, and now and then anyway."""
 
-    def __init__(self, look: Callable[[], Sight[T]], take: Callable[[T], None]) -> None:
+    def __init__(self, look: Callable[[], Observed[T]], take: Callable[[T], None]) -> None:
         """`look` runs on a thread and may block; `take` gets all that it sees, on the event loop, changed or not."""
         self._look = look
         self._take = take
@@ -143,4 +143,4 @@ async def watch_file(path: Path, changed: Callable[[], None], known: str | None 
             last = seen
             changed()
 
-    await Lookout(lambda: Sight(fingerprint(path), route(path)), take).run()
+    await FileWatcher(lambda: Observed(fingerprint(path), route(path)), take).run()

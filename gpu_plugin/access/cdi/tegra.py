@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_plugin.access.cdi import driver, hooks, names
-from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, Nodes, Wishes, bind, loadable
+from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, CdiOptions, Nodes, bind, loadable
 from gpu_plugin.access.cdi.found import DeviceFile, HostDevices, Kind, Library, Seen, SeenLibrary
 from gpu_plugin.access.cdi.l4t_lists import Entry, Line
 from gpu_plugin.access.cdi.spec import Edits, SpecDevice, made
@@ -58,7 +58,7 @@ def is_library(path: str) -> bool:
     return _LIBRARY.fullmatch(path.rpartition("/")[2]) is not None
 
 
-def tegra_specs(files: TegraFiles, wishes: Wishes) -> Built:
+def tegra_specs(files: TegraFiles, wishes: CdiOptions) -> Built:
     """The specification of the one device, by the names `tegra`, `0` and `all`: what its lists name, as far as it is there.
 
     Args:
@@ -124,7 +124,7 @@ def _libraries(mounted: Iterable[Looked]) -> tuple[list[Library], str]:
     return list(driver.named_once(usable.values())), machine
 
 
-def _hooked(root: str, mounted: Sequence[Looked], libraries: Sequence[Library], wishes: Wishes) -> Edits:
+def _hooked(root: str, mounted: Sequence[Looked], libraries: Sequence[Library], wishes: CdiOptions) -> Edits:
     """As NVIDIA's: files at the paths that links lead to, and hooks that make the links and tell the loader of directories."""
     mounts = {each.seen.target: bind(root, each.seen.target, each.seen.target) for each in mounted if each.link}
     mounts |= {each.line.path: bind(root, each.seen.target, each.line.path) for each in mounted if not each.link}

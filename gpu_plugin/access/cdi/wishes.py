@@ -1,14 +1,14 @@
 """From the settings to what CDI specifications are to have."""
 
-from gpu_plugin.access.cdi.build import FEATURE_FLAGS, IDLE_FEATURE_FLAGS, Wishes
+from gpu_plugin.access.cdi.build import FEATURE_FLAGS, IDLE_FEATURE_FLAGS, CdiOptions
 from gpu_plugin.access.cdi.hooks import CREATE_SYMLINKS, EVERY, NAMES, OTHERS, UPDATE_LDCACHE
 from gpu_plugin.access.container import Access
 from gpu_plugin.config.settings import Settings
 
 
-def wishes(settings: Settings, access: Access) -> Wishes:
+def wishes(settings: Settings, access: Access) -> CdiOptions:
     """What the operator wants in the specifications; `access` has what of it the node has."""
-    return Wishes(
+    return CdiOptions(
         driver_root=settings.driver_root.rstrip("/"),
         dev_root=access.dev_root.rstrip("/"),
         classes=access.cdi_classes,
@@ -19,7 +19,7 @@ def wishes(settings: Settings, access: Access) -> Wishes:
     )
 
 
-def unheeded(settings: Settings) -> list[str]:
+def ignored_options(settings: Settings) -> list[str]:
     """A sentence for each CDI option that changes nothing as it is set."""
     sentences = []
     idle = [flag for flag in settings.cdi_feature_flags if flag in IDLE_FEATURE_FLAGS]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_plugin.access.cdi import driver, hooks, names
-from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, Nodes, Wishes, bind, loadable
+from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, CdiOptions, Nodes, bind, loadable
 from gpu_plugin.access.cdi.directories import DXCORE, WSL_LIBRARIES
 from gpu_plugin.access.cdi.found import HostDevices, Kind, Library, Seen, SeenLibrary
 from gpu_plugin.access.cdi.spec import Edits, SpecDevice, made
@@ -125,7 +125,7 @@ def no_driver(root: str) -> str:
     )
 
 
-def wsl_specs(files: WslFiles, host: HostDevices, wishes: Wishes) -> Built:
+def wsl_specs(files: WslFiles, host: HostDevices, wishes: CdiOptions) -> Built:
     """The specification of the one device, by the names `all` and `0`.
 
     Args:

@@ -57,9 +57,9 @@ def pods(path: str, patience: float, clock: Callable[[], float]) -> PodResources
 async def _ask(path: str, patience: float, clock: Callable[[], float]) -> PodResources:
     began = clock()
     try:
-        held = await pod_resources.held(Path(path), patience)
+        allocated = await pod_resources.allocated(Path(path), patience)
         seconds = clock() - began
         healthy = await pod_resources.allocatable(Path(path), max(0.1, patience - seconds))
     except PodResourcesError as error:
         return PodResources(path, clock() - began, trouble=str(error))
-    return PodResources(path, seconds, len(held), {name: len(ids) for name, ids in healthy.items()})
+    return PodResources(path, seconds, len(allocated), {name: len(ids) for name, ids in healthy.items()})

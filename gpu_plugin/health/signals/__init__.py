@@ -70,7 +70,7 @@ class SignalKind(Enum):
     """What the ledger itself holds back, by what it has seen of the GPU and of other signals."""
 
 
-class Say(Enum):
+class OperatorInfluence(Enum):
     """Who has a say in what a signal's verdict comes to."""
 
     OPERATOR = "operator"
@@ -81,7 +81,7 @@ class Say(Enum):
     """Nobody: it tells of a GPU that cannot be served at all."""
 
 
-class Ends(Enum):
+class EndsBy(Enum):
     """What ends a signal's latches."""
 
     BY_ITSELF = "by itself"
@@ -120,13 +120,13 @@ class Signal:
     until: Callable[[Any], float | None] | None = None
     answers: Callable[[Any], bool] | None = None
     parts: re.Pattern[str] | None = None
-    say: Say = Say.OPERATOR
-    ends: Ends = Ends.BY_ITSELF
+    say: OperatorInfluence = OperatorInfluence.OPERATOR
+    ends: EndsBy = EndsBy.BY_ITSELF
 
     @property
     def essential(self) -> bool:
         """Whether its verdict is beyond the say of a policy and of an override: an order is the operator's word already."""
-        return self.say is Say.NOBODY or self.kind is SignalKind.ORDER
+        return self.say is OperatorInfluence.NOBODY or self.kind is SignalKind.ORDER
 
     def takes_word(self, latch: AnyLatch) -> bool:
         """Whether an operator may vouch for the GPU in spite of this latch."""
@@ -151,7 +151,7 @@ class Signal:
 _REPLACE = "have the GPU tested and replaced"
 _COOL = "see to the node's cooling"
 _KERNEL_LOG = "look at the kernel's log; reload the driver or reboot the node"
-_ENABLED, _NOBODY, _RECOVERY = Say.ENABLED, Say.NOBODY, Ends.RECOVERY
+_ENABLED, _NOBODY, _RECOVERY = OperatorInfluence.ENABLED, OperatorInfluence.NOBODY, EndsBy.RECOVERY
 _EVENT, _GUARD, _ORDER, _READING = SignalKind.EVENT, SignalKind.GUARD, SignalKind.ORDER, SignalKind.READING
 
 
@@ -222,7 +222,7 @@ SIGNALS: Mapping[str, Signal] = {
         recovery_action.recovery_action,
         _READING,
         recovery_action.advice,
-        recovery_action.Wish(),
+        recovery_action.RequestedAction(),
         asks=("recovery_action",),
         clears="three looks in a row at which the driver asks for nothing",
     ),
@@ -283,7 +283,7 @@ SIGNALS: Mapping[str, Signal] = {
         xid.xid,
         _EVENT,
         xid.advice,
-        xid.Happened(),
+        xid.Occurrences(),
         (Sample, XidEvent),
         until=xid.until,
         parts=re.compile("[0-9]{1,20}"),
@@ -356,7 +356,7 @@ SIGNALS: Mapping[str, Signal] = {
         flapping.flapping,
         _GUARD,
         "find out what keeps failing before the GPU is used again",
-        flapping.Falls(),
+        flapping.HealthDrops(),
         clears=flapping.clears,
         parts=re.compile(".{1,200}"),
         say=_ENABLED,

@@ -11,7 +11,7 @@ import pytest
 from gpu_plugin import cli, control
 from gpu_plugin.cli.topology_source import node_from
 from gpu_plugin.config.sharing import SharedResource
-from gpu_plugin.devices.device import Device, Resource, mig_slice, whole_gpu, with_held, with_reason
+from gpu_plugin.devices.device import Device, Resource, mig_device, whole_gpu, with_reason, withhold
 from gpu_plugin.devices.sharing import Named, share
 from gpu_plugin.placement.explain import explain
 from gpu_plugin.placement.preferred import preferred
@@ -397,7 +397,7 @@ class TestRunningDaemon:
 
     def test_mig_devices_are_named_by_index_and_uuid(self, serves, ask, asked):
         node = node_from("a100-mig-mixed", NOWHERE)
-        slices = [mig_slice(gpu, mig) for gpu in node.gpus for mig in gpu.mig_devices if mig.profile == "1g.5gb"]
+        slices = [mig_device(gpu, mig) for gpu in node.gpus for mig in gpu.mig_devices if mig.profile == "1g.5gb"]
         whole = [whole_gpu(gpu) for gpu in node.gpus if not gpu.mig_enabled]
         sick = with_reason(slices[2], "Xid 94")
         serves(node, **{GPUS: whole, MIGS: [*slices[:2], sick, *slices[3:]]})
@@ -455,7 +455,7 @@ class TestRunningDaemon:
 
     def test_what_is_gone_from_the_node_cannot_be_chosen(self, serves, ask):
         node = node_from("t4-4", NOWHERE)
-        lost = with_held(Device("GPU-lost", "GPU-lost", "GPU-lost", "4"), "it is not on this node any more")
+        lost = withhold(Device("GPU-lost", "GPU-lost", "GPU-lost", "4"), "it is not on this node any more")
         serves(node, **{GPUS: [*map(whole_gpu, node.gpus), lost]})
         assert "left out   GPU 4 (it is not on this node any more)" in ask("--size", 2)[1]
         status, _, err = ask("--size", 2, "--available", "0,4")

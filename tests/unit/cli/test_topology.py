@@ -12,7 +12,7 @@ import pytest
 
 from gpu_plugin import cli, control
 from gpu_plugin.cli.topology_source import node_from
-from gpu_plugin.devices.device import Resource, mig_slice, whole_gpu, with_reason
+from gpu_plugin.devices.device import Resource, mig_device, whole_gpu, with_reason
 from gpu_plugin.placement.report import report
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.simulation import profile
@@ -240,7 +240,7 @@ class TestRunningDaemon:
     def test_a_sick_mig_device_is_named_and_its_gpu_is_not_marked(self, run, answer, tmp_path):
         node = node_from("a100-mig-mixed", NOWHERE)
         cut = next(gpu for gpu in node.gpus if gpu.mig_devices)
-        slices = [mig_slice(cut, mig) for mig in cut.mig_devices]
+        slices = [mig_device(cut, mig) for mig in cut.mig_devices]
         sick = (with_reason(slices[0], "Xid 94"), *slices[1:])
         whole = tuple(whole_gpu(gpu) for gpu in node.gpus if gpu is not cut)
         answer(

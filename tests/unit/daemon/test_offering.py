@@ -28,7 +28,7 @@ from gpu_plugin.inventory.offer import offer
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import checkpoint, pod_resources
 from gpu_plugin.kubelet.holders import Holders
-from gpu_plugin.kubelet.holding import Holding, Told, Witnessed, weigh
+from gpu_plugin.kubelet.holding import Holding, KubeletReadings, Told, weigh
 from gpu_plugin.placement.prepared import SOON, Placement
 from gpu_plugin.placement.subsets import Subsets
 
@@ -346,13 +346,17 @@ async def test_what_is_given_while_the_kubelet_is_asked_is_not_in_its_answer(set
 
 
 async def test_that_capacity_waits_for_pod_resources_is_said_once(settings, monkeypatch, caplog):
-    held = frozenset({(GPU, "GPU-00")})
+    allocated = frozenset({(GPU, "GPU-00")})
     questions: list[None] = []
 
     async def ask(_holders, _socket, _retired):
         questions.append(None)
         first = len(questions) == 1
-        return Holding(frozenset(), writing=1, answered=True) if first else Holding(held, written=held, writing=1)
+        return (
+            Holding(frozenset(), writing=1, answered=True)
+            if first
+            else Holding(allocated, written=allocated, writing=1)
+        )
 
     monkeypatch.setattr(Holders, "ask", ask)
     monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.002)
@@ -370,7 +374,7 @@ RENAMED = {"gpu_names": (NamePattern("*", "nvidia.com/x"),)}
 async def test_without_a_checkpoint_an_answer_says_nothing_of_what_the_offer_itself_retires(settings):
     served = Served(settings)
     served.offering._apply(offer(node(1), settings, "/"), Holding(), 0.0)
-    silent, _ = weigh(Told(), Witnessed((0, 0, 1), frozenset()), {})
+    silent, _ = weigh(Told(), KubeletReadings((0, 0, 1), frozenset()), {})
     served.offering._apply(offer(node(1), dataclasses.replace(settings, **RENAMED), "/"), silent, 1.0)
     [device] = served.inventory.store.current.resources["nvidia.com/x"].resource.devices
     assert device.reason == "a pod may still hold its hardware as GPU-00"
@@ -398,7 +402,7 @@ class Witnesses:
         self.inventory: Inventory | None = None
         self.reads: list[list[str]] = []
         monkeypatch.setattr(checkpoint, "read", self._read)
-        monkeypatch.setattr(pod_resources, "held", self._held)
+        monkeypatch.setattr(pod_resources, "allocated", self._held)
 
     def _read(self, _directory):
         views = () if self.inventory is None else self.inventory.store.current.resources.values()

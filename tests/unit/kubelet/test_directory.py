@@ -9,7 +9,7 @@ import pytest
 from asyncinotify import Event, Inotify, Mask
 
 from gpu_plugin.kubelet import directory as directory_module
-from gpu_plugin.kubelet.directory import NET, Orphan, watch
+from gpu_plugin.kubelet.directory import NET, OrphanCheck, watch
 from gpu_plugin.runtime.pulse import Pulse
 
 SOON = 2.0
@@ -130,7 +130,7 @@ async def test_where_nothing_can_be_watched_one_looks_now_and_then(plugins, monk
 def test_a_directory_that_was_removed_under_its_mount_is_said_once(plugins, caplog):
     held = os.open(plugins, os.O_PATH)
     try:
-        orphan = Orphan(Path(f"/proc/self/fd/{held}"))
+        orphan = OrphanCheck(Path(f"/proc/self/fd/{held}"))
         assert not orphan.look()
         plugins.rmdir()
         assert [orphan.look(), orphan.look()] == [True, True]

@@ -11,7 +11,7 @@ from h2.events import ConnectionTerminated, RemoteSettingsChanged
 
 from gpu_plugin.kubelet import connection, wire
 from gpu_plugin.kubelet.codec import BytesCodec
-from gpu_plugin.kubelet.sparing import Sparing
+from gpu_plugin.kubelet.sparing import LogThrottle
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
 from tests.unit.kubelet.peer import left_behind, meeting, resident, settle
 from tests.unit.kubelet.serving import GPU, registered, serving
@@ -147,7 +147,7 @@ async def test_two_hundred_kubelet_restarts_leave_nothing_behind(kubelet, direct
 
 
 async def test_an_unknown_http2_frame_costs_that_connection_only(kubelet, directory, caplog, monkeypatch):
-    monkeypatch.setattr(connection, "_SPARING", Sparing())
+    monkeypatch.setattr(connection, "_SPARING", LogThrottle())
     async with serving(directory) as plugin:
         await kubelet.wait_for(registered(kubelet))
         async with meeting(plugin.sockets[0]) as peer:

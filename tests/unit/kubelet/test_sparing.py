@@ -1,10 +1,10 @@
 import logging
 
-from gpu_plugin.kubelet.sparing import BURST, EVERY, Sparing
+from gpu_plugin.kubelet.sparing import BURST, EVERY, LogThrottle
 
 
 def test_some_lines_at_once_then_few_and_how_many_are_missing_is_said():
-    lines = Sparing()
+    lines = LogThrottle()
     assert [lines.next(100.0) for _ in range(BURST)] == [(logging.WARNING, "")] * BURST
     assert [lines.next(100.0 + at / 100) for at in range(1000)] == [(logging.DEBUG, "")] * 1000
     assert lines.next(110.0 + EVERY) == (logging.WARNING, " (1000 more like this were not logged)")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_plugin.kubelet import pod_listing, wire
-from gpu_plugin.kubelet.pod_listing import decode_held
+from gpu_plugin.kubelet.pod_listing import decode_allocated
 
 ids = st.lists(st.text(max_size=70), max_size=6)
 
@@ -61,7 +61,7 @@ def test_a_message_that_is_none_is_refused():
 
 @given(st.binary(max_size=60))
 def test_bytes_of_any_kind_are_read_or_refused(data):
-    for decode in (wire.decode_allocate, wire.decode_preferred, wire.decode_pre_start, decode_held):
+    for decode in (wire.decode_allocate, wire.decode_preferred, wire.decode_pre_start, decode_allocated):
         with suppress(ValueError):
             assert decode(data) is not None
 
@@ -71,4 +71,4 @@ def test_an_answer_with_more_devices_than_a_node_has_is_refused(monkeypatch):
     devices = [("nvidia.com/gpu", f"GPU-{at}", ()) for at in range(4)]
     answer = wire.encode_pod_resources([wire.PodListing("p", "n", {"c": devices})])
     with pytest.raises(ValueError, match="more than 3 devices"):
-        decode_held(answer)
+        decode_allocated(answer)

@@ -222,7 +222,7 @@ async def test_what_is_told_late_of_a_set_that_was_left_is_nothing_to_the_next(a
 @pytest.mark.parametrize("code", [Return.INVALID_ARGUMENT, Return.UNKNOWN, Return.UNINITIALIZED, 12345])
 async def test_a_set_whose_wait_keeps_failing_is_made_anew(alone, code):
     await alone.turn()
-    alone.driver.wait_codes = [code] * events.DEAF_AFTER
+    alone.driver.wait_codes = [code] * events.MAX_FAILED_WAITS
     await alone.turns_until(lambda: alone.driver.made >= 2)
     await alone.turns_until(lambda: not any(alone.now()))
     assert len(alone.driver.ended) == 1

@@ -222,7 +222,7 @@ async def test_what_else_the_driver_reports_is_no_line_for_people(caplog):
 
 
 async def test_events_of_unknown_handles_are_kept_up_to_a_number(monkeypatch):
-    monkeypatch.setattr(reports, "STRAYS", 4)
+    monkeypatch.setattr(reports, "MAX_UNKNOWN_EVENTS", 4)
     bench = Bench(poll=NEVER, driver=Known)
     await bench.monitor.open()
     bench.driver.whose = bench.uuids[1]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_plugin.access.cdi.build import Wishes
+from gpu_plugin.access.cdi.build import CdiOptions
 from gpu_plugin.access.cdi.found import DeviceFile, Kind
 from gpu_plugin.access.cdi.l4t_lists import DIRECTORY
 from gpu_plugin.access.cdi.tegra import tegra_specs
@@ -102,7 +102,7 @@ def test_what_the_lists_name_is_found_below_the_root(root, nodes):
     assert set(files.nodes) == {"/dev/nvmap", "/dev/dri/card0", "/dev/dri/card1"}
     assert [each.library.soname for each in files.looked if each.library] == ["libcuda.so.1", "libcuda.so.1"]
     assert looking.host_root == "/host/root"
-    built = tegra_specs(files, Wishes(driver_root=looking.host_root))
+    built = tegra_specs(files, CdiOptions(driver_root=looking.host_root))
     (spec,) = built.specs.values()
     mounts = {mount.container_path: mount.host_path for mount in spec.container_edits.mounts}
     assert mounts["/usr/lib64/libcuda.so.1"] == f"/host/root/{NVIDIA}/libcuda.so.1.1"
