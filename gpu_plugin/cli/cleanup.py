@@ -16,7 +16,7 @@ from gpu_plugin.config.settings import Settings
 if TYPE_CHECKING:
     from gpu_plugin.uninstall.traces import Removal
 
-BETWEEN = 0.5
+POLL_INTERVAL = 0.5
 """Seconds between two looks whether the daemon has ended."""
 
 LAST_WRITES = 2.0
@@ -47,7 +47,7 @@ def command(mps: bool, wait: bool, stay: bool, **given: object) -> int:  # noqa:
         raise click.UsageError("--mps: say with --mps-root where", click.get_current_context())
     if wait:
         while _running(settings, mps=mps):
-            time.sleep(BETWEEN)  # a process that is not ours tells nobody of its end
+            time.sleep(POLL_INTERVAL)  # a process that is not ours tells nobody of its end
         time.sleep(LAST_WRITES)
     done = _remove_mps(settings) if mps else _remove(settings)
     for path in done.removed:

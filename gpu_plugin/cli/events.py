@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gpu_plugin.cli.output import FINE, NO_DAEMON, harmless, output_options, structured, width, wrapped
+from gpu_plugin.cli.output import NO_DAEMON, SUCCESS, harmless, output_options, structured, width, wrapped
 from gpu_plugin.cli.running_daemon import NoDaemon, ask, gpus_option, state_dir_option, utc
 from gpu_plugin.state.event_store import KEPT, KINDS
 
@@ -82,7 +82,7 @@ def command(
     end = _moment("--until", until, now, begin)
     if begin is not None and end is not None and end < begin:
         raise click.UsageError("--until is before --since: no time is between them", click.get_current_context())
-    status = FINE
+    status = SUCCESS
     try:
         told = ask(state_dir, "events", gpu)
         found: list[dict[str, Any]] = told["events"]

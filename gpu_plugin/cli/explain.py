@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gpu_plugin.cli.output import AMISS, FINE, coloured, harmless, output_options, structured, width, wrapped
+from gpu_plugin.cli.output import PROBLEM_FOUND, SUCCESS, coloured, harmless, output_options, structured, width, wrapped
 from gpu_plugin.cli.running_daemon import ask, gpus_option, state_dir_option, utc
 
 _SPANS = ((86400, "d"), (3600, "h"), (60, "min"))
@@ -40,7 +40,7 @@ def command(state_dir: Path, gpu: str | None, output: str) -> int:
         blocks = ["\n".join(lines(each, now, columns)) for each in ranked if each["signals"]]
         sound = "\n".join("\n".join(lines(each, now, columns)) for each in ranked if not each["signals"])
         click.echo("\n\n".join([*blocks, *([sound] if sound else [])]))
-    return AMISS if any(each["health"] == "Unhealthy" for each in told["gpus"]) else FINE
+    return PROBLEM_FOUND if any(each["health"] == "Unhealthy" for each in told["gpus"]) else SUCCESS
 
 
 def lines(gpu: dict[str, Any], now: float, columns: int | None = None) -> Iterator[str]:

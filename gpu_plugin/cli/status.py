@@ -10,10 +10,10 @@ import click
 
 from gpu_plugin.cli.explain import spell
 from gpu_plugin.cli.output import (
-    AMISS,
-    FINE,
     NARROWEST,
     NO_DAEMON,
+    PROBLEM_FOUND,
+    SUCCESS,
     coloured,
     harmless,
     nobody_reads,
@@ -83,13 +83,13 @@ def _once(state_dir: Path, output: str, *, as_metrics: bool) -> int:
     status = ask(state_dir, "status", None)
     if as_metrics:
         click.echo("\n".join(metrics(status)))
-        return AMISS if status["waiting"] else FINE
+        return PROBLEM_FOUND if status["waiting"] else SUCCESS
     wrong = complaints(status)
     if output == "text":
         click.echo("\n".join(lines(harmless(status), time.time(), width())))
     else:
         click.echo(structured({**status, "wrong": wrong}, output))
-    return AMISS if wrong else FINE
+    return PROBLEM_FOUND if wrong else SUCCESS
 
 
 def lines(status: dict[str, Any], now: float, columns: int | None = None) -> Iterator[str]:

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_CHANGES = 64
+MAX_CHANGES = 64
 """Changes of health that wait for their pods at most; of more, the oldest are let go."""
 
-MOST_PODS = 64
+MAX_PODS = 64
 """Pods that are told of one change at most."""
 
 START_SPREAD = 10.0
@@ -99,7 +99,7 @@ class ClusterReporting:
         self._writing: tuple[NodeApi, EventWriter] | None = None
         self._keeper: NodeStateKeeper | None = None
         self._cordons = AnnotatedCordons(health)
-        self._changes: deque[tuple[Transition, float]] = deque(maxlen=MOST_CHANGES)
+        self._changes: deque[tuple[Transition, float]] = deque(maxlen=MAX_CHANGES)
         self._unasked = Pulse()
         self._news = Pulse()
         self._client = ""
@@ -244,7 +244,7 @@ class ClusterReporting:
             if held is None:
                 continue
             pods = health_news.pods_on(change, held, self._snapshot())
-            for namespace, pod in sorted(pods)[:MOST_PODS]:
+            for namespace, pod in sorted(pods)[:MAX_PODS]:
                 about = Object("Pod", pod, namespace)
                 if (news := health_news.on_pod(change, self._health.gpus, about, at)) is not None:
                     events.tell(news)

@@ -13,7 +13,7 @@ from gpu_plugin.health.signals.orders import MAINTENANCE
 from gpu_plugin.kubelet.registrations import Standing
 from gpu_plugin.telemetry.readings import Newest, told
 
-NAMED = 8
+MAX_NAMED_IDS = 8
 """Device ids that are named where only some are."""
 
 Standings = Sequence[tuple[LatchKey, AnyLatch, Verdict]]
@@ -126,9 +126,9 @@ def resource(counts: Mapping[str, Any], devices: Sequence[Device]) -> Mapping[st
     reasons = dict.fromkeys(device.reason for device in devices if not device.healthy and not device.retired)
     return {
         **counts,
-        "unhealthy_ids": unhealthy[:NAMED],
-        "retired_ids": retired[:NAMED],
-        "reasons": [*reasons][:NAMED],
+        "unhealthy_ids": unhealthy[:MAX_NAMED_IDS],
+        "retired_ids": retired[:MAX_NAMED_IDS],
+        "reasons": [*reasons][:MAX_NAMED_IDS],
     }
 
 

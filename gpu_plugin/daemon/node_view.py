@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from gpu_plugin.listener.checks import Facts
     from gpu_plugin.listener.page_data import Material
 
-AT_A_STRETCH = 500
+DEVICES_PER_SLICE = 500
 """Devices that are told of before others have a turn: 1 ms."""
 
 
@@ -203,7 +203,7 @@ class NodeView:
             devices = []
             for each in self._held(held):
                 devices.append(each)
-                if not len(devices) % AT_A_STRETCH:
+                if not len(devices) % DEVICES_PER_SLICE:
                     await checkpoint()
             told["attribution"] = {**self._attribution(held), "devices": devices}
         return told

@@ -34,13 +34,13 @@ HOLDERS_SOON = 0.2
 HOLDERS_CHECK = 30.0
 """Seconds between two such questions otherwise: what pods hold and nobody lists shows then."""
 
-OFF_LOOP = 4_000
+OFF_LOOP_DEVICES = 4_000
 """From so many devices on (2 to 4 µs each) what is told of them is judged on a thread, so that the loop runs on."""
 
-SLACK = 0.01
+TIMER_SLACK = 0.01
 """Seconds by which a question comes later than the moment from which on it tells more: a timer may be early by its resolution."""
 
-SILENT = 3
+UNANSWERED_LIMIT = 3
 """Questions in a row that a witness leaves unanswered until it is said that capacity waits: a kubelet may be starting."""
 
 FIRST_PATIENCE = 5.0
@@ -53,7 +53,7 @@ MPS_POLL = 1.0
 SPECS_PATIENCE = 5.0
 """Seconds that a live change to CDI names waits for the specifications; what was served before is served meanwhile."""
 
-ROUNDS = 2
+MAX_JUDGEMENTS = 2
 """How often something is judged on a thread at most, though what it is judged by (links, health) has changed again meanwhile."""
 
 
@@ -148,14 +148,14 @@ class Offering:
             return min(HOLDERS_SOON, HOLDERS_POLL)
         given = self._inventory.store.given
         worth = (self._inventory.next_leave, given.worth_asking(self._inventory.awaited))
-        return min((HOLDERS_POLL, *(at - now + SLACK for at in worth if at > now)))
+        return min((HOLDERS_POLL, *(at - now + TIMER_SLACK for at in worth if at > now)))
 
     async def _prepare(self) -> Topology | None:
         """Has the newest offer prepared, on a thread, since that takes its time on large nodes; no failure keeps it back.
 
         It may be unready still where links change all the time. Returns the topology that could not be judged, if any.
         """
-        for _ in range(ROUNDS):
+        for _ in range(MAX_JUDGEMENTS):
             asked = self._next
             if asked is None or asked.placement.ready:
                 break
@@ -178,11 +178,11 @@ class Offering:
         """Takes in an answer to a question `about` these, of the time `asked`; of what was retired since it says nothing."""
         store = self._inventory.store
         store.given.seen(holding.listed, holding.writing, asked)
-        for last in (*[False] * ROUNDS, True):
+        for last in (*[False] * MAX_JUDGEMENTS, True):
             if self._inventory.asked is not about:
                 return
             standing = self._inventory.standing(holding.allocated, asked, holding.listed)
-            if last or standing.devices < OFF_LOOP:
+            if last or standing.devices < OFF_LOOP_DEVICES:
                 judged = judge(standing)
             else:
                 judged = await anyio.to_thread.run_sync(_judge_apart, standing, abandon_on_cancel=True)
@@ -288,7 +288,7 @@ class _Waiting:
     def lasts(self, *, waits: bool) -> bool:
         """Whether it has been waited for at so many questions in a row, of which this is one, that it is to be said."""
         self._questions = self._questions + 1 if waits else 0
-        return self._questions == SILENT
+        return self._questions == UNANSWERED_LIMIT
 
 
 def _judge_apart(standing: Standing) -> Judgement:

@@ -16,9 +16,9 @@ SETTLE = 5.0
 Allocated = frozenset[tuple[str, str]]
 """(resource name, device id) of devices that pods hold or may hold."""
 
-GONE = "it is not on this node any more"
+NOT_ON_NODE = "it is not on this node any more"
 
-FORMER = "it is not offered any more"
+NO_LONGER_OFFERED = "it is not offered any more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def _replicas_back(
 
 def gone(device: Device) -> Device:
     """The device, listed for the sake of a pod that may hold it, and for no other."""
-    return device if device.retired else replace(withhold(device, FORMER), retired=True)
+    return device if device.retired else replace(withhold(device, NO_LONGER_OFFERED), retired=True)
 
 
 def _beside(

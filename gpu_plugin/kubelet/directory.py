@@ -16,7 +16,7 @@ _WATCHED = (
 )
 _ON_THE_WAY = Mask.CREATE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.ONLYDIR
 
-NET = 10.0
+POLL_INTERVAL = 10.0
 """Seconds after which one looks even if nothing was heard, under what inotify may miss (a remount, an overflow)."""
 
 Place = tuple[int, int]
@@ -38,8 +38,8 @@ async def watch(directory: Path, something_happened: Pulse, orphaned: str = UNRE
         try:
             await _watch_once(directory, something_happened, orphan)
         except OSError as error:
-            log.warning("cannot watch %s, looking every %g s instead: %s", directory, NET, error)
-            await anyio.sleep(NET)
+            log.warning("cannot watch %s, looking every %g s instead: %s", directory, POLL_INTERVAL, error)
+            await anyio.sleep(POLL_INTERVAL)
         something_happened.ring()
 
 
@@ -55,7 +55,7 @@ async def _watch_once(directory: Path, something_happened: Pulse, orphan: "Orpha
         while True:
             event = None
             orphan.look()
-            with anyio.move_on_after(NET):
+            with anyio.move_on_after(POLL_INTERVAL):
                 event = await inotify.get()
             if event is not None and event.watch is not None and _beside(event, on_the_way.get(event.watch)):
                 continue

@@ -12,7 +12,7 @@ from gpu_plugin.nvml.port import EventSet, Handle
 from gpu_plugin.nvml.registration import Outcome, Registered
 from gpu_plugin.runtime.threads import Job, settled
 
-LIVED = 180.0
+STABLE_AFTER = 180.0
 """Seconds that an event set must have lived for its end to say nothing of the next one's."""
 
 FREE_REBUILDS = 2
@@ -91,10 +91,10 @@ class Rebuilds:
 
     def undone(self, lived: float, now: float) -> None:
         """An event set that had lived for so long came to nothing."""
-        self.in_a_row = 1 if lived >= LIVED else self.in_a_row + 1
+        self.in_a_row = 1 if lived >= STABLE_AFTER else self.in_a_row + 1
         pause = min(2.0**self.in_a_row, LONGEST_REBUILD_PAUSE) if self.in_a_row > FREE_REBUILDS else 0.0
         self.not_before = now + pause
 
     def again_and_again(self, lived: float) -> bool:
         """Whether an event set that has lived for so long is to be trusted no more than those before it."""
-        return self.in_a_row > FREE_REBUILDS and lived < LIVED
+        return self.in_a_row > FREE_REBUILDS and lived < STABLE_AFTER

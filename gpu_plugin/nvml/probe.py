@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.nvml import traits
-from gpu_plugin.nvml.mig import GONE, cut, read_partition, with_caps
+from gpu_plugin.nvml.mig import GPU_GONE_CODES, cut, read_partition, with_caps
 from gpu_plugin.nvml.port import Driver, Handle, HostView, NvmlError
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def _describe(driver: Driver, host: HostView, handle: Handle, uuid: str, index: 
     try:
         partition = read_partition(driver, handle, memory_bytes=whole.memory_bytes)
     except NvmlError as error:
-        if error.code in GONE:
+        if error.code in GPU_GONE_CODES:
             raise
         log.warning("GPU %s: how it is cut into MIG devices is not known now: %s", uuid, error)
         return whole

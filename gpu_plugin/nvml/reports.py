@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 MAX_UNKNOWN_EVENTS = 256
 """Events of unknown handles that are kept until the driver has said whose they are; the oldest go first."""
 
-ASKED = 4
+MAX_HANDLE_LOOKUPS = 4
 """Unknown handles that the driver is asked about at once at most: a question that hangs holds a thread."""
 
 
@@ -120,7 +120,7 @@ class Reports:
         """
         job = self._asked.get(handle)
         if job is None:
-            if len(self._asked) >= ASKED or patience <= 0:
+            if len(self._asked) >= MAX_HANDLE_LOOKUPS or patience <= 0:
                 return None
             job = self._asked[handle] = self._calls.begin(lambda: self._driver.uuid(handle))
             if not await settled(job, patience):

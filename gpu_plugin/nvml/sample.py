@@ -8,7 +8,7 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import NVLINK_STATE_INACTIVE, Return
 from gpu_plugin.health.observation import Fault, Sample
 from gpu_plugin.nvml import traits
-from gpu_plugin.nvml.mig import GONE, Partition, read_partition
+from gpu_plugin.nvml.mig import GPU_GONE_CODES, Partition, read_partition
 from gpu_plugin.nvml.port import Driver, Handle, NvmlError, never
 from gpu_plugin.nvml.questions import (
     COUNTING_TURN,
@@ -50,10 +50,10 @@ _OF_LINKS = frozenset(reading.name for reading in READINGS if reading.per_link a
 class Look:
     """What a look brought: the sample, and through which handle.
 
-    `partition` is None where it was not asked for, or where `partition_trouble` says why the driver did not tell. `partitionable` is False
-    for a part that can never be cut into MIG devices. `unsupported` names the fields of a Sample that were asked for and
-    that this part never answers: whoever looks again skips them. `gpu` is the GPU as it is known after the look, less how it
-    is cut: the very same object where nothing of it is news.
+    `partition` is None where it was not asked for, or where `partition_trouble` says why the driver did not tell.
+    `partitionable` is False for a part that can never be cut into MIG devices. `unsupported` names the fields of a Sample that
+    were asked for and that this part never answers: whoever looks again skips them. `gpu` is the GPU as it is known after the
+    look, less how it is cut: the very same object where nothing of it is news.
     """
 
     handle: Handle
@@ -179,7 +179,7 @@ class _Heard:
             answer = _told(reading, values[at : at + len(fields)], self.answers.get("nvlinks"))
             at += len(fields)
             if isinstance(answer, NvmlError):
-                self._refused(answer, (reading.name,), of_gpu=answer.code in GONE, for_good=never(answer))
+                self._refused(answer, (reading.name,), of_gpu=answer.code in GPU_GONE_CODES, for_good=never(answer))
             else:
                 self.answers[reading.name] = answer
 
@@ -213,7 +213,7 @@ def _told(reading: Reading, values: Sequence[int | NvmlError], links: tuple[bool
     Never a sum that lacks a part: a smaller number would pass for growth once it is whole again. A link that is not active
     may have no counters: those of the others are the sum then.
     """
-    gone = next((value for value in values if isinstance(value, NvmlError) and value.code in GONE), None)
+    gone = next((value for value in values if isinstance(value, NvmlError) and value.code in GPU_GONE_CODES), None)
     if gone is not None:
         return gone
     if reading.shape is Shape.LINK_SUM:

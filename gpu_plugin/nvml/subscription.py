@@ -28,7 +28,7 @@ PATIENCE = 1.0
 """Seconds that GPUs may take, all at once, to answer the request for their events; one that takes longer is asked no more
 meanwhile, and its answer is taken when it comes."""
 
-MOST_LEFT_BEHIND = 3
+MAX_ABANDONED_SETS = 3
 """Event sets at most that are still to be freed: with so many, no other is made. Each may hold threads that hang."""
 
 _UNANSWERED = "the driver has not answered the request for them"
@@ -185,7 +185,7 @@ class EventSubscription:
         """Whether there is an event set: one is made if it must. There is never a second request beside one that hangs."""
         if self._set is not None or self._unsupported:
             return self._set is not None
-        if len(self._left_behind) >= MOST_LEFT_BEHIND:
+        if len(self._left_behind) >= MAX_ABANDONED_SETS:
             return False  # what undid the last one is said already
         if self._making is None:
             self._making = self._calls.begin(self._driver.event_set)
@@ -214,7 +214,7 @@ class EventSubscription:
         old = self._set
         if old is None or not old.undone or anyio.current_time() < self._rebuilds.not_before:
             return False
-        if len(self._left_behind) >= MOST_LEFT_BEHIND:
+        if len(self._left_behind) >= MAX_ABANDONED_SETS:
             return False
         self._retire(old.undone)
         if not await self._freed([old], patience):

@@ -94,7 +94,7 @@ class ConfigSource:
     def look_again(self) -> None:
         """Has everything looked at anew. From the event loop's thread only."""
         if self._watcher is not None:
-            self._watcher.stir()
+            self._watcher.notify()
 
     async def settled(self) -> None:
         """Returns once it is known which file is in force: as long as there is none to be chosen, it does not."""
@@ -135,7 +135,7 @@ class ConfigSource:
             self._label, self._trouble = value, ""
             self._label_told.set()
             answered.set()
-            lookout.stir()
+            lookout.notify()
 
         def troubled(why: str) -> None:
             self._trouble = why

@@ -14,10 +14,10 @@ from gpu_plugin.access.cdi.found import DriverFiles, Kind, Library, Listing, Pla
 BINARY, FIRMWARE, CONFIG, SOCKET, XORG, STORAGE = "binary", "firmware", "config", "socket", "xorg", "storage"
 """What a file that is no library for the loader is of."""
 
-MOST_LIBRARIES = 512
+MAX_LIBRARIES = 512
 """Libraries of one driver that containers are given at most; drivers have some 60."""
 
-MOST_SENTENCES = 3
+MAX_NAMED_FILES = 3
 """Files with the same fault that are named one by one."""
 
 SUBDIRECTORIES = ("vdpau", "gbm")
@@ -200,11 +200,11 @@ def pick(listing: Listing, running: str, root: str, more: Sequence[str] = ()) ->
         )
     # Should there be too many, those that are surely NVIDIA's are not among those that are left out.
     libraries = sorted(_libraries(listing, version, more), key=_importance)
-    if len(libraries) > MOST_LIBRARIES:
+    if len(libraries) > MAX_LIBRARIES:
         complaints.append(
-            f"the driver root {root} has {len(libraries)} libraries of the driver; containers get the first {MOST_LIBRARIES}"
+            f"the driver root {root} has {len(libraries)} libraries of the driver; containers get the first {MAX_LIBRARIES}"
         )
-    return Picked(version, tuple(libraries[:MOST_LIBRARIES]), tuple(_files(listing, version)), tuple(complaints))
+    return Picked(version, tuple(libraries[:MAX_LIBRARIES]), tuple(_files(listing, version)), tuple(complaints))
 
 
 def _importance(path: str) -> int:
@@ -303,9 +303,9 @@ def _all_left_out(faulty: Iterable[tuple[Seen, str]], root: str) -> Iterator[str
     for seen, fault in faulty:
         by_fault.setdefault(fault, []).append(seen)
     for fault, files in by_fault.items():
-        yield from (_left_out(seen, fault, root) for seen in files[:MOST_SENTENCES])
-        if len(files) > MOST_SENTENCES:
-            yield f"{len(files) - MOST_SENTENCES} more files in the driver root {root} are left out for the same reason: {fault}"
+        yield from (_left_out(seen, fault, root) for seen in files[:MAX_NAMED_FILES])
+        if len(files) > MAX_NAMED_FILES:
+            yield f"{len(files) - MAX_NAMED_FILES} more files in the driver root {root} are left out for the same reason: {fault}"
 
 
 def _why_no_libcuda(libraries: Iterable[SeenLibrary]) -> str:

@@ -21,7 +21,7 @@ INDEX = "0"
 RELEASE = "/etc/nv_tegra_release"
 """The file by which programs know a Tegra."""
 
-MOST_SHOWN = 3
+MAX_NAMED_PATHS = 3
 """Paths that a sentence about several names."""
 
 _LIBRARY = re.compile(r"lib.+\.so(\..+)?")
@@ -98,10 +98,10 @@ def _mounts(each: Looked) -> bool:
 
 def _left_out(gone: Sequence[str], count: int) -> Iterable[str]:
     if gone:
-        more = ", ..." if len(gone) > MOST_SHOWN else ""
+        more = ", ..." if len(gone) > MAX_NAMED_PATHS else ""
         yield (
             f"{len(gone)} of {count} paths in the lists of Linux for Tegra are left out, as they are not there or of another "
-            f"kind: {', '.join(gone[:MOST_SHOWN])}{more}"
+            f"kind: {', '.join(gone[:MAX_NAMED_PATHS])}{more}"
         )
 
 

@@ -107,10 +107,10 @@ def pick(store: Store, root: str) -> tuple[list[str], list[str], tuple[str, ...]
     files = [f"/{store.directory}/{name}" for name in wanted if not _LIBRARY.fullmatch(name)]
     lacking = [name for name in EXPECTED if name not in store.names]
     complaints = (f"/{store.directory} in the driver root {root} has no {', '.join(lacking)}",) if lacking else ()
-    if len(libraries) > driver.MOST_LIBRARIES:
-        more = f"/{store.directory} has {len(libraries)} libraries; containers get the first {driver.MOST_LIBRARIES}"
+    if len(libraries) > driver.MAX_LIBRARIES:
+        more = f"/{store.directory} has {len(libraries)} libraries; containers get the first {driver.MAX_LIBRARIES}"
         complaints = (*complaints, more)
-    return libraries[: driver.MOST_LIBRARIES], files[: driver.MOST_LIBRARIES], complaints
+    return libraries[: driver.MAX_LIBRARIES], files[: driver.MAX_LIBRARIES], complaints
 
 
 def _is_data(name: str) -> bool:

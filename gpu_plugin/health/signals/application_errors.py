@@ -17,8 +17,8 @@ NAME = "application-errors"
 DEGRADED_AT, WEDGED_AT, WITHIN = 5, 10, 600.0
 """Errors within so many seconds that are worth a look, and that make a GPU suspect of being wedged."""
 
-_MOST = 64  # errors that are remembered
-_SHOWN = 3  # owners that are named
+_MAX_ERRORS = 64  # errors that are remembered
+_MAX_NAMED_OWNERS = 3  # owners that are named
 
 Owners = tuple[str, ...]
 """Of the pods that held the GPU, in alphabetical order."""
@@ -69,7 +69,7 @@ class Errors(Memory, frozen=True):
         """With those errors too."""
         return replace(
             self,
-            owned=tuple(sorted({*self.owned, *other.owned}))[-_MOST:],
+            owned=tuple(sorted({*self.owned, *other.owned}))[-_MAX_ERRORS:],
             unknown=together(self.unknown, other.unknown),
         )
 
@@ -162,7 +162,7 @@ def _with(owned: tuple[tuple[float, Owners], ...], now: float, owners: Owners) -
     """The errors with this one: the newest of each set of owners, as many as could matter."""
     same = [entry for entry in owned if entry[1] == owners]
     others = tuple(entry for entry in owned if entry is not same[0]) if len(same) >= WEDGED_AT else owned
-    return (*others, (now, owners))[-_MOST:]
+    return (*others, (now, owners))[-_MAX_ERRORS:]
 
 
 def _several(owned: tuple[tuple[float, Owners], ...]) -> bool:
@@ -172,5 +172,5 @@ def _several(owned: tuple[tuple[float, Owners], ...]) -> bool:
 
 def _names(owned: tuple[tuple[float, Owners], ...]) -> str:
     names = sorted({name for _, who in owned for name in who})
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"pods of {', '.join(names[:_SHOWN])}{more}"
+    more = f" and {len(names) - _MAX_NAMED_OWNERS} more" if len(names) > _MAX_NAMED_OWNERS else ""
+    return f"pods of {', '.join(names[:_MAX_NAMED_OWNERS])}{more}"

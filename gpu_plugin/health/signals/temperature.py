@@ -7,7 +7,7 @@ from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.readings import Measure, Measured, measured
 
-NEAR, SAMPLES, BELOW = 2, 2, 5
+NEAR_DEGREES, SAMPLES, BELOW = 2, 2, 5
 """°C under shutdown that are too near, in how many samples; how many °C under slowdown are cool."""
 
 
@@ -20,7 +20,7 @@ def temperature(latch: Latch[Measured] | None, seen: Observation, ctx: Context) 
     bad = None
     if shutdown is not None and cool is not None and celsius is not None:
         bad = (
-            True if celsius >= shutdown - NEAR else False if celsius < cool else None
+            True if celsius >= shutdown - NEAR_DEGREES else False if celsius < cool else None
         )  # what is neither proves nothing
     known = level(
         latch,

@@ -11,10 +11,10 @@ from elftools.common.utils import struct_parse
 from elftools.construct import ConstructError
 from elftools.elf.elffile import ELFFile
 
-MOST_SEGMENTS = 256
+MAX_SEGMENTS = 256
 """More program headers than any library has: a file that claims more is no library."""
 
-MOST_DYNAMIC_BYTES = 64 * 1024
+MAX_DYNAMIC_BYTES = 64 * 1024
 """What is read of a dynamic table at most; those of libraries have some 500 bytes."""
 
 LONGEST_SONAME = 255
@@ -77,7 +77,7 @@ def _soname(elf: ELFFile) -> str:
 
 def _segments(elf: ELFFile) -> list[Any]:
     count = int(elf["e_phnum"])
-    if count > MOST_SEGMENTS:
+    if count > MAX_SEGMENTS:
         raise ValueError(f"it claims {count} program headers")
     start, size = elf["e_phoff"], elf["e_phentsize"]
     if start + count * size > elf.stream_len:
@@ -88,7 +88,7 @@ def _segments(elf: ELFFile) -> list[Any]:
 def _tags(elf: ELFFile, dynamic: Any) -> dict[int, int]:
     """The first value of each tag of the dynamic table."""
     entry = struct.Struct(("<" if elf.little_endian else ">") + ("qQ" if elf.elfclass == 64 else "iI"))
-    table = _bytes(elf, dynamic["p_offset"], min(dynamic["p_filesz"], MOST_DYNAMIC_BYTES))
+    table = _bytes(elf, dynamic["p_offset"], min(dynamic["p_filesz"], MAX_DYNAMIC_BYTES))
     tags: dict[int, int] = {}
     for tag, value in entry.iter_unpack(table[: len(table) // entry.size * entry.size]):
         if tag == _DT_NULL:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_plugin.cluster.cordon_annotation import MOST, cordoned
+from gpu_plugin.cluster.cordon_annotation import MAX_NAMES, cordoned
 from gpu_plugin.devices.node import Gpu
 
 GPUS = (Gpu("GPU-aaaa-1", 0, pci_bus_id="00000000:1B:00.0"), Gpu("GPU-aabb-2", 1, pci_bus_id="00000000:1C:00.0"))
@@ -30,6 +30,6 @@ def test_names_are_those_that_people_use(value, uuids, complains):
 
 
 def test_a_flood_of_names_is_bounded():
-    found = cordoned(",".join(["0", *(f"name-{number}" for number in range(2 * MOST))]), GPUS)
+    found = cordoned(",".join(["0", *(f"name-{number}" for number in range(2 * MAX_NAMES))]), GPUS)
     assert found.uuids == {FIRST}
     assert len(found.complaints) == 8

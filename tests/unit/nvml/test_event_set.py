@@ -12,7 +12,7 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.nvml import event_set, events, subscription
 from gpu_plugin.nvml.calls import DriverCalls
-from gpu_plugin.nvml.event_set import LIVED, LONGEST_REBUILD_PAUSE, Rebuilds
+from gpu_plugin.nvml.event_set import LONGEST_REBUILD_PAUSE, STABLE_AFTER, Rebuilds
 from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
 from gpu_plugin.nvml.subscription import EventSubscription
 from gpu_plugin.nvml.watched import Watched
@@ -187,7 +187,7 @@ async def test_a_set_that_a_registration_is_in_is_not_freed_whoever_owns_the_gpu
 
 @pytest.mark.parametrize("held", ["register_events 2", "free_event_set"])
 async def test_while_an_undone_set_cannot_be_replaced_all_of_its_gpus_are_told(alone, monkeypatch, held):
-    monkeypatch.setattr(subscription, "MOST_LEFT_BEHIND", 1)
+    monkeypatch.setattr(subscription, "MAX_ABANDONED_SETS", 1)
     alone.driver.held = {held}
     await alone.turn(0.01)
     alone.driver.always = Return.GPU_IS_LOST
@@ -250,9 +250,9 @@ def test_what_rebuilds_wait_for():
         pauses.append(rebuilds.not_before - at)
         at = rebuilds.not_before + 20.0
     assert pauses == [0, 0, 8, 16, 32, *[LONGEST_REBUILD_PAUSE] * 4]
-    assert rebuilds.again_and_again(LIVED - 1)
-    assert not rebuilds.again_and_again(LIVED)
-    rebuilds.undone(LIVED, at)
+    assert rebuilds.again_and_again(STABLE_AFTER - 1)
+    assert not rebuilds.again_and_again(STABLE_AFTER)
+    rebuilds.undone(STABLE_AFTER, at)
     assert rebuilds.not_before == at
     assert not rebuilds.again_and_again(0.0)
 

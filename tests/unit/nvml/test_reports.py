@@ -182,15 +182,15 @@ async def test_a_driver_that_does_not_say_whose_an_event_is_is_asked_once_and_it
 async def test_many_unknown_handles_at_once_are_asked_about_a_few_at_a_time(monkeypatch):
     monkeypatch.setattr(monitor, "LOOK_PATIENCE", 0.02)
     bench = Bench(driver=Silent)
-    handles = [Handle(STRANGE + number) for number in range(3 * reports.ASKED)]
+    handles = [Handle(STRANGE + number) for number in range(3 * reports.MAX_HANDLE_LOOKUPS)]
     bench.driver.strangers = dict.fromkeys(handles, bench.uuids[2])
     await bench.monitor.open()
     async with bench.running():
         for handle in handles:
             bench.monitor._reports.heard(Event(handle, XID, 48))
-        await bench.until_turned(lambda: len(bench.driver.out) == reports.ASKED)
+        await bench.until_turned(lambda: len(bench.driver.out) == reports.MAX_HANDLE_LOOKUPS)
         await bench.turned(2)
-        assert bench.driver.most == reports.ASKED
+        assert bench.driver.most == reports.MAX_HANDLE_LOOKUPS
         bench.driver.free.set()
         await bench.until(lambda: len(told(bench)) == len(handles))
     assert bench.driver.calls["uuid of a stranger"] == len(handles)

@@ -249,12 +249,12 @@ def test_wildcards_are_those_of_a_shell_and_bounded(root, monkeypatch):
     assert list(expand(tree, "/a2/.*")) == ["/a2/.x"]
     assert list(expand(tree, "/a*/x/*")) == []
     assert list(expand(tree, "/none")) == ["/none"]
-    monkeypatch.setattr(tegra, "MOST_MATCHES", 2)
+    monkeypatch.setattr(tegra, "MAX_MATCHES", 2)
     assert list(expand(tree, "/a?/*")) == ["/a1/x", "/a1/y"]
 
 
 def test_more_paths_than_any_tegra_has_are_cut_short(root, nodes, monkeypatch):
-    monkeypatch.setattr(tegra, "MOST_PATHS", 3)
+    monkeypatch.setattr(tegra, "MAX_PATHS", 3)
     put(root, f"{DIRECTORY}/drivers.csv", "".join(f"lib, /a{number}\n" for number in range(4)))
     files = search(root).files()
     assert list(found_of(files)) == ["/a0", "/a1", "/a2"]
