@@ -52,7 +52,7 @@ class PairWatch:
         self._said = float("-inf")
 
     def allocated(self, resource: str, strategies: Sequence[str], now: float) -> str:
-        """Notes an allocation. Returns a warning if one of another resource was just before it, at most one per `WARNING_INTERVAL`."""
+        """Notes an allocation. Returns a warning if another resource was allocated just before, one in `WARNING_INTERVAL`."""
         if not overwrites(strategies):
             return ""
         last, self._last = self._last, (resource, now)

@@ -103,7 +103,7 @@ NVIDIA: tuple[Option, ...] = (
         "device_list_strategy",
         "flags.plugin.deviceListStrategy",
         "envvar",
-        values.choices("envvar", "volume-mounts", "cdi-annotations", "cdi-cri", alone=values.AUTO),
+        values.choices("envvar", "volume-mounts", "cdi-annotations", "cdi-cri", exclusive=values.AUTO),
         "how the runtime is told of devices, one or several of envvar, volume-mounts, cdi-annotations, cdi-cri; "
         "auto: cdi-cri where kubelet and runtime are known to take CDI device names, else envvar",
         many=True,

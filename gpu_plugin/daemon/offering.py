@@ -16,7 +16,7 @@ from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.listing import Judgement, Standing, judge
 from gpu_plugin.inventory.offer import Offer
 from gpu_plugin.kubelet import checkpoint
-from gpu_plugin.kubelet.again import Again
+from gpu_plugin.kubelet.again import ListResend
 from gpu_plugin.kubelet.holders import Holders
 from gpu_plugin.kubelet.holding import Holding
 from gpu_plugin.mps.watch import MpsWatch
@@ -82,7 +82,7 @@ class Offering:
         self._next: Offer | None = None
         self._said: frozenset[str] = frozenset()
         self._holders = Holders(Path(settings().socket_dir))
-        self._again = Again()
+        self._again = ListResend()
 
     def take(self, new: Offer) -> None:
         """Has an offer published: at once, or once it is prepared.

@@ -172,8 +172,8 @@ def _condemned(signal: Signal, latch: AnyLatch, vouch: str, advised: str) -> str
         return f"{_to_go(latch)}: it was enumerated anew; or {vouch}"
     if signal.kind is SignalKind.EVENT:
         return f"nothing by itself: {advised}; or {vouch}"
-    anew = "what is read good after the GPU was enumerated anew (a repaired part)"
-    return f"nothing by itself: have the GPU replaced; {anew}, or {vouch}"
+    reenumerated = "what is read good after the GPU was enumerated anew (a repaired part)"
+    return f"nothing by itself: have the GPU replaced; {reenumerated}, or {vouch}"
 
 
 def _quiet(signal: Signal, latch: AnyLatch) -> str:
@@ -191,8 +191,8 @@ def _recovered(signal: Signal, latch: AnyLatch, how: str, unfit: Sequence[str]) 
     if signal.recovery:
         recovery = signal.recovery.format(reset=how)
     elif latch.proof is Proof.REBOOT:
-        anew = "unbind and bind it in /sys/bus/pci/drivers/nvidia while it is released"
-        recovery = f"a reboot of the node, or the driver bound to the GPU anew ({anew})"
+        reenumerated = "unbind and bind it in /sys/bus/pci/drivers/nvidia while it is released"
+        recovery = f"a reboot of the node, or the driver bound to the GPU anew ({reenumerated})"
     else:
         recovery = f"a reset of the GPU ({how})"
     shown = signal.shown or ("" if latch.proof is Proof.REBOOT else _shown_by(latch))

@@ -65,7 +65,7 @@ def level(
             return Latch(replace(latch.memory if latch else fresh, row=row))
         return Latch(fresh, verdict, detail, ctx.now, proof, Recovery(ctx.marks))
     if bad and verdict > latch.verdict:
-        return latch.again(_begun_anew(latch.memory), ctx.marks, verdict=verdict, detail=detail, proof=proof)
+        return latch.renewed(_begun_anew(latch.memory), ctx.marks, verdict=verdict, detail=detail, proof=proof)
     if bad or bad is None:
         return unproven(latch)
     if latch.proof is Proof.RMA and not (latch.recovery.rebound or latch.overridden):

@@ -22,7 +22,7 @@ REMEMBER_XIDS = 600.0
 _MANY_XIDS, _STORM = 64, 1.0
 """Xids from which on old ones are forgotten; seconds within which another of a number is no news."""
 
-Slices = Mapping[tuple[int, int], str]
+MigUuids = Mapping[tuple[int, int], str]
 """Uuids of a GPU's MIG devices by GPU instance and compute instance."""
 
 _FIRST_LOOK, _WHOLE = LatchKey(first_look.NAME), LatchKey("")
@@ -59,7 +59,7 @@ class Transition:
 @dataclass(slots=True)
 class _Record:
     facts: Facts
-    slices: Slices = field(default_factory=dict)
+    slices: MigUuids = field(default_factory=dict)
     devices: frozenset[str] = frozenset()
     latches: dict[LatchKey, AnyLatch] = field(default_factory=dict)
     unseen: AnyLatch | None = field(default_factory=first_look.unseen)
@@ -96,7 +96,7 @@ class HealthLedger:
         """Grows whenever evidence that must outlive the process changed: a verdict, its words, or a recovery that was seen."""
         self._records: dict[str, _Record] = {}
 
-    def watch(self, uuid: str, facts: Facts, slices: Slices | None = None) -> None:
+    def watch(self, uuid: str, facts: Facts, slices: MigUuids | None = None) -> None:
         """Begins to keep a GPU's health, or gives it new facts and slices; what is known of it stays."""
         record = self._records.setdefault(uuid, _Record(facts))
         record.facts = facts
@@ -205,7 +205,7 @@ class HealthLedger:
             for key, latch in list(record.latches.items()):
                 held = latch.verdict is not Verdict.OK and not _of_its_boot(key, latch)
                 recovery = Recovery(latch.recovery.marks, reset=True, rebound=True)
-                after = latch.again(latch.memory.anew(), recovery=recovery) if held else None
+                after = latch.renewed(latch.memory.after_boot(), recovery=recovery) if held else None
                 self._put(record, key, after, changed)
             found += self._transitions(uuid, record, changed)
         return tuple(found)

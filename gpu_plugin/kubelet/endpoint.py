@@ -253,7 +253,7 @@ class ResourceEndpoint:
                 streams=service.streams,
                 streams_opened=service.streams_opened,
                 age=anyio.current_time() - registered,
-                again=self._registrations.again(self.resource),
+                again=self._registrations.reregistration_reason(self.resource),
             )
             why = over(view)
             if why:

@@ -38,10 +38,10 @@ def decode_holders(data: bytes) -> HoldersByDevice:
         namespace, name = last(data, pod, 2).decode(), last(data, pod, 1).decode()
         for container in spans(data, pod, 3):
             holder = Holder(namespace, name, last(data, container, 1).decode())
-            alone = frozenset((holder,))
+            only_holder = frozenset((holder,))
             for resource, begin, end in _devices(data, container):
                 key = (names.get(resource) or names.setdefault(resource, resource.decode()), data[begin:end].decode())
-                if found.setdefault(key, alone) is not alone:
+                if found.setdefault(key, only_holder) is not only_holder:
                     shared.setdefault(key, {*found[key]}).add(holder)
                 elif len(found) > MAX_HELD:
                     raise ValueError(f"pods would hold more than {MAX_HELD} devices")

@@ -114,7 +114,7 @@ class Supervisor:
         Raises:
             MpsError: the MPS root cannot be used.
         """
-        async with self._alone():
+        async with self._sole_supervisor():
             left = await end_leftovers(self._root)
             if left:
                 log.warning("killed what an earlier gpu-plugin mps left: processes %s", left)
@@ -135,7 +135,7 @@ class Supervisor:
                 self._modes.close()
 
     @asynccontextmanager
-    async def _alone(self) -> AsyncIterator[None]:
+    async def _sole_supervisor(self) -> AsyncIterator[None]:
         """Holds the lock of the MPS root, once whoever has it lets go."""
         directories.make_root(self._root)
         path = self._root / readiness.SUPERVISOR

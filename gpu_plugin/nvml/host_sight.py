@@ -36,7 +36,7 @@ class HostWatch:
         """
         if self._asking is None:
             host = self._host
-            self._asking = self._calls.aside(lambda: _see(host, sliced=sliced))
+            self._asking = self._calls.begin_unrelated(lambda: _see(host, sliced=sliced))
         job = self._asking
         if not await settled(job, patience):
             return None

@@ -88,9 +88,9 @@ class Looks:
         """A probe, where it could not be read; else a look, through a new handle if it has none."""
         driver, gpu, handle = self._driver, watched.gpu, watched.handle
         # Each GPU begins elsewhere: neither do all ask everything in one round, nor all the same of what takes turns.
-        alone, opening, turn = bool(self._roster.untouched), self._session.opening, watched.turn + gpu.index
+        by_bus_id, opening, turn = bool(self._roster.untouched), self._session.opening, watched.turn + gpu.index
         if gpu.unreadable:
-            return self._calls.begin(probing(driver, self._host, gpu, alone=alone))
+            return self._calls.begin(probing(driver, self._host, gpu, by_bus_id=by_bus_id))
         skip = watched.unsupported
         if not judging:
             skip |= _JUDGED - {next((name for name in _REACHABLE if name not in skip), "")}
@@ -100,7 +100,7 @@ class Looks:
         return self._calls.begin(
             lambda: look(
                 driver,
-                _reach(driver, gpu, alone=alone) if handle is None else handle,
+                _reach(driver, gpu, by_bus_id=by_bus_id) if handle is None else handle,
                 gpu,
                 opening=opening,
                 full=full,
@@ -140,8 +140,8 @@ class Looks:
         return Found(links_changed=True, look_soon=True)
 
 
-def _reach(driver: Driver, gpu: Gpu, *, alone: bool) -> Handle:
-    if not alone:
+def _reach(driver: Driver, gpu: Gpu, *, by_bus_id: bool) -> Handle:
+    if not by_bus_id:
         return driver.handle_by_uuid(gpu.uuid)
     handle = driver.handle_by_pci_bus_id(gpu.pci_bus_id)
     uuid = driver.uuid(handle)

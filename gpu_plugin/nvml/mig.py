@@ -80,7 +80,7 @@ def read_partition(
     return Partition(enabled, tuple(devices.values()), unreadable)
 
 
-def cut(gpu: Gpu, partition: Partition, *, hold: bool = False) -> Gpu:
+def with_partition(gpu: Gpu, partition: Partition, *, hold: bool = False) -> Gpu:
     """The GPU as that reading describes it; the very same object where nothing changes.
 
     `hold` keeps the devices known at indices that were unreadable this time.

@@ -326,7 +326,7 @@ class Monitor:
             wholly = full is None or uuid in full
             found = await self._looks.look(watched, patience, self.timeout, full=wholly, judging=self.judging)
             if found.register_events:
-                self._events.again(uuid)
+                self._events.register_again(uuid)
             soon = found.sample is not None and self._reports.saw(uuid, found.sample)
             if soon or found.look_soon:
                 self._schedule.one(watched.gpu.uuid, anyio.current_time() + CONFIRM)

@@ -95,7 +95,7 @@ class EventSubscription:
             return "the wait for them has failed again and again"
         return ""
 
-    def again(self, uuid: str) -> None:
+    def register_again(self, uuid: str) -> None:
         """The GPU is to be asked anew: a registration does not survive what the GPU has been through."""
         if self._set is not None:
             self._set.members.pop(uuid, None)

@@ -7,7 +7,7 @@ from typing import Any
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.observation import Fabric, Fault, Sample
-from gpu_plugin.nvml.mig import UNREADABLE_LOOKS, cut
+from gpu_plugin.nvml.mig import UNREADABLE_LOOKS, with_partition
 from gpu_plugin.nvml.port import Handle
 from gpu_plugin.nvml.registration import Registered
 from gpu_plugin.nvml.sample import Look
@@ -121,7 +121,7 @@ class Watched:
             self.gpu = replace(
                 found.gpu, index=before.index, mig_enabled=before.mig_enabled, mig_devices=before.mig_devices
             )
-        soon = self._cut(found)
+        soon = self._take_partition(found)
         self.unanswered = self.unsupported
         return Found(
             found.sample,
@@ -141,7 +141,7 @@ class Watched:
             self.fabric = replace(seen.fabric, health_mask=0, summary=0)
         return (self.nvlinks, self.fabric) != before
 
-    def _cut(self, found: Look) -> bool:
+    def _take_partition(self, found: Look) -> bool:
         """Takes in how a look found the GPU to be cut. Returns whether another look soon would settle something."""
         self.partitionable = found.partitionable
         if found.partition_trouble and found.partition_trouble != self.partition_trouble:
@@ -156,7 +156,7 @@ class Watched:
             for index, why in partition.unreadable.items():
                 log.warning("GPU %s: MIG device %d cannot be read: %s", self.gpu.uuid, index, why)
         self.unreadable_looks = self.unreadable_looks + 1 if partition.unreadable else 0
-        gpu = cut(self.gpu, partition, hold=self.unreadable_looks < UNREADABLE_LOOKS)
+        gpu = with_partition(self.gpu, partition, hold=self.unreadable_looks < UNREADABLE_LOOKS)
         if gpu is self.gpu:
             return 0 < self.unreadable_looks < UNREADABLE_LOOKS
         self.unsupported = frozenset()  # some questions go unanswered while a GPU is cut, and only then

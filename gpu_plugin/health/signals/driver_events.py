@@ -50,7 +50,7 @@ def driver_event(latch: Latch[Quiet] | None, seen: Observation, ctx: Context) ->
         if name is None:
             return latch
         if latch is not None:
-            return latch.again(Quiet())
+            return latch.renewed(Quiet())
         verdict, proof = (Verdict.FATAL, Proof.RESET) if fatal else (Verdict.DEGRADED, Proof.QUIET)
         words = f"driver event {seen.kind:#x} ({name})"
         return Latch(Quiet(), verdict, words, ctx.now, proof, Recovery(ctx.marks))

@@ -30,10 +30,10 @@ def ecc_uncorrected(latch: Latch[Memory] | None, seen: Observation, ctx: Context
     if count and marks.ecc is not None and count != marks.ecc:
         stood = Verdict.DEGRADED if latch.overridden else latch.verdict
         verdict = max(stood, _verdict(seen, ctx, now=True))
-        return latch.again(NOTHING, marks.after(seen, ctx.now), verdict=verdict, detail=_words(count))
+        return latch.renewed(NOTHING, marks.after(seen, ctx.now), verdict=verdict, detail=_words(count))
     if asks(seen.recovery_action, ctx) and not latch.recovery.reset and latch.verdict < Verdict.FATAL:
         # What the driver asks for after a reset is for something else, and has a signal of its own
-        latch = latch.again(NOTHING, verdict=Verdict.FATAL)
+        latch = latch.renewed(NOTHING, verdict=Verdict.FATAL)
     before = marks.comparing(seen)
     cleared = count == 0 and before is not None and bool(before.ecc)
     after = after_recovery(latch, seen, ctx)

@@ -58,7 +58,7 @@ def pcie_errors(latch: Latch[Counted] | None, seen: Observation, ctx: Context) -
         words = "fatal errors on its PCIe link"
         since = known.since if known.verdict is not Verdict.OK else ctx.now
         marks = ctx.marks.after(seen, ctx.now)  # a reset that this very look shows came before the error
-        judged = known.again(fresh, marks, verdict=Verdict.FATAL, detail=words, since=since, proof=Proof.RESET)
+        judged = known.renewed(fresh, marks, verdict=Verdict.FATAL, detail=words, since=since, proof=Proof.RESET)
     elif known.proof in RECOVERIES:
         judged = after_recovery(known, seen, ctx)
     else:

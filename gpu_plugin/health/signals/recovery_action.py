@@ -83,7 +83,7 @@ def recovery_action(
     after = graded(latch, ctx, RequestedAction(), grade=grade, detail=detail)
     if after is None or grade < after.verdict or after.memory.action == action:
         return after
-    return after.again(replace(after.memory, action=action, excused=excused, row=0), detail=detail)
+    return after.renewed(replace(after.memory, action=action, excused=excused, row=0), detail=detail)
 
 
 def _excused(latch: Latch[RequestedAction] | None, action: int, ctx: Context) -> float | None:

@@ -21,5 +21,5 @@ def remap_pending(latch: Latch[Memory] | None, seen: Observation, ctx: Context) 
     if latch is None:
         recovery = Recovery(ctx.marks.after(seen, ctx.now))
         return Latch(NOTHING, Verdict.DEGRADED, words, ctx.now, Proof.RESET, recovery)
-    again = latch.again(NOTHING, latch.recovery.marks.after(seen, ctx.now))
+    again = latch.renewed(NOTHING, latch.recovery.marks.after(seen, ctx.now))
     return latch if again == latch else again

@@ -102,7 +102,7 @@ def unanswered(latch: Latch[Answers] | None, seen: Observation, ctx: Context) ->
     if verdict is known.verdict:
         return replace(known, memory=after)
     since = ctx.now if known.verdict is Verdict.OK else known.since
-    return known.again(after, verdict=verdict, detail=seen.detail, since=since)
+    return known.renewed(after, verdict=verdict, detail=seen.detail, since=since)
 
 
 def _recent(known: Latch[Answers], looks: int) -> tuple[float, ...]:

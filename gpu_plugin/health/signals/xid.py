@@ -169,11 +169,11 @@ def _happened(latch: Latch[Occurrences] | None, number: int, ctx: Context) -> La
     same = judged.within > 0 and _goes_on(known, before, ctx.now)
     times = lately(before if same else (*before, ctx.now), ctx.now, judged.within, judged.count)
     often = len(times) >= judged.count > 1
-    alone = bool(judged.follows) and ctx.facts.nvswitch and not _follows(number, ctx.now, judged.follows, ctx)
+    unfollowed = bool(judged.follows) and ctx.facts.nvswitch and not _follows(number, ctx.now, judged.follows, ctx)
     brought = judged.brings is not None and _brought(ctx.now, *judged.brings, ctx)
     # That one was less says nothing of the next
     was = memory.weighed is Adjustment.RAISED and judged.raised > judged.verdict
-    raised = was or often or alone or brought
+    raised = was or often or unfollowed or brought
     happened = Occurrences(
         times,
         judged.within,
@@ -182,7 +182,7 @@ def _happened(latch: Latch[Occurrences] | None, number: int, ctx: Context) -> La
         judged.look,
         ctx.now,
     )
-    return _weigh(known.again(happened), number, judged, ctx)
+    return _weigh(known.renewed(happened), number, judged, ctx)
 
 
 def _accompanied(latch: Latch[Occurrences], ctx: Context) -> Latch[Occurrences]:

@@ -117,16 +117,16 @@ def test_choices_outside_what_is_allowed(written, reason):
 
 @pytest.mark.parametrize("written", ["auto", ["auto"], " auto,, auto"])
 def test_a_choice_that_stands_alone(written):
-    assert values.choices("a", "b", alone="auto")(written) == ("auto",)
-    assert values.choices("a", "b", alone="auto")("b,a") == ("b", "a")
+    assert values.choices("a", "b", exclusive="auto")(written) == ("auto",)
+    assert values.choices("a", "b", exclusive="auto")("b,a") == ("b", "a")
 
 
 @pytest.mark.parametrize("written", ["auto,a", ["b", "auto", "a"], "a,auto,a"])
 def test_a_choice_that_stands_alone_is_not_combined(written):
     with pytest.raises(ValueError, match=r"^'auto' stands alone: leave it out, or leave out (a|b, a)$"):
-        values.choices("a", "b", alone="auto")(written)
+        values.choices("a", "b", exclusive="auto")(written)
     with pytest.raises(ValueError, match=r"^'x' is not one of a, b, auto$"):
-        values.choices("a", "b", alone="auto")("x")
+        values.choices("a", "b", exclusive="auto")("x")
 
 
 @pytest.mark.parametrize(("written", "value"), [("auto", "auto"), ("true", True), ("F", False), (True, True)])

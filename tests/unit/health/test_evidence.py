@@ -74,10 +74,17 @@ def test_a_clock_corrected_between_two_processes_of_a_boot_shifts_every_time(sig
     entry = Evidence.of("one", A, LatchKey(signal, part), Latch(memory, since=10.0, recovery=Recovery(MARKS)), 1_000.0)
     latch = entry.latch(1_030.0)
     assert (latch.since, latch.memory, latch.recovery.marks.taken) == (40.0, shifted, 39.0)
-    assert latch.recovery.marks.aside == Marks(4, 3, counting=0, taken=32.0)
+    assert latch.recovery.marks.suspended == Marks(4, 3, counting=0, taken=32.0)
     assert entry.moved(1_030.0) == Evidence.of("one", A, LatchKey(signal, part), latch, 1_030.0)
     assert entry.latch(1_000.0) == entry.latch()
     assert entry.latch(None) == entry.latch(), "nobody knows by how much"
+
+
+def test_suspended_marks_keep_the_name_that_they_have_in_the_state_files():
+    entry = Evidence.of("one", A, LatchKey("xid", "74"), Latch(Occurrences(), recovery=Recovery(MARKS)), 1_000.0)
+    written = msgspec.json.encode(entry)
+    assert msgspec.json.decode(written)["aside"]["energy"] == 4
+    assert msgspec.json.decode(written, type=Evidence) == entry
 
 
 # What version 0.1.0 wrote

@@ -14,7 +14,7 @@ from gpu_plugin.daemon.offering import HOLDERS_POLL
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import SnapshotStore
-from gpu_plugin.kubelet.again import Again
+from gpu_plugin.kubelet.again import ListResend
 from gpu_plugin.kubelet.holding import KubeletReadings, Told, weigh
 from tests.unit.inventory.changing_node import (
     LATER,
@@ -62,7 +62,7 @@ class Machine:
     def begin(self) -> None:
         self.inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: "")
         self.inventory.remember(*(tuple(map(as_remembered, known)) for known in (self.remembered, self.foreign)))
-        self.told, self.again, self.sent = Told(), Again(), {}  # type: ignore[var-annotated]
+        self.told, self.again, self.sent = Told(), ListResend(), {}  # type: ignore[var-annotated]
         self.repeats: dict[str, int] = {}
         self.publish()
 

@@ -460,8 +460,8 @@ def test_what_a_part_never_says_is_learnt_in_one_look(name):
     first = machine.look()
     assert first.sample.fault == ""
     missing = {field for field in FIELDS if getattr(first.sample, field) is None}
-    cut = set(REMAP) if machine.gpu.mig_devices else set()
-    assert first.unsupported == missing - cut
+    with_partition = set(REMAP) if machine.gpu.mig_devices else set()
+    assert first.unsupported == missing - with_partition
     told = {reading.name for reading in READINGS if machine.gpu.fields.issuperset(reading.numbers)}
     machine.driver.calls.clear()
     second = machine.look(first.unsupported)

@@ -334,4 +334,4 @@ def test_a_file_of_before_these_faults_still_reads(tmp_path):
     assert node.boot_id == "boot"
     now = node.condition(0)
     assert (now.energy_since, now.temperature, now.lost, now.binding) == (12.5, 91, True, 1)
-    assert node.cut(0) is None
+    assert node.mig_partition(0) is None

@@ -296,7 +296,7 @@ for _ in range(450):
     [
         replace(XID, since=1e18),
         replace(XID, taken=1e18),
-        replace(XID, aside=Marks(taken=1e18)),
+        replace(XID, suspended=Marks(taken=1e18)),
         replace(XID, memory={"times": [-1e18]}),
         replace(XID, memory={"within": 1e18}),
         replace(XID, memory={"last": 7e19}),
