@@ -36,7 +36,7 @@ def pair_warning(strategies: Sequence[str], resources: Sequence[Resource]) -> st
 def _outcome(strategies: Sequence[str]) -> str:
     read = " where its runtime goes by that variable" if len(strategies) > 1 else ""
     return (
-        f"sees the devices of one of them alone, at random{read}, since each sets {VISIBLE_DEVICES} under the device list "
+        f"sees the devices of only one of them, at random{read}, since each sets {VISIBLE_DEVICES} under the device list "
         "strategy envvar; --device-list-strategy cdi-cri, cdi-annotations or volume-mounts gives it both"
     )
 

@@ -147,7 +147,7 @@ def read_bounded(file: Path) -> bytes:
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as stream:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("it is no regular file")
+            raise OSError("it is not a regular file")
         content = stream.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise OSError(f"it is larger than {MAX_BYTES} bytes")

@@ -44,7 +44,7 @@ def command(mps: bool, wait: bool, stay: bool, **given: object) -> int:  # noqa:
         return 0
     settings = _settings(given_flags(given))
     if mps and not settings.mps_root:
-        raise click.UsageError("--mps: say with --mps-root where", click.get_current_context())
+        raise click.UsageError("--mps: needs --mps-root", click.get_current_context())
     if wait:
         while _running(settings, mps=mps):
             time.sleep(POLL_INTERVAL)  # a process that is not ours tells nobody of its end
@@ -106,5 +106,5 @@ def _settings(flags: dict[str, object]) -> Settings:
             settings = settings_from(without, environ)
         except ConfigError:
             raise refusal(error) from None
-        click.echo(f"going by flags and environment alone: {error}", err=True)
+        click.echo(f"going by flags and environment only: {error}", err=True)
         return settings

@@ -41,7 +41,7 @@ def moment(text: str, now: float, after: float | None = None) -> float:
         given = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(
-            f"{text!r} is no time such as 2026-11-22T02:40 or 02:40 (UTC), and no duration such as 2h"
+            f"{text!r} is not a time such as 2026-11-22T02:40 or 02:40 (UTC), nor a duration such as 2h"
         ) from None
     return (given if given.tzinfo else given.replace(tzinfo=UTC)).timestamp()
 
@@ -63,7 +63,7 @@ def moment(text: str, now: float, after: float | None = None) -> float:
     multiple=True,
     type=click.Choice(KINDS),
     metavar=f"[{'|'.join(KINDS)}]",
-    help="Only this kind; may stand several times.",
+    help="Only this kind; may be repeated.",
 )
 @click.option("-n", "--last", type=click.IntRange(1), metavar="N", help="Only the newest N of them.")
 @output_options

@@ -57,7 +57,7 @@ def lines(gpu: dict[str, Any], now: float, columns: int | None = None) -> Iterat
 
 def _details(gpu: dict[str, Any], now: float) -> Iterator[str]:
     for reason in gpu.get("withheld", ()):
-        yield f"  not handed out: {reason}"
+        yield f"  withheld: {reason}"
     for signal in gpu["signals"]:
         whose = f", MIG device {signal['device']}" if signal.get("device") else ""
         grade = f" ({signal['verdict']}{whose})" if signal.get("verdict") else ""

@@ -40,7 +40,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "retired-pages": {"type": int, "metavar": "N", "help": "Have N memory pages retired in all."},
     "retirement-pending": {"help": "A memory page waits to be retired."},
     "sram-threshold": {"help": "The SRAM's error count is over its threshold."},
-    "unrepairable-memory": {"help": "Memory that no repair mends."},
+    "unrepairable-memory": {"help": "Memory errors that cannot be repaired."},
     "recovery-action": {
         "type": click.Choice(
             [
@@ -88,7 +88,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "reset": {"help": "What a GPU reset does: counters begin at 0, what waited for one is done, nothing is asked for."},
     "heal": {"help": "Repair and reset: everything but --mig is over."},
     "reset-keeping-energy": {"help": "--reset, but the energy counter counts on, as where the driver stays loaded."},
-    "reboot": {"help": "Boot the node anew: every GPU is reset and back on the bus. Needs no --gpu."},
+    "reboot": {"help": "Reboot the node: every GPU is reset and back on the bus. Needs no --gpu."},
     "init-error": {
         "type": int,
         "metavar": "CODE",
@@ -118,7 +118,7 @@ def _parameter(name: str) -> str:
     epilog="Faults outlive the daemon. --reset ends hangs, memory errors, what waits for a reset, recovery actions, NVLink and "
     "fabric faults, counts of PCIe errors; --reboot also --lost, --vanish and --error; temperatures, margins, clocks, "
     "--topology, --pcie-width, --remap-failure, --retired-pages, --sram-threshold, --unrepairable-memory, --slow and "
-    "--persistence-mode end at --heal alone; --mig at none of these, but another --mig. --init-error and --energy-dip end with "
+    "--persistence-mode end only with --heal; --mig only with another --mig. --init-error and --energy-dip end with "
     "the daemon.",
 )
 @state_dir_option
@@ -171,4 +171,4 @@ def _number(name: str, text: str) -> int:
     try:
         return int(text, 0)
     except ValueError:
-        raise click.UsageError(f"--{name}: {text!r} is no number such as 64 or 0x40") from None
+        raise click.UsageError(f"--{name}: {text!r} is not a number such as 64 or 0x40") from None

@@ -60,7 +60,7 @@ def _read(file: str | Path) -> bytes:
         if stat.S_ISDIR(there.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(there.st_mode) and there.st_rdev != _NULL:
-            raise ValueError("is no regular file")
+            raise ValueError("is not a regular file")
         with os.fdopen(descriptor, "rb", closefd=False) as stream:
             return stream.read(document.MAX_BYTES + 1)
     finally:

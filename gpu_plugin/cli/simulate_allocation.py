@@ -86,7 +86,7 @@ def command(
     )
     answer = answer_to(what, request(what, available, taken, must, size))
     if policy is not None and not answer.shared:
-        raise click.UsageError("--policy goes with --replicas: whole GPUs are taken by their links alone")
+        raise click.UsageError("--policy goes with --replicas: whole GPUs are chosen by their links")
     named = bool(available)
     shown = (
         json.dumps(_json(what, answer, named=named), indent=2)

@@ -196,7 +196,7 @@ def _count(count: int, noun: str) -> str:
 
 
 def _gpus(gpus: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
-    """A row for each GPU; below it why it is not well, and what is not handed out of it."""
+    """A row for each GPU; below it why it is not well, and what is withheld of it."""
     head = ["GPU", "BUS ID", "MODEL", "STATE", "SINCE", "HELD BY"]
     rows = [head, *([*map(str, _cells(gpu))] for gpu in gpus)]
     held, since, model = head.index("HELD BY"), head.index("SINCE"), head.index("MODEL")
@@ -209,7 +209,7 @@ def _gpus(gpus: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
     for gpu, row in zip(gpus, shown[1:], strict=True):
         state = _state(gpu)
         yield coloured(row, "degraded" if state != gpu["health"] else state) if gpu["verdict"] != "OK" else row
-        for reason in (*gpu["reasons"], *(f"not handed out: {why}" for why in gpu["withheld"])):
+        for reason in (*gpu["reasons"], *(f"withheld: {why}" for why in gpu["withheld"])):
             yield from wrapped(f"     {reason}", "     ", columns)
         if gpu["reasons"] or gpu["withheld"]:
             yield f"     {gpu['uuid']}"

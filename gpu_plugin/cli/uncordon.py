@@ -16,7 +16,7 @@ from gpu_plugin.cli.running_daemon import ask, gpu_option, reason_option, state_
 @state_dir_option
 @gpu_option
 @reason_option
-@click.option("--override", is_flag=True, help="Vouch for the GPU as well.")
+@click.option("--override", is_flag=True, help="Also clear what is held against the GPU.")
 def command(state_dir: Path, gpu: str, reason: str, override: bool) -> None:  # noqa: FBT001 - click hands it over so
     """Uncordons one GPU, and prints what was done and what still stands against it."""
     click.echo(ask(state_dir, "uncordon", gpu, override=override, reason=reason)["done"])

@@ -42,7 +42,7 @@ def cordoned(value: str | None, gpus: Sequence[Gpu]) -> Cordoned:
             complaints.append(printable(str(error)))
             continue
         if gpu is None:
-            complaints.append(f"{printable(name[:MAX_NAME_LENGTH])} is no GPU of this node: name one by {HOW}")
+            complaints.append(f"{printable(name[:MAX_NAME_LENGTH])} is not a GPU of this node: name one by {HOW}")
         else:
             found.add(gpu.uuid)
     return Cordoned(frozenset(found), tuple(complaints[:8]))

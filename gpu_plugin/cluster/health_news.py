@@ -26,7 +26,7 @@ REASONS: Mapping[str, str] = {
     APPLICATION: "a program on it failed by its own fault, as an Xid tells; the GPU is sound",
     CORDONED: "an operator, or the Node's annotation, holds it back",
     UNCORDONED: "that is over",
-    RELEASED: "an operator has it released for maintenance",
+    RELEASED: "an operator has released it for maintenance",
     RESUMED: "that is over",
 }
 """Every reason, and what it means."""

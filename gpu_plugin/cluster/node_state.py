@@ -207,7 +207,7 @@ class NodeStateKeeper:
         self._condition = _Attempts()
         made_anew = bool(uid and self._uid and uid != self._uid)
         if made_anew:
-            log.info("node %s was made anew", self._api.node_name)
+            log.info("node %s was recreated", self._api.node_name)
             self._read, self._effect = False, None
         self._uid = uid or self._uid
         return made_anew

@@ -13,7 +13,7 @@ NODE_LABEL = "nvidia.com/device-plugin.config"
 """The label's name unless told otherwise, NVIDIA's."""
 
 NO_FILE = ""
-"""What stands for no config file at all: flags and environment alone."""
+"""What stands for no config file at all: flags and environment only."""
 
 _NAMED = "default"
 

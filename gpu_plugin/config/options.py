@@ -18,7 +18,7 @@ class Option:
 
     `name` is the field of Settings; `flags` without dashes, the first is the one we show; `envs` in the order they are
     looked up; `file` the dotted key in the config file; `default` is read by `parse` unless it is None; a `switch` may stand
-    without a value; a flag of `many` may stand several times.
+    without a value; a flag of `many` may be repeated.
     """
 
     name: str
@@ -238,11 +238,16 @@ OURS: tuple[Option, ...] = (
         "selection.include",
         "",
         selected_gpus,
-        "serve these GPUs alone: index, GPU-<uuid>, PCI bus id or model, in which * stands for any text",
+        "serve only these GPUs: index, GPU-<uuid>, PCI bus id or model, in which * stands for any text",
         many=True,
     ),
     _option(
-        "exclude_gpus", "selection.exclude", "", selected_gpus, "serve all GPUs but these, named likewise", many=True
+        "exclude_gpus",
+        "selection.exclude",
+        "",
+        selected_gpus,
+        "serve all GPUs except these, named the same way",
+        many=True,
     ),
     _option(
         "simulate", "", "", values.text, "serve a simulated node: the name of a profile, or a file that describes one"
@@ -362,9 +367,9 @@ OURS: tuple[Option, ...] = (
 
 # Read from the environment alone, as NVIDIA's plugin does; the last as Google's does (container-engine-accelerators,
 # cmd/nvidia_gpu).
-_DISABLED = "Xids that are no fault: numbers, xids, or all"
-_ENABLED = "Xids that are a fault after all: numbers, or all"
-_CRITICAL = "further Xids that are a fault: numbers"
+_DISABLED = "Xids that are not faults: numbers, xids, or all"
+_ENABLED = "Xids that are faults after all: numbers, or all"
+_CRITICAL = "further Xids that are faults: numbers"
 UNFLAGGED: tuple[Option, ...] = (
     Option("disable_healthchecks", (), ("DP_DISABLE_HEALTHCHECKS",), "", "", values.text, _DISABLED),
     Option("enable_healthchecks", (), ("DP_ENABLE_HEALTHCHECKS",), "", "", values.text, _ENABLED),

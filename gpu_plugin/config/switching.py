@@ -20,7 +20,7 @@ def told_to_switchers(document: Document) -> list[Fault]:
     foreign = [(place, name) for place, name in _names(document.content) if _domain(name) not in {"", DOMAIN}]
     told = []
     if ignored:
-        reason = f"{_some([spell(place) for place in ignored])}: obeyed here, ignored by NVIDIA's plugin v0.20.0"
+        reason = f"{_some([spell(place) for place in ignored])}: applied here, ignored by NVIDIA's plugin v0.20.0"
         told.append(Fault(reason, document.source, document.line(ignored[0])))
     if foreign:
         names = list(dict.fromkeys(name for _, name in foreign))

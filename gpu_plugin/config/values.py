@@ -165,7 +165,7 @@ def choices(*allowed: str, exclusive: str = "") -> Reading[tuple[str, ...]]:
             raise ValueError(f"names none of {', '.join(words)}")
         if exclusive in items and len(items) > 1:
             others = ", ".join(item for item in items if item != exclusive)
-            raise ValueError(f"{exclusive!r} stands alone: leave it out, or leave out {others}")
+            raise ValueError(f"{exclusive!r} excludes the others: leave it out, or leave out {others}")
         return items
 
     return parse
@@ -251,7 +251,7 @@ def host_and_port(address: str) -> tuple[str, int]:
         try:
             IPv6Address(bare)
         except ValueError:
-            raise ValueError(f"{address!r}: {host} is no IPv6 address") from None
+            raise ValueError(f"{address!r}: {host} is not an IPv6 address") from None
     elif bare and not _HOST.fullmatch(bare):
         raise ValueError(f"{address!r}: {host!r} is neither an address nor the name of a host")
     return bare, int(port)

@@ -199,9 +199,9 @@ class ClusterReporting:
     def _has_client(self) -> bool:
         """Whether the API can be asked at all, and about which Node; says once why not."""
         try:
-            require_client("what is told to the cluster", ", or switch it off")
+            require_client("reporting to the cluster", ", or switch it off")
             if not self._reaching[0]:
-                raise ConfigError("what is told to the cluster is about a Node: say which by --node-name (NODE_NAME)")
+                raise ConfigError("reporting to the cluster needs the Node's name: set --node-name (NODE_NAME)")
         except ConfigError as error:
             if not self._client:
                 log.error("%s", error)  # noqa: TRY400 - the sentence is for people

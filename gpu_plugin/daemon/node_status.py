@@ -75,7 +75,7 @@ def gpu(
         The entry with `bus_id`, `model`, `health` (the kubelet's word), `since` (Unix time in seconds of the oldest of what is
         worst; None where nothing is wrong), `signals` (the verdicts of those that stand, by name), `held_back` (the
         orders that alone hold it back), `withheld` (why devices of
-        healthy hardware are not handed out), `holders` (pods as namespace/name; None where they are not known) and `readings`
+        healthy hardware are withheld), `holders` (pods as namespace/name; None where they are not known) and `readings`
         (`telemetry.readings.told`).
     """
     worst = max((verdict for _, _, verdict in standing), default=Verdict.OK)

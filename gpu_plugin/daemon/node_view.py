@@ -195,7 +195,7 @@ class NodeView:
     async def status(self, request: Mapping[str, object]) -> Mapping[str, object]:
         """What `at_a_glance` says, and which pods hold what, as far as the kubelet says so."""
         if request:
-            raise ConfigError(f"{', '.join(sorted(request))}: this verb takes no such thing")
+            raise ConfigError(f"{', '.join(sorted(request))}: not a field of this verb")
         glance = self.at_a_glance(await self.holding_pods())
         told = {**glance, "attribution": None, "settings": self.configuration.in_full()}
         if self.configuration.settings.pod_metrics:

@@ -324,4 +324,4 @@ def _held_back(resources: Iterable[Resource]) -> Iterable[str]:
                 ids.setdefault(device.withheld, []).append(device.id)
         for why, of in ids.items():
             more = f" and {len(of) - 1} more are" if len(of) > 1 else " is"
-            yield f"{resource.name}: {of[0]}{more} not handed out: {why}"
+            yield f"{resource.name}: {of[0]}{more} withheld: {why}"

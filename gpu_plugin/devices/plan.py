@@ -157,7 +157,7 @@ def _valid(named: Iterable[Named], warnings: list[str]) -> Mapping[str, list[Nam
     seen: set[str] = set()
     for one in named:
         if one.device.id in seen:
-            warnings.append(f"{one.name}: two devices claim the id {one.device.id}; the second is not offered")
+            warnings.append(f"{one.name}: two devices claim the id {one.device.id}; the second one is not offered")
             continue
         seen.add(one.device.id)
         by_name.setdefault(one.name, []).append(one)

@@ -72,7 +72,7 @@ def _received(reading: int, until: float, limit: float) -> bytes:
             raise ApartError(f"no answer within {round(limit, 1):g} s: something holds the process that looks")
         piece = os.read(reading, 65536)
         if not piece:
-            raise ApartError("the process that looks has ended without an answer: was it killed, for want of memory?")
+            raise ApartError("the process that looks has ended without an answer: was it killed for lack of memory?")
         got += piece
         if len(got) > _MAX_RESULT_BYTES:
             raise ApartError(f"the answer is longer than {_MAX_RESULT_BYTES} bytes")

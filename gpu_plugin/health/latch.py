@@ -122,7 +122,7 @@ class Recovery(msgspec.Struct, frozen=True):
     """What was seen of a recovery since the evidence.
 
     `marks` are the GPU's as last seen; `reset` and `rebound` whether they showed that it was reset or the driver reloaded, or
-    that it was enumerated anew; `clean` how many clean looks there were in a row, up to CLEAN_SAMPLES.
+    that it was enumerated again; `clean` how many clean looks there were in a row, up to CLEAN_SAMPLES.
     """
 
     marks: Marks = UNMARKED

@@ -201,7 +201,7 @@ class Inventory:
             self.store.publish({name: self._with_health(replace(view, cdi=state)) for name, view in views.items()})
 
     def withheld(self, gpu: str) -> tuple[str, ...]:
-        """Why devices of a GPU are not handed out although their hardware is healthy, each reason once."""
+        """Why devices of a GPU are withheld although their hardware is healthy, each reason once."""
         devices = (d for view in self.store.current.resources.values() for d in view.resource.devices if d.gpu == gpu)
         sound = (d for d in devices if not d.retired and not self._health(d.gpu, d.visible_id))
         return tuple(dict.fromkeys(device.reason for device in sound if device.reason))

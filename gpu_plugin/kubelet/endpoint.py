@@ -115,7 +115,7 @@ class ResourceEndpoint:
             except Exception:
                 self._unheard = False
                 fields = {"resource": self.resource}
-                log.exception("%s: serving failed unexpectedly; beginning anew", self.resource, extra=fields)
+                log.exception("%s: serving failed unexpectedly; starting again", self.resource, extra=fields)
                 self._registrations.away(self.resource, "serving it failed unexpectedly: the log has the details")
             if trouble:  # a kubelet that is away is asked many times: once is worth a line
                 self._log.log(

@@ -83,7 +83,7 @@ def _preferred_request(data: bytes, within: Span) -> PreferredRequest:
             ids[number].append(text(data, number, kind, begin, end))
         elif number == 3:
             if kind != NUMBER:
-                raise ValueError(f"field {number} is no number")
+                raise ValueError(f"field {number} is not a number")
             size = int32(begin)
     return PreferredRequest(ids[1], ids[2], size)
 

@@ -37,7 +37,7 @@ LABELS_FILE = "labels.json"
 """Its name in the state directory: what the API server was given last."""
 
 SETTLE = 1.0
-"""Seconds after news of the node or the settings: a start, or a GPU that is cut anew, brings several."""
+"""Seconds after news of the node or the settings: a start, or a GPU that is repartitioned, brings several."""
 
 SPREAD = 10.0
 """Seconds over which a cluster's nodes spread their first request to the API server."""
@@ -218,7 +218,7 @@ class NodeLabels:
         from gpu_plugin.labels.values import stamped  # noqa: PLC0415 - only who labels pays for it
 
         if not settings.node_name:
-            raise ConfigError("--node-labels=api needs to know the Node: say --node-name")
+            raise ConfigError("--node-labels=api needs the Node's name: set --node-name")
         labels = await self._on_disk(partial(_labels, self._node, settings, self._host))
         before = self._applied.labels if self._applied.node == settings.node_name else {}
         wanted, now = stamped(labels, before, self._clock()), anyio.current_time()

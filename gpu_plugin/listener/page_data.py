@@ -204,7 +204,7 @@ def _amiss(gpu: Mapping[str, Any]) -> bool:
 
 def _complaint(gpu: Mapping[str, Any]) -> dict[str, Any]:
     unhealthy = gpu["state"] == "unhealthy"
-    how = "Unhealthy" if unhealthy else "Healthy, degraded" if gpu["state"] == "degraded" else "not handed out"
+    how = "Unhealthy" if unhealthy else "Healthy, degraded" if gpu["state"] == "degraded" else "withheld"
     return {
         "severity": UNHEALTHY if unhealthy else ATTENTION,
         "text": f"GPU {gpu['index']} is {how}",
@@ -229,7 +229,7 @@ def _headline(gpus: Sequence[Mapping[str, Any]], troubles: Sequence[str], status
     if states["degraded"]:
         told.append(f"{states['degraded']} degraded")
     if withheld := sum(gpu["state"] == "healthy" and bool(gpu["withheld"]) for gpu in gpus):
-        told.append(f"{withheld} not handed out" if told else f"{withheld} of {_some(count)} not handed out")
+        told.append(f"{withheld} withheld" if told else f"{withheld} of {_some(count)} withheld")
     if troubles:
         told.insert(0, troubles[0])
     if others := len(troubles[1:]):

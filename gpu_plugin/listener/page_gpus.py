@@ -50,7 +50,7 @@ def _gpu(gpu: Data) -> str:
 def _health(gpu: Data) -> str:
     told = badge(gpu["state"], WORDS[gpu["state"]])
     reasons = [(signal["detail"], signal["since"]) for signal in gpu["signals"]]
-    reasons += [(f"not handed out: {why}", None) for why in gpu["withheld"]]
+    reasons += [(f"withheld: {why}", None) for why in gpu["withheld"]]
     return told + "".join(f'<br><span class="why">{xml(why)}</span>{since(when)}' for why, when in reasons)
 
 

@@ -202,9 +202,7 @@ class MpsService:
         """
         resources = mps_resources(plan(node, settings).resources, node)
         if resources and not settings.mps_root:
-            raise ConfigError(
-                f"{resources[0].name} is shared by MPS: say with --mps-root where its daemon's directory lies"
-            )
+            raise ConfigError(f"{resources[0].name} is shared by MPS: set --mps-root, the directory of its daemon")
         if not resources:
             log.info("no resource of this node is shared by MPS: nothing to do until the configuration changes")
         if self._supervisor is None and settings.mps_root:

@@ -120,7 +120,7 @@ def distinct(probed: list[Watched]) -> list[Watched]:
     for watched in probed:
         if watched.gpu.uuid in seen:
             why = f"it claims the uuid of another GPU, {watched.gpu.uuid}"
-            log.error("GPU %d: %s; it is not handed out", watched.gpu.index, why)
+            log.error("GPU %d: %s; it is withheld", watched.gpu.index, why)
             name = f"{PLACEHOLDER}{watched.gpu.index}"
             watched.gpu, watched.handle = replace(watched.gpu, uuid=name, unreadable=why), None
         seen.add(watched.gpu.uuid)
@@ -147,7 +147,7 @@ def with_remembered(probed: list[Watched], remembered: Sequence[Gpu], bound: Map
     absent = []
     for gpu in missing:
         why = "the driver does not find it any more"
-        log.error("GPU %s: %s; it stays listed and is not handed out", gpu.uuid, why)
+        log.error("GPU %s: %s; it stays listed and is withheld", gpu.uuid, why)
         absent.append(Watched(replace(gpu, unreadable=why), None))
     return in_order([*probed, *absent])
 

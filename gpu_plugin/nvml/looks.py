@@ -46,7 +46,7 @@ class Looks:
             patience: seconds to wait for a call that this begins. The call goes on by itself.
             timeout: seconds after which a call is said to hang.
             full: whether everything is asked. Some looks ask everything in any case.
-            judging: whether anything is asked but how the GPU is cut, and whether it answers at all.
+            judging: whether anything is asked but how the GPU is partitioned, and whether it answers at all.
         """
         bus, now = self._roster.bus, anyio.current_time()
         vanished, binding = bus.vanished(watched), bus.binding(watched.gpu)

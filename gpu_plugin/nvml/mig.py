@@ -1,4 +1,4 @@
-"""How a GPU is cut into MIG devices. The reading blocks: it runs on a driver thread; the rest is pure.
+"""How a GPU is partitioned into MIG devices. The reading blocks: it runs on a driver thread; the rest is pure.
 
 A driver that is about to cut a GPU anew says much that is true for a moment only: MIG mode without devices, indices that
 cannot be described. None of it is a fault of the GPU.
@@ -39,7 +39,7 @@ def read_partition(
     memory_bytes: int | None = None,
     known: Iterable[MigDevice] = (),
 ) -> Partition | None:
-    """How the GPU is cut now; None where it can never be cut.
+    """How the GPU is partitioned now; None where it can never be partitioned.
 
     Devices among `known` that are still there are given back as they are, at the cost of a handle and a uuid each; of
     new ones the capability minors are unknown still. `memory_bytes` is the GPU's own.

@@ -401,7 +401,7 @@ class Monitor:
         if seen.boot_id and seen.boot_id != self.boot_id:
             before, self.boot_id = self.boot_id, seen.boot_id
             if before:
-                log.warning("the node was booted: every GPU was reset, and is found anew")
+                log.warning("the node was booted: every GPU was reset, and is looked for again")
                 self._reopening.rebooted = True
                 roster.wanted = Released()  # no maintenance outlives the boot it was begun in
                 self._booted(seen.boot_id)
@@ -428,7 +428,7 @@ class Monitor:
         if held:
             return
         if in_use or held_before:
-            doing = "opening the driver anew" if in_use else "closing the driver"
+            doing = "reopening the driver" if in_use else "closing the driver"
             log.log(logging.WARNING if why.alarming else logging.INFO, "%s: %s", doing, why.words)
         reopening.rebooted = False
         roster.forget()

@@ -208,13 +208,13 @@ class Driver(Protocol):
         """nvmlDeviceGetSramEccErrorStatus's bThresholdExceeded: so many SRAM errors that the part is to be replaced."""
 
     def remapped_rows(self, handle: Handle) -> RemappedRows:
-        """nvmlDeviceGetRemappedRows. NOT_SUPPORTED before Ampere, and on a GPU that is cut into MIG instances."""
+        """nvmlDeviceGetRemappedRows. NOT_SUPPORTED before Ampere, and on a GPU that is partitioned into MIG instances."""
 
     def retired_pages_pending(self, handle: Handle) -> bool:
         """nvmlDeviceGetRetiredPagesPendingStatus. NOT_SUPPORTED on parts that remap rows instead."""
 
     def unrepairable_memory(self, handle: Handle) -> bool:
-        """nvmlDeviceGetUnrepairableMemoryFlag_v1: memory that no repair mends."""
+        """nvmlDeviceGetUnrepairableMemoryFlag_v1: memory that cannot be repaired."""
 
     def clocks_event_reasons(self, handle: Handle) -> int:
         """nvmlDeviceGetCurrentClocksEventReasons: a mask of why the clocks are lower than they could be, 1 where idle."""

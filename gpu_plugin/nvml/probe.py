@@ -44,7 +44,7 @@ def _describe(driver: Driver, host: HostView, handle: Handle, uuid: str, index: 
     except NvmlError as error:
         if error.code in GPU_GONE_CODES:
             raise
-        log.warning("GPU %s: how it is cut into MIG devices is not known now: %s", uuid, error)
+        log.warning("GPU %s: its MIG devices cannot be read now: %s", uuid, error)
         return whole
     if partition is None:
         return whole
@@ -52,6 +52,6 @@ def _describe(driver: Driver, host: HostView, handle: Handle, uuid: str, index: 
         return with_partition(whole, partition)
     for at, why in partition.unreadable.items():
         log.warning("GPU %s: MIG device %d cannot be read and is not offered: %s", uuid, at, why)
-    # While a GPU is cut NVML tells nothing of its rows; every part that can be cut remaps them (Ampere and later).
+    # While a GPU is partitioned NVML tells nothing of its rows; every part that can be cut remaps them (Ampere and later).
     whole = replace(whole, remaps_rows=whole.remaps_rows or bool(partition.devices))
     return with_caps(with_partition(whole, partition), host.mig_minors())

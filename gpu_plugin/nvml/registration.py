@@ -34,7 +34,7 @@ class Outcome(Enum):
     HEARD = auto()
     """They will come."""
     UNSUPPORTED = auto()
-    """None will ever come, for want of support: nothing is wrong."""
+    """None will ever come, for lack of support: nothing is wrong."""
     REFUSED = auto()
     """It is worth asking again; the event set is as it was."""
     UNDEFINED = auto()

@@ -64,7 +64,7 @@ class Reports:
         except Exception:
             if uuid not in self._failed:
                 self._failed.add(uuid)
-                log.exception("GPU %s: what was seen of it cannot be judged; said once", uuid)
+                log.exception("GPU %s: what was seen of it could not be processed; logged once", uuid)
             return False
 
     def heard(self, event: Event) -> None:
@@ -110,7 +110,7 @@ class Reports:
                 self._foreign_handles.add(handle)  # said once
                 kind, data = mine[0].kind, mine[0].data
                 log.warning(
-                    "an event (type %#x, data %d) came from no GPU known here, and is held against none", kind, data
+                    "an event (type %#x, data %d) came from no GPU known here, and counts against no GPU", kind, data
                 )
 
     async def _name(self, handle: Handle, patience: float) -> str | None:

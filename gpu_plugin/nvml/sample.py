@@ -51,9 +51,9 @@ class Look:
     """What a look brought: the sample, and through which handle.
 
     `partition` is None where it was not asked for, or where `partition_trouble` says why the driver did not tell.
-    `partitionable` is False for a part that can never be cut into MIG devices. `unsupported` names the fields of a Sample that
-    were asked for and that this part never answers: whoever looks again skips them. `gpu` is the GPU as it is known after the
-    look, less how it is cut: the very same object where nothing of it is news.
+    `partitionable` is False for a part that can never be partitioned into MIG devices. `unsupported` names the fields of a
+    Sample that were asked for and that this part never answers: whoever looks again skips them. `gpu` is the GPU as it is known
+    after the look, less how it is partitioned: the very same object where nothing of it is news.
     """
 
     handle: Handle
@@ -78,7 +78,7 @@ def look(
     binding: int | None = None,
     counting: int | None = None,
 ) -> Look:
-    """The sample of a GPU and, on a full look or by turns, how it is cut if it is `partitionable` at all.
+    """The sample of a GPU and, on a full look or by turns, how it is partitioned if it is `partitionable` at all.
 
     A steady look asks what a fault shows in at once, and of the rest a part by `turn`; `Sample.asked` says what it asked.
     One that gets no answer to anything asks the GPU who it is: whether it can be reached is always told.
@@ -91,12 +91,12 @@ def look(
         opening: this opening of the driver, a number above 0 that no other has in this boot.
         full: whether everything is asked.
         turn: which steady look of this GPU it is, counted up by one.
-        partitionable: whether to ask how it is cut.
+        partitionable: whether to ask how it is partitioned.
         skip: fields of a Sample not to ask for.
         binding: what the host says of its binding, passed on in the sample.
         counting: that of the GPU's last full look (`Sample.counting`), passed on where it is not asked for.
     """
-    # A GPU that is cut says nothing of its rows until it no longer is.
+    # A partitioned GPU says nothing of its rows until it no longer is.
     unasked = skip.union(REMAP) if gpu.mig_devices else skip
     asking = plan(gpu.fields, gpu.nvlinks, unasked, full=full, turn=turn)
     seen, unsupported = sample(driver, handle, asking, binding=binding)

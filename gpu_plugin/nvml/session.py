@@ -184,7 +184,7 @@ def _described(driver: Driver) -> Opened:
     try:
         cuda = driver.cuda_version()
     except NvmlError as error:
-        log.debug("which CUDA the driver is good for is not known: %s", error)
+        log.debug("the CUDA version that the driver supports is not known: %s", error)
         return Opened(version, gpus)
     return Opened(version, gpus, cuda)
 

@@ -1,7 +1,7 @@
 """The life of the event set: which GPUs' events are asked for, whether they are heard, and when the set is made anew.
 
 No set is freed while a call is in it, and none is entered once its end was handed over. One that cannot be freed in time is
-left behind, and another takes its place: it costs less than GPUs of which nothing is heard. Where one GPU undid the set, or
+left behind, and another one takes its place: it costs less than GPUs of which nothing is heard. Where one GPU undid the set, or
 is lost to the wait for it, the next one is made without that GPU, which is asked again later.
 """
 
@@ -92,7 +92,7 @@ class EventSubscription:
         if self._stuck:
             return "the call that waits for them does not come back"
         if self._rebuilds.again_and_again(anyio.current_time() - mine.born):
-            return "the wait for them has failed again and again"
+            return "the wait for them keeps failing"
         return ""
 
     def register_again(self, uuid: str) -> None:
@@ -218,7 +218,7 @@ class EventSubscription:
             return False
         self._retire(old.undone)
         if not await self._freed([old], patience):
-            log.warning("an event set is left behind, which a call to the driver holds: another takes its place")
+            log.warning("an event set is left behind, which a call to the driver holds: another one takes its place")
         return True
 
     def _retire(self, why: str) -> None:

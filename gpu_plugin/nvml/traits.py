@@ -154,7 +154,9 @@ def settled(driver: Driver, handle: Handle, gpu: Gpu) -> Gpu:
         return gpu  # lost meanwhile, as the next look finds
     if known == gpu:
         return gpu
-    log.info("GPU %s: the driver tells now %s", gpu.uuid, ", ".join(sorted(gpu.unsettled - known.unsettled)) or "more")
+    log.info(
+        "GPU %s: the driver now reports %s", gpu.uuid, ", ".join(sorted(gpu.unsettled - known.unsettled)) or "more"
+    )
     return known
 
 

@@ -28,7 +28,7 @@ class Found:
 
     sample: Sample | None = None
     repartitioned: bool = False
-    """It is cut anew: there may be other device nodes."""
+    """It is repartitioned: there may be other device nodes."""
     links_changed: bool = False
     """The links between GPUs are to be read again."""
     register_events: bool = False
@@ -50,11 +50,11 @@ class Watched:
     counting: int | None = None
     """The last word on which counters can be compared (`Sample.counting`)."""
     partitionable: bool = True
-    """Whether it can be cut into MIG devices, as far as is known: a part that never can is not asked again."""
+    """Whether it can be partitioned into MIG devices, as far as is known: a part that never can is not asked again."""
     unreadable_looks: int = 0
     """Looks in a row in which a MIG device of it was unreadable."""
     partition_trouble: str = ""
-    """Why the last look did not tell how it is cut, said once."""
+    """Why the last look did not tell how it is partitioned, said once."""
     unsupported: frozenset[str] = frozenset()
     """Fields of a Sample that it never answers, learnt since it was described: not asked for again."""
     unanswered: frozenset[str] | None = None
@@ -117,7 +117,9 @@ class Watched:
         self.counting = found.sample.counting
         self.dated(found.sample, now)
         before, was_enabled = self.gpu, self.gpu.mig_enabled
-        if found.gpu is not before:  # how it is cut, or what its index is, may have come from elsewhere meanwhile
+        if (
+            found.gpu is not before
+        ):  # how it is partitioned, or what its index is, may have come from elsewhere meanwhile
             self.gpu = replace(
                 found.gpu, index=before.index, mig_enabled=before.mig_enabled, mig_devices=before.mig_devices
             )
@@ -145,9 +147,7 @@ class Watched:
         """Takes in how a look found the GPU to be cut. Returns whether another look soon would settle something."""
         self.partitionable = found.partitionable
         if found.partition_trouble and found.partition_trouble != self.partition_trouble:
-            log.warning(
-                "GPU %s: how it is cut into MIG devices is not known now: %s", self.gpu.uuid, found.partition_trouble
-            )
+            log.warning("GPU %s: its MIG devices cannot be read now: %s", self.gpu.uuid, found.partition_trouble)
         self.partition_trouble = found.partition_trouble
         partition = found.partition
         if partition is None:
@@ -159,8 +159,8 @@ class Watched:
         gpu = with_partition(self.gpu, partition, hold=self.unreadable_looks < UNREADABLE_LOOKS)
         if gpu is self.gpu:
             return 0 < self.unreadable_looks < UNREADABLE_LOOKS
-        self.unsupported = frozenset()  # some questions go unanswered while a GPU is cut, and only then
+        self.unsupported = frozenset()  # some questions go unanswered while a GPU is partitioned, and only then
         into = ", ".join(device.profile for device in gpu.mig_devices) or "no MIG devices"
-        log.info("GPU %s: %s", gpu.uuid, f"MIG mode, cut into {into}" if gpu.mig_enabled else "MIG mode is off")
+        log.info("GPU %s: %s", gpu.uuid, f"MIG mode, partitioned into {into}" if gpu.mig_enabled else "MIG mode is off")
         self.gpu = gpu
         return True

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class UnfitFileError(OSError):
-    """What is there is no regular file, or larger than any such file is; `strerror` says which."""
+    """What is there is not a regular file, or larger than any such file is; `strerror` says which."""
 
 
 def read_file(path: Path, most: int) -> bytes:
@@ -35,7 +35,7 @@ def _require(there: os.stat_result, most: int) -> None:
     if stat.S_ISDIR(there.st_mode):
         raise UnfitFileError(errno.EISDIR, "is a directory")
     if not stat.S_ISREG(there.st_mode):
-        raise UnfitFileError(errno.EINVAL, "is no regular file")
+        raise UnfitFileError(errno.EINVAL, "is not a regular file")
     if there.st_size > most:
         raise _too_large(most)
 

@@ -19,9 +19,9 @@ async def forever(name: str, run: Callable[[], Awaitable[None]]) -> None:
         began = anyio.current_time()
         try:
             await run()
-            log.error("%s ended, which it should not; beginning it again", name)
+            log.error("%s ended, which it should not; restarting it", name)
         except Exception:
-            log.exception("%s failed; beginning it again", name)
+            log.exception("%s failed; restarting it", name)
         if anyio.current_time() - began > LONGEST_RETRY:
             pause = FIRST_RETRY
         await anyio.sleep(pause)

@@ -120,7 +120,7 @@ class SimulatedDriver(Session):
         return condition.power_limit(self._now("power_limit", handle)[0])
 
     def mig_mode(self, handle: Handle) -> tuple[int, int]:
-        """The profile's (current, pending), until the GPU is cut anew."""
+        """The profile's (current, pending), until the GPU is repartitioned."""
         index = self._reach("mig_mode", handle)
         built = supported("mig_mode", self._profile.gpus[index].mig_mode)
         enabled = int(self._node.mig_partition(index) is not None)
@@ -195,7 +195,7 @@ class SimulatedDriver(Session):
         return supported("sram_threshold_exceeded", now.sram_threshold if built.sram_status else None)
 
     def remapped_rows(self, handle: Handle) -> RemappedRows:
-        """NOT_SUPPORTED too while the GPU is cut into MIG devices."""
+        """NOT_SUPPORTED too while the GPU is partitioned into MIG devices."""
         index = self._reach("remapped_rows", handle)
         rows = condition.remapped_rows(self._profile.gpus[index], self._node.condition(index))
         return supported("remapped_rows", None if self._cut_up(index) else rows)

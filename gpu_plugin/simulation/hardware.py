@@ -155,7 +155,7 @@ class SimulatedNode:
         return told
 
     def mig_partition(self, gpu: int) -> MigPartition | None:
-        """How the GPU is cut into MIG devices; None out of MIG mode."""
+        """How the GPU is partitioned into MIG devices; None out of MIG mode."""
         with self._changed:
             return self._partitions[gpu]
 

@@ -149,7 +149,7 @@ def _unrepairable_memory(node: SimulatedNode, gpu: int, value: object) -> str:
     if not node.profile.gpus[gpu].unrepairable_memory:
         raise lacks(node, gpu, "unrepairable-memory", "tells nothing of unrepairable memory")
     node.change(gpu, unrepairable_memory=True)
-    return "it has memory that no repair mends, until healed"
+    return "it has memory that cannot be repaired, until healed"
 
 
 def _recovery_action(node: SimulatedNode, gpu: int, value: object) -> str:

@@ -65,7 +65,7 @@ class ConfigSource:
             self._settled.set()
 
     def current(self) -> Path | None:
-        """The config file in force, which need not exist; None for none: flags and environment alone."""
+        """The config file in force, which need not exist; None for none: flags and environment only."""
         return self._file
 
     def wanted(self) -> Path | None:
@@ -192,7 +192,7 @@ class ConfigSource:
         elif choice.file != self._choice.file or self._said_of is not None or self._content is None:
             self._said_of = None
             by = f"label {self._settings.node_label}={label}" if label else f"no label {self._settings.node_label}"
-            log.info("the configuration of this node is %s (%s)", choice.file or "flags and environment alone", by)
+            log.info("the configuration of this node is %s (%s)", choice.file or "flags and environment only", by)
 
 
 def _require_kubeconfig(kubeconfig: str) -> None:

@@ -111,7 +111,7 @@ class Journal(Generic[T, R]):
             with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 return msgspec.json.decode(line.content.decode(), type=self._kind)
         if lines:
-            log.warning("%s: what it holds makes no sense to this version and is left out", self._file)
+            log.warning("%s: its content is not understood by this version and is left out", self._file)
         return None
 
     def append(self, content: T) -> bool:
@@ -225,7 +225,7 @@ def _allocate(descriptor: int, size: int, *wanted: int) -> None:
 
 
 def _content(descriptor: int) -> bytes:
-    """What is in the file. Raises OSError where it is no regular file."""
+    """What is in the file. Raises OSError where it is not a regular file."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise OSError("no regular file")
     return os.pread(descriptor, 2 * MAX_BYTES, 0)

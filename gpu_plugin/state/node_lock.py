@@ -90,7 +90,7 @@ class NodeLock:
             if self._entry is None and not self._take_directory():
                 return (
                     f"another daemon serves {self._directory}: {self._server()}. "
-                    "Stop one of the two: a kubelet takes each resource from one plugin alone"
+                    "Stop one of the two: a kubelet takes each resource from only one plugin"
                 )
         except FileNotFoundError:
             return ""  # there is nothing to be served in yet, which is said where it is waited for
@@ -107,7 +107,7 @@ class NodeLock:
                 moved = True
             if moved:
                 log.warning(
-                    "the state directory %s was renamed, removed or replaced: what this daemon knows is written down anew there",
+                    "the state directory %s was renamed, removed or replaced: what this daemon knows is written there again",
                     self._state_dir,
                 )
             os.close(self._file)
@@ -144,7 +144,7 @@ class NodeLock:
             return True
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(errno.EINVAL, "is no regular file")
+                raise OSError(errno.EINVAL, "is not a regular file")
             ours = _locked(descriptor) and _names(path, descriptor)
         except OSError:
             os.close(descriptor)
@@ -180,7 +180,7 @@ class NodeLock:
         try:
             descriptor = os.open(self._state_dir / FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                text = os.read(descriptor, _MAX_BYTES).decode()  # msgspec passes over a key that is no text
+                text = os.read(descriptor, _MAX_BYTES).decode()  # msgspec passes over a key that is not text
                 return str(msgspec.json.decode(text, type=Owner))
             finally:
                 os.close(descriptor)

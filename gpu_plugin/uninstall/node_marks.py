@@ -45,9 +45,9 @@ async def _taken(nodes: dict[str, str], kubeconfig: str) -> dict[str, str]:
 
 
 async def _take(mark: str, node: str, kubeconfig: str) -> None:
-    require_client("what the cluster was told", "")
+    require_client("reporting to the cluster", "")
     if not node:
-        raise ConfigError("it is not known of which Node: say --node-name (NODE_NAME)")
+        raise ConfigError("the Node's name is not known: set --node-name (NODE_NAME)")
     api = NodeApi(node, kubeconfig)
     if mark == "condition":
         await api.apply_condition(None)

@@ -78,7 +78,7 @@ async def clean(
                 await _gone(daemonsets, name, say)
             await _gone(daemonsets, cleanup_name(name), say)
             if deleted and not ended and found is not None and await daemonsets.create(restored(found)):
-                say("broken off: the DaemonSet is put back")
+                say("interrupted: the DaemonSet is restored")
     return done
 
 

@@ -243,10 +243,10 @@ def _files(listing: Listing, version: str) -> Iterator[tuple[str, str]]:
         yield from ((f"/{at}/{name}", XORG) for name in wanted if name in listing.get(at, ()))
 
 
-_UNPRINTABLE = "its name, or that of the file it leads to, is no printable text"
+_UNPRINTABLE = "its name, or that of the file it leads to, is not printable text"
 
 _KINDS = {SOCKET: (Kind.SOCKET, Kind.DIRECTORY), STORAGE: (Kind.FILE, Kind.DIRECTORY)}
-"""What a path must lead to, where that is no regular file; MPS has a directory of sockets."""
+"""What a path must lead to, where that is not a regular file; MPS has a directory of sockets."""
 
 
 def chosen(
@@ -354,7 +354,7 @@ def _place(
         if seen.kind is Kind.MISSING and group in _KINDS:
             continue  # that daemon does not run here
         if seen.kind not in _KINDS.get(group, (Kind.FILE,)):
-            what = "a link that leads nowhere" if seen.kind is Kind.MISSING else f"no regular file ({seen.kind})"
+            what = "a link that leads nowhere" if seen.kind is Kind.MISSING else f"not a regular file ({seen.kind})"
             complaints.append(_left_out(seen, f"it is {what}", root))
             continue
         if not _printable(seen):

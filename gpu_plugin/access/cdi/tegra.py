@@ -109,7 +109,7 @@ def _unreadable(mounted: Iterable[Looked]) -> Iterable[str]:
     """Sentences about files that are named as libraries and are none: containers get them at their own path alone."""
     for each in mounted:
         if each.library is not None and each.library.fault:
-            yield f"{each.line.path} is given to containers at that path alone: {each.library.fault}"
+            yield f"{each.line.path} is given to containers only at that path: {each.library.fault}"
 
 
 def _libraries(mounted: Iterable[Looked]) -> tuple[list[Library], str]:

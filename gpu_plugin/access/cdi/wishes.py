@@ -33,7 +33,9 @@ def ignored_options(settings: Settings) -> list[str]:
         sentences.append("--cdi-disable-hooks changes nothing: no hook is used without --nvidia-cdi-hook-path")
     strange = [name for name in settings.cdi_disable_hooks if name not in (EVERY, *NAMES, *OTHERS)]
     if strange:
-        sentences.append(f"--cdi-disable-hooks: {', '.join(strange)} is no hook; there are {', '.join(NAMES)}, {EVERY}")
+        sentences.append(
+            f"--cdi-disable-hooks: {', '.join(strange)} is not a hook; there are {', '.join(NAMES)}, {EVERY}"
+        )
     needed = [name for name in settings.cdi_disable_hooks if name in (CREATE_SYMLINKS, UPDATE_LDCACHE)]
     if needed and settings.nvidia_cdi_hook_path and EVERY not in settings.cdi_disable_hooks:
         sentences.append(

@@ -137,7 +137,7 @@ def wsl_specs(files: WslFiles, host: HostDevices, wishes: CdiOptions) -> Built:
     libraries, machine, complaints, fault = _libraries(files, root or "/")
     others = [seen for seen in files.files if seen.kind is Kind.FILE]
     complaints += [
-        f"{seen.path} is left out: it is no regular file ({seen.kind})" for seen in files.files if seen not in others
+        f"{seen.path} is left out: it is not a regular file ({seen.kind})" for seen in files.files if seen not in others
     ]
     complaints = [*files.complaints, *complaints]
     trouble = files.fault or fault

@@ -12,8 +12,8 @@ def configuration(facts: Facts) -> Sequence[Finding]:
     if facts.configuration:
         return [
             failed(
-                f"{facts.configuration}; the checks go by flags and environment alone",
-                "mend it; `gpu-plugin validate FILE` says everything that is wrong with a file",
+                f"{facts.configuration}; the checks go by flags and environment only",
+                "fix it; `gpu-plugin validate FILE` lists everything that is wrong with a file",
             )
         ]
     if facts.file:
@@ -22,7 +22,7 @@ def configuration(facts: Facts) -> Sequence[Finding]:
         return [
             note(
                 f"a label of the Node names a file in {settings.config_file_srcdir}, and no daemon says which: the checks go by "
-                "flags and environment alone",
+                "flags and environment only",
                 "give the file with --config-file in the place of --config-file-srcdir",
             )
         ]

@@ -14,7 +14,7 @@ _HANGS = (
 
 _KILLED = (
     "pods get no GPU until one runs: `kubectl get pods` for the DaemonSet, or `systemctl status gpu-plugin`, its log, and the "
-    "kernel log for want of memory. Where none is to run any more: gpu-plugin cleanup"
+    "kernel log for out-of-memory kills. Where none is to run any more: gpu-plugin cleanup"
 )
 
 

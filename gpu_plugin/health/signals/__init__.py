@@ -149,7 +149,7 @@ class Signal:
 
 
 _REPLACE = "have the GPU tested and replaced"
-_COOL = "see to the node's cooling"
+_COOL = "check the node's cooling"
 _KERNEL_LOG = "look at the kernel's log; reload the driver or reboot the node"
 _ENABLED, _NOBODY, _RECOVERY = OperatorInfluence.ENABLED, OperatorInfluence.NOBODY, EndsBy.RECOVERY
 _EVENT, _GUARD, _ORDER, _READING = SignalKind.EVENT, SignalKind.GUARD, SignalKind.ORDER, SignalKind.READING
@@ -184,7 +184,7 @@ SIGNALS: Mapping[str, Signal] = {
     "hw-slowdown": Signal(
         clocks.hw_slowdown,
         _READING,
-        "see to the node's cooling and power supply",
+        "check the node's cooling and power supply",
         clocks.SlowMinutes(),
         asks=("clocks_event_reasons",),
         clears="ten minutes in which neither heat nor the power brake holds the clocks down",
@@ -253,7 +253,7 @@ SIGNALS: Mapping[str, Signal] = {
     "pcie-width": Signal(
         pcie.pcie_width,
         _READING,
-        "have the GPU, its riser or its slot looked at",
+        "have the GPU, its riser or its slot inspected",
         LEVEL,
         asks=("pcie_width", "pcie_max_width"),
         clears="four looks in a row at all its lanes",
@@ -328,7 +328,7 @@ SIGNALS: Mapping[str, Signal] = {
     "pcie-errors": Signal(
         pcie.pcie_errors,
         _EVENT,
-        f"have the GPU, its riser or its slot looked at; {_RESET}",
+        f"have the GPU, its riser or its slot inspected; {_RESET}",
         Counted(),
         asks=pcie.COUNTERS,
         clears="ten minutes without many replays",
@@ -345,7 +345,7 @@ SIGNALS: Mapping[str, Signal] = {
     orders.ANNOTATED: Signal(
         orders.annotated,
         _ORDER,
-        "take it out of the annotation once new pods may have the GPU",
+        "remove it from the annotation once new pods may have the GPU",
         sees=(Order,),
         clears=f"the Node's annotation {orders.ANNOTATION} no longer naming it",
     ),

@@ -1,4 +1,4 @@
-"""What nobody has seen at work is not handed out."""
+"""What nobody has seen at work is withheld."""
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import NOTHING, Latch, Memory, Verdict

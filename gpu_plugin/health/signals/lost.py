@@ -12,14 +12,14 @@ from gpu_plugin.health.proof import after_recovery
 from gpu_plugin.health.signals.orders import MAINTENANCE, released
 
 RECOVERY = (
-    "a reset of the GPU ({reset}), a reboot of the node, or the driver bound to the GPU anew "
+    "a reset of the GPU ({reset}), a reboot of the node, or the driver rebound to the GPU "
     "(unbind and bind it in /sys/bus/pci/drivers/nvidia while it is released)"
 )
 """What brings a lost GPU back, for people."""
 
 
 SHOWN = (
-    "; that shows in gpu-plugin release and gpu-plugin resume, in another binding, in an energy counter that began anew and, "
+    "; that shows in gpu-plugin release and gpu-plugin resume, in another binding, in an energy counter that restarted and, "
     "without persistence mode, in an answer to another process than the one that lost it"
 )
 """What shows that it was, for people."""
@@ -86,7 +86,7 @@ def reset_required(latch: Latch[Level] | None, seen: Observation, ctx: Context) 
 
 
 def answering(latch: Latch[Gone]) -> bool:
-    """Whether good looks alone are missing: it was found anew, or nothing was known of it that a reset would change."""
+    """Whether good looks alone are missing: it was found again, or nothing was known of it that a reset would change."""
     return latch.recovery.rebound or latch.recovery.reset
 
 

@@ -79,7 +79,7 @@ def recovery_action(
     grade, detail = _grade(action), words(action)
     excused = _excused(latch, action, ctx) if grade is Verdict.FATAL else None
     if excused is not None and excused > ctx.now:
-        grade, detail = Verdict.DEGRADED, f"{detail}, after an Xid that is set to be no fault"
+        grade, detail = Verdict.DEGRADED, f"{detail}, after an Xid that is configured not to be a fault"
     after = graded(latch, ctx, RequestedAction(), grade=grade, detail=detail)
     if after is None or grade < after.verdict or after.memory.action == action:
         return after

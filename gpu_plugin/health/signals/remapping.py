@@ -9,7 +9,8 @@ from gpu_plugin.health.proof import after_recovery
 def remap_pending(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latch[Memory] | None:
     """DEGRADED while a remapping waits for a reset; closes when none does.
 
-    A GPU that was cut into MIG instances since does not say (nvmlDeviceGetRemappedRows): the reset itself is proof enough.
+    A GPU that was partitioned into MIG instances since does not say (nvmlDeviceGetRemappedRows): the reset itself is proof
+    enough.
     """
     if not isinstance(seen, Sample):
         return latch

@@ -42,12 +42,12 @@ def read(file: str) -> SharedLibrary:
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as stream:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         try:
             elf = ELFFile(stream)
             return SharedLibrary(_soname(elf), str(elf["e_machine"]), int(elf.elfclass))
         except ELFError as error:
-            raise ValueError(f"it is no ELF file ({error})") from None
+            raise ValueError(f"it is not an ELF file ({error})") from None
         except (ConstructError, ArithmeticError, AssertionError, LookupError, TypeError, UnicodeDecodeError) as error:
             # What pyelftools raises on a file that begins as ELF and goes on as something else, and what is raised below.
             raise ValueError(f"its ELF headers are damaged ({error})") from None
@@ -58,7 +58,7 @@ def _soname(elf: ELFFile) -> str:
     segments = _segments(elf)
     dynamic = next((each for each in segments if each["p_type"] == "PT_DYNAMIC"), None)
     if dynamic is None or elf["e_type"] != "ET_DYN":
-        raise ValueError("it is an ELF file and no shared library")
+        raise ValueError("it is an ELF file, but not a shared library")
     tags = _tags(elf, dynamic)
     if _DT_SONAME not in tags:
         return ""
@@ -108,5 +108,5 @@ def _bytes(elf: ELFFile, at: int, most: int) -> bytes:
 
 def _file_name(soname: str) -> str:
     if "/" in soname or soname in (".", "..") or not soname.isprintable():
-        raise ValueError(f"its SONAME {soname!r} is no file name")
+        raise ValueError(f"its SONAME {soname!r} is not a file name")
     return soname

@@ -105,7 +105,7 @@ def _first_lists(trees: Iterable[Tree]) -> tuple[list[Line], list[str]]:
 def _list(tree: Tree, path: str) -> l4t_lists.Lines:
     seen = tree.look(path)
     if seen.kind is not Kind.FILE:
-        return l4t_lists.Lines(complaints=(f"{path} is left out: it is no regular file ({seen.kind})",))
+        return l4t_lists.Lines(complaints=(f"{path} is left out: it is not a regular file ({seen.kind})",))
     file = tree.root + seen.target
     tree.stamps[file] = stamp(file)
     try:

@@ -84,7 +84,7 @@ class Tree:
             what = (
                 "it is a link that leads nowhere"
                 if seen.kind is Kind.MISSING
-                else f"it is no regular file ({seen.kind})"
+                else f"it is not a regular file ({seen.kind})"
             )
             return SeenLibrary(seen, fault=what)
         file = self.root + seen.target

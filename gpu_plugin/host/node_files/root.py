@@ -102,11 +102,11 @@ class NodeRoot:
             descriptor = os.open(found, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
             with os.fdopen(descriptor, "rb") as file:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise NodeFileError(f"{path} is no regular file")
+                    raise NodeFileError(f"{path} is not a regular file")
                 yield file
         except OSError as error:
             if error.errno == errno.EISDIR:
-                raise NodeFileError(f"{path} is no regular file") from None
+                raise NodeFileError(f"{path} is not a regular file") from None
             raise NodeFileError(_unreadable(path, error)) from None
 
     def _mode(self, path: str) -> int:

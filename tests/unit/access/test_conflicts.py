@@ -30,7 +30,7 @@ def test_strategies_overwrite_where_the_answers_give_one_variable_two_values(str
 def test_a_pair_that_contradicts_itself_is_named_with_the_way_out():
     sentence = pair_warning(("envvar",), SERVED)
     assert sentence.startswith(
-        f"a container that asks for two of {GPU}, {MIG} sees the devices of one of them alone, at random,"
+        f"a container that asks for two of {GPU}, {MIG} sees the devices of only one of them, at random,"
     )
     assert sentence.endswith("--device-list-strategy cdi-cri, cdi-annotations or volume-mounts gives it both")
     assert "where its runtime goes by that variable" in pair_warning(("envvar", "cdi-cri"), SERVED)

@@ -111,18 +111,18 @@ def bomb(levels, width):
         (b"- " * 100_000, "nested more than 50 deep"),
         (bomb(9, 10).encode(), "aliases make more than"),
         (b"a: &a [*a]", "an alias of what stands around it"),
-        (GOOD.replace('{"cdi', '{"cdiVersion": "0.6.0", "cdi').encode(), "'cdiVersion' stands twice"),
-        (b"cdiVersion: 0.5.0\ncdiVersion: 0.6.0\n", "line 2: cdiVersion: stands twice, first on line 1"),
+        (GOOD.replace('{"cdi', '{"cdiVersion": "0.6.0", "cdi').encode(), "'cdiVersion' appears twice"),
+        (b"cdiVersion: 0.5.0\ncdiVersion: 0.6.0\n", "line 2: cdiVersion: appears twice, first on line 1"),
         (b"cdiVersion: 2024-13-45\n", "missing required field"),
-        (b"cdiVersion: " + b"9" * 6000, "is no whole number that can be read"),
+        (b"cdiVersion: " + b"9" * 6000, "is not a valid whole number"),
         (b"a: 1\n---\nb: 2\n", "a second document"),
-        (b"? [a]\n: b\n", "a key here is no text"),
+        (b"? [a]\n: b\n", "a key here is not text"),
         (b'{"kind": "\\ud800\\u001b[31m"}', "missing required field"),
-        (b'{"\\ud800": 1}', "half of a surrogate pair"),
+        (b'{"\\ud800": 1}', "an unpaired surrogate"),
         (b'{"\\u001b[31m": 1}', "unknown field '\\x1b[31m'"),
         (b"kind: !!python/object:os.system x", "has no meaning here"),
         (GOOD.replace("A=1", "A").encode(), "$.devices[0].containerEdits.env[0]"),
-        (GOOD.replace("a.com/b", "b").encode(), "$.kind: 'b' is no vendor/class"),
+        (GOOD.replace("a.com/b", "b").encode(), "$.kind: 'b' is not of the form vendor/class"),
         (GOOD.replace("0.5.0", "9.5.0").encode(), "$.cdiVersion: '9.5.0' is none of"),
     ],
     ids=range(24),
@@ -168,7 +168,7 @@ def test_pipes_directories_and_missing_files_are_named(cdi, tmp_path):
     status, text, _ = cdi("validate", tmp_path / "pipe.json", tmp_path / "dir.json", tmp_path / "none.json")
     assert status == 2
     assert [line.partition(": ")[2] for line in text.splitlines()] == [
-        "it is no regular file", "Is a directory", "No such file or directory",
+        "it is not a regular file", "Is a directory", "No such file or directory",
     ]  # fmt: skip
 
 

@@ -32,14 +32,14 @@ def test_an_empty_file_asks_for_nothing(settings):
 
 
 def test_a_key_that_stands_twice_is_refused_with_its_line(settings):
-    with pytest.raises(ConfigError, match=r"config\.yaml:3: flags\.migStrategy: stands twice, first on line 2$"):
+    with pytest.raises(ConfigError, match=r"config\.yaml:3: flags\.migStrategy: appears twice, first on line 2$"):
         settings("flags:\n  migStrategy: none\n  migStrategy: mixed\n")
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path, make):
     make(tmp_path / "config.yaml")
-    with pytest.raises(ConfigError, match=r"^--config-file .*config.yaml: (is no regular file|Is a directory)$"):
+    with pytest.raises(ConfigError, match=r"^--config-file .*config.yaml: (is not a regular file|Is a directory)$"):
         settings_from({"config_file": str(tmp_path / "config.yaml")}, {})
 
 

@@ -154,7 +154,7 @@ def test_a_file_that_cannot_be_written_is_a_sentence_and_leaves_nothing(run, tmp
     assert err == f"gpu-plugin: --svg: {tmp_path}/none/node.svg cannot be written: No such file or directory\n"
     status, _, err = run("--simulate", "t4-4", "--svg", tmp_path)
     assert status == 1
-    assert "it is there and no regular file; name another one, or - for standard output" in err
+    assert "it exists and is not a regular file; name another one, or - for standard output" in err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -217,7 +217,7 @@ class TestRunningDaemon:
         answer({"gpus": [{"index": 0}]})
         status, out, err = run("--state-dir", "/state")
         assert (status, out) == (3, "")
-        assert "the running daemon is of another version: this is no report of a topology" in err
+        assert "the running daemon is of another version: this is not a report of a topology" in err
 
     def test_what_is_not_handed_out_is_named_and_marked(self, run, answer, tmp_path):
         plain = run("--simulate", "dgx1-v100")[1]

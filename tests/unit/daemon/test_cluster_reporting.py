@@ -96,9 +96,11 @@ def test_names_of_no_gpu_are_said_once(tmp_path, caplog):
     cordons = AnnotatedCordons(watching(tmp_path))
     for value in ("7", "7,0", "7,1"):
         cordons.told(value)
-    assert caplog.text.count("7 is no GPU of this node") == 1
+    assert caplog.text.count("7 is not a GPU of this node") == 1
     (complaint,) = cordons.complaints
-    assert complaint.startswith(f"the Node's annotation {ANNOTATION}: 7 is no GPU of this node: name one by its index")
+    assert complaint.startswith(
+        f"the Node's annotation {ANNOTATION}: 7 is not a GPU of this node: name one by its index"
+    )
 
 
 class World:

@@ -532,8 +532,8 @@ async def test_the_status_tells_of_health(kubelet, directory, node):
 
 
 async def test_errors_of_two_pods_on_one_gpu_make_it_suspect(directory, monkeypatch):
-    monkeypatch.setattr(faulting_pods, "PAUSE", 0.01)
-    monkeypatch.setattr(faulting_pods, "BURST", 0.0)
+    monkeypatch.setattr(faulting_pods, "QUESTION_INTERVAL", 0.01)
+    monkeypatch.setattr(faulting_pods, "SAME_ERROR_SECONDS", 0.0)
     node, plugins = SimulatedNode(load("h200")), directory / "device-plugins"
     (uuid,) = (gpu.uuid for gpu in node.profile.gpus)
     async with StandInKubelet(plugins) as kubelet:

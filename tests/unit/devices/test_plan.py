@@ -298,7 +298,7 @@ def test_of_two_devices_with_one_id_the_second_is_left_out_and_said():
     twin = dataclasses.replace(cut("a", 1, "1g.10gb"), uuid="GPU-b")
     found, warnings = planned(cut("a", 0, "1g.10gb"), twin, mig_strategy="mixed")
     assert found == {"nvidia.com/mig-1g.10gb": ["MIG-a0"]}
-    assert warnings == ["nvidia.com/mig-1g.10gb: two devices claim the id MIG-a0; the second is not offered"]
+    assert warnings == ["nvidia.com/mig-1g.10gb: two devices claim the id MIG-a0; the second one is not offered"]
 
 
 @given(st.uuids().map("GPU-{}".format) | st.integers(0, 255).map("GPU-unreadable-{}".format))

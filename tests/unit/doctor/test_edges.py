@@ -339,7 +339,7 @@ async def test_an_api_server_that_is_away(tmp_path):
     assert (found.asked, found.missing) == (RIGHTS, ())
 
 
-@pytest.mark.parametrize(("what", "trouble"), [("a pipe", "is no regular file"), ("nothing", "No such file")])
+@pytest.mark.parametrize(("what", "trouble"), [("a pipe", "is not a regular file"), ("nothing", "No such file")])
 async def test_a_kubeconfig_that_is_none_is_told_as_what_it_is(tmp_path, what, trouble):
     file = tmp_path / "kubeconfig"
     if what == "a pipe":

@@ -157,4 +157,4 @@ async def test_an_unknown_http2_frame_costs_that_connection_only(kubelet, direct
         plugin.fail(1)
         await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 7)
         assert kubelet.registrations[GPU].total == 1
-    assert "HTTP/2 frame nobody knows" in caplog.text
+    assert "unknown HTTP/2 frame" in caplog.text

@@ -33,9 +33,9 @@ def nested(data: bytes, key: int = 0x0A) -> bytes:
     ("container", "words"),
     [
         (b"\x0a\x50" + b"x" * 42, "80 bytes where 42 are left"),
-        (b"\x09" + b"GPU-text", "field 1 is no text"),  # fixed64
-        (b"\x0d" + b"GPU-", "field 1 is no text"),  # fixed32
-        (b"\x08\x07", "field 1 is no text"),
+        (b"\x09" + b"GPU-text", "field 1 is not text"),  # fixed64
+        (b"\x0d" + b"GPU-", "field 1 is not text"),  # fixed32
+        (b"\x08\x07", "field 1 is not text"),
         (b"\x09GPU", "8 bytes where 3 are left"),
         (b"\x0b\x0c", "wire type 3"),
         (b"\x02\x00", "the number 0"),
@@ -53,9 +53,9 @@ def test_a_container_that_is_none_is_refused(decode, container, words):
 
 
 def test_a_message_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="field 1 is no message"):
+    with pytest.raises(ValueError, match="field 1 is not a message"):
         wire.decode_allocate(b"\x08\x07")
-    with pytest.raises(ValueError, match="field 3 is no number"):
+    with pytest.raises(ValueError, match="field 3 is not a number"):
         wire.decode_preferred(nested(nested(b"8", 0x1A)))
 
 

@@ -120,7 +120,7 @@ def test_mig_devices_are_refused_before_any_daemon():
 
 def test_devices_that_nvml_does_not_describe_are_refused():
     found = mps_resources([resource(shared(Device("all", "all", "all", "0")))], Node())
-    assert "all is no GPU that NVML describes" in refused(found[0])
+    assert "all is not a GPU that NVML describes" in refused(found[0])
 
 
 def test_one_daemon_has_the_same_replicas_and_limits_for_all_its_gpus():

@@ -243,7 +243,7 @@ def test_an_attempt_that_is_told_to_stop_puts_the_daemonset_back(tmp_path, numbe
         assert "uid" not in api.objects["plugin"]["metadata"]
         assert api.objects["plugin"]["spec"] == found["spec"]
     assert running.returncode == 1
-    assert "broken off: the DaemonSet is put back" in out
+    assert "interrupted: the DaemonSet is restored" in out
     assert "broken off" in err
 
 

@@ -127,6 +127,6 @@ def test_other_files_must_be_what_they_are_bound_as():
     ]
     assert files.complaints == (
         "/usr/bin/nvidia-smi in the driver root /d is left out: it is a link that leads nowhere",
-        "/run/nvidia-persistenced/socket in the driver root /d is left out: it is no regular file (file)",
-        "/etc/cufile.json in the driver root /d is left out: it is no regular file (socket)",
+        "/run/nvidia-persistenced/socket in the driver root /d is left out: it is not a regular file (file)",
+        "/etc/cufile.json in the driver root /d is left out: it is not a regular file (socket)",
     )

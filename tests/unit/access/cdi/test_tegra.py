@@ -163,10 +163,10 @@ def test_a_link_to_a_directory_is_that_directory():
 
 
 def test_a_file_named_as_a_library_that_is_none_keeps_its_path_alone():
-    files = with_(entry(Entry.LIBRARY, f"{NVIDIA}/libscript.so", fault="it is no ELF file (x)"))
+    files = with_(entry(Entry.LIBRARY, f"{NVIDIA}/libscript.so", fault="it is not an ELF file (x)"))
     built = tegra_specs(files, CdiOptions())
     assert built.complaints == (
-        f"{NVIDIA}/libscript.so is given to containers at that path alone: it is no ELF file (x)",
+        f"{NVIDIA}/libscript.so is given to containers only at that path: it is not an ELF file (x)",
     )
     assert [path for path in mounted(spec_of(files)) if "libscript" in path] == [f"{NVIDIA}/libscript.so"]
 

@@ -44,7 +44,10 @@ def test_what_the_operator_said_and_the_node_has():
         ),
         (settings_of(cdi_feature_flags=(FEATURE_FLAGS[0], "new-flag")), "--cdi-feature-flags: new-flag is not known"),
         (settings_of(cdi_disable_hooks=("all",)), "no hook is used without --nvidia-cdi-hook-path"),
-        (settings_of(cdi_disable_hooks=("links",), nvidia_cdi_hook_path="/x"), "--cdi-disable-hooks: links is no hook"),
+        (
+            settings_of(cdi_disable_hooks=("links",), nvidia_cdi_hook_path="/x"),
+            "--cdi-disable-hooks: links is not a hook",
+        ),
         (settings_of(cdi_disable_hooks=("create-symlinks",), nvidia_cdi_hook_path="/x"), "may not find libcuda.so.1"),
     ],
 )

@@ -159,9 +159,9 @@ def test_what_no_container_could_use_is_no_specification(files, host, why):
 
 
 def test_a_damaged_libcuda_is_said_to_be_the_reason():
-    broken = library(f"{STORE}/libcuda.so.1.1", fault="it is no ELF file (Magic number does not match)")
+    broken = library(f"{STORE}/libcuda.so.1.1", fault="it is not an ELF file (Magic number does not match)")
     built = wsl_specs(replace(FILES, libraries=(broken, *FILES.libraries[1:])), HOST, CdiOptions())
-    assert f"can load: {STORE}/libcuda.so.1.1 in the driver root / is left out: it is no ELF file" in built.trouble
+    assert f"can load: {STORE}/libcuda.so.1.1 in the driver root / is left out: it is not an ELF file" in built.trouble
 
 
 def test_single_files_that_are_no_good_are_left_out_and_said():
@@ -177,7 +177,7 @@ def test_single_files_that_are_no_good_are_left_out_and_said():
     assert built.complaints == (
         "two drivers",
         f"{STORE}/libnvbad.so in the driver root / is left out: it is damaged",
-        f"{STORE}/nvoptix.bin is left out: it is no regular file (missing)",
+        f"{STORE}/nvoptix.bin is left out: it is not a regular file (missing)",
     )
     assert not {f"{STORE}/libnvbad.so", f"{STORE}/libnvarm.so", f"{STORE}/nvoptix.bin"} & set(mounted(spec_of(files)))
 

@@ -176,9 +176,9 @@ def test_lists_that_are_no_lists_are_said(root, nodes):
     link(root, f"{DIRECTORY}/l4t.csv", "/nowhere")
     files = search(root).files()
     assert files.complaints == (
-        f"/{DIRECTORY}/devices.csv is left out: it is no regular file (FIFO or device)",
+        f"/{DIRECTORY}/devices.csv is left out: it is not a regular file (FIFO or device)",
         f"/{DIRECTORY}/drivers.csv:1 is left out: 'junk' is not of the form `kind, path`",
-        f"/{DIRECTORY}/l4t.csv is left out: it is no regular file (missing)",
+        f"/{DIRECTORY}/l4t.csv is left out: it is not a regular file (missing)",
     )
     assert list(found_of(files)) == ["/etc/hostname"]
 
@@ -203,7 +203,7 @@ def test_a_file_that_is_no_elf_says_so(root, nodes):
     put(root, "usr/lib/libscript.so", "INPUT(libreal.so)")
     put(root, f"{DIRECTORY}/drivers.csv", "lib, /usr/lib/libscript.so\n")
     (looked,) = search(root).files().looked
-    assert "no ELF file" in looked.library.fault
+    assert "not an ELF file" in looked.library.fault
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_a_dxcore_that_is_no_library_is_passed_over_for_one_that_is(root):
     (root / "usr/lib64/libdxcore.so").unlink()
     built = wsl.wsl_specs(search(root).files(), DXG, CdiOptions())
     assert "no libdxcore.so that programs can load: /usr/lib/wsl/lib/libdxcore.so" in built.trouble
-    assert "no ELF file" in built.trouble
+    assert "not an ELF file" in built.trouble
 
 
 def test_without_a_driver_it_says_what_to_do(root):

@@ -55,7 +55,7 @@ def test_only_regular_files_of_bounded_size_are_read(node, root):
     with pytest.raises(NodeFileError, match=r"^/etc/file is longer than the 10 bytes that are read of it$"):
         root.read("/etc/file", 10)
     for path in ("/etc/fifo", "/etc"):
-        with pytest.raises(NodeFileError, match=rf"^{path} is no regular file$"):
+        with pytest.raises(NodeFileError, match=rf"^{path} is not a regular file$"):
             root.read(path, 10)
 
 
