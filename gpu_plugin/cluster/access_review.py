@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
-import anyio
 import msgspec
 
-from gpu_plugin.cluster.answers import body, refusal, status_of
-from gpu_plugin.cluster.connection import ANSWER_TIMEOUT, UnreachableError, connect
+from gpu_plugin.cluster.answers import Request, exchange, status_of
+from gpu_plugin.cluster.connection import UnreachableError, connect
 
 _PATH = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}
+_NEEDED = "create of selfsubjectaccessreviews in the API group authorization.k8s.io"
 
 Asked = tuple[str, str, str, str, str]
 """Verb, resource, subresource, namespace and name; the last three may be empty."""
@@ -28,30 +29,13 @@ async def review(kubeconfig: str, asked: Sequence[Asked]) -> tuple[str, list[boo
     Raises:
         UnreachableError: there are no credentials, the server does not answer, or does not say.
     """
-    import httpx2  # noqa: PLC0415 - as in connect
-    from lightkube.core.exceptions import ConfigError as CredentialsError  # noqa: PLC0415
-
     allowed = []
     async with connect(kubeconfig) as client:
         for each in asked:
-            request = client.build_request("POST", _PATH, json=_content(each), headers={"Accept": "application/json"})
-            try:
-                with anyio.fail_after(ANSWER_TIMEOUT):
-                    response = await client.send(request, stream=True)
-                    try:
-                        answer = await body(response)
-                    finally:
-                        await response.aclose()
-            except TimeoutError:
-                raise UnreachableError(
-                    "connection", f"the Kubernetes API did not answer within {ANSWER_TIMEOUT:g} s"
-                ) from None
-            except (httpx2.HTTPError, OSError, ValueError, CredentialsError) as error:
-                text = f"the Kubernetes API cannot be reached: {str(error) or repr(error)}"
-                raise UnreachableError("connection", text) from None
+            request = Request("POST", _PATH, _HEADERS, "review", _NEEDED, _content(each))
+            response, answer = await exchange(client, request)
             if not response.is_success:
-                needed = "create of selfsubjectaccessreviews in the API group authorization.k8s.io"
-                raise refusal(response.status_code, status_of(answer), "review", needed)
+                raise request.refused(response.status_code, status_of(answer))
             allowed.append(_allowed(answer))
         return str(client.base_url).rstrip("/"), allowed
 

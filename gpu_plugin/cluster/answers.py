@@ -1,11 +1,16 @@
-"""What the Kubernetes API answers, read with bounds, and what its refusals mean for people."""
+"""What the Kubernetes API is asked and answers, read with bounds, and what its refusals mean for people."""
 
+import json
+import zlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
+import anyio
 import msgspec
 
-from gpu_plugin.cluster.connection import UnreachableError
+from gpu_plugin.cluster.connection import ANSWER_TIMEOUT, UnreachableError
 
 if TYPE_CHECKING:
     import httpx2
@@ -16,6 +21,12 @@ METADATA: Final = "application/json;as={};v=v1;g=meta.k8s.io,application/json"
 LONGEST_MESSAGE = 4 * 1024 * 1024
 """Bytes of an object, a list or an event of a watch; etcd holds no object above 1.5 MiB."""
 
+LONGEST_PIECE = 64 * 1024
+"""Bytes that are unpacked at once: a few packed ones may be a thousand times as many."""
+
+_GZIP = 16 + zlib.MAX_WBITS
+"""That zlib is to expect gzip's frame (zlib.decompressobj, wbits)."""
+
 
 class Status(msgspec.Struct):
     """What the API server says instead of an answer (metav1.Status)."""
@@ -25,19 +36,94 @@ class Status(msgspec.Struct):
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request to the API server.
+
+    Attributes:
+        method: of HTTP.
+        path: with the query, if there is one.
+        headers: those that it has besides the connection's.
+        verb: what is asked for, so that refusals of different things are told apart.
+        needed: what a ClusterRole must allow, as in "get, list and watch of nodes in the core API group".
+        content: is sent as JSON; None: nothing is.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    verb: str
+    needed: str
+    content: Mapping[str, object] | None = None
+
+    def refused(self, code: int, status: Status) -> UnreachableError:
+        """The error that an answer with this HTTP status is; `status` is what its body says."""
+        return refusal(code, status, self.verb, self.needed)
+
+
 def metadata_of(kind: str) -> dict[str, str]:
     """The headers that ask for metadata alone; `kind` is PartialObjectMetadata or PartialObjectMetadataList."""
     return {"Accept": METADATA.format(kind)}
 
 
+async def exchange(client: "httpx2.AsyncClient", request: Request) -> tuple["httpx2.Response", bytes]:
+    """Sends a request. Returns the answer, whatever its HTTP status, and its body.
+
+    Raises:
+        UnreachableError: there is no answer within ANSWER_TIMEOUT, or none that can be read.
+    """
+    import httpx2  # noqa: PLC0415 - as in connect
+    from lightkube.core.exceptions import ConfigError as CredentialsError  # noqa: PLC0415
+
+    content = None if request.content is None else json.dumps(request.content, separators=(",", ":")).encode()
+    sent = client.build_request(request.method, request.path, content=content, headers=dict(request.headers))
+    try:
+        with anyio.fail_after(ANSWER_TIMEOUT):
+            response = await client.send(sent, stream=True)
+            try:
+                return response, await body(response)
+            finally:
+                await response.aclose()
+    except TimeoutError:
+        raise UnreachableError("connection", f"the Kubernetes API did not answer within {ANSWER_TIMEOUT:g} s") from None
+    except (httpx2.HTTPError, OSError, ValueError, CredentialsError) as error:
+        text = f"the Kubernetes API cannot be reached: {str(error) or repr(error)}"
+        raise UnreachableError("connection", text) from None
+
+
 async def body(response: "httpx2.Response") -> bytes:
-    """All of an answer that is read as a stream, not unpacked. Raises UnreachableError where it is longer than any can be."""
+    """All of an answer that is read as a stream. Raises UnreachableError where it is too long, or cannot be read."""
     content = bytearray()
-    async for piece in response.aiter_raw():
+    async for piece in pieces(response):
         content += piece
         if len(content) > LONGEST_MESSAGE:
             raise UnreachableError("length", f"the Kubernetes API's answer is longer than {LONGEST_MESSAGE} bytes")
     return bytes(content)
+
+
+async def pieces(response: "httpx2.Response") -> AsyncIterator[bytes]:
+    """An answer as it comes, at most LONGEST_PIECE bytes at once where it was packed: a proxy may do that unasked.
+
+    Raises:
+        UnreachableError: it is packed in a way that is not known, or what is said to be packed is not.
+    """
+    packed = response.headers.get("content-encoding", "").strip().lower()
+    if packed in {"", "identity"}:
+        async for piece in response.aiter_raw():
+            yield piece
+        return
+    if packed not in {"gzip", "x-gzip"}:
+        text = f"the Kubernetes API's answer is packed as {packed}, and was asked for as it is: does a proxy do that?"
+        raise UnreachableError("answer", text)
+    unpacker = zlib.decompressobj(wbits=_GZIP)
+    async for piece in response.aiter_raw():
+        try:
+            more = unpacker.decompress(piece, LONGEST_PIECE)
+            while more:
+                yield more
+                more = unpacker.decompress(unpacker.unconsumed_tail, LONGEST_PIECE)
+        except zlib.error as error:
+            raise UnreachableError("answer", f"the Kubernetes API's answer cannot be unpacked: {error}") from None
 
 
 def status_of(content: bytes) -> Status:
@@ -60,10 +146,12 @@ def refusal(code: int, status: Status, verb: str, needed: str) -> UnreachableErr
     says = f"the Kubernetes API answered {code}{': ' if status.message else ''}{status.message}"
     if code == HTTPStatus.UNAUTHORIZED:
         return UnreachableError(
-            "401", f"{says}; it does not accept our credentials: is the service account's token, or --kubeconfig, its?"
+            "401",
+            f"{says}; it does not accept our credentials: is the service account's token, or --kubeconfig, its?",
+            code,
         )
     if code == HTTPStatus.FORBIDDEN:
         return UnreachableError(
-            f"403 {verb}", f"{says}; bind our service account to a ClusterRole that allows {needed}"
+            f"403 {verb}", f"{says}; bind our service account to a ClusterRole that allows {needed}", code
         )
-    return UnreachableError(str(code), says)
+    return UnreachableError(str(code), says, code)

@@ -27,12 +27,14 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_
 class UnreachableError(Exception):
     """The API server cannot be asked, or does not say what was asked for; the text says why.
 
-    `kind` is the same for troubles that are the same to people, however their texts differ.
+    `kind` is the same for troubles that are the same to people, however their texts differ. `code` is the HTTP status of an
+    answer that says no, 0 where there was none.
     """
 
-    def __init__(self, kind: str, text: str) -> None:
+    def __init__(self, kind: str, text: str, code: int = 0) -> None:
         super().__init__(text)
         self.kind = kind
+        self.code = code
 
 
 def require_client(what: str = "--config-file-srcdir", instead: str = ", or give one file with --config-file") -> None:

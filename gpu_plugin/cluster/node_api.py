@@ -7,7 +7,6 @@ the others' are read and kept, and the API server refuses the change where the N
 Nothing is kept open between two tasks: credentials and certificates are read anew, as they are replaced while we run.
 """
 
-import json
 import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -19,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import msgspec
 
-from gpu_plugin.cluster.answers import body, metadata_of, refusal, status_of
-from gpu_plugin.cluster.connection import ANSWER_TIMEOUT, UnreachableError, connect
+from gpu_plugin.cluster.answers import Request, exchange, metadata_of, status_of
+from gpu_plugin.cluster.connection import UnreachableError, connect
 
 if TYPE_CHECKING:
     import httpx2
@@ -165,7 +164,8 @@ class NodeApi:
 
     async def read(self) -> NodeState:
         """The Node as it is now. It is long: for the start, and for what is changed by reading it first."""
-        content = await self._ask("GET", self._path(), None, {"Accept": "application/json"}, "get", "get of nodes")
+        request = Request("GET", self._path(), {"Accept": "application/json"}, "get", "get of nodes")
+        content = await self._ask(request)
         return _decoded(content, NodeState)
 
     async def apply_labels(self, labels: Mapping[str, str]) -> None:
@@ -214,7 +214,8 @@ class NodeApi:
             }
             path = f"{self._path()}?fieldManager={MANAGER}-taint"
             try:
-                await self._ask("PATCH", path, content, _MERGE, "patch", needed, again_on_conflict=False)
+                request = Request("PATCH", path, _MERGE, "patch", needed, content)
+                await self._ask(request, again_on_conflict=False)
             except _AnsweredError as answered:
                 if attempt + 1 == ATTEMPTS:
                     raise answered.error from None
@@ -227,7 +228,7 @@ class NodeApi:
         """Makes an Event (core/v1). One that is there already by this name was made by an attempt that seemed to fail."""
         path = f"/api/v1/namespaces/{namespace}/events?fieldManager={MANAGER}"
         try:
-            await self._ask("POST", path, event, _JSON, "create events", _events_right(namespace))
+            await self._ask(Request("POST", path, _JSON, "create events", _events_right(namespace), event))
         except UnreachableError as error:
             if error.kind != "AlreadyExists":
                 raise
@@ -236,9 +237,9 @@ class NodeApi:
         """Changes fields of an Event. Returns whether it is still there: the API server drops old ones."""
         path = f"/api/v1/namespaces/{namespace}/events/{name}?fieldManager={MANAGER}"
         try:
-            await self._ask("PATCH", path, changes, _MERGE, "patch events", _events_right(namespace))
+            await self._ask(Request("PATCH", path, _MERGE, "patch events", _events_right(namespace), changes))
         except UnreachableError as error:
-            if error.kind == str(HTTPStatus.NOT_FOUND.value):
+            if error.code == HTTPStatus.NOT_FOUND:
                 return False
             raise
         return True
@@ -248,9 +249,9 @@ class NodeApi:
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
         headers = metadata_of("PartialObjectMetadata")
         try:
-            content = await self._ask("GET", path, None, headers, "get pods", "get of pods in the core API group")
+            content = await self._ask(Request("GET", path, headers, "get pods", "get of pods in the core API group"))
         except UnreachableError as error:
-            if error.kind == str(HTTPStatus.NOT_FOUND.value):
+            if error.code == HTTPStatus.NOT_FOUND:
                 return None
             raise
         return _decoded(content, _Object).metadata.uid or None
@@ -261,13 +262,14 @@ class NodeApi:
     async def _apply(self, subresource: str, concern: str, content: Mapping[str, object], needed: str) -> bytes:
         path = f"{self._path()}{subresource}?fieldManager={MANAGER}-{concern}&force=true"
         document = {"apiVersion": "v1", "kind": "Node", **content}
-        return await self._ask("PATCH", path, document, _APPLY, f"patch {concern}", needed)
+        return await self._ask(Request("PATCH", path, _APPLY, f"patch {concern}", needed, document))
 
     async def _own_uid(self) -> str:
         """The Node's uid: with it, applying to a Node that is gone makes no new one, and one made anew is noticed."""
         if not self._uid:
             headers = metadata_of("PartialObjectMetadata")
-            content = await self._ask("GET", self._path(), None, headers, "get", "get of nodes in the core API group")
+            request = Request("GET", self._path(), headers, "get", "get of nodes in the core API group")
+            content = await self._ask(request)
             self._uid = _decoded(content, _Object).metadata.uid
         return self._uid
 
@@ -278,21 +280,11 @@ class NodeApi:
             await change()
         except UnreachableError as error:
             self._uid = ""
-            if not known or error.kind not in {str(HTTPStatus.CONFLICT.value), str(HTTPStatus.NOT_FOUND.value)}:
+            if not known or error.code not in {HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND}:
                 raise
             await change()
 
-    async def _ask(
-        self,
-        method: str,
-        path: str,
-        content: Mapping[str, object] | None,
-        headers: Mapping[str, str],
-        verb: str,
-        needed: str,
-        *,
-        again_on_conflict: bool = True,
-    ) -> bytes:
+    async def _ask(self, request: Request, *, again_on_conflict: bool = True) -> bytes:
         """The body of the answer, after a few attempts if need be.
 
         Raises:
@@ -304,59 +296,35 @@ class NodeApi:
             while True:
                 pause: float | None = None
                 try:
-                    return await self._once(method, path, content, headers, verb, needed)
+                    return await self._once(request)
                 except _AnsweredError as answered:
                     if answered.code == HTTPStatus.CONFLICT and answered.worth_another and not again_on_conflict:
                         raise
                     if not answered.worth_another or attempt + 1 == ATTEMPTS:
                         raise answered.error from None
                     pause = answered.pause
-                    log.debug("%s %s: %s; asking again", method, path, answered.error)
+                    log.debug("%s %s: %s; asking again", request.method, request.path, answered.error)
                 except UnreachableError as error:
                     if attempt + 1 == ATTEMPTS:
                         raise
-                    log.debug("%s %s: %s; asking again", method, path, error)
+                    log.debug("%s %s: %s; asking again", request.method, request.path, error)
                 await self._pause(attempt, pause)
                 attempt += 1
 
-    async def _once(
-        self,
-        method: str,
-        path: str,
-        content: Mapping[str, object] | None,
-        headers: Mapping[str, str],
-        verb: str,
-        needed: str,
-    ) -> bytes:
-        import httpx2  # noqa: PLC0415 - as in connect
-        from lightkube.core.exceptions import ConfigError as CredentialsError  # noqa: PLC0415
-
+    async def _once(self, request: Request) -> bytes:
         client = _client.get()
         assert client is not None
-        data = None if content is None else json.dumps(content, separators=(",", ":")).encode()
-        request = client.build_request(method, path, content=data, headers=dict(headers))
         self.requests += 1
         try:
-            with anyio.fail_after(ANSWER_TIMEOUT):
-                response = await client.send(request, stream=True)
-                try:
-                    answer = await body(response)
-                finally:
-                    await response.aclose()
-        except TimeoutError:
+            response, answer = await exchange(client, request)
+        except UnreachableError:
             self.failures += 1
-            raise UnreachableError(
-                "connection", f"the Kubernetes API did not answer within {ANSWER_TIMEOUT:g} s"
-            ) from None
-        except (httpx2.HTTPError, OSError, ValueError, CredentialsError) as error:
-            self.failures += 1
-            text = f"the Kubernetes API cannot be reached: {str(error) or repr(error)}"
-            raise UnreachableError("connection", text) from None
+            raise
         if response.is_success:
             return answer
         self.failures += 1
         status = status_of(answer)
-        said = refusal(response.status_code, status, verb, needed)
+        said = request.refused(response.status_code, status)
         if status.reason == "AlreadyExists":
             said.kind = status.reason
         raise _AnsweredError(response.status_code, status.reason, said, _retry_after(response.headers))

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import msgspec
 
-from gpu_plugin.cluster.answers import LONGEST_MESSAGE, Status, body, metadata_of, refusal, status_of
+from gpu_plugin.cluster.answers import (
+    LONGEST_MESSAGE,
+    Request,
+    Status,
+    body,
+    exchange,
+    metadata_of,
+    pieces,
+    refusal,
+    status_of,
+)
 from gpu_plugin.cluster.connection import ANSWER_TIMEOUT, UnreachableError, connect, keep_alive, require_client
 
 if TYPE_CHECKING:
@@ -178,20 +188,14 @@ class NodeMetadata:
         seconds = round(WATCH_SECONDS * (1 + random.random()))  # noqa: S311 - as above
         async with connect(self._kubeconfig) as client:
             if not self._version:
-                with anyio.fail_after(ANSWER_TIMEOUT):
-                    await self._read(client)
+                await self._read(client)
             with anyio.fail_after(seconds + GRACE):
                 await self._watch(client, seconds)
 
     async def _read(self, client: "httpx2.AsyncClient") -> None:
-        request = client.build_request(
-            "GET", f"{NODES}/{self._node_name}", headers=metadata_of("PartialObjectMetadata")
-        )
-        response = await client.send(request, stream=True)
-        try:
-            content = await body(response)
-        finally:
-            await response.aclose()
+        headers = metadata_of("PartialObjectMetadata")
+        request = Request("GET", f"{NODES}/{self._node_name}", headers, "get", _NEEDED)
+        response, content = await exchange(client, request)
         if response.status_code == HTTPStatus.NOT_FOUND:
             trouble = (
                 f"the Kubernetes API knows no node {self._node_name}, so its labels are not known until it does: is --node-name "
@@ -202,7 +206,7 @@ class NodeMetadata:
             self._missing = True
             self._tell_trouble(trouble)
         elif response.status_code != HTTPStatus.OK:
-            raise refusal(response.status_code, status_of(content), "get", _NEEDED)
+            raise request.refused(response.status_code, status_of(content))
         else:
             metadata = msgspec.json.decode(content, type=_Node).metadata
             self._tell(metadata)
@@ -240,7 +244,7 @@ class NodeMetadata:
 
     async def _hear(self, response: "httpx2.Response") -> None:
         rest = bytearray()
-        async for piece in response.aiter_raw():
+        async for piece in pieces(response):
             first, *others = piece.split(b"\n")
             rest += first
             for other in others:

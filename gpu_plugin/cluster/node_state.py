@@ -147,14 +147,13 @@ class NodeStateKeeper:
         condition_due = self._condition_due(wants, now) or (self._left.condition and not asked.condition)
         condition_due = condition_due and now >= self._condition.not_before
         taint_due = self._taint_due(effect, now) and now >= self._taint.not_before
-        again = False
         if condition_due or taint_due:
             try:
                 async with self._api.session():
                     state = await self._state(condition=condition_due, taint=taint_due)
                     effect = self._wanted_effect(asked, seen)  # there may be a taint of ours that was not remembered
                     if condition_due:
-                        again = await self._try_condition(asked, wants, now)
+                        await self._try_condition(asked, wants, now)
                         state = None
                     if effect is not None and self._taint_due(effect, now) and now >= self._taint.not_before:
                         await self._try_taint(effect, now, state)
@@ -163,7 +162,7 @@ class NodeStateKeeper:
                     self._condition.failed(str(error), now, self._dice())
                 if taint_due:
                     self._taint.failed(str(error), now, self._dice())
-        if again or (self._left.condition and not asked.condition and not self._condition.trouble):
+        if self._left.condition and not asked.condition and not self._condition.trouble:
             return SOON
         tried_again = [each.not_before - self._clock() for each in (self._condition, self._taint) if each.trouble]
         return max(SOON, min([LOOK, *tried_again]))
@@ -196,21 +195,18 @@ class NodeStateKeeper:
             found = Left(condition=found.condition, taint=True)
         await self._leave(found)
 
-    async def _try_condition(self, asked: Asked, wants: Wanted | None, now: float) -> bool:
-        """Returns whether the Node turned out to be another one, of which nothing is known."""
+    async def _try_condition(self, asked: Asked, wants: Wanted | None, now: float) -> None:
         try:
             uid = await self._keep_condition(asked, wants, now)
         except UnreachableError as error:  # the taint may be within our rights all the same
             self._condition.failed(str(error), now, self._dice())
             self._read = False  # whatever was written, or not, is read again
-            return False
+            return
         self._condition = _Attempts()
-        made_anew = bool(uid and self._uid and uid != self._uid)
-        if made_anew:
+        if uid and self._uid and uid != self._uid:
             log.info("node %s was recreated", self._api.node_name)
-            self._read, self._effect = False, None
+            self._effect = None
         self._uid = uid or self._uid
-        return made_anew
 
     async def _try_taint(self, effect: str, now: float, state: NodeState | None) -> None:
         try:

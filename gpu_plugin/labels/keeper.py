@@ -3,17 +3,20 @@
     Node, Settings, host ──labels_of──▶ labels ──┬─▶ features.d/gfd ──▶ NFD's worker ──▶ Node
                                                 └─▶ NodeApi.apply_labels ─────────────▶ Node
 
-What was written in one way is taken back once another is wanted, or none. Which labels the API server was given is remembered in
-the state directory, so that a daemon that was started anew takes them back, too, and changes nothing where nothing has changed.
+What was written in one way is taken back once another is wanted, or none. Which labels the API server was given, and which files
+were written, is remembered in the state directory, so that a daemon that was started anew takes them back, too, and changes
+nothing where nothing has changed.
 """
 
 import logging
 import random
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import anyio
 import msgspec
@@ -21,13 +24,11 @@ import msgspec
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.node import Node
+from gpu_plugin.labels.features_file import FeaturesFile, WrittenFiles, same
 from gpu_plugin.nvml.port import HostView
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.threads import DaemonThreads
 from gpu_plugin.state.directory import StateDirectory
-
-if TYPE_CHECKING:
-    from gpu_plugin.labels.features_file import FeaturesFile
 
 _T = TypeVar("_T")
 
@@ -54,6 +55,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 10.0, 600.0
 PATIENCE = 5.0
 """Seconds that the disk may take."""
 
+_REFUSED = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY})
+"""What says of another Node that it is none of ours to change: a right that is missing, or an admission policy."""
+
 
 class LabelApi(Protocol):
     """As much of `cluster.node_api.NodeApi` as labels need."""
@@ -67,6 +71,12 @@ class Applied(msgspec.Struct, frozen=True):
 
     node: str = ""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def removal(self) -> str:
+        """The command by which people remove them."""
+        keys = " ".join(shlex.quote(f"{key}-") for key in sorted(self.labels))
+        return f"kubectl label node {shlex.quote(self.node or 'NODE')} {keys}"
 
 
 def node_api(node_name: str, kubeconfig: str) -> LabelApi:
@@ -108,7 +118,8 @@ class NodeLabels:
         self._bell = Pulse()
         self._threads = DaemonThreads("labels")
         self._directories: set[str] = set()
-        self._written: set[str] = set()
+        self._files = WrittenFiles(state)
+        self._remembers = False  # what an earlier process wrote
         self._applied: Applied | None = None
         self._renew_at = float("-inf")
         self._apis: dict[tuple[str, str], LabelApi] = {}
@@ -163,11 +174,14 @@ class NodeLabels:
     async def _remove_files(self, settings: Settings) -> float | None:
         """Removes our file from where it is not wanted any more."""
         wanted = settings.features_dir if settings.node_labels == "file" else None
+        if not self._remembers:
+            self._directories |= await self._on_disk(self._files.directories)
+            self._remembers = True
         for directory in self._directories - {wanted}:
             try:
                 removed = await self._on_disk(self._file(directory).remove)
             except OSError:
-                if directory in self._written:
+                if directory in self._files.directories():
                     raise
                 removed = False  # of a directory that is nothing to us, as far as we know
             self._directories.discard(directory)
@@ -179,9 +193,29 @@ class NodeLabels:
         """Has the API server remove the labels that it was given, where they are not wanted there any more."""
         if self._applied is None:
             self._applied = await self._on_disk(partial(self._state.read, LABELS_FILE, Applied)) or Applied()
-        if settings.node_labels != "api" and self._applied.labels:
-            await self._apply(settings, self._applied.node, {})
-            log.info("node %s: the labels are taken back", self._applied.node)
+        given = self._applied
+        renamed = settings.node_labels == "api" and settings.node_name not in {"", given.node}
+        if not given.labels or (settings.node_labels == "api" and not renamed):
+            return None
+        try:
+            await self._apply(settings, given.node, {})
+        except _ApiError as error:
+            if error.code == HTTPStatus.NOT_FOUND:
+                log.info("node %s is gone, and the labels that it was given with it", given.node)
+            elif renamed and error.code in _REFUSED:
+                log.warning(
+                    "node %s: the labels that it was given stay there, since the plugin is on node %s now: %s; run: %s",
+                    given.node,
+                    settings.node_name,
+                    error.why,
+                    given.removal,
+                )
+            else:
+                raise
+            self._failures, self._in_vain = 0, ""
+            await self._remember(Applied())
+        else:
+            log.info("node %s: the labels are taken back", given.node)
         return None
 
     async def _write_file(self, settings: Settings) -> float | None:
@@ -190,25 +224,24 @@ class NodeLabels:
             return None
         labels = await self._on_disk(partial(_labels, self._node, settings, self._host))
         self._directories.add(settings.features_dir)
-        if await self._on_disk(partial(self._write, settings.features_dir, labels)):
-            self._written.add(settings.features_dir)
+        if await self._on_disk(partial(self._write, self._file(settings.features_dir), labels)):
             log.info("%s/gfd: %d labels written", settings.features_dir, len(labels) + 1)
         return CHECK
 
-    def _write(self, directory: str, labels: Mapping[str, str]) -> bool:
+    def _write(self, file: FeaturesFile, labels: Mapping[str, str]) -> bool:
         """Writes the file, unless it says the same, whoever wrote it. Blocks. Returns whether it did."""
-        from gpu_plugin.labels.features_file import same  # noqa: PLC0415 - only who labels pays for it
-        from gpu_plugin.labels.values import stamped  # noqa: PLC0415
+        from gpu_plugin.labels.values import stamped  # noqa: PLC0415 - only who labels pays for it
 
-        if not Path(directory).is_dir():
+        if not file.path.parent.is_dir():
             raise FileNotFoundError(
                 None, "no such directory: mount there where Node Feature Discovery reads files of features"
             )
-        file = self._file(directory)
         there = file.read()
+        wanted = stamped(labels, there, self._clock())
         if same(there, labels):
+            file.claim(wanted)
             return False
-        file.write(stamped(labels, there, self._clock()))
+        file.write(wanted)
         return True
 
     async def _apply_if_due(self, settings: Settings) -> float | None:
@@ -219,8 +252,10 @@ class NodeLabels:
 
         if not settings.node_name:
             raise ConfigError("--node-labels=api needs the Node's name: set --node-name")
+        if self._applied.labels and self._applied.node != settings.node_name:
+            return None  # those of the former Node are taken back first
         labels = await self._on_disk(partial(_labels, self._node, settings, self._host))
-        before = self._applied.labels if self._applied.node == settings.node_name else {}
+        before = self._applied.labels
         wanted, now = stamped(labels, before, self._clock()), anyio.current_time()
         if wanted != before or now >= self._renew_at:
             if self._spread:
@@ -245,9 +280,11 @@ class NodeLabels:
             self._api_not_before = anyio.current_time() + pause * (0.9 + 0.2 * self._dice())
             self._failures += 1
             self._in_vain = f"node {node_name} cannot be labelled as it should be: {error}"
-            raise _ApiError(self._in_vain) from None
+            raise _ApiError(self._in_vain, str(error), error.code) from None
         self._failures, self._in_vain = 0, ""
-        applied = Applied(node_name, {**labels})
+        await self._remember(Applied(node_name, {**labels}) if labels else Applied())
+
+    async def _remember(self, applied: Applied) -> None:
         if applied != self._applied:
             self._applied = applied
             await self._on_disk(partial(self._state.write, LABELS_FILE, applied))
@@ -258,10 +295,8 @@ class NodeLabels:
             self._apis = {(node_name, kubeconfig): self._make_api(node_name, kubeconfig)}
         return self._apis[node_name, kubeconfig]
 
-    def _file(self, directory: str) -> "FeaturesFile":
-        from gpu_plugin.labels.features_file import FeaturesFile  # noqa: PLC0415 - as above
-
-        return FeaturesFile(Path(directory))
+    def _file(self, directory: str) -> FeaturesFile:
+        return FeaturesFile(Path(directory), self._files)
 
     async def _on_disk(self, call: "Callable[[], _T]") -> "_T":
         return await self._threads.run(call, PATIENCE)
@@ -275,7 +310,12 @@ class NodeLabels:
 
 
 class _ApiError(Exception):
-    """The API server was asked in vain."""
+    """The API server was asked in vain: `why` in itself, and `code`, the HTTP status of its answer, 0 where there was none."""
+
+    def __init__(self, text: str, why: str = "", code: int = 0) -> None:
+        super().__init__(text)
+        self.why = why
+        self.code = code
 
 
 def _labels(node: Node, settings: Settings, host: HostView) -> dict[str, str]:

@@ -73,4 +73,4 @@ def _command(mark: str, node: str, applied: Applied) -> str:
         return f"kubectl patch node {name} --subresource=status -p '{patch}'"
     if mark == "taint":
         return f"kubectl taint node {name} {TAINT}-"
-    return f"kubectl label node {name} {' '.join(shlex.quote(f'{key}-') for key in sorted(applied.labels))}"
+    return applied.removal

@@ -1,10 +1,21 @@
 """Every file that a daemon keeps in its state directory, by name: the daemon tidies them, uninstalling removes them."""
 
 from gpu_plugin.cluster.left import OWN_MARKS_FILE
+from gpu_plugin.labels.features_file import FEATURES_FILE
 from gpu_plugin.labels.keeper import LABELS_FILE
 from gpu_plugin.sources.last_choice import CHOICE_FILE
 from gpu_plugin.state.event_store import FILE as EVENTS_FILE
 from gpu_plugin.state.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE
 
-FILES = (HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE, CHOICE_FILE, EVENTS_FILE, OWN_MARKS_FILE, LABELS_FILE)
+FILES = (
+    HEALTH_FILE,
+    JOURNAL_FILE,
+    GPUS_FILE,
+    DEVICES_FILE,
+    CHOICE_FILE,
+    EVENTS_FILE,
+    OWN_MARKS_FILE,
+    LABELS_FILE,
+    FEATURES_FILE,
+)
 """Besides the lock, which is nobody's but `node_lock`'s, and the control socket."""

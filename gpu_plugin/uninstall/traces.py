@@ -11,9 +11,9 @@ from pathlib import Path
 from gpu_plugin import __version__, control
 from gpu_plugin.cdi.directory import SpecDirectory
 from gpu_plugin.kubelet.socket import PREFIX, remove_stale
-from gpu_plugin.labels.features_file import FeaturesFile
+from gpu_plugin.labels.features_file import FeaturesFile, WrittenFiles
 from gpu_plugin.runtime.atomic import leftovers
-from gpu_plugin.state.directory import CORRUPT
+from gpu_plugin.state.directory import CORRUPT, StateDirectory
 from gpu_plugin.state.node_lock import FILE as LOCK_FILE
 from gpu_plugin.state.node_lock import NodeLock
 from gpu_plugin.uninstall.state_files import FILES as KEPT_FILES
@@ -73,12 +73,14 @@ def _removed(state_dir: Path, cdi_dir: Path, socket_dir: Path, features_dir: Pat
         f"{path}: a socket that is in use, or cannot be removed" for path in sorted(socket_dir.glob(f"{PREFIX}*.sock"))
     ]
     if features_dir is not None:
-        labels = FeaturesFile(features_dir)
-        try:
-            if labels.remove():
-                removed.append(str(labels.path))
-        except OSError as error:
-            left.append(f"{labels.path}: {error.strerror or error}")
+        written = WrittenFiles(StateDirectory(state_dir))
+        for directory in sorted({features_dir, *map(Path, written.directories())}):
+            labels = FeaturesFile(directory, written)
+            try:
+                if labels.remove():
+                    removed.append(str(labels.path))
+            except OSError as error:
+                left.append(f"{labels.path}: {error.strerror or error}")
     for path in _state(state_dir):
         try:
             _remove(path)

@@ -1,11 +1,12 @@
 """What one node costs the API server in an hour, by the API server's own count: docs/scale.md has the figures."""
 
+import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -13,18 +14,26 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 import pytest
 
-from gpu_plugin.cluster import connection, node_api, node_metadata
+from gpu_plugin.cluster import answers, connection, node_api, node_metadata
+from gpu_plugin.cluster.correlation import BURST, PER, PODS_BURST, PODS_PER
+from gpu_plugin.cluster.node_api import NodeApi
 from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.settings import Settings
 from gpu_plugin.daemon.cluster_reporting import ClusterReporting
 from gpu_plugin.daemon.health_watch import HealthWatch
-from gpu_plugin.devices.node import Gpu
+from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.observation import Sample, XidEvent
+from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice
+from gpu_plugin.labels import keeper
+from gpu_plugin.labels.keeper import NodeLabels
+from gpu_plugin.nvml.host import LinuxHost
+from gpu_plugin.state.directory import StateDirectory
 
 from .harness.cluster import NODE_PATH, Cluster
 from .harness.layout import NODE
 from .test_node_reporting import EVENTS, FOLLOW, PATCH, PODS, STATUS, granted, in_a_thread
-from .virtual_hour import CountingProxy, HurriedLoop
+from .virtual_hour import STEP, CountingProxy, HurriedLoop
 
 if TYPE_CHECKING:
     import httpx2
@@ -40,6 +49,19 @@ GPUS = tuple(
     for number in range(16)
 )
 SEEN = Sample(asked=frozenset())
+SHARED = "nvidia.com/gpu"
+PODS_PATH = "/api/v1/namespaces/default/pods"
+OF_THE_NODE = BURST + int(HOUR / PER) + 1
+"""Events of the Node in an hour at most."""
+
+PATIENCE = (
+    (answers, "ANSWER_TIMEOUT"),
+    (connection, "CONNECT_TIMEOUT"),
+    (node_metadata, "ANSWER_TIMEOUT"),
+    (keeper, "PATIENCE"),
+)
+"""What waits for somebody who does not live on our clock."""
+
 EVERYTHING = {
     "node_events": True,
     "pod_events": True,
@@ -56,6 +78,14 @@ class Ends(NodeMetadata):
     async def _watch(self, client: "httpx2.AsyncClient", seconds: int) -> None:
         with anyio.move_on_after(seconds):
             await super()._watch(client, seconds)
+
+
+async def exchange(client: "httpx2.AsyncClient", request: answers.Request) -> "tuple[httpx2.Response, bytes]":
+    """As the plugin's own, but the clock waits for the answer: else the server would be a slow one."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, HurriedLoop)
+    with loop.unhurried():
+        return await answers.exchange(client, request)
 
 
 @dataclass
@@ -104,81 +134,149 @@ def report(cluster: Cluster, number: int) -> None:
     cluster.api.raw("PATCH", f"{NODE_PATH}/status", {"status": status}, "application/strategic-merge-patch+json")
 
 
+@dataclass(frozen=True)
+class Pods:
+    """Who holds the GPUs: `number` pods share each of them."""
+
+    number: int = 0
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """The uuid of a GPU, and the name of a pod that has a share of it."""
+        for gpu in GPUS:
+            for share in range(self.number):
+                yield gpu.uuid, f"share-{gpu.index}-{share}"
+
+    async def held(self) -> HoldersByDevice:
+        return {
+            (SHARED, f"{uuid}::{name}"): frozenset({Holder("default", name, "main")}) for uuid, name in self.names()
+        }
+
+    def snapshot(self) -> "Snapshot":
+        devices = {f"{uuid}::{name}": SimpleNamespace(gpu=uuid, visible_id=uuid) for uuid, name in self.names()}
+        return cast("Snapshot", SimpleNamespace(resources={SHARED: SimpleNamespace(device=devices.get)}))
+
+    @contextmanager
+    def made(self, cluster: Cluster) -> Iterator[None]:
+        """They are there, and are never scheduled: the API server is asked about them."""
+        spec = {
+            "schedulingGates": [{"name": "example.com/never"}],
+            "automountServiceAccountToken": False,
+            "containers": [{"name": "main", "image": "none"}],
+        }
+        try:
+            for _, name in self.names():
+                cluster.api.create(PODS_PATH, {"metadata": {"name": name, "labels": {"share": "yes"}}, "spec": spec})
+            yield
+        finally:
+            if self.number:
+                cluster.api.delete(f"{PODS_PATH}?labelSelector=share%3Dyes", grace=0)
+
+
 def measure(
-    cluster: Cluster, directory: Path, happens: Callable[[HealthWatch, int], None], monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster,
+    directory: Path,
+    asked: Mapping[str, object],
+    hour: Callable[[Settings], Awaitable[None]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Cost:
-    """An hour of one node, in which `happens` is called every 10 s with the seconds that have passed."""
-    for module in (connection, node_api, node_metadata):
-        monkeypatch.setattr(module, "ANSWER_TIMEOUT", 600.0)
-    monkeypatch.setattr(connection, "CONNECT_TIMEOUT", 600.0)
+    """What `hour` asks the API server under the settings `asked`, which is run on a clock that runs ahead."""
     content = json.loads(cluster.plugin_kubeconfig.read_text())
     server = content["clusters"][0]["cluster"]
-    with CountingProxy(int(server["server"].rpartition(":")[2])) as proxy, alone(cluster):
+    with CountingProxy(int(server["server"].rpartition(":")[2])) as proxy, monkeypatch.context() as patched:
+        for module, name in PATIENCE:
+            patched.setattr(module, name, 600.0)
+        for asking in (node_api, node_metadata):
+            patched.setattr(asking, "exchange", exchange)
         server["server"] = f"https://127.0.0.1:{proxy.port}"
         kubeconfig = directory / "kubeconfig"
         kubeconfig.write_text(json.dumps(content))
-        settings = resolve(
-            {"state_dir": str(directory), "node_name": NODE, "kubeconfig": str(kubeconfig), **EVERYTHING}, {}
-        )
+        settings = resolve({"state_dir": str(directory), "node_name": NODE, "kubeconfig": str(kubeconfig), **asked}, {})
         before = counts(cluster)
-        reports = 0
-
-        async def hour() -> None:
-            nonlocal reports
-            clock = anyio.current_time
-            began, zero = clock(), 1_800_000_000.0
-            health = HealthWatch(
-                settings, "boot", lambda: None, lambda _: None, wall=lambda: zero, clock=lambda: clock() - began
-            )
-            health.watch(GPUS)
-            for gpu in GPUS:
-                health.observe(gpu.uuid, SEEN)
-
-            async def nobody() -> dict[Any, Any]:
-                return {}
-
-            reporting = ClusterReporting(
-                settings=lambda: settings,
-                health=health,
-                snapshot=lambda: cast("Snapshot", SimpleNamespace(resources={})),
-                holders=nobody,
-                trouble=lambda: "",
-                node=Ends(NODE, str(kubeconfig)),
-                wall=lambda: zero + clock() - began,
-                clock=clock,
-            )
-            health.reports.subscribe(reporting.heard)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(reporting.run)
-                for at in range(0, int(HOUR), 10):
-                    await anyio.sleep(max(0.0, began + at - clock()))
-                    happens(health, at)
-                    if at >= (reports + 1) * KUBELET_REPORTS:
-                        reports += 1
-                        await anyio.to_thread.run_sync(report, cluster, reports)
-                await anyio.sleep(max(0.0, began + HOUR - clock()))
-                assert not (reporting.status() or {})["trouble"]
-                tasks.cancel_scope.cancel()
-
-        in_a_thread(anyio.run, hour, backend_options={"loop_factory": HurriedLoop})
+        in_a_thread(anyio.run, hour, settings, backend_options={"loop_factory": HurriedLoop})
         spent = counts(cluster)
         spent.subtract(before)
-        spent["PATCH nodes/status"] -= reports
         wire = proxy.counted()
     return Cost(+spent, wire["connections"], wire["sent"], wire["received"])
 
 
+def measure_reporting(
+    cluster: Cluster,
+    directory: Path,
+    happens: Callable[[HealthWatch, int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    pods: Pods = Pods(),
+) -> Cost:
+    """An hour of one node that reports all there is; `happens` is called every 10 s with the seconds that have passed."""
+    reports = 0
+
+    async def hour(settings: Settings) -> None:
+        nonlocal reports
+        clock = anyio.current_time
+        began, zero = clock(), 1_800_000_000.0
+        health = HealthWatch(
+            settings, "boot", lambda: None, lambda _: None, wall=lambda: zero, clock=lambda: clock() - began
+        )
+        health.watch(GPUS)
+        for gpu in GPUS:
+            health.observe(gpu.uuid, SEEN)
+        snapshot = pods.snapshot()
+        reporting = ClusterReporting(
+            settings=lambda: settings,
+            health=health,
+            snapshot=lambda: snapshot,
+            holders=pods.held,
+            trouble=lambda: "",
+            node=Ends(NODE, settings.kubeconfig),
+            wall=lambda: zero + clock() - began,
+            clock=clock,
+        )
+        health.reports.subscribe(reporting.heard)
+
+        def status() -> Any:
+            return reporting.status()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(reporting.run)
+            for at in range(0, int(HOUR), 10):
+                await anyio.sleep(max(0.0, began + at - clock()))
+                happens(health, at)
+                if at >= (reports + 1) * KUBELET_REPORTS:
+                    reports += 1
+                    await anyio.to_thread.run_sync(report, cluster, reports)
+            await anyio.sleep(max(0.0, began + HOUR - clock()))
+            with anyio.fail_after(10):
+                while status()["events"]["waiting"]:
+                    await anyio.sleep(STEP)
+            assert not status()["trouble"]
+            tasks.cancel_scope.cancel()
+
+    with pods.made(cluster):
+        cost = measure(cluster, directory, EVERYTHING, hour, monkeypatch)
+    cost.requests["PATCH nodes/status"] -= reports  # the kubelet's, in whose place we are
+    cost.requests += Counter()
+    return cost
+
+
+def flapping(health: HealthWatch, at: int) -> None:
+    """Each GPU comes and goes, one change every 10 s."""
+    gpu = GPUS[at // 10 % len(GPUS)]
+    if at // 10 // len(GPUS) % 2 == 0:
+        health.observe(gpu.uuid, XidEvent(79))
+    else:
+        health.override(gpu.uuid)
+
+
 @pytest.fixture
 def rights(cluster: Cluster) -> Iterator[Cluster]:
-    with granted(cluster, PATCH, STATUS, EVENTS, PODS, FOLLOW):
+    with granted(cluster, PATCH, STATUS, EVENTS, PODS, FOLLOW), alone(cluster):
         yield cluster
-    cluster.api.patch(NODE_PATH, {"spec": {"taints": None}})
+        cluster.api.patch(NODE_PATH, {"spec": {"taints": None}})
 
 
 def test_an_hour_of_a_sound_node(
     rights: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cost = measure(rights, tmp_path, lambda *_: None, monkeypatch)
+    cost = measure_reporting(rights, tmp_path, lambda *_: None, monkeypatch)
     with capsys.disabled():
         print(f"\nsound: {cost}")
     assert 10 <= cost.requests["APPLY nodes/status"] <= 12
@@ -192,18 +290,58 @@ def test_an_hour_of_a_sound_node(
 def test_an_hour_in_which_every_gpu_comes_and_goes(
     rights: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def flapping(health: HealthWatch, at: int) -> None:
-        gpu = GPUS[at // 10 % len(GPUS)]
-        if at // 10 // len(GPUS) % 2 == 0:
-            health.observe(gpu.uuid, XidEvent(79))
-        else:
-            health.override(gpu.uuid)
-
-    cost = measure(rights, tmp_path, flapping, monkeypatch)
+    cost = measure_reporting(rights, tmp_path, flapping, monkeypatch)
     with capsys.disabled():
         print(f"\nevery GPU comes and goes: {cost}")
-    assert cost.requests["POST events"] + cost.requests["PATCH events"] <= 25 + 12 + 1
+    assert cost.requests["POST events"] + cost.requests["PATCH events"] <= OF_THE_NODE
     assert cost.requests["APPLY nodes/status"] <= 5 + 60 + 13
     assert cost.requests["LIST nodes"] == 0
     assert cost.requests.total() <= 180
     assert cost.sent + cost.received <= 1_500_000
+
+
+def test_an_hour_in_which_every_gpu_comes_and_goes_and_28_pods_share_each(
+    rights: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cost = measure_reporting(rights, tmp_path, flapping, monkeypatch, Pods(28))
+    with capsys.disabled():
+        print(f"\nevery GPU comes and goes, 28 pods on each: {cost}")
+    bound = PODS_BURST + int(HOUR / PODS_PER)
+    assert bound - 28 <= cost.requests["POST events"] + cost.requests["PATCH events"] <= bound + OF_THE_NODE
+    assert cost.requests["GET pods"] <= bound
+    assert cost.requests["LIST pods"] == cost.requests["LIST nodes"] == 0
+    assert cost.requests.total() <= 2 * bound + 180
+    assert cost.sent + cost.received <= 6_000_000
+
+
+def test_an_hour_of_labels_by_the_api(
+    rights: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    described = tuple(
+        replace(gpu, model="NVIDIA H100 80GB HBM3", memory_bytes=81559 << 20, compute_capability=(9, 0)) for gpu in GPUS
+    )
+    seen = []
+
+    async def hour(settings: Settings) -> None:
+        labels = NodeLabels(lambda: settings, LinuxHost(), StateDirectory(tmp_path), dice=lambda: 0.0)
+        async with anyio.create_task_group() as tasks:
+            labels.follow(Node(described, driver_version="580.159.04", cuda_version=(13, 0)))
+            tasks.start_soon(labels.run)
+            await anyio.sleep(HOUR - 60)
+            seen.append(counts(rights))
+            labels.follow(Node(described[1:], driver_version="580.159.04", cuda_version=(13, 0)))
+            await anyio.sleep(60)
+            assert not labels.trouble
+            tasks.cancel_scope.cancel()
+
+    before = counts(rights)
+    cost = measure(rights, tmp_path, {"node_labels": "api"}, hour, monkeypatch)
+    carried = rights.api.get(NODE_PATH)["metadata"]["labels"]
+    in_a_thread(anyio.run, NodeApi(NODE, str(rights.plugin_kubeconfig)).apply_labels, {})
+    with capsys.disabled():
+        print(f"\nlabels by the API: {cost}")
+    (unchanged,) = seen
+    assert unchanged - before == {"GET nodes": 1, "APPLY nodes": 2}, "the start, and once more within the hour"
+    assert cost.requests == {"GET nodes": 1, "APPLY nodes": 3}, "and a GPU less"
+    assert carried["nvidia.com/gpu.count"] == str(len(described) - 1)
+    assert cost.sent + cost.received <= 60_000

@@ -5,23 +5,29 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 QUIET, STEP = 0.015, 2.0
-"""Seconds of silence after which the clock goes ahead, and by how many at most: an hour takes half a minute. What waits for an
-answer sees so many seconds go by for each moment that the server takes; its patience must be longer."""
+"""Seconds of silence after which the clock goes ahead, and by how many at most: an hour takes half a minute. What waits for a
+thread or for a watch to begin sees so many seconds go by for each moment that it takes; its patience must be longer."""
 
 
 class HurriedSelector(selectors.DefaultSelector):
-    """Waits for a moment where it is asked to wait for long, and counts the rest as waited."""
+    """Waits for a moment where it is asked to wait for long, and counts the rest as waited.
+
+    While anything is `awaited`, such as an answer, it waits as others do.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.ahead = 0.0
+        self.awaited = 0
 
     def select(self, timeout: float | None = None) -> list[Any]:
+        if self.awaited:
+            return super().select(timeout)
         asked = STEP if timeout is None else timeout
         began = time.monotonic()
         ready = super().select(min(asked, QUIET))
@@ -39,6 +45,15 @@ class HurriedLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return time.monotonic() + self._hurried.ahead
+
+    @contextmanager
+    def unhurried(self) -> Iterator[None]:
+        """The clock does not run ahead meanwhile."""
+        self._hurried.awaited += 1
+        try:
+            yield
+        finally:
+            self._hurried.awaited -= 1
 
 
 class CountingProxy:

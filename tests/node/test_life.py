@@ -157,7 +157,7 @@ async def test_sighup_takes_a_new_configuration_and_keeps_the_old_one_if_it_is_b
         ("imex: {channelIDs: [0], required: true}", "IMEX channel 0 is required"),
         ("flags: {httpAddress: 2024-13-45}", "nothing is changed"),
         ("flags: {nvidiaDevRoot: /elsewhere}", "config.yaml: --dev-root cannot change while the process runs"),
-        ("flags: {migStrategy: none, migStrategy: mixed}", "stands twice"),
+        ("flags: {migStrategy: none, migStrategy: mixed}", "appears twice"),
         ("[" * 3000, "nothing is changed"),
     ],
 )

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import zlib
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import anyio
@@ -27,9 +29,11 @@ class FakeApiServer:
         self.token = "let-me-in"
         self.silent = False
         self.ends_at_once = False
+        self.packs = False
         self._server: asyncio.Server | None = None
         self._watchers: set[asyncio.StreamWriter] = set()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._packers: dict[asyncio.StreamWriter, Any] = {}
         self._changed = anyio.Event()
 
     async def __aenter__(self):
@@ -101,7 +105,7 @@ class FakeApiServer:
 
     def event(self, kind: str, content: dict[str, object]) -> None:
         for writer in self._watchers:
-            _write_event(writer, kind, content)
+            self._write_event(writer, kind, content)
 
     def break_streams(self) -> None:
         """Ends every watch in the middle of an event."""
@@ -160,14 +164,26 @@ class FakeApiServer:
         elif asked["resourceVersion"] not in ("0", str(self.version)):
             self._send(writer, 410, _status(410, "too old resource version"))
         else:
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+            lines = ["HTTP/1.1 200 OK", "Content-Type: application/json", "Transfer-Encoding: chunked"]
+            if self.packs:
+                lines += ["Content-Encoding: gzip"]
+                self._packers[writer] = zlib.compressobj(wbits=16 + zlib.MAX_WBITS)
+            writer.write("\r\n".join([*lines, "", ""]).encode())
             if self.ends_at_once:
                 writer.write(b"0\r\n\r\n")
             else:
                 self._watchers.add(writer)
                 if ours and self.labels is not None and asked["resourceVersion"] == "0":
-                    _write_event(writer, "ADDED", self._node())
+                    self._write_event(writer, "ADDED", self._node())
                 self._ring()
+
+    def _write_event(self, writer: asyncio.StreamWriter, kind: str, content: dict[str, object]) -> None:
+        line = json.dumps({"type": kind, "object": content}).encode() + b"\n"
+        if (packer := self._packers.get(writer)) is not None:
+            line = packer.compress(line) + packer.flush(zlib.Z_SYNC_FLUSH)
+        middle = len(line) // 2  # in two pieces, as networks deliver
+        for piece in (line[:middle], line[middle:]):
+            writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
 
     def _send(self, writer: asyncio.StreamWriter, code: int, content: dict[str, object]) -> None:
         body = json.dumps(content).encode()
@@ -187,13 +203,6 @@ class FakeApiServer:
     def _ring(self) -> None:
         event, self._changed = self._changed, anyio.Event()
         event.set()
-
-
-def _write_event(writer: asyncio.StreamWriter, kind: str, content: dict[str, object]) -> None:
-    line = json.dumps({"type": kind, "object": content}).encode() + b"\n"
-    middle = len(line) // 2  # in two pieces, as networks deliver
-    for piece in (line[:middle], line[middle:]):
-        writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
 
 
 def _status(code: int, message: str) -> dict[str, object]:

@@ -97,6 +97,19 @@ async def test_what_comes_at_once_is_written_over_one_connection(api, writer):
     await until(lambda: api.told()[0] == ("a", 3))
 
 
+async def test_what_is_told_of_an_event_while_it_is_written_is_written_next(api, writer, monkeypatch):
+    real = api.create_event
+
+    async def create(namespace, event):
+        await real(namespace, event)
+        writer.tell(news("a"))
+
+    monkeypatch.setattr(api, "create_event", create)
+    writer.tell(news("a"))
+    await until(lambda: not writer.waiting)
+    assert api.told() == [("a", 2)]
+
+
 async def test_an_event_that_the_server_dropped_is_made_again(api, writer):
     writer.tell(news("a"))
     await until(lambda: api.events)

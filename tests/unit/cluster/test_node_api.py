@@ -1,11 +1,13 @@
 """What is changed in the API, and what becomes of it where the server is busy, away, or somebody else was faster."""
 
+import gzip
 import time
 
 import anyio
 import pytest
 
-from gpu_plugin.cluster import node_api
+from gpu_plugin.cluster import answers, node_api
+from gpu_plugin.cluster.answers import LONGEST_MESSAGE
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.node_api import Condition, NodeApi
 from tests.unit.cluster.api_server import NODE
@@ -56,7 +58,7 @@ async def test_answers_to_changes_are_metadata_alone(server, api):
     assert "as=PartialObjectMetadata;" in server.requests[-1][3]["accept"]
 
 
-async def test_labels_go_to_a_node_that_was_made_anew(server, api):
+async def test_labels_go_to_a_node_that_was_made_anew(server, api, pauses):
     await api.apply_labels({"nvidia.com/a": "1"})
     server.uid = "another"
     await api.apply_labels({"nvidia.com/a": "2"})
@@ -87,6 +89,17 @@ async def test_a_taint_that_somebody_adds_meanwhile_is_kept(server, api, pauses)
     assert await api.set_taint(TAINT, "NoSchedule")
     assert server.taints == [THEIRS, {"key": TAINT, "effect": "NoSchedule"}]
     assert len(pauses) == 1
+
+
+async def test_a_node_that_was_made_anew_meanwhile_gets_no_taints_of_the_former_one(server, api, pauses):
+    def meanwhile():  # in an etcd that was restored, a version may be another object's than it was
+        server.before = lambda: None
+        server.uid, server.taints = "another", []
+
+    server.taints = [THEIRS]
+    server.before = meanwhile
+    assert await api.set_taint(TAINT, "NoSchedule")
+    assert server.taints == [{"key": TAINT, "effect": "NoSchedule"}]
 
 
 async def test_a_node_that_always_changes_is_given_up(server, api, pauses):
@@ -165,8 +178,26 @@ async def test_an_answer_that_makes_no_sense_is_said(server, api):
         await api.read()
 
 
+async def test_an_answer_that_is_packed_unasked_is_read_all_the_same(server, api):
+    server.packs = gzip.compress
+    assert (await api.read()).metadata.uid == server.uid
+    assert server.requests[-1][3]["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize(("packs", "encoding", "says"), [
+    (lambda _: gzip.compress(b" " * 5_000_000), "gzip", f"longer than {LONGEST_MESSAGE} bytes"),
+    (lambda content: content, "gzip", "cannot be unpacked"),
+    (lambda content: gzip.compress(content)[:-20], "gzip", "not understood"),
+    (lambda content: content, "br", "packed as br, and was asked for as it is"),
+])  # fmt: skip
+async def test_an_answer_that_cannot_be_unpacked_is_said(server, api, pauses, packs, encoding, says):
+    server.packs, server.encoding = packs, encoding
+    with pytest.raises(UnreachableError, match=says):
+        await api.read()
+
+
 async def test_a_silent_server_is_given_up(server, api, pauses, monkeypatch):
-    monkeypatch.setattr(node_api, "ANSWER_TIMEOUT", 0.05)
+    monkeypatch.setattr(answers, "ANSWER_TIMEOUT", 0.05)
     server.silent = True
     with pytest.raises(UnreachableError, match="did not answer"):
         await api.apply_condition(None)

@@ -252,7 +252,7 @@ async def test_a_server_that_ends_every_watch_at_once_is_not_hurried(api, kubeco
 
 
 async def test_a_server_that_does_not_answer_is_given_up_on(api, kubeconfig, monkeypatch, caplog):
-    monkeypatch.setattr(node_metadata, "ANSWER_TIMEOUT", 0.05)
+    monkeypatch.setattr(answers, "ANSWER_TIMEOUT", 0.05)
     api.silent = True
     async with following(kubeconfig) as told:
         await api.until(lambda: len(api.requests) >= 2)
@@ -301,10 +301,35 @@ async def test_an_answer_that_is_none_is_said_once(api, kubeconfig, answer, capl
         return wrong.pop() if wrong else content
 
     real = answers.body
-    monkeypatch.setattr(node_metadata, "body", body)
+    monkeypatch.setattr(answers, "body", body)
     async with following(kubeconfig) as told:
         await told.until(None)
     assert caplog.text.count("cannot be used") == 1
+
+
+async def test_a_watch_that_is_packed_unasked_is_followed_all_the_same(api, kubeconfig, caplog):
+    api.packs = True
+    async with following(kubeconfig) as told:
+        await api.until(lambda: api.watchers)
+        for value in ("h100", "b200"):
+            api.label(value)
+        await told.until(None, "h100", "b200")
+        assert api.verbs() == ["get", "watch"]
+        assert api.requests[1][2]["accept-encoding"] == "identity"
+    assert caplog.records == []
+
+
+async def test_an_event_of_three_megabytes_is_taken_whole(api, kubeconfig, caplog):
+    async with following(kubeconfig) as told:
+        await api.until(lambda: api.watchers)
+        api.annotations = {"somebody/s": "x" * 3_000_000}
+        api.label("h100")
+        await told.until(None, "h100")
+        api.annotations = {}
+        api.label("b200")
+        await told.until(None, "h100", "b200")
+        assert api.verbs() == ["get", "watch"]
+    assert caplog.records == []
 
 
 async def test_an_answer_without_end_is_cut(api, kubeconfig, caplog, monkeypatch):

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -16,7 +16,7 @@ class WritableServer:
     """Keeps one Node and Events on 127.0.0.1. A context manager.
 
     `refusals` are answers that the next requests get whatever they ask for: a status, and headers. `before` is called before each
-    change, as others change the Node meanwhile.
+    change, as others change the Node meanwhile. `packs` packs all answers, whatever was asked for, as `encoding` says.
     """
 
     def __init__(self) -> None:
@@ -31,6 +31,8 @@ class WritableServer:
         self.requests: list[tuple[str, str, dict[str, list[str]], dict[str, str]]] = []
         self.before = lambda: None
         self.silent = False
+        self.packs: Callable[[bytes], bytes] | None = None
+        self.encoding = "gzip"
         self._owned: dict[str, set[str]] = {}
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: Any = None
@@ -78,6 +80,8 @@ class WritableServer:
                     continue
                 code, content, more = self._answer(method, url.path, parse_qs(url.query), headers, body)
                 data = json.dumps(content).encode()
+                if self.packs is not None:
+                    data, more = self.packs(data), {**more, "Content-Encoding": self.encoding}
                 lines = [f"HTTP/1.1 {code} So", f"Content-Length: {len(data)}", *(f"{k}: {v}" for k, v in more.items())]
                 writer.write("\r\n".join([*lines, "", ""]).encode() + data)
         except (EOFError, OSError):
@@ -96,7 +100,8 @@ class WritableServer:
             return 200, self._node(), {}
         if path == f"/api/v1/nodes/{NODE}" and headers["content-type"] == "application/merge-patch+json":
             self.before()
-            if content["metadata"]["resourceVersion"] != str(self.version):
+            known = content["metadata"]
+            if (known["resourceVersion"], known.get("uid", self.uid)) != (str(self.version), self.uid):
                 return 409, {**_status(409, "the object has been modified"), "reason": "Conflict"}, {}
             self.taints = content["spec"]["taints"] or []
             return self._changed()

@@ -7,14 +7,18 @@ from typing import Any
 import anyio
 
 from gpu_plugin.cluster.cordon_annotation import ANNOTATION
+from gpu_plugin.cluster.node_state import LOOK
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon import cluster_reporting
-from gpu_plugin.daemon.cluster_reporting import AnnotatedCordons, ClusterReporting
+from gpu_plugin.daemon.cluster_reporting import MAX_PODS, AnnotatedCordons, ClusterReporting
 from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.observation import Order, Sample, XidEvent
+from gpu_plugin.kubelet.pod_listing import Holder
+from tests.unit.cluster.api_server import NODE
+from tests.unit.cluster.writable_server import WritableServer
 
 GPUS = (Gpu("GPU-a", 0), Gpu("GPU-b", 1))
 SEEN = Sample(asked=frozenset())
@@ -79,6 +83,18 @@ def test_gpus_that_are_found_later_are_meant_too_and_gone_ones_forgotten(tmp_pat
     assert [entry.uuid for entry in health.past] == []
 
 
+def test_a_gpu_that_is_named_and_not_found_yet_stays_cordoned(tmp_path):
+    before = watching(tmp_path)
+    AnnotatedCordons(before).told("0,GPU-b")
+    health = watching(tmp_path, gpus=GPUS[:1], past=before.evidence())
+    cordons = AnnotatedCordons(health)
+    cordons.told("0,GPU-b")
+    assert "GPU-b is not a GPU of this node" in cordons.complaints[0]
+    health.watch(GPUS)
+    health.observe("GPU-b", SEEN)
+    assert cordoned(health) == {"GPU-a", "GPU-b"}, "before anybody has looked at the annotation again"
+
+
 def test_switched_off_nothing_of_it_stands(tmp_path):
     before = watching(tmp_path)
     AnnotatedCordons(before).told("0")
@@ -111,10 +127,12 @@ class World:
         self.path = tmp_path
         self.settings = settings(tmp_path, **asked)
         self.followers = []
+        self.held = {}
+        self.snapshot = SimpleNamespace(resources={})
         parts: Any = {
             "settings": lambda: self.settings,
             "health": self.health,
-            "snapshot": lambda: SimpleNamespace(resources={}),
+            "snapshot": lambda: self.snapshot,
             "holders": self.holders,
             "trouble": lambda: "",
             "node": self,
@@ -124,7 +142,7 @@ class World:
         self.health.reports.subscribe(self.reporting.heard)
 
     async def holders(self):
-        return {}
+        return self.held
 
     async def follow_annotation(self, name, told):
         assert name == ANNOTATION
@@ -147,8 +165,8 @@ class World:
             tasks.cancel_scope.cancel()
 
 
-async def until(met):
-    with anyio.fail_after(10):
+async def until(met, seconds=10):
+    with anyio.fail_after(seconds):
         while not met():
             await anyio.sleep(0.001)
 
@@ -160,6 +178,30 @@ def test_events_are_told_as_the_settings_of_now_ask(tmp_path):
     world.change(node_events=True)
     world.health.observe("GPU-b", XidEvent(79))
     assert world.reporting.status()["events"]["waiting"] == 1
+
+
+async def test_of_many_pods_that_share_a_gpu_the_first_by_name_are_told(tmp_path):
+    world = World(tmp_path, pod_events=True, kubeconfig="/nowhere")
+    pods = [f"pod-{number:03d}" for number in range(MAX_PODS + 6)]
+    device = SimpleNamespace(gpu="GPU-a", visible_id="GPU-a")
+    world.snapshot.resources["nvidia.com/gpu"] = SimpleNamespace(device=lambda _: device)
+    world.held = {("nvidia.com/gpu", f"GPU-a::{pod}"): frozenset({Holder("ns", pod, "main")}) for pod in pods}
+    async with world.running():
+        world.health.observe("GPU-a", XidEvent(79))
+        await until(lambda: world.reporting.status()["events"]["waiting"])
+    _, writer = world.reporting._writing
+    assert [told.news.about.name for told in writer._waiting.values()] == pods[:MAX_PODS]
+
+
+async def test_news_of_health_and_of_the_settings_reach_the_node_s_condition_at_once(tmp_path):
+    async with WritableServer() as server:
+        world = World(tmp_path, node_condition=True, node_name=NODE, kubeconfig=server.kubeconfig(tmp_path))
+        async with world.running():
+            await until(lambda: (server.condition() or {}).get("status") == "True", LOOK / 2)
+            world.health.observe("GPU-a", XidEvent(79))
+            await until(lambda: server.condition()["status"] == "False", LOOK / 2)
+            world.change(node_name=NODE, kubeconfig=str(tmp_path / "kubeconfig"))
+            await until(lambda: server.condition() is None, LOOK / 2)
 
 
 async def test_the_annotation_is_followed_while_it_is_asked_for(tmp_path):

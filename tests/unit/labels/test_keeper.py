@@ -12,7 +12,7 @@ from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.devices.node import Node
 from gpu_plugin.labels import keeper
-from gpu_plugin.labels.features_file import FeaturesFile
+from gpu_plugin.labels.features_file import FEATURES_FILE, FeaturesFile, WrittenFiles
 from gpu_plugin.labels.keeper import CHECK, FIRST_PAUSE, LABELS_FILE, RENEW, NodeLabels
 from gpu_plugin.labels.keys import TIMESTAMP
 from gpu_plugin.nvml.host import LinuxHost
@@ -35,6 +35,7 @@ class Api:
         self.labels: dict[str, dict[str, str]] = {}
         self.asked = 0
         self.refusal = ""
+        self.refused: dict[str, int] = {}
 
     def __call__(self, node_name, kubeconfig):
         assert kubeconfig == "/kubeconfig"
@@ -44,7 +45,9 @@ class Api:
     async def apply_labels(self, labels):
         self.asked += 1
         if self.refusal:
-            raise UnreachableError("403", self.refusal)
+            raise UnreachableError("403", self.refusal, 403)
+        if self.node in self.refused:
+            raise UnreachableError("no", f"no change of {self.node}", self.refused[self.node])
         self.labels[self.node] = dict(labels)
 
 
@@ -89,7 +92,7 @@ class Bench:
         return await self.labels._keep()
 
     def written(self):
-        return FeaturesFile(self.features).read()
+        return FeaturesFile(self.features, WrittenFiles(StateDirectory(self.state))).read()
 
 
 @pytest.fixture
@@ -158,7 +161,34 @@ async def test_the_file_goes_when_labels_are_switched_off_now_or_at_the_next_sta
     bench.restarted()
     await bench.keep(ONE)
     assert names(bench.features) == ["gfd"], "which is somebody else's"
-    assert not bench.state.exists()
+    assert names(bench.state) == [FEATURES_FILE]
+
+
+async def test_a_file_that_cannot_be_removed_is_said_until_it_is_gone_and_others_directories_are_not(
+    bench, monkeypatch
+):
+    def refuse(_):
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FeaturesFile, "remove", refuse)
+        await bench.keep(ONE, node_labels="none")
+        assert bench.labels.trouble == "", "nothing was written there"
+        await bench.keep(node_labels="file")
+        assert await bench.keep(node_labels="none") == CHECK
+        assert bench.labels.trouble == f"{bench.features}: Read-only file system"
+    await bench.keep()
+    assert (names(bench.features), bench.labels.trouble) == ([], "")
+
+
+async def test_a_file_of_ours_is_known_again_though_the_state_directory_was_lost(bench):
+    await bench.keep(ONE)
+    (bench.state / FEATURES_FILE).unlink()
+    bench.restarted()
+    await bench.keep(ONE)
+    bench.restarted()
+    await bench.keep(ONE, node_labels="none")
+    assert names(bench.features) == []
 
 
 async def test_the_file_moves_with_its_directory(bench, tmp_path):
@@ -167,6 +197,10 @@ async def test_the_file_moves_with_its_directory(bench, tmp_path):
     await bench.keep(features_dir=str(tmp_path / "other"))
     assert names(bench.features) == []
     assert names(tmp_path / "other") == ["gfd"]
+    bench.restarted()
+    await bench.keep(ONE, features_dir=str(bench.features))
+    assert names(tmp_path / "other") == [], "over a restart, too"
+    assert names(bench.features) == ["gfd"]
 
 
 async def test_the_api_is_given_the_labels_once_and_again_when_they_changed_or_after_an_hour(bench):
@@ -214,6 +248,71 @@ async def test_labels_are_taken_back_from_the_api_when_they_are_switched_off_now
     assert bench.api.asked == asked
 
 
+async def test_a_node_of_another_name_is_labelled_and_the_former_one_s_labels_are_taken_back(bench):
+    await bench.keep(ONE, node_labels="api")
+    first = dict(bench.api.labels["node-a"])
+    bench.restarted()
+    await bench.keep(ONE, node_name="node-b")
+    assert {name: labels.get(COUNT) for name, labels in bench.api.labels.items()} == {"node-a": None, "node-b": "1"}
+    assert bench.api.labels["node-b"].keys() == first.keys()
+    asked = bench.api.asked
+    await bench.keep()
+    assert bench.api.asked == asked
+    await bench.keep(node_labels="none")
+    assert bench.api.labels == {"node-a": {}, "node-b": {}}
+
+
+@pytest.mark.parametrize(("code", "says"), [(403, True), (422, True), (404, False)])
+async def test_a_former_node_that_may_not_be_changed_is_said_once_with_what_to_do_and_one_that_is_gone_is_not(
+    bench, caplog, code, says
+):
+    await bench.keep(ONE, node_labels="api")
+    given = dict(bench.api.labels["node-a"])
+    bench.api.refused["node-a"] = code
+    for _ in range(2):
+        bench.restarted()
+        await bench.keep(ONE, node_name="node-b")
+    assert bench.api.labels["node-b"][COUNT] == "1"
+    assert bench.labels.trouble == ""
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == says
+    for warning in warnings:
+        assert "node node-a: the labels that it was given stay there, since the plugin is on node node-b now" in warning
+        assert warning.endswith(
+            f"no change of node-a; run: kubectl label node node-a {' '.join(f'{key}-' for key in sorted(given))}"
+        )
+
+
+async def test_while_a_former_node_cannot_be_reached_nothing_of_it_is_forgotten(bench, monkeypatch):
+    async def sleep(seconds):
+        bench.steady += seconds
+
+    monkeypatch.setattr(anyio, "sleep", sleep)
+    await bench.keep(ONE, node_labels="api")
+    bench.api.refused["node-a"] = 503
+    bench.restarted()
+    draws = iter([0.0])
+    bench.labels._dice = lambda: next(draws, 0.99)  # a short pause, and a late first request
+    assert await bench.keep(ONE, node_name="node-b") == pytest.approx(0.9 * FIRST_PAUSE)
+    assert "no change of node-a" in bench.labels.trouble
+    assert "node-b" not in bench.api.labels
+    bench.api.refused.clear()
+    bench.steady += FIRST_PAUSE
+    await bench.keep()
+    assert (bench.api.labels["node-a"], bench.api.labels["node-b"][COUNT]) == ({}, "1")
+    assert bench.labels.trouble == ""
+
+
+async def test_labels_of_a_node_that_is_gone_need_not_be_taken_back(bench):
+    await bench.keep(ONE, node_labels="api")
+    bench.api.refused["node-a"] = 404
+    assert await bench.keep(node_labels="none") is None
+    asked = bench.api.asked
+    bench.restarted()
+    await bench.keep(ONE)
+    assert (bench.api.asked, bench.labels.trouble) == (asked, "")
+
+
 async def test_an_api_server_that_refuses_is_asked_ever_more_rarely_and_keeps_nothing_else_from_being_done(
     bench, caplog
 ):
@@ -248,9 +347,14 @@ async def test_an_api_server_that_refuses_is_asked_ever_more_rarely_and_keeps_no
 async def test_what_the_api_needs_and_lacks_is_said(bench, monkeypatch):
     assert await bench.keep(ONE, node_labels="api", node_name="") is None
     assert "--node-name" in bench.labels.trouble
+    await bench.keep(node_name="node-a")
+    await bench.keep(node_name="")
+    assert bench.api.labels["node-a"][COUNT] == "1", "who does not say the Node's name has not named another one"
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     bench.labels._make_api = keeper.node_api
-    assert await bench.keep(node_name="node-a") is None
+    bench.restarted()
+    bench.labels._make_api = keeper.node_api
+    assert await bench.keep(ONE, node_name="node-a") is None
     assert "gpu-plugin[kube]" in bench.labels.trouble
 
 
@@ -301,6 +405,5 @@ async def test_it_runs_for_ever_and_takes_news_of_the_node(tmp_path, monkeypatch
     assert counts == ["1", "2"]
 
 
-def test_the_name_of_its_file_is_known_to_who_cleans_up():
-    assert LABELS_FILE in FILES
-    assert LABELS_FILE in traces.FILES
+def test_the_names_of_its_files_are_known_to_who_cleans_up():
+    assert {LABELS_FILE, FEATURES_FILE} <= set(FILES) & set(traces.FILES)

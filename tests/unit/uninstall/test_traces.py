@@ -6,7 +6,8 @@ import pytest
 
 from gpu_plugin import control
 from gpu_plugin.cli import main
-from gpu_plugin.labels.features_file import FeaturesFile
+from gpu_plugin.labels.features_file import FeaturesFile, WrittenFiles
+from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.node_lock import NodeLock
 from gpu_plugin.uninstall.traces import FILES, remove_traces
 
@@ -56,11 +57,15 @@ def test_the_file_of_labels_goes_where_it_is_ours(node, tmp_path):
     state, cdi, sockets = node
     features = tmp_path / "features.d"
     assert remove_traces(state, cdi, sockets, features).left == ()
-    features.mkdir()
-    FeaturesFile(features).write({"nvidia.com/gpu.present": "true", "nvidia.com/gpu.count": "8"})
-    assert remove_traces(state, cdi, sockets, features).removed == (str(features / "gfd"),)
-    (features / "gfd").write_text("nvidia.com/gpu.count=8\n")
-    assert remove_traces(state, cdi, sockets, features) == type(remove_traces(state, cdi, sockets))()
+    for former in (features, tmp_path / "former"):
+        former.mkdir()
+        file = FeaturesFile(former, WrittenFiles(StateDirectory(state)))
+        file.write({"nvidia.com/gpu.present": "true", "nvidia.com/gpu.count": "8"})
+    done = remove_traces(state, cdi, sockets, features)
+    assert {str(features / "gfd"), str(tmp_path / "former" / "gfd")} < set(done.removed)
+    assert done.left == ()
+    (features / "gfd").write_text("nvidia.com/gpu.count=8\nnvidia.com/gpu.present=true\n")
+    assert remove_traces(state, cdi, sockets, features) == type(done)()
     assert (features / "gfd").exists()
 
 
