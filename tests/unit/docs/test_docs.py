@@ -120,3 +120,12 @@ def test_the_table_of_options_has_their_flags_and_defaults():
         assert variable in option.envs, flag
         if default and option.default is not None:
             assert default.strip("`").lower() == str(option.default).lower(), flag
+
+
+def test_the_glossary_explains_each_term_once_and_is_found_from_where_people_begin():
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    terms = [term for row in rows for term in row.split(", ") if row != "term"]
+    assert len(terms) > 60
+    assert sorted(terms) == sorted(set(terms))
+    for page in ("README.md", "CONTRIBUTING.md"):
+        assert "(docs/glossary.md)" in (ROOT / page).read_text()
