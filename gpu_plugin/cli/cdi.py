@@ -61,7 +61,7 @@ def command() -> None:
     "generate",
     help="Print the specification that `gpu-plugin run` would write for this node, without a daemon and without writing it.",
     epilog="Takes the flags of `gpu-plugin run` too: --nvidia-driver-root, --gds-enabled, --nvidia-cdi-hook-path and so on. "
-    "Such as: gpu-plugin cdi generate --simulate hgx-h100 --format yaml. What was left out is said on standard error. Exit "
+    "Example: gpu-plugin cdi generate --simulate hgx-h100 --format yaml. What was left out is said on standard error. Exit "
     "status 1 where there is no specification.",
 )
 @click.option(

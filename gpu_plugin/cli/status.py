@@ -159,7 +159,7 @@ def _facts(status: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
 def _registrations(kubelet: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """A line for the kubelet, and one for each resource that it does not have."""
     if not kubelet["socket"]:
-        yield "kubelet", "nothing is registered, as it was asked for with an empty --kubelet-socket"
+        yield "kubelet", "nothing is registered, because --kubelet-socket is empty"
         return
     registered = [each for each in kubelet["resources"].values() if each["registered"]]
     away = {name: each for name, each in kubelet["resources"].items() if not each["registered"]}

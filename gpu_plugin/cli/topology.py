@@ -23,7 +23,7 @@ _MODE = 0o644
     "topology",
     help="How this node's GPUs are linked, as the running daemon knows it: the matrix that nvidia-smi topo -m shows, and "
     "the groups in it. NV# stands for # NVLinks, and takes the place of what PCIe there is beside them.",
-    epilog="Such as: gpu-plugin topology --simulate dgx1-v100 --svg dgx1-v100.svg. Exit status 3 where no "
+    epilog="Example: gpu-plugin topology --simulate dgx1-v100 --svg dgx1-v100.svg. Exit status 3 where no "
     "daemon answers, 1 where a file cannot be written.",
 )
 @simulate_option

@@ -11,7 +11,7 @@ from gpu_plugin.cli.running_daemon import ask, gpu_option, reason_option, state_
     "uncordon",
     help="Lift the cordon of a GPU. Where it has none, nothing changes.",
     epilog="With --override what happened to the GPU is forgotten, and what still reads badly is no more than DEGRADED until "
-    "that is over. A GPU that cannot be served at all, such as one that is lost, stays unhealthy whatever is said.",
+    "that is over. A GPU that cannot be served at all, such as one that is lost, stays Unhealthy in any case.",
 )
 @state_dir_option
 @gpu_option

@@ -281,7 +281,7 @@ class NodeStateKeeper:
         elif self._left.condition and not asked.condition:
             remedy = "; the condition is not wanted any more, and stays until this has the right to remove it"
         else:
-            remedy = "; trying again, ever more rarely"
+            remedy = "; trying again at growing intervals"
         text = f"{'; '.join(troubles)}{remedy}"
         if text != self.trouble:
             news = [trouble for trouble in troubles if trouble not in self._told]

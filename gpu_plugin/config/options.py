@@ -98,7 +98,9 @@ NVIDIA: tuple[Option, ...] = (
         flags=("dev-root", "nvidia-dev-root"),
         envs=("NVIDIA_DEV_ROOT",),
     ),
-    _switch("pass_device_specs", "flags.plugin.passDeviceSpecs", False, "name the device nodes in Allocate"),
+    _switch(
+        "pass_device_specs", "flags.plugin.passDeviceSpecs", False, "list the device nodes in the answer to Allocate"
+    ),
     _option(
         "device_list_strategy",
         "flags.plugin.deviceListStrategy",
@@ -113,7 +115,7 @@ NVIDIA: tuple[Option, ...] = (
         "flags.plugin.deviceIDStrategy",
         "uuid",
         values.choice("uuid", "index"),
-        "what the runtime is told a device is called",
+        "how devices are identified to the runtime",
     ),
     _feature("gdrcopy_enabled", "flags.gdrcopyEnabled", "GDRCopy"),
     _feature("gds_enabled", "flags.gdsEnabled", "GPUDirect Storage"),
@@ -149,7 +151,8 @@ NVIDIA: tuple[Option, ...] = (
         "flags.plugin.sharedDevicesAllocationPolicy",
         DISTRIBUTED,
         values.choice(DISTRIBUTED, PACKED, SPREAD),
-        "which GPUs shared devices are taken from: the least used, the most used, or as many for a container as it can get",
+        "which GPUs shared devices are taken from: the least used, the most used, or as many different ones for a "
+        "container as possible",
     ),
     _option(
         "device_discovery_strategy",
@@ -210,7 +213,7 @@ OURS: tuple[Option, ...] = (
         "flags.devicePluginDir",
         None,
         values.path,
-        f"where kubelet.sock and our sockets lie [default: {settings.DEVICE_PLUGIN_DIR}]",
+        f"directory of kubelet.sock and of our sockets [default: {settings.DEVICE_PLUGIN_DIR}]",
     ),
     _option(
         "pod_resources_socket",
@@ -257,7 +260,7 @@ OURS: tuple[Option, ...] = (
         "flags.stateDir",
         settings.STATE_DIR,
         values.path,
-        "where what must outlive this process is kept",
+        "directory of what must outlive this process",
     ),
     _option(
         "http_address",
@@ -272,14 +275,14 @@ OURS: tuple[Option, ...] = (
         "flags.logLevel",
         "info",
         values.choice("debug", "info", "warning", "error"),
-        "least severe lines shown: debug, info, warning, error",
+        "lowest severity shown: debug, info, warning, error",
     ),
     _option(
         "health_poll_interval",
         "flags.healthPollInterval",
         "5s",
         values.duration(0.05, 3600),
-        "time between two looks at every GPU",
+        "interval between two looks at each GPU",
     ),
     _option(
         "temperature_recovery",
@@ -315,19 +318,19 @@ OURS: tuple[Option, ...] = (
         True,
         "name the pods that hold devices in /metrics and on the status page, where the kubelet's PodResources service says so",
     ),
-    _switch("status_page", "flags.statusPage", True, "answer / on the HTTP address with a page for people"),
+    _switch("status_page", "flags.statusPage", True, "serve the status page at / of the HTTP address"),
     _switch(
         "node_events",
         "flags.nodeEvents",
         False,
         "write a Kubernetes Event on the Node when the health of a GPU changes",
     ),
-    _switch("pod_events", "flags.podEvents", False, "write it on the pods that hold the GPU, too"),
+    _switch("pod_events", "flags.podEvents", False, "write it also on the pods that hold the GPU"),
     _switch(
         "node_condition",
         "flags.nodeCondition",
         False,
-        "keep the condition GPUHealthy on the Node, for people and remedies",
+        "keep the condition GPUHealthy on the Node, for people and remediation tools",
     ),
     _option(
         "node_taint",

@@ -378,7 +378,7 @@ class Daemon:
                     + trouble,
                 )
             level = logging.DEBUG if trouble == said else logging.WARNING  # the same is worth a line once
-            log.log(level, "%s; looking again in %g s, and ever more slowly", trouble, pause)
+            log.log(level, "%s; looking again in %g s, then at growing intervals", trouble, pause)
             said = trouble
             await anyio.sleep(pause * (0.9 + 0.2 * random.random()))  # noqa: S311 - spreads retries, keeps no secret
             pause = min(pause * 2, LONGEST_RETRY)
@@ -405,7 +405,7 @@ class Daemon:
         except ConfigError as error:
             if first and not self.settings.config_file_srcdir:
                 raise
-            log.error("%s; what was served before is served on, less what is gone", error)  # noqa: TRY400
+            log.error("%s; what was served before is still served, except what is gone", error)  # noqa: TRY400
             self._now.unoffered = str(error)
             found = None if first else without_gone(self._inventory.offer, node)
         if self._now.node.links and node.links != self._now.node.links:

@@ -104,7 +104,7 @@ def _single(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[
     if not why:
         return named, _empty(gpus)
     held = [Named(n.name, withhold(n.device, n.device.withheld or why), n.aliases) for n in named]
-    return held, [*_empty(gpus), f"no device is handed out: {why}"]
+    return held, [*_empty(gpus), f"no device is offered: {why}"]
 
 
 STRATEGIES = {"none": _none, "single": _single, "mixed": _mixed}
@@ -116,10 +116,10 @@ def _unequal(gpus: Sequence[Gpu]) -> str:
     readable = [gpu for gpu in gpus if not gpu.unreadable]
     if len({gpu.mig_enabled for gpu in readable}) > 1:
         modes = ", ".join(f"{gpu.index} {'on' if gpu.mig_enabled else 'off'}" for gpu in readable)
-        return f"MIG strategy single needs all GPUs with the same MIG mode; here it is, by index: {modes}. Use mixed"
+        return f"MIG strategy single needs the same MIG mode on all GPUs; MIG mode by GPU index: {modes}. Use mixed"
     profiles = sorted({mig.profile for gpu in readable if gpu.mig_enabled for mig in gpu.mig_devices})
     if len(profiles) > 1:
-        return f"MIG strategy single needs slices of one size; here are {', '.join(profiles)}. Use mixed"
+        return f"MIG strategy single needs MIG devices of one profile; this node has {', '.join(profiles)}. Use mixed"
     return ""
 
 

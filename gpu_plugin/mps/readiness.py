@@ -188,7 +188,7 @@ def _why_down(root: Path, resource: str) -> str:
         return f"gpu-plugin mps has not run on this node, or not for the MPS root that is {root} here"
     descriptor = open_file(root / resource / DOWN)
     if descriptor is None:
-        return "gpu-plugin mps runs none for it (yet); has it the same configuration?"
+        return "gpu-plugin mps runs none for it (yet); does it have the same configuration?"
     try:
         return os.read(descriptor, _LONGEST).decode(errors="replace").strip() or "it is being started"
     except OSError as error:

@@ -288,7 +288,7 @@ class Supervisor:
                 except MpsError as error:
                     if unwritten != (unwritten := str(error)):
                         log.error(  # noqa: TRY400 - a sentence
-                            "%s: %s; its clients are served on, but the device plugin counts it as down after %g s",
+                            "%s: %s; its clients are still served, but the device plugin counts it as down after %g s",
                             daemon.resource,
                             error,
                             readiness.STALE,

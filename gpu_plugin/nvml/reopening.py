@@ -44,7 +44,7 @@ class Reopening:
         if changed:
             return Reason("GPUs were released or resumed")
         if session.answered_late:
-            return Reason("it answers at last", late=roster.in_use)
+            return Reason("it answers now", late=roster.in_use)
         if news and session.is_open:
             return Reason(f"it was bound to {', '.join(news)}")
         if self._lost(session):

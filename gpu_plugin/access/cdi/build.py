@@ -140,7 +140,7 @@ def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, wishes: Cd
         common = _common(nodes, files, wishes)
         specs[names.file_name(names.GPU)] = made(names.kind(names.GPU), tuple(devices), common)
     elif not trouble and gpus and not described:
-        trouble = "the driver could describe no GPU of this node"
+        trouble = "the driver could not describe any GPU of this node"
     elif not trouble and gpus:
         trouble = f"no GPU of this node has its device node under {wishes.dev_root or '/'}: {next(iter(missing.values()), '')}"
     for device_class, spec in _others(nodes, files, wishes):

@@ -161,7 +161,7 @@ def _readings(gpus: Gpus) -> Iterator[Family]:
     )
     yield gauge(
         "gpu_plugin_gpu_clocks_event",
-        "Whether the clocks are held down for this reason.",
+        "Whether clocks are limited for this reason.",
         [
             (f'{labels},reason="{reason}"', int(bool(mask & bit)))
             for labels, readings in read

@@ -191,7 +191,7 @@ def test_a_kubelet_that_is_not_to_be_told_is_nothing_wrong(monkeypatch):
     kubelet = {**STATUS["kubelet"], "socket": "", "resources": {GPU: {"registered": False, "since": None, "why": "x"}}}
     shown = answering(monkeypatch, {**WELL, "kubelet": kubelet})()
     assert shown.exit_code == 0
-    assert "kubelet        nothing is registered, as it was asked for" in shown.output
+    assert "kubelet        nothing is registered, because --kubelet-socket" in shown.output
 
 
 def test_pods_that_are_not_known_are_not_none(monkeypatch):

@@ -152,9 +152,9 @@ def test_single_without_mig_counts_gpus():
     [
         (
             (cut("a", 0, "1g.10gb"), Gpu("GPU-b", 1)),
-            "needs all GPUs with the same MIG mode; here it is, by index: 0 on, 1 off",
+            "needs the same MIG mode on all GPUs; MIG mode by GPU index: 0 on, 1 off",
         ),
-        ((cut("a", 0, "1g.10gb", "2g.20gb"),), "needs slices of one size; here are 1g.10gb, 2g.20gb"),
+        ((cut("a", 0, "1g.10gb", "2g.20gb"),), "needs MIG devices of one profile; this node has 1g.10gb, 2g.20gb"),
     ],
 )
 def test_a_node_that_single_cannot_serve_hands_out_nothing_and_says_why(gpus, why):

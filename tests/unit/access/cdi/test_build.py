@@ -157,7 +157,7 @@ def test_gpus_whose_uuid_is_made_up_are_in_no_specification():
         "all": ["/dev/nvidia0"],
     }
     built = build([unknown], host, FILES, CdiOptions())
-    assert (built.specs, built.trouble) == ({}, "the driver could describe no GPU of this node")
+    assert (built.specs, built.trouble) == ({}, "the driver could not describe any GPU of this node")
 
 
 def test_without_a_gpu_there_is_no_specification_of_any_and_no_trouble():
