@@ -42,11 +42,12 @@ test: install ## lint, types, and every test that needs no cluster
 test-all: ## the tests on each of Python 3.11 to 3.14 that this machine has
 	@.ci/every-python
 
-lint: install ## ruff, mypy, import-linter, codespell, and generated code as the .proto files give it
+lint: install ## ruff, mypy, import-linter, vulture (dead code), codespell, and generated code as the .proto files give it
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/vulture
 	$(BIN)/codespell
 	@$(MAKE) --no-print-directory proto-check
 

@@ -1,15 +1,16 @@
-"""Shared by every tier: async tests run on asyncio, the one backend grpclib knows."""
+"""Shared by every tier: async tests run on asyncio, the one backend grpclib knows; a node's directories, a kubelet over them."""
 
 import inspect
 import os
-import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
-from shutil import rmtree  # by name: tests replace the module's own
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from tests.short_paths import short_directory
 
 # Machines are slow at times, so no example is timed. What a change is judged by is the same every time; a developer's
 # own runs look further.
@@ -35,7 +36,22 @@ def anyio_backend():
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """A directory of the test's own whose path leaves room for sockets: their addresses have 107 bytes (unix(7))."""
-    path = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
-    yield path
-    rmtree(path, ignore_errors=True)
+    """A directory of the test's own whose path leaves room for sockets."""
+    with short_directory() as path:
+        yield path
+
+
+@pytest.fixture
+def directory(short_path: Path) -> Path:
+    """A device plugin directory."""
+    path = short_path / "device-plugins"  # as under the kubelet's own directory: PodResources is beside it
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+async def kubelet(directory: Path) -> AsyncIterator[StandInKubelet]:
+    """A running kubelet whose contract must be whole at the end."""
+    async with StandInKubelet(directory) as running:
+        yield running
+    running.check()

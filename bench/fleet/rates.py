@@ -198,14 +198,11 @@ def _times(rate: Rate, by: float) -> Rate:
     return replace(rate, a100=rate.a100 * by, h100=rate.h100 * by)
 
 
-RATES: Mapping[str, Rate] = incidents()
-"""By the name of the incident, as assumed by default."""
-
 NODE_RATES: Mapping[str, Rate] = {
     "fabric-down": Rate(0.0, 1e-4, ("assumed",), "a node-day, all GPUs of it at once: its fabric is not ready"),
     "hot-room": Rate(1e-4, 1e-4, ("assumed",), "a node-day, all GPUs of it at once: the cooling fails for hours"),
 }
-"""The same, a node-day."""
+"""By the name of the incident, a node-day."""
 
 TRIES_A_JOB = 3.0
 """How many pods of a job that fails by itself are begun, on average (assumed; a Job begins up to 7, `kubernetes`)."""

@@ -6,13 +6,15 @@ annotation key made from the ids instead of at random.
 """
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpu_plugin.access.cdi.names import ALL, GPU, IMEX, qualified
 from gpu_plugin.access.edits import ContainerEdits, DeviceSpec, Mount
+from gpu_plugin.config.choices import DEVICE_LIST_STRATEGIES, Functions
 from gpu_plugin.config.sharing import MPS
 from gpu_plugin.devices.device import Device
+from gpu_plugin.devices.mps_paths import container_pipe_directory, pipe_directory, shm_directory
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 VOLUME_ROOT = "/var/run/nvidia-container-devices"
@@ -37,7 +39,7 @@ class MpsDirectories:
     @classmethod
     def of(cls, root: str, resource: str) -> "MpsDirectories":
         """Those of a resource under the host's `root`."""
-        return cls(f"{root}/{resource}/pipe", f"{root}/shm", f"/mps/{resource}/pipe")
+        return cls(pipe_directory(root, resource), shm_directory(root), container_pipe_directory(resource))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,15 @@ class _Draft:
     cdi_devices: list[str] = field(default_factory=list)
 
 
+STRATEGIES: Functions[Callable[[_Draft, tuple[str, ...], Access], None]] = Functions(
+    "device list strategy",
+    DEVICE_LIST_STRATEGIES,
+    "DEVICE_LIST_STRATEGIES in gpu_plugin/config/choices.py",
+    "gpu_plugin/access/container.py",
+)
+"""Device list strategies by name, in the order in which they are applied when several are asked for."""
+
+
 def is_cdi(strategy: str) -> bool:
     """Whether a device list strategy is one of those that name CDI devices."""
     return strategy.startswith("cdi-")
@@ -113,12 +124,14 @@ def container_edits(devices: Sequence[Device], access: Access) -> ContainerEdits
     )
 
 
+@STRATEGIES("envvar")
 def _envvar(draft: _Draft, ids: tuple[str, ...], access: Access) -> None:
     draft.envs[VISIBLE_DEVICES] = ",".join(ids)
     if access.imex_channels:
         draft.envs["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, access.imex_channels))
 
 
+@STRATEGIES("volume-mounts")  # after envvar, whose variable it takes over
 def _volume_mounts(draft: _Draft, ids: tuple[str, ...], access: Access) -> None:
     draft.envs[VISIBLE_DEVICES] = VOLUME_ROOT
     draft.mounts += [Mount(f"{VOLUME_ROOT}/{identifier}", "/dev/null") for identifier in ids]
@@ -129,6 +142,7 @@ def _cdi_names(ids: tuple[str, ...], access: Access) -> list[str]:
     return [*(qualified(GPU, identifier) for identifier in ids), *access.cdi_others]
 
 
+@STRATEGIES("cdi-annotations")
 def _cdi_annotations(draft: _Draft, ids: tuple[str, ...], access: Access) -> None:
     names = ",".join(_cdi_names(ids, access))
     if not names:
@@ -137,17 +151,9 @@ def _cdi_annotations(draft: _Draft, ids: tuple[str, ...], access: Access) -> Non
     draft.annotations[key] = names
 
 
+@STRATEGIES("cdi-cri")
 def _cdi_cri(draft: _Draft, ids: tuple[str, ...], access: Access) -> None:
     draft.cdi_devices += _cdi_names(ids, access)
-
-
-STRATEGIES: Mapping[str, Callable[[_Draft, tuple[str, ...], Access], None]] = {
-    "envvar": _envvar,
-    "volume-mounts": _volume_mounts,  # after envvar, whose variable it takes over
-    "cdi-annotations": _cdi_annotations,
-    "cdi-cri": _cdi_cri,
-}
-"""Device list strategies by name, in the order in which they are applied when several are asked for."""
 
 
 def _device_specs(devices: Sequence[Device], access: Access) -> tuple[DeviceSpec, ...]:

@@ -14,6 +14,7 @@ import msgspec
 from gpu_plugin.access.cdi import names
 from gpu_plugin.access.cdi.spec import MAX_BYTES, Spec, from_json, to_json
 from gpu_plugin.runtime.atomic import leftovers, replace_file
+from gpu_plugin.runtime.regular_file import read_file
 
 MODE = 0o644
 DIRECTORY_MODE = 0o755
@@ -78,7 +79,7 @@ class SpecDirectory:
     def read(self, name: str) -> Spec | None:
         """What a file of that name says, ours or another's; None where there is none that makes sense."""
         try:
-            return from_json(read_bounded(self.path / name))
+            return from_json(read_file(self.path / name, MAX_BYTES))
         except (OSError, ValueError):
             return None
 
@@ -142,18 +143,6 @@ def said(error: OSError) -> str:
     return f"{error.filename}: {text}" if error.filename else text
 
 
-def read_bounded(file: Path) -> bytes:
-    """The content of a regular file of sensible size. Raises OSError for anything else."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("it is not a regular file")
-        content = stream.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise OSError(f"it is larger than {MAX_BYTES} bytes")
-    return content
-
-
 @contextmanager
 def _writing(directory: Path) -> Iterator[None]:
     """Tells other processes meanwhile that what is half written there is somebody's."""
@@ -202,6 +191,6 @@ def _signature(file: Path) -> _Signature | None:
 
 def _same(file: Path, content: bytes) -> bool:
     try:
-        return read_bounded(file) == content
+        return read_file(file, MAX_BYTES) == content
     except OSError:
         return False

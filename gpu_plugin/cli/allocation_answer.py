@@ -10,18 +10,17 @@ from gpu_plugin.cli.allocation_request import Request, Served
 from gpu_plugin.devices.device import GPU
 
 if TYPE_CHECKING:
-    from gpu_plugin.placement.groups import LinkGroups
-    from gpu_plugin.placement.report import HeldBack
     from gpu_plugin.placement.topology import Topology
-    from gpu_plugin.placement.whole import Choice
+    from gpu_plugin.placement_views.groups import LinkGroups
+    from gpu_plugin.placement_views.report import HeldBack
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a container gets: `ids`, and `counts` of them by the place of their hardware in the resource.
 
-    `gpus` are the positions in `topology` and `groups` of the GPUs that these are on. Of whole GPUs there is the `choice`
-    among them, and its `runner_up` where there is one and it is known.
+    `gpus` are the positions in `topology` and `groups` of the GPUs that these are on. Of whole GPUs `how` says how they were
+    found, and `runner_up` which ones came second, None where that is not known or there is no other set.
     """
 
     asked: Request
@@ -31,13 +30,14 @@ class Answer:
     counts: Mapping[int, int]
     gpus: Sequence[int]
     why: str
-    choice: "Choice | None" = None
-    runner_up: "Choice | None" = None
+    how: str = ""
+    exact: bool = True
+    runner_up: Sequence[int] | None = None
 
     @property
     def shared(self) -> bool:
         """Whether a policy chose, since there were shared GPUs or MIG devices to choose from."""
-        return self.choice is None
+        return not self.how
 
     def not_offered(self, what: Served) -> list["HeldBack"]:
         """What was taken to be available although the kubelet would not offer it."""
@@ -51,8 +51,8 @@ def answer_to(what: Served, asked: Request) -> Answer:
     Raises:
         UsageError: a GPU is available whose links are not known.
     """
-    from gpu_plugin.placement.groups import LinkGroups  # noqa: PLC0415 - usage and help need none of it
     from gpu_plugin.placement.topology import Topology  # noqa: PLC0415
+    from gpu_plugin.placement_views.groups import LinkGroups  # noqa: PLC0415 - usage and help need none of it
 
     hardware = what.resource.hardware
     groups, topology = LinkGroups.of(what.node), Topology.of(what.node)
@@ -65,33 +65,35 @@ def answer_to(what: Served, asked: Request) -> Answer:
 
 
 def _whole(what: Served, asked: Request, groups: "LinkGroups", topology: "Topology") -> Answer:
-    from gpu_plugin.placement.explain import explain  # noqa: PLC0415
     from gpu_plugin.placement.prepared import Placement  # noqa: PLC0415
+    from gpu_plugin.placement.whole import Trace, choose  # noqa: PLC0415
+    from gpu_plugin.placement_views import explain  # noqa: PLC0415
 
     hardware = what.resource.hardware
     places = {topology.position[hardware[at].gpu]: at for at in asked.available}
     must = [topology.position[hardware[at].gpu] for at in asked.must]
-    told = explain(Placement.of(topology), places, must, asked.size)
-    counts = {places[gpu]: 1 for gpu in told.choice.gpus}
+    trace = Trace()
+    found = choose(Placement.of(topology), places, must, asked.size, trace=trace)
+    counts = {places[gpu]: 1 for gpu in found.gpus}
     ids = [hardware[at].visible_id for at in counts]
-    return Answer(asked, topology, groups, ids, counts, told.choice.gpus, told.why, told.choice, told.runner_up)
+    why, how = explain.why(trace), explain.how(trace)
+    return Answer(asked, topology, groups, ids, counts, found.gpus, why, how, found.exact, trace.runner_up)
 
 
 def _shared(what: Served, asked: Request, groups: "LinkGroups", topology: "Topology") -> Answer:
-    from gpu_plugin.placement.explain_shared import explain_shared  # noqa: PLC0415
     from gpu_plugin.placement.preferred import preferred  # noqa: PLC0415
     from gpu_plugin.placement.prepared import Placement  # noqa: PLC0415
+    from gpu_plugin.placement.shared import Trace  # noqa: PLC0415
+    from gpu_plugin.placement_views import explain_shared  # noqa: PLC0415
 
     hardware, policy = what.resource.hardware, what.resource.policy
     devices = what.resource.devices
     order = {device.id: at for at, device in enumerate(devices)}
-    placement = Placement.of(topology)
     available, must = ([one for ids in part.values() for one in ids] for part in (asked.available, asked.must))
-    ids = preferred(available, must, asked.size, devices, order, placement, policy)
-    required = sorted(order[one] for one in must)
-    free = sorted(order[one] for one in {*available}.difference(must))
-    why = explain_shared(required, free, [order[one] for one in ids], devices, policy, placement)
+    trace = Trace()
+    placement = Placement.of(topology)
+    ids = preferred(available, must, asked.size, devices, order, placement, policy, trace=trace)
     chosen = frozenset(ids)
     counts = {at: count for at, each in asked.available.items() if (count := len(chosen.intersection(each)))}
     gpus = sorted({topology.position[hardware[at].gpu] for at in counts})
-    return Answer(asked, topology, groups, ids, counts, gpus, why)
+    return Answer(asked, topology, groups, ids, counts, gpus, explain_shared.why(trace, devices, policy))

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpu_plugin.access.cdi.spec import MAX_BYTES, Spec, faults, from_plain
-from gpu_plugin.cdi.directory import read_bounded
 from gpu_plugin.config import document
 from gpu_plugin.config.document import Limits
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.runtime.regular_file import UnfitFileError, content, read_file
 
 STANDARD_INPUT = "-"
 
@@ -21,7 +21,9 @@ YAML_LIMITS = Limits(4 * 1024 * 1024, 200_000, "more than any CDI specification 
 def judge(file: Path) -> tuple[Spec | None, list[str]]:
     """What a file says, None where it makes no sense, and a sentence for each thing that is wrong with it."""
     try:
-        content = _standard_input() if str(file) == STANDARD_INPUT else read_bounded(file)
+        content = _standard_input() if str(file) == STANDARD_INPUT else read_file(file, MAX_BYTES)
+    except UnfitFileError as error:
+        return None, [f"it {error.strerror}"]
     except OSError as error:
         return None, [printable(error.strerror or str(error))]
     return judge_content(content)
@@ -50,10 +52,7 @@ def printable(text: str) -> str:
 def _standard_input() -> bytes:
     if sys.stdin is None:
         raise OSError("standard input is closed")
-    content = sys.stdin.buffer.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise OSError(f"it is larger than {MAX_BYTES} bytes")
-    return content
+    return content(sys.stdin.buffer, MAX_BYTES)
 
 
 class _TwiceError(ValueError):

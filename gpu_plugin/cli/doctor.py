@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_options
+from gpu_plugin.cli.options import given_flags, read_written, with_hidden_options
 from gpu_plugin.cli.output import PROBLEM_FOUND, SUCCESS, coloured, output_options, structured, width, wrapped
+from gpu_plugin.config import document
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.resolve import chosen, resolve
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.runtime.printable import encodable, printable
 
 if TYPE_CHECKING:
+    from gpu_plugin.doctor.facts import Known
     from gpu_plugin.doctor.finding import Finding
 
 _COLOURS = {"failed": "Unhealthy", "warning": "degraded"}
@@ -47,7 +50,7 @@ def command(output: str, timeout: str, **given: object) -> int:
         patience = duration(0.1, 600)(timeout)
     except ValueError as error:
         raise click.UsageError(f"--timeout: {error}", click.get_current_context()) from None
-    asked = _asked(given_flags(given))
+    asked = _asked(given_flags(given), patience)
     found = _found(asked, patience)
     if output == "text":
         click.echo("\n".join(lines(found, width())))
@@ -142,36 +145,78 @@ class _Asked(NamedTuple):
     """What is asked for: settings, what is wrong with the config file where they do without it, and the file they come from."""
 
     settings: Settings
-    refused: str = ""
+    refused: "Known[str]" = ""
     file: str = ""
 
 
-def _asked(flags: dict[str, object]) -> _Asked:
+class _HangingFileError(Exception):
+    """A config file was not read in time; the text says which, and in what time."""
+
+
+def _asked(flags: dict[str, object], patience: float) -> _Asked:
     """What flags, environment and file ask for. Raises UsageError where that cannot be even without the file."""
+    from gpu_plugin.doctor.facts import Unknown  # noqa: PLC0415 - usage and help need none of it
+
     try:
-        settings = settings_from(flags, os.environ)
-        chosen = _chosen(settings)
-        if chosen:
-            return _Asked(settings_from(flags, os.environ, chosen), file=chosen)
+        named = chosen(flags, os.environ)
+        settings = resolve(flags, os.environ, _document(named, patience) if named else None)
+        labelled = _labelled(settings, patience)
+        if labelled:
+            return _Asked(resolve(flags, os.environ, _document(labelled, patience)), file=labelled)
         return _Asked(settings, file=settings.config_file)
+    except _HangingFileError as error:
+        refused: Known[str] = Unknown(str(error), hung=True)
     except ConfigError as error:
-        without = {name: value for name, value in flags.items() if name != "config_file"}
-        environ = {name: value for name, value in os.environ.items() if name != "CONFIG_FILE"}
+        refused = " ".join(str(error).split())
+    without = {name: value for name, value in flags.items() if name != "config_file"}
+    environ = {name: value for name, value in os.environ.items() if name != "CONFIG_FILE"}
+    try:
+        return _Asked(resolve(without, environ), refused)
+    except ConfigError as error:
+        raise click.UsageError(str(error), click.get_current_context()) from None
+
+
+def _document(file: str, patience: float) -> document.Document:
+    """What a config file says, read in a process of its own: the disk that it lies on may hold whoever reads it.
+
+    Raises _HangingFileError, and ConfigError where it cannot be read or is no YAML.
+    """
+    from gpu_plugin.doctor.apart import ApartError, StuckError, apart  # noqa: PLC0415 - usage and help need none of it
+
+    def read() -> bytes:
         try:
-            return _Asked(settings_from(without, environ), " ".join(str(error).split()))
-        except ConfigError:
-            raise click.UsageError(str(error), click.get_current_context()) from None
+            return b"+" + read_written(file, "--config-file ")
+        except ConfigError as error:
+            return b"-" + os.fsencode(str(error))
+
+    try:
+        told = apart(read, patience)
+    except StuckError:
+        raise _HangingFileError(f"--config-file {file}: no answer within {round(patience, 1):g} s") from None
+    except ApartError as error:
+        raise ConfigError(f"--config-file {file}: {error}") from None
+    if told[:1] == b"-":
+        raise ConfigError(os.fsdecode(told[1:]))
+    return document.parse(told[1:], file)
 
 
-def _chosen(settings: Settings) -> str:
-    """The file that a label of the Node names, as a running daemon says it; empty where it does not."""
+def _labelled(settings: Settings, patience: float) -> str:
+    """The file that a label of the Node names, as a running daemon says it; empty where it does not, or not in time."""
     if not settings.config_file_srcdir:
         return ""
-    from gpu_plugin import control  # noqa: PLC0415 - only who has such a directory needs it
+    from gpu_plugin.doctor.apart import ApartError, apart  # noqa: PLC0415 - only who has such a directory needs it
+
+    def ask() -> bytes:
+        from gpu_plugin import control  # noqa: PLC0415
+
+        try:
+            told = control.request(Path(settings.state_dir), "status")
+        except control.ControlError:
+            return b""
+        file = told.get("configuration", {}).get("file", "")
+        return os.fsencode(file) if isinstance(file, str) else b""
 
     try:
-        told = control.request(Path(settings.state_dir), "status")
-    except control.ControlError:
+        return os.fsdecode(apart(ask, patience))
+    except ApartError:
         return ""
-    file = told.get("configuration", {}).get("file", "")
-    return file if isinstance(file, str) else ""

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from gpu_plugin.cli.output import NO_DAEMON, SUCCESS, harmless, output_options, structured, width, wrapped
-from gpu_plugin.cli.running_daemon import NoDaemon, ask, gpus_option, state_dir_option, utc
+from gpu_plugin.cli.running_daemon import NoDaemon, ask, gpus_option, state_dir_option
+from gpu_plugin.config.times import utc
 from gpu_plugin.state.event_store import KEPT, KINDS
 
 DAY = 86400

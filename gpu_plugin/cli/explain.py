@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from gpu_plugin.cli.output import PROBLEM_FOUND, SUCCESS, coloured, harmless, output_options, structured, width, wrapped
-from gpu_plugin.cli.running_daemon import ask, gpus_option, state_dir_option, utc
+from gpu_plugin.cli.running_daemon import ask, gpus_option, state_dir_option
+from gpu_plugin.config.times import utc
 
 _SPANS = ((86400, "d"), (3600, "h"), (60, "min"))
 

@@ -83,9 +83,9 @@ def _control(settings: Settings, binary: str | None) -> Sequence[str]:
 
 
 def _mount_shm(settings: Settings) -> int:
+    from gpu_plugin.devices.mps_paths import shm_directory  # noqa: PLC0415
     from gpu_plugin.mps import directories  # noqa: PLC0415
     from gpu_plugin.mps.errors import MpsError  # noqa: PLC0415
-    from gpu_plugin.mps.plan import shm_directory  # noqa: PLC0415
 
     root = directories.root_here(settings.mps_root)
     shm, size = Path(shm_directory(str(root))), directories.half_of_memory()

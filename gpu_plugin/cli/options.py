@@ -1,9 +1,6 @@
 """The options that `run` and its companions take, and the settings that a command line asks for with them."""
 
-import errno
-import os
 import re
-import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,9 +15,7 @@ from gpu_plugin.config.options import OPTIONS, Option
 from gpu_plugin.config.resolve import chosen, resolve
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.values import AUTO
-
-_NULL = os.makedev(1, 3)
-"""/dev/null (devices.txt of the kernel's documentation), which some name to have no file."""
+from gpu_plugin.runtime.regular_file import open_file
 
 
 def settings_from(flags: Mapping[str, object], environ: Mapping[str, str], file: str | Path | None = None) -> Settings:
@@ -44,27 +39,22 @@ def read_document(file: str | Path, named_by: str = "") -> Document:
 
     Raises ConfigError where it cannot be read (told with what named it) or is no YAML.
     """
+    return document.parse(read_written(file, named_by), str(file))
+
+
+def read_written(file: str | Path, named_by: str = "") -> bytes:
+    """As much of a config file as tells that it is too long. Raises ConfigError where it cannot be read, as `read_document`."""
     try:
-        written = _read(file)
+        return regular_file(file)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        reason = error.strerror if isinstance(error, OSError) else str(error)  # a name with a zero byte is a ValueError
         raise ConfigError.of([Fault(reason or "cannot be read", f"{named_by}{file}")]) from None
-    return document.parse(written, str(file))
 
 
-def _read(file: str | Path) -> bytes:
-    """As much of a file as tells that it is too long. Raises OSError or ValueError."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        there = os.fstat(descriptor)
-        if stat.S_ISDIR(there.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not stat.S_ISREG(there.st_mode) and there.st_rdev != _NULL:
-            raise ValueError("is not a regular file")
-        with os.fdopen(descriptor, "rb", closefd=False) as stream:
-            return stream.read(document.MAX_BYTES + 1)
-    finally:
-        os.close(descriptor)
+def regular_file(file: str | Path) -> bytes:
+    """The first bytes of a regular file or of /dev/null, one more than a config file has. Raises OSError or ValueError."""
+    with open_file(file, null=True) as stream:
+        return stream.read(document.MAX_BYTES + 1)
 
 
 def given_flags(given: Mapping[str, object]) -> dict[str, object]:
@@ -129,7 +119,15 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "node_label",
         "kubeconfig",
     ),
-    "Logs and probes": ("log_format", "log_level", "http_address", "pod_metrics", "status_page", "event_loop"),
+    "Logs and probes": (
+        "log_format",
+        "log_level",
+        "http_address",
+        "pod_metrics",
+        "status_page",
+        "status_page_hosts",
+        "event_loop",
+    ),
     "The Kubernetes Node": (
         "node_events",
         "pod_events",

@@ -13,7 +13,7 @@ from typing import Any, Self, TextIO
 
 import click
 
-from gpu_plugin.cli.running_daemon import utc
+from gpu_plugin.config.times import utc
 from gpu_plugin.runtime.printable import printable
 
 SUCCESS, PROBLEM_FOUND, USAGE, NO_DAEMON, NO_OUTPUT = 0, 1, 2, 3, 4

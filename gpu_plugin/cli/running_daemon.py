@@ -1,6 +1,5 @@
 """What verbs share that talk to the running daemon: how it is found, how a GPU or a time is named, what a refusal looks like."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,6 @@ class NoDaemon(click.ClickException):
     """No daemon answers."""
 
     exit_code = 3
-
-
-def utc(seconds: float) -> str:
-    """Unix time for people: 2026-11-21 09:26:49 UTC."""
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def ask(state_dir: Path, verb: str, gpu: str | None, **fields: object) -> dict[str, Any]:

@@ -12,14 +12,12 @@ from gpu_plugin.cli.allocation_answer import Answer, answer_to
 from gpu_plugin.cli.allocation_request import Served, request, served, simulated
 from gpu_plugin.cli.running_daemon import state_dir_option
 from gpu_plugin.cli.topology_source import simulate_option
-from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
+from gpu_plugin.config.choices import ALLOCATION_POLICIES
 
 if TYPE_CHECKING:
-    from gpu_plugin.placement.groups import LinkGroups
-    from gpu_plugin.placement.report import HeldBack, Offered
     from gpu_plugin.placement.topology import Topology
-
-_POLICIES = (DISTRIBUTED, PACKED, SPREAD)
+    from gpu_plugin.placement_views.groups import LinkGroups
+    from gpu_plugin.placement_views.report import HeldBack, Offered
 
 _LIST = "GPUs or MIG devices by index, range, uuid (or how one begins) or PCI bus id, such as 0,2-5"
 
@@ -54,7 +52,7 @@ _LIST = "GPUs or MIG devices by index, range, uuid (or how one begins) or PCI bu
 )
 @click.option(
     "--policy",
-    metavar=f"[{'|'.join(_POLICIES)}]",
+    metavar=f"[{'|'.join(ALLOCATION_POLICIES)}]",
     help="Which GPUs replicas and MIG devices are taken from. [default: the daemon's; with --simulate, distributed]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
@@ -77,8 +75,8 @@ def command(
         raise click.UsageError(f"--size: {size}: a container asks for at least one")
     if available and taken:
         raise click.UsageError("--taken: what is taken says what is free: leave out --available")
-    if policy is not None and policy not in _POLICIES:
-        raise click.UsageError(f"--policy: {policy!r} is none of {', '.join(_POLICIES)}")
+    if policy is not None and policy not in ALLOCATION_POLICIES:
+        raise click.UsageError(f"--policy: {policy!r} is none of {', '.join(ALLOCATION_POLICIES)}")
     if resource is not None and simulate is not None:
         raise click.UsageError("--resource: a simulated node serves none: leave it out, or ask the running daemon")
     what = (
@@ -112,10 +110,10 @@ def _json(what: Served, answer: Answer, *, named: bool) -> Mapping[str, object]:
             told[f"{name}_counts"] = {hardware[at].index: len(each) for at, each in ids.items()}
     told["choice"] = _choice_json(answer, answer.gpus) | (
         {"counts": {hardware[at].index: count for at, count in answer.counts.items()}, "ids": list(answer.ids)}
-        if answer.choice is None
-        else {"exact": answer.choice.exact, "how": answer.choice.why}
+        if answer.shared
+        else {"exact": answer.exact, "how": answer.how}
     )
-    told["runner_up"] = _choice_json(answer, answer.runner_up.gpus) if answer.runner_up else None
+    told["runner_up"] = _choice_json(answer, answer.runner_up) if answer.runner_up else None
     told["why"] = answer.why
     if what.live:
         for name, held in (("left_out", [] if named else what.left_out), ("not_offered", answer.not_offered(what))):
@@ -137,16 +135,16 @@ def _index(each: "Offered | HeldBack") -> int | str:
 
 def _text(what: Served, answer: Answer, *, named: bool) -> Iterator[str]:
     """The answer for people."""
-    from gpu_plugin.placement.matrix import held_back_words  # noqa: PLC0415
+    from gpu_plugin.placement_views.matrix import held_back_words  # noqa: PLC0415
 
     yield f"choice     {_gpus(answer, answer.gpus)}"
     if what.live:
         yield f"resource   {what.resource.name}"
-    if answer.choice is None:
+    if answer.shared:
         yield f"policy     {what.resource.policy}"
     else:
-        yield f"how        {'exact' if answer.choice.exact else 'not exact'}: {answer.choice.why}"
-        yield f"runner-up  {_gpus(answer, answer.runner_up.gpus) if answer.runner_up else 'none'}"
+        yield f"how        {'exact' if answer.exact else 'not exact'}: {answer.how}"
+        yield f"runner-up  {_gpus(answer, answer.runner_up) if answer.runner_up else 'none'}"
     yield f"why        {answer.why}"
     if what.left_out and not named:
         yield f"left out   {held_back_words(what.left_out)}"
@@ -175,7 +173,7 @@ def _devices(hardware: "Sequence[Offered]", answer: Answer) -> Iterator[str]:
 
 def _pairs(groups: "LinkGroups", topology: "Topology", gpus: Sequence[int]) -> Iterator[str]:
     """A line for each pair of a choice: how it is linked, and its score."""
-    from gpu_plugin.placement.matrix import word  # noqa: PLC0415
+    from gpu_plugin.placement_views.matrix import word  # noqa: PLC0415
 
     pairs = [
         (f"{groups.gpus[a].index}-{groups.gpus[b].index}", word(groups.links[a][b]), str(topology.scores[a][b]))

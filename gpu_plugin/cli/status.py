@@ -23,7 +23,8 @@ from gpu_plugin.cli.output import (
     width,
     wrapped,
 )
-from gpu_plugin.cli.running_daemon import ask, state_dir_option, utc
+from gpu_plugin.cli.running_daemon import ask, state_dir_option
+from gpu_plugin.config.times import utc
 from gpu_plugin.daemon.node_status import complaints, unusable
 from gpu_plugin.runtime.printable import printable
 from gpu_plugin.telemetry.metrics import metrics

@@ -1,7 +1,6 @@
 """`gpu-plugin uninstall`: deletes DaemonSets and has their nodes cleaned up."""
 
 import os
-import signal
 from pathlib import Path
 
 import click
@@ -38,7 +37,8 @@ def command(namespace: str, daemonsets: tuple[str, ...], seconds: str, kubeconfi
 
     from gpu_plugin.cluster.connection import UnreachableError, require_client  # noqa: PLC0415
     from gpu_plugin.cluster.daemonset import opened  # noqa: PLC0415
-    from gpu_plugin.runtime.named_file import require_file  # noqa: PLC0415
+    from gpu_plugin.runtime.regular_file import require_file  # noqa: PLC0415
+    from gpu_plugin.runtime.signals import told_to_stop  # noqa: PLC0415
     from gpu_plugin.sources.source import MAX_KUBECONFIG  # noqa: PLC0415
     from gpu_plugin.uninstall.nodes import clean  # noqa: PLC0415
     from gpu_plugin.uninstall.template import ForeignDaemonSetError  # noqa: PLC0415
@@ -73,11 +73,9 @@ def command(namespace: str, daemonsets: tuple[str, ...], seconds: str, kubeconfi
 
     async def until_told(tasks: anyio.abc.TaskGroup) -> None:
         nonlocal broken_off
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for _ in signals:
-                broken_off = True
-                tasks.cancel_scope.cancel()
-                return
+        await told_to_stop()
+        broken_off = True
+        tasks.cancel_scope.cancel()
 
     try:
         require_client("uninstall", "")

@@ -9,8 +9,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from gpu_plugin.cluster.node_condition import spelled
 from gpu_plugin.cluster.rates import TokenBucket
+from gpu_plugin.config.times import rfc3339
 
 SIMILAR = 10
 SIMILAR_WITHIN = 600.0
@@ -66,7 +66,7 @@ class Told:
 
     def document(self, host: str, uid: str = "") -> dict[str, object]:
         """The whole Event (core/v1); `host` is the Node that reports, `uid` that of the object where the news do not say it."""
-        about, at = self.news.about, spelled(self.news.at)
+        about, at = self.news.about, rfc3339(self.news.at)
         reference = {"apiVersion": "v1", "kind": about.kind, "name": about.name, "uid": about.uid or uid}
         return {
             "apiVersion": "v1",
@@ -79,14 +79,14 @@ class Told:
             "source": {"component": SOURCE, "host": host},
             "reportingComponent": SOURCE,
             "reportingInstance": host,
-            "firstTimestamp": spelled(self.first),
+            "firstTimestamp": rfc3339(self.first),
             "lastTimestamp": at,
             "count": self.count,
         }
 
     def changes(self) -> dict[str, object]:
         """What differs from the Event that there is."""
-        return {"count": self.count, "lastTimestamp": spelled(self.news.at), "message": self.news.message}
+        return {"count": self.count, "lastTimestamp": rfc3339(self.news.at), "message": self.news.message}
 
     @property
     def namespace(self) -> str:

@@ -13,6 +13,7 @@ import anyio
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.correlation import Correlator, News, Object, Told, keep
 from gpu_plugin.cluster.node_api import NodeApi
+from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class EventWriter:
 
     async def run(self) -> None:
         """Writes what there is, the oldest first. Never returns."""
-        failures = 0
+        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
         while True:
             if not self._waiting:
                 await self._bell.wait()
@@ -105,13 +106,11 @@ class EventWriter:
                 async with self._api.session():
                     while self._waiting:
                         await self._write_oldest()
-                        failures = 0
+                        backoff.succeeded()
             except UnreachableError as error:
-                failures += 1
                 if not self._troubles:
                     self._say("", str(error))
-                pause = min(FIRST_PAUSE * 2.0 ** min(failures - 1, 16), LONGEST_PAUSE)
-                await anyio.sleep(pause * (1 + self._dice() / 2))
+                await anyio.sleep(backoff.failed(self._clock(), self._dice()))
 
     async def _write_oldest(self) -> None:
         """Writes the oldest. Raises UnreachableError where the server cannot be asked, or this Event has tries left."""

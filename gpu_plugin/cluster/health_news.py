@@ -18,18 +18,7 @@ from gpu_plugin.runtime.printable import printable
 
 UNHEALTHY, DEGRADED, HEALTHY, APPLICATION = "GPUUnhealthy", "GPUDegraded", "GPUHealthy", "ApplicationError"
 CORDONED, UNCORDONED, RELEASED, RESUMED = "GPUCordoned", "GPUUncordoned", "GPUReleased", "GPUResumed"
-
-REASONS: Mapping[str, str] = {
-    UNHEALTHY: "a GPU or MIG device became Unhealthy, or for one more cause",
-    DEGRADED: "it is worth a look and still given to pods; or no longer Unhealthy, and not sound yet",
-    HEALTHY: "nothing is held against it any more",
-    APPLICATION: "a program on it failed by its own fault, as an Xid tells; the GPU is sound",
-    CORDONED: "an operator, or the Node's annotation, holds it back",
-    UNCORDONED: "that is over",
-    RELEASED: "an operator has released it for maintenance",
-    RESUMED: "that is over",
-}
-"""Every reason, and what it means."""
+"""The reasons of Events; docs/cluster.md says what each means."""
 
 
 def reason(change: Transition) -> str:

@@ -20,6 +20,7 @@ import msgspec
 
 from gpu_plugin.cluster.answers import Request, exchange, metadata_of, status_of
 from gpu_plugin.cluster.connection import UnreachableError, connect
+from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
 
 if TYPE_CHECKING:
     import httpx2
@@ -201,6 +202,7 @@ class NodeApi:
         """
         needed = "get and patch of nodes in the core API group"
         wanted: list[Taint] = [{"key": key, "effect": effect}] if effect else []
+        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
         for attempt in range(ATTEMPTS):
             state = known if known is not None else await self.read()
             known = None
@@ -219,7 +221,7 @@ class NodeApi:
             except _AnsweredError as answered:
                 if attempt + 1 == ATTEMPTS:
                     raise answered.error from None
-                await self._pause(attempt, answered.pause)
+                await self._pause(backoff, answered.pause)
             else:
                 return True
         raise AssertionError  # the last attempt returns or raises
@@ -292,24 +294,24 @@ class NodeApi:
             _AnsweredError: the object has changed meanwhile, and the caller must read it again.
         """
         async with self.session():
-            attempt = 0
+            backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
             while True:
-                pause: float | None = None
+                asked: float | None = None
+                last = backoff.failures + 1 == ATTEMPTS
                 try:
                     return await self._once(request)
                 except _AnsweredError as answered:
                     if answered.code == HTTPStatus.CONFLICT and answered.worth_another and not again_on_conflict:
                         raise
-                    if not answered.worth_another or attempt + 1 == ATTEMPTS:
+                    if not answered.worth_another or last:
                         raise answered.error from None
-                    pause = answered.pause
+                    asked = answered.pause
                     log.debug("%s %s: %s; asking again", request.method, request.path, answered.error)
                 except UnreachableError as error:
-                    if attempt + 1 == ATTEMPTS:
+                    if last:
                         raise
                     log.debug("%s %s: %s; asking again", request.method, request.path, error)
-                await self._pause(attempt, pause)
-                attempt += 1
+                await self._pause(backoff, asked)
 
     async def _once(self, request: Request) -> bytes:
         client = _client.get()
@@ -329,9 +331,13 @@ class NodeApi:
             said.kind = status.reason
         raise _AnsweredError(response.status_code, status.reason, said, _retry_after(response.headers))
 
-    async def _pause(self, attempt: int, asked: float | None) -> None:
-        pause = FIRST_PAUSE * 2.0**attempt if asked is None else asked
-        await anyio.sleep(min(pause, LONGEST_PAUSE) * (1 + self._dice() / 2))
+    async def _pause(self, backoff: Backoff, asked: float | None) -> None:
+        """Waits after a failure; `asked`: for so many seconds, as the server wants it, instead."""
+        now, dice = anyio.current_time(), self._dice()
+        pause = backoff.failed(now, dice)
+        if asked is not None:
+            pause = Backoff(asked, LONGEST_PAUSE, IN_CLUSTER).failed(now, dice)
+        await anyio.sleep(pause)
 
 
 def _decoded(content: bytes, kind: type[T]) -> T:

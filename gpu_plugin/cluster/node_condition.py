@@ -7,12 +7,13 @@ it is, as with node-problem-detector's.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from gpu_plugin.cluster.gpu_fitness import Fitness, GpuFitness
 from gpu_plugin.cluster.node_api import Condition
 from gpu_plugin.cluster.rates import TokenBucket
+from gpu_plugin.config.times import rfc3339
 
 CONDITION: Final = "GPUHealthy"
 TAINT: Final = "nvidia.com/gpu-unhealthy"
@@ -115,7 +116,7 @@ class ConditionClock:
     def next(self, wants: Wanted, unix: float, dice: float) -> Condition:
         """The condition as it is to be written now; `dice` in [0, 1) spreads the next heartbeat."""
         self._spread = SPREAD * dice
-        known, at = self._known, spelled(unix)
+        known, at = self._known, rfc3339(unix)
         same = known is not None and known.status == wants.status and known.last_transition_time
         since = known.last_transition_time if known is not None and same else at
         return Condition(CONDITION, wants.status, wants.reason, wants.message, at, since)
@@ -131,11 +132,6 @@ class ConditionClock:
         if known is None or (known.status, known.reason) != (wants.status, wants.reason):
             return True
         return self._cause != wants.cause and known.message != wants.message
-
-
-def spelled(unix: float) -> str:
-    """Unix time as RFC 3339 in whole seconds."""
-    return datetime.fromtimestamp(int(unix), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parsed(text: str) -> float:

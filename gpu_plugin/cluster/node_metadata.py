@@ -26,6 +26,7 @@ from gpu_plugin.cluster.answers import (
     status_of,
 )
 from gpu_plugin.cluster.connection import ANSWER_TIMEOUT, UnreachableError, connect, keep_alive, require_client
+from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
 
 if TYPE_CHECKING:
     import httpx2
@@ -79,11 +80,6 @@ Troubled = Callable[[str], object]
 
 def _unheard(_: object) -> None:
     """Nobody wants to know."""
-
-
-def pause(failures: int, dice: float) -> float:
-    """Seconds until the next attempt after so many failures in a row, at least 1; `dice` in [0, 1) spreads a cluster's nodes."""
-    return float(min(FIRST_PAUSE * 2.0 ** min(failures - 1, 16), LONGEST_PAUSE) * (0.5 + dice / 2))
 
 
 class _Follower:
@@ -156,7 +152,7 @@ class NodeMetadata:
         import httpx2  # noqa: PLC0415 - as in connect
         from lightkube.core.exceptions import ConfigError as CredentialsError  # noqa: PLC0415
 
-        failures = 0
+        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
         while True:
             began = anyio.current_time()
             self._following = ended = False
@@ -176,12 +172,12 @@ class NodeMetadata:
             except (OSError, ValueError, KeyError, RecursionError, msgspec.MsgspecError, CredentialsError) as error:
                 self._say("answer", f"the Kubernetes API cannot be used: {error!r}")
             if self._following and anyio.current_time() - began >= STABLE:
-                failures = 0
+                backoff.succeeded()
                 self._said.clear()
             if not ended:
                 self._version = ""  # whatever was missed is mended by beginning anew
-            failures += 1
-            await anyio.sleep(pause(failures, random.random()))  # noqa: S311 - spreads retries, keeps no secret
+            pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries, keeps no secret
+            await anyio.sleep(pause)
 
     async def _follow_once(self) -> None:
         """Has the Node told, unless it is known where to go on, then hears of changes until the server ends its answer."""

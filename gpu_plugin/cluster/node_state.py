@@ -4,7 +4,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio
 
@@ -13,6 +13,7 @@ from gpu_plugin.cluster.gpu_fitness import GpuFitness
 from gpu_plugin.cluster.left import Left
 from gpu_plugin.cluster.node_api import NodeApi, NodeState
 from gpu_plugin.cluster.node_condition import CONDITION, TAINT, ConditionClock, Wanted, tainted, wanted
+from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
@@ -56,23 +57,20 @@ class Seen:
 
 @dataclass(slots=True)
 class _Attempts:
-    """How it goes with one of the two: why the newest attempt failed, how many did in a row, and when the next is due."""
+    """How it goes with one of the two: why the newest attempt failed, when, and when the next is due."""
 
     trouble: str = ""
-    failures: int = 0
     failed_at: float = 0.0
-    not_before: float = 0.0
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER))
 
     def failed(self, why: str, now: float, dice: float) -> None:
         """It was in vain at `now`, in seconds of a steady clock; `dice` in [0, 1) spreads a cluster's nodes."""
         self.trouble, self.failed_at = why, now
-        pause = min(FIRST_PAUSE * 2.0 ** min(self.failures, 16), LONGEST_PAUSE)
-        self.failures += 1
-        self.not_before = now + pause * (0.5 + dice)
+        self.backoff.failed(now, dice)
 
     def hasten(self) -> None:
         """What is wanted has changed: it is tried as soon as after a first failure."""
-        self.not_before = min(self.not_before, self.failed_at + FIRST_PAUSE)
+        self.backoff.not_before = min(self.backoff.not_before, self.failed_at + FIRST_PAUSE)
 
 
 class NodeStateKeeper:
@@ -145,8 +143,8 @@ class NodeStateKeeper:
         wants = wanted(seen.gpus, seen.trouble, now - self._began) if asked.condition else None
         effect = self._wanted_effect(asked, seen)
         condition_due = self._condition_due(wants, now) or (self._left.condition and not asked.condition)
-        condition_due = condition_due and now >= self._condition.not_before
-        taint_due = self._taint_due(effect, now) and now >= self._taint.not_before
+        condition_due = condition_due and self._condition.backoff.due(now)
+        taint_due = self._taint_due(effect, now) and self._taint.backoff.due(now)
         if condition_due or taint_due:
             try:
                 async with self._api.session():
@@ -155,7 +153,7 @@ class NodeStateKeeper:
                     if condition_due:
                         await self._try_condition(asked, wants, now)
                         state = None
-                    if effect is not None and self._taint_due(effect, now) and now >= self._taint.not_before:
+                    if effect is not None and self._taint_due(effect, now) and self._taint.backoff.due(now):
                         await self._try_taint(effect, now, state)
             except UnreachableError as error:
                 if condition_due:
@@ -164,7 +162,9 @@ class NodeStateKeeper:
                     self._taint.failed(str(error), now, self._dice())
         if self._left.condition and not asked.condition and not self._condition.trouble:
             return SOON
-        tried_again = [each.not_before - self._clock() for each in (self._condition, self._taint) if each.trouble]
+        tried_again = [
+            each.backoff.not_before - self._clock() for each in (self._condition, self._taint) if each.trouble
+        ]
         return max(SOON, min([LOOK, *tried_again]))
 
     async def _look(self) -> None:

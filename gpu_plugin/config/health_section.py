@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpu_plugin.config import values
+from gpu_plugin.config.choices import HEALTH_SIGNALS
 from gpu_plugin.config.schema import Branch, Leaf, Table
 from gpu_plugin.config.values import reading
-from gpu_plugin.config.verdicts import MAX_XID, SIGNAL_VERDICTS, SIGNALS, XID_CLASSES, XID_VERDICTS, Verdicts
+from gpu_plugin.config.verdicts import MAX_XID, SIGNAL_VERDICTS, XID_CLASSES, XID_VERDICTS, Verdicts
 
 _CLASSES: Mapping[str, str] = dict(
     zip(
@@ -40,7 +41,7 @@ HEALTH = Branch(
             "what Xids mean that have no number of their own here, by what proves that one is over",
         ),
         "signals": Branch(
-            {name: Leaf(values.choice(*SIGNAL_VERDICTS), f"what the signal {name} means") for name in SIGNALS},
+            {name: Leaf(values.choice(*SIGNAL_VERDICTS), about) for name, about in HEALTH_SIGNALS.items() if about},
             "what health signals mean while they are open",
         ),
     },

@@ -9,9 +9,6 @@ For the same reason a file that was chosen before is never replaced by `empty`, 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-NODE_LABEL = "nvidia.com/device-plugin.config"
-"""The label's name unless told otherwise, NVIDIA's."""
-
 NO_FILE = ""
 """What stands for no config file at all: flags and environment only."""
 

@@ -7,8 +7,9 @@ api/config/v1/flags.go) and of its config-manager (cmd/config-manager/main.go), 
 from dataclasses import dataclass
 
 from gpu_plugin.config import settings, values
+from gpu_plugin.config.choices import ALLOCATION_POLICIES, DEVICE_LIST_STRATEGIES, MIG_STRATEGIES, listed
 from gpu_plugin.config.device_names import selected_gpus
-from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
+from gpu_plugin.config.sharing import DISTRIBUTED
 from gpu_plugin.config.values import Reading
 
 
@@ -71,8 +72,8 @@ NVIDIA: tuple[Option, ...] = (
         "mig_strategy",
         "flags.migStrategy",
         "none",
-        values.choice("none", "single", "mixed"),
-        "how MIG devices are offered: none of them, as nvidia.com/gpu, or as nvidia.com/mig-<profile>",
+        values.choice(*MIG_STRATEGIES),
+        f"how MIG devices are offered: {listed(MIG_STRATEGIES)}",
     ),
     _switch(
         "fail_on_init_error",
@@ -105,8 +106,8 @@ NVIDIA: tuple[Option, ...] = (
         "device_list_strategy",
         "flags.plugin.deviceListStrategy",
         "envvar",
-        values.choices("envvar", "volume-mounts", "cdi-annotations", "cdi-cri", exclusive=values.AUTO),
-        "how the runtime is told of devices, one or several of envvar, volume-mounts, cdi-annotations, cdi-cri; "
+        values.choices(*DEVICE_LIST_STRATEGIES, exclusive=values.AUTO),
+        f"how the runtime is told of devices, one or several of {listed(DEVICE_LIST_STRATEGIES)}; "
         "auto: cdi-cri where kubelet and runtime are known to take CDI device names, else envvar",
         many=True,
     ),
@@ -150,9 +151,8 @@ NVIDIA: tuple[Option, ...] = (
         "shared_devices_allocation_policy",
         "flags.plugin.sharedDevicesAllocationPolicy",
         DISTRIBUTED,
-        values.choice(DISTRIBUTED, PACKED, SPREAD),
-        "which GPUs shared devices are taken from: the least used, the most used, or as many different ones for a "
-        "container as possible",
+        values.choice(*ALLOCATION_POLICIES),
+        f"which GPUs shared devices are taken from: {listed(ALLOCATION_POLICIES)}",
     ),
     _option(
         "device_discovery_strategy",
@@ -319,6 +319,15 @@ OURS: tuple[Option, ...] = (
         "name the pods that hold devices in /metrics and on the status page, where the kubelet's PodResources service says so",
     ),
     _switch("status_page", "flags.statusPage", True, "serve the status page at / of the HTTP address"),
+    _option(
+        "status_page_hosts",
+        "flags.statusPageHosts",
+        "",
+        values.host_names,
+        "names under which that page is shown, besides localhost, the name of the node and all addresses; "
+        "*.example.com for all below example.com",
+        many=True,
+    ),
     _switch(
         "node_events",
         "flags.nodeEvents",
@@ -379,4 +388,15 @@ UNFLAGGED: tuple[Option, ...] = (
     Option("xid_config", (), ("XID_CONFIG",), "", "", values.text, _CRITICAL),
 )
 
-OPTIONS: tuple[Option, ...] = (*NVIDIA, *OURS, *UNFLAGGED)
+
+def settable(options: tuple[Option, ...]) -> tuple[Option, ...]:
+    """The same options. Raises LookupError for one whose value has no place in `Settings`."""
+    for option in options:
+        if option.name not in settings.Settings.__annotations__:
+            raise LookupError(
+                f"the option {option.name!r} has no field: add it, with its type, to Settings in gpu_plugin/config/settings.py"
+            )
+    return options
+
+
+OPTIONS = settable((*NVIDIA, *OURS, *UNFLAGGED))

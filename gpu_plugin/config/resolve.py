@@ -9,10 +9,15 @@ from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.options import OPTIONS, Option
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import MPS
+from gpu_plugin.config.socket_path import LONGEST, room
 from gpu_plugin.config.values import AUTO
 
 File = Document | Mapping[str, object] | None
 """A config file with its lines, one that is parsed only, or none."""
+
+
+SOCKET_NAME = 35
+"""Bytes that the shortest name of our sockets takes, with the slash before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +177,10 @@ def _contradictions(settings: Settings, document: Document) -> Iterator[tuple[Fa
             "the kubelet looks for our socket beside its own"
         )
         yield Fault(reason), {"kubelet_socket", "device_plugin_dir"}
-    # The kernel's limit for a socket path is 107 bytes (sun_path); our shortest file name needs up to 34 of them.
-    elif len(settings.socket_dir.encode(errors="surrogateescape")) > 72:
+    elif room(settings.socket_dir) < SOCKET_NAME:
         reason = (
-            f"--device-plugin-dir {settings.socket_dir}: too long, a socket in it would pass the kernel's 107 bytes; "
-            "use a path of at most 72 bytes"
+            f"--device-plugin-dir {settings.socket_dir}: too long, a socket in it would pass the kernel's {LONGEST} bytes; "
+            f"use a path of at most {LONGEST - SOCKET_NAME} bytes"
         )
         yield Fault(reason), {"kubelet_socket", "device_plugin_dir"}
     if settings.imex_required and settings.imex_channel_ids == AUTO:

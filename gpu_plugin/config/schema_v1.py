@@ -3,7 +3,7 @@
 Single values are those of `options.OPTIONS` that have a place in the file.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from gpu_plugin.config import values
@@ -11,7 +11,7 @@ from gpu_plugin.config.device_names import MAX_PATTERN, bounded_pattern
 from gpu_plugin.config.document import Document
 from gpu_plugin.config.errors import Fault
 from gpu_plugin.config.health_section import HEALTH
-from gpu_plugin.config.options import OPTIONS
+from gpu_plugin.config.options import OPTIONS, Option
 from gpu_plugin.config.schema import Branch, Leaf, Node, Rows
 from gpu_plugin.config.sharing import NamePattern
 from gpu_plugin.config.sharing_section import SHARING, resource_name
@@ -73,12 +73,18 @@ FOREIGN = (("flags", "useNodeFeatureAPI"), ("flags", "gfd"))
 """Places of what other programs read from the same file."""
 
 
-def _schema() -> Branch:
+def schema(options: Iterable[Option]) -> Branch:
+    """The whole file. Raises LookupError for an option in a section that there is not."""
     plugin: dict[str, Node] = {}
     flags: dict[str, Node] = {}
     branches: dict[str, dict[str, Node]] = {"flags": flags, "flags.plugin": plugin, "imex": {}, "selection": {}}
-    for option in OPTIONS:
+    for option in options:
         branch, _, key = option.file.rpartition(".")
+        if branch and branch not in branches:
+            raise LookupError(
+                f"the option {option.name!r} has a place in {branch} of the config file, and there is no such section: "
+                "add it to `schema` in gpu_plugin/config/schema_v1.py"
+            )
         if branch:
             branches[branch][key] = Leaf(option.parse, option.help, option.default)
     return Branch(
@@ -99,7 +105,7 @@ def _schema() -> Branch:
     )
 
 
-SCHEMA = _schema()
+SCHEMA = schema(OPTIONS)
 
 
 def name_patterns(

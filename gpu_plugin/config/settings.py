@@ -77,6 +77,7 @@ class Settings:
     vanished_gpu_retention: float
     pod_metrics: bool
     status_page: bool
+    status_page_hosts: tuple[str, ...]
     node_events: bool
     pod_events: bool
     node_condition: bool

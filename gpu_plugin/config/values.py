@@ -187,6 +187,18 @@ def texts(written: object) -> tuple[str, ...]:
     return tuple(stripped for item in items if (stripped := text(item).strip()))
 
 
+@reading(TEXTS)
+def host_names(written: object) -> tuple[str, ...]:
+    """Names of hosts as `texts` has them, in small letters; `*.` before one stands for any name below it."""
+    names = []
+    for item in texts(written):
+        name = item.lower().removesuffix(".")
+        if not _HOST.fullmatch(name.removeprefix("*.")):
+            raise ValueError(f"{item!r} is not the name of a host, such as gpus.example.com or *.example.com")
+        names.append(name)
+    return tuple(dict.fromkeys(names))
+
+
 @reading(
     {
         "anyOf": [

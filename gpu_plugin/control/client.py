@@ -40,7 +40,7 @@ def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
         raise ControlError(f"{verb}: {len(line)} bytes are too long for a request: up to {LONGEST_LINE} go")
     try:
         with socket.socket(socket.AF_UNIX) as connection:
-            deadline = time.monotonic() + protocol.SECONDS_TO_ANSWER + 1
+            deadline = time.monotonic() + protocol.PATIENCE
             with opened(state_dir) as directory:
                 _connect(connection, address_of(state_dir, directory), deadline)
             connection.settimeout(max(deadline - time.monotonic(), 0.001))

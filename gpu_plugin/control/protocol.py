@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from gpu_plugin.config.socket_path import room
+
 SOCKET = "control.sock"
 
 LONGEST_LINE = 64 * 1024
@@ -17,8 +19,8 @@ LONGEST_REPLY = 1024 * 1024
 SECONDS_TO_ANSWER = 10.0
 """How long a verb may take."""
 
-LONGEST_ADDRESS = 107
-"""sun_path has 108 bytes, the last a zero (unix(7))."""
+PATIENCE = SECONDS_TO_ANSWER + 1
+"""Seconds after which `request` gives up."""
 
 
 class ControlError(Exception):
@@ -69,4 +71,4 @@ def opened(state_dir: Path, *, make: bool = False) -> Iterator[int]:
 def address_of(state_dir: Path, directory: int) -> str:
     """The socket's path or, where that is too long for sun_path, a short one that leads to the same place."""
     path = str(state_dir / SOCKET)
-    return path if len(os.fsencode(path)) <= LONGEST_ADDRESS else f"/proc/self/fd/{directory}/{SOCKET}"
+    return path if room(path) >= 0 else f"/proc/self/fd/{directory}/{SOCKET}"

@@ -1,7 +1,7 @@
 """What the cluster is told of this node's GPUs, and which it has held back: Events, condition, taint, cordon by annotation.
 
     changes of health ──▶ Events on the Node, and on the pods that hold the GPU     cluster/events
-    the ledger ─────────▶ condition GPUHealthy and taint of the Node                cluster/node_state
+    health as published ▶ condition GPUHealthy and taint of the Node                cluster/node_state
     annotation ─────────▶ orders to the ledger                                      cluster/node_metadata, cordon_annotation
 
 Each part runs only while the settings ask for it, and follows them. Whatever the API server does, nothing else waits for it.
@@ -27,7 +27,7 @@ from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.health.ledger import Transition
 from gpu_plugin.health.observation import Order
 from gpu_plugin.health.signals.orders import ANNOTATED
-from gpu_plugin.inventory.snapshot import Snapshot
+from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet.pod_listing import HoldersByDevice
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import forever
@@ -63,7 +63,7 @@ class ClusterReporting:
         *,
         settings: Callable[[], Settings],
         health: HealthWatch,
-        snapshot: Callable[[], Snapshot],
+        store: SnapshotStore,
         holders: Callable[[], Awaitable[HoldersByDevice | None]],
         trouble: Callable[[], str | None],
         node: NodeMetadata,
@@ -76,7 +76,7 @@ class ClusterReporting:
         Args:
             settings: those in force.
             health: the ledger and its surroundings.
-            snapshot: what device ids mean now.
+            store: the hardware and its health as the kubelet is told of it, and what device ids mean now.
             holders: asks which containers hold what; None: not known.
             trouble: why no GPU can be reached; empty where one can, None while the first attempt is under way.
             node: the Node's annotations.
@@ -87,7 +87,7 @@ class ClusterReporting:
         first = settings()
         self._settings = settings
         self._health = health
-        self._snapshot = snapshot
+        self._store = store
         self._holders = holders
         self._trouble = trouble
         self._node = node
@@ -118,8 +118,6 @@ class ClusterReporting:
             if settings.pod_events and health_news.concerns_pods(change):
                 self._changes.append((change, now))
                 self._unasked.ring()
-        if self._keeper is not None:
-            self._keeper.changed()
 
     def changed(self) -> None:
         """The settings are others, or other GPUs were found."""
@@ -181,6 +179,7 @@ class ClusterReporting:
             async with anyio.create_task_group() as parts:
                 parts.start_soon(forever, "the writing of Kubernetes Events", events.run)
                 parts.start_soon(forever, "the condition and taint of the Node", self._keeper.run)
+                parts.start_soon(forever, "the news for condition and taint", self._follow_hardware)
                 parts.start_soon(forever, "the Events of pods", self._tell_pods)
                 parts.start_soon(forever, "the cordon by annotation", self._follow_annotation)
         finally:
@@ -230,6 +229,16 @@ class ClusterReporting:
         name, _ = self._reaching
         return Object("Node", name, uid=name)
 
+    async def _follow_hardware(self) -> None:
+        """Has condition and taint looked at anew whenever the health of any hardware is published as another."""
+        seen = self._store.current.hardware
+        while True:
+            await self._store.changed.wait()
+            if self._store.current.hardware is not seen:
+                seen = self._store.current.hardware
+                if self._keeper is not None:
+                    self._keeper.changed()
+
     async def _tell_pods(self) -> None:
         from gpu_plugin.cluster import health_news  # noqa: PLC0415 - as above
         from gpu_plugin.cluster.correlation import Object  # noqa: PLC0415
@@ -243,7 +252,7 @@ class ClusterReporting:
             held = await self._holders()
             if held is None:
                 continue
-            pods = health_news.pods_on(change, held, self._snapshot())
+            pods = health_news.pods_on(change, held, self._store.current)
             for namespace, pod in sorted(pods)[:MAX_PODS]:
                 about = Object("Pod", pod, namespace)
                 if (news := health_news.on_pod(change, self._health.gpus, about, at)) is not None:

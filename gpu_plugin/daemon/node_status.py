@@ -1,5 +1,6 @@
 """What `gpu-plugin status` is told, put together from what the parts know. Pure: takes every clock as an argument."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,12 +34,14 @@ class Listed:
     """What a snapshot's devices come to: made once for each snapshot, in some 50 ms where there are tens of thousands.
 
     `by_gpu` are all devices of each GPU, by its uuid; `telling` the first of those that no status tells apart: they are retired
-    or not, for the same reason. `resources` is what `resource` says of each.
+    or not, for the same reason. `resources` is what `resource` says of each. `unhealthy` counts the devices of each that only the
+    health of their hardware keeps from pods, by the uuids of the GPU and of what a container is told to see.
     """
 
     by_gpu: Mapping[str, Sequence[Device]] = field(default_factory=dict)
     telling: Mapping[str, Sequence[Device]] = field(default_factory=dict)
     resources: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    unhealthy: Mapping[str, Mapping[tuple[str, str], int]] = field(default_factory=dict)
 
 
 def listed(devices: Mapping[str, Sequence[Device]], counts: Mapping[str, Mapping[str, Any]]) -> Listed:
@@ -50,7 +53,13 @@ def listed(devices: Mapping[str, Sequence[Device]], counts: Mapping[str, Mapping
         for device in each:
             alike.setdefault((device.retired, device.reason), device)
         telling[uuid] = [*alike.values()]
-    return Listed(found, telling, {name: resource(each, devices[name]) for name, each in counts.items()})
+    unhealthy = {
+        name: Counter(
+            (each.gpu, each.visible_id) for each in some if not (each.healthy or each.retired or each.withheld)
+        )
+        for name, some in devices.items()
+    }
+    return Listed(found, telling, {name: resource(each, devices[name]) for name, each in counts.items()}, unhealthy)
 
 
 def gpu(
@@ -58,7 +67,7 @@ def gpu(
     health: Mapping[str, Any],
     standing: Standings,
     devices: Sequence[Device],
-    holders: Mapping[tuple[str, str], frozenset[str]] | None,
+    holders: Mapping[str, frozenset[str]] | None,
     readings: Newest | None = None,
 ) -> Mapping[str, object]:
     """One GPU at a glance.
@@ -68,7 +77,7 @@ def gpu(
         health: its entry of `Operations.health`: index, uuid, state, verdict, reasons.
         standing: what stands against it or a MIG device of it.
         devices: what of it is listed to the kubelet.
-        holders: pods by resource and device id, or None where the kubelet does not say.
+        holders: pods by device id, as `pods_by_id` gives them, or None where the kubelet does not say.
         readings: what looks read last; None before the first, and of a GPU that is at fault.
 
     Returns:
@@ -105,6 +114,21 @@ def held_back(standing: Standings) -> Sequence[str]:
     return () if rest else sorted(orders)
 
 
+def devices_held_back(unhealthy: Mapping[tuple[str, str], int], standings: Mapping[str, Standings]) -> int:
+    """How many devices nothing but orders of operators holds back: of those that `Listed.unhealthy` counts of a resource.
+
+    `standings` is what stands against each GPU, by its uuid. A MIG device with a fault of its own is none of them.
+    """
+    ordered = {uuid for uuid, standing in standings.items() if held_back(standing)}
+    faulty = {
+        (uuid, key.device)
+        for uuid in ordered
+        for key, _, verdict in standings[uuid]
+        if verdict is Verdict.FATAL and key.device
+    }
+    return sum(count for device, count in unhealthy.items() if device[0] in ordered and device not in faulty)
+
+
 def _verdicts(standing: Standings) -> Mapping[str, str]:
     """The worst verdict of each signal that stands, by its name."""
     worst: dict[str, Verdict] = {}
@@ -113,10 +137,17 @@ def _verdicts(standing: Standings) -> Mapping[str, str]:
     return {signal: verdict.name for signal, verdict in worst.items()}
 
 
-def _holders(devices: Sequence[Device], holders: Mapping[tuple[str, str], frozenset[str]]) -> list[str]:
+def pods_by_id(holders: Mapping[tuple[str, str], frozenset[str]]) -> Mapping[str, frozenset[str]]:
+    """The pods that hold each device id, whatever the resource: once for all GPUs, since there may be tens of thousands."""
+    found: dict[str, frozenset[str]] = {}
+    for (_, identifier), pods in holders.items():
+        found[identifier] = found[identifier] | pods if identifier in found else pods
+    return found
+
+
+def _holders(devices: Sequence[Device], holders: Mapping[str, frozenset[str]]) -> list[str]:
     """The pods that hold any of these devices."""
-    ids = {device.id for device in devices} if holders else set()
-    return sorted({pod for (_, identifier), pods in holders.items() if identifier in ids for pod in pods})
+    return sorted({pod for device in devices for pod in holders.get(device.id, ())}) if holders else []
 
 
 def resource(counts: Mapping[str, Any], devices: Sequence[Device]) -> Mapping[str, object]:

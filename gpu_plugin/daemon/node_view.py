@@ -27,7 +27,7 @@ from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.explain import explain
 from gpu_plugin.inventory.inventory import Inventory
-from gpu_plugin.inventory.snapshot import Snapshot, SnapshotStore
+from gpu_plugin.inventory.snapshot import ResourceView, Snapshot, SnapshotStore
 from gpu_plugin.kubelet.attribution import PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.holders import Pods
@@ -148,12 +148,12 @@ class AllocatedDevices:
 
 @dataclass(slots=True)
 class Made:
-    """What was made of the newest snapshot, and of the node: others who ask before either changes get the same."""
+    """What was made of the newest resources, and of the node: others who ask before either changes get the same."""
 
-    snapshot: Snapshot | None = None
+    resources: Mapping[str, ResourceView] | None = None
     listed: node_status.Listed = field(default_factory=node_status.Listed)
     node: Node | None = None
-    linked: Snapshot | None = None
+    linked: Mapping[str, ResourceView] | None = None
     topology: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -196,7 +196,9 @@ class NodeView:
         """What `at_a_glance` says, and which pods hold what, as far as the kubelet says so."""
         if request:
             raise ConfigError(f"{', '.join(sorted(request))}: not a field of this verb")
-        glance = self.at_a_glance(await self.holding_pods())
+        holding = await self.holding_pods()
+        await checkpoint()  # tens of milliseconds, where pods hold tens of thousands of devices, and as many follow
+        glance = self.at_a_glance(holding)
         told = {**glance, "attribution": None, "settings": self.configuration.in_full()}
         if self.configuration.settings.pod_metrics:
             held = await self.attribution.current()
@@ -230,22 +232,29 @@ class NodeView:
         """
         listed = self._listed()
         devices = listed.telling if holders is None else listed.by_gpu
+        held = None if holders is None else node_status.pods_by_id(holders)
         known = {gpu.uuid: gpu for gpu in self.health.gpus}
         health = self.operations.health()
         seen = cast("Sequence[Mapping[str, object]]", health["gpus"])
-        ledger = self.health.ledger
+        standings = {
+            uuid: self.health.ledger.standing(uuid, None) for each in seen if (uuid := str(each["uuid"])) in known
+        }
         gpus = [
             node_status.gpu(
                 known[uuid],
                 each,
-                ledger.standing(uuid, None),
+                standings[uuid],
                 devices.get(uuid, ()),
-                holders,
+                held,
                 self.health.readings.of(uuid),
             )
             for each in seen
-            if (uuid := str(each["uuid"])) in known
+            if (uuid := str(each["uuid"])) in standings
         ]
+        resources = {
+            name: {**each, "held_back": node_status.devices_held_back(listed.unhealthy.get(name, {}), standings)}
+            for name, each in listed.resources.items()
+        }
         now, unix = anyio.current_time(), time.time()
         return {
             "daemon": _process(self.now.started, unix),
@@ -273,7 +282,7 @@ class NodeView:
             "cdi": self._cdi_status(),
             "cluster": self.cluster.status(),
             "labels": {"way": self.configuration.settings.node_labels, "trouble": self.labels.trouble},
-            "resources": listed.resources,
+            "resources": resources,
             "health": {**health, "gpus": gpus},
             "counters": {
                 "snapshot_version": self.store.current.version,
@@ -283,11 +292,11 @@ class NodeView:
         }
 
     def _listed(self) -> node_status.Listed:
-        now = self.store.current
-        if self.made.snapshot is not now:
+        now = self.store.current.resources
+        if self.made.resources is not now:
             counts = cast("Mapping[str, Mapping[str, object]]", self.inventory.status())
-            devices = {name: view.resource.devices for name, view in now.resources.items()}
-            self.made.snapshot, self.made.listed = now, node_status.listed(devices, counts)
+            devices = {name: view.resource.devices for name, view in now.items()}
+            self.made.resources, self.made.listed = now, node_status.listed(devices, counts)
         return self.made.listed
 
     def _unwritten(self) -> str:
@@ -360,10 +369,10 @@ class NodeView:
         return self._topology()
 
     def _topology(self) -> Mapping[str, object]:
-        from gpu_plugin.placement.report import report  # noqa: PLC0415 - only those who ask pay for it
+        from gpu_plugin.placement_views.report import report  # noqa: PLC0415 - only those who ask pay for it
 
-        node, now = self.now.node, self.store.current
+        node, now = self.now.node, self.store.current.resources
         if self.made.linked is not now or self.made.node is not node:
-            served = [(view.resource, view.policy) for view in now.resources.values()]
+            served = [(view.resource, view.policy) for view in now.values()]
             self.made.node, self.made.linked, self.made.topology = node, now, report(node, served)
         return self.made.topology

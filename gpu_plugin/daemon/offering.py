@@ -186,11 +186,11 @@ class Offering:
                 judged = judge(standing)
             else:
                 judged = await anyio.to_thread.run_sync(_judge_apart, standing, abandon_on_cancel=True)
-            version = store.current.version
-            before = {name: view.resource for name, view in store.current.resources.items()}
+            lists = store.current.resources
+            before = {name: view.resource for name, view in lists.items()}
             foreign = self._inventory.foreign
             if self._inventory.take(judged, standing):
-                self._have_written(holding, asked, before, changed=store.current.version != version)
+                self._have_written(holding, asked, before, changed=store.current.resources is not lists)
                 if self._inventory.foreign != foreign:
                     self._published()  # it is to be written down
                 return

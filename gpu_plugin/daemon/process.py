@@ -13,7 +13,7 @@ import importlib.util
 import logging
 import os
 import random
-import signal
+import socket
 import stat
 import time
 from collections import Counter
@@ -58,7 +58,9 @@ from gpu_plugin.listener.listener import Listener
 from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import NvmlError
+from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.signals import told_to_stop
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY, forever
 from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin_with
 from gpu_plugin.sources.list_strategy import ListStrategy, tell
@@ -115,7 +117,7 @@ class Daemon:
         self._health = HealthWatch(self.settings, hardware.host.boot_id(), self._recorder.changed, self._pods.heard)
         self._health.reports.subscribe(self._events.health)
         self._operations = Operations(self._health, lambda: self._now.monitor, self._recorder.written)
-        self._inventory = Inventory(self.store, self._health.ledger.reason)
+        self._inventory = Inventory(self.store, self._health.ledger.health)
         self._offering = Offering(
             self._inventory, lambda: self.settings, self._recorder.changed, self._registrations.heard
         )
@@ -125,7 +127,7 @@ class Daemon:
         self._cluster = ClusterReporting(
             settings=lambda: self.settings,
             health=self._health,
-            snapshot=lambda: self.store.current,
+            store=self.store,
             holders=self._attribution.newest,
             trouble=lambda: self._now.driver_trouble,
             node=configuration.node,
@@ -202,6 +204,7 @@ class Daemon:
         unasked = "the driver has not been asked about it yet"
         self._health.remember(self._memory.evidence(), tuple(replace(gpu, unreadable=unasked) for gpu in remembered))
         self._inventory.remember(self._memory.listed(), self._memory.foreign())
+        self._inventory.found(self._health.gpus)
         wire.warm()
         self._now.monitor = self._make_monitor(remembered)
         for name, run in (
@@ -267,19 +270,11 @@ class Daemon:
         self._parts.cancel_scope.cancel()
 
     async def _signals(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP) as signals:
-            async for number in signals:
-                if number == signal.SIGHUP:
-                    log.info("SIGHUP: reading the configuration again")
-                    self.configuration.ask()
-                else:
-                    log.info("%s: stopping", signal.Signals(number).name)
-                    self._why_stopped = signal.Signals(number).name
-                    self._told_to_stop = True
-                    if self._listener is not None:
-                        self._listener.stop()
-                    self._parts.cancel_scope.cancel()
-                    return
+        self._why_stopped = await told_to_stop(self.configuration.ask)
+        self._told_to_stop = True
+        if self._listener is not None:
+            self._listener.stop()
+        self._parts.cancel_scope.cancel()
 
     async def _serve(self) -> None:
         registration = Path(self.settings.registration_socket) if self.settings.registration_socket else None
@@ -351,7 +346,7 @@ class Daemon:
 
     async def _find_gpus(self, monitor: Monitor) -> None:
         """Opens the driver, again and again if need be, until there are GPUs to serve."""
-        pause, said = FIRST_RETRY, ""
+        backoff, said = Backoff(FIRST_RETRY, LONGEST_RETRY, ON_NODE), ""
         while True:
             try:
                 node = await monitor.open()
@@ -378,10 +373,10 @@ class Daemon:
                     + trouble,
                 )
             level = logging.DEBUG if trouble == said else logging.WARNING  # the same is worth a line once
-            log.log(level, "%s; looking again in %g s, then at growing intervals", trouble, pause)
+            pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries, keeps no secret
+            log.log(level, "%s; looking again in %g s, then at growing intervals", trouble, backoff.delay)
             said = trouble
-            await anyio.sleep(pause * (0.9 + 0.2 * random.random()))  # noqa: S311 - spreads retries, keeps no secret
-            pause = min(pause * 2, LONGEST_RETRY)
+            await anyio.sleep(pause)
 
     # The hardware
 
@@ -412,6 +407,7 @@ class Daemon:
             _tell_links(self._now.node, node)
         self._now.node = node
         self._health.watch(node.gpus)
+        self._inventory.found(node.gpus)
         self._operations.found()
         self._cluster.changed()
         if found is not None:
@@ -450,6 +446,7 @@ class Daemon:
 
         return Source(
             on=lambda: self.settings.status_page,
+            names=lambda: (*self.settings.status_page_hosts, (self.settings.node_name or socket.gethostname()).lower()),
             held=self._held_by_containers,
             material=self._view.material,
             news=self._events.store.news,
@@ -523,7 +520,7 @@ def _tell_hardware(node: Node, library: str) -> None:
 
 
 def _tell_links(before: Node, after: Node) -> None:
-    from gpu_plugin.placement.matrix import changed_links  # noqa: PLC0415 - hardly any daemon ever has need of it
+    from gpu_plugin.placement_views.matrix import changed_links  # noqa: PLC0415 - hardly any daemon ever has need of it
 
     if changed := changed_links(before, after):
         log.info("links between GPUs have changed: %s", changed)

@@ -104,11 +104,7 @@ class Architecture(IntEnum):
     """nvmlDeviceArchitecture_t, NVML_DEVICE_ARCH_*: those that are told apart."""
 
     VOLTA = 5
-    TURING = 6
-    AMPERE = 7
-    ADA = 8
     HOPPER = 9
-    BLACKWELL = 10
 
 
 class RecoveryAction(IntEnum):
@@ -152,8 +148,6 @@ class FabricCondition(IntEnum):
     ROUTE_UNHEALTHY = 4
     ACCESS_TIMEOUT_RECOVERY = 6
     PARTITION_ASSIGNED = 12
-    GFM_STATE = 14
-    """1 is connected, 2 disconnected."""
 
 
 FABRIC_TRUE, FABRIC_FALSE = 1, 2

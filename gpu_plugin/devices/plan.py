@@ -1,9 +1,10 @@
 """From the node's hardware and the settings to the resources the kubelet is told of."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from gpu_plugin.config.choices import MIG_STRATEGIES, Functions
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import NamePattern
@@ -17,6 +18,11 @@ GPU_RESOURCE = f"{DOMAIN}/gpu"
 
 # What NVIDIA's own library leaves out of its devices (go-nvlib, device/api.go): the display part of a DGX Station.
 _SKIPPED_MODELS = frozenset({"DGX Display", "NVIDIA DGX Display"})
+
+STRATEGIES: Functions[Callable[[Sequence[Gpu], Settings], tuple[list[Named], list[str]]]] = Functions(
+    "MIG strategy", MIG_STRATEGIES, "MIG_STRATEGIES in gpu_plugin/config/choices.py", "gpu_plugin/devices/plan.py"
+)
+"""MIG strategies by name: GPUs and settings in, devices with the names they are counted under and warnings out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +82,13 @@ def plan(node: Node, settings: Settings) -> Plan:
     return Plan(resources, (*warnings, *more, *and_more))
 
 
+@STRATEGIES("none")
 def _none(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[str]]:
     """Every GPU is a whole one, whatever its MIG mode, as with NVIDIA's plugin."""
     return [_whole(gpu, settings) for gpu in gpus], []
 
 
+@STRATEGIES("mixed")
 def _mixed(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[str]]:
     """Slices are counted by profile, whole GPUs beside them; a compute instance smaller than its GPU instance has a name too."""
     named = []
@@ -92,6 +100,7 @@ def _mixed(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[s
     return named, _empty(gpus)
 
 
+@STRATEGIES("single")
 def _single(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[str]]:
     """Slices are counted as GPUs, which takes a node whose GPUs are all cut alike; any other is said and held back."""
     named = []
@@ -105,10 +114,6 @@ def _single(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[
         return named, _empty(gpus)
     held = [Named(n.name, withhold(n.device, n.device.withheld or why), n.aliases) for n in named]
     return held, [*_empty(gpus), f"no device is offered: {why}"]
-
-
-STRATEGIES = {"none": _none, "single": _single, "mixed": _mixed}
-"""MIG strategies by name: GPUs and settings in, devices with the names they are counted under and warnings out."""
 
 
 def _unequal(gpus: Sequence[Gpu]) -> str:

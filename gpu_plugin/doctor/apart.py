@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-_MAX_RESULT_BYTES = 1024 * 1024
-"""Bytes of a result that are taken."""
+_MAX_RESULT_BYTES = 2 * 1024 * 1024
+"""Bytes of a result that are taken: the longest config file has half of it."""
 
 _EXIT_SECONDS = 0.5
 """Seconds that the process may take to end once it has said what it had to say, or was killed."""
@@ -25,13 +25,18 @@ class ApartError(Exception):
     """The process ended without a result, or gave none in time; the text says which."""
 
 
+class StuckError(ApartError):
+    """It gave none in time."""
+
+
 def apart(work: Callable[[], bytes], limit: float) -> bytes:
     """The result of `work`, made in a process of its own within `limit` seconds.
 
     In a process with other threads, which none can be forked from in good order, it is made right here.
 
     Raises:
-        ApartError: there is no result. What `work` raises is for it to put into its result.
+        StuckError: there is no result in time.
+        ApartError: there is none at all. What `work` raises is for it to put into its result.
     """
     if threading.active_count() > 1:
         return work()
@@ -69,7 +74,7 @@ def _received(reading: int, until: float, limit: float) -> bytes:
     got = bytearray()
     while len(got) < 8 or len(got) < 8 + int.from_bytes(got[:8]):
         if not select.select([reading], [], [], max(0.0, until - time.monotonic()))[0]:
-            raise ApartError(f"no answer within {round(limit, 1):g} s: something holds the process that looks")
+            raise StuckError(f"no answer within {round(limit, 1):g} s: something holds the process that looks")
         piece = os.read(reading, 65536)
         if not piece:
             raise ApartError("the process that looks has ended without an answer: was it killed for lack of memory?")

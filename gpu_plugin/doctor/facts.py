@@ -298,11 +298,12 @@ class Facts:
     """Everything.
 
     `file` is the config file that `settings` come from, besides flags and environment; empty for none. `configuration` is what is
-    wrong with it, where they come from those alone. `released` are the GPUs that an operator has released for maintenance.
+    wrong with it, where they come from those alone; an `Unknown` where it could not be read in time.
+    `released` are the GPUs that an operator has released for maintenance.
     """
 
     settings: Settings
-    configuration: str = ""
+    configuration: Known[str] = ""
     file: str = ""
     process: Known[Process]
     daemon: Known[Daemon]

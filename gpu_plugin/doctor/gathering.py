@@ -54,41 +54,52 @@ class Places:
 
 
 async def gather(
-    settings: Settings, patience: float, configuration: str = "", file: str = "", places: Places | None = None
+    settings: Settings, patience: float, configuration: Known[str] = "", file: str = "", places: Places | None = None
 ) -> Facts:
     """Everything that is known of this node, within `patience` seconds a look, and the driver's own limit (--nvml-timeout).
 
     Args:
         settings: what the node is to be for.
         patience: seconds that each look may take.
-        configuration: what is wrong with the config file, if it is not used.
+        configuration: what is wrong with the config file, if it is not used; an `Unknown` where it could not be read in time.
         file: the config file that is.
         places: where the kernel's file systems are.
 
     Raises:
         ConfigError: there is no such simulated node.
     """
-    facts = await _Gathering(settings, patience, places or Places(), _hardware(settings)).facts()
+    facts = await _Gathering(settings, patience, places or Places(), await _hardware(settings, patience)).facts()
     return replace(facts, configuration=configuration, file=file)
 
 
 def longest(settings: Settings, patience: float) -> float:
-    """Seconds after which `gather` has ended, whatever hangs: daemon, state directory, driver and device nodes, in a row."""
-    return 2 * patience + max(patience, settings.nvml_timeout) + 2 * patience + 10.0
+    """Seconds after which `gather` has ended, whatever hangs: daemon, state directory, driver and device nodes, in a row.
+
+    A simulated node's files come before them.
+    """
+    return 3 * patience + max(patience, settings.nvml_timeout) + 2 * patience + 10.0
 
 
-def _hardware(settings: Settings) -> Hardware:
+async def _hardware(settings: Settings, patience: float) -> Known[Hardware]:
+    """The driver and host to look at. Raises ConfigError for a simulated node that cannot be."""
     if not settings.simulate:
         return hardware_for(settings)
     from gpu_plugin.doctor.edges.simulated import simulated  # noqa: PLC0415 - only who simulates needs it
 
-    return simulated(settings)
+    job = begin(partial(simulated, settings), "doctor-simulated")
+    if not await settled(job, patience):
+        return _unanswered(patience, f"the simulated node {settings.simulate}: ")
+    return job.done.result()
+
+
+def _unanswered(patience: float, whose: str = "") -> Unknown:
+    return Unknown(f"{whose}no answer within {round(patience, 1):g} s", hung=True)
 
 
 class _Gathering:
     """The looks of one run."""
 
-    def __init__(self, settings: Settings, patience: float, places: Places, hardware: Hardware) -> None:
+    def __init__(self, settings: Settings, patience: float, places: Places, hardware: Known[Hardware]) -> None:
         self._settings = settings
         self._patience = patience
         self._driver_patience = max(patience, settings.nvml_timeout)
@@ -122,17 +133,21 @@ class _Gathering:
         async def cluster() -> None:
             found["api"] = await self._within(self._api, self._driver_patience, "api")
 
-        async def hardware() -> None:
+        async def gpus() -> None:
             asked: Known[Known[Daemon]] = await self._within(self._daemon, self._patience, "daemon")
             found["daemon"] = daemon = asked
-            found["released"] = held = await self._released(daemon)
-            found["driver"] = driver = await self._driver(held)
-            found["nodes"] = await self._nodes(driver, held)
+            hardware = self._hardware
+            if isinstance(hardware, Unknown):
+                found["released"] = found["driver"] = found["nodes"] = hardware
+                return
+            found["released"] = held = await self._released(daemon, hardware)
+            found["driver"] = driver = await self._driver(held, hardware)
+            found["nodes"] = await self._nodes(driver, held, hardware)
 
         async with anyio.create_task_group() as tasks:
             for name, look in looks.items():
                 tasks.start_soon(run, name, look)
-            for task in (cluster, hardware):
+            for task in (cluster, gpus):
                 tasks.start_soon(task)
         found.setdefault("kubelet_socket", None)
         return Facts(
@@ -144,7 +159,7 @@ class _Gathering:
         """What a look gives, on a thread of its own."""
         job = begin(look, f"doctor-{name}")
         if not await settled(job, patience):
-            return Unknown(f"no answer within {round(patience, 1):g} s", hung=True)
+            return _unanswered(patience)
         try:
             return job.done.result()
         except OSError as error:
@@ -167,17 +182,17 @@ class _Gathering:
         except control.ControlError as error:
             return Daemon(trouble=str(error), refused=True)
 
-    async def _released(self, daemon: Known[Daemon]) -> Known[tuple[str, ...]]:
+    async def _released(self, daemon: Known[Daemon], hardware: Hardware) -> Known[tuple[str, ...]]:
         """The GPUs that an operator has released: nothing may open them, so that they can be reset.
 
         Where no daemon says which, what one wrote down does: one that hangs or was killed has them released still.
         """
         if not isinstance(daemon, Unknown) and daemon.status is not None:
             return released(daemon.status)
-        state_dir, host = Path(self._settings.state_dir), self._hardware.host
+        state_dir, host = Path(self._settings.state_dir), hardware.host
         return await self._within(lambda: written_releases(state_dir, host.boot_id()), self._patience, "releases")
 
-    async def _driver(self, held: Known[tuple[str, ...]]) -> Known[Driver]:
+    async def _driver(self, held: Known[tuple[str, ...]], hardware: Hardware) -> Known[Driver]:
         if isinstance(held, Unknown):
             return Unknown(
                 f"the driver is left alone: whether GPUs are released for maintenance is not known ({held.why})"
@@ -186,14 +201,14 @@ class _Gathering:
             return Unknown(f"{_gpus(held)} released for maintenance, so the driver is left alone")
         patience = self._driver_patience
         until = time.monotonic() + patience
-        driver = await self._within(partial(opened, self._hardware), patience, "driver")
+        driver = await self._within(partial(opened, hardware), patience, "driver")
         if isinstance(driver, Unknown) or driver.trouble or driver.platform != "nvml":
             return driver
         gpus: dict[int, Gpu] = {}
 
         async def describe(index: int) -> None:
             left = max(1.0, until - time.monotonic())
-            gpu = await self._within(partial(described, self._hardware.driver, index), left, f"gpu-{index}")
+            gpu = await self._within(partial(described, hardware.driver, index), left, f"gpu-{index}")
             gpus[index] = Gpu(index, trouble=gpu.why) if isinstance(gpu, Unknown) else gpu
 
         async with anyio.create_task_group() as tasks:
@@ -208,10 +223,12 @@ class _Gathering:
             gpus=known,
         )
 
-    async def _nodes(self, driver: Known[Driver], held: Known[tuple[str, ...]]) -> Known[DeviceNodes]:
+    async def _nodes(
+        self, driver: Known[Driver], held: Known[tuple[str, ...]], hardware: Hardware
+    ) -> Known[DeviceNodes]:
         """The device nodes that CUDA needs; those of GPUs are opened only where the driver answered for the GPU."""
         if self._settings.simulate:
-            there = self._hardware.host.device_nodes()
+            there = hardware.host.device_nodes()
             channels = tuple(sorted(path for path in there if path.startswith(imex_node(0)[:-1])))
             return DeviceNodes({path: DeviceNode(path, True, why="simulated") for path in sorted(there)}, {}, channels)
         gpus = () if isinstance(driver, Unknown) else driver.gpus

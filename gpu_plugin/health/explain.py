@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from gpu_plugin.config.times import duration, utc
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.context import Case
 from gpu_plugin.health.facts import Facts
@@ -17,7 +18,6 @@ from gpu_plugin.health.proof import RECOVERIES
 from gpu_plugin.health.readings import Measured, Reading, spelled
 from gpu_plugin.health.signals import SIGNALS, OperatorInfluence, Signal, SignalKind
 from gpu_plugin.health.signals.orders import released
-from gpu_plugin.health.spelling import clock, duration
 from gpu_plugin.health.words import advice
 from gpu_plugin.health.xid_advice import RESET
 
@@ -178,7 +178,7 @@ def _condemned(signal: Signal, latch: AnyLatch, vouch: str, advised: str) -> str
 
 def _quiet(signal: Signal, latch: AnyLatch) -> str:
     end = signal.until(latch) if signal.until is not None else None
-    return "a day without another" if end is None else f"at {clock(end)}, unless another comes"
+    return "a day without another" if end is None else f"at {utc(end)}, unless another comes"
 
 
 def _recovered(signal: Signal, latch: AnyLatch, how: str, unfit: Sequence[str]) -> str:

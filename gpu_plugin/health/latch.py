@@ -254,3 +254,18 @@ class LatchKey(NamedTuple):
     signal: str
     part: str = ""
     device: str = ""
+
+
+class Health(NamedTuple):
+    """What comes of all that stands against a GPU or a MIG device: each latch's key and what it means now.
+
+    `reason` is why the hardware is not to be handed out, worded for people; empty where it may be.
+    """
+
+    standing: tuple[tuple[LatchKey, Verdict], ...] = ()
+    reason: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst there is; OK where nothing stands."""
+        return max((verdict for _, verdict in self.standing), default=Verdict.OK)

@@ -9,7 +9,7 @@ from gpu_plugin.health import background
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.evidence import Evidence, news
 from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.latch import UNMARKED, AnyLatch, LatchKey, Marks, Proof, Recovery, Verdict
+from gpu_plugin.health.latch import UNMARKED, AnyLatch, Health, LatchKey, Marks, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import DriverEvent, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.showing import shown
@@ -213,6 +213,11 @@ class HealthLedger:
     def verdict(self, uuid: str, device: str = "") -> Verdict:
         """The worst standing of a GPU or of one MIG device of it; OK for one never heard of."""
         return max((verdict for _, _, verdict in self.standing(uuid, device)), default=Verdict.OK)
+
+    def health(self, uuid: str, device: str = "") -> Health:
+        """What comes of all that stands against a GPU, or against one MIG device of it."""
+        standing = tuple((key, verdict) for key, _, verdict in self.standing(uuid, device))
+        return Health(standing, self.reason(uuid, device))
 
     def reason(self, uuid: str, device: str = "") -> str:
         """Why a GPU, or one MIG device of it, is not to be handed out, worded for people; empty where it may be."""

@@ -6,12 +6,14 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from gpu_plugin.devices.device import Device, Resource
+from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.plan import check_length
 from gpu_plugin.devices.retirement import Allocated, gone
 from gpu_plugin.devices.sharing import MpsShared
+from gpu_plugin.health.latch import Health
 from gpu_plugin.inventory.listing import Judgement, Standing, judge
 from gpu_plugin.inventory.offer import Offer
-from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
+from gpu_plugin.inventory.snapshot import Hardware, ResourceView, SnapshotStore
 from gpu_plugin.runtime.pulse import Pulse
 
 if TYPE_CHECKING:
@@ -21,16 +23,16 @@ if TYPE_CHECKING:
 class Inventory:
     """Keeps the store true to an offer, to the health of the hardware and to what pods hold. Does no I/O.
 
-    `health` gives the reason why a GPU, or one MIG device of it, is unfit, empty where it is fit; it takes both uuids, the
-    second one the GPU's own for a whole GPU.
+    `health` gives that of a GPU, or of one MIG device of it; it takes both uuids, the second one the GPU's own for a whole GPU.
     """
 
-    def __init__(self, store: SnapshotStore, health: Callable[[str, str], str]) -> None:
+    def __init__(self, store: SnapshotStore, health: Callable[[str, str], Health]) -> None:
         self.store = store
         self.offer = Offer()
         self._health = health
         self._remembered: tuple[Resource, ...] = ()
         self._last = Judgement()
+        self._published = False
         self._hardware: frozenset[tuple[str, str]] = frozenset()
         self.mps_resources: tuple[MpsShared, ...] = ()
         """Resources some of whose devices are shared by MPS, with what their daemons should serve."""
@@ -49,7 +51,7 @@ class Inventory:
     @property
     def unpublished(self) -> bool:
         """Whether no offer has been published yet."""
-        return not self.store.current.version
+        return not self._published
 
     @property
     def awaited(self) -> Allocated:
@@ -76,6 +78,15 @@ class Inventory:
     def retired(self) -> Mapping[tuple[str, str], float]:
         """What is gone and still listed, by resource name and device id: since when, in seconds of the clock of `apply`."""
         return self._last.retirement.since
+
+    def found(self, gpus: Iterable[Gpu]) -> None:
+        """Publishes the hardware that the node has now, and its health: also what no resource is made of."""
+        present = {gpu.uuid: Hardware(gpu.uuid, str(gpu.index)) for gpu in gpus}
+        parts = {mig.uuid: Hardware(gpu.uuid, f"{gpu.index}:{mig.index}") for gpu in gpus for mig in gpu.mig_devices}
+        hardware = {
+            uuid: replace(each, health=self._health(each.gpu, uuid)) for uuid, each in (present | parts).items()
+        }
+        self.store.publish(self.store.current.resources, hardware)
 
     def awaits_specs(self, new: Offer) -> bool:
         """Whether an offer has the runtime told CDI names from now on, of which it is not known yet whether they are written.
@@ -141,7 +152,7 @@ class Inventory:
             foreign_since=self._last.foreign_since,
             slices=self._last.slices,
             empty_since=self._last.empty_since,
-            reasons={visible: self._health(gpu, visible) for gpu, visible in self._hardware},
+            reasons={visible: self._reason(gpu, visible) for gpu, visible in self._hardware},
             mps_down=dict(self._mps_down),
             cdi=self._cdi_readiness() if self.offer.access.by_cdi else None,
             unsaid=self.store.given.unsaid,
@@ -159,7 +170,7 @@ class Inventory:
         return True
 
     def _take(self, judged: Judgement) -> None:
-        self._last = judged
+        self._last, self._published = judged, True
         self.store.publish(judged.views)
 
     def settle(self, allocated: Allocated | None, now: float, known: Allocated = frozenset()) -> None:
@@ -168,14 +179,15 @@ class Inventory:
 
     def health_changed(self, uuid: str) -> None:
         """Publishes the health of one GPU and of the MIG devices that it is cut into."""
-        if self.unpublished:
-            return
-        views = self.store.current.resources.values()
+        now = self.store.current
+        views = now.resources.values()
         seen = {device.visible_id for view in views for device in view.resource.devices if device.gpu == uuid}
-        reasons = {visible: self._health(uuid, visible) for visible in seen}
-        self.store.publish(
-            {name: view.with_reasons(reasons) for name, view in self.store.current.resources.items()},
-        )
+        reasons = {visible: self._reason(uuid, visible) for visible in seen}
+        hardware = {
+            own: replace(each, health=self._health(uuid, own)) if each.gpu == uuid else each
+            for own, each in now.hardware.items()
+        }
+        self.store.publish({name: view.with_reasons(reasons) for name, view in now.resources.items()}, hardware)
 
     def mps_changed(self, seen: MpsShared, down: str) -> bool:
         """Publishes whether the MPS daemon of a resource is up; `down` is why it is not. Returns whether that is news.
@@ -203,7 +215,7 @@ class Inventory:
     def withheld(self, gpu: str) -> tuple[str, ...]:
         """Why devices of a GPU are withheld although their hardware is healthy, each reason once."""
         devices = (d for view in self.store.current.resources.values() for d in view.resource.devices if d.gpu == gpu)
-        sound = (d for d in devices if not d.retired and not self._health(d.gpu, d.visible_id))
+        sound = (d for d in devices if not d.retired and not self._reason(d.gpu, d.visible_id))
         return tuple(dict.fromkeys(device.reason for device in sound if device.reason))
 
     def cdi_status(self) -> Mapping[str, object] | None:
@@ -235,5 +247,7 @@ class Inventory:
 
     def _with_health(self, view: ResourceView) -> ResourceView:
         hardware = {(device.gpu, device.visible_id) for device in view.resource.devices}
-        reasons = {visible: self._health(gpu, visible) for gpu, visible in hardware}
-        return view.with_reasons(reasons)
+        return view.with_reasons({visible: self._reason(gpu, visible) for gpu, visible in hardware})
+
+    def _reason(self, gpu: str, visible: str) -> str:
+        return self._health(gpu, visible).reason

@@ -1,4 +1,4 @@
-"""The one truth: an immutable snapshot of resources, devices and their health, with everything an answer needs.
+"""The one truth: an immutable snapshot of the hardware and its health, and of the resources made of it.
 
 Whatever serves a request reads the newest snapshot. One writer publishes; who waits is woken.
 """
@@ -13,6 +13,7 @@ from gpu_plugin.config.sharing import DISTRIBUTED, MPS
 from gpu_plugin.devices.device import Device, Resource, with_reason
 from gpu_plugin.devices.given import RecentAllocations
 from gpu_plugin.devices.naming import MAX_DEVICE_ID
+from gpu_plugin.health.latch import Health
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.runtime.pulse import Pulse
 
@@ -90,11 +91,24 @@ class ResourceView:
 
 
 @dataclass(frozen=True, slots=True)
+class Hardware:
+    """A GPU or a MIG device of the node, whether or not a resource is made of it, and its health.
+
+    `gpu` is the GPU's uuid; `index` is such as 0, of a MIG device such as 0:1.
+    """
+
+    gpu: str
+    index: str
+    health: Health = field(default_factory=Health)
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Every resource by name, at one moment. A greater version is newer."""
+    """Every resource by name, and all hardware by its own uuid, at one moment. A greater version is newer."""
 
     version: int = 0
     resources: Mapping[str, ResourceView] = field(default_factory=dict)
+    hardware: Mapping[str, Hardware] = field(default_factory=dict)
 
 
 class SnapshotStore:
@@ -107,11 +121,20 @@ class SnapshotStore:
         """What was given to containers a moment ago."""
         self._again: Counter[str] = Counter()
 
-    def publish(self, resources: Mapping[str, ResourceView]) -> Snapshot:
-        """Makes these resources the truth and wakes who waits; nothing happens where they are the same objects."""
-        if self.current.version and _same(self.current.resources, resources):
-            return self.current
-        self.current = Snapshot(self.current.version + 1, dict(resources))
+    def publish(
+        self, resources: Mapping[str, ResourceView], hardware: Mapping[str, Hardware] | None = None
+    ) -> Snapshot:
+        """Makes these the truth and wakes who waits; without `hardware`, what is known of it stays.
+
+        What does not change stays the very same mapping. Nothing happens where the resources are the same objects, and the
+        hardware is equal.
+        """
+        old = self.current
+        same = _same(old.resources, resources)
+        known = old.hardware if hardware is None or hardware == old.hardware else hardware
+        if old.version and same and known is old.hardware:
+            return old
+        self.current = Snapshot(old.version + 1, old.resources if same else dict(resources), known)
         self.changed.ring()
         return self.current
 

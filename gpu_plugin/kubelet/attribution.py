@@ -11,7 +11,6 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -19,6 +18,7 @@ import anyio
 from gpu_plugin.kubelet import pod_resources
 from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice
 from gpu_plugin.kubelet.socket import Identity, identity
+from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 
 __all__ = ["Holder", "HoldersByDevice", "PodAttribution"]
@@ -43,30 +43,6 @@ GAP = 0.05
 FIRST_PAUSE = 10.0
 LONGEST_PAUSE = 60.0
 """Seconds until the kubelet is asked again after it did not answer: the first time, and at most."""
-
-
-@dataclass(slots=True)
-class Pauses:
-    """When a kubelet that does not answer is asked again. Pure: takes clock, dice and the socket it is about as arguments."""
-
-    failures: int = 0
-    until: float = float("-inf")
-    socket: Identity | None = None
-
-    def failed(self, now: float, dice: float, socket: Identity | None) -> None:
-        """A question failed; `dice` in [0, 1) spreads the next one over a fifth of the pause."""
-        pause = min(FIRST_PAUSE * 2.0 ** min(self.failures, 8), LONGEST_PAUSE)
-        self.failures += 1
-        self.until = now + pause * (0.9 + 0.2 * dice)
-        self.socket = socket
-
-    def over(self, now: float, socket: Identity | None) -> bool:
-        """Whether to ask now: the pause is over, or another kubelet has begun to listen, as its new socket tells."""
-        return now >= self.until or (socket is not None and socket != self.socket)
-
-    def answered(self) -> None:
-        """The kubelet answers again."""
-        self.failures, self.until, self.socket = 0, float("-inf"), None
 
 
 class PodAttribution:
@@ -99,7 +75,9 @@ class PodAttribution:
         self._asked_at = float("-inf")
         self._settled = 0
         self._answer_of = float("-inf")
-        self._pauses = Pauses()
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, ON_NODE)
+        self._silent: Identity | None = None
+        """The socket on which the kubelet did not answer the last time."""
         self._one_at_a_time = anyio.Lock()
         self._wanted = Pulse()
         self._told = Pulse()
@@ -141,7 +119,10 @@ class PodAttribution:
         return self._known()
 
     def _due(self) -> bool:
-        return not self._good() and self._pauses.over(self._clock(), identity(self._socket()))
+        if self._good():
+            return False
+        socket = identity(self._socket())  # a new one tells that another kubelet has begun to listen
+        return self._backoff.due(self._clock()) or (socket is not None and socket != self._silent)
 
     def _known(self) -> HoldersByDevice | None:
         if self._held is not None and self._clock() - self._answer_of >= STALE:
@@ -173,11 +154,12 @@ class PodAttribution:
             if str(error) != self.trouble:
                 log.warning("which pods hold which devices is not known: %s; asking again now and then", error)
             self.trouble = str(error)
-            self._pauses.failed(self._clock(), self._dice(), identity(socket))
+            self._backoff.failed(self._clock(), self._dice())
+            self._silent = identity(socket)
             self._settled = number
             return
         if self.trouble:
             log.info("PodResources says again which pods hold which devices")
         self.trouble = ""
-        self._pauses.answered()
+        self._backoff.succeeded()
         self._answer_of, self._settled = began, number

@@ -9,11 +9,12 @@ what can be read of one that is damaged names devices that pods had.
 """
 
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+
+from gpu_plugin.runtime.regular_file import UnfitFileError, content, open_file
 
 NAME = "kubelet_internal_checkpoint"
 
@@ -52,21 +53,15 @@ def read(directory: Path) -> tuple[Mapping[tuple[str, str], frozenset[str]], Wri
         CheckpointError: the file is no witness.
     """
     try:
-        descriptor = os.open(directory / NAME, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with open_file(directory / NAME, links=False) as file:
+            status = os.fstat(file.fileno())
+            written = content(file, MAX_BYTES)
+        writing = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
+        return _entries(msgspec.json.decode(written, type=_Checkpoint)), writing
     except FileNotFoundError as error:
         raise NoCheckpointError(error.strerror or str(error)) from None
-    except OSError as error:
-        raise CheckpointError(error.strerror or str(error)) from None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError("it is not a regular file")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise CheckpointError(f"it has more than {MAX_BYTES} bytes")
-        writing = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
-        return _entries(msgspec.json.decode(content, type=_Checkpoint)), writing
+    except UnfitFileError as error:
+        raise CheckpointError(f"it {error.strerror}") from None
     except OSError as error:
         raise CheckpointError(error.strerror or str(error)) from None
     except (
@@ -74,8 +69,6 @@ def read(directory: Path) -> tuple[Mapping[tuple[str, str], frozenset[str]], Wri
         RecursionError,
     ) as error:  # msgspec's errors are ValueErrors, as is that of text that is no UTF-8
         raise CheckpointError(f"it is not as kubelets write it: {error}") from None
-    finally:
-        os.close(descriptor)
 
 
 class _Entry(msgspec.Struct):

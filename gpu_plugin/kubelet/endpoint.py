@@ -18,7 +18,6 @@ import anyio
 from gpu_plugin.access.conflicts import PairWatch
 from gpu_plugin.devices.naming import resource_name_fault
 from gpu_plugin.inventory.snapshot import SnapshotStore
-from gpu_plugin.kubelet.backoff import Backoff
 from gpu_plugin.kubelet.counts import ACCEPTED, FAILED, KubeletCounts
 from gpu_plugin.kubelet.directory import POLL_INTERVAL
 from gpu_plugin.kubelet.feed import ListFeed
@@ -27,6 +26,7 @@ from gpu_plugin.kubelet.registrations import UNHEARD, Registrations
 from gpu_plugin.kubelet.server import SocketServer
 from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.kubelet.socket import Identity, identity, remove_stale, socket_path
+from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,13 @@ _INCARNATIONS = itertools.count(1)
 
 REMINDER = 600.0
 """Seconds after which it is said again that there is no kubelet, as a warning from then on."""
+
+FIRST_RETRY = 0.05
+LONGEST_RETRY = 30.0
+"""Seconds before serving is begun again after the second failure in a row, and at most; after the first it is at once."""
+
+STABLE = 30.0
+"""Seconds that it must have worked for a failure to count as the first again; to wait for a stream is no work."""
 
 FIRST_STREAM = 30.0
 """Seconds after a registration within which the kubelet must have opened its stream (it does so at once)."""
@@ -91,7 +98,7 @@ class ResourceEndpoint:
             await self._live()
 
     async def _live(self) -> None:
-        backoff = Backoff()
+        backoff = Backoff(FIRST_RETRY, LONGEST_RETRY, ON_NODE, free=1, stable=STABLE)
         while True:
             seen = self._kubelet()
             self._works_since = None
@@ -100,7 +107,7 @@ class ResourceEndpoint:
                 kubelet = await self._kubelet_present()
                 if kubelet != seen:  # it was waited for
                     seen = kubelet
-                    backoff.forget()
+                    backoff.succeeded()
                 why = await self._serve(kubelet)
                 if self._unheard:
                     trouble = f"{why}, so it knows no device of this resource; registering again"
@@ -123,8 +130,9 @@ class ResourceEndpoint:
                 )
                 self._registrations.away(self.resource, trouble)
             self._trouble = trouble
-            worked_for = 0.0 if self._works_since is None else anyio.current_time() - self._works_since
-            pause = backoff.delay(worked_for, random.random())  # noqa: S311 - spreads retries, keeps no secret
+            now = anyio.current_time()
+            worked_for = 0.0 if self._works_since is None else now - self._works_since
+            pause = backoff.failed(now, random.random(), worked_for)  # noqa: S311 - spreads retries, keeps no secret
             await self._wait(pause, seen, backoff)
 
     async def _wait(self, seconds: float, seen: Identity | None, backoff: Backoff) -> None:
@@ -135,7 +143,7 @@ class ResourceEndpoint:
             if left <= 0:
                 return
             await self._look.wait(left)
-        backoff.forget()
+        backoff.succeeded()
 
     def _kubelet(self) -> Identity | None:
         """Which kubelet socket there is now; where none is registered with, any directory will do."""

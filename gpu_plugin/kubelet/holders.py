@@ -10,7 +10,8 @@ import anyio.to_thread
 from gpu_plugin.kubelet import checkpoint, pod_resources
 from gpu_plugin.kubelet.holding import Entries, Holding, Key, KubeletReadings, Told, weigh
 from gpu_plugin.kubelet.socket import identity
-from gpu_plugin.runtime.threads import DaemonThreads, Job
+from gpu_plugin.runtime.slow_call import SlowCall
+from gpu_plugin.runtime.threads import Workers
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +40,8 @@ class Holders:
         self._directory = directory
         self._told = Told()
         self._no_answer = ""
-        self._threads = DaemonThreads("checkpoint")
-        self._reading: Job[Written] | None = None
+        self._threads = Workers("checkpoint")
+        self._reading: SlowCall[Written] = SlowCall(self._threads.begin)
         self.unread = ""
         """Why the checkpoint could not be read the last time; empty where it could."""
         self.lacking = False
@@ -79,14 +80,16 @@ class Holders:
 
     async def _written(self) -> Written | None:
         """The checkpoint, None where it is no witness. While one reading hangs, no other is begun."""
-        reading = self._reading
-        if reading is None or reading.done.done():
-            reading = await self._threads.submit(lambda: checkpoint.read(self._directory), PATIENCE)
-        self._reading = None if reading.done.done() else reading
         self.lacking = False
-        if self._reading is not None:
+        if self._reading.back:  # it is out of date by now
+            self._reading.forget()
+        if not self._reading.begun:
+            self._reading.begin(lambda: checkpoint.read(self._directory))
+            await self._reading.wait(PATIENCE)
+        if not self._reading.back:
             self.unread = f"reading it has not come back for more than {PATIENCE:g} s: does its disk answer?"
             return None
+        reading = self._reading.take()
         error = reading.done.exception()
         self.unread = "" if error is None else str(error) or repr(error)
         self.lacking = isinstance(error, checkpoint.NoCheckpointError)

@@ -9,13 +9,12 @@ import stat
 from contextlib import closing
 from pathlib import Path
 
+from gpu_plugin.config.socket_path import room
 from gpu_plugin.kubelet.birth import birth
 
 log = logging.getLogger(__name__)
 
 PREFIX = "gpu-plugin-"
-MAX_PATH = 107
-"""Bytes of a unix socket's path (sun_path less its closing zero)."""
 
 INSTANCE = secrets.token_hex(4)
 """Tells this process's sockets from every other's, so that an old instance's end is never taken for ours."""
@@ -28,10 +27,10 @@ def socket_path(directory: Path, resource: str, incarnation: int, instance: str 
     even the shortest would.
     """
     tail = f"-{instance}-{incarnation}.sock"
-    room = MAX_PATH - len(os.fsencode(directory)) - 1 - len(PREFIX) - len(tail)
-    if room < 0:
+    left = room(f"{directory}/{PREFIX}{tail}")
+    if left < 0:
         raise ValueError(f"{directory} is too long a path for a unix socket")
-    name = resource.rpartition("/")[2][:room]
+    name = resource.rpartition("/")[2][:left]
     return directory / f"{PREFIX}{name}{tail}"
 
 

@@ -18,6 +18,7 @@ import anyio.to_thread
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import pod_resources
 from gpu_plugin.kubelet.registrations import Registrations
+from gpu_plugin.runtime.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -130,8 +131,7 @@ class Takeovers:
         self.suspects: Mapping[str, str] = {}
         """Resources that the last answer alone speaks against, with the reason."""
         self._had: dict[str, tuple[frozenset[str], float]] = {}
-        self._pauses: dict[str, float] = {}
-        self._not_before: dict[str, float] = {}
+        self._backoffs: dict[str, Backoff] = {}
 
     def judge(self, ours: Ids, allocatable: Ids, now: float, unfit: Ids = NONE) -> Outcome:
         """Takes in one answer; only what two in a row say has consequences. `now` is in seconds of a steady clock.
@@ -148,17 +148,13 @@ class Takeovers:
         found |= {name: OTHERS for name in self.taken if name in ours and not ours[name] and name not in found}
         self._had = {name: had for name, had in self._had.items() if name in ours}
         for name in ours.keys() - against.keys() - found.keys():  # the kubelet has it from us
-            self._pauses.pop(name, None)
-            self._not_before.pop(name, None)
+            self._backoffs.pop(name, None)
             self._had[name] = (allocatable.get(name, frozenset()), now)
         back = (self.taken & ours.keys()) - found.keys()
         confirmed = {name: why for name, why in found.items() if self.suspects.get(name) == why}
-        again = {
-            name: why for name, why in confirmed.items() if why == NOBODY and now >= self._not_before.get(name, now)
-        }
+        again = {name: why for name, why in confirmed.items() if why == NOBODY and self._backoff(name).due(now)}
         for name in again:
-            pause = self._pauses[name] = min(2 * self._pauses.get(name, FIRST_PAUSE / 2), LONGEST_PAUSE)
-            self._not_before[name] = now + pause
+            self._backoff(name).failed(now)
         taken = {name: why for name, why in confirmed.items() if why == OTHERS and name not in self.taken}
         self.taken = (self.taken & found.keys() | taken.keys()) - again.keys()
         self.suspects = {name: why for name, why in found.items() if name not in again}
@@ -167,6 +163,9 @@ class Takeovers:
     def registered(self, names: AbstractSet[str]) -> None:
         """These are registered anew, or not at all: what another plugin had of them says nothing any more."""
         self.taken -= names
+
+    def _backoff(self, name: str) -> Backoff:
+        return self._backoffs.setdefault(name, Backoff(FIRST_PAUSE, LONGEST_PAUSE))
 
     def _unread(self, name: str, known: frozenset[str], now: float) -> bool:
         had, at = self._had.get(name, (frozenset(), -math.inf))

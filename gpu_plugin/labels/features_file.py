@@ -6,7 +6,6 @@ remembered in the state directory, and nothing else is removed.
 """
 
 import hashlib
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -15,6 +14,7 @@ import msgspec
 
 from gpu_plugin.labels.keys import PRESENT, TIMESTAMP
 from gpu_plugin.runtime.atomic import leftovers, replace_file
+from gpu_plugin.runtime.regular_file import UnfitFileError, open_file
 from gpu_plugin.state.directory import StateDirectory
 
 NAME = "gfd"
@@ -110,11 +110,9 @@ class FeaturesFile:
     def _content(self) -> bytes | None:
         """As much of it as any such file has; None where there is none."""
         try:
-            if not stat.S_ISREG(self.path.lstat().st_mode):
-                return None
-            with self.path.open("rb") as file:
+            with open_file(self.path, links=False) as file:
                 return file.read(MAX_BYTES)
-        except FileNotFoundError:
+        except (FileNotFoundError, UnfitFileError):
             return None
 
 

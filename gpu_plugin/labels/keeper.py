@@ -26,6 +26,7 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.node import Node
 from gpu_plugin.labels.features_file import FeaturesFile, WrittenFiles, same
 from gpu_plugin.nvml.port import HostView
+from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.threads import DaemonThreads
 from gpu_plugin.state.directory import StateDirectory
@@ -123,9 +124,8 @@ class NodeLabels:
         self._applied: Applied | None = None
         self._renew_at = float("-inf")
         self._apis: dict[tuple[str, str], LabelApi] = {}
-        self._failures = 0
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
         self._in_vain = ""
-        self._api_not_before = float("-inf")
         self._spread = True
 
     def follow(self, node: Node) -> None:
@@ -165,7 +165,7 @@ class NodeLabels:
                 pause = None
             except _ApiError as error:
                 troubles.append(str(error))
-                pause = self._api_not_before - anyio.current_time()
+                pause = self._backoff.not_before - anyio.current_time()
             if pause is not None:
                 pauses.append(max(0.0, pause))
         self._say("; ".join(troubles))
@@ -212,7 +212,8 @@ class NodeLabels:
                 )
             else:
                 raise
-            self._failures, self._in_vain = 0, ""
+            self._backoff.succeeded()
+            self._in_vain = ""
             await self._remember(Applied())
         else:
             log.info("node %s: the labels are taken back", given.node)
@@ -271,17 +272,16 @@ class NodeLabels:
         """Gives the API server these labels, and remembers so; not before a pause is over. Raises ConfigError and _ApiError."""
         from gpu_plugin.cluster.connection import UnreachableError  # noqa: PLC0415 - as above
 
-        if self._in_vain and anyio.current_time() < self._api_not_before:
+        if self._in_vain and not self._backoff.due(anyio.current_time()):
             raise _ApiError(self._in_vain)
         try:
             await self._api(node_name, settings.kubeconfig).apply_labels(labels)
         except UnreachableError as error:
-            pause = min(FIRST_PAUSE * 2.0 ** min(self._failures, 10), LONGEST_PAUSE)
-            self._api_not_before = anyio.current_time() + pause * (0.9 + 0.2 * self._dice())
-            self._failures += 1
+            self._backoff.failed(anyio.current_time(), self._dice())
             self._in_vain = f"node {node_name} cannot be labelled as it should be: {error}"
             raise _ApiError(self._in_vain, str(error), error.code) from None
-        self._failures, self._in_vain = 0, ""
+        self._backoff.succeeded()
+        self._in_vain = ""
         await self._remember(Applied(node_name, {**labels}) if labels else Applied())
 
     async def _remember(self, applied: Applied) -> None:

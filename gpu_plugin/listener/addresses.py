@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from gpu_plugin.runtime.threads import Job, begin, settled
+from gpu_plugin.runtime.slow_call import SlowCall
+from gpu_plugin.runtime.threads import begin
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,8 @@ class Lookup:
         """An empty host stands for all addresses of the machine."""
         self._host = host
         self._port = port
-        self._job: Job[list[Any]] | None = None
+        # On a daemon thread: a pool's would be waited for at the end.
+        self._asking: SlowCall[list[Any]] = SlowCall(partial(begin, name="http-address"))
 
     async def addresses(self) -> list[Any]:
         """What `socket.getaddrinfo` gives.
@@ -37,15 +39,12 @@ class Lookup:
             OSError: there is none.
             TimeoutError: it takes longer than `RESOLVE_WITHIN`. The next time, the same call is waited for.
         """
-        if self._job is None:
-            host, port = self._host or None, self._port
-            call = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            self._job = begin(call, "http-address")  # a daemon thread: a pool's would be waited for at the end
-        if not await settled(self._job, RESOLVE_WITHIN):
-            raise TimeoutError(f"{self._host} was not resolved within {RESOLVE_WITHIN:g} s")
-        job, self._job = self._job, None
+        host, port = self._host or None, self._port
+        call = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
-            return job.done.result()
+            return await self._asking.joined(call, RESOLVE_WITHIN)
+        except TimeoutError:
+            raise TimeoutError(f"{self._host} was not resolved within {RESOLVE_WITHIN:g} s") from None
         except UnicodeError as error:  # a name that cannot be one in the domain name system
             raise OSError(f"{self._host} cannot be resolved: {error}") from None
 

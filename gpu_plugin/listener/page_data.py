@@ -43,8 +43,8 @@ class Material:
 
     `node` is what the node is called. `status` is that of `gpu-plugin status`; `troubles` what is wrong with the node beside
     its GPUs, a sentence each. `explained` are the GPUs as `health.explain` has them, `topology` is a report of
-    `placement.report`. `events` are the newest, oldest first. `held` is which containers hold which devices; None where it is
-    not known, and `unheld` why.
+    `placement_views.report`. `events` are the newest, oldest first. `held` is which containers hold which devices; None where
+    it is not known, and `unheld` why.
     """
 
     node: str

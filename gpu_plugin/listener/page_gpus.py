@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from gpu_plugin.listener.page_pieces import NONE, SIGNS, WORDS, Data, anchor, badge, bus_and_model, row, since, table
-from gpu_plugin.placement.svg import xml
+from gpu_plugin.placement_views.svg import xml
 
 MAX_NAMED_PODS = 3
 """Containers that are named in the row of a GPU; all of them are in the list of its devices."""

@@ -6,10 +6,11 @@ itself, so its Content-Security-Policy forbids both, too.
 
 from collections.abc import Callable, Mapping, Sequence
 
+from gpu_plugin.config.times import rfc3339, utc
 from gpu_plugin.listener.page_data import ATTENTION, OK, UNHEALTHY
 from gpu_plugin.listener.page_gpus import devices, gpus, pods
-from gpu_plugin.listener.page_pieces import NONE, SIGNS, Data, badge, bus_and_model, iso, moment, row, since, table, utc
-from gpu_plugin.placement.svg import xml
+from gpu_plugin.listener.page_pieces import NONE, SIGNS, Data, badge, bus_and_model, moment, row, since, table
+from gpu_plugin.placement_views.svg import xml
 
 
 def parts(data: Data) -> dict[str, str]:
@@ -54,7 +55,7 @@ def page(data: Data, filled: Mapping[str, str], at: float, assets: str) -> str:
 <header>
 <div id="summary">{filled["summary"]}</div>
 <p id="connection" class="still"><span id="connection-state">This page does not update itself.</span>
-<span class="as-of">As of <time id="as-of" datetime="{iso(at)}">{utc(at)}</time></span></p>
+<span class="as-of">As of <time id="as-of" datetime="{rfc3339(at)}">{utc(at)}</time></span></p>
 <noscript><p class="note">Without JavaScript, reload the page to see what has changed.</p></noscript>
 </header>
 <nav aria-label="Sections"><ul>{menu}</ul></nav>

@@ -6,18 +6,18 @@ from hashlib import sha256
 from typing import Any
 
 from gpu_plugin.devices.device import GPU
-from gpu_plugin.placement import matrix
-from gpu_plugin.placement.groups import LinkGroups
-from gpu_plugin.placement.picture import dark_style, picture
-from gpu_plugin.placement.report import held_back, reported, reported_resources
 from gpu_plugin.placement.topology import Topology
+from gpu_plugin.placement_views import matrix
+from gpu_plugin.placement_views.groups import LinkGroups
+from gpu_plugin.placement_views.picture import dark_style, picture
+from gpu_plugin.placement_views.report import held_back, reported, reported_resources
 
 STYLE_HASH = f"sha256-{b64encode(sha256(dark_style().encode()).digest()).decode()}"
 """What a Content-Security-Policy calls the picture's own style by."""
 
 
 def links(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The links in a report of `placement.report`; None where there are not two GPUs, or no link is known.
+    """The links in a report of `placement_views.report`; None where there are not two GPUs, or no link is known.
 
     `gpus` are the indices, in the order of `rows`, which say in nvidia-smi's words what lies between every two; `words` are the
     groups, a sentence each, and `legend` is what the words mean, by word.

@@ -1,12 +1,12 @@
 """Pieces that the parts of the status page are made of: moments, badges, tables. Pure."""
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
+from gpu_plugin.config.times import rfc3339, utc
 from gpu_plugin.listener.page_data import ATTENTION, OK, UNHEALTHY
-from gpu_plugin.placement.svg import xml
+from gpu_plugin.placement_views.svg import xml
 
 Data = Mapping[str, Any]
 
@@ -24,25 +24,12 @@ WORDS: Mapping[str, str] = {"healthy": "Healthy", "degraded": "Healthy, degraded
 NONE = '<span class="none" aria-hidden="true">-</span><span class="unseen">not known</span>'
 
 
-def utc(at: float) -> str:
-    """A moment of Unix time for people; a text, too, for one that no calendar here has."""
-    try:
-        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (OverflowError, ValueError, OSError):
-        return "at no time that can be told"
-
-
-def iso(at: float) -> str:
-    """A moment of Unix time for programs. Raises OverflowError, ValueError or OSError for one that no calendar here has."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def moment(at: float | None) -> str:
     """A moment; a script adds how long ago that was."""
     if at is None:
         return ""
     try:
-        told = f'<time datetime="{iso(at)}">{utc(at)}</time>'
+        told = f'<time datetime="{rfc3339(at)}">{utc(at)}</time>'
     except (OverflowError, ValueError, OSError):
         return utc(at)
     return f'{told}<span class="age" data-since="{at:.0f}"></span>'

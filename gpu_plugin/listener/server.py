@@ -27,6 +27,7 @@ from anyio.lowlevel import checkpoint
 
 from gpu_plugin.listener.addresses import Lookup, listen
 from gpu_plugin.listener.answer import Answer, Headers, Page, Request, Stream
+from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY
 
@@ -113,7 +114,7 @@ class Server:
 
     async def run(self) -> None:
         """Serves until cancelled. An address that cannot be had is said once, and asked for again ever more slowly."""
-        pause, said = FIRST_RETRY, ""
+        backoff, said = Backoff(FIRST_RETRY, LONGEST_RETRY), ""
         while True:
             try:
                 sockets = await listen(self._host, self._port, self._lookup)
@@ -129,10 +130,10 @@ class Server:
                     trouble,
                 )
                 said = trouble
-                await anyio.sleep(pause)
-                pause = min(pause * 2, LONGEST_RETRY)
+                await anyio.sleep(backoff.failed(anyio.current_time()))
             else:
-                pause, said = FIRST_RETRY, ""
+                said = ""
+                backoff.succeeded()
                 await self.serve(sockets)
 
     async def serve(self, sockets: list[socket.socket]) -> None:

@@ -9,8 +9,9 @@ parts instead; nothing is kept for it. Nothing here asks NVML or reads a file wh
 
 import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +23,7 @@ from anyio.lowlevel import checkpoint
 
 from gpu_plugin.kubelet.pod_listing import HoldersByDevice
 from gpu_plugin.listener.answer import Answer, Headers, Page, Request, Stream
+from gpu_plugin.listener.host_header import known_host
 from gpu_plugin.runtime.pulse import Pulse
 
 if TYPE_CHECKING:
@@ -60,6 +62,11 @@ POLICY = (
 )
 """Content-Security-Policy of the page: nothing but its own files, and no script or style within."""
 
+_ANOTHER_NAME = (
+    "the status page is not shown under this name, which may be another site's: open it by IP address or as localhost, or have "
+    "the name allowed with --status-page-hosts\n"
+)
+
 _CLOSED: Headers = (
     ("Referrer-Policy", "no-referrer"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
@@ -73,11 +80,13 @@ _RECONNECT: Headers = (("Cache-Control", "no-store"), *_CLOSED)
 class Source:
     """Where the daemon tells what is shown.
 
-    `on` says whether there is to be a page now. `held` asks which containers hold which devices: None and why, where that is
-    not known. `material` makes the rest, given that. `news` rings at events that change what is shown.
+    `on` says whether there is to be a page now, and `names` under which names besides localhost and addresses. `held` asks which
+    containers hold which devices: None and why, where that is not known. `material` makes the rest, given that. `news` rings at
+    events that change what is shown.
     """
 
     on: Callable[[], bool]
+    names: Callable[[], Collection[str]]
     held: Callable[[], Awaitable[tuple[HoldersByDevice | None, str]]]
     material: Callable[[HoldersByDevice | None, str], "Material"]
     news: Pulse
@@ -125,18 +134,16 @@ class StatusPage:
     @property
     def pages(self) -> Mapping[str, Page]:
         """What is answered, by path."""
-        return {
+        shown: Mapping[str, Page] = {
             "/": self._front,
             "/status.json": self._json,
             "/status.stream": self._stream,
             "/links.svg": self._picture,
+        }
+        return {
+            **{path: partial(self._shown, page) for path, page in shown.items()},
             **{f"/{name}": self._asset for name in ASSETS},
         }
-
-    @property
-    def readers(self) -> int:
-        """How many streams are kept up to date."""
-        return self._readers
 
     async def run(self) -> None:
         """Keeps what is shown up to date while somebody looks. Never returns."""
@@ -151,9 +158,15 @@ class StatusPage:
 
     # Answers
 
+    async def _shown(self, page: Page, request: Request) -> Answer | Stream:
+        """The page, unless it is switched off, or asked for under a name that may be another site's."""
+        if self.source is not None and not self.source.on():
+            return Answer(404, "the status page is switched off (--status-page=false)\n")
+        if not known_host(request.headers.get("host", ""), self.source.names() if self.source is not None else ()):
+            return Answer(403, _ANOTHER_NAME)
+        return await page(request)
+
     async def _front(self, _: Request) -> Answer:
-        if not self._on():
-            return _off()
         from gpu_plugin.listener.page_html import page  # noqa: PLC0415 - paid for by who looks
 
         await self._fresh()
@@ -161,17 +174,13 @@ class StatusPage:
         return Answer(200, text, HTML, (("Content-Security-Policy", POLICY), *_RECONNECT))
 
     async def _json(self, _: Request) -> Answer:
-        if not self._on():
-            return _off()
         await self._fresh()
         return Answer(200, json.dumps({"at": self._at, **self._data}) + "\n", JSON, _RECONNECT)
 
-    async def _stream(self, _: Request) -> Answer | Stream:
-        return Stream(self._chunks, headers=_RECONNECT) if self._on() else _off()
+    async def _stream(self, _: Request) -> Stream:
+        return Stream(self._chunks, headers=_RECONNECT)
 
     async def _picture(self, _: Request) -> Answer:
-        if not self._on():
-            return _off()
         await self._fresh()
         if self._links.told is None:
             return Answer(404, "no links between GPUs are known\n")
@@ -302,10 +311,6 @@ class StatusPage:
 def _import() -> None:
     for module in ("page_html", "page_links"):
         import_module(f"gpu_plugin.listener.{module}")
-
-
-def _off() -> Answer:
-    return Answer(404, "the status page is switched off (--status-page=false)\n")
 
 
 def _event(name: str, told: Mapping[str, Any]) -> bytes:

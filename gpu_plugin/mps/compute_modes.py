@@ -15,7 +15,7 @@ from gpu_plugin.devices.nvml_h import ComputeMode, Return
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import Driver, NvmlError
-from gpu_plugin.runtime.threads import DaemonThreads, settled
+from gpu_plugin.runtime.threads import DaemonThreads, answered
 from gpu_plugin.state.directory import StateDirectory
 
 log = logging.getLogger(__name__)
@@ -114,10 +114,7 @@ class ComputeModes:
 
     async def _run(self, call: Callable[[], T], timeout: float | None = None) -> T:
         patience = self._timeout if timeout is None else timeout
-        job = self._calls.begin(call)
-        if not await settled(job, patience):
-            raise TimeoutError(f"no answer for {patience:g} s")
-        return job.done.result()
+        return await answered(self._calls.begin(call), patience)
 
     async def _save(self) -> None:
         """Writes down what is to be restored, also when everything ends; a disk that takes long is waited for no longer."""

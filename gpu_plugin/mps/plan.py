@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpu_plugin.config.sharing import MPS, MpsLimits
+from gpu_plugin.config.socket_path import LONGEST, room
 from gpu_plugin.devices.device import MIG, Device, Resource
+from gpu_plugin.devices.mps_paths import log_directory, pipe_directory
 from gpu_plugin.devices.node import Gpu, Node
 
 VOLTA = 5
@@ -20,8 +22,6 @@ CLIENTS_BEFORE_VOLTA = 16
 """Clients that one GPU's MPS server takes: 48 from compute capability 7.0 on (V100 included), 16 before
 (nvidia-cuda-mps-control(1))."""
 
-MAX_SOCKET_PATH = 107
-"""Bytes of a Unix socket's path (sun_path less its closing zero)."""
 
 _LONGEST_SOCKET = "control_privileged"
 """The longest of the names under which the control daemon listens in its pipe directory."""
@@ -83,26 +83,6 @@ class MpsPlan:
     daemons: tuple[MpsDaemon, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-
-
-def resource_directory(root: str, resource: str) -> str:
-    """Where all that belongs to one resource's daemon lies."""
-    return f"{root.rstrip('/')}/{resource}"
-
-
-def pipe_directory(root: str, resource: str) -> str:
-    """Where clients of a resource meet its daemon; containers get it as /mps/<resource>/pipe."""
-    return f"{resource_directory(root, resource)}/pipe"
-
-
-def log_directory(root: str, resource: str) -> str:
-    """Where the daemon of a resource and its servers write their logs."""
-    return f"{resource_directory(root, resource)}/log"
-
-
-def shm_directory(root: str) -> str:
-    """The shared memory of all daemons and clients; containers get it as /dev/shm."""
-    return f"{root.rstrip('/')}/shm"
 
 
 def most_clients(gpu: Gpu) -> int:
@@ -200,8 +180,8 @@ def _fault(root: str, resource: MpsResource, gpus: tuple[Gpu, ...], taken: Mappi
             "offer them under different names"
         )
     longest = f"{pipe_directory(root, resource.name)}/{_LONGEST_SOCKET}"
-    if len(longest.encode()) > MAX_SOCKET_PATH:
-        return f"{longest} is too long a path for a Unix socket (over {MAX_SOCKET_PATH} bytes); shorten --mps-root"
+    if room(longest) < 0:
+        return f"{longest} is too long a path for a Unix socket (over {LONGEST} bytes); shorten --mps-root"
     return ""
 
 

@@ -13,15 +13,16 @@ the MPS root:
 
 import fcntl
 import os
-import stat
 import time
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from gpu_plugin.mps.errors import MpsError
+from gpu_plugin.runtime.regular_file import open_file
 
 READY = ".ready"
 DOWN = ".down"
@@ -155,29 +156,26 @@ def ready(mps_root: Path, resource: str, *, gpus: Collection[str] = (), replicas
 
 def supervised(mps_root: Path) -> bool:
     """Whether gpu-plugin mps runs for this root: then there are no daemons of another program."""
-    descriptor = open_file(mps_root / SUPERVISOR)
-    if descriptor is None:
+    stream = opened(mps_root / SUPERVISOR)
+    if stream is None:
         return False
-    try:
-        return _held(descriptor)
-    finally:
-        os.close(descriptor)
+    with stream:
+        return _held(stream.fileno())
 
 
 def _mark(path: Path) -> Mark | None:
     """What a living supervisor says there; None where nobody holds the lock."""
     for _ in range(3):  # a writer may be half through
-        descriptor = open_file(path)
-        if descriptor is None:
+        stream = opened(path)
+        if stream is None:
             return None
-        try:
-            if not _held(descriptor):
-                return None
-            return msgspec.json.decode(os.read(descriptor, _LONGEST), type=Mark)
-        except (OSError, ValueError, msgspec.DecodeError, RecursionError):  # text that is no UTF-8 is a ValueError
-            continue
-        finally:
-            os.close(descriptor)
+        with stream:
+            try:
+                if not _held(stream.fileno()):
+                    return None
+                return msgspec.json.decode(stream.read(_LONGEST), type=Mark)
+            except (OSError, ValueError, msgspec.DecodeError, RecursionError):  # text that is no UTF-8 is a ValueError
+                continue
     return None
 
 
@@ -186,27 +184,22 @@ def _why_down(root: Path, resource: str) -> str:
         if (root / SUPERVISOR).exists():
             return "gpu-plugin mps does not run on this node"
         return f"gpu-plugin mps has not run on this node, or not for the MPS root that is {root} here"
-    descriptor = open_file(root / resource / DOWN)
-    if descriptor is None:
+    stream = opened(root / resource / DOWN)
+    if stream is None:
         return "gpu-plugin mps runs none for it (yet); does it have the same configuration?"
-    try:
-        return os.read(descriptor, _LONGEST).decode(errors="replace").strip() or "it is being started"
-    except OSError as error:
-        return f"{root / resource / DOWN} cannot be read: {error.strerror}"
-    finally:
-        os.close(descriptor)
+    with stream:
+        try:
+            return stream.read(_LONGEST).decode(errors="replace").strip() or "it is being started"
+        except OSError as error:
+            return f"{root / resource / DOWN} cannot be read: {error.strerror}"
 
 
-def open_file(path: Path) -> int | None:
-    """A regular file to read, without ever waiting for one: its descriptor; None where there is none."""
+def opened(path: Path) -> BinaryIO | None:
+    """A regular file, open to be read or to have its locks looked at; None where there is none."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return open_file(path, links=False)
     except OSError:
         return None
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    return None
 
 
 def _held(descriptor: int) -> bool:

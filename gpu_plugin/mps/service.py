@@ -3,7 +3,6 @@
 import logging
 import os
 import random
-import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,7 +22,9 @@ from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.finding import Finder
 from gpu_plugin.nvml.port import Driver, HostView, NvmlError
 from gpu_plugin.nvml.session import DriverSession
+from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.signals import told_to_stop
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY, forever
 from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with
 from gpu_plugin.state.directory import StateDirectory
@@ -97,16 +98,9 @@ class MpsService:
         return status if self._told_to_stop or status else 1
 
     async def _signals(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP) as signals:
-            async for number in signals:
-                if number == signal.SIGHUP:
-                    log.info("SIGHUP: reading the configuration again")
-                    self._configuration.ask()
-                else:
-                    log.info("%s: stopping", signal.Signals(number).name)
-                    self._told_to_stop = True
-                    self._parts.cancel_scope.cancel()
-                    return
+        await told_to_stop(self._configuration.ask)
+        self._told_to_stop = True
+        self._parts.cancel_scope.cancel()
 
     async def _configure(self) -> None:
         await self._configuration.run(self._take_settings)
@@ -118,16 +112,15 @@ class MpsService:
 
     async def _serve(self) -> None:
         """Finds the GPUs and has their daemons run; again after each reload, and for as long as no GPU can be read."""
-        pause = FIRST_RETRY
+        backoff = Backoff(FIRST_RETRY, LONGEST_RETRY, ON_NODE)
         while True:
-            settings = self.settings
+            settings, trouble = self.settings, ""
             try:
                 node = await self._find_gpus()
                 await self._leave_root(settings)
                 again = self._plan(node, settings)
             except _NoGpusError as error:
-                self._complain(str(error), pause)
-                again = True
+                trouble, again = str(error), True
             except ConfigError as error:
                 if self._supervisor is None:
                     raise
@@ -141,11 +134,13 @@ class MpsService:
             if self.settings is not settings:
                 continue  # it was reloaded meanwhile
             if again:
-                await self._look.wait(pause * (0.9 + 0.2 * random.random()))  # noqa: S311 - spreads retries
-                pause = min(pause * 2, LONGEST_RETRY)
+                pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries
+                if trouble:
+                    self._complain(trouble, backoff.delay)
+                await self._look.wait(pause)
             else:
                 await self._look.wait()
-                pause = FIRST_RETRY
+                backoff.succeeded()
 
     def _complain(self, trouble: str, pause: float) -> None:
         """Says why there is nothing to serve. Raises NothingToServeError where the operator wants no waiting for it."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import anyio
 import anyio.abc
 
+from gpu_plugin.devices.mps_paths import shm_directory
 from gpu_plugin.mps import directories, readiness
 from gpu_plugin.mps.compute_modes import ComputeModes
 from gpu_plugin.mps.control_daemon import ControlDaemon, end_leftovers
@@ -30,10 +31,10 @@ from gpu_plugin.mps.plan import (
     MpsResource,
     plan_daemons,
     same_threads,
-    shm_directory,
     threads_in,
 )
 from gpu_plugin.mps.readiness import Mark, ReadyMark
+from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.threads import begin, settled
 
@@ -185,7 +186,7 @@ class Supervisor:
         """Runs one resource's daemon again and again, ever more slowly, until it is not wanted any more."""
         daemon, tempo = kept.daemon, self._tempo
         mark = self._mark(daemon.resource)
-        pause = tempo.first_pause
+        backoff = Backoff(tempo.first_pause, tempo.longest_pause, ON_NODE, stable=tempo.forget)
         try:
             with kept.scope:
                 mark.down("it is being started")
@@ -199,11 +200,15 @@ class Supervisor:
                         log.exception("%s: running its MPS daemon failed unexpectedly", daemon.resource)
                         why = repr(error)
                     mark.down(why)
-                    if anyio.current_time() - began >= tempo.forget:
-                        pause = tempo.first_pause
-                    log.error("%s: its MPS daemon is down: %s; starting it again in %g s", daemon.resource, why, pause)
-                    await anyio.sleep(pause * (0.9 + 0.1 * random.random()))  # noqa: S311 - spreads retries
-                    pause = min(pause * 2, tempo.longest_pause)
+                    now = anyio.current_time()
+                    pause = backoff.failed(now, random.random(), now - began)  # noqa: S311 - spreads retries
+                    log.error(
+                        "%s: its MPS daemon is down: %s; starting it again in %g s",
+                        daemon.resource,
+                        why,
+                        backoff.delay,
+                    )
+                    await anyio.sleep(pause)
         finally:
             mark.down()
             kept.over.set()

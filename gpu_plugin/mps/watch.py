@@ -1,6 +1,5 @@
 """Which MPS daemons of the node's shared resources can be used: ours by their lock, those of another program by asking them."""
 
-import asyncio
 import fcntl
 import logging
 import os
@@ -9,19 +8,21 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import anyio
 
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.devices.mps_paths import CONTROL, CONTROL_LOCK, STARTED, pipe_directory, resource_directory
 from gpu_plugin.devices.sharing import MpsShared
 from gpu_plugin.mps import control_program, directories, foreign, readiness
 from gpu_plugin.mps.errors import MpsError, NotStartedError
 from gpu_plugin.mps.foreign import Answer, Identity, Signs
-from gpu_plugin.mps.plan import pipe_directory, resource_directory, threads_in
-from gpu_plugin.runtime.threads import DaemonThreads, Job, begin, settled
+from gpu_plugin.mps.plan import threads_in
+from gpu_plugin.runtime.slow_call import SlowCall
+from gpu_plugin.runtime.threads import Workers, begin
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +34,6 @@ ANSWER = 5.0
 
 AT_ONCE = 0.25
 """Seconds that a look waits for answers: a daemon in order needs some milliseconds, another is judged by a later look."""
-
-SOCKET, LOCK = "control", "control_lock"
-"""Files of a control daemon in its pipe directory."""
-
-STARTED = ".started"
-"""NVIDIA's mps-control-daemon makes it in the resource's directory (cmd/mps-control-daemon/mps/daemon.go)."""
 
 _STATE = "its MPS daemon's state"
 
@@ -54,15 +49,15 @@ class _Foreign:
     """A resource's daemon that another program runs: what it answered last, and the question under way."""
 
     answer: Answer | None = None
-    question: Job[Answer] | None = None
+    question: SlowCall[Answer] = field(default_factory=lambda: SlowCall(partial(begin, name="mps-question")))
 
 
 class MpsWatch:
     """Keeps in mind what daemons answered. From the event loop's thread; whatever blocks does so on others."""
 
     def __init__(self) -> None:
-        self._looks = DaemonThreads("mps-readiness")
-        self._looking: Job[_Seen] | None = None
+        self._looks = Workers("mps-readiness")
+        self._looking: SlowCall[_Seen] = SlowCall(self._looks.begin)
         self._foreign: dict[str, _Foreign] = {}
         self._said: dict[str, str] = {}
 
@@ -81,9 +76,9 @@ class MpsWatch:
         now = anyio.current_time()
         for resource, signs in others.values():
             self._ask(self._foreign[resource.name], settings, root, resource, signs, now)
-        asked = [kept.question.done for kept in self._foreign.values() if kept.question is not None]
-        if asked:
-            await asyncio.wait(asked, timeout=AT_ONCE)
+        until = now + AT_ONCE
+        for kept in self._foreign.values():
+            await kept.question.wait(max(0.0, until - anyio.current_time()))
         for name, (resource, signs) in others.items():
             answer = self._heard(self._foreign[name])
             found[name] = foreign.why_down(signs, answer, resource.replicas, resource.limits)
@@ -96,10 +91,10 @@ class MpsWatch:
         Raises:
             OSError: the root cannot be read.
         """
-        if self._looking is not None and not await settled(self._looking, PATIENCE):
+        try:
+            return await self._looking.anew(partial(_seen, configured, shared), PATIENCE)
+        except TimeoutError:
             return None
-        self._looking = await self._looks.submit(partial(_seen, configured, shared), PATIENCE)
-        return self._looking.done.result() if self._looking.done.done() else None
 
     def close(self) -> None:
         """Lets the thread that looks end."""
@@ -110,22 +105,21 @@ class MpsWatch:
     ) -> None:
         """Begins a question if one is due; one at a time, however long the last one hangs."""
         answer = self._heard(kept)
-        if kept.question is not None:
-            if now - kept.question.started > 2 * ANSWER:
+        if (began := kept.question.started) is not None:
+            if now - began > 2 * ANSWER:
                 kept.answer = Answer(signs, now, trouble=f"{control_program.PROGRAM} hangs; nothing can be asked")
         elif foreign.settled(signs, time.time()) and foreign.due(
             signs, answer, resource.replicas, resource.limits, now
         ):
             roots = (settings.driver_root_ctr_path, settings.driver_root)
             pipe = pipe_directory(root, resource.name)
-            kept.question = begin(partial(_answer, roots, pipe, signs, now), "mps-question")
+            kept.question.begin(partial(_answer, roots, pipe, signs, now))
 
     @staticmethod
     def _heard(kept: _Foreign) -> Answer | None:
         """The answer to go by, a question that has ended meanwhile taken into account."""
-        if kept.question is not None and kept.question.done.done():
-            kept.answer = foreign.weighed(kept.question.done.result(), kept.answer)
-            kept.question = None
+        if kept.question.back:
+            kept.answer = foreign.weighed(kept.question.take().done.result(), kept.answer)
         return kept.answer
 
     def _tell(self, name: str, unable: str) -> None:
@@ -156,11 +150,13 @@ def _seen(configured: str, shared: Sequence[MpsShared]) -> _Seen:
 def signs_of(root: str, resource: str) -> Signs | None:
     """What can be seen of a daemon that serves a resource; None where none ever has. Blocks."""
     pipe = Path(pipe_directory(root, resource))
-    control = _identity(pipe / SOCKET, stat.S_ISSOCK)
+    control = _identity(pipe / CONTROL, stat.S_ISSOCK)
     if not control:
         return None
     return Signs(
-        control, _identity(Path(resource_directory(root, resource), STARTED), stat.S_ISREG), _locked(pipe / LOCK)
+        control,
+        _identity(Path(resource_directory(root, resource), STARTED), stat.S_ISREG),
+        _locked(pipe / CONTROL_LOCK),
     )
 
 
@@ -174,16 +170,14 @@ def _identity(path: Path, kind: Callable[[int], bool]) -> Identity:
 
 def _locked(path: Path) -> bool:
     """Whether a process holds a lock of fcntl(2) on a file. Asks the kernel alone, and takes none for itself."""
-    descriptor = readiness.open_file(path)
-    if descriptor is None:
+    stream = readiness.opened(path)
+    if stream is None:
         return False
-    try:
+    with stream:
         question = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         with suppress(OSError):  # a file system without locks
-            return bool(struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, question))[0] != fcntl.F_UNLCK)
+            return bool(struct.unpack(_FLOCK, fcntl.fcntl(stream, fcntl.F_GETLK, question))[0] != fcntl.F_UNLCK)
         return False
-    finally:
-        os.close(descriptor)
 
 
 def _answer(roots: Sequence[str], pipe: str, signs: Signs, now: float) -> Answer:

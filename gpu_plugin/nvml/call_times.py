@@ -5,17 +5,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.nvml.port import Driver, NvmlError
+from gpu_plugin.nvml.port import NVML_FUNCTIONS, Driver, NvmlError
 from gpu_plugin.runtime.histogram import Histogram
 
 DURATIONS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
 """Seconds: most getters take 2 µs, the MIG mode 0.2 ms, and the first contact with a GPU that sleeps seconds."""
-
-CALLS = tuple(name for name in vars(Driver) if not name.startswith("_"))
-"""The port's calls by name."""
 
 WAIT = "wait"
 """The one that is meant to take its time."""
@@ -44,7 +41,7 @@ class CallTimes:
 
     def timed(self, driver: Driver) -> Driver:
         """The driver, every call of which is taken down."""
-        return cast("Driver", _TimedDriver({name: self._around(name, getattr(driver, name)) for name in CALLS}))
+        return _TimedDriver({name: self._around(name, getattr(driver, name)) for name in NVML_FUNCTIONS})
 
     def told(self) -> Mapping[str, Any]:
         """Plain data: `calls` by name with `seconds`, `errors` by code and `hung`, and how many are `hanging` now.
@@ -104,7 +101,7 @@ class CallTimes:
 _KNOWN = frozenset(Return)
 
 
-class _TimedDriver:
+class _TimedDriver(Driver):
     """A driver made of these calls."""
 
     def __init__(self, calls: Mapping[str, Callable[..., Any]]) -> None:

@@ -19,7 +19,7 @@ from gpu_plugin.devices.nvml_h import (
     Threshold,
 )
 from gpu_plugin.health.observation import Fabric
-from gpu_plugin.nvml import library, structures
+from gpu_plugin.nvml import library, port, structures
 from gpu_plugin.nvml.port import Event, EventSet, Field, Handle, MigAttributes, NvmlError, PcieLink, RemappedRows
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ _in_use = library.Calls()
 """pynvml keeps one library for the whole process, whoever opened it: so do we with the calls into it."""
 
 
-class PynvmlDriver:
+class PynvmlDriver(port.Driver):
     """NVML through nvidia-ml-py. Safe from any thread, as NVML is; see `port.Driver` for what each call gives."""
 
     def __init__(self, roots: Sequence[str] = ()) -> None:

@@ -18,8 +18,9 @@ STABLE_AFTER = 180.0
 FREE_REBUILDS = 2
 """Event sets in a row that take another's place at once."""
 
+FIRST_REBUILD_PAUSE = 8.0
 LONGEST_REBUILD_PAUSE = 60.0
-"""Seconds at most from the end of one event set to the next."""
+"""Seconds from the end of one event set after those to the next: the first time, and at most."""
 
 
 @dataclass(slots=True)
@@ -80,21 +81,3 @@ class LiveSet:
         """Waits until it is freed, at most so long, if that was begun."""
         if self._freeing is not None:
             await settled(self._freeing, seconds)
-
-
-@dataclass(slots=True)
-class Rebuilds:
-    """How often event sets came to nothing lately. Times are the event loop's, in seconds. Does no I/O."""
-
-    in_a_row: int = 0
-    not_before: float = 0.0
-
-    def undone(self, lived: float, now: float) -> None:
-        """An event set that had lived for so long came to nothing."""
-        self.in_a_row = 1 if lived >= STABLE_AFTER else self.in_a_row + 1
-        pause = min(2.0**self.in_a_row, LONGEST_REBUILD_PAUSE) if self.in_a_row > FREE_REBUILDS else 0.0
-        self.not_before = now + pause
-
-    def again_and_again(self, lived: float) -> bool:
-        """Whether an event set that has lived for so long is to be trusted no more than those before it."""
-        return self.in_a_row > FREE_REBUILDS and lived < STABLE_AFTER

@@ -14,6 +14,7 @@ import anyio
 
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.port import Driver, Event, EventSet, NvmlError
+from gpu_plugin.runtime.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,10 @@ WAIT_MS = 1000
 
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 30.0
+"""Seconds until a wait that failed is repeated: the first time, and at most."""
+
 REPEAT_LOG = 60.0
+"""Seconds between two lines of the log about that."""
 
 MAX_FAILED_WAITS = 3
 """Waits in a row that fail before nothing is expected of the event set any more."""
@@ -34,6 +38,10 @@ handed over several at a time."""
 
 BATCH_SECONDS = 0.05
 """Seconds for which events of a storm are gathered: waking the event loop for each would cost more than judging them."""
+
+
+DRAIN_MOST, DRAIN_WITHIN = 1024, 0.25
+"""Events that are still taken from an event set when the wait for it ends, and seconds that this may take."""
 
 
 @dataclass(slots=True)
@@ -64,9 +72,7 @@ class EventBatch:
 class WaitFailures:
     """How waits failed lately, in seconds of the steady clock. Handed from one waiter to the next; only one of them waits on."""
 
-    pause: float = FIRST_PAUSE
-    failures: int = 0
-    """In a row."""
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE))
     said: float | None = None
     """When that was said last."""
 
@@ -143,6 +149,7 @@ class EventWaiter:
         gathering = EventBatch()
         try:
             self._wait_on(gathering)
+            self._drain(gathering)
         finally:
             self._hand_over(partial(self._deliver_all, gathering.handed_over()))
             self._out = True
@@ -171,7 +178,7 @@ class EventWaiter:
             if gathering.events and (trouble or time.monotonic() >= gathering.due):
                 self._hand_over(partial(self._deliver_all, gathering.handed_over()))
             if trouble is None:
-                setbacks.pause, setbacks.failures = FIRST_PAUSE, 0
+                setbacks.backoff.succeeded()
                 if not well:
                     well = True
                     self._hand_over(lambda: self._report_trouble(""))
@@ -184,17 +191,30 @@ class EventWaiter:
             words = str(trouble) if isinstance(trouble, NvmlError) else repr(trouble)
             # One that fails as a GPU is lost is soon mended by another event set.
             mended = isinstance(trouble, NvmlError) and trouble.code == Return.GPU_IS_LOST
-            mended = mended and setbacks.failures + 1 < MAX_FAILED_WAITS
+            mended = mended and setbacks.backoff.failures + 1 < MAX_FAILED_WAITS
             if not mended and (setbacks.said is None or time.monotonic() - setbacks.said >= REPEAT_LOG):
                 setbacks.said = time.monotonic()
                 log.warning("waiting for driver events fails, health relies on polling until it works again: %s", words)
-            setbacks.failures += 1
-            if setbacks.failures % MAX_FAILED_WAITS == 0:  # of the next event set too, and of the one after that
+            pause = setbacks.backoff.failed(time.monotonic())
+            if (
+                setbacks.backoff.failures % MAX_FAILED_WAITS == 0
+            ):  # of the next event set too, and of the one after that
                 well = False
                 self._hand_over(lambda words=words: self._report_trouble(words))  # type: ignore[misc]
             self._hand_over(lambda trouble=trouble: self._upset(trouble))  # type: ignore[misc]
-            pause, setbacks.pause = setbacks.pause, min(setbacks.pause * 2, LONGEST_PAUSE)
             self._stop.wait(pause)
+
+    def _drain(self, gathering: EventBatch) -> None:
+        """Takes what is ready: the set may be freed next, and what is in it then is gone, that of healthy GPUs too (nvml.h)."""
+        until = time.monotonic() + DRAIN_WITHIN
+        for _ in range(DRAIN_MOST):
+            try:
+                gathering.events.append(self._driver.wait(self._events, 1))
+            except Exception as error:  # noqa: BLE001 - nothing is ready, or nothing more is to be had
+                log.debug("no further event: %s", error)
+                return
+            if time.monotonic() >= until:
+                return
 
     def _deliver_all(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import HostView
-from gpu_plugin.runtime.threads import Job, settled
+from gpu_plugin.runtime.slow_call import SlowCall
 
 log = logging.getLogger(__name__)
 
@@ -26,26 +26,19 @@ class HostWatch:
 
     def __init__(self, host: HostView, calls: DriverCalls) -> None:
         self._host = host
-        self._calls = calls
-        self._asking: Job[HostSight] | None = None
+        self._asking: SlowCall[HostSight] = SlowCall(calls.begin_unrelated)
 
     async def see(self, patience: float, *, sliced: bool) -> HostSight | None:
         """What the host says now, within `patience` seconds; the minors of MIG devices only where GPUs are `sliced`.
 
         None where it cannot be asked, or takes longer: its answer is then what the next call gives.
         """
-        if self._asking is None:
-            host = self._host
-            self._asking = self._calls.begin_unrelated(lambda: _see(host, sliced=sliced))
-        job = self._asking
-        if not await settled(job, patience):
-            return None
-        self._asking = None
-        error = job.done.exception()
-        if error is not None:
+        host = self._host
+        try:
+            return await self._asking.joined(lambda: _see(host, sliced=sliced), patience)
+        except Exception as error:  # noqa: BLE001 - whatever it is, what is known of the host holds
             log.debug("the host cannot be asked: %r", error)
             return None
-        return job.done.result()
 
 
 def _see(host: HostView, *, sliced: bool) -> HostSight:

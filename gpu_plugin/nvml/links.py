@@ -8,7 +8,7 @@ from gpu_plugin.nvml import topology
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import Driver, HostView
 from gpu_plugin.nvml.watched import Watched
-from gpu_plugin.runtime.threads import Job, settled
+from gpu_plugin.runtime.slow_call import SlowCall
 
 log = logging.getLogger(__name__)
 
@@ -22,10 +22,9 @@ class Links:
     def __init__(self, driver: Driver, host: HostView, calls: DriverCalls) -> None:
         self._driver = driver
         self._host = host
-        self._calls = calls
         self._known: Mapping[Pair, Link] = {}
         self._cliques: Mapping[str, str] = {}
-        self._reading: Job[topology.LinkReading] | None = None
+        self._reading: SlowCall[topology.LinkReading] = SlowCall(calls.begin)
         self._asked: frozenset[str] = frozenset()
         self._unread: set[str] = set()
         """GPUs that the newest reading is without, """
@@ -52,9 +51,9 @@ class Links:
 
     def came(self) -> bool:
         """Takes in what a reading brought that was not waited for. Returns whether there was one."""
-        if self._reading is None or not self._reading.done.done():
+        if not self._reading.back:
             return False
-        job, self._reading = self._reading, None
+        job = self._reading.take()
         error = job.done.exception()
         if error is None:
             self._take(job.done.result())
@@ -65,7 +64,7 @@ class Links:
     async def read(self, gpus: Iterable[Watched], patience: float) -> None:
         """Asks for those between all GPUs that answer, for `patience` seconds; what takes longer comes some time."""
         self.came()
-        if self._reading is not None:  # it may have begun before what this is to find
+        if self._reading.begun:  # it may have begun before what this is to find
             self._owed = True
             return
         self._owed = False
@@ -79,8 +78,8 @@ class Links:
         if len(described) < 2:
             return
         driver, host = self._driver, self._host
-        self._reading = self._calls.begin(lambda: topology.probe_links(driver, host, handles, described))
-        await settled(self._reading, patience)
+        self._reading.begin(lambda: topology.probe_links(driver, host, handles, described))
+        await self._reading.wait(patience)
         if not self.came():
             log.error("the links between GPUs are not known yet; pods get GPUs without regard to what is unknown")
 

@@ -6,9 +6,10 @@ any thread, as NVML's are. Values are plain: no ctypes leaves the adapter. Every
 Numbers are NVML's own; `devices.nvml_h` has those that are told apart.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, NewType, Protocol
+from functools import wraps
+from typing import TYPE_CHECKING, NamedTuple, NewType, ParamSpec, Protocol, TypeVar
 
 from gpu_plugin.devices.node import Engines
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, UNSUPPORTED, Return, Threshold
@@ -21,6 +22,9 @@ Handle = NewType("Handle", int)
 """A device handle: the value of NVML's opaque pointer, comparable between calls and with an event's device."""
 
 EventSet = NewType("EventSet", int)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class NvmlError(Exception):
@@ -96,153 +100,219 @@ class PcieLink:
     max_width: int
 
 
-class Driver(Protocol):
-    """The calls. Each raises NvmlError; a name in a docstring is the NVML function behind it."""
+NVML_FUNCTIONS: dict[str, str] = {}
+"""The port's calls in the order of `Driver`, and the NVML function that an error of each names."""
 
+
+def answered_by(function: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Declares a call by the NVML function behind it. Where a driver does not have the call, it is NOT_SUPPORTED."""
+
+    def declared(call: Callable[P, T]) -> Callable[P, T]:
+        NVML_FUNCTIONS[call.__name__] = function
+
+        @wraps(call)
+        def unanswered(*_arguments: P.args, **_named: P.kwargs) -> T:
+            raise NvmlError(Return.NOT_SUPPORTED, function)
+
+        return unanswered
+
+    return declared
+
+
+class Driver:
+    """The calls. Each raises NvmlError, and NOT_SUPPORTED where a driver has no answer of its own."""
+
+    @answered_by("nvmlInit_v2")
     def open(self) -> None:
         """nvmlInit_v2. LIBRARY_NOT_FOUND says every path tried."""
 
+    @answered_by("nvmlShutdown")
     def close(self) -> None:
         """nvmlShutdown."""
 
+    @answered_by("nvmlSystemGetDriverVersion")
     def driver_version(self) -> str:
         """nvmlSystemGetDriverVersion, such as 580.159.04."""
 
+    @answered_by("nvmlSystemGetCudaDriverVersion_v2")
     def cuda_version(self) -> tuple[int, int]:
         """nvmlSystemGetCudaDriverVersion_v2: the newest CUDA that the driver is good for, such as (13, 0)."""
 
+    @answered_by("nvmlDeviceGetCount_v2")
     def device_count(self) -> int:
         """nvmlDeviceGetCount_v2."""
 
+    @answered_by("nvmlDeviceGetHandleByIndex_v2")
     def handle_by_index(self, index: int) -> Handle:
         """nvmlDeviceGetHandleByIndex_v2."""
 
+    @answered_by("nvmlDeviceGetHandleByUUID")
     def handle_by_uuid(self, uuid: str) -> Handle:
         """nvmlDeviceGetHandleByUUID."""
 
+    @answered_by("nvmlDeviceGetHandleByPciBusId_v2")
     def handle_by_pci_bus_id(self, bus_id: str) -> Handle:
         """nvmlDeviceGetHandleByPciBusId_v2: the only way to a GPU that wakes no other (nvml.h), as one released must not be."""
 
+    @answered_by("nvmlDeviceGetUUID")
     def uuid(self, handle: Handle) -> str:
         """nvmlDeviceGetUUID, such as GPU-92e1c9b6-dd9b-778f-6e34-6f0d728ad189; of a MIG device MIG-<uuid>."""
 
+    @answered_by("nvmlDeviceGetMinorNumber")
     def minor_number(self, handle: Handle) -> int:
         """nvmlDeviceGetMinorNumber: N of /dev/nvidiaN."""
 
+    @answered_by("nvmlDeviceGetPciInfo_v3")
     def pci_bus_id(self, handle: Handle) -> str:
         """nvmlDeviceGetPciInfo_v3's busId, such as 00000000:00:06.0."""
 
+    @answered_by("nvmlDeviceGetName")
     def name(self, handle: Handle) -> str:
         """nvmlDeviceGetName, such as NVIDIA H200; of a MIG device NVIDIA H200 MIG 1g.18gb."""
 
+    @answered_by("nvmlDeviceGetArchitecture")
     def architecture(self, handle: Handle) -> int:
         """nvmlDeviceGetArchitecture: 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell."""
 
+    @answered_by("nvmlDeviceGetCudaComputeCapability")
     def compute_capability(self, handle: Handle) -> tuple[int, int]:
         """nvmlDeviceGetCudaComputeCapability: major and minor number, such as (9, 0)."""
 
+    @answered_by("nvmlDeviceGetMemoryInfo")
     def memory_total(self, handle: Handle) -> int:
         """nvmlDeviceGetMemoryInfo's total, bytes. Some parts have none (NOT_SUPPORTED)."""
 
+    @answered_by("nvmlDeviceGetMemoryInfo")
     def memory_used(self, handle: Handle) -> int:
         """nvmlDeviceGetMemoryInfo_v2's used, bytes; of an older driver nvmlDeviceGetMemoryInfo's, with what it reserves."""
 
+    @answered_by("nvmlDeviceGetUtilizationRates")
     def utilization(self, handle: Handle) -> int:
         """nvmlDeviceGetUtilizationRates's gpu: percent of the last sample period in which a kernel ran.
 
         NOT_SUPPORTED in MIG mode.
         """
 
+    @answered_by("nvmlDeviceGetPowerUsage")
     def power_usage(self, handle: Handle) -> int:
         """nvmlDeviceGetPowerUsage, mW."""
 
+    @answered_by("nvmlDeviceGetEnforcedPowerLimit")
     def power_limit(self, handle: Handle) -> int:
         """nvmlDeviceGetEnforcedPowerLimit, mW: the lowest of all that hold."""
 
+    @answered_by("nvmlDeviceGetMigMode")
     def mig_mode(self, handle: Handle) -> tuple[int, int]:
         """nvmlDeviceGetMigMode: (current, pending), 1 is enabled."""
 
+    @answered_by("nvmlDeviceGetMaxMigDeviceCount")
     def max_mig_devices(self, handle: Handle) -> int:
         """nvmlDeviceGetMaxMigDeviceCount: how many MIG indices there are; 0 while MIG mode is off."""
 
+    @answered_by("nvmlDeviceGetMigDeviceHandleByIndex")
     def mig_handle(self, handle: Handle, index: int) -> Handle:
         """nvmlDeviceGetMigDeviceHandleByIndex. NOT_FOUND: no MIG device has that index now.
 
         It is worth something only as long as the MIG device exists, and may come to mean another one after that.
         """
 
+    @answered_by("nvmlDeviceGetGpuInstanceId")
     def gpu_instance_id(self, handle: Handle) -> int:
         """nvmlDeviceGetGpuInstanceId of a MIG device."""
 
+    @answered_by("nvmlDeviceGetComputeInstanceId")
     def compute_instance_id(self, handle: Handle) -> int:
         """nvmlDeviceGetComputeInstanceId of a MIG device, counted within its GPU instance."""
 
+    @answered_by("nvmlDeviceGetAttributes_v2")
     def mig_attributes(self, handle: Handle) -> MigAttributes:
         """nvmlDeviceGetAttributes_v2 of a MIG device."""
 
+    @answered_by("nvmlDeviceGetNumaNodeId")
     def numa_node(self, handle: Handle) -> int:
         """nvmlDeviceGetNumaNodeId."""
 
+    @answered_by("nvmlDeviceGetComputeMode")
     def compute_mode(self, handle: Handle) -> int:
         """nvmlDeviceGetComputeMode: a ComputeMode."""
 
+    @answered_by("nvmlDeviceSetComputeMode")
     def set_compute_mode(self, handle: Handle, mode: int) -> None:
         """nvmlDeviceSetComputeMode, until the driver is unloaded. NO_PERMISSION for users other than root."""
 
+    @answered_by("nvmlDeviceGetPersistenceMode")
     def persistence_mode(self, handle: Handle) -> bool:
         """nvmlDeviceGetPersistenceMode: whether the driver keeps the GPU initialised while nobody has it open."""
 
+    @answered_by("nvmlDeviceGetTemperature")
     def temperature(self, handle: Handle) -> int:
         """nvmlDeviceGetTemperature of the GPU sensor, °C."""
 
+    @answered_by("nvmlDeviceGetTemperatureThreshold")
     def temperature_threshold(self, handle: Handle, kind: Threshold) -> int:
         """nvmlDeviceGetTemperatureThreshold, °C."""
 
+    @answered_by("nvmlDeviceGetMarginTemperature")
     def margin_temperature(self, handle: Handle) -> int:
         """nvmlDeviceGetMarginTemperature: °C left to the GPU's T.Limit, negative beyond it."""
 
+    @answered_by("nvmlDeviceGetTotalEccErrors")
     def uncorrected_ecc_errors(self, handle: Handle) -> int:
         """nvmlDeviceGetTotalEccErrors, uncorrected and volatile: since the driver was loaded or the GPU reset."""
 
+    @answered_by("nvmlDeviceGetSramEccErrorStatus")
     def sram_threshold_exceeded(self, handle: Handle) -> bool:
         """nvmlDeviceGetSramEccErrorStatus's bThresholdExceeded: so many SRAM errors that the part is to be replaced."""
 
+    @answered_by("nvmlDeviceGetRemappedRows")
     def remapped_rows(self, handle: Handle) -> RemappedRows:
         """nvmlDeviceGetRemappedRows. NOT_SUPPORTED before Ampere, and on a GPU that is partitioned into MIG instances."""
 
+    @answered_by("nvmlDeviceGetRetiredPagesPendingStatus")
     def retired_pages_pending(self, handle: Handle) -> bool:
         """nvmlDeviceGetRetiredPagesPendingStatus. NOT_SUPPORTED on parts that remap rows instead."""
 
+    @answered_by("nvmlDeviceGetUnrepairableMemoryFlag_v1")
     def unrepairable_memory(self, handle: Handle) -> bool:
         """nvmlDeviceGetUnrepairableMemoryFlag_v1: memory that cannot be repaired."""
 
+    @answered_by("nvmlDeviceGetCurrentClocksEventReasons")
     def clocks_event_reasons(self, handle: Handle) -> int:
         """nvmlDeviceGetCurrentClocksEventReasons: a mask of why the clocks are lower than they could be, 1 where idle."""
 
+    @answered_by("nvmlDeviceGetNvLinkState")
     def nvlink_states(self, handle: Handle) -> tuple[bool, ...]:
         """nvmlDeviceGetNvLinkState of each link there is, whether it is active. NOT_SUPPORTED: no NVLink at all."""
 
+    @answered_by("nvmlDeviceGetNvLinkRemoteDeviceType")
     def nvlink_to_switch(self, handle: Handle, link: int) -> bool:
         """nvmlDeviceGetNvLinkRemoteDeviceType: whether an active link leads to an NVSwitch (2) rather than to a GPU (0)."""
 
+    @answered_by("nvmlDeviceGetGpuFabricInfoV")
     def fabric(self, handle: Handle) -> Fabric:
         """nvmlDeviceGetGpuFabricInfo_v4, else nvmlDeviceGetGpuFabricInfoV, in the newest version that the driver knows."""
 
+    @answered_by("nvmlDeviceGetCurrPcieLinkWidth")
     def pcie_link(self, handle: Handle) -> PcieLink:
         """nvmlDeviceGetCurrPcieLinkWidth and nvmlDeviceGetMaxPcieLinkWidth."""
 
+    @answered_by("nvmlDeviceGetPcieReplayCounter")
     def pcie_replays(self, handle: Handle) -> int:
         """nvmlDeviceGetPcieReplayCounter: since the driver was loaded or the GPU reset."""
 
+    @answered_by("nvmlDeviceGetTotalEnergyConsumption")
     def total_energy(self, handle: Handle) -> int:
         """nvmlDeviceGetTotalEnergyConsumption: mJ since the driver was last loaded; going backwards proves a reload."""
 
+    @answered_by("nvmlDeviceGetSupportedEventTypes")
     def supported_event_types(self, handle: Handle) -> int:
         """nvmlDeviceGetSupportedEventTypes, a mask of EventType bits and others."""
 
+    @answered_by("nvmlDeviceGetFieldValues")
     def field_values(self, handle: Handle, fields: tuple[Field, ...]) -> tuple[int | NvmlError, ...]:
         """nvmlDeviceGetFieldValues: one integer a field, in order, or how that field was refused, which is not raised."""
 
+    @answered_by("nvmlDeviceGetNvLinkRemotePciInfo_v2")
     def nvlink_remote_bus_id(self, handle: Handle, link: int) -> str | None:
         """The PCI bus id at the far end of an active link (nvmlDeviceGetNvLinkState, ...GetNvLinkRemotePciInfo_v2).
 
@@ -250,18 +320,23 @@ class Driver(Protocol):
         NOT_SUPPORTED: no NVLink at all; INVALID_ARGUMENT: no such link.
         """
 
+    @answered_by("nvmlDeviceGetTopologyCommonAncestor")
     def common_ancestor(self, one: Handle, other: Handle) -> int:
         """nvmlDeviceGetTopologyCommonAncestor: a TopologyLevel."""
 
+    @answered_by("nvmlEventSetCreate")
     def event_set(self) -> EventSet:
         """nvmlEventSetCreate."""
 
+    @answered_by("nvmlEventSetFree")
     def free_event_set(self, events: EventSet) -> None:
         """nvmlEventSetFree."""
 
+    @answered_by("nvmlDeviceRegisterEvents")
     def register_events(self, handle: Handle, mask: int, events: EventSet) -> None:
         """nvmlDeviceRegisterEvents. NOT_SUPPORTED on parts too old for events."""
 
+    @answered_by("nvmlEventSetWait_v2")
     def wait(self, events: EventSet, timeout_ms: int) -> Event:
         """nvmlEventSetWait_v2. Raises TIMEOUT when nothing came within `timeout_ms` milliseconds."""
 

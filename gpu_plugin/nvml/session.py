@@ -10,7 +10,8 @@ import anyio
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import Driver, NvmlError
-from gpu_plugin.runtime.threads import Job, settled
+from gpu_plugin.runtime.slow_call import SlowCall
+from gpu_plugin.runtime.threads import Job
 
 T = TypeVar("T")
 
@@ -65,9 +66,9 @@ class DriverSession:
     def __init__(self, driver: Driver, calls: DriverCalls) -> None:
         self._driver = driver
         self._calls = calls
-        self._opening: Job[None] | None = None
-        self._describing: Job[Opened] | None = None
-        self._closing: Job[None] | None = None
+        self._opening: SlowCall[None] = SlowCall(calls.begin)
+        self._describing: SlowCall[Opened] = SlowCall(calls.begin)
+        self._closing: SlowCall[None] = SlowCall(calls.begin)
         self.is_open = False
         self.opening = 0
         self.trouble = ""
@@ -75,19 +76,19 @@ class DriverSession:
     @property
     def holds(self) -> bool:
         """Whether the driver may be holding on to GPUs on our behalf."""
-        return self.is_open or self._opening is not None or self._closing is not None
+        return self.is_open or self._opening.begun or self._closing.begun
 
     @property
     def answered_late(self) -> bool:
         """Whether a call that opens it came back after it was given up on: the next `open` has its outcome at once."""
-        return self._opening is not None and self._opening.done.done()
+        return self._opening.back
 
     @property
     def held(self) -> DriverBusy | None:
         """Which way it hangs; None where it does not."""
-        if self._closing is not None and not self._closing.done.done():
+        if self._closing.under_way:
             return DriverBusy(BusyCause.CLOSING)
-        return DriverBusy(BusyCause.OPENING) if self._opening is not None and not self._opening.done.done() else None
+        return DriverBusy(BusyCause.OPENING) if self._opening.under_way else None
 
     async def open(self, timeout: float, pauses: tuple[float, ...] = ()) -> Opened:
         """Opens the driver, unless it is open, and asks what it says of itself.
@@ -114,8 +115,8 @@ class DriverSession:
 
     def opens(self, timeout: float) -> bool:
         """Whether it is being opened, and may still come to that: nobody is to blame for anything meanwhile."""
-        job = self._opening
-        return not self.is_open and job is not None and anyio.current_time() - job.started < PATIENCE * timeout
+        began = self._opening.started
+        return not self.is_open and began is not None and anyio.current_time() - began < PATIENCE * timeout
 
     async def _open_again(self, timeout: float, pauses: tuple[float, ...]) -> None:
         until = anyio.current_time() + timeout
@@ -132,25 +133,22 @@ class DriverSession:
 
     async def _open(self, left: float, timeout: float) -> None:
         """One attempt, for as long as is `left` of the `timeout`."""
-        if self._closing is not None and not await self.close(timeout):
+        if self._closing.begun and not await self.close(timeout):
             raise TimeoutError("the call that closes it has not come back")
-        if self._opening is None:
+        if not self._opening.begun:
             self.opening = max(self.opening + 1, time.time_ns())
-            self._opening = self._calls.begin(self._driver.open)
-        if not await settled(self._opening, left):
+            self._opening.begin(self._driver.open)
+        if not await self._opening.wait(left):
             raise TimeoutError(f"no answer for {timeout:g} s")
-        opened, self._opening = self._opening, None
-        _result(opened, "nvmlInit_v2")
+        _result(self._opening.take(), "nvmlInit_v2")
         self.is_open = True
 
     async def _describe(self, timeout: float) -> Opened:
         """Asked once, until that is answered."""
-        if self._describing is None:
-            self._describing = self._calls.begin(lambda: _described(self._driver))
-        if not await settled(self._describing, timeout):
+        self._describing.begin(lambda: _described(self._driver))
+        if not await self._describing.wait(timeout):
             raise TimeoutError(f"no answer for {timeout:g} s")
-        described, self._describing = self._describing, None
-        return _result(described, "nvmlDeviceGetCount_v2")
+        return _result(self._describing.take(), "nvmlDeviceGetCount_v2")
 
     async def close(self, timeout: float) -> bool:
         """Closes the driver, unless a call to it is under way. Returns whether it is closed.
@@ -158,21 +156,20 @@ class DriverSession:
         One that takes longer goes on, and is asked about the next time. A later `open` then finds the GPUs that have come
         since: NVML counts them when it is opened.
         """
-        if self._opening is not None:
-            if not await settled(self._opening, timeout):
+        if self._opening.begun:
+            if not await self._opening.wait(timeout):
                 return False
-            opened, self._opening = self._opening, None
-            self.is_open = opened.done.exception() is None
-        if self._closing is None and self.is_open:
+            self.is_open = self._opening.take().done.exception() is None
+        if not self._closing.begun and self.is_open:
             if self._calls.under_way:
                 return False
-            self.is_open, self._describing = False, None
-            self._closing = self._calls.begin(self._driver.close)
-        if self._closing is not None:
-            if not await settled(self._closing, timeout):
+            self.is_open = False
+            self._describing.forget()
+            self._closing.begin(self._driver.close)
+        if self._closing.begun:
+            if not await self._closing.wait(timeout):
                 return False
-            closed, self._closing = self._closing, None
-            error = closed.done.exception()
+            error = self._closing.take().done.exception()
             if error is not None and not isinstance(error, NvmlError):  # those: it was closed already, or is no more
                 log.warning("closing the driver failed, it is taken to be closed: %r", error)
         return True

@@ -15,11 +15,20 @@ import anyio
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import EventDelivery
 from gpu_plugin.nvml.calls import DriverCalls
-from gpu_plugin.nvml.event_set import LiveSet, Member, Rebuilds
+from gpu_plugin.nvml.event_set import (
+    FIRST_REBUILD_PAUSE,
+    FREE_REBUILDS,
+    LONGEST_REBUILD_PAUSE,
+    STABLE_AFTER,
+    LiveSet,
+    Member,
+)
 from gpu_plugin.nvml.events import WAIT_MS, EventWaiter, WaitFailures
 from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
 from gpu_plugin.nvml.registration import Outcome, Registered, register, register_warily
 from gpu_plugin.nvml.watched import Watched
+from gpu_plugin.runtime.backoff import Backoff
+from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
@@ -63,11 +72,11 @@ class EventSubscription:
         self._tell = tell
         self._set: LiveSet | None = None
         self._left_behind: list[LiveSet] = []
-        self._making: Job[EventSet] | None = None
+        self._making: SlowCall[EventSet] = SlowCall(calls.begin)
         self._asked: list[_Asked] = []
         self._listening = False
         self._wait_failures = WaitFailures()
-        self._rebuilds = Rebuilds()
+        self._rebuilds = Backoff(FIRST_REBUILD_PAUSE, LONGEST_REBUILD_PAUSE, free=FREE_REBUILDS, stable=STABLE_AFTER)
         self._suspects: set[str] = set()
         self._unsupported = False
         self._no_set = ""
@@ -91,7 +100,7 @@ class EventSubscription:
             return mine.undone or member.answer.why
         if self._stuck:
             return "the call that waits for them does not come back"
-        if self._rebuilds.again_and_again(anyio.current_time() - mine.born):
+        if self._rebuilds.failures > FREE_REBUILDS and anyio.current_time() - mine.born < STABLE_AFTER:
             return "the wait for them keeps failing"
         return ""
 
@@ -155,15 +164,15 @@ class EventSubscription:
     async def leave(self, patience: float) -> bool:
         """Ends the wait and frees every event set, so that the driver can be closed. Returns whether that is done."""
         self._listening = False
-        if self._making is not None:
-            if not await settled(self._making, patience):
+        if self._making.begun:
+            if not await self._making.wait(patience):
                 return False
             self._made()
         self._retire("the driver is closed")
         if not await self._freed(self._left_behind, patience):
             return False
         self._suspects.clear()
-        self._rebuilds = Rebuilds()
+        self._rebuilds.succeeded()
         self._no_set, self._unsupported = "", False  # the next driver may know more
         return True
 
@@ -187,9 +196,8 @@ class EventSubscription:
             return self._set is not None
         if len(self._left_behind) >= MAX_ABANDONED_SETS:
             return False  # what undid the last one is said already
-        if self._making is None:
-            self._making = self._calls.begin(self._driver.event_set)
-        in_time = await settled(self._making, patience)
+        self._making.begin(self._driver.event_set)
+        in_time = await self._making.wait(patience)
         error = self._made() if in_time else TimeoutError(f"no answer for {patience:g} s")
         if error is None:
             return True
@@ -202,8 +210,7 @@ class EventSubscription:
 
     def _made(self) -> BaseException | None:
         """Takes the set that was asked for, which has come. Returns why there is none."""
-        job, self._making = self._making, None
-        assert job is not None
+        job = self._making.take()
         error = job.done.exception()
         if error is None:
             self._set, self._no_set = LiveSet(job.done.result(), anyio.current_time()), ""
@@ -212,7 +219,7 @@ class EventSubscription:
     async def _replace(self, patience: float) -> bool:
         """Leaves a set that is good for nothing, and frees it if that can be done in time. Returns whether it was left."""
         old = self._set
-        if old is None or not old.undone or anyio.current_time() < self._rebuilds.not_before:
+        if old is None or not old.undone or not self._rebuilds.due(anyio.current_time()):
             return False
         if len(self._left_behind) >= MAX_ABANDONED_SETS:
             return False
@@ -253,7 +260,7 @@ class EventSubscription:
             return
         now = anyio.current_time()
         undone.undone = why
-        self._rebuilds.undone(now - undone.born, now)
+        self._rebuilds.failed(now, worked_for=now - undone.born)
 
     # Requests
 
@@ -329,7 +336,7 @@ class EventSubscription:
             return
         if isinstance(error, NvmlError) and error.code == Return.GPU_IS_LOST:
             self._undo(waited, str(error))
-            if self._rebuilds.in_a_row > 1:  # without those that are lost to their looks it is lost all the same
+            if self._rebuilds.failures > 1:  # without those that are lost to their looks it is lost all the same
                 self._suspects |= waited.members.keys()
         self._upset()
 

@@ -1,11 +1,14 @@
 """How devices are taken one after the other from whatever ranks first, many at a time."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 Rank = tuple[int, ...]
+
+USE, HAS, ROOM = "use", "has", "room"
+"""What a number of a rank is about: how much of a GPU is given out, what the container has of it, how much is left."""
 
 Equals = Callable[[list[int], int], list[int]]
 """Which of several places that rank equal are taken, where not all are needed: the places and a number in, both ascending."""
@@ -35,10 +38,13 @@ class Policy:
     """Each device is taken from what has the lowest rank at that time and has room.
 
     With each device taken, the first number of a rank rises by one; where the policy `fills`, it falls, so that what was
-    taken from remains the first until it has no room, and shares of one rank must have the same room.
+    taken from remains the first until it has no room, and shares of one rank must have the same room. What the
+    container has must never rank equal to what it does not have: links decide only among the latter. `looks_at` says of each
+    number of a rank what it is about (one of `USE`, `HAS`, `ROOM`) and what comes first by it, in words.
     """
 
     rank: Callable[[Share], Rank]
+    looks_at: Mapping[str, str]
     fills: bool = False
 
 

@@ -6,7 +6,7 @@ from gpu_plugin.config.sharing import DISTRIBUTED
 from gpu_plugin.devices.device import GPU, Device
 from gpu_plugin.placement import shared
 from gpu_plugin.placement.prepared import Placement
-from gpu_plugin.placement.whole import Budget, choose, impossible, pair_weights, search
+from gpu_plugin.placement.whole import Budget, How, choose, pair_weights, possible, search
 
 SEARCHED = 64
 """The longest list of whole GPUs, not all of them known, that is searched; beyond, nearness to a NUMA node decides."""
@@ -21,6 +21,7 @@ def preferred(
     placement: Placement,
     policy: str = DISTRIBUTED,
     budget: Budget | None = None,
+    trace: shared.Trace | None = None,
 ) -> tuple[str, ...]:
     """`size` distinct ids out of `available` that hold all of `must_include` and suit a container best.
 
@@ -36,6 +37,7 @@ def preferred(
         placement: how the node's GPUs are linked.
         policy: which GPUs shared devices and MIG devices are taken from, a name of `shared.POLICIES`.
         budget: the time that an exact choice may take.
+        trace: where to write down what was weighed among shared devices and MIG devices.
 
     Returns:
         The ids, of healthy devices as far as there are enough, or nothing where no such answer exists (the kubelet then
@@ -43,7 +45,7 @@ def preferred(
         always gets the same answer.
     """
     pool, must = set(available), set(must_include)
-    if impossible(pool, must, size) or not all(i in order for i in pool):
+    if not possible(pool, must, size) or not all(i in order for i in pool):
         return ()
     # What was listed as healthy a moment ago may be so no more, and Allocate would refuse it: it comes last.
     sound = {i for i in pool if i in must or devices[order[i]].healthy}
@@ -51,6 +53,8 @@ def preferred(
         pool = sound
     elif len(sound) < len(pool):
         must = sound
+    if trace is not None:
+        trace.forced = How.ALL_AVAILABLE if size == len(pool) else How.ALL_REQUIRED if size == len(must) else None
     if size == len(pool):
         return tuple(sorted(pool, key=order.__getitem__))
     required = sorted(order[i] for i in must)
@@ -58,7 +62,7 @@ def preferred(
     if size == len(required):
         chosen = required
     elif any(_part_of_a_gpu(devices[order[i]]) for i in pool):
-        chosen = shared.taken(required, free, size - len(required), devices, policy, placement, budget)
+        chosen = shared.taken(required, free, size - len(required), devices, policy, placement, budget, trace)
     else:
         chosen = _whole(required, free, size, devices, placement, budget)
     return tuple(devices[at].id for at in sorted(chosen))

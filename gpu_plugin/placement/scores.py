@@ -17,7 +17,7 @@ NVLINK = 100
 POINTS_PER_GB_S = 4
 """Points of a GB/s in one direction through NVSwitches, so that an NVLink of 25 GB/s counts the same as a direct one."""
 
-SWITCHED_GB_S: Mapping[int, int] = {5: 25, 7: 25, 9: 25, 10: 50}
+SWITCHED_GB_S: Mapping[int | None, int] = {5: 25, 7: 25, 9: 25, 10: 50}
 """GB/s in one direction of one NVLink to an NVSwitch, by nvmlDeviceArchitecture_t: Volta, Ampere, Hopper, Blackwell.
 
 NVIDIA's figures for a whole GPU both ways, 300 (V100, 6 links), 600 (A100, 12), 900 (H100, 18) and 1800 GB/s (B200, 18), over
@@ -25,7 +25,7 @@ twice the number of links. go-gpuallocator counts no NVLink that ends at a switc
 """
 
 UNKNOWN_GB_S = 25
-"""The same for a generation that is not in the table."""
+"""The same for a generation that is not in the table, or that the part does not tell."""
 
 
 def pair_score(one: Gpu, other: Gpu, link: Link) -> int:
@@ -34,12 +34,4 @@ def pair_score(one: Gpu, other: Gpu, link: Link) -> int:
 
 
 def _switched(one: Gpu, other: Gpu) -> int:
-    speeds = (
-        SWITCHED_GB_S.get(UNKNOWN if gpu.architecture is None else gpu.architecture, UNKNOWN_GB_S)
-        for gpu in (one, other)
-    )
-    return POINTS_PER_GB_S * min(speeds)
-
-
-UNKNOWN = -1
-"""Stands for an architecture that the part does not tell."""
+    return POINTS_PER_GB_S * min(SWITCHED_GB_S.get(gpu.architecture, UNKNOWN_GB_S) for gpu in (one, other))

@@ -9,37 +9,26 @@ replica of a GPU or MIG device while there is one left of hardware that it does 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
+from typing import TypeVar
 
+from gpu_plugin.config.choices import ALLOCATION_POLICIES, Registry
 from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
 from gpu_plugin.devices.device import Device
-from gpu_plugin.placement.dealing import Policy, Rank, Share, deal
+from gpu_plugin.placement import whole
+from gpu_plugin.placement.dealing import HAS, ROOM, USE, Policy, Rank, Share, deal
 from gpu_plugin.placement.prepared import Placement
-from gpu_plugin.placement.whole import Budget, choose
+from gpu_plugin.placement.whole import Budget
 
-
-def _distributed(share: Share) -> Rank:
-    """What is used least; then what this container has least of."""
-    return share.load, share.picked
-
-
-def _packed(share: Share) -> Rank:
-    """What is used most; then what this container has already, which nothing is linked better to; then what is full first."""
-    return -share.load, not share.picked, share.room
-
-
-def _spread(share: Share) -> Rank:
-    """What this container has least of, however much others use it; then what is used least."""
-    return share.picked, share.load
-
-
-POLICIES: Mapping[str, Policy] = {
-    DISTRIBUTED: Policy(_distributed),
-    PACKED: Policy(_packed, fills=True),
-    SPREAD: Policy(_spread),
-}
+POLICIES: Registry[Policy] = Registry(
+    "allocation policy",
+    ALLOCATION_POLICIES,
+    "ALLOCATION_POLICIES in gpu_plugin/config/choices.py",
+    "gpu_plugin/placement/shared.py",
+)
 """Policies by name. They rank GPUs, and on a GPU its MIG devices; where ranks are equal, links and then the list decide.
 
 `distributed` evens out how much GPUs are used: a container gets several MIG devices of one GPU where that is the least used one.
@@ -47,6 +36,38 @@ POLICIES: Mapping[str, Policy] = {
 Of GPUs that are shared whole, each gives a container one device before any gives a second one: policies then differ in which
 GPUs these are, and in which give more.
 """
+
+R = TypeVar("R", bound=Callable[[Share], Rank])
+
+
+def policy(name: str, looks_at: Mapping[str, str], *, fills: bool = False) -> Callable[[R], R]:
+    """A decorator: the function ranks GPUs for the policy of this name; the rest is as `dealing.Policy` has it."""
+
+    def entered(rank: R) -> R:
+        POLICIES.enter(name, Policy(rank, looks_at, fills))
+        return rank
+
+    return entered
+
+
+@policy(DISTRIBUTED, {USE: "the least used GPU", HAS: "what the container has least of"})
+def _distributed(share: Share) -> Rank:
+    return share.load, share.picked
+
+
+@policy(
+    PACKED,
+    {USE: "the most used GPU", HAS: "what the container has already", ROOM: "the least room"},
+    fills=True,
+)
+def _packed(share: Share) -> Rank:
+    """Nothing is linked better to what the container has than what it has already."""
+    return -share.load, not share.picked, share.room
+
+
+@policy(SPREAD, {HAS: "what the container has least of", USE: "the least used GPU"})
+def _spread(share: Share) -> Rank:
+    return share.picked, share.load
 
 
 @dataclass(slots=True)
@@ -78,6 +99,61 @@ class SharedGpu(Share):
         return chosen
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A GPU as a policy saw it when it began to deal devices.
+
+    Of its `total` devices `load` were given out, `picked` of them to this container; `room` more could be taken. `rank` is what
+    the policy made of that, the lowest the first.
+    """
+
+    uuid: str
+    load: int
+    picked: int
+    room: int
+    total: int
+    rank: Rank
+
+
+@dataclass(slots=True)
+class Round:
+    """Devices dealt once: the GPUs in the order of the list, and how many each `gave`.
+
+    `passed_over`: some free devices were left out of it, since the container has others of the same hardware. `equal` are GPUs
+    that ranked equal when not all of them were needed, and `taken` those that were, as places in the list; `links` is what was
+    weighed between them, without GPUs chosen where links decided nothing and the first in the list were taken.
+    """
+
+    gpus: Sequence[Seen]
+    passed_over: bool
+    gave: Sequence[int] = ()
+    equal: Sequence[int] = ()
+    taken: Sequence[int] = ()
+    links: whole.Trace = field(default_factory=whole.Trace)
+
+    @classmethod
+    def of(cls, gpus: Sequence["SharedGpu"], policy: Policy) -> "Round":
+        """What is to be seen of GPUs that are open, before any gives one."""
+        totals = [gpu.load + sum([len(part.free) for part in gpu.parts]) for gpu in gpus]
+        seen = [
+            Seen(gpu.uuid, gpu.load, gpu.picked, gpu.room, total, policy.rank(gpu))
+            for gpu, total in zip(gpus, totals, strict=True)
+        ]
+        return cls(seen, any(part.free and not part.room for gpu in gpus for part in gpu.parts))
+
+
+@dataclass(slots=True)
+class Trace:
+    """What was weighed among shared devices and MIG devices, written down by `taken` where it is given one.
+
+    `forced` is why there was nothing to choose, None where there was. `rounds` are one or two: in the second one a container
+    gets second devices of the same hardware. None has nothing to give.
+    """
+
+    forced: whole.How | None = None
+    rounds: list[Round] = field(default_factory=list)
+
+
 def taken(
     required: Sequence[int],
     free: Sequence[int],
@@ -86,6 +162,7 @@ def taken(
     policy: str,
     placement: Placement,
     budget: Budget | None = None,
+    trace: Trace | None = None,
 ) -> list[int]:
     """The required positions and `missing` of the free ones, both ascending and without the other's, by that policy.
 
@@ -96,18 +173,20 @@ def taken(
     What is neither free nor required counts as given out, unhealthy devices included. Takes O(n log n) for n devices: some
     10 ms for 60,000 of 16 GPUs or fewer.
     """
-    gpus = counted(required, free, devices)
+    gpus, rule = counted(required, free, devices), POLICIES[policy]
     chosen = list(required)
     for new in (True, False):
         for gpu in gpus:
             gpu.open(new=new)
         count = min(missing, sum([gpu.room for gpu in gpus]))
-        dealt = deal(
-            gpus, count, POLICIES[policy], lambda equal, number: _linked(gpus, equal, number, placement, budget)
-        )
+        seen = Round.of(gpus, rule) if trace is not None and count else None
+        dealt = deal(gpus, count, rule, partial(_linked, gpus, placement, budget, seen))
+        if trace is not None and seen is not None:
+            seen.gave = dealt
+            trace.rounds.append(seen)
         for gpu, number in zip(gpus, dealt, strict=True):
             if number:
-                chosen += gpu.taken(number, POLICIES[policy])
+                chosen += gpu.taken(number, rule)
         missing -= count
         if not missing:
             break
@@ -115,19 +194,29 @@ def taken(
 
 
 def _linked(
-    gpus: Sequence[SharedGpu], equal: list[int], count: int, placement: Placement, budget: Budget | None
+    gpus: Sequence[SharedGpu],
+    placement: Placement,
+    budget: Budget | None,
+    seen: Round | None,
+    equal: list[int],
+    count: int,
 ) -> list[int]:
     """Those `count` of some GPUs of one rank that are linked best to each other and to those that the container has."""
-    if gpus[equal[0]].picked:  # then it has all of them: they differ in nothing
-        return equal[:count]
     position = placement.topology.position
     known = {position[gpus[at].uuid]: at for at in equal if gpus[at].uuid in position}
-    if len(known) <= count:
+    if gpus[equal[0]].picked:  # then it has all of them: they differ in nothing
+        chosen = equal[:count]
+    elif len(known) <= count:
         unknown = [at for at in equal if gpus[at].uuid not in position]
-        return sorted([*known.values(), *unknown][:count])
-    had = [position[gpu.uuid] for gpu in gpus if gpu.picked and gpu.uuid in position]
-    choice = choose(placement, {*known, *had}, had, len(had) + count, budget)
-    return sorted(known[gpu] for gpu in choice.gpus if gpu in known)
+        chosen = sorted([*known.values(), *unknown][:count])
+    else:
+        had = [position[gpu.uuid] for gpu in gpus if gpu.picked and gpu.uuid in position]
+        trace = None if seen is None else seen.links
+        choice = whole.choose(placement, {*known, *had}, had, len(had) + count, budget, trace)
+        chosen = sorted(known[gpu] for gpu in choice.gpus if gpu in known)
+    if seen is not None:
+        seen.equal, seen.taken = equal, chosen
+    return chosen
 
 
 def counted(required: Sequence[int], free: Sequence[int], devices: Sequence[Device]) -> list[SharedGpu]:

@@ -5,8 +5,9 @@ the lower positions.
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
 from itertools import combinations
 from math import comb
 from operator import add
@@ -26,19 +27,37 @@ _ROOM = 3
 """How many times as long it takes to make a set as to look at one that is there."""
 
 
+class Criterion(Enum):
+    """What tells sets apart, in the order in which it counts.
+
+    The total score of its pairs, how good what stays free is for pods to come, the total NUMA distance, how evenly what stays
+    free lies on NUMA nodes, and how low its positions are.
+    """
+
+    SCORE = auto()
+    REMAINDER = auto()
+    DISTANCE = auto()
+    EVENNESS = auto()
+    POSITIONS = auto()
+
+
+Kept = dict[Criterion, list[int]]
+"""The masks that are best by a criterion and by all before it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Subsets:
     """What is known of every set, by mask.
 
-    `score` and `distance` are the totals over its pairs; `remainder` is the greater, the better pods to come are served if it
-    stays free, `evenness` the greater, the more evenly it lies on NUMA nodes. `best_first` are the masks of each size by falling
-    score, and those of one score from the lowest positions on. `uniform`: no pair differs from another in anything, so
-    that any set is as good as any other.
+    `score` is the total over its pairs; `nearness` is the greater, the less their total NUMA distance is, `remainder` the better
+    pods to come are served if the set stays free, `evenness` the more evenly it lies on NUMA nodes. `best_first` are the masks
+    of each size by falling score, and those of one score from the lowest positions on. `uniform`: no pair differs from another
+    in anything, so that any set is as good as any other.
     """
 
     count: int
     score: "array[int]"
-    distance: "array[int]"
+    nearness: "array[int]"
     remainder: "array[int]"
     evenness: "array[int]"
     best_first: "tuple[array[int], ...]"
@@ -51,39 +70,51 @@ class Subsets:
         if count > LARGEST:
             raise ValueError(f"{count} GPUs have too many sets to judge them all")
         score = _totals(topology.scores)
+        distance = _totals(topology.distances)
         return cls(
             count,
             array("I", score),
-            array("I", _totals(topology.distances)),
+            array("I", [distance[-1] - each for each in distance]),
             array("I", _remainders(topology, score)),
             array("H", _evenness(topology)),
             tuple(_best_first(score, count, size) for size in range(count + 1)),
             _uniform(topology),
         )
 
-    def best(self, available: int, required: int, size: int, expired: Callable[[], bool]) -> int | None:
+    def best(
+        self,
+        available: int,
+        required: int,
+        size: int,
+        expired: Callable[[], bool],
+        kept: Kept | None = None,
+        without: int | None = None,
+    ) -> int | None:
         """The best set of that size within `available` that holds all of `required`, as a mask; None where time is up.
 
-        There must be such a set. It is the one of the greatest `rank`, looked for by one number of it after the other.
+        Where `kept` is given, the best by each criterion are put there, until there is only one. `without` is a set that cannot
+        be had; there must be such a set but for that, or the answer is None.
         """
-        ties = self._best_scored(available, required, size, expired)
-        if ties is None or expired():
+        ties = self._best_scored(available, required, size, expired, without)
+        if not ties or expired():
             return None
-        remainder, distance, evenness = self.remainder, self.distance, self.evenness
-        ties = _greatest(ties, [remainder[available ^ mask] for mask in ties])
-        ties = _greatest(ties, [-distance[mask] for mask in ties])
-        return max(_greatest(ties, [evenness[available ^ mask] for mask in ties]))
+        if kept is not None:
+            kept[Criterion.SCORE] = ties
+        for criterion, worth, left_by in (
+            (Criterion.REMAINDER, self.remainder, available),
+            (Criterion.DISTANCE, self.nearness, 0),
+            (Criterion.EVENNESS, self.evenness, available),
+        ):
+            if len(ties) == 1:
+                break
+            ties = _greatest(ties, [worth[left_by ^ mask] for mask in ties])
+            if kept is not None:
+                kept[criterion] = ties
+        return max(ties)
 
-    def rank(self, mask: int, available: int) -> tuple[int, ...]:
-        """How well a set suits a container that may have any within `available`; greater is better, and no two are equal.
-
-        Its score; then how good the remainder is; then how near its NUMA nodes are; then how evenly these are left; then how low
-        its positions are.
-        """
-        left = available ^ mask
-        return self.score[mask], self.remainder[left], -self.distance[mask], self.evenness[left], mask
-
-    def _best_scored(self, available: int, required: int, size: int, expired: Callable[[], bool]) -> list[int] | None:
+    def _best_scored(
+        self, available: int, required: int, size: int, expired: Callable[[], bool], without: int | None
+    ) -> list[int] | None:
         """All sets of the greatest score there is; None where time is up."""
         free = available & ~required
         missing = size - required.bit_count()
@@ -91,19 +122,23 @@ class Subsets:
         if comb(free.bit_count(), missing) * _ROOM <= len(order):
             bits = [1 << at for at in range(self.count) if free >> at & 1]
             candidates = [required | sum(chosen) for chosen in combinations(bits, missing)]
-            return _greatest(candidates, [score[mask] for mask in candidates])
+            if without is not None:
+                candidates.remove(without)
+            return candidates and _greatest(candidates, [score[mask] for mask in candidates])
         ties: list[int] = []
         looked_at = (1 << self.count) - 1 & ~available | required
         for start in range(0, len(order), _CHUNK):
             if expired():
                 return None
             ties += [mask for mask in order[start : start + _CHUNK] if mask & looked_at == required]
+            if without is not None and without in ties:
+                ties.remove(without)
             if ties and score[ties[-1]] != score[ties[0]]:
                 top = score[ties[0]]
                 return [mask for mask in ties if score[mask] == top]
         return ties
 
-    def mask(self, gpus: Sequence[int]) -> int:
+    def mask(self, gpus: Iterable[int]) -> int:
         """The set of these positions."""
         return sum(1 << self.count - 1 - at for at in gpus)
 
@@ -112,9 +147,16 @@ class Subsets:
         return tuple(at for at in range(self.count) if mask >> self.count - 1 - at & 1)
 
 
-def pods_to_come(topology: Topology) -> tuple[int, ...]:
-    """The sizes of pods that a remainder is judged by: those that are less than all GPUs."""
-    return tuple(size for size in PODS if size < len(topology))
+def remainder_worths(topology: Topology, scores: "array[int]") -> "Iterator[tuple[int, array[int]]]":
+    """What it is worth that a set stays free, by mask, the most important first: to pods of some size, and in all (size 0).
+
+    It is the total score of the sets that such pods get out of it, each the best that is left; and that of all its pairs, which
+    are `scores`. Each takes 0.1 s for 16 GPUs.
+    """
+    for size in PODS:
+        if size < len(topology):
+            yield size, _served(scores, len(topology), size)
+    yield 0, scores
 
 
 def _greatest(masks: list[int], worth: list[int]) -> list[int]:
@@ -150,15 +192,11 @@ def _best_first(scores: "array[int]", count: int, size: int) -> "array[int]":
 
 
 def _remainders(topology: Topology, scores: "array[int]") -> "array[int]":
-    """By mask, a number that is the greater, the better it is for pods to come that this set stays free.
-
-    What pods of 8 would get out of it, each time taking the best set that is left; then those of 4, then those of 2; then the
-    total score of all its pairs.
-    """
+    """By mask, a number that is the greater, the better it is for pods to come that this set stays free."""
     ranks = array("q", bytes(8 * len(scores)))
-    for size in pods_to_come(topology):
-        ranks = _then(ranks, _served(scores, len(topology), size))
-    return _then(ranks, scores)
+    for _, worth in remainder_worths(topology, scores):
+        ranks = _then(ranks, worth)
+    return ranks
 
 
 def _then(ranks: "array[int]", minor: "array[int]") -> "array[int]":

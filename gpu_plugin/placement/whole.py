@@ -1,12 +1,12 @@
 """Which whole GPUs suit a container best: exactly on nodes of up to 16 GPUs, by a bounded search beyond."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from math import comb
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from operator import itemgetter
 
 from gpu_plugin.placement.prepared import Placement
-from gpu_plugin.placement.subsets import LARGEST
+from gpu_plugin.placement.subsets import LARGEST, Criterion, Kept, Subsets
 from gpu_plugin.placement.topology import Matrix, Topology
 
 SEEDS = 32
@@ -16,17 +16,52 @@ SWAPS = 32
 """How often it changes one chosen GPU for a better one at most."""
 
 
+class How(Enum):
+    """How devices were found: with nothing to choose, as the first or the best of all sets, or else by a bounded search."""
+
+    IMPOSSIBLE = auto()
+    ALL_AVAILABLE = auto()
+    ALL_REQUIRED = auto()
+    FIRST_OF_EQUALS = auto()
+    BEST = auto()
+    NOT_JUDGED_YET = auto()
+    TOO_MANY_GPUS = auto()
+    TOO_LATE = auto()
+
+
+SEARCHED = frozenset({How.NOT_JUDGED_YET, How.TOO_MANY_GPUS, How.TOO_LATE})
+"""A bounded search, which may miss the best."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """GPUs by position, ascending; none where there is no such set. `score` is the total of their pairs.
-
-    `exact` is False where a bounded search found them, which may miss the best. `why` says how they were found.
-    """
+    """GPUs by position, ascending, none where there is no such set; and how they were found."""
 
     gpus: tuple[int, ...]
-    score: int
-    exact: bool
-    why: str
+    how: How
+
+    @property
+    def exact(self) -> bool:
+        """Whether there is no better set."""
+        return self.how not in SEARCHED
+
+
+@dataclass(slots=True)
+class Trace:
+    """What `choose` weighed, which it writes down where it is given one: for whoever wants to know why.
+
+    `available` and `required` are what was asked. `kept` has by criterion the masks that were best by it and all before it, as
+    far as it went. `runner_up` is what it chooses where `choice` cannot be had, and `criterion` the first by which that is worse;
+    no runner-up where there is no other set, and after a bounded search.
+    """
+
+    placement: Placement = field(default_factory=Placement)
+    available: frozenset[int] = frozenset()
+    required: frozenset[int] = frozenset()
+    choice: Choice = Choice((), How.IMPOSSIBLE)
+    kept: Kept = field(default_factory=dict)
+    runner_up: tuple[int, ...] | None = None
+    criterion: Criterion = Criterion.POSITIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,61 +83,63 @@ def choose(
     required: Collection[int],
     size: int,
     budget: Budget | None = None,
+    trace: Trace | None = None,
 ) -> Choice:
     """The set of `size` of the available positions, all required ones among them, that suits a container best.
 
-    On nodes of up to 16 GPUs, of all such sets: the one with the greatest total score; of those, whose removal leaves the best
-    remainder; of those, with the least total NUMA distance; of those, which leaves NUMA nodes most even; of those, the one
-    with the lowest positions (`subsets.Subsets`). On larger nodes, and where `budget` is used up, what a bounded search finds:
-    `Choice.exact` is False.
+    On nodes of up to 16 GPUs it is the best of all such sets by each `subsets.Criterion` in turn. On larger nodes, and where
+    `budget` is used up, it is what a bounded search finds: `Choice.exact` is False. A `trace` makes it look twice.
     """
     pool, must = frozenset(available), frozenset(required)
-    fault = impossible(pool, must, size)
-    if fault:
-        return Choice((), 0, exact=True, why=fault)
-    gpus, exact, why = _chosen(placement, pool, must, size, budget)
-    return Choice(gpus, placement.topology.score(gpus), exact, why)
+    choice = _chosen(placement, pool, must, size, budget, None if trace is None else trace.kept)
+    if trace is not None:
+        trace.placement, trace.available, trace.required, trace.choice = placement, pool, must, choice
+        if placement.subsets is not None and choice.how in {How.BEST, How.FIRST_OF_EQUALS}:
+            _second(trace, placement.subsets)
+    return choice
 
 
-def impossible(pool: Collection[object], must: Collection[object], size: int) -> str:
-    """Why there is no set of `size` out of `pool` that holds `must`; empty where there is one. Both without doubles."""
-    if size < 1:
-        return f"the size is {size}: at least one GPU must be asked for"
-    if size > len(pool):
-        return f"{size} are asked for and {len(pool)} are available"
-    if len(must) > size:
-        return f"{len(must)} must be included and {size} are asked for"
-    if any(one not in pool for one in must):
-        return "one that must be included is not available"
-    return ""
+def _second(trace: Trace, subsets: Subsets) -> None:
+    """Puts into a trace what came second."""
+    pool, must, chosen = map(subsets.mask, (trace.available, trace.required, trace.choice.gpus))
+    second = subsets.best(pool, must, len(trace.choice.gpus), _never, without=chosen)
+    if second is not None:
+        trace.runner_up = subsets.gpus(second)
+        worse = (criterion for criterion, best in trace.kept.items() if second not in best)
+        trace.criterion = next(worse, Criterion.POSITIONS)
+
+
+def possible(pool: Collection[object], must: Collection[object], size: int) -> bool:
+    """Whether there is a set of `size` out of `pool` that holds `must`. Both without doubles."""
+    return size >= 1 and len(must) <= size <= len(pool) and all(one in pool for one in must)
 
 
 def _chosen(
-    placement: Placement, pool: frozenset[int], must: frozenset[int], size: int, budget: Budget | None
-) -> tuple[tuple[int, ...], bool, str]:
-    """The GPUs, whether they are the best there are, and how they were found."""
-    subsets = placement.subsets
+    placement: Placement,
+    pool: frozenset[int],
+    must: frozenset[int],
+    size: int,
+    budget: Budget | None,
+    kept: Kept | None,
+) -> Choice:
+    if not possible(pool, must, size):
+        return Choice((), How.IMPOSSIBLE)
     if size == len(pool):
-        return tuple(sorted(pool)), True, "there is no other"
+        return Choice(tuple(sorted(pool)), How.ALL_AVAILABLE)
     if size == len(must):
-        return tuple(sorted(must)), True, "there is no other"
+        return Choice(tuple(sorted(must)), How.ALL_REQUIRED)
+    subsets = placement.subsets
     if subsets is None:
-        count = len(placement.topology)
-        few = "the sets of this node's GPUs are not judged yet"
-        why = few if count <= LARGEST else f"{count} GPUs are more than {LARGEST}"
-        return _searched(placement, pool, must, size), False, f"a bounded search, since {why}"
+        how = How.NOT_JUDGED_YET if len(placement.topology) <= LARGEST else How.TOO_MANY_GPUS
+        return Choice(_searched(placement, pool, must, size), how)
     if subsets.uniform:
         rest = sorted(pool - must)[: size - len(must)]
-        return tuple(sorted((*must, *rest))), True, "all pairs of GPUs are equal, so the first ones are taken"
+        return Choice(tuple(sorted((*must, *rest))), How.FIRST_OF_EQUALS)
     expired = budget.deadline() if budget else _never
-    best = subsets.best(subsets.mask(sorted(pool)), subsets.mask(sorted(must)), size, expired)
+    best = subsets.best(subsets.mask(pool), subsets.mask(must), size, expired, kept)
     if best is None:
-        return (
-            _searched(placement, pool, must, size),
-            False,
-            "a bounded search, since looking at every set took too long",
-        )
-    return subsets.gpus(best), True, f"the best of {comb(len(pool) - len(must), size - len(must))} sets"
+        return Choice(_searched(placement, pool, must, size), How.TOO_LATE)
+    return Choice(subsets.gpus(best), How.BEST)
 
 
 def _searched(placement: Placement, pool: frozenset[int], must: frozenset[int], size: int) -> tuple[int, ...]:

@@ -1,1 +1,1 @@
-"""What every part runs on: threads, wakening, supervision, files replaced whole. Knows nothing of GPUs."""
+"""What every part runs on: threads, wakening, supervision and back-off, files read and replaced. Knows nothing of GPUs."""

@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
+from gpu_plugin.runtime.backoff import Backoff
+
 log = logging.getLogger(__name__)
 
 FIRST_RETRY = 1.0
@@ -14,7 +16,7 @@ LONGEST_RETRY = 30.0
 
 async def forever(name: str, run: Callable[[], Awaitable[None]]) -> None:
     """Runs an eternal part; one that ends or fails is begun again, ever more slowly, and takes no other with it."""
-    pause = FIRST_RETRY
+    backoff = Backoff(FIRST_RETRY, LONGEST_RETRY, stable=LONGEST_RETRY)
     while True:
         began = anyio.current_time()
         try:
@@ -22,7 +24,5 @@ async def forever(name: str, run: Callable[[], Awaitable[None]]) -> None:
             log.error("%s ended, which it should not; restarting it", name)
         except Exception:
             log.exception("%s failed; restarting it", name)
-        if anyio.current_time() - began > LONGEST_RETRY:
-            pause = FIRST_RETRY
-        await anyio.sleep(pause)
-        pause = min(pause * 2, LONGEST_RETRY)
+        now = anyio.current_time()
+        await anyio.sleep(backoff.failed(now, worked_for=now - began))

@@ -80,6 +80,13 @@ async def settled(job: "Job[Any]", patience: float | None = None) -> bool:
     return job.done.done()
 
 
+async def answered(job: Job[T], patience: float) -> T:
+    """A call's result. Raises what the call raises, and TimeoutError after `patience` seconds; it goes on then."""
+    if not await settled(job, patience):
+        raise TimeoutError(f"no answer for {patience:g} s")
+    return job.done.result()
+
+
 class DaemonThreads:
     """Runs calls one after the other on a daemon thread called `name`, and on a fresh one once a call is given up on."""
 

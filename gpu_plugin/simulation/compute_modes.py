@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_plugin.runtime.named_file import read_file
+from gpu_plugin.runtime.regular_file import read_file
 
 STATE_FILE = "simulated-compute-modes.json"
 

@@ -30,12 +30,14 @@ class GpuIsLostError(LookupError):
 class _Listener:
     """An event set: the mask of each GPU registered in it, its events, and whether a failed registration left it undefined.
 
-    `gone`: a GPU of it has vanished, and stays lost to it even when it is back.
+    `gone`: a GPU of it has vanished, and stays lost to it even when it is back. `ready` is how many of the events were there
+    before a GPU of it was lost.
     """
 
     masks: dict[int, int] = field(default_factory=dict)
     undefined: bool = False
     gone: bool = False
+    ready: int = 0
     events: collections.deque[PostedEvent] = field(default_factory=lambda: collections.deque(maxlen=_QUEUE_LENGTH))
 
 
@@ -85,8 +87,14 @@ class EventSets:
                 listener.events.clear()
 
     def lose(self, lost: frozenset[int]) -> None:
-        """These are the GPUs that are lost now: a wait for a set with one of them in it fails, be it under way or begun later."""
+        """These are the GPUs that are lost now: a wait for a set with one of them in it fails, be it under way or begun later.
+
+        What is in the set by then is delivered first.
+        """
         with self._changed:
+            for listener in self._listeners.values():
+                if not self._report_trouble(listener):
+                    listener.ready = len(listener.events)
             self._lost = lost
             self._changed.notify_all()
 
@@ -126,11 +134,13 @@ class EventSets:
             self._changed.wait_for(ready, seconds)
             if not (listener := self._listeners.get(events)):
                 raise LookupError(events)
-            if listener.gone and listener.events:
+            deaf = self._report_trouble(listener)
+            if listener.events and (listener.gone or listener.ready or not deaf):  # what is ready comes first (nvml.h)
+                listener.ready = max(0, listener.ready - 1)
                 return listener.events.popleft()
-            if self._report_trouble(listener):
+            if deaf:
                 raise GpuIsLostError(events)
-            return listener.events.popleft() if listener.events else None
+            return None
 
     def _report_trouble(self, listener: _Listener) -> bool:
         return not listener.undefined and (listener.gone or not self._lost.isdisjoint(listener.masks))

@@ -35,9 +35,6 @@ _DECODERS = {"a100": (0, 1, 1, 2, 2, 5), "h100": (1, 1, 2, 3, 4, 7)}
 recorded: taken to be those of an H100, which has JPEG engines beside its decoders. Copy engines (CE) are as many as g, but 8 of
 an H100's 7g; the optical flow engine (OFA) goes with all of the GPU, or with the media engines."""
 
-MODELS = tuple(_MEMORY)
-"""The tables of profiles there are, by the model they are of."""
-
 # Compute slices that a compute instance may have, by those of its GPU instance.
 _COMPUTE_INSTANCES = {1: (1,), 2: (1, 2), 3: (1, 2, 3), 4: (1, 2, 4), 7: (1, 2, 3, 4, 7)}
 
@@ -80,7 +77,7 @@ class MigInstance:
 
 @cache
 def gpu_instance_profiles(model: str) -> Mapping[str, GpuInstanceProfile]:
-    """The profiles of a model of `MODELS`, by name, the smallest first."""
+    """The profiles of a model that `_MEMORY` has, by name, the smallest first."""
     (one, one_mb), (two, two_mb), (four, four_mb), (eight, eight_mb) = _MEMORY[model]
     return {
         profile.name: profile

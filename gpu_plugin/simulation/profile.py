@@ -13,7 +13,7 @@ import msgspec
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.nvml_h import FabricState, FabricSummary, TopologyLevel
-from gpu_plugin.runtime.named_file import read_file
+from gpu_plugin.runtime.regular_file import read_file
 from gpu_plugin.simulation import topology
 from gpu_plugin.simulation.mig import MigInstance, lay_out
 from gpu_plugin.simulation.topology import Block, BusId, Count, Distance, NvLink, NvSwitch, Pcie

@@ -3,7 +3,7 @@
 import threading
 from dataclasses import dataclass
 
-from gpu_plugin.nvml.port import Driver
+from gpu_plugin.nvml.port import NVML_FUNCTIONS
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Refusals:
 
     def add(self, call: str, code: int, gpu: int | None, times: int | None) -> None:
         """As `SimulatedNode.refuse` has it."""
-        if not hasattr(Driver, call):
+        if call not in NVML_FUNCTIONS:
             raise ValueError(f"{call}: no such driver call")
         with self._lock:
             self._refusals.append(_Refusal(call, code, gpu, times))

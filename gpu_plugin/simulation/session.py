@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.nvml.port import Handle
-from gpu_plugin.simulation.calls import NVML_FUNCTIONS, refused, supported
+from gpu_plugin.nvml.port import NVML_FUNCTIONS, Driver, Handle
+from gpu_plugin.simulation.calls import refused, supported
 from gpu_plugin.simulation.condition import Condition
 from gpu_plugin.simulation.hardware import SimulatedMigDevice, SimulatedNode
 from gpu_plugin.simulation.profile import GpuProfile
@@ -19,7 +19,7 @@ _FIRST_MIG_HANDLE, _MIG_GPU_STRIDE, _MIG_STRIDE = 0x7F8000000000, 0x100000000, 0
 """Those of MIG devices, by GPU and then by the number of the slice."""
 
 
-class Session:
+class Session(Driver):
     """A node's driver as one process has it open, safe from any thread.
 
     - Before `open` and after as many `close` as there were `open`: UNINITIALIZED.

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.options import OPTIONS
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.signals import told_to_stop
 from gpu_plugin.runtime.threads import DaemonThreads
 from gpu_plugin.sources.source import ConfigSource
 from gpu_plugin.sources.telling import tell_remarks, tell_settings
@@ -280,15 +280,13 @@ async def begin_with(
                 wait.tried, wait.failed = True, error.each()
         tasks.cancel_scope.cancel()
 
+    def look_again() -> None:
+        source.look_again()
+        ask()
+
     async def stop() -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP) as signals:
-            async for number in signals:
-                if number == signal.SIGHUP:
-                    source.look_again()
-                    ask()
-                    continue
-                log.info("%s: stopping", signal.Signals(number).name)
-                tasks.cancel_scope.cancel()
+        await told_to_stop(look_again)
+        tasks.cancel_scope.cancel()
 
     try:
         async with anyio.create_task_group() as tasks:

@@ -9,7 +9,6 @@ import errno
 import hashlib
 import logging
 import os
-import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Generic, TypeVar
 import anyio
 
 from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.regular_file import UnfitFileError, open_file
 from gpu_plugin.runtime.threads import DaemonThreads
 from gpu_plugin.sources.directories import Directories, Place, route
 
@@ -44,16 +44,8 @@ ABSENT = "absent"
 def fingerprint(path: Path) -> str:
     """What tells one content of a file from another: a digest, or why there is none (`ABSENT`, for one). Never raises."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe nobody writes to would block
-    except FileNotFoundError:
-        return ABSENT
-    except OSError as error:
-        return f"unreadable: {errno.errorcode.get(error.errno or 0, error.errno)}"
-    try:
-        with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 - a descriptor, not a path
-            there = os.fstat(descriptor)
-            if not stat.S_ISREG(there.st_mode):
-                return f"no regular file: {there.st_mode:o} {there.st_rdev}"  # what is read from a pipe is lost
+        with open_file(path, null=True) as file:
+            there = os.fstat(file.fileno())
             if there.st_size > MAX_BYTES:
                 return f"too large: {there.st_size} {there.st_mtime_ns}"
             digest = hashlib.blake2b(digest_size=16)
@@ -62,6 +54,10 @@ def fingerprint(path: Path) -> str:
                 digest.update(piece)
                 left -= len(piece)
             return digest.hexdigest()
+    except FileNotFoundError:
+        return ABSENT
+    except UnfitFileError as error:
+        return f"unfit: {error.strerror}"
     except OSError as error:
         return f"unreadable: {errno.errorcode.get(error.errno or 0, error.errno)}"
 

@@ -12,7 +12,7 @@ from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.label import NO_FILE, Choice, choose
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.runtime.named_file import UnfitFileError, require_file
+from gpu_plugin.runtime.regular_file import UnfitFileError, require_file
 from gpu_plugin.sources.directories import ANY, Place, route
 from gpu_plugin.sources.files import ABSENT, FileWatcher, Observed, fingerprint, watch_file
 from gpu_plugin.sources.last_choice import LastChoice

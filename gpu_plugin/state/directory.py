@@ -17,6 +17,7 @@ import msgspec
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.runtime.atomic import leftovers, replace_file
+from gpu_plugin.runtime.regular_file import UnfitFileError, kind, read_file
 
 T = TypeVar("T")
 
@@ -92,15 +93,15 @@ class StateDirectory:
             except OSError as error:
                 self._tell_unreadable(file, error, keep_aside(file))
 
-    def read(self, name: str, kind: type[T]) -> T | None:
+    def read(self, name: str, shape: type[T]) -> T | None:
         """What `write` wrote under this name; None where there is nothing, or nothing that can be read."""
         file = self.path / name
         try:
             # As text, since msgspec passes over keys it does not know, even such as are no text.
-            content = msgspec.json.decode(bounded(file).decode(), type=kind)
+            content = msgspec.json.decode(bounded(file).decode(), type=shape)
         except FileNotFoundError:
             return None
-        except _NotOursError as error:
+        except UnfitFileError as error:
             self._tell_unreadable(file, error, keep_aside(file))
             return None
         except OSError as error:
@@ -149,10 +150,6 @@ def identity(file: Path) -> Identity | None:
     return there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
 
 
-class _NotOursError(OSError):
-    """What stands under a file's name is nothing that `write` could have written."""
-
-
 def set_aside(file: Path, fits: Callable[[int], bool] = stat.S_ISREG) -> None:
     """Puts what stands under a file's name and is none, such as a link, a pipe or a directory, aside, and says so. Blocks.
 
@@ -163,7 +160,7 @@ def set_aside(file: Path, fits: Callable[[int], bool] = stat.S_ISREG) -> None:
     except OSError:
         return
     if not fits(mode) and (kept := keep_aside(file)):
-        log.warning("%s %s and no file of this plugin%s", file, _what(mode), kept)
+        log.warning("%s %s and no file of this plugin%s", file, kind(mode), kept)
 
 
 def _tell_mode(directory: Path) -> None:
@@ -191,20 +188,10 @@ def _own(file: Path) -> None:
     """Makes sure that nothing else is written with this file. Raises OSError where it is none, or cannot be one's own."""
     there = file.lstat()
     if not stat.S_ISREG(there.st_mode):
-        raise _NotOursError(errno.EINVAL, _what(there.st_mode))
+        raise UnfitFileError(errno.EINVAL, kind(there.st_mode))
     if there.st_nlink > 1:
         replace_file(file, bounded(file), MODE, durable=True)
         log.warning("%s had %d hard links; it is now a separate file", file, there.st_nlink)
-
-
-def _what(mode: int) -> str:
-    words = {
-        stat.S_IFREG: "a file",
-        stat.S_IFLNK: "a symbolic link",
-        stat.S_IFDIR: "a directory",
-        stat.S_IFIFO: "a named pipe",
-    }
-    return f"is {words.get(stat.S_IFMT(mode), 'no regular file')}"
 
 
 def keep_aside(file: Path) -> str:
@@ -220,22 +207,5 @@ def keep_aside(file: Path) -> str:
 
 
 def bounded(file: Path) -> bytes:
-    """The content of a regular file of sensible size. Raises OSError for anything else, _NotOursError where it is none."""
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise _NotOursError(errno.EINVAL, _what(stat.S_IFLNK)) from None
-        if error.errno == errno.ENXIO:  # a socket
-            raise _NotOursError(errno.EINVAL, _what(stat.S_IFSOCK)) from None
-        raise
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise _NotOursError(errno.EINVAL, _what(status.st_mode))
-        if status.st_size > MAX_BYTES:
-            raise _NotOursError(errno.EFBIG, f"is larger than {MAX_BYTES} bytes")
-        with os.fdopen(descriptor, "rb", closefd=False) as stream:
-            return stream.read(MAX_BYTES)
-    finally:
-        os.close(descriptor)
+    """The content of one of these files. Blocks. Raises UnfitFileError where it is none, and OSError where it cannot be read."""
+    return read_file(file, MAX_BYTES, links=False)

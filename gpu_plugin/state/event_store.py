@@ -7,7 +7,6 @@ a line, oldest first. The file is appended to on a thread, and replaced by what 
 import errno
 import logging
 import os
-import stat
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -20,7 +19,9 @@ import msgspec
 from gpu_plugin.runtime.atomic import replace_file
 from gpu_plugin.runtime.printable import printable
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.runtime.threads import DaemonThreads, Job, settled
+from gpu_plugin.runtime.regular_file import open_file
+from gpu_plugin.runtime.slow_call import SlowCall
+from gpu_plugin.runtime.threads import Workers
 from gpu_plugin.state.directory import Identity, identity, keep_aside
 
 log = logging.getLogger(__name__)
@@ -111,12 +112,8 @@ def recollect(state_dir: Path) -> tuple[list[Event], int]:
     Raises:
         OSError: there is no such file, or it cannot be read.
     """
-    descriptor = os.open(state_dir / FILE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    with os.fdopen(descriptor, "rb") as stream:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return [], 0
-        stream.seek(max(0, status.st_size - MAX_BYTES))
+    with open_file(state_dir / FILE, links=False) as stream:
+        stream.seek(max(0, os.fstat(stream.fileno()).st_size - MAX_BYTES))
         lines = stream.read(MAX_BYTES).split(b"\n")
     made = [_made(line) for line in lines if line]
     found = [event for event in made if event is not None]
@@ -159,12 +156,12 @@ class EventStore:
         self._tried = 0
         """How many events had come at the last attempt to write them, whatever came of it."""
         self._refused = False
-        self._running = self._busy = False
+        self._running = False
         self._lost = False
         """Whether the file is not the one that was written last: it was removed, renamed or replaced."""
         self._file: Identity | None = None
-        self._hung: Job[tuple[Identity | None, bool]] | None = None
-        """A write that the disk has not answered yet: no other is begun before it has."""
+        self._threads = Workers("events")
+        self._writing: SlowCall[tuple[Identity | None, bool]] = SlowCall(self._threads.begin)
 
     @property
     def news(self) -> Pulse:
@@ -209,8 +206,7 @@ class EventStore:
 
     def look(self) -> None:
         """Has all that is remembered written down again where the file is gone. From the event loop's thread."""
-        writing = self._busy or self._hung is not None
-        if self._file is not None and not writing and identity(self._state_dir / FILE) != self._file:
+        if self._file is not None and not self._writing.begun and identity(self._state_dir / FILE) != self._file:
             self._lost = True
             self._news.ring()
 
@@ -229,41 +225,35 @@ class EventStore:
 
         Never returns.
         """
-        threads = DaemonThreads("events")
         self._running = True
         try:
             while True:
                 if not self._unwritten and not self._lost:
                     await self._news.wait()
                     continue
-                if not await self._write(threads):
+                if not await self._write():
                     await self._news.wait(RETRY)
         finally:
             self._running = False
-            threads.close()
+            self._threads.close()
 
-    async def _write(self, threads: DaemonThreads) -> bool:
+    async def _write(self) -> bool:
         """Writes what is not written yet. Returns whether that worked.
 
         While one write hangs no other is begun; what became of it is not known, so the file is replaced next.
         """
-        if self._hung is not None:
-            if not await settled(self._hung, PATIENCE):
+        if self._writing.begun:
+            if not await self._writing.wait(PATIENCE):
                 self._tried = self._added
                 self._turned.ring()
                 return False
-            self._hung = None
+            self._writing.forget()
         count, added = self._unwritten, self._added
         news = list(islice(self.events, len(self.events) - count, None))
         append = not self._lost and self._lines + count <= KEPT * 2
         try:
-            self._busy = True
             write = partial(_write_down, self._state_dir, list(self.events), news, append=append)
-            job = await threads.submit(write, PATIENCE)
-            if not job.done.done():
-                self._hung = job
-                raise TimeoutError(f"no answer for {PATIENCE:g} s")
-            self._file, appended = job.done.result()
+            self._file, appended = await self._writing.joined(write, PATIENCE)
         except (OSError, TimeoutError) as error:
             if not self._refused:
                 file = self._state_dir / FILE
@@ -272,7 +262,6 @@ class EventStore:
             self._lines = KEPT * 2  # whatever is there now, it is replaced next
             return False
         finally:
-            self._busy = False
             self._tried = added
             self._turned.ring()
         self._refused = self._lost = False

@@ -19,6 +19,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from gpu_plugin.runtime.regular_file import open_file
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -91,15 +93,10 @@ class Journal(Generic[T, R]):
     def read(self) -> R | None:
         """The last content that was appended whole; None where there is none. What cannot be read is said and left out."""
         try:
-            descriptor = os.open(self._file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with open_file(self._file, links=False) as stream:
+                written = stream.read(2 * MAX_BYTES)
         except OSError:
             return None
-        try:
-            written = _content(descriptor)
-        except OSError:
-            return None
-        finally:
-            os.close(descriptor)
         lines, strange = _lines(written)
         if strange:
             log.warning(

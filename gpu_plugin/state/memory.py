@@ -15,7 +15,8 @@ from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.former_evidence import FORMER, FormerEvidence, without_imex
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.runtime.threads import DaemonThreads, Job, settled
+from gpu_plugin.runtime.slow_call import SlowCall
+from gpu_plugin.runtime.threads import Workers
 from gpu_plugin.state.directory import Identity, StateDirectory, identity
 from gpu_plugin.state.journal import Journal
 
@@ -296,7 +297,8 @@ class Recorder:
         self._tried = 0
         self._saved = 0
         self._durable = True
-        self._hung: dict[DaemonThreads, Job[bool]] = {}
+        self._threads = Workers("health-file"), Workers("state-files")
+        self._evidence, self._hardware = (SlowCall[bool](threads.begin) for threads in self._threads)
 
     def changed(self) -> None:
         """Has what is known written down soon. From the event loop's thread."""
@@ -304,19 +306,18 @@ class Recorder:
 
     async def run(self) -> None:
         """Writes until cancelled, and once more then: what was learnt last is worth a moment of the exit, and no more."""
-        evidence, hardware = DaemonThreads("health-file"), DaemonThreads("state-files")
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._keep_evidence, evidence)
-                tasks.start_soon(self._keep_hardware, hardware)
+                tasks.start_soon(self._keep_evidence)
+                tasks.start_soon(self._keep_hardware)
         finally:
             with anyio.CancelScope(shield=True):
                 known = self._known()
                 if not known.nothing:
-                    await self._done(evidence, partial(self._write_evidence, known), LAST_WRITE)
-                    await self._done(hardware, partial(self._write_durably, known), LAST_WRITE)
-            evidence.close()
-            hardware.close()
+                    await _done(self._evidence, partial(self._write_evidence, known), LAST_WRITE)
+                    await _done(self._hardware, partial(self._write_durably, known), LAST_WRITE)
+            for threads in self._threads:
+                threads.close()
 
     def look(self) -> None:
         """Has all that is known written down again where something of it is gone. From the event loop's thread."""
@@ -340,17 +341,17 @@ class Recorder:
                     await self._turned.wait()
         return self._saved >= revision
 
-    async def _keep_evidence(self, threads: DaemonThreads) -> None:
+    async def _keep_evidence(self) -> None:
         while True:
             known = self._known()
-            saved = known.nothing or await self._done(threads, partial(self._write_evidence, known), PATIENCE)
+            saved = known.nothing or await _done(self._evidence, partial(self._write_evidence, known), PATIENCE)
             self._tried = known.revision
             self._saved = known.revision if saved else self._saved
             self._turned.ring()
             if self._known().revision == known.revision:
                 await self._unsaved.wait(None if saved else RETRY)
 
-    async def _keep_hardware(self, threads: DaemonThreads) -> None:
+    async def _keep_hardware(self) -> None:
         while True:
             known = self._known()
             if self._tried < known.revision:
@@ -358,7 +359,7 @@ class Recorder:
             while self._tried < known.revision:  # what the journal has of it is what is written here
                 await self._turned.wait()
             journaled = self._saved >= known.revision
-            saved = known.nothing or await self._done(threads, partial(self._write_durably, known), PATIENCE)
+            saved = known.nothing or await _done(self._hardware, partial(self._write_durably, known), PATIENCE)
             self._durable = saved
             now = self._known()
             if not (saved and journaled):
@@ -372,17 +373,13 @@ class Recorder:
     def _write_durably(self, known: Known) -> bool:
         return self._memory.write_durably(known.evidence, known.node, known.listed, known.foreign)
 
-    async def _done(self, threads: DaemonThreads, write: Callable[[], bool], patience: float) -> bool:
-        """Whether it is written within so many seconds. While one write hangs, these threads begin no other."""
-        hung = self._hung.pop(threads, None)
-        if hung is not None and not await settled(hung, patience):
-            self._hung[threads] = hung
-            return False
-        job = await threads.submit(write, patience)
-        if not job.done.done():
-            self._hung[threads] = job
-            return False
-        return job.done.exception() is None and job.done.result()
+
+async def _done(writing: SlowCall[bool], write: Callable[[], bool], patience: float) -> bool:
+    """Whether it is written within so many seconds. While one write hangs, no other of its kind is begun."""
+    try:
+        return await writing.anew(write, patience)
+    except Exception:  # noqa: BLE001 - whatever it is, it is not written
+        return False
 
 
 def _by_name(resources: Iterable[Resource]) -> dict[str, tuple[ListedDevice, ...]]:

@@ -18,8 +18,10 @@ from pathlib import Path
 
 import msgspec
 
+from gpu_plugin.config.times import utc
 from gpu_plugin.kubelet.socket import PREFIX
 from gpu_plugin.runtime.printable import printable
+from gpu_plugin.runtime.regular_file import open_file
 from gpu_plugin.state.directory import Identity, identity, set_aside
 
 log = logging.getLogger(__name__)
@@ -47,7 +49,7 @@ class Owner(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         where = f" on {printable(self.host)}" if self.host else ""
-        began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since)) if self.since else "a time unknown"
+        began = utc(self.since) if self.since else "a time unknown"
         return f"process {self.pid}{where}, version {printable(self.version) or 'unknown'}, running since {began}"
 
 
@@ -178,18 +180,10 @@ class NodeLock:
     def _owner(self) -> str:
         """Whoever wrote the lock's file last, in words."""
         try:
-            descriptor = os.open(self._state_dir / FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-            try:
-                text = os.read(descriptor, _MAX_BYTES).decode()  # msgspec passes over a key that is not text
-                return str(msgspec.json.decode(text, type=Owner))
-            finally:
-                os.close(descriptor)
-        except (
-            OSError,
-            ValueError,
-            OverflowError,
-            RecursionError,
-        ):  # a time that no calendar has, or nested without end
+            with open_file(self._state_dir / FILE, links=False) as stream:
+                text = stream.read(_MAX_BYTES).decode()  # msgspec passes over a key that is not text
+            return str(msgspec.json.decode(text, type=Owner))
+        except (OSError, ValueError, RecursionError):  # or nested without end
             return "it has not said who it is"
 
     def _server(self) -> str:

@@ -6,10 +6,10 @@ have them beside the message; text lines do not need them, since the message say
 
 import logging
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
+from gpu_plugin.config.times import rfc3339_milliseconds
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.runtime.printable import encodable, printable
 from gpu_plugin.telemetry.log_writer import LogWriter, to_descriptor
@@ -92,7 +92,7 @@ class TextFormatter(logging.Formatter):
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802
         """The time in UTC."""
-        return utc(record.created)
+        return rfc3339_milliseconds(record.created)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         """The line, with what a peer may have put into it shown and not obeyed."""
@@ -127,18 +127,12 @@ def dropped() -> int:
     return 0 if _writer is None else _writer.dropped
 
 
-def utc(seconds: float) -> str:
-    """Unix time as RFC 3339 has it, to the millisecond: 2026-11-22T02:40:13.123Z."""
-    whole, milliseconds = divmod(round(seconds * 1000), 1000)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{milliseconds:03d}Z"
-
-
 def _json() -> logging.Formatter:
     from pythonjsonlogger.json import JsonFormatter  # noqa: PLC0415 - paid for only by those who ask for it
 
     class InUtc(JsonFormatter):
         def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802
-            return utc(record.created)
+            return rfc3339_milliseconds(record.created)
 
         def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
             return {key: encodable(value) if isinstance(value, str) else value for key, value in log_data.items()}

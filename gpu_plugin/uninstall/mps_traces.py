@@ -6,14 +6,11 @@ import shutil
 import socket
 from pathlib import Path
 
+from gpu_plugin.devices.mps_paths import CONTROL, LOG, PIPE, STARTED, shm_directory
 from gpu_plugin.mps import compute_modes, readiness
-from gpu_plugin.mps.plan import shm_directory
 from gpu_plugin.uninstall.traces import Removal, remove_directory
 
-_CONTROL = ("pipe", "control")
-"""Where below a resource's directory a control daemon listens."""
-
-_PARTS = {"pipe", "log", readiness.READY, readiness.DOWN, ".started"}
+_PARTS = {PIPE, LOG, readiness.READY, readiness.DOWN, STARTED}
 """All that supervisors put into a resource's directory; the last one is NVIDIA's."""
 
 _MNT_DETACH = 2  # umount2(2), sys/mount.h
@@ -31,7 +28,7 @@ def remove_mps_traces(root: Path) -> Removal:
         return Removal(left=(f"{root}: gpu-plugin mps is running with this MPS root: stop it first",))
     removed, left = [], []
     for directory in _resources(root):
-        if _listens(directory.joinpath(*_CONTROL)):
+        if _listens(directory / PIPE / CONTROL):
             left.append(f"{directory}: an MPS control daemon is running there: stop it first")
             continue
         try:
@@ -78,7 +75,7 @@ def _resources(root: Path) -> list[Path]:
     found = []
     for domain in _directories(root):
         if "." in domain.name:
-            found += [each for each in _directories(domain) if {"pipe"} <= set(os.listdir(each)) <= _PARTS]  # noqa: PTH208
+            found += [each for each in _directories(domain) if {PIPE} <= set(os.listdir(each)) <= _PARTS]  # noqa: PTH208
     return found
 
 

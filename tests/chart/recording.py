@@ -3,7 +3,6 @@
 import json
 import random
 import re
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -18,11 +17,13 @@ from typing import Any
 import anyio
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from gpu_plugin.control import request
 from gpu_plugin.kubelet import wire
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from gpu_plugin.simulation.stand_in_kubelet.client import CallError, PluginClient
 from tests.chart.prometheus import Prometheus
 from tests.node.daemon import GPU, DaemonProcess, healthy
+from tests.short_paths import short_directory
 
 PATIENCE = 40.0
 """Seconds for anything to come about on a busy machine."""
@@ -31,6 +32,9 @@ MINUTES = 30
 STEP = 60
 
 SMALL_MIG = "nvidia.com/mig-1g.5gb"
+
+HELD_BACK = 3
+"""The GPU of the second node that an operator holds back."""
 
 Scrapes = Mapping[str, Sequence[str]]
 """By node: OpenMetrics, from before the faults and from after them."""
@@ -98,23 +102,23 @@ async def _parts(scrapes: list[str]) -> None:
             await kubelet.admit("notebook", {SMALL_MIG: 2})
             scrapes.append(await _scraped(port, f'resource="{SMALL_MIG}"', "gpu_plugin_pod_device{"))
             daemon.fault(0, temperature=88)
-            scrapes.append(await _scraped(port, "temperature_celsius", "} 88"))
+            request(daemon.state, "cordon", gpu=HELD_BACK)
+            scrapes.append(await _scraped(port, "temperature_celsius", "} 88", 'by="cordon"} 1'))
 
 
 @contextmanager
 def _daemon(profile: str, *flags: str) -> Iterator[tuple[DaemonProcess, int]]:
-    root = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))  # sockets have short paths
-    directory = root / "device-plugins"
-    directory.mkdir()
-    daemon = DaemonProcess(directory, profile=profile)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
-    try:
-        daemon.start(f"--http-address=127.0.0.1:{port}", "--nvml-timeout=500ms", *flags)
-        yield daemon, port
-    finally:
-        daemon.kill()
-        shutil.rmtree(root)
+    with short_directory() as root:
+        directory = root / "device-plugins"
+        directory.mkdir()
+        daemon = DaemonProcess(directory, profile=profile)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = int(free.getsockname()[1])
+        try:
+            daemon.start(f"--http-address=127.0.0.1:{port}", "--nvml-timeout=500ms", *flags)
+            yield daemon, port
+        finally:
+            daemon.kill()
 
 
 async def _scraped(port: int, *texts: str) -> str:

@@ -144,7 +144,14 @@ def test_what_the_panels_say_of_these_nodes_is_so(prometheus: recording.Recorded
         "Devices held": 7,
         "Nodes without driver": 0,
     }
-    assert 4 <= value("Unhealthy") <= 6  # four with an Xid; one that fails and one that hangs get there in time
+    assert (
+        5 <= value("Unhealthy") <= 7
+    )  # four with an Xid, one cordoned; one that fails and one that hangs get there in time
+    (held_back,) = (query for _, show, query in SHOWN if show.title == "GPUs held back by operators")
+    told = [series["metric"] for series in prometheus.ask(_asked(held_back.expr), instant=True)]
+    assert [(each["node"], each["index"], each["by"]) for each in told] == [
+        ("node-2", str(recording.HELD_BACK), "cordon")
+    ]
     (hit,) = (query for _, show, query in SHOWN if show.title == "Pods on Unhealthy GPUs")
     pods = {series["metric"]["pod"] for series in prometheus.ask(_asked(hit.expr), instant=True)}
     assert "train-0" in pods

@@ -76,6 +76,7 @@ WRONG = {
     "cluster.featuresDir": ("features.d", "'features.d' does not match"),
     "cluster.nodeevents": (True, "'nodeevents' not allowed"),
     "http.statusPage": ("off", "true, false"),
+    "http.statusPageHosts": ([9480], "want string"),
     "prometheusRule.disabled": (["GpuHappy"], "'GpuUnhealthy', 'GpuDegraded'"),
     "prometheusRule.job": ('a"b', "does not match"),
     "prometheusRule.documentation": ("docs", "'docs' does not match"),

@@ -94,6 +94,7 @@ TABLE: Mapping[str, Shown] = {
     "probes.liveness": Shown({"periodSeconds": 77}, f"{CONTAINER}.livenessProbe.periodSeconds=77"),
     "probes.readiness": Shown({"initialDelaySeconds": 3}, f"{CONTAINER}.readinessProbe.initialDelaySeconds=3"),
     "http.statusPage": _variable("STATUS_PAGE", False, "false"),
+    "http.statusPageHosts": _variable("STATUS_PAGE_HOSTS", ["gpus.example.com", "*.nodes"], "gpus.example.com,*.nodes"),
     "http.podMetrics": _variable("POD_METRICS", False, "false"),
     "prometheusRule.enabled": Shown(True, "PrometheusRule.spec.groups.gpu-plugin-gpus.rules.0.alert=GpuUnhealthy"),
     "prometheusRule.labels": Shown({"release": "prom"}, "PrometheusRule.metadata.labels.release=prom", ALERTS),

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
+from gpu_plugin.access.container import Access
 from gpu_plugin.cluster import answers, connection, node_api, node_metadata
 from gpu_plugin.cluster.correlation import BURST, PER, PODS_BURST, PODS_PER
 from gpu_plugin.cluster.node_api import NodeApi
@@ -22,12 +22,16 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.daemon.cluster_reporting import ClusterReporting
 from gpu_plugin.daemon.health_watch import HealthWatch
+from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.observation import Sample, XidEvent
+from gpu_plugin.inventory.inventory import Inventory
+from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice
 from gpu_plugin.labels import keeper
 from gpu_plugin.labels.keeper import NodeLabels
 from gpu_plugin.nvml.host import LinuxHost
+from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.state.directory import StateDirectory
 
 from .harness.cluster import NODE_PATH, Cluster
@@ -37,8 +41,6 @@ from .virtual_hour import STEP, CountingProxy, HurriedLoop
 
 if TYPE_CHECKING:
     import httpx2
-
-    from gpu_plugin.inventory.snapshot import Snapshot
 
 HOUR = 3600.0
 KUBELET_REPORTS = 300.0
@@ -151,9 +153,9 @@ class Pods:
             (SHARED, f"{uuid}::{name}"): frozenset({Holder("default", name, "main")}) for uuid, name in self.names()
         }
 
-    def snapshot(self) -> "Snapshot":
-        devices = {f"{uuid}::{name}": SimpleNamespace(gpu=uuid, visible_id=uuid) for uuid, name in self.names()}
-        return cast("Snapshot", SimpleNamespace(resources={SHARED: SimpleNamespace(device=devices.get)}))
+    def resource(self) -> ResourceView:
+        devices = tuple(Device(f"{uuid}::{name}", uuid, uuid, "") for uuid, name in self.names())
+        return ResourceView.of(Resource(SHARED, devices), Access(), Placement())
 
     @contextmanager
     def made(self, cluster: Cluster) -> Iterator[None]:
@@ -219,11 +221,17 @@ def measure_reporting(
         health.watch(GPUS)
         for gpu in GPUS:
             health.observe(gpu.uuid, SEEN)
-        snapshot = pods.snapshot()
+        inventory = Inventory(SnapshotStore(), health.ledger.health)
+        inventory.store.publish({SHARED: pods.resource()})
+        inventory.found(GPUS)
+
+        async def written(_: float) -> None:
+            """The journal takes no time here."""
+
         reporting = ClusterReporting(
             settings=lambda: settings,
             health=health,
-            snapshot=lambda: snapshot,
+            store=inventory.store,
             holders=pods.held,
             trouble=lambda: "",
             node=Ends(NODE, settings.kubeconfig),
@@ -237,6 +245,7 @@ def measure_reporting(
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(reporting.run)
+            tasks.start_soon(health.tell, written, inventory.health_changed)
             for at in range(0, int(HOUR), 10):
                 await anyio.sleep(max(0.0, began + at - clock()))
                 happens(health, at)

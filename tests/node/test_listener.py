@@ -21,11 +21,11 @@ def port():
         return free.getsockname()[1]
 
 
-async def get(port, page):
-    """Status, headers and body of a page."""
+async def get(port, page, host="127.0.0.1"):
+    """Status, headers and body of a page, asked for under this name."""
     with anyio.fail_after(10):
         async with await anyio.connect_tcp("127.0.0.1", port) as client:
-            await client.send(f"GET /{page} HTTP/1.1\r\nHost: node\r\n\r\n".encode())
+            await client.send(f"GET /{page} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
             received = b""
             try:
                 while True:

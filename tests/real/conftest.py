@@ -1,13 +1,12 @@
 """What needs NVIDIA's real driver libraries, skipped with one sentence where they cannot be had."""
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.real import archive
 from tests.real.podman import SPECS, NoPodmanError, Podman, install
 
@@ -47,19 +46,3 @@ def podman(nvidia: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     running.close()
     if made:
         SPECS.rmdir()
-
-
-@pytest.fixture
-def directory(short_path: Path) -> Path:
-    """A device plugin directory."""
-    path = short_path / "device-plugins"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
-async def kubelet(directory: Path) -> AsyncIterator[StandInKubelet]:
-    """A running kubelet whose contract must be whole at the end."""
-    async with StandInKubelet(directory) as running:
-        yield running
-    running.check()

@@ -4,11 +4,9 @@ import dataclasses
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ from gpu_plugin import __version__
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.node.daemon import healthy
 from tests.real import archive, image_build
+from tests.short_paths import short_directory
 
 pytestmark = pytest.mark.timeout(600)  # one of them builds the image, which a busy machine does in minutes
 
@@ -120,14 +119,13 @@ def image() -> Path:
 
 @pytest.fixture(scope="session")
 def containers(image: Path) -> Iterator[Containers]:
-    storage = Path(tempfile.mkdtemp(prefix="gpi-", dir="/tmp"))
-    made = Containers(image_build.podman(storage))
-    try:
-        made.podman("load", f"--input={image}")
-        yield made
-    finally:
-        image_build.cleared(made.command, storage)
-        shutil.rmtree(storage)
+    with short_directory() as storage:
+        made = Containers(image_build.podman(storage))
+        try:
+            made.podman("load", f"--input={image}")
+            yield made
+        finally:
+            image_build.cleared(made.command, storage)
 
 
 @pytest.fixture(scope="session")
@@ -334,16 +332,14 @@ def test_help_and_validate_need_nothing(containers, tmp_path):
 
 
 @pytest.mark.parametrize("user", ["65532:65532", "0:0"], ids=["the image's user", "root as in the chart"])
-async def test_the_daemon_serves_a_kubelet_and_ends_at_once(containers, user, tmp_path):
-    root = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
+async def test_the_daemon_serves_a_kubelet_and_ends_at_once(containers, user, directory, short_path):
     name = f"daemon-{user.partition(':')[0]}"
     try:
-        directory = root / "device-plugins"
-        state = root / "state"
+        state = short_path / "state"
+        state.mkdir()
         for each in (directory, state):
-            each.mkdir()
             os.chown(each, int(user.partition(":")[0]), -1)
-        root.chmod(0o755)
+        short_path.chmod(0o755)
         async with StandInKubelet(directory) as kubelet:
             (directory / "kubelet.sock").chmod(0o777)  # whom it lets in is the kubelet's affair
             options = (*image_build.LIMITS, *HARDENED, f"--name={name}", f"--user={user}", "--env=PYTHONVERBOSE=1")
@@ -368,7 +364,6 @@ async def test_the_daemon_serves_a_kubelet_and_ends_at_once(containers, user, tm
         assert re.findall(r"^# (?:wrote|could not create) .*$", said, re.MULTILINE) == []
     finally:
         await _podman(containers, "rm", "--force", "--ignore", "--time=0", name)
-        shutil.rmtree(root)
 
 
 async def _podman(containers: Containers, *arguments: str) -> str:

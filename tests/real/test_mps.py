@@ -1,10 +1,8 @@
 """MPS with NVIDIA's own control daemon, which runs without a GPU; only its servers need one."""
 
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +13,6 @@ import pytest
 
 from gpu_plugin.mps.control_program import PROGRAM
 from gpu_plugin.simulation import mps_control
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.node.daemon import GPU, DaemonProcess, healthy
 from tests.node.mps_process import PATIENCE, SHARED, MpsProcess
 
@@ -23,22 +20,6 @@ pytestmark = pytest.mark.anyio
 
 REPLICAS = 4
 DEVICES = 8 * REPLICAS
-
-
-@pytest.fixture
-def directory():
-    """A device plugin directory with a path short enough for sockets."""
-    root = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
-    (root / "device-plugins").mkdir()
-    yield root / "device-plugins"
-    shutil.rmtree(root)
-
-
-@pytest.fixture
-async def kubelet(directory):
-    async with StandInKubelet(directory) as running:
-        yield running
-    running.check()
 
 
 class Real:

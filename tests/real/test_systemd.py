@@ -8,7 +8,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -225,17 +224,15 @@ def _clean() -> dict[str, str]:
 
 
 @pytest.fixture
-def sandboxed() -> Iterator[Sandboxed]:
+def sandboxed(short_path: Path) -> Iterator[Sandboxed]:
     _systemd_analyze()
     if os.geteuid() != 0:
         _cannot("the sandbox is made by root")
     if not _has_seccomp():
         _cannot("there is no libseccomp.so.2 here (Debian's package libseccomp2)")
-    root = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
-    running = Sandboxed(root)
+    running = Sandboxed(short_path)
     yield running
     running.close()
-    shutil.rmtree(root)
 
 
 def _has_seccomp() -> bool:

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from gpu_plugin.access.container import is_cdi
 from gpu_plugin.access.strategy_choice import choose
 from gpu_plugin.config.values import AUTO
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, note, ok, skipped, unseen, warning
 
 _OVERLAY = "overlay"
 
 
+@check("cdi-directory")
 def cdi_directory(facts: Facts) -> Sequence[Finding]:
     """Fails where the strategy needs them and the directory takes none."""
     settings, known = facts.settings, facts.cdi_directory

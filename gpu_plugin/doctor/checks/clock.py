@@ -3,6 +3,8 @@
 import datetime as dt
 from collections.abc import Sequence
 
+from gpu_plugin.config.times import utc
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, ok, skipped, unseen, warning
 
@@ -13,17 +15,16 @@ LATEST = dt.datetime(2100, 1, 1, tzinfo=dt.UTC).timestamp()
 _SYNC = "start the node's time service (chronyd, systemd-timesyncd, ntpd): `timedatectl` and `chronyc tracking` say how it is"
 
 
+@check("clock")
 def clock(facts: Facts) -> Sequence[Finding]:
     """Fails where the year cannot be; warns where the kernel says that nobody sets the clock."""
     known = facts.clock
     if isinstance(known, Unknown):
         return [unseen("the clock", known)]
     if not EARLIEST <= known.now < LATEST:
-        try:
-            moment = dt.datetime.fromtimestamp(known.now, dt.UTC).isoformat(timespec="seconds")
-        except (OverflowError, ValueError, OSError):
-            moment = f"{known.now:.0f} s of Unix time"
-        return [failed(f"the clock says {moment}: certificates and tokens of the cluster do not hold then", _SYNC)]
+        return [
+            failed(f"the clock says {utc(known.now)}: certificates and tokens of the cluster do not hold then", _SYNC)
+        ]
     if known.synchronised is None:
         return [skipped(f"it is not known whether it is synchronised: {known.why}")]
     if not known.synchronised:

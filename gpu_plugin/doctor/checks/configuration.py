@@ -2,17 +2,23 @@
 
 from collections.abc import Sequence
 
-from gpu_plugin.doctor.facts import Facts
-from gpu_plugin.doctor.finding import Finding, failed, note, ok
+from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.facts import Facts, Unknown
+from gpu_plugin.doctor.finding import Finding, failed, note, ok, unseen
+
+_WITHOUT = "the checks go by flags and environment only"
 
 
+@check("configuration")
 def configuration(facts: Facts) -> Sequence[Finding]:
     """Fails where it is refused; everything else then goes by flags and environment."""
     settings = facts.settings
+    if isinstance(facts.configuration, Unknown):
+        return [unseen(_WITHOUT, facts.configuration, needed=True)]
     if facts.configuration:
         return [
             failed(
-                f"{facts.configuration}; the checks go by flags and environment only",
+                f"{facts.configuration}; {_WITHOUT}",
                 "fix it; `gpu-plugin validate FILE` lists everything that is wrong with a file",
             )
         ]
@@ -21,8 +27,7 @@ def configuration(facts: Facts) -> Sequence[Finding]:
     if settings.config_file_srcdir:
         return [
             note(
-                f"a label of the Node names a file in {settings.config_file_srcdir}, and no daemon says which: the checks go by "
-                "flags and environment only",
+                f"a label of the Node names a file in {settings.config_file_srcdir}, and no daemon says which: {_WITHOUT}",
                 "give the file with --config-file in the place of --config-file-srcdir",
             )
         ]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from gpu_plugin.access.container import is_cdi
 from gpu_plugin.access.strategy_choice import choose
 from gpu_plugin.config.values import AUTO
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, note, ok, skipped, unseen, warning
 
@@ -14,6 +15,7 @@ _ENABLE = (
 )
 
 
+@check("container-runtime")
 def container_runtime(facts: Facts) -> Sequence[Finding]:
     """Warns where CDI is asked for and the node's files do not speak for it; says what `auto` comes to."""
     strategies = facts.settings.device_list_strategy

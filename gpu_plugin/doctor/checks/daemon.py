@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from gpu_plugin.daemon import node_status
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, note, ok, unseen, warning
 
@@ -18,6 +19,7 @@ _KILLED = (
 )
 
 
+@check("daemon")
 def daemon(facts: Facts) -> Sequence[Finding]:
     """Fails with each complaint of a running daemon, where one hangs, and where one was killed; that none runs is worth a note.
 

@@ -4,6 +4,7 @@ import errno
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import DeviceNode, DeviceNodes, Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, Status, ok, skipped, unseen
 
@@ -29,6 +30,7 @@ class _Trouble(NamedTuple):
     remedy: str
 
 
+@check("device-nodes")
 def device_nodes(facts: Facts) -> Sequence[Finding]:
     """Fails with each node that is missing, wrong or closed to us; without /dev/nvidia-uvm no CUDA program starts."""
     known = facts.nodes

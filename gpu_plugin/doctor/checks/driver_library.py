@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Driver, Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, note, ok, skipped
 
@@ -13,6 +14,7 @@ _INSTALL = (
 )
 
 
+@check("driver-library")
 def driver_library(facts: Facts) -> Sequence[Finding]:
     """Fails where there is none, where it hangs, or where it cannot be opened."""
     known = facts.driver

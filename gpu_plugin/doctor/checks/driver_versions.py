@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, ok, skipped, unseen
 
 
+@check("driver-versions")
 def driver_versions(facts: Facts) -> Sequence[Finding]:
     """Fails where the module is not loaded, or the two differ: after an upgrade, until the module is loaded anew."""
     if facts.simulated:

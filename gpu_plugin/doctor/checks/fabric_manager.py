@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from gpu_plugin.devices.nvml_h import FabricState
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import FabricManager, Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, note, ok, skipped, unseen, warning
 from gpu_plugin.health.latch import Verdict
@@ -14,6 +15,7 @@ _START = (
 )
 
 
+@check("fabric-manager")
 def fabric_manager(facts: Facts) -> Sequence[Finding]:
     """Fails with GPUs that have not joined their fabric; without their word, by whether the manager's traces can be seen."""
     driver = facts.opened

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, ok, skipped, unseen, warning
 
 
+@check("features-directory")
 def features_directory(facts: Facts) -> Sequence[Finding]:
     """Warns where --node-labels file has nowhere to write to."""
     known = facts.features

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 
 from gpu_plugin.devices.gpu_names import short_bus_id
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Pci, PciDevice, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, ok, skipped, warning
 
 
+@check("gpus")
 def gpus(facts: Facts) -> Sequence[Finding]:
     """Fails where there is none and with each that does not answer; warns of those that the driver does not have."""
     driver = facts.opened

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from gpu_plugin.access.container import imex_node
 from gpu_plugin.config.values import AUTO
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, ok, skipped, unseen, warning
 
@@ -13,6 +14,7 @@ _START = (
 )
 
 
+@check("imex-channels")
 def imex_channels(facts: Facts) -> Sequence[Finding]:
     """Fails where a channel is required and missing; warns where it is only asked for."""
     settings, known = facts.settings, facts.nodes

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Directory, Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, Status, failed, note, ok, unseen
 
 
+@check("kubelet-directory")
 def kubelet_directory(facts: Facts) -> Sequence[Finding]:
     """Fails where it is missing, removed under us, or not writable."""
     known = facts.kubelet_directory

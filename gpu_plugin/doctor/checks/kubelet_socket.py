@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, note, ok, unseen, warning
 
@@ -10,6 +11,7 @@ _EMBEDDING = ("k3s", "rke2", "k0s", "microk8s", "kubelite", "hyperkube")
 """Programs of distributions that have the kubelet in them."""
 
 
+@check("kubelet-socket")
 def kubelet_socket(facts: Facts) -> Sequence[Finding]:
     """Fails where nobody answers on it as a gRPC server does."""
     known = facts.kubelet_socket

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, ok, skipped, unseen
 
 
+@check("kubernetes-api")
 def kubernetes_api(facts: Facts) -> Sequence[Finding]:
     """Fails where it is needed and cannot be asked, and with each option whose rights are missing."""
     known = facts.api

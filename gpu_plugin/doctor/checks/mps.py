@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 from gpu_plugin.config.sharing import MPS
 from gpu_plugin.devices.nvml_h import ComputeMode
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Mps, Unknown
 from gpu_plugin.doctor.finding import Finding, note, ok, skipped, unseen, warning
 
 
+@check("mps")
 def mps(facts: Facts) -> Sequence[Finding]:
     """Warns of daemons that are wanted and do not listen, and of daemons and compute modes that nobody asks for."""
     known = facts.mps

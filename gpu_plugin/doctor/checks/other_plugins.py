@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, note, ok, skipped, warning
 
@@ -9,6 +10,7 @@ _NVIDIAS = ("nvidia-", "nvidia.")
 """How the sockets of NVIDIA's plugin (nvidia-gpu.sock, nvidia-mig-1g.10gb.sock) and of Google's begin."""
 
 
+@check("other-plugins")
 def other_plugins(facts: Facts) -> Sequence[Finding]:
     """Warns of sockets of NVIDIA's plugin that are answered; notes others."""
     known = facts.kubelet_directory

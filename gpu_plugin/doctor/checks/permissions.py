@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from gpu_plugin.config.sharing import MPS
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Process, Unknown
 from gpu_plugin.doctor.finding import Finding, note, ok, unseen, warning
 
@@ -21,6 +22,7 @@ _ALL = (1 << 38) - 1
 """All capabilities that kernels have had for long."""
 
 
+@check("permissions")
 def permissions(facts: Facts) -> Sequence[Finding]:
     """Notes what is not to be seen as this user; warns where a feature that is on needs a capability that is missing."""
     known = facts.process

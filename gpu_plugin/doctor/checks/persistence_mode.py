@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts
 from gpu_plugin.doctor.finding import Finding, ok, skipped, warning
 
 
+@check("persistence-mode")
 def persistence_mode(facts: Facts) -> Sequence[Finding]:
     """Warns of GPUs without persistence mode: the driver forgets their error counts, and the next pod waits for them to wake."""
     driver = facts.opened

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, ok, unseen, warning
 
@@ -9,6 +10,7 @@ SLOW = 1.0
 """Seconds beyond which an answer is worth a warning: the plugin waits for five at most, and needs it after each change."""
 
 
+@check("pod-resources")
 def pod_resources(facts: Facts) -> Sequence[Finding]:
     """Warns where it does not answer, or slowly: GPUs are served all the same, and held longer than they need be."""
     known = facts.pod_resources

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, note, ok, skipped, warning
 
 _REMEDY = "is the kubelet running, and is --device-plugin-dir right? Its log says why where it refused"
 
 
+@check("registration")
 def registration(facts: Facts) -> Sequence[Finding]:
     """Fails with each resource that is not registered, or that the kubelet has no healthy device of."""
     if isinstance(facts.daemon, Unknown) or facts.daemon.status is None:

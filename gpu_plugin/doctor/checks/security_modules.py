@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, note, ok, unseen
 
@@ -9,6 +10,7 @@ _CONTAINER_TYPES = ("container_t", "svirt_lxc_net_t")
 """SELinux types of plain containers: they may use neither the kubelet's sockets nor GPUs' device nodes."""
 
 
+@check("security-modules")
 def security_modules(facts: Facts) -> Sequence[Finding]:
     """Notes an enforcing SELinux with the label of a plain container."""
     known = facts.process

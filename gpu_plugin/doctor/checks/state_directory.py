@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, note, ok, unseen, warning
 
@@ -13,6 +14,7 @@ _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 _KEPT = "what is known of GPUs, cordons included, is lost with"
 
 
+@check("state-directory")
 def state_directory(facts: Facts) -> Sequence[Finding]:
     """Fails where nothing can be written; warns where it fills up, does not last, or others may write there."""
     known = facts.state

@@ -1,6 +1,5 @@
 """Which GPUs are released for maintenance by what a daemon wrote down, for where none can be asked."""
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from gpu_plugin.daemon.health_watch import EVERY_GPU
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.former_evidence import FORMER, FormerEvidence
 from gpu_plugin.health.signals import orders
+from gpu_plugin.runtime.regular_file import open_file
 from gpu_plugin.state.directory import bounded
 from gpu_plugin.state.journal import Journal
 from gpu_plugin.state.memory import GPUS_FILE, HEALTH_FILE, JOURNAL_FILE, GpuMemory, WrittenHealth
@@ -29,7 +29,7 @@ def written_releases(state_dir: Path, boot_id: str) -> tuple[str, ...]:
     except FileNotFoundError:
         found = None
     with suppress(FileNotFoundError):
-        os.close(os.open(state_dir / JOURNAL_FILE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW))
+        open_file(state_dir / JOURNAL_FILE, links=False).close()
     newest = Journal(state_dir / JOURNAL_FILE, WrittenHealth).read()
     if newest is not None and (found is None or newest.sequence >= found.sequence):
         found = newest

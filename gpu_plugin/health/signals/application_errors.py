@@ -11,6 +11,8 @@ from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Proof, Recover
 from gpu_plugin.health.observation import ApplicationError, Observation, Sample
 from gpu_plugin.health.owners import owner
 from gpu_plugin.health.proof import after_recovery
+from gpu_plugin.health.signal import EndsBy, SignalKind, signal
+from gpu_plugin.health.xid_advice import RESET
 
 NAME = "application-errors"
 
@@ -84,6 +86,21 @@ class Errors(Memory, frozen=True):
         return max((*self.unknown[-1:], *(at for at, _ in self.owned[-1:])), default=None)
 
 
+def until(latch: Latch[Errors]) -> float:
+    """When it ends by itself unless another error comes: Unix time in seconds."""
+    last = latch.memory.last
+    return (latch.since if last is None else last) + WITHIN
+
+
+@signal(
+    NAME,
+    SignalKind.EVENT,
+    f"see what the pods on it have in common, and whether they run elsewhere; if they do, {RESET}",
+    memory=Errors(),
+    sees=(Sample, ApplicationError),
+    until=until,
+    ends=EndsBy.RECOVERY,
+)
 def application_errors(latch: Latch[Errors] | None, seen: Observation, ctx: Context) -> Latch[Errors] | None:
     """DEGRADED by five errors within ten minutes where no one owner of pods can be behind all of them, or nobody can say.
 
@@ -113,12 +130,6 @@ def application_errors(latch: Latch[Errors] | None, seen: Observation, ctx: Cont
         if unasked != known.memory.unasked:
             known = replace(known, memory=replace(known.memory, unasked=unasked))
     return latch if known == latch else known
-
-
-def until(latch: Latch[Errors]) -> float:
-    """When it ends by itself unless another error comes: Unix time in seconds."""
-    last = latch.memory.last
-    return (latch.since if last is None else last) + WITHIN
 
 
 def _unfit(ctx: Context) -> bool:

@@ -11,6 +11,7 @@ from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import Level, level
 from gpu_plugin.health.latch import Latch, Verdict, corrected
 from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.signal import SignalKind, signal
 
 WINDOW, SHARE = 600.0, 0.6
 """Seconds that are looked back on, and the share of them that opens."""
@@ -58,6 +59,14 @@ class SlowMinutes(Level, frozen=True):
         )
 
 
+@signal(
+    "hw-slowdown",
+    SignalKind.READING,
+    "check the node's cooling and power supply",
+    memory=SlowMinutes(),
+    asks=("clocks_event_reasons",),
+    clears="ten minutes in which neither heat nor the power brake holds the clocks down",
+)
 def hw_slowdown(latch: Latch[SlowMinutes] | None, seen: Observation, ctx: Context) -> Latch[SlowMinutes] | None:
     """Opens when the clocks were held down for heat or power in 60 % of ten minutes; closes after ten without.
 

@@ -1,5 +1,6 @@
 """Events of the driver that are no Xids and speak of a GPU that is failing."""
 
+import re
 from collections.abc import Mapping
 from typing import Self
 
@@ -10,6 +11,8 @@ from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import Latch, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import DriverEvent, Observation, Sample
 from gpu_plugin.health.proof import after_recovery
+from gpu_plugin.health.signal import EndsBy, SignalKind, signal
+from gpu_plugin.health.xid_advice import RESET
 
 QUIET_SECONDS = 86400.0
 """How long nothing must be heard of a kind of event that needs no reset."""
@@ -38,6 +41,22 @@ class Quiet(Memory, frozen=True):
         return replace(self, quiet_since=None)
 
 
+def until(latch: Latch[Quiet]) -> float | None:
+    """When it ends by itself unless another comes: Unix time in seconds; None while nobody has listened yet."""
+    since = latch.memory.quiet_since
+    return None if since is None else since + QUIET_SECONDS
+
+
+@signal(
+    "driver-event",
+    SignalKind.EVENT,
+    RESET,
+    memory=Quiet(),
+    sees=(Sample, DriverEvent),
+    until=until,
+    parts=re.compile("0x[0-9a-f]{1,16}"),
+    ends=EndsBy.RECOVERY,
+)
 def driver_event(latch: Latch[Quiet] | None, seen: Observation, ctx: Context) -> Latch[Quiet] | None:
     """Opens on an event of a bad kind; closes when the GPU was reset, what is DEGRADED also after a day without another.
 
@@ -62,9 +81,3 @@ def driver_event(latch: Latch[Quiet] | None, seen: Observation, ctx: Context) ->
     if after.memory.quiet_since is None:
         return replace(after, memory=Quiet(ctx.now))
     return None if ctx.now - after.memory.quiet_since >= QUIET_SECONDS else after
-
-
-def until(latch: Latch[Quiet]) -> float | None:
-    """When it ends by itself unless another comes: Unix time in seconds; None while nobody has listened yet."""
-    since = latch.memory.quiet_since
-    return None if since is None else since + QUIET_SECONDS

@@ -5,8 +5,16 @@ from msgspec.structs import replace
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import NOTHING, Latch, Memory, Verdict
 from gpu_plugin.health.observation import DriverEvent, EventDelivery, Observation, XidEvent
+from gpu_plugin.health.signal import SignalKind, signal
 
 
+@signal(
+    "events",
+    SignalKind.READING,
+    "look at the log of the plugin and of the kernel; reload the driver where it stays so",
+    sees=(EventDelivery, XidEvent, DriverEvent),
+    clears="the wait for the driver's events working again",
+)
 def events(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latch[Memory] | None:
     """Opens when the wait for events keeps failing; closes when it works again, or an event came.
 

@@ -17,6 +17,7 @@ from gpu_plugin.health.context import Context
 from gpu_plugin.health.grades import GRADED, Graded, graded
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Fabric, Observation, Sample
+from gpu_plugin.health.signal import SignalKind, signal
 
 _STATES: Mapping[int, str] = {
     FabricState.NOT_STARTED: "has not begun to join its NVLink fabric",
@@ -34,6 +35,14 @@ _CONFIGURATIONS: Mapping[int, str] = {
 }
 
 
+@signal(
+    "fabric",
+    SignalKind.READING,
+    "look at the fabric manager (nvidia-fabricmanager, or IMEX and the subnet manager) and at its log",
+    memory=GRADED,
+    asks=("fabric",),
+    clears="three looks in a row at a fabric that is joined and sound",
+)
 def fabric(latch: Latch[Graded] | None, seen: Observation, ctx: Context) -> Latch[Graded] | None:
     """Opens on two looks at a fabric that is not ready or not sound; closes on three at one that is both.
 

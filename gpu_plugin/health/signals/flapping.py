@@ -1,15 +1,17 @@
 """A guard over all other signals: what keeps coming and going holds its GPU back for a time."""
 
+import re
 from collections.abc import Iterable
 from typing import Self
 
 from msgspec.structs import replace
 
+from gpu_plugin.config.times import duration, utc
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.hysteresis import lately
 from gpu_plugin.health.latch import Latch, Memory, Verdict, corrected, together
 from gpu_plugin.health.observation import Observation, Sample
-from gpu_plugin.health.spelling import clock, duration
+from gpu_plugin.health.signal import OperatorInfluence, SignalKind, signal
 
 NAME = "flapping"
 
@@ -52,6 +54,23 @@ class HealthDrops(Memory, frozen=True):
         return replace(self, times=tuple(corrected(at, by) for at in self.times))
 
 
+def clears(case: Case) -> str:
+    """What ends it, for people."""
+    end = until(case.latch)
+    if case.now >= end or not case.policy.flap_hold:
+        return "the next good look at it"
+    return f"time: it is held back until {utc(end)}, {duration(end - case.now)} from now"
+
+
+@signal(
+    NAME,
+    SignalKind.GUARD,
+    "find out what keeps failing before the GPU is used again",
+    memory=HealthDrops(),
+    clears=clears,
+    parts=re.compile(".{1,200}"),
+    say=OperatorInfluence.ENABLED,
+)
 def flapping(latch: Latch[HealthDrops] | None, seen: Observation, ctx: Context) -> Latch[HealthDrops] | None:
     """Closes on a good look once its time, from `since` on, is over, and is remembered for a day of calm.
 
@@ -90,14 +109,6 @@ def fell(latch: Latch[HealthDrops] | None, signal: str, now: float, hold: float)
     seconds = min(LONGEST, 2 * known.memory.hold or hold)
     words = f"{signal} made it unfit {max(len(times), TIMES)} times; it is held back for {_spelt(seconds)}"
     return Latch(HealthDrops(times, seconds), Verdict.FATAL, words, now)
-
-
-def clears(case: Case) -> str:
-    """What ends it, for people."""
-    end = until(case.latch)
-    if case.now >= end or not case.policy.flap_hold:
-        return "the next good look at it"
-    return f"time: it is held back until {clock(end)}, {duration(end - case.now)} from now"
 
 
 def _spelt(seconds: float) -> str:

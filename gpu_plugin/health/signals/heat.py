@@ -7,6 +7,7 @@ from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.readings import Measure, Measured, measured
+from gpu_plugin.health.signal import COOL, SignalKind, signal
 
 SAMPLES, BELOW, COOL_SECONDS = 4, 5, 120.0
 """Hot samples in a row that open; how far below its limit, °C, and for how long everything must be to close."""
@@ -20,6 +21,14 @@ class Hot(Measured, frozen=True):
     sensors: int = 0
 
 
+@signal(
+    "slowdown-temperature",
+    SignalKind.READING,
+    COOL,
+    memory=Hot(),
+    asks=("temperature", "memory_temperature"),
+    clears="GPU and memory 5 °C below their limits for two minutes",
+)
 def slowdown_temperature(latch: Latch[Hot] | None, seen: Observation, ctx: Context) -> Latch[Hot] | None:
     """Opens at the GPU's slowdown threshold, or its memory's highest temperature, in four samples; closes on coolness.
 

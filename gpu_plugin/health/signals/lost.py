@@ -9,7 +9,9 @@ from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, LatchKey, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import Fault, Observation, Order, Sample
 from gpu_plugin.health.proof import after_recovery
+from gpu_plugin.health.signal import EndsBy, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.signals.orders import MAINTENANCE, released
+from gpu_plugin.health.xid_advice import REBOOT, RESET
 
 RECOVERY = (
     "a reset of the GPU ({reset}), a reboot of the node, or the driver rebound to the GPU "
@@ -42,6 +44,29 @@ class Gone(Memory, frozen=True):
 GONE = Gone()
 
 
+def answering(latch: Latch[Gone]) -> bool:
+    """Whether good looks alone are missing: it was found again, or nothing was known of it that a reset would change."""
+    return latch.recovery.rebound or latch.recovery.reset
+
+
+def reached(latch: Latch[Gone]) -> bool:
+    """Whether the last look reached it, so that an operator may vouch for it."""
+    return latch.memory.answers
+
+
+@signal(
+    "lost",
+    SignalKind.READING,
+    REBOOT,
+    memory=GONE,
+    sees=(Sample, Order),
+    ends=EndsBy.RECOVERY,
+    say=OperatorInfluence.NOBODY,
+    answers=answering,
+    recovery=RECOVERY,
+    shown=SHOWN,
+    vouched=reached,
+)
 def lost(latch: Latch[Gone] | None, seen: Observation, ctx: Context) -> Latch[Gone] | None:
     """Opens on NVML_ERROR_GPU_IS_LOST; closes when it was enumerated or reset anew and answers again.
 
@@ -77,22 +102,20 @@ def _answered(latch: Latch[Gone], seen: Sample) -> Latch[Gone]:
     return latch if memory == known else replace(latch, memory=memory)
 
 
+@signal(
+    "reset-required",
+    SignalKind.READING,
+    RESET,
+    memory=LEVEL,
+    say=OperatorInfluence.NOBODY,
+    clears="three looks in a row at which no reset is required",
+)
 def reset_required(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
     """Opens on NVML_ERROR_RESET_REQUIRED; closes on three looks in a row without it: the driver itself says that it is over."""
     if not isinstance(seen, Sample):
         return latch
     bad = True if seen.fault is Fault.RESET_REQUIRED else None if seen.fault else False
     return level(latch, ctx, LEVEL, bad=bad, verdict=Verdict.FATAL, detail=seen.detail, leave=CLEAN_SAMPLES)
-
-
-def answering(latch: Latch[Gone]) -> bool:
-    """Whether good looks alone are missing: it was found again, or nothing was known of it that a reset would change."""
-    return latch.recovery.rebound or latch.recovery.reset
-
-
-def reached(latch: Latch[Gone]) -> bool:
-    """Whether the last look reached it, so that an operator may vouch for it."""
-    return latch.memory.answers
 
 
 _RELEASE = LatchKey(MAINTENANCE)

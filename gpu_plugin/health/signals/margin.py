@@ -9,6 +9,7 @@ from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.readings import Measure, Measured, measured
+from gpu_plugin.health.signal import COOL, SignalKind, signal
 
 NEAR_DEGREES, SAMPLES_NEAR, SAMPLES_SLOW, ABOVE, COOL_SECONDS = 2, 2, 4, 5, 120.0
 """°C from shutdown that are too near, in how many samples; how many at slowdown; how far above it is cool, for how long."""
@@ -34,6 +35,15 @@ class Trusted(Measured, frozen=True):
         return replace(super().held(), row=int(self.near))
 
 
+def cooled(case: Case) -> str:
+    """What closes it, for people."""
+    cool = (_relative(case.facts.margins.slowdown) or 0) + ABOVE
+    seconds = case.policy.temperature_recovery
+    unfit = f" ({seconds:g} s where it was FATAL)" if seconds != COOL_SECONDS else ""
+    return f"{cool} °C or more to its T.Limit, at every look for {COOL_SECONDS:g} s{unfit}"
+
+
+@signal("margin", SignalKind.READING, COOL, memory=Trusted(), asks=("margin",), clears=cooled)
 def margin(latch: Latch[Trusted] | None, seen: Observation, ctx: Context) -> Latch[Trusted] | None:
     """FATAL 2 °C from shutdown in two samples, DEGRADED at slowdown in four; closes after a time 5 °C above slowdown.
 
@@ -75,14 +85,6 @@ def margin(latch: Latch[Trusted] | None, seen: Observation, ctx: Context) -> Lat
 
 
 _COOL = Latch(Trusted())
-
-
-def cooled(case: Case) -> str:
-    """What closes it, for people."""
-    cool = (_relative(case.facts.margins.slowdown) or 0) + ABOVE
-    seconds = case.policy.temperature_recovery
-    unfit = f" ({seconds:g} s where it was FATAL)" if seconds != COOL_SECONDS else ""
-    return f"{cool} °C or more to its T.Limit, at every look for {COOL_SECONDS:g} s{unfit}"
 
 
 def _near(left: int | None, shutdown: int | None) -> bool:

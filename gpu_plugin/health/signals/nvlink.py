@@ -9,7 +9,9 @@ from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Verdict
 from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.signal import SignalKind, signal
 from gpu_plugin.health.totals import Counted, read, unread
+from gpu_plugin.health.xid_advice import RESET
 
 CRC_ERRORS, WITHIN, QUIET = 100, 3600.0, 3600.0
 """More CRC errors than this within so many seconds are too many; so many seconds without close what was."""
@@ -54,6 +56,14 @@ class Links(Memory, frozen=True):
         return replace(self, row=0)
 
 
+@signal(
+    "nvlink",
+    SignalKind.READING,
+    RESET,
+    memory=Links(),
+    asks=("nvlinks",),
+    clears="three looks in a row at which every link is up that ever was",
+)
 def nvlink(latch: Latch[Links] | None, seen: Observation, ctx: Context) -> Latch[Links] | None:
     """Opens when a link that was up is down at two looks in a row; closes on three looks at all of them up.
 
@@ -87,6 +97,14 @@ def nvlink(latch: Latch[Links] | None, seen: Observation, ctx: Context) -> Latch
     return latch if memory == known else replace(latch, memory=memory)
 
 
+@signal(
+    "nvlink-errors",
+    SignalKind.EVENT,
+    "look at nvidia-smi nvlink --errorcounters -i {gpu}, and at the links' cables or bridges",
+    memory=Counted(),
+    asks=COUNTERS,
+    clears="an hour without a failed recovery and with few CRC errors",
+)
 def nvlink_errors(latch: Latch[Counted] | None, seen: Observation, ctx: Context) -> Latch[Counted] | None:
     """Opens on a recovery that failed, or on too many CRC errors within an hour; closes on an hour without.
 

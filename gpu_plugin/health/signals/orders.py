@@ -3,6 +3,7 @@
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.latch import NOTHING, AnyLatch, Latch, Memory, Proof, Verdict
 from gpu_plugin.health.observation import Observation, Order, Sample
+from gpu_plugin.health.signal import SignalKind, signal
 
 CORDON, MAINTENANCE = "cordon", "maintenance"
 
@@ -22,6 +23,22 @@ class Release(Memory, frozen=True):
     resumed: bool = False
 
 
+def lifting(case: Case) -> str:
+    """What lifts a cordon, for people."""
+    return f"gpu-plugin uncordon --gpu {case.gpu}"
+
+
+def resuming(case: Case) -> str:
+    """What ends a release, for people."""
+    return f"gpu-plugin resume --gpu {case.gpu}" if released(case.latch) else "the first good look at it"
+
+
+def advice(case: Case) -> str:
+    """What an operator is advised to do about a release; empty for nothing."""
+    return "resume it once the work on it is done" if released(case.latch) else ""
+
+
+@signal(CORDON, SignalKind.ORDER, "lift it once new pods may have the GPU", sees=(Order,), clears=lifting)
 def cordon(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latch[Memory] | None:
     """Opens and closes by the operator's word alone."""
     if not isinstance(seen, Order):
@@ -34,6 +51,13 @@ def cordon(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latc
     return None if seen.verb == "uncordon" else latch
 
 
+@signal(
+    ANNOTATED,
+    SignalKind.ORDER,
+    "remove it from the annotation once new pods may have the GPU",
+    sees=(Order,),
+    clears=f"the Node's annotation {ANNOTATION} no longer naming it",
+)
 def annotated(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latch[Memory] | None:
     """Opens and closes by what the Node's annotation says."""
     if not isinstance(seen, Order):
@@ -44,6 +68,7 @@ def annotated(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> L
     return None if seen.verb == "unannotate" else latch
 
 
+@signal(MAINTENANCE, SignalKind.ORDER, advice, memory=Release(), sees=(Order, Sample), clears=resuming)
 def maintenance(latch: Latch[Release] | None, seen: Observation, ctx: Context) -> Latch[Release] | None:
     """Opens on release; closes on the first good look after resume."""
     if isinstance(seen, Order) and seen.verb == "release":
@@ -64,18 +89,3 @@ def release(since: float) -> Latch[Release]:
 def released(latch: AnyLatch) -> bool:
     """Whether a latch of `maintenance` is of a GPU that nobody has resumed yet."""
     return isinstance(latch.memory, Release) and not latch.memory.resumed
-
-
-def lifting(case: Case) -> str:
-    """What lifts a cordon, for people."""
-    return f"gpu-plugin uncordon --gpu {case.gpu}"
-
-
-def resuming(case: Case) -> str:
-    """What ends a release, for people."""
-    return f"gpu-plugin resume --gpu {case.gpu}" if released(case.latch) else "the first good look at it"
-
-
-def advice(case: Case) -> str:
-    """What an operator is advised to do about a release; empty for nothing."""
-    return "resume it once the work on it is done" if released(case.latch) else ""

@@ -7,7 +7,9 @@ from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import Latch, Proof, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.proof import RECOVERIES, after_recovery
+from gpu_plugin.health.signal import EndsBy, SignalKind, signal
 from gpu_plugin.health.totals import Counted, read, unread
+from gpu_plugin.health.xid_advice import RESET
 
 LOOKS = 4
 """Looks in a row at too few lanes that are DEGRADED, and at all of them that end it."""
@@ -19,6 +21,14 @@ COUNTERS = ("pcie_fatal_errors", "pcie_replays")
 """Fields of a Sample, in the order of the totals."""
 
 
+@signal(
+    "pcie-width",
+    SignalKind.READING,
+    "have the GPU, its riser or its slot inspected",
+    memory=LEVEL,
+    asks=("pcie_width", "pcie_max_width"),
+    clears="four looks in a row at all its lanes",
+)
 def pcie_width(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
     """Opens on four looks at fewer lanes than the link could have; closes on four at all of them.
 
@@ -39,6 +49,15 @@ def pcie_width(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> L
     )
 
 
+@signal(
+    "pcie-errors",
+    SignalKind.EVENT,
+    f"have the GPU, its riser or its slot inspected; {RESET}",
+    memory=Counted(),
+    asks=COUNTERS,
+    clears="ten minutes without many replays",
+    ends=EndsBy.RECOVERY,
+)
 def pcie_errors(latch: Latch[Counted] | None, seen: Observation, ctx: Context) -> Latch[Counted] | None:
     """FATAL on a fatal error until the GPU was reset; DEGRADED on too many replays until ten minutes passed without.
 

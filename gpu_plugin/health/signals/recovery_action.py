@@ -11,6 +11,7 @@ from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.grades import Graded, graded
 from gpu_plugin.health.latch import Latch, LatchKey, Verdict, corrected
 from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.signal import SignalKind, signal
 from gpu_plugin.health.xid_advice import REBOOT, RESET
 
 NAME = "recovery-action"
@@ -62,6 +63,20 @@ class RequestedAction(Graded, frozen=True):
         return replace(self, excused=None if self.excused is None else corrected(self.excused, by))
 
 
+def advice(case: Case) -> str:
+    """What an operator is advised to do about the action that the driver asks for."""
+    known = _ADVICE.get(case.latch.memory.action)
+    return known or "look the action up in the documentation of the driver's NVML, and drain the GPU"
+
+
+@signal(
+    NAME,
+    SignalKind.READING,
+    advice,
+    memory=RequestedAction(),
+    asks=("recovery_action",),
+    clears="three looks in a row at which the driver asks for nothing",
+)
 def recovery_action(
     latch: Latch[RequestedAction] | None, seen: Observation, ctx: Context
 ) -> Latch[RequestedAction] | None:
@@ -110,12 +125,6 @@ def asks(action: int | None, ctx: Context) -> bool:
 def words(action: int) -> str:
     """What the driver asks for by this number, worded for people."""
     return f"the driver asks {_ASKS.get(action) or f'for recovery action {action}, which is none of those known here'}"
-
-
-def advice(case: Case) -> str:
-    """What an operator is advised to do about the action that the driver asks for."""
-    known = _ADVICE.get(case.latch.memory.action)
-    return known or "look the action up in the documentation of the driver's NVML, and drain the GPU"
 
 
 def _grade(action: int) -> Verdict:

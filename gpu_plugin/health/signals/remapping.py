@@ -4,8 +4,18 @@ from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import NOTHING, Latch, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.proof import after_recovery
+from gpu_plugin.health.signal import EndsBy, SignalKind, signal
+from gpu_plugin.health.xid_advice import RESET
 
 
+@signal(
+    "remap-pending",
+    SignalKind.READING,
+    RESET,
+    asks=("remap_pending",),
+    clears="no remapping that waits for a reset",
+    ends=EndsBy.RECOVERY,
+)
 def remap_pending(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latch[Memory] | None:
     """DEGRADED while a remapping waits for a reset; closes when none does.
 

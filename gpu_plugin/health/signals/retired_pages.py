@@ -4,12 +4,22 @@ from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import Latch, Proof, Verdict
 from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.signal import REPLACE, SignalKind, signal
 from gpu_plugin.health.signals.unrepairable import condemned
+from gpu_plugin.health.xid_advice import RESET
 
 REPLACED_AT = 60
 """Retired pages at which NVIDIA replaces a part; the driver can retire 64 (NVIDIA, Dynamic Page Retirement)."""
 
 
+@signal(
+    "retired-pages",
+    SignalKind.READING,
+    f"{RESET}; at {REPLACED_AT} pages {REPLACE}",
+    memory=LEVEL,
+    asks=("retired_pending", "retired_pages"),
+    clears="no retirement that waits for a reset",
+)
 def retired_pages(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
     """DEGRADED while a retirement waits for a reset, FATAL once there are so many that the part is to be replaced."""
     if not isinstance(seen, Sample):

@@ -6,11 +6,20 @@ from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.readings import Measure, Measured, measured
+from gpu_plugin.health.signal import COOL, SignalKind, signal
 
 NEAR_DEGREES, SAMPLES, BELOW = 2, 2, 5
 """°C under shutdown that are too near, in how many samples; how many °C under slowdown are cool."""
 
 
+def cooled(case: Case) -> str:
+    """What closes it, for people."""
+    cool, seconds = coolness(case.facts), case.policy.temperature_recovery
+    below = f"below {cool} °C" if cool is not None else "cool"
+    return f"a temperature {below}, at every look for {seconds:g} s" if seconds else f"a temperature {below}"
+
+
+@signal("temperature", SignalKind.READING, COOL, memory=Measured(), asks=("temperature",), clears=cooled)
 def temperature(latch: Latch[Measured] | None, seen: Observation, ctx: Context) -> Latch[Measured] | None:
     """Opens at 2 °C under the shutdown threshold in two samples; closes after a time 5 °C under the slowdown one."""
     if not isinstance(seen, Sample):
@@ -41,10 +50,3 @@ def coolness(facts: Facts) -> int | None:
     if shutdown is None:
         return None
     return (shutdown - BELOW if slowdown is None else min(slowdown, shutdown)) - BELOW
-
-
-def cooled(case: Case) -> str:
-    """What closes it, for people."""
-    cool, seconds = coolness(case.facts), case.policy.temperature_recovery
-    below = f"below {cool} °C" if cool is not None else "cool"
-    return f"a temperature {below}, at every look for {seconds:g} s" if seconds else f"a temperature {below}"

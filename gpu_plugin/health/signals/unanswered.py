@@ -9,6 +9,8 @@ from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Verdict, corrected, together
 from gpu_plugin.health.observation import Fault, Observation, Sample
+from gpu_plugin.health.signal import KERNEL_LOG, OperatorInfluence, SignalKind, signal
+from gpu_plugin.health.xid_advice import REBOOT
 
 FAILURES, AMONG, WITHIN, FATAL_AFTER, GOOD = 3, 5, 120.0, 10, 5
 """Failed looks, among how many, within how many seconds, that are DEGRADED; how many are FATAL; how many good ones end it."""
@@ -67,6 +69,7 @@ class Answers(Memory, frozen=True):
         return replace(self, failures=tuple(corrected(at, by) for at in self.failures))
 
 
+@signal("hung", SignalKind.READING, REBOOT, memory=LEVEL, say=OperatorInfluence.NOBODY, clears="three answers in a row")
 def hung(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
     """Opens when a call has not come back in time; closes on three good looks in a row."""
     if not isinstance(seen, Sample):
@@ -75,6 +78,7 @@ def hung(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[L
     return level(latch, ctx, LEVEL, bad=bad, verdict=Verdict.FATAL, detail=seen.detail, leave=CLEAN_SAMPLES)
 
 
+@signal("unanswered", SignalKind.READING, KERNEL_LOG, memory=Answers(), clears="five answers in a row")
 def unanswered(latch: Latch[Answers] | None, seen: Observation, ctx: Context) -> Latch[Answers] | None:
     """DEGRADED once three of five looks within two minutes failed, FATAL at the tenth that did; closes on five good in a row.
 

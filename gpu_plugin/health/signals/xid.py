@@ -1,5 +1,6 @@
 """Xid errors: each has a latch of its own, by what the policy says of it and by what the driver asks for since."""
 
+import re
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Self
@@ -22,6 +23,7 @@ from gpu_plugin.health.latch import (
 )
 from gpu_plugin.health.observation import Observation, Sample, XidEvent
 from gpu_plugin.health.proof import after_recovery, recovered
+from gpu_plugin.health.signal import EndsBy, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.signals.recovery_action import asks
 from gpu_plugin.health.xid_advice import RESET
 from gpu_plugin.health.xids import Judgement, describe
@@ -112,6 +114,30 @@ class Occurrences(Memory, frozen=True):
         return replace(self, times=tuple(corrected(at, by) for at in self.times), last=last)
 
 
+def until(latch: Latch[Occurrences]) -> float:
+    """When it ends by itself unless another comes: Unix time in seconds."""
+    return last(latch) + (APPLICATION_QUIET if latch.proof is Proof.APPLICATION else QUIET)
+
+
+def advice(case: Case) -> str:
+    """What ends it, also of one that came to be worse than it is by itself: by its repetition, or by what the driver asks for."""
+    judged, latch = case.policy.xids.judge(int(case.key.part)), case.latch
+    if latch.verdict > judged.verdict and latch.proof is Proof.QUIET and not judged.follows:
+        return RESET  # so often it is no application's, whatever the catalogue says of one
+    return judged.advised(latch.verdict, latch.proof)
+
+
+@signal(
+    NAME,
+    SignalKind.EVENT,
+    advice,
+    memory=Occurrences(),
+    sees=(Sample, XidEvent),
+    until=until,
+    parts=re.compile("[0-9]{1,20}"),
+    ends=EndsBy.RECOVERY,
+    say=OperatorInfluence.ENABLED,
+)
 def xid(latch: Latch[Occurrences] | None, seen: Observation, ctx: Context) -> Latch[Occurrences] | None:
     """Opens with the Xid, by the policy's judgement; what the policy ignores leaves no latch.
 
@@ -140,19 +166,6 @@ def xid(latch: Latch[Occurrences] | None, seen: Observation, ctx: Context) -> La
         return Latch(Occurrences(times, judged.within)) if times and judged.within else None
     known = _looked(latch, seen, ctx)
     return known and _weigh(known, int(ctx.key.part), judged, ctx)
-
-
-def until(latch: Latch[Occurrences]) -> float:
-    """When it ends by itself unless another comes: Unix time in seconds."""
-    return last(latch) + (APPLICATION_QUIET if latch.proof is Proof.APPLICATION else QUIET)
-
-
-def advice(case: Case) -> str:
-    """What ends it, also of one that came to be worse than it is by itself: by its repetition, or by what the driver asks for."""
-    judged, latch = case.policy.xids.judge(int(case.key.part)), case.latch
-    if latch.verdict > judged.verdict and latch.proof is Proof.QUIET and not judged.follows:
-        return RESET  # so often it is no application's, whatever the catalogue says of one
-    return judged.advised(latch.verdict, latch.proof)
 
 
 def _happened(latch: Latch[Occurrences] | None, number: int, ctx: Context) -> Latch[Occurrences] | None:

@@ -1,7 +1,5 @@
 """What a shared library says of itself. Imports pyelftools, which only CDI specifications need: 30 ms."""
 
-import os
-import stat
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +8,8 @@ from elftools.common.exceptions import ELFError
 from elftools.common.utils import struct_parse
 from elftools.construct import ConstructError
 from elftools.elf.elffile import ELFFile
+
+from gpu_plugin.runtime.regular_file import UnfitFileError, open_file
 
 MAX_SEGMENTS = 256
 """More program headers than any library has: a file that claims more is no library."""
@@ -39,10 +39,11 @@ def read(file: str) -> SharedLibrary:
         ValueError: it is no shared library; the text says why.
         OSError: it cannot be read.
     """
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is not a regular file")
+    try:
+        stream = open_file(file)
+    except UnfitFileError as error:
+        raise ValueError(f"it {error.strerror}") from None
+    with stream:
         try:
             elf = ELFFile(stream)
             return SharedLibrary(_soname(elf), str(elf["e_machine"]), int(elf.elfclass))

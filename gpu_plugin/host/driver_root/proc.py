@@ -1,10 +1,10 @@
 """What the driver's files under /proc say of its GPUs, for a root without a running driver, such as a copy of a node's."""
 
-import os
 import re
 from pathlib import Path
 
 from gpu_plugin.devices.node import Gpu
+from gpu_plugin.runtime.regular_file import open_file
 
 _LONGEST = 4096
 """Bytes of a file that are read; the driver's have some 500."""
@@ -59,9 +59,8 @@ def _information(file: Path) -> dict[str, str]:
 def _text(file: Path) -> str:
     """How a file begins; empty where it cannot be read."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would be waited for
-        with os.fdopen(descriptor, "rb") as stream:
-            return (stream.read(_LONGEST) or b"").decode(errors="replace")
+        with open_file(file) as stream:
+            return stream.read(_LONGEST).decode(errors="replace")
     except OSError:
         return ""
 

@@ -14,6 +14,7 @@ from gpu_plugin.access.cdi.l4t_lists import Entry, Line
 from gpu_plugin.host.driver_root.first_root import FirstRoot
 from gpu_plugin.host.driver_root.inside import resolve
 from gpu_plugin.host.driver_root.tree import Tree, stamp
+from gpu_plugin.runtime.regular_file import open_file
 
 MAX_PATHS = 5_000
 """Paths that are looked at; the lists of a Jetson name some 300."""
@@ -109,8 +110,7 @@ def _list(tree: Tree, path: str) -> l4t_lists.Lines:
     file = tree.root + seen.target
     tree.stamps[file] = stamp(file)
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as stream:
+        with open_file(file) as stream:
             return l4t_lists.parse(path, stream.read(l4t_lists.MAX_BYTES + 1))
     except OSError as error:
         return l4t_lists.Lines(complaints=(f"{path} is left out: {error.strerror}",))

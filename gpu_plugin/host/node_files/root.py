@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpu_plugin.host.driver_root.inside import resolve
+from gpu_plugin.runtime.regular_file import UnfitFileError, content, open_file
 
 MAX_MATCHES = 64
 """The most files that one pattern stands for."""
@@ -84,12 +85,7 @@ class NodeRoot:
     def read(self, path: str, limit: int) -> bytes | None:
         """What a regular file of up to `limit` bytes holds; None where there is none. Raises NodeFileError for anything else."""
         with self.opened(path) as file:
-            if file is None:
-                return None
-            content = file.read(limit + 1)
-        if len(content) > limit:
-            raise NodeFileError(f"{path} is longer than the {limit} bytes that are read of it")
-        return content
+            return None if file is None else content(file, limit)
 
     @contextmanager
     def opened(self, path: str) -> Iterator[BinaryIO | None]:
@@ -99,14 +95,11 @@ class NodeRoot:
             if found is None:
                 yield None
                 return
-            descriptor = os.open(found, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-            with os.fdopen(descriptor, "rb") as file:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise NodeFileError(f"{path} is not a regular file")
+            with open_file(found, links=False) as file:
                 yield file
+        except UnfitFileError as error:
+            raise NodeFileError(f"{path} {error.strerror}") from None
         except OSError as error:
-            if error.errno == errno.EISDIR:
-                raise NodeFileError(f"{path} is not a regular file") from None
             raise NodeFileError(_unreadable(path, error)) from None
 
     def _mode(self, path: str) -> int:

@@ -5,8 +5,7 @@ Source: pkg/apis/core/v1/helper (IsExtendedResourceName, IsQualifiedName) and su
 
 import re
 
-MAX_SOCKET_PATH_BYTES = 107
-"""Bytes of a unix socket's path: sun_path holds 108 with the closing zero."""
+from gpu_plugin.config.socket_path import LONGEST, room
 
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
@@ -34,6 +33,6 @@ def endpoint_breaches(endpoint: str, path: str) -> list[str]:
         found.append("Register without an endpoint")
     if "/" in endpoint:
         found.append(f"endpoint {endpoint!r} has a directory part: a file name in the plugin directory is expected")
-    if len(path.encode()) > MAX_SOCKET_PATH_BYTES:
-        found.append(f"socket path {path} has {len(path.encode())} bytes, unix sockets take {MAX_SOCKET_PATH_BYTES}")
+    if (left := room(path)) < 0:
+        found.append(f"socket path {path} has {LONGEST - left} bytes, unix sockets take {LONGEST}")
     return found

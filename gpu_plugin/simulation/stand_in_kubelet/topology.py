@@ -7,10 +7,9 @@ pkg/kubelet/cm/topologymanager/policy*.go (merging and admission by policy), man
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
-from typing import Literal, get_args
+from typing import Literal
 
 NumaPolicy = Literal["none", "best-effort", "restricted", "single-numa-node"]
-NUMA_POLICIES: tuple[str, ...] = get_args(NumaPolicy)
 
 Numa = Mapping[str, tuple[int, ...]]
 """NUMA node ids by device id; empty where the device has no topology."""

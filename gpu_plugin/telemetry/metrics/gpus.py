@@ -132,9 +132,6 @@ def _of(uuid: str, labels: Mapping[str, str]) -> str:
     return labels.get(uuid) or labelled(uuid=uuid, index="")
 
 
-Read = Callable[[Mapping[str, Any]], float | None]
-
-
 def _readings(gpus: Gpus) -> Iterator[Family]:
     read = [(labels, gpu["readings"]) for labels, gpu in gpus if gpu.get("readings")]
     for make, name, key, about in _PLAIN:

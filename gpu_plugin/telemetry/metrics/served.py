@@ -39,7 +39,12 @@ def _devices(resources: Named) -> list[Family]:
                     ("retired", counts["retired"]),
                 )
             ],
-        )
+        ),
+        gauge(
+            "gpu_plugin_devices_held_back",
+            "Unhealthy devices that nothing but an operator's order keeps from pods: their hardware has no fault.",
+            [(labelled(resource=name), counts.get("held_back")) for name, counts in resources.items()],
+        ),
     ]
 
 

@@ -65,6 +65,7 @@ an API server refuses. */}}
   (list "POD_RESOURCES_SOCKET" (printf "%s/kubelet.sock" (trimSuffix "/" $values.kubelet.podResourcesDir)))
   (list "STATE_DIR" $values.stateDir)
   (list "STATUS_PAGE" $values.http.statusPage)
+  (list "STATUS_PAGE_HOSTS" $values.http.statusPageHosts)
   (list "POD_METRICS" $values.http.podMetrics)
   (list "NODE_EVENTS" $values.cluster.nodeEvents)
   (list "POD_EVENTS" $values.cluster.podEvents)

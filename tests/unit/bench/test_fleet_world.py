@@ -9,7 +9,7 @@ from bench.fleet.faults import APPLICATION_XIDS, KINDS, OTHER_XIDS, Incident, Tr
 from bench.fleet.hardware import FACTS, Hardware
 from bench.fleet.plan import GPUS, Happening, NodePlan, What, drawn
 from bench.fleet.policies import POLICIES, Ours, default_policy, policy_for
-from bench.fleet.rates import ASSUMED, NODE_RATES, RATES, SOURCES, Part
+from bench.fleet.rates import ASSUMED, NODE_RATES, SOURCES, Part, incidents
 from bench.fleet.world import simulate
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.ledger import HealthLedger
@@ -314,11 +314,11 @@ def test_what_is_assumed_otherwise_of_one_incident_leaves_the_others_as_they_wer
 
 @pytest.mark.parametrize("part", PARTS)
 def test_incidents_come_as_often_as_the_rates_say(part):
-    days, counted = 20_000.0, dict.fromkeys((*RATES, *NODE_RATES), 0)
+    days, counted = 20_000.0, dict.fromkeys((*incidents(), *NODE_RATES), 0)
     for happening in drawn("many", part, days).happenings:
         if happening.what is What.INCIDENT:
             counted["nvml-glitch" if happening.name == "nvml-hang" else happening.name] += 1
-    for kind, rate in {**RATES, **NODE_RATES}.items():
+    for kind, rate in {**incidents(), **NODE_RATES}.items():
         expected = rate.on(part) * days * GPUS
         assert counted[kind] == pytest.approx(
             expected, abs=5 * expected**0.5 + (GPUS * 5 if kind in NODE_RATES else 0)
@@ -326,7 +326,7 @@ def test_incidents_come_as_often_as_the_rates_say(part):
 
 
 def test_every_rate_says_where_it_is_from_and_every_incident_is_one_that_is_known():
-    for kind, rate in {**RATES, **NODE_RATES}.items():
+    for kind, rate in {**incidents(), **NODE_RATES}.items():
         assert kind in KINDS
         assert set(rate.sources) <= set(SOURCES)
         assert rate.derived

@@ -67,7 +67,7 @@ def test_the_same_again_is_neither_read_nor_written_by_this_process_or_the_next(
     assert SpecDirectory(directory.path).write(ONE).changed == ()
     assert (directory.path / GPU_FILE).stat() == before
     touched = []
-    for call in ("read_bounded", "replace_file", "to_json", "leftovers"):
+    for call in ("read_file", "replace_file", "to_json", "leftovers"):
         monkeypatch.setattr(directory_module, call, lambda *_, call=call: touched.append(call))
     directory.write(dict(ONE))
     assert touched == []

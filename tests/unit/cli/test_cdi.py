@@ -168,7 +168,7 @@ def test_pipes_directories_and_missing_files_are_named(cdi, tmp_path):
     status, text, _ = cdi("validate", tmp_path / "pipe.json", tmp_path / "dir.json", tmp_path / "none.json")
     assert status == 2
     assert [line.partition(": ")[2] for line in text.splitlines()] == [
-        "it is not a regular file", "Is a directory", "No such file or directory",
+        "it is a named pipe", "it is a directory", "No such file or directory",
     ]  # fmt: skip
 
 

@@ -36,10 +36,17 @@ def test_a_key_that_stands_twice_is_refused_with_its_line(settings):
         settings("flags:\n  migStrategy: none\n  migStrategy: mixed\n")
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path, make):
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (os.mkfifo, "a named pipe"),
+        (os.mkdir, "a directory"),
+        (lambda path: path.symlink_to("/dev/zero"), "no regular file"),
+    ],
+)
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, make, what):
     make(tmp_path / "config.yaml")
-    with pytest.raises(ConfigError, match=r"^--config-file .*config.yaml: (is not a regular file|Is a directory)$"):
+    with pytest.raises(ConfigError, match=rf"^--config-file .*config.yaml: is {what}$"):
         settings_from({"config_file": str(tmp_path / "config.yaml")}, {})
 
 

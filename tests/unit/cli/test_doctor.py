@@ -1,10 +1,12 @@
 """`gpu-plugin doctor`, the whole verb: what it prints, in how many columns, and how it ends."""
 
 import json
+import os
 import shutil
+import socket
 import subprocess
 import sys
-import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from anyio import to_thread
 from gpu_plugin import control
 from gpu_plugin.cli import main
 from gpu_plugin.cli.doctor import lines
+from gpu_plugin.control import protocol
 from gpu_plugin.doctor.finding import failed, note, ok, skipped, warning
 from gpu_plugin.doctor.registry import CHECKS
 from gpu_plugin.simulation import profile
@@ -47,11 +50,16 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.fixture
-def short():
-    path = Path(tempfile.mkdtemp(prefix="gd", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+HANGING_FILE = """
+import os, sys
+from gpu_plugin.cli import main, options
+
+def opened(file, *_):
+    os.close(os.open(file, os.O_RDONLY))  # a pipe that nobody writes to holds whoever opens it so
+
+options.regular_file = opened
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 def arguments(directory: Path, *more: str) -> list[str]:
@@ -101,12 +109,12 @@ def test_text_of_others_tells_the_terminal_nothing():
     assert first == "failed   daemon  \\x1b[2J\\nok  daemon"
 
 
-async def test_a_node_that_is_well(short, capsys):
-    plugins = short / "k/device-plugins"
+async def test_a_node_that_is_well(short_path, capsys):
+    plugins = short_path / "k/device-plugins"
     plugins.mkdir(parents=True)
     (plugins / "kubelet_internal_checkpoint").write_text("{}")
-    async with StandInKubelet(plugins, pod_resources_socket=short / "k/pods.sock") as kubelet:
-        given = arguments(short, "--pod-resources-socket", str(short / "k/pods.sock"), "-o", "json")
+    async with StandInKubelet(plugins, pod_resources_socket=short_path / "k/pods.sock") as kubelet:
+        given = arguments(short_path, "--pod-resources-socket", str(short_path / "k/pods.sock"), "-o", "json")
         status = await to_thread.run_sync(main, given)
         assert not kubelet.registrations
     told = json.loads(capsys.readouterr().out)
@@ -116,18 +124,18 @@ async def test_a_node_that_is_well(short, capsys):
     assert list(stands) == list(CHECKS)
     assert [stands[name] for name in ("gpus", "driver-library", "state-directory")] == ["ok"] * 3
     assert (stands["kubelet-directory"], stands["pod-resources"]) == ("ok", "ok")
-    assert not (short / "state").exists()
+    assert not (short_path / "state").exists()
 
 
-def test_a_node_without_a_kubelet(short, capsys):
-    assert main(arguments(short)) == 1
+def test_a_node_without_a_kubelet(short_path, capsys):
+    assert main(arguments(short_path)) == 1
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("failed   kubelet-directory ")
     assert said[-1].startswith("2 failed: kubelet-directory, kubelet-socket")
 
 
-def test_yaml(short, capsys):
-    assert main(arguments(short, "-o", "yaml")) == 1
+def test_yaml(short_path, capsys):
+    assert main(arguments(short_path, "-o", "yaml")) == 1
     told = yaml.safe_load(capsys.readouterr().out)
     [missing] = [each for each in told["findings"] if each["check"] == "kubelet-socket"]
     assert (missing["status"], told["healthy"]) == ("failed", False)
@@ -135,28 +143,57 @@ def test_yaml(short, capsys):
     assert missing["remedy"]
 
 
-def test_a_configuration_that_is_refused_is_a_finding(short, capsys):
-    file = short / "config.yaml"
+def test_a_configuration_that_is_refused_is_a_finding(short_path, capsys):
+    file = short_path / "config.yaml"
     file.write_text("version: v1\nflags: {migStrategie: single}\n")
-    assert main(arguments(short, "--config-file", str(file), "-o", "json")) == 1
+    assert main(arguments(short_path, "--config-file", str(file), "-o", "json")) == 1
     [first, *others] = json.loads(capsys.readouterr().out)["findings"]
     assert (first["check"], first["status"]) == ("configuration", "failed")
     assert "migStrategie" in first["found"]
     assert len(others) >= len(CHECKS) - 1
 
 
-def test_the_file_that_the_nodes_label_names_is_the_daemons(short, capsys, monkeypatch):
-    file = short / "chosen.yaml"
+def test_the_file_that_the_nodes_label_names_is_the_daemons(short_path, capsys, monkeypatch):
+    file = short_path / "chosen.yaml"
     file.write_text("version: v1\nflags: {plugin: {deviceListStrategy: cdi-cri}}\n")
     monkeypatch.setattr(control, "request", lambda *_: status(configuration={"file": str(file)}))
-    main(arguments(short, "--config-file-srcdir", str(short), "--node-name", "n", "-o", "json"))
+    main(arguments(short_path, "--config-file-srcdir", str(short_path), "--node-name", "n", "-o", "json"))
     found = {each["check"]: each["found"] for each in json.loads(capsys.readouterr().out)["findings"]}
     assert found["configuration"] == f"{file} can be used"
     assert found["container-runtime"].startswith("cdi-cri")
 
 
-def test_a_path_that_is_no_text(short, capsys):
-    assert main(arguments(short, "--state-dir", f"{short}/\udcff", "-o", "json")) == 1
+def test_a_config_file_that_hangs_is_a_finding(short_path):
+    file = short_path / "config.yaml"
+    os.mkfifo(file)
+    command = [sys.executable, "-c", HANGING_FILE, *arguments(short_path, "--config-file", str(file), "-o", "json")]
+    done = subprocess.run([*command, "--timeout", "500ms"], check=False, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1, done.stderr
+    [first, *others] = json.loads(done.stdout)["findings"]
+    assert (first["check"], first["status"]) == ("configuration", "failed")
+    assert f"{file}: no answer within 0.5 s" in first["found"]
+    assert "state D" in first["remedy"]
+    assert len(others) >= len(CHECKS) - 1
+
+
+def test_a_daemon_that_never_says_which_file_the_label_names_is_not_waited_for(short_path):
+    (short_path / "state").mkdir()
+    command = [sys.executable, "-m", "gpu_plugin", *arguments(short_path, "--timeout", "500ms", "-o", "json")]
+    command += ["--config-file-srcdir", str(short_path), "--node-name", "n"]
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(short_path / "state" / control.SOCKET))
+        silent.listen()
+        began = time.monotonic()
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=50)
+        took = time.monotonic() - began
+    found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+    assert took < protocol.PATIENCE, done.stderr
+    assert "no daemon says which" in found["configuration"]["found"]
+    assert "no answer within 0.5 s" in found["daemon"]["found"]
+
+
+def test_a_path_that_is_no_text(short_path, capsys):
+    assert main(arguments(short_path, "--state-dir", f"{short_path}/\udcff", "-o", "json")) == 1
     [state] = [each for each in json.loads(capsys.readouterr().out)["findings"] if each["check"] == "state-directory"]
     assert "\\udcff can be written" in state["found"]
 
@@ -170,20 +207,20 @@ def test_a_path_that_is_no_text(short, capsys):
         (("-o", "xml"), "xml"),
     ],
 )
-def test_usage(short, capsys, more, said):
-    assert main(arguments(short, *more)) == 2
+def test_usage(short_path, capsys, more, said):
+    assert main(arguments(short_path, *more)) == 2
     assert said in capsys.readouterr().err
 
 
-def test_as_another_user(short):
+def test_as_another_user(short_path):
     """Who is not root is told what could not be seen, and nothing fails for that alone."""
-    short.chmod(0o755)
+    short_path.chmod(0o755)
     for name in ("k/device-plugins", "state"):
-        (short / name).mkdir(parents=True)
-    (short / "state").chmod(0o700)
-    copied = shutil.copy(PROFILES / "t4-4.yaml", short)
+        (short_path / name).mkdir(parents=True)
+    (short_path / "state").chmod(0o700)
+    copied = shutil.copy(PROFILES / "t4-4.yaml", short_path)
     done = subprocess.run(
-        [sys.executable, "-c", AS_NOBODY, *arguments(short, "--simulate", str(copied), "-o", "json")],
+        [sys.executable, "-c", AS_NOBODY, *arguments(short_path, "--simulate", str(copied), "-o", "json")],
         check=False,
         capture_output=True,
         text=True,

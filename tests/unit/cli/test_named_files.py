@@ -3,14 +3,12 @@
 import logging
 import os
 import socket
-from pathlib import Path
 
 import pytest
 
 from gpu_plugin.cli import main
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.runtime.named_file import UnfitFileError, read_file
 from gpu_plugin.simulation import saved
 from gpu_plugin.simulation.condition import Condition
 from gpu_plugin.simulation.profile import load
@@ -102,18 +100,3 @@ def test_no_byte_of_what_a_simulated_node_was_like_is_believed_that_is_wrong(tmp
         file.write_bytes(content)
         assert saved.read(file, profile) is None
         assert "starts fresh" in caplog.text
-
-
-def test_the_bound_is_exact(tmp_path):
-    file = tmp_path / "file"
-    file.write_bytes(b"x" * 10)
-    assert read_file(file, 10) == b"x" * 10
-    with pytest.raises(UnfitFileError, match="is larger than 9 bytes"):
-        read_file(file, 9)
-
-
-def test_a_file_that_does_not_tell_its_size_is_read_no_further_than_the_bound():
-    """As those of /proc do."""
-    assert Path("/proc/self/status").stat().st_size == 0
-    with pytest.raises(UnfitFileError, match="is larger than 64 bytes"):
-        read_file(Path("/proc/self/status"), 64)

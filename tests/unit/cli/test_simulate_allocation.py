@@ -13,12 +13,13 @@ from gpu_plugin.cli.topology_source import node_from
 from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.device import Device, Resource, mig_device, whole_gpu, with_reason, withhold
 from gpu_plugin.devices.sharing import Named, share
-from gpu_plugin.placement.explain import explain
 from gpu_plugin.placement.preferred import preferred
 from gpu_plugin.placement.prepared import Placement
-from gpu_plugin.placement.report import report
 from gpu_plugin.placement.shared import POLICIES
 from gpu_plugin.placement.topology import Topology
+from gpu_plugin.placement.whole import Trace, choose
+from gpu_plugin.placement_views import explain
+from gpu_plugin.placement_views.report import report
 
 DGX1 = "dgx1-v100"
 GPUS, MIGS = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
@@ -76,23 +77,24 @@ def test_the_text_says_what_was_chosen_and_over_what(run, topology):
 )
 def test_json_is_what_placement_says(told, topology, must, size):
     answer = told("--size", size, *(("--must", ",".join(map(str, must))) if must else ()))
-    expected = explain(Placement.of(topology), range(8), must, size)
+    trace = Trace()
+    expected = choose(Placement.of(topology), range(8), must, size, trace=trace)
     assert set(answer) == {"size", "available", "must", "choice", "runner_up", "why"}
     assert (answer["size"], answer["available"], answer["must"]) == (size, list(range(8)), list(must))
     assert answer["choice"] == {
-        "gpus": list(expected.choice.gpus),
-        "uuids": [topology.uuids[at] for at in expected.choice.gpus],
-        "score": expected.choice.score,
+        "gpus": list(expected.gpus),
+        "uuids": [topology.uuids[at] for at in expected.gpus],
+        "score": topology.score(expected.gpus),
         "exact": True,
-        "how": expected.choice.why,
+        "how": explain.how(trace),
     }
     assert answer["choice"]["score"] == sum(topology.scores[a][b] for a, b in combinations(answer["choice"]["gpus"], 2))
-    assert (answer["runner_up"] is None) == (expected.runner_up is None)
-    if expected.runner_up is not None:
+    assert (answer["runner_up"] is None) == (trace.runner_up is None)
+    if trace.runner_up is not None:
         assert set(answer["runner_up"]) == {"gpus", "uuids", "score"}
-        assert answer["runner_up"]["gpus"] == list(expected.runner_up.gpus)
+        assert answer["runner_up"]["gpus"] == list(trace.runner_up)
         assert answer["runner_up"]["score"] <= answer["choice"]["score"]
-    assert answer["why"] == expected.why
+    assert answer["why"] == explain.why(trace)
 
 
 def test_gpus_are_named_by_index_range_uuid_and_how_a_uuid_begins(told, topology):

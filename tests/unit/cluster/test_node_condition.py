@@ -16,10 +16,10 @@ from gpu_plugin.cluster.node_condition import (
     ConditionClock,
     Wanted,
     parsed,
-    spelled,
     tainted,
     wanted,
 )
+from gpu_plugin.config.times import rfc3339
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.observation import Order, Sample, XidEvent
 from tests.unit.health.ledgers import LOST, SEEN, A, B, ledger
@@ -132,11 +132,11 @@ def test_the_transition_is_of_the_status_alone():
     of.want(Wanted("True", "GPUDegraded", "hm", "x"), 10)
     of.want(SICK, 20)
     of.want(Wanted("False", "GPUUnhealthy", "sick", "xid 79, xid 48"), 30)
-    assert [each.last_transition_time for each in of.log] == [spelled(T + at) for at in (0, 0, 20)] + [
-        spelled(T + 20)
+    assert [each.last_transition_time for each in of.log] == [rfc3339(T + at) for at in (0, 0, 20)] + [
+        rfc3339(T + 20)
     ] * 0
     assert of.want(Wanted("False", "GPUUnhealthy", "sicker", "xid 79, xid 48"), 40) == 0
-    assert of.log[-1].last_transition_time == spelled(T + 20)
+    assert of.log[-1].last_transition_time == rfc3339(T + 20)
 
 
 def test_readings_that_change_are_no_news():
@@ -156,15 +156,15 @@ def test_the_heartbeat_is_rare_and_spread(dice, every):
 
 
 def test_a_restart_writes_nothing_that_stands_and_keeps_the_transition():
-    stands = Condition("GPUHealthy", "False", "GPUUnhealthy", "sick", spelled(T - 100), spelled(T - 5000))
+    stands = Condition("GPUHealthy", "False", "GPUUnhealthy", "sick", rfc3339(T - 100), rfc3339(T - 5000))
     of = Written(stands)
     assert of.want(SICK, 0) == pytest.approx(200, abs=1)
     assert of.want(SICK, 201) == 0
-    assert of.log[-1].last_transition_time == spelled(T - 5000)
+    assert of.log[-1].last_transition_time == rfc3339(T - 5000)
 
 
 def test_what_others_wrote_badly_or_a_clock_that_was_set_back_ends_in_a_heartbeat():
-    for beat in ("", "nonsense", spelled(T + 9999)):
+    for beat in ("", "nonsense", rfc3339(T + 9999)):
         assert Written(Condition("GPUHealthy", "True", "AllGPUsHealthy", "fine", beat, "")).want(FINE, 0) == 0
     assert parsed("nonsense") == 0
 

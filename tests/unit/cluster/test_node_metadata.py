@@ -11,7 +11,7 @@ import pytest
 
 from gpu_plugin.cluster import answers, connection, node_metadata
 from gpu_plugin.cluster.connection import UnreachableError, connect
-from gpu_plugin.cluster.node_metadata import NodeMetadata, pause
+from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
 from tests.unit.cluster.api_server import LABEL, NODE
 
@@ -424,11 +424,6 @@ async def test_without_lightkube_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lightkube" else real(name))
     with pytest.raises(ConfigError, match=r"install gpu-plugin\[kube\]"):
         await NodeMetadata(NODE).follow_label(LABEL, lambda _: None)
-
-
-def test_pauses_grow_to_a_bound_and_are_spread():
-    assert [pause(failures, 1) for failures in (1, 2, 3, 9, 10, 1000)] == [0.1, 0.2, 0.4, 25.6, 30, 30]
-    assert [pause(failures, 0) for failures in (1, 1000)] == [0.05, 15]
 
 
 async def test_each_trouble_is_passed_on_though_it_is_said_once(api, kubeconfig, caplog):

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from gpu_plugin.config.choices import MIG_STRATEGIES
 from gpu_plugin.config.device_names import selected_gpus
 from gpu_plugin.config.document import Document, spell
 from gpu_plugin.config.errors import ConfigError
@@ -42,6 +43,7 @@ VALUES: dict[str, tuple[str, str]] = {
     "kubeconfig": ("/a/config", "/b/config"),
     "device_plugin_dir": ("/a", "/b"),
     "pod_resources_socket": ("/a/kubelet.sock", "/b/kubelet.sock"),
+    "status_page_hosts": ("gpus.example.com", "*.example.com"),
     "include_gpus": ("0,GPU-00000000-0000-4000-8000-00000000000a", "*H100*"),
     "exclude_gpus": ("1", "0000:3b:00.0"),
     "simulate": ("h200", "dgx-a100"),
@@ -65,6 +67,21 @@ VALUES: dict[str, tuple[str, str]] = {
 
 # What must be given beside an option.
 BESIDE: dict[str, dict[str, object]] = {"config_file_srcdir": {"node_name": "node-a"}}
+
+
+def two_values(option: Option) -> tuple[str, str]:
+    """Two that the option takes and reads differently."""
+    schema = option.parse.schema
+    if option.name in VALUES:
+        return VALUES[option.name]
+    if schema == text.schema:
+        return "one", "other"
+    if isinstance(words := schema.get("enum"), list):
+        return words[-1], words[-2]
+    raise LookupError(
+        f"the option {option.name!r} is read by a rule of its own: add two values that it takes to VALUES here"
+    )
+
 
 WITH_FLAG = [option for option in OPTIONS if option.flags]
 WITH_FILE = [option for option in OPTIONS if option.file]
@@ -100,7 +117,7 @@ def got(option: Option, flag: str | None = None, env: str | None = None, file: o
 
 @each(WITH_FLAG)
 def test_a_flag_wins_over_the_environment(option):
-    one, other = VALUES[option.name]
+    one, other = two_values(option)
     assert got(option, flag=one, env=other) == option.parse(one)
     assert got(option, flag=other, env=one) == option.parse(other)
     assert option.parse(one) != option.parse(other)
@@ -108,27 +125,27 @@ def test_a_flag_wins_over_the_environment(option):
 
 @each(WITH_FILE)
 def test_the_environment_wins_over_the_file(option):
-    one, other = VALUES[option.name]
+    one, other = two_values(option)
     assert got(option, env=one, file=other) == option.parse(one)
     assert got(option, env=other, file=one) == option.parse(other)
 
 
 @each([option for option in WITH_FILE if option.flags])
 def test_a_flag_wins_over_the_file(option):
-    one, other = VALUES[option.name]
+    one, other = two_values(option)
     assert got(option, flag=one, file=other) == option.parse(one)
     assert got(option, flag=other, file=one) == option.parse(other)
 
 
 @each(WITH_FILE)
 def test_the_file_wins_over_the_default(option):
-    for written in VALUES[option.name]:
+    for written in two_values(option):
         assert got(option, file=written) == option.parse(written)
 
 
 @each(OPTIONS)
 def test_the_environment_wins_over_the_default(option):
-    for written in VALUES[option.name]:
+    for written in two_values(option):
         assert got(option, env=written) == option.parse(written)
 
 
@@ -146,7 +163,7 @@ def test_null_in_the_file_counts_as_not_set(option):
 
 @each([option for option in OPTIONS if len(option.envs) > 1])
 def test_the_first_environment_name_wins_over_the_later_ones(option):
-    one, other = VALUES[option.name]
+    one, other = two_values(option)
     first, second = option.envs
     assert getattr(resolve({}, {first: one, second: other}), option.name) == one
     assert getattr(resolve({}, {second: other}), option.name) == other
@@ -157,7 +174,7 @@ def test_the_first_environment_name_wins_over_the_later_ones(option):
 def test_an_empty_environment_variable_counts_as_not_set(option):
     assert got(option, env="") == got(option)
     if option.file:
-        written = VALUES[option.name][0]
+        written = two_values(option)[0]
         assert got(option, env="", file=written) == option.parse(written)
 
 
@@ -258,7 +275,7 @@ def valid_files(draw: st.DrawFn) -> dict[str, Any]:
         holder = file
         for part in above:
             holder = holder[part]
-        holder[last] = draw(st.sampled_from(VALUES[option.name]))
+        holder[last] = draw(st.sampled_from(two_values(option)))
     if draw(st.booleans()):
         file["version"] = "v1"
     if draw(st.booleans()):
@@ -472,8 +489,8 @@ def test_a_bad_value_of_the_file_that_is_overruled_is_a_remark(flags, environ):
     assert settings.mig_strategy == "none"
     [remark] = settings.remarks
     assert str(remark) == (
-        "config file: flags.migStrategy: 'x' is not one of none, single, mixed; --mig-strategy or the environment overrules "
-        "it, so it does no harm"
+        f"config file: flags.migStrategy: 'x' is not one of {', '.join(MIG_STRATEGIES)}; --mig-strategy or the environment "
+        "overrules it, so it does no harm"
     )
     with pytest.raises(ConfigError, match=r"^config file: flags\.logLevel: 'y' is not one of"):
         resolve(flags, environ, {"flags": {"migStrategy": "x", "logLevel": "y"}})

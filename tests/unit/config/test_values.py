@@ -242,3 +242,17 @@ def test_no_address_to_listen_on_is_none():
 def test_what_is_no_address_to_listen_on(written, reason):
     with pytest.raises(ValueError, match=reason):
         values.listen_address(written)
+
+
+def test_names_of_hosts_are_in_small_letters_and_each_once():
+    written = "GPUS.example.com, *.nodes.example.com,gpus.example.com.,node_7"
+    assert values.host_names(written) == ("gpus.example.com", "*.nodes.example.com", "node_7")
+    assert values.host_names([]) == values.host_names("") == ()
+
+
+@pytest.mark.parametrize(
+    "written", ["http://gpus.example.com", "gpus:9480", "*", "*.", "a.*.b", "a b", "[::1]", "x" * 254, "ä"]
+)
+def test_what_is_no_name_of_a_host(written):
+    with pytest.raises(ValueError, match="is not the name of a host"):
+        values.host_names(written)

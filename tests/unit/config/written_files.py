@@ -4,8 +4,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from gpu_plugin.config import values
+from gpu_plugin.config.choices import HEALTH_SIGNALS
 from gpu_plugin.config.options import OPTIONS
-from gpu_plugin.config.verdicts import MAX_XID, SIGNAL_VERDICTS, SIGNALS, XID_CLASSES, XID_VERDICTS
+from gpu_plugin.config.verdicts import MAX_XID, SIGNAL_VERDICTS, XID_CLASSES, XID_VERDICTS
 
 UUID = "01234567-89ab-4cde-8f01-23456789abcd"
 NAMES = ["gpu", "nvidia.com/gpu", "example.com/gpu", "mig-1g.5gb.me", "nvidia.com/mig-2g.10gb", "GPU_x.9"]
@@ -47,6 +49,7 @@ WRITTEN: dict[str, st.SearchStrategy[Any]] = {
     "http_address": st.sampled_from(
         ["", "127.0.0.1:9480", "[::1]:9480", "fd00::7:9480", "node.example.com:80", ":9480"]
     ),
+    "status_page_hosts": st.sampled_from(["", "gpus.example.com", ["*.example.com", "node-7"], "a.b,c.d", []]),
     "health_poll_interval": durations,
     "temperature_recovery": durations,
     "nvml_timeout": durations,
@@ -56,9 +59,19 @@ WRITTEN: dict[str, st.SearchStrategy[Any]] = {
     "exclude_gpus": st.sampled_from(["7", [8, "0000:3b:00.0"], "00000000:3B:00.0", "*A100*", ""]),
 }
 
+_JUDGED = [name for name, about in HEALTH_SIGNALS.items() if about]
+
 
 def _option(name: str, schema: Any) -> st.SearchStrategy[Any]:
-    return WRITTEN[name] if name in WRITTEN else st.sampled_from(schema["enum"])
+    if name in WRITTEN:
+        return WRITTEN[name]
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    if schema == values.text.schema:
+        return texts
+    raise LookupError(
+        f"the option {name!r} is read by a rule of its own: add what a file may hold for it to WRITTEN here"
+    )
 
 
 @st.composite
@@ -93,7 +106,11 @@ def healths() -> st.SearchStrategy[dict[str, Any]]:
         {
             "xid": st.dictionaries(xids, st.sampled_from(XID_VERDICTS), max_size=3),
             "xidClass": st.dictionaries(st.sampled_from(XID_CLASSES), st.sampled_from(XID_VERDICTS), max_size=2),
-            "signals": st.dictionaries(st.sampled_from(SIGNALS), st.sampled_from(SIGNAL_VERDICTS), max_size=3),
+            "signals": st.dictionaries(
+                st.sampled_from(_JUDGED),
+                st.sampled_from(SIGNAL_VERDICTS),
+                max_size=3,
+            ),
         }
     )
 

@@ -423,7 +423,7 @@ def test_a_daemon_that_is_too_busy_to_accept_is_there_and_is_waited_for(tmp_path
 
 
 def test_a_daemon_that_never_accepts_does_not_answer_in_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(protocol, "SECONDS_TO_ANSWER", -0.95)
+    monkeypatch.setattr(protocol, "PATIENCE", 0.05)
     listener, waiting = listening(tmp_path, 0)
     with listener, pytest.raises(control.NoDaemonError, match="does not answer in time"):
         control.request(tmp_path, "echo")

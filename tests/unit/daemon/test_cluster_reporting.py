@@ -1,7 +1,6 @@
 """How health reaches the cluster, and the cluster's word reaches the ledger: with the real ledger, and no API."""
 
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -13,13 +12,20 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon import cluster_reporting
 from gpu_plugin.daemon.cluster_reporting import MAX_PODS, AnnotatedCordons, ClusterReporting
 from gpu_plugin.daemon.health_watch import HealthWatch
+from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu
+from gpu_plugin.devices.plan import Plan
 from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.observation import Order, Sample, XidEvent
+from gpu_plugin.inventory.inventory import Inventory
+from gpu_plugin.inventory.offer import Offer
+from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet.pod_listing import Holder
 from tests.unit.cluster.api_server import NODE
 from tests.unit.cluster.writable_server import WritableServer
 
+GPU = "nvidia.com/gpu"
 GPUS = (Gpu("GPU-a", 0), Gpu("GPU-b", 1))
 SEEN = Sample(asked=frozenset())
 
@@ -120,7 +126,7 @@ def test_names_of_no_gpu_are_said_once(tmp_path, caplog):
 
 
 class World:
-    """A daemon's health, whose settings can be changed."""
+    """A daemon's health and what is served of it, whose settings can be changed. `journal` holds back what is written."""
 
     def __init__(self, tmp_path, **asked):
         self.health = watching(tmp_path)
@@ -128,11 +134,15 @@ class World:
         self.settings = settings(tmp_path, **asked)
         self.followers = []
         self.held = {}
-        self.snapshot = SimpleNamespace(resources={})
+        self.writing = False
+        self.journal = anyio.Event()
+        self.journal.set()
+        self.inventory = Inventory(SnapshotStore(), self.health.ledger.health)
+        self.inventory.found(GPUS)
         parts: Any = {
             "settings": lambda: self.settings,
             "health": self.health,
-            "snapshot": lambda: self.snapshot,
+            "store": self.inventory.store,
             "holders": self.holders,
             "trouble": lambda: "",
             "node": self,
@@ -143,6 +153,15 @@ class World:
 
     async def holders(self):
         return self.held
+
+    async def written(self, _):
+        self.writing = True
+        await self.journal.wait()
+
+    def serve(self, *devices):
+        """Has a resource of these devices, and of no other hardware."""
+        self.inventory.apply(Offer(Plan((Resource(GPU, devices),))), None, 0.0)
+        return self.inventory.store.current.resources[GPU]
 
     async def follow_annotation(self, name, told):
         assert name == ANNOTATION
@@ -161,6 +180,7 @@ class World:
     async def running(self):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.reporting.run)
+            tasks.start_soon(self.health.tell, self.written, self.inventory.health_changed)
             yield
             tasks.cancel_scope.cancel()
 
@@ -183,9 +203,8 @@ def test_events_are_told_as_the_settings_of_now_ask(tmp_path):
 async def test_of_many_pods_that_share_a_gpu_the_first_by_name_are_told(tmp_path):
     world = World(tmp_path, pod_events=True, kubeconfig="/nowhere")
     pods = [f"pod-{number:03d}" for number in range(MAX_PODS + 6)]
-    device = SimpleNamespace(gpu="GPU-a", visible_id="GPU-a")
-    world.snapshot.resources["nvidia.com/gpu"] = SimpleNamespace(device=lambda _: device)
-    world.held = {("nvidia.com/gpu", f"GPU-a::{pod}"): frozenset({Holder("ns", pod, "main")}) for pod in pods}
+    world.serve(*(Device(f"GPU-a::{pod}", "GPU-a", "GPU-a", "0") for pod in pods))
+    world.held = {(GPU, f"GPU-a::{pod}"): frozenset({Holder("ns", pod, "main")}) for pod in pods}
     async with world.running():
         world.health.observe("GPU-a", XidEvent(79))
         await until(lambda: world.reporting.status()["events"]["waiting"])
@@ -202,6 +221,28 @@ async def test_news_of_health_and_of_the_settings_reach_the_node_s_condition_at_
             await until(lambda: server.condition()["status"] == "False", LOOK / 2)
             world.change(node_name=NODE, kubeconfig=str(tmp_path / "kubeconfig"))
             await until(lambda: server.condition() is None, LOOK / 2)
+
+
+async def test_a_gpu_in_no_resource_is_news_once_it_is_written_down_and_changes_no_list(tmp_path):
+    async with WritableServer() as server:
+        world = World(tmp_path, node_condition=True, node_name=NODE, kubeconfig=server.kubeconfig(tmp_path))
+        view = world.serve(Device("GPU-b", "GPU-b", "GPU-b", "1"))
+        store = world.inventory.store
+        before = store.current
+        async with world.running():
+            await until(lambda: (server.condition() or {}).get("status") == "True", LOOK / 2)
+            world.writing, world.journal = False, anyio.Event()
+            world.health.observe("GPU-a", XidEvent(79))
+            await until(lambda: world.writing)
+            assert (store.current, server.condition()["status"]) == (before, "True")
+            world.journal.set()
+            await until(lambda: server.condition()["status"] == "False", LOOK / 2)
+        assert store.current.version == before.version + 1
+        assert store.current.resources is before.resources
+        assert store.current.resources[GPU] is view
+        assert store.current.hardware["GPU-a"].health.verdict is Verdict.FATAL
+        assert "Xid 79" in store.current.hardware["GPU-a"].health.reason
+        assert store.current.hardware["GPU-b"] is before.hardware["GPU-b"]
 
 
 async def test_the_annotation_is_followed_while_it_is_asked_for(tmp_path):

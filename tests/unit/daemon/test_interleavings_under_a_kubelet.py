@@ -20,6 +20,7 @@ import pytest
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.devices.device import Resource
+from gpu_plugin.health.latch import Health
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import checkpoint, endpoint, holders
@@ -57,25 +58,33 @@ SLOW = ((0.0, 0.0), (0.0, 0.0), (0.0, 0.7), (0.7, 0.0))
 """Seconds that a reading of the checkpoint may take before the file is read and after."""
 
 
-class InPlace:
-    """`DaemonThreads` that do their work in place: on a loop that skips time, a thread's work would seem to take no time.
+class OnTheLoop:
+    """`Workers` that do their work on the event loop: on a loop that skips time, a thread's work would seem to take no time.
 
     Some of it takes its time before it is done, some after.
     """
 
     def __init__(self, _name: str) -> None:
-        pass
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def submit(self, call: Callable[[], object], _patience: float) -> Job[object]:
+    def begin(self, call: Callable[[], object]) -> Job[object]:
         job = Job(call, asyncio.get_running_loop())
+        task = asyncio.get_running_loop().create_task(self._work(job, call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return job
+
+    async def _work(self, job: Job[object], call: Callable[[], object]) -> None:
         before, after = random.choice(SLOW)
         await anyio.sleep(before)
         try:
-            job.done.set_result(call())
+            read = call()
         except checkpoint.CheckpointError as error:
+            await anyio.sleep(after)
             job.fail(error)
-        await anyio.sleep(after)
-        return job
+        else:
+            await anyio.sleep(after)
+            job.done.set_result(read)
 
     def close(self) -> None:
         pass
@@ -115,7 +124,7 @@ class Life:
     def begin(self) -> None:
         """A new process of ours, with what the last one wrote down."""
         store, look = SnapshotStore(), Pulse()
-        self.inventory = Inventory(store, lambda _gpu, _visible: "")
+        self.inventory = Inventory(store, lambda _gpu, _visible: Health())
         self.inventory.remember(*(tuple(map(as_remembered, known)) for known in self.remembered))
         registrations = Registrations()
         self.offering = Offering(self.inventory, lambda: self.settings, self.published, registrations.heard)
@@ -266,7 +275,7 @@ class Life:
 def in_one_process(monkeypatch, caplog):
     """What the parts have of threads and of other clocks than the loop's is replaced."""
     caplog.set_level(logging.CRITICAL, "gpu_plugin")
-    monkeypatch.setattr(holders, "DaemonThreads", InPlace)
+    monkeypatch.setattr(holders, "Workers", OnTheLoop)
     monkeypatch.setattr(endpoint, "DevicePluginService", partial(DevicePluginService, clock=anyio.current_time))
     if "sniffio" in sys.modules:  # anyio asks it first, and by itself it knows tasks alone
         monkeypatch.setattr(sys.modules["sniffio"].thread_local, "name", "asyncio")

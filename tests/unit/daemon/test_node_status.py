@@ -1,11 +1,13 @@
 """What the one glance is made of, and what it calls wrong."""
 
+from typing import Any
+
 import pytest
 
 from gpu_plugin.daemon import node_status
 from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.latch import NOTHING, Latch, LatchKey, Proof, Verdict
+from gpu_plugin.health.latch import NOTHING, AnyLatch, Latch, LatchKey, Proof, Verdict
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.telemetry import readings
 
@@ -17,7 +19,9 @@ DEVICES = (
     Device("GPU-0::1", "GPU-0", "GPU-0", "0", reason="its MPS daemon is down"),
     Device("GPU-1::0", "GPU-1", "GPU-1", "1", reason="lost"),
 )
-HOLDERS = {("r", "GPU-0::0"): frozenset({"default/b", "default/a"}), ("r", "GPU-1::0"): frozenset({"default/c"})}
+HOLDERS = node_status.pods_by_id(
+    {("r", "GPU-0::0"): frozenset({"default/b", "default/a"}), ("r", "GPU-1::0"): frozenset({"default/c"})}
+)
 
 
 def standing(*entries):
@@ -154,3 +158,37 @@ def test_orders_alone_hold_a_gpu_back_only_where_no_fault_does():
     assert held("cordon", "first-look") == []
     assert held("maintenance", "first-look") == ["maintenance"], "who is released is not looked at"
     assert held("xid", device="MIG-1") == []
+
+
+def test_devices_that_orders_alone_hold_back_are_counted_by_resource():
+    def stands(signal: str, device: str = "") -> tuple[LatchKey, AnyLatch, Verdict]:
+        return LatchKey(signal, "", device), Latch(NOTHING, Verdict.FATAL, "", 1.0), Verdict.FATAL
+
+    def of(gpu: str, name: str, **more: Any) -> Device:
+        return Device(name, gpu, more.pop("visible_id", gpu), "0", **more)
+
+    devices = {
+        "whole": [of("A", "A::0", reason="cordoned"), of("A", "A::1", reason="cordoned"), of("B", "B", reason="lost")],
+        "slices": [
+            of("C", "MIG-1", visible_id="MIG-1", reason="cordoned"),
+            of("C", "MIG-2", visible_id="MIG-2", reason="Xid 31"),
+            of(
+                "C",
+                "MIG-3",
+                visible_id="MIG-3",
+                reason="a pod may hold its former id",
+                held="a pod may hold its former id",
+            ),
+            of("C", "MIG-4", visible_id="MIG-4", reason="gone", retired=True),
+        ],
+        "well": [of("D", "D")],
+    }
+    standings = {
+        "A": [stands("cordon")],
+        "B": [stands("cordon"), stands("lost")],
+        "C": [stands("node-cordon"), stands("xid", "MIG-2")],
+        "D": [],
+    }
+    unhealthy = node_status.listed(devices, {name: {} for name in devices}).unhealthy
+    counted = {name: node_status.devices_held_back(each, standings) for name, each in unhealthy.items()}
+    assert counted == {"whole": 2, "slices": 1, "well": 0}

@@ -2,8 +2,6 @@
 
 import dataclasses
 import gc
-import shutil
-import tempfile
 import threading
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +20,7 @@ from gpu_plugin.devices import given as given_module
 from gpu_plugin.devices import retirement
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.node import Gpu, Link, Node
+from gpu_plugin.health.latch import Health
 from gpu_plugin.inventory import listing
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.offer import offer
@@ -38,10 +37,10 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def settings():
-    directory = tempfile.mkdtemp(prefix="gp", dir="/tmp")
-    yield resolve({"device_plugin_dir": directory, "pod_resources_socket": f"{directory}/pod-resources.sock"}, {})
-    shutil.rmtree(Path(directory))
+def settings(short_path):
+    return resolve(
+        {"device_plugin_dir": str(short_path), "pod_resources_socket": f"{short_path}/pod-resources.sock"}, {}
+    )
 
 
 def node(count: int, *bridged: tuple[int, int]) -> Node:
@@ -55,7 +54,7 @@ class Served:
     def __init__(self, settings) -> None:
         self.settings = settings
         self.published: list[Placement] = []
-        self.inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: "")
+        self.inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: Health())
         self.offering = Offering(self.inventory, lambda: settings, self._note)
 
     def _note(self) -> None:
@@ -525,7 +524,9 @@ async def test_many_devices_are_judged_on_a_thread_and_what_changed_meanwhile_co
         return listing.judge(standing)
 
     async with serving(settings) as served:
-        monkeypatch.setattr(served.inventory, "_health", lambda gpu, _: sick[-1] if sick and gpu == "GPU-00" else "")
+        monkeypatch.setattr(
+            served.inventory, "_health", lambda gpu, _: Health(reason=sick[-1] if sick and gpu == "GPU-00" else "")
+        )
         served.take(node(2))
         await served.until(lambda: GPU in served.inventory.store.current.resources)
         monkeypatch.setattr(offering_module, "judge", disturbed)

@@ -10,7 +10,6 @@ import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import anyio
 import anyio.to_thread
@@ -30,6 +29,7 @@ from gpu_plugin.daemon.node_status import complaints
 from gpu_plugin.daemon.process import Daemon
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.observation import ApplicationError
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import takeover
@@ -56,25 +56,6 @@ from gpu_plugin.state.event_store import read as read_events
 from gpu_plugin.state.journal import Journal
 
 GPU = "nvidia.com/gpu"
-
-
-@pytest.fixture
-def directory():
-    path = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
-
-@pytest.fixture
-async def kubelet(directory):
-    async with StandInKubelet(directory) as running:
-        yield running
-    running.check()
-
-
-@pytest.fixture
-def node():
-    return SimulatedNode(load("hgx-h100"))
 
 
 @asynccontextmanager
@@ -529,6 +510,25 @@ async def test_the_status_tells_of_health(kubelet, directory, node):
         assert (lost["class"], lost["total"]) == ("reboot", 1)
         assert all(all(isinstance(it, bool) for it in each.values()) for each in health["supported"].values())
         assert len(health["supported"]) == 8
+
+
+async def test_a_gpu_in_no_resource_that_fails_is_told_and_nothing_is_sent_to_the_kubelet(kubelet, directory, node):
+    node.partition(0, [])  # in MIG mode without a MIG device: no resource has it
+    async with running(directory, node, mig_strategy="mixed") as (daemon, *_):
+        await kubelet.wait_for(healthy(kubelet, 7))
+        lists, before = kubelet.resources[GPU].lists, (await ask(directory, "status"))["counters"]["snapshot_version"]
+        node.post(0, 8, 79)
+
+        async def told():
+            status = await ask(directory, "status")
+            gpu = next(each for each in status["health"]["gpus"] if each["index"] == 0)
+            return gpu["health"] == "Unhealthy" and status["counters"]["snapshot_version"] > before
+
+        await until(told)
+        sick = daemon.store.current.hardware[node.profile.gpus[0].uuid]
+        assert (sick.index, sick.health.verdict) == ("0", Verdict.FATAL)
+        assert "Xid 79" in sick.health.reason
+        assert (kubelet.resources[GPU].lists, kubelet.resources[GPU].allocatable) == (lists, 7)
 
 
 async def test_errors_of_two_pods_on_one_gpu_make_it_suspect(directory, monkeypatch):

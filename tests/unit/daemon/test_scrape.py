@@ -1,9 +1,6 @@
 """Scrapes of a whole daemon on a simulated node, read by the parsers of Prometheus' client library."""
 
-import shutil
-import tempfile
 from collections import Counter
-from pathlib import Path
 
 import anyio
 import pytest
@@ -12,32 +9,11 @@ from gpu_plugin.kubelet import attribution
 from gpu_plugin.simulation import faults
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.profile import load
-from gpu_plugin.simulation.stand_in_kubelet import AdmissionError, StandInKubelet
-from tests.unit.daemon.test_process import GPU, healthy, running
+from gpu_plugin.simulation.stand_in_kubelet import AdmissionError
+from tests.unit.daemon.test_process import GPU, ask, healthy, running
 from tests.unit.telemetry.test_metrics import read
 
 SLICE = "nvidia.com/mig-1g.10gb"
-
-
-@pytest.fixture
-def directory():
-    root = Path(tempfile.mkdtemp(prefix="gp", dir="/tmp"))
-    path = root / "device-plugins"  # PodResources is beside it
-    path.mkdir()
-    yield path
-    shutil.rmtree(root, ignore_errors=True)
-
-
-@pytest.fixture
-async def kubelet(directory):
-    async with StandInKubelet(directory) as running:
-        yield running
-    running.check()
-
-
-@pytest.fixture
-def node():
-    return SimulatedNode(load("hgx-h100"))
 
 
 class Scrape:
@@ -127,10 +103,11 @@ async def test_each_reading_moves_with_its_fault(kubelet, directory, node):
         fault(6, recovery_action="gpu-reset")
         fault(6, unrepairable_memory=True)
         fault(6, remap_failure=True)
+        fault(7, lost=True)  # at once: the event set that goes with it has GPU 3's Xid in it
         sick = await until(
             daemon,
             lambda told: (
-                told.of("gpu_plugin_devices", resource=GPU, state="unhealthy") == [4]
+                told.of("gpu_plugin_devices", resource=GPU, state="unhealthy") == [5]
                 and told.of("gpu_plugin_gpu_utilization_ratio", index=0) == [0.8]
                 and told.of("gpu_plugin_gpu_memory_used_bytes", index=0) == [2**30]
                 and told.of("gpu_plugin_gpu_pcie_link_lanes", index=5) == [8]
@@ -142,7 +119,6 @@ async def test_each_reading_moves_with_its_fault(kubelet, directory, node):
                 and told.of("gpu_plugin_xid_errors_total", index=3, xid=79) == [1]
             ),
         )
-        fault(7, lost=True)  # and not before: an event set goes with a GPU that is lost, and what was in it too
         lost = await until(daemon, lambda told: not told.of("gpu_plugin_gpu_temperature_celsius", index=7))
     assert calm.gpu(0, "temperature_celsius") == 32
     assert calm.gpu(0, "utilization_ratio") == 0
@@ -241,6 +217,42 @@ async def test_without_pod_resources_all_else_is_told_and_that_is_said(kubelet, 
     assert told.of("gpu_plugin_pod_attribution_up") == [0]
     assert told.of("gpu_plugin_pod_resources_requests_total", result="failed")[0] >= 1
     assert told.of("gpu_plugin_devices", state="healthy") == [8]
+
+
+async def test_an_answer_that_is_followed_by_none_stays_for_a_while_and_that_is_said(
+    kubelet, directory, node, monkeypatch
+):
+    monkeypatch.setattr(attribution, "AGE", 0.0)
+    monkeypatch.setattr(attribution, "FIRST_PAUSE", 0.0)
+    socket = directory.parent / "pod-resources/kubelet.sock"
+    async with running(directory, node) as (daemon, _, _):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        await kubelet.admit("train", {GPU: 2})
+        await until(daemon, lambda told: len(told.of("gpu_plugin_pod_device", pod="train")) == 2)
+        socket.rename(away := socket.with_name("away.sock"))  # the kubelet lives, and its service cannot be reached
+        told = await until(daemon, lambda told: told.of("gpu_plugin_pod_attribution_up") == [0])
+        assert len(told.of("gpu_plugin_pod_device", pod="train")) == 2
+        assert told.of("gpu_plugin_pod_resources_requests_total", result="failed")[0] >= 1
+        monkeypatch.setattr(attribution, "STALE", 0.0)
+        told = await scrape(daemon)
+        assert (told.of("gpu_plugin_pod_attribution_up"), told.of("gpu_plugin_pod_device")) == ([0], [])
+        monkeypatch.setattr(attribution, "STALE", 60.0)
+        away.rename(socket)
+        told = await until(daemon, lambda told: told.of("gpu_plugin_pod_attribution_up") == [1])
+        assert len(told.of("gpu_plugin_pod_device", pod="train")) == 2
+
+
+async def test_devices_that_an_order_alone_holds_back_are_counted(kubelet, directory, node):
+    async with running(directory, node) as (daemon, _, _):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        assert (await scrape(daemon)).of("gpu_plugin_devices_held_back", resource=GPU) == [0]
+        for index in (2, 5):
+            await ask(directory, "cordon", gpu=index)
+        node.lose(3)
+        told = await until(daemon, lambda told: told.of("gpu_plugin_devices", resource=GPU, state="unhealthy") == [3])
+        assert told.of("gpu_plugin_devices_held_back", resource=GPU) == [2]
+        node.lose(5)
+        await until(daemon, lambda told: told.of("gpu_plugin_devices_held_back", resource=GPU) == [1])
 
 
 async def test_pods_are_not_named_where_that_is_switched_off(kubelet, directory, node):

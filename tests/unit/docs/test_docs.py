@@ -1,7 +1,8 @@
 """The documents name what exists: files, headings, values of the chart, commands, options, variables."""
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,11 @@ import pytest
 import yaml
 
 from gpu_plugin.cli import VERBS
+from gpu_plugin.config.choices import ALLOCATION_POLICIES, DEVICE_LIST_STRATEGIES, HEALTH_SIGNALS, MIG_STRATEGIES
 from gpu_plugin.config.options import OPTIONS
+from gpu_plugin.config.values import AUTO
+from gpu_plugin.doctor.registry import CHECKS
+from gpu_plugin.simulation.profile import names
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = sorted(
@@ -65,7 +70,10 @@ def test_links_lead_to_files_and_headings(document):
 def test_paths_of_this_project_exist(document):
     if document.name == "CHANGELOG.md":
         return  # it tells of what was
-    text = re.sub(r"\(\S*\)", "", document.read_text())  # links are another test's
+    text = re.sub(
+        r"^```(?:python|yaml)\n# .*$", "", document.read_text(), flags=re.MULTILINE
+    )  # where an example is to go
+    text = re.sub(r"\(\S*\)", "", text)  # links are another test's
     for path in _PATH.findall(text):
         assert (ROOT / path).exists() or (document.parent / path).exists(), path
 
@@ -120,6 +128,72 @@ def test_the_table_of_options_has_their_flags_and_defaults():
         assert variable in option.envs, flag
         if default and option.default is not None:
             assert default.strip("`").lower() == str(option.default).lower(), flag
+
+
+CHART_SCHEMA = json.loads((ROOT / "helm/gpu-plugin/values.schema.json").read_text())["properties"]
+TABLES = [  # a document, what heads the first column of a table of it, what must be there, and what may be there besides
+    ("docs/configuration.md", "MIG strategy", MIG_STRATEGIES, ()),
+    ("docs/configuration.md", "strategy", DEVICE_LIST_STRATEGIES, (AUTO,)),
+    ("docs/containers.md", "`--device-list-strategy`", DEVICE_LIST_STRATEGIES, (AUTO,)),
+    ("docs/configuration.md", "policy", ALLOCATION_POLICIES, ()),
+    ("docs/health.md", "signal", HEALTH_SIGNALS, ("unreadable",)),  # the driver cannot even describe such a GPU
+    ("docs/doctor.md", "check", CHECKS, ()),
+]
+
+
+def first_column(text: str, head: str) -> set[str]:
+    """What the first column of the table that begins so names as code."""
+    _, table = text.split(f"\n| {head} |", 1)
+    rows = table.split("\n\n", 1)[0].splitlines()[2:]
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])}
+
+
+def missing_rows(text: str, head: str, names: Iterable[str]) -> list[str]:
+    """What there is and the table does not name."""
+    told = first_column(text, head)
+    return [name for name in names if name not in told]
+
+
+@pytest.mark.parametrize(
+    ("document", "head", "names", "besides"), TABLES, ids=[f"{row[0]}: {row[1]}" for row in TABLES]
+)
+def test_the_table_of_what_there_is_has_all_of_it_and_nothing_else(document, head, names, besides):
+    text = (ROOT / document).read_text()
+    missing = missing_rows(text, head, names)
+    assert not missing, f"{document}: the table of each {head} has no row for {', '.join(missing)}"
+    gone = first_column(text, head) - {*names, *besides}
+    assert not gone, f"{document}: the table of each {head} has a row for {', '.join(sorted(gone))}, which there is not"
+
+
+def test_a_row_that_is_missing_is_named():
+    text = (ROOT / "docs/health.md").read_text()
+    assert missing_rows(text, "signal", ["xid", "mine", "lost"]) == ["mine"]
+
+
+def test_the_readme_names_every_simulated_node():
+    [told] = re.findall(r"^Profiles: ((?:`[\w-]+`,\s)+)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    missing = set(names()).difference(re.findall(r"`([\w-]+)`", told))
+    assert not missing, f"README.md: the sentence that begins with Profiles does not name {', '.join(sorted(missing))}"
+
+
+@pytest.mark.parametrize(
+    ("value", "choices"),
+    [
+        ("migStrategy", [*MIG_STRATEGIES]),
+        ("deviceListStrategy", [*DEVICE_LIST_STRATEGIES, AUTO]),
+        ("sharedDevicesAllocationPolicy", [*ALLOCATION_POLICIES]),
+    ],
+)
+def test_the_chart_takes_every_choice_and_says_what_there_is(value, choices):
+    place, taken = f"helm/gpu-plugin/values.schema.json: {value}", CHART_SCHEMA[value]
+    listed = taken["items"]["enum"] if "items" in taken else [each for each in taken["enum"] if each is not None]
+    assert listed == choices, place
+    assert [each for each in choices if not re.match(taken.get("pattern", ""), each)] == [], place
+    [comment] = re.findall(
+        rf"((?:^# .*\n)+)^{value}:", (ROOT / "helm/gpu-plugin/values.yaml").read_text(), re.MULTILINE
+    )
+    untold = [each for each in choices if each not in comment]
+    assert not untold, f"helm/gpu-plugin/values.yaml: the comment of {value} does not name {', '.join(untold)}"
 
 
 def test_the_glossary_explains_each_term_once_and_is_found_from_where_people_begin():

@@ -46,7 +46,7 @@ def said(code: str) -> str:
         ("print(failed(never, 0.2), nothing_is_left())", "nothing left"),
         ("print(failed(lambda: os.kill(os.getpid(), signal.SIGKILL), 10))", "has ended without an answer"),
         ("print(failed(lambda: 1 / 0, 10))", "has ended without an answer"),
-        ("print(failed(lambda: bytes(2**21), 10))", "longer than 1048576 bytes"),
+        ("print(failed(lambda: bytes(2**22), 10))", "longer than 2097152 bytes"),
     ],
     ids=["another process", "long", "hangs", "hangs and is ended", "killed", "raised", "too long"],
 )

@@ -160,40 +160,40 @@ def test_directory(tmp_path):
     assert "too long" in directory("/" + "x" * 300, mounts).error.lower()
 
 
-def test_a_directory_that_may_not_be_written(short):
-    short.chmod(0o555)
+def test_a_directory_that_may_not_be_written(short_path):
+    short_path.chmod(0o555)
     me = os.geteuid()
     if not me:
         os.seteuid(65534)  # root may write everywhere
     try:
-        assert not directory(str(short)).writable
-        assert not directory(str(short / "below")).writable
+        assert not directory(str(short_path)).writable
+        assert not directory(str(short_path / "below")).writable
     finally:
         os.seteuid(me)
-    short.chmod(0o700)
+    short_path.chmod(0o700)
 
 
-async def test_the_kubelet_answers_on_its_socket_and_keeps_nothing_of_it(short):
-    plugins = short / "p"
+async def test_the_kubelet_answers_on_its_socket_and_keeps_nothing_of_it(short_path):
+    plugins = short_path / "p"
     plugins.mkdir()
-    async with StandInKubelet(plugins, pod_resources_socket=short / "pods.sock") as running:
+    async with StandInKubelet(plugins, pod_resources_socket=short_path / "pods.sock") as running:
         seen = await to_thread.run_sync(sockets.look, str(plugins / "kubelet.sock"), 2.0)
         assert (seen.error, seen.http2, seen.pid) == ("", True, os.getpid())
         assert seen.program
-        pods = await to_thread.run_sync(kubelet.pods, str(short / "pods.sock"), 2.0, iter([1.0, 1.25]).__next__)
+        pods = await to_thread.run_sync(kubelet.pods, str(short_path / "pods.sock"), 2.0, iter([1.0, 1.25]).__next__)
         assert (pods.trouble, pods.held, pods.healthy, pods.seconds) == ("", 0, {}, 0.25)
     running.check()
 
 
-def test_sockets_that_are_none(short):
-    assert not sockets.look(str(short / "none"), 1.0).there
-    assert not sockets.look(str(write(short, "file")), 1.0).is_socket
-    listen(short / "dead").close()
-    assert sockets.look(str(short / "dead"), 1.0).error == "Connection refused"
+def test_sockets_that_are_none(short_path):
+    assert not sockets.look(str(short_path / "none"), 1.0).there
+    assert not sockets.look(str(write(short_path, "file")), 1.0).is_socket
+    listen(short_path / "dead").close()
+    assert sockets.look(str(short_path / "dead"), 1.0).error == "Connection refused"
 
 
-def test_a_socket_of_something_else(short):
-    with closing(listen(short / "s")) as server:
+def test_a_socket_of_something_else(short_path):
+    with closing(listen(short_path / "s")) as server:
 
         def hang_up():
             connection, _ = server.accept()
@@ -203,35 +203,35 @@ def test_a_socket_of_something_else(short):
 
         answering = threading.Thread(target=hang_up)
         answering.start()
-        seen = sockets.look(str(short / "s"), 5.0)
+        seen = sockets.look(str(short_path / "s"), 5.0)
         answering.join()
     assert (seen.error, seen.http2, seen.pid) == ("", False, os.getpid())
 
 
-def test_a_socket_that_says_nothing(short):
-    with closing(listen(short / "s")):
-        seen = sockets.look(str(short / "s"), 0.05)
+def test_a_socket_that_says_nothing(short_path):
+    with closing(listen(short_path / "s")):
+        seen = sockets.look(str(short_path / "s"), 0.05)
     assert (seen.error, seen.http2) == ("", False)
 
 
-def test_what_else_is_in_the_kubelets_directory(short):
-    write(short, "kubelet_internal_checkpoint", "{}")
-    listen(short / "dead.sock").close()
+def test_what_else_is_in_the_kubelets_directory(short_path):
+    write(short_path, "kubelet_internal_checkpoint", "{}")
+    listen(short_path / "dead.sock").close()
     with ExitStack() as listening:
         for name in ("kubelet.sock", "gpu-plugin-gpu-1.sock", "nvidia-gpu.sock"):
-            listening.enter_context(closing(listen(short / name)))
-        seen = kubelet.kubelet_directory(str(short), str(short / "kubelet.sock"))
+            listening.enter_context(closing(listen(short_path / name)))
+        seen = kubelet.kubelet_directory(str(short_path), str(short_path / "kubelet.sock"))
     assert (seen.checkpoint, seen.others) == (True, ("nvidia-gpu.sock",))
-    assert not kubelet.kubelet_directory(str(short / "none"), "").directory.there
+    assert not kubelet.kubelet_directory(str(short_path / "none"), "").directory.there
 
 
-def test_pod_resources_that_are_absent_or_silent(short):
+def test_pod_resources_that_are_absent_or_silent(short_path):
     ticks = iter(range(10))
-    absent = kubelet.pods(str(short / "none.sock"), 1.0, lambda: float(next(ticks)))
+    absent = kubelet.pods(str(short_path / "none.sock"), 1.0, lambda: float(next(ticks)))
     assert absent.absent
     assert absent.trouble
-    with closing(listen(short / "s.sock")):
-        silent = kubelet.pods(str(short / "s.sock"), 0.1, lambda: float(next(ticks)))
+    with closing(listen(short_path / "s.sock")):
+        silent = kubelet.pods(str(short_path / "s.sock"), 0.1, lambda: float(next(ticks)))
     assert (silent.absent, "did not answer within 0.1 s" in silent.trouble) == (False, True)
 
 
@@ -247,25 +247,25 @@ def test_the_kernels_clock_is_laid_out_as_in_the_c_library():
     assert clocks._Timex.status.offset == 5 * ctypes.sizeof(ctypes.c_long)
 
 
-def test_fabric_manager(short):
-    write(short, "proc/7/comm", "nv-fabricmanage\n")
-    run = short / "root/run/nvidia-fabricmanager"
+def test_fabric_manager(short_path):
+    write(short_path, "proc/7/comm", "nv-fabricmanage\n")
+    run = short_path / "root/run/nvidia-fabricmanager"
     run.mkdir(parents=True)
     with closing(listen(run / "socket")):
-        seen = services.fabric_manager(("/nonexistent", str(short / "root")), short / "proc")
+        seen = services.fabric_manager(("/nonexistent", str(short_path / "root")), short_path / "proc")
     assert (seen.processes, seen.socket) == ((7,), str(run / "socket"))
 
 
-def test_mps(short):
-    up, down = short / "m/nvidia.com/gpu", short / "m/nvidia.com/old"
+def test_mps(short_path):
+    up, down = short_path / "m/nvidia.com/gpu", short_path / "m/nvidia.com/old"
     for each in (up, down):
         (each / "pipe").mkdir(parents=True)
     listen(down / "pipe/control").close()
-    (short / "proc").mkdir()
+    (short_path / "proc").mkdir()
     with closing(listen(up / "pipe/control")):
-        seen = services.mps(str(short / "m"), short / "proc")
+        seen = services.mps(str(short_path / "m"), short_path / "proc")
     assert [(each.path, each.listening) for each in seen.directories] == [(str(up), True), (str(down), False)]
-    assert services.mps("", short / "proc").directories == ()
+    assert services.mps("", short_path / "proc").directories == ()
 
 
 RIGHTS = (
@@ -339,7 +339,7 @@ async def test_an_api_server_that_is_away(tmp_path):
     assert (found.asked, found.missing) == (RIGHTS, ())
 
 
-@pytest.mark.parametrize(("what", "trouble"), [("a pipe", "is not a regular file"), ("nothing", "No such file")])
+@pytest.mark.parametrize(("what", "trouble"), [("a pipe", "is a named pipe"), ("nothing", "No such file")])
 async def test_a_kubeconfig_that_is_none_is_told_as_what_it_is(tmp_path, what, trouble):
     file = tmp_path / "kubeconfig"
     if what == "a pipe":

@@ -26,6 +26,7 @@ from gpu_plugin.health.observation import Fabric
 from gpu_plugin.health.signals.orders import MAINTENANCE, Release
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.platforms.one_device import TegraDriver
+from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
@@ -51,11 +52,6 @@ def settings(directory: Path, **options: object):
 
 
 @pytest.fixture
-def node():
-    return SimulatedNode(load("hgx-h100"))
-
-
-@pytest.fixture
 def real(monkeypatch, node):
     """A node that is taken for a real one, whose driver and host are the simulated ones."""
     hardware = Hardware(
@@ -69,8 +65,10 @@ def everything(directory: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() if path.is_file() else b"" for path in directory.rglob("*")}
 
 
-async def test_an_empty_machine(short):
-    facts: Any = await gather(settings(short), 2.0, places=Places(short / "proc", short / "sys", str(short)))
+async def test_an_empty_machine(short_path):
+    facts: Any = await gather(
+        settings(short_path), 2.0, places=Places(short_path / "proc", short_path / "sys", str(short_path))
+    )
     assert not isinstance(facts.driver, Unknown)
     assert facts.driver.trouble
     assert isinstance(facts.process, Unknown)  # there is no /proc here
@@ -80,11 +78,11 @@ async def test_an_empty_machine(short):
     assert facts.pod_resources.absent
     found = {name: each.status for name, each in examined(facts)}
     assert found["driver-library"] == found["kubelet-directory"] == found["kubelet-socket"] == "failed"
-    assert not everything(short)
+    assert not everything(short_path)
 
 
-async def test_every_gpu_is_described(short, real, node):
-    facts: Any = await gather(settings(short), 2.0, places=Places(root=str(short)))
+async def test_every_gpu_is_described(short_path, real, node):
+    facts: Any = await gather(settings(short_path), 2.0, places=Places(root=str(short_path)))
     assert [gpu.index for gpu in facts.driver.gpus] == list(range(8))
     first, profile = facts.driver.gpus[0], node.profile.gpus[0]
     assert (first.uuid, first.minor, first.bus_id, first.model) == (
@@ -97,10 +95,10 @@ async def test_every_gpu_is_described(short, real, node):
     assert set(facts.nodes.nodes) == {*host.CONTROL, *(f"/dev/nvidia{gpu.minor}" for gpu in facts.driver.gpus)}
 
 
-async def test_a_gpu_that_hangs_costs_the_others_nothing(short, real, node):
+async def test_a_gpu_that_hangs_costs_the_others_nothing(short_path, real, node):
     node.hang(3, 60)
     began = time.monotonic()
-    facts: Any = await gather(settings(short, nvml_timeout="1s"), 0.5, places=Places(root=str(short)))
+    facts: Any = await gather(settings(short_path, nvml_timeout="1s"), 0.5, places=Places(root=str(short_path)))
     assert time.monotonic() - began < 10
     assert [gpu.index for gpu in facts.driver.gpus if gpu.trouble] == [3]
     assert "no answer within" in facts.driver.gpus[3].trouble
@@ -110,10 +108,10 @@ async def test_a_gpu_that_hangs_costs_the_others_nothing(short, real, node):
     node.heal(3)
 
 
-async def test_a_driver_that_hangs(short, monkeypatch, real):
+async def test_a_driver_that_hangs(short_path, monkeypatch, real):
     over = threading.Event()
     monkeypatch.setattr(real.driver, "open", over.wait)
-    facts: Any = await gather(settings(short), 0.2, places=Places(root=str(short)))
+    facts: Any = await gather(settings(short_path), 0.2, places=Places(root=str(short_path)))
     over.set()
     assert facts.driver == Unknown("no answer within 0.2 s", hung=True)
     found = {name: each.status for name, each in examined(facts)}
@@ -121,7 +119,7 @@ async def test_a_driver_that_hangs(short, monkeypatch, real):
     assert found["kubelet-directory"] == "failed"  # the rest is looked at
 
 
-async def test_a_device_node_that_hangs(short, monkeypatch, real):
+async def test_a_device_node_that_hangs(short_path, monkeypatch, real):
     over = threading.Event()
 
     def opening(path, root=""):
@@ -130,31 +128,44 @@ async def test_a_device_node_that_hangs(short, monkeypatch, real):
         return DeviceNode(path, True, 195, 0, 0o666, 0)
 
     monkeypatch.setattr(host, "device_node", opening)
-    facts: Any = await gather(settings(short), 0.3, places=Places(root=str(short)))
+    facts: Any = await gather(settings(short_path), 0.3, places=Places(root=str(short_path)))
     over.set()
     assert {path for path, node in facts.nodes.nodes.items() if node.why} == {"/dev/nvidia1"}
 
 
-async def test_a_mount_that_hangs(short, monkeypatch):
+async def test_a_mount_that_hangs(short_path, monkeypatch):
     over = threading.Event()
     monkeypatch.setattr(gathering, "directory", lambda _: over.wait())
-    facts: Any = await gather(settings(short), 0.2, places=Places(root=str(short)))
+    facts: Any = await gather(settings(short_path), 0.2, places=Places(root=str(short_path)))
     over.set()
     assert facts.state == Unknown("no answer within 0.2 s", hung=True)
     [found] = [each for name, each in examined(facts) if name == "state-directory"]
     assert (found.status, "state D" in found.remedy) == ("failed", True)
 
 
-async def test_a_look_that_fails_is_a_fact_that_is_not_known(short, monkeypatch):
+async def test_a_simulated_node_whose_files_hang(short_path, monkeypatch):
+    pipe = short_path / "node.yaml"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(profile, "load", lambda name: os.close(os.open(name, os.O_RDONLY)))
+    facts: Any = await gather(settings(short_path, simulate=str(pipe)), 0.2, places=Places(root=str(short_path)))
+    os.close(os.open(pipe, os.O_RDWR))  # lets the thread go
+    assert facts.driver == facts.nodes == facts.released
+    assert (facts.driver.hung, facts.driver.why) == (True, f"the simulated node {pipe}: no answer within 0.2 s")
+    found = {name: each.status for name, each in examined(facts)}
+    assert found["driver-library"] == "failed"
+    assert found["kubelet-directory"] == "failed"  # the rest is looked at
+
+
+async def test_a_look_that_fails_is_a_fact_that_is_not_known(short_path, monkeypatch):
     def fail(_):
         raise RuntimeError("a fault of ours")
 
     monkeypatch.setattr(gathering, "directory", fail)
-    facts: Any = await gather(settings(short), 2.0, places=Places(root=str(short)))
+    facts: Any = await gather(settings(short_path), 2.0, places=Places(root=str(short_path)))
     assert facts.state == Unknown("RuntimeError: a fault of ours")
 
 
-async def test_released_gpus_are_left_alone(short, monkeypatch, real):
+async def test_released_gpus_are_left_alone(short_path, monkeypatch, real):
     """Whoever opens a GPU that is to be reset is in the way of that."""
     gpus = [
         {"index": i, "uuid": f"GPU-{i}", "state": "unhealthy", "reasons": [], "signals": s}
@@ -164,9 +175,9 @@ async def test_released_gpus_are_left_alone(short, monkeypatch, real):
     async def said(_):
         return status(health={"gpus": gpus})
 
-    (short / "state").mkdir()
-    async with control.serve(short / "state", {"status": said}):
-        facts: Any = await gather(settings(short), 2.0, places=Places(root=str(short)))
+    (short_path / "state").mkdir()
+    async with control.serve(short_path / "state", {"status": said}):
+        facts: Any = await gather(settings(short_path), 2.0, places=Places(root=str(short_path)))
     assert facts.daemon.status["resources"][GPU]["healthy"] == 2
     assert facts.driver == Unknown("GPU 1 is released for maintenance, so the driver is left alone")
     assert facts.nodes.nodes == {}
@@ -186,8 +197,8 @@ def write_down(state: Path, host, *, resumed: bool = False, gpu: int | None = 1,
 
 
 @pytest.mark.parametrize("daemon", ["killed", "hung", "waits"])
-async def test_what_a_daemon_that_does_not_answer_has_released_is_left_alone(short, monkeypatch, real, daemon):
-    state = short / "state"
+async def test_what_a_daemon_that_does_not_answer_has_released_is_left_alone(short_path, monkeypatch, real, daemon):
+    state = short_path / "state"
     state.mkdir()
     write_down(state, real.host)
     errors = {
@@ -201,31 +212,31 @@ async def test_what_a_daemon_that_does_not_answer_has_released_is_left_alone(sho
 
     monkeypatch.setattr(control, "request", asked)
     before = everything(state)
-    facts: Any = await gather(settings(short), 2.0, places=Places(root=str(short)))
+    facts: Any = await gather(settings(short_path), 2.0, places=Places(root=str(short_path)))
     assert facts.driver == Unknown("GPU 1 is released for maintenance, so the driver is left alone")
     assert (facts.released, facts.nodes.nodes) == (("1",), {})
     assert not real.driver.calls
     assert everything(state) == before
 
 
-async def test_all_gpus_may_be_released(short, real):
-    (short / "state").mkdir()
-    write_down(short / "state", real.host, gpu=None)
-    facts: Any = await gather(settings(short), 2.0, places=Places(root=str(short)))
+async def test_all_gpus_may_be_released(short_path, real):
+    (short_path / "state").mkdir()
+    write_down(short_path / "state", real.host, gpu=None)
+    facts: Any = await gather(settings(short_path), 2.0, places=Places(root=str(short_path)))
     assert facts.driver == Unknown("all GPUs are released for maintenance, so the driver is left alone")
 
 
 @pytest.mark.parametrize("was", [{"resumed": True}, {"boot": "another boot"}], ids=["resumed", "before the boot"])
-async def test_what_was_released_and_is_not_any_more(short, real, was):
-    (short / "state").mkdir()
-    write_down(short / "state", real.host, **was)
-    facts: Any = await gather(settings(short), 2.0, places=Places(root=str(short)))
+async def test_what_was_released_and_is_not_any_more(short_path, real, was):
+    (short_path / "state").mkdir()
+    write_down(short_path / "state", real.host, **was)
+    facts: Any = await gather(settings(short_path), 2.0, places=Places(root=str(short_path)))
     assert (facts.released, len(facts.driver.gpus)) == ((), 8)
 
 
 @pytest.mark.parametrize("spoilt", ["refused", "a pipe", "damaged"])
-async def test_where_nobody_knows_what_is_released_the_driver_is_left_alone(short, monkeypatch, real, spoilt):
-    state = short / "state"
+async def test_where_nobody_knows_what_is_released_the_driver_is_left_alone(short_path, monkeypatch, real, spoilt):
+    state = short_path / "state"
     state.mkdir()
     if spoilt == "refused":  # root may read everything
 
@@ -237,7 +248,7 @@ async def test_where_nobody_knows_what_is_released_the_driver_is_left_alone(shor
         os.mkfifo(state / "health.json")
     else:
         (state / "health.json").write_text("{")
-    facts: Any = await gather(settings(short), 2.0, places=Places(root=str(short)))
+    facts: Any = await gather(settings(short_path), 2.0, places=Places(root=str(short_path)))
     assert "whether GPUs are released for maintenance is not known" in facts.driver.why
     assert not real.driver.calls
     found = dict(examined(facts))
@@ -246,40 +257,42 @@ async def test_where_nobody_knows_what_is_released_the_driver_is_left_alone(shor
 
 
 @pytest.mark.parametrize("profile", ["t4-4", "hgx-h100"])
-async def test_a_simulated_node_as_its_daemon_keeps_it(short, profile):
-    state = short / "state"
+async def test_a_simulated_node_as_its_daemon_keeps_it(short_path, profile):
+    state = short_path / "state"
     kept = SimulatedNode(load(profile), state)
     kept.lose(2)
     kept.hang(3, 3)
     if profile == "hgx-h100":
         kept.partition(1, ["3g.40gb"])
-    before = everything(short)
-    facts: Any = await gather(settings(short, simulate=profile), 0.2)
+    before = everything(short_path)
+    facts: Any = await gather(settings(short_path, simulate=profile), 0.2)
     assert {gpu.index: gpu.trouble.partition(" ")[0] for gpu in facts.driver.gpus if gpu.trouble} == {
         2: "nvmlDeviceGetHandleByIndex_v2:",
         3: "no",
     }
     assert [gpu.index for gpu in facts.driver.gpus if gpu.mig] == ([1] if profile == "hgx-h100" else [])
     assert "/dev/nvidia3" in facts.nodes.nodes
-    assert everything(short) == before
+    assert everything(short_path) == before
 
 
-async def test_no_such_simulated_node(short):
+async def test_no_such_simulated_node(short_path):
     with pytest.raises(ConfigError, match="hgx-h100"):
-        await gather(settings(short, simulate="hgx-h10"), 2.0, places=Places(root=str(short)))
+        await gather(settings(short_path, simulate="hgx-h10"), 2.0, places=Places(root=str(short_path)))
 
 
-def test_a_driver_of_another_version_than_its_module(node, short):
+def test_a_driver_of_another_version_than_its_module(node, short_path):
     """Its library does not say its version then; the name of its file does, behind the link."""
-    file = short / "libnvidia-ml.so.580.95.05"
+    file = short_path / "libnvidia-ml.so.580.95.05"
     file.touch()
-    (short / "libnvidia-ml.so.1").symlink_to(file.name)
+    (short_path / "libnvidia-ml.so.1").symlink_to(file.name)
 
     class Mismatched(SimulatedDriver):
         def open(self):
             raise NvmlError(18, "nvmlInit_v2")
 
-    hardware = Hardware(Mismatched(node), SimulatedHost(node), "", library=lambda: str(short / "libnvidia-ml.so.1"))
+    hardware = Hardware(
+        Mismatched(node), SimulatedHost(node), "", library=lambda: str(short_path / "libnvidia-ml.so.1")
+    )
     found = opened(hardware)
     assert (found.code, found.version) == (18, "580.95.05")
 

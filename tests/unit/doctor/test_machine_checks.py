@@ -51,6 +51,12 @@ TABLE: list[Row] = [
     ),
     (
         "configuration",
+        {"configuration": Unknown("c.yaml: no answer within 1 s", hung=True)},
+        FAILED,
+        ("c.yaml: no answer", "flags and environment", "state D"),
+    ),
+    (
+        "configuration",
         {"options": {"config_file_srcdir": "/configs", "node_name": "n"}},
         NOTE,
         ("label", "/configs", "--config-file"),

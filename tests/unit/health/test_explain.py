@@ -15,7 +15,6 @@ from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import DriverEvent, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signals import SIGNALS
-from gpu_plugin.health.spelling import clock, duration
 from gpu_plugin.health.words import advice, xid_number
 from tests.unit.health.ledgers import ERROR, GUARDED, H200, HUNG, LOST, UNGUARDED, A, B, energies, hear, ledger
 
@@ -348,19 +347,3 @@ def test_energies_prove_what_is_said():
     hear(one, *energies(30))
     assert told(one)["signals"] == []
     assert one.facts(A) == H200
-
-
-@pytest.mark.parametrize("at", [-1e18, 7e19, 1e300, float("inf"), float("nan")])
-def test_a_time_that_no_calendar_has_is_told_all_the_same(at):
-    assert "1970" in clock(at)
-    assert duration(at)
-
-
-def test_a_time_is_told_by_the_calendar():
-    assert clock(0.0) == "1970-01-01 00:00:00 UTC"
-    assert (duration(-7.0), duration(59.4), duration(720.0), duration(11_100.0)) == (
-        "0 s",
-        "59 s",
-        "12 min",
-        "3 h 5 min",
-    )

@@ -37,7 +37,7 @@ class Plugin:
             slices = {(mig.gpu_instance, mig.compute_instance): mig.uuid for mig in gpu.mig_devices}
             self.ledger.watch(gpu.uuid, facts(gpu), slices)
             self.ledger.observe(gpu.uuid, SEEN, self.now)
-        self.inventory = Inventory(SnapshotStore(), self.ledger.reason)
+        self.inventory = Inventory(SnapshotStore(), self.ledger.health)
         self.inventory.apply(offer(Node(gpus), asked, "/"), None, 0)
         for resource in self.inventory.mps_resources:
             self.inventory.mps_changed(resource, "")

@@ -12,6 +12,7 @@ import pytest
 
 from gpu_plugin.daemon.offering import HOLDERS_POLL
 from gpu_plugin.devices.device import Resource
+from gpu_plugin.health.latch import Health
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet.again import ListResend
@@ -60,7 +61,7 @@ class Machine:
         self.begin()
 
     def begin(self) -> None:
-        self.inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: "")
+        self.inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: Health())
         self.inventory.remember(*(tuple(map(as_remembered, known)) for known in (self.remembered, self.foreign)))
         self.told, self.again, self.sent = Told(), ListResend(), {}  # type: ignore[var-annotated]
         self.repeats: dict[str, int] = {}

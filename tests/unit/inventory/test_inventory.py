@@ -16,6 +16,7 @@ from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.retirement import SETTLE
 from gpu_plugin.devices.sharing import MpsShared
+from gpu_plugin.health.latch import Health
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.listing import MPS_UNKNOWN, WITHDRAW, judge
 from gpu_plugin.inventory.offer import offer, without_gone
@@ -47,7 +48,7 @@ def sick():
 
 @pytest.fixture
 def inventory(sick):
-    return Inventory(SnapshotStore(), lambda gpu, visible: sick.get(visible, "") or sick.get(gpu, ""))
+    return Inventory(SnapshotStore(), lambda gpu, visible: Health(reason=sick.get(visible, "") or sick.get(gpu, "")))
 
 
 def told(inventory):
@@ -346,7 +347,7 @@ def test_what_is_held_under_a_foreign_name_keeps_its_hardware_while_nobody_says_
 
 def test_what_is_held_under_a_foreign_name_is_remembered_by_the_next_process(inventory):
     inventory.apply(offered(REAL), frozenset({(FOREIGN, UUIDS[0])}), 0)
-    later = Inventory(SnapshotStore(), lambda _gpu, _visible: "")
+    later = Inventory(SnapshotStore(), lambda _gpu, _visible: Health())
     later.remember(inventory.listed, inventory.foreign)
     later.apply(offered(REAL), None, 1)
     assert told(later) == {GPU: [f"{UUIDS[0]}!", UUIDS[1]]}
@@ -591,3 +592,24 @@ def test_what_keeps_healthy_gpus_from_pods_is_told_once_each(inventory, sick):
     assert inventory.withheld("GPU-b") == ()  # its health says why
     inventory.cdi_changed(ready(GPU_a=(), GPU_b=()))
     assert inventory.withheld("GPU-a") == ()
+
+
+def test_what_is_held_against_hardware_is_published_before_any_offer_and_for_each_mig_device():
+    against = {"GPU-0": Health(reason="too hot"), "MIG-b": Health(reason="Xid 94")}
+    inventory = Inventory(SnapshotStore(), lambda _gpu, own: against.get(own, Health()))
+    slices = tuple(MigDevice(f"MIG-{name}", at, at + 1, 0, "1g.10gb") for at, name in enumerate("ab"))
+    inventory.found([Gpu("GPU-0", 0), Gpu("GPU-1", 1, mig_enabled=True, mig_devices=slices)])
+    told = {own: (each.gpu, each.index, each.health.reason) for own, each in inventory.store.current.hardware.items()}
+    assert told == {
+        "GPU-0": ("GPU-0", "0", "too hot"),
+        "GPU-1": ("GPU-1", "1", ""),
+        "MIG-a": ("GPU-1", "1:0", ""),
+        "MIG-b": ("GPU-1", "1:1", "Xid 94"),
+    }
+    assert inventory.unpublished
+    before = inventory.store.current
+    against.clear()
+    inventory.health_changed("GPU-1")
+    reasons = {own: each.health.reason for own, each in inventory.store.current.hardware.items()}
+    assert reasons == {"GPU-0": "too hot", "GPU-1": "", "MIG-a": "", "MIG-b": ""}
+    assert inventory.store.current.resources is before.resources

@@ -3,7 +3,8 @@ import pytest
 
 from gpu_plugin.access.container import Access
 from gpu_plugin.devices.device import Device, Resource
-from gpu_plugin.inventory.snapshot import ResourceView, Snapshot, SnapshotStore
+from gpu_plugin.health.latch import Health, LatchKey, Verdict
+from gpu_plugin.inventory.snapshot import Hardware, ResourceView, Snapshot, SnapshotStore
 from gpu_plugin.placement.prepared import Placement
 
 NAME = "nvidia.com/gpu"
@@ -21,6 +22,18 @@ def test_a_device_is_found_by_its_id_and_knows_its_place():
     assert seen.order == {"b": 0, "a": 1, "c": 2}
     assert seen.device("a") is seen.resource.devices[1]
     assert seen.device("x") is None
+
+
+def test_hardware_that_is_in_no_resource_is_published_beside_them_and_leaves_them_the_very_same():
+    store, lost = SnapshotStore(), Health(((LatchKey("lost"), Verdict.FATAL),), "it is lost")
+    first = store.publish({NAME: view("a")}, {uuid: Hardware(uuid, "0") for uuid in ("GPU-a", "GPU-b")})
+    assert store.publish({NAME: first.resources[NAME]}, {**first.hardware}) is first
+    second = store.publish(first.resources, {**first.hardware, "GPU-b": Hardware("GPU-b", "0", lost)})
+    assert (second.version, second.resources is first.resources) == (2, True)
+    verdicts = [each.hardware["GPU-b"].health.verdict for each in (first, second)]
+    assert verdicts == [Verdict.OK, Verdict.FATAL]
+    third = store.publish({NAME: view("c")})
+    assert (third.version, third.hardware is second.hardware) == (3, True)
 
 
 def test_an_id_that_occurs_twice_is_refused():

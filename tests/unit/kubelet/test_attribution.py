@@ -11,7 +11,6 @@ from gpu_plugin.kubelet.attribution import (
     STALE,
     Holder,
     HoldersByDevice,
-    Pauses,
     PodAttribution,
 )
 from gpu_plugin.kubelet.pod_listing import pods
@@ -185,17 +184,6 @@ async def test_a_new_kubelets_socket_is_asked_at_once_and_a_refusal_is_no_answer
     kubelet.now += 1
     assert await kubelet.attribution.newest() is None
     assert await kubelet.attribution.current() == ONE
-
-
-def test_pauses_are_spread():
-    spread = set()
-    for dice in (0.0, 0.25, 0.999):
-        pauses = Pauses()
-        pauses.failed(0.0, dice, None)
-        assert not pauses.over(0.89 * FIRST_PAUSE, None)
-        assert pauses.over(1.1 * FIRST_PAUSE, None)
-        spread.add(pauses.until)
-    assert len(spread) == 3
 
 
 async def test_an_answer_is_as_old_as_its_question(kubelet):

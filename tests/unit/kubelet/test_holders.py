@@ -185,7 +185,7 @@ async def test_where_no_more_threads_can_be_begun_the_checkpoint_is_no_witness(t
     ("make", "why"),
     [
         (lambda _: None, "No such file or directory"),
-        (os.mkdir, "it is not a regular file"),
+        (os.mkdir, "it is a directory"),
         (lambda path: path.write_text("[]"), "it is not as kubelets write it: Expected `object`, got `array`"),
     ],
 )

@@ -12,8 +12,7 @@ import anyio
 import pytest
 from grpclib.exceptions import StreamTerminatedError
 
-from gpu_plugin.kubelet import backoff, endpoint, registration
-from gpu_plugin.kubelet.backoff import Backoff
+from gpu_plugin.kubelet import endpoint, registration
 from gpu_plugin.kubelet.registration import RegistrationError, register
 from gpu_plugin.kubelet.server import SocketServer
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
@@ -186,7 +185,7 @@ async def test_streams_dropped_again_and_again_are_met_ever_more_slowly(kubelet,
         await kubelet.wait_for(registered(kubelet, 6), timeout=3)
     began = [event.at for event in kubelet.events if event.kind is EventKind.REGISTER]
     gaps = [later - earlier for earlier, later in pairwise(began)]
-    assert gaps[-1] > 3 * backoff.FIRST
+    assert gaps[-1] > 3 * endpoint.FIRST_RETRY
     assert gaps[-1] > gaps[0]
 
 
@@ -362,24 +361,6 @@ async def test_nobody_listening_is_a_registration_error_with_the_path(directory)
         await register(dead, "x.sock", GPU, lambda: True)
     with pytest.raises(RegistrationError, match="No such file"):
         await register(directory / "none.sock", "x.sock", GPU, lambda: True)
-
-
-class TestBackoff:
-    def test_first_at_once_then_twice_as_long_up_to_the_longest(self):
-        waits = Backoff()
-        delays = [waits.delay(0.0, 0.5) for _ in range(20)]
-        assert delays[:4] == [0.0, 0.05, 0.1, 0.2]
-        assert delays[-1] == backoff.LONGEST
-
-    def test_what_worked_for_long_begins_anew(self):
-        waits = Backoff()
-        for _ in range(5):
-            waits.delay(0.0, 0.5)
-        assert waits.delay(backoff.STABLE, 0.5) == 0.0
-
-    def test_the_dice_spread_a_wait_by_a_tenth(self):
-        low, high = Backoff(failures=10), Backoff(failures=10)
-        assert low.delay(0, 0.0) == pytest.approx(high.delay(0, 1.0) * 0.9 / 1.1)
 
 
 async def test_the_kubelet_that_took_the_registration_is_the_one_that_counts(kubelet, directory, monkeypatch):

@@ -12,10 +12,10 @@ import pytest
 
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import endpoint
-from gpu_plugin.kubelet.backoff import Backoff
 from gpu_plugin.kubelet.endpoints import Endpoints
 from gpu_plugin.kubelet.registrations import UNHEARD, UNREGISTERED, Registrations, Standing
 from gpu_plugin.kubelet.self_call import ShortageError, self_call
+from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.unit.kubelet.serving import GPU, devices, registered, serving, view
@@ -142,8 +142,8 @@ async def test_the_endpoints_tell_how_their_resources_stand(directory):
 
 async def test_a_resource_is_known_to_the_kubelet_from_its_first_stream_on(directory, monkeypatch, caplog):
     monkeypatch.setattr(endpoint, "FIRST_STREAM", 0.02)
-    monkeypatch.setattr("gpu_plugin.kubelet.backoff.STABLE", 0.02)
-    monkeypatch.setattr("gpu_plugin.kubelet.backoff.FIRST", 0.01)
+    monkeypatch.setattr(endpoint, "STABLE", 0.02)
+    monkeypatch.setattr(endpoint, "FIRST_RETRY", 0.01)
     caplog.set_level(logging.INFO, "gpu_plugin")
     told = []
     async with (
@@ -178,13 +178,13 @@ async def test_the_first_stream_is_noticed_at_once(directory):
 
 async def test_one_that_never_had_a_stream_has_not_worked_however_long_it_waited(directory, monkeypatch):
     monkeypatch.setattr(endpoint, "FIRST_STREAM", 0.02)
-    monkeypatch.setattr("gpu_plugin.kubelet.backoff.STABLE", 0.02)
+    monkeypatch.setattr(endpoint, "STABLE", 0.02)
     worked = []
 
     class Noted(Backoff):
-        def delay(self, worked_for, dice):
+        def failed(self, now, dice=0.0, worked_for=0.0):
             worked.append(worked_for)
-            return super().delay(worked_for, dice)
+            return super().failed(now, dice, worked_for)
 
     monkeypatch.setattr(endpoint, "Backoff", Noted)
     async with Deaf(directory) as kubelet, endpoints(directory, {GPU: view(devices(2))}) as (_, known, until):

@@ -293,7 +293,7 @@ async def test_while_a_former_node_cannot_be_reached_nothing_of_it_is_forgotten(
     bench.restarted()
     draws = iter([0.0])
     bench.labels._dice = lambda: next(draws, 0.99)  # a short pause, and a late first request
-    assert await bench.keep(ONE, node_name="node-b") == pytest.approx(0.9 * FIRST_PAUSE)
+    assert await bench.keep(ONE, node_name="node-b") == pytest.approx(FIRST_PAUSE)
     assert "no change of node-a" in bench.labels.trouble
     assert "node-b" not in bench.api.labels
     bench.api.refused.clear()
@@ -317,7 +317,7 @@ async def test_an_api_server_that_refuses_is_asked_ever_more_rarely_and_keeps_no
     bench, caplog
 ):
     bench.api.refusal = "it may not patch nodes"
-    assert await bench.keep(ONE, node_labels="api") == pytest.approx(0.9 * FIRST_PAUSE)
+    assert await bench.keep(ONE, node_labels="api") == pytest.approx(FIRST_PAUSE)
     assert "it may not patch nodes" in bench.labels.trouble
     assert bench.api.asked == 1
     bench.steady += 1

@@ -1,8 +1,6 @@
 """A simulated node whose MPS daemons the stand-in control program plays, and a supervisor over it."""
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -117,14 +115,6 @@ class Mps:
         assert marked(self.root) == []
         assert not list(self.root.rglob(".ready"))
         assert not list(self.root.rglob(".down"))
-
-
-@pytest.fixture
-def short_path():
-    """A directory with a path short enough for sockets."""
-    path = Path(tempfile.mkdtemp(prefix="mps", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture

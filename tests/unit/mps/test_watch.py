@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.devices import mps_paths
 from gpu_plugin.devices.sharing import MpsShared
 from gpu_plugin.mps import control_program, directories, foreign, watch
 from gpu_plugin.mps.control_program import PROGRAM
@@ -45,7 +46,7 @@ class Foreign:
 
     @property
     def started(self) -> Path:
-        return self.root / GPU / watch.STARTED
+        return self.root / GPU / mps_paths.STARTED
 
     async def start(self, threads: int = 25, *, started: bool = True) -> None:
         self.process = subprocess.Popen(  # noqa: ASYNC220
@@ -107,7 +108,7 @@ async def test_a_daemon_of_another_program_is_up_while_it_lives_and_has_the_want
     other.kill()
     assert "its MPS daemon is down" in await other.look()  # the kernel tells at once
     assert "Cannot find MPS control daemon process" in await other.until("Cannot find")
-    assert (other.pipe / watch.SOCKET).exists()
+    assert (other.pipe / mps_paths.CONTROL).exists()
     await other.start(threads=50)
     await other.until("gives each client 50 % of a GPU's threads, not 25 %")
     other.command("set_default_active_thread_percentage 25")
@@ -200,7 +201,7 @@ async def test_a_root_that_cannot_be_read_is_down_with_the_reason(other):
 
 
 async def test_a_file_in_the_place_of_a_socket_is_no_daemon(other):
-    (other.pipe / watch.SOCKET).touch()
+    (other.pipe / mps_paths.CONTROL).touch()
     assert "gpu-plugin mps has not run on this node" in await other.look()
 
 

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.nvml.call_times import CALLS, CallTimes
-from gpu_plugin.nvml.port import EventSet, Handle, NvmlError
+from gpu_plugin.nvml.call_times import CallTimes
+from gpu_plugin.nvml.port import NVML_FUNCTIONS, EventSet, Handle, NvmlError
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.profile import load
@@ -61,7 +61,7 @@ def test_every_call_of_the_port_is_taken_down():
     node = SimulatedNode(load("t4-4"))
     times = CallTimes(lambda: 5.0)
     driver = times.timed(SimulatedDriver(node))
-    assert all(callable(getattr(driver, call)) for call in CALLS)
+    assert all(callable(getattr(driver, call)) for call in NVML_FUNCTIONS)
     driver.open()
     assert driver.device_count() == 4
     driver.close()

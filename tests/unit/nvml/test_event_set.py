@@ -10,9 +10,9 @@ import pytest
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import EventType, Return
-from gpu_plugin.nvml import event_set, events, subscription
+from gpu_plugin.nvml import events, subscription
 from gpu_plugin.nvml.calls import DriverCalls
-from gpu_plugin.nvml.event_set import LONGEST_REBUILD_PAUSE, STABLE_AFTER, Rebuilds
+from gpu_plugin.nvml.event_set import LONGEST_REBUILD_PAUSE, STABLE_AFTER
 from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
 from gpu_plugin.nvml.subscription import EventSubscription
 from gpu_plugin.nvml.watched import Watched
@@ -181,6 +181,7 @@ async def test_a_set_that_a_registration_is_in_is_not_freed_whoever_owns_the_gpu
     with anyio.fail_after(LONG):
         while alone.gpus[1].registering is not None:
             await alone.turn(0.01, left)
+            await anyio.sleep(0.001)  # a turn with nothing to wait for does not let the loop take the answer
     assert await alone.subscription.leave(LONG)
     assert alone.driver.wrongs == []
 
@@ -200,7 +201,7 @@ async def test_while_an_undone_set_cannot_be_replaced_all_of_its_gpus_are_told(a
     assert alone.driver.made <= made + 1, "there is a limit to what is left behind"
     alone.driver.always = 0
     alone.driver.free.set()
-    monkeypatch.setattr(event_set, "LONGEST_REBUILD_PAUSE", 0.0)
+    alone.subscription._rebuilds.longest = 0.0
     alone.subscription._rebuilds.not_before = 0.0
     await alone.turns_until(lambda: alone.subscription._set and not alone.subscription._set.undone)
     assert alone.driver.wrongs == []
@@ -243,18 +244,16 @@ async def test_sets_that_are_lost_now_and_then_are_made_anew_ever_more_rarely_an
     assert alone.driver.wrongs == []
 
 
-def test_what_rebuilds_wait_for():
-    rebuilds, at, pauses = Rebuilds(), 1000.0, []
-    for _ in range(9):
-        rebuilds.undone(20.0, at)
-        pauses.append(rebuilds.not_before - at)
-        at = rebuilds.not_before + 20.0
-    assert pauses == [0, 0, 8, 16, 32, *[LONGEST_REBUILD_PAUSE] * 4]
-    assert rebuilds.again_and_again(STABLE_AFTER - 1)
-    assert not rebuilds.again_and_again(STABLE_AFTER)
-    rebuilds.undone(STABLE_AFTER, at)
-    assert rebuilds.not_before == at
-    assert not rebuilds.again_and_again(0.0)
+async def test_what_rebuilds_wait_for_and_when_a_set_is_trusted_again(alone):
+    await alone.turn()
+    rebuilds, live = alone.subscription._rebuilds, alone.subscription._set
+    assert [rebuilds.failed(0.0, worked_for=20.0) for _ in range(9)] == [0, 0, 8, 16, 32, *[LONGEST_REBUILD_PAUSE] * 4]
+    assert alone.now() == ["the wait for them keeps failing"] * GPUS
+    live.born -= STABLE_AFTER
+    assert alone.now() == [""] * GPUS
+    live.born += STABLE_AFTER
+    assert rebuilds.failed(0.0, worked_for=STABLE_AFTER) == 0
+    assert alone.now() == [""] * GPUS
 
 
 async def test_no_second_wait_is_begun_beside_one_that_hangs_and_one_follows_once_it_is_over(alone):

@@ -52,6 +52,8 @@ class Script:
     def wait(self, event_set, timeout_ms):
         assert event_set == SET
         assert 1 <= timeout_ms <= events.WAIT_MS
+        if not self.script:
+            raise QUIET  # it is over: nothing is ready
         self.waits.append(self.clock.now)
         step = self.script.pop(0)
         if step is QUIET:
@@ -281,3 +283,49 @@ async def test_who_asks_hears_when_the_thread_is_out_of_the_driver():
     go.set()
     assert await waiter.left(LONG)
     assert waiter.ended
+
+
+class Queue:
+    """A driver with events ready, which says of every wait beyond them that a GPU is lost. `ended` waits for the first wait."""
+
+    def __init__(self, ready, endless=False):
+        self.ready, self.endless = list(ready), endless
+        self.begun, self.stopped = threading.Event(), threading.Event()
+        self.waits = 0
+
+    def wait(self, event_set, timeout_ms):
+        assert event_set == SET
+        self.waits += 1
+        if not self.begun.is_set():
+            self.begun.set()
+            self.stopped.wait(LONG)
+            raise NvmlError(Return.GPU_IS_LOST, "nvmlEventSetWait_v2")
+        if self.endless:
+            return Event(GPU, EventType.XID_CRITICAL, 31)
+        if self.ready:
+            return self.ready.pop(0)
+        raise NvmlError(Return.GPU_IS_LOST, "nvmlEventSetWait_v2")
+
+
+async def stopped(driver):
+    """The events that a waiter delivers which is told to stop while it waits."""
+    delivered: list[Event] = []
+    waiter = EventWaiter(driver, SET, delivered.append, lambda _: None, lambda _: None, WaitFailures())
+    waiter.start()
+    await anyio.to_thread.run_sync(driver.begun.wait, LONG)
+    waiter.stop()
+    driver.stopped.set()
+    assert await waiter.left(LONG)
+    return delivered
+
+
+async def test_what_is_ready_when_the_wait_ends_is_delivered_before_the_set_can_be_freed():
+    ready = [Event(Handle(gpu), EventType.XID_CRITICAL, 79) for gpu in (1, 2, 3)]
+    driver = Queue(ready)
+    assert await stopped(driver) == ready
+    assert driver.waits == 5  # the one that failed, three events, and the end of them
+
+
+async def test_a_driver_that_always_has_an_event_ready_does_not_keep_the_set_from_its_end():
+    driver = Queue([], endless=True)
+    assert 0 < len(await stopped(driver)) <= events.DRAIN_MOST

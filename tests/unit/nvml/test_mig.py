@@ -6,9 +6,8 @@ from gpu_plugin.devices.node import Engines, Gpu, MigDevice
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml import probe
 from gpu_plugin.nvml.mig import Partition, profile_of, read_partition, with_caps, with_partition
-from gpu_plugin.nvml.port import MigAttributes, NvmlError
+from gpu_plugin.nvml.port import NVML_FUNCTIONS, MigAttributes, NvmlError
 from gpu_plugin.simulation import profile
-from gpu_plugin.simulation.calls import NVML_FUNCTIONS
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost

@@ -1,5 +1,5 @@
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -7,7 +7,7 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import MAX_NVLINKS, UNSUPPORTED, Return, Threshold
 from gpu_plugin.health.observation import Fabric, Fault, Sample
 from gpu_plugin.nvml import probe
-from gpu_plugin.nvml.port import Field, Handle, NvmlError, PcieLink, RemappedRows
+from gpu_plugin.nvml.port import Driver, Field, Handle, NvmlError, PcieLink, RemappedRows
 from gpu_plugin.nvml.questions import FUNCTIONS, LINK_FIELDS, PROBED, READINGS, REMAP, TURNS, plan
 from gpu_plugin.nvml.sample import fault, look, sample
 from gpu_plugin.simulation import profile
@@ -138,7 +138,7 @@ class Part:
         return self.values.get(field.number, 1000 + field.number)
 
     def see(self, skip=frozenset(), *, answered=frozenset(), **how):
-        return sample(self, HANDLE, plan(frozenset(answered), LINKS, frozenset(skip), **how), binding=5)
+        return sample(cast("Driver", self), HANDLE, plan(frozenset(answered), LINKS, frozenset(skip), **how), binding=5)
 
 
 @pytest.fixture
@@ -278,7 +278,7 @@ def test_a_plan_promises_no_fewer_calls_than_it_makes():
             steady = plan(answered, MAX_NVLINKS, frozenset(), full=False, turn=turn)
             assert steady.calls <= 8 + MAX_NVLINKS * (not answered), "of a part that answers everything, as none does"
             part = Part()
-            sample(part, HANDLE, plan(answered, LINKS, frozenset(), full=False, turn=turn))
+            part.see(answered=answered, full=False, turn=turn)
             assert len(part.asked) <= steady.calls
 
 

@@ -9,12 +9,11 @@ from gpu_plugin.nvml import monitor, session
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.host_sight import HostWatch
 from gpu_plugin.nvml.links import Links
-from gpu_plugin.nvml.port import NvmlError
+from gpu_plugin.nvml.port import NVML_FUNCTIONS, NvmlError
 from gpu_plugin.nvml.questions import TURNS
 from gpu_plugin.nvml.session import DriverSession
 from gpu_plugin.nvml.watched import Watched
 from gpu_plugin.simulation import profile
-from gpu_plugin.simulation.calls import NVML_FUNCTIONS
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 

@@ -6,11 +6,12 @@ import anyio
 import pytest
 
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.nvml import event_set, finding, host_sight, links, looks, reopening, reports, session, subscription
+from gpu_plugin.nvml import event_set, finding, looks, reopening, reports, subscription
 from gpu_plugin.nvml import monitor as monitor_module
 from gpu_plugin.nvml.monitor import longest_turn
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.nvml.schedule import Turn
+from gpu_plugin.runtime import slow_call
 from gpu_plugin.runtime.threads import settled
 from gpu_plugin.simulation.driver import SimulatedDriver
 
@@ -26,7 +27,7 @@ class SlowCalls:
         self.now = 1000.0
         self.waits = 0
         monkeypatch.setattr(anyio, "current_time", lambda: self.now)
-        for module in (host_sight, session, event_set, subscription, looks, finding, links, reports):
+        for module in (slow_call, event_set, subscription, looks, finding, reports):
             monkeypatch.setattr(module, "settled", self.wait)
 
     async def wait(self, job, patience):

@@ -29,6 +29,21 @@ def one_by_one(shares, count, policy):
 
 @EACH
 @BOUNDED
+@given(SHARES)
+def test_a_policy_keeps_to_what_dealing_relies_on(policy, shares):
+    for share in shares:
+        before = policy.rank(share)
+        assert len(before) == len(policy.looks_at), "looks_at says of each number of a rank what it is about"
+        taken = replace(share)
+        taken.take(1)
+        step = -1 if policy.fills else 1
+        assert policy.rank(taken)[0] - before[0] == step, f"a device taken changes the first number of a rank by {step}"
+        unlike = [policy.rank(other) for other in shares if bool(other.picked) is not bool(share.picked)]
+        assert before not in unlike, "what the container has and what it does not have never rank equal"
+
+
+@EACH
+@BOUNDED
 @given(SHARES, st.data())
 def test_dealing_is_taking_one_by_one_what_ranks_first(policy, shares, data):
     count = data.draw(st.integers(0, sum(share.room for share in shares)))

@@ -193,19 +193,18 @@ def test_a_second_replica_of_a_mig_device_is_taken_after_all_others(policy):
     assert set(hardware) == {"MIG-0.0", "MIG-0.1", "MIG-0.2", "MIG-1.0", "MIG-1.1"}
 
 
-@EACH
-def test_required_ones_are_in_the_answer_and_count_as_had(policy):
+@pytest.mark.parametrize(
+    ("policy", "answer"),
+    [
+        (DISTRIBUTED, ("GPU-0::0", "GPU-0::2", "GPU-1::0", "GPU-1::1")),
+        (PACKED, ("GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-1::0")),
+        (SPREAD, ("GPU-0::0", "GPU-0::2", "GPU-1::0", "GPU-1::1")),
+    ],
+)
+def test_required_ones_are_in_the_answer_and_count_as_had(policy, answer):
     kubelet = Kubelet(replicas(2, 3), policy)
     assert kubelet.ask(2, ["GPU-1::2"]) == ("GPU-0::0", "GPU-1::2")
-    answer = kubelet.ask(4, ["GPU-0::0", "GPU-0::2"])
-    assert (
-        answer
-        == {
-            DISTRIBUTED: ("GPU-0::0", "GPU-0::2", "GPU-1::0", "GPU-1::1"),
-            PACKED: ("GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-1::0"),
-            SPREAD: ("GPU-0::0", "GPU-0::2", "GPU-1::0", "GPU-1::1"),
-        }[policy]
-    )
+    assert kubelet.ask(4, ["GPU-0::0", "GPU-0::2"]) == answer
 
 
 def test_of_gpus_used_equally_packed_goes_on_with_the_one_that_the_container_has():
@@ -219,18 +218,18 @@ def test_of_gpus_used_equally_packed_fills_the_one_with_the_least_room():
     assert Kubelet(devices, PACKED).admit(3) == ["GPU-0", "GPU-1", "GPU-1"]
 
 
-@EACH
-def test_the_replicas_of_one_gpus_mig_devices_are_told_apart(policy):
+@pytest.mark.parametrize(
+    ("policy", "given_out"),
+    [
+        (DISTRIBUTED, {"MIG-0.0": 2, "MIG-0.1": 2}),
+        (PACKED, {"MIG-0.0": 3, "MIG-0.1": 1}),
+        (SPREAD, {"MIG-0.0": 2, "MIG-0.1": 2}),
+    ],
+)
+def test_the_replicas_of_one_gpus_mig_devices_are_told_apart(policy, given_out):
     kubelet = Kubelet(slices(1, 2, times=3), policy)
     got = [kubelet.admit() and sorted(set(kubelet.order) - kubelet.free) for _ in range(4)][-1]
-    assert (
-        Counter(identifier.partition("::")[0] for identifier in got)
-        == {
-            DISTRIBUTED: {"MIG-0.0": 2, "MIG-0.1": 2},
-            PACKED: {"MIG-0.0": 3, "MIG-0.1": 1},
-            SPREAD: {"MIG-0.0": 2, "MIG-0.1": 2},
-        }[policy]
-    )
+    assert Counter(identifier.partition("::")[0] for identifier in got) == given_out
 
 
 def test_a_gpu_that_is_given_out_once_beside_shared_ones_is_one_more_piece_of_hardware():
@@ -316,7 +315,7 @@ def test_sets_of_gpus_are_compared_once_a_request_at_most(policy, monkeypatch):
         calls.append(args)
         return choose(*args)
 
-    monkeypatch.setattr("gpu_plugin.placement.shared.choose", counted)
+    monkeypatch.setattr("gpu_plugin.placement.whole.choose", counted)
     for devices in (replicas(8, 3), slices(8, 3), slices(8, 3, times=2)):
         for size in range(1, len(devices)):
             calls.clear()
@@ -336,7 +335,7 @@ def nodes(draw: st.DrawFn) -> Kubelet:
     random = Random(draw(st.integers(0, 2**32)))
     linked = draw(st.booleans())
     known = placement(gpus, [f"{a}-{b}:{random.choice([0, 1, 2])}" for a, b in combinations(range(gpus), 2)])
-    kubelet = Kubelet(devices, draw(st.sampled_from(list(POLICIES))), known if linked else UNLINKED)
+    kubelet = Kubelet(devices, draw(st.sampled_from([DISTRIBUTED, PACKED, SPREAD])), known if linked else UNLINKED)
     given_out = draw(st.sampled_from([0, 0.15, 0.5]))
     kubelet.take(*(d.id for d in devices if random.random() < given_out))
     return kubelet

@@ -3,8 +3,6 @@
 import json
 import logging
 import threading
-from pathlib import Path
-from typing import Any, cast
 
 import anyio
 import msgspec
@@ -18,7 +16,6 @@ from gpu_plugin.health.latch import Marks, Verdict
 from gpu_plugin.health.signals.clocks import SlowMinutes
 from gpu_plugin.health.signals.recovery_action import RequestedAction
 from gpu_plugin.health.signals.xid import Occurrences
-from gpu_plugin.runtime.threads import DaemonThreads
 from gpu_plugin.state import memory as memory_module
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.journal import Journal
@@ -173,11 +170,11 @@ class TestJournal:
 class Disk:
     """A memory that is asked to write; what is known is `at`, what was written is `writes`."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self, monkeypatch, directory):
         self.at = Known(0, (), Node(), ())
         self.writes: list[tuple[Evidence, ...]] = []
         self.fails = False
-        self.recorder = Recorder(Memory(StateDirectory(Path("/nowhere")), "one"), lambda: self.at)
+        self.recorder = Recorder(Memory(StateDirectory(directory), "one"), lambda: self.at)
         monkeypatch.setattr(Memory, "write_evidence", self.write)
         monkeypatch.setattr(Memory, "write_durably", lambda *_: True)
 
@@ -198,8 +195,8 @@ class Disk:
 
 
 @pytest.fixture
-async def disk(monkeypatch):
-    disk = Disk(monkeypatch)
+async def disk(monkeypatch, tmp_path):
+    disk = Disk(monkeypatch, tmp_path)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(disk.recorder.run)
         await anyio.wait_all_tasks_blocked()
@@ -233,8 +230,8 @@ class TestRecorder:
         await disk.until((XID,))
         assert await disk.recorder.written()
 
-    async def test_what_is_learnt_last_is_written_at_the_end(self, monkeypatch):
-        disk = Disk(monkeypatch)
+    async def test_what_is_learnt_last_is_written_at_the_end(self, monkeypatch, tmp_path):
+        disk = Disk(monkeypatch, tmp_path)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(disk.recorder.run)
             await anyio.wait_all_tasks_blocked()
@@ -384,22 +381,3 @@ async def test_a_recorder_that_is_told_to_look_writes_what_went_and_nothing_else
                 await anyio.sleep(0.001)
         assert (state / HEALTH_FILE).stat().st_ino == before
         tasks.cancel_scope.cancel()
-
-
-async def test_a_disk_that_hangs_holds_one_thread_and_the_next_write_waits_for_it(monkeypatch):
-    begun, back = [], threading.Event()
-
-    def write():
-        begun.append(1)
-        assert back.wait(5)
-        return True
-
-    recorder, threads = Recorder(cast("Memory", None), cast("Any", None)), DaemonThreads("hung-disk")
-    for _ in range(3):
-        assert not await recorder._done(threads, write, 0.01)
-    assert len(begun) == 1
-    assert [thread.name for thread in threading.enumerate()].count("hung-disk") == 1
-    back.set()
-    assert await recorder._done(threads, write, 5)
-    assert len(begun) == 2
-    threads.close()

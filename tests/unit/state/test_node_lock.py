@@ -228,7 +228,7 @@ def test_what_cannot_be_locked_is_said_once_and_served_all_the_same(tmp_path, di
     lock.release()
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"pid": "x"}', b'{"pid":1,"since":1e300}', b'{"a":' * 800])
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"pid": "x"}', b'{"a":' * 800])
 def test_an_owner_that_cannot_be_read_is_still_an_owner(tmp_path, directory, other, content):
     (tmp_path / "state" / FILE).write_bytes(content)
     assert ": it has not said who it is. " in NodeLock(tmp_path / "state", directory, "1").take()

@@ -110,11 +110,6 @@ def test_a_level_that_is_none_is_refused(err, level):
         logs.configure("text", level)
 
 
-def test_times_are_utc_to_the_millisecond():
-    assert logs.utc(0.9999) == "1970-01-01T00:00:01.000Z"
-    assert logs.utc(1_800_000_000.1234) == "2027-01-15T08:00:00.123Z"
-
-
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_what_a_peer_puts_into_a_message_begins_no_line_and_reaches_no_terminal(err, form):
     logs.configure(form, "info")

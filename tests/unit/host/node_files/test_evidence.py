@@ -173,7 +173,7 @@ def test_endpoints_as_paths_of_sockets(endpoint, path):
         ("config.yaml", b"\xff\xfe\x00", "config.yaml"),
         ("config.yaml", "a: 1\n" * 300_000, "config.yaml"),
         ("kubeadm-flags.env", 'KUBELET_KUBEADM_ARGS="--a', "quotes do not match"),
-        ("kubeadm-flags.env", f'A="{"--a=b " * 20_000}"', "is longer than"),
+        ("kubeadm-flags.env", f'A="{"--a=b " * 20_000}"', "is larger than"),
     ],
 )
 def test_a_file_of_the_kubelet_s_that_cannot_be_read_is_a_sentence(node, seen, file, content, said):
@@ -335,8 +335,8 @@ def test_crio_s_version_is_taken_from_its_package_else(node, seen):
     [
         ("/run/crio/version", "{", "/run/crio/version holds no version of CRI-O"),
         ("/run/crio/version", "1", "holds no version"),
-        ("/run/crio/version", '"' + "1" * 5000 + '"', "is longer than"),
-        ("/etc/crio/crio.conf", "[", "/etc/crio/crio.conf is not valid TOML"),
+        ("/run/crio/version", '"' + "1" * 5000 + '"', "is larger than"),
+        ("/etc/crio/crio.conf", "[", "/etc/crio/crio.conf is no TOML"),
         ("/etc/crio/crio.conf", "crio = 1", "crio is not a table"),
     ],
 )

@@ -10,14 +10,6 @@ def open_descriptors() -> int:
 
 
 @pytest.fixture
-def directory(short_path):
-    """A device plugin directory in a root of its own."""
-    made = short_path / "device-plugins"
-    made.mkdir()
-    return made
-
-
-@pytest.fixture
 async def kubelets(directory):
     """Makes started kubelets over `directory`; stops them and looks for descriptors left open."""
     before = open_descriptors()

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from gpu_plugin.devices.node import Gpu, Link, Node
-from gpu_plugin.placement.groups import LinkGroups
-from gpu_plugin.placement.matrix import (
+from gpu_plugin.placement.topology import Topology
+from gpu_plugin.placement_views.groups import LinkGroups
+from gpu_plugin.placement_views.matrix import (
     CHANGES,
     LONGEST_REASON,
     changed_links,
@@ -18,11 +19,10 @@ from gpu_plugin.placement.matrix import (
     word,
     words,
 )
-from gpu_plugin.placement.report import HeldBack
-from gpu_plugin.placement.topology import Topology
+from gpu_plugin.placement_views.report import HeldBack
 from tests.unit.placement.nodes import dgx1, mesh, node, two_sockets
 
-RECORDED = Path(__file__).parent / "recorded"
+RECORDED = Path(__file__).parents[1] / "placement" / "recorded"
 
 
 def groups_of(made):

@@ -1,20 +1,22 @@
 """What is said of a policy's choice among shared GPUs and MIG devices."""
 
 import re
+from collections import Counter
 
-import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.device import MIG, Device
 from gpu_plugin.placement import shared
-from gpu_plugin.placement.explain_shared import explain_shared
-from gpu_plugin.placement.groups import spans
+from gpu_plugin.placement.dealing import Share
+from gpu_plugin.placement.preferred import preferred
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.topology import Topology
-
-from .nodes import dgx1
+from gpu_plugin.placement.whole import choose
+from gpu_plugin.placement_views import explain_shared
+from gpu_plugin.placement_views.groups import spans
+from tests.unit.placement.nodes import dgx1
 
 DGX = Placement.of(Topology.of(dgx1()))
 
@@ -47,8 +49,23 @@ def told(devices, free, size, policy, must=()) -> str:
     pool = [place for gpu, count in free.items() for place in at[gpu][len(at[gpu]) - count :]]
     required = sorted(place for gpu, count in dict(must).items() for place in at[gpu][len(at[gpu]) - count :])
     others = sorted(set(pool).difference(required))
-    chosen = shared.taken(required, others, size - len(required), devices, policy, DGX)
-    return explain_shared(required, others, chosen, devices, policy, DGX)
+    return explain_shared.why(traced(required, others, size, devices, policy), devices, policy)
+
+
+def traced(required, others, size, devices, policy) -> shared.Trace:
+    """What was weighed on the way to the answer that the kubelet gets, which is the same without a trace."""
+    trace = shared.Trace()
+    ids, must = ([devices[at].id for at in places] for places in ([*others, *required], required))
+    asked = ids, must, size, devices, {device.id: at for at, device in enumerate(devices)}, DGX, policy
+    chosen = preferred(*asked, trace=trace)
+    assert chosen == preferred(*asked)
+    gave = Counter(device.gpu for device in devices if device.id in chosen and device.id not in must)
+    if trace.forced is None:
+        dealt: Counter[str] = Counter()
+        for each in trace.rounds:
+            dealt.update(dict(zip([gpu.uuid for gpu in each.gpus], each.gave, strict=True)))
+        assert +dealt == gave
+    return trace
 
 
 def test_the_rank_of_shared_gpus_is_told_and_then_their_links():
@@ -139,27 +156,53 @@ def test_the_gpus_that_are_said_to_rank_equal_are_those_that_did(data):
     must = sorted(data.draw(st.sets(st.sampled_from(sorted(pool)), max_size=2)))
     free = sorted(pool.difference(must))
     size = data.draw(st.integers(max(1, len(must)), len(pool)))
-    asked = []
-    linked = shared._linked
-
-    def recorded(gpus, equal, count, placement, budget):
-        answer = linked(gpus, equal, count, placement, budget)
-        asked.append([{int(gpus[at].uuid.removeprefix("GPU-")) for at in places} for places in (equal, answer)])
-        return answer
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared, "_linked", recorded)
-        chosen = shared.taken(must, free, size - len(must), devices, policy, DGX)
-    why = explain_shared(must, free, chosen, devices, policy, DGX)
+    trace = traced(must, free, size, devices, policy)
+    why = explain_shared.why(trace, devices, policy)
     if size in (len(must), len(pool)):
         assert why.startswith("it is all that")
-    elif asked and asked[0][0] != asked[0][1]:
-        [[equal, taken]] = asked
+        return
+    has = Counter(devices[at].gpu for at in must)
+    used = Counter(device.gpu for at, device in enumerate(devices) if at not in free)
+    for each in trace.rounds:
+        assert [(gpu.load, gpu.picked) for gpu in each.gpus] == [(used[gpu.uuid], has[gpu.uuid]) for gpu in each.gpus]
+        equal, taken = one_by_one(each, policy)
+        for gpu, count in zip(each.gpus, each.gave, strict=True):
+            has[gpu.uuid] += count
+            used[gpu.uuid] += count
+    if equal != taken:
+        event("some of those that rank equal")
         [left] = {f"; of {gpus(equal)}, which rank equal, ", "; of these, "} & set(re.findall("; of .*?, (?=GPU)", why))
         assert f"{left}{gpus(taken)} " in why
         assert left != "; of these, " or f"{gpus(equal)} are equally used" in why
+        had = {int(uuid.removeprefix("GPU-")) for uuid, count in has.items() if count}.difference(taken)
+        links = trace.rounds[-1].links
+        if links.choice.gpus:
+            assert links.required == had
+            assert links.choice == choose(DGX, {*equal, *had}, had, len(had) + len(taken))
+            assert set(links.choice.gpus) == had.union(taken)
     else:
         assert "; of " not in why
+
+
+def one_by_one(dealt: shared.Round, policy: str) -> tuple[list[int], list[int]]:
+    """Deals a round's devices one at a time by the policy's ranks: GPUs that ranked equal in the end, and those of them taken.
+
+    Each device has to be of a GPU that gave one in that round, and that ranks first by then.
+    """
+    rule = shared.POLICIES[policy]
+    state = [Share(gpu.load, gpu.picked, gpu.room) for gpu in dealt.gpus]
+    left = list(dealt.gave)
+    while sum(left):
+        first = min(rule.rank(share) for share in state if share.room)
+        equal = [at for at, share in enumerate(state) if share.room and rule.rank(share) == first]
+        giving = [at for at in equal if left[at]]
+        needed = -(-sum(left) // (state[equal[0]].room if rule.fills else 1))
+        if needed < len(equal):
+            assert len(giving) == needed
+            return equal, giving
+        state[giving[0]].take(1)
+        left[giving[0]] -= 1
+    return [], []
 
 
 def gpus(indices) -> str:

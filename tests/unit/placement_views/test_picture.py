@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 
 from gpu_plugin.devices.node import Gpu, Link, Node
-from gpu_plugin.placement.groups import LinkGroups, spans
-from gpu_plugin.placement.picture import (
+from gpu_plugin.placement.topology import Topology
+from gpu_plugin.placement_views.groups import LinkGroups, spans
+from gpu_plugin.placement_views.picture import (
     AREA,
     DARK,
     EDGE,
@@ -24,7 +25,6 @@ from gpu_plugin.placement.picture import (
     PAPER,
     picture,
 )
-from gpu_plugin.placement.topology import Topology
 from tests.unit.placement.nodes import dgx1, mesh, node, random_nodes, two_sockets
 
 SVG = "{http://www.w3.org/2000/svg}"

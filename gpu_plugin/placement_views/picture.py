@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby
 
-from gpu_plugin.placement.groups import (
+from gpu_plugin.placement.topology import Topology
+from gpu_plugin.placement_views.groups import (
     BOARD,
     HOST_BRIDGE,
     SWITCH,
@@ -17,9 +18,8 @@ from gpu_plugin.placement.groups import (
     NvlinkGroup,
     joined,
 )
-from gpu_plugin.placement.matrix import pcie_word, word
-from gpu_plugin.placement.svg import SAMPLE, Sample, box, element, legend, written, xml
-from gpu_plugin.placement.topology import Topology
+from gpu_plugin.placement_views.matrix import pcie_word, word
+from gpu_plugin.placement_views.svg import SAMPLE, Sample, box, element, legend, written, xml
 
 WIDTH, HEIGHT, GAP = 60, 42, 14
 """Of a GPU's box, and between two that no frame parts."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from gpu_plugin.devices.node import Link, Node
-from gpu_plugin.placement.groups import BOARD, HOST_BRIDGE, SWITCH, SWITCHES, LinkGroups, joined, spans
+from gpu_plugin.placement_views.groups import BOARD, HOST_BRIDGE, SWITCH, SWITCHES, LinkGroups, joined, spans
 from tests.unit.placement.nodes import dgx1, mesh, node, random_nodes, two_sockets
 
 SWITCHED = Link(18, 40, switched=True)

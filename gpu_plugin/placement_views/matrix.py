@@ -5,7 +5,8 @@ from itertools import combinations
 
 from gpu_plugin.devices.device import GPU
 from gpu_plugin.devices.node import OWN_MESH, Link, Node
-from gpu_plugin.placement.groups import (
+from gpu_plugin.placement.topology import Matrix, Topology
+from gpu_plugin.placement_views.groups import (
     BOARD,
     FARTHEST_WORD,
     HOST_BRIDGE,
@@ -17,8 +18,7 @@ from gpu_plugin.placement.groups import (
     called,
     mig_spans,
 )
-from gpu_plugin.placement.report import HeldBack
-from gpu_plugin.placement.topology import Matrix, Topology
+from gpu_plugin.placement_views.report import HeldBack
 
 SELF = "X"
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from gpu_plugin.config.sharing import MPS, TIME_SLICING, SharedResource
 from gpu_plugin.devices.device import MIG, Device, Resource
 from gpu_plugin.devices.node import Gpu, Node
-from gpu_plugin.placement.groups import LinkGroups
-from gpu_plugin.placement.report import (
+from gpu_plugin.placement.topology import Topology
+from gpu_plugin.placement_views.groups import LinkGroups
+from gpu_plugin.placement_views.report import (
     HeldBack,
     Offered,
     OfferedResource,
@@ -20,7 +21,6 @@ from gpu_plugin.placement.report import (
     reported,
     reported_resources,
 )
-from gpu_plugin.placement.topology import Topology
 from tests.unit.placement.nodes import dgx1, random_nodes
 
 

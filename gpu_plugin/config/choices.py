@@ -1,0 +1,111 @@
+"""What operators choose by name, and what is done by a function elsewhere: a line here, and a decorator on the function.
+
+Help, the JSON Schema and the values that the configuration takes come from these lines. A function says whose it is by the
+`Registry` of its kind, which refuses a name that has no line.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeVar
+
+from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
+
+MIG_STRATEGIES: Mapping[str, str] = {
+    "none": "not at all",
+    "single": "as nvidia.com/gpu",
+    "mixed": "as nvidia.com/mig-<profile>",
+}
+"""How MIG devices are offered. The functions are those of `devices.plan`."""
+
+DEVICE_LIST_STRATEGIES: Mapping[str, str] = {
+    "envvar": "an environment variable",
+    "volume-mounts": "mounts",
+    "cdi-annotations": "an annotation with CDI names",
+    "cdi-cri": "CDI names",
+}
+"""By what the runtime is told of a container's devices. The functions are those of `access.container`."""
+
+ALLOCATION_POLICIES: Mapping[str, str] = {
+    DISTRIBUTED: "the least used",
+    PACKED: "the most used",
+    SPREAD: "as many for a container as it can get",
+}
+"""Which GPUs shared devices are taken from. The functions are those of `placement.shared`."""
+
+HEALTH_SIGNALS: Mapping[str, str] = {
+    "hung": "",
+    "unanswered": "queries to the GPU fail",
+    "temperature": "a temperature close to the shutdown threshold",
+    "reset-required": "",
+    "slowdown-temperature": "a temperature at the slowdown threshold",
+    "margin": "little margin left to a temperature limit",
+    "hw-slowdown": "clocks reduced by heat or the power brake",
+    "sram-threshold": "too many SRAM errors",
+    "remap-failure": "a memory row that could not be remapped",
+    "unrepairable-memory": "memory beyond repair",
+    "retired-pages": "memory pages that wait for retirement",
+    "driver": "",
+    "vanished": "",
+    "recovery-action": "the driver asks for a recovery",
+    "fabric": "the NVLink fabric is not ready or not sound",
+    "nvlink": "an NVLink that was up is down",
+    "nvlink-errors": "errors on NVLinks",
+    "pcie-width": "fewer PCIe lanes than there could be",
+    "events": "the driver's events cannot be waited for",
+    "lost": "",
+    "xid": "",
+    "application-errors": "many Xids of applications",
+    "ecc-uncorrected": "uncorrected memory errors",
+    "remap-pending": "a memory row that waits to be remapped",
+    "driver-event": "an error that the driver reports as an event",
+    "pcie-errors": "PCIe errors",
+    "cordon": "",
+    "node-cordon": "",
+    "maintenance": "",
+    "flapping": "unfit three times within an hour",
+    "first-look": "",
+}
+"""Health signals, and what each is about; empty for one whose verdict `health.signals` of the config file cannot change.
+
+In the order in which they are judged: those first that the proofs of others heed. The functions are those of `health.signals`.
+"""
+
+S = TypeVar("S")
+F = TypeVar("F", bound=Callable[..., object])
+
+
+class Registry(dict[str, S]):
+    """What is done for each of `choices`, by name.
+
+    For people, `kind` says what such a choice is, `lines` where the choices are listed, and `functions` where the functions are.
+    """
+
+    def __init__(self, kind: str, choices: Collection[str], lines: str, functions: str) -> None:
+        super().__init__()
+        self._kind, self._choices, self._lines, self._functions = kind, choices, lines, functions
+
+    def enter(self, name: str, does: S) -> None:
+        """Enters what is done for a choice. Raises LookupError where the choice has no line."""
+        if name not in self._choices:
+            raise LookupError(f"the {self._kind} {name!r} has a function and no line: add it to {self._lines}")
+        self[name] = does
+
+    def __missing__(self, name: str) -> S:
+        raise LookupError(f"the {self._kind} {name!r} has no function: write one in {self._functions}")
+
+
+class Functions(Registry[F]):
+    """A registry of functions alone: `@functions("name")` enters one."""
+
+    def __call__(self, name: str) -> Callable[[F], F]:
+        """A decorator that enters the function under this name. Raises LookupError where that has no line."""
+
+        def entered(function: F) -> F:
+            self.enter(name, function)
+            return function
+
+        return entered
+
+
+def listed(choices: Mapping[str, str]) -> str:
+    """The choices with what each does, for a sentence."""
+    return ", ".join(f"{name} ({does})" for name, does in choices.items())

@@ -1,0 +1,142 @@
+"""What a signal is, and the decorator that makes one of a function.
+
+The function takes its latch, an observation and the context, and returns the latch it was given where the observation is not
+its business, None once nothing is left to remember, and a new latch otherwise. It falls on evidence and rises on proof:
+silence never closes a latch.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from gpu_plugin.config.choices import HEALTH_SIGNALS, Registry
+from gpu_plugin.health.context import Case, Context
+from gpu_plugin.health.latch import NOTHING, AnyLatch, Memory
+from gpu_plugin.health.observation import Observation, Sample, XidEvent
+
+Step = Callable[[Any, Observation, Context], AnyLatch | None]
+"""(latch, observation, context) → latch."""
+
+
+class SignalKind(Enum):
+    """What a signal goes by."""
+
+    READING = "reading"
+    """What a look reads. It is still there to be read while it lasts: an operator who vouches for the GPU overrides it."""
+    EVENT = "event"
+    """What was told once and is over: an operator who vouches for the GPU has it forgotten."""
+    ORDER = "order"
+    """The operator's own word, which says nothing of the GPU itself."""
+    GUARD = "guard"
+    """What the ledger itself holds back, by what it has seen of the GPU and of other signals."""
+
+
+class OperatorInfluence(Enum):
+    """Who has a say in what a signal's verdict comes to."""
+
+    OPERATOR = "operator"
+    """The operator: by the policy, and by vouching for the GPU."""
+    ENABLED = "enabled"
+    """The same; but it counts also where all health checks are disabled, for what it goes by can be enabled by itself."""
+    NOBODY = "nobody"
+    """Nobody: it tells of a GPU that cannot be served at all."""
+
+
+class EndsBy(Enum):
+    """What ends a signal's latches."""
+
+    BY_ITSELF = "by itself"
+    """Its own readings, time, or whoever opened it."""
+    RECOVERY = "recovery"
+    """Proof of a recovery (`proof.after_recovery`). That asks what the readings of others come to: it is judged after them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One signal: what it sees, what it remembers, and what is said of it.
+
+    What it is: `step` is its function, `sees` has the kinds of observation that it is shown. `asks` has the fields of a
+    Sample that it needs: a faultless look that asked for none of them is not shown to it, and a part that has none of them
+    does not support it. `memory` is what a latch of it remembers. `parts` is what tells several latches of one GPU apart
+    (`LatchKey.part`), each judged by itself; None: there is one. `say` and `ends` are as those enums have it.
+
+    What people are told: `action` is what they are advised to do, with `{gpu}` for the GPU. `clears` is what closes it, where
+    that is no recovery. Both may also be made of the case. `recovery` has the recoveries that end it, where they are others
+    than its proof asks for, with `{reset}` for the commands; `shown` is what shows those.
+
+    What a latch of it waits for: `until` is when (Unix seconds) silence ends it, None: not known yet. `answers` is whether
+    good looks alone are missing of its recovery. `vouched` is whether an operator's word ends it although nobody else has a say.
+    """
+
+    step: Step
+    kind: SignalKind
+    action: str | Callable[[Case], str]
+    memory: Memory = NOTHING
+    sees: tuple[type, ...] = (Sample,)
+    asks: tuple[str, ...] = ()
+    clears: str | Callable[[Case], str] = ""
+    recovery: str = ""
+    shown: str = ""
+    vouched: Callable[[Any], bool] | None = None
+    until: Callable[[Any], float | None] | None = None
+    answers: Callable[[Any], bool] | None = None
+    parts: re.Pattern[str] | None = None
+    say: OperatorInfluence = OperatorInfluence.OPERATOR
+    ends: EndsBy = EndsBy.BY_ITSELF
+
+    @property
+    def essential(self) -> bool:
+        """Whether its verdict is beyond the say of a policy and of an override: an order is the operator's word already."""
+        return self.say is OperatorInfluence.NOBODY or self.kind is SignalKind.ORDER
+
+    def takes_word(self, latch: AnyLatch) -> bool:
+        """Whether an operator may vouch for the GPU in spite of this latch."""
+        return not self.essential or (self.vouched is not None and self.vouched(latch))
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it outlives boots: an order that no look ends does."""
+        return self.kind is SignalKind.ORDER and Sample not in self.sees
+
+    @property
+    def of_process(self) -> bool:
+        """Whether it tells of what this process has not seen yet, and holds nothing against the GPU."""
+        return not self.sees
+
+    @property
+    def numbered(self) -> bool:
+        """Whether its latches are told apart by the Xids that they are of."""
+        return self.parts is not None and XidEvent in self.sees
+
+
+REPLACE = "have the GPU tested and replaced"
+COOL = "check the node's cooling"
+KERNEL_LOG = "look at the kernel's log; reload the driver or reboot the node"
+"""Advice that several signals give."""
+
+DEFINED: Registry[Signal] = Registry(
+    "health signal",
+    HEALTH_SIGNALS,
+    "HEALTH_SIGNALS in gpu_plugin/config/choices.py",
+    "a file of gpu_plugin/health/signals",
+)
+
+F = TypeVar("F", bound=Step)
+P = ParamSpec("P")
+
+
+def _decorator(of: Callable[Concatenate[Step, P], Signal]) -> Callable[Concatenate[str, P], Callable[[F], F]]:
+    def signal(name: str, /, *args: P.args, **kwargs: P.kwargs) -> Callable[[F], F]:
+        def defined(step: F) -> F:
+            DEFINED.enter(name, of(step, *args, **kwargs))
+            return step
+
+        return defined
+
+    return signal
+
+
+signal = _decorator(Signal)
+"""A decorator: the function is the step of the signal of the name given first; the rest is as `Signal` has it."""

@@ -1,0 +1,1 @@
+"""How GPUs are linked, what of them is served, and why GPUs were chosen: as text, as a picture, as plain objects. Pure."""

@@ -1,0 +1,177 @@
+"""What operators choose by name has a line and a function, and whoever forgets one of the two is told where it goes."""
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from importlib import import_module
+from inspect import get_annotations, getmembers, isfunction
+from pathlib import Path
+from pkgutil import iter_modules
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+
+import gpu_plugin.doctor.checks
+import gpu_plugin.health.signals
+from gpu_plugin.access import container
+from gpu_plugin.config import schema_v1, values
+from gpu_plugin.config.choices import (
+    ALLOCATION_POLICIES,
+    DEVICE_LIST_STRATEGIES,
+    HEALTH_SIGNALS,
+    MIG_STRATEGIES,
+    Registry,
+)
+from gpu_plugin.config.options import Option, settable
+from gpu_plugin.devices import plan
+from gpu_plugin.doctor import check
+from gpu_plugin.health.signal import DEFINED
+from gpu_plugin.placement import shared
+
+ROOT = Path(__file__).parents[3]
+
+
+def modules(package: ModuleType) -> list[ModuleType]:
+    """Every file of a package, whether anybody imports it or not."""
+    return [import_module(f"{package.__name__}.{each.name}") for each in iter_modules(package.__path__)]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is chosen by name: its registry and the lines of that, where the functions are, and which of them are entered."""
+
+    registry: Registry[Any]
+    lines: Collection[str]
+    place: str
+    modules: list[ModuleType]
+    entered: list[Callable[..., Any]]
+    decorator: str
+
+
+KINDS = {
+    "device list strategy": Kind(
+        container.STRATEGIES,
+        DEVICE_LIST_STRATEGIES,
+        "DEVICE_LIST_STRATEGIES in gpu_plugin/config/choices.py",
+        [container],
+        [*container.STRATEGIES.values()],
+        '@STRATEGIES("NAME")',
+    ),
+    "MIG strategy": Kind(
+        plan.STRATEGIES,
+        MIG_STRATEGIES,
+        "MIG_STRATEGIES in gpu_plugin/config/choices.py",
+        [plan],
+        [*plan.STRATEGIES.values()],
+        '@STRATEGIES("NAME")',
+    ),
+    "allocation policy": Kind(
+        shared.POLICIES,
+        ALLOCATION_POLICIES,
+        "ALLOCATION_POLICIES in gpu_plugin/config/choices.py",
+        [shared],
+        [each.rank for each in shared.POLICIES.values()],
+        '@policy("NAME", ...)',
+    ),
+    "health signal": Kind(
+        DEFINED,
+        HEALTH_SIGNALS,
+        "HEALTH_SIGNALS in gpu_plugin/config/choices.py",
+        modules(gpu_plugin.health.signals),
+        [each.step for each in DEFINED.values()],
+        '@signal("NAME", ...)',
+    ),
+    "check": Kind(
+        check.check,
+        check.NAMES,
+        "NAMES in gpu_plugin/doctor/check.py",
+        modules(gpu_plugin.doctor.checks),
+        [*check.check.values()],
+        '@check("NAME")',
+    ),
+}
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def shape(function: Callable[..., Any]) -> tuple[str, ...]:
+    """What it takes and gives, whatever it calls that, and whichever memory the latch of a signal has."""
+    return tuple(re.sub(r"Latch\[\S*\]", "Latch", str(each)) for each in get_annotations(function).values())
+
+
+def forgotten(kind: str) -> list[str]:
+    """A sentence for each function that looks like one of these, and is none."""
+    known = KINDS[kind]
+    shapes = {shape(each) for each in known.entered}
+    return [
+        f"{function.__module__}.{function.__qualname__} is a {kind} that nobody can choose: "
+        f"put {known.decorator} before it, and NAME into {known.place}"
+        for module in known.modules
+        for _, function in getmembers(module, isfunction)
+        if function.__module__ == module.__name__ and function not in known.entered and shape(function) in shapes
+    ]
+
+
+@each_kind
+def test_no_function_is_forgotten(kind):
+    assert KINDS[kind].modules
+    assert not forgotten(kind)
+
+
+@each_kind
+def test_a_function_that_is_forgotten_is_named_with_the_place_of_its_line(kind, monkeypatch):
+    like = KINDS[kind].entered[0]
+    assert isinstance(like, FunctionType)
+    mine = FunctionType(like.__code__, like.__globals__, "mine")
+    mine.__annotations__, mine.__module__, mine.__qualname__ = get_annotations(like), like.__module__, "mine"
+    [module] = [each for each in KINDS[kind].modules if each.__name__ == like.__module__]
+    monkeypatch.setattr(module, "mine", mine, raising=False)
+    [sentence] = forgotten(kind)
+    assert sentence.startswith(
+        f"{module.__name__}.mine is a {kind} that nobody can choose: put {KINDS[kind].decorator} before it"
+    )
+    assert sentence.endswith(f" and NAME into {KINDS[kind].place}")
+
+
+@each_kind
+def test_every_line_has_its_function(kind):
+    assert [KINDS[kind].registry[name] for name in KINDS[kind].lines]
+    assert set(KINDS[kind].registry) == set(KINDS[kind].lines)
+
+
+@each_kind
+def test_a_function_without_a_line_is_refused_in_a_sentence(kind):
+    with pytest.raises(LookupError) as caught:
+        KINDS[kind].registry.enter("mine", object())
+    assert caught.value.args == (f"the {kind} 'mine' has a function and no line: add it to {KINDS[kind].place}",)
+    assert "mine" not in KINDS[kind].registry
+
+
+@each_kind
+def test_a_line_without_a_function_is_refused_in_a_sentence(kind):
+    with pytest.raises(LookupError) as caught:
+        KINDS[kind].registry["mine"]
+    said, place = str(caught.value).split(": write one in ")
+    assert said == f"the {kind} 'mine' has no function"
+    assert (ROOT / place.removeprefix("a file of ")).exists()
+
+
+def option(name: str, file: str) -> Option:
+    return Option(name, (name,), (name.upper(),), file, "", values.text, "what it does")
+
+
+def test_an_option_without_a_field_is_refused_in_a_sentence():
+    with pytest.raises(LookupError) as caught:
+        settable((option("mine", "flags.mine"),))
+    assert caught.value.args == (
+        "the option 'mine' has no field: add it, with its type, to Settings in gpu_plugin/config/settings.py",
+    )
+
+
+def test_an_option_in_no_section_of_the_file_is_refused_in_a_sentence():
+    with pytest.raises(LookupError) as caught:
+        schema_v1.schema([option("log_level", "mine.logLevel")])
+    assert str(caught.value) == (
+        "the option 'log_level' has a place in mine of the config file, and there is no such section: "
+        "add it to `schema` in gpu_plugin/config/schema_v1.py"
+    )
