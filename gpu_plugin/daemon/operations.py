@@ -211,7 +211,7 @@ class Operations:
             raise control.RefusedError(
                 f"GPU {asked}: no GPU of this node is known yet: the driver does not work, or finds none"
             )
-        named = "has this index" if isinstance(asked, int) else "is called so"
+        named = "has this index" if isinstance(asked, int) else "has this name"
         there = ", ".join(str(gpu.index) for gpu in gpus)
         raise ConfigError(f"GPU {asked}: no GPU of this node {named}; there are those of index {there}")
 

@@ -325,7 +325,7 @@ async def test_a_node_that_single_cannot_serve_hands_out_nothing_and_says_why(ku
         for gpu in range(1, 8):
             node.partition(gpu, ["1g.10gb", "1g.10gb"])
         await kubelet.wait_for(healthy(kubelet, 16))
-    assert "needs all GPUs with the same MIG mode; here it is, by index: 0 on, 1 off" in caplog.text
+    assert "needs the same MIG mode on all GPUs; MIG mode by GPU index: 0 on, 1 off" in caplog.text
 
 
 async def test_a_driver_that_is_away_for_long_is_met_when_it_comes_back(kubelet, directory, node, monkeypatch):

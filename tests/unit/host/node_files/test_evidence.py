@@ -336,7 +336,7 @@ def test_crio_s_version_is_taken_from_its_package_else(node, seen):
         ("/run/crio/version", "{", "/run/crio/version holds no version of CRI-O"),
         ("/run/crio/version", "1", "holds no version"),
         ("/run/crio/version", '"' + "1" * 5000 + '"', "is larger than"),
-        ("/etc/crio/crio.conf", "[", "/etc/crio/crio.conf is no TOML"),
+        ("/etc/crio/crio.conf", "[", "/etc/crio/crio.conf is not valid TOML"),
         ("/etc/crio/crio.conf", "crio = 1", "crio is not a table"),
     ],
 )
