@@ -10,11 +10,14 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_plugin/__init__.py
 IMAGE ?= gpu-plugin:$(VERSION)
 BUILDER ?= $(shell if docker version >/dev/null 2>&1; then echo docker; elif command -v podman >/dev/null; then echo podman; fi)
 
+# Tests start Python hundreds of times: each time all would be compiled anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # How pytest spreads tests over the cores; empty: it does not.
 SPREAD ?= --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint format bench e2e image manifests proto proto-check lock clean
+.PHONY: help install demo test test-all mutants lint format bench e2e image manifests proto proto-check tables lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -58,6 +61,9 @@ format: install ## what lint would have
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
+mutants: install ## branch coverage of what decides, and how many small changes of it the tests notice (20 minutes)
+	$(BIN)/python -m tests.mutants $(MUTANTS)
+
 bench: install ## speed and size, one table
 	$(BIN)/python -m bench
 
@@ -72,6 +78,9 @@ image: ## build the container image: IMAGE=name:tag, BUILDER=docker or podman, B
 	$(BUILDER) build --tag $(IMAGE) --build-arg VERSION=$(VERSION) \
 	  --build-arg REVISION="$$(git rev-parse HEAD 2>/dev/null)" --build-arg CREATED="$$(date -u +%Y-%m-%dT%H:%M:%SZ)" $(BUILD_OPTIONS) .
 
+tables: install ## generate the JSON that the daemon reads in place of the YAML of gpu_plugin
+	$(BIN)/python tables/generate.py
+
 proto: install ## generate gpu_plugin/kubelet/_api from proto/
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python proto/generate.py
 
@@ -81,5 +90,5 @@ lock: install ## resolve requirements/*.lock anew from pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11 --group image -o requirements/build.lock
 
 clean: ## remove virtual environments and caches
-	rm -rf $(VENV) $(VENV)-3.* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-3.* build dist mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find gpu_plugin tests bench -name __pycache__ -prune -exec rm -rf {} +

@@ -29,6 +29,12 @@ with suppress(ModuleNotFoundError):  # it comes with the driver of the browser, 
             monkeypatch.setattr(sniffio.thread_local, "name", "asyncio")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Half as many workers again as cores: tests of whole daemons mostly wait."""
+    cores = len(os.sched_getaffinity(0))
+    return cores + cores // 2
+
+
 @pytest.fixture
 def anyio_backend():
     return "asyncio"

@@ -4,7 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.node import forked
 from tests.node.daemon import DaemonProcess
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_fork_server_is_left() -> Iterator[None]:
+    yield
+    forked.end()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from asyncinotify import Inotify, Mask
 
 from gpu_plugin.control import request
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from tests.node.forked import Forked, fork
 
 GPU = "nvidia.com/gpu"
 
@@ -27,7 +28,7 @@ class DaemonProcess:
         self.log = directory / "daemon.log"
         self.specs = directory.parent / "cdi"
         self.profile = profile
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Forked | None = None
 
     def start(
         self,
@@ -35,29 +36,31 @@ class DaemonProcess:
         environ: Mapping[str, str] | None = None,
         in_directory: bool = True,
         descriptors: int | None = None,
+        cold: bool = False,
     ) -> None:
-        """Starts it with these flags, and with a hard limit of so many file descriptors if one is given."""
-        command = [sys.executable, "-m", "gpu_plugin", "run"]
-        if descriptors is not None:
-            limited = "import os, resource as r, sys; r.setrlimit(r.RLIMIT_NOFILE, 2 * (int(sys.argv[1]),)); "
-            command = [
-                sys.executable,
-                "-c",
-                f"{limited}os.execv(sys.argv[2], sys.argv[2:])",
-                str(descriptors),
-                *command,
-            ]
+        """Starts it with these flags, and with a hard limit of so many file descriptors if one is given.
+
+        One that starts cold is an interpreter of its own, as operators have it; others are forked, with their imports done.
+        """
+        arguments = ["run"]
         if in_directory:
-            command += ["--device-plugin-dir", str(self.directory)]
-        command += ["--state-dir", str(self.state), "--cdi-dir", str(self.specs)]
-        command += ["--health-poll-interval", "100ms", "--log-level", "debug"]
+            arguments += ["--device-plugin-dir", str(self.directory)]
+        arguments += ["--state-dir", str(self.state), "--cdi-dir", str(self.specs)]
+        arguments += ["--health-poll-interval", "100ms", "--log-level", "debug"]
         if self.profile:
-            command += ["--simulate", self.profile]
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("DP_")}
+            arguments += ["--simulate", self.profile]
+        arguments += flags
+        whole = {key: value for key, value in os.environ.items() if not key.startswith("DP_")} | dict(environ or {})
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, *flags], stderr=log, stdout=log, env={**inherited, **(environ or {})}
-            )
+            if not cold and descriptors is None:
+                self.process = fork(arguments, whole, log, log)
+                return
+            command = [sys.executable, "-m", "gpu_plugin", *arguments]
+            if descriptors is not None:
+                limited = "import os, resource as r, sys; r.setrlimit(r.RLIMIT_NOFILE, 2 * (int(sys.argv[1]),)); "
+                limited += "os.execv(sys.argv[2], sys.argv[2:])"
+                command = [sys.executable, "-c", limited, str(descriptors), *command]
+            self.process = subprocess.Popen(command, stderr=log, stdout=log, env=whole)
 
     def fault(self, gpu: int, **fault: object) -> None:
         request(self.state, "fault", gpu=gpu, **fault)

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import anyio
@@ -12,6 +10,7 @@ from gpu_plugin.mps.leftovers import VARIABLE
 from gpu_plugin.mps.readiness import ready
 from gpu_plugin.simulation.compute_modes import STATE_FILE
 from tests.node.daemon import GPU, DaemonProcess
+from tests.node.forked import fork
 
 PATIENCE = 30.0
 SHARED = "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}\n"
@@ -27,16 +26,14 @@ class MpsProcess(DaemonProcess):
         self.config.write_text(SHARED % 4)
 
     def run(self, *flags, environ=None, mps_root=True):
-        command = [sys.executable, "-m", "gpu_plugin", "mps", "--state-dir", str(self.state), "--log-level", "debug"]
+        command = ["mps", "--state-dir", str(self.state), "--log-level", "debug"]
         command += ["--config-file", str(self.config)]
         if mps_root:
             command += ["--mps-root", str(self.root)]
         if self.profile:
             command += ["--simulate", self.profile]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, *flags], stderr=log, stdout=log, env={**os.environ, **(environ or {})}
-            )
+            self.process = fork([*command, *flags], {**os.environ, **(environ or {})}, log, log)
 
     def why(self, **expected):
         return ready(self.root, GPU, **expected)

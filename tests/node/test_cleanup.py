@@ -1,20 +1,15 @@
 """What a real daemon leaves on a node, and that `gpu-plugin cleanup` takes all of it away."""
 
-import os
-import subprocess
-import sys
-
 import anyio
 import anyio.to_thread
 
 from tests.node.daemon import GPU, healthy
+from tests.node.forked import run
 
 
 def cleanup(daemon, *more):
     directories = ("--state-dir", daemon.state, "--cdi-dir", daemon.specs, "--device-plugin-dir", daemon.directory)
-    command = [sys.executable, "-m", "gpu_plugin", "cleanup", *more, *map(str, directories)]
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("DP_")}
-    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    done = run("cleanup", *more, *directories)
     return done.returncode, done.stdout, done.stderr
 
 

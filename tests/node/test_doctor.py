@@ -2,12 +2,11 @@
 
 import json
 import signal
-import sys
 
-import anyio
 import pytest
 
 from tests.node.daemon import DaemonProcess, healthy
+from tests.node.forked import ran
 
 GPU = "nvidia.com/gpu"
 
@@ -17,9 +16,9 @@ def doctor(directory, daemon):
     """Runs the verb with the daemon's directories; gives its exit status and what it found by check."""
 
     async def examine(*more, state=None):
-        command = [sys.executable, "-m", "gpu_plugin", "doctor", "-o", "json", "--simulate", daemon.profile]
-        command += ["--device-plugin-dir", str(directory), "--state-dir", str(state or daemon.state), *more]
-        done = await anyio.run_process(command, check=False)
+        command = ["doctor", "-o", "json", "--simulate", daemon.profile]
+        command += ["--device-plugin-dir", directory, "--state-dir", state or daemon.state, *more]
+        done = await ran(*command)
         found: dict[str, list[tuple[str, str]]] = {}
         for each in json.loads(done.stdout)["findings"]:
             found.setdefault(each["check"], []).append((each["status"], each["found"]))
@@ -104,8 +103,7 @@ async def test_a_daemon_that_hangs(kubelet, daemon, doctor):
 async def test_what_a_daemon_released_before_it_hung_or_was_killed_is_left_alone(kubelet, daemon, doctor):
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 8))
-    command = [sys.executable, "-m", "gpu_plugin", "release", "--gpu", "3", "--state-dir", str(daemon.state)]
-    await anyio.run_process(command)
+    (await ran("release", "--gpu", "3", "--state-dir", daemon.state)).check_returncode()
     daemon.signal(signal.SIGSTOP)
     try:
         _, hung = await doctor("--timeout", "1s")

@@ -1,16 +1,15 @@
 """Every fault of a node, as the kubelet, the operator and the next process of the daemon see it."""
 
-import json
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 
 from gpu_plugin.cli import main
+from gpu_plugin.control import request
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
 from tests.node.daemon import GPU, healthy, ids
 
@@ -66,17 +65,8 @@ async def fault(daemon, *flags: str, gpu: int | str = SICK) -> None:
 
 
 async def explained(daemon, gpu: int | str = SICK) -> dict[str, Any]:
-    done = await anyio.to_thread.run_sync(
-        lambda: subprocess.run(
-            [sys.executable, "-m", "gpu_plugin", "explain", "--state-dir", daemon.state, "--gpu", str(gpu), "--json"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=20,
-        )
-    )
-    assert done.returncode in (0, 1), done.stderr  # 1: the GPU is Unhealthy
-    (told,) = json.loads(done.stdout)["gpus"]
+    """What the command prints as JSON."""
+    (told,) = (await anyio.to_thread.run_sync(partial(request, daemon.state, "explain", gpu=gpu)))["gpus"]
     return dict(told)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 
 import anyio
 import anyio.to_thread
@@ -10,6 +9,7 @@ import pytest
 
 from gpu_plugin import control
 from tests.node.daemon import GPU, healthy
+from tests.node.forked import ran
 from tests.unit.cluster.api_server import NODE, FakeApiServer
 
 LABEL = "nvidia.com/device-plugin.config"
@@ -77,19 +77,18 @@ async def test_a_node_that_never_had_a_configuration_offers_nothing_by_another(k
     with pytest.raises(control.ControlError, match=r"^nothing is served yet.*(403|specified config b200)"):
         await anyio.to_thread.run_sync(lambda: control.request(daemon.state, "cordon", gpu=0))
     for form in ([], ["-o", "json"], ["--metrics"]):
-        command = [sys.executable, "-m", "gpu_plugin", "status", "--state-dir", str(daemon.state), *form]
-        done = await anyio.run_process(command, check=False)
-        assert (done.returncode, done.stderr) == (1, b"")
+        done = await ran("status", "--state-dir", daemon.state, *form)
+        assert (done.returncode, done.stderr) == (1, "")
         if "json" in form:
             told = json.loads(done.stdout)
             assert told["waiting"].startswith("nothing is served yet, since there is no configuration")
             assert re.search("403|specified config b200", " ".join(told["wrong"]))
             assert told["daemon"]["pid"] == daemon.process.pid
         elif form:
-            assert b"gpu_plugin_config_reloads_total" in done.stdout
+            assert "gpu_plugin_config_reloads_total" in done.stdout
         else:
-            assert b"WAITING: nothing is served yet" in done.stdout
-            assert b"none is in force yet" in done.stdout
+            assert "WAITING: nothing is served yet" in done.stdout
+            assert "none is in force yet" in done.stdout
     assert not kubelet.resources
     api.refusals = []
     api.label("shared")

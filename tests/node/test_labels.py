@@ -1,12 +1,10 @@
 """Labels of a real daemon on a simulated node: written, followed, moved with the settings, and taken back."""
 
-import subprocess
-import sys
-
 import anyio.to_thread
 
 from gpu_plugin.control import request
 from tests.node.daemon import healthy
+from tests.node.forked import run
 
 SHARED = "\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}"
 
@@ -18,8 +16,9 @@ def labels(features):
 
 def cleanup(daemon, features):
     here = ("--state-dir", daemon.state, "--cdi-dir", daemon.specs, "--device-plugin-dir", daemon.directory)
-    command = [sys.executable, "-m", "gpu_plugin", "cleanup", *map(str, here), "--features-dir", str(features)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = run("cleanup", *here, "--features-dir", features)
+    done.check_returncode()
+    return done.stdout
 
 
 async def test_the_file_follows_the_settings_and_goes_with_them(kubelet, daemon, directory):

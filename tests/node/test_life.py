@@ -1,10 +1,7 @@
 """Start, stop, restart and misuse of the real process."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import anyio
@@ -13,6 +10,7 @@ import pytest
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
 from tests.node.daemon import GPU, DaemonProcess, healthy, ids
+from tests.node.forked import run
 
 
 @pytest.mark.parametrize(
@@ -76,7 +74,7 @@ async def test_pods_keep_their_gpus_over_restarts_of_everything(kubelet, daemon)
 
 
 async def test_starts_before_the_kubelet_and_meets_it(directory, daemon):
-    daemon.start()
+    daemon.start(cold=True)
     await daemon.said("waiting for the kubelet")
     async with StandInKubelet(directory) as kubelet:
         await kubelet.wait_for(healthy(kubelet, 8))
@@ -193,17 +191,6 @@ async def test_json_log_lines_are_json(kubelet, daemon):
     assert lines[-1]["message"] == "stopped"
 
 
-def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gpu_plugin", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=20,
-        env={**os.environ, **environ},
-        check=False,
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "environ", "words"),
     [
@@ -223,7 +210,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_a_bad_flag_or_value_exits_2_with_one_line_that_says_which_and_why(arguments, environ, words):
-    done = run(*arguments, **environ)
+    done = run(*arguments, environ=environ)
     assert done.returncode == 2
     assert done.stdout == ""
     [line] = [line for line in done.stderr.splitlines() if " INFO " not in line]
@@ -260,7 +247,7 @@ def test_help_and_version_say_what_there_is():
 def test_without_a_driver_it_exits_with_the_remedy(directory, strategy):
     done = run(
         "run", "--device-plugin-dir", str(directory), "--state-dir", str(directory / "s"), "--device-list-strategy", strategy,
-        "--driver-root-ctr-path", str(directory / "no-driver"), LD_LIBRARY_PATH="",
+        "--driver-root-ctr-path", str(directory / "no-driver"), environ={"LD_LIBRARY_PATH": ""},
     )  # fmt: skip
     assert done.returncode == 1
     assert "--fail-on-init-error=false" in done.stderr
@@ -328,7 +315,7 @@ async def test_sigusr2_tells_tasks_and_threads_and_changes_nothing(kubelet, daem
 
 
 async def test_sigusr2_ends_nothing_from_the_start_to_the_last_line(kubelet, daemon):
-    daemon.start()
+    daemon.start(cold=True)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(daemon.asked_where_it_stands)
         await kubelet.wait_for(healthy(kubelet, 8))

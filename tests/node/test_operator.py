@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 
 import anyio
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from gpu_plugin.state.node_lock import NodeLock
 from tests.node.daemon import DaemonProcess, healthy
+from tests.node.forked import ran
 
 
 @pytest.fixture
@@ -38,21 +38,20 @@ async def test_the_second_daemon_of_a_node_waits_and_serves_once_the_first_is_ki
     assert f"process {daemon.process.pid}" in second.log.read_text()
     assert kubelet.registrations["nvidia.com/gpu"].accepted == 1
     if state == "other":  # the first one does not answer for it
-        command = [sys.executable, "-m", "gpu_plugin", "status", "--state-dir", str(second.state)]
-        done = await anyio.run_process(command, check=False)
-        assert (done.returncode, done.stderr) == (1, b"")
-        assert b"WAITING: another daemon serves " in done.stdout
-        done = await anyio.run_process([*command, "-o", "json"], check=False)
+        its = ("--state-dir", second.state)
+        done = await ran("status", *its)
+        assert (done.returncode, done.stderr) == (1, "")
+        assert "WAITING: another daemon serves " in done.stdout
+        done = await ran("status", *its, "-o", "json")
         told = json.loads(done.stdout)
         assert done.returncode == 1
         assert (told["daemon"]["pid"], told["wrong"]) == (second.process.pid, [f"waiting: {told['waiting']}"])
-        done = await anyio.run_process([*command, "--metrics"], check=False)
+        done = await ran("status", *its, "--metrics")
         assert done.returncode == 1
-        assert b"gpu_plugin_config_refused 0" in done.stdout
-        command[3] = "events"
-        done = await anyio.run_process(command, check=False)
+        assert "gpu_plugin_config_refused 0" in done.stdout
+        done = await ran("events", *its)
         assert done.returncode == 1
-        assert done.stderr.startswith(b"gpu-plugin: this daemon waits: another daemon serves ")
+        assert done.stderr.startswith("gpu-plugin: this daemon waits: another daemon serves ")
     daemon.signal(signal.SIGKILL)
     await kubelet.wait_for(lambda: kubelet.registrations["nvidia.com/gpu"].accepted == 2)
     await kubelet.wait_for(healthy(kubelet, 8))
@@ -102,9 +101,8 @@ async def test_the_log_says_at_the_start_what_is_served(kubelet, daemon):
 
 async def ask(daemon, *arguments):
     """What `gpu-plugin` says about a daemon, in a process of its own: exit status and the JSON on its standard output."""
-    command = [sys.executable, "-m", "gpu_plugin", *arguments, "--state-dir", str(daemon.state), "-o", "json"]
-    done = await anyio.run_process(command, check=False)
-    return done.returncode, json.loads(done.stdout or b"null")
+    done = await ran(*arguments, "--state-dir", daemon.state, "-o", "json")
+    return done.returncode, json.loads(done.stdout or "null")
 
 
 async def test_the_status_says_whether_the_kubelet_has_it_and_who_holds_what(directory, daemon):
@@ -143,9 +141,8 @@ async def test_what_happened_is_told_after_a_kill_and_a_restart(kubelet, daemon)
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 8))
     bus_id = (await ask(daemon, "status"))[1]["health"]["gpus"][5]["bus_id"]
-    command = [sys.executable, "-m", "gpu_plugin", "cordon", "--state-dir", str(daemon.state)]
-    done = await anyio.run_process([*command, "--gpu", bus_id, "--reason", "fan is loud"])
-    assert b"GPU 5" in done.stdout
+    done = await ran("cordon", "--state-dir", daemon.state, "--gpu", bus_id, "--reason", "fan is loud")
+    assert "GPU 5" in done.stdout
     daemon.fault(3, xid=79)
     await kubelet.wait_for(healthy(kubelet, 6))
     await daemon.wrote("events.jsonl", "Xid 79")

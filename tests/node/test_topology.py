@@ -1,19 +1,15 @@
 """What operators see of the topology of a running node."""
 
 import json
-import subprocess
-import sys
-
-import anyio
-import anyio.to_thread
 
 from tests.node.daemon import healthy
+from tests.node.forked import ran
 
 
 async def asked(daemon, *arguments: str) -> str:
     """What a command prints of the daemon's node."""
-    command = [sys.executable, "-m", "gpu_plugin", *arguments, "--state-dir", str(daemon.state)]
-    done = await anyio.to_thread.run_sync(lambda: subprocess.run(command, capture_output=True, text=True, check=True))
+    done = await ran(*arguments, "--state-dir", daemon.state)
+    done.check_returncode()
     return done.stdout
 
 

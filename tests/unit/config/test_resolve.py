@@ -1,4 +1,5 @@
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -83,7 +84,6 @@ def two_values(option: Option) -> tuple[str, str]:
     )
 
 
-WITH_FLAG = [option for option in OPTIONS if option.flags]
 WITH_FILE = [option for option in OPTIONS if option.file]
 
 
@@ -115,50 +115,34 @@ def got(option: Option, flag: str | None = None, env: str | None = None, file: o
 # Precedence
 
 
-@each(WITH_FLAG)
-def test_a_flag_wins_over_the_environment(option):
+@each(OPTIONS)
+def test_a_flag_wins_over_the_environment_that_over_the_file_and_that_over_the_default(option):
     one, other = two_values(option)
-    assert got(option, flag=one, env=other) == option.parse(one)
-    assert got(option, flag=other, env=one) == option.parse(other)
+    default = None if option.default is None else option.parse(option.default)
     assert option.parse(one) != option.parse(other)
-
-
-@each(WITH_FILE)
-def test_the_environment_wins_over_the_file(option):
-    one, other = two_values(option)
-    assert got(option, env=one, file=other) == option.parse(one)
-    assert got(option, env=other, file=one) == option.parse(other)
-
-
-@each([option for option in WITH_FILE if option.flags])
-def test_a_flag_wins_over_the_file(option):
-    one, other = two_values(option)
-    assert got(option, flag=one, file=other) == option.parse(one)
-    assert got(option, flag=other, file=one) == option.parse(other)
-
-
-@each(WITH_FILE)
-def test_the_file_wins_over_the_default(option):
-    for written in two_values(option):
-        assert got(option, file=written) == option.parse(written)
-
-
-@each(OPTIONS)
-def test_the_environment_wins_over_the_default(option):
-    for written in two_values(option):
-        assert got(option, env=written) == option.parse(written)
-
-
-@each(OPTIONS)
-def test_what_nobody_sets_is_the_default(option):
-    default = None if option.default is None else option.parse(option.default)
     assert got(option) == default
+    for wanted, beaten in ((one, other), (other, one)):
+        value = option.parse(wanted)
+        assert got(option, env=wanted) == value
+        if option.flags:
+            assert got(option, flag=wanted, env=beaten) == value
+        if option.file:
+            assert got(option, file=wanted) == value
+            assert got(option, env=wanted, file=beaten) == value
+        if option.flags and option.file:
+            assert got(option, flag=wanted, file=beaten) == value
 
 
-@each(WITH_FILE)
-def test_null_in_the_file_counts_as_not_set(option):
-    default = None if option.default is None else option.parse(option.default)
-    assert getattr(resolve({}, {}, in_file(option.file, None)), option.name) == default
+@each(OPTIONS)
+def test_null_in_the_file_and_an_empty_environment_variable_count_as_not_set(option):
+    if option.file:
+        default = None if option.default is None else option.parse(option.default)
+        assert getattr(resolve({}, {}, in_file(option.file, None)), option.name) == default
+    if option.name != "kubelet_socket":
+        assert got(option, env="") == got(option)
+        if option.file:
+            written = two_values(option)[0]
+            assert got(option, env="", file=written) == option.parse(written)
 
 
 @each([option for option in OPTIONS if len(option.envs) > 1])
@@ -168,14 +152,6 @@ def test_the_first_environment_name_wins_over_the_later_ones(option):
     assert getattr(resolve({}, {first: one, second: other}), option.name) == one
     assert getattr(resolve({}, {second: other}), option.name) == other
     assert getattr(resolve({}, {first: "", second: other}), option.name) == other
-
-
-@each([option for option in OPTIONS if option.name != "kubelet_socket"])
-def test_an_empty_environment_variable_counts_as_not_set(option):
-    assert got(option, env="") == got(option)
-    if option.file:
-        written = two_values(option)[0]
-        assert got(option, env="", file=written) == option.parse(written)
 
 
 def test_a_kubelet_socket_set_to_nothing_asks_for_no_registration():
@@ -356,29 +332,21 @@ def bad(option: Option) -> str:
     return "7\n7"
 
 
-@each(WITH_FLAG)
-def test_a_bad_flag_is_named_in_one_line(option):
-    with pytest.raises(ConfigError) as caught:
-        got(option, flag=bad(option))
-    assert str(caught.value).startswith(f"--{option.flags[0]}: ")
-    assert "\n" not in str(caught.value)
-
-
 @each(OPTIONS)
-def test_a_bad_environment_variable_is_named_in_one_line(option):
-    for env in option.envs:
+def test_a_bad_value_is_named_in_one_line_wherever_it_stands(option):
+    wrong = bad(option)
+    places: list[tuple[str, Callable[[], object]]] = [
+        (f"environment variable {env}: ", partial(resolve, {}, {env: wrong})) for env in option.envs
+    ]
+    if option.flags:
+        places.append((f"--{option.flags[0]}: ", partial(got, option, flag=wrong)))
+    if option.file:
+        places.append((f"config file: {option.file}: ", partial(got, option, file=wrong)))
+    for named, asked in places:
         with pytest.raises(ConfigError) as caught:
-            resolve({}, {env: bad(option)})
-        assert str(caught.value).startswith(f"environment variable {env}: ")
+            asked()
+        assert str(caught.value).startswith(named)
         assert "\n" not in str(caught.value)
-
-
-@each(WITH_FILE)
-def test_a_bad_value_in_the_file_is_named_in_one_line(option):
-    with pytest.raises(ConfigError) as caught:
-        got(option, file=bad(option))
-    assert str(caught.value).startswith(f"config file: {option.file}: ")
-    assert "\n" not in str(caught.value)
 
 
 anything = st.recursive(

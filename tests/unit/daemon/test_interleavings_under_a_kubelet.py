@@ -42,7 +42,7 @@ from tests.unit.inventory.changing_node import (
     offered,
 )
 
-SEEDS = int(os.environ.get("GPU_PLUGIN_SEEDS", "40"))
+SEEDS = int(os.environ.get("GPU_PLUGIN_SEEDS", "16"))
 """How many lives are tried; a thousand take minutes."""
 
 BATCHES = 4

@@ -11,7 +11,7 @@ from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.profile import load
 from gpu_plugin.simulation.stand_in_kubelet import AdmissionError
 from tests.unit.daemon.test_process import GPU, ask, healthy, running
-from tests.unit.telemetry.test_metrics import read
+from tests.unit.telemetry.test_metrics import read, read_once
 
 SLICE = "nvidia.com/mig-1g.10gb"
 
@@ -35,8 +35,8 @@ class Scrape:
         return value
 
 
-async def scrape(daemon):
-    return Scrape(read(await daemon._view.scraped()))
+async def scrape(daemon, by=read_once):
+    return Scrape(by(await daemon._view.scraped()))
 
 
 async def until(daemon, met):
@@ -44,13 +44,14 @@ async def until(daemon, met):
     with anyio.fail_after(30):
         while not met(told := await scrape(daemon)):
             await anyio.sleep(0.05)
+    assert read(await daemon._view.scraped())
     return told
 
 
 async def test_a_whole_node(kubelet, directory, node):
     async with running(directory, node) as (daemon, driver, _):
         await kubelet.wait_for(healthy(kubelet, 8))
-        told = await scrape(daemon)
+        told = await scrape(daemon, by=read)
         assert driver.calls["temperature"]
     assert len(told.of("gpu_plugin_gpu_info", model="NVIDIA H100 80GB HBM3", driver="580.159.04")) == 8
     assert told.of("gpu_plugin_gpu_info", index=0, pci_bus_id="0000:1b:00.0") == [1]

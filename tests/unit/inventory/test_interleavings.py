@@ -30,10 +30,10 @@ from tests.unit.inventory.changing_node import (
 )
 from tests.unit.kubelet.model_kubelet import ModelKubelet
 
-SEEDS, BATCH, STEPS = 1000, 125, 30
+SEEDS, BATCH, STEPS = 400, 100, 30
 FOUND = (1375, 1554, 3509, 4778)
 """Seeds that once ended with hardware given twice, as things were chosen then: without `LATER` names, and no pod slow."""
-OTHERS = 250
+OTHERS = 200
 """Seeds that are others in each run."""
 BACK = 30.0
 """Seconds after the last pod's end within which all capacity must be back."""

@@ -1,6 +1,7 @@
 """The end: streams closed in order, GOAWAY, sockets gone if they are ours. And nothing left behind by a long life."""
 
 import asyncio
+import os
 import socket
 
 import anyio
@@ -16,6 +17,11 @@ from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
 from tests.unit.kubelet.peer import left_behind, meeting, resident, settle
 from tests.unit.kubelet.serving import GPU, registered, serving
 from tests.unit.kubelet.test_list_and_watch import open_stream
+
+ENDURANCE = int(os.environ.get("GPU_PLUGIN_ENDURANCE", "1"))
+"""How long the lives are of which nothing may be left behind: five are 1,000 streams, or 200 restarts of the kubelet."""
+
+MIB = 1024 * 1024
 
 
 async def test_the_stream_ends_in_order_and_the_socket_goes(kubelet, directory):
@@ -98,7 +104,7 @@ async def test_everything_old_is_let_go_of_before_it_registers_again(kubelet, di
         assert len(plugin.sockets) == 1
 
 
-async def test_a_thousand_streams_come_and_go_without_a_trace(kubelet, directory):
+async def test_streams_come_and_go_without_a_trace(kubelet, directory):
     async with serving(directory) as plugin:
         await kubelet.wait_for(registered(kubelet))
         channel = Channel(path=str(plugin.sockets[0]), codec=BytesCodec())
@@ -115,34 +121,35 @@ async def test_a_thousand_streams_come_and_go_without_a_trace(kubelet, directory
             await cycle()
         await settle()
         before, memory = left_behind(), resident()
-        for _ in range(950):
+        for _ in range(190 * ENDURANCE):
             await cycle()
         await settle()
         after = left_behind()
         assert after[0] <= before[0] + 1
         assert after[1:] == before[1:]
-        assert resident() - memory < 4 * 1024 * 1024
+        assert resident() - memory < (2.5 + 0.3 * ENDURANCE) * MIB
         assert kubelet.registrations[GPU].total == 1
 
 
 @pytest.mark.timeout(120)
-async def test_two_hundred_kubelet_restarts_leave_nothing_behind(kubelet, directory):
+async def test_kubelet_restarts_leave_nothing_behind(kubelet, directory):
     async with serving(directory) as plugin:
         await kubelet.wait_for(registered(kubelet))
         for times in range(2, 22):
             await kubelet.restart(orderly=bool(times % 2))
             await kubelet.wait_for(registered(kubelet, times))
         before, memory = left_behind(), resident()
-        for times in range(22, 202):
+        restarts = 21 + 36 * ENDURANCE
+        for times in range(22, restarts + 1):
             await kubelet.restart(orderly=bool(times % 2))
             await kubelet.wait_for(registered(kubelet, times))
         after = left_behind()
         assert after[0] <= before[0] + 2
         assert after[1] == before[1]
         assert after[2] <= before[2] + 2
-        assert resident() - memory < 6 * 1024 * 1024
+        assert resident() - memory < (2.5 + 0.7 * ENDURANCE) * MIB
         assert len(plugin.sockets) == 1
-        assert kubelet.registrations[GPU].total == 201
+        assert kubelet.registrations[GPU].total == restarts
         kubelet.check()
 
 

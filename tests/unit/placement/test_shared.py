@@ -1,7 +1,7 @@
 """Which GPUs shared devices and MIG devices are taken from."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, count
 from random import Random
 from time import thread_time
@@ -9,6 +9,7 @@ from time import thread_time
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import DISTRIBUTED, MPS, PACKED, SPREAD, TIME_SLICING, SharedResource
 from gpu_plugin.devices.device import MIG, Device
@@ -415,17 +416,21 @@ def test_the_order_in_which_ids_are_named_changes_nothing(kubelet, random):
     assert again == answer
 
 
-@EACH
-@pytest.mark.parametrize(("gpus", "times"), [(1, 60_000), (8, 7500), (16, 3750), (60_000, 1)])
-def test_sixty_thousand_ids(policy, gpus, times):
-    kubelet = Kubelet(slices(gpus, 1, times=times), policy, placement(gpus) if gpus == 8 else UNLINKED)
+@pytest.mark.parametrize(("gpus", "times"), [(8, 7500), (60_000, 1)])
+def test_sixty_thousand_ids(gpus, times):
+    listed = slices(gpus, 1, times=times)
+    for policy in POLICIES:
+        sixty_thousand_ids(Kubelet(listed, policy, placement(gpus) if gpus == 8 else UNLINKED), policy, gpus, times)
+
+
+def sixty_thousand_ids(kubelet, policy, gpus, times):
     began = thread_time()
     answer = kubelet.ask(30_000)
     assert len(set(answer)) == 30_000
     assert len(set(kubelet.ask(4))) == 4
     assert thread_time() - began < 5  # a second on the slowest machine, and quadratic work takes minutes
     taken = Counter(kubelet.devices[kubelet.order[i]].gpu for i in answer)
-    if policy == PACKED and gpus in (8, 16):  # one of each first, then the first ones are filled
+    if policy == PACKED and gpus == 8:  # one of each first, then the first ones are filled
         assert sorted(taken.values()) == [1] * (gpus // 2) + [times - gpus // 2] + [times] * (gpus // 2 - 1)
     else:
         assert max(taken.values()) - min(taken.values()) <= 1

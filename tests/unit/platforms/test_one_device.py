@@ -1,9 +1,9 @@
 import logging
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.devices.device import whole_gpu
 from gpu_plugin.devices.node import Gpu
@@ -83,13 +83,13 @@ ANSWERED = {"open", "close", "driver_version", "device_count", "handle_by_index"
 
 
 @BOTH
-@pytest.mark.parametrize("call", sorted(NVML_FUNCTIONS.keys() - ANSWERED))
-def test_whatever_else_nvml_can_be_asked_is_not_supported(driver, uuid, call):
-    with pytest.raises(NvmlError) as caught:
-        getattr(driver, call)(Handle(1))
-    assert caught.value.code == Return.NOT_SUPPORTED
-    assert caught.value.unsupported
-    assert caught.value.call == NVML_FUNCTIONS[call]
+def test_whatever_else_nvml_can_be_asked_is_not_supported(driver, uuid):
+    for call in sorted(NVML_FUNCTIONS.keys() - ANSWERED):
+        with pytest.raises(NvmlError) as caught:
+            getattr(driver, call)(Handle(1))
+        assert caught.value.code == Return.NOT_SUPPORTED, call
+        assert caught.value.unsupported, call
+        assert caught.value.call == NVML_FUNCTIONS[call]
 
 
 @BOTH
