@@ -12,9 +12,9 @@ from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import UNMARKED, AnyLatch, Health, LatchKey, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import DriverEvent, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.record import GpuRecord, Slices
+from gpu_plugin.health.record import GpuRecord, MigUuids
 from gpu_plugin.health.showing import shown
-from gpu_plugin.health.signals import SIGNALS, Ends, Say, SignalKind, first_look, flapping, xid
+from gpu_plugin.health.signals import SIGNALS, EndsBy, OperatorInfluence, SignalKind, first_look, flapping, xid
 from gpu_plugin.health.transition import Transition
 from gpu_plugin.health.words import advice, xid_number
 
@@ -47,7 +47,7 @@ class HealthLedger:
         """Grows whenever evidence that must outlive the process changed: a verdict, its words, or a recovery that was seen."""
         self._records: dict[str, GpuRecord] = {}
 
-    def watch(self, uuid: str, facts: Facts, slices: Slices | None = None) -> None:
+    def watch(self, uuid: str, facts: Facts, slices: MigUuids | None = None) -> None:
         """Begins to keep a GPU's health, or gives it new facts and slices; what is known of it stays."""
         record = self._records.setdefault(uuid, GpuRecord(facts))
         record.facts = facts
@@ -82,7 +82,7 @@ class HealthLedger:
             self._looked(record, seen, now)
         judged, event = False, isinstance(seen, XidEvent | DriverEvent)
         for whole, signal in shown(seen):
-            if signal.ends is Ends.RECOVERY and not judged and not event:
+            if signal.ends is EndsBy.RECOVERY and not judged and not event:
                 judged, ctx = True, changed_to(ctx, unfit=bool(self.unfit(uuid)))
             if signal.parts is None:
                 known = record.latches.get(whole)
@@ -156,7 +156,7 @@ class HealthLedger:
             for key, latch in list(record.latches.items()):
                 held = latch.verdict is not Verdict.OK and not _of_its_boot(key, latch)
                 recovery = Recovery(latch.recovery.marks, reset=True, rebound=True)
-                after = latch.again(latch.memory.anew(), recovery=recovery) if held else None
+                after = latch.renewed(latch.memory.after_boot(), recovery=recovery) if held else None
                 self._put(record, key, after, changed)
             found += self._transitions(uuid, record, changed)
         return tuple(found)
@@ -303,7 +303,9 @@ class HealthLedger:
         if latch is None or latch.verdict is Verdict.OK:
             return Verdict.OK
         signal = SIGNALS[key.signal]
-        return self.policy.standing(key.signal, latch, essential=signal.essential, enabled=signal.say is Say.ENABLED)
+        return self.policy.standing(
+            key.signal, latch, essential=signal.essential, enabled=signal.say is OperatorInfluence.ENABLED
+        )
 
     def _looked(self, record: GpuRecord, seen: Sample, now: float) -> None:
         """A good look is the first, or the GPU stays unseen."""

@@ -15,7 +15,7 @@ REMEMBER_XIDS = 600.0
 _MANY_XIDS, _STORM = 64, 1.0
 """Xids from which on old ones are forgotten; seconds within which another of a number is no news."""
 
-Slices = Mapping[tuple[int, int], str]
+MigUuids = Mapping[tuple[int, int], str]
 """Uuids of a GPU's MIG devices by GPU instance and compute instance."""
 
 
@@ -23,7 +23,7 @@ class GpuRecord(msgspec.Struct):
     """What is known of one GPU. Times are in seconds of Unix time."""
 
     facts: Facts
-    slices: Slices = msgspec.field(default_factory=dict)
+    slices: MigUuids = msgspec.field(default_factory=dict)
     devices: frozenset[str] = frozenset()
     latches: dict[LatchKey, AnyLatch] = msgspec.field(default_factory=dict)
     unseen: AnyLatch | None = msgspec.field(default_factory=first_look.unseen)

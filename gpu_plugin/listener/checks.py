@@ -45,7 +45,7 @@ class Pause(msgspec.Struct, frozen=True):
     until: float
 
 
-class Beats:
+class LoopLag:
     """The beats of the event loop, of which those are kept that came late."""
 
     def __init__(self) -> None:

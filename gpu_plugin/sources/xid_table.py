@@ -29,4 +29,4 @@ def read_table(path: Path) -> XidTable:
         return xid_table(msgspec.json.decode(path.read_bytes()))
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"{path}: the table of Xids cannot be read: {reason}; install the package anew") from None
+        raise ConfigError(f"{path}: the table of Xids cannot be read: {reason}; reinstall the package") from None

@@ -88,7 +88,7 @@ def entry(raw: msgspec.Raw) -> tuple[Evidence, bool]:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(str(error)) from None
     if not found.possible:
-        raise ValueError("its times or numbers are none")
+        raise ValueError("its times or numbers are out of range")
     return found, former
 
 

@@ -5,7 +5,7 @@ from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Fault, Observation, Sample
 from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.record import Slices
+from gpu_plugin.health.record import MigUuids
 from gpu_plugin.health.transition import Transition
 from gpu_plugin.health.xids import XidPolicy
 from gpu_plugin.sources.xid_table import shipped_table
@@ -22,7 +22,7 @@ SEEN = Sample(asked=frozenset())
 """A good look that asked for nothing: the GPU is at work, and nothing more is known of it."""
 
 
-def ledger(*uuids: str, policy: HealthPolicy = GUARDED, slices: Slices | None = None) -> HealthLedger:
+def ledger(*uuids: str, policy: HealthPolicy = GUARDED, slices: MigUuids | None = None) -> HealthLedger:
     """A ledger that watches these GPUs, or the two there are; `slices` are those of each."""
     made = HealthLedger(policy, "boot-1")
     for uuid in uuids or (A, B):

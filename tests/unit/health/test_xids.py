@@ -109,7 +109,7 @@ def test_an_operator_is_advised_to_do_what_would_end_it(asked, xid, advice):
         ({"codes": [1], "name": "x", "verdict": "app", "recovery": "quiet", "ends": 1}, "unknown field `ends`"),
         ({"codes": [1], "name": "x", "verdict": "app", "recovery": "quiet", "action": "PRAY"}, r"'PRAY' - at .*action"),
         ({"codes": [], "name": "x", "verdict": "app", "recovery": "quiet"}, "there are no codes"),
-        ({"codes": ["3-1"], "name": "x", "verdict": "app", "recovery": "quiet"}, "'3-1' is no range of Xids"),
+        ({"codes": ["3-1"], "name": "x", "verdict": "app", "recovery": "quiet"}, "'3-1' is not a range of Xids"),
         ({"codes": ["x"], "name": "x", "verdict": "app", "recovery": "quiet"}, "'x' is neither an Xid nor a range"),
         ({"codes": [-1], "name": "x", "verdict": "app", "recovery": "quiet"}, "-1 is neither an Xid nor a range"),
         ({"codes": [1, 1], "name": "x", "verdict": "app", "recovery": "quiet"}, "Xid 1 stands in two rows"),
