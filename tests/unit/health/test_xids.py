@@ -168,7 +168,9 @@ def test_a_file_that_is_no_table_is_told_with_its_name(tmp_path):
     broken = tmp_path / "xids.json"
     for text in ("{}", '[{"codes": [1]}]', "[", "\x00"):
         broken.write_text(text)
-        with pytest.raises(ConfigError, match=r"xids.json: the table of Xids cannot be read: .*; install the package"):
+        with pytest.raises(
+            ConfigError, match=r"xids.json: the table of Xids cannot be read: .*; reinstall the package"
+        ):
             read_table(broken)
     with pytest.raises(ConfigError, match="No such file"):
         read_table(tmp_path / "none.json")
