@@ -27,14 +27,14 @@ def main(directory: Path) -> None:
     node = SimulatedNode(load(str(directory / "node.yaml")))
     gpus = _probed(SimulatedDriver(node), SimulatedHost(node))
     began = time.perf_counter()
-    from gpu_plugin.access.cdi.build import Wishes  # noqa: PLC0415 - the daemon, too, imports these at the first look
+    from gpu_plugin.access.cdi.build import CdiOptions  # noqa: PLC0415 - the daemon, too, imports these at the first look
     from gpu_plugin.cdi.directory import SpecDirectory  # noqa: PLC0415
     from gpu_plugin.cdi.source import Request, SpecSource  # noqa: PLC0415
 
     root = str(directory / "driver")
     source = SpecSource(SimulatedHost(node), lambda: ((root, ""),))
     written = SpecDirectory(directory / "cdi")
-    request = Request(gpus, node.profile.driver_version, Wishes())
+    request = Request(gpus, node.profile.driver_version, CdiOptions())
     built = source.build(request)
     names = written.write(built.specs).changed
     first = time.perf_counter() - began

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from gpu_plugin.access.container import VISIBLE_DEVICES
 from gpu_plugin.devices.device import Resource
 
-NEAR = 0.1
+SAME_CONTAINER_SECONDS = 0.1
 """Seconds between two calls of Allocate that may be for one container. The kubelet makes them one after the other, each with a
 GetPreferredAllocation at most before it; a plugin of someone else's may be asked in between."""
 
-PAUSE = 1.0
+WARNING_INTERVAL = 1.0
 """Seconds between two sentences on such calls, at least."""
 
 
@@ -36,7 +36,7 @@ def pair_warning(strategies: Sequence[str], resources: Sequence[Resource]) -> st
 def _outcome(strategies: Sequence[str]) -> str:
     read = " where its runtime goes by that variable" if len(strategies) > 1 else ""
     return (
-        f"sees the devices of one of them alone, at random{read}, since each sets {VISIBLE_DEVICES} under the device list "
+        f"sees the devices of only one of them, at random{read}, since each sets {VISIBLE_DEVICES} under the device list "
         "strategy envvar; --device-list-strategy cdi-cri, cdi-annotations or volume-mounts gives it both"
     )
 
@@ -52,12 +52,17 @@ class PairWatch:
         self._said = float("-inf")
 
     def allocated(self, resource: str, strategies: Sequence[str], now: float) -> str:
-        """Takes note of an allocation. Returns a sentence if it is near one of another resource, once every `PAUSE` at most."""
+        """Notes an allocation. Returns a warning if another resource was allocated just before, one in `WARNING_INTERVAL`."""
         if not overwrites(strategies):
             return ""
         last, self._last = self._last, (resource, now)
-        if last is None or last[0] == resource or now - last[1] > NEAR or now - self._said < PAUSE:
+        if (
+            last is None
+            or last[0] == resource
+            or now - last[1] > SAME_CONTAINER_SECONDS
+            or now - self._said < WARNING_INTERVAL
+        ):
             return ""
         self._said = now
-        near = f"{last[0]} and {resource} were allocated within {NEAR * 1000:.0f} ms of each other"
+        near = f"{last[0]} and {resource} were allocated within {SAME_CONTAINER_SECONDS * 1000:.0f} ms of each other"
         return f"{near}: if that was for one container, it {_outcome(strategies)}"

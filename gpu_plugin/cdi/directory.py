@@ -127,14 +127,14 @@ class SpecDirectory:
     def _sweep(self) -> bool:
         """Removes what killed processes left of our files, unless somebody is writing now. Returns whether that was done."""
         try:
-            with _alone(self.path) as alone:
-                for path in tuple(leftovers(self.path, OURS)) if alone else ():
+            with _sole_writer(self.path) as locked:
+                for path in tuple(leftovers(self.path, OURS)) if locked else ():
                     path.unlink(missing_ok=True)
         except (FileNotFoundError, NotADirectoryError):
             return True
         except OSError:
             return False  # they do no harm, and can be removed when the directory can be written
-        return alone
+        return locked
 
 
 def said(error: OSError) -> str:
@@ -151,10 +151,10 @@ def _writing(directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[bool]:
+def _sole_writer(directory: Path) -> Iterator[bool]:
     """Gives whether no process is `_writing` there; none begins to meanwhile that respects it."""
-    with _locked(directory, fcntl.LOCK_EX) as alone:
-        yield alone
+    with _locked(directory, fcntl.LOCK_EX) as locked:
+        yield locked
 
 
 @contextmanager

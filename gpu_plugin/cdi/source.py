@@ -14,7 +14,7 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.nvml.port import HostView
 
 if TYPE_CHECKING:
-    from gpu_plugin.access.cdi.build import Built, Wishes
+    from gpu_plugin.access.cdi.build import Built, CdiOptions
     from gpu_plugin.access.cdi.found import HostDevices
     from gpu_plugin.host.driver_root.search import Search
     from gpu_plugin.host.driver_root.tegra import TegraSearch
@@ -29,7 +29,7 @@ class Request(msgspec.Struct, frozen=True):
 
     gpus: tuple[Gpu, ...]
     driver_version: str
-    wishes: "Wishes"
+    wishes: "CdiOptions"
     complaints: tuple[str, ...] = ()
     """Sentences on what was asked for, to be said with those on what was found."""
 
@@ -63,7 +63,7 @@ class SpecSource:
         self._last = inputs, built
         return built
 
-    def _found(self, request: Request, host: "HostDevices") -> "tuple[object, str, Callable[[Wishes], Built]]":
+    def _found(self, request: Request, host: "HostDevices") -> "tuple[object, str, Callable[[CdiOptions], Built]]":
         """The files found, the driver root they lie below, as the host calls it, and what makes specifications of them.
 
         What kind of node this is, the one device of WSL and of a Tegra says by its name.

@@ -96,8 +96,8 @@ class CdiWatch:
 
 
 def _request_for(node: Node, settings: Settings, access: Access) -> "Request":
-    from gpu_plugin.access.cdi.wishes import unheeded, wishes  # noqa: PLC0415 - on the thread that makes specifications
+    from gpu_plugin.access.cdi.wishes import ignored_options, wishes  # noqa: PLC0415 - on the thread that makes specifications
     from gpu_plugin.cdi.source import Request  # noqa: PLC0415
 
     wanted = wishes(settings, access)
-    return Request(served_gpus(node, settings), node.driver_version, wanted, tuple(unheeded(settings)))
+    return Request(served_gpus(node, settings), node.driver_version, wanted, tuple(ignored_options(settings)))

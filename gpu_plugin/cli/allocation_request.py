@@ -77,7 +77,7 @@ def served(state_dir: Path, name: str | None, replicas: int | None, policy: str 
 def _resource(name: str | None, resources: Sequence["OfferedResource"]) -> "OfferedResource":
     by_name = {resource.name: resource for resource in resources}
     if name is None and GPU_RESOURCE not in by_name and len(resources) > 1:
-        raise click.UsageError(f"--resource: say which, of {', '.join(by_name)}")
+        raise click.UsageError(f"--resource: name one of {', '.join(by_name)}")
     fallback = GPU_RESOURCE if GPU_RESOURCE in by_name else resources[0].name
     wanted = fallback if name is None else name
     if wanted not in by_name:

@@ -1,4 +1,4 @@
-"""`gpu-plugin cdi`: CDI specifications without a daemon: made, listed, judged, removed."""
+"""`gpu-plugin cdi`: generate, list, validate and remove CDI specifications, without a daemon."""
 
 import json
 import os
@@ -39,7 +39,7 @@ _dirs_option = click.option(
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="DIR",
-    help="A directory of specifications, may stand several times, the one that wins last. "
+    help="A directory of specifications; may be repeated, the last one wins. "
     f"[default: {', '.join(map(str, DIRECTORIES))}]",
 )
 _root_option = click.option(
@@ -61,7 +61,7 @@ def command() -> None:
     "generate",
     help="Print the specification that `gpu-plugin run` would write for this node, without a daemon and without writing it.",
     epilog="Takes the flags of `gpu-plugin run` too: --nvidia-driver-root, --gds-enabled, --nvidia-cdi-hook-path and so on. "
-    "Such as: gpu-plugin cdi generate --simulate hgx-h100 --format yaml. What was left out is said on standard error. Exit "
+    "Example: gpu-plugin cdi generate --simulate hgx-h100 --format yaml. What was left out is said on standard error. Exit "
     "status 1 where there is no specification.",
 )
 @click.option(
@@ -159,7 +159,7 @@ def _write(output: Path, specs: "Mapping[str, Spec]") -> None:
 
 @command.command(
     "list",
-    help="List the CDI devices that the specifications on this node have, of whatever vendor.",
+    help="List the CDI devices that the specifications on this node have, of any vendor.",
     epilog="A name that several directories have is listed once: the last directory's counts. Exit status 1 where a "
     "specification cannot be used, or two files of one directory have one name; which and why is said on standard error.",
 )
@@ -191,8 +191,8 @@ def list_devices(directories: tuple[Path, ...], root: str | None, simulate: str 
 
 @command.command(
     "validate",
-    help="Judge CDI specifications by the JSON Schema and the rules of CDI 1.1.0. FILE - is standard input.",
-    epilog="Exit status 2 if any of them is wrong, or, where directories are judged, two files of one directory have a device of "
+    help="Check CDI specifications against the JSON Schema and the rules of CDI 1.1.0. FILE - is standard input.",
+    epilog="Exit status 2 if any of them is wrong, or, for directories, two files of one directory have a device of "
     "one name.",
 )
 @click.argument("files", nargs=-1, metavar="[FILE]...", type=click.Path(path_type=Path))
@@ -200,7 +200,7 @@ def list_devices(directories: tuple[Path, ...], root: str | None, simulate: str 
 @_root_option
 @_simulate_option
 @click.option(
-    "--host-paths", is_flag=True, help="Judge too whether what they name exists on this machine, or below --root."
+    "--host-paths", is_flag=True, help="Also check that what they name exists on this machine, or below --root."
 )
 @click.option("--schema", is_flag=True, help="Print the JSON Schema, for editors, and nothing else.")
 def validate(

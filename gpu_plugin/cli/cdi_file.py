@@ -36,7 +36,7 @@ def judge_content(content: bytes) -> tuple[Spec | None, list[str]]:
     except ConfigError as error:
         return None, [printable(_sentence(fault.line, fault.path, fault.reason)) for fault in error.faults]
     except UnicodeEncodeError:
-        return None, ["half of a surrogate pair is no character"]
+        return None, ["an unpaired surrogate is not a character"]
     except ValueError as error:
         return None, [printable(str(error))]
     return spec, [*map(printable, faults(spec))]
@@ -77,7 +77,7 @@ def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise _TwiceError(f"the key {twice!r} stands twice in one object")
+        raise _TwiceError(f"the key {twice!r} appears twice in one object")
     return found
 
 

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from gpu_plugin.access.cdi.build import Built
-from gpu_plugin.access.cdi.wishes import unheeded, wishes
+from gpu_plugin.access.cdi.wishes import ignored_options, wishes
 from gpu_plugin.access.container import is_cdi
 from gpu_plugin.access.plan import access_warnings, plan_access
 from gpu_plugin.cdi.directory import said
@@ -52,7 +52,7 @@ def built(settings: Settings, root: str | None) -> Built:
     with _subject(settings, root) as subject:
         node = replace(subject.node, device_nodes=subject.host.device_nodes())
         wanted = wishes(settings, plan_access(settings, node, subject.dev_root))
-        asked = (*plan(node, settings).warnings, *access_warnings(settings, node), *unheeded(settings))
+        asked = (*plan(node, settings).warnings, *access_warnings(settings, node), *ignored_options(settings))
         request = Request(served_gpus(node, settings), node.driver_version, wanted, (*subject.complaints, *asked))
         try:
             return _made(subject, request)

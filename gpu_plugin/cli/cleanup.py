@@ -16,7 +16,7 @@ from gpu_plugin.config.settings import Settings
 if TYPE_CHECKING:
     from gpu_plugin.uninstall.traces import Removal
 
-BETWEEN = 0.5
+POLL_INTERVAL = 0.5
 """Seconds between two looks whether the daemon has ended."""
 
 LAST_WRITES = 2.0
@@ -44,10 +44,10 @@ def command(mps: bool, wait: bool, stay: bool, **given: object) -> int:  # noqa:
         return 0
     settings = _settings(given_flags(given))
     if mps and not settings.mps_root:
-        raise click.UsageError("--mps: say with --mps-root where", click.get_current_context())
+        raise click.UsageError("--mps: needs --mps-root", click.get_current_context())
     if wait:
         while _running(settings, mps=mps):
-            time.sleep(BETWEEN)  # a process that is not ours tells nobody of its end
+            time.sleep(POLL_INTERVAL)  # a process that is not ours tells nobody of its end
         time.sleep(LAST_WRITES)
     done = _remove_mps(settings) if mps else _remove(settings)
     for path in done.removed:
@@ -106,5 +106,5 @@ def _settings(flags: dict[str, object]) -> Settings:
             settings = settings_from(without, environ)
         except ConfigError:
             raise refusal(error) from None
-        click.echo(f"going by flags and environment alone: {error}", err=True)
+        click.echo(f"going by flags and environment only: {error}", err=True)
         return settings

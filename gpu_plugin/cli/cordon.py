@@ -10,7 +10,8 @@ from gpu_plugin.cli.running_daemon import ask, gpu_option, reason_option, state_
 @click.command(
     "cordon",
     help="Hold a GPU back: no new pod gets it, pods that have it keep it.",
-    epilog="Lasts until gpu-plugin uncordon, over restarts of the daemon and of the node. Exit status 1 where that could not be "
+    epilog="Stays in force until gpu-plugin uncordon, across restarts of the daemon and of the node. Exit status 1 where "
+    "that could not be "
     "written down: the GPU is held back all the same, until the daemon restarts.",
 )
 @state_dir_option

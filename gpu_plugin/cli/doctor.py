@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from gpu_plugin.cli.options import given_flags, read_written, with_hidden_options
-from gpu_plugin.cli.output import AMISS, FINE, coloured, output_options, structured, width, wrapped
+from gpu_plugin.cli.output import PROBLEM_FOUND, SUCCESS, coloured, output_options, structured, width, wrapped
 from gpu_plugin.config import document
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import chosen, resolve
@@ -56,7 +56,7 @@ def command(output: str, timeout: str, **given: object) -> int:
         click.echo("\n".join(lines(found, width())))
     else:
         click.echo(structured(_told(found, asked.settings), output))
-    return AMISS if any(each.status == "failed" for _, each in found) else FINE
+    return PROBLEM_FOUND if any(each.status == "failed" for _, each in found) else SUCCESS
 
 
 def _found(asked: "_Asked", patience: float) -> "list[tuple[str, Finding]]":

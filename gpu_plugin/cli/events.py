@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gpu_plugin.cli.output import FINE, NO_DAEMON, harmless, output_options, structured, width, wrapped
+from gpu_plugin.cli.output import NO_DAEMON, SUCCESS, harmless, output_options, structured, width, wrapped
 from gpu_plugin.cli.running_daemon import NoDaemon, ask, gpus_option, state_dir_option
 from gpu_plugin.config.times import utc
 from gpu_plugin.state.event_store import KEPT, KINDS
@@ -42,7 +42,7 @@ def moment(text: str, now: float, after: float | None = None) -> float:
         given = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(
-            f"{text!r} is no time such as 2026-11-22T02:40 or 02:40 (UTC), and no duration such as 2h"
+            f"{text!r} is not a time such as 2026-11-22T02:40 or 02:40 (UTC), nor a duration such as 2h"
         ) from None
     return (given if given.tzinfo else given.replace(tzinfo=UTC)).timestamp()
 
@@ -51,7 +51,7 @@ def moment(text: str, now: float, after: float | None = None) -> float:
     "events",
     help=f"What happened, the oldest first: changes of health, registrations, configurations, orders with who gave them, "
     f"starts and stops; the newest {KEPT} are remembered, over restarts.",
-    epilog="Such as: gpu-plugin events --since 02:30 --until 03:00 --gpu 3. Where no daemon answers, the file in its state "
+    epilog="Example: gpu-plugin events --since 02:30 --until 03:00 --gpu 3. Where no daemon answers, the file in its state "
     "directory is read, and the exit status is 3.",
 )
 @state_dir_option
@@ -64,7 +64,7 @@ def moment(text: str, now: float, after: float | None = None) -> float:
     multiple=True,
     type=click.Choice(KINDS),
     metavar=f"[{'|'.join(KINDS)}]",
-    help="Only this kind; may stand several times.",
+    help="Only this kind; may be repeated.",
 )
 @click.option("-n", "--last", type=click.IntRange(1), metavar="N", help="Only the newest N of them.")
 @output_options
@@ -83,7 +83,7 @@ def command(
     end = _moment("--until", until, now, begin)
     if begin is not None and end is not None and end < begin:
         raise click.UsageError("--until is before --since: no time is between them", click.get_current_context())
-    status = FINE
+    status = SUCCESS
     try:
         told = ask(state_dir, "events", gpu)
         found: list[dict[str, Any]] = told["events"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gpu_plugin.cli.output import AMISS, FINE, coloured, harmless, output_options, structured, width, wrapped
+from gpu_plugin.cli.output import PROBLEM_FOUND, SUCCESS, coloured, harmless, output_options, structured, width, wrapped
 from gpu_plugin.cli.running_daemon import ask, gpus_option, state_dir_option
 from gpu_plugin.config.times import utc
 
@@ -41,7 +41,7 @@ def command(state_dir: Path, gpu: str | None, output: str) -> int:
         blocks = ["\n".join(lines(each, now, columns)) for each in ranked if each["signals"]]
         sound = "\n".join("\n".join(lines(each, now, columns)) for each in ranked if not each["signals"])
         click.echo("\n\n".join([*blocks, *([sound] if sound else [])]))
-    return AMISS if any(each["health"] == "Unhealthy" for each in told["gpus"]) else FINE
+    return PROBLEM_FOUND if any(each["health"] == "Unhealthy" for each in told["gpus"]) else SUCCESS
 
 
 def lines(gpu: dict[str, Any], now: float, columns: int | None = None) -> Iterator[str]:
@@ -58,7 +58,7 @@ def lines(gpu: dict[str, Any], now: float, columns: int | None = None) -> Iterat
 
 def _details(gpu: dict[str, Any], now: float) -> Iterator[str]:
     for reason in gpu.get("withheld", ()):
-        yield f"  not handed out: {reason}"
+        yield f"  withheld: {reason}"
     for signal in gpu["signals"]:
         whose = f", MIG device {signal['device']}" if signal.get("device") else ""
         grade = f" ({signal['verdict']}{whose})" if signal.get("verdict") else ""

@@ -23,13 +23,13 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "metavar": "CELSIUS",
         "help": "Keep this margin to the temperature limit, °C (negative: beyond it).",
     },
-    "clocks-event-reasons": {"metavar": "MASK", "help": "Say that this slows the clocks, such as 0x40."},
+    "clocks-event-reasons": {"metavar": "MASK", "help": "Report this mask of clocks event reasons, such as 0x40."},
     "ecc-uncorrected": {"type": int, "metavar": "N", "help": "Add N uncorrected memory errors."},
     "ecc-cleared": {"help": "Set the count of memory errors to 0 without a reset, as nvidia-smi -p 0 does."},
     "energy-dip": {
         "type": int,
         "metavar": "MJ",
-        "help": "Tell so many mJ less energy at the next reading than at the last.",
+        "help": "Report this many mJ less energy at the next reading than at the last.",
     },
     "persistence-mode": {
         "type": click.Choice(["on", "off"]),
@@ -40,7 +40,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "retired-pages": {"type": int, "metavar": "N", "help": "Have N memory pages retired in all."},
     "retirement-pending": {"help": "A memory page waits to be retired."},
     "sram-threshold": {"help": "The SRAM's error count is over its threshold."},
-    "unrepairable-memory": {"help": "Memory that no repair mends."},
+    "unrepairable-memory": {"help": "Memory errors that cannot be repaired."},
     "recovery-action": {
         "type": click.Choice(
             [
@@ -62,7 +62,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "nvlink-crc-errors": {"type": int, "metavar": "N", "help": "Add N CRC errors on NVLinks."},
     "fabric": {
         "type": click.Choice(["completed", "in-progress", "unhealthy", "limited"]),
-        "help": "How the NVLink fabric is.",
+        "help": "State of the NVLink fabric.",
     },
     "topology": {
         "type": click.Choice(["readable", "unreadable", "unknown"]),
@@ -72,10 +72,10 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "pcie-replays": {"type": int, "metavar": "N", "help": "Add N replays on the PCIe link."},
     "pcie-fatal-errors": {"type": int, "metavar": "N", "help": "Add N fatal errors on the PCIe link."},
     "lost": {"help": "Fall off the bus."},
-    "vanish": {"help": "Be gone: the driver is unbound from the GPU."},
-    "return": {"help": "Undo --vanish, for whoever opens the driver then."},
-    "hang": {"type": float, "metavar": "SECONDS", "help": "Block every driver call for so long."},
-    "slow": {"type": float, "metavar": "SECONDS", "help": "Have every driver call take so long."},
+    "vanish": {"help": "Vanish: the driver is unbound from the GPU."},
+    "return": {"help": "Undo --vanish; seen when the driver is opened next."},
+    "hang": {"type": float, "metavar": "SECONDS", "help": "Block every driver call for this long."},
+    "slow": {"type": float, "metavar": "SECONDS", "help": "Make every driver call take this long."},
     "error": {
         "type": int,
         "metavar": "CODE",
@@ -88,7 +88,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "reset": {"help": "What a GPU reset does: counters begin at 0, what waited for one is done, nothing is asked for."},
     "heal": {"help": "Repair and reset: everything but --mig is over."},
     "reset-keeping-energy": {"help": "--reset, but the energy counter counts on, as where the driver stays loaded."},
-    "reboot": {"help": "Boot the node anew: every GPU is reset and back on the bus. Needs no --gpu."},
+    "reboot": {"help": "Reboot the node: every GPU is reset and back on the bus. Needs no --gpu."},
     "init-error": {
         "type": int,
         "metavar": "CODE",
@@ -118,7 +118,7 @@ def _parameter(name: str) -> str:
     epilog="Faults outlive the daemon. --reset ends hangs, memory errors, what waits for a reset, recovery actions, NVLink and "
     "fabric faults, counts of PCIe errors; --reboot also --lost, --vanish and --error; temperatures, margins, clocks, "
     "--topology, --pcie-width, --remap-failure, --retired-pages, --sram-threshold, --unrepairable-memory, --slow and "
-    "--persistence-mode end at --heal alone; --mig at none of these, but another --mig. --init-error and --energy-dip end with "
+    "--persistence-mode end only with --heal; --mig only with another --mig. --init-error and --energy-dip end with "
     "the daemon.",
 )
 @state_dir_option
@@ -128,7 +128,7 @@ def _parameter(name: str) -> str:
     "--instance", metavar="GI[/CI]", help="With --xid: on this GPU instance, or compute instance of it, alone."
 )
 @click.option(
-    "--times", type=int, metavar="N", help="With --init-error: so often, and not for as long as the daemon runs."
+    "--times", type=int, metavar="N", help="With --init-error: this many times, not for as long as the daemon runs."
 )
 def command(
     state_dir: Path, gpu: str | None, instance: str | None, times: int | None, **faults: float | str | bool | None
@@ -171,4 +171,4 @@ def _number(name: str, text: str) -> int:
     try:
         return int(text, 0)
     except ValueError:
-        raise click.UsageError(f"--{name}: {text!r} is no number such as 64 or 0x40") from None
+        raise click.UsageError(f"--{name}: {text!r} is not a number such as 64 or 0x40") from None

@@ -77,7 +77,7 @@ def amounts(option: str, given: Sequence[str], hardware: Hardware) -> dict[int, 
                     amount = Amount(ids=tuple(dict.fromkeys((*before.ids, *amount.ids))))  # noqa: PLW2901 - grown
                 elif before != amount:
                     how = "by its ids and otherwise" if before.ids or amount.ids else f"{before} and {amount}"
-                    raise click.UsageError(f"{option}: {hardware.offered[at].name} is given twice, {how}: say it once")
+                    raise click.UsageError(f"{option}: {hardware.offered[at].name} is given twice, {how}: give it once")
                 found[at] = amount
     return dict(sorted(found.items()))
 
@@ -143,7 +143,7 @@ def _one(option: str, name: str, hardware: Hardware) -> list[int]:
     if _INDEX.fullmatch(name):
         found = [at for at, each in offered if each.index == name]
         kind = "index"
-        if not found:  # a GPU that is cut stands for all of its MIG devices
+        if not found:  # a partitioned GPU stands for all of its MIG devices
             return [at for at, each in offered if each.index.partition(":")[0] == name] or _of_gpu(
                 option, name, hardware
             )
@@ -153,9 +153,7 @@ def _one(option: str, name: str, hardware: Hardware) -> list[int]:
     if len(found) > 1:
         which = " and ".join(hardware.offered[at].visible_id for at in found[:2])
         more = f" and {len(found) - 2} more" if len(found) > 2 else ""
-        raise click.UsageError(
-            f"{option}: {name} is the {kind}, or its beginning, of {which}{more}: say which by its uuid"
-        )
+        raise click.UsageError(f"{option}: {name} is the {kind}, or its beginning, of {which}{more}: give its uuid")
     return found or _of_gpu(option, name, hardware)
 
 

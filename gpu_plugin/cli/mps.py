@@ -41,7 +41,7 @@ def command(mps_control_binary: str | None, mount_shm: bool, **given: object) ->
     try:
         settings = settings_from(flags, os.environ)
         if mount_shm and not settings.mps_root:
-            raise ConfigError("--mount-shm: say with --mps-root where")
+            raise ConfigError("--mount-shm: needs --mps-root")
     except ConfigError as error:
         raise refusal(error) from None
 
@@ -79,7 +79,7 @@ def _control(settings: Settings, binary: str | None) -> Sequence[str]:
 
         return mps_control.COMMAND
     roots = (settings.driver_root_ctr_path, settings.driver_root)
-    return (control_program.find_program(roots, more=", or say where it is with --mps-control-binary"),)
+    return (control_program.find_program(roots, more=", or give its path with --mps-control-binary"),)
 
 
 def _mount_shm(settings: Settings) -> int:

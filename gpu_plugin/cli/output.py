@@ -16,7 +16,7 @@ import click
 from gpu_plugin.config.times import utc
 from gpu_plugin.runtime.printable import printable
 
-FINE, AMISS, USAGE, NO_DAEMON, NO_OUTPUT = 0, 1, 2, 3, 4
+SUCCESS, PROBLEM_FOUND, USAGE, NO_DAEMON, NO_OUTPUT = 0, 1, 2, 3, 4
 """Exit statuses of every verb: all is well; something is unhealthy, or was refused; bad usage; no daemon answers; what was
 to be said could not be written (what was asked for is done all the same)."""
 

@@ -11,7 +11,8 @@ from gpu_plugin.cli.running_daemon import ask, gpus_option, reason_option, state
     "release",
     help="Let go of a GPU, or of all: it is held back from new pods and its NVML handles are dropped, so that it can be "
     "reset or, where all are released, the driver be replaced. Prints once the handles are dropped.",
-    epilog="Lasts until gpu-plugin resume, over restarts of the daemon; a new boot ends it. Exit status 1 where the driver "
+    epilog="Stays in force until gpu-plugin resume, across restarts of the daemon; a reboot ends it. Exit status 1 where "
+    "the driver "
     "does not let go: the GPU is held back all the same.",
 )
 @state_dir_option

@@ -9,8 +9,8 @@ from gpu_plugin.cli.running_daemon import ask, gpus_option, reason_option, state
 
 @click.command(
     "resume",
-    help="Take a released GPU back, or all of them. It is healthy after a good look, unless something else is against it.",
-    epilog="Where the driver does not work yet it is tried again and again, without being asked for once more.",
+    help="Take a released GPU back, or all of them. It is healthy after a good look, unless something else is held against it.",
+    epilog="If the driver does not work yet, the daemon keeps trying without another command.",
 )
 @state_dir_option
 @gpus_option

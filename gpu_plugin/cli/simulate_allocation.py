@@ -26,7 +26,7 @@ _LIST = "GPUs or MIG devices by index, range, uuid (or how one begins) or PCI bu
     "simulate-allocation",
     help="Which GPUs a container that asks for some would get, and why: what the running daemon would answer the kubelet "
     "(GetPreferredAllocation), were these available. Changes nothing.",
-    epilog="Such as: gpu-plugin simulate-allocation --simulate dgx1-v100 --taken 5,7 --size 2. Where GPUs are shared, "
+    epilog="Example: gpu-plugin simulate-allocation --simulate dgx1-v100 --taken 5,7 --size 2. Where GPUs are shared, "
     "lists say how many replicas of each are meant, such as 0:3,1-2:5; without a number, all (--must: one). Exit "
     "status 2 for what cannot be had, 3 where no daemon answers.",
 )
@@ -84,7 +84,7 @@ def command(
     )
     answer = answer_to(what, request(what, available, taken, must, size))
     if policy is not None and not answer.shared:
-        raise click.UsageError("--policy goes with --replicas: whole GPUs are taken by their links alone")
+        raise click.UsageError("--policy goes with --replicas: whole GPUs are chosen by their links")
     named = bool(available)
     shown = (
         json.dumps(_json(what, answer, named=named), indent=2)

@@ -10,10 +10,10 @@ import click
 
 from gpu_plugin.cli.explain import spell
 from gpu_plugin.cli.output import (
-    AMISS,
-    FINE,
     NARROWEST,
     NO_DAEMON,
+    PROBLEM_FOUND,
+    SUCCESS,
     coloured,
     harmless,
     nobody_reads,
@@ -84,13 +84,13 @@ def _once(state_dir: Path, output: str, *, as_metrics: bool) -> int:
     status = ask(state_dir, "status", None)
     if as_metrics:
         click.echo("\n".join(metrics(status)))
-        return AMISS if status["waiting"] else FINE
+        return PROBLEM_FOUND if status["waiting"] else SUCCESS
     wrong = complaints(status)
     if output == "text":
         click.echo("\n".join(lines(harmless(status), time.time(), width())))
     else:
         click.echo(structured({**status, "wrong": wrong}, output))
-    return AMISS if wrong else FINE
+    return PROBLEM_FOUND if wrong else SUCCESS
 
 
 def lines(status: dict[str, Any], now: float, columns: int | None = None) -> Iterator[str]:
@@ -160,7 +160,7 @@ def _facts(status: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
 def _registrations(kubelet: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """A line for the kubelet, and one for each resource that it does not have."""
     if not kubelet["socket"]:
-        yield "kubelet", "nothing is registered, as it was asked for with an empty --kubelet-socket"
+        yield "kubelet", "nothing is registered, because --kubelet-socket is empty"
         return
     registered = [each for each in kubelet["resources"].values() if each["registered"]]
     away = {name: each for name, each in kubelet["resources"].items() if not each["registered"]}
@@ -197,7 +197,7 @@ def _count(count: int, noun: str) -> str:
 
 
 def _gpus(gpus: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
-    """A row for each GPU; below it why it is not well, and what is not handed out of it."""
+    """A row for each GPU; below it why it is not well, and what is withheld of it."""
     head = ["GPU", "BUS ID", "MODEL", "STATE", "SINCE", "HELD BY"]
     rows = [head, *([*map(str, _cells(gpu))] for gpu in gpus)]
     held, since, model = head.index("HELD BY"), head.index("SINCE"), head.index("MODEL")
@@ -210,7 +210,7 @@ def _gpus(gpus: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
     for gpu, row in zip(gpus, shown[1:], strict=True):
         state = _state(gpu)
         yield coloured(row, "degraded" if state != gpu["health"] else state) if gpu["verdict"] != "OK" else row
-        for reason in (*gpu["reasons"], *(f"not handed out: {why}" for why in gpu["withheld"])):
+        for reason in (*gpu["reasons"], *(f"withheld: {why}" for why in gpu["withheld"])):
             yield from wrapped(f"     {reason}", "     ", columns)
         if gpu["reasons"] or gpu["withheld"]:
             yield f"     {gpu['uuid']}"

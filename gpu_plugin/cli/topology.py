@@ -23,7 +23,7 @@ _MODE = 0o644
     "topology",
     help="How this node's GPUs are linked, as the running daemon knows it: the matrix that nvidia-smi topo -m shows, and "
     "the groups in it. NV# stands for # NVLinks, and takes the place of what PCIe there is beside them.",
-    epilog="Such as: gpu-plugin topology --simulate dgx1-v100 --svg dgx1-v100.svg. Exit status 3 where no "
+    epilog="Example: gpu-plugin topology --simulate dgx1-v100 --svg dgx1-v100.svg. Exit status 3 where no "
     "daemon answers, 1 where a file cannot be written.",
 )
 @simulate_option
@@ -31,7 +31,9 @@ _MODE = 0o644
 @click.option("--scores", "as_scores", is_flag=True, help="The score of each pair, which is what placement adds up.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text, with every pair once.")
 @click.option(
-    "--svg", metavar="FILE", help="Also draw the link groups into this SVG file; -: on standard output alone."
+    "--svg",
+    metavar="FILE",
+    help="Also draw the link groups into this SVG file; - for standard output, instead of the text.",
 )
 def command(simulate: str | None, state_dir: Path, as_scores: bool, as_json: bool, svg: str | None) -> None:  # noqa: FBT001
     """Prints the topology, and writes the picture that is asked for."""
@@ -106,5 +108,5 @@ def _write(path: Path, text: str) -> None:
     """Replaces a file whole, or leaves it as it is. Raises OSError where that cannot be."""
     file = path.resolve()  # what a link leads to is replaced, not the link
     if file.exists() and not file.is_file():
-        raise OSError("it is there and no regular file; name another one, or - for standard output")
+        raise OSError("it exists and is not a regular file; name another one, or - for standard output")
     replace_file(file, text.encode(), _MODE)

@@ -16,7 +16,7 @@ from gpu_plugin.config.errors import ConfigError
 )
 @click.option("--namespace", required=True, envvar="NAMESPACE", metavar="NAME", help="Its namespace. [$NAMESPACE]")
 @click.option(
-    "--daemonset", "daemonsets", required=True, multiple=True, metavar="NAME", help="Its name; may stand several times."
+    "--daemonset", "daemonsets", required=True, multiple=True, metavar="NAME", help="Its name; may be repeated."
 )
 @click.option(
     "--timeout", "seconds", default="60s", show_default=True, metavar="DURATION", help="How long to wait at most."

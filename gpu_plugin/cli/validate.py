@@ -18,7 +18,8 @@ from gpu_plugin.config.settings import Settings
 
 @click.command(
     "validate",
-    help="Judge config files as `gpu-plugin run` would, without a node, and print what they come to. FILE - is standard input.",
+    help="Check config files as `gpu-plugin run` would, without a node, and print the resulting settings. FILE - is standard "
+    "input.",
     epilog="Takes the flags of `gpu-plugin run` too, for files that need some: --mps-root above all. Looks at environment "
     "variables with --env alone. Exit status 2 if any file is wrong.",
 )
@@ -29,7 +30,7 @@ from gpu_plugin.config.settings import Settings
     "--env",
     "heed_environment",
     is_flag=True,
-    help="Heed environment variables as `gpu-plugin run` does; without FILE, judge the one that CONFIG_FILE names.",
+    help="Apply environment variables as `gpu-plugin run` does; without FILE, check the one that CONFIG_FILE names.",
 )
 @with_hidden_options
 def command(files: tuple[str, ...], as_json: bool, schema: bool, heed_environment: bool, **given: object) -> int:  # noqa: FBT001

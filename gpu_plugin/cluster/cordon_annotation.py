@@ -11,10 +11,10 @@ from gpu_plugin.runtime.printable import printable
 
 __all__ = ["ANNOTATION", "Cordoned", "cordoned"]
 
-MOST = 256
+MAX_NAMES = 256
 """Names that are looked at. A node has 16 GPUs."""
 
-LONGEST = 128
+MAX_NAME_LENGTH = 128
 """Characters of a name; a uuid has 40."""
 
 
@@ -31,16 +31,18 @@ def cordoned(value: str | None, gpus: Sequence[Gpu]) -> Cordoned:
     names = list(dict.fromkeys(filter(None, (name.strip() for name in (value or "").split(",")))))
     found: set[str] = set()
     complaints = (
-        [f"{len(names) - MOST} names are not looked at: there are more than {MOST}"] if len(names) > MOST else []
+        [f"{len(names) - MAX_NAMES} names are not looked at: there are more than {MAX_NAMES}"]
+        if len(names) > MAX_NAMES
+        else []
     )
-    for name in names[:MOST]:
+    for name in names[:MAX_NAMES]:
         try:
-            gpu = named(name, gpus) if len(name) <= LONGEST else None
+            gpu = named(name, gpus) if len(name) <= MAX_NAME_LENGTH else None
         except ConfigError as error:
             complaints.append(printable(str(error)))
             continue
         if gpu is None:
-            complaints.append(f"{printable(name[:LONGEST])} is no GPU of this node: name one by {HOW}")
+            complaints.append(f"{printable(name[:MAX_NAME_LENGTH])} is not a GPU of this node: name one by {HOW}")
         else:
             found.add(gpu.uuid)
     return Cordoned(frozenset(found), tuple(complaints[:8]))

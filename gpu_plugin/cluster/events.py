@@ -18,23 +18,23 @@ from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
 
-MOST: Final = 512
+MAX_WAITING: Final = 512
 """Events that wait to be written at most; of more, the oldest are let go."""
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
 """Seconds until a server that cannot be asked is asked again: at first, and at most."""
 
-TRIES = 4
+MAX_TRIES = 4
 """How often an Event is refused until it is let go: an API server that has just started refuses what it soon allows."""
 
-MOST_TRIES = 20
+MAX_TRIES_UNAVAILABLE = 20
 """How often it is tried where the server itself is in trouble, as a webhook may be that is asked about one namespace alone."""
 
-KNOWN_FOR = 600.0
+UID_SECONDS = 600.0
 """Seconds for which the uid of a pod is taken for the same: another pod may have its name since."""
 
-_LATER = frozenset({"connection", "name", "credentials", "answer", "length", "401", "408", "429"})
+_TRANSIENT = frozenset({"connection", "name", "credentials", "answer", "length", "401", "408", "429"})
 """What goes away by itself; anything else may be of this one Event, such as a namespace that is being removed."""
 
 
@@ -89,7 +89,7 @@ class EventWriter:
         if told is None:
             return
         self._waiting[told.name] = told  # what waits under this name is in it
-        while len(self._waiting) > MOST:
+        while len(self._waiting) > MAX_WAITING:
             name, _ = self._waiting.popitem(last=False)
             self._refused.pop(name, None)
             self._lost += 1
@@ -132,17 +132,17 @@ class EventWriter:
 
     def _has_tries_left(self, name: str, kind: str) -> bool:
         """Whether the Event is tried again; what was in vain for long waits behind the others, which may fare better."""
-        if kind in _LATER:
+        if kind in _TRANSIENT:
             return True
         tries, written = self._refused.get(name, (0, self.written))
         tries += 1
         self._refused[name] = tries, written
         if not kind.startswith("5"):
-            return tries < TRIES
-        if tries >= TRIES:
+            return tries < MAX_TRIES
+        if tries >= MAX_TRIES:
             self._waiting.move_to_end(name)
         its_own = kind == str(HTTPStatus.INTERNAL_SERVER_ERROR.value) or self.written > written
-        return tries < MOST_TRIES or not its_own
+        return tries < MAX_TRIES_UNAVAILABLE or not its_own
 
     async def _write(self, told: Told) -> None:
         uid = await self._uid(told.news.about)
@@ -163,7 +163,7 @@ class EventWriter:
             return about.uid
         now = self._clock()
         known = self._uids.get(about)
-        if known is not None and now - known[1] < KNOWN_FOR:
+        if known is not None and now - known[1] < UID_SECONDS:
             return known[0]
         uid = await self._api.pod_uid(about.namespace, about.name)
         self._uids.pop(about, None)

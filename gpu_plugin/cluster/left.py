@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-LEFT_FILE: Final = "cluster.json"
+OWN_MARKS_FILE: Final = "cluster.json"
 """Its name in the state directory."""
 
 

@@ -31,7 +31,7 @@ PATIENCE = 60.0
 
 LONGEST_MESSAGE = 1024
 LONGEST_OF_ONE = 240
-NAMED = 4
+MAX_NAMED_GPUS = 4
 """Characters of the message, of what it says of one GPU, and GPUs that are named."""
 
 _RANK = (Fitness.UNHEALTHY, Fitness.UNSEEN, Fitness.DEGRADED, Fitness.HELD_BACK)
@@ -74,8 +74,8 @@ def wanted(gpus: Sequence[GpuFitness], trouble: str, age: float) -> Wanted | Non
         return None
     status, reason, words = _SAYS[worst]
     told = [gpu for gpu in gpus if gpu.fitness is worst]
-    more = f"; and {len(told) - NAMED} more" if len(told) > NAMED else ""
-    listed = "; ".join(_short(_one(gpu), LONGEST_OF_ONE) for gpu in told[:NAMED])
+    more = f"; and {len(told) - MAX_NAMED_GPUS} more" if len(told) > MAX_NAMED_GPUS else ""
+    listed = "; ".join(_short(_one(gpu), LONGEST_OF_ONE) for gpu in told[:MAX_NAMED_GPUS])
     message = f"{len(told)} of {len(gpus)} GPUs {'is' if len(told) == 1 else 'are'} {words}: {listed}{more}"
     return Wanted(status, reason, _short(message, LONGEST_MESSAGE), tuple((gpu.name, gpu.causes) for gpu in told))
 

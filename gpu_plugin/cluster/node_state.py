@@ -204,7 +204,7 @@ class NodeStateKeeper:
             return
         self._condition = _Attempts()
         if uid and self._uid and uid != self._uid:
-            log.info("node %s was made anew", self._api.node_name)
+            log.info("node %s was recreated", self._api.node_name)
             self._effect = None
         self._uid = uid or self._uid
 
@@ -281,7 +281,7 @@ class NodeStateKeeper:
         elif self._left.condition and not asked.condition:
             remedy = "; the condition is not wanted any more, and stays until this has the right to remove it"
         else:
-            remedy = "; trying again, ever more rarely"
+            remedy = "; trying again at growing intervals"
         text = f"{'; '.join(troubles)}{remedy}"
         if text != self.trouble:
             news = [trouble for trouble in troubles if trouble not in self._told]

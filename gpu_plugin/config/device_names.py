@@ -47,7 +47,7 @@ def listed_device(written: object) -> str:
         if _GPU_UUID.fullmatch(written) or _MIG_UUID.fullmatch(written):
             return _spelt(written)
     raise ValueError(
-        f"unsupported type for device in devices list: {written!r} is no GPU index, MIG index such as '0:1', GPU-<uuid>, "
+        f"unsupported type for device in devices list: {written!r} is not a GPU index, MIG index such as '0:1', GPU-<uuid>, "
         "MIG-<uuid> or MIG-GPU-<uuid>/<gi>/<ci>"
     )
 
@@ -61,7 +61,7 @@ def selected_gpu(written: object) -> str:
     if item is not None:
         return item
     if not isinstance(written, str) or not text(written).strip():
-        raise ValueError(f"{written!r} is no GPU index, GPU-<uuid>, PCI bus id or model pattern")
+        raise ValueError(f"{written!r} is not a GPU index, GPU-<uuid>, PCI bus id or model pattern")
     item = written.strip()
     if item.upper().startswith("GPU-"):
         if not _GPU_UUID.fullmatch(item):
@@ -104,7 +104,7 @@ def selected_gpus(written: object) -> tuple[str, ...]:
 def bounded_pattern(item: str) -> str:
     """The same pattern. Raises ValueError where it is longer than `MAX_PATTERN`."""
     if len(item) > MAX_PATTERN:
-        raise ValueError(f"{item[:32]!r}... is a pattern of {len(item)} characters; the most is {MAX_PATTERN}")
+        raise ValueError(f"{item[:32]!r}... is a pattern of {len(item)} characters; at most {MAX_PATTERN} are allowed")
     return item
 
 

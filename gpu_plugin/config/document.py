@@ -35,7 +35,7 @@ _LONGEST_KEY = 80  # as much of a key as a message shows
 
 _YAML = "tag:yaml.org,2002:"
 _NOUNS: Mapping[type, str] = {list: "a list", str: "text"}
-_KINDS = {"int": "whole number", "float": "number", "bool": "true or false"}
+_KINDS = {"int": "a valid whole number", "float": "a valid number", "bool": "true or false"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,18 +233,18 @@ class _Values:
         stands: dict[str, int] = {}
         for key, inner in node.value:
             if key.id != "scalar":
-                self._fault(key, place, "a key here is no text")
+                self._fault(key, place, "a key here is not text")
                 continue
             name = str(key.value)
             if name in stands:
-                self._fault(key, (*place, name), f"stands twice, first on line {stands[name]}")
+                self._fault(key, (*place, name), f"appears twice, first on line {stands[name]}")
                 continue
             stands[name] = _line(key)
             if key.tag == f"{_YAML}merge":
                 merged.append((key, inner))
                 continue
             if not _whole(name):
-                self._fault(key, (*place, name), "half of a surrogate pair is no character")
+                self._fault(key, (*place, name), "an unpaired surrogate is not a character")
                 continue
             self.lines[(*place, name)] = _line(key)
             found[name] = self._value(inner, (*place, name))
@@ -273,7 +273,7 @@ class _Values:
     def _scalar(self, node: Any, place: Place) -> object:
         kind = node.tag.removeprefix(_YAML)
         if not _whole(node.value):
-            return self._fault(node, place, "half of a surrogate pair is no character")
+            return self._fault(node, place, "an unpaired surrogate is not a character")
         # 1:30 is 90 to YAML 1.1 and text to NVIDIA's parser (and a MIG index); a date is text to it too.
         if kind in {"str", "timestamp", "value"} or (kind in {"int", "float"} and ":" in node.value):
             return str(node.value)
@@ -291,7 +291,7 @@ class _Values:
                 number = float(self._loader.construct_yaml_float(node))
                 return int(number) if number.is_integer() and abs(number) < _MAX_INTEGER else number
         except (ValueError, KeyError, IndexError):
-            return self._fault(node, place, f"{node.value[:40]!r} is no {_KINDS[kind]} that can be read")
+            return self._fault(node, place, f"{node.value[:40]!r} is not {_KINDS[kind]}")
         return self._fault(node, place, f"the tag {_tag(node)} has no meaning here")
 
     def _fault(self, node: Any, place: Place, reason: str) -> object:
@@ -333,7 +333,7 @@ def _reason(error: Any) -> str:
     """A parser's complaint as one sentence."""
     problem = " ".join(str(error.problem or "").split())
     if "'\\t'" in problem:
-        return "a tab where YAML wants blanks"
+        return "a tab where YAML requires spaces"
     if problem == "but found another document":
         return "a second document begins here; one is read"
     context = " ".join(str(error.context or "").split())

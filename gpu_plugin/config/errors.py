@@ -21,7 +21,7 @@ class Fault:
         return ": ".join(part for part in (where, self.path, self.reason) if part)
 
 
-MOST_TOLD = 50
+MAX_REPORTED_FAULTS = 50
 """Faults that are told one by one."""
 
 
@@ -30,7 +30,7 @@ class ConfigError(ValueError):
 
     faults: tuple[Fault, ...] = ()
 
-    def each(self, most: int = MOST_TOLD) -> tuple[str, ...]:
+    def each(self, most: int = MAX_REPORTED_FAULTS) -> tuple[str, ...]:
         """A sentence for each fault, where there are many for the first so many, and then how many more there are."""
         told = tuple(map(str, self.faults[:most])) or (str(self),)
         more = len(self.faults) - most

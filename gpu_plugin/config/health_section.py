@@ -16,7 +16,7 @@ _CLASSES: Mapping[str, str] = dict(
             "Xids that are over after ten minutes without another: applications' own errors",
             "Xids that are over after a day without another, or a reset",
             "Xids that a reset of the GPU ends",
-            "Xids that a boot of the node ends, or binding the GPU anew",
+            "Xids that a boot of the node ends, or rebinding the GPU",
             "Xids after which the part is to be serviced",
         ),
         strict=True,
@@ -45,7 +45,7 @@ HEALTH = Branch(
             "what health signals mean while they are open",
         ),
     },
-    "what counts against a GPU: ignore, app (Xids alone), degraded or fatal",
+    "what counts against a GPU: ignore, app (for Xids only), degraded or fatal",
 )
 
 

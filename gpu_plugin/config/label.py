@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 NO_FILE = ""
-"""What stands for no config file at all: flags and environment alone."""
+"""What stands for no config file at all: flags and environment only."""
 
 _NAMED = "default"
 

@@ -19,7 +19,7 @@ class Option:
 
     `name` is the field of Settings; `flags` without dashes, the first is the one we show; `envs` in the order they are
     looked up; `file` the dotted key in the config file; `default` is read by `parse` unless it is None; a `switch` may stand
-    without a value; a flag of `many` may stand several times.
+    without a value; a flag of `many` may be repeated.
     """
 
     name: str
@@ -99,12 +99,14 @@ NVIDIA: tuple[Option, ...] = (
         flags=("dev-root", "nvidia-dev-root"),
         envs=("NVIDIA_DEV_ROOT",),
     ),
-    _switch("pass_device_specs", "flags.plugin.passDeviceSpecs", False, "name the device nodes in Allocate"),
+    _switch(
+        "pass_device_specs", "flags.plugin.passDeviceSpecs", False, "list the device nodes in the answer to Allocate"
+    ),
     _option(
         "device_list_strategy",
         "flags.plugin.deviceListStrategy",
         "envvar",
-        values.choices(*DEVICE_LIST_STRATEGIES, alone=values.AUTO),
+        values.choices(*DEVICE_LIST_STRATEGIES, exclusive=values.AUTO),
         f"how the runtime is told of devices, one or several of {listed(DEVICE_LIST_STRATEGIES)}; "
         "auto: cdi-cri where kubelet and runtime are known to take CDI device names, else envvar",
         many=True,
@@ -114,7 +116,7 @@ NVIDIA: tuple[Option, ...] = (
         "flags.plugin.deviceIDStrategy",
         "uuid",
         values.choice("uuid", "index"),
-        "what the runtime is told a device is called",
+        "how devices are identified to the runtime",
     ),
     _feature("gdrcopy_enabled", "flags.gdrcopyEnabled", "GDRCopy"),
     _feature("gds_enabled", "flags.gdsEnabled", "GPUDirect Storage"),
@@ -211,7 +213,7 @@ OURS: tuple[Option, ...] = (
         "flags.devicePluginDir",
         None,
         values.path,
-        f"where kubelet.sock and our sockets lie [default: {settings.DEVICE_PLUGIN_DIR}]",
+        f"directory of kubelet.sock and of our sockets [default: {settings.DEVICE_PLUGIN_DIR}]",
     ),
     _option(
         "pod_resources_socket",
@@ -239,11 +241,16 @@ OURS: tuple[Option, ...] = (
         "selection.include",
         "",
         selected_gpus,
-        "serve these GPUs alone: index, GPU-<uuid>, PCI bus id or model, in which * stands for any text",
+        "serve only these GPUs: index, GPU-<uuid>, PCI bus id or model, in which * stands for any text",
         many=True,
     ),
     _option(
-        "exclude_gpus", "selection.exclude", "", selected_gpus, "serve all GPUs but these, named likewise", many=True
+        "exclude_gpus",
+        "selection.exclude",
+        "",
+        selected_gpus,
+        "serve all GPUs except these, named the same way",
+        many=True,
     ),
     _option(
         "simulate", "", "", values.text, "serve a simulated node: the name of a profile, or a file that describes one"
@@ -253,7 +260,7 @@ OURS: tuple[Option, ...] = (
         "flags.stateDir",
         settings.STATE_DIR,
         values.path,
-        "where what must outlive this process is kept",
+        "directory of what must outlive this process",
     ),
     _option(
         "http_address",
@@ -268,14 +275,14 @@ OURS: tuple[Option, ...] = (
         "flags.logLevel",
         "info",
         values.choice("debug", "info", "warning", "error"),
-        "least severe lines shown: debug, info, warning, error",
+        "lowest severity shown: debug, info, warning, error",
     ),
     _option(
         "health_poll_interval",
         "flags.healthPollInterval",
         "5s",
         values.duration(0.05, 3600),
-        "time between two looks at every GPU",
+        "interval between two looks at each GPU",
     ),
     _option(
         "temperature_recovery",
@@ -311,7 +318,7 @@ OURS: tuple[Option, ...] = (
         True,
         "name the pods that hold devices in /metrics and on the status page, where the kubelet's PodResources service says so",
     ),
-    _switch("status_page", "flags.statusPage", True, "answer / on the HTTP address with a page for people"),
+    _switch("status_page", "flags.statusPage", True, "serve the status page at / of the HTTP address"),
     _option(
         "status_page_hosts",
         "flags.statusPageHosts",
@@ -327,12 +334,12 @@ OURS: tuple[Option, ...] = (
         False,
         "write a Kubernetes Event on the Node when the health of a GPU changes",
     ),
-    _switch("pod_events", "flags.podEvents", False, "write it on the pods that hold the GPU, too"),
+    _switch("pod_events", "flags.podEvents", False, "write it also on the pods that hold the GPU"),
     _switch(
         "node_condition",
         "flags.nodeCondition",
         False,
-        "keep the condition GPUHealthy on the Node, for people and remedies",
+        "keep the condition GPUHealthy on the Node, for people and remediation tools",
     ),
     _option(
         "node_taint",
@@ -372,9 +379,9 @@ OURS: tuple[Option, ...] = (
 
 # Read from the environment alone, as NVIDIA's plugin does; the last as Google's does (container-engine-accelerators,
 # cmd/nvidia_gpu).
-_DISABLED = "Xids that are no fault: numbers, xids, or all"
-_ENABLED = "Xids that are a fault after all: numbers, or all"
-_CRITICAL = "further Xids that are a fault: numbers"
+_DISABLED = "Xids that are not faults: numbers, xids, or all"
+_ENABLED = "Xids that are faults after all: numbers, or all"
+_CRITICAL = "further Xids that are faults: numbers"
 UNFLAGGED: tuple[Option, ...] = (
     Option("disable_healthchecks", (), ("DP_DISABLE_HEALTHCHECKS",), "", "", values.text, _DISABLED),
     Option("enable_healthchecks", (), ("DP_ENABLE_HEALTHCHECKS",), "", "", values.text, _ENABLED),

@@ -91,7 +91,7 @@ def schema(options: Iterable[Option]) -> Branch:
         {
             "version": Leaf(_version, "version of this schema", VERSION),
             "flags": Branch(
-                {**flags, "plugin": Branch(plugin, "of the device plugin alone"), **_FOREIGN}, "what flags say as well"
+                {**flags, "plugin": Branch(plugin, "of the device plugin only"), **_FOREIGN}, "what flags say as well"
             ),
             "resources": Branch(
                 {key: _names(text) for key, text in _PATTERNS.items()}, "names of resources by pattern"
@@ -118,7 +118,7 @@ def name_patterns(
     for index, row in enumerate(rows):
         pattern = row.get("pattern", "")
         if pattern in found:
-            reason = f"the pattern {pattern!r} stands above already; the first that matches counts"
+            reason = f"the pattern {pattern!r} is already listed above; the first that matches counts"
             faults.append(document.fault(("resources", key, index, "pattern"), reason))
         elif {"pattern", "name"} <= row.keys():
             found[pattern] = NamePattern(pattern, row["name"])

@@ -11,7 +11,7 @@ from gpu_plugin.config.document import Document, Place, spell
 from gpu_plugin.config.errors import Fault
 from gpu_plugin.config.names import DOMAIN
 
-_SHOWN = 3
+_MAX_SHOWN = 3
 
 
 def told_to_switchers(document: Document) -> list[Fault]:
@@ -20,7 +20,7 @@ def told_to_switchers(document: Document) -> list[Fault]:
     foreign = [(place, name) for place, name in _names(document.content) if _domain(name) not in {"", DOMAIN}]
     told = []
     if ignored:
-        reason = f"{_some([spell(place) for place in ignored])}: obeyed here, ignored by NVIDIA's plugin v0.20.0"
+        reason = f"{_some([spell(place) for place in ignored])}: applied here, ignored by NVIDIA's plugin v0.20.0"
         told.append(Fault(reason, document.source, document.line(ignored[0])))
     if foreign:
         names = list(dict.fromkeys(name for _, name in foreign))
@@ -78,5 +78,5 @@ def _domain(name: str) -> str:
 
 
 def _some(items: Sequence[str]) -> str:
-    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-    return f"{', '.join(items[:_SHOWN])}{more}"
+    more = f" and {len(items) - _MAX_SHOWN} more" if len(items) > _MAX_SHOWN else ""
+    return f"{', '.join(items[:_MAX_SHOWN])}{more}"

@@ -150,10 +150,10 @@ def choice(*allowed: str) -> Reading[str]:
     return parse
 
 
-def choices(*allowed: str, alone: str = "") -> Reading[tuple[str, ...]]:
-    """Some of `allowed`, or `alone` by itself: text split at commas, or a list; in order, each once."""
-    words = (*allowed, alone) if alone else allowed
-    schema = {"anyOf": [part for group in (allowed, (alone,)) if all(group) for part in _lists_of(group)]}
+def choices(*allowed: str, exclusive: str = "") -> Reading[tuple[str, ...]]:
+    """Some of `allowed`, or `exclusive` by itself: text split at commas, or a list; in order, each once."""
+    words = (*allowed, exclusive) if exclusive else allowed
+    schema = {"anyOf": [part for group in (allowed, (exclusive,)) if all(group) for part in _lists_of(group)]}
 
     @reading(schema)
     def parse(written: object) -> tuple[str, ...]:
@@ -163,9 +163,9 @@ def choices(*allowed: str, alone: str = "") -> Reading[tuple[str, ...]]:
                 raise ValueError(f"{item!r} is not one of {', '.join(words)}")
         if not items:
             raise ValueError(f"names none of {', '.join(words)}")
-        if alone in items and len(items) > 1:
-            others = ", ".join(item for item in items if item != alone)
-            raise ValueError(f"{alone!r} stands alone: leave it out, or leave out {others}")
+        if exclusive in items and len(items) > 1:
+            others = ", ".join(item for item in items if item != exclusive)
+            raise ValueError(f"{exclusive!r} excludes the others: leave it out, or leave out {others}")
         return items
 
     return parse
@@ -263,7 +263,7 @@ def host_and_port(address: str) -> tuple[str, int]:
         try:
             IPv6Address(bare)
         except ValueError:
-            raise ValueError(f"{address!r}: {host} is no IPv6 address") from None
+            raise ValueError(f"{address!r}: {host} is not an IPv6 address") from None
     elif bare and not _HOST.fullmatch(bare):
         raise ValueError(f"{address!r}: {host!r} is neither an address nor the name of a host")
     return bare, int(port)

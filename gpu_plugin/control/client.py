@@ -55,7 +55,7 @@ def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
             f"{path}: permission denied: only root and the user that the daemon runs as may talk to it"
         ) from None
     except NotADirectoryError:
-        raise NoDaemonError(f"{state_dir} is no directory: is --state-dir right?") from None
+        raise NoDaemonError(f"{state_dir} is not a directory: is --state-dir right?") from None
     except OSError as error:
         raise NoDaemonError(f"{path}: {error.strerror or error}") from None
     try:
@@ -63,7 +63,7 @@ def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict) or not isinstance(answer.get("ok"), bool):
-        raise NoDaemonError(f"what answers at {path} is no gpu-plugin daemon")
+        raise NoDaemonError(f"what answers at {path} is not a gpu-plugin daemon")
     if not answer.pop("ok"):
         refused = next((kind for mark, kind in REFUSALS.items() if answer.get(mark)), ControlError)
         raise refused(str(answer.get("error") or "refused without a reason"))

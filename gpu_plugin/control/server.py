@@ -56,7 +56,7 @@ asking: ContextVar[Peer] = ContextVar("asking", default=_NOBODY)
 """Who asks for the verb that runs now."""
 
 
-class Door:
+class ControlSocket:
     """The control socket of this process, where commands look for it."""
 
     def __init__(self, state_dir: Path, ours: "_Identity | None") -> None:
@@ -73,7 +73,7 @@ class Door:
 
 
 @contextlib.asynccontextmanager
-async def serve(state_dir: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[Door]:
+async def serve(state_dir: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[ControlSocket]:
     """Answers requests for as long as the context lasts; on leaving it, connections end and the socket goes.
 
     `state_dir` is made if need be. A socket left by a killed daemon is replaced. Leaving takes no longer than a turn of
@@ -107,7 +107,7 @@ async def serve(state_dir: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[Doo
         )
         try:
             await server.start_serving()
-            yield Door(state_dir, ours)
+            yield ControlSocket(state_dir, ours)
         finally:
             server.close()  # not wait_closed(): since Python 3.12 it waits for clients to hang up
             for task, writer in conversations.items():

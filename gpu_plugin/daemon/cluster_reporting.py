@@ -19,7 +19,7 @@ import anyio
 
 from gpu_plugin.cluster.connection import require_client
 from gpu_plugin.cluster.cordon_annotation import ANNOTATION, Cordoned, cordoned
-from gpu_plugin.cluster.left import LEFT_FILE, Left
+from gpu_plugin.cluster.left import OWN_MARKS_FILE, Left
 from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
@@ -28,7 +28,7 @@ from gpu_plugin.health.ledger import Transition
 from gpu_plugin.health.observation import Order
 from gpu_plugin.health.signals.orders import ANNOTATED
 from gpu_plugin.inventory.snapshot import SnapshotStore
-from gpu_plugin.kubelet.pod_listing import Held
+from gpu_plugin.kubelet.pod_listing import HoldersByDevice
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import forever
 from gpu_plugin.runtime.threads import DaemonThreads
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_CHANGES = 64
+MAX_CHANGES = 64
 """Changes of health that wait for their pods at most; of more, the oldest are let go."""
 
-MOST_PODS = 64
+MAX_PODS = 64
 """Pods that are told of one change at most."""
 
 START_SPREAD = 10.0
@@ -64,7 +64,7 @@ class ClusterReporting:
         settings: Callable[[], Settings],
         health: HealthWatch,
         store: SnapshotStore,
-        holders: Callable[[], Awaitable[Held | None]],
+        holders: Callable[[], Awaitable[HoldersByDevice | None]],
         trouble: Callable[[], str | None],
         node: NodeMetadata,
         wall: Callable[[], float] = time.time,
@@ -99,7 +99,7 @@ class ClusterReporting:
         self._writing: tuple[NodeApi, EventWriter] | None = None
         self._keeper: NodeStateKeeper | None = None
         self._cordons = AnnotatedCordons(health)
-        self._changes: deque[tuple[Transition, float]] = deque(maxlen=MOST_CHANGES)
+        self._changes: deque[tuple[Transition, float]] = deque(maxlen=MAX_CHANGES)
         self._unasked = Pulse()
         self._news = Pulse()
         self._client = ""
@@ -155,12 +155,12 @@ class ClusterReporting:
         """Never returns."""
         threads = DaemonThreads("cluster-state")
         try:
-            left = await threads.run(lambda: self._state.read(LEFT_FILE, Left), WRITE_PATIENCE)
+            left = await threads.run(lambda: self._state.read(OWN_MARKS_FILE, Left), WRITE_PATIENCE)
         except TimeoutError:
             left = None
 
         async def leaves(what: Left) -> None:
-            await threads.submit(lambda: self._state.write(LEFT_FILE, what), WRITE_PATIENCE)
+            await threads.submit(lambda: self._state.write(OWN_MARKS_FILE, what), WRITE_PATIENCE)
 
         left = left or Left()
         try:
@@ -198,9 +198,9 @@ class ClusterReporting:
     def _has_client(self) -> bool:
         """Whether the API can be asked at all, and about which Node; says once why not."""
         try:
-            require_client("what is told to the cluster", ", or switch it off")
+            require_client("reporting to the cluster", ", or switch it off")
             if not self._reaching[0]:
-                raise ConfigError("what is told to the cluster is about a Node: say which by --node-name (NODE_NAME)")
+                raise ConfigError("reporting to the cluster needs the Node's name: set --node-name (NODE_NAME)")
         except ConfigError as error:
             if not self._client:
                 log.error("%s", error)  # noqa: TRY400 - the sentence is for people
@@ -253,7 +253,7 @@ class ClusterReporting:
             if held is None:
                 continue
             pods = health_news.pods_on(change, held, self._store.current)
-            for namespace, pod in sorted(pods)[:MOST_PODS]:
+            for namespace, pod in sorted(pods)[:MAX_PODS]:
                 about = Object("Pod", pod, namespace)
                 if (news := health_news.on_pod(change, self._health.gpus, about, at)) is not None:
                     events.tell(news)

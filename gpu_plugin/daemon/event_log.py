@@ -126,7 +126,7 @@ class EventLog:
         Where one reply cannot hold them all, the oldest are left out, and `left_out` says how many.
         """
         if unknown := set(request) - {"gpu"}:
-            raise ConfigError(f"{', '.join(sorted(unknown))}: this verb takes no such thing")
+            raise ConfigError(f"{', '.join(sorted(unknown))}: not a field of this verb")
         asked = self._told_of(request.get("gpu"))
         told: list[object] = []
         room = LONGEST_REPLY
@@ -156,7 +156,7 @@ class EventLog:
                 f"GPU {name}: no GPU of this node is known yet, and nothing is remembered of this one"
             )
         if found is None:
-            raise ConfigError(f"GPU {name}: no GPU of this node is called so, and nothing is remembered of one")
+            raise ConfigError(f"GPU {name}: no GPU of this node has this name, and nothing is remembered of one")
         return [event for event in self.store.events if event.uuid == found.uuid]
 
     def _resolve(self, request: Mapping[str, object]) -> Mapping[str, object]:

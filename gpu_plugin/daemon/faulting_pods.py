@@ -15,13 +15,13 @@ from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
 
-PAUSE = 0.25
+QUESTION_INTERVAL = 0.25
 """Seconds between two questions: the kubelet answers 100 calls a second, all clients' together."""
 
-BURST = 0.05
+SAME_ERROR_SECONDS = 0.05
 """Seconds within which the same Xid on the same GPU is the same error still: one failing kernel raises hundreds at once."""
 
-MOST = 256
+MAX_WAITING = 256
 """Errors that wait for an answer at most; of more, the oldest are let go."""
 
 
@@ -52,14 +52,14 @@ class FaultingPods:
         self._snapshot = snapshot
         self._observe = observe
         self._clock = clock
-        self._waiting: deque[Error] = deque(maxlen=MOST)
+        self._waiting: deque[Error] = deque(maxlen=MAX_WAITING)
         self._heard: dict[Error, float] = {}
         self._bell = Pulse()
 
     def heard(self, error: Error) -> None:
         """Takes in an error that was reported just now. What belongs to the burst before it counts for nothing more."""
         now = self._clock()
-        while self._heard and now - next(iter(self._heard.values())) >= BURST:
+        while self._heard and now - next(iter(self._heard.values())) >= SAME_ERROR_SECONDS:
             del self._heard[next(iter(self._heard))]
         known = self._heard.pop(error, None) is not None
         self._heard[error] = now  # at the end, so that the oldest comes first
@@ -80,7 +80,7 @@ class FaultingPods:
                 pods = None if held is None else self._pods(error, held)
                 log.debug("GPU %s: Xid %d: held by %s", error.uuid, error.xid, "nobody knows" if pods is None else pods)
                 self._observe(error.uuid, ApplicationError(error.xid, pods))
-            await anyio.sleep(PAUSE)
+            await anyio.sleep(QUESTION_INTERVAL)
 
     def _pods(self, error: Error, held: Pods) -> frozenset[str]:
         """The pods that hold what the error was reported on."""

@@ -90,7 +90,7 @@ class HealthWatch:
                 words = entry.detail or entry.signal
                 which = "every GPU" if entry.uuid == EVERY_GPU else whose(entry.uuid, gpus, entry.device)
                 vouched = entry.overridden and entry.verdict == Verdict.FATAL.name
-                verdict = f"{Verdict.DEGRADED.name}, an operator vouches for it" if vouched else entry.verdict
+                verdict = f"{Verdict.DEGRADED.name}, overridden by an operator" if vouched else entry.verdict
                 fields = {"uuid": entry.uuid, "signal": entry.signal, "verdict": entry.verdict}
                 log.log(level, "%s is remembered as %s: %s", which, verdict, words, extra=fields)
         self._complain()
@@ -132,13 +132,13 @@ class HealthWatch:
 
     def override(self, uuid: str) -> None:
         """Takes an operator's word that a GPU is fit."""
-        log.warning("%s: an operator vouches for it", whose(uuid, self.gpus), extra={"uuid": uuid})
+        log.warning("%s: overridden by an operator", whose(uuid, self.gpus), extra={"uuid": uuid})
         revision = self.ledger.revision
         self._say(uuid, self.ledger.override(uuid), revision)
 
     def booted(self, boot_id: str) -> None:
         """The node was booted anew, though this process lives on: what another boot wrote down is believed no more."""
-        log.warning("the node was booted anew; what is held against a GPU is over after good looks at it")
+        log.warning("the node was rebooted; what is held against a GPU is over after good looks at it")
         for change in self.ledger.booted(boot_id):
             self._report(change)
         self.past = tuple(entry for entry in self.past if entry.lasts)

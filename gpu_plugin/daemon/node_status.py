@@ -14,7 +14,7 @@ from gpu_plugin.health.signals.orders import MAINTENANCE
 from gpu_plugin.kubelet.registrations import Standing
 from gpu_plugin.telemetry.readings import Newest, told
 
-NAMED = 8
+MAX_NAMED_IDS = 8
 """Device ids that are named where only some are."""
 
 Standings = Sequence[tuple[LatchKey, AnyLatch, Verdict]]
@@ -54,7 +54,9 @@ def listed(devices: Mapping[str, Sequence[Device]], counts: Mapping[str, Mapping
             alike.setdefault((device.retired, device.reason), device)
         telling[uuid] = [*alike.values()]
     unhealthy = {
-        name: Counter((each.gpu, each.visible_id) for each in some if not (each.healthy or each.retired or each.held))
+        name: Counter(
+            (each.gpu, each.visible_id) for each in some if not (each.healthy or each.retired or each.withheld)
+        )
         for name, some in devices.items()
     }
     return Listed(found, telling, {name: resource(each, devices[name]) for name, each in counts.items()}, unhealthy)
@@ -82,7 +84,7 @@ def gpu(
         The entry with `bus_id`, `model`, `health` (the kubelet's word), `since` (Unix time in seconds of the oldest of what is
         worst; None where nothing is wrong), `signals` (the verdicts of those that stand, by name), `held_back` (the
         orders that alone hold it back), `withheld` (why devices of
-        healthy hardware are not handed out), `holders` (pods as namespace/name; None where they are not known) and `readings`
+        healthy hardware are withheld), `holders` (pods as namespace/name; None where they are not known) and `readings`
         (`telemetry.readings.told`).
     """
     worst = max((verdict for _, _, verdict in standing), default=Verdict.OK)
@@ -155,9 +157,9 @@ def resource(counts: Mapping[str, Any], devices: Sequence[Device]) -> Mapping[st
     reasons = dict.fromkeys(device.reason for device in devices if not device.healthy and not device.retired)
     return {
         **counts,
-        "unhealthy_ids": unhealthy[:NAMED],
-        "retired_ids": retired[:NAMED],
-        "reasons": [*reasons][:NAMED],
+        "unhealthy_ids": unhealthy[:MAX_NAMED_IDS],
+        "retired_ids": retired[:MAX_NAMED_IDS],
+        "reasons": [*reasons][:MAX_NAMED_IDS],
     }
 
 

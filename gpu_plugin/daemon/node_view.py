@@ -41,11 +41,11 @@ from gpu_plugin.state.memory import Recorder
 from gpu_plugin.telemetry.logs import dropped
 
 if TYPE_CHECKING:
-    from gpu_plugin.kubelet.pod_listing import Held, Holder
+    from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice
     from gpu_plugin.listener.checks import Facts
     from gpu_plugin.listener.page_data import Material
 
-AT_A_STRETCH = 500
+DEVICES_PER_SLICE = 500
 """Devices that are told of before others have a turn: 1 ms."""
 
 
@@ -124,19 +124,19 @@ def without_configuration(settings: Settings, wait: Wait, started: float) -> Map
     }
 
 
-HeldDevice = tuple[Mapping[str, object], Sequence["Holder"]]
+AllocatedDevice = tuple[Mapping[str, object], Sequence["Holder"]]
 """A device, as `resource`, `device`, and `uuid` and `index` of its GPU, and the containers that hold it."""
 
 
 @dataclass(frozen=True, slots=True)
-class HeldDevices:
+class AllocatedDevices:
     """Those of a snapshot that containers hold; `index` is that of each GPU by its uuid."""
 
-    held: "Held"
+    held: "HoldersByDevice"
     snapshot: Snapshot
     index: Mapping[str, int]
 
-    def __iter__(self) -> Iterator[HeldDevice]:
+    def __iter__(self) -> Iterator[AllocatedDevice]:
         """Each is made when its turn comes: there may be tens of thousands."""
         for (name, identifier), holders in self.held.items():
             view = self.snapshot.resources.get(name)
@@ -195,7 +195,7 @@ class NodeView:
     async def status(self, request: Mapping[str, object]) -> Mapping[str, object]:
         """What `at_a_glance` says, and which pods hold what, as far as the kubelet says so."""
         if request:
-            raise ConfigError(f"{', '.join(sorted(request))}: this verb takes no such thing")
+            raise ConfigError(f"{', '.join(sorted(request))}: not a field of this verb")
         holding = await self.holding_pods()
         await checkpoint()  # tens of milliseconds, where pods hold tens of thousands of devices, and as many follow
         glance = self.at_a_glance(holding)
@@ -205,7 +205,7 @@ class NodeView:
             devices = []
             for each in self._held(held):
                 devices.append(each)
-                if not len(devices) % AT_A_STRETCH:
+                if not len(devices) % DEVICES_PER_SLICE:
                     await checkpoint()
             told["attribution"] = {**self._attribution(held), "devices": devices}
         return told
@@ -303,7 +303,7 @@ class NodeView:
         """What a restart would not remember; empty where it would remember all."""
         return "; ".join(filter(None, (self.recorder.trouble, self.configuration.unkept, self.events.trouble)))
 
-    def _attribution(self, held: "Held | None") -> Mapping[str, object]:
+    def _attribution(self, held: "HoldersByDevice | None") -> Mapping[str, object]:
         """How it is with the question which containers hold what; the answer to it was `held`.
 
         `trouble` is why the newest question was not answered. `questions` and `failures` count since the start.
@@ -314,10 +314,10 @@ class NodeView:
             "failures": self.attribution.failures,
         }
 
-    def _held(self, held: "Held | None") -> Iterable[HeldDevice]:
+    def _held(self, held: "HoldersByDevice | None") -> Iterable[AllocatedDevice]:
         """The devices of the present snapshot that containers hold, in the kubelet's order, made as they are gone through."""
         index = {gpu.uuid: gpu.index for gpu in self.health.gpus}
-        return HeldDevices(held or {}, self.store.current, index)
+        return AllocatedDevices(held or {}, self.store.current, index)
 
     def facts(self) -> "Facts":
         """What probes are answered by."""
@@ -339,7 +339,7 @@ class NodeView:
             cdi=None if cdi is None else str(cdi["trouble"]),
         )
 
-    def material(self, held: "Held | None", unheld: str) -> "Material":
+    def material(self, held: "HoldersByDevice | None", unheld: str) -> "Material":
         """What the status page is made of; `held` is which containers hold which devices, None where that is not known."""
         from gpu_plugin.listener.page_data import EVENTS, Material  # noqa: PLC0415 - only who looks pays for it
 

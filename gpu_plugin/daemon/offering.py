@@ -16,7 +16,7 @@ from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.listing import Judgement, Standing, judge
 from gpu_plugin.inventory.offer import Offer
 from gpu_plugin.kubelet import checkpoint
-from gpu_plugin.kubelet.again import Again
+from gpu_plugin.kubelet.again import ListResend
 from gpu_plugin.kubelet.holders import Holders
 from gpu_plugin.kubelet.holding import Holding
 from gpu_plugin.mps.watch import MpsWatch
@@ -34,13 +34,13 @@ HOLDERS_SOON = 0.2
 HOLDERS_CHECK = 30.0
 """Seconds between two such questions otherwise: what pods hold and nobody lists shows then."""
 
-OFF_LOOP = 4_000
+OFF_LOOP_DEVICES = 4_000
 """From so many devices on (2 to 4 µs each) what is told of them is judged on a thread, so that the loop runs on."""
 
-SLACK = 0.01
+TIMER_SLACK = 0.01
 """Seconds by which a question comes later than the moment from which on it tells more: a timer may be early by its resolution."""
 
-SILENT = 3
+UNANSWERED_LIMIT = 3
 """Questions in a row that a witness leaves unanswered until it is said that capacity waits: a kubelet may be starting."""
 
 FIRST_PATIENCE = 5.0
@@ -53,7 +53,7 @@ MPS_POLL = 1.0
 SPECS_PATIENCE = 5.0
 """Seconds that a live change to CDI names waits for the specifications; what was served before is served meanwhile."""
 
-ROUNDS = 2
+MAX_JUDGEMENTS = 2
 """How often something is judged on a thread at most, though what it is judged by (links, health) has changed again meanwhile."""
 
 
@@ -82,7 +82,7 @@ class Offering:
         self._next: Offer | None = None
         self._said: frozenset[str] = frozenset()
         self._holders = Holders(Path(settings().socket_dir))
-        self._again = Again()
+        self._again = ListResend()
 
     def take(self, new: Offer) -> None:
         """Has an offer published: at once, or once it is prepared.
@@ -148,14 +148,14 @@ class Offering:
             return min(HOLDERS_SOON, HOLDERS_POLL)
         given = self._inventory.store.given
         worth = (self._inventory.next_leave, given.worth_asking(self._inventory.awaited))
-        return min((HOLDERS_POLL, *(at - now + SLACK for at in worth if at > now)))
+        return min((HOLDERS_POLL, *(at - now + TIMER_SLACK for at in worth if at > now)))
 
     async def _prepare(self) -> Topology | None:
         """Has the newest offer prepared, on a thread, since that takes its time on large nodes; no failure keeps it back.
 
         It may be unready still where links change all the time. Returns the topology that could not be judged, if any.
         """
-        for _ in range(ROUNDS):
+        for _ in range(MAX_JUDGEMENTS):
             asked = self._next
             if asked is None or asked.placement.ready:
                 break
@@ -178,11 +178,11 @@ class Offering:
         """Takes in an answer to a question `about` these, of the time `asked`; of what was retired since it says nothing."""
         store = self._inventory.store
         store.given.seen(holding.listed, holding.writing, asked)
-        for last in (*[False] * ROUNDS, True):
+        for last in (*[False] * MAX_JUDGEMENTS, True):
             if self._inventory.asked is not about:
                 return
-            standing = self._inventory.standing(holding.held, asked, holding.listed)
-            if last or standing.devices < OFF_LOOP:
+            standing = self._inventory.standing(holding.allocated, asked, holding.listed)
+            if last or standing.devices < OFF_LOOP_DEVICES:
                 judged = judge(standing)
             else:
                 judged = await anyio.to_thread.run_sync(_judge_apart, standing, abandon_on_cancel=True)
@@ -238,9 +238,9 @@ class Offering:
 
     def _unproved(self, holding: Holding, awaited: AbstractSet[tuple[str, str]]) -> bool:
         """Whether something waits that is not known to be a pod's."""
-        if holding.held is None:
+        if holding.allocated is None:
             return bool(awaited)
-        return not awaited.isdisjoint(holding.held - holding.listed) or bool(
+        return not awaited.isdisjoint(holding.allocated - holding.listed) or bool(
             self._inventory.store.given.unsaid(awaited)
         )
 
@@ -288,7 +288,7 @@ class _Waiting:
     def lasts(self, *, waits: bool) -> bool:
         """Whether it has been waited for at so many questions in a row, of which this is one, that it is to be said."""
         self._questions = self._questions + 1 if waits else 0
-        return self._questions == SILENT
+        return self._questions == UNANSWERED_LIMIT
 
 
 def _judge_apart(standing: Standing) -> Judgement:
@@ -320,8 +320,8 @@ def _held_back(resources: Iterable[Resource]) -> Iterable[str]:
     for resource in resources:
         ids: dict[str, list[str]] = {}
         for device in resource.devices:
-            if device.held and not device.retired:
-                ids.setdefault(device.held, []).append(device.id)
+            if device.withheld and not device.retired:
+                ids.setdefault(device.withheld, []).append(device.id)
         for why, of in ids.items():
             more = f" and {len(of) - 1} more are" if len(of) > 1 else " is"
-            yield f"{resource.name}: {of[0]}{more} not handed out: {why}"
+            yield f"{resource.name}: {of[0]}{more} withheld: {why}"

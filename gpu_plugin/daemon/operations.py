@@ -77,7 +77,7 @@ class Operations:
         """
         gpu, reason = self._one(request, "reason"), request.get("reason", "")
         if not isinstance(reason, str):
-            raise ConfigError(f"reason: {reason!r} is no text")
+            raise ConfigError(f"reason: {reason!r} is not text")
         already = self._stands(gpu, orders.CORDON)
         self._health.observe(gpu.uuid, Order("cordon", reason))
         if already:
@@ -104,7 +104,7 @@ class Operations:
             done.append("its cordon is lifted")
         if override and (before := self._held_against(gpu)):
             self._health.override(gpu.uuid)
-            done.append("you vouch for it: " + _changed(before, self._held_against(gpu)))
+            done.append("what was held against it is overridden: " + _changed(before, self._held_against(gpu)))
         if done:
             self._look()
         text = f"{called(gpu)}: {', and '.join(done) or 'it is not cordoned, so nothing was changed'}. "
@@ -112,7 +112,7 @@ class Operations:
         if not held:
             return await self._done(text + "Nothing is held against it.")
         stands = "; ".join(f"{words} ({verdict.name})" for words, verdict in held.items())
-        vouch = "" if override else f" To vouch for it: gpu-plugin uncordon --gpu {gpu.uuid} --override."
+        vouch = "" if override else f" To override: gpu-plugin uncordon --gpu {gpu.uuid} --override."
         return await self._done(f"{text}Still held against it: {stands}.", vouch)
 
     async def release(self, request: Mapping[str, object]) -> Mapping[str, object]:
@@ -195,7 +195,7 @@ class Operations:
             RefusedError: it names one, and none is known yet.
         """
         if unknown := set(request) - {"gpu", *more}:
-            raise ConfigError(f"{', '.join(sorted(unknown))}: this verb takes no such thing")
+            raise ConfigError(f"{', '.join(sorted(unknown))}: not a field of this verb")
         asked, gpus = request.get("gpu"), self._health.gpus
         if asked is None:
             return gpus
@@ -211,7 +211,7 @@ class Operations:
             raise control.RefusedError(
                 f"GPU {asked}: no GPU of this node is known yet: the driver does not work, or finds none"
             )
-        named = "has this index" if isinstance(asked, int) else "is called so"
+        named = "has this index" if isinstance(asked, int) else "has this name"
         there = ", ".join(str(gpu.index) for gpu in gpus)
         raise ConfigError(f"GPU {asked}: no GPU of this node {named}; there are those of index {there}")
 
@@ -222,7 +222,7 @@ class Operations:
         gpu, *others = self._asked(request, *more)
         if others:
             which = " and ".join(each.uuid for each in (gpu, *others))
-            raise ConfigError(f"GPU {gpu.index}: {which} go by this index; say which by its uuid")
+            raise ConfigError(f"GPU {gpu.index}: {which} go by this index; give its uuid")
         return gpu
 
     def _ordered(self, request: Mapping[str, object]) -> tuple[Gpu, ...]:
@@ -312,7 +312,7 @@ def _changed(before: Mapping[str, Verdict], after: Mapping[str, Verdict]) -> str
     lowered = [words for words, verdict in before.items() if after.get(words, verdict) is not verdict]
     parts = [f"{'; '.join(forgotten)} {_is(forgotten)} forgotten"] if forgotten else []
     parts += [f"{'; '.join(lowered)} {_is(lowered)} no more than DEGRADED"] if lowered else []
-    return ", ".join(parts) or "nothing of it can be set aside by your word"
+    return ", ".join(parts) or "none of it can be overridden"
 
 
 def _is(several: Sequence[str]) -> str:

@@ -46,7 +46,7 @@ from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.offer import Offer, offer, without_gone
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import wire
-from gpu_plugin.kubelet.attribution import Held, PodAttribution
+from gpu_plugin.kubelet.attribution import HoldersByDevice, PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoints import Endpoints
@@ -215,16 +215,16 @@ class Daemon:
             ("the lock of the state directory", partial(self._keep_the_node, self._state_look)),
             ("the watch on other plugins", self._watch_plugins),
             ("the state directory", self._recorder.run),
-            ("the memory of events", self._events.store.run),
+            ("the event store", self._events.store.run),
             ("the configuration watch", self.configuration.watch),
             ("the configuration", self._configure),
-            ("the news of health", self._tell_health),
+            ("the health reports", self._tell_health),
             ("the search for faulting pods", self._pods.run),
-            ("the question which pods hold what", self._attribution.run),
+            ("the query which pods hold what", self._attribution.run),
             ("the retirement of devices", self._offering.settle),
             ("the watch on MPS daemons", self._offering.watch_mps),
             ("the CDI specifications", self._keep_specs),
-            ("what the cluster is told", self._cluster.run),
+            ("the reports to the cluster", self._cluster.run),
             ("the endpoints", self._serve),
             ("the labels of the node", self._labels.run),
         ):
@@ -374,7 +374,7 @@ class Daemon:
                 )
             level = logging.DEBUG if trouble == said else logging.WARNING  # the same is worth a line once
             pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries, keeps no secret
-            log.log(level, "%s; looking again in %g s, and ever more slowly", trouble, backoff.delay)
+            log.log(level, "%s; looking again in %g s, then at growing intervals", trouble, backoff.delay)
             said = trouble
             await anyio.sleep(pause)
 
@@ -400,7 +400,7 @@ class Daemon:
         except ConfigError as error:
             if first and not self.settings.config_file_srcdir:
                 raise
-            log.error("%s; what was served before is served on, less what is gone", error)  # noqa: TRY400
+            log.error("%s; what was served before is still served, except what is gone", error)  # noqa: TRY400
             self._now.unoffered = str(error)
             found = None if first else without_gone(self._inventory.offer, node)
         if self._now.node.links and node.links != self._now.node.links:
@@ -452,7 +452,7 @@ class Daemon:
             news=self._events.store.news,
         )
 
-    async def _held_by_containers(self) -> tuple[Held | None, str]:
+    async def _held_by_containers(self) -> tuple[HoldersByDevice | None, str]:
         if not self.settings.pod_metrics:
             return None, "naming pods is switched off (--pod-metrics=false)"
         held = await self._attribution.current()

@@ -40,7 +40,7 @@ class Device:
     nodes: tuple[str, ...] = ()
     numa: tuple[int, ...] = ()
     reason: str = ""
-    held: str = ""
+    withheld: str = ""
     kind: str = GPU
     sharing: SharedResource | None = None
     retired: bool = False
@@ -86,7 +86,7 @@ def whole_gpu(gpu: Gpu) -> Device:
     )
 
 
-def mig_slice(gpu: Gpu, mig: MigDevice) -> Device:
+def mig_device(gpu: Gpu, mig: MigDevice) -> Device:
     """The device that is one slice of a GPU in MIG mode: its id is the slice's uuid, its NUMA node the GPU's.
 
     Its nodes are the GPU's own and the capability nodes of both instances, as NVIDIA's plugin gives them.
@@ -103,9 +103,9 @@ def mig_slice(gpu: Gpu, mig: MigDevice) -> Device:
     )
 
 
-def with_held(device: Device, held: str) -> Device:
+def withhold(device: Device, held: str) -> Device:
     """The device, held back for that reason (empty: not held); the very same object where nothing changes."""
-    return device if device.held == held == device.reason else replace(device, held=held, reason=held)
+    return device if device.withheld == held == device.reason else replace(device, withheld=held, reason=held)
 
 
 def with_reason(device: Device, reason: str) -> Device:

@@ -18,7 +18,7 @@ ENTERED = 1.0
 
 
 @dataclass(slots=True, eq=False)
-class _Giving:
+class _Allocation:
     """What was given away at one time and the kubelet has not said yet.
 
     `writing` is the checkpoint as the first question found it after which the next writing says so.
@@ -29,18 +29,18 @@ class _Giving:
     writing: object = None
 
 
-class Given:
+class RecentAllocations:
     """Notes what Allocate answers, until the kubelet has said it. `note` may be called from any thread, `seen` from one.
 
     The others may be asked from any thread. What they take goes with how much is unsaid.
     """
 
     def __init__(self) -> None:
-        self._givings: list[_Giving] = []
+        self._allocations: list[_Allocation] = []
 
     def note(self, resource: str, ids: Iterable[str], now: float) -> None:
         """These devices of a resource are about to be given away."""
-        self._givings.append(_Giving(now, frozenset((resource, identifier) for identifier in ids)))
+        self._allocations.append(_Allocation(now, frozenset((resource, identifier) for identifier in ids)))
 
     def seen(self, listed: AbstractSet[Key], writing: object, asked: float) -> None:
         """Takes in what the kubelet said to a question of the time `asked`.
@@ -48,36 +48,36 @@ class Given:
         `listed` is what PodResources lists. `writing` tells one writing of the kubelet's checkpoint from another, and is None
         where that could not be read. What was given before two questions, between which the checkpoint was written, is in it.
         """
-        for giving, left in self._newest_first():
-            giving.left = left
-            if giving.at < asked:
-                giving.left = giving.left - listed
-            if writing is not None and giving.at + ENTERED <= asked:
-                if giving.writing is None:
-                    giving.writing = writing
-                elif giving.writing != writing:
-                    giving.left = frozenset()
-            if not giving.left:
-                self._givings.remove(giving)
+        for allocation, left in self._newest_first():
+            allocation.left = left
+            if allocation.at < asked:
+                allocation.left = allocation.left - listed
+            if writing is not None and allocation.at + ENTERED <= asked:
+                if allocation.writing is None:
+                    allocation.writing = writing
+                elif allocation.writing != writing:
+                    allocation.left = frozenset()
+            if not allocation.left:
+                self._allocations.remove(allocation)
 
     def unsaid(self, keys: Collection[Key]) -> frozenset[Key]:
         """Which of these may have been given away without the kubelet having said so."""
-        return frozenset().union(*(giving.left.intersection(keys) for giving in tuple(self._givings)))
+        return frozenset().union(*(allocation.left.intersection(keys) for allocation in tuple(self._allocations)))
 
     def begun(self, keys: Collection[Key]) -> frozenset[Key]:
         """Of which of these nothing is missing but that the checkpoint is written again."""
-        asked = [left for giving, left in self._newest_first() if giving.writing is not None]
+        asked = [left for allocation, left in self._newest_first() if allocation.writing is not None]
         return frozenset().union(*(left.intersection(keys) for left in asked))
 
     def worth_asking(self, keys: Collection[Key]) -> float:
         """From when on a question brings one of these on that no question has yet; inf for none."""
-        unasked = [(giving.at, left) for giving, left in self._newest_first() if giving.writing is None]
+        unasked = [(allocation.at, left) for allocation, left in self._newest_first() if allocation.writing is None]
         return min((at + ENTERED for at, left in unasked if not left.isdisjoint(keys)), default=inf)
 
-    def _newest_first(self) -> Iterator[tuple[_Giving, frozenset[Key]]]:
-        """Every giving, with what of it was not given away again since."""
+    def _newest_first(self) -> Iterator[tuple[_Allocation, frozenset[Key]]]:
+        """Every allocation, with what of it was not given away again since."""
         since: set[Key] = set()
-        for giving in reversed(tuple(self._givings)):
-            left = giving.left - since
+        for allocation in reversed(tuple(self._allocations)):
+            left = allocation.left - since
             since |= left
-            yield giving, left
+            yield allocation, left

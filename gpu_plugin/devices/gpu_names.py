@@ -47,7 +47,7 @@ def named(name: str | int, gpus: Sequence[Gpu]) -> Gpu | None:
     if len(found) > 1:
         which = " and ".join(map(called, found[:3]))
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        raise ConfigError(f"GPU {name}: it could be {which}{more}: say which by its whole uuid")
+        raise ConfigError(f"GPU {name}: it could be {which}{more}: give its whole uuid")
     return found[0] if found else None
 
 

@@ -29,10 +29,10 @@ def mig_resource(profile: str) -> str:
     return f"{DOMAIN}/mig-{profile.replace('+', '.')}"
 
 
-_SHOWN = 4
+_MAX_SHOWN = 4
 
 
 def first_few(items: Sequence[str]) -> str:
     """The first four items, quoted, and how many more there are: one file fits a whole cluster, so lists may be long."""
-    shown = ", ".join(repr(item) for item in items[:_SHOWN])
-    return f"{shown} and {len(items) - _SHOWN} more" if len(items) > _SHOWN else shown
+    shown = ", ".join(repr(item) for item in items[:_MAX_SHOWN])
+    return f"{shown} and {len(items) - _MAX_SHOWN} more" if len(items) > _MAX_SHOWN else shown

@@ -8,7 +8,7 @@ from gpu_plugin.config.choices import MIG_STRATEGIES, Functions
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import NamePattern
-from gpu_plugin.devices.device import Resource, mig_slice, whole_gpu, with_held
+from gpu_plugin.devices.device import Resource, mig_device, whole_gpu, withhold
 from gpu_plugin.devices.naming import DOMAIN, MAX_LIST_BYTES, first_few, mig_resource, resource_name_fault
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.selection import matches, selected, unmatched
@@ -112,8 +112,8 @@ def _single(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[
     why = _unequal(gpus)
     if not why:
         return named, _empty(gpus)
-    held = [Named(n.name, with_held(n.device, n.device.held or why), n.aliases) for n in named]
-    return held, [*_empty(gpus), f"no device is handed out: {why}"]
+    held = [Named(n.name, withhold(n.device, n.device.withheld or why), n.aliases) for n in named]
+    return held, [*_empty(gpus), f"no device is offered: {why}"]
 
 
 def _unequal(gpus: Sequence[Gpu]) -> str:
@@ -121,10 +121,10 @@ def _unequal(gpus: Sequence[Gpu]) -> str:
     readable = [gpu for gpu in gpus if not gpu.unreadable]
     if len({gpu.mig_enabled for gpu in readable}) > 1:
         modes = ", ".join(f"{gpu.index} {'on' if gpu.mig_enabled else 'off'}" for gpu in readable)
-        return f"MIG strategy single needs all GPUs with the same MIG mode; here it is, by index: {modes}. Use mixed"
+        return f"MIG strategy single needs the same MIG mode on all GPUs; MIG mode by GPU index: {modes}. Use mixed"
     profiles = sorted({mig.profile for gpu in readable if gpu.mig_enabled for mig in gpu.mig_devices})
     if len(profiles) > 1:
-        return f"MIG strategy single needs slices of one size; here are {', '.join(profiles)}. Use mixed"
+        return f"MIG strategy single needs MIG devices of one profile; this node has {', '.join(profiles)}. Use mixed"
     return ""
 
 
@@ -138,7 +138,7 @@ def _empty(gpus: Iterable[Gpu]) -> list[str]:
 
 def _whole(gpu: Gpu, settings: Settings) -> Named:
     name = counted_as(gpu, settings)
-    return Named(name, with_held(whole_gpu(gpu), gpu.unreadable or ""), (str(gpu.index), gpu.uuid))
+    return Named(name, withhold(whole_gpu(gpu), gpu.unreadable or ""), (str(gpu.index), gpu.uuid))
 
 
 def _slice(gpu: Gpu, mig: MigDevice, settings: Settings) -> Named:
@@ -147,7 +147,7 @@ def _slice(gpu: Gpu, mig: MigDevice, settings: Settings) -> Named:
     held = gpu.unreadable or ""
     if not held and settings.pass_device_specs and None in (mig.gpu_instance_cap, mig.compute_instance_cap):
         held = "its capability nodes are not known: does /proc/driver/nvidia-caps/mig-minors exist here?"
-    device = with_held(mig_slice(gpu, mig), held)
+    device = withhold(mig_device(gpu, mig), held)
     return Named(counted_as(gpu, settings, mig), device, aliases)
 
 
@@ -162,7 +162,7 @@ def _valid(named: Iterable[Named], warnings: list[str]) -> Mapping[str, list[Nam
     seen: set[str] = set()
     for one in named:
         if one.device.id in seen:
-            warnings.append(f"{one.name}: two devices claim the id {one.device.id}; the second is not offered")
+            warnings.append(f"{one.name}: two devices claim the id {one.device.id}; the second one is not offered")
             continue
         seen.add(one.device.id)
         by_name.setdefault(one.name, []).append(one)

@@ -7,18 +7,18 @@ manager dereferences its entry without looking), so an id is withdrawn only on t
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpu_plugin.devices.device import MIG, Device, Resource, with_held
+from gpu_plugin.devices.device import MIG, Device, Resource, withhold
 from gpu_plugin.devices.naming import PLACEHOLDER
 
 SETTLE = 5.0
 """Seconds that a retired device stays listed at least: a pod that was being given it when it went shows up meanwhile."""
 
-Held = frozenset[tuple[str, str]]
+Allocated = frozenset[tuple[str, str]]
 """(resource name, device id) of devices that pods hold or may hold."""
 
-GONE = "it is not on this node any more"
+NOT_ON_NODE = "it is not on this node any more"
 
-FORMER = "it is not offered any more"
+NO_LONGER_OFFERED = "it is not offered any more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +31,16 @@ class Retirement:
     """
 
     since: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    free: Held = frozenset()
+    free: Allocated = frozenset()
     beside: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
-    back: Held = frozenset()
+    back: Allocated = frozenset()
 
 
 def retire(
     listed: Iterable[Resource],
     planned: Sequence[Resource],
     before: Retirement,
-    held: Held | None,
+    allocated: Allocated | None,
     now: float,
     recent: Collection[tuple[str, str]] = (),
     elsewhere: Iterable[Device] = (),
@@ -51,7 +51,7 @@ def retire(
         listed: the resources as the kubelet was last told of them.
         planned: the resources as they should be.
         before: what was retired already.
-        held: what pods may hold as far as the kubelet says; None where it has not said.
+        allocated: what pods may hold as far as the kubelet says; None where it has not said.
         now: when the kubelet was asked, in seconds of a clock that never goes back.
         recent: what was given to a pod, and the kubelet has not said so yet.
         elsewhere: what pods hold under names that are not listed here.
@@ -73,14 +73,16 @@ def retire(
             if device.id in present or device.id.startswith(PLACEHOLDER):
                 continue
             began = before.since.get(key, now)
-            if held is None or key in held or key in recent or now - began < SETTLE:
+            if allocated is None or key in allocated or key in recent or now - began < SETTLE:
                 since[key] = began
                 leaving.setdefault(resource.name, []).append(gone(device))
     others = [_InUse(device, None) for device in elsewhere]
     if not since and not others:
         return tuple(planned), Retirement()
     free = frozenset(
-        key for key in since if (key in before.free if held is None else key not in held and key not in recent)
+        key
+        for key in since
+        if (key in before.free if allocated is None else key not in allocated and key not in recent)
     )
     beside = _beside(listed, since.keys(), before.beside)
     in_use = [
@@ -94,7 +96,7 @@ def retire(
     merged, back = [], set()
     for name in names:
         devices = wanted[name].devices if name in wanted else ()
-        replicas = _replicas_back(name, devices, busy, before.back, held or frozenset(), recent)
+        replicas = _replicas_back(name, devices, busy, before.back, allocated or frozenset(), recent)
         back |= {(name, identifier) for identifier in replicas}
         kept = tuple(_held_back(device, busy.claim(device).former or replicas.get(device.id)) for device in devices)
         merged.append(Resource(name, (*kept, *leaving.get(name, ()))))
@@ -102,17 +104,17 @@ def retire(
 
 
 def _held_back(device: Device, former: Device | None) -> Device:
-    if device.held or former is None:
+    if device.withheld or former is None:
         return device
-    return with_held(device, f"a pod may still hold its hardware as {former.id}")
+    return withhold(device, f"a pod may still hold its hardware as {former.id}")
 
 
 def _replicas_back(
     resource: str,
     devices: Iterable[Device],
     busy: "_Busy",
-    before: Held,
-    held: Collection[tuple[str, str]],
+    before: Allocated,
+    allocated: Collection[tuple[str, str]],
     recent: Collection[tuple[str, str]],
 ) -> Mapping[str, Device]:
     """The replicas that are held back in place of former ones, by id, each with a former one.
@@ -124,9 +126,9 @@ def _replicas_back(
     claims: dict[str, _Claim] = {}
     for at, device in enumerate(devices):
         claim = busy.claim(device)
-        if claim.replicas and not claim.former and not device.held:
+        if claim.replicas and not claim.former and not device.withheld:
             key = (resource, device.id)
-            rank = (key in held or key in recent, key not in before, -at, device.id)
+            rank = (key in allocated or key in recent, key not in before, -at, device.id)
             of.setdefault(device.visible_id, []).append(rank)
             claims[device.visible_id] = claim
     return {
@@ -138,7 +140,7 @@ def _replicas_back(
 
 def gone(device: Device) -> Device:
     """The device, listed for the sake of a pod that may hold it, and for no other."""
-    return device if device.retired else replace(with_held(device, FORMER), retired=True)
+    return device if device.retired else replace(withhold(device, NO_LONGER_OFFERED), retired=True)
 
 
 def _beside(

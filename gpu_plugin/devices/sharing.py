@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.sharing import MPS, MpsLimits, SharedResource
-from gpu_plugin.devices.device import MIG, Device, with_held
+from gpu_plugin.devices.device import MIG, Device, withhold
 from gpu_plugin.devices.naming import MAX_LIST_BYTES, first_few
 
 REPLICA = "::"
@@ -115,8 +115,8 @@ def _taken(
 
 
 def _replicas(device: Device, entry: SharedResource) -> Iterable[Device]:
-    held = device.held
+    held = device.withheld
     if not held and entry.strategy == MPS and device.kind == MIG:
         held = "sharing using MPS is not supported for MIG devices"
-    one = with_held(replace(device, sharing=entry), held)
+    one = withhold(replace(device, sharing=entry), held)
     return [replace(one, id=f"{device.id}{REPLICA}{number}") for number in range(entry.replicas)]

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-_LONGEST = 2 * 1024 * 1024
+_MAX_RESULT_BYTES = 2 * 1024 * 1024
 """Bytes of a result that are taken: the longest config file has half of it."""
 
-_LEAVING = 0.5
+_EXIT_SECONDS = 0.5
 """Seconds that the process may take to end once it has said what it had to say, or was killed."""
 
-_BETWEEN = 0.01
+_POLL_INTERVAL = 0.01
 """Seconds between two looks whether it has: one that is stuck tells nobody."""
 
 
@@ -77,16 +77,16 @@ def _received(reading: int, until: float, limit: float) -> bytes:
             raise StuckError(f"no answer within {round(limit, 1):g} s: something holds the process that looks")
         piece = os.read(reading, 65536)
         if not piece:
-            raise ApartError("the process that looks has ended without an answer: was it killed, for want of memory?")
+            raise ApartError("the process that looks has ended without an answer: was it killed for lack of memory?")
         got += piece
-        if len(got) > _LONGEST:
-            raise ApartError(f"the answer is longer than {_LONGEST} bytes")
+        if len(got) > _MAX_RESULT_BYTES:
+            raise ApartError(f"the answer is longer than {_MAX_RESULT_BYTES} bytes")
     return bytes(got[8:])
 
 
 def _part_with(child: int) -> None:
     """Takes notice of the process's end, unless it is stuck: then it is left to whoever reaps orphans."""
-    until = time.monotonic() + _LEAVING
+    until = time.monotonic() + _EXIT_SECONDS
     with suppress(ChildProcessError):
         while os.waitpid(child, os.WNOHANG) == (0, 0) and time.monotonic() < until:
-            time.sleep(_BETWEEN)
+            time.sleep(_POLL_INTERVAL)

@@ -55,7 +55,7 @@ def skipped(why: str, remedy: str = "") -> Finding:
 
 
 _HANGS = (
-    "whatever it lies on or who answers for it hangs: look for it in the kernel log (dmesg) and in "
+    "its file system, or the program that answers for it, hangs: look for it in the kernel log (dmesg) and in "
     "`ps -eo pid,stat,wchan,comm` with state D"
 )
 

@@ -29,7 +29,7 @@ def _found(one: Check, facts: Facts) -> Sequence[Finding]:
     except Exception as error:  # noqa: BLE001 - whatever it is, it is said
         return [
             warning(
-                f"this check could not judge what it saw: {type(error).__name__}: {error}",
+                f"this check failed on what it saw: {type(error).__name__}: {error}",
                 "is the running daemon of another version? Use its own gpu-plugin; otherwise report this",
             )
         ]

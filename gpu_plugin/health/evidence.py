@@ -26,7 +26,7 @@ _DEEPEST = 6
 """Levels beyond any nesting of what a signal remembers."""
 
 
-class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
+class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspended": "aside"}):
     """What is held against a GPU: where, by which signal, since when (Unix seconds), and what proof of recovery it needs.
 
     `boot_id` is the boot in which it was true, `zero` the Unix time at which the clock of that boot stood at 0, as the process
@@ -49,7 +49,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     binding: int | None = None
     counting: int | None = None
     taken: float | None = None
-    aside: Marks | None = None
+    suspended: Marks | None = None
     reset: bool = False
     rebound: bool = False
     overridden: bool = False
@@ -75,7 +75,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
             binding=marks.binding,
             counting=marks.counting,
             taken=marks.taken,
-            aside=marks.aside,
+            suspended=marks.suspended,
             reset=recovery.reset,
             rebound=recovery.rebound,
             overridden=latch.overridden,
@@ -107,8 +107,8 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
 
         A time a little before 0 is one: the wall clock may have been corrected by more than it told. It is taken for 0.
         """
-        aside = None if self.aside is None else self.aside.taken
-        if not (all(map(_time, (self.since, self.taken, aside))) and _sane(self.memory, -LATEST)):
+        suspended = None if self.suspended is None else self.suspended.taken
+        if not (all(map(_time, (self.since, self.taken, suspended))) and _sane(self.memory, -LATEST)):
             return False
         if not self.known:
             return _sane(self.memory)
@@ -132,7 +132,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
         by = 0.0 if zero is None or self.zero is None else zero - self.zero
         by = by if abs(by) >= CORRECTED else 0.0
         memory = _memory(self)
-        marks = Marks(self.energy, self.ecc, self.binding, self.counting, self.taken, self.aside)
+        marks = Marks(self.energy, self.ecc, self.binding, self.counting, self.taken, self.suspended)
         return Latch(
             memory.shifted(by),
             _VERDICTS.get(self.verdict, Verdict.FATAL),

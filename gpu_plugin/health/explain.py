@@ -16,7 +16,7 @@ from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.proof import RECOVERIES
 from gpu_plugin.health.readings import Measured, Reading, spelled
-from gpu_plugin.health.signals import SIGNALS, Say, Signal, SignalKind
+from gpu_plugin.health.signals import SIGNALS, OperatorInfluence, Signal, SignalKind
 from gpu_plugin.health.signals.orders import released
 from gpu_plugin.health.words import advice
 from gpu_plugin.health.xid_advice import RESET
@@ -61,7 +61,7 @@ def clears(
     if signal.kind is SignalKind.ORDER:
         return _said(signal, case)
     how = _reset_of(gpu, released=any(map(released, orders.values())))
-    vouch = f"gpu-plugin uncordon --gpu {gpu} --override, by which you vouch for it"
+    vouch = f"gpu-plugin uncordon --gpu {gpu} --override, which overrides it"
     advised = advice(key, policy, gpu, latch)
     if latch.proof is Proof.RMA:
         return _condemned(signal, latch, vouch, advised)
@@ -76,8 +76,10 @@ def clears(
     else:
         means = _recovered(signal, latch, how, unfit)
     if latch.overridden:
-        return f"{means}; an operator vouches for it meanwhile"
-    standing = policy.standing(key.signal, latch, essential=signal.essential, enabled=signal.say is Say.ENABLED)
+        return f"{means}; overridden by an operator meanwhile"
+    standing = policy.standing(
+        key.signal, latch, essential=signal.essential, enabled=signal.say is OperatorInfluence.ENABLED
+    )
     if standing is not Verdict.FATAL or not signal.takes_word(latch):
         return means
     return f"{means}; or {vouch}"
@@ -165,13 +167,13 @@ def _read(signal: Signal, case: Case, reset: str) -> str:
 def _condemned(signal: Signal, latch: AnyLatch, vouch: str, advised: str) -> str:
     """What ends the latch of a part that is to be replaced."""
     if latch.overridden:
-        return f"{_looks(CLEAN_SAMPLES)} in a row; an operator vouches for it meanwhile"
+        return f"{_looks(CLEAN_SAMPLES)} in a row; overridden by an operator meanwhile"
     if latch.recovery.rebound:
-        return f"{_to_go(latch)}: it was enumerated anew; or {vouch}"
+        return f"{_to_go(latch)}: it was enumerated again; or {vouch}"
     if signal.kind is SignalKind.EVENT:
         return f"nothing by itself: {advised}; or {vouch}"
-    anew = "what is read good after the GPU was enumerated anew (a repaired part)"
-    return f"nothing by itself: have the GPU replaced; {anew}, or {vouch}"
+    reenumerated = "what is read good after the GPU was enumerated again (a repaired part)"
+    return f"nothing by itself: have the GPU replaced; {reenumerated}, or {vouch}"
 
 
 def _quiet(signal: Signal, latch: AnyLatch) -> str:
@@ -183,14 +185,14 @@ def _recovered(signal: Signal, latch: AnyLatch, how: str, unfit: Sequence[str]) 
     """What `proof.after_recovery` still waits for."""
     only = f", counted once {' and '.join(dict.fromkeys(unfit))} {_are(unfit)} over" if unfit else ""
     if _seen(signal, latch):
-        found = "it was found anew" if signal.shown else "its reset was seen"
+        found = "it was found again" if signal.shown else "its reset was seen"
         why = "nothing was known of it that a reset would change" if _unmarked(latch) else found
         return f"{_to_go(latch)}{only}: {why}"
     if signal.recovery:
         recovery = signal.recovery.format(reset=how)
     elif latch.proof is Proof.REBOOT:
-        anew = "unbind and bind it in /sys/bus/pci/drivers/nvidia while it is released"
-        recovery = f"a reboot of the node, or the driver bound to the GPU anew ({anew})"
+        reenumerated = "unbind and bind it in /sys/bus/pci/drivers/nvidia while it is released"
+        recovery = f"a reboot of the node, or the driver rebound to the GPU ({reenumerated})"
     else:
         recovery = f"a reset of the GPU ({how})"
     shown = signal.shown or ("" if latch.proof is Proof.REBOOT else _shown_by(latch))
@@ -202,15 +204,17 @@ def _shown_by(latch: AnyLatch) -> str:
     marks = latch.recovery.marks
     if marks.counting:
         return (
-            "; without persistence mode the driver's counters begin anew whenever nobody has the GPU open, and prove no "
-            "reset: a reboot or a new binding of the driver does, or your word"
+            "; without persistence mode the driver's counters restart whenever nobody has the GPU open, and prove no "
+            "reset: a reboot or a new binding of the driver does, or an override"
         )
     if marks.counting is None:  # nothing was read of it since
         return ""
     if marks.energy is None and not marks.ecc:
-        return "; this GPU shows no reset in a counter: a reboot or a new binding of the driver proves it, or your word"
+        return (
+            "; this GPU shows no reset in a counter: a reboot or a new binding of the driver proves it, or an override"
+        )
     counter = "energy counter" if marks.energy is not None else "count of memory errors"
-    return f"; its {counter} shows that where it begins anew, else a reboot or a new binding of the driver does"
+    return f"; its {counter} shows that where it restarts, else a reboot or a new binding of the driver does"
 
 
 def _unmarked(latch: AnyLatch) -> bool:

@@ -86,8 +86,8 @@ def without_imex(found: Iterable[tuple[Evidence, bool]]) -> list[Evidence]:
 
 
 def _happened(was: FormerEvidence) -> Memory:
-    weighed = {1.0: xid.Weighed.RAISED, -1.0: xid.Weighed.LOWERED}
-    return xid.Happened(was.times, weighed=weighed.get(was.value or 0.0, xid.Weighed.AS_IT_IS), asked=was.asked)
+    weighed = {1.0: xid.Adjustment.RAISED, -1.0: xid.Adjustment.LOWERED}
+    return xid.Occurrences(was.times, weighed=weighed.get(was.value or 0.0, xid.Adjustment.AS_IT_IS), asked=was.asked)
 
 
 def _errors(was: FormerEvidence) -> Memory:
@@ -98,11 +98,11 @@ def _errors(was: FormerEvidence) -> Memory:
 _REMEMBERED: Mapping[str, Callable[[FormerEvidence], Any]] = {
     "xid": _happened,
     application_errors.NAME: _errors,
-    flapping.NAME: lambda was: flapping.Falls(was.times, was.value or 0.0),
+    flapping.NAME: lambda was: flapping.HealthDrops(was.times, was.value or 0.0),
     orders.MAINTENANCE: lambda was: orders.Release(resumed=bool(was.value)),
     "margin": lambda _: margin.Trusted(),
     "nvlink": lambda was: nvlink.Links(int(was.value or 0)),
-    "recovery-action": lambda was: recovery_action.Wish(action=int(was.value or 0)),
+    "recovery-action": lambda was: recovery_action.RequestedAction(action=int(was.value or 0)),
     "slowdown-temperature": lambda was: heat.Hot(sensors=int(was.value or 0)),
     "unanswered": lambda was: Answers(int(was.value or 0), was.times),
     "nvlink-errors": lambda was: Counted(times=was.times),

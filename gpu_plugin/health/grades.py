@@ -37,7 +37,7 @@ class Graded(Memory, frozen=True):
         """Without the looks that speak for a better verdict since."""
         return replace(self, looks=self.looks[-self.worse :] if self.worse else (), row=self.worse)
 
-    def anew(self) -> Self:
+    def after_boot(self) -> Self:
         """Without the looks."""
         return replace(self, looks=(), row=0, worse=0)
 
@@ -70,14 +70,14 @@ def graded(
         if latch is None or not held:
             return None
         memory = latch.memory
-        return replace(latch, memory=memory.anew()) if memory.looks else latch
+        return replace(latch, memory=memory.after_boot()) if memory.looks else latch
     known = latch or Latch(fresh)
     looks = (*known.memory.looks, grade)[-max(enter, leave) :]
     risen = min(looks[-enter:]) if len(looks) >= enter else Verdict.OK
     if risen > known.verdict:
         memory = _noted(known.memory, looks, risen)
         if held:
-            return known.again(memory, verdict=risen, detail=detail)
+            return known.renewed(memory, verdict=risen, detail=detail)
         return Latch(memory, risen, detail, ctx.now, recovery=Recovery(ctx.marks))
     if held and len(looks) >= leave and max(looks[-leave:]) < known.verdict and grade is max(looks[-leave:]):
         if grade is Verdict.OK:

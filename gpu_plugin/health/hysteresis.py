@@ -53,7 +53,7 @@ def level(
     """The latch after a reading that was `bad`, good (False), or not to be had (None). `fresh` is the memory of a new one.
 
     Opens after `enter` bad readings in a row, with the words of the last. Closes after `leave` good ones in a row or, with
-    `leave_seconds`, once they have been good for so long; a latch of Proof.RMA only once the GPU was enumerated anew, or an
+    `leave_seconds`, once they have been good for so long; a latch of Proof.RMA only once the GPU was enumerated again, or an
     operator vouches for it. A reading that is not to be had ends every row and proves nothing. A worse verdict is taken over
     at once, with its words and its proof, a better one never.
     """
@@ -65,7 +65,7 @@ def level(
             return Latch(replace(latch.memory if latch else fresh, row=row))
         return Latch(fresh, verdict, detail, ctx.now, proof, Recovery(ctx.marks))
     if bad and verdict > latch.verdict:
-        return latch.again(_begun_anew(latch.memory), ctx.marks, verdict=verdict, detail=detail, proof=proof)
+        return latch.renewed(_begun_anew(latch.memory), ctx.marks, verdict=verdict, detail=detail, proof=proof)
     if bad or bad is None:
         return unproven(latch)
     if latch.proof is Proof.RMA and not (latch.recovery.rebound or latch.overridden):

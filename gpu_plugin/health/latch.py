@@ -44,12 +44,12 @@ class Proof(StrEnum):
     """The operator's own word."""
 
 
-class Marks(msgspec.Struct, frozen=True):
+class Marks(msgspec.Struct, frozen=True, rename={"suspended": "aside"}):
     """What of a GPU only a reset, a reload of the driver or a new enumeration sets back or changes; None: unknown.
 
     `energy` in mJ and `ecc` (uncorrected errors) are the driver's volatile counters, `binding` is `Sample.binding`.
     `counting` tells which counters they compare with (`Sample.counting`), `taken` (Unix seconds) when the energy was read.
-    `aside` has the counters of persistence mode while looks tell others: they compare again once that is on, or is told of,
+    `suspended` has the counters of persistence mode while looks tell others: they compare again once that is on, or is told of,
     again.
     """
 
@@ -58,7 +58,7 @@ class Marks(msgspec.Struct, frozen=True):
     binding: int | None = None
     counting: int | None = None
     taken: float | None = None
-    aside: "Marks | None" = None
+    suspended: "Marks | None" = None
 
     def after(self, seen: Sample, now: float) -> "Marks":
         """The marks as of this sample at Unix time `now`; what it does not say stays as it was, where it still compares.
@@ -71,20 +71,20 @@ class Marks(msgspec.Struct, frozen=True):
             if (seen.ecc_uncorrected or self.ecc, binding) == (self.ecc, self.binding):
                 return self
             return replace(self, ecc=seen.ecc_uncorrected or self.ecc, binding=binding)
-        known, aside = self.comparing(seen), None
+        known, suspended = self.comparing(seen), None
         if known is not self and seen.counting:
-            aside = replace(self, binding=None, aside=None) if self.counting == 0 else self.aside
+            suspended = replace(self, binding=None, suspended=None) if self.counting == 0 else self.suspended
         elif known is self:
-            aside = self.aside
+            suspended = self.suspended
         kept = UNMARKED if known is None and self.counting is not None else known or self
         energy, taken = (kept.energy, kept.taken) if seen.energy is None else (seen.energy, now)
         ecc = kept.ecc if seen.ecc_uncorrected is None else seen.ecc_uncorrected
         counting = self.counting if seen.counting is None else seen.counting
-        same = (self.energy, self.ecc, self.binding, self.counting, self.aside)
+        same = (self.energy, self.ecc, self.binding, self.counting, self.suspended)
         return (
             self
-            if (energy, ecc, binding, counting, aside) == same
-            else Marks(energy, ecc, binding, counting, taken, aside)
+            if (energy, ecc, binding, counting, suspended) == same
+            else Marks(energy, ecc, binding, counting, taken, suspended)
         )
 
     def completed(self, seen: Sample, now: float) -> "Marks":
@@ -97,13 +97,13 @@ class Marks(msgspec.Struct, frozen=True):
             fresh.binding if self.binding is None else self.binding,
             self.counting if own else fresh.counting,
             fresh.taken if self.energy is None else self.taken,
-            self.aside,
+            self.suspended,
         )
 
     def shifted(self, by: float) -> "Marks":
         """With their times as they are after the wall clock was corrected by so many seconds."""
         taken = None if self.taken is None else corrected(self.taken, by)
-        return replace(self, taken=taken, aside=None if self.aside is None else self.aside.shifted(by))
+        return replace(self, taken=taken, suspended=None if self.suspended is None else self.suspended.shifted(by))
 
     def comparing(self, seen: Sample) -> "Marks | None":
         """Those with whose counters this sample's go on: a difference is the GPU's, not of who opened the driver."""
@@ -111,7 +111,7 @@ class Marks(msgspec.Struct, frozen=True):
             return None
         if self.counting == seen.counting:
             return self
-        return self.aside if self.aside is not None and self.aside.counting == seen.counting else None
+        return self.suspended if self.suspended is not None and self.suspended.counting == seen.counting else None
 
 
 UNMARKED = Marks()
@@ -122,7 +122,7 @@ class Recovery(msgspec.Struct, frozen=True):
     """What was seen of a recovery since the evidence.
 
     `marks` are the GPU's as last seen; `reset` and `rebound` whether they showed that it was reset or the driver reloaded, or
-    that it was enumerated anew; `clean` how many clean looks there were in a row, up to CLEAN_SAMPLES.
+    that it was enumerated again; `clean` how many clean looks there were in a row, up to CLEAN_SAMPLES.
     """
 
     marks: Marks = UNMARKED
@@ -183,7 +183,7 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """As a restart is to know it of an open latch: progress towards its end is left out, and gathered anew."""
         return self.written()
 
-    def anew(self) -> Self:
+    def after_boot(self) -> Self:
         """As of an open latch after a boot: whatever was gathered since is gathered anew."""
         return self.held()
 
@@ -233,7 +233,7 @@ class Latch(msgspec.Struct, Generic[M], frozen=True):
         """Whether the next samples would settle something, rather than a recovery that nobody has made yet."""
         return 0 < self.recovery.clean < CLEAN_SAMPLES or self.memory.gathering
 
-    def again(self, memory: M, marks: Marks | None = None, **changes: Any) -> "Latch[M]":
+    def renewed(self, memory: M, marks: Marks | None = None, **changes: Any) -> "Latch[M]":
         """The latch after its evidence was renewed: whatever had been proven, or vouched for, counts no more.
 
         `marks` are what a recovery is told by from now on; None: as before.

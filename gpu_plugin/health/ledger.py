@@ -13,7 +13,7 @@ from gpu_plugin.health.latch import UNMARKED, AnyLatch, Health, LatchKey, Marks,
 from gpu_plugin.health.observation import DriverEvent, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.showing import shown
-from gpu_plugin.health.signals import SIGNALS, Ends, Say, SignalKind, first_look, flapping, xid
+from gpu_plugin.health.signals import SIGNALS, EndsBy, OperatorInfluence, SignalKind, first_look, flapping, xid
 from gpu_plugin.health.words import advice, xid_number
 
 REMEMBER_XIDS = 600.0
@@ -22,7 +22,7 @@ REMEMBER_XIDS = 600.0
 _MANY_XIDS, _STORM = 64, 1.0
 """Xids from which on old ones are forgotten; seconds within which another of a number is no news."""
 
-Slices = Mapping[tuple[int, int], str]
+MigUuids = Mapping[tuple[int, int], str]
 """Uuids of a GPU's MIG devices by GPU instance and compute instance."""
 
 _FIRST_LOOK, _WHOLE = LatchKey(first_look.NAME), LatchKey("")
@@ -59,7 +59,7 @@ class Transition:
 @dataclass(slots=True)
 class _Record:
     facts: Facts
-    slices: Slices = field(default_factory=dict)
+    slices: MigUuids = field(default_factory=dict)
     devices: frozenset[str] = frozenset()
     latches: dict[LatchKey, AnyLatch] = field(default_factory=dict)
     unseen: AnyLatch | None = field(default_factory=first_look.unseen)
@@ -96,7 +96,7 @@ class HealthLedger:
         """Grows whenever evidence that must outlive the process changed: a verdict, its words, or a recovery that was seen."""
         self._records: dict[str, _Record] = {}
 
-    def watch(self, uuid: str, facts: Facts, slices: Slices | None = None) -> None:
+    def watch(self, uuid: str, facts: Facts, slices: MigUuids | None = None) -> None:
         """Begins to keep a GPU's health, or gives it new facts and slices; what is known of it stays."""
         record = self._records.setdefault(uuid, _Record(facts))
         record.facts = facts
@@ -131,7 +131,7 @@ class HealthLedger:
             self._looked(record, seen, now)
         judged, event = False, isinstance(seen, XidEvent | DriverEvent)
         for whole, signal in shown(seen):
-            if signal.ends is Ends.RECOVERY and not judged and not event:
+            if signal.ends is EndsBy.RECOVERY and not judged and not event:
                 judged, ctx = True, changed_to(ctx, unfit=bool(self.unfit(uuid)))
             if signal.parts is None:
                 known = record.latches.get(whole)
@@ -205,7 +205,7 @@ class HealthLedger:
             for key, latch in list(record.latches.items()):
                 held = latch.verdict is not Verdict.OK and not _of_its_boot(key, latch)
                 recovery = Recovery(latch.recovery.marks, reset=True, rebound=True)
-                after = latch.again(latch.memory.anew(), recovery=recovery) if held else None
+                after = latch.renewed(latch.memory.after_boot(), recovery=recovery) if held else None
                 self._put(record, key, after, changed)
             found += self._transitions(uuid, record, changed)
         return tuple(found)
@@ -352,7 +352,9 @@ class HealthLedger:
         if latch is None or latch.verdict is Verdict.OK:
             return Verdict.OK
         signal = SIGNALS[key.signal]
-        return self.policy.standing(key.signal, latch, essential=signal.essential, enabled=signal.say is Say.ENABLED)
+        return self.policy.standing(
+            key.signal, latch, essential=signal.essential, enabled=signal.say is OperatorInfluence.ENABLED
+        )
 
     def _looked(self, record: _Record, seen: Sample, now: float) -> None:
         """A good look is the first, or the GPU stays unseen."""

@@ -34,7 +34,7 @@ class HealthPolicy:
     ) -> Verdict:
         """What an open latch of a signal comes to, `essential` as in `signals.Signal`.
 
-        `enabled` is whether it counts where all health checks are disabled (`signals.Say.ENABLED`).
+        `enabled` is whether it counts where all health checks are disabled (`signals.OperatorInfluence.ENABLED`).
         """
         if latch is None:
             return Verdict.OK
@@ -71,7 +71,7 @@ def policy(settings: Settings, table: XidTable) -> HealthPolicy:
             *_malformed("DP_DISABLE_HEALTHCHECKS", disabled.malformed),
             *_malformed("DP_ENABLE_HEALTHCHECKS", enabled.malformed),
             *(
-                f"XID_CONFIG: {word!r} is no Xid, and is ignored"
+                f"XID_CONFIG: {word!r} is not an Xid and is ignored"
                 for word in (*critical.malformed, *["all"] * critical.every, *["xids"] * critical.xids)
             ),
         ),

@@ -4,7 +4,7 @@ A GPU is believed after three looks in a row without a fault, with the driver as
 other signal calling it so, all of them since one of:
 
 - a new boot;
-- the driver bound to the GPU anew;
+- the driver rebound to the GPU;
 - its energy counter begun anew, which NVML documents as counted since the driver was last loaded: it reads less than half of
   what it read, and no more than any part can have drawn since (`DRAWN` for all that time). A mere step back is none;
 - on a part that does not tell its energy, the volatile count of uncorrected ECC errors back at 0. Elsewhere that count proves

@@ -33,7 +33,7 @@ class SignalKind(Enum):
     """What the ledger itself holds back, by what it has seen of the GPU and of other signals."""
 
 
-class Say(Enum):
+class OperatorInfluence(Enum):
     """Who has a say in what a signal's verdict comes to."""
 
     OPERATOR = "operator"
@@ -44,7 +44,7 @@ class Say(Enum):
     """Nobody: it tells of a GPU that cannot be served at all."""
 
 
-class Ends(Enum):
+class EndsBy(Enum):
     """What ends a signal's latches."""
 
     BY_ITSELF = "by itself"
@@ -83,13 +83,13 @@ class Signal:
     until: Callable[[Any], float | None] | None = None
     answers: Callable[[Any], bool] | None = None
     parts: re.Pattern[str] | None = None
-    say: Say = Say.OPERATOR
-    ends: Ends = Ends.BY_ITSELF
+    say: OperatorInfluence = OperatorInfluence.OPERATOR
+    ends: EndsBy = EndsBy.BY_ITSELF
 
     @property
     def essential(self) -> bool:
         """Whether its verdict is beyond the say of a policy and of an override: an order is the operator's word already."""
-        return self.say is Say.NOBODY or self.kind is SignalKind.ORDER
+        return self.say is OperatorInfluence.NOBODY or self.kind is SignalKind.ORDER
 
     def takes_word(self, latch: AnyLatch) -> bool:
         """Whether an operator may vouch for the GPU in spite of this latch."""
@@ -112,7 +112,7 @@ class Signal:
 
 
 REPLACE = "have the GPU tested and replaced"
-COOL = "see to the node's cooling"
+COOL = "check the node's cooling"
 KERNEL_LOG = "look at the kernel's log; reload the driver or reboot the node"
 """Advice that several signals give."""
 

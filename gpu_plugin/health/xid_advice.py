@@ -7,7 +7,7 @@ from gpu_plugin.health.latch import Proof, Verdict
 RESET = "reset the GPU when no pod has it"
 REBOOT = "drain the node and reboot it; where the GPU does not come back, have it serviced"
 _LINKS = "look at its NVLinks (nvidia-smi nvlink --status -i {gpu}), reset all GPUs that they join"
-_VENDOR = "have the GPU looked at by its vendor"
+_VENDOR = "have the GPU inspected by its vendor"
 _LOG = "look at the kernel's log and at NVIDIA's catalogue of Xid errors"
 _NOTHING = "nothing need be done"
 

@@ -128,7 +128,7 @@ def xid_table(content: object) -> XidTable:
         ValueError: a row that cannot be, or an Xid that two rows are about; with the place in the file.
     """
     if not isinstance(content, list):
-        raise ValueError("the table is no list of rows")
+        raise ValueError("the table is not a list of rows")
     return _by_number([_row(at, row) for at, row in enumerate(content)])
 
 
@@ -155,5 +155,5 @@ def _numbers(code: int | str) -> range:
         raise ValueError(f"{code!r} is neither an Xid nor a range of them such as 39-41")
     numbers = range(int(first), int(last or first) + 1)
     if not numbers or len(numbers) > 1000:
-        raise ValueError(f"{code!r} is no range of Xids")
+        raise ValueError(f"{code!r} is not a range of Xids")
     return numbers

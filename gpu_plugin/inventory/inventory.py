@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.plan import check_length
-from gpu_plugin.devices.retirement import Held, gone
+from gpu_plugin.devices.retirement import Allocated, gone
 from gpu_plugin.devices.sharing import MpsShared
 from gpu_plugin.health.latch import Health
 from gpu_plugin.inventory.listing import Judgement, Standing, judge
@@ -54,7 +54,7 @@ class Inventory:
         return not self._published
 
     @property
-    def awaited(self) -> Held:
+    def awaited(self) -> Allocated:
         """What keeps hardware back until no pod holds it: what is retired, and what is held under foreign names."""
         return self._last.awaited
 
@@ -110,9 +110,9 @@ class Inventory:
     def remember(self, resources: Iterable[Resource], foreign: Iterable[Resource] = ()) -> None:
         """Takes what an earlier process of this boot had listed, and what it knew to be held under `foreign` names."""
         self._remembered = tuple(Resource(r.name, tuple(map(gone, r.devices))) for r in resources)
-        held = {(r.name, device.id): gone(device) for r in foreign for device in r.devices}
-        since = dict.fromkeys(held, -inf)
-        self._last = Judgement(foreign=held, foreign_since=since, asked=since)
+        allocated = {(r.name, device.id): gone(device) for r in foreign for device in r.devices}
+        since = dict.fromkeys(allocated, -inf)
+        self._last = Judgement(foreign=allocated, foreign_since=since, asked=since)
 
     def check(self, new: Offer) -> None:
         """Raises ConfigError where a list of this offer, with what would be retired in it, is longer than a kubelet reads."""
@@ -123,12 +123,13 @@ class Inventory:
             leaving = tuple(device for device in old if device.id not in present)
             check_length(Resource(resource.name, (*resource.devices, *leaving)))
 
-    def apply(self, new: Offer, held: Held | None, now: float, known: Held = frozenset()) -> None:
+    def apply(self, new: Offer, allocated: Allocated | None, now: float, known: Allocated = frozenset()) -> None:
         """Publishes an offer.
 
-        `held` is what pods may hold, None where nobody says; `now` is when the kubelet was asked, in seconds of a steady clock.
-        `known` is what pods are known to hold where `held` does not say all. What of either is ours and is not listed is listed
-        again. What is held under foreign names keeps its hardware back; where nobody says, as far as it was said before.
+        `allocated` is what pods may hold, None where nobody says; `now` is when the kubelet was asked, in seconds of a steady
+        clock. `known` is what pods are known to hold where `allocated` does not say all. What of either is ours and is not
+        listed is listed again. What is held under foreign names keeps its hardware back; where nobody says, as far as it was
+        said before.
         """
         before = {shared.name: shared for shared in self.mps_resources}
         self.offer, self._hardware, self.mps_resources = new, new.hardware, new.mps_resources
@@ -138,9 +139,9 @@ class Inventory:
         if self.unpublished:  # what an earlier process listed it may have given away until a moment ago
             for resource in self._remembered:
                 self.store.given.note(resource.name, (device.id for device in resource.devices), now)
-        self._take(judge(self.standing(held, now, known)))
+        self._take(judge(self.standing(allocated, now, known)))
 
-    def standing(self, held: Held | None, now: float, known: Held = frozenset()) -> Standing:
+    def standing(self, allocated: Allocated | None, now: float, known: Allocated = frozenset()) -> Standing:
         """How things stand; arguments are those of `apply`. Takes no time worth mentioning, however many devices there are."""
         return Standing(
             offer=self.offer,
@@ -155,7 +156,7 @@ class Inventory:
             mps_down=dict(self._mps_down),
             cdi=self._cdi_readiness() if self.offer.access.by_cdi else None,
             unsaid=self.store.given.unsaid,
-            held=held,
+            allocated=allocated,
             known=known,
             now=now,
         )
@@ -172,9 +173,9 @@ class Inventory:
         self._last, self._published = judged, True
         self.store.publish(judged.views)
 
-    def settle(self, held: Held | None, now: float, known: Held = frozenset()) -> None:
+    def settle(self, allocated: Allocated | None, now: float, known: Allocated = frozenset()) -> None:
         """Lets go of what no pod holds any more, as far as the kubelet says; arguments are those of `apply`."""
-        self._take(judge(self.standing(held, now, known)))
+        self._take(judge(self.standing(allocated, now, known)))
 
     def health_changed(self, uuid: str) -> None:
         """Publishes the health of one GPU and of the MIG devices that it is cut into."""
@@ -212,7 +213,7 @@ class Inventory:
             self.store.publish({name: self._with_health(replace(view, cdi=state)) for name, view in views.items()})
 
     def withheld(self, gpu: str) -> tuple[str, ...]:
-        """Why devices of a GPU are not handed out although their hardware is healthy, each reason once."""
+        """Why devices of a GPU are withheld although their hardware is healthy, each reason once."""
         devices = (d for view in self.store.current.resources.values() for d in view.resource.devices if d.gpu == gpu)
         sound = (d for d in devices if not d.retired and not self._reason(d.gpu, d.visible_id))
         return tuple(dict.fromkeys(device.reason for device in sound if device.reason))

@@ -16,7 +16,7 @@ from gpu_plugin.config.sharing import MPS, SharedResource
 from gpu_plugin.devices.device import GPU, MIG, OWN_NAMES, Device, Resource
 from gpu_plugin.devices.given import Key
 from gpu_plugin.devices.naming import resource_name_fault
-from gpu_plugin.devices.retirement import SETTLE, Held, Retirement, gone, retire
+from gpu_plugin.devices.retirement import SETTLE, Allocated, Retirement, gone, retire
 from gpu_plugin.devices.sharing import REPLICA
 from gpu_plugin.inventory.offer import Offer
 from gpu_plugin.inventory.snapshot import ResourceView
@@ -38,7 +38,7 @@ class Standing:
     `foreign_since`, `slices` and `empty_since` are those of the last Judgement. `reasons` says why hardware is unfit, by what
     containers are told to see, `mps_down` why an MPS daemon is, by resource; `cdi` is what is known of CDI specifications where
     names of theirs are told. `unsaid` tells which of some devices may have been given away without the kubelet having said so.
-    `held`, `known` and `now` are as for `Inventory.apply`.
+    `allocated`, `known` and `now` are as for `Inventory.apply`.
     """
 
     offer: Offer
@@ -52,9 +52,9 @@ class Standing:
     reasons: Mapping[str, str]
     mps_down: Mapping[str, str]
     cdi: "CdiReadiness | None"
-    unsaid: Callable[[Collection[Key]], Held]
-    held: Held | None
-    known: Held
+    unsaid: Callable[[Collection[Key]], Allocated]
+    allocated: Allocated | None
+    known: Allocated
     now: float
 
     @property
@@ -80,11 +80,11 @@ class Judgement:
     retirement: Retirement = field(default_factory=Retirement)
     foreign: Mapping[Key, Device] = field(default_factory=dict)
     foreign_since: Mapping[Key, float] = field(default_factory=dict)
-    elsewhere: Held = frozenset()
+    elsewhere: Allocated = frozenset()
     slices: Mapping[str, str] = field(default_factory=dict)
     empty_since: Mapping[str, float] = field(default_factory=dict)
-    moved: Held = frozenset()
-    awaited: Held = frozenset()
+    moved: Allocated = frozenset()
+    awaited: Allocated = frozenset()
     asked: Mapping[Key, float] = field(default_factory=dict)
     next_leave: float = inf
 
@@ -99,7 +99,7 @@ def judge(standing: Standing) -> Judgement:
     elsewhere = {key: device for key, device in foreign.items() if device.gpu in gpus or not _placed(device)}
     recent = standing.unsaid([(r.name, d.id) for r in listed for d in r.devices])
     resources, retirement = retire(
-        listed, offer.plan.resources, standing.retirement, standing.held, now, recent, list(elsewhere.values())
+        listed, offer.plan.resources, standing.retirement, standing.allocated, now, recent, list(elsewhere.values())
     )
     names = {resource.name for resource in resources}
     emptied = {resource.name for resource in listed} - names
@@ -152,7 +152,7 @@ def _recalled(
     for resource in everything:
         present.setdefault(resource.name, set()).update(device.id for device in resource.devices)
     listed = {resource.name: resource.devices for resource in standing.listed}
-    said = standing.known | (standing.foreign.keys() if standing.held is None else standing.held)
+    said = standing.known | (standing.foreign.keys() if standing.allocated is None else standing.allocated)
     foreign: dict[Key, Device] = {}
     lost = _lost(((name, one) for name, one in said if one not in present.get(name, ())), gpus)
     alike = {device.visible_id: device for r in everything for device in r.devices} if lost else {}
@@ -179,7 +179,7 @@ def _described(resource: str, identifier: str, alike: Mapping[str, Device], slic
 _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def _lost(held: Iterable[Key], gpus: AbstractSet[str]) -> list[tuple[str, str]]:
+def _lost(allocated: Iterable[Key], gpus: AbstractSet[str]) -> list[tuple[str, str]]:
     """What of these has an id made of one of NVIDIA's uuids and a name that a kubelet takes, in order.
 
     `gpus` are those of the offer: under WSL and on Tegra the one that there is has a name in place of a uuid.
@@ -187,7 +187,7 @@ def _lost(held: Iterable[Key], gpus: AbstractSet[str]) -> list[tuple[str, str]]:
     own = gpus & OWN_NAMES
     return sorted(
         (name, identifier)
-        for name, identifier in held
+        for name, identifier in allocated
         if ((uuid := identifier.partition(REPLICA)[0]) in own or _UUID.fullmatch(uuid))
         and not resource_name_fault(name)
     )

@@ -8,12 +8,12 @@ from gpu_plugin.access.container import Access
 from gpu_plugin.access.plan import access_warnings, plan_access
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import DISTRIBUTED, MPS
-from gpu_plugin.devices.device import Resource, with_held
+from gpu_plugin.devices.device import Resource, withhold
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import Plan, plan
-from gpu_plugin.devices.retirement import GONE
+from gpu_plugin.devices.retirement import NOT_ON_NODE
 from gpu_plugin.devices.sharing import MpsShared
-from gpu_plugin.placement.prepared import SOON, Placement
+from gpu_plugin.placement.prepared import IMMEDIATE_GPUS, Placement
 from gpu_plugin.placement.topology import Topology
 
 
@@ -51,7 +51,7 @@ class Offer:
         for resource in self.plan.resources:
             devices = [device for device in resource.devices if device.shared == MPS]
             if devices:
-                gpus = dict.fromkeys(device.gpu for device in devices if not device.held)
+                gpus = dict.fromkeys(device.gpu for device in devices if not device.withheld)
                 first = devices[0]
                 found.append(MpsShared(resource.name, tuple(gpus), first.replicas, first.limits, self.mps_root))
         return tuple(found)
@@ -64,7 +64,7 @@ def without_gone(old: Offer, node: Node) -> Offer:
         Resource(
             resource.name,
             tuple(
-                device if device.visible_id in there or device.held else with_held(device, GONE)
+                device if device.visible_id in there or device.withheld else withhold(device, NOT_ON_NODE)
                 for device in resource.devices
             ),
         )
@@ -90,4 +90,4 @@ def offer(node: Node, settings: Settings, dev_root: str, before: Placement | Non
         (*access_warnings(settings, node), *([conflict] if conflict else [])),
         {mig.uuid: gpu.uuid for gpu in node.gpus for mig in gpu.mig_devices},
     )
-    return made.prepared() if len(topology) <= SOON else made
+    return made.prepared() if len(topology) <= IMMEDIATE_GPUS else made

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gpu_plugin.access.container import Access
 from gpu_plugin.config.sharing import DISTRIBUTED, MPS
 from gpu_plugin.devices.device import Device, Resource, with_reason
-from gpu_plugin.devices.given import Given
+from gpu_plugin.devices.given import RecentAllocations
 from gpu_plugin.devices.naming import MAX_DEVICE_ID
 from gpu_plugin.health.latch import Health
 from gpu_plugin.placement.prepared import Placement
@@ -79,8 +79,8 @@ class ResourceView:
             new = device
             if device.visible_id in reasons:
                 down = self.mps_down if device.shared == MPS else ""
-                fit = reasons[device.visible_id] or device.held or down or self._without_cdi(device) or lacking
-                new = with_reason(device, device.held if device.retired else fit)
+                fit = reasons[device.visible_id] or device.withheld or down or self._without_cdi(device) or lacking
+                new = with_reason(device, device.withheld if device.retired else fit)
             changed = changed or new is not device
             devices.append(new)
         return replace(self, resource=Resource(self.resource.name, tuple(devices))) if changed else self
@@ -117,7 +117,7 @@ class SnapshotStore:
     def __init__(self) -> None:
         self.current = Snapshot()
         self.changed = Pulse()
-        self.given = Given()
+        self.given = RecentAllocations()
         """What was given to containers a moment ago."""
         self._again: Counter[str] = Counter()
 

@@ -15,7 +15,7 @@ ended only when it admits another one with devices, and writes that down by itse
 
 
 @dataclass(slots=True)
-class Again:
+class ListResend:
     """A kubelet forgets pods that have ended when PodResources is asked, and writes that down when a list arrives.
 
     Source: pkg/kubelet/cm/devicemanager/manager.go, UpdateAllocatedDevices and genericDeviceUpdateCallback.

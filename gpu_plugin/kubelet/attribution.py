@@ -16,12 +16,12 @@ from pathlib import Path
 import anyio
 
 from gpu_plugin.kubelet import pod_resources
-from gpu_plugin.kubelet.pod_listing import Held, Holder
+from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice
 from gpu_plugin.kubelet.socket import Identity, identity
 from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 
-__all__ = ["Held", "Holder", "PodAttribution"]
+__all__ = ["Holder", "HoldersByDevice", "PodAttribution"]
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class PodAttribution:
         self._socket = socket
         self._clock = clock
         self._dice = dice
-        self._held: Held | None = None
+        self._held: HoldersByDevice | None = None
         self._asked_at = float("-inf")
         self._settled = 0
         self._answer_of = float("-inf")
@@ -94,7 +94,7 @@ class PodAttribution:
         """Seconds since the question that the known answer belongs to; None where none is known."""
         return None if self._held is None else self._clock() - self._answer_of
 
-    async def current(self) -> Held | None:
+    async def current(self) -> HoldersByDevice | None:
         """The containers that hold each (resource, device id), as they were some `AGE` seconds ago at most.
 
         It is the same object for as long as nothing has changed. While the kubelet does not answer, it is what it said last,
@@ -107,7 +107,7 @@ class PodAttribution:
                     await self._ask()
         return self._known()
 
-    async def shortly(self) -> Held | None:
+    async def shortly(self) -> HoldersByDevice | None:
         """As `current`, but it waits for `SHORTLY` seconds at most; the question goes on, and its answer is for the next to ask.
 
         Needs `run`. Until there is an answer, it is the one before, for `STALE` seconds.
@@ -124,12 +124,12 @@ class PodAttribution:
         socket = identity(self._socket())  # a new one tells that another kubelet has begun to listen
         return self._backoff.due(self._clock()) or (socket is not None and socket != self._silent)
 
-    def _known(self) -> Held | None:
+    def _known(self) -> HoldersByDevice | None:
         if self._held is not None and self._clock() - self._answer_of >= STALE:
             self._held = None
         return self._held
 
-    async def newest(self) -> Held | None:
+    async def newest(self) -> HoldersByDevice | None:
         """The containers that hold each (resource, device id), by a question asked after this call; None: not answered."""
         begun = self.questions
         async with self._one_at_a_time:

@@ -16,7 +16,7 @@ from h2.errors import ErrorCodes
 from h2.events import DataReceived, StreamReset
 from h2.exceptions import ProtocolError
 
-from gpu_plugin.kubelet.sparing import Sparing
+from gpu_plugin.kubelet.sparing import LogThrottle
 from gpu_plugin.kubelet.unknown_frames import EndsAtUnknownFrame
 from gpu_plugin.runtime.pulse import Pulse
 
@@ -37,7 +37,7 @@ UNFINISHED_BYTES = 16 * 1024 * 1024
 Headers = list[tuple[str, str]]
 
 
-_SPARING = Sparing()
+_SPARING = LogThrottle()
 
 
 def _say(why: str) -> None:
@@ -139,7 +139,7 @@ class TrackedProtocol(EndsAtUnknownFrame):
 
     def unknown_frame(self, what: str) -> None:
         """What is no HTTP/2 that anybody knows ends the connection."""
-        _say("a peer sent an HTTP/2 frame nobody knows")
+        _say("a peer sent an unknown HTTP/2 frame")
         super().unknown_frame(what)
 
     def _data(self, event: DataReceived) -> None:
@@ -147,11 +147,11 @@ class TrackedProtocol(EndsAtUnknownFrame):
             return  # an empty frame says nothing; grpclib would take it for the end, and keep it where nobody reads
         stream = self.processor.streams.get(event.stream_id or 0)
         if stream is not None and stream.buffer._unacked.qsize() >= UNREAD_FRAMES:  # noqa: SLF001 - grpclib does not bound it
-            self._end("a peer sent more frames than anybody reads")
+            self._end("a peer sent more frames than are read")
             return
         unfinished = sum(each.data_received for each in self.processor.streams.values())
         if unfinished + len(event.data or b"") > UNFINISHED_BYTES:
-            self._end("a peer sent more of requests than anybody answers at once")
+            self._end("a peer sent more unfinished requests than are accepted at once")
             return
         self.processor.process_data_received(event)
 

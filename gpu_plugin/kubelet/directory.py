@@ -16,7 +16,7 @@ _WATCHED = (
 )
 _ON_THE_WAY = Mask.CREATE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.ONLYDIR
 
-NET = 10.0
+POLL_INTERVAL = 10.0
 """Seconds after which one looks even if nothing was heard, under what inotify may miss (a remount, an overflow)."""
 
 Place = tuple[int, int]
@@ -33,17 +33,17 @@ async def watch(directory: Path, something_happened: Pulse, orphaned: str = UNRE
     It says only that one should look again: a queued event of long ago does no harm to who looks at the present. `orphaned` is
     what it means that the directory was removed where it is mounted from.
     """
-    orphan = Orphan(directory, orphaned)
+    orphan = OrphanCheck(directory, orphaned)
     while True:
         try:
             await _watch_once(directory, something_happened, orphan)
         except OSError as error:
-            log.warning("cannot watch %s, looking every %g s instead: %s", directory, NET, error)
-            await anyio.sleep(NET)
+            log.warning("cannot watch %s, looking every %g s instead: %s", directory, POLL_INTERVAL, error)
+            await anyio.sleep(POLL_INTERVAL)
         something_happened.ring()
 
 
-async def _watch_once(directory: Path, something_happened: Pulse, orphan: "Orphan") -> None:
+async def _watch_once(directory: Path, something_happened: Pulse, orphan: "OrphanCheck") -> None:
     """Watches until what is watched is no longer the right place."""
     target, place = _nearest(directory)
     with Inotify() as inotify:
@@ -55,7 +55,7 @@ async def _watch_once(directory: Path, something_happened: Pulse, orphan: "Orpha
         while True:
             event = None
             orphan.look()
-            with anyio.move_on_after(NET):
+            with anyio.move_on_after(POLL_INTERVAL):
                 event = await inotify.get()
             if event is not None and event.watch is not None and _beside(event, on_the_way.get(event.watch)):
                 continue
@@ -101,7 +101,7 @@ def _beside(event: Event, names: frozenset[str] | None) -> bool:
     return names is not None and event.name is not None and event.name.name not in names
 
 
-class Orphan:
+class OrphanCheck:
     """Whether a directory was removed that is still mounted here: nothing that is made in its place will ever be seen."""
 
     def __init__(self, directory: Path, means: str = UNREACHABLE) -> None:

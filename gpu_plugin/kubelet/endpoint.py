@@ -19,7 +19,7 @@ from gpu_plugin.access.conflicts import PairWatch
 from gpu_plugin.devices.naming import resource_name_fault
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet.counts import ACCEPTED, FAILED, KubeletCounts
-from gpu_plugin.kubelet.directory import NET
+from gpu_plugin.kubelet.directory import POLL_INTERVAL
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.registration import RegistrationError, register
 from gpu_plugin.kubelet.registrations import UNHEARD, Registrations
@@ -122,7 +122,7 @@ class ResourceEndpoint:
             except Exception:
                 self._unheard = False
                 fields = {"resource": self.resource}
-                log.exception("%s: serving failed unexpectedly; beginning anew", self.resource, extra=fields)
+                log.exception("%s: serving failed unexpectedly; starting again", self.resource, extra=fields)
                 self._registrations.away(self.resource, "serving it failed unexpectedly: the log has the details")
             if trouble:  # a kubelet that is away is asked many times: once is worth a line
                 self._log.log(
@@ -201,7 +201,7 @@ class ResourceEndpoint:
 
         async def keep_in_place() -> None:
             while True:
-                await self._look.wait(NET)
+                await self._look.wait(POLL_INTERVAL)
                 if dialled is not None and not server.listening and self._directory.is_dir():
                     self._log.warning("%s: our socket went while we registered; making it again", self.resource)
                     await server.rebind()
@@ -240,7 +240,7 @@ class ResourceEndpoint:
                 self._log.log(level, "%s: %s", self.resource, why)
                 self._registrations.away(self.resource, why)
                 told, said = anyio.current_time() + REMINDER, True
-            await self._look.wait(NET)
+            await self._look.wait(POLL_INTERVAL)
 
     def _absent(self) -> str:
         """What of the kubelet is not there."""
@@ -261,7 +261,7 @@ class ResourceEndpoint:
                 streams=service.streams,
                 streams_opened=service.streams_opened,
                 age=anyio.current_time() - registered,
-                again=self._registrations.again(self.resource),
+                again=self._registrations.reregistration_reason(self.resource),
             )
             why = over(view)
             if why:
@@ -272,7 +272,7 @@ class ResourceEndpoint:
                 self._registrations.taken(self.resource)
                 if self._unheard:
                     self._log.info("%s: the kubelet has opened its stream", self.resource)
-            await self._look.wait(NET)
+            await self._look.wait(POLL_INTERVAL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,23 +44,23 @@ def fields(data: bytes, within: Span) -> Iterator[tuple[int, int, int, int]]:
 
 
 def nested_in(data: bytes, within: Span, wanted: int) -> Iterator[Span]:
-    """Where the messages in the fields `wanted` lie. Raises ValueError where such a field is no message."""
+    """Where the messages in the fields `wanted` lie. Raises ValueError where such a field is not a message."""
     for number, kind, begin, end in fields(data, within):
         if number == wanted:
             if kind != BYTES:
-                raise ValueError(f"field {number} is no message")
+                raise ValueError(f"field {number} is not a message")
             yield begin, end
 
 
 def texts(data: bytes, within: Span, wanted: int) -> list[str]:
-    """What the fields `wanted` say, in order. Raises ValueError where one is no text."""
+    """What the fields `wanted` say, in order. Raises ValueError where one is not text."""
     return [text(data, *field) for field in fields(data, within) if field[0] == wanted]
 
 
 def text(data: bytes, number: int, kind: int, begin: int, end: int) -> str:
     """The text of one field, as `fields` gives it. Raises ValueError where it is none."""
     if kind != BYTES:
-        raise ValueError(f"field {number} is no text")
+        raise ValueError(f"field {number} is not text")
     return data[begin:end].decode()
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 import anyio.to_thread
 
 from gpu_plugin.kubelet import checkpoint, pod_resources
-from gpu_plugin.kubelet.holding import Entries, Holding, Key, Told, Witnessed, weigh
+from gpu_plugin.kubelet.holding import Entries, Holding, Key, KubeletReadings, Told, weigh
 from gpu_plugin.kubelet.socket import identity
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import Workers
@@ -51,12 +51,12 @@ class Holders:
         """What pods hold or may hold. `socket` is that of PodResources, `awaited` as for `weigh`."""
         before = await self._written()
         kubelet = identity(socket)
-        listed = await self._answer(pod_resources.held(socket, PATIENCE))
+        listed = await self._answer(pod_resources.allocated(socket, PATIENCE))
         if kubelet != identity(socket):
             kubelet = None
         after = await self._written()
         entries, writing = (None, None) if after is None else after
-        said = Witnessed(kubelet, listed, None if before is None else before[0], entries, writing)
+        said = KubeletReadings(kubelet, listed, None if before is None else before[0], entries, writing)
         if len(listed or ()) + len(entries or ()) >= OFF_LOOP:
             holding, self._told = await anyio.to_thread.run_sync(weigh, self._told, said, awaited)
         else:

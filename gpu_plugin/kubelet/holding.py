@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from gpu_plugin.devices.retirement import Held
+from gpu_plugin.devices.retirement import Allocated
 from gpu_plugin.kubelet.socket import Identity
 
 Key = tuple[str, str]
@@ -26,7 +26,7 @@ Entries = Mapping[Key, frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Witnessed:
+class KubeletReadings:
     """What the witnesses said at one time: first the checkpoint, then PodResources' answer, then the checkpoint again.
 
     `listed` is None where PodResources did not answer, `before` and `after` where the checkpoint could not be read. `kubelet`
@@ -35,7 +35,7 @@ class Witnessed:
     """
 
     kubelet: Identity | None = None
-    listed: Held | None = None
+    listed: Allocated | None = None
     before: Entries | None = None
     after: Entries | None = None
     writing: object = None
@@ -58,25 +58,25 @@ class Told:
 class Holding:
     """What follows from what the witnesses said.
 
-    `held` is what pods hold or may hold, None where neither witness spoke; `listed` is the part that PodResources lists itself;
-    `written` is what the checkpoint alone keeps: a pod that has ended may have had it, which shows once it is written again.
-    `writing` is which writing of the checkpoint was read, None where it could not be: `held` then speaks of nothing but what is
-    listed and what was awaited when the question was asked. `answered` is whether PodResources spoke.
+    `allocated` is what pods hold or may hold, None where neither witness spoke; `listed` is the part that PodResources lists
+    itself; `written` is what the checkpoint alone keeps: a pod that has ended may have had it, which shows once it is written
+    again. `writing` is which writing of the checkpoint was read, None where it could not be: `allocated` then speaks of nothing
+    but what is listed and what was awaited when the question was asked. `answered` is whether PodResources spoke.
     """
 
-    held: Held | None = None
-    listed: Held = frozenset()
-    written: Held = frozenset()
+    allocated: Allocated | None = None
+    listed: Allocated = frozenset()
+    written: Allocated = frozenset()
     writing: object = None
     answered: bool = False
 
     @property
-    def of_all(self) -> Held | None:
+    def of_all(self) -> Allocated | None:
         """What pods may hold of anything that there is; None where that is known only of what was awaited."""
-        return None if self.writing is None else self.held
+        return None if self.writing is None else self.allocated
 
 
-def weigh(told: Told, said: Witnessed, awaited: Mapping[Key, float]) -> tuple[Holding, Told]:
+def weigh(told: Told, said: KubeletReadings, awaited: Mapping[Key, float]) -> tuple[Holding, Told]:
     """What pods may hold, and what is to be remembered for the next time.
 
     Args:
@@ -97,7 +97,7 @@ def weigh(told: Told, said: Witnessed, awaited: Mapping[Key, float]) -> tuple[Ho
     same = said.kubelet is not None and said.kubelet == told.kubelet
     pods: Mapping[Key, str] = told.pods if same else {}
     seen = frozenset(one for one in told.seen if awaited.get(one[0]) == one[1]) if same else frozenset()
-    written: Held = frozenset()
+    written: Allocated = frozenset()
     if said.after is None:
         listed_before = {key for key, _ in seen}
         unproven = frozenset(key for key in awaited if key not in listed and key not in listed_before)
@@ -108,17 +108,17 @@ def weigh(told: Told, said: Witnessed, awaited: Mapping[Key, float]) -> tuple[Ho
         pods = {key: uid for key, uid in pods.items() if uid in after.get(key, ())}
         ended = _ended(pods, listed)
         unproven = written = frozenset(key for key, uids in after.items() if key not in listed and not uids <= ended)
-    held = listed | unproven if unproven else listed
-    holding = Holding(held, listed, written, said.writing, answered=True)
+    allocated = listed | unproven if unproven else listed
+    holding = Holding(allocated, listed, written, said.writing, answered=True)
     return holding, Told(said.kubelet, {**pods, **_pairs(said, listed)}, seen)
 
 
-def _ended(pods: Mapping[Key, str], listed: Held) -> AbstractSet[str]:
+def _ended(pods: Mapping[Key, str], listed: Allocated) -> AbstractSet[str]:
     """The pods of which devices were listed and none is any more: PodResources lists all of a pod or nothing."""
     return set(pods.values()) - {uid for key, uid in pods.items() if key in listed}
 
 
-def _pairs(said: Witnessed, listed: Held) -> Mapping[Key, str]:
+def _pairs(said: KubeletReadings, listed: Allocated) -> Mapping[Key, str]:
     """What PodResources lists, with the pods it can be about: those that the checkpoint names before the answer and after it.
 
     Where the checkpoint named another pod in between, the answer may have been about either.

@@ -22,7 +22,7 @@ async def received(stream: Stream[bytes, bytes], longest: int = LONGEST) -> byte
             raise GRPCError(Status.INVALID_ARGUMENT, "the request ended before its message")
         compressed, size = struct.unpack(">BI", head)
         if compressed:
-            raise GRPCError(Status.UNIMPLEMENTED, "messages are taken uncompressed alone")
+            raise GRPCError(Status.UNIMPLEMENTED, "only uncompressed messages are accepted")
         if size > longest:
             raise GRPCError(Status.RESOURCE_EXHAUSTED, f"a message of {size} bytes is longer than {longest}")
         data = await stream._stream.recv_data(size)  # noqa: SLF001

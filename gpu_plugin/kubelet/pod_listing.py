@@ -18,11 +18,11 @@ class Holder(NamedTuple):
     container: str
 
 
-Held = Mapping[tuple[str, str], frozenset[Holder]]
+HoldersByDevice = Mapping[tuple[str, str], frozenset[Holder]]
 """The containers that hold each (resource name, device id): several where containers share it."""
 
 
-def decode_holders(data: bytes) -> Held:
+def decode_holders(data: bytes) -> HoldersByDevice:
     """The containers that hold each device of a ListPodResourcesResponse.
 
     A device is there once for each of its NUMA nodes, and may be in several containers; here it is once. What one container
@@ -38,10 +38,10 @@ def decode_holders(data: bytes) -> Held:
         namespace, name = last(data, pod, 2).decode(), last(data, pod, 1).decode()
         for container in spans(data, pod, 3):
             holder = Holder(namespace, name, last(data, container, 1).decode())
-            alone = frozenset((holder,))
+            only_holder = frozenset((holder,))
             for resource, begin, end in _devices(data, container):
                 key = (names.get(resource) or names.setdefault(resource, resource.decode()), data[begin:end].decode())
-                if found.setdefault(key, alone) is not alone:
+                if found.setdefault(key, only_holder) is not only_holder:
                     shared.setdefault(key, {*found[key]}).add(holder)
                 elif len(found) > MAX_HELD:
                     raise ValueError(f"pods would hold more than {MAX_HELD} devices")
@@ -59,12 +59,12 @@ def _devices(data: bytes, container: Span) -> list[tuple[bytes, int, int]]:
     ]
 
 
-def decode_held(data: bytes) -> frozenset[tuple[str, str]]:
+def decode_allocated(data: bytes) -> frozenset[tuple[str, str]]:
     """The pairs of resource name and device id in a ListPodResourcesResponse. Raises ValueError as `decode_holders`."""
     return frozenset(decode_holders(data))
 
 
-def pods(held: Held) -> Mapping[tuple[str, str], frozenset[str]]:
+def pods(held: HoldersByDevice) -> Mapping[tuple[str, str], frozenset[str]]:
     """The pods, as namespace/name, that hold each device."""
     named: dict[frozenset[Holder], frozenset[str]] = {}
     for holders in held.values():

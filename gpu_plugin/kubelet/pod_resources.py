@@ -13,7 +13,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from gpu_plugin.kubelet import pod_listing, wire
 from gpu_plugin.kubelet.bounded_channel import BoundedChannel
-from gpu_plugin.kubelet.pod_listing import Held
+from gpu_plugin.kubelet.pod_listing import HoldersByDevice
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 """What is read of one answer at most: the usual limit of the Go clients of this service."""
@@ -30,7 +30,7 @@ class PodResourcesError(Exception):
     """The kubelet did not say what pods hold: nothing follows about any device. The text says why."""
 
 
-async def held(socket: Path, timeout: float = 5.0) -> frozenset[tuple[str, str]]:
+async def allocated(socket: Path, timeout: float = 5.0) -> frozenset[tuple[str, str]]:
     """The pairs of resource name and device id that active pods hold, asked of the kubelet at `socket`.
 
     Some that a pod holds are not among them: those of an Allocate under way, and those that only a plain init container
@@ -41,21 +41,21 @@ async def held(socket: Path, timeout: float = 5.0) -> frozenset[tuple[str, str]]
         PodResourcesError: there is no such socket, nobody answers on it, the kubelet refuses, does not answer within
             `timeout` seconds, or answers something else.
     """
-    return await _ask(socket, timeout, wire.POD_RESOURCES_LIST, pod_listing.decode_held)
+    return await _ask(socket, timeout, wire.POD_RESOURCES_LIST, pod_listing.decode_allocated)
 
 
-async def holders(socket: Path, timeout: float = 5.0, before: Held | None = None) -> Held:
-    """The containers that hold each (resource name, device id); asked as `held` asks, and as complete.
+async def holders(socket: Path, timeout: float = 5.0, before: HoldersByDevice | None = None) -> HoldersByDevice:
+    """The containers that hold each (resource name, device id); asked as `allocated` asks, and as complete.
 
     Where that is what was known `before`, it is the same object.
 
     Raises:
-        PodResourcesError: as `held`.
+        PodResourcesError: as `allocated`.
     """
 
-    def decode(data: bytes) -> Held:
-        held = pod_listing.decode_holders(data)
-        return held if before is None or held != before else before
+    def decode(data: bytes) -> HoldersByDevice:
+        allocated = pod_listing.decode_holders(data)
+        return allocated if before is None or allocated != before else before
 
     return await _ask(socket, timeout, wire.POD_RESOURCES_LIST, decode)
 
@@ -66,7 +66,7 @@ async def allocatable(socket: Path, timeout: float = 5.0) -> Mapping[str, frozen
     Kubelets from 1.23 on answer this. A resource whose plugin the kubelet takes for gone is not there.
 
     Raises:
-        PodResourcesError: as `held`.
+        PodResourcesError: as `allocated`.
     """
     return await _ask(socket, timeout, wire.POD_RESOURCES_ALLOCATABLE, pod_listing.decode_allocatable)
 

@@ -66,7 +66,7 @@ class Registrations:
         """Has the resource registered again, for this reason, although its stream is open."""
         self._again[resource] = why
 
-    def again(self, resource: str) -> str:
+    def reregistration_reason(self, resource: str) -> str:
         """Why the resource is to be registered again; empty where it is not. Told once."""
         return self._again.pop(resource, "")
 

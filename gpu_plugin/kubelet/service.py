@@ -26,7 +26,7 @@ from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.message import received
-from gpu_plugin.kubelet.sparing import Sparing
+from gpu_plugin.kubelet.sparing import LogThrottle
 from gpu_plugin.placement.preferred import preferred
 from gpu_plugin.placement.whole import Budget
 
@@ -40,10 +40,10 @@ OFF_LOOP_BYTES = 64 * 1024
 CHOOSING = Budget(time.monotonic, 0.05)
 """What an exact choice of GPUs may take: 100 times what it does, so that none but a machine that stands still runs out."""
 
-SHOWN = 80
+MAX_SHOWN_ID = 80
 """Characters of an unknown id that a refusal repeats. Ours have 63 at most, and a trailer takes its time to encode."""
 
-TOLD = 128
+MAX_LOGGED_IDS = 128
 """The most ids of one kind that are written into one log line: those of 16 GPUs of seven MIG devices, and some."""
 
 
@@ -84,7 +84,7 @@ class DevicePluginService:
         """`pairs` and `counts` are shared by the services of all resources; `clock` is steady, in seconds."""
         self._pairs = pairs or PairWatch()
         self._counts = counts or KubeletCounts()
-        self._refused, self._unreadable = Sparing(), Sparing()
+        self._refused, self._unreadable = LogThrottle(), LogThrottle()
         self._clock = clock
         self.resource = feed.resource
         self.registering = True
@@ -265,7 +265,7 @@ class DevicePluginService:
             device = view.device(identifier)
             if device is None:
                 raise UnknownDeviceError(
-                    f"invalid allocation request for {self.resource!r}: unknown device: {identifier[:SHOWN]!r}",
+                    f"invalid allocation request for {self.resource!r}: unknown device: {identifier[:MAX_SHOWN_ID]!r}",
                 )
             if device.reason:
                 raise UnhealthyDeviceError(
@@ -282,10 +282,14 @@ class DevicePluginService:
 
 def _joined(ids: Sequence[str]) -> str:
     """Ids, or how many there are of each GPU or MIG device, which says nearly as much; or else only how many."""
-    if len(ids) <= TOLD:
+    if len(ids) <= MAX_LOGGED_IDS:
         return ",".join(ids)
     counts = Counter(identifier.partition(REPLICA)[0] for identifier in ids)
-    return ",".join(f"{of}:{count}" for of, count in counts.items()) if len(counts) <= TOLD else f"{len(ids)} devices"
+    return (
+        ",".join(f"{of}:{count}" for of, count in counts.items())
+        if len(counts) <= MAX_LOGGED_IDS
+        else f"{len(ids)} devices"
+    )
 
 
 def _connection(stream: BytesStream) -> object:

@@ -1,4 +1,4 @@
-"""What asyncio says when connections cannot be taken for want of descriptors: a line now and then instead of thousands.
+"""What asyncio says when connections cannot be taken for lack of descriptors: a line now and then instead of thousands.
 
 It tries 100 times a second, and has a traceback for each (asyncio.selector_events, _accept_connection).
 """

@@ -4,12 +4,12 @@ import logging
 from dataclasses import dataclass
 
 BURST = 20
-EVERY = 30.0
+REFILL_SECONDS = 30.0
 """So many lines of a kind at once, and one more whenever so many seconds have passed."""
 
 
 @dataclass(slots=True)
-class Sparing:
+class LogThrottle:
     """Says on which level the next line of a kind is to be logged. Calls from several threads do no harm."""
 
     level: int = logging.WARNING
@@ -19,7 +19,7 @@ class Sparing:
 
     def next(self, now: float) -> tuple[int, str]:
         """The level of a line at `now`, in seconds of a steady clock, and what to add to it: how many lines are missing."""
-        self._left = min(BURST, self._left + (now - self._since) / EVERY)
+        self._left = min(BURST, self._left + (now - self._since) / REFILL_SECONDS)
         self._since = now
         if self._left < 1:
             self._kept += 1

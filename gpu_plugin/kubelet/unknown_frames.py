@@ -15,4 +15,4 @@ class EndsAtUnknownFrame(H2Protocol):
 
     def unknown_frame(self, what: str) -> None:
         """Ends the connection. `what` is the frame as h2 shows it."""
-        self.processor.close(f"a frame nobody knows: {what}")
+        self.processor.close(f"an unknown frame: {what}")

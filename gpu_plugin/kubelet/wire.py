@@ -83,7 +83,7 @@ def _preferred_request(data: bytes, within: Span) -> PreferredRequest:
             ids[number].append(text(data, number, kind, begin, end))
         elif number == 3:
             if kind != NUMBER:
-                raise ValueError(f"field {number} is no number")
+                raise ValueError(f"field {number} is not a number")
             size = int32(begin)
     return PreferredRequest(ids[1], ids[2], size)
 
@@ -109,7 +109,7 @@ def encode_preferred(answers: Iterable[Sequence[str]]) -> bytes:
     return b"".join(_nested(b"".join([_nested(identifier.encode()) for identifier in ids])) for ids in answers)
 
 
-HeldDevice = tuple[str, str, tuple[int, ...]]
+AllocatedDevice = tuple[str, str, tuple[int, ...]]
 """A device of a container: its resource, its id, its NUMA node ids (empty: none known)."""
 
 
@@ -119,7 +119,7 @@ class PodListing:
 
     name: str
     namespace: str
-    containers: Mapping[str, Sequence[HeldDevice]]
+    containers: Mapping[str, Sequence[AllocatedDevice]]
 
 
 def encode_pod_resources(pods: Iterable[PodListing]) -> bytes:
@@ -127,7 +127,7 @@ def encode_pod_resources(pods: Iterable[PodListing]) -> bytes:
     return b"".join(_nested(_pod(pod)) for pod in pods)
 
 
-def encode_allocatable(devices: Iterable[HeldDevice]) -> bytes:
+def encode_allocatable(devices: Iterable[AllocatedDevice]) -> bytes:
     """An AllocatableResourcesResponse."""
     return b"".join(_nested(part) for device in devices for part in _container_devices(device))
 
@@ -149,7 +149,7 @@ def _pod(pod: PodListing) -> bytes:
 
 
 @lru_cache(4096)
-def _container_devices(device: HeldDevice) -> tuple[bytes, ...]:
+def _container_devices(device: AllocatedDevice) -> tuple[bytes, ...]:
     """A ContainerDevices for each NUMA node of a device, as the kubelet makes them; one without topology where it has none."""
     from gpu_plugin.kubelet._api import v1  # noqa: PLC0415 - as above
 

@@ -39,7 +39,7 @@ LABELS_FILE = "labels.json"
 """Its name in the state directory: what the API server was given last."""
 
 SETTLE = 1.0
-"""Seconds after news of the node or the settings: a start, or a GPU that is cut anew, brings several."""
+"""Seconds after news of the node or the settings: a start, or a GPU that is repartitioned, brings several."""
 
 SPREAD = 10.0
 """Seconds over which a cluster's nodes spread their first request to the API server."""
@@ -252,7 +252,7 @@ class NodeLabels:
         from gpu_plugin.labels.values import stamped  # noqa: PLC0415 - only who labels pays for it
 
         if not settings.node_name:
-            raise ConfigError("--node-labels=api needs to know the Node: say --node-name")
+            raise ConfigError("--node-labels=api needs the Node's name: set --node-name")
         if self._applied.labels and self._applied.node != settings.node_name:
             return None  # those of the former Node are taken back first
         labels = await self._on_disk(partial(_labels, self._node, settings, self._host))

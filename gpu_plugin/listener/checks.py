@@ -46,7 +46,7 @@ class Pause:
     until: float
 
 
-class Beats:
+class LoopLag:
     """The beats of the event loop, of which those are kept that came late."""
 
     def __init__(self) -> None:

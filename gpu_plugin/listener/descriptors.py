@@ -2,18 +2,18 @@
 
 import resource
 
-ENOUGH = 4096
+WANTED_DESCRIPTORS = 4096
 """Descriptors that the process asks for at most. More would be no use to it, and slow programs that close every possible one."""
 
 SHARE = 8
 """One descriptor in so many may be a connection for probes and metrics: the kubelet's connections need them, too."""
 
-MOST = 32
+MAX_CONNECTIONS = 32
 """Connections that are enough for any number of probes and scrapes, each of which takes milliseconds."""
 
 
 def allowed() -> int:
-    """How many descriptors the process may have, which is raised as far as it can be where it is less than `ENOUGH`."""
+    """How many descriptors the process may have; a limit below `WANTED_DESCRIPTORS` is raised as far as it can be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = limit(soft, hard)
     if wanted != soft:
@@ -25,12 +25,12 @@ def limit(soft: int, hard: int) -> int:
     """The soft limit to have instead of `soft` under a hard limit of `hard` descriptors. Never less than it is."""
     if soft == resource.RLIM_INFINITY:
         return soft
-    return max(soft, ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH))
+    return max(soft, WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, WANTED_DESCRIPTORS))
 
 
 def connections(soft: int) -> int:
     """How many connections there may be where the process may have `soft` descriptors; two at least."""
-    return MOST if soft == resource.RLIM_INFINITY else min(max(soft // SHARE, 2), MOST)
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(max(soft // SHARE, 2), MAX_CONNECTIONS)
 
 
 def streams(connections: int) -> int:

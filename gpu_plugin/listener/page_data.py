@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_plugin.devices.sharing import REPLICA
-from gpu_plugin.kubelet.pod_listing import Held, Holder
+from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice
 
 FORMAT = 1
 """Changes where a program that reads /status.json has to be changed. Keys may be added without."""
@@ -53,7 +53,7 @@ class Material:
     explained: Sequence[Mapping[str, Any]] = ()
     topology: Mapping[str, Any] = field(default_factory=dict)
     events: Sequence[Mapping[str, Any]] = ()
-    held: Held | None = None
+    held: HoldersByDevice | None = None
     unheld: str = ""
 
 
@@ -141,7 +141,7 @@ def _hardware(topology: Mapping[str, Any]) -> Mapping[str, list[Mapping[str, Any
     return found
 
 
-def _by_hardware(held: Held) -> _Holdings:
+def _by_hardware(held: HoldersByDevice) -> _Holdings:
     found: dict[tuple[str, str], Counter[Holder]] = {}
     # Tens of thousands of replicas are counted at once where the same containers hold them: a third of the time
     alike = Counter((key[0], key[1].partition(REPLICA)[0], holders) for key, holders in held.items())
@@ -204,7 +204,7 @@ def _amiss(gpu: Mapping[str, Any]) -> bool:
 
 def _complaint(gpu: Mapping[str, Any]) -> dict[str, Any]:
     unhealthy = gpu["state"] == "unhealthy"
-    how = "Unhealthy" if unhealthy else "Healthy, degraded" if gpu["state"] == "degraded" else "not handed out"
+    how = "Unhealthy" if unhealthy else "Healthy, degraded" if gpu["state"] == "degraded" else "withheld"
     return {
         "severity": UNHEALTHY if unhealthy else ATTENTION,
         "text": f"GPU {gpu['index']} is {how}",
@@ -229,7 +229,7 @@ def _headline(gpus: Sequence[Mapping[str, Any]], troubles: Sequence[str], status
     if states["degraded"]:
         told.append(f"{states['degraded']} degraded")
     if withheld := sum(gpu["state"] == "healthy" and bool(gpu["withheld"]) for gpu in gpus):
-        told.append(f"{withheld} not handed out" if told else f"{withheld} of {_some(count)} not handed out")
+        told.append(f"{withheld} withheld" if told else f"{withheld} of {_some(count)} withheld")
     if troubles:
         told.insert(0, troubles[0])
     if others := len(troubles[1:]):

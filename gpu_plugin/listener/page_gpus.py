@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from gpu_plugin.listener.page_pieces import NONE, SIGNS, WORDS, Data, anchor, badge, bus_and_model, row, since, table
 from gpu_plugin.placement_views.svg import xml
 
-NAMED = 3
+MAX_NAMED_PODS = 3
 """Containers that are named in the row of a GPU; all of them are in the list of its devices."""
 
-CELLS = 64
+MAX_CELLS = 64
 """Devices of a GPU that are drawn one by one; of more there are numbers alone."""
 
 CELL, ACROSS = 11, 14
@@ -50,7 +50,7 @@ def _gpu(gpu: Data) -> str:
 def _health(gpu: Data) -> str:
     told = badge(gpu["state"], WORDS[gpu["state"]])
     reasons = [(signal["detail"], signal["since"]) for signal in gpu["signals"]]
-    reasons += [(f"not handed out: {why}", None) for why in gpu["withheld"]]
+    reasons += [(f"withheld: {why}", None) for why in gpu["withheld"]]
     return told + "".join(f'<br><span class="why">{xml(why)}</span>{since(when)}' for why, when in reasons)
 
 
@@ -93,7 +93,7 @@ def _strip(gpu: Data) -> str:
     if not told:
         return '<span class="none">none</span>'
     total = sum(counts.values())
-    if total > CELLS:
+    if total > MAX_CELLS:
         return f"{total}: {told}"
     drawn, at = "", 0
     for name, count in counts.items():
@@ -136,8 +136,12 @@ def _held_by(gpu: Data) -> str:
     names = list(dict.fromkeys(f"{holder['namespace']}/{holder['pod']}" for holder in holders))
     if not names:
         return '<span class="none">nobody</span>'
-    more = f'<li><a href="#devices-{anchor(gpu)}">and {len(names) - NAMED} more</a></li>' if len(names) > NAMED else ""
-    return f'<ul class="plain">{"".join(f"<li>{xml(name)}</li>" for name in names[:NAMED])}{more}</ul>'
+    more = (
+        f'<li><a href="#devices-{anchor(gpu)}">and {len(names) - MAX_NAMED_PODS} more</a></li>'
+        if len(names) > MAX_NAMED_PODS
+        else ""
+    )
+    return f'<ul class="plain">{"".join(f"<li>{xml(name)}</li>" for name in names[:MAX_NAMED_PODS])}{more}</ul>'
 
 
 def pods(data: Data) -> str:

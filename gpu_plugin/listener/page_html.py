@@ -100,7 +100,7 @@ def _sick(complaint: Data, gpu: Data) -> str:
     state = complaint["severity"]
     what = f"<p>{bus_and_model(gpu)}</p>"
     reasons = "".join(_reason(signal) for signal in gpu["signals"])
-    reasons += "".join(f"<li><p><strong>not handed out: {xml(why)}</strong></p></li>" for why in gpu["withheld"])
+    reasons += "".join(f"<li><p><strong>withheld: {xml(why)}</strong></p></li>" for why in gpu["withheld"])
     return (
         f'<li class="card {state}"><h3>{badge(state, complaint["text"])}'
         f'</h3>{what}<ul class="reasons">{reasons}</ul><p class="hits">{_hit(gpu)}</p></li>'

@@ -17,7 +17,7 @@ from anyio.lowlevel import checkpoint
 from gpu_plugin.kubelet.self_call import PATIENCE, ShortageError, self_call
 from gpu_plugin.listener import checks
 from gpu_plugin.listener.answer import Answer, Page, Request
-from gpu_plugin.listener.checks import BEAT, Beats, Facts, Verdict
+from gpu_plugin.listener.checks import BEAT, Facts, LoopLag, Verdict
 from gpu_plugin.telemetry.metrics.exposition import Format, wanted
 
 FRESH = 1.0
@@ -39,7 +39,7 @@ class Probes:
         self.facts = facts
         self.status: Callable[[], Awaitable[Mapping[str, Any]]] | None = None
         """Gives the daemon's status, as `NodeView.scraped` tells it; None before there is one."""
-        self._beats = Beats()
+        self._beats = LoopLag()
         self._started_once = False
         self._called: tuple[float, Mapping[str, str], str] | None = None
         self._calling = anyio.Lock()

@@ -124,7 +124,7 @@ class Server:
                 log.log(
                     logging.DEBUG if trouble == said else logging.ERROR,
                     "--http-address: cannot listen on %s:%d: %s; probes and metrics are not answered, GPUs are served all "
-                    "the same; trying again, ever more slowly",
+                    "the same; trying again at growing intervals",
                     where,
                     self._port,
                     trouble,

@@ -21,7 +21,7 @@ import anyio
 import anyio.to_thread
 from anyio.lowlevel import checkpoint
 
-from gpu_plugin.kubelet.pod_listing import Held
+from gpu_plugin.kubelet.pod_listing import HoldersByDevice
 from gpu_plugin.listener.answer import Answer, Headers, Page, Request, Stream
 from gpu_plugin.listener.host_header import known_host
 from gpu_plugin.runtime.pulse import Pulse
@@ -35,16 +35,16 @@ FRESH = 1.0
 TICK = 2.0
 """Seconds between two looks at what is not announced, such as temperatures, while somebody looks."""
 
-REST = 0.25
+MIN_REST = 0.25
 """Seconds between two looks at least: a storm of events is shown so many at a time."""
 
 SHARE = 20
 """A look that takes long is followed by a rest so many times as long: the page takes a twentieth of the event loop at most."""
 
-BEAT = 10.0
+HEARTBEAT = 10.0
 """Seconds after which readers are told that all is as before. A page that hears nothing for 25 calls itself stale."""
 
-AGAIN = 5.0
+PODS_INTERVAL = 5.0
 """Seconds after which the kubelet is asked again which pods hold what; `PodAttribution` keeps the answer for longer."""
 
 HTML, JSON = "text/html; charset=utf-8", "application/json"
@@ -73,7 +73,7 @@ _CLOSED: Headers = (
     ("Cross-Origin-Opener-Policy", "same-origin"),
 )
 
-_ANEW: Headers = (("Cache-Control", "no-store"), *_CLOSED)
+_RECONNECT: Headers = (("Cache-Control", "no-store"), *_CLOSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +87,8 @@ class Source:
 
     on: Callable[[], bool]
     names: Callable[[], Collection[str]]
-    held: Callable[[], Awaitable[tuple[Held | None, str]]]
-    material: Callable[[Held | None, str], "Material"]
+    held: Callable[[], Awaitable[tuple[HoldersByDevice | None, str]]]
+    material: Callable[[HoldersByDevice | None, str], "Material"]
     news: Pulse
 
 
@@ -117,7 +117,7 @@ class StatusPage:
         self._one_at_a_time = anyio.Lock()
         self._looked = float("-inf")
         self._at = 0.0
-        self._held: tuple[Held | None, str] = None, ""
+        self._held: tuple[HoldersByDevice | None, str] = None, ""
         self._data: Mapping[str, Any] = {}
         self._parts: Mapping[str, str] = {}
         self._links = _Links()
@@ -171,14 +171,14 @@ class StatusPage:
 
         await self._fresh()
         text = page(self._data, self._parts, self._at, self._version_of_assets)
-        return Answer(200, text, HTML, (("Content-Security-Policy", POLICY), *_ANEW))
+        return Answer(200, text, HTML, (("Content-Security-Policy", POLICY), *_RECONNECT))
 
     async def _json(self, _: Request) -> Answer:
         await self._fresh()
-        return Answer(200, json.dumps({"at": self._at, **self._data}) + "\n", JSON, _ANEW)
+        return Answer(200, json.dumps({"at": self._at, **self._data}) + "\n", JSON, _RECONNECT)
 
     async def _stream(self, _: Request) -> Stream:
-        return Stream(self._chunks, headers=_ANEW)
+        return Stream(self._chunks, headers=_RECONNECT)
 
     async def _picture(self, _: Request) -> Answer:
         await self._fresh()
@@ -187,7 +187,7 @@ class StatusPage:
         from gpu_plugin.listener.page_links import STYLE_HASH  # noqa: PLC0415 - paid for by who looks
 
         policy = ("Content-Security-Policy", f"default-src 'none'; style-src '{STYLE_HASH}'; frame-ancestors 'none'")
-        return Answer(200, self._links.picture, ASSETS["icon.svg"], (policy, *_ANEW))
+        return Answer(200, self._links.picture, ASSETS["icon.svg"], (policy, *_RECONNECT))
 
     async def _asset(self, request: Request) -> Answer:
         name = request.path[1:]
@@ -246,18 +246,18 @@ class StatusPage:
                 began = time.perf_counter()
                 await self._look()
                 took = time.perf_counter() - began
-            if anyio.current_time() - beaten >= BEAT or not self._on():
+            if anyio.current_time() - beaten >= HEARTBEAT or not self._on():
                 beaten = anyio.current_time()
                 self._beats, self._beat = self._beats + 1, _event("beat", {"at": self._wall()})
                 self._told.ring()
             await (self._alone if self.source is None else self.source.news).wait(TICK)
-            await anyio.sleep(max(REST, SHARE * took))
+            await anyio.sleep(max(MIN_REST, SHARE * took))
 
     async def _follow_pods(self) -> None:
         while True:
             if self.source is not None:
                 self._held = await self.source.held()
-            await anyio.sleep(AGAIN)
+            await anyio.sleep(PODS_INTERVAL)
 
     async def _look(self) -> None:
         """Makes the page of what is known now, and rings where it is another one. Whoever waits for the loop goes first."""

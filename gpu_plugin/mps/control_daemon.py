@@ -21,7 +21,7 @@ from gpu_plugin.runtime.threads import DaemonThreads, Job, begin
 log = logging.getLogger(__name__)
 
 _LONGEST_LINE = 1000
-_MOST_CHUNKS = 64
+_MAX_CHUNKS = 64
 """Reads in a row: a daemon that talks without end holds up nobody."""
 
 _SWEEP_PATIENCE = 5.0
@@ -126,7 +126,7 @@ class ControlDaemon:
 
     def _read(self) -> None:
         """Passes on what it says, a line at a time, as debugging; the last line is kept for the reason of its end."""
-        for _ in range(_MOST_CHUNKS):
+        for _ in range(_MAX_CHUNKS):
             if self._output is None:
                 return
             try:

@@ -30,7 +30,7 @@ UNKNOWN = "Unknown command"
 LONGEST_ANSWER = 1000
 """Characters of an answer that are passed on."""
 
-_MOST_READ = 64 * 1024
+_MAX_READ = 64 * 1024
 
 
 def find_program(roots: Sequence[str], path: str | None = None, more: str = "") -> str:
@@ -123,7 +123,7 @@ def answer_of(client: subprocess.Popen[bytes], command: str, patience: float) ->
                 process.stdin.write(f"{command}\n".encode())
                 process.stdin.close()
             output = _read(process.stdout.fileno(), until)
-            status = process.wait(max(0.0, until - time.monotonic())) if len(output) < _MOST_READ else 0
+            status = process.wait(max(0.0, until - time.monotonic())) if len(output) < _MAX_READ else 0
         except (TimeoutError, subprocess.TimeoutExpired):
             raise unanswered(command, patience) from None
         finally:
@@ -136,10 +136,10 @@ def _read(descriptor: int, until: float) -> bytes:
     received = b""
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
-    while len(received) < _MOST_READ:
+    while len(received) < _MAX_READ:
         if not waiting.poll(max(0.0, until - time.monotonic()) * 1000):
             raise TimeoutError
-        chunk = os.read(descriptor, _MOST_READ - len(received))
+        chunk = os.read(descriptor, _MAX_READ - len(received))
         if not chunk:
             break
         received += chunk

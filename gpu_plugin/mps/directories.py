@@ -17,7 +17,7 @@ A pipe directory that all may write to would let one pod stand in for the daemon
 SHM_MODE = 0o1777
 """As /dev/shm, whose place it takes in containers."""
 
-MOST_LOG = 16 * 1024 * 1024
+MAX_LOG_BYTES = 16 * 1024 * 1024
 """Bytes that a log may occupy; the MPS root is often on a tmpfs."""
 
 SELINUX_LABEL = b"system_u:object_r:container_file_t:s0\0"
@@ -106,13 +106,13 @@ def _label(directory: Path) -> None:
 
 
 def trim_logs(log: Path) -> None:
-    """Empties logs that have grown past `MOST_LOG`: the daemon writes lines for every command and client, for ever.
+    """Empties logs that have grown past `MAX_LOG_BYTES`: the daemon writes lines for every command and client, for ever.
 
     What it occupies counts, not its size: one that is not written at its end keeps its size when it is emptied.
     """
     for file in log.glob("*.log"):
         with suppress(OSError):  # a log is not worth a daemon
-            if file.stat().st_blocks * 512 > MOST_LOG:
+            if file.stat().st_blocks * 512 > MAX_LOG_BYTES:
                 os.truncate(file, 0)
 
 

@@ -109,7 +109,7 @@ def _mps_resource(name: str, devices: list[Device], gpus: Mapping[str, Gpu]) -> 
     if slices:
         trouble = f"{slices[0]} is a MIG device, and MPS shares whole GPUs only; share it by time-slicing"
     elif unknown:
-        trouble = f"{unknown[0]} is no GPU that NVML describes, and MPS needs one; share it by time-slicing"
+        trouble = f"{unknown[0]} is not a GPU that NVML describes, and MPS needs one; share it by time-slicing"
     elif len({(device.replicas, device.limits) for device in devices}) > 1:
         trouble = (
             "its GPUs have different replicas or limits, and one MPS daemon has the same for all; "

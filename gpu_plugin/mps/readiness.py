@@ -186,7 +186,7 @@ def _why_down(root: Path, resource: str) -> str:
         return f"gpu-plugin mps has not run on this node, or not for the MPS root that is {root} here"
     stream = opened(root / resource / DOWN)
     if stream is None:
-        return "gpu-plugin mps runs none for it (yet); has it the same configuration?"
+        return "gpu-plugin mps runs none for it (yet); does it have the same configuration?"
     with stream:
         try:
             return stream.read(_LONGEST).decode(errors="replace").strip() or "it is being started"

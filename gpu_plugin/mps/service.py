@@ -124,12 +124,12 @@ class MpsService:
             except ConfigError as error:
                 if self._supervisor is None:
                     raise
-                log.error("%s; what was served before is served on", error)  # noqa: TRY400
+                log.error("%s; what was served before is still served", error)  # noqa: TRY400
                 again = False
             except Exception:
                 if self._supervisor is None:
                     raise
-                log.exception("planning the MPS daemons failed; what was served before is served on")
+                log.exception("planning the MPS daemons failed; what was served before is still served")
                 again = True
             if self.settings is not settings:
                 continue  # it was reloaded meanwhile
@@ -152,7 +152,7 @@ class MpsService:
                 "run it with --fail-on-init-error=false"
             )
         level = logging.DEBUG if trouble == self._said else logging.WARNING  # the same is worth a line once
-        log.log(level, "%s; looking again in %g s, and ever more slowly", trouble, pause)
+        log.log(level, "%s; looking again in %g s, then at growing intervals", trouble, pause)
         self._said = trouble
 
     async def _find_gpus(self) -> Node:
@@ -197,9 +197,7 @@ class MpsService:
         """
         resources = mps_resources(plan(node, settings).resources, node)
         if resources and not settings.mps_root:
-            raise ConfigError(
-                f"{resources[0].name} is shared by MPS: say with --mps-root where its daemon's directory lies"
-            )
+            raise ConfigError(f"{resources[0].name} is shared by MPS: set --mps-root, the directory of its daemon")
         if not resources:
             log.info("no resource of this node is shared by MPS: nothing to do until the configuration changes")
         if self._supervisor is None and settings.mps_root:

@@ -115,7 +115,7 @@ class Supervisor:
         Raises:
             MpsError: the MPS root cannot be used.
         """
-        async with self._alone():
+        async with self._sole_supervisor():
             left = await end_leftovers(self._root)
             if left:
                 log.warning("killed what an earlier gpu-plugin mps left: processes %s", left)
@@ -136,7 +136,7 @@ class Supervisor:
                 self._modes.close()
 
     @asynccontextmanager
-    async def _alone(self) -> AsyncIterator[None]:
+    async def _sole_supervisor(self) -> AsyncIterator[None]:
         """Holds the lock of the MPS root, once whoever has it lets go."""
         directories.make_root(self._root)
         path = self._root / readiness.SUPERVISOR
@@ -293,7 +293,7 @@ class Supervisor:
                 except MpsError as error:
                     if unwritten != (unwritten := str(error)):
                         log.error(  # noqa: TRY400 - a sentence
-                            "%s: %s; its clients are served on, but the device plugin counts it as down after %g s",
+                            "%s: %s; its clients are still served, but the device plugin counts it as down after %g s",
                             daemon.resource,
                             error,
                             readiness.STALE,

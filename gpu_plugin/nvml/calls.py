@@ -27,7 +27,7 @@ class DriverCalls:
         job.done.add_done_callback(lambda _: self._out.discard(job))
         return job
 
-    def aside(self, call: Callable[[], T]) -> Job[T]:
+    def begin_unrelated(self, call: Callable[[], T]) -> Job[T]:
         """As `begin`, for a call that is none of the driver's: whether it comes back is nothing to NVML."""
         return self._workers.begin(call)
 

@@ -356,7 +356,7 @@ class PynvmlDriver(port.Driver):
                 return function(*arguments)
             except self._nvml.NVMLError as error:
                 raise NvmlError(error.value, function.__name__) from None
-            except UnicodeDecodeError as error:  # seen on drivers in trouble: bytes that are no text
+            except UnicodeDecodeError as error:  # seen on drivers in trouble: bytes that are not text
                 raise _no_text(function, error) from None
 
 
@@ -386,4 +386,4 @@ def _events(lib: ModuleType, events: EventSet) -> Any:
 
 
 def _no_text(function: Callable[..., Any], error: UnicodeDecodeError) -> NvmlError:
-    return NvmlError(Return.UNKNOWN, function.__name__, f"answered with bytes that are no text: {error}")
+    return NvmlError(Return.UNKNOWN, function.__name__, f"answered with bytes that are not text: {error}")

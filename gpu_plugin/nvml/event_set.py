@@ -12,7 +12,7 @@ from gpu_plugin.nvml.port import EventSet, Handle
 from gpu_plugin.nvml.registration import Outcome, Registered
 from gpu_plugin.runtime.threads import Job, settled
 
-LIVED = 180.0
+STABLE_AFTER = 180.0
 """Seconds that an event set must have lived for its end to say nothing of the next one's."""
 
 FREE_REBUILDS = 2

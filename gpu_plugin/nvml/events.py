@@ -28,7 +28,7 @@ LONGEST_PAUSE = 30.0
 REPEAT_LOG = 60.0
 """Seconds between two lines of the log about that."""
 
-DEAF_AFTER = 3
+MAX_FAILED_WAITS = 3
 """Waits in a row that fail before nothing is expected of the event set any more."""
 
 
@@ -36,7 +36,7 @@ BURST, REFILL = 40, 40.0
 """Events that are handed over one by one, each at once, and how many more a second. Beyond that they are in a storm, and are
 handed over several at a time."""
 
-GATHER = 0.05
+BATCH_SECONDS = 0.05
 """Seconds for which events of a storm are gathered: waking the event loop for each would cost more than judging them."""
 
 
@@ -45,7 +45,7 @@ DRAIN_MOST, DRAIN_WITHIN = 1024, 0.25
 
 
 @dataclass(slots=True)
-class Gathering:
+class EventBatch:
     """Events of a storm on their way to the event loop. Times are in seconds of any steady clock. Does no I/O."""
 
     events: list[Event] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Gathering:
         """Takes in an event."""
         self.credit, self._at = min(BURST, self.credit + (now - self._at) * REFILL), now
         if not self.events:
-            self.due = now if self.credit >= 1 else now + GATHER
+            self.due = now if self.credit >= 1 else now + BATCH_SECONDS
         self.credit = max(0.0, self.credit - 1)
         self.events.append(event)
 
@@ -69,7 +69,7 @@ class Gathering:
 
 
 @dataclass(slots=True)
-class Setbacks:
+class WaitFailures:
     """How waits failed lately, in seconds of the steady clock. Handed from one waiter to the next; only one of them waits on."""
 
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE))
@@ -91,7 +91,7 @@ class EventWaiter:
         deliver: Callable[[Event], None],
         upset: Callable[[Exception], None],
         deaf: Callable[[str], None],
-        setbacks: Setbacks,
+        setbacks: WaitFailures,
         over: Callable[[], None] = lambda: None,
     ) -> None:
         """Takes the callbacks for an event, for a failed wait, and for whether waits keep failing: why, or empty.
@@ -102,8 +102,8 @@ class EventWaiter:
         self._events = events
         self._deliver = deliver
         self._upset = upset
-        self._deaf = deaf
-        self._setbacks = setbacks
+        self._report_trouble = deaf
+        self._wait_failures = setbacks
         self._over = over
         self._loop = asyncio.get_running_loop()
         self._context = (
@@ -122,7 +122,7 @@ class EventWaiter:
         except RuntimeError as error:  # the process may have no more threads; whoever listens tries again
             self._out = True
             self._left.set()
-            self._deaf(f"no thread can wait for them: {error}")
+            self._report_trouble(f"no thread can wait for them: {error}")
 
     def stop(self) -> None:
         """Asks the thread to end, which it does within a second; nobody waits for it."""
@@ -146,7 +146,7 @@ class EventWaiter:
         return since is not None and time.monotonic() - since > seconds + WAIT_MS / 1000
 
     def _run(self) -> None:
-        gathering = Gathering()
+        gathering = EventBatch()
         try:
             self._wait_on(gathering)
             self._drain(gathering)
@@ -159,8 +159,8 @@ class EventWaiter:
         self._left.set()
         self._over()
 
-    def _wait_on(self, gathering: Gathering) -> None:
-        setbacks = self._setbacks
+    def _wait_on(self, gathering: EventBatch) -> None:
+        setbacks = self._wait_failures
         well = False  # an earlier waiter may have told that it is deaf: the first good wait says otherwise
         while not self._stop.is_set():
             self._since = began = time.monotonic()
@@ -181,7 +181,7 @@ class EventWaiter:
                 setbacks.backoff.succeeded()
                 if not well:
                     well = True
-                    self._hand_over(lambda: self._deaf(""))
+                    self._hand_over(lambda: self._report_trouble(""))
                 # A driver that does not wait must not be asked in a loop
                 if event is None and not gathering.events and time.monotonic() - began < min(left, WAIT_MS) / 2000:
                     self._stop.wait(min(FIRST_PAUSE, WAIT_MS / 1000))
@@ -191,18 +191,20 @@ class EventWaiter:
             words = str(trouble) if isinstance(trouble, NvmlError) else repr(trouble)
             # One that fails as a GPU is lost is soon mended by another event set.
             mended = isinstance(trouble, NvmlError) and trouble.code == Return.GPU_IS_LOST
-            mended = mended and setbacks.backoff.failures + 1 < DEAF_AFTER
+            mended = mended and setbacks.backoff.failures + 1 < MAX_FAILED_WAITS
             if not mended and (setbacks.said is None or time.monotonic() - setbacks.said >= REPEAT_LOG):
                 setbacks.said = time.monotonic()
                 log.warning("waiting for driver events fails, health relies on polling until it works again: %s", words)
             pause = setbacks.backoff.failed(time.monotonic())
-            if setbacks.backoff.failures % DEAF_AFTER == 0:  # of the next event set too, and of the one after that
+            if (
+                setbacks.backoff.failures % MAX_FAILED_WAITS == 0
+            ):  # of the next event set too, and of the one after that
                 well = False
-                self._hand_over(lambda words=words: self._deaf(words))  # type: ignore[misc]
+                self._hand_over(lambda words=words: self._report_trouble(words))  # type: ignore[misc]
             self._hand_over(lambda trouble=trouble: self._upset(trouble))  # type: ignore[misc]
             self._stop.wait(pause)
 
-    def _drain(self, gathering: Gathering) -> None:
+    def _drain(self, gathering: EventBatch) -> None:
         """Takes what is ready: the set may be freed next, and what is in it then is gone, that of healthy GPUs too (nvml.h)."""
         until = time.monotonic() + DRAIN_WITHIN
         for _ in range(DRAIN_MOST):

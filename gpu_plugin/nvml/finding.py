@@ -45,39 +45,41 @@ class Finder:
     async def by_bus_id(self, gpus: Iterable[Gpu], patience: float) -> list[Watched]:
         """These GPUs, each reached by its PCI bus id, which touches no other."""
         asked = list(gpus)
-        return await self._all(asked, patience, [gpu.uuid for gpu in asked], alone=True)
+        return await self._all(asked, patience, [gpu.uuid for gpu in asked], by_bus_id=True)
 
     def forget(self) -> None:
         """The driver was closed: what is still to be answered means nothing to the next one."""
         self._out.clear()
 
     async def _all(
-        self, asked: Sequence[Gpu], patience: float, names: Sequence[str], *, alone: bool = False
+        self, asked: Sequence[Gpu], patience: float, names: Sequence[str], *, by_bus_id: bool = False
     ) -> list[Watched]:
         probed: dict[int, Watched] = {}
 
         async def one(at: int, gpu: Gpu) -> None:
             name = f"GPU {gpu.index} ({names[at]})" if names[at] else f"GPU {gpu.index}"
-            probed[at] = await self._probe(gpu, patience, name, alone=alone)
+            probed[at] = await self._probe(gpu, patience, name, by_bus_id=by_bus_id)
 
         async with anyio.create_task_group() as group:
             for at, gpu in enumerate(asked):
                 group.start_soon(one, at, gpu)
         return [probed[at] for at in range(len(asked))]
 
-    async def _probe(self, gpu: Gpu, patience: float, name: str, *, alone: bool) -> Watched:
+    async def _probe(self, gpu: Gpu, patience: float, name: str, *, by_bus_id: bool) -> Watched:
         """One GPU as the driver describes it, or what is known of it if it does not.
 
         One that was given up on is not asked again beside it: its answer counts whenever it comes.
         """
-        job = self._out.get((gpu, alone))
+        job = self._out.get((gpu, by_bus_id))
         if job is None:
-            job = self._out[gpu, alone] = self._calls.begin(probing(self._driver, self._host, gpu, alone=alone))
+            job = self._out[gpu, by_bus_id] = self._calls.begin(
+                probing(self._driver, self._host, gpu, by_bus_id=by_bus_id)
+            )
         if not await settled(job, patience):
             why = f"the driver has not described it within {patience:g} s"
             log.error("%s: %s", name, why)
             return Watched(replace(gpu, unreadable=why), None, job)
-        del self._out[gpu, alone]
+        del self._out[gpu, by_bus_id]
         error = job.done.exception()
         if error is not None:
             why = failed(error).detail
@@ -87,12 +89,12 @@ class Finder:
         return Watched(described, handle)
 
 
-def probing(driver: Driver, host: HostView, gpu: Gpu, *, alone: bool) -> Callable[[], Probed]:
-    """A probe of a GPU: by its uuid, where it has one, else by its index; `alone`: by its bus id, touching no other."""
+def probing(driver: Driver, host: HostView, gpu: Gpu, *, by_bus_id: bool) -> Callable[[], Probed]:
+    """A probe of a GPU: by its uuid, where it has one, else by its index; `by_bus_id`: by its bus id, touching no other."""
     named = not gpu.uuid.startswith(PLACEHOLDER)
 
     def probed() -> Probed:
-        known, bus_id = gpu.uuid if named else "", gpu.pci_bus_id if alone else ""
+        known, bus_id = gpu.uuid if named else "", gpu.pci_bus_id if by_bus_id else ""
         handle, found = probe.probe_gpu(driver, host, gpu.index, known, bus_id=bus_id)
         if named and found.uuid != gpu.uuid:
             raise replaced(gpu, found.uuid)
@@ -118,7 +120,7 @@ def distinct(probed: list[Watched]) -> list[Watched]:
     for watched in probed:
         if watched.gpu.uuid in seen:
             why = f"it claims the uuid of another GPU, {watched.gpu.uuid}"
-            log.error("GPU %d: %s; it is not handed out", watched.gpu.index, why)
+            log.error("GPU %d: %s; it is withheld", watched.gpu.index, why)
             name = f"{PLACEHOLDER}{watched.gpu.index}"
             watched.gpu, watched.handle = replace(watched.gpu, uuid=name, unreadable=why), None
         seen.add(watched.gpu.uuid)
@@ -145,7 +147,7 @@ def with_remembered(probed: list[Watched], remembered: Sequence[Gpu], bound: Map
     absent = []
     for gpu in missing:
         why = "the driver does not find it any more"
-        log.error("GPU %s: %s; it stays listed and is not handed out", gpu.uuid, why)
+        log.error("GPU %s: %s; it stays listed and is withheld", gpu.uuid, why)
         absent.append(Watched(replace(gpu, unreadable=why), None))
     return in_order([*probed, *absent])
 

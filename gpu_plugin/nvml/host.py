@@ -35,7 +35,7 @@ _PCI_ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 _LARGEST = (1 << 63) - 1
 """The largest number that any reader of our state file takes for an integer."""
 
-_MOST_NUMA_NODES = 1024
+_MAX_NUMA_NODES = 1024
 """As many as any kernel can be built for (CONFIG_NODES_SHIFT of at most 10)."""
 
 # A line of it that is a GPU or compute instance's: "gpu0/gi2/ci0/access 22". The others are config and monitor.
@@ -213,7 +213,7 @@ def _listed(text: str) -> list[int]:
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
         low, high = int(first), int(last or first)
-        if not 0 <= low <= high < _MOST_NUMA_NODES:
+        if not 0 <= low <= high < _MAX_NUMA_NODES:
             raise ValueError(text)
         numbers.update(range(low, high + 1))
     return sorted(numbers)

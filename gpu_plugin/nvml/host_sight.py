@@ -26,7 +26,7 @@ class HostWatch:
 
     def __init__(self, host: HostView, calls: DriverCalls) -> None:
         self._host = host
-        self._asking: SlowCall[HostSight] = SlowCall(calls.aside)
+        self._asking: SlowCall[HostSight] = SlowCall(calls.begin_unrelated)
 
     async def see(self, patience: float, *, sliced: bool) -> HostSight | None:
         """What the host says now, within `patience` seconds; the minors of MIG devices only where GPUs are `sliced`.

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 SONAME = "libnvidia-ml.so.1"
 
-NAMED = 3
+MAX_NAMED_CANDIDATES = 3
 """Places that are named where there is no library: files that are there and cannot be loaded first. All are at debug level."""
 
 
@@ -50,9 +50,11 @@ def load(roots: Sequence[str]) -> ctypes.CDLL:
             (tried if path == SONAME else unfit).append(f"{path} ({error})")
     places = [*unfit, *tried]
     log.debug("no %s that can be loaded; tried %s", SONAME, ", ".join(places))
-    more = f" and {len(places) - NAMED} more places" if len(places) > NAMED else ""
+    more = f" and {len(places) - MAX_NAMED_CANDIDATES} more places" if len(places) > MAX_NAMED_CANDIDATES else ""
     raise NvmlError(
-        Return.LIBRARY_NOT_FOUND, "dlopen", f"no {SONAME} that can be loaded in {', '.join(places[:NAMED])}{more}"
+        Return.LIBRARY_NOT_FOUND,
+        "dlopen",
+        f"no {SONAME} that can be loaded in {', '.join(places[:MAX_NAMED_CANDIDATES])}{more}",
     )
 
 

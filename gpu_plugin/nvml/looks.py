@@ -46,7 +46,7 @@ class Looks:
             patience: seconds to wait for a call that this begins. The call goes on by itself.
             timeout: seconds after which a call is said to hang.
             full: whether everything is asked. Some looks ask everything in any case.
-            judging: whether anything is asked but how the GPU is cut, and whether it answers at all.
+            judging: whether anything is asked but how the GPU is partitioned, and whether it answers at all.
         """
         bus, now = self._roster.bus, anyio.current_time()
         vanished, binding = bus.vanished(watched), bus.binding(watched.gpu)
@@ -64,7 +64,7 @@ class Looks:
         if job is None or not job.done.done():
             return self._under_way(watched, now, timeout, vanished=vanished)
         if watched.looking is None:
-            return Found(soon=True)  # it was asked for its events, and has answered: it is looked at next
+            return Found(look_soon=True)  # it was asked for its events, and has answered: it is looked at next
         watched.looking = None
         error = job.done.exception()
         if error is not None:
@@ -88,24 +88,24 @@ class Looks:
         """A probe, where it could not be read; else a look, through a new handle if it has none."""
         driver, gpu, handle = self._driver, watched.gpu, watched.handle
         # Each GPU begins elsewhere: neither do all ask everything in one round, nor all the same of what takes turns.
-        alone, opening, turn = bool(self._roster.untouched), self._session.opening, watched.turn + gpu.index
+        by_bus_id, opening, turn = bool(self._roster.untouched), self._session.opening, watched.turn + gpu.index
         if gpu.unreadable:
-            return self._calls.begin(probing(driver, self._host, gpu, alone=alone))
+            return self._calls.begin(probing(driver, self._host, gpu, by_bus_id=by_bus_id))
         skip = watched.unsupported
         if not judging:
             skip |= _JUDGED - {next((name for name in _REACHABLE if name not in skip), "")}
         full = full or handle is None
-        divisible, counting = watched.divisible or handle is None, watched.counting
+        partitionable, counting = watched.partitionable or handle is None, watched.counting
         watched.turn += 1
         return self._calls.begin(
             lambda: look(
                 driver,
-                _reach(driver, gpu, alone=alone) if handle is None else handle,
+                _reach(driver, gpu, by_bus_id=by_bus_id) if handle is None else handle,
                 gpu,
                 opening=opening,
                 full=full,
                 turn=turn,
-                divisible=divisible,
+                partitionable=partitionable,
                 skip=skip,
                 binding=binding,
                 counting=counting,
@@ -137,11 +137,11 @@ class Looks:
         watched.vanished_since = None
         self._roster.by_handle[handle] = gpu.uuid
         # It is looked at, and its events are asked for, once others know of it.
-        return Found(relinked=True, soon=True)
+        return Found(links_changed=True, look_soon=True)
 
 
-def _reach(driver: Driver, gpu: Gpu, *, alone: bool) -> Handle:
-    if not alone:
+def _reach(driver: Driver, gpu: Gpu, *, by_bus_id: bool) -> Handle:
+    if not by_bus_id:
         return driver.handle_by_uuid(gpu.uuid)
     handle = driver.handle_by_pci_bus_id(gpu.pci_bus_id)
     uuid = driver.uuid(handle)

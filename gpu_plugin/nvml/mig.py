@@ -1,4 +1,4 @@
-"""How a GPU is cut into MIG devices. The reading blocks: it runs on a driver thread; the rest is pure.
+"""How a GPU is partitioned into MIG devices. The reading blocks: it runs on a driver thread; the rest is pure.
 
 A driver that is about to cut a GPU anew says much that is true for a moment only: MIG mode without devices, indices that
 cannot be described. None of it is a fault of the GPU.
@@ -16,7 +16,7 @@ from gpu_plugin.nvml.port import Driver, Handle, MigAttributes, NvmlError
 UNREADABLE_LOOKS = 3
 """Looks in a row in which a MIG device that was there may be unreadable before it counts as gone: a GPU's own looks' number."""
 
-GONE = frozenset({Return.GPU_IS_LOST, Return.RESET_REQUIRED})
+GPU_GONE_CODES = frozenset({Return.GPU_IS_LOST, Return.RESET_REQUIRED})
 """Codes with which a GPU answers everything once it is gone."""
 
 # What the name of a MIG device ends in, as in "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb" and "... MIG 1g.5gb+me".
@@ -39,7 +39,7 @@ def read_partition(
     memory_bytes: int | None = None,
     known: Iterable[MigDevice] = (),
 ) -> Partition | None:
-    """How the GPU is cut now; None where it can never be cut.
+    """How the GPU is partitioned now; None where it can never be partitioned.
 
     Devices among `known` that are still there are given back as they are, at the cost of a handle and a uuid each; of
     new ones the capability minors are unknown still. `memory_bytes` is the GPU's own.
@@ -62,7 +62,7 @@ def read_partition(
         try:
             mig = driver.mig_handle(handle, index)
         except NvmlError as error:
-            if error.code in GONE:
+            if error.code in GPU_GONE_CODES:
                 raise
             if error.code != Return.NOT_FOUND and not error.unsupported:
                 unreadable[index] = str(error)
@@ -74,13 +74,13 @@ def read_partition(
             else:
                 devices[uuid] = before.get((index, uuid)) or _describe(driver, mig, index, uuid, memory_bytes)
         except NvmlError as error:
-            if error.code in GONE:
+            if error.code in GPU_GONE_CODES:
                 raise
             unreadable[index] = str(error)
     return Partition(enabled, tuple(devices.values()), unreadable)
 
 
-def cut(gpu: Gpu, partition: Partition, *, hold: bool = False) -> Gpu:
+def with_partition(gpu: Gpu, partition: Partition, *, hold: bool = False) -> Gpu:
     """The GPU as that reading describes it; the very same object where nothing changes.
 
     `hold` keeps the devices known at indices that were unreadable this time.
@@ -132,7 +132,7 @@ def _describe(driver: Driver, mig: Handle, index: int, uuid: str, memory_bytes: 
         attributes = driver.mig_attributes(mig)
     except NvmlError as error:
         refusal = error
-    if refusal is not None and refusal.code in GONE:
+    if refusal is not None and refusal.code in GPU_GONE_CODES:
         raise refusal
     profile = profile_of(name, attributes, memory_bytes)
     if not profile:

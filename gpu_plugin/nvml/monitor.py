@@ -30,7 +30,7 @@ from gpu_plugin.nvml.reopening import Reopening
 from gpu_plugin.nvml.reports import Reports
 from gpu_plugin.nvml.roster import Roster
 from gpu_plugin.nvml.schedule import Schedule, Turn
-from gpu_plugin.nvml.session import RETRY_PAUSES, DriverSession, Held, HeldBy, Opened
+from gpu_plugin.nvml.session import RETRY_PAUSES, BusyCause, DriverBusy, DriverSession, Opened
 from gpu_plugin.nvml.subscription import EventSubscription
 from gpu_plugin.nvml.watched import Found, Watched
 from gpu_plugin.runtime.pulse import Pulse
@@ -307,7 +307,7 @@ class Monitor:
             await self._mend()
         self._events.collect()
         self._events.listen(self.timeout)
-        await self._reports.name_strays(LOOK_PATIENCE)
+        await self._reports.resolve_unknown_events(LOOK_PATIENCE)
         gpus = [each for each in roster.watched() if turn.whole or each.gpu.uuid in (turn.full or ())]
         found = await self._look_at_all(gpus, turn.full, min(self.timeout, LOOK_PATIENCE))
         if self._session.is_open and await self._events.tend(roster.watched(), self.timeout, retry=turn.whole):
@@ -325,10 +325,10 @@ class Monitor:
             uuid = watched.gpu.uuid
             wholly = full is None or uuid in full
             found = await self._looks.look(watched, patience, self.timeout, full=wholly, judging=self.judging)
-            if found.anew:
-                self._events.again(uuid)
+            if found.register_events:
+                self._events.register_again(uuid)
             soon = found.sample is not None and self._reports.saw(uuid, found.sample)
-            if soon or found.soon:
+            if soon or found.look_soon:
                 self._schedule.one(watched.gpu.uuid, anyio.current_time() + CONFIRM)
             every.append(found)
 
@@ -345,9 +345,9 @@ class Monitor:
             if since is not None and now - since >= self.retention and not roster.at_rest(watched.gpu.uuid):
                 log.warning("GPU %s vanished %.0f s ago and is not listed any more", watched.gpu.uuid, now - since)
                 roster.gpus.remove(watched)
-        if any(each.recut for each in found):
+        if any(each.repartitioned for each in found):
             await self._see_host(LOOK_PATIENCE)  # new MIG devices have nodes of their own
-        if any(each.relinked for each in found) or self._links.due(roster.gpus):
+        if any(each.links_changed for each in found) or self._links.due(roster.gpus):
             await self._publish(AS_BEFORE)
         else:
             self._publisher.publish(roster.gpus)
@@ -401,7 +401,7 @@ class Monitor:
         if seen.boot_id and seen.boot_id != self.boot_id:
             before, self.boot_id = self.boot_id, seen.boot_id
             if before:
-                log.warning("the node was booted: every GPU was reset, and is found anew")
+                log.warning("the node was booted: every GPU was reset, and is looked for again")
                 self._reopening.rebooted = True
                 roster.wanted = Released()  # no maintenance outlives the boot it was begun in
                 self._booted(seen.boot_id)
@@ -428,7 +428,7 @@ class Monitor:
         if held:
             return
         if in_use or held_before:
-            doing = "opening the driver anew" if in_use else "closing the driver"
+            doing = "reopening the driver" if in_use else "closing the driver"
             log.log(logging.WARNING if why.alarming else logging.INFO, "%s: %s", doing, why.words)
         reopening.rebooted = False
         roster.forget()
@@ -436,19 +436,19 @@ class Monitor:
         self._finder.forget()
         await self._reopen()
 
-    def _holder(self) -> Held | None:
+    def _holder(self) -> DriverBusy | None:
         """What keeps the driver from being closed: a call that has not come back. None if nothing does."""
         if not self._calls.under_way:
             return None
         pending = [each.gpu.uuid for each in self._roster.gpus if each.pending and not each.pending.done.done()]
-        return self._session.held or Held(HeldBy.CALL, pending[0] if pending else "")
+        return self._session.held or DriverBusy(BusyCause.CALL, pending[0] if pending else "")
 
-    async def _shut(self) -> Held | None:
+    async def _shut(self) -> DriverBusy | None:
         """Leaves the events and closes the driver. Returns what holds it; None once it is closed."""
         patience = min(self.timeout, PROBE_PATIENCE)
         if not await self._events.leave(patience):
-            return Held(HeldBy.EVENT_WAIT)
-        return None if await self._session.close(patience) else Held(HeldBy.CLOSING)
+            return DriverBusy(BusyCause.EVENT_WAIT)
+        return None if await self._session.close(patience) else DriverBusy(BusyCause.CLOSING)
 
     async def _reopen(self) -> None:
         """Begins anew with the driver: it counts GPUs when it is opened, and a reloaded one knows no handle of before."""

@@ -266,7 +266,7 @@ class Driver:
 
     @answered_by("nvmlDeviceGetRemappedRows")
     def remapped_rows(self, handle: Handle) -> RemappedRows:
-        """nvmlDeviceGetRemappedRows. NOT_SUPPORTED before Ampere, and on a GPU that is cut into MIG instances."""
+        """nvmlDeviceGetRemappedRows. NOT_SUPPORTED before Ampere, and on a GPU that is partitioned into MIG instances."""
 
     @answered_by("nvmlDeviceGetRetiredPagesPendingStatus")
     def retired_pages_pending(self, handle: Handle) -> bool:
@@ -274,7 +274,7 @@ class Driver:
 
     @answered_by("nvmlDeviceGetUnrepairableMemoryFlag_v1")
     def unrepairable_memory(self, handle: Handle) -> bool:
-        """nvmlDeviceGetUnrepairableMemoryFlag_v1: memory that no repair mends."""
+        """nvmlDeviceGetUnrepairableMemoryFlag_v1: memory that cannot be repaired."""
 
     @answered_by("nvmlDeviceGetCurrentClocksEventReasons")
     def clocks_event_reasons(self, handle: Handle) -> int:

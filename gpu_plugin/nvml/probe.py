@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.nvml import traits
-from gpu_plugin.nvml.mig import GONE, cut, read_partition, with_caps
+from gpu_plugin.nvml.mig import GPU_GONE_CODES, read_partition, with_caps, with_partition
 from gpu_plugin.nvml.port import Driver, Handle, HostView, NvmlError
 
 log = logging.getLogger(__name__)
@@ -42,16 +42,16 @@ def _describe(driver: Driver, host: HostView, handle: Handle, uuid: str, index: 
     try:
         partition = read_partition(driver, handle, memory_bytes=whole.memory_bytes)
     except NvmlError as error:
-        if error.code in GONE:
+        if error.code in GPU_GONE_CODES:
             raise
-        log.warning("GPU %s: how it is cut into MIG devices is not known now: %s", uuid, error)
+        log.warning("GPU %s: its MIG devices cannot be read now: %s", uuid, error)
         return whole
     if partition is None:
         return whole
     if not partition.enabled:
-        return cut(whole, partition)
+        return with_partition(whole, partition)
     for at, why in partition.unreadable.items():
         log.warning("GPU %s: MIG device %d cannot be read and is not offered: %s", uuid, at, why)
-    # While a GPU is cut NVML tells nothing of its rows; every part that can be cut remaps them (Ampere and later).
+    # While a GPU is partitioned NVML tells nothing of its rows; every part that can be cut remaps them (Ampere and later).
     whole = replace(whole, remaps_rows=whole.remaps_rows or bool(partition.devices))
-    return with_caps(cut(whole, partition), host.mig_minors())
+    return with_caps(with_partition(whole, partition), host.mig_minors())

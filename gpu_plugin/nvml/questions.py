@@ -20,7 +20,7 @@ TURNS = 6
 """Steady looks in which each slow question is asked once: at a look every 15 s nothing is noticed later than after 90 s."""
 
 PARTITION_TURN, COUNTING_TURN = 0, 1
-"""In which of them it is asked how the GPU is cut, and whether it stays initialised by itself."""
+"""In which of them it is asked how the GPU is partitioned, and whether it stays initialised by itself."""
 
 
 class Pace(Enum):
@@ -75,7 +75,7 @@ def _pcie_link(driver: Driver, handle: Handle) -> tuple[int, int]:
 
 
 REMAP = ("remap_pending", "remap_failure", "remapped_correctable", "remapped_uncorrectable")
-"""What a GPU says of its rows, though not while it is cut into MIG devices."""
+"""What a GPU says of its rows, though not while it is partitioned into MIG devices."""
 
 QUESTIONS: tuple[Question, ...] = (
     Question(("temperature",), lambda driver, handle: (driver.temperature(handle),)),

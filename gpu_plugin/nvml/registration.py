@@ -34,7 +34,7 @@ class Outcome(Enum):
     HEARD = auto()
     """They will come."""
     UNSUPPORTED = auto()
-    """None will ever come, for want of support: nothing is wrong."""
+    """None will ever come, for lack of support: nothing is wrong."""
     REFUSED = auto()
     """It is worth asking again; the event set is as it was."""
     UNDEFINED = auto()
@@ -67,21 +67,21 @@ def register(driver: Driver, handle: Handle, events: EventSet) -> Registered:
 def register_warily(driver: Driver, handle: Handle, events: EventSet) -> Registered:
     """As `register`, for a GPU that may have undone an event set: first it is tried in one that has no other GPU."""
     try:
-        alone = driver.event_set()
+        own_set = driver.event_set()
     except NvmlError as error:
         return Registered(Outcome.REFUSED, _unasked(error))
     try:
-        tried = register(driver, handle, alone)
+        tried = register(driver, handle, own_set)
         if tried.outcome is not Outcome.HEARD:
             # What was undone is gone with the set that it was tried in.
             outcome = Outcome.REFUSED if tried.outcome is Outcome.UNDEFINED else tried.outcome
             return Registered(outcome, tried.why)
-        event = _waited(driver, alone)
+        event = _waited(driver, own_set)
     except NvmlError as error:
         return Registered(Outcome.REFUSED, _unasked(error))
     finally:
         with suppress(NvmlError):  # one that is gone with its GPU
-            driver.free_event_set(alone)
+            driver.free_event_set(own_set)
     found = register(driver, handle, events)
     return Registered(found.outcome, found.why, event)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpu_plugin.nvml.roster import Roster
-from gpu_plugin.nvml.session import DriverSession, Held
+from gpu_plugin.nvml.session import DriverBusy, DriverSession
 
 REOPEN_AFTER = 6
 """Rounds in a row without an answer from any GPU after which the driver is opened anew; if in vain, more rarely."""
@@ -29,7 +29,7 @@ class Reopening:
 
     rebooted: bool = False
     """Whether the node was booted since the driver was opened, as simulated ones are."""
-    held: Held | None = None
+    held: DriverBusy | None = None
     """What kept it from being done; None where nothing does."""
     rounds_without_answer: int = 0
 
@@ -44,7 +44,7 @@ class Reopening:
         if changed:
             return Reason("GPUs were released or resumed")
         if session.answered_late:
-            return Reason("it answers at last", late=roster.in_use)
+            return Reason("it answers now", late=roster.in_use)
         if news and session.is_open:
             return Reason(f"it was bound to {', '.join(news)}")
         if self._lost(session):

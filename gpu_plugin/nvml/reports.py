@@ -15,10 +15,10 @@ from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
 
-STRAYS = 256
+MAX_UNKNOWN_EVENTS = 256
 """Events of unknown handles that are kept until the driver has said whose they are; the oldest go first."""
 
-ASKED = 4
+MAX_HANDLE_LOOKUPS = 4
 """Unknown handles that the driver is asked about at once at most: a question that hangs holds a thread."""
 
 
@@ -47,9 +47,9 @@ class Reports:
         self._roster = roster
         self._observe = observe
         self._look = look
-        self._strays: collections.deque[Event] = collections.deque(maxlen=STRAYS)
+        self._unknown_events: collections.deque[Event] = collections.deque(maxlen=MAX_UNKNOWN_EVENTS)
         self._asked: dict[Handle, Job[str]] = {}
-        self._nobodys: set[Handle] = set()
+        self._foreign_handles: set[Handle] = set()
         self._failed: set[str] = set()
 
     def saw(self, uuid: str, seen: Observation) -> bool:
@@ -64,16 +64,16 @@ class Reports:
         except Exception:
             if uuid not in self._failed:
                 self._failed.add(uuid)
-                log.exception("GPU %s: what was seen of it cannot be judged; said once", uuid)
+                log.exception("GPU %s: what was seen of it could not be processed; logged once", uuid)
             return False
 
     def heard(self, event: Event) -> None:
-        """Passes an event on by the handle it names; one of an unknown handle waits for `name_strays`."""
+        """Passes an event on by the handle it names; one of an unknown handle waits for `resolve_unknown_events`."""
         uuid = self._roster.by_handle.get(event.handle, "")
         if uuid:
             self._pass_on(uuid, event)
         else:
-            self._strays.append(event)
+            self._unknown_events.append(event)
         self._look(uuid)
 
     def delivery(self, uuid: str, told: EventDelivery) -> None:
@@ -82,33 +82,35 @@ class Reports:
 
     def forget(self) -> None:
         """The driver was closed: a handle from before may come to mean another GPU, so nothing is asked about it any more."""
-        if self._strays:
-            log.info("the driver was closed before it said whose these events were, dropped: %d", len(self._strays))
-        self._strays.clear()
+        if self._unknown_events:
+            log.info(
+                "the driver was closed before it said whose these events were, dropped: %d", len(self._unknown_events)
+            )
+        self._unknown_events.clear()
         self._asked.clear()
-        self._nobodys.clear()
+        self._foreign_handles.clear()
 
-    async def name_strays(self, patience: float) -> None:
+    async def resolve_unknown_events(self, patience: float) -> None:
         """Asks the driver whose the events of unknown handles are, for `patience` seconds; else they are nobody's.
 
         Where it takes longer, they are kept until it answers, and it is not asked about that handle again meanwhile.
         """
-        events, until = list(self._strays), anyio.current_time() + patience
-        self._strays.clear()
+        events, until = list(self._unknown_events), anyio.current_time() + patience
+        self._unknown_events.clear()
         for handle in dict.fromkeys([*self._asked, *(event.handle for event in events)]):
             mine = [event for event in events if event.handle == handle]
             uuid = self._roster.by_handle.get(handle) or await self._name(handle, until - anyio.current_time())
             if uuid is None:
-                self._strays.extend(mine)
+                self._unknown_events.extend(mine)
                 continue
             for event in mine if uuid else ():
                 self._pass_on(uuid, event)
                 self._look(uuid)
-            if mine and not uuid and handle not in self._nobodys:
-                self._nobodys.add(handle)  # said once
+            if mine and not uuid and handle not in self._foreign_handles:
+                self._foreign_handles.add(handle)  # said once
                 kind, data = mine[0].kind, mine[0].data
                 log.warning(
-                    "an event (type %#x, data %d) came from no GPU known here, and is held against none", kind, data
+                    "an event (type %#x, data %d) came from no GPU known here, and counts against no GPU", kind, data
                 )
 
     async def _name(self, handle: Handle, patience: float) -> str | None:
@@ -118,7 +120,7 @@ class Reports:
         """
         job = self._asked.get(handle)
         if job is None:
-            if len(self._asked) >= ASKED or patience <= 0:
+            if len(self._asked) >= MAX_HANDLE_LOOKUPS or patience <= 0:
                 return None
             job = self._asked[handle] = self._calls.begin(lambda: self._driver.uuid(handle))
             if not await settled(job, patience):

@@ -8,7 +8,7 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import NVLINK_STATE_INACTIVE, Return
 from gpu_plugin.health.observation import Fault, Sample
 from gpu_plugin.nvml import traits
-from gpu_plugin.nvml.mig import GONE, Partition, read_partition
+from gpu_plugin.nvml.mig import GPU_GONE_CODES, Partition, read_partition
 from gpu_plugin.nvml.port import Driver, Handle, NvmlError, never
 from gpu_plugin.nvml.questions import (
     COUNTING_TURN,
@@ -50,18 +50,18 @@ _OF_LINKS = frozenset(reading.name for reading in READINGS if reading.per_link a
 class Look:
     """What a look brought: the sample, and through which handle.
 
-    `partition` is None where it was not asked for, or where `untold` says why the driver did not tell. `divisible` is False
-    for a part that can never be cut into MIG devices. `unsupported` names the fields of a Sample that were asked for and
-    that this part never answers: whoever looks again skips them. `gpu` is the GPU as it is known after the look, less how it
-    is cut: the very same object where nothing of it is news.
+    `partition` is None where it was not asked for, or where `partition_trouble` says why the driver did not tell.
+    `partitionable` is False for a part that can never be partitioned into MIG devices. `unsupported` names the fields of a
+    Sample that were asked for and that this part never answers: whoever looks again skips them. `gpu` is the GPU as it is known
+    after the look, less how it is partitioned: the very same object where nothing of it is news.
     """
 
     handle: Handle
     sample: Sample
     gpu: Gpu
     partition: Partition | None = None
-    divisible: bool = True
-    untold: str = ""
+    partitionable: bool = True
+    partition_trouble: str = ""
     unsupported: frozenset[str] = frozenset()
 
 
@@ -73,12 +73,12 @@ def look(
     opening: int,
     full: bool = True,
     turn: int = 0,
-    divisible: bool = True,
+    partitionable: bool = True,
     skip: frozenset[str] = frozenset(),
     binding: int | None = None,
     counting: int | None = None,
 ) -> Look:
-    """The sample of a GPU and, on a full look or by turns, how it is cut if it is `divisible` at all.
+    """The sample of a GPU and, on a full look or by turns, how it is partitioned if it is `partitionable` at all.
 
     A steady look asks what a fault shows in at once, and of the rest a part by `turn`; `Sample.asked` says what it asked.
     One that gets no answer to anything asks the GPU who it is: whether it can be reached is always told.
@@ -91,19 +91,19 @@ def look(
         opening: this opening of the driver, a number above 0 that no other has in this boot.
         full: whether everything is asked.
         turn: which steady look of this GPU it is, counted up by one.
-        divisible: whether to ask how it is cut.
+        partitionable: whether to ask how it is partitioned.
         skip: fields of a Sample not to ask for.
         binding: what the host says of its binding, passed on in the sample.
         counting: that of the GPU's last full look (`Sample.counting`), passed on where it is not asked for.
     """
-    # A GPU that is cut says nothing of its rows until it no longer is.
+    # A partitioned GPU says nothing of its rows until it no longer is.
     unasked = skip.union(REMAP) if gpu.mig_devices else skip
     asking = plan(gpu.fields, gpu.nvlinks, unasked, full=full, turn=turn)
     seen, unsupported = sample(driver, handle, asking, binding=binding)
     unsupported = frozenset(name for name in unsupported if not _answered(gpu, name))
     if seen.fault:
         seen = replace(seen, counting=counting)
-        return Look(handle, seen, gpu, divisible=divisible, unsupported=unsupported)
+        return Look(handle, seen, gpu, partitionable=partitionable, unsupported=unsupported)
     if full and not gpu.nvlinks and "nvlinks" not in gpu.unsettled:
         unsupported |= _OF_LINKS - skip
     if not full:
@@ -119,13 +119,13 @@ def look(
         counting = opening  # which keeps the GPU initialised: within one, counters can be compared whatever the mode is
     seen = replace(seen, counting=counting)
     known = traits.settled(driver, handle, gpu) if full or at == COUNTING_TURN else gpu
-    if not divisible or not (full or at == PARTITION_TURN):
-        return Look(handle, seen, known, divisible=divisible, unsupported=unsupported)
+    if not partitionable or not (full or at == PARTITION_TURN):
+        return Look(handle, seen, known, partitionable=partitionable, unsupported=unsupported)
     try:
         partition = read_partition(driver, handle, memory_bytes=gpu.memory_bytes, known=gpu.mig_devices)
     except NvmlError as error:
-        return Look(handle, seen, known, untold=str(error), unsupported=unsupported)
-    return Look(handle, seen, known, partition, divisible=partition is not None, unsupported=unsupported)
+        return Look(handle, seen, known, partition_trouble=str(error), unsupported=unsupported)
+    return Look(handle, seen, known, partition, partitionable=partition is not None, unsupported=unsupported)
 
 
 def sample(
@@ -179,7 +179,7 @@ class _Heard:
             answer = _told(reading, values[at : at + len(fields)], self.answers.get("nvlinks"))
             at += len(fields)
             if isinstance(answer, NvmlError):
-                self._refused(answer, (reading.name,), of_gpu=answer.code in GONE, for_good=never(answer))
+                self._refused(answer, (reading.name,), of_gpu=answer.code in GPU_GONE_CODES, for_good=never(answer))
             else:
                 self.answers[reading.name] = answer
 
@@ -213,7 +213,7 @@ def _told(reading: Reading, values: Sequence[int | NvmlError], links: tuple[bool
     Never a sum that lacks a part: a smaller number would pass for growth once it is whole again. A link that is not active
     may have no counters: those of the others are the sum then.
     """
-    gone = next((value for value in values if isinstance(value, NvmlError) and value.code in GONE), None)
+    gone = next((value for value in values if isinstance(value, NvmlError) and value.code in GPU_GONE_CODES), None)
     if gone is not None:
         return gone
     if reading.shape is Shape.LINK_SUM:

@@ -32,7 +32,7 @@ class Opened(NamedTuple):
     cuda: tuple[int, int] | None = None
 
 
-class HeldBy(Enum):
+class BusyCause(Enum):
     """What keeps the driver from being closed, or opened anew; the value says it to people."""
 
     OPENING = "it does not open"
@@ -41,10 +41,10 @@ class HeldBy(Enum):
     CALL = "a call to it has not come back"
 
 
-class Held(NamedTuple):
+class DriverBusy(NamedTuple):
     """What keeps it, and the uuid of the GPU that the call is about, where it is about one that is known."""
 
-    by: HeldBy
+    by: BusyCause
     gpu: str = ""
 
     @property
@@ -84,11 +84,11 @@ class DriverSession:
         return self._opening.back
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> DriverBusy | None:
         """Which way it hangs; None where it does not."""
         if self._closing.under_way:
-            return Held(HeldBy.CLOSING)
-        return Held(HeldBy.OPENING) if self._opening.under_way else None
+            return DriverBusy(BusyCause.CLOSING)
+        return DriverBusy(BusyCause.OPENING) if self._opening.under_way else None
 
     async def open(self, timeout: float, pauses: tuple[float, ...] = ()) -> Opened:
         """Opens the driver, unless it is open, and asks what it says of itself.
@@ -181,7 +181,7 @@ def _described(driver: Driver) -> Opened:
     try:
         cuda = driver.cuda_version()
     except NvmlError as error:
-        log.debug("which CUDA the driver is good for is not known: %s", error)
+        log.debug("the CUDA version that the driver supports is not known: %s", error)
         return Opened(version, gpus)
     return Opened(version, gpus, cuda)
 

@@ -149,5 +149,5 @@ def _answer(call: str, number: int, scope: int, kind: int, code: int, value: byt
         return NvmlError(Return.NOT_SUPPORTED, call, f"field {number} is of the unknown type {kind}")
     (told,) = reader.unpack(value)
     if not math.isfinite(told):
-        return NvmlError(Return.UNKNOWN, call, f"field {number} is {told}, which is no number")
+        return NvmlError(Return.UNKNOWN, call, f"field {number} is {told}, which is not a number")
     return int(told)

@@ -1,7 +1,7 @@
 """The life of the event set: which GPUs' events are asked for, whether they are heard, and when the set is made anew.
 
 No set is freed while a call is in it, and none is entered once its end was handed over. One that cannot be freed in time is
-left behind, and another takes its place: it costs less than GPUs of which nothing is heard. Where one GPU undid the set, or
+left behind, and another one takes its place: it costs less than GPUs of which nothing is heard. Where one GPU undid the set, or
 is lost to the wait for it, the next one is made without that GPU, which is asked again later.
 """
 
@@ -18,12 +18,12 @@ from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.event_set import (
     FIRST_REBUILD_PAUSE,
     FREE_REBUILDS,
-    LIVED,
     LONGEST_REBUILD_PAUSE,
+    STABLE_AFTER,
     LiveSet,
     Member,
 )
-from gpu_plugin.nvml.events import WAIT_MS, EventWaiter, Setbacks
+from gpu_plugin.nvml.events import WAIT_MS, EventWaiter, WaitFailures
 from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
 from gpu_plugin.nvml.registration import Outcome, Registered, register, register_warily
 from gpu_plugin.nvml.watched import Watched
@@ -37,7 +37,7 @@ PATIENCE = 1.0
 """Seconds that GPUs may take, all at once, to answer the request for their events; one that takes longer is asked no more
 meanwhile, and its answer is taken when it comes."""
 
-MOST_LEFT_BEHIND = 3
+MAX_ABANDONED_SETS = 3
 """Event sets at most that are still to be freed: with so many, no other is made. Each may hold threads that hang."""
 
 _UNANSWERED = "the driver has not answered the request for them"
@@ -75,8 +75,8 @@ class EventSubscription:
         self._making: SlowCall[EventSet] = SlowCall(calls.begin)
         self._asked: list[_Asked] = []
         self._listening = False
-        self._setbacks = Setbacks()
-        self._rebuilds = Backoff(FIRST_REBUILD_PAUSE, LONGEST_REBUILD_PAUSE, free=FREE_REBUILDS, stable=LIVED)
+        self._wait_failures = WaitFailures()
+        self._rebuilds = Backoff(FIRST_REBUILD_PAUSE, LONGEST_REBUILD_PAUSE, free=FREE_REBUILDS, stable=STABLE_AFTER)
         self._suspects: set[str] = set()
         self._unsupported = False
         self._no_set = ""
@@ -100,11 +100,11 @@ class EventSubscription:
             return mine.undone or member.answer.why
         if self._stuck:
             return "the call that waits for them does not come back"
-        if self._rebuilds.failures > FREE_REBUILDS and anyio.current_time() - mine.born < LIVED:
-            return "the wait for them has failed again and again"
+        if self._rebuilds.failures > FREE_REBUILDS and anyio.current_time() - mine.born < STABLE_AFTER:
+            return "the wait for them keeps failing"
         return ""
 
-    def again(self, uuid: str) -> None:
+    def register_again(self, uuid: str) -> None:
         """The GPU is to be asked anew: a registration does not survive what the GPU has been through."""
         if self._set is not None:
             self._set.members.pop(uuid, None)
@@ -194,7 +194,7 @@ class EventSubscription:
         """Whether there is an event set: one is made if it must. There is never a second request beside one that hangs."""
         if self._set is not None or self._unsupported:
             return self._set is not None
-        if len(self._left_behind) >= MOST_LEFT_BEHIND:
+        if len(self._left_behind) >= MAX_ABANDONED_SETS:
             return False  # what undid the last one is said already
         self._making.begin(self._driver.event_set)
         in_time = await self._making.wait(patience)
@@ -221,11 +221,11 @@ class EventSubscription:
         old = self._set
         if old is None or not old.undone or not self._rebuilds.due(anyio.current_time()):
             return False
-        if len(self._left_behind) >= MOST_LEFT_BEHIND:
+        if len(self._left_behind) >= MAX_ABANDONED_SETS:
             return False
         self._retire(old.undone)
         if not await self._freed([old], patience):
-            log.warning("an event set is left behind, which a call to the driver holds: another takes its place")
+            log.warning("an event set is left behind, which a call to the driver holds: another one takes its place")
         return True
 
     def _retire(self, why: str) -> None:
@@ -325,7 +325,7 @@ class EventSubscription:
             self._deliver,
             partial(self._failed, mine),
             partial(self._heard, mine),
-            self._setbacks,
+            self._wait_failures,
             self._wait,
         )
         mine.waiter.start()

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from gpu_plugin.devices import nvml_h
 from gpu_plugin.devices.node import Gpu, Thresholds
 from gpu_plugin.devices.nvml_h import Threshold
-from gpu_plugin.nvml.mig import GONE
+from gpu_plugin.nvml.mig import GPU_GONE_CODES
 from gpu_plugin.nvml.port import Driver, Field, Handle, NvmlError, never
 from gpu_plugin.nvml.questions import LINK_FIELDS, PROBED
 
@@ -43,7 +43,7 @@ class Asking:
         try:
             return question()
         except NvmlError as error:
-            if error.code in GONE:
+            if error.code in GPU_GONE_CODES:
                 raise
             if not error.unsupported:
                 self.open = True
@@ -99,7 +99,7 @@ def _fields(asking: Asking) -> dict[str, Any]:
     by_field = dict(zip(wanted, answers, strict=True))
     told = {field: answer for field, answer in by_field.items() if not isinstance(answer, NvmlError)}
     refused = {field: answer for field, answer in by_field.items() if isinstance(answer, NvmlError)}
-    if gone := next((error for error in refused.values() if error.code in GONE), None):
+    if gone := next((error for error in refused.values() if error.code in GPU_GONE_CODES), None):
         raise gone
     numbers = asking.known.fields.union(field.number for field in told)
     for_now = {field.number for field, error in refused.items() if not never(error)} - numbers
@@ -154,7 +154,9 @@ def settled(driver: Driver, handle: Handle, gpu: Gpu) -> Gpu:
         return gpu  # lost meanwhile, as the next look finds
     if known == gpu:
         return gpu
-    log.info("GPU %s: the driver tells now %s", gpu.uuid, ", ".join(sorted(gpu.unsettled - known.unsettled)) or "more")
+    log.info(
+        "GPU %s: the driver now reports %s", gpu.uuid, ", ".join(sorted(gpu.unsettled - known.unsettled)) or "more"
+    )
     return known
 
 

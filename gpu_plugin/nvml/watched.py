@@ -7,7 +7,7 @@ from typing import Any
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.observation import Fabric, Fault, Sample
-from gpu_plugin.nvml.mig import UNREADABLE_LOOKS, cut
+from gpu_plugin.nvml.mig import UNREADABLE_LOOKS, with_partition
 from gpu_plugin.nvml.port import Handle
 from gpu_plugin.nvml.registration import Registered
 from gpu_plugin.nvml.sample import Look
@@ -27,13 +27,13 @@ class Found:
     """
 
     sample: Sample | None = None
-    recut: bool = False
-    """It is cut anew: there may be other device nodes."""
-    relinked: bool = False
+    repartitioned: bool = False
+    """It is repartitioned: there may be other device nodes."""
+    links_changed: bool = False
     """The links between GPUs are to be read again."""
-    anew: bool = False
+    register_events: bool = False
     """It is reached through a new handle, or was reset: what it was asked to report is asked for again."""
-    soon: bool = False
+    look_soon: bool = False
     """Another look within a second would settle something."""
 
 
@@ -49,12 +49,12 @@ class Watched:
     """Looks that were begun, by which it is told which of them are full."""
     counting: int | None = None
     """The last word on which counters can be compared (`Sample.counting`)."""
-    divisible: bool = True
-    """Whether it can be cut into MIG devices, as far as is known: a part that never can is not asked again."""
+    partitionable: bool = True
+    """Whether it can be partitioned into MIG devices, as far as is known: a part that never can is not asked again."""
     unreadable_looks: int = 0
     """Looks in a row in which a MIG device of it was unreadable."""
-    untold: str = ""
-    """Why the last look did not tell how it is cut, said once."""
+    partition_trouble: str = ""
+    """Why the last look did not tell how it is partitioned, said once."""
     unsupported: frozenset[str] = frozenset()
     """Fields of a Sample that it never answers, learnt since it was described: not asked for again."""
     unanswered: frozenset[str] | None = None
@@ -117,22 +117,24 @@ class Watched:
         self.counting = found.sample.counting
         self.dated(found.sample, now)
         before, was_enabled = self.gpu, self.gpu.mig_enabled
-        if found.gpu is not before:  # how it is cut, or what its index is, may have come from elsewhere meanwhile
+        if (
+            found.gpu is not before
+        ):  # how it is partitioned, or what its index is, may have come from elsewhere meanwhile
             self.gpu = replace(
                 found.gpu, index=before.index, mig_enabled=before.mig_enabled, mig_devices=before.mig_devices
             )
-        soon = self._cut(found)
+        soon = self._take_partition(found)
         self.unanswered = self.unsupported
         return Found(
             found.sample,
-            recut=self.gpu is not before,
-            relinked=self.relinked(found.sample),
+            repartitioned=self.gpu is not before,
+            links_changed=self.links_changed(found.sample),
             # A registration does not survive the reset that a new handle may come from, or that the MIG mode is switched by.
-            anew=anew or self.gpu.mig_enabled != was_enabled,
-            soon=soon,
+            register_events=anew or self.gpu.mig_enabled != was_enabled,
+            look_soon=soon,
         )
 
-    def relinked(self, seen: Sample) -> bool:
+    def links_changed(self, seen: Sample) -> bool:
         """Takes in which NVLinks are active, and how far it has joined its fabric. Returns whether that is news."""
         before = self.nvlinks, self.fabric
         if seen.nvlinks is not None:
@@ -141,12 +143,12 @@ class Watched:
             self.fabric = replace(seen.fabric, health_mask=0, summary=0)
         return (self.nvlinks, self.fabric) != before
 
-    def _cut(self, found: Look) -> bool:
+    def _take_partition(self, found: Look) -> bool:
         """Takes in how a look found the GPU to be cut. Returns whether another look soon would settle something."""
-        self.divisible = found.divisible
-        if found.untold and found.untold != self.untold:
-            log.warning("GPU %s: how it is cut into MIG devices is not known now: %s", self.gpu.uuid, found.untold)
-        self.untold = found.untold
+        self.partitionable = found.partitionable
+        if found.partition_trouble and found.partition_trouble != self.partition_trouble:
+            log.warning("GPU %s: its MIG devices cannot be read now: %s", self.gpu.uuid, found.partition_trouble)
+        self.partition_trouble = found.partition_trouble
         partition = found.partition
         if partition is None:
             return False
@@ -154,11 +156,11 @@ class Watched:
             for index, why in partition.unreadable.items():
                 log.warning("GPU %s: MIG device %d cannot be read: %s", self.gpu.uuid, index, why)
         self.unreadable_looks = self.unreadable_looks + 1 if partition.unreadable else 0
-        gpu = cut(self.gpu, partition, hold=self.unreadable_looks < UNREADABLE_LOOKS)
+        gpu = with_partition(self.gpu, partition, hold=self.unreadable_looks < UNREADABLE_LOOKS)
         if gpu is self.gpu:
             return 0 < self.unreadable_looks < UNREADABLE_LOOKS
-        self.unsupported = frozenset()  # some questions go unanswered while a GPU is cut, and only then
+        self.unsupported = frozenset()  # some questions go unanswered while a GPU is partitioned, and only then
         into = ", ".join(device.profile for device in gpu.mig_devices) or "no MIG devices"
-        log.info("GPU %s: %s", gpu.uuid, f"MIG mode, cut into {into}" if gpu.mig_enabled else "MIG mode is off")
+        log.info("GPU %s: %s", gpu.uuid, f"MIG mode, partitioned into {into}" if gpu.mig_enabled else "MIG mode is off")
         self.gpu = gpu
         return True

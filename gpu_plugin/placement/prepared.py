@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from gpu_plugin.placement.subsets import LARGEST, Subsets
 from gpu_plugin.placement.topology import Topology
 
-SOON = 10
+IMMEDIATE_GPUS = 10
 """Up to this many GPUs a placement is made in 5 ms or less: at once, where it is needed. More are worth a thread."""
 
 

@@ -95,7 +95,7 @@ def words(groups: LinkGroups) -> Iterator[str]:
         yield f"NUMA node {'unknown' if node is None else node}: {groups.called(gpus)}"
     for gpu in groups.gpus:
         if gpu.unreadable:
-            yield f"GPU {gpu.index}: its links are as far as they were known before: {gpu.unreadable}"
+            yield f"GPU {gpu.index}: its links are shown as they were last known: {gpu.unreadable}"
 
 
 def changed_links(before: Node, after: Node) -> str:

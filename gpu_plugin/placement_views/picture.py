@@ -129,8 +129,8 @@ class _Picture:
         self.most = max((group.most for group in groups.nvlink), default=1)
         left, end = self._across()
         self.width = max(end + MARGIN, LEAST_WIDTH, 10 * len(self.title) + 2 * MARGIN)
-        aside = (self.width - end - MARGIN) // 2  # few GPUs stand in the middle
-        self.left = {gpu: x + aside for gpu, x in left.items()}
+        margin = (self.width - end - MARGIN) // 2  # few GPUs stand in the middle
+        self.left = {gpu: x + margin for gpu, x in left.items()}
         bars = BAR_STEP * (max(self.lanes) + 1) + BAR_LINES if self.lanes else 0
         rise = max((self._rise(*pair) for pair in self.arcs), default=0)
         self.top = HEAD + bars + max(rise + 12 if rise else 0, FRAME * (self.depth + 1))

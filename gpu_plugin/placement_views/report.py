@@ -153,7 +153,7 @@ def reported(reply: Mapping[str, Any]) -> Node:
             links[one, other] = Link(**{name: each[name] for name in _LINK})
         cliques = {gpu["uuid"]: gpu["clique"] for gpu in reply["gpus"] if gpu["clique"] is not None}
     except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ValueError(f"this is no report of a topology: {error!r}") from None
+        raise ValueError(f"this is not a report of a topology: {error!r}") from None
     return Node(tuple(gpus), links, cliques=cliques)
 
 
@@ -176,7 +176,7 @@ def reported_resources(reply: Mapping[str, Any]) -> tuple[OfferedResource, ...] 
             for resource in reply["resources"]
         )
     except (KeyError, TypeError) as error:
-        raise ValueError(f"this is no report of what is served: {error!r}") from None
+        raise ValueError(f"this is not a report of what is served: {error!r}") from None
 
 
 @dataclass(frozen=True, slots=True)

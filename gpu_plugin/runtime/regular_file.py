@@ -19,7 +19,7 @@ _NULL = os.makedev(1, 3)
 
 
 class UnfitFileError(OSError):
-    """What is there is no regular file, or larger than any such file is; `strerror` says which, as in "is a directory"."""
+    """What is there is not a regular file, or larger than any such file is; `strerror` says which, as in "is a directory"."""
 
 
 def kind(mode: int) -> str:
@@ -36,7 +36,7 @@ def open_file(path: str | Path, *, links: bool = True, null: bool = False) -> Bi
         null: whether /dev/null will do as well, which is as an empty file.
 
     Raises:
-        UnfitFileError: it is no regular file.
+        UnfitFileError: it is not a regular file.
         OSError: it cannot be opened.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)

@@ -21,8 +21,8 @@ async def forever(name: str, run: Callable[[], Awaitable[None]]) -> None:
         began = anyio.current_time()
         try:
             await run()
-            log.error("%s ended, which it should not; beginning it again", name)
+            log.error("%s ended, which it should not; restarting it", name)
         except Exception:
-            log.exception("%s failed; beginning it again", name)
+            log.exception("%s failed; restarting it", name)
         now = anyio.current_time()
         await anyio.sleep(backoff.failed(now, worked_for=now - began))

@@ -109,7 +109,7 @@ class SimulatedDriver(Session):
         """Percent now; NOT_SUPPORTED in MIG mode."""
         index = self._reach("utilization", handle)
         busy = self._node.condition(index).utilization
-        return supported("utilization", busy if self._node.cut(index) is None else None)
+        return supported("utilization", busy if self._node.mig_partition(index) is None else None)
 
     def power_usage(self, handle: Handle) -> int:
         """What it draws now, mW."""
@@ -120,20 +120,20 @@ class SimulatedDriver(Session):
         return condition.power_limit(self._now("power_limit", handle)[0])
 
     def mig_mode(self, handle: Handle) -> tuple[int, int]:
-        """The profile's (current, pending), until the GPU is cut anew."""
+        """The profile's (current, pending), until the GPU is repartitioned."""
         index = self._reach("mig_mode", handle)
         built = supported("mig_mode", self._profile.gpus[index].mig_mode)
-        enabled = int(self._node.cut(index) is not None)
+        enabled = int(self._node.mig_partition(index) is not None)
         return built if built[0] == enabled else (enabled, enabled)
 
     def max_mig_devices(self, handle: Handle) -> int:
         """0 outside MIG mode, and for parts that have none: NVML gives no error here."""
-        return COMPUTE_SLICES if self._node.cut(self._reach("max_mig_devices", handle)) else 0
+        return COMPUTE_SLICES if self._node.mig_partition(self._reach("max_mig_devices", handle)) else 0
 
     def mig_handle(self, handle: Handle, index: int) -> Handle:
         """NOT_SUPPORTED outside MIG mode; NOT_FOUND for an index without a device, INVALID_ARGUMENT beyond the last one."""
         gpu = self._reach("mig_handle", handle)
-        slices = supported("mig_handle", self._node.cut(gpu)).slices
+        slices = supported("mig_handle", self._node.mig_partition(gpu)).devices
         if not 0 <= index < COMPUTE_SLICES:
             raise refused("mig_handle", Return.INVALID_ARGUMENT)
         if index >= len(slices):
@@ -195,7 +195,7 @@ class SimulatedDriver(Session):
         return supported("sram_threshold_exceeded", now.sram_threshold if built.sram_status else None)
 
     def remapped_rows(self, handle: Handle) -> RemappedRows:
-        """NOT_SUPPORTED too while the GPU is cut into MIG devices."""
+        """NOT_SUPPORTED too while the GPU is partitioned into MIG devices."""
         index = self._reach("remapped_rows", handle)
         rows = condition.remapped_rows(self._profile.gpus[index], self._node.condition(index))
         return supported("remapped_rows", None if self._cut_up(index) else rows)
@@ -327,8 +327,8 @@ class SimulatedDriver(Session):
 
     def _cut_up(self, index: int) -> bool:
         """Whether there are MIG devices of the GPU: it tells nothing of its rows then."""
-        cut = self._node.cut(index)
-        return cut is not None and bool(cut.slices)
+        cut = self._node.mig_partition(index)
+        return cut is not None and bool(cut.devices)
 
     def _remotes(self, index: int) -> tuple[str | None, ...]:
         """The far end of each of a GPU's links; None of one that is inactive."""

@@ -93,7 +93,7 @@ class EventSets:
         """
         with self._changed:
             for listener in self._listeners.values():
-                if not self._deaf(listener):
+                if not self._report_trouble(listener):
                     listener.ready = len(listener.events)
             self._lost = lost
             self._changed.notify_all()
@@ -128,13 +128,13 @@ class EventSets:
 
         def ready() -> bool:
             listener = self._listeners.get(events)
-            return not listener or bool(listener.events) or self._deaf(listener)
+            return not listener or bool(listener.events) or self._report_trouble(listener)
 
         with self._changed:
             self._changed.wait_for(ready, seconds)
             if not (listener := self._listeners.get(events)):
                 raise LookupError(events)
-            deaf = self._deaf(listener)
+            deaf = self._report_trouble(listener)
             if listener.events and (listener.gone or listener.ready or not deaf):  # what is ready comes first (nvml.h)
                 listener.ready = max(0, listener.ready - 1)
                 return listener.events.popleft()
@@ -142,5 +142,5 @@ class EventSets:
                 raise GpuIsLostError(events)
             return None
 
-    def _deaf(self, listener: _Listener) -> bool:
+    def _report_trouble(self, listener: _Listener) -> bool:
         return not listener.undefined and (listener.gone or not self._lost.isdisjoint(listener.masks))

@@ -47,7 +47,7 @@ def find_gpu(node: SimulatedNode, value: object) -> int:
         if gpu.uuid == value:
             return index
     if isinstance(value, str):
-        raise ConfigError(f"GPU {value}: no GPU of this node is called so; say an index from 0 to {len(gpus) - 1}")
+        raise ConfigError(f"GPU {value}: no GPU of this node has this name; give an index from 0 to {len(gpus) - 1}")
     raise ConfigError("gpu: missing: which GPU, by index or uuid")
 
 

@@ -107,7 +107,7 @@ def _mig(node: SimulatedNode, gpu: int, value: object) -> str:
     node.post(gpu, EventType.MIG_CONFIG_CHANGE, 0)
     if value.strip() == _NONE:
         return "out of MIG mode"
-    return f"in MIG mode, cut into {', '.join(profiles) or 'nothing'}"
+    return f"in MIG mode, partitioned into {', '.join(profiles) or 'nothing'}"
 
 
 def _reset(node: SimulatedNode, gpu: int, value: object) -> str:
@@ -132,7 +132,7 @@ def _heal(node: SimulatedNode, gpu: int, value: object) -> str:
 def _reboot(node: SimulatedNode, value: object) -> str:
     said("reboot", value)
     node.reboot()
-    return f"booted anew, as {node.boot_id}"
+    return f"rebooted, with boot id {node.boot_id}"
 
 
 def _init_error(node: SimulatedNode, value: object, times: object = None) -> str:
@@ -187,9 +187,9 @@ def apply(node: SimulatedNode, request: Mapping[str, object]) -> str:
         raise ConfigError(f"one fault at a time, of {', '.join(known)}: {' and '.join(asked) or 'none'} given")
     (name,) = asked
     if INSTANCE in request and name != "xid":
-        raise ConfigError(f"{INSTANCE}: goes with xid alone, not with {name}")
+        raise ConfigError(f"{INSTANCE}: goes only with xid, not with {name}")
     if TIMES in request and name != "init-error":
-        raise ConfigError(f"{TIMES}: goes with init-error alone, not with {name}")
+        raise ConfigError(f"{TIMES}: goes only with init-error, not with {name}")
     if name in NODE_FAULTS:
         if "gpu" in request:
             find_gpu(node, request["gpu"])

@@ -28,7 +28,7 @@ _LOADED_BEFORE = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class SimulatedMigDevice:
     """A MIG device of a GPU. No other ever has the `number`; the same instance made again has the same `uuid`."""
 
     number: int
@@ -37,11 +37,11 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class MigPartition:
     """How a GPU in MIG mode is cut: the profiles asked for, and the MIG devices by MIG index."""
 
     profiles: tuple[str, ...] = ()
-    slices: tuple[Slice, ...] = ()
+    devices: tuple[SimulatedMigDevice, ...] = ()
 
 
 class SimulatedNode:
@@ -90,7 +90,7 @@ class SimulatedNode:
             self.boot_id = _new_boot_id()
             self._gpus = [Condition(energy_since=wall - _LOADED_BEFORE) for _ in profile.gpus]
             ways = [_built(gpu) for gpu in profile.gpus]
-        self._cuts = [self._cut(gpu, way) for gpu, way in zip(profile.gpus, ways, strict=True)]
+        self._partitions = [self._partitioned(gpu, way) for gpu, way in zip(profile.gpus, ways, strict=True)]
         if not saved:
             self._save()
         self.compute_modes = SimulatedComputeModes(state, self.boot_id)
@@ -102,11 +102,11 @@ class SimulatedNode:
         """A process has opened the driver, which initialises GPUs that nothing kept initialised until now."""
         with self._changed:
             self._sessions += 1
-            alone = self._sessions == 1
+            first_session = self._sessions == 1
             asleep = [gpu for gpu, now in enumerate(self._gpus) if not (now.persistence or now.lost or now.vanished)]
-            for gpu in asleep if alone else ():
+            for gpu in asleep if first_session else ():
                 self._gpus[gpu] = condition.initialised(self._gpus[gpu], self._wall_clock())
-        if alone and asleep:
+        if first_session and asleep:
             self._save()
 
     def closed(self) -> None:
@@ -154,10 +154,10 @@ class SimulatedNode:
             self._read[gpu] = told
         return told
 
-    def cut(self, gpu: int) -> Cut | None:
-        """How the GPU is cut into MIG devices; None out of MIG mode."""
+    def mig_partition(self, gpu: int) -> MigPartition | None:
+        """How the GPU is partitioned into MIG devices; None out of MIG mode."""
         with self._changed:
-            return self._cuts[gpu]
+            return self._partitions[gpu]
 
     def bindings(self) -> dict[str, int]:
         """By PCI bus id a number that is another one whenever the driver was bound anew; none of a GPU that has vanished."""
@@ -172,8 +172,8 @@ class SimulatedNode:
         """Every path under /dev: the profile's, and the capabilities of the MIG devices that there are."""
         nodes = self.profile.device_nodes
         for gpu, built in enumerate(self.profile.gpus):
-            if cut := self.cut(gpu):
-                nodes |= capability_nodes(built.minor, [each.instance for each in cut.slices])
+            if cut := self.mig_partition(gpu):
+                nodes |= capability_nodes(built.minor, [each.instance for each in cut.devices])
         return nodes
 
     # Faults
@@ -314,7 +314,7 @@ class SimulatedNode:
         if built.mig_mode is None or built.mig_profiles is None:
             raise ConfigError(f"{built.name}: the simulated node knows of no MIG profiles for it")
         with self._changed:
-            self._cuts[gpu] = self._cut(built, profiles)
+            self._partitions[gpu] = self._partitioned(built, profiles)
         self._save()
 
     def refuse(self, call: str, code: int, gpu: int | None = None, times: int | None = None) -> None:
@@ -341,14 +341,14 @@ class SimulatedNode:
         self._gpus[gpu] = msgspec.structs.replace(self._gpus[gpu], **changes)
         self._changed.notify_all()
 
-    def _cut(self, gpu: GpuProfile, profiles: Sequence[str] | None) -> Cut | None:
+    def _partitioned(self, gpu: GpuProfile, profiles: Sequence[str] | None) -> MigPartition | None:
         if profiles is None:
             return None
         slices = []
         for instance in lay_out(gpu.mig_profiles, profiles) if gpu.mig_profiles else ():
             self._last_slice += 1
-            slices.append(Slice(self._last_slice, mig_uuid(gpu.uuid, instance), instance))
-        return Cut(tuple(profiles), tuple(slices))
+            slices.append(SimulatedMigDevice(self._last_slice, mig_uuid(gpu.uuid, instance), instance))
+        return MigPartition(tuple(profiles), tuple(slices))
 
     # Memory
 
@@ -376,7 +376,7 @@ class SimulatedNode:
                         wall + gpu.hung_until - now if gpu.hung_until and gpu.hung_until > now else None,
                         None if cut is None else list(cut.profiles),
                     )
-                    for gpu, cut in zip(self._gpus, self._cuts, strict=True)
+                    for gpu, cut in zip(self._gpus, self._partitions, strict=True)
                 ],
             )
 

@@ -1,4 +1,4 @@
-"""How a simulated GPU can be cut into MIG devices: what profiles its model has, where they fit, what they are called.
+"""How a simulated GPU can be partitioned into MIG devices: what profiles its model has, where they fit, what they are called.
 
 Pure: the node keeps what this lays out. Sources are NVIDIA's MIG user guide (profiles, placements, mig-minors) and what
 nvidia-smi prints of GPU instances.

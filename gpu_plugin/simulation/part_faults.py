@@ -30,7 +30,7 @@ _COLDEST, _HOTTEST = -40, 200
 _MANY = 1_000_000
 """More errors than a test counts; a slip of the finger does."""
 
-_MOST_ENERGY = 10**15
+_MAX_ENERGY = 10**15
 """mJ: what a kilowatt makes of thirty years."""
 
 PERSISTENCE_MODES = ("on", "off")
@@ -93,7 +93,7 @@ def _ecc_cleared(node: SimulatedNode, gpu: int, value: object) -> str:
 
 
 def _energy_dip(node: SimulatedNode, gpu: int, value: object) -> str:
-    energy = integer("energy-dip", value, 1, _MOST_ENERGY, " mJ")
+    energy = integer("energy-dip", value, 1, _MAX_ENERGY, " mJ")
     node.dip(gpu, energy)
     return f"its energy counter is {energy} mJ less at the next reading than at the last, and counts on from there"
 
@@ -149,7 +149,7 @@ def _unrepairable_memory(node: SimulatedNode, gpu: int, value: object) -> str:
     if not node.profile.gpus[gpu].unrepairable_memory:
         raise lacks(node, gpu, "unrepairable-memory", "tells nothing of unrepairable memory")
     node.change(gpu, unrepairable_memory=True)
-    return "it has memory that no repair mends, until healed"
+    return "it has memory that cannot be repaired, until healed"
 
 
 def _recovery_action(node: SimulatedNode, gpu: int, value: object) -> str:

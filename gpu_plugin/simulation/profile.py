@@ -97,7 +97,7 @@ class GpuProfile(Block, frozen=True):
     sram_status: bool = False
     """nvmlDeviceGetSramEccErrorStatus."""
     row_remapping: bool = False
-    """nvmlDeviceGetRemappedRows: Ampere and later, but while it is cut into MIG devices."""
+    """nvmlDeviceGetRemappedRows: Ampere and later, but while it is partitioned into MIG devices."""
     page_retirement: bool = False
     """nvmlDeviceGetRetiredPagesPendingStatus: parts that do not remap rows."""
     unrepairable_memory: bool = False
@@ -278,7 +278,7 @@ def _gpus(name: str, file: _File, content: dict[str, Any]) -> tuple[GpuProfile, 
 
 
 def _cut(index: int, gpu: GpuProfile) -> GpuProfile:
-    """The GPU in MIG mode if it is cut into MIG devices, which must fit."""
+    """The GPU in MIG mode if it is partitioned into MIG devices, which must fit."""
     if gpu.mig is None:
         return gpu
     if gpu.mig_profiles is None:

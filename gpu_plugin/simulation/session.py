@@ -9,7 +9,7 @@ from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, Driver, Handle
 from gpu_plugin.simulation.calls import refused, supported
 from gpu_plugin.simulation.condition import Condition
-from gpu_plugin.simulation.hardware import SimulatedNode, Slice
+from gpu_plugin.simulation.hardware import SimulatedMigDevice, SimulatedNode
 from gpu_plugin.simulation.profile import GpuProfile
 
 _FIRST_HANDLE, _HANDLE_STRIDE = 0x7F0000001000, 0x1000
@@ -101,7 +101,7 @@ class Session(Driver):
         index = self._reach(call, handle)
         return self._profile.gpus[index], self._node.condition(index)
 
-    def _slice(self, call: str, handle: Handle) -> Slice | None:
+    def _slice(self, call: str, handle: Handle) -> SimulatedMigDevice | None:
         """The slice that a handle is about, after what every call goes through; None for a handle that is no slice's."""
         if handle < _FIRST_MIG_HANDLE:
             return None
@@ -110,13 +110,13 @@ class Session(Driver):
         self._begin(call, gpu if known else None)
         if known:
             self._check_answers(call, gpu)
-            cut = self._node.cut(gpu)
-            for each in cut.slices if cut else ():
+            cut = self._node.mig_partition(gpu)
+            for each in cut.devices if cut else ():
                 if each.number * _MIG_STRIDE == number:
                     return each
         raise refused(call, Return.INVALID_ARGUMENT)
 
-    def _mig(self, call: str, handle: Handle) -> Slice:
+    def _mig(self, call: str, handle: Handle) -> SimulatedMigDevice:
         found = self._slice(call, handle)
         if found is None:
             self._reach(call, handle)

@@ -154,7 +154,7 @@ class Configuration:
             self.settings = new
             tell_remarks(new)
         else:
-            log.log(logging.INFO if mended else logging.DEBUG, "configuration: good, and it asks for nothing new")
+            log.log(logging.INFO if mended else logging.DEBUG, "configuration: valid, and it changes nothing")
 
     async def _keep(self, threads: DaemonThreads) -> None:
         """Has the choice of the file in force outlive the process: it is taken again while the node's label is not known."""

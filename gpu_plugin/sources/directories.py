@@ -21,7 +21,7 @@ _ENTRIES = (
 )
 _CONTENTS = Mask.MODIFY | Mask.CLOSE_WRITE | Mask.ATTRIB
 
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 """Symbolic links followed on one way, as many as Linux does (path_resolution(7))."""
 
 
@@ -57,7 +57,7 @@ def route(path: Path) -> frozenset[Place]:
             at = entry
             continue
         links += 1
-        if links > _MOST_LINKS:
+        if links > _MAX_LINKS:
             break
         if target.startswith("/"):
             at = "/"

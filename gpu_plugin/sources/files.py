@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-NET = 1.5
+POLL_INTERVAL = 1.5
 """Seconds after which one looks even if nothing was heard, so that nothing stays unnoticed for two."""
 
 SETTLE = 0.075
@@ -63,38 +63,38 @@ def fingerprint(path: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight(Generic[T]):
+class Observed(Generic[T]):
     """What was seen, and all the places where a change could make it another."""
 
     seen: T
     places: frozenset[Place]
 
 
-class Lookout(Generic[T]):
+class FileWatcher(Generic[T]):
     """Looks again whenever there may be something new to see, once what happens has calmed down, and now and then anyway."""
 
-    def __init__(self, look: Callable[[], Sight[T]], take: Callable[[T], None]) -> None:
+    def __init__(self, look: Callable[[], Observed[T]], take: Callable[[T], None]) -> None:
         """`look` runs on a thread and may block; `take` gets all that it sees, on the event loop, changed or not."""
         self._look = look
         self._take = take
-        self._stirred = False
+        self._notified = False
         self._bell = Pulse()
         self._patient = True
 
-    def stir(self) -> None:
+    def notify(self) -> None:
         """Something that `look` depends on changed. From the event loop's thread only."""
-        self._stirred = True
+        self._notified = True
         self._bell.ring()
 
     async def run(self) -> None:
         """Looks at once, then for ever."""
         threads = DaemonThreads("configuration-files")
         try:
-            with Directories(self.stir) as directories:
+            with Directories(self.notify) as directories:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(directories.listen)
                     while True:
-                        self._stirred = False
+                        self._notified = False
                         await self._look_once(threads, directories)
                         await self._wait()
         finally:
@@ -117,11 +117,11 @@ class Lookout(Generic[T]):
         self._take(sight.seen)
 
     async def _wait(self) -> None:
-        if not self._stirred:
-            await self._bell.wait(NET)
+        if not self._notified:
+            await self._bell.wait(POLL_INTERVAL)
         until = anyio.current_time() + LONGEST_SETTLE
-        while self._stirred and anyio.current_time() < until:
-            self._stirred = False
+        while self._notified and anyio.current_time() < until:
+            self._notified = False
             await anyio.sleep(SETTLE)
 
 
@@ -139,4 +139,4 @@ async def watch_file(path: Path, changed: Callable[[], None], known: str | None 
             last = seen
             changed()
 
-    await Lookout(lambda: Sight(fingerprint(path), route(path)), take).run()
+    await FileWatcher(lambda: Observed(fingerprint(path), route(path)), take).run()

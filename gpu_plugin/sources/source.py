@@ -14,7 +14,7 @@ from gpu_plugin.config.label import NO_FILE, Choice, choose
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.runtime.regular_file import UnfitFileError, require_file
 from gpu_plugin.sources.directories import ANY, Place, route
-from gpu_plugin.sources.files import ABSENT, Lookout, Sight, fingerprint, watch_file
+from gpu_plugin.sources.files import ABSENT, FileWatcher, Observed, fingerprint, watch_file
 from gpu_plugin.sources.last_choice import LastChoice
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class ConfigSource:
         self._complaint = ""
         self._asked = ""
         self._content: str | None = None
-        self._lookout: Lookout[tuple[str, str, Choice, str]] | None = None
+        self._watcher: FileWatcher[tuple[str, str, Choice, str]] | None = None
         if settings.config_file_srcdir:
             self._file = None
             require_client()
@@ -65,7 +65,7 @@ class ConfigSource:
             self._settled.set()
 
     def current(self) -> Path | None:
-        """The config file in force, which need not exist; None for none: flags and environment alone."""
+        """The config file in force, which need not exist; None for none: flags and environment only."""
         return self._file
 
     def wanted(self) -> Path | None:
@@ -93,8 +93,8 @@ class ConfigSource:
 
     def look_again(self) -> None:
         """Has everything looked at anew. From the event loop's thread only."""
-        if self._lookout is not None:
-            self._lookout.stir()
+        if self._watcher is not None:
+            self._watcher.notify()
 
     async def settled(self) -> None:
         """Returns once it is known which file is in force: as long as there is none to be chosen, it does not."""
@@ -128,14 +128,14 @@ class ConfigSource:
 
     async def _run_by_label(self, changed: Callable[[], None]) -> None:
         settings = self._settings
-        lookout = self._lookout = Lookout(self._look, lambda seen: self._take(*seen, changed))
+        lookout = self._watcher = FileWatcher(self._look, lambda seen: self._take(*seen, changed))
         answered = anyio.Event()
 
         def told(value: str | None) -> None:
             self._label, self._trouble = value, ""
             self._label_told.set()
             answered.set()
-            lookout.stir()
+            lookout.notify()
 
         def troubled(why: str) -> None:
             self._trouble = why
@@ -149,7 +149,7 @@ class ConfigSource:
                     await answered.wait()
             await lookout.run()
 
-    def _look(self) -> Sight[tuple[str, str, Choice, str]]:
+    def _look(self) -> Observed[tuple[str, str, Choice, str]]:
         """Why the label is not known, its value, what it chooses, and that file's content. Blocks."""
         settings, untold, label = self._settings, self.unknown, self._label or ""
         self._recall()
@@ -162,7 +162,7 @@ class ConfigSource:
         if choice.file:
             places |= route(directory / choice.file)
             content = fingerprint(directory / choice.file)
-        return Sight((untold, label, choice, content), places)
+        return Observed((untold, label, choice, content), places)
 
     def _recall(self) -> None:
         if not self._recalled:
@@ -192,7 +192,7 @@ class ConfigSource:
         elif choice.file != self._choice.file or self._said_of is not None or self._content is None:
             self._said_of = None
             by = f"label {self._settings.node_label}={label}" if label else f"no label {self._settings.node_label}"
-            log.info("the configuration of this node is %s (%s)", choice.file or "flags and environment alone", by)
+            log.info("the configuration of this node is %s (%s)", choice.file or "flags and environment only", by)
 
 
 def _require_kubeconfig(kubeconfig: str) -> None:

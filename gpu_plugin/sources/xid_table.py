@@ -30,4 +30,4 @@ def read_table(path: Path) -> XidTable:
         return xid_table(yaml.load(path.read_bytes(), loader))  # noqa: S506 - both are safe loaders
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = yaml_problem(error) if isinstance(error, yaml.YAMLError) else " ".join(str(error).split())
-        raise ConfigError(f"{path}: the table of Xids cannot be read: {reason}; install the package anew") from None
+        raise ConfigError(f"{path}: the table of Xids cannot be read: {reason}; reinstall the package") from None

@@ -39,7 +39,7 @@ def require_directory(path: Path) -> None:
             if not stat.S_ISDIR(each.stat().st_mode):
                 where = "" if each == path else f"{each} "
                 raise ConfigError(
-                    f"--state-dir: {path}: {where}is no directory, and nothing can be kept there: name another one"
+                    f"--state-dir: {path}: {where}is not a directory, and nothing can be kept there: name another one"
                 )
         except (FileNotFoundError, NotADirectoryError):
             continue
@@ -126,7 +126,7 @@ class StateDirectory:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             text = msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
             replace_file(file, text, MODE, durable=True)
-        except (OSError, UnicodeError) as error:  # a path that is no UTF-8 is no text for JSON
+        except (OSError, UnicodeError) as error:  # a path that is no UTF-8 is not text for JSON
             if name not in self._refused:
                 self._refused.add(name)
                 log.error("%s cannot be written; a restart will not remember what is known now: %s", file, error)  # noqa: TRY400
@@ -170,7 +170,7 @@ def _tell_mode(directory: Path) -> None:
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         log.warning(
             "%s has the mode %04o: others than its owner can change what this plugin remembers of GPUs, cordons included, and "
-            "whom it obeys; take that from them with chmod go-w %s, or name another --state-dir",
+            "whose orders it takes; remove that right with chmod go-w %s, or name another --state-dir",
             directory,
             mode,
             directory,
@@ -191,7 +191,7 @@ def _own(file: Path) -> None:
         raise UnfitFileError(errno.EINVAL, kind(there.st_mode))
     if there.st_nlink > 1:
         replace_file(file, bounded(file), MODE, durable=True)
-        log.warning("%s had %d hard links; it is a file of its own now", file, there.st_nlink)
+        log.warning("%s had %d hard links; it is now a separate file", file, there.st_nlink)
 
 
 def keep_aside(file: Path) -> str:

@@ -128,7 +128,7 @@ def lost_lines(count: int) -> str:
 def _made(line: bytes) -> Event | None:
     """The event of a line; None where a kill cut it short, or it was never ours."""
     try:
-        event = msgspec.json.decode(line.decode(), type=Event)  # msgspec passes over a key that is no text
+        event = msgspec.json.decode(line.decode(), type=Event)  # msgspec passes over a key that is not text
     except (ValueError, RecursionError):
         return None
     return bounded(event) if 0 <= event.at < LATEST else None

@@ -30,11 +30,11 @@ MODE = 0o600
 
 PAGE = 4096
 
-ROOM = 8 * PAGE
+MIN_ALLOCATION = 8 * PAGE
 """Bytes that are allocated at the start, and again should they be taken away: two lines about the GPUs of a node of eight."""
 
-SPARE = 4
-"""How many times the newest line the allocated room is, once that is more than `ROOM`: the next line may be longer."""
+ALLOCATION_FACTOR = 4
+"""How many times the newest line the allocated room is, once that is more than `MIN_ALLOCATION`: the next line may be longer."""
 
 MAX_BYTES = 4 * 1024 * 1024
 """What it may grow to; a content takes some kilobytes."""
@@ -78,7 +78,7 @@ class Journal(Generic[T, R]):
         with self._lock:
             try:
                 descriptor, size = self._opened()
-                os.posix_fallocate(descriptor, 0, max(ROOM, size))
+                os.posix_fallocate(descriptor, 0, max(MIN_ALLOCATION, size))
             except OSError as error:
                 self._close()
                 log.warning(
@@ -108,7 +108,7 @@ class Journal(Generic[T, R]):
             with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 return msgspec.json.decode(line.content.decode(), type=self._kind)
         if lines:
-            log.warning("%s: what it holds makes no sense to this version and is left out", self._file)
+            log.warning("%s: its content is not understood by this version and is left out", self._file)
         return None
 
     def append(self, content: T) -> bool:
@@ -123,7 +123,7 @@ class Journal(Generic[T, R]):
                 end = start + len(line)
                 if end > MAX_BYTES:
                     return False
-                _allocate(descriptor, size, max(ROOM, SPARE * len(line)), end)
+                _allocate(descriptor, size, max(MIN_ALLOCATION, ALLOCATION_FACTOR * len(line)), end)
                 until = self._used if self._kept is None or start else self._kept.start
                 padded = line + bytes(
                     max(0, until - end)
@@ -222,7 +222,7 @@ def _allocate(descriptor: int, size: int, *wanted: int) -> None:
 
 
 def _content(descriptor: int) -> bytes:
-    """What is in the file. Raises OSError where it is no regular file."""
+    """What is in the file. Raises OSError where it is not a regular file."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise OSError("no regular file")
     return os.pread(descriptor, 2 * MAX_BYTES, 0)

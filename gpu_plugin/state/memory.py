@@ -254,7 +254,7 @@ def _entry(raw: msgspec.Raw) -> tuple[Evidence, bool]:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(str(error)) from None
     if not entry.possible:
-        raise ValueError("its times or numbers are none")
+        raise ValueError("its times or numbers are out of range")
     return entry, former
 
 

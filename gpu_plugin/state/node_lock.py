@@ -57,7 +57,7 @@ class NodeLock:
     """Both locks of one daemon. Calls block for no longer than a local file system does."""
 
     def __init__(self, state_dir: Path, directory: Path, version: str) -> None:
-        """Takes the state directory, and the directory where kubelet.sock and our sockets lie."""
+        """Takes the state directory, and the directory directory of kubelet.sock and of our sockets."""
         self._state_dir = state_dir
         self._directory = directory
         self._version = version
@@ -92,7 +92,7 @@ class NodeLock:
             if self._entry is None and not self._take_directory():
                 return (
                     f"another daemon serves {self._directory}: {self._server()}. "
-                    "Stop one of the two: a kubelet takes each resource from one plugin alone"
+                    "Stop one of the two: a kubelet takes each resource from only one plugin"
                 )
         except FileNotFoundError:
             return ""  # there is nothing to be served in yet, which is said where it is waited for
@@ -109,7 +109,7 @@ class NodeLock:
                 moved = True
             if moved:
                 log.warning(
-                    "the state directory %s was renamed, removed or replaced: what this daemon knows is written down anew there",
+                    "the state directory %s was renamed, removed or replaced: what this daemon knows is written there again",
                     self._state_dir,
                 )
             os.close(self._file)
@@ -146,7 +146,7 @@ class NodeLock:
             return True
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(errno.EINVAL, "is no regular file")
+                raise OSError(errno.EINVAL, "is not a regular file")
             ours = _locked(descriptor) and _names(path, descriptor)
         except OSError:
             os.close(descriptor)
@@ -181,7 +181,7 @@ class NodeLock:
         """Whoever wrote the lock's file last, in words."""
         try:
             with open_file(self._state_dir / FILE, links=False) as stream:
-                text = stream.read(_MAX_BYTES).decode()  # msgspec passes over a key that is no text
+                text = stream.read(_MAX_BYTES).decode()  # msgspec passes over a key that is not text
             return str(msgspec.json.decode(text, type=Owner))
         except (OSError, ValueError, RecursionError):  # or nested without end
             return "it has not said who it is"

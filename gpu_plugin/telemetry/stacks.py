@@ -18,10 +18,10 @@ from typing import Any
 log = logging.getLogger(__name__)
 log.setLevel(logging.INFO)  # who asks is answered, whatever --log-level says
 
-MOST = 100
+MAX_STACKS = 100
 """Tasks, and threads, that are told."""
 
-FRAMES = 12
+MAX_FRAMES = 12
 """Innermost frames that are told of each."""
 
 WIDTH = 200
@@ -73,14 +73,14 @@ def told(tasks: Iterable["asyncio.Task[Any]"]) -> Iterator[str]:
     """A line for each task and each thread, and one for each of its frames, the innermost last."""
     known = sorted(tasks, key=lambda task: task.get_name())
     yield f"{len(known)} tasks:"
-    for task in known[:MOST]:
+    for task in known[:MAX_STACKS]:
         yield f"  task {_short(task.get_name())}: {_named(task)}"
         yield from _frames(awaited(task))
     yield from _left_out(len(known))
     frames = sys._current_frames()  # noqa: SLF001 - the interpreter's own, and there is no other
     threads = sorted(threading.enumerate(), key=lambda thread: thread.name)
     yield f"{len(threads)} threads:"
-    for thread in threads[:MOST]:
+    for thread in threads[:MAX_STACKS]:
         yield f"  thread {_short(thread.name)} ({thread.native_id}{', daemon' if thread.daemon else ''})"
         yield from _frames(_stack(frames.get(thread.ident or 0)))
     yield from _left_out(len(threads))
@@ -93,7 +93,7 @@ def awaited(task: "asyncio.Task[Any]") -> list[tuple[CodeType, int]]:
     """
     found: list[tuple[CodeType, int]] = []
     waits_on: Any = task.get_coro()
-    while waits_on is not None and len(found) < 10 * FRAMES:
+    while waits_on is not None and len(found) < 10 * MAX_FRAMES:
         frame = _frame(waits_on)
         if frame is None:
             break
@@ -119,16 +119,16 @@ def _frame(awaitable: Any) -> FrameType | None:
 
 def _stack(frame: FrameType | None) -> list[tuple[CodeType, int]]:
     found: list[tuple[CodeType, int]] = []
-    while frame is not None and len(found) < FRAMES + 1:
+    while frame is not None and len(found) < MAX_FRAMES + 1:
         found.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back
     return found[::-1]
 
 
 def _frames(stack: list[tuple[CodeType, int]]) -> Iterator[str]:
-    if len(stack) > FRAMES:
+    if len(stack) > MAX_FRAMES:
         yield "    ..."
-    for code, line in itertools.islice(stack, max(0, len(stack) - FRAMES), None):
+    for code, line in itertools.islice(stack, max(0, len(stack) - MAX_FRAMES), None):
         yield f"    {_short(code.co_filename)}:{line} in {code.co_name}"
 
 
@@ -138,8 +138,8 @@ def _named(task: "asyncio.Task[Any]") -> str:
 
 
 def _left_out(count: int) -> Iterator[str]:
-    if count > MOST:
-        yield f"  and {count - MOST} more"
+    if count > MAX_STACKS:
+        yield f"  and {count - MAX_STACKS} more"
 
 
 def _short(text: str) -> str:

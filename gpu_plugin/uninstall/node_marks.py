@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 
 from gpu_plugin.cluster.connection import UnreachableError, require_client
-from gpu_plugin.cluster.left import LEFT_FILE, Left
+from gpu_plugin.cluster.left import OWN_MARKS_FILE, Left
 from gpu_plugin.cluster.node_api import NodeApi
 from gpu_plugin.cluster.node_condition import CONDITION, TAINT
 from gpu_plugin.config.errors import ConfigError
@@ -21,7 +21,7 @@ PATIENCE = 15.0
 def take_back(state_dir: Path, node_name: str, kubeconfig: str) -> list[str]:
     """Takes back what is remembered in the state directory. Blocks. Returns a sentence for each thing, gone or still there."""
     state = StateDirectory(state_dir)
-    left = state.read(LEFT_FILE, Left) or Left()
+    left = state.read(OWN_MARKS_FILE, Left) or Left()
     applied = state.read(LABELS_FILE, Applied) or Applied()
     marks = [name for name, there in (("condition", left.condition), ("taint", left.taint)) if there]
     nodes = dict.fromkeys(marks, node_name) | ({"labels": applied.node} if applied.labels else {})
@@ -45,9 +45,9 @@ async def _taken(nodes: dict[str, str], kubeconfig: str) -> dict[str, str]:
 
 
 async def _take(mark: str, node: str, kubeconfig: str) -> None:
-    require_client("what the cluster was told", "")
+    require_client("reporting to the cluster", "")
     if not node:
-        raise ConfigError("it is not known of which Node: say --node-name (NODE_NAME)")
+        raise ConfigError("the Node's name is not known: set --node-name (NODE_NAME)")
     api = NodeApi(node, kubeconfig)
     if mark == "condition":
         await api.apply_condition(None)

@@ -16,10 +16,10 @@ from gpu_plugin.uninstall.template import (
     restored,
 )
 
-BETWEEN = 1.0
+POLL_INTERVAL = 1.0
 """Seconds between two looks at how far it is."""
 
-LAST = 30.0
+END_TIMEOUT = 30.0
 """Seconds for the end of all pods."""
 
 
@@ -32,9 +32,9 @@ async def clean(
 ) -> tuple[int, int]:
     """Uninstalls the DaemonSet of this name, and gives how many of its nodes were cleaned up, and how many there are.
 
-    `say` is told of each step. It takes up to `timeout` seconds, and `LAST` more. What cleans up is made before the DaemonSet is
-    deleted, and waits on each node for its pod to end: an attempt that was killed is gone on with by the next. One that is
-    cancelled, or fails, puts the DaemonSet back. An API server that fails in between is asked again.
+    `say` is told of each step. It takes up to `timeout` seconds, and `END_TIMEOUT` more. What cleans up is made before the
+    DaemonSet is deleted, and waits on each node for its pod to end: an attempt that was killed is gone on with by the next. One
+    that is cancelled, or fails, puts the DaemonSet back. An API server that fails in between is asked again.
 
     Raises:
         UnreachableError: the DaemonSet could not be read, followed by another one, or deleted.
@@ -69,22 +69,22 @@ async def clean(
                     say(f"{done[0]} of {_nodes(done[1])} {'is' if done[1] == 1 else 'are'} clean")
                 if seen is not None and done[0] >= done[1]:
                     break
-                await anyio.sleep(BETWEEN)
+                await anyio.sleep(POLL_INTERVAL)
         ended = True
     finally:
-        with anyio.move_on_after(LAST, shield=True):
+        with anyio.move_on_after(END_TIMEOUT, shield=True):
             await daemonsets.delete(cleanup_name(name))
             if deleted:
                 await _gone(daemonsets, name, say)
             await _gone(daemonsets, cleanup_name(name), say)
             if deleted and not ended and found is not None and await daemonsets.create(restored(found)):
-                say("broken off: the DaemonSet is put back")
+                say("interrupted: the DaemonSet is restored")
     return done
 
 
 async def _gone(daemonsets: DaemonSets, name: str, say: Callable[[str], object]) -> None:
     while await _read(daemonsets, name, say) is not None:  # noqa: ASYNC110 - what ends it is elsewhere
-        await anyio.sleep(BETWEEN)
+        await anyio.sleep(POLL_INTERVAL)
 
 
 async def _read(daemonsets: DaemonSets, name: str, say: Callable[[str], object]) -> Mapping[str, Any] | None:
@@ -94,7 +94,7 @@ async def _read(daemonsets: DaemonSets, name: str, say: Callable[[str], object])
             return await daemonsets.read(name)
         except UnreachableError as error:
             say(f"asking again: {error}")
-            await anyio.sleep(BETWEEN)
+            await anyio.sleep(POLL_INTERVAL)
 
 
 def _nodes(count: int) -> str:

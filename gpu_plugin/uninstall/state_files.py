@@ -1,6 +1,6 @@
 """Every file that a daemon keeps in its state directory, by name: the daemon tidies them, uninstalling removes them."""
 
-from gpu_plugin.cluster.left import LEFT_FILE
+from gpu_plugin.cluster.left import OWN_MARKS_FILE
 from gpu_plugin.labels.features_file import FEATURES_FILE
 from gpu_plugin.labels.keeper import LABELS_FILE
 from gpu_plugin.sources.last_choice import CHOICE_FILE
@@ -14,7 +14,7 @@ FILES = (
     DEVICES_FILE,
     CHOICE_FILE,
     EVENTS_FILE,
-    LEFT_FILE,
+    OWN_MARKS_FILE,
     LABELS_FILE,
     FEATURES_FILE,
 )

@@ -27,7 +27,7 @@ from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.observation import Sample, XidEvent
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
-from gpu_plugin.kubelet.pod_listing import Held, Holder
+from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice
 from gpu_plugin.labels import keeper
 from gpu_plugin.labels.keeper import NodeLabels
 from gpu_plugin.nvml.host import LinuxHost
@@ -148,7 +148,7 @@ class Pods:
             for share in range(self.number):
                 yield gpu.uuid, f"share-{gpu.index}-{share}"
 
-    async def held(self) -> Held:
+    async def held(self) -> HoldersByDevice:
         return {
             (SHARED, f"{uuid}::{name}"): frozenset({Holder("default", name, "main")}) for uuid, name in self.names()
         }

@@ -27,7 +27,7 @@ from .test_mig import AS_BUILT, MIDDLE, SIMULATED_NODE, VARIED
 
 def listed(cluster: Cluster) -> frozenset[tuple[str, str]]:
     """What PodResources says that pods hold. Raises PodResourcesError."""
-    return anyio.run(partial(pod_resources.held, cluster.layout.pod_resources, 5.0))
+    return anyio.run(partial(pod_resources.allocated, cluster.layout.pod_resources, 5.0))
 
 
 def named(pod: Pod) -> set[str]:

@@ -1,4 +1,4 @@
-"""MIG devices of a node whose GPUs are cut anew under running pods."""
+"""MIG devices of a node whose GPUs are repartitioned under running pods."""
 
 from collections.abc import Iterator
 

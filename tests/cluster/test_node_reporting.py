@@ -300,7 +300,7 @@ def test_the_annotation_cordons_through_restarts_and_without_an_api_server(clust
         uuid = cluster.plugin.explain(5)["uuid"]
         annotate(f"{SICK}, {uuid}, 77")
         cluster.wait_offers({RESOURCE: GPUS - 2})
-        assert any("77 is no GPU of this node" in each for each in cluster.plugin.status()["cluster"]["trouble"])
+        assert any("77 is not a GPU of this node" in each for each in cluster.plugin.status()["cluster"]["trouble"])
         cluster.plugin.operate("cordon", 5)
         cluster.apiserver.kill()
         try:

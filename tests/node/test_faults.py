@@ -68,7 +68,7 @@ async def test_a_disabled_xid_is_no_fault_even_where_the_driver_wants_a_reset_af
     daemon.start(environ={"DP_DISABLE_HEALTHCHECKS": "48"})
     await kubelet.wait_for(healthy(kubelet, 8))
     daemon.fault(2, xid=48)
-    await daemon.said("the driver asks for a reset of the GPU, after an Xid that is set to be no fault")
+    await daemon.said("the driver asks for a reset of the GPU, after an Xid that is configured not to be a fault")
     daemon.fault(3, xid=62)
     await kubelet.wait_for(healthy(kubelet, 7))
     assert unhealthy(kubelet) == [ids(kubelet)[3]]

@@ -155,7 +155,7 @@ async def test_sighup_takes_a_new_configuration_and_keeps_the_old_one_if_it_is_b
         ("imex: {channelIDs: [0], required: true}", "IMEX channel 0 is required"),
         ("flags: {httpAddress: 2024-13-45}", "nothing is changed"),
         ("flags: {nvidiaDevRoot: /elsewhere}", "config.yaml: --dev-root cannot change while the process runs"),
-        ("flags: {migStrategy: none, migStrategy: mixed}", "stands twice"),
+        ("flags: {migStrategy: none, migStrategy: mixed}", "appears twice"),
         ("[" * 3000, "nothing is changed"),
     ],
 )
@@ -222,7 +222,7 @@ def test_a_bad_flag_or_value_exits_2_with_one_line_that_says_which_and_why(argum
     [
         ("flags: {stateDir: 2024-13-45}", "config.yaml:1: flags.stateDir: '2024-13-45' is not an absolute path"),
         ("[" * 3000, "config.yaml"),
-        ("flags: {migStrategy: none, migStrategy: mixed}", "flags.migStrategy: stands twice, first on line 1"),
+        ("flags: {migStrategy: none, migStrategy: mixed}", "flags.migStrategy: appears twice, first on line 1"),
         ("- a list", "holds a list, not a mapping"),
         ("flags: {migStrategi: none}", "did you mean flags.migStrategy?"),
         ("a: b: c", "mapping values are not allowed here"),

@@ -163,7 +163,7 @@ async def test_what_the_command_line_gets_wrong_is_one_line(mps):
     mps.config.write_text(ALONE)
     mps.run("--mount-shm", mps_root=False, environ={"MPS_ROOT": ""})
     assert await mps.exit(30) == 2
-    assert mps.log.read_text().strip() == "gpu-plugin mps: --mount-shm: say with --mps-root where"
+    assert mps.log.read_text().strip() == "gpu-plugin mps: --mount-shm: needs --mps-root"
 
 
 async def test_shared_memory_is_mounted_once_and_by_itself(mps):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpu_plugin.access.cdi import spec
-from gpu_plugin.access.cdi.build import Wishes, build
+from gpu_plugin.access.cdi.build import CdiOptions, build
 from gpu_plugin.access.cdi.found import DeviceFile, HostDevices
 from gpu_plugin.access.cdi.names import GDRCOPY, GDS, MOFED
 from gpu_plugin.devices.node import Gpu
@@ -110,9 +110,9 @@ def with_graphics(gpu: Gpu) -> Gpu:
 def generated(directory: Path) -> Iterator[tuple[str, bytes]]:
     """Every specification of every simulated node, by what it is of."""
     wanted = {
-        "plain": Wishes(),
-        "hook": Wishes(hook="/usr/bin/nvidia-ctk", classes=(GDRCOPY, GDS, MOFED), imex_channels=(0,)),
-        "elsewhere": Wishes(driver_root="/run/nvidia/driver", dev_root="/run/nvidia/driver"),
+        "plain": CdiOptions(),
+        "hook": CdiOptions(hook="/usr/bin/nvidia-ctk", classes=(GDRCOPY, GDS, MOFED), imex_channels=(0,)),
+        "elsewhere": CdiOptions(driver_root="/run/nvidia/driver", dev_root="/run/nvidia/driver"),
     }
     for profile in names():
         node = SimulatedNode(load(profile), directory / profile)

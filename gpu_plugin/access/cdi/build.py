@@ -13,7 +13,7 @@ from gpu_plugin.access.cdi import driver, hooks, names
 from gpu_plugin.access.cdi.found import DeviceFile, DriverFiles, HostDevices, Library, PlacedFile
 from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Hook, Mount, Spec, SpecDevice, made
 from gpu_plugin.access.container import CONTROL_NODES, VISIBLE_DEVICES, imex_node
-from gpu_plugin.devices.device import mig_slice, whole_gpu
+from gpu_plugin.devices.device import mig_device, whole_gpu
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, MigDevice
 
@@ -42,7 +42,7 @@ AMBIGUOUS = "the driver gives its name to two devices now"
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class CdiOptions:
     """What the operator asked for: host paths without a slash at the end, empty for /.
 
     `classes` are those beside `gpu` of which containers get all devices (gdrcopy, gds, mofed). `hook` is the path of
@@ -104,7 +104,7 @@ class Nodes:
         return Edits(device_nodes=given, additional_gids=tuple(sorted(groups)) if self.gids else ())
 
 
-def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, wishes: Wishes) -> Built:
+def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, wishes: CdiOptions) -> Built:
     """The specifications for these GPUs and all that they are partitioned into.
 
     Args:
@@ -140,7 +140,7 @@ def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, wishes: Wi
         common = _common(nodes, files, wishes)
         specs[names.file_name(names.GPU)] = made(names.kind(names.GPU), tuple(devices), common)
     elif not trouble and gpus and not described:
-        trouble = "the driver could describe no GPU of this node"
+        trouble = "the driver could not describe any GPU of this node"
     elif not trouble and gpus:
         trouble = f"no GPU of this node has its device node under {wishes.dev_root or '/'}: {next(iter(missing.values()), '')}"
     for device_class, spec in _others(nodes, files, wishes):
@@ -154,7 +154,7 @@ def _units(gpu: Gpu, host: HostDevices) -> Iterator[tuple[tuple[str, ...], tuple
     drm = [*host.drm.get(gpu.pci_bus_id, ()), *_by_path(gpu.pci_bus_id, host.nodes)]
     yield (gpu.uuid, whole.index), whole.nodes, drm
     for mig in gpu.mig_devices:
-        part = mig_slice(gpu, mig)
+        part = mig_device(gpu, mig)
         known = whole.nodes and None not in (mig.gpu_instance_cap, mig.compute_instance_cap)
         nodes = part.nodes if known else ()
         yield (mig.uuid, part.index), nodes, drm if _graphics(mig) else []
@@ -186,7 +186,7 @@ def _why_missing(gpu: Gpu, gone: Sequence[str]) -> str:
     return f"its device node {gone[0]} does not exist on this node ({advice})"
 
 
-def _common(nodes: Nodes, files: DriverFiles, wishes: Wishes) -> Edits:
+def _common(nodes: Nodes, files: DriverFiles, wishes: CdiOptions) -> Edits:
     """What every container with a GPU gets."""
     root = wishes.driver_root
     control = tuple(nodes.of(path) for path in nodes.there(CONTROL_NODES))
@@ -202,7 +202,7 @@ def _common(nodes: Nodes, files: DriverFiles, wishes: Wishes) -> Edits:
     return Edits(env=environment, device_nodes=control, hooks=made_hooks, mounts=(*bound, *mounts))
 
 
-def _placed(files: DriverFiles, wishes: Wishes) -> Iterator[PlacedFile]:
+def _placed(files: DriverFiles, wishes: CdiOptions) -> Iterator[PlacedFile]:
     for file in files.files:
         if file.group == driver.SOCKET and NO_SOCKETS in wishes.feature_flags:
             continue
@@ -230,7 +230,7 @@ def loadable(root: str, libraries: Sequence[Library], machine: str) -> dict[str,
     return {path: bind(root, library.target, path) for path, library in paths}
 
 
-def _others(nodes: Nodes, files: DriverFiles, wishes: Wishes) -> Iterator[tuple[str, Spec]]:
+def _others(nodes: Nodes, files: DriverFiles, wishes: CdiOptions) -> Iterator[tuple[str, Spec]]:
     """The classes beside that of GPUs."""
     channels = [channel for channel in wishes.imex_channels if imex_node(channel) in nodes.host.nodes]
     if channels:

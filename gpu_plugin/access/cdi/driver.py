@@ -14,10 +14,10 @@ from gpu_plugin.access.cdi.found import DriverFiles, Kind, Library, Listing, Pla
 BINARY, FIRMWARE, CONFIG, SOCKET, XORG, STORAGE = "binary", "firmware", "config", "socket", "xorg", "storage"
 """What a file that is no library for the loader is of."""
 
-MOST_LIBRARIES = 512
+MAX_LIBRARIES = 512
 """Libraries of one driver that containers are given at most; drivers have some 60."""
 
-MOST_SENTENCES = 3
+MAX_NAMED_FILES = 3
 """Files with the same fault that are named one by one."""
 
 SUBDIRECTORIES = ("vdpau", "gbm")
@@ -200,11 +200,11 @@ def pick(listing: Listing, running: str, root: str, more: Sequence[str] = ()) ->
         )
     # Should there be too many, those that are surely NVIDIA's are not among those that are left out.
     libraries = sorted(_libraries(listing, version, more), key=_importance)
-    if len(libraries) > MOST_LIBRARIES:
+    if len(libraries) > MAX_LIBRARIES:
         complaints.append(
-            f"the driver root {root} has {len(libraries)} libraries of the driver; containers get the first {MOST_LIBRARIES}"
+            f"the driver root {root} has {len(libraries)} libraries of the driver; containers get the first {MAX_LIBRARIES}"
         )
-    return Picked(version, tuple(libraries[:MOST_LIBRARIES]), tuple(_files(listing, version)), tuple(complaints))
+    return Picked(version, tuple(libraries[:MAX_LIBRARIES]), tuple(_files(listing, version)), tuple(complaints))
 
 
 def _importance(path: str) -> int:
@@ -243,10 +243,10 @@ def _files(listing: Listing, version: str) -> Iterator[tuple[str, str]]:
         yield from ((f"/{at}/{name}", XORG) for name in wanted if name in listing.get(at, ()))
 
 
-_UNPRINTABLE = "its name, or that of the file it leads to, is no printable text"
+_UNPRINTABLE = "its name, or that of the file it leads to, is not printable text"
 
 _KINDS = {SOCKET: (Kind.SOCKET, Kind.DIRECTORY), STORAGE: (Kind.FILE, Kind.DIRECTORY)}
-"""What a path must lead to, where that is no regular file; MPS has a directory of sockets."""
+"""What a path must lead to, where that is not a regular file; MPS has a directory of sockets."""
 
 
 def chosen(
@@ -303,9 +303,9 @@ def _all_left_out(faulty: Iterable[tuple[Seen, str]], root: str) -> Iterator[str
     for seen, fault in faulty:
         by_fault.setdefault(fault, []).append(seen)
     for fault, files in by_fault.items():
-        yield from (_left_out(seen, fault, root) for seen in files[:MOST_SENTENCES])
-        if len(files) > MOST_SENTENCES:
-            yield f"{len(files) - MOST_SENTENCES} more files in the driver root {root} are left out for the same reason: {fault}"
+        yield from (_left_out(seen, fault, root) for seen in files[:MAX_NAMED_FILES])
+        if len(files) > MAX_NAMED_FILES:
+            yield f"{len(files) - MAX_NAMED_FILES} more files in the driver root {root} are left out for the same reason: {fault}"
 
 
 def _why_no_libcuda(libraries: Iterable[SeenLibrary]) -> str:
@@ -354,7 +354,7 @@ def _place(
         if seen.kind is Kind.MISSING and group in _KINDS:
             continue  # that daemon does not run here
         if seen.kind not in _KINDS.get(group, (Kind.FILE,)):
-            what = "a link that leads nowhere" if seen.kind is Kind.MISSING else f"no regular file ({seen.kind})"
+            what = "a link that leads nowhere" if seen.kind is Kind.MISSING else f"not a regular file ({seen.kind})"
             complaints.append(_left_out(seen, f"it is {what}", root))
             continue
         if not _printable(seen):

@@ -14,10 +14,10 @@ NAMES = ("devices.csv", "drivers.csv", "l4t.csv")
 """The lists that every container gets; others, such as cudnn.csv, only images of JetPack 4 (csv.BaseFilesOnly)."""
 
 MAX_BYTES = 1024 * 1024
-MOST_LINES = 10_000
+MAX_LINES = 10_000
 """More than any list has: that of a Jetson Orin has 285 lines, in 20 KiB."""
 
-MOST_FAULTS = 20
+MAX_FAULTS = 20
 """Faults of one list that are told one by one."""
 
 
@@ -53,7 +53,7 @@ def parse(name: str, content: bytes) -> Lines:
     rows = content.decode(errors="replace").removesuffix("\n").split("\n")
     found: dict[Line, None] = {}
     faults: list[str] = []
-    for number, row in enumerate(rows[:MOST_LINES], 1):
+    for number, row in enumerate(rows[:MAX_LINES], 1):
         text = row.strip()
         if not text or text.startswith("#"):
             continue
@@ -82,11 +82,11 @@ def _line(text: str) -> Line | str:
 
 
 def _bounded(name: str, faults: list[str], rows: int) -> Iterator[str]:
-    yield from faults[:MOST_FAULTS]
-    if len(faults) > MOST_FAULTS:
-        yield f"{name}: {len(faults) - MOST_FAULTS} more lines are left out"
-    if rows > MOST_LINES:
-        yield f"{name} has {rows:,} lines, of which those behind the first {MOST_LINES:,} are left out"
+    yield from faults[:MAX_FAULTS]
+    if len(faults) > MAX_FAULTS:
+        yield f"{name}: {len(faults) - MAX_FAULTS} more lines are left out"
+    if rows > MAX_LINES:
+        yield f"{name} has {rows:,} lines, of which those behind the first {MAX_LINES:,} are left out"
 
 
 def not_found(root: str) -> str:

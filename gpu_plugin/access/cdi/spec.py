@@ -149,7 +149,7 @@ def from_plain(content: object) -> Spec:
         return msgspec.convert(content, Spec)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at ")
-        place = path.strip("`").removeprefix("key` in `")  # msgspec's way to say that a key is meant, which is no text
+        place = path.strip("`").removeprefix("key` in `")  # msgspec's way to say that a key is meant, which is not text
         raise ValueError(f"{place or '$'}: {text[:1].lower()}{text[1:].replace('`', chr(39))}") from None
 
 
@@ -171,7 +171,7 @@ def faults(spec: Spec) -> Iterator[str]:
         yield f"$.cdiVersion: {spec.cdi_version} does not know everything in this document: it takes {least} or later"
     if _KIND.fullmatch(spec.kind) is None:
         yield (
-            f"$.kind: {spec.kind!r} is no vendor/class: letters, digits, -, _ and . with a letter in front and "
+            f"$.kind: {spec.kind!r} is not of the form vendor/class: letters, digits, -, _ and . with a letter in front and "
             "a letter or digit at the end"
         )
     yield from _annotation_faults("$", spec.annotations)
@@ -182,7 +182,7 @@ def faults(spec: Spec) -> Iterator[str]:
         if _DEVICE.fullmatch(device.name) is None:
             yield f"{place}.name: {device.name!r}: letters, digits, -, _, . and :, with a letter or digit at both ends"
         if device.name in seen:
-            yield f"{place}.name: {device.name!r} stands above already"
+            yield f"{place}.name: {device.name!r} is already listed above"
         seen.add(device.name)
         if device.container_edits == Edits():
             yield f"{place}.containerEdits: empty: a device must change something"
@@ -193,7 +193,7 @@ def faults(spec: Spec) -> Iterator[str]:
 def _edits_faults(place: str, edits: Edits) -> Iterator[str]:
     class_of_service = edits.intel_rdt.clos_id if edits.intel_rdt else ""
     if class_of_service != "/" and (class_of_service in (".", "..") or re.search("[/\n]", class_of_service)):
-        yield f"{place}.intelRdt.closID: {class_of_service!r} is no name of a directory; / is the one above all"
+        yield f"{place}.intelRdt.closID: {class_of_service!r} is not a directory name; / is the root class"
     for what, interfaces in (
         ("hostInterfaceName", [each.host_interface_name for each in edits.net_devices]),
         ("name", [each.name for each in edits.net_devices]),
@@ -209,7 +209,7 @@ def _annotation_faults(place: str, annotations: Mapping[str, str]) -> Iterator[s
         named = re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", name)
         domain = re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", prefix.lower()) if slash else True
         if not named or not domain:
-            yield f"{place}.annotations: {key!r} is no annotation key such as example.com/name"
+            yield f"{place}.annotations: {key!r} is not an annotation key such as example.com/name"
 
 
 def json_schema() -> dict[str, Any]:

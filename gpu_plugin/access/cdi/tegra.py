@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_plugin.access.cdi import driver, hooks, names
-from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, Nodes, Wishes, bind, loadable
+from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, CdiOptions, Nodes, bind, loadable
 from gpu_plugin.access.cdi.found import DeviceFile, HostDevices, Kind, Library, Seen, SeenLibrary
 from gpu_plugin.access.cdi.l4t_lists import Entry, Line
 from gpu_plugin.access.cdi.spec import Edits, SpecDevice, made
@@ -21,7 +21,7 @@ INDEX = "0"
 RELEASE = "/etc/nv_tegra_release"
 """The file by which programs know a Tegra."""
 
-MOST_SHOWN = 3
+MAX_NAMED_PATHS = 3
 """Paths that a sentence about several names."""
 
 _LIBRARY = re.compile(r"lib.+\.so(\..+)?")
@@ -58,7 +58,7 @@ def is_library(path: str) -> bool:
     return _LIBRARY.fullmatch(path.rpartition("/")[2]) is not None
 
 
-def tegra_specs(files: TegraFiles, wishes: Wishes) -> Built:
+def tegra_specs(files: TegraFiles, wishes: CdiOptions) -> Built:
     """The specification of the one device, by the names `tegra`, `0` and `all`: what its lists name, as far as it is there.
 
     Args:
@@ -98,10 +98,10 @@ def _mounts(each: Looked) -> bool:
 
 def _left_out(gone: Sequence[str], count: int) -> Iterable[str]:
     if gone:
-        more = ", ..." if len(gone) > MOST_SHOWN else ""
+        more = ", ..." if len(gone) > MAX_NAMED_PATHS else ""
         yield (
             f"{len(gone)} of {count} paths in the lists of Linux for Tegra are left out, as they are not there or of another "
-            f"kind: {', '.join(gone[:MOST_SHOWN])}{more}"
+            f"kind: {', '.join(gone[:MAX_NAMED_PATHS])}{more}"
         )
 
 
@@ -109,7 +109,7 @@ def _unreadable(mounted: Iterable[Looked]) -> Iterable[str]:
     """Sentences about files that are named as libraries and are none: containers get them at their own path alone."""
     for each in mounted:
         if each.library is not None and each.library.fault:
-            yield f"{each.line.path} is given to containers at that path alone: {each.library.fault}"
+            yield f"{each.line.path} is given to containers only at that path: {each.library.fault}"
 
 
 def _libraries(mounted: Iterable[Looked]) -> tuple[list[Library], str]:
@@ -124,7 +124,7 @@ def _libraries(mounted: Iterable[Looked]) -> tuple[list[Library], str]:
     return list(driver.named_once(usable.values())), machine
 
 
-def _hooked(root: str, mounted: Sequence[Looked], libraries: Sequence[Library], wishes: Wishes) -> Edits:
+def _hooked(root: str, mounted: Sequence[Looked], libraries: Sequence[Library], wishes: CdiOptions) -> Edits:
     """As NVIDIA's: files at the paths that links lead to, and hooks that make the links and tell the loader of directories."""
     mounts = {each.seen.target: bind(root, each.seen.target, each.seen.target) for each in mounted if each.link}
     mounts |= {each.line.path: bind(root, each.seen.target, each.line.path) for each in mounted if not each.link}

@@ -1,14 +1,14 @@
 """From the settings to what CDI specifications are to have."""
 
-from gpu_plugin.access.cdi.build import FEATURE_FLAGS, IDLE_FEATURE_FLAGS, Wishes
+from gpu_plugin.access.cdi.build import FEATURE_FLAGS, IDLE_FEATURE_FLAGS, CdiOptions
 from gpu_plugin.access.cdi.hooks import CREATE_SYMLINKS, EVERY, NAMES, OTHERS, UPDATE_LDCACHE
 from gpu_plugin.access.container import Access
 from gpu_plugin.config.settings import Settings
 
 
-def wishes(settings: Settings, access: Access) -> Wishes:
+def wishes(settings: Settings, access: Access) -> CdiOptions:
     """What the operator wants in the specifications; `access` has what of it the node has."""
-    return Wishes(
+    return CdiOptions(
         driver_root=settings.driver_root.rstrip("/"),
         dev_root=access.dev_root.rstrip("/"),
         classes=access.cdi_classes,
@@ -19,7 +19,7 @@ def wishes(settings: Settings, access: Access) -> Wishes:
     )
 
 
-def unheeded(settings: Settings) -> list[str]:
+def ignored_options(settings: Settings) -> list[str]:
     """A sentence for each CDI option that changes nothing as it is set."""
     sentences = []
     idle = [flag for flag in settings.cdi_feature_flags if flag in IDLE_FEATURE_FLAGS]
@@ -33,7 +33,9 @@ def unheeded(settings: Settings) -> list[str]:
         sentences.append("--cdi-disable-hooks changes nothing: no hook is used without --nvidia-cdi-hook-path")
     strange = [name for name in settings.cdi_disable_hooks if name not in (EVERY, *NAMES, *OTHERS)]
     if strange:
-        sentences.append(f"--cdi-disable-hooks: {', '.join(strange)} is no hook; there are {', '.join(NAMES)}, {EVERY}")
+        sentences.append(
+            f"--cdi-disable-hooks: {', '.join(strange)} is not a hook; there are {', '.join(NAMES)}, {EVERY}"
+        )
     needed = [name for name in settings.cdi_disable_hooks if name in (CREATE_SYMLINKS, UPDATE_LDCACHE)]
     if needed and settings.nvidia_cdi_hook_path and EVERY not in settings.cdi_disable_hooks:
         sentences.append(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_plugin.access.cdi import driver, hooks, names
-from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, Nodes, Wishes, bind, loadable
+from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, CdiOptions, Nodes, bind, loadable
 from gpu_plugin.access.cdi.directories import DXCORE, WSL_LIBRARIES
 from gpu_plugin.access.cdi.found import HostDevices, Kind, Library, Seen, SeenLibrary
 from gpu_plugin.access.cdi.spec import Edits, SpecDevice, made
@@ -107,10 +107,10 @@ def pick(store: Store, root: str) -> tuple[list[str], list[str], tuple[str, ...]
     files = [f"/{store.directory}/{name}" for name in wanted if not _LIBRARY.fullmatch(name)]
     lacking = [name for name in EXPECTED if name not in store.names]
     complaints = (f"/{store.directory} in the driver root {root} has no {', '.join(lacking)}",) if lacking else ()
-    if len(libraries) > driver.MOST_LIBRARIES:
-        more = f"/{store.directory} has {len(libraries)} libraries; containers get the first {driver.MOST_LIBRARIES}"
+    if len(libraries) > driver.MAX_LIBRARIES:
+        more = f"/{store.directory} has {len(libraries)} libraries; containers get the first {driver.MAX_LIBRARIES}"
         complaints = (*complaints, more)
-    return libraries[: driver.MOST_LIBRARIES], files[: driver.MOST_LIBRARIES], complaints
+    return libraries[: driver.MAX_LIBRARIES], files[: driver.MAX_LIBRARIES], complaints
 
 
 def _is_data(name: str) -> bool:
@@ -125,7 +125,7 @@ def no_driver(root: str) -> str:
     )
 
 
-def wsl_specs(files: WslFiles, host: HostDevices, wishes: Wishes) -> Built:
+def wsl_specs(files: WslFiles, host: HostDevices, wishes: CdiOptions) -> Built:
     """The specification of the one device, by the names `all` and `0`.
 
     Args:
@@ -137,7 +137,7 @@ def wsl_specs(files: WslFiles, host: HostDevices, wishes: Wishes) -> Built:
     libraries, machine, complaints, fault = _libraries(files, root or "/")
     others = [seen for seen in files.files if seen.kind is Kind.FILE]
     complaints += [
-        f"{seen.path} is left out: it is no regular file ({seen.kind})" for seen in files.files if seen not in others
+        f"{seen.path} is left out: it is not a regular file ({seen.kind})" for seen in files.files if seen not in others
     ]
     complaints = [*files.complaints, *complaints]
     trouble = files.fault or fault

@@ -21,13 +21,13 @@ def cdi_directory(facts: Facts) -> Sequence[Finding]:
     if AUTO in settings.device_list_strategy and (
         isinstance(facts.evidence, Unknown) or not is_cdi(choose(facts.evidence, settings.cdi_dir).strategy)
     ):
-        return [skipped("auto comes to envvar, which needs no CDI specifications")]
+        return [skipped("auto chooses envvar, which needs no CDI specifications")]
     if isinstance(known, Unknown):
         return [unseen(settings.cdi_dir, known, needed=True)]
     if known.error:
         return [failed(f"{known.path}: {known.error}", "run as root")]
     if known.there and not known.is_directory:
-        return [failed(f"{known.path} is no directory", "is --cdi-dir right?")]
+        return [failed(f"{known.path} is not a directory", "is --cdi-dir right?")]
     if known.read_only or not known.writable:
         if not isinstance(facts.process, Unknown) and facts.process.uid and not known.read_only:
             return [

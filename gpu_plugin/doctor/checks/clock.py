@@ -26,7 +26,7 @@ def clock(facts: Facts) -> Sequence[Finding]:
             failed(f"the clock says {utc(known.now)}: certificates and tokens of the cluster do not hold then", _SYNC)
         ]
     if known.synchronised is None:
-        return [skipped(f"whether it is synchronised is not known: {known.why}")]
+        return [skipped(f"it is not known whether it is synchronised: {known.why}")]
     if not known.synchronised:
         return [warning("the kernel's clock is not synchronised", _SYNC)]
     return [ok(f"synchronised, within {known.may_be_off * 1000:.0f} ms")]

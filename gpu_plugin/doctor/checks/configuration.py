@@ -6,7 +6,7 @@ from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, note, ok, unseen
 
-_WITHOUT = "the checks go by flags and environment alone"
+_WITHOUT = "the checks go by flags and environment only"
 
 
 @check("configuration")
@@ -19,7 +19,7 @@ def configuration(facts: Facts) -> Sequence[Finding]:
         return [
             failed(
                 f"{facts.configuration}; {_WITHOUT}",
-                "mend it; `gpu-plugin validate FILE` says everything that is wrong with a file",
+                "fix it; `gpu-plugin validate FILE` lists everything that is wrong with a file",
             )
         ]
     if facts.file:

@@ -26,7 +26,7 @@ def container_runtime(facts: Facts) -> Sequence[Finding]:
     takes_cdi = choice.strategy == "cdi-cri"
     asked = ", ".join(strategies)
     if AUTO in strategies:
-        return [ok(f"{asked} comes to {choice.strategy}: {choice.reason}")]
+        return [ok(f"{asked} chooses {choice.strategy}: {choice.reason}")]
     if any(map(is_cdi, strategies)):
         if takes_cdi:
             return [ok(f"{asked}: {choice.reason}")]

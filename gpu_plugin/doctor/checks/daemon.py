@@ -15,7 +15,7 @@ _HANGS = (
 
 _KILLED = (
     "pods get no GPU until one runs: `kubectl get pods` for the DaemonSet, or `systemctl status gpu-plugin`, its log, and the "
-    "kernel log for want of memory. Where none is to run any more: gpu-plugin cleanup"
+    "kernel log for out-of-memory kills. Where none is to run any more: gpu-plugin cleanup"
 )
 
 
@@ -31,15 +31,15 @@ def daemon(facts: Facts) -> Sequence[Finding]:
     status = known.status
     if status is None:
         if known.refused:
-            return [failed(known.trouble, "one daemon serves a node: stop the one that should not, or see its log")]
+            return [failed(known.trouble, "only one daemon can serve a node: stop the other one, or see its log")]
         if known.forbidden:
             return [note(known.trouble, "run doctor as that user, or as root, to see what the daemon says")]
         if known.abandoned:
-            return [failed(f"{known.trouble} Its socket stands there and nobody is behind it: it was killed", _KILLED)]
+            return [failed(f"{known.trouble} Its socket exists, but no process listens on it: it was killed", _KILLED)]
         return [
             note(
                 known.trouble,
-                "where one should run: `kubectl get pods` for the DaemonSet, or `systemctl status gpu-plugin`, and its log",
+                "if one should be running: `kubectl get pods` for the DaemonSet, or `systemctl status gpu-plugin`, and its log",
             )
         ]
     found = []
@@ -53,7 +53,7 @@ def daemon(facts: Facts) -> Sequence[Finding]:
         )
     without_registrations = {**status, "kubelet": {"socket": ""}}
     found += [
-        failed(trouble, "`gpu-plugin status` and the daemon's log have the whole of it")
+        failed(trouble, "`gpu-plugin status` and the daemon's log have the details")
         for trouble in node_status.troubles(without_registrations)
     ]
     found += [

@@ -64,7 +64,7 @@ def _trouble(node: DeviceNode, known: DeviceNodes, facts: Facts) -> _Trouble | N
     if node.why:
         return _Trouble(Status.FAILED, f"opening it: {node.why}", "its GPU hangs: look for Xid lines in the kernel log")
     if node.major is None and node.there:
-        return _Trouble(Status.FAILED, "is no character device", f"remove it; {_MAKE}")
+        return _Trouble(Status.FAILED, "is not a character device", f"remove it; {_MAKE}")
     if wrong := _wrong_number(node, known):
         return _Trouble(Status.FAILED, wrong, f"remove it; {_MAKE}")
     return _closed(node, facts) if node.error else None

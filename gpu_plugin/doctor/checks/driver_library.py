@@ -56,7 +56,7 @@ def _unusable(known: Driver, settings: Settings) -> Finding:
             "with NVIDIA's runtime, or privileged",
         )
     if known.code == Return.LIB_RM_VERSION_MISMATCH:
-        return failed(where, "what `driver-versions` says")
+        return failed(where, "see `driver-versions`")
     if known.code == Return.NO_PERMISSION:
         return failed(where, "run as root, or as a user that may open /dev/nvidia*")
     return failed(where, _LOG)

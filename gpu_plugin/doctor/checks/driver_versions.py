@@ -36,7 +36,7 @@ def driver_versions(facts: Facts) -> Sequence[Finding]:
             failed(
                 f"the library is of version {driver.version}, the kernel module of {module.version}",
                 "the driver was upgraded and the old module is still loaded: drain the node and reboot it, or stop all that uses "
-                "the GPUs and load the module anew (rmmod nvidia_uvm nvidia_modeset nvidia, modprobe nvidia); in a container "
+                "the GPUs and reload the module (rmmod nvidia_uvm nvidia_modeset nvidia, modprobe nvidia); in a container "
                 "check that the library comes from the node's driver",
             )
         ]

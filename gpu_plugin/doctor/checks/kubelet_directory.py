@@ -20,7 +20,7 @@ def kubelet_directory(facts: Facts) -> Sequence[Finding]:
     if not known.checkpoint:
         return [
             note(
-                f"{directory.path} can be written, and has no kubelet_internal_checkpoint: no kubelet has ever kept books in it",
+                f"{directory.path} can be written, but has no kubelet_internal_checkpoint: no kubelet has ever used it",
                 "where a kubelet runs on this node, is --device-plugin-dir its directory? Kubelets use "
                 "/var/lib/kubelet/device-plugins, whatever their --root-dir",
             )
@@ -39,7 +39,7 @@ def not_usable(directory: Directory, facts: Facts) -> Finding | None:
             "start the kubelet, which makes it; in a container mount it from the node; or is --device-plugin-dir right?",
         )
     if not directory.is_directory:
-        return failed(f"{path} is no directory", "is --device-plugin-dir right?")
+        return failed(f"{path} is not a directory", "is --device-plugin-dir right?")
     if directory.removed:
         return failed(
             f"{path} was removed on the node, and what is mounted here is only what is left of it",

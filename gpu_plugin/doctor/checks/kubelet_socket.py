@@ -32,7 +32,7 @@ def kubelet_socket(facts: Facts) -> Sequence[Finding]:
             )
         ]
     if not known.is_socket:
-        return [failed(f"{known.path} is no socket", "remove it and restart the kubelet")]
+        return [failed(f"{known.path} is not a socket", "remove it and restart the kubelet")]
     if known.error:
         return [
             failed(

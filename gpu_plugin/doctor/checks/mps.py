@@ -24,7 +24,8 @@ def mps(facts: Facts) -> Sequence[Finding]:
         found.append(
             warning(
                 f"no resource is shared by MPS, and MPS runs: {', '.join(what)}",
-                "a daemon of somebody else's, or one left over: echo quit | nvidia-cuda-mps-control, or end `gpu-plugin mps`",
+                "another program's daemon, or one that was left behind: echo quit | nvidia-cuda-mps-control, or end "
+                "`gpu-plugin mps`",
             )
         )
     elif known.directories:

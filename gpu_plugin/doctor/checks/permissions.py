@@ -32,7 +32,7 @@ def permissions(facts: Facts) -> Sequence[Finding]:
     if known.uid:
         found.append(
             note(
-                f"{_words(known)}: what only root can see (the daemon's socket, processes of others) is left out",
+                f"{_words(known)}: what only root can see (the daemon's socket, other users' processes) is left out",
                 "run doctor as root, as the daemon runs",
             )
         )

@@ -16,11 +16,9 @@ def registration(facts: Facts) -> Sequence[Finding]:
         return [_without_daemon(facts)]
     kubelet = facts.daemon.status["kubelet"]
     if not kubelet["socket"]:
-        return [note("nothing is registered, as it was asked for with an empty --kubelet-socket")]
+        return [note("nothing is registered, because --kubelet-socket is empty")]
     if not kubelet["resources"]:
-        return [
-            failed("the daemon serves no resource, so nothing is registered", "what `driver` and `daemon` say above")
-        ]
+        return [failed("the daemon serves no resource, so nothing is registered", "see `driver` and `daemon` above")]
     pods = facts.pod_resources
     healthy = None if isinstance(pods, Unknown) or pods.trouble else pods.healthy
     served = facts.daemon.status.get("resources", {})

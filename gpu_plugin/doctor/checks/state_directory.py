@@ -27,7 +27,7 @@ def state_directory(facts: Facts) -> Sequence[Finding]:
             return [note(f"{path}: {known.error}", "run doctor as root to see it")]
         return [failed(f"{path}: {known.error}", "is the file system below it in order? See the kernel log")]
     if known.there and not known.is_directory:
-        return [failed(f"{path} is no directory", "is --state-dir right?")]
+        return [failed(f"{path} is not a directory", "is --state-dir right?")]
     if known.read_only:
         return [
             failed(

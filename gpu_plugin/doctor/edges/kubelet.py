@@ -19,7 +19,7 @@ from gpu_plugin.kubelet.socket import PREFIX
 _CHECKPOINT = "kubelet_internal_checkpoint"
 """Where the kubelet writes down which devices it gave away (pkg/kubelet/cm/devicemanager)."""
 
-_MOST = 64
+_MAX_SOCKETS = 64
 """Sockets in the directory that are looked at."""
 
 
@@ -33,7 +33,7 @@ def kubelet_directory(path: str, registration: str) -> KubeletDirectory:
         for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
             checkpoint = checkpoint or entry.name == _CHECKPOINT
             ours = entry.path == registration or entry.name.startswith(PREFIX) or entry.name == "kubelet.sock"
-            if not ours and len(others) < _MOST and _is_socket(entry) and listening(entry.path):
+            if not ours and len(others) < _MAX_SOCKETS and _is_socket(entry) and listening(entry.path):
                 others.append(entry.name)
     return KubeletDirectory(found, checkpoint, tuple(others))
 
@@ -57,9 +57,9 @@ def pods(path: str, patience: float, clock: Callable[[], float]) -> PodResources
 async def _ask(path: str, patience: float, clock: Callable[[], float]) -> PodResources:
     began = clock()
     try:
-        held = await pod_resources.held(Path(path), patience)
+        allocated = await pod_resources.allocated(Path(path), patience)
         seconds = clock() - began
         healthy = await pod_resources.allocatable(Path(path), max(0.1, patience - seconds))
     except PodResourcesError as error:
         return PodResources(path, clock() - began, trouble=str(error))
-    return PodResources(path, seconds, len(held), {name: len(ids) for name, ids in healthy.items()})
+    return PodResources(path, seconds, len(allocated), {name: len(ids) for name, ids in healthy.items()})

@@ -14,7 +14,7 @@ _FABRIC_MANAGER = "nv-fabricmanage"  # the first 15 characters of its name
 _FABRIC_SOCKET = "run/nvidia-fabricmanager/socket"
 _MPS = "nvidia-cuda-mps"
 
-_MOST = 64
+_MAX_DIRECTORIES = 64
 """Directories of MPS daemons that are looked at."""
 
 
@@ -33,6 +33,6 @@ def fabric_manager(roots: Iterable[str], proc: Path = Path("/proc")) -> FabricMa
 
 def mps(root: str, proc: Path = Path("/proc")) -> Mps:
     """Traces of MPS daemons: their processes, and what is below the MPS root, empty for none."""
-    controls = sorted(Path(root).glob(f"*.*/*/{PIPE}/{CONTROL}"))[:_MOST] if root else ()
+    controls = sorted(Path(root).glob(f"*.*/*/{PIPE}/{CONTROL}"))[:_MAX_DIRECTORIES] if root else ()
     found = tuple(MpsDirectory(str(each.parent.parent), listening(os.fspath(each))) for each in controls)
     return Mps(processes((_MPS,), proc), found, root)

@@ -5,9 +5,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from gpu_plugin.config.choices import HEALTH_SIGNALS
-from gpu_plugin.health.signal import DEFINED, Ends, Say, Signal, SignalKind
+from gpu_plugin.health.signal import DEFINED, EndsBy, OperatorInfluence, Signal, SignalKind
 
-__all__ = ["SIGNALS", "Ends", "Say", "Signal", "SignalKind"]
+__all__ = ["SIGNALS", "EndsBy", "OperatorInfluence", "Signal", "SignalKind"]
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

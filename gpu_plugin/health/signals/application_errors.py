@@ -11,7 +11,7 @@ from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Proof, Recover
 from gpu_plugin.health.observation import ApplicationError, Observation, Sample
 from gpu_plugin.health.owners import owner
 from gpu_plugin.health.proof import after_recovery
-from gpu_plugin.health.signal import Ends, SignalKind, signal
+from gpu_plugin.health.signal import EndsBy, SignalKind, signal
 from gpu_plugin.health.xid_advice import RESET
 
 NAME = "application-errors"
@@ -19,8 +19,8 @@ NAME = "application-errors"
 DEGRADED_AT, WEDGED_AT, WITHIN = 5, 10, 600.0
 """Errors within so many seconds that are worth a look, and that make a GPU suspect of being wedged."""
 
-_MOST = 64  # errors that are remembered
-_SHOWN = 3  # owners that are named
+_MAX_ERRORS = 64  # errors that are remembered
+_MAX_NAMED_OWNERS = 3  # owners that are named
 
 Owners = tuple[str, ...]
 """Of the pods that held the GPU, in alphabetical order."""
@@ -71,7 +71,7 @@ class Errors(Memory, frozen=True):
         """With those errors too."""
         return replace(
             self,
-            owned=tuple(sorted({*self.owned, *other.owned}))[-_MOST:],
+            owned=tuple(sorted({*self.owned, *other.owned}))[-_MAX_ERRORS:],
             unknown=together(self.unknown, other.unknown),
         )
 
@@ -99,7 +99,7 @@ def until(latch: Latch[Errors]) -> float:
     memory=Errors(),
     sees=(Sample, ApplicationError),
     until=until,
-    ends=Ends.RECOVERY,
+    ends=EndsBy.RECOVERY,
 )
 def application_errors(latch: Latch[Errors] | None, seen: Observation, ctx: Context) -> Latch[Errors] | None:
     """DEGRADED by five errors within ten minutes where no one owner of pods can be behind all of them, or nobody can say.
@@ -173,7 +173,7 @@ def _with(owned: tuple[tuple[float, Owners], ...], now: float, owners: Owners) -
     """The errors with this one: the newest of each set of owners, as many as could matter."""
     same = [entry for entry in owned if entry[1] == owners]
     others = tuple(entry for entry in owned if entry is not same[0]) if len(same) >= WEDGED_AT else owned
-    return (*others, (now, owners))[-_MOST:]
+    return (*others, (now, owners))[-_MAX_ERRORS:]
 
 
 def _several(owned: tuple[tuple[float, Owners], ...]) -> bool:
@@ -183,5 +183,5 @@ def _several(owned: tuple[tuple[float, Owners], ...]) -> bool:
 
 def _names(owned: tuple[tuple[float, Owners], ...]) -> str:
     names = sorted({name for _, who in owned for name in who})
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"pods of {', '.join(names[:_SHOWN])}{more}"
+    more = f" and {len(names) - _MAX_NAMED_OWNERS} more" if len(names) > _MAX_NAMED_OWNERS else ""
+    return f"pods of {', '.join(names[:_MAX_NAMED_OWNERS])}{more}"

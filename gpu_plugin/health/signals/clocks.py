@@ -62,7 +62,7 @@ class SlowMinutes(Level, frozen=True):
 @signal(
     "hw-slowdown",
     SignalKind.READING,
-    "see to the node's cooling and power supply",
+    "check the node's cooling and power supply",
     memory=SlowMinutes(),
     asks=("clocks_event_reasons",),
     clears="ten minutes in which neither heat nor the power brake holds the clocks down",

@@ -11,7 +11,7 @@ from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import Latch, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import DriverEvent, Observation, Sample
 from gpu_plugin.health.proof import after_recovery
-from gpu_plugin.health.signal import Ends, SignalKind, signal
+from gpu_plugin.health.signal import EndsBy, SignalKind, signal
 from gpu_plugin.health.xid_advice import RESET
 
 QUIET_SECONDS = 86400.0
@@ -55,7 +55,7 @@ def until(latch: Latch[Quiet]) -> float | None:
     sees=(Sample, DriverEvent),
     until=until,
     parts=re.compile("0x[0-9a-f]{1,16}"),
-    ends=Ends.RECOVERY,
+    ends=EndsBy.RECOVERY,
 )
 def driver_event(latch: Latch[Quiet] | None, seen: Observation, ctx: Context) -> Latch[Quiet] | None:
     """Opens on an event of a bad kind; closes when the GPU was reset, what is DEGRADED also after a day without another.
@@ -69,7 +69,7 @@ def driver_event(latch: Latch[Quiet] | None, seen: Observation, ctx: Context) ->
         if name is None:
             return latch
         if latch is not None:
-            return latch.again(Quiet())
+            return latch.renewed(Quiet())
         verdict, proof = (Verdict.FATAL, Proof.RESET) if fatal else (Verdict.DEGRADED, Proof.QUIET)
         words = f"driver event {seen.kind:#x} ({name})"
         return Latch(Quiet(), verdict, words, ctx.now, proof, Recovery(ctx.marks))

@@ -6,7 +6,7 @@ from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import CLEAN_SAMPLES, NOTHING, Latch, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.proof import after_recovery
-from gpu_plugin.health.signal import Ends, SignalKind, signal
+from gpu_plugin.health.signal import EndsBy, SignalKind, signal
 from gpu_plugin.health.signals.recovery_action import asks
 from gpu_plugin.health.xid_advice import RESET
 
@@ -17,7 +17,7 @@ from gpu_plugin.health.xid_advice import RESET
     RESET,
     asks=("ecc_uncorrected",),
     clears="a count of uncorrected errors that was set back to 0",
-    ends=Ends.RECOVERY,
+    ends=EndsBy.RECOVERY,
 )
 def ecc_uncorrected(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latch[Memory] | None:
     """Opens when nvmlDeviceGetTotalEccErrors counts more uncorrected errors than before; closes when it was set back.
@@ -40,10 +40,10 @@ def ecc_uncorrected(latch: Latch[Memory] | None, seen: Observation, ctx: Context
     if count and marks.ecc is not None and count != marks.ecc:
         stood = Verdict.DEGRADED if latch.overridden else latch.verdict
         verdict = max(stood, _verdict(seen, ctx, now=True))
-        return latch.again(NOTHING, marks.after(seen, ctx.now), verdict=verdict, detail=_words(count))
+        return latch.renewed(NOTHING, marks.after(seen, ctx.now), verdict=verdict, detail=_words(count))
     if asks(seen.recovery_action, ctx) and not latch.recovery.reset and latch.verdict < Verdict.FATAL:
         # What the driver asks for after a reset is for something else, and has a signal of its own
-        latch = latch.again(NOTHING, verdict=Verdict.FATAL)
+        latch = latch.renewed(NOTHING, verdict=Verdict.FATAL)
     before = marks.comparing(seen)
     cleared = count == 0 and before is not None and bool(before.ecc)
     after = after_recovery(latch, seen, ctx)

@@ -1,9 +1,9 @@
-"""What nobody has seen at work is not handed out."""
+"""What nobody has seen at work is withheld."""
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import NOTHING, Latch, Memory, Verdict
 from gpu_plugin.health.observation import Observation
-from gpu_plugin.health.signal import KERNEL_LOG, Say, SignalKind, signal
+from gpu_plugin.health.signal import KERNEL_LOG, OperatorInfluence, SignalKind, signal
 
 NAME = "first-look"
 
@@ -21,7 +21,7 @@ def unseen(detail: str = "", since: float = 0.0) -> Latch[Memory]:
     return Latch(NOTHING, Verdict.FATAL, f"{_WORDS}: {detail}" if detail else _WORDS, since)
 
 
-@signal(NAME, SignalKind.GUARD, KERNEL_LOG, sees=(), clears="one good look", say=Say.NOBODY)
+@signal(NAME, SignalKind.GUARD, KERNEL_LOG, sees=(), clears="one good look", say=OperatorInfluence.NOBODY)
 def first_look(latch: Latch[Memory] | None, _seen: Observation, _ctx: Context) -> Latch[Memory] | None:
     """Stays as the ledger has it."""
     return latch

@@ -11,7 +11,7 @@ from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.hysteresis import lately
 from gpu_plugin.health.latch import Latch, Memory, Verdict, corrected, together
 from gpu_plugin.health.observation import Observation, Sample
-from gpu_plugin.health.signal import Say, SignalKind, signal
+from gpu_plugin.health.signal import OperatorInfluence, SignalKind, signal
 
 NAME = "flapping"
 
@@ -19,7 +19,7 @@ TIMES, WITHIN, LONGEST, CALM = 3, 3600.0, 86400.0, 86400.0
 """So many times FATAL within so many seconds is flapping; it is held so long at most, and forgiven after so much calm."""
 
 
-class Falls(Memory, frozen=True):
+class HealthDrops(Memory, frozen=True):
     """When (Unix seconds) a signal became FATAL lately, and for how many seconds the GPU was held back last; 0: never."""
 
     times: tuple[float, ...] = ()
@@ -66,12 +66,12 @@ def clears(case: Case) -> str:
     NAME,
     SignalKind.GUARD,
     "find out what keeps failing before the GPU is used again",
-    memory=Falls(),
+    memory=HealthDrops(),
     clears=clears,
     parts=re.compile(".{1,200}"),
-    say=Say.ENABLED,
+    say=OperatorInfluence.ENABLED,
 )
-def flapping(latch: Latch[Falls] | None, seen: Observation, ctx: Context) -> Latch[Falls] | None:
+def flapping(latch: Latch[HealthDrops] | None, seen: Observation, ctx: Context) -> Latch[HealthDrops] | None:
     """Closes on a good look once its time, from `since` on, is over, and is remembered for a day of calm.
 
     It opens by `fell`, whichever signal it was; there is one latch for each, of which `key.part` is the name. A new boot,
@@ -86,29 +86,29 @@ def flapping(latch: Latch[Falls] | None, seen: Observation, ctx: Context) -> Lat
         return replace(latch, since=min(latch.since, ctx.now), memory=replace(memory, times=times))
     over = ctx.now >= until(latch) or not ctx.policy.flap_hold or latch.recovery.rebound
     if latch.verdict is not Verdict.OK:
-        return latch if seen.fault or not over else Latch(Falls(hold=memory.hold), since=latch.since)
+        return latch if seen.fault or not over else Latch(HealthDrops(hold=memory.hold), since=latch.since)
     calm = CALM if memory.hold else WITHIN
     last = max((until(latch), *memory.times[-1:]))
     return latch if ctx.now - last < calm else None
 
 
-def until(latch: Latch[Falls]) -> float:
+def until(latch: Latch[HealthDrops]) -> float:
     """When the time that a GPU is held back for is over, or was: Unix time in seconds."""
     return latch.since + latch.memory.hold
 
 
-def fell(latch: Latch[Falls] | None, signal: str, now: float, hold: float) -> Latch[Falls]:
+def fell(latch: Latch[HealthDrops] | None, signal: str, now: float, hold: float) -> Latch[HealthDrops]:
     """The guard's latch after a signal became FATAL: `hold` seconds for the third time in an hour, double for the next.
 
     Where it is no flapping yet, `verdict` is OK and the times count.
     """
-    known = latch or Latch(Falls())
+    known = latch or Latch(HealthDrops())
     times = lately((*known.memory.times, now), now, WITHIN)
     if known.verdict is Verdict.OK and len(times) < TIMES:
         return Latch(replace(known.memory, times=times), since=known.since)
     seconds = min(LONGEST, 2 * known.memory.hold or hold)
     words = f"{signal} made it unfit {max(len(times), TIMES)} times; it is held back for {_spelt(seconds)}"
-    return Latch(Falls(times, seconds), Verdict.FATAL, words, now)
+    return Latch(HealthDrops(times, seconds), Verdict.FATAL, words, now)
 
 
 def _spelt(seconds: float) -> str:

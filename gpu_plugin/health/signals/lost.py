@@ -9,19 +9,19 @@ from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, LatchKey, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import Fault, Observation, Order, Sample
 from gpu_plugin.health.proof import after_recovery
-from gpu_plugin.health.signal import Ends, Say, SignalKind, signal
+from gpu_plugin.health.signal import EndsBy, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.signals.orders import MAINTENANCE, released
 from gpu_plugin.health.xid_advice import REBOOT, RESET
 
 RECOVERY = (
-    "a reset of the GPU ({reset}), a reboot of the node, or the driver bound to the GPU anew "
+    "a reset of the GPU ({reset}), a reboot of the node, or the driver rebound to the GPU "
     "(unbind and bind it in /sys/bus/pci/drivers/nvidia while it is released)"
 )
 """What brings a lost GPU back, for people."""
 
 
 SHOWN = (
-    "; that shows in gpu-plugin release and gpu-plugin resume, in another binding, in an energy counter that began anew and, "
+    "; that shows in gpu-plugin release and gpu-plugin resume, in another binding, in an energy counter that restarted and, "
     "without persistence mode, in an answer to another process than the one that lost it"
 )
 """What shows that it was, for people."""
@@ -45,7 +45,7 @@ GONE = Gone()
 
 
 def answering(latch: Latch[Gone]) -> bool:
-    """Whether good looks alone are missing: it was found anew, or nothing was known of it that a reset would change."""
+    """Whether good looks alone are missing: it was found again, or nothing was known of it that a reset would change."""
     return latch.recovery.rebound or latch.recovery.reset
 
 
@@ -60,8 +60,8 @@ def reached(latch: Latch[Gone]) -> bool:
     REBOOT,
     memory=GONE,
     sees=(Sample, Order),
-    ends=Ends.RECOVERY,
-    say=Say.NOBODY,
+    ends=EndsBy.RECOVERY,
+    say=OperatorInfluence.NOBODY,
     answers=answering,
     recovery=RECOVERY,
     shown=SHOWN,
@@ -96,8 +96,8 @@ def lost(latch: Latch[Gone] | None, seen: Observation, ctx: Context) -> Latch[Go
 def _answered(latch: Latch[Gone], seen: Sample) -> Latch[Gone]:
     """The latch with what a look proves that did not find it lost."""
     known, memory = latch.memory, replace(latch.memory, answers=not seen.fault)
-    anew = memory.answers and known.opening is not None and seen.counting not in (None, 0, known.opening)
-    if anew and not latch.recovery.reset:
+    after_boot = memory.answers and known.opening is not None and seen.counting not in (None, 0, known.opening)
+    if after_boot and not latch.recovery.reset:
         latch = replace(latch, recovery=replace(latch.recovery, reset=True, clean=0))
     return latch if memory == known else replace(latch, memory=memory)
 
@@ -107,7 +107,7 @@ def _answered(latch: Latch[Gone], seen: Sample) -> Latch[Gone]:
     SignalKind.READING,
     RESET,
     memory=LEVEL,
-    say=Say.NOBODY,
+    say=OperatorInfluence.NOBODY,
     clears="three looks in a row at which no reset is required",
 )
 def reset_required(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:

@@ -11,7 +11,7 @@ from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.readings import Measure, Measured, measured
 from gpu_plugin.health.signal import COOL, SignalKind, signal
 
-NEAR, SAMPLES_NEAR, SAMPLES_SLOW, ABOVE, COOL_SECONDS = 2, 2, 4, 5, 120.0
+NEAR_DEGREES, SAMPLES_NEAR, SAMPLES_SLOW, ABOVE, COOL_SECONDS = 2, 2, 4, 5, 120.0
 """°C from shutdown that are too near, in how many samples; how many at slowdown; how far above it is cool, for how long."""
 
 
@@ -88,7 +88,7 @@ _COOL = Latch(Trusted())
 
 
 def _near(left: int | None, shutdown: int | None) -> bool:
-    return left is not None and shutdown is not None and left <= shutdown + NEAR
+    return left is not None and shutdown is not None and left <= shutdown + NEAR_DEGREES
 
 
 def _relative(limit: int | None) -> int | None:

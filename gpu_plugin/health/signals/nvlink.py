@@ -90,7 +90,7 @@ def nvlink(latch: Latch[Links] | None, seen: Observation, ctx: Context) -> Latch
         return Latch(Links(up, down)) if up else None
     if named := twice & ~known.named:
         named |= known.named
-        return latch.again(Links(up, down, named), detail=_words(named))
+        return latch.renewed(Links(up, down, named), detail=_words(named))
     if not down and known.row + 1 >= CLEAN_SAMPLES:
         return Latch(Links(up))
     memory = Links(up, down, known.named, 0 if down else known.row + 1)

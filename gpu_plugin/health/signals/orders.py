@@ -54,7 +54,7 @@ def cordon(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latc
 @signal(
     ANNOTATED,
     SignalKind.ORDER,
-    "take it out of the annotation once new pods may have the GPU",
+    "remove it from the annotation once new pods may have the GPU",
     sees=(Order,),
     clears=f"the Node's annotation {ANNOTATION} no longer naming it",
 )

@@ -7,7 +7,7 @@ from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import Latch, Proof, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.proof import RECOVERIES, after_recovery
-from gpu_plugin.health.signal import Ends, SignalKind, signal
+from gpu_plugin.health.signal import EndsBy, SignalKind, signal
 from gpu_plugin.health.totals import Counted, read, unread
 from gpu_plugin.health.xid_advice import RESET
 
@@ -24,7 +24,7 @@ COUNTERS = ("pcie_fatal_errors", "pcie_replays")
 @signal(
     "pcie-width",
     SignalKind.READING,
-    "have the GPU, its riser or its slot looked at",
+    "have the GPU, its riser or its slot inspected",
     memory=LEVEL,
     asks=("pcie_width", "pcie_max_width"),
     clears="four looks in a row at all its lanes",
@@ -52,11 +52,11 @@ def pcie_width(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> L
 @signal(
     "pcie-errors",
     SignalKind.EVENT,
-    f"have the GPU, its riser or its slot looked at; {RESET}",
+    f"have the GPU, its riser or its slot inspected; {RESET}",
     memory=Counted(),
     asks=COUNTERS,
     clears="ten minutes without many replays",
-    ends=Ends.RECOVERY,
+    ends=EndsBy.RECOVERY,
 )
 def pcie_errors(latch: Latch[Counted] | None, seen: Observation, ctx: Context) -> Latch[Counted] | None:
     """FATAL on a fatal error until the GPU was reset; DEGRADED on too many replays until ten minutes passed without.
@@ -77,7 +77,7 @@ def pcie_errors(latch: Latch[Counted] | None, seen: Observation, ctx: Context) -
         words = "fatal errors on its PCIe link"
         since = known.since if known.verdict is not Verdict.OK else ctx.now
         marks = ctx.marks.after(seen, ctx.now)  # a reset that this very look shows came before the error
-        judged = known.again(fresh, marks, verdict=Verdict.FATAL, detail=words, since=since, proof=Proof.RESET)
+        judged = known.renewed(fresh, marks, verdict=Verdict.FATAL, detail=words, since=since, proof=Proof.RESET)
     elif known.proof in RECOVERIES:
         judged = after_recovery(known, seen, ctx)
     else:

@@ -6,7 +6,7 @@ from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Verdict
 from gpu_plugin.health.observation import Fault, Observation, Sample
-from gpu_plugin.health.signal import Say, SignalKind, signal
+from gpu_plugin.health.signal import OperatorInfluence, SignalKind, signal
 
 
 @signal(
@@ -14,7 +14,7 @@ from gpu_plugin.health.signal import Say, SignalKind, signal
     SignalKind.READING,
     "look at the kernel's log and at lspci; bind the driver to the GPU again, or have the GPU reseated",
     memory=LEVEL,
-    say=Say.NOBODY,
+    say=OperatorInfluence.NOBODY,
     clears="three looks in a row that find it",
 )
 def vanished(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
@@ -27,7 +27,7 @@ def vanished(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Lat
     SignalKind.READING,
     "load the driver, or bring it and its library to the same version",
     memory=LEVEL,
-    say=Say.NOBODY,
+    say=OperatorInfluence.NOBODY,
     clears="three looks in a row that the driver answers; it is replaced between gpu-plugin release and gpu-plugin resume",
 )
 def driver(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:

@@ -47,7 +47,7 @@ _ADVICE: Mapping[int, str] = {
 }
 
 
-class Wish(Graded, frozen=True):
+class RequestedAction(Graded, frozen=True):
     """`action` is what the driver asked for last; `excused` until when (Unix seconds) that is on account of an Xid, if it is."""
 
     action: int = 0
@@ -73,11 +73,13 @@ def advice(case: Case) -> str:
     NAME,
     SignalKind.READING,
     advice,
-    memory=Wish(),
+    memory=RequestedAction(),
     asks=("recovery_action",),
     clears="three looks in a row at which the driver asks for nothing",
 )
-def recovery_action(latch: Latch[Wish] | None, seen: Observation, ctx: Context) -> Latch[Wish] | None:
+def recovery_action(
+    latch: Latch[RequestedAction] | None, seen: Observation, ctx: Context
+) -> Latch[RequestedAction] | None:
     """Opens at once on any action; closes after three looks in a row at which the driver asked for none.
 
     Another one of the same weight is news; a lighter one counts once it lasted three looks. What the driver asks for on
@@ -88,18 +90,18 @@ def recovery_action(latch: Latch[Wish] | None, seen: Observation, ctx: Context) 
         return latch
     action = seen.recovery_action
     if not action:
-        return graded(latch, ctx, Wish(), grade=None if action is None else Verdict.OK, detail="")
+        return graded(latch, ctx, RequestedAction(), grade=None if action is None else Verdict.OK, detail="")
     grade, detail = _grade(action), words(action)
     excused = _excused(latch, action, ctx) if grade is Verdict.FATAL else None
     if excused is not None and excused > ctx.now:
-        grade, detail = Verdict.DEGRADED, f"{detail}, after an Xid that is set to be no fault"
-    after = graded(latch, ctx, Wish(), grade=grade, detail=detail)
+        grade, detail = Verdict.DEGRADED, f"{detail}, after an Xid that is configured not to be a fault"
+    after = graded(latch, ctx, RequestedAction(), grade=grade, detail=detail)
     if after is None or grade < after.verdict or after.memory.action == action:
         return after
-    return after.again(replace(after.memory, action=action, excused=excused, row=0), detail=detail)
+    return after.renewed(replace(after.memory, action=action, excused=excused, row=0), detail=detail)
 
 
-def _excused(latch: Latch[Wish] | None, action: int, ctx: Context) -> float | None:
+def _excused(latch: Latch[RequestedAction] | None, action: int, ctx: Context) -> float | None:
     """Until when the driver asks for this because of Xids of which the operator's own word is that they are no fault."""
     if latch is not None and latch.verdict is not Verdict.OK and latch.memory.action == action:
         return latch.memory.excused

@@ -4,7 +4,7 @@ from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import NOTHING, Latch, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.proof import after_recovery
-from gpu_plugin.health.signal import Ends, SignalKind, signal
+from gpu_plugin.health.signal import EndsBy, SignalKind, signal
 from gpu_plugin.health.xid_advice import RESET
 
 
@@ -14,12 +14,13 @@ from gpu_plugin.health.xid_advice import RESET
     RESET,
     asks=("remap_pending",),
     clears="no remapping that waits for a reset",
-    ends=Ends.RECOVERY,
+    ends=EndsBy.RECOVERY,
 )
 def remap_pending(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latch[Memory] | None:
     """DEGRADED while a remapping waits for a reset; closes when none does.
 
-    A GPU that was cut into MIG instances since does not say (nvmlDeviceGetRemappedRows): the reset itself is proof enough.
+    A GPU that was partitioned into MIG instances since does not say (nvmlDeviceGetRemappedRows): the reset itself is proof
+    enough.
     """
     if not isinstance(seen, Sample):
         return latch
@@ -31,5 +32,5 @@ def remap_pending(latch: Latch[Memory] | None, seen: Observation, ctx: Context) 
     if latch is None:
         recovery = Recovery(ctx.marks.after(seen, ctx.now))
         return Latch(NOTHING, Verdict.DEGRADED, words, ctx.now, Proof.RESET, recovery)
-    again = latch.again(NOTHING, latch.recovery.marks.after(seen, ctx.now))
+    again = latch.renewed(NOTHING, latch.recovery.marks.after(seen, ctx.now))
     return latch if again == latch else again

@@ -8,7 +8,7 @@ from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.readings import Measure, Measured, measured
 from gpu_plugin.health.signal import COOL, SignalKind, signal
 
-NEAR, SAMPLES, BELOW = 2, 2, 5
+NEAR_DEGREES, SAMPLES, BELOW = 2, 2, 5
 """°C under shutdown that are too near, in how many samples; how many °C under slowdown are cool."""
 
 
@@ -29,7 +29,7 @@ def temperature(latch: Latch[Measured] | None, seen: Observation, ctx: Context) 
     bad = None
     if shutdown is not None and cool is not None and celsius is not None:
         bad = (
-            True if celsius >= shutdown - NEAR else False if celsius < cool else None
+            True if celsius >= shutdown - NEAR_DEGREES else False if celsius < cool else None
         )  # what is neither proves nothing
     known = level(
         latch,

@@ -9,7 +9,7 @@ from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Verdict, corrected, together
 from gpu_plugin.health.observation import Fault, Observation, Sample
-from gpu_plugin.health.signal import KERNEL_LOG, Say, SignalKind, signal
+from gpu_plugin.health.signal import KERNEL_LOG, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.xid_advice import REBOOT
 
 FAILURES, AMONG, WITHIN, FATAL_AFTER, GOOD = 3, 5, 120.0, 10, 5
@@ -69,7 +69,7 @@ class Answers(Memory, frozen=True):
         return replace(self, failures=tuple(corrected(at, by) for at in self.failures))
 
 
-@signal("hung", SignalKind.READING, REBOOT, memory=LEVEL, say=Say.NOBODY, clears="three answers in a row")
+@signal("hung", SignalKind.READING, REBOOT, memory=LEVEL, say=OperatorInfluence.NOBODY, clears="three answers in a row")
 def hung(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
     """Opens when a call has not come back in time; closes on three good looks in a row."""
     if not isinstance(seen, Sample):
@@ -106,7 +106,7 @@ def unanswered(latch: Latch[Answers] | None, seen: Observation, ctx: Context) ->
     if verdict is known.verdict:
         return replace(known, memory=after)
     since = ctx.now if known.verdict is Verdict.OK else known.since
-    return known.again(after, verdict=verdict, detail=seen.detail, since=since)
+    return known.renewed(after, verdict=verdict, detail=seen.detail, since=since)
 
 
 def _recent(known: Latch[Answers], looks: int) -> tuple[float, ...]:

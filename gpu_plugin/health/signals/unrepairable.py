@@ -42,8 +42,10 @@ def condemned(
     """
     if latch is not None and not bad:
         known, binding = latch.recovery.marks.binding, seen.binding
-        anew = known is not None and binding is not None and known != binding
-        latch = _noted(unproven(latch) if anew else latch, seen, ctx, rebound=latch.recovery.rebound or anew)
+        after_boot = known is not None and binding is not None and known != binding
+        latch = _noted(
+            unproven(latch) if after_boot else latch, seen, ctx, rebound=latch.recovery.rebound or after_boot
+        )
     after = level(
         latch, ctx, LEVEL, bad=bad, verdict=Verdict.FATAL, detail=detail, leave=CLEAN_SAMPLES, proof=Proof.RMA
     )

@@ -23,7 +23,7 @@ from gpu_plugin.health.latch import (
 )
 from gpu_plugin.health.observation import Observation, Sample, XidEvent
 from gpu_plugin.health.proof import after_recovery, recovered
-from gpu_plugin.health.signal import Ends, Say, SignalKind, signal
+from gpu_plugin.health.signal import EndsBy, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.signals.recovery_action import asks
 from gpu_plugin.health.xid_advice import RESET
 from gpu_plugin.health.xids import Judgement, describe
@@ -46,7 +46,7 @@ PERSISTING = 60.0
 _BURST = 1.0  # seconds in which an application's Xids are one: a failing pod raises hundreds
 
 
-class Weighed(StrEnum):
+class Adjustment(StrEnum):
     """What made an Xid more or less than it is by itself."""
 
     AS_IT_IS = ""
@@ -56,7 +56,7 @@ class Weighed(StrEnum):
     """The driver asked for nothing after it."""
 
 
-class Happened(Memory, frozen=True):
+class Occurrences(Memory, frozen=True):
     """When (Unix seconds) its episodes began lately: for `within` seconds they count towards an escalation, 0: towards none.
 
     `last` is when it was told last, None where that was not written down. `asked` is whether the driver asked for a recovery
@@ -65,7 +65,7 @@ class Happened(Memory, frozen=True):
 
     times: tuple[float, ...] = ()
     within: float = 0.0
-    weighed: Weighed = Weighed.AS_IT_IS
+    weighed: Adjustment = Adjustment.AS_IT_IS
     asked: bool = False
     look: bool = False
     last: float | None = None
@@ -114,7 +114,7 @@ class Happened(Memory, frozen=True):
         return replace(self, times=tuple(corrected(at, by) for at in self.times), last=last)
 
 
-def until(latch: Latch[Happened]) -> float:
+def until(latch: Latch[Occurrences]) -> float:
     """When it ends by itself unless another comes: Unix time in seconds."""
     return last(latch) + (APPLICATION_QUIET if latch.proof is Proof.APPLICATION else QUIET)
 
@@ -131,14 +131,14 @@ def advice(case: Case) -> str:
     NAME,
     SignalKind.EVENT,
     advice,
-    memory=Happened(),
+    memory=Occurrences(),
     sees=(Sample, XidEvent),
     until=until,
     parts=re.compile("[0-9]{1,20}"),
-    ends=Ends.RECOVERY,
-    say=Say.ENABLED,
+    ends=EndsBy.RECOVERY,
+    say=OperatorInfluence.ENABLED,
 )
-def xid(latch: Latch[Happened] | None, seen: Observation, ctx: Context) -> Latch[Happened] | None:
+def xid(latch: Latch[Occurrences] | None, seen: Observation, ctx: Context) -> Latch[Occurrences] | None:
     """Opens with the Xid, by the policy's judgement; what the policy ignores leaves no latch.
 
     A FATAL one is DEGRADED once the driver says in a clean sample, the third after it at least, that it asks for no
@@ -163,18 +163,18 @@ def xid(latch: Latch[Happened] | None, seen: Observation, ctx: Context) -> Latch
         return None
     if latch.proof in (Proof.APPLICATION, Proof.QUIET) and not seen.fault and ctx.now >= until(latch):
         times = () if latch.recovery.reset else lately(memory.times, ctx.now, judged.within)
-        return Latch(Happened(times, judged.within)) if times and judged.within else None
+        return Latch(Occurrences(times, judged.within)) if times and judged.within else None
     known = _looked(latch, seen, ctx)
     return known and _weigh(known, int(ctx.key.part), judged, ctx)
 
 
-def _happened(latch: Latch[Happened] | None, number: int, ctx: Context) -> Latch[Happened] | None:
+def _happened(latch: Latch[Occurrences] | None, number: int, ctx: Context) -> Latch[Occurrences] | None:
     judged = ctx.policy.xids.judge(number)
     if judged.verdict is Verdict.OK:
         return None
     known = latch
     if known is None or known.verdict is Verdict.OK:
-        known = Latch(Happened(known.memory.times if known else ()), since=ctx.now)
+        known = Latch(Occurrences(known.memory.times if known else ()), since=ctx.now)
     elif known.verdict is Verdict.APP and judged.count == 1 and not judged.follows and last(known) > ctx.now - _BURST:
         return latch
     memory = known.memory
@@ -182,38 +182,38 @@ def _happened(latch: Latch[Happened] | None, number: int, ctx: Context) -> Latch
     same = judged.within > 0 and _goes_on(known, before, ctx.now)
     times = lately(before if same else (*before, ctx.now), ctx.now, judged.within, judged.count)
     often = len(times) >= judged.count > 1
-    alone = bool(judged.follows) and ctx.facts.nvswitch and not _follows(number, ctx.now, judged.follows, ctx)
+    unfollowed = bool(judged.follows) and ctx.facts.nvswitch and not _follows(number, ctx.now, judged.follows, ctx)
     brought = judged.brings is not None and _brought(ctx.now, *judged.brings, ctx)
     # That one was less says nothing of the next
-    was = memory.weighed is Weighed.RAISED and judged.raised > judged.verdict
-    raised = was or often or alone or brought
-    happened = Happened(
+    was = memory.weighed is Adjustment.RAISED and judged.raised > judged.verdict
+    raised = was or often or unfollowed or brought
+    happened = Occurrences(
         times,
         judged.within,
-        Weighed.RAISED if raised else Weighed.AS_IT_IS,
+        Adjustment.RAISED if raised else Adjustment.AS_IT_IS,
         memory.asked or asks(ctx.action, ctx),
         judged.look,
         ctx.now,
     )
-    return _weigh(known.again(happened), number, judged, ctx)
+    return _weigh(known.renewed(happened), number, judged, ctx)
 
 
-def _accompanied(latch: Latch[Happened], ctx: Context) -> Latch[Happened]:
+def _accompanied(latch: Latch[Occurrences], ctx: Context) -> Latch[Occurrences]:
     """The latch after another Xid, by which it may be something else."""
     number = int(ctx.key.part)
     judged, weighed = ctx.policy.xids.judge(number), latch.memory.weighed
     if latch.verdict is Verdict.OK or judged.verdict is Verdict.OK:
         return latch
-    if judged.follows and weighed is Weighed.RAISED and _follows(number, last(latch), judged.follows, ctx):
-        weighed = Weighed.AS_IT_IS
-    elif judged.brings and weighed is Weighed.AS_IT_IS and _brought(last(latch), *judged.brings, ctx):
-        weighed = Weighed.RAISED
+    if judged.follows and weighed is Adjustment.RAISED and _follows(number, last(latch), judged.follows, ctx):
+        weighed = Adjustment.AS_IT_IS
+    elif judged.brings and weighed is Adjustment.AS_IT_IS and _brought(last(latch), *judged.brings, ctx):
+        weighed = Adjustment.RAISED
     else:
         return latch
     return _weigh(replace(latch, memory=replace(latch.memory, weighed=weighed)), number, judged, ctx)
 
 
-def _looked(latch: Latch[Happened], seen: Sample, ctx: Context) -> Latch[Happened] | None:
+def _looked(latch: Latch[Occurrences], seen: Sample, ctx: Context) -> Latch[Occurrences] | None:
     """The latch after a sample, its verdict apart; None once it is proven over."""
     memory = latch.memory
     weighed, asked = memory.weighed, memory.asked or asks(seen.recovery_action, ctx)
@@ -227,26 +227,26 @@ def _looked(latch: Latch[Happened], seen: Sample, ctx: Context) -> Latch[Happene
             latch = replace(latch, recovery=replace(recovery, clean=0))
         asks_nothing = seen.recovery_action == 0 and latch.recovery.clean >= CLEAN_SAMPLES and not asked
         if asks_nothing and latch.verdict is Verdict.FATAL:
-            weighed = Weighed.LOWERED
+            weighed = Adjustment.LOWERED
     else:
         asked = memory.asked  # what was asked for before it was worth a look
     known = replace(memory, weighed=weighed, asked=asked, look=False)
     return latch if known == memory else replace(latch, memory=known)
 
 
-def _weigh(latch: Latch[Happened], number: int, judged: Judgement, ctx: Context) -> Latch[Happened]:
+def _weigh(latch: Latch[Occurrences], number: int, judged: Judgement, ctx: Context) -> Latch[Occurrences]:
     """The latch with the verdict of all that is known now, and the words and the proof that go with it."""
     verdict, detail = judged.verdict, describe(number, judged.name if judged.listed else "unknown to this version")
     weighed = latch.memory.weighed
     if not judged.firm:
-        if weighed is Weighed.RAISED and (judged.raised > verdict or judged.brings):
+        if weighed is Adjustment.RAISED and (judged.raised > verdict or judged.brings):
             verdict, detail = judged.raised, f"{detail}, {_how(judged)}"
-        elif weighed is Weighed.LOWERED:
+        elif weighed is Adjustment.LOWERED:
             verdict, detail = min(verdict, Verdict.DEGRADED), f"{detail}, after which the driver asks for no recovery"
         if judged.beside:
             other = ctx.open.get(LatchKey(judged.beside[0]))
             there = other is not None and other.verdict is not Verdict.OK
-            was = weighed is not Weighed.LOWERED and latch.verdict >= judged.beside[1]
+            was = weighed is not Adjustment.LOWERED and latch.verdict >= judged.beside[1]
             if there or was:  # that it went away proves no reset
                 verdict = max(verdict, judged.beside[1])
         if latch.memory.asked and verdict is Verdict.DEGRADED and not judged.follows:
@@ -266,7 +266,7 @@ def _how(judged: Judgement) -> str:
     return "on its own" if judged.follows else f"{judged.count} times within {spell_duration(judged.within)}"
 
 
-def last(latch: Latch[Happened]) -> float:
+def last(latch: Latch[Occurrences]) -> float:
     """When it was told last, as far as is known: Unix time in seconds."""
     memory = latch.memory
     if memory.last is not None:
@@ -274,7 +274,7 @@ def last(latch: Latch[Happened]) -> float:
     return memory.times[-1] if memory.times else latch.since
 
 
-def _goes_on(latch: Latch[Happened], times: tuple[float, ...], now: float) -> bool:
+def _goes_on(latch: Latch[Occurrences], times: tuple[float, ...], now: float) -> bool:
     """Whether one that comes now is of the episode that began with the last of these times."""
     return bool(times) and 0 <= now - last(latch) <= EPISODE and now - times[-1] <= PERSISTING
 

@@ -11,10 +11,10 @@ from elftools.elf.elffile import ELFFile
 
 from gpu_plugin.runtime.regular_file import UnfitFileError, open_file
 
-MOST_SEGMENTS = 256
+MAX_SEGMENTS = 256
 """More program headers than any library has: a file that claims more is no library."""
 
-MOST_DYNAMIC_BYTES = 64 * 1024
+MAX_DYNAMIC_BYTES = 64 * 1024
 """What is read of a dynamic table at most; those of libraries have some 500 bytes."""
 
 LONGEST_SONAME = 255
@@ -48,7 +48,7 @@ def read(file: str) -> SharedLibrary:
             elf = ELFFile(stream)
             return SharedLibrary(_soname(elf), str(elf["e_machine"]), int(elf.elfclass))
         except ELFError as error:
-            raise ValueError(f"it is no ELF file ({error})") from None
+            raise ValueError(f"it is not an ELF file ({error})") from None
         except (ConstructError, ArithmeticError, AssertionError, LookupError, TypeError, UnicodeDecodeError) as error:
             # What pyelftools raises on a file that begins as ELF and goes on as something else, and what is raised below.
             raise ValueError(f"its ELF headers are damaged ({error})") from None
@@ -59,7 +59,7 @@ def _soname(elf: ELFFile) -> str:
     segments = _segments(elf)
     dynamic = next((each for each in segments if each["p_type"] == "PT_DYNAMIC"), None)
     if dynamic is None or elf["e_type"] != "ET_DYN":
-        raise ValueError("it is an ELF file and no shared library")
+        raise ValueError("it is an ELF file, but not a shared library")
     tags = _tags(elf, dynamic)
     if _DT_SONAME not in tags:
         return ""
@@ -78,7 +78,7 @@ def _soname(elf: ELFFile) -> str:
 
 def _segments(elf: ELFFile) -> list[Any]:
     count = int(elf["e_phnum"])
-    if count > MOST_SEGMENTS:
+    if count > MAX_SEGMENTS:
         raise ValueError(f"it claims {count} program headers")
     start, size = elf["e_phoff"], elf["e_phentsize"]
     if start + count * size > elf.stream_len:
@@ -89,7 +89,7 @@ def _segments(elf: ELFFile) -> list[Any]:
 def _tags(elf: ELFFile, dynamic: Any) -> dict[int, int]:
     """The first value of each tag of the dynamic table."""
     entry = struct.Struct(("<" if elf.little_endian else ">") + ("qQ" if elf.elfclass == 64 else "iI"))
-    table = _bytes(elf, dynamic["p_offset"], min(dynamic["p_filesz"], MOST_DYNAMIC_BYTES))
+    table = _bytes(elf, dynamic["p_offset"], min(dynamic["p_filesz"], MAX_DYNAMIC_BYTES))
     tags: dict[int, int] = {}
     for tag, value in entry.iter_unpack(table[: len(table) // entry.size * entry.size]):
         if tag == _DT_NULL:
@@ -109,5 +109,5 @@ def _bytes(elf: ELFFile, at: int, most: int) -> bytes:
 
 def _file_name(soname: str) -> str:
     if "/" in soname or soname in (".", "..") or not soname.isprintable():
-        raise ValueError(f"its SONAME {soname!r} is no file name")
+        raise ValueError(f"its SONAME {soname!r} is not a file name")
     return soname

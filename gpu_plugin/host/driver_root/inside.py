@@ -7,7 +7,7 @@ import errno
 import os
 from collections.abc import Callable
 
-MOST_LINKS = 40
+MAX_LINKS = 40
 """Links on the way to one file, as the kernel counts them: more are a circle."""
 
 
@@ -44,7 +44,7 @@ def resolve(root: str, path: str, passed: Callable[[str], object] | None = None)
             at = here
             continue
         links += 1
-        if links > MOST_LINKS:
+        if links > MAX_LINKS:
             return None
         if target.startswith("/"):
             at = root

@@ -16,10 +16,10 @@ from gpu_plugin.host.driver_root.inside import resolve
 from gpu_plugin.host.driver_root.tree import Tree, stamp
 from gpu_plugin.runtime.regular_file import open_file
 
-MOST_PATHS = 5_000
+MAX_PATHS = 5_000
 """Paths that are looked at; the lists of a Jetson name some 300."""
 
-MOST_MATCHES = 1_000
+MAX_MATCHES = 1_000
 """Paths that one line with wildcards may stand for."""
 
 _WILD = frozenset("*?[")
@@ -106,7 +106,7 @@ def _first_lists(trees: Iterable[Tree]) -> tuple[list[Line], list[str]]:
 def _list(tree: Tree, path: str) -> l4t_lists.Lines:
     seen = tree.look(path)
     if seen.kind is not Kind.FILE:
-        return l4t_lists.Lines(complaints=(f"{path} is left out: it is no regular file ({seen.kind})",))
+        return l4t_lists.Lines(complaints=(f"{path} is left out: it is not a regular file ({seen.kind})",))
     file = tree.root + seen.target
     tree.stamps[file] = stamp(file)
     try:
@@ -117,12 +117,12 @@ def _list(tree: Tree, path: str) -> l4t_lists.Lines:
 
 
 def find(tree: Tree, lines: Iterable[Line]) -> tegra.TegraFiles:
-    """What is found of these lines below the root of this tree, at most MOST_PATHS of it. Blocks. Raises OSError."""
+    """What is found of these lines below the root of this tree, at most MAX_PATHS of it. Blocks. Raises OSError."""
     paths = ((line, path) for line in lines for path in ([*expand(tree, line.path)] or [line.path]))
-    first = [*islice(dict.fromkeys(Line(line.kind, path) for line, path in paths), MOST_PATHS + 1)]
-    complaints = (f"the lists of Linux for Tegra name more than {MOST_PATHS:,} paths; the rest is left out",)
-    looked = tuple(_look(tree, line) for line in first[:MOST_PATHS])
-    return tegra.TegraFiles(looked, complaints=complaints if len(first) > MOST_PATHS else ())
+    first = [*islice(dict.fromkeys(Line(line.kind, path) for line, path in paths), MAX_PATHS + 1)]
+    complaints = (f"the lists of Linux for Tegra name more than {MAX_PATHS:,} paths; the rest is left out",)
+    looked = tuple(_look(tree, line) for line in first[:MAX_PATHS])
+    return tegra.TegraFiles(looked, complaints=complaints if len(first) > MAX_PATHS else ())
 
 
 def _look(tree: Tree, line: Line) -> tegra.Looked:
@@ -147,7 +147,7 @@ def expand(tree: Tree, pattern: str) -> Iterator[str]:
             found = [f"{base}/{part}" for base in found]
         else:
             found = list(
-                islice((f"{base}/{name}" for base in found for name in _matching(tree, base, part)), MOST_MATCHES)
+                islice((f"{base}/{name}" for base in found for name in _matching(tree, base, part)), MAX_MATCHES)
             )
     yield from found
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from gpu_plugin.access.cdi.found import Kind, Listing, Seen, SeenLibrary
 from gpu_plugin.host.driver_root.inside import resolve
 
-MOST_NAMES = 200_000
+MAX_NAMES = 200_000
 """Names in one directory that are read at most."""
 
 Stamp = tuple[int, int, int] | None
@@ -48,7 +48,7 @@ class Tree:
             try:
                 with os.scandir(path or "/") as entries:
                     found[directory] = tuple(
-                        sorted(entry.name for entry, _ in zip(entries, range(MOST_NAMES), strict=False))
+                        sorted(entry.name for entry, _ in zip(entries, range(MAX_NAMES), strict=False))
                     )
             except (NotADirectoryError, FileNotFoundError):
                 continue  # no directory, or gone this moment: its stamp tells when that is another
@@ -84,7 +84,7 @@ class Tree:
             what = (
                 "it is a link that leads nowhere"
                 if seen.kind is Kind.MISSING
-                else f"it is no regular file ({seen.kind})"
+                else f"it is not a regular file ({seen.kind})"
             )
             return SeenLibrary(seen, fault=what)
         file = self.root + seen.target

@@ -84,7 +84,7 @@ class _Reader:
         """Takes note of what a file says. Returns the files that it imports, each with this one's version."""
         written = table.get("version", version)
         if not isinstance(written, int) or isinstance(written, bool):
-            raise NodeFileError(f"{path}: version is no number")
+            raise NodeFileError(f"{path}: version is not a number")
         self.version = self.version or written
         if {*PLUGINS.values()} & {*(texts(table, path, "disabled_plugins") or ())}:
             self.disabled = self.disabled or path

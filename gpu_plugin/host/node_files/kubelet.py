@@ -113,7 +113,7 @@ def _gates_of(content: object, path: str, faults: list[str]) -> list[Gate]:
     if content is None:
         return []
     if not isinstance(content, Mapping) or not all(isinstance(value, bool) for value in content.values()):
-        faults.append(f"{path}: featureGates is no mapping of names to true or false")
+        faults.append(f"{path}: featureGates is not a mapping of names to true or false")
         return []
     return [Gate(str(name), enabled is True, path) for name, enabled in content.items()]
 

@@ -25,7 +25,7 @@ def table_of(root: NodeRoot, path: str) -> dict[str, Any] | None:
     try:
         return tomllib.loads(written.decode())
     except (ValueError, RecursionError) as error:
-        raise NodeFileError(f"{path} is no TOML: {error}") from None
+        raise NodeFileError(f"{path} is not valid TOML: {error}") from None
 
 
 def inner(table: dict[str, Any], path: str, *keys: str) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def inner(table: dict[str, Any], path: str, *keys: str) -> dict[str, Any]:
     for at, key in enumerate(keys):
         found = table.get(key, {})
         if not isinstance(found, dict):
-            raise NodeFileError(f"{path}: {'.'.join(keys[: at + 1])} is no table")
+            raise NodeFileError(f"{path}: {'.'.join(keys[: at + 1])} is not a table")
         table = found
     return table
 
@@ -52,5 +52,5 @@ def texts(table: dict[str, Any], path: str, key: str) -> tuple[str, ...] | None:
     if found is None:
         return None
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        raise NodeFileError(f"{path}: {key} is no list of texts")
+        raise NodeFileError(f"{path}: {key} is not a list of strings")
     return tuple(found)

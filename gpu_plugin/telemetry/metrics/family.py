@@ -42,7 +42,7 @@ _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def labelled(**labels: object) -> str:
-    """Labels as text, escaped as both formats have it, without braces. What is no text in UTF-8 is shown as `?`."""
+    """Labels as text, escaped as both formats have it, without braces. What is not text in UTF-8 is shown as `?`."""
     return ",".join([f'{name}="{_escaped(str(value))}"' for name, value in labels.items()])
 
 

@@ -158,7 +158,7 @@ def _readings(gpus: Gpus) -> Iterator[Family]:
     )
     yield gauge(
         "gpu_plugin_gpu_clocks_event",
-        "Whether the clocks are held down for this reason.",
+        "Whether clocks are limited for this reason.",
         [
             (f'{labels},reason="{reason}"', int(bool(mask & bit)))
             for labels, readings in read
@@ -229,7 +229,7 @@ _PLAIN: tuple[tuple[Callable[..., Family], str, str, str], ...] = (
         gauge,
         "gpu_plugin_gpu_unrepairable_memory",
         "unrepairable_memory",
-        "Whether it has memory that no repair mends.",
+        "Whether it has memory that cannot be repaired.",
     ),
     (gauge, "gpu_plugin_gpu_row_remap_pending", "remap_pending", "Whether a memory row waits for a reset."),
     (gauge, "gpu_plugin_gpu_row_remap_failure", "remap_failure", "Whether a memory row could not be remapped."),

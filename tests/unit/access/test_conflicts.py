@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from gpu_plugin.access.conflicts import NEAR, PAUSE, PairWatch, overwrites, pair_warning
+from gpu_plugin.access.conflicts import SAME_CONTAINER_SECONDS, WARNING_INTERVAL, PairWatch, overwrites, pair_warning
 from gpu_plugin.access.container import Access, container_edits
 from gpu_plugin.devices.device import Device, Resource
 
@@ -31,7 +31,7 @@ def test_strategies_overwrite_where_the_answers_give_one_variable_two_values(str
 def test_a_pair_that_contradicts_itself_is_named_with_the_way_out():
     sentence = pair_warning(("envvar",), SERVED)
     assert sentence.startswith(
-        f"a container that asks for two of {GPU}, {MIG} sees the devices of one of them alone, at random,"
+        f"a container that asks for two of {GPU}, {MIG} sees the devices of only one of them, at random,"
     )
     assert sentence.endswith("--device-list-strategy cdi-cri, cdi-annotations or volume-mounts gives it both")
     assert "where its runtime goes by that variable" in pair_warning(("envvar", "cdi-cri"), SERVED)
@@ -55,7 +55,7 @@ def test_there_is_no_warning_without_such_a_pair(strategies, resources):
 def test_two_resources_allocated_right_after_each_other_are_told_of():
     watch = PairWatch()
     assert watch.allocated(GPU, ("envvar",), 10.0) == ""
-    sentence = watch.allocated(MIG, ("envvar",), 10.0 + NEAR / 2)
+    sentence = watch.allocated(MIG, ("envvar",), 10.0 + SAME_CONTAINER_SECONDS / 2)
     assert sentence.startswith(
         f"{GPU} and {MIG} were allocated within 100 ms of each other: if that was for one container, it"
     )
@@ -63,7 +63,7 @@ def test_two_resources_allocated_right_after_each_other_are_told_of():
 
 @pytest.mark.parametrize(
     ("second", "strategies", "later"),
-    [(GPU, ("envvar",), 0.001), (MIG, ("cdi-cri",), 0.001), (MIG, ("envvar",), NEAR * 1.01)],
+    [(GPU, ("envvar",), 0.001), (MIG, ("cdi-cri",), 0.001), (MIG, ("envvar",), SAME_CONTAINER_SECONDS * 1.01)],
     ids=["the same resource", "another strategy", "too late"],
 )
 def test_other_allocations_are_not(second, strategies, later):
@@ -75,4 +75,4 @@ def test_other_allocations_are_not(second, strategies, later):
 def test_a_storm_of_such_pairs_is_a_line_a_second():
     watch = PairWatch()
     said = [watch.allocated((GPU, MIG)[at % 2], ("envvar",), at / 100) for at in range(500)]
-    assert sum(bool(sentence) for sentence in said) == 5 / PAUSE
+    assert sum(bool(sentence) for sentence in said) == 5 / WARNING_INTERVAL

@@ -178,8 +178,8 @@ def test_containerd_without_a_configuration_goes_by_its_package():
 def test_a_disabled_cri_plugin_and_a_file_that_cannot_be_read_are_envvar():
     disabled = replace(GOOD, containerd=containerd(version=3, disabled=CONFIG))
     assert chosen(disabled)[1].startswith(f"{CONFIG} disables containerd's CRI plugin")
-    broken = replace(GOOD, containerd=containerd(version=3, faults=(f"{CONFIG} is no TOML: x",)))
-    assert chosen(broken) == ("envvar", f"{CONFIG} is no TOML: x")
+    broken = replace(GOOD, containerd=containerd(version=3, faults=(f"{CONFIG} is not valid TOML: x",)))
+    assert chosen(broken) == ("envvar", f"{CONFIG} is not valid TOML: x")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_disabled_cri_plugin_and_a_file_that_cannot_be_read_are_envvar():
         (CrioEvidence(), False, "CRI-O's version is not known"),
         (CrioEvidence("1.31.0", "/s", ("/etc/cdi",), "/etc/crio/crio.conf"), False, "/etc/cdi (/etc/crio/crio.conf)"),
         (CrioEvidence("1.31.0", "/s", ("/run/cdi",), "/etc/crio/crio.conf"), True, "1.31.0"),
-        (CrioEvidence(faults=("crio.conf is no TOML",)), False, "crio.conf is no TOML"),
+        (CrioEvidence(faults=("crio.conf is not valid TOML",)), False, "crio.conf is not valid TOML"),
     ],
 )
 def test_crio(crio, takes, said):

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from gpu_plugin.access.cdi.build import Built, Wishes
+from gpu_plugin.access.cdi.build import Built, CdiOptions
 from gpu_plugin.access.cdi.readiness import NOT_YET, CdiReadiness
 from gpu_plugin.cdi import keeper as keeper_module
 from gpu_plugin.cdi.keeper import SpecKeeper, readiness
@@ -19,7 +19,7 @@ from tests.unit.cdi.specs import GPU_FILE, IMEX_FILE, MOFED_FILE, spec
 
 ONE = {GPU_FILE: spec(GPU_a=("/dev/nvidia0",))}
 TWO = {GPU_FILE: spec(GPU_a=("/dev/nvidia0",), GPU_b=("/dev/nvidia1",))}
-REQUEST = Request((), "550", Wishes())
+REQUEST = Request((), "550", CdiOptions())
 
 
 class Source:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu_plugin.access.cdi.build import Wishes
+from gpu_plugin.access.cdi.build import CdiOptions
 from gpu_plugin.access.cdi.found import DeviceFile, HostDevices
 from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Hook, Mount, SpecDevice, made
 from gpu_plugin.cdi.source import Request, SpecSource
@@ -45,7 +45,7 @@ def source(host, root):
 
 
 def request(*gpus, version=VERSION, **wishes):
-    return Request(gpus or (Gpu("GPU-a", 0, minor=0),), version, Wishes(**wishes))
+    return Request(gpus or (Gpu("GPU-a", 0, minor=0),), version, CdiOptions(**wishes))
 
 
 def names(built):

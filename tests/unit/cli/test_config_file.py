@@ -32,7 +32,7 @@ def test_an_empty_file_asks_for_nothing(settings):
 
 
 def test_a_key_that_stands_twice_is_refused_with_its_line(settings):
-    with pytest.raises(ConfigError, match=r"config\.yaml:3: flags\.migStrategy: stands twice, first on line 2$"):
+    with pytest.raises(ConfigError, match=r"config\.yaml:3: flags\.migStrategy: appears twice, first on line 2$"):
         settings("flags:\n  migStrategy: none\n  migStrategy: mixed\n")
 
 

@@ -92,7 +92,7 @@ def test_a_range_without_a_time_in_it_is_bad_usage(capsys, daemon, until, monkey
 
 @pytest.mark.parametrize("text", ["", "noon", "25:00", "7", "-2h", "2026-13-01"])
 def test_what_is_no_time_is_refused(text, capsys, daemon):
-    with pytest.raises(ValueError, match="is no time such as"):
+    with pytest.raises(ValueError, match="is not a time such as"):
         moment(text, NOW)
     status, _, err = run(capsys, f"--since={text}")
     assert (status, daemon) == (2, [])

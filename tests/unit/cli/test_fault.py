@@ -82,7 +82,7 @@ def test_it_takes_one_fault_at_a_time(asked, arguments, given):
         (("--lost",), "--gpu is missing: which GPU, by its index, its uuid or its PCI bus id"),
         (("--gpu", "0", "--lost", "--instance", "1"), "--instance goes with --xid, not with --lost"),
         (("--gpu", "0", "--lost", "--times", "1"), "--times goes with --init-error, not with --lost"),
-        (("--gpu", "0", "--event", "ecc"), "--event: 'ecc' is no number such as 64 or 0x40"),
+        (("--gpu", "0", "--event", "ecc"), "--event: 'ecc' is not a number such as 64 or 0x40"),
         (
             ("--gpu", "0", "--fabric", "broken"),
             "'broken' is not one of 'completed', 'in-progress', 'unhealthy', 'limited'",

@@ -11,7 +11,7 @@ import pytest
 from gpu_plugin import cli, control
 from gpu_plugin.cli.topology_source import node_from
 from gpu_plugin.config.sharing import SharedResource
-from gpu_plugin.devices.device import Device, Resource, mig_slice, whole_gpu, with_held, with_reason
+from gpu_plugin.devices.device import Device, Resource, mig_device, whole_gpu, with_reason, withhold
 from gpu_plugin.devices.sharing import Named, share
 from gpu_plugin.placement.preferred import preferred
 from gpu_plugin.placement.prepared import Placement
@@ -169,7 +169,7 @@ def test_more_than_sixteen_gpus_are_a_bounded_search_that_says_so(run, told, tmp
             "--must: 0000:ff:00.0: nothing there has this PCI bus id; this node has GPUs 0-7",
         ),
         (["--size", "1", "--must", "a"], "--must: GPU a: it could be GPU 0 (0000:06:00.0, "),
-        (["--size", "1", "--must", "GPU-"], "and 6 more: say which by its uuid"),
+        (["--size", "1", "--must", "GPU-"], "and 6 more: give its uuid"),
         (
             ["--size", "1", "--available", "0:2"],
             "--available: 0:2: counts go with replicas, and GPU 0 is given out once",
@@ -185,20 +185,20 @@ def test_more_than_sixteen_gpus_are_a_bounded_search_that_says_so(run, told, tmp
         (["--size", "1", "--replicas", "4", "--available", "0:5"], "0:5: GPU 0 has 4 replicas"),
         (
             ["--size", "1", "--replicas", "4", "--available", "0-2:2,1:3"],
-            "GPU 1 is given twice, as 2 and as 3: say it once",
+            "GPU 1 is given twice, as 2 and as 3: give it once",
         ),
         (
             ["--size", "1", "--replicas", "4", "--available", "0:2,0"],
-            "GPU 0 is given twice, as 2 and without a number: say it once",
+            "GPU 0 is given twice, as 2 and without a number: give it once",
         ),
         (
             ["--size", "1", "--replicas", "4", "--available", f"0,{FIRST}::1"],
-            "GPU 0 is given twice, by its ids and otherwise: say it once",
+            "GPU 0 is given twice, by its ids and otherwise: give it once",
         ),
         (["--size", "1", "--replicas", "4", "--must", "0:1234567"], "--must: 0:1234567: GPU 0 has 4 replicas"),
         (
             ["--size", "1", "--replicas", "4", "--must", "0:2,0"],
-            "is given twice, as 2 and without a number: say it once",
+            "is given twice, as 2 and without a number: give it once",
         ),
         (["--size", "1", "--replicas", "4", "--must", f"{FIRST}::1234567"], "GPU 0 has 4 replicas, numbered from 0"),
         (["--size", "1", "--replicas", "4", "--must", f"{FIRST}::4"], "::4: GPU 0 has 4 replicas, numbered from 0"),
@@ -399,7 +399,7 @@ class TestRunningDaemon:
 
     def test_mig_devices_are_named_by_index_and_uuid(self, serves, ask, asked):
         node = node_from("a100-mig-mixed", NOWHERE)
-        slices = [mig_slice(gpu, mig) for gpu in node.gpus for mig in gpu.mig_devices if mig.profile == "1g.5gb"]
+        slices = [mig_device(gpu, mig) for gpu in node.gpus for mig in gpu.mig_devices if mig.profile == "1g.5gb"]
         whole = [whole_gpu(gpu) for gpu in node.gpus if not gpu.mig_enabled]
         sick = with_reason(slices[2], "Xid 94")
         serves(node, **{GPUS: whole, MIGS: [*slices[:2], sick, *slices[3:]]})
@@ -438,7 +438,7 @@ class TestRunningDaemon:
         serves(node, **{"example.com/a": one})
         assert asked("--size", 1)["resource"] == "example.com/a"
         serves(node, **{"example.com/a": one, "example.com/b": other})
-        assert "--resource: say which, of example.com/a, example.com/b" in ask("--size", 1)[2]
+        assert "--resource: name one of example.com/a, example.com/b" in ask("--size", 1)[2]
         assert asked("--size", 1, "--resource", "example.com/b")["choice"]["gpus"] == [1]
         serves(node, **{"example.com/a": one, GPUS: other})
         assert asked("--size", 1)["resource"] == GPUS
@@ -457,7 +457,7 @@ class TestRunningDaemon:
 
     def test_what_is_gone_from_the_node_cannot_be_chosen(self, serves, ask):
         node = node_from("t4-4", NOWHERE)
-        lost = with_held(Device("GPU-lost", "GPU-lost", "GPU-lost", "4"), "it is not on this node any more")
+        lost = withhold(Device("GPU-lost", "GPU-lost", "GPU-lost", "4"), "it is not on this node any more")
         serves(node, **{GPUS: [*map(whole_gpu, node.gpus), lost]})
         assert "left out   GPU 4 (it is not on this node any more)" in ask("--size", 2)[1]
         status, _, err = ask("--size", 2, "--available", "0,4")
@@ -478,7 +478,7 @@ class TestRunningDaemon:
         serves(node, **{GPUS: map(whole_gpu, node.gpus)})
         status, _, err = ask("--size", 1, "--must", "0")
         assert status == 2
-        assert f"{node.gpus[0].uuid} and {node.gpus[1].uuid}: say which by its uuid" in err
+        assert f"{node.gpus[0].uuid} and {node.gpus[1].uuid}: give its uuid" in err
         assert ask("--size", 1, "--must", node.gpus[1].uuid)[0] == 0
 
 

@@ -117,7 +117,7 @@ def test_text_is_one_glance():
         "0    0000:10:00.0  NVIDIA H100  Healthy            -                        default/train-0 and 1 more",
         "1    0000:11:00.0  NVIDIA H100  Healthy            1970-01-01 01:00:00 UTC  -",
         "     Xid 31 (page fault)",
-        "     not handed out: its MPS daemon is down",
+        "     withheld: its MPS daemon is down",
         "     GPU-1",
         "2    0000:12:00.0  NVIDIA H100  Healthy, degraded  1970-01-01 01:00:00 UTC  default/train-2",
         "     NVLink 5 is down",
@@ -191,7 +191,7 @@ def test_a_kubelet_that_is_not_to_be_told_is_nothing_wrong(monkeypatch):
     kubelet = {**STATUS["kubelet"], "socket": "", "resources": {GPU: {"registered": False, "since": None, "why": "x"}}}
     shown = answering(monkeypatch, {**WELL, "kubelet": kubelet})()
     assert shown.exit_code == 0
-    assert "kubelet        nothing is registered, as it was asked for" in shown.output
+    assert "kubelet        nothing is registered, because --kubelet-socket" in shown.output
 
 
 def test_pods_that_are_not_known_are_not_none(monkeypatch):

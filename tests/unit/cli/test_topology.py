@@ -12,7 +12,7 @@ import pytest
 
 from gpu_plugin import cli, control
 from gpu_plugin.cli.topology_source import node_from
-from gpu_plugin.devices.device import Resource, mig_slice, whole_gpu, with_reason
+from gpu_plugin.devices.device import Resource, mig_device, whole_gpu, with_reason
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement_views.report import report
 from gpu_plugin.simulation import profile
@@ -155,7 +155,7 @@ def test_a_file_that_cannot_be_written_is_a_sentence_and_leaves_nothing(run, tmp
     assert err == f"gpu-plugin: --svg: {tmp_path}/none/node.svg cannot be written: No such file or directory\n"
     status, _, err = run("--simulate", "t4-4", "--svg", tmp_path)
     assert status == 1
-    assert "it is there and no regular file; name another one, or - for standard output" in err
+    assert "it exists and is not a regular file; name another one, or - for standard output" in err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -218,7 +218,7 @@ class TestRunningDaemon:
         answer({"gpus": [{"index": 0}]})
         status, out, err = run("--state-dir", "/state")
         assert (status, out) == (3, "")
-        assert "the running daemon is of another version: this is no report of a topology" in err
+        assert "the running daemon is of another version: this is not a report of a topology" in err
 
     def test_what_is_not_handed_out_is_named_and_marked(self, run, answer, tmp_path):
         plain = run("--simulate", "dgx1-v100")[1]
@@ -241,7 +241,7 @@ class TestRunningDaemon:
     def test_a_sick_mig_device_is_named_and_its_gpu_is_not_marked(self, run, answer, tmp_path):
         node = node_from("a100-mig-mixed", NOWHERE)
         cut = next(gpu for gpu in node.gpus if gpu.mig_devices)
-        slices = [mig_slice(cut, mig) for mig in cut.mig_devices]
+        slices = [mig_device(cut, mig) for mig in cut.mig_devices]
         sick = (with_reason(slices[0], "Xid 94"), *slices[1:])
         whole = tuple(whole_gpu(gpu) for gpu in node.gpus if gpu is not cut)
         answer(

@@ -87,7 +87,7 @@ def test_json(file, capsys):
         {
             "line": 4,
             "path": "",
-            "reason": "sharing.timeSlicing.resources[0].rename: obeyed here, ignored by NVIDIA's plugin v0.20.0",
+            "reason": "sharing.timeSlicing.resources[0].rename: applied here, ignored by NVIDIA's plugin v0.20.0",
         }
     ]
     assert one["config"]["sharing"]["timeSlicing"]["resources"][0]["rename"] == "nvidia.com/gpu.shared"

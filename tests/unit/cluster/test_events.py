@@ -8,7 +8,7 @@ import pytest
 from gpu_plugin.cluster import events
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.correlation import BURST, PODS_BURST, News, Object
-from gpu_plugin.cluster.events import MOST, MOST_TRIES, TRIES, EventWriter
+from gpu_plugin.cluster.events import MAX_TRIES, MAX_TRIES_UNAVAILABLE, MAX_WAITING, EventWriter
 
 NODE = Object("Node", "node-a", uid="node-a")
 
@@ -138,7 +138,7 @@ async def test_what_the_server_refuses_holds_up_no_other(api, writer, kind):
     api.failing = kind
     writer.tell(news("a"))
     await until(lambda: writer.dropped == 1)
-    assert api.attempts == TRIES
+    assert api.attempts == MAX_TRIES
     api.failing = ""
     writer.tell(news("b"))
     await until(lambda: api.told() == [("b", 1)])
@@ -146,16 +146,16 @@ async def test_what_the_server_refuses_holds_up_no_other(api, writer, kind):
 
 async def test_a_server_that_is_away_leaves_the_newest(api):
     writer = EventWriter(api, clock=lambda: 0.0)
-    for number in range(MOST + 10):
+    for number in range(MAX_WAITING + 10):
         writer.tell(news("m", Object("Node", f"p{number}", uid="u")))
-    assert (writer.waiting, writer.dropped) == (MOST, 10)
+    assert (writer.waiting, writer.dropped) == (MAX_WAITING, 10)
     assert next(iter(writer._waiting.values())).news.about.name == "p10"
 
 
 async def test_a_server_that_has_just_started_refuses_and_then_takes_it(api, writer):
     api.failing = "403 create events"
     writer.tell(news("a"))
-    await until(lambda: api.attempts == TRIES - 2)
+    await until(lambda: api.attempts == MAX_TRIES - 2)
     api.failing = ""
     await until(lambda: api.told() == [("a", 1)])
     assert writer.dropped == 0
@@ -175,7 +175,7 @@ async def test_a_pod_is_asked_for_once_and_another_of_its_name_has_an_event_of_i
             await until(lambda: not writer.waiting)
             assert api.told() == [("a", number + 1)]
         assert api.asked == ["p"]
-        api.uids["p"], now[0] = "another", events.KNOWN_FOR
+        api.uids["p"], now[0] = "another", events.UID_SECONDS
         writer.tell(news("a", pod("p"), at=2.0))
         await until(lambda: len(api.events) == 2)
         tasks.cancel_scope.cancel()
@@ -215,15 +215,15 @@ async def test_a_namespace_whose_webhook_fails_holds_up_no_other_and_is_given_up
     writer.tell(news("a", pod("p")))
     writer.tell(news("b", pod("p", "sound")))
     await until(lambda: api.told() == [("b", 1)])
-    assert api.attempts < MOST_TRIES
+    assert api.attempts < MAX_TRIES_UNAVAILABLE
     await until(lambda: not writer.waiting)
     assert writer.dropped == 1
-    assert api.attempts == MOST_TRIES + 1
+    assert api.attempts == MAX_TRIES_UNAVAILABLE + 1
 
 
 async def test_a_server_that_is_away_is_waited_for_however_long(api, writer):
     api.failing = "503"
     writer.tell(news("a"))
-    await until(lambda: api.attempts > MOST_TRIES + 5)
+    await until(lambda: api.attempts > MAX_TRIES_UNAVAILABLE + 5)
     api.failing = ""
     await until(lambda: api.told() == [("a", 1)])

@@ -80,12 +80,12 @@ def test_the_forms_of_a_selected_gpu(written, name):
 @pytest.mark.parametrize(
     ("written", "reason"),
     [
-        (-1, "is no GPU index"),
-        (True, "is no GPU index"),
-        (1.0, "is no GPU index"),
-        (None, "is no GPU index"),
-        ("", "is no GPU index"),
-        ("  ", "is no GPU index"),
+        (-1, "is not a GPU index"),
+        (True, "is not a GPU index"),
+        (1.0, "is not a GPU index"),
+        (None, "is not a GPU index"),
+        ("", "is not a GPU index"),
+        ("  ", "is not a GPU index"),
         ("-1", "is not a GPU index: those count from 0"),
         ("1.0", "is not a GPU index: those count from 0"),
         ("9" * 20, "is not a GPU index: those count from 0"),
@@ -96,7 +96,7 @@ def test_the_forms_of_a_selected_gpu(written, name):
         ("0:1", "is not a PCI bus id such as"),
         ("0000:3b:00.9", "is not a PCI bus id such as"),
         ("a\nb", "holds a line break"),
-        ("*" * 256, "is a pattern of 256 characters; the most is 255"),
+        ("*" * 256, "is a pattern of 256 characters; at most 255 are allowed"),
     ],
 )
 def test_what_is_no_selected_gpu(written, reason):
@@ -127,5 +127,5 @@ def test_the_item_of_a_list_that_is_to_blame_is_told():
 
 @pytest.mark.parametrize("written", [None, {}, 1.5, True])
 def test_what_is_no_list_of_gpus(written):
-    with pytest.raises(ValueError, match="is no GPU index"):
+    with pytest.raises(ValueError, match="is not a GPU index"):
         selected_gpus(written)

@@ -156,9 +156,9 @@ def test_what_yaml_writes_is_read_back_and_each_line_is_the_right_one(tree, flow
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("a: 1\na: 2", "f:2: a: stands twice, first on line 1"),
-        ('{"a": 1,\n "a": 1}', "f:2: a: stands twice, first on line 1"),
-        ("a:\n- b: 1\n  c: 2\n  b: 3", "f:4: a[0].b: stands twice, first on line 2"),
+        ("a: 1\na: 2", "f:2: a: appears twice, first on line 1"),
+        ('{"a": 1,\n "a": 1}', "f:2: a: appears twice, first on line 1"),
+        ("a:\n- b: 1\n  c: 2\n  b: 3", "f:4: a[0].b: appears twice, first on line 2"),
         ("a: b: c", "f:1: mapping values are not allowed here"),
         ("x: 1\na: [1, 2\n", "f:3: while parsing a flow sequence: expected ',' or ']', but got '<stream end>'"),
         ("a: 1\nb: *x", "f:2: found undefined alias 'x'"),
@@ -166,7 +166,7 @@ def test_what_yaml_writes_is_read_back_and_each_line_is_the_right_one(tree, flow
         ("a: 1\n---\n---\nb: 2", "f:3: a second document begins here; one is read"),
         ("a: 1\n---\n''", "f:2: a second document begins here; one is read"),
         ("a: 1\n---\nb: 2", "f:2: a second document begins here; one is read"),
-        ("a:\n\t- b", "f:2: a tab where YAML wants blanks"),
+        ("a:\n\t- b", "f:2: a tab where YAML requires spaces"),
         ("a:\n  b: \0", "f:2: the character #x0000 is not allowed in YAML"),
         ("- a", "f: holds a list, not a mapping"),
         ("text", "f: holds text, not a mapping"),
@@ -174,17 +174,17 @@ def test_what_yaml_writes_is_read_back_and_each_line_is_the_right_one(tree, flow
         ("a: &a [*a]", "f:1: a[0]: an alias of what stands around it"),
         ("a: &a\n  <<: *a", "f:2: a: '<<' merges other mappings, and nothing else"),
         ("a:\n  <<: 1", "f:2: a: '<<' merges other mappings, and nothing else"),
-        ("a: 1\n[b]: 2", "f:2: a key here is no text"),
+        ("a: 1\n[b]: 2", "f:2: a key here is not text"),
         ("a: !!binary abc", "f:1: a: the tag !!binary has no meaning here"),
         ("a: !!set {b}", "f:1: a: the tag !!set has no meaning here"),
         ("a: !!python/name:os.system x", "f:1: a: the tag !!python/name:os.system has no meaning here"),
-        ("a: !!int x", "f:1: a: 'x' is no whole number that can be read"),
-        ("a: !!bool x", "f:1: a: 'x' is no true or false that can be read"),
-        ("a: !!float ''", "f:1: a: '' is no number that can be read"),
-        (f"a: {2**63}", f"f:1: a: '{2**63}' is no whole number that can be read"),
-        (f"a: {'9' * 5000}", f"f:1: a: '{'9' * 40}' is no whole number that can be read"),
-        ('a: "\\ud83d"', "f:1: a: half of a surrogate pair is no character"),
-        ('"\\ud83d": a', "f:1: '\\ud83d': half of a surrogate pair is no character"),
+        ("a: !!int x", "f:1: a: 'x' is not a valid whole number"),
+        ("a: !!bool x", "f:1: a: 'x' is not true or false"),
+        ("a: !!float ''", "f:1: a: '' is not a valid number"),
+        (f"a: {2**63}", f"f:1: a: '{2**63}' is not a valid whole number"),
+        (f"a: {'9' * 5000}", f"f:1: a: '{'9' * 40}' is not a valid whole number"),
+        ('a: "\\ud83d"', "f:1: a: an unpaired surrogate is not a character"),
+        ('"\\ud83d": a', "f:1: '\\ud83d': an unpaired surrogate is not a character"),
         (b"a: b\nc: \xff", "f:2: not UTF-8 text"),
         ("[" * 60, "f:1: nested more than 50 deep"),
         ("{a: " * 60, "f:1: nested more than 50 deep"),
@@ -210,8 +210,8 @@ def test_an_alias_bomb_is_refused_before_it_goes_off(doubling):
 
 def test_every_fault_of_the_values_is_told():
     assert faults("a: !!int x\nb: 1\nb: 2\nc: !!set {d}\n") == [
-        "f:1: a: 'x' is no whole number that can be read",
-        "f:3: b: stands twice, first on line 2",
+        "f:1: a: 'x' is not a valid whole number",
+        "f:3: b: appears twice, first on line 2",
         "f:4: c: the tag !!set has no meaning here",
     ]
 

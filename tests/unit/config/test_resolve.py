@@ -485,7 +485,7 @@ def test_what_nvidias_programs_ignore_or_refuse_is_remarked():
     assert [str(remark) for remark in resolve({}, {}, OURS_ALONE).remarks] == [
         (
             "config file: resources.gpus, sharing.timeSlicing.resources[0].rename, "
-            "sharing.timeSlicing.resources[0].devices: obeyed here, ignored by NVIDIA's plugin v0.20.0"
+            "sharing.timeSlicing.resources[0].devices: applied here, ignored by NVIDIA's plugin v0.20.0"
         ),
         (
             "config file: example.com/h100: a name of another domain than nvidia.com, for which NVIDIA's GPU feature discovery "

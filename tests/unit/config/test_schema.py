@@ -136,7 +136,7 @@ def test_a_value_that_cannot_be_is_told_with_its_path_and_line(content, data):
         ("resources:\n  gpus:\n    - {pattern: 3, name: a}", "f:3: resources.gpus[0].pattern: 3 is not text"),
         (
             "resources:\n  gpus:\n    - {pattern: a*, name: a}\n    - {pattern: a*, name: b}",
-            "f:4: resources.gpus[1].pattern: the pattern 'a*' stands above already; the first that matches counts",
+            "f:4: resources.gpus[1].pattern: the pattern 'a*' is already listed above; the first that matches counts",
         ),
         ("flags:\n  gfd:\n    oneshot: [1]", "f:3: flags.gfd.oneshot: [1] is not a single value"),
         ("flags:\n  useNodeFeatureAPI: 3", "f:2: flags.useNodeFeatureAPI: 3 is neither true nor false"),
@@ -157,7 +157,7 @@ def test_a_value_that_cannot_be_is_told_with_its_path_and_line(content, data):
             "health:\n  xid:\n    79: fatal\n    48: bad",
             "f:4: health.xid.48: 'bad' is not one of ignore, app, degraded, fatal",
         ),
-        ("health:\n  xid:\n    79: fatal\n    79: app", "f:4: health.xid.79: stands twice, first on line 3"),
+        ("health:\n  xid:\n    79: fatal\n    79: app", "f:4: health.xid.79: appears twice, first on line 3"),
         (
             "health:\n  signals: {nvlink: app}",
             "f:2: health.signals.nvlink: 'app' is not one of ignore, degraded, fatal",

@@ -117,16 +117,16 @@ def test_choices_outside_what_is_allowed(written, reason):
 
 @pytest.mark.parametrize("written", ["auto", ["auto"], " auto,, auto"])
 def test_a_choice_that_stands_alone(written):
-    assert values.choices("a", "b", alone="auto")(written) == ("auto",)
-    assert values.choices("a", "b", alone="auto")("b,a") == ("b", "a")
+    assert values.choices("a", "b", exclusive="auto")(written) == ("auto",)
+    assert values.choices("a", "b", exclusive="auto")("b,a") == ("b", "a")
 
 
 @pytest.mark.parametrize("written", ["auto,a", ["b", "auto", "a"], "a,auto,a"])
 def test_a_choice_that_stands_alone_is_not_combined(written):
-    with pytest.raises(ValueError, match=r"^'auto' stands alone: leave it out, or leave out (a|b, a)$"):
-        values.choices("a", "b", alone="auto")(written)
+    with pytest.raises(ValueError, match=r"^'auto' excludes the others: leave it out, or leave out (a|b, a)$"):
+        values.choices("a", "b", exclusive="auto")(written)
     with pytest.raises(ValueError, match=r"^'x' is not one of a, b, auto$"):
-        values.choices("a", "b", alone="auto")("x")
+        values.choices("a", "b", exclusive="auto")("x")
 
 
 @pytest.mark.parametrize(("written", "value"), [("auto", "auto"), ("true", True), ("F", False), (True, True)])
@@ -226,11 +226,11 @@ def test_no_address_to_listen_on_is_none():
         (" ", "is not HOST:PORT, such as"),
         ("127.0.0.1:0", "the port must be between 1 and 65535"),
         ("127.0.0.1:65536", "the port must be between 1 and 65535"),
-        ("[]:80", r"\[\] is no IPv6 address"),
-        ("[127.0.0.1]:80", "is no IPv6 address"),
-        ("fd00::7::9480", "is no IPv6 address"),
-        ("127.0.0.1:80:80", "is no IPv6 address"),
-        ("http://localhost:80", "is no IPv6 address"),
+        ("[]:80", r"\[\] is not an IPv6 address"),
+        ("[127.0.0.1]:80", "is not an IPv6 address"),
+        ("fd00::7::9480", "is not an IPv6 address"),
+        ("127.0.0.1:80:80", "is not an IPv6 address"),
+        ("http://localhost:80", "is not an IPv6 address"),
         ("local host:80", "neither an address nor the name of a host"),
         ("$(POD_IP):80", "neither an address nor the name of a host"),
         ("*:80", "neither an address nor the name of a host"),

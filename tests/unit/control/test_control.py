@@ -255,7 +255,7 @@ def test_no_daemon(tmp_path, monkeypatch):
         with pytest.raises(control.NoDaemonError, match=r"no daemon answers at .*control.sock: is one running"):
             control.request(state, "echo")
     (tmp_path / "file").write_text("")
-    with pytest.raises(control.NoDaemonError, match=r"/file is no directory: is --state-dir right\?"):
+    with pytest.raises(control.NoDaemonError, match=r"/file is not a directory: is --state-dir right\?"):
         control.request(tmp_path / "file", "echo")
 
     def refused(*_arguments):
@@ -300,7 +300,7 @@ def answer_once(tmp_path, reply):
 @pytest.mark.parametrize("reply", [b"", b"hello\n", b"[]\n", b'{"ok": 1}\n', b"x" * 2_000_000])
 def test_something_else_that_listens_there(tmp_path, reply):
     listener, thread = answer_once(tmp_path, reply)
-    with listener, pytest.raises(control.ControlError, match=r"is no gpu-plugin daemon|no daemon answers"):
+    with listener, pytest.raises(control.ControlError, match=r"is not a gpu-plugin daemon|no daemon answers"):
         control.request(tmp_path, "echo")
     thread.join(5)
     assert not thread.is_alive()

@@ -10,7 +10,7 @@ from gpu_plugin.cluster.node_state import LOOK
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon import cluster_reporting
-from gpu_plugin.daemon.cluster_reporting import MOST_PODS, AnnotatedCordons, ClusterReporting
+from gpu_plugin.daemon.cluster_reporting import MAX_PODS, AnnotatedCordons, ClusterReporting
 from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu
@@ -95,7 +95,7 @@ def test_a_gpu_that_is_named_and_not_found_yet_stays_cordoned(tmp_path):
     health = watching(tmp_path, gpus=GPUS[:1], past=before.evidence())
     cordons = AnnotatedCordons(health)
     cordons.told("0,GPU-b")
-    assert "GPU-b is no GPU of this node" in cordons.complaints[0]
+    assert "GPU-b is not a GPU of this node" in cordons.complaints[0]
     health.watch(GPUS)
     health.observe("GPU-b", SEEN)
     assert cordoned(health) == {"GPU-a", "GPU-b"}, "before anybody has looked at the annotation again"
@@ -118,9 +118,11 @@ def test_names_of_no_gpu_are_said_once(tmp_path, caplog):
     cordons = AnnotatedCordons(watching(tmp_path))
     for value in ("7", "7,0", "7,1"):
         cordons.told(value)
-    assert caplog.text.count("7 is no GPU of this node") == 1
+    assert caplog.text.count("7 is not a GPU of this node") == 1
     (complaint,) = cordons.complaints
-    assert complaint.startswith(f"the Node's annotation {ANNOTATION}: 7 is no GPU of this node: name one by its index")
+    assert complaint.startswith(
+        f"the Node's annotation {ANNOTATION}: 7 is not a GPU of this node: name one by its index"
+    )
 
 
 class World:
@@ -200,14 +202,14 @@ def test_events_are_told_as_the_settings_of_now_ask(tmp_path):
 
 async def test_of_many_pods_that_share_a_gpu_the_first_by_name_are_told(tmp_path):
     world = World(tmp_path, pod_events=True, kubeconfig="/nowhere")
-    pods = [f"pod-{number:03d}" for number in range(MOST_PODS + 6)]
+    pods = [f"pod-{number:03d}" for number in range(MAX_PODS + 6)]
     world.serve(*(Device(f"GPU-a::{pod}", "GPU-a", "GPU-a", "0") for pod in pods))
     world.held = {(GPU, f"GPU-a::{pod}"): frozenset({Holder("ns", pod, "main")}) for pod in pods}
     async with world.running():
         world.health.observe("GPU-a", XidEvent(79))
         await until(lambda: world.reporting.status()["events"]["waiting"])
     _, writer = world.reporting._writing
-    assert [told.news.about.name for told in writer._waiting.values()] == pods[:MOST_PODS]
+    assert [told.news.about.name for told in writer._waiting.values()] == pods[:MAX_PODS]
 
 
 async def test_news_of_health_and_of_the_settings_reach_the_node_s_condition_at_once(tmp_path):

@@ -154,11 +154,11 @@ async def test_events_are_answered_of_all_or_of_one(log):
         assert [event["kind"] for event in (await log.answer({"gpu": name}))["events"]] == ["health"]
     log.health(Transition("GPU-gone", "vanished", Verdict.FATAL, Verdict.OK, "gone", 1.0))
     assert [event["uuid"] for event in (await log.answer({"gpu": "GPU-gone"}))["events"]] == ["GPU-gone"]
-    with pytest.raises(ConfigError, match="GPU 9: no GPU of this node is called so"):
+    with pytest.raises(ConfigError, match="GPU 9: no GPU of this node has this name"):
         await log.answer({"gpu": 9})
     with pytest.raises(ConfigError, match="gpu: True is neither"):
         await log.answer({"gpu": True})
-    with pytest.raises(ConfigError, match="until: this verb takes no such thing"):
+    with pytest.raises(ConfigError, match="until: not a field of this verb"):
         await log.answer({"until": 1})
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from gpu_plugin.access.container import Access
 from gpu_plugin.daemon import faulting_pods
-from gpu_plugin.daemon.faulting_pods import BURST, MOST, Error, FaultingPods
+from gpu_plugin.daemon.faulting_pods import MAX_WAITING, SAME_ERROR_SECONDS, Error, FaultingPods
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.health.observation import ApplicationError
 from gpu_plugin.inventory.snapshot import ResourceView, Snapshot
@@ -49,7 +49,7 @@ class Bench:
         await self.gate.wait()
         return self.held
 
-    def heard(self, *error, after=2 * BURST):
+    def heard(self, *error, after=2 * SAME_ERROR_SECONDS):
         self.now += after
         self.pods.heard(Error(*error))
 
@@ -61,7 +61,7 @@ class Bench:
 
 @pytest.fixture
 async def bench(monkeypatch):
-    monkeypatch.setattr(faulting_pods, "PAUSE", 0.001)
+    monkeypatch.setattr(faulting_pods, "QUESTION_INTERVAL", 0.001)
     bench = Bench()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(bench.pods.run)
@@ -104,7 +104,7 @@ async def test_what_comes_during_a_question_is_answered_by_the_next(bench):
 
 async def test_a_burst_is_one_error_and_what_comes_later_another(bench):
     for _ in range(300):
-        bench.heard("GPU-0", 13, after=BURST / 10)
+        bench.heard("GPU-0", 13, after=SAME_ERROR_SECONDS / 10)
     bench.heard("GPU-1", 13, after=0)
     bench.heard("GPU-0", 31, after=0)
     bench.heard("GPU-0", 13)
@@ -119,9 +119,9 @@ async def test_a_burst_is_one_error_and_what_comes_later_another(bench):
 
 async def test_what_was_heard_is_remembered_no_longer_than_a_burst(bench):
     for xid in range(100):
-        bench.heard("GPU-0", xid, after=BURST / 10)
+        bench.heard("GPU-0", xid, after=SAME_ERROR_SECONDS / 10)
     assert len(bench.pods._heard) <= 11
-    bench.heard("GPU-0", 1, after=2 * BURST)
+    bench.heard("GPU-0", 1, after=2 * SAME_ERROR_SECONDS)
     assert len(bench.pods._heard) == 1
     await bench.until(lambda: len(bench.seen) == 101)
 
@@ -130,15 +130,15 @@ async def test_a_flood_is_let_go_of_at_its_old_end(bench):
     bench.gate = anyio.Event()
     bench.heard("GPU-0", 1)
     await bench.until(lambda: bench.asked == 1)
-    for xid in range(2, MOST + 12):
+    for xid in range(2, MAX_WAITING + 12):
         bench.heard("GPU-0", xid)
     bench.gate.set()
-    await bench.until(lambda: len(bench.seen) == MOST + 1)
-    assert [seen.xid for _, seen in bench.seen] == [1, *range(12, MOST + 12)]
+    await bench.until(lambda: len(bench.seen) == MAX_WAITING + 1)
+    assert [seen.xid for _, seen in bench.seen] == [1, *range(12, MAX_WAITING + 12)]
 
 
 async def test_questions_keep_their_distance(bench, monkeypatch):
-    monkeypatch.setattr(faulting_pods, "PAUSE", 3600)
+    monkeypatch.setattr(faulting_pods, "QUESTION_INTERVAL", 3600)
     bench.heard("GPU-0", 13)
     await bench.until(lambda: bench.seen)
     bench.heard("GPU-0", 31)

@@ -233,7 +233,7 @@ def test_an_operator_s_word_is_told_like_any_change(watch, caplog):
     watch.override("GPU-0")
     assert not watch.fatal("GPU-0")
     assert watch.changed == ["GPU-0"]
-    assert "an operator vouches for it" in caplog.text
+    assert "overridden by an operator" in caplog.text
     assert "over: Xid 48" in caplog.text
 
 

@@ -32,7 +32,15 @@ from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.threads import Job
 from gpu_plugin.simulation.stand_in_kubelet import AdmissionError, Container, StandInKubelet
 from tests.unit.daemon.skipping_loop import SkippingLoop
-from tests.unit.inventory.changing_node import LAYOUTS, NAMES, SHARED, Wish, as_remembered, held_twice, offered
+from tests.unit.inventory.changing_node import (
+    LAYOUTS,
+    NAMES,
+    SHARED,
+    RequestedAction,
+    as_remembered,
+    held_twice,
+    offered,
+)
 
 SEEDS = int(os.environ.get("GPU_PLUGIN_SEEDS", "16"))
 """How many lives are tried; a thousand take minutes."""
@@ -94,7 +102,7 @@ class Life:
         self.kubelet._list_again = lambda: True  # type: ignore[method-assign]
         socket = self.kubelet.pod_resources_socket
         self.settings = resolve({"device_plugin_dir": str(directory), "pod_resources_socket": str(socket)}, {})
-        self.wish = Wish()
+        self.wish = RequestedAction()
         self.remembered: tuple[tuple[Resource, ...], tuple[Resource, ...]] = ((), ())
         self.lost = False
         self.unreadable_until = -UNREADABLE

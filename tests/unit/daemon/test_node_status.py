@@ -177,7 +177,7 @@ def test_devices_that_orders_alone_hold_back_are_counted_by_resource():
                 "MIG-3",
                 visible_id="MIG-3",
                 reason="a pod may hold its former id",
-                held="a pod may hold its former id",
+                withheld="a pod may hold its former id",
             ),
             of("C", "MIG-4", visible_id="MIG-4", reason="gone", retired=True),
         ],

@@ -15,7 +15,7 @@ from gpu_plugin.access.cdi.readiness import CdiReadiness
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import NamePattern
 from gpu_plugin.daemon import offering as offering_module
-from gpu_plugin.daemon.offering import ROUNDS, Offering
+from gpu_plugin.daemon.offering import MAX_JUDGEMENTS, Offering
 from gpu_plugin.devices import given as given_module
 from gpu_plugin.devices import retirement
 from gpu_plugin.devices.device import Resource
@@ -27,8 +27,8 @@ from gpu_plugin.inventory.offer import offer
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import checkpoint, pod_resources
 from gpu_plugin.kubelet.holders import Holders
-from gpu_plugin.kubelet.holding import Holding, Told, Witnessed, weigh
-from gpu_plugin.placement.prepared import SOON, Placement
+from gpu_plugin.kubelet.holding import Holding, KubeletReadings, Told, weigh
+from gpu_plugin.placement.prepared import IMMEDIATE_GPUS, Placement
 from gpu_plugin.placement.subsets import Subsets
 
 GPU = "nvidia.com/gpu"
@@ -89,7 +89,7 @@ def linked(served, one: int, other: int):
     )
 
 
-@pytest.mark.parametrize("count", [2, SOON, SOON + 1, 16, 20])
+@pytest.mark.parametrize("count", [2, IMMEDIATE_GPUS, IMMEDIATE_GPUS + 1, 16, 20])
 async def test_what_is_published_is_ready_whatever_the_size_of_the_node(settings, count):
     async with serving(settings) as served:
         served.take(node(count, (0, 1)))
@@ -171,7 +171,7 @@ async def test_links_that_change_all_the_time_keep_no_offer_back(settings, monke
         served.take(node(12, (0, 1)))
         await served.until(lambda: linked(served, 0, 7)() and served.view.placement.ready)
     assert len(judged) == 7
-    assert [judged.index(each.topology) for each in served.published] == [ROUNDS, 2 * ROUNDS, 6, 6]
+    assert [judged.index(each.topology) for each in served.published] == [MAX_JUDGEMENTS, 2 * MAX_JUDGEMENTS, 6, 6]
     assert [each.ready for each in served.published] == [False, False, False, True]
 
 
@@ -345,13 +345,17 @@ async def test_what_is_given_while_the_kubelet_is_asked_is_not_in_its_answer(set
 
 
 async def test_that_capacity_waits_for_pod_resources_is_said_once(settings, monkeypatch, caplog):
-    held = frozenset({(GPU, "GPU-00")})
+    allocated = frozenset({(GPU, "GPU-00")})
     questions: list[None] = []
 
     async def ask(_holders, _socket, _retired):
         questions.append(None)
         first = len(questions) == 1
-        return Holding(frozenset(), writing=1, answered=True) if first else Holding(held, written=held, writing=1)
+        return (
+            Holding(frozenset(), writing=1, answered=True)
+            if first
+            else Holding(allocated, written=allocated, writing=1)
+        )
 
     monkeypatch.setattr(Holders, "ask", ask)
     monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.002)
@@ -369,7 +373,7 @@ RENAMED = {"gpu_names": (NamePattern("*", "nvidia.com/x"),)}
 async def test_without_a_checkpoint_an_answer_says_nothing_of_what_the_offer_itself_retires(settings):
     served = Served(settings)
     served.offering._apply(offer(node(1), settings, "/"), Holding(), 0.0)
-    silent, _ = weigh(Told(), Witnessed((0, 0, 1), frozenset()), {})
+    silent, _ = weigh(Told(), KubeletReadings((0, 0, 1), frozenset()), {})
     served.offering._apply(offer(node(1), dataclasses.replace(settings, **RENAMED), "/"), silent, 1.0)
     [device] = served.inventory.store.current.resources["nvidia.com/x"].resource.devices
     assert device.reason == "a pod may still hold its hardware as GPU-00"
@@ -397,7 +401,7 @@ class Witnesses:
         self.inventory: Inventory | None = None
         self.reads: list[list[str]] = []
         monkeypatch.setattr(checkpoint, "read", self._read)
-        monkeypatch.setattr(pod_resources, "held", self._held)
+        monkeypatch.setattr(pod_resources, "allocated", self._held)
 
     def _read(self, _directory):
         views = () if self.inventory is None else self.inventory.store.current.resources.values()
@@ -497,12 +501,12 @@ async def test_what_pods_hold_and_nobody_lists_shows_within_half_a_minute(settin
     assert offering_module.HOLDERS_CHECK <= 30
 
 
-@pytest.mark.parametrize("times", [0, 1, ROUNDS])
+@pytest.mark.parametrize("times", [0, 1, MAX_JUDGEMENTS])
 async def test_many_devices_are_judged_on_a_thread_and_what_changed_meanwhile_counts(settings, monkeypatch, times):
     """`times` is how often the health of a GPU changes while what is told of it is judged."""
     holding(monkeypatch, Holding(frozenset(), writing=1))
     monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.01)
-    monkeypatch.setattr(offering_module, "OFF_LOOP", 1)
+    monkeypatch.setattr(offering_module, "OFF_LOOP_DEVICES", 1)
     monkeypatch.setattr(Served, "_note", lambda _: None)
     monkeypatch.setattr(listing, "WITHDRAW", 0.0)
     monkeypatch.setattr(retirement, "SETTLE", 0.0)
@@ -530,7 +534,7 @@ async def test_many_devices_are_judged_on_a_thread_and_what_changed_meanwhile_co
         await served.until(lambda: set(served.inventory.store.current.resources) == {"nvidia.com/x"})
         devices = served.inventory.store.current.resources["nvidia.com/x"].resource.devices
         assert [device.reason for device in devices] == [sick[-1] if sick else "", ""]
-    assert (True in threads) is (times >= ROUNDS)
+    assert (True in threads) is (times >= MAX_JUDGEMENTS)
     assert len(sick) == times
     assert gc.isenabled()
 
@@ -547,7 +551,7 @@ def test_the_next_question_comes_though_all_that_was_waited_for_is_over(settings
 
 def test_without_pod_resources_it_is_said_once_what_brings_capacity_back(settings, caplog):
     served = Served(settings)
-    for _ in range(2 * offering_module.SILENT):
+    for _ in range(2 * offering_module.UNANSWERED_LIMIT):
         served.offering._say_what_waits(Holding(frozenset({(GPU, "GPU-00")}), writing=1), {(GPU, "GPU-00")})
     (said,) = caplog.messages
     assert settings.effective_pod_resources_socket in said

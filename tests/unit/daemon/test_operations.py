@@ -93,7 +93,7 @@ class TestNames:
         [
             (9, "GPU 9: no GPU of this node has this index; there are those of index 0, 1, 2"),
             (-1, "no GPU of this node has this index"),
-            ("GPU-z", "GPU GPU-z: no GPU of this node is called so"),
+            ("GPU-z", "GPU GPU-z: no GPU of this node has this name"),
             ("MIG-b", "MIG-b is a MIG device of GPU 1: name the GPU"),
             (True, "gpu: True is neither an index nor a uuid"),
             ([0], r"gpu: \[0\] is neither an index nor a uuid"),
@@ -112,7 +112,7 @@ class TestNames:
 
     @pytest.mark.parametrize("verb", ["explain", "cordon", "uncordon", "release", "resume"])
     async def test_what_no_verb_takes_is_refused(self, desk, verb):
-        with pytest.raises(ConfigError, match="force: this verb takes no such thing"):
+        with pytest.raises(ConfigError, match="force: not a field of this verb"):
             await desk.ask(verb, gpu=0, force=True)
 
     async def test_two_of_one_index_are_both_explained_and_neither_is_ordered_about(self, desk):
@@ -120,7 +120,7 @@ class TestNames:
         told = await desk.ask("explain", gpu=2)
         assert [gpu["uuid"] for gpu in told["gpus"]] == ["GPU-c", "GPU-late"]
         for verb in ("cordon", "uncordon", "release", "resume"):
-            with pytest.raises(ConfigError, match="GPU-c and GPU-late go by this index; say which by its uuid"):
+            with pytest.raises(ConfigError, match="GPU-c and GPU-late go by this index; give its uuid"):
                 await desk.ask(verb, gpu=2)
         assert "is cordoned" in await desk.done("cordon", gpu="GPU-late")
         assert (desk.reason("GPU-c"), desk.reason("GPU-late")) == ("", "cordoned")
@@ -184,7 +184,7 @@ class TestCordon:
         for _ in range(3):
             done = await desk.done("uncordon", gpu=0)
             assert "it is not cordoned, so nothing was changed. Still held against it: Xid 48" in done
-            assert "(FATAL). To vouch for it: gpu-plugin uncordon --gpu GPU-a --override." in done
+            assert "(FATAL). To override: gpu-plugin uncordon --gpu GPU-a --override." in done
             assert "Xid 48" in desk.reason("GPU-a")
 
     @pytest.mark.parametrize("cordoned", [True, False])
@@ -193,8 +193,11 @@ class TestCordon:
         if cordoned:
             await desk.ask("cordon", gpu=0)
         done = await desk.done("uncordon", gpu=0, override=True)
-        assert ("its cordon is lifted, and you vouch" in done) is cordoned
-        assert "you vouch for it: Xid 48 (double-bit ECC error) is forgotten. Nothing is held against it." in done
+        assert ("its cordon is lifted, and what was held" in done) is cordoned
+        assert (
+            "what was held against it is overridden: Xid 48 (double-bit ECC error) is forgotten. Nothing is held against it."
+            in done
+        )
         assert desk.reason("GPU-a") == ""
         assert desk.monitor.looks == 1
         assert "nothing was changed. Nothing is held against it." in await desk.done("uncordon", gpu=0, override=True)
@@ -210,7 +213,7 @@ class TestCordon:
     async def test_a_gpu_that_is_lost_stays_so_whatever_is_said(self, desk):
         desk.health.observe("GPU-a", Sample(fault=Fault.LOST, detail="GPU is lost"))
         done = await desk.done("uncordon", gpu=0, override=True)
-        assert "nothing of it can be set aside by your word. Still held against it: GPU is lost (FATAL)." in done
+        assert "none of it can be overridden. Still held against it: GPU is lost (FATAL)." in done
         assert desk.health.ledger.verdict("GPU-a") is Verdict.FATAL
 
     async def test_of_a_gpu_that_never_came_what_is_remembered_is_forgotten(self, desk):
@@ -218,7 +221,7 @@ class TestCordon:
         desk.health.remember((old,), GPUS)
         assert "what was written down of it is forgotten" in await desk.done("uncordon", gpu="GPU-gone")
         assert desk.health.evidence() == ()
-        with pytest.raises(ConfigError, match="no GPU of this node is called so"):
+        with pytest.raises(ConfigError, match="no GPU of this node has this name"):
             await desk.ask("uncordon", gpu="GPU-gone")
 
     async def test_of_a_gpu_that_never_came_nothing_but_the_cordon_is_forgotten_without_a_vouch(self, desk):

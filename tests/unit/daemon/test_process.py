@@ -325,7 +325,7 @@ async def test_a_node_that_single_cannot_serve_hands_out_nothing_and_says_why(ku
         for gpu in range(1, 8):
             node.partition(gpu, ["1g.10gb", "1g.10gb"])
         await kubelet.wait_for(healthy(kubelet, 16))
-    assert "needs all GPUs with the same MIG mode; here it is, by index: 0 on, 1 off" in caplog.text
+    assert "needs the same MIG mode on all GPUs; MIG mode by GPU index: 0 on, 1 off" in caplog.text
 
 
 async def test_a_driver_that_is_away_for_long_is_met_when_it_comes_back(kubelet, directory, node, monkeypatch):
@@ -532,8 +532,8 @@ async def test_a_gpu_in_no_resource_that_fails_is_told_and_nothing_is_sent_to_th
 
 
 async def test_errors_of_two_pods_on_one_gpu_make_it_suspect(directory, monkeypatch):
-    monkeypatch.setattr(faulting_pods, "PAUSE", 0.01)
-    monkeypatch.setattr(faulting_pods, "BURST", 0.0)
+    monkeypatch.setattr(faulting_pods, "QUESTION_INTERVAL", 0.01)
+    monkeypatch.setattr(faulting_pods, "SAME_ERROR_SECONDS", 0.0)
     node, plugins = SimulatedNode(load("h200")), directory / "device-plugins"
     (uuid,) = (gpu.uuid for gpu in node.profile.gpus)
     async with StandInKubelet(plugins) as kubelet:

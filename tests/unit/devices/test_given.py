@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from gpu_plugin.devices.given import ENTERED, Given
+from gpu_plugin.devices.given import ENTERED, RecentAllocations
 
 KEY = ("nvidia.com/gpu", "GPU-a")
 OTHER = ("nvidia.com/gpu", "GPU-b")
@@ -27,7 +27,7 @@ NOTHING: frozenset[tuple[str, str]] = frozenset()
     ],
 )
 def test_it_is_noted_until_the_kubelet_has_said_so(seen, said):
-    given = Given()
+    given = RecentAllocations()
     given.note(KEY[0], [KEY[1]], 10)
     for listed, writing, asked in seen:
         given.seen(listed, writing, asked)
@@ -35,7 +35,7 @@ def test_it_is_noted_until_the_kubelet_has_said_so(seen, said):
 
 
 def test_what_is_given_again_begins_anew():
-    given = Given()
+    given = RecentAllocations()
     given.note(KEY[0], [KEY[1]], 10)
     given.seen(NOTHING, 1, 11)
     given.note(KEY[0], [KEY[1]], 11.5)
@@ -46,7 +46,7 @@ def test_what_is_given_again_begins_anew():
 
 
 def test_when_the_next_question_tells_more_is_known():
-    given = Given()
+    given = RecentAllocations()
     given.note(KEY[0], [KEY[1]], 10)
     given.note(OTHER[0], [OTHER[1]], 12)
     both = [KEY, OTHER]
@@ -64,9 +64,9 @@ def test_when_the_next_question_tells_more_is_known():
 
 
 def test_what_is_given_over_and_over_is_kept_once_though_nobody_ever_says_so():
-    given = Given()
+    given = RecentAllocations()
     for now in range(100):
         given.note(KEY[0], [KEY[1]], now)
         given.seen(NOTHING, None, now + 0.5)
     assert given.unsaid([KEY]) == {KEY}
-    assert len(given._givings) == 1
+    assert len(given._allocations) == 1

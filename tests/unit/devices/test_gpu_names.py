@@ -48,7 +48,7 @@ def test_a_gpu_goes_by_its_index_its_uuid_and_its_bus_id(name, index):
     ("name", "words"),
     [
         ("GPU-6f", "it could be GPU 0 (0000:1b:00.0, GPU-6f1c"),
-        ("1b:00.0", "and GPU 1 (0001:1b:00.0, GPU-6f2d0000-0000-0000-0000-000000000000): say which by its whole uuid"),
+        ("1b:00.0", "and GPU 1 (0001:1b:00.0, GPU-6f2d0000-0000-0000-0000-000000000000): give its whole uuid"),
         ("MIG-11", "MIG-11 is a MIG device of GPU 3 (GPU-index-3): name the GPU"),
     ],
 )

@@ -152,9 +152,9 @@ def test_single_without_mig_counts_gpus():
     [
         (
             (cut("a", 0, "1g.10gb"), Gpu("GPU-b", 1)),
-            "needs all GPUs with the same MIG mode; here it is, by index: 0 on, 1 off",
+            "needs the same MIG mode on all GPUs; MIG mode by GPU index: 0 on, 1 off",
         ),
-        ((cut("a", 0, "1g.10gb", "2g.20gb"),), "needs slices of one size; here are 1g.10gb, 2g.20gb"),
+        ((cut("a", 0, "1g.10gb", "2g.20gb"),), "needs MIG devices of one profile; this node has 1g.10gb, 2g.20gb"),
     ],
 )
 def test_a_node_that_single_cannot_serve_hands_out_nothing_and_says_why(gpus, why):
@@ -222,7 +222,7 @@ def test_a_slice_whose_capability_nodes_are_not_known_is_handed_out_only_where_n
     for passed, held in ((True, ["", "its capability nodes are not known"]), (False, ["", ""])):
         settings = dataclasses.replace(DEFAULTS, mig_strategy="mixed", pass_device_specs=passed)
         [resource] = plan(Node((gpu,)), settings).resources
-        assert [device.held.partition(":")[0] for device in resource.devices] == held
+        assert [device.withheld.partition(":")[0] for device in resource.devices] == held
         assert [device.healthy for device in resource.devices] == [not why for why in held]
 
 
@@ -298,7 +298,7 @@ def test_of_two_devices_with_one_id_the_second_is_left_out_and_said():
     twin = dataclasses.replace(cut("a", 1, "1g.10gb"), uuid="GPU-b")
     found, warnings = planned(cut("a", 0, "1g.10gb"), twin, mig_strategy="mixed")
     assert found == {"nvidia.com/mig-1g.10gb": ["MIG-a0"]}
-    assert warnings == ["nvidia.com/mig-1g.10gb: two devices claim the id MIG-a0; the second is not offered"]
+    assert warnings == ["nvidia.com/mig-1g.10gb: two devices claim the id MIG-a0; the second one is not offered"]
 
 
 @given(st.uuids().map("GPU-{}".format) | st.integers(0, 255).map("GPU-unreadable-{}".format))

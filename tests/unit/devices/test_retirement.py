@@ -57,9 +57,9 @@ def test_a_resource_that_is_gone_keeps_what_it_had():
     assert [(r.name, [d.id for d in r.devices]) for r in merged] == [(GPU, ["a"]), (SMALL, ["x"])]
 
 
-def gone_for(seconds, held, listed=None):
-    first, retired = retire((resource(gpu("a"), gpu("b")),), (resource(gpu("b")),), Retirement(), held, 0)
-    [merged], later = retire(listed or first, (resource(gpu("b")),), retired, held, seconds)
+def gone_for(seconds, allocated, listed=None):
+    first, retired = retire((resource(gpu("a"), gpu("b")),), (resource(gpu("b")),), Retirement(), allocated, 0)
+    [merged], later = retire(listed or first, (resource(gpu("b")),), retired, allocated, seconds)
     return [device.id for device in merged.devices], later
 
 
@@ -118,14 +118,14 @@ def test_hardware_that_a_pod_may_have_under_a_former_id_is_not_given_to_another(
     merged: tuple[Resource, ...] = (resource(old),)
     retired = Retirement()
     # Nobody says; a pod holds it; nobody says again; none does, but one may be getting it.
-    for held, recent in ((None, NONE), (holders, NONE), (None, NONE), (free, holders)):
-        merged, retired = retire(merged, (resource(new, name=name),), retired, held, 1, recent)
+    for allocated, recent in ((None, NONE), (holders, NONE), (None, NONE), (free, holders)):
+        merged, retired = retire(merged, (resource(new, name=name),), retired, allocated, 1, recent)
         assert merged[0].devices[0].healthy is not kept
         if kept:
             assert merged[0].devices[0].reason == f"a pod may still hold its hardware as {old.id}"
     # None does, and nobody is given it any more, though nobody says so again.
-    for held in (free, None):
-        merged, retired = retire(merged, (resource(new, name=name),), retired, held, 2)
+    for allocated in (free, None):
+        merged, retired = retire(merged, (resource(new, name=name),), retired, allocated, 2)
         assert merged[0].devices == (new,)
         assert retired.since == {(GPU, old.id): 1}
     merged, retired = retire(merged, (resource(new, name=name),), retired, holders, 3)  # it was a mistake
@@ -136,7 +136,7 @@ def test_hardware_that_a_pod_may_have_under_a_former_id_is_not_given_to_another(
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "name", "held", "back"),
+    ("before", "after", "name", "allocated", "back"),
     [
         pytest.param(2, 2, "nvidia.com/b", {0, 1}, {0, 1}, id="renamed while two pods have it"),
         pytest.param(2, 2, "nvidia.com/b", {0}, {1}, id="renamed while one has"),
@@ -149,10 +149,10 @@ def test_hardware_that_a_pod_may_have_under_a_former_id_is_not_given_to_another(
     ],
 )
 def test_no_more_pods_than_a_gpu_is_given_out_to_have_it_whatever_its_replicas_are_called(
-    before, after, name, held, back
+    before, after, name, allocated, back
 ):
     old, new = ([replica("GPU-a", number) for number in range(count)] for count in (before, after))
-    holders = frozenset((GPU, f"GPU-a::{number}") for number in held)
+    holders = frozenset((GPU, f"GPU-a::{number}") for number in allocated)
     merged: tuple[Resource, ...] = (resource(*old),)
     retired = Retirement()
     for said in (holders, None, holders):
@@ -169,18 +169,18 @@ def test_which_replicas_are_held_back_stays_so_while_nobody_says_more():
     retired = Retirement()
     told = []
     for said in ({2, 3}, None, {0, 2, 3}, None, {1, 2, 3}, None):
-        held = None if said is None else frozenset((GPU, f"GPU-a::{number}") for number in said)
-        merged, retired = retire(merged, (resource(*new),), retired, held, 0)
+        allocated = None if said is None else frozenset((GPU, f"GPU-a::{number}") for number in said)
+        merged, retired = retire(merged, (resource(*new),), retired, allocated, 0)
         told.append([device.id[-1] for device in merged[0].devices if not device.healthy and not device.retired])
     assert told == [["1"], ["1"], ["1"], ["1"], ["0"], ["0"]]
 
 
 def test_slices_that_were_beside_each_other_do_not_keep_each_other_back():
     before = (resource(mig("MIG-x"), mig("MIG-y"), name=SMALL),)
-    held = frozenset({(SMALL, "MIG-x")})
+    allocated = frozenset({(SMALL, "MIG-x")})
     after = (resource(mig("MIG-y"), mig("MIG-new"), name=SMALL),)
-    merged, retired = retire(before, after, Retirement(), held, 0)
-    again, _ = retire(merged, after, retired, held, 100)
+    merged, retired = retire(before, after, Retirement(), allocated, 0)
+    again, _ = retire(merged, after, retired, allocated, 100)
     for resources in (merged, again):
         assert [device.healthy for device in resources[0].devices] == [True, False, False]
 
@@ -206,8 +206,8 @@ def test_what_tens_of_thousands_of_replicas_have_in_use_is_judged_once_for_each_
     old = [replica(f"GPU-{at}", number) for at in range(8) for number in range(900)]
     whole = [gpu(f"GPU-{at}") for at in range(8)]
     more = [replica(f"GPU-{at}", number) for at in range(8) for number in range(6000)]
-    held = frozenset((GPU, device.id) for device in old)
-    merged, _ = retire((resource(*old),), (resource(*whole, *more, name="nvidia.com/new"),), Retirement(), held, 0)
+    allocated = frozenset((GPU, device.id) for device in old)
+    merged, _ = retire((resource(*old),), (resource(*whole, *more, name="nvidia.com/new"),), Retirement(), allocated, 0)
     assert len(judged) == 16  # each GPU as a whole, and as replicas: 48,008 devices
     assert not any(device.healthy for device in merged[0].devices[:8])
     assert sum(not device.healthy for device in merged[0].devices[8:]) == len(old)
@@ -225,11 +225,11 @@ def test_no_id_ever_leaves_the_list_while_a_pod_holds_it(steps):
         now += passed
         before = {(r.name, d.id) for r in listed for d in r.devices}
         # A pod holds only what was listed to it.
-        held = None if holders is None else frozenset({(GPU, i) for i in holders} & before)
-        listed, retired = retire(listed, (resource(*map(gpu, sorted(planned))),), retired, held, now)
+        allocated = None if holders is None else frozenset({(GPU, i) for i in holders} & before)
+        listed, retired = retire(listed, (resource(*map(gpu, sorted(planned))),), retired, allocated, now)
         after = {(r.name, d.id): d for r in listed for d in r.devices}
         assert len(after) == sum(len(r.devices) for r in listed)
-        assert before - after.keys() <= (set() if held is None else before - held)
+        assert before - after.keys() <= (set() if allocated is None else before - allocated)
         assert all(after[GPU, i].healthy for i in planned)  # each is a GPU of its own
         assert all(not d.healthy for d in after.values() if d.retired)
         assert retired.since.keys() == {key for key, d in after.items() if d.retired}
@@ -283,10 +283,12 @@ def test_hardware_that_a_pod_may_hold_is_never_offered_under_another_id(steps):
         for name, device, _ in offered:
             named.setdefault(name, []).append(device)
         late = 3.0 if word == "says it late" else 0.0  # what was given out last is not among the answer yet
-        held = None if word == "says nothing" else frozenset(k for k, since in holding.items() if since <= now - late)
+        allocated = (
+            None if word == "says nothing" else frozenset(k for k, since in holding.items() if since <= now - late)
+        )
         planned = tuple(Resource(name, tuple(devices)) for name, devices in named.items())
         recent = frozenset(key for key, since in holding.items() if now - since < SETTLE)
-        listed, retired = retire(listed, planned, retired, held, now, recent)
+        listed, retired = retire(listed, planned, retired, allocated, now, recent)
         told = {(r.name, d.id): d.healthy for r in listed for d in r.devices}
         assert holding.keys() <= told.keys()
         free = sorted(key for key, healthy in told.items() if healthy and key not in holding)
@@ -307,5 +309,5 @@ def test_a_retired_device_is_the_very_same_the_second_time():
     again, _ = retire(first, (), retired, None, 1)
     assert again[0].devices[0] is first[0].devices[0]
     assert replace(first[0].devices[0], retired=False) == gpu(
-        "a", held=first[0].devices[0].held, reason=first[0].devices[0].held
+        "a", withheld=first[0].devices[0].withheld, reason=first[0].devices[0].withheld
     )

@@ -94,7 +94,7 @@ def test_mps_on_a_mig_device_is_held_back():
 
 
 def test_what_is_held_back_stays_so_in_every_replica():
-    held = [Named(GPU, Device("GPU-0", "GPU-0", "GPU-0", "0", held="lost", reason="lost"), ("0",))]
+    held = [Named(GPU, Device("GPU-0", "GPU-0", "GPU-0", "0", withheld="lost", reason="lost"), ("0",))]
     offered, _ = share({GPU: held}, (entry(2),))
     assert [device.reason for device in offered[GPU]] == ["lost", "lost"]
 

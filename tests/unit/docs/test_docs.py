@@ -194,3 +194,12 @@ def test_the_chart_takes_every_choice_and_says_what_there_is(value, choices):
     )
     untold = [each for each in choices if each not in comment]
     assert not untold, f"helm/gpu-plugin/values.yaml: the comment of {value} does not name {', '.join(untold)}"
+
+
+def test_the_glossary_explains_each_term_once_and_is_found_from_where_people_begin():
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    terms = [term for row in rows for term in row.split(", ") if row != "term"]
+    assert len(terms) > 60
+    assert sorted(terms) == sorted(set(terms))
+    for page in ("README.md", "CONTRIBUTING.md"):
+        assert "(docs/glossary.md)" in (ROOT / page).read_text()

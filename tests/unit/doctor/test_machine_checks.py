@@ -200,7 +200,7 @@ TABLE: list[Row] = [
     ),
     ("device-nodes", {"nodes": nodes(node("/dev/nvidia-uvm", 511, 0))}, FAILED, ("511:0", "238:0", "remove it")),
     ("device-nodes", {"nodes": nodes(node("/dev/nvidia1", minor=7))}, FAILED, ("195:7", "195:1")),
-    ("device-nodes", {"nodes": nodes(DeviceNode("/dev/nvidia0", there=True))}, FAILED, ("no character device",)),
+    ("device-nodes", {"nodes": nodes(DeviceNode("/dev/nvidia0", there=True))}, FAILED, ("not a character device",)),
     (
         "device-nodes",
         {"nodes": nodes(DeviceNode("/dev/nvidia0", there=True, why="no answer within 10 s"))},

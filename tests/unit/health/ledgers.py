@@ -2,7 +2,7 @@
 
 from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.ledger import HealthLedger, Slices, Transition
+from gpu_plugin.health.ledger import HealthLedger, MigUuids, Transition
 from gpu_plugin.health.observation import Fault, Observation, Sample
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.xids import XidPolicy
@@ -20,7 +20,7 @@ SEEN = Sample(asked=frozenset())
 """A good look that asked for nothing: the GPU is at work, and nothing more is known of it."""
 
 
-def ledger(*uuids: str, policy: HealthPolicy = GUARDED, slices: Slices | None = None) -> HealthLedger:
+def ledger(*uuids: str, policy: HealthPolicy = GUARDED, slices: MigUuids | None = None) -> HealthLedger:
     """A ledger that watches these GPUs, or the two there are; `slices` are those of each."""
     made = HealthLedger(policy, "boot-1")
     for uuid in uuids or (A, B):

@@ -10,16 +10,16 @@ from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.health.signals.application_errors import Errors
 from gpu_plugin.health.signals.clocks import SlowMinutes
-from gpu_plugin.health.signals.flapping import Falls
-from gpu_plugin.health.signals.recovery_action import Wish
+from gpu_plugin.health.signals.flapping import HealthDrops
+from gpu_plugin.health.signals.recovery_action import RequestedAction
 from gpu_plugin.health.signals.unanswered import Answers
-from gpu_plugin.health.signals.xid import Happened, Weighed
+from gpu_plugin.health.signals.xid import Adjustment, Occurrences
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.memory import Memory
 from tests.unit.health.ledgers import GUARDED, H200, A
 
 KEY = LatchKey("xid", "48", "MIG-1")
-MEMORY = Happened((1.0, 2.0), 600.0, Weighed.RAISED, asked=True, last=3.0)
+MEMORY = Occurrences((1.0, 2.0), 600.0, Adjustment.RAISED, asked=True, last=3.0)
 MARKS = Marks(5, 6, 7, 8, 9.0, Marks(4, 3, counting=0, taken=2.0))
 LATCH = Latch(
     MEMORY, Verdict.FATAL, "words", 12.5, Proof.REBOOT, Recovery(MARKS, reset=True, rebound=True), overridden=True
@@ -32,7 +32,7 @@ def test_a_latch_is_remembered_whole_but_for_the_looks_that_are_gathered_anew():
     entry = Evidence.of("boot-1", A, KEY, clean)
     assert (entry.boot_id, entry.uuid, entry.key) == ("boot-1", A, KEY)
     assert entry.latch() == LATCH
-    blank = Latch(Happened())
+    blank = Latch(Occurrences())
     assert all(getattr(LATCH, name) != getattr(blank, name) for name in Latch.__struct_fields__), "all is in this test"
     assert all(getattr(MARKS, name) is not None for name in Marks.__struct_fields__)
 
@@ -51,17 +51,17 @@ def test_every_verdict_and_proof_is_remembered():
 
 def test_words_of_another_version_are_taken_for_the_worst_and_a_memory_of_another_for_none():
     latch = Evidence("", A, "xid", "DOOMED", "words", 1.0, "exorcism", "48", memory={"moons": 3}).latch()
-    assert (latch.verdict, latch.proof, latch.memory) == (Verdict.FATAL, Proof.RESET, Happened())
+    assert (latch.verdict, latch.proof, latch.memory) == (Verdict.FATAL, Proof.RESET, Occurrences())
 
 
 @pytest.mark.parametrize(
     ("signal", "part", "memory", "shifted"),
     [
-        ("xid", "74", Happened((100.0, 200.0), 600.0, last=201.0), Happened((130.0, 230.0), 600.0, last=231.0)),
-        ("flapping", "lost", Falls((100.0,), 3600.0), Falls((130.0,), 3600.0)),
+        ("xid", "74", Occurrences((100.0, 200.0), 600.0, last=201.0), Occurrences((130.0, 230.0), 600.0, last=231.0)),
+        ("flapping", "lost", HealthDrops((100.0,), 3600.0), HealthDrops((130.0,), 3600.0)),
         ("application-errors", "", Errors(((100.0, ("a/b",)),), (5.0,)), Errors(((130.0, ("a/b",)),), (35.0,))),
         ("unanswered", "", Answers(3, (100.0,)), Answers(3, (130.0,))),
-        ("recovery-action", "", Wish(action=1, excused=50.0), Wish(action=1, excused=80.0)),
+        ("recovery-action", "", RequestedAction(action=1, excused=50.0), RequestedAction(action=1, excused=80.0)),
         (
             "hw-slowdown",
             "",
@@ -74,10 +74,17 @@ def test_a_clock_corrected_between_two_processes_of_a_boot_shifts_every_time(sig
     entry = Evidence.of("one", A, LatchKey(signal, part), Latch(memory, since=10.0, recovery=Recovery(MARKS)), 1_000.0)
     latch = entry.latch(1_030.0)
     assert (latch.since, latch.memory, latch.recovery.marks.taken) == (40.0, shifted, 39.0)
-    assert latch.recovery.marks.aside == Marks(4, 3, counting=0, taken=32.0)
+    assert latch.recovery.marks.suspended == Marks(4, 3, counting=0, taken=32.0)
     assert entry.moved(1_030.0) == Evidence.of("one", A, LatchKey(signal, part), latch, 1_030.0)
     assert entry.latch(1_000.0) == entry.latch()
     assert entry.latch(None) == entry.latch(), "nobody knows by how much"
+
+
+def test_suspended_marks_keep_the_name_that_they_have_in_the_state_files():
+    entry = Evidence.of("one", A, LatchKey("xid", "74"), Latch(Occurrences(), recovery=Recovery(MARKS)), 1_000.0)
+    written = msgspec.json.encode(entry)
+    assert msgspec.json.decode(written)["aside"]["energy"] == 4
+    assert msgspec.json.decode(written, type=Evidence) == entry
 
 
 # What version 0.1.0 wrote
@@ -117,7 +124,7 @@ def test_what_a_signal_remembered_for_0_1_0_it_remembers(former):
         for uuid, record in former._records.items()
         for key, latch in record.latches.items()
     }
-    assert memories["GPU-events", "xid", "94"].weighed is Weighed.RAISED
+    assert memories["GPU-events", "xid", "94"].weighed is Adjustment.RAISED
     assert len(memories["GPU-events", "xid", "94"].times) == 3
     assert not memories["GPU-imex", "xid", "63"].asked
     assert memories["GPU-reading", "nvlink", ""].up == 0b1111

@@ -25,22 +25,22 @@ HOT = Sample(temperature=94)
 COMMANDS = f"gpu-plugin release --gpu {A} && nvidia-smi --gpu-reset -i {A} && gpu-plugin resume --gpu {A}"
 RESET = f"a reset of the GPU ({COMMANDS}), then 3 good looks in a row"
 REBOOT = (
-    "a reboot of the node, or the driver bound to the GPU anew (unbind and bind it in /sys/bus/pci/drivers/nvidia while it "
+    "a reboot of the node, or the driver rebound to the GPU (unbind and bind it in /sys/bus/pci/drivers/nvidia while it "
     "is released), then 3 good looks in a row"
 )
 BACK = (
-    f"a reset of the GPU ({COMMANDS}), a reboot of the node, or the driver bound to the GPU anew "
+    f"a reset of the GPU ({COMMANDS}), a reboot of the node, or the driver rebound to the GPU "
     "(unbind and bind it in /sys/bus/pci/drivers/nvidia while it is released), then 3 good looks in a row"
-    "; that shows in gpu-plugin release and gpu-plugin resume, in another binding, in an energy counter that began anew and, "
+    "; that shows in gpu-plugin release and gpu-plugin resume, in another binding, in an energy counter that restarted and, "
     "without persistence mode, in an answer to another process than the one that lost it"
 )
 NO_PERSISTENCE = (
-    "without persistence mode the driver's counters begin anew whenever nobody has the GPU open, and prove no reset: "
-    "a reboot or a new binding of the driver does, or your word"
+    "without persistence mode the driver's counters restart whenever nobody has the GPU open, and prove no reset: "
+    "a reboot or a new binding of the driver does, or an override"
 )
-NO_COUNTER = "this GPU shows no reset in a counter: a reboot or a new binding of the driver proves it, or your word"
-SHOWN = "; its energy counter shows that where it begins anew, else a reboot or a new binding of the driver does"
-VOUCH = f"; or gpu-plugin uncordon --gpu {A} --override, by which you vouch for it"
+NO_COUNTER = "this GPU shows no reset in a counter: a reboot or a new binding of the driver proves it, or an override"
+SHOWN = "; its energy counter shows that where it restarts, else a reboot or a new binding of the driver does"
+VOUCH = f"; or gpu-plugin uncordon --gpu {A} --override, which overrides it"
 
 
 def told(one: HealthLedger, now: float = 1_100.0, gpu: int = 0) -> Explained:
@@ -172,7 +172,7 @@ def test_what_is_offered_goes_with_the_operators_orders():
     one = ledger(policy=UNGUARDED)
     hear(one, Sample(counting=0, energy=5_000), XidEvent(48), Order("cordon"))
     words = {signal["name"]: signal["clears"] for signal in told(one)["signals"]}
-    assert words["xid"] == f"{RESET}{SHOWN}; or gpu-plugin uncordon --gpu {A} --override, by which you vouch for it"
+    assert words["xid"] == f"{RESET}{SHOWN}; or gpu-plugin uncordon --gpu {A} --override, which overrides it"
     hear(one, Order("release"))
     words = {signal["name"]: signal["clears"] for signal in told(one)["signals"]}
     assert words["xid"].startswith(f"a reset of the GPU (nvidia-smi --gpu-reset -i {A} && gpu-plugin resume --gpu {A})")
@@ -232,14 +232,14 @@ def test_it_can_be_written_as_json():
         ([XidEvent(79), Sample(counting=7)], REBOOT + VOUCH),
         (
             [Sample(sram_threshold=True, binding=1)] * 3,
-            "nothing by itself: have the GPU replaced; what is read good after the GPU was enumerated anew (a repaired "
+            "nothing by itself: have the GPU replaced; what is read good after the GPU was enumerated again (a repaired "
             "part), " + VOUCH.removeprefix("; "),
         ),
         (
             [Sample(sram_threshold=True, binding=1), Sample(sram_threshold=False, binding=2)],
-            "2 more good looks in a row: it was enumerated anew" + VOUCH,
+            "2 more good looks in a row: it was enumerated again" + VOUCH,
         ),
-        ([XidEvent(142)], "nothing by itself: have the GPU looked at by its vendor" + VOUCH),
+        ([XidEvent(142)], "nothing by itself: have the GPU inspected by its vendor" + VOUCH),
         (
             [Sample(counting=0, recovery_action=1)],
             f"three looks in a row at which the driver asks for nothing, as after a reset ({COMMANDS}){VOUCH}",
@@ -279,10 +279,10 @@ def test_a_margin_that_must_be_regained_is_named_in_numbers():
 def test_a_lost_gpu_that_answers_again_waits_for_good_looks():
     assert cleared(Sample(binding=1), LOST) == BACK
     assert (
-        cleared(Sample(binding=1), LOST, Sample(binding=2)) == f"2 more good looks in a row: it was found anew{VOUCH}"
+        cleared(Sample(binding=1), LOST, Sample(binding=2)) == f"2 more good looks in a row: it was found again{VOUCH}"
     )
     resumed = Sample(counting=0, energy=5), LOST, Order("release"), Order("resume")
-    assert cleared(*resumed, signal="lost") == "3 more good looks in a row: it was found anew"
+    assert cleared(*resumed, signal="lost") == "3 more good looks in a row: it was found again"
     assert cleared(LOST, GOOD).startswith("2 more good looks in a row")
 
 
@@ -310,9 +310,7 @@ def test_what_an_operator_vouched_for_says_so():
     one.override(A)
     (signal,) = told(one)["signals"]
     assert signal["verdict"] == "DEGRADED"
-    assert (
-        signal["clears"] == "a temperature below 84 °C, at every look for 300 s; an operator vouches for it meanwhile"
-    )
+    assert signal["clears"] == "a temperature below 84 °C, at every look for 300 s; overridden by an operator meanwhile"
 
 
 @pytest.mark.parametrize("signal", SIGNALS)

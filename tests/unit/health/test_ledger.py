@@ -45,7 +45,7 @@ XID_48 = "Xid 48 (double-bit ECC error)"
 
 
 def reasons(of: HealthLedger) -> dict[str, str]:
-    """Why each of the two GPUs is not handed out."""
+    """Why each of the two GPUs is withheld."""
     return {uuid: of.reason(uuid) for uuid in (A, B)}
 
 

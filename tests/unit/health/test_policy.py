@@ -90,8 +90,8 @@ def test_words_that_are_none_are_told_with_their_variable():
     assert complaints(told) == [
         "DP_DISABLE_HEALTHCHECKS: 'banana' is neither an Xid, nor 'xids', nor 'all', and is ignored",
         "DP_ENABLE_HEALTHCHECKS: '-1' is neither an Xid, nor 'xids', nor 'all', and is ignored",
-        "XID_CONFIG: 'x' is no Xid, and is ignored",
-        "XID_CONFIG: 'all' is no Xid, and is ignored",
+        "XID_CONFIG: 'x' is not an Xid and is ignored",
+        "XID_CONFIG: 'all' is not an Xid and is ignored",
     ]
     assert told.xids.critical == {48}
 

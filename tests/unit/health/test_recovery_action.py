@@ -175,7 +175,9 @@ def asking(disabled: str, *xids: int, action: int = 1, later: float = 1.0) -> Wa
 def test_what_the_driver_wants_after_an_xid_that_is_no_fault_is_worth_a_look_and_no_more():
     gpu = asking("48", 48)
     assert gpu.verdict is DEGRADED
-    assert gpu.latch.detail == "the driver asks for a reset of the GPU, after an Xid that is set to be no fault"
+    assert (
+        gpu.latch.detail == "the driver asks for a reset of the GPU, after an Xid that is configured not to be a fault"
+    )
     assert gpu.see(*[Sample(counting=0, recovery_action=1)] * 20) is DEGRADED
     assert gpu.restart() is DEGRADED
     assert gpu.see(Sample(counting=0, recovery_action=1)) is DEGRADED

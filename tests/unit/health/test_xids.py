@@ -108,7 +108,7 @@ def test_an_operator_is_advised_to_do_what_would_end_it(asked, xid, advice):
         ({"codes": [1], "name": "x", "verdict": "app", "recovery": "quiet", "ends": 1}, "unknown field `ends`"),
         ({"codes": [1], "name": "x", "verdict": "app", "recovery": "quiet", "action": "PRAY"}, r"'PRAY' - at .*action"),
         ({"codes": [], "name": "x", "verdict": "app", "recovery": "quiet"}, "there are no codes"),
-        ({"codes": ["3-1"], "name": "x", "verdict": "app", "recovery": "quiet"}, "'3-1' is no range of Xids"),
+        ({"codes": ["3-1"], "name": "x", "verdict": "app", "recovery": "quiet"}, "'3-1' is not a range of Xids"),
         ({"codes": ["x"], "name": "x", "verdict": "app", "recovery": "quiet"}, "'x' is neither an Xid nor a range"),
         ({"codes": [-1], "name": "x", "verdict": "app", "recovery": "quiet"}, "-1 is neither an Xid nor a range"),
         ({"codes": [1, 1], "name": "x", "verdict": "app", "recovery": "quiet"}, "Xid 1 stands in two rows"),
@@ -167,7 +167,9 @@ def test_a_file_that_is_no_table_is_told_with_its_name(tmp_path):
     broken = tmp_path / "xids.yaml"
     for text in ("{}", "- {codes: [1]}", "- [", "\x00"):
         broken.write_text(text)
-        with pytest.raises(ConfigError, match=r"xids.yaml: the table of Xids cannot be read: .*; install the package"):
+        with pytest.raises(
+            ConfigError, match=r"xids.yaml: the table of Xids cannot be read: .*; reinstall the package"
+        ):
             read_table(broken)
     with pytest.raises(ConfigError, match="No such file"):
         read_table(tmp_path / "none.yaml")

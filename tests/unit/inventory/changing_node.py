@@ -41,7 +41,7 @@ LATER_SHARED = frozenset({"all shared"})
 
 
 @dataclasses.dataclass(frozen=True)
-class Wish:
+class RequestedAction:
     """What there is and what is asked for: the partition of each GPU, by how manieth time, names, and sharing."""
 
     layouts: tuple[tuple[str, int], ...] = (("whole", 0), ("whole", 0))
@@ -54,7 +54,7 @@ def uuid(kind: str, gpu: int, instance: int = 0, layout: str = "whole", time: in
 
 
 @lru_cache(None)
-def offered(wish: Wish) -> Offer:
+def offered(wish: RequestedAction) -> Offer:
     gpus = []
     for at, (layout, time) in enumerate(wish.layouts):
         slices = tuple(
@@ -93,7 +93,7 @@ def as_remembered(resource: Resource) -> Resource:
     """A resource as `memory` has it: of devices it does not know why they were unhealthy."""
     return Resource(
         resource.name,
-        tuple(dataclasses.replace(device, reason="", held="", retired=False) for device in resource.devices),
+        tuple(dataclasses.replace(device, reason="", withheld="", retired=False) for device in resource.devices),
     )
 
 

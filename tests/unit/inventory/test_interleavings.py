@@ -15,15 +15,15 @@ from gpu_plugin.devices.device import Resource
 from gpu_plugin.health.latch import Health
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import SnapshotStore
-from gpu_plugin.kubelet.again import Again
-from gpu_plugin.kubelet.holding import Told, Witnessed, weigh
+from gpu_plugin.kubelet.again import ListResend
+from gpu_plugin.kubelet.holding import KubeletReadings, Told, weigh
 from tests.unit.inventory.changing_node import (
     LATER,
     LATER_SHARED,
     LAYOUTS,
     NAMES,
     SHARED,
-    Wish,
+    RequestedAction,
     as_remembered,
     held_twice,
     offered,
@@ -52,7 +52,7 @@ class Machine:
         self.readable = True
         self.now = 0.0
         self.kubelet = ModelKubelet()
-        self.wish = Wish()
+        self.wish = RequestedAction()
         self.remembered: tuple[Resource, ...] = ()
         self.foreign: tuple[Resource, ...] = ()
         self.asked = 0.0
@@ -63,14 +63,14 @@ class Machine:
     def begin(self) -> None:
         self.inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: Health())
         self.inventory.remember(*(tuple(map(as_remembered, known)) for known in (self.remembered, self.foreign)))
-        self.told, self.again, self.sent = Told(), Again(), {}  # type: ignore[var-annotated]
+        self.told, self.again, self.sent = Told(), ListResend(), {}  # type: ignore[var-annotated]
         self.repeats: dict[str, int] = {}
         self.publish()
 
     def witnesses(self):
         answers = self.kubelet.knows_pods or self.dice.random() < 0.8
         self.readable = not self.readable or self.whims.random() >= self.unreadable  # never unreadable twice in a row
-        said = Witnessed(
+        said = KubeletReadings(
             (0, 0, self.kubelet.process),
             self.kubelet.listed() if answers else None,
             self.kubelet.written(),
@@ -97,7 +97,7 @@ class Machine:
         """As `Offering.settle`."""
         holding = self.witnesses()
         store, before = self.inventory.store, self.inventory.store.current.version
-        self.inventory.settle(holding.held, self.now, holding.listed)
+        self.inventory.settle(holding.allocated, self.now, holding.listed)
         awaited = self.inventory.awaited
         kept = (holding.written & awaited) | store.given.unsaid(awaited)
         if store.current.version == before and (
@@ -131,8 +131,8 @@ class Machine:
     def check(self) -> None:
         listed = {(r.name, d.id) for r in self.inventory.listed for d in r.devices}
         names = {name for name, _ in listed}  # a process that has lost its memory knows all other names as foreign
-        held = self.kubelet.held if not self.lost else {key for key in self.kubelet.held if key[0] in names}
-        assert held <= listed, self.trace
+        allocated = self.kubelet.held if not self.lost else {key for key in self.kubelet.held if key[0] in names}
+        assert allocated <= listed, self.trace
         having = [(pod, one) for pod, (app, init) in self.kubelet.pods.items() for _, one in app | init]
         assert not held_twice(having), self.trace
 

@@ -255,7 +255,7 @@ REAL = Node(tuple(Gpu(uuid, at) for at, uuid in enumerate(UUIDS)))
 
 def test_a_lost_memory_is_made_up_for_by_what_pods_hold(inventory):
     renamed = offered(REAL, gpu_names=(NamePattern("*", "example.com/gpu"),))
-    held = frozenset(
+    allocated = frozenset(
         {
             (GPU, UUIDS[1]),
             ("example.com/gpu", f"{UUIDS[0]}::3"),
@@ -263,25 +263,25 @@ def test_a_lost_memory_is_made_up_for_by_what_pods_hold(inventory):
             (GPU, f"{UUIDS[0]}-0"),
         }
     )
-    inventory.apply(renamed, held, 0)
+    inventory.apply(renamed, allocated, 0)
     assert told(inventory) == {"example.com/gpu": [f"{UUIDS[0]}!", f"{UUIDS[1]}!", f"{UUIDS[0]}::3!"]}
     inventory.settle(NONE, SETTLE)
     assert told(inventory)["example.com/gpu"] == UUIDS
 
 
 @pytest.mark.parametrize(
-    ("held", "settings"),
+    ("allocated", "settings"),
     [
         ((GPU, "GPU-99999999-0000-0000-0000-000000000000"), {}),
         ((GPU, UUIDS[1]), {"exclude_gpus": (UUIDS[1],)}),
     ],
     ids=["GPUs of which we know nothing", "a GPU that is left to it"],
 )
-def test_a_resource_that_another_plugin_serves_is_never_taken_from_it(inventory, held, settings):
+def test_a_resource_that_another_plugin_serves_is_never_taken_from_it(inventory, allocated, settings):
     mine = offered(REAL, gpu_names=(NamePattern("*", "nvidia.com/h100"),), **settings)
     for now in (0, 1):
-        inventory.apply(mine, frozenset({held}), now)
-        inventory.settle(frozenset({held}), now, frozenset({held}))
+        inventory.apply(mine, frozenset({allocated}), now)
+        inventory.settle(frozenset({allocated}), now, frozenset({allocated}))
         assert told(inventory) == {
             "nvidia.com/h100": [gpu for gpu in UUIDS if gpu not in settings.get("exclude_gpus", ())]
         }
@@ -291,12 +291,12 @@ def test_a_resource_that_another_plugin_serves_is_never_taken_from_it(inventory,
 @pytest.mark.parametrize("name", [WSL_GPUS, TEGRA_GPU])
 def test_gpus_without_a_uuid_are_known_by_their_names(inventory, name):
     renamed = offered(Node((Gpu(name, 0),)), gpu_names=(NamePattern("*", "nvidia.com/h100"),))
-    held = frozenset({(GPU, f"{name}::1"), ("example.com/fuse", "all of them")})
-    inventory.apply(renamed, held, 0)
+    allocated = frozenset({(GPU, f"{name}::1"), ("example.com/fuse", "all of them")})
+    inventory.apply(renamed, allocated, 0)
     assert told(inventory) == {"nvidia.com/h100": [f"{name}!"]}
     inventory.settle(NONE, 1)
     assert told(inventory) == {"nvidia.com/h100": [name]}
-    inventory.apply(offered(REAL), held, 2)
+    inventory.apply(offered(REAL), allocated, 2)
     assert told(inventory)[GPU] == UUIDS, "on another node that is another plugin's"
 
 
@@ -329,16 +329,16 @@ FOREIGN = "example.com/h100"
 
 
 def test_what_is_held_under_a_foreign_name_keeps_its_hardware_while_nobody_says_otherwise(inventory):
-    held = frozenset({(FOREIGN, UUIDS[0])})
-    inventory.apply(offered(REAL), held, 0)
+    allocated = frozenset({(FOREIGN, UUIDS[0])})
+    inventory.apply(offered(REAL), allocated, 0)
     for now, silent in ((1, inventory.apply), (2, inventory.apply)):
         silent(offered(REAL), None, now)
         assert told(inventory) == {GPU: [f"{UUIDS[0]}!", UUIDS[1]]}
     inventory.settle(None, 3)
     assert told(inventory) == {GPU: [f"{UUIDS[0]}!", UUIDS[1]]}
     assert inventory.leaving
-    assert inventory.awaited == held
-    inventory.apply(offered(REAL, gpu_names=(NamePattern("*", FOREIGN),)), held, 4)
+    assert inventory.awaited == allocated
+    inventory.apply(offered(REAL, gpu_names=(NamePattern("*", FOREIGN),)), allocated, 4)
     assert told(inventory)[FOREIGN] == UUIDS, "now it is ours, and the kubelet knows whose"
     inventory.apply(offered(REAL), NONE, 5)
     inventory.settle(NONE, 5 + SETTLE)
@@ -391,9 +391,9 @@ def test_where_a_slice_was_is_known_though_it_is_first_held_long_after(inventory
     ],
 )
 def test_a_slice_held_under_a_foreign_name_keeps_its_gpu_back(inventory, first, then, withheld):
-    held = frozenset({("example.com/slice", SLICE)})
-    inventory.apply(offered(first, mig_strategy="mixed"), held, 0)
-    inventory.apply(offered(then, mig_strategy="mixed"), held, 1)
+    allocated = frozenset({("example.com/slice", SLICE)})
+    inventory.apply(offered(first, mig_strategy="mixed"), allocated, 0)
+    inventory.apply(offered(then, mig_strategy="mixed"), allocated, 1)
     assert told(inventory)[GPU] == [uuid + "!" * (uuid in withheld) for uuid in UUIDS]
     inventory.settle(NONE, 1 + SETTLE)
     assert told(inventory)[GPU] == UUIDS

@@ -4,14 +4,22 @@ import anyio
 import pytest
 
 from gpu_plugin.kubelet import attribution, pod_resources
-from gpu_plugin.kubelet.attribution import AGE, FIRST_PAUSE, LONGEST_PAUSE, STALE, Held, Holder, PodAttribution
+from gpu_plugin.kubelet.attribution import (
+    AGE,
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    STALE,
+    Holder,
+    HoldersByDevice,
+    PodAttribution,
+)
 from gpu_plugin.kubelet.pod_listing import pods
 from gpu_plugin.kubelet.pod_resources import PodResourcesError
 from gpu_plugin.simulation.stand_in_kubelet import Container, StandInKubelet
 from tests.unit.simulation.stand_in_kubelet.fake_plugin import healthy, plugin
 
 GPU = "nvidia.com/gpu"
-ONE: Held = {(GPU, "a"): frozenset({Holder("default", "p", "main")})}
+ONE: HoldersByDevice = {(GPU, "a"): frozenset({Holder("default", "p", "main")})}
 
 
 class Kubelet:
@@ -19,7 +27,7 @@ class Kubelet:
 
     def __init__(self, monkeypatch, path):
         self.now, self.asked = 1000.0, 0
-        self.answer: Held | str = ONE
+        self.answer: HoldersByDevice | str = ONE
         self.socket: tuple[int, int, int] | None = (1, 1, 1)
         self.began, self.gate = anyio.Event(), anyio.Event()
         self.gate.set()

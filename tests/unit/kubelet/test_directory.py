@@ -9,11 +9,11 @@ import pytest
 from asyncinotify import Event, Inotify, Mask
 
 from gpu_plugin.kubelet import directory as directory_module
-from gpu_plugin.kubelet.directory import NET, Orphan, watch
+from gpu_plugin.kubelet.directory import POLL_INTERVAL, OrphanCheck, watch
 from gpu_plugin.runtime.pulse import Pulse
 
 SOON = 2.0
-assert SOON < NET, "what is heard by looking now and then would pass for an event"
+assert SOON < POLL_INTERVAL, "what is heard by looking now and then would pass for an event"
 
 
 class Heard:
@@ -118,7 +118,7 @@ async def test_after_an_overflow_it_is_watched_anew(plugins, monkeypatch):
 
 
 async def test_where_nothing_can_be_watched_one_looks_now_and_then(plugins, monkeypatch, caplog):
-    monkeypatch.setattr(directory_module, "NET", 0.05)
+    monkeypatch.setattr(directory_module, "POLL_INTERVAL", 0.05)
     monkeypatch.setattr(Inotify, "add_watch", lambda *_: (_ for _ in ()).throw(OSError(28, "no watches left")))
     async with watching(plugins) as heard:
         with anyio.fail_after(SOON):
@@ -130,7 +130,7 @@ async def test_where_nothing_can_be_watched_one_looks_now_and_then(plugins, monk
 def test_a_directory_that_was_removed_under_its_mount_is_said_once(plugins, caplog):
     held = os.open(plugins, os.O_PATH)
     try:
-        orphan = Orphan(Path(f"/proc/self/fd/{held}"))
+        orphan = OrphanCheck(Path(f"/proc/self/fd/{held}"))
         assert not orphan.look()
         plugins.rmdir()
         assert [orphan.look(), orphan.look()] == [True, True]

@@ -66,14 +66,14 @@ def listed(monkeypatch):
     """What PodResources says: a set, or None where it does not answer; and what happens while it is asked."""
     said: dict[str, Any] = {"now": None, "meanwhile": lambda: None}
 
-    async def held(_, __):
+    async def allocated(_, __):
         if said["now"] is None:
             raise pod_resources.PodResourcesError("away")
         answer = frozenset(said["now"])
         said["meanwhile"]()
         return answer
 
-    monkeypatch.setattr(pod_resources, "held", held)
+    monkeypatch.setattr(pod_resources, "allocated", allocated)
     return said
 
 
@@ -96,17 +96,17 @@ async def test_a_kubelet_is_known_by_the_socket_that_answered(tmp_path, listed, 
     holders, socket = Holders(tmp_path), bound()
     written(tmp_path, (GPU, ["GPU-a"]))
     listed["now"] = {A}
-    assert (await holders.ask(socket)).held == frozenset({A})
+    assert (await holders.ask(socket)).allocated == frozenset({A})
     listed["now"] = set()
     listed["meanwhile"] = bound  # another kubelet began between the question and the answer
-    assert (await holders.ask(socket)).held == frozenset({A})
+    assert (await holders.ask(socket)).allocated == frozenset({A})
     listed["meanwhile"] = lambda: None
     listed["now"] = {A}
-    assert (await holders.ask(socket)).held == frozenset({A})
+    assert (await holders.ask(socket)).allocated == frozenset({A})
     listed["now"] = set()
-    assert (await holders.ask(socket)).held == frozenset()
+    assert (await holders.ask(socket)).allocated == frozenset()
     bound()  # it knows no pods yet
-    assert (await holders.ask(socket)).held == frozenset({A})
+    assert (await holders.ask(socket)).allocated == frozenset({A})
 
 
 async def test_a_pod_that_took_over_while_the_question_was_under_way_is_not_taken_for_the_one_that_was_listed(
@@ -116,9 +116,9 @@ async def test_a_pod_that_took_over_while_the_question_was_under_way_is_not_take
     written(tmp_path, (GPU, ["GPU-a"]), pod="old")
     listed["now"] = {A}
     listed["meanwhile"] = lambda: written(tmp_path, (GPU, ["GPU-a"]), pod="new")
-    assert (await holders.ask(socket)).held == frozenset({A})
+    assert (await holders.ask(socket)).allocated == frozenset({A})
     listed["now"], listed["meanwhile"] = set(), lambda: None
-    assert (await holders.ask(socket)).held == frozenset({A})  # a plain init container of the new one has it
+    assert (await holders.ask(socket)).allocated == frozenset({A})  # a plain init container of the new one has it
 
 
 def reading_threads():
@@ -140,7 +140,7 @@ async def test_a_disk_that_hangs_costs_one_thread_however_often_is_asked(tmp_pat
     listed["now"] = set()
     try:
         for _ in range(5):
-            assert (await holders.ask(socket, {A: 1.0})).held == frozenset({A})
+            assert (await holders.ask(socket, {A: 1.0})).allocated == frozenset({A})
         assert len(reads) == 1
         assert len(reading_threads()) == before + 1
         assert "does its disk answer?" in holders.unread
@@ -161,7 +161,7 @@ async def test_a_checkpoint_that_cannot_be_read_for_any_reason_is_no_witness(tmp
 
     holders = Holders(tmp_path)
     monkeypatch.setattr(checkpoint, "read", failing)
-    assert (await holders.ask(tmp_path / "none")).held is None
+    assert (await holders.ask(tmp_path / "none")).allocated is None
     assert holders.unread == "what"
     holders.close()
 
@@ -173,10 +173,10 @@ async def test_where_no_more_threads_can_be_begun_the_checkpoint_is_no_witness(t
     holders = Holders(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refused)
-        assert (await holders.ask(tmp_path / "none")).held is None
+        assert (await holders.ask(tmp_path / "none")).allocated is None
     assert holders.unread == "can't start new thread"
     written(tmp_path, (GPU, ["GPU-a"]))
-    assert (await holders.ask(tmp_path / "none")).held == frozenset({A})
+    assert (await holders.ask(tmp_path / "none")).allocated == frozenset({A})
     assert holders.unread == ""
     holders.close()
 

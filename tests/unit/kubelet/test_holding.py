@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_plugin.kubelet.holding import Holding, Told, Witnessed, weigh
+from gpu_plugin.kubelet.holding import Holding, KubeletReadings, Told, weigh
 from tests.unit.kubelet.model_kubelet import ModelKubelet
 
 GPU, OTHER_S = "nvidia.com/gpu", "example.com/gpu"
@@ -26,14 +26,14 @@ def file(**pods):
 
 def says(listed, written, kubelet=ONE, before="the same"):
     answer = None if listed is None else frozenset(listed)
-    return Witnessed(kubelet, answer, written if before == "the same" else before, written)
+    return KubeletReadings(kubelet, answer, written if before == "the same" else before, written)
 
 
 HAS_A, HAS_B, HAS_BOTH, NOBODY = file(p={A}), file(p={B}), file(p={A, B}), file()
 
 
 @pytest.mark.parametrize(
-    ("said", "held"),
+    ("said", "allocated"),
     [
         # One question: what each witness says alone, and together.
         pytest.param([says(None, None)], None, id="nobody says anything"),
@@ -78,33 +78,33 @@ HAS_A, HAS_B, HAS_BOTH, NOBODY = file(p={A}), file(p={B}), file(p={A, B}), file(
         ),
     ],
 )
-def test_what_pods_may_hold(said, held):
+def test_what_pods_may_hold(said, allocated):
     told = Told()
     for each in said:
         holding, told = weigh(told, each, {A: 1.0, B: 1.0})
-    assert holding.held == held
+    assert holding.allocated == allocated
 
 
 def test_what_was_listed_before_it_was_retired_proves_nothing_without_a_checkpoint():
     _, told = weigh(Told(), says({A}, None), {A: 1.0})
-    assert weigh(told, says((), None), {A: 1.0})[0].held == NONE
-    assert weigh(told, says((), None), {A: 2.0})[0].held == frozenset({A})  # it was offered again in between
+    assert weigh(told, says((), None), {A: 1.0})[0].allocated == NONE
+    assert weigh(told, says((), None), {A: 2.0})[0].allocated == frozenset({A})  # it was offered again in between
     _, told = weigh(Told(), says({A}, None), {})
-    assert weigh(told, says((), None), {A: 1.0})[0].held == frozenset({A})
+    assert weigh(told, says((), None), {A: 1.0})[0].allocated == frozenset({A})
 
 
 def test_that_a_device_was_listed_proves_nothing_once_the_checkpoint_was_readable_again():
     """Whoever serves it may have given it to another pod's plain init container, which the checkpoint alone told."""
     _, told = weigh(Told(), says({A}, None), {A: 1.0})
     holding, told = weigh(told, says((), file(q={A})), {A: 1.0})
-    assert holding.held == frozenset({A})
-    assert weigh(told, says((), None), {A: 1.0})[0].held == frozenset({A})
+    assert holding.allocated == frozenset({A})
+    assert weigh(told, says((), None), {A: 1.0})[0].allocated == frozenset({A})
 
 
 def test_without_a_checkpoint_an_answer_is_about_nothing_but_what_was_asked():
     assert weigh(Told(), says({A}, None), {})[0].of_all is None
     assert weigh(Told(), says(None, None), {})[0].of_all is None
-    readable = Witnessed(ONE, frozenset({A}), HAS_A, HAS_A, writing=7)
+    readable = KubeletReadings(ONE, frozenset({A}), HAS_A, HAS_A, writing=7)
     assert weigh(Told(), readable, {})[0].of_all == frozenset({A})
 
 
@@ -117,7 +117,7 @@ def test_it_says_what_is_known_and_what_the_checkpoint_alone_keeps():
 def test_two_pods_of_one_device_are_not_taken_for_each_other():
     shared = file(p={A}, q={A})
     _, told = weigh(Told(), says({A}, shared), {})
-    assert weigh(told, says((), shared), {})[0].held == frozenset({A})  # the answer may have been about either
+    assert weigh(told, says((), shared), {})[0].allocated == frozenset({A})  # the answer may have been about either
 
 
 @given(st.integers(0, 2**32))
@@ -158,13 +158,13 @@ def test_what_a_pod_holds_is_never_taken_for_free(seed):
                 after = kubelet.written() if readable else None
                 socket = (0, 0, process) if process == kubelet.process else None
                 asked = {**foreign, **retired}
-                holding, told = weigh(told, Witnessed(socket, answer, before, after), asked)
+                holding, told = weigh(told, KubeletReadings(socket, answer, before, after), asked)
                 # Without a checkpoint nothing else is ever asked about.
                 concerned = kubelet.held if after is not None else kubelet.held & asked.keys()
-                assert holding.held is None or concerned <= holding.held
+                assert holding.allocated is None or concerned <= holding.allocated
                 assert holding.listed <= kubelet.held
-                if holding.held is not None:  # names of another plugin, which goes on giving those devices away
-                    foreign = {key: foreign.get(key, step) for key in holding.held if key[0] == OTHER_S}
+                if holding.allocated is not None:  # names of another plugin, which goes on giving those devices away
+                    foreign = {key: foreign.get(key, step) for key in holding.allocated if key[0] == OTHER_S}
 
 
 @given(st.integers(0, 2**32))
@@ -176,7 +176,7 @@ def test_what_no_pod_holds_is_free_once_the_kubelet_knows_its_pods_and_has_writt
     def ask():
         return weigh(
             told,
-            Witnessed((0, 0, kubelet.process), kubelet.listed(), kubelet.written(), kubelet.written()),
+            KubeletReadings((0, 0, kubelet.process), kubelet.listed(), kubelet.written(), kubelet.written()),
             {(GPU, "a"): 0.0},
         )
 
@@ -197,4 +197,4 @@ def test_what_no_pod_holds_is_free_once_the_kubelet_knows_its_pods_and_has_writt
     kubelet.pods.clear()
     _, told = ask()  # it collects,
     kubelet.receive({GPU: "abc"})  # and writes
-    assert ask()[0].held == NONE
+    assert ask()[0].allocated == NONE

@@ -20,7 +20,7 @@ from gpu_plugin.access.edits import ContainerEdits
 from gpu_plugin.kubelet import pod_listing, pod_resources, wire
 from gpu_plugin.kubelet._api import v1
 from gpu_plugin.kubelet.pod_listing import Holder
-from gpu_plugin.kubelet.pod_resources import PodResourcesError, held, holders
+from gpu_plugin.kubelet.pod_resources import PodResourcesError, allocated, holders
 from gpu_plugin.simulation.stand_in_kubelet import Allocation, Container, Pod, StandInKubelet
 from gpu_plugin.simulation.stand_in_kubelet.pod_resources import PodResourcesService
 from gpu_plugin.simulation.stand_in_kubelet.server import SocketServer
@@ -90,7 +90,7 @@ class TestWithTheStandIn:
         async with StandInKubelet(directory / "device-plugins", numa_policy="best-effort") as kubelet:
             where = kubelet.pod_resources_socket
             assert where is not None
-            assert await held(where) == frozenset()
+            assert await allocated(where) == frozenset()
             listed = [device("a", "Healthy", 0, 1), device("b", "Healthy", 1), device("c")]
             async with (
                 plugin(kubelet, "a.sock", listed),
@@ -99,13 +99,13 @@ class TestWithTheStandIn:
                 both = await kubelet.admit("p", containers=[Container("x", {GPU: 2}), Container("y", {MIG: 1})])
                 expected = {(each.resource, i) for each in both.allocations for i in each.ids}
                 assert len(expected) == 3
-                assert await held(where) == expected
+                assert await allocated(where) == expected
                 more = {(MIG, i) for i in (await kubelet.admit("q", {MIG: 1})).ids}
-                assert await held(where) == expected | more
+                assert await allocated(where) == expected | more
                 kubelet.release("p")
-                assert await held(where) == more
+                assert await allocated(where) == more
             await kubelet.restart()
-            assert await held(where) == more
+            assert await allocated(where) == more
             kubelet.check()
 
     async def test_says_which_containers_of_which_pods_they_are(self, directory):
@@ -139,7 +139,7 @@ class TestWithTheStandIn:
         service = PodResourcesService(lambda: admitted, dict)
         assert len(wire.encode_pod_resources([])) == 0
         async with serving(path, service):
-            told = await held(path, 30)
+            told = await allocated(path, 30)
         assert told == {(GPU, i) for pod in admitted.values() for i in pod.ids(GPU)}
         assert len(told) == 2000
 
@@ -147,33 +147,33 @@ class TestWithTheStandIn:
         service = PodResourcesService(dict, dict, lambda: 0.0)
         async with serving(path, service):
             for _ in range(10):
-                assert await held(path) == frozenset()
+                assert await allocated(path) == frozenset()
             with pytest.raises(PodResourcesError, match="refused: RESOURCE_EXHAUSTED rejected by rate limit"):
-                await held(path)
+                await allocated(path)
 
     async def test_a_socket_of_another_service_is_a_refusal(self, directory):
         async with StandInKubelet(directory) as kubelet:
             # grpclib ends calls of unknown methods without a content type, a Go server with UNIMPLEMENTED
             with pytest.raises(PodResourcesError, match=f"{kubelet.socket} refused: UN"):
-                await held(kubelet.socket)
+                await allocated(kubelet.socket)
 
 
 class TestWhereNobodyAnswersRightly:
     async def test_no_socket(self, path):
         with pytest.raises(PodResourcesError, match=f"no PodResources socket at {path}: .*--pod-resources-socket"):
-            await held(path)
+            await allocated(path)
 
     async def test_a_dead_socket(self, path):
         with socket.socket(socket.AF_UNIX) as bound:
             bound.bind(os.fspath(path))
         with pytest.raises(PodResourcesError, match=f"socket {path}: Connection refused"):
-            await held(path)
+            await allocated(path)
 
     async def test_something_that_is_no_socket_or_has_too_long_a_path(self, directory):
         with pytest.raises(PodResourcesError, match="nobody answers"):
-            await held(directory)
+            await allocated(directory)
         with pytest.raises(PodResourcesError, match="path too long"):
-            await held(directory / ("x" * 120))
+            await allocated(directory / ("x" * 120))
 
     async def test_one_that_takes_the_connection_and_says_nothing(self, path):
         gone = asyncio.Event()
@@ -185,7 +185,7 @@ class TestWhereNobodyAnswersRightly:
 
         async with listening(path, swallow):
             with pytest.raises(PodResourcesError, match=r"did not answer within 0\.05 s"):
-                await held(path, 0.05)
+                await allocated(path, 0.05)
             await asyncio.wait_for(gone.wait(), 10)  # we hung up
 
     async def test_a_service_that_never_answers(self, path):
@@ -195,7 +195,7 @@ class TestWhereNobodyAnswersRightly:
 
         async with answering(path, never):
             with pytest.raises(PodResourcesError, match=r"did not answer within 0\.05 s"):
-                await held(path, 0.05)
+                await allocated(path, 0.05)
 
     @pytest.mark.parametrize("received", [0, 1, 24, 60])
     async def test_one_that_hangs_up_at_any_moment(self, path, received):
@@ -206,7 +206,7 @@ class TestWhereNobodyAnswersRightly:
         async with listening(path, hang_up):
             for _ in range(5):
                 with pytest.raises(PodResourcesError, match=re.escape(str(path))):
-                    await held(path, 10)
+                    await allocated(path, 10)
                 task = asyncio.current_task()
                 assert task
                 assert not task.cancelling()  # grpclib cancels whom it wakes
@@ -228,13 +228,13 @@ class TestWhereNobodyAnswersRightly:
 
         async with listening(path, speak):
             with pytest.raises(PodResourcesError, match=re.escape(str(path))):
-                await held(path, 10)
+                await allocated(path, 10)
 
     @pytest.mark.parametrize("data", [b"\x0a\x05ab", b"\x0a", b"\xff" * 11, b"\x0b", b"\x0a\x04\x1a\x02\x12\xff"])
     async def test_an_answer_that_is_no_message(self, path, data):
         async with answering(path, sends(data)):
             with pytest.raises(PodResourcesError, match="not as the kubelet's PodResources service does"):
-                await held(path)
+                await allocated(path)
 
     async def test_no_answer_at_all(self, path):
         async def ends(stream):
@@ -242,7 +242,7 @@ class TestWhereNobodyAnswersRightly:
 
         async with answering(path, ends):
             with pytest.raises(PodResourcesError):
-                await held(path)
+                await allocated(path)
 
     async def test_whoever_asks_for_pods_is_refused_alike(self, path):
         with pytest.raises(PodResourcesError, match="no PodResources socket"):
@@ -258,24 +258,24 @@ class TestWhereNobodyAnswersRightly:
 
         async with answering(path, fails):
             with pytest.raises(PodResourcesError, match="refused: INTERNAL the checkpoint is gone"):
-                await held(path)
+                await allocated(path)
 
     async def test_an_answer_without_end_is_read_up_to_a_limit(self, path, monkeypatch):
         monkeypatch.setattr(pod_resources, "MAX_ANSWER_BYTES", 100_000)
         async with answering(path, sends(wire.encode_pod_resources([wire.PodListing("p" * 200_000, "default", {})]))):
             with pytest.raises(PodResourcesError, match="its answer has more than 100000 bytes"):
-                await held(path)
+                await allocated(path)
         path.unlink()
         async with answering(path, sends(wire.encode_pod_resources([wire.PodListing("p" * 90_000, "default", {})]))):
-            assert await held(path) == frozenset()
+            assert await allocated(path) == frozenset()
 
     async def test_reading_a_long_answer_has_an_end(self, path, monkeypatch):
         going_on = threading.Event()
-        monkeypatch.setattr(pod_listing, "decode_held", lambda _: going_on.wait(30) and frozenset())
+        monkeypatch.setattr(pod_listing, "decode_allocated", lambda _: going_on.wait(30) and frozenset())
         try:
             async with answering(path, sends(b"a" * pod_resources.OFF_LOOP_BYTES)):
                 with anyio.fail_after(10), pytest.raises(PodResourcesError, match="could not be read within 1 s"):
-                    await held(path, 1)
+                    await allocated(path, 1)
         finally:
             going_on.set()
 
@@ -294,7 +294,7 @@ class TestWhereNobodyAnswersRightly:
         before = asyncio.all_tasks()
         async with answering(path, never):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(held, path)
+                tasks.start_soon(allocated, path)
                 await asyncio.wait_for(asked.wait(), 10)
                 tasks.cancel_scope.cancel()
             await asyncio.wait_for(dropped.wait(), 10)
@@ -330,7 +330,7 @@ def test_reads_what_generated_code_writes(answer):
         for devices in container.devices
         for identifier in devices.device_ids
     }
-    assert pod_listing.decode_held(bytes(answer)) == expected
+    assert pod_listing.decode_allocated(bytes(answer)) == expected
     assert pod_listing.decode_holders(bytes(answer)) == {
         pair: {
             Holder(pod.namespace, pod.name, container.name)
@@ -348,16 +348,16 @@ def test_an_answer_cut_short_is_read_to_a_part_or_refused(answer, data):
     whole = bytes(answer)
     cut = whole[: data.draw(st.integers(0, len(whole)))]
     try:
-        told = pod_listing.decode_held(cut)
+        told = pod_listing.decode_allocated(cut)
     except ValueError:
         return
-    assert told <= pod_listing.decode_held(whole)
+    assert told <= pod_listing.decode_allocated(whole)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(data):
     try:
-        told = pod_listing.decode_held(data)
+        told = pod_listing.decode_allocated(data)
     except ValueError:
         return
     assert all(isinstance(part, str) for pair in told for part in pair)
@@ -368,6 +368,6 @@ def test_fields_of_every_kind_that_are_not_ours_are_stepped_over():
     devices = varint + b"\x0a\x01r" + fixed64 + b"\x12\x01i" + fixed32 + text
     container = fixed32 + b"\x12" + bytes([len(devices)]) + devices + varint
     pod = text + b"\x1a" + bytes([len(container)]) + container + fixed64
-    assert pod_listing.decode_held(fixed64 + b"\x0a" + bytes([len(pod)]) + pod + fixed32) == {("r", "i")}
+    assert pod_listing.decode_allocated(fixed64 + b"\x0a" + bytes([len(pod)]) + pod + fixed32) == {("r", "i")}
     with pytest.raises(ValueError, match="ends within a field"):
-        pod_listing.decode_held(fixed64[:-1])
+        pod_listing.decode_allocated(fixed64[:-1])

@@ -382,7 +382,7 @@ async def test_the_kubelet_that_took_the_registration_is_the_one_that_counts(kub
 
 
 async def test_a_kubelet_that_stays_away_is_said_again_as_a_warning(directory, caplog, monkeypatch):
-    monkeypatch.setattr(endpoint, "NET", 0.01)
+    monkeypatch.setattr(endpoint, "POLL_INTERVAL", 0.01)
     monkeypatch.setattr(endpoint, "REMINDER", 0.03)
     caplog.set_level("INFO")
     async with serving(directory):

@@ -146,7 +146,7 @@ def test_a_kubelet_that_has_not_read_our_newest_list_yet_is_not_taken_for_anothe
     takeovers, cut = Takeovers(), {GPU: frozenset({"GPU-0"})}
     for now in (0, 15):
         takeovers.judge(OLD, OLD, now)
-    for now in (18, 21, 24):  # it is cut anew, and the kubelet's disk is slow
+    for now in (18, 21, 24):  # it is repartitioned, and the kubelet's disk is slow
         assert takeovers.judge(cut, OLD, now, OLD) == Outcome()
     assert takeovers.judge(cut, cut, 27, OLD) == Outcome()
     for now in (30, 33):

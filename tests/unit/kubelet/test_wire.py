@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_plugin.kubelet import pod_listing, wire
-from gpu_plugin.kubelet.pod_listing import decode_held
+from gpu_plugin.kubelet.pod_listing import decode_allocated
 
 ids = st.lists(st.text(max_size=70), max_size=6)
 
@@ -33,9 +33,9 @@ def nested(data: bytes, key: int = 0x0A) -> bytes:
     ("container", "words"),
     [
         (b"\x0a\x50" + b"x" * 42, "80 bytes where 42 are left"),
-        (b"\x09" + b"GPU-text", "field 1 is no text"),  # fixed64
-        (b"\x0d" + b"GPU-", "field 1 is no text"),  # fixed32
-        (b"\x08\x07", "field 1 is no text"),
+        (b"\x09" + b"GPU-text", "field 1 is not text"),  # fixed64
+        (b"\x0d" + b"GPU-", "field 1 is not text"),  # fixed32
+        (b"\x08\x07", "field 1 is not text"),
         (b"\x09GPU", "8 bytes where 3 are left"),
         (b"\x0b\x0c", "wire type 3"),
         (b"\x02\x00", "the number 0"),
@@ -53,15 +53,15 @@ def test_a_container_that_is_none_is_refused(decode, container, words):
 
 
 def test_a_message_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="field 1 is no message"):
+    with pytest.raises(ValueError, match="field 1 is not a message"):
         wire.decode_allocate(b"\x08\x07")
-    with pytest.raises(ValueError, match="field 3 is no number"):
+    with pytest.raises(ValueError, match="field 3 is not a number"):
         wire.decode_preferred(nested(nested(b"8", 0x1A)))
 
 
 @given(st.binary(max_size=60))
 def test_bytes_of_any_kind_are_read_or_refused(data):
-    for decode in (wire.decode_allocate, wire.decode_preferred, wire.decode_pre_start, decode_held):
+    for decode in (wire.decode_allocate, wire.decode_preferred, wire.decode_pre_start, decode_allocated):
         with suppress(ValueError):
             assert decode(data) is not None
 
@@ -71,4 +71,4 @@ def test_an_answer_with_more_devices_than_a_node_has_is_refused(monkeypatch):
     devices = [("nvidia.com/gpu", f"GPU-{at}", ()) for at in range(4)]
     answer = wire.encode_pod_resources([wire.PodListing("p", "n", {"c": devices})])
     with pytest.raises(ValueError, match="more than 3 devices"):
-        decode_held(answer)
+        decode_allocated(answer)

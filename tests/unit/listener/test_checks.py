@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_plugin.devices.device import Resource, with_held
+from gpu_plugin.devices.device import Resource, withhold
 from gpu_plugin.kubelet.registrations import UNHEARD, Standing
-from gpu_plugin.listener.checks import BEAT, LATE, RECENT, Beats, Facts, Pause, live, ready, started
+from gpu_plugin.listener.checks import BEAT, LATE, RECENT, Facts, LoopLag, Pause, live, ready, started
 from tests.unit.kubelet.serving import devices
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
@@ -65,7 +65,7 @@ def test_what_a_restart_may_help_against(changed, silent, line):
         {"driver": None, "offered": False, "resources": {}},
         {"driver": "the NVIDIA driver cannot be used: no libnvidia-ml.so.1", "offered": False, "resources": {}},
         {"standings": {GPU: Standing().away("nobody answers", NOW)}},
-        {"resources": {GPU: Resource(GPU, tuple(with_held(d, "Xid 79") for d in SERVED.devices))}},
+        {"resources": {GPU: Resource(GPU, tuple(withhold(d, "Xid 79") for d in SERVED.devices))}},
         {"cdi": "/var/run/cdi: No space left on device"},
         {"awaited": "waiting for the label", "driver": None, "turn_due": float("inf")},
         {"turn_due": NOW},
@@ -90,7 +90,7 @@ def test_that_the_event_loop_stood_still_is_told_and_is_no_failure():
 
 
 def test_the_longest_recent_pause_between_beats():
-    beats = Beats()
+    beats = LoopLag()
     assert beats.longest(NOW) is None
     at = NOW
     for pause in (BEAT, BEAT + LATE, 8.0, BEAT, 7.0, BEAT):
@@ -108,7 +108,7 @@ def test_the_longest_recent_pause_between_beats():
 
 
 def test_pauses_are_not_kept_for_longer_than_they_are_told():
-    beats = Beats()
+    beats = LoopLag()
     for at in range(1000):
         beats.beat(at * 7.0)
     assert len(beats._pauses) < 12
@@ -189,7 +189,7 @@ def test_a_node_that_serves_nothing_on_purpose_is_ready_and_says_why():
 
 def test_a_resource_of_which_nothing_is_handed_out_is_ready_and_says_why():
     why = "MIG strategy single needs all GPUs with the same MIG mode"
-    held = Resource(GPU, tuple(with_held(device, why) for device in SERVED.devices))
+    held = Resource(GPU, tuple(withhold(device, why) for device in SERVED.devices))
     verdict = ready(facts(resources={GPU: held}), NOW)
     assert verdict.passed
     assert f"[+]resources ok: nvidia.com/gpu: no device is healthy: {why}" in verdict.text

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gpu_plugin.listener.descriptors import ENOUGH, connections, limit
+from gpu_plugin.listener.descriptors import WANTED_DESCRIPTORS, connections, limit
 
 INFINITE = resource.RLIM_INFINITY
 
@@ -15,8 +15,8 @@ INFINITE = resource.RLIM_INFINITY
     ("soft", "hard", "wanted"),
     [
         (256, 1024, 1024),
-        (1024, 1_048_576, ENOUGH),
-        (1024, INFINITE, ENOUGH),
+        (1024, 1_048_576, WANTED_DESCRIPTORS),
+        (1024, INFINITE, WANTED_DESCRIPTORS),
         (65536, 1_048_576, 65536),
         (64, 64, 64),
         (INFINITE, INFINITE, INFINITE),

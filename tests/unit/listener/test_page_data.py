@@ -45,9 +45,9 @@ def test_what_is_wrong_with_the_node_comes_first_and_then_the_worst_gpu():
         ("unhealthy", "configuration: no such key"),
         ("unhealthy", "GPU 3 is Unhealthy"),
         ("attention", "GPU 0 is Healthy, degraded"),
-        ("attention", "GPU 2 is not handed out"),
+        ("attention", "GPU 2 is withheld"),
     ]
-    assert data["headline"] == "configuration: no such key; 1 of 4 GPUs is Unhealthy; 1 degraded; 1 not handed out"
+    assert data["headline"] == "configuration: no such key; 1 of 4 GPUs is Unhealthy; 1 degraded; 1 withheld"
 
 
 def test_the_headline_never_reassures_where_no_pod_gets_a_gpu():
@@ -56,7 +56,7 @@ def test_the_headline_never_reassures_where_no_pod_gets_a_gpu():
     assert page_data(material(status=told, troubles=(away,)))["headline"] == away
     kept = {**STATUS, "health": {**STATUS["health"], "gpus": [gpu(0, withheld=["its MPS daemon is down"])]}}
     told_of = page_data(material(status=kept))
-    assert (told_of["verdict"], told_of["headline"]) == ("attention", "1 of 1 GPU not handed out")
+    assert (told_of["verdict"], told_of["headline"]) == ("attention", "1 of 1 GPU withheld")
     several = page_data(material(status=told, troubles=(away, "a", "b")))
     assert several["headline"] == f"{away}; 2 other things need attention"
 

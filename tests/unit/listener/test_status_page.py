@@ -97,7 +97,7 @@ async def begun(following):
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch):
-    monkeypatch.setattr(status_page, "REST", 0.001)
+    monkeypatch.setattr(status_page, "MIN_REST", 0.001)
     monkeypatch.setattr(status_page, "TICK", 30.0)
     monkeypatch.setattr(status_page, "SHARE", 0)
 
@@ -160,7 +160,7 @@ async def test_nobody_looks_and_nothing_is_asked():
 
 
 async def test_nothing_is_sent_where_nothing_changes_but_a_beat_now_and_then(monkeypatch):
-    monkeypatch.setattr(status_page, "BEAT", 0.02)
+    monkeypatch.setattr(status_page, "HEARTBEAT", 0.02)
     monkeypatch.setattr(status_page, "TICK", 0.01)
     told = Told()
     async with running(told) as page, reading(page) as following:
@@ -184,7 +184,7 @@ async def test_what_is_not_announced_is_seen_at_the_next_look(monkeypatch):
 @pytest.mark.parametrize(
     ("rule", "value", "most"),
     [
-        pytest.param("REST", 0.2, 3, id="a rest after each look"),
+        pytest.param("MIN_REST", 0.2, 3, id="a rest after each look"),
         # A look takes a tenth of a millisecond at least.
         pytest.param("SHARE", 20_000, 1, id="a look that takes long is followed by a rest that is longer still"),
     ],
@@ -202,7 +202,7 @@ async def test_a_storm_is_looked_at_so_many_times_at_most(monkeypatch, rule, val
 
 
 async def test_pods_are_asked_for_beside_the_rest_so_that_a_kubelet_that_hangs_holds_nothing_up(monkeypatch):
-    monkeypatch.setattr(status_page, "AGAIN", 0.01)
+    monkeypatch.setattr(status_page, "PODS_INTERVAL", 0.01)
     told = Told()
     hanging = anyio.Event()
 

@@ -88,7 +88,7 @@ def test_no_label_where_there_is_no_selinux(tmp_path, monkeypatch):
 
 
 def test_a_log_that_has_grown_too_long_is_emptied_and_others_stay(tmp_path, monkeypatch):
-    monkeypatch.setattr(directories, "MOST_LOG", 64 * 1024)
+    monkeypatch.setattr(directories, "MAX_LOG_BYTES", 64 * 1024)
     (tmp_path / "control.log").write_bytes(b"x" * 100_000)
     (tmp_path / "server.log").write_bytes(b"x" * 1000)
     (tmp_path / "other").write_bytes(b"x" * 100_000)

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_plugin.config.sharing import MPS, TIME_SLICING, MpsLimits, SharedResource
-from gpu_plugin.devices.device import Device, Resource, mig_slice, whole_gpu
+from gpu_plugin.devices.device import Device, Resource, mig_device, whole_gpu
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.mps.plan import (
     MpsResource,
@@ -110,7 +110,7 @@ def test_what_is_not_shared_by_mps_needs_no_daemon():
 
 def test_mig_devices_are_refused_before_any_daemon():
     sliced = gpu(0, mig_enabled=True)
-    mig = mig_slice(sliced, MigDevice("MIG-1", 0, 1, 0, "1g.10gb"))
+    mig = mig_device(sliced, MigDevice("MIG-1", 0, 1, 0, "1g.10gb"))
     node = Node((sliced, gpu(1)))
     found = mps_resources([resource([*shared(whole_gpu(node.gpus[1])), *shared(mig)])], node)
     assert "MIG-1 is a MIG device" in refused(found[0])
@@ -120,7 +120,7 @@ def test_mig_devices_are_refused_before_any_daemon():
 
 def test_devices_that_nvml_does_not_describe_are_refused():
     found = mps_resources([resource(shared(Device("all", "all", "all", "0")))], Node())
-    assert "all is no GPU that NVML describes" in refused(found[0])
+    assert "all is not a GPU that NVML describes" in refused(found[0])
 
 
 def test_one_daemon_has_the_same_replicas_and_limits_for_all_its_gpus():

@@ -158,7 +158,7 @@ async def test_sharing_by_mps_needs_a_root(mps, settings, caplog):
     running = Running(mps, replace(settings, mps_root=""))
     await running.run()
     assert running.status == 2
-    assert f"{GPU} is shared by MPS: say with --mps-root" in caplog.text
+    assert f"{GPU} is shared by MPS: set --mps-root" in caplog.text
 
 
 async def test_without_a_root_and_without_mps_it_idles(mps, settings, caplog):

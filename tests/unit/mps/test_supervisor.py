@@ -363,7 +363,7 @@ async def test_a_full_disk_does_not_end_the_work_of_a_daemons_clients(mps, monke
         await until(lambda: mps.asked() > asked + 2 * QUICK.misses)
         assert marked(mps.root) == [kept]
         monkeypatch.undo()
-    assert caplog.text.count("No space left on device; its clients are served on") == 1
+    assert caplog.text.count("No space left on device; its clients are still served") == 1
 
 
 async def test_who_stops_waiting_for_the_lock_does_not_get_it_later(mps, caplog):

@@ -52,7 +52,7 @@ async def test_a_call_that_comes_in_time_is_not_counted(calls):
 
 async def test_what_is_not_the_drivers_keeps_nobody_from_closing_it(calls):
     gate = Gate()
-    job = calls.aside(gate)
+    job = calls.begin_unrelated(gate)
     await settled(job, 0.01)
     assert not job.done.done()
     assert not calls.under_way

@@ -12,7 +12,7 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.nvml import events, subscription
 from gpu_plugin.nvml.calls import DriverCalls
-from gpu_plugin.nvml.event_set import LIVED, LONGEST_REBUILD_PAUSE
+from gpu_plugin.nvml.event_set import LONGEST_REBUILD_PAUSE, STABLE_AFTER
 from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
 from gpu_plugin.nvml.subscription import EventSubscription
 from gpu_plugin.nvml.watched import Watched
@@ -189,7 +189,7 @@ async def test_a_set_that_a_registration_is_in_is_not_freed_whoever_owns_the_gpu
 
 @pytest.mark.parametrize("held", ["register_events 2", "free_event_set"])
 async def test_while_an_undone_set_cannot_be_replaced_all_of_its_gpus_are_told(alone, monkeypatch, held):
-    monkeypatch.setattr(subscription, "MOST_LEFT_BEHIND", 1)
+    monkeypatch.setattr(subscription, "MAX_ABANDONED_SETS", 1)
     alone.driver.held = {held}
     await alone.turn(0.01)
     alone.driver.always = Return.GPU_IS_LOST
@@ -224,7 +224,7 @@ async def test_what_is_told_late_of_a_set_that_was_left_is_nothing_to_the_next(a
 @pytest.mark.parametrize("code", [Return.INVALID_ARGUMENT, Return.UNKNOWN, Return.UNINITIALIZED, 12345])
 async def test_a_set_whose_wait_keeps_failing_is_made_anew(alone, code):
     await alone.turn()
-    alone.driver.wait_codes = [code] * events.DEAF_AFTER
+    alone.driver.wait_codes = [code] * events.MAX_FAILED_WAITS
     await alone.turns_until(lambda: alone.driver.made >= 2)
     await alone.turns_until(lambda: not any(alone.now()))
     assert len(alone.driver.ended) == 1
@@ -249,11 +249,11 @@ async def test_what_rebuilds_wait_for_and_when_a_set_is_trusted_again(alone):
     await alone.turn()
     rebuilds, live = alone.subscription._rebuilds, alone.subscription._set
     assert [rebuilds.failed(0.0, worked_for=20.0) for _ in range(9)] == [0, 0, 8, 16, 32, *[LONGEST_REBUILD_PAUSE] * 4]
-    assert alone.now() == ["the wait for them has failed again and again"] * GPUS
-    live.born -= LIVED
+    assert alone.now() == ["the wait for them keeps failing"] * GPUS
+    live.born -= STABLE_AFTER
     assert alone.now() == [""] * GPUS
-    live.born += LIVED
-    assert rebuilds.failed(0.0, worked_for=LIVED) == 0
+    live.born += STABLE_AFTER
+    assert rebuilds.failed(0.0, worked_for=STABLE_AFTER) == 0
     assert alone.now() == [""] * GPUS
 
 

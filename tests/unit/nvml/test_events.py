@@ -8,7 +8,7 @@ import pytest
 
 from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.nvml import events
-from gpu_plugin.nvml.events import EventWaiter, Gathering, Setbacks
+from gpu_plugin.nvml.events import EventBatch, EventWaiter, WaitFailures
 from gpu_plugin.nvml.port import Event, EventSet, Handle, NvmlError
 
 SET = EventSet(7)
@@ -97,7 +97,7 @@ def play(monkeypatch):
 
     async def run(script, setbacks=None):
         driver, outcome, pauses = Script(script, clock), Outcome(), Pauses(clock)
-        handed_on = setbacks or Setbacks()
+        handed_on = setbacks or WaitFailures()
         waiter = EventWaiter(driver, SET, outcome.deliver, outcome.upset, outcome.deaf, handed_on)  # type: ignore[arg-type]
         waiter._stop = pauses  # type: ignore[assignment]
         driver.end = waiter.stop
@@ -123,7 +123,7 @@ async def test_events_arrive_in_order_on_the_event_loop(play):
 
 
 def test_events_are_handed_over_at_once_but_in_a_storm_and_none_waits_longer_than_a_moment():
-    gathering, waits, batches = Gathering(), [], []
+    gathering, waits, batches = EventBatch(), [], []
     arrived = [at / 100 for at in range(500)]
     held: list[float] = []
     for now in arrived:
@@ -138,9 +138,9 @@ def test_events_are_handed_over_at_once_but_in_a_storm_and_none_waits_longer_tha
             batches.append(len(gathering.handed_over()))
             held = []
     assert waits[: events.BURST] == [0.0] * events.BURST
-    assert max(waits) <= events.GATHER + 1e-9
+    assert max(waits) <= events.BATCH_SECONDS + 1e-9
     assert len(batches) < len(arrived) / 2
-    gathering = Gathering()
+    gathering = EventBatch()
     for number in range(1, 200):  # none of these is in a storm
         gathering.take(event(31), number / 30)
         assert gathering.due == number / 30
@@ -191,7 +191,7 @@ async def test_a_wait_that_fails_for_ever_is_said_once_a_minute_and_pauses_at_mo
 
 
 async def test_a_waiter_goes_on_from_the_setbacks_of_the_one_before(play, caplog):
-    setbacks = Setbacks()  # each is stopped during its last wait, which counts for nothing
+    setbacks = WaitFailures()  # each is stopped during its last wait, which counts for nothing
     played = [await play([BROKEN] * 3, setbacks) for _ in range(3)]
     assert [pauses.taken for _, pauses, _ in played] == [[0.25, 0.5], [1.0, 2.0], [4.0, 8.0]]
     assert [outcome.deafness for _, _, outcome in played] == [[], [str(BROKEN)], [str(BROKEN)]]
@@ -253,7 +253,7 @@ def test_the_loop_may_close_while_the_thread_waits():
             return event(79)
 
     async def leave():
-        waiter = EventWaiter(Late(), SET, outcome.deliver, outcome.upset, outcome.deaf, Setbacks())  # type: ignore[arg-type]
+        waiter = EventWaiter(Late(), SET, outcome.deliver, outcome.upset, outcome.deaf, WaitFailures())  # type: ignore[arg-type]
         waiter.start()
         await anyio.to_thread.run_sync(waiting.wait, LONG)
         waiter.stop()
@@ -275,7 +275,7 @@ async def test_who_asks_hears_when_the_thread_is_out_of_the_driver():
             assert go.wait(LONG)
             raise QUIET
 
-    waiter = EventWaiter(Held(), SET, outcome.deliver, outcome.upset, outcome.deaf, Setbacks())  # type: ignore[arg-type]
+    waiter = EventWaiter(Held(), SET, outcome.deliver, outcome.upset, outcome.deaf, WaitFailures())  # type: ignore[arg-type]
     waiter.start()
     await anyio.to_thread.run_sync(waiting.wait, LONG)
     waiter.stop()
@@ -310,7 +310,7 @@ class Queue:
 async def stopped(driver):
     """The events that a waiter delivers which is told to stop while it waits."""
     delivered: list[Event] = []
-    waiter = EventWaiter(driver, SET, delivered.append, lambda _: None, lambda _: None, Setbacks())
+    waiter = EventWaiter(driver, SET, delivered.append, lambda _: None, lambda _: None, WaitFailures())
     waiter.start()
     await anyio.to_thread.run_sync(driver.begun.wait, LONG)
     waiter.stop()

@@ -166,17 +166,17 @@ SEEN = Sample(nvlinks=(True, False), fabric=FABRIC)
 )
 def test_what_makes_links_other_ones(later, news):
     watched = Watched(Gpu("GPU-a", 0), Handle(1))
-    assert watched.relinked(SEEN)
-    assert watched.relinked(later) is news
-    assert watched.relinked(later) is False
+    assert watched.links_changed(SEEN)
+    assert watched.links_changed(later) is news
+    assert watched.links_changed(later) is False
 
 
 def test_what_a_gpu_said_before_it_was_described_anew_is_no_longer_known():
     watched = Watched(Gpu("GPU-a", 0), Handle(1))
-    watched.relinked(SEEN)
+    watched.links_changed(SEEN)
     watched.described(Handle(2), watched.gpu)
-    assert watched.relinked(SEEN), "the links may have been read in between, while the fabric was another"
-    assert not Watched(Gpu("GPU-a", 0), Handle(1)).relinked(Sample()), "a part without NVLinks never has news"
+    assert watched.links_changed(SEEN), "the links may have been read in between, while the fabric was another"
+    assert not Watched(Gpu("GPU-a", 0), Handle(1)).links_changed(Sample()), "a part without NVLinks never has news"
 
 
 # GPUs that are out of reach

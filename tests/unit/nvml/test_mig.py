@@ -5,7 +5,7 @@ import pytest
 from gpu_plugin.devices.node import Engines, Gpu, MigDevice
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml import probe
-from gpu_plugin.nvml.mig import Partition, cut, profile_of, read_partition, with_caps
+from gpu_plugin.nvml.mig import Partition, profile_of, read_partition, with_caps, with_partition
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, MigAttributes, NvmlError
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
@@ -225,8 +225,8 @@ def test_the_profile_by_nvidias_rule(slices, compute, mebibytes, gpu, word):
 def test_the_rule_gives_the_names_that_devices_have_but_for_their_engines(name):
     node = SimulatedNode(profile.load(name))
     for index, built in enumerate(node.profile.gpus):
-        way = node.cut(index)
-        for slice_ in way.slices if way else ():
+        way = node.mig_partition(index)
+        for slice_ in way.devices if way else ():
             made = slice_.instance
             attributes = MigAttributes(made.gpu_instance_slices, made.compute_slices, made.memory_mb)
             assert profile_of("", attributes, built.memory_bytes) == made.profile.removesuffix("+me")
@@ -240,28 +240,28 @@ ONE, TWO, THREE = (MigDevice(f"MIG-{index}", index, 7 + index, 0, "1g.5gb") for 
 
 def test_a_gpu_that_is_cut_the_same_is_the_same():
     whole = replace(GPU, mig_enabled=True, mig_devices=(ONE, TWO))
-    assert cut(whole, Partition(True, (ONE, TWO))) is whole
-    assert cut(GPU, Partition(False)) is GPU
+    assert with_partition(whole, Partition(True, (ONE, TWO))) is whole
+    assert with_partition(GPU, Partition(False)) is GPU
 
 
 def test_a_gpu_is_cut_as_it_was_read():
-    assert cut(GPU, Partition(True, (ONE,))) == replace(GPU, mig_enabled=True, mig_devices=(ONE,))
-    assert cut(GPU, Partition(True)) == replace(GPU, mig_enabled=True)
-    assert cut(replace(GPU, mig_enabled=True, mig_devices=(ONE, TWO)), Partition(False)) == GPU
+    assert with_partition(GPU, Partition(True, (ONE,))) == replace(GPU, mig_enabled=True, mig_devices=(ONE,))
+    assert with_partition(GPU, Partition(True)) == replace(GPU, mig_enabled=True)
+    assert with_partition(replace(GPU, mig_enabled=True, mig_devices=(ONE, TWO)), Partition(False)) == GPU
 
 
 @pytest.mark.parametrize(("hold", "left"), [(True, (ONE, TWO, THREE)), (False, (ONE, THREE))])
 def test_an_unreadable_device_is_held_while_that_is_wanted(hold, left):
     known = replace(GPU, mig_enabled=True, mig_devices=(ONE, TWO, THREE))
-    assert cut(known, Partition(True, (ONE, THREE), {1: "why"}), hold=hold).mig_devices == left
+    assert with_partition(known, Partition(True, (ONE, THREE), {1: "why"}), hold=hold).mig_devices == left
 
 
 def test_nothing_is_held_that_is_gone_or_has_moved():
     known = replace(GPU, mig_enabled=True, mig_devices=(ONE, TWO))
-    assert cut(known, Partition(True, (ONE,)), hold=True).mig_devices == (ONE,)
+    assert with_partition(known, Partition(True, (ONE,)), hold=True).mig_devices == (ONE,)
     moved = replace(TWO, index=0)
-    assert cut(known, Partition(True, (moved,), {1: "why"}), hold=True).mig_devices == (moved,)
-    assert cut(known, Partition(False), hold=True) == GPU
+    assert with_partition(known, Partition(True, (moved,), {1: "why"}), hold=True).mig_devices == (moved,)
+    assert with_partition(known, Partition(False), hold=True) == GPU
 
 
 def test_capability_minors_are_looked_up_by_the_gpus_minor_and_the_instances():
@@ -308,7 +308,7 @@ def test_a_gpu_that_does_not_say_how_it_is_cut_is_a_gpu(call, caplog):
     machine.node.refuse(call, Return.UNKNOWN)
     found = machine.probe()
     assert (found.unreadable, found.mig_enabled, found.mig_devices) == (None, False, ())
-    assert "how it is cut into MIG devices is not known now" in caplog.text
+    assert "its MIG devices cannot be read now" in caplog.text
 
 
 @pytest.mark.parametrize("call", ["max_mig_devices", "mig_handle", "compute_instance_id"])

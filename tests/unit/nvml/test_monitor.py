@@ -632,7 +632,7 @@ async def test_a_known_gpu_that_hangs_as_the_driver_is_opened_anew_is_named(capl
         bench.node.heal(4)
     named = f"({bench.uuids[4]})" if resumed else f"(before: {bench.uuids[4]})"
     assert f"GPU 4 {named}: the driver has not described it within 0.2 s" in caplog.text
-    assert "not handed out" not in caplog.text
+    assert "withheld" not in caplog.text
 
 
 async def test_one_gpu_without_events_is_said_once_and_the_others_have_theirs(caplog):

@@ -30,7 +30,7 @@ def test_every_profile_probes_to_what_it_says(name, caplog):
         assert gpu.thresholds.slowdown == limits.slowdown
         assert gpu.thresholds.memory_max == limits.memory_max
         assert gpu.thresholds.gpu_max == limits.gpu_max
-        rows = {142, 143, 144, 145} if gpu.mig_devices else set()  # of which a GPU that is cut tells nothing
+        rows = {142, 143, 144, 145} if gpu.mig_devices else set()  # of which a partitioned GPU tells nothing
         assert gpu.fields == {*PROBED, *MARGIN_FIELDS} & set(built.fields) - rows
         assert gpu.nvlinks == len(machine.node.profile.remotes[index])
         assert gpu.unsettled == frozenset()

@@ -370,7 +370,7 @@ def test_bytes_that_are_no_text_are_a_refusal(driver, library, call, value):
     error = refusal(getattr(driver, call), *arguments)
     assert error.code == Return.UNKNOWN
     assert error.call.startswith("nvml")
-    assert "no text" in error.text
+    assert "not text" in error.text
 
 
 def test_a_name_in_utf8_is_text(driver, library):

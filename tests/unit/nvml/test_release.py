@@ -401,7 +401,7 @@ async def test_a_driver_that_opens_late_at_the_start_is_closed_where_all_is_rele
     assert bench.driver.calls["open"] == bench.driver.calls["close"] == 1
     assert bench.seen == []
     assert caplog.text.count("closing the driver: all GPUs are released") == 1
-    assert "opening the driver anew" not in caplog.text
+    assert "reopening the driver" not in caplog.text
     assert caplog.text.count("cannot be closed now: it does not open; will be tried again; wanted because all") == 1
 
 
@@ -446,9 +446,9 @@ async def test_what_is_done_to_the_driver_is_said_in_words_that_are_so(caplog):
         await bench.monitor.resume(None)
     said = [record.getMessage() for record in caplog.records if " the driver" in record.getMessage()]
     assert said == [
-        "opening the driver anew: GPUs were released or resumed",
+        "reopening the driver: GPUs were released or resumed",
         "closing the driver: all GPUs are released",
-        "opening the driver anew: GPUs were released or resumed",
+        "reopening the driver: GPUs were released or resumed",
     ]
 
 

@@ -1,4 +1,4 @@
-"""GPUs that are cut anew while the monitor watches."""
+"""GPUs that are repartitioned while the monitor watches."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -234,7 +234,7 @@ async def test_a_driver_that_does_not_say_how_a_gpu_is_cut_changes_nothing(call,
             bench.monitor.look_now()
             await bench.rounds()
     assert bench.driver.calls[call] >= 12
-    assert caplog.text.count("how it is cut into MIG devices is not known now") == 1
+    assert caplog.text.count("its MIG devices cannot be read now") == 1
     assert len(bench.nodes) == 1
     assert only_good_looks(bench)
 

@@ -132,13 +132,13 @@ async def test_a_driver_that_hangs_over_whose_event_it_is_holds_nobody(monkeypat
         bench.monitor._reports.heard(Event(STRANGE, XID, 79))
         await bench.until_turned(lambda: "is kept until the driver says whose it is" in caplog.text)
         await bench.rounds(2)
-        assert "is held against none" not in caplog.text
+        assert "counts against no GPU" not in caplog.text
         free.set()
-        await bench.until_turned(lambda: "is held against none" in caplog.text)
+        await bench.until_turned(lambda: "counts against no GPU" in caplog.text)
     assert caplog.text.count("is kept until the driver says whose it is") == 1
     assert not told(bench)
     assert all(set(bench.faults(gpu)) == {""} for gpu in range(8))
-    assert caplog.text.count("came from no GPU known here, and is held against none") == 1
+    assert caplog.text.count("came from no GPU known here, and counts against no GPU") == 1
 
 
 class Silent(SimulatedDriver):
@@ -182,15 +182,15 @@ async def test_a_driver_that_does_not_say_whose_an_event_is_is_asked_once_and_it
 async def test_many_unknown_handles_at_once_are_asked_about_a_few_at_a_time(monkeypatch):
     monkeypatch.setattr(monitor, "LOOK_PATIENCE", 0.02)
     bench = Bench(driver=Silent)
-    handles = [Handle(STRANGE + number) for number in range(3 * reports.ASKED)]
+    handles = [Handle(STRANGE + number) for number in range(3 * reports.MAX_HANDLE_LOOKUPS)]
     bench.driver.strangers = dict.fromkeys(handles, bench.uuids[2])
     await bench.monitor.open()
     async with bench.running():
         for handle in handles:
             bench.monitor._reports.heard(Event(handle, XID, 48))
-        await bench.until_turned(lambda: len(bench.driver.out) == reports.ASKED)
+        await bench.until_turned(lambda: len(bench.driver.out) == reports.MAX_HANDLE_LOOKUPS)
         await bench.turned(2)
-        assert bench.driver.most == reports.ASKED
+        assert bench.driver.most == reports.MAX_HANDLE_LOOKUPS
         bench.driver.free.set()
         await bench.until(lambda: len(told(bench)) == len(handles))
     assert bench.driver.calls["uuid of a stranger"] == len(handles)
@@ -222,7 +222,7 @@ async def test_what_else_the_driver_reports_is_no_line_for_people(caplog):
 
 
 async def test_events_of_unknown_handles_are_kept_up_to_a_number(monkeypatch):
-    monkeypatch.setattr(reports, "STRAYS", 4)
+    monkeypatch.setattr(reports, "MAX_UNKNOWN_EVENTS", 4)
     bench = Bench(poll=NEVER, driver=Known)
     await bench.monitor.open()
     bench.driver.whose = bench.uuids[1]

@@ -233,16 +233,16 @@ def test_steady_looks_ask_everything_once_in_their_turns_and_cost_about_the_same
     machine = Machine(name)
     skip = machine.look().unsupported
     whole = machine.look(skip)
-    assert (whole.sample.asked, whole.partition is None) == (None, not whole.divisible)
+    assert (whole.sample.asked, whole.partition is None) == (None, not whole.partitionable)
     asked, partitions, counted = set(), [], []
     for turn in range(TURNS):
         machine.driver.calls.clear()
-        steady = machine.look(skip, full=False, turn=turn, divisible=whole.divisible, counting=77)
+        steady = machine.look(skip, full=False, turn=turn, partitionable=whole.partitionable, counting=77)
         made = machine.driver.calls
         assert sum(made.values()) <= 7 or steady.partition is not None
         partitions += [steady.partition] if steady.partition is not None else []
         counted += [steady.sample.counting]
-        assert steady.divisible == whole.divisible
+        assert steady.partitionable == whole.partitionable
         assert steady.sample.asked is not None
         told = {field: getattr(steady.sample, field) for field in steady.sample.asked}
         assert told == {field: getattr(whole.sample, field) for field in steady.sample.asked}
@@ -251,7 +251,7 @@ def test_steady_looks_ask_everything_once_in_their_turns_and_cost_about_the_same
         assert not steady.sample.asked & skip
         asked |= steady.sample.asked
     assert {field for field in FIELDS if getattr(whole.sample, field) is not None} <= asked
-    assert partitions == ([whole.partition] if whole.divisible else [])
+    assert partitions == ([whole.partition] if whole.partitionable else [])
     assert sorted(counted) == [0, *[77] * (TURNS - 1)]
 
 
@@ -460,8 +460,8 @@ def test_what_a_part_never_says_is_learnt_in_one_look(name):
     first = machine.look()
     assert first.sample.fault == ""
     missing = {field for field in FIELDS if getattr(first.sample, field) is None}
-    cut = set(REMAP) if machine.gpu.mig_devices else set()
-    assert first.unsupported == missing - cut
+    with_partition = set(REMAP) if machine.gpu.mig_devices else set()
+    assert first.unsupported == missing - with_partition
     told = {reading.name for reading in READINGS if machine.gpu.fields.issuperset(reading.numbers)}
     machine.driver.calls.clear()
     second = machine.look(first.unsupported)
@@ -516,7 +516,7 @@ def test_a_gpu_that_is_cut_between_two_looks_has_not_unlearnt_to_tell_of_its_row
 def test_what_was_learnt_of_a_gpu_whose_partition_is_untold_is_learnt(machine):
     machine.node.refuse("mig_mode", Return.UNKNOWN)
     found = machine.look()
-    assert found.untold
+    assert found.partition_trouble
     assert found.unsupported == {"retired_pages", "retired_pending"}
 
 

@@ -50,7 +50,7 @@ async def test_no_turn_takes_longer_than_the_longest_however_late_every_answer_i
             for opened_anew in (False, True):
                 watching._reopening.rebooted = opened_anew  # then it is closed and opened, and every GPU found again
                 for watched in watching._roster.gpus:
-                    watching._events.again(watched.gpu.uuid)
+                    watching._events.register_again(watched.gpu.uuid)
                     watched.nvlinks = None
                 began, before = slow.now, slow.waits
                 watching._expect_turn(0)

@@ -9,7 +9,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from gpu_plugin.devices.node import Link
-from gpu_plugin.placement.prepared import SOON, Placement
+from gpu_plugin.placement.prepared import IMMEDIATE_GPUS, Placement
 from gpu_plugin.placement.subsets import LARGEST, Subsets
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.whole import Budget, Choice, How, choose, pair_weights
@@ -246,7 +246,7 @@ def test_a_placement_that_is_not_ready_is_searched_and_it_says_so():
     found = choose(made, range(8), [], 4)
     assert found == Choice((0, 1, 2, 3), How.NOT_JUDGED_YET)
     assert not found.exact
-    assert SOON < LARGEST
+    assert IMMEDIATE_GPUS < LARGEST
 
 
 @settings(max_examples=60, deadline=None)

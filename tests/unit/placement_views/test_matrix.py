@@ -97,7 +97,7 @@ def test_a_mesh_of_switches_is_one_and_a_named_domain_is_named(mesh_name, more):
 def test_one_gpu_is_one_and_one_out_of_reach_is_said():
     assert list(words(groups_of(Node((Gpu("GPU-a", 0, numa_node=0, unreadable="it does not answer"),))))) == [
         "NUMA node 0: GPU 0",
-        "GPU 0: its links are as far as they were known before: it does not answer",
+        "GPU 0: its links are shown as they were last known: it does not answer",
     ]
 
 

@@ -69,7 +69,7 @@ def test_a_later_version_may_say_more():
     ],
 )
 def test_what_is_no_report_is_said_to_be_none(reply):
-    with pytest.raises(ValueError, match="this is no report of a topology"):
+    with pytest.raises(ValueError, match="this is not a report of a topology"):
         reported(reply)
 
 
@@ -145,7 +145,7 @@ def test_sixteen_gpus_of_seven_mig_devices_each_and_64_gpus_fit_a_reply_together
 def test_a_report_of_an_earlier_version_does_not_say_what_is_served():
     assert reported_resources({"gpus": [], "links": []}) is None
     for wrong in ([7], [{"name": "a"}], None, [{"name": "a", "policy": "b", "hardware": [{}]}]):
-        with pytest.raises(ValueError, match="this is no report of what is served"):
+        with pytest.raises(ValueError, match="this is not a report of what is served"):
             reported_resources({"resources": wrong})
 
 

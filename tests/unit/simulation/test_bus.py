@@ -228,7 +228,7 @@ def test_a_boot_brings_all_back_and_mends_nothing_else(node, driver, tmp_path):
     spoil(node)
     node.vanish(5)
     boot, energy = node.boot_id, driver.total_energy(driver.handle_by_index(0))
-    assert faults.apply(node, {"reboot": True}) == f"The node: booted anew, as {node.boot_id}."
+    assert faults.apply(node, {"reboot": True}) == f"The node: rebooted, with boot id {node.boot_id}."
     assert SimulatedHost(node).boot_id() == node.boot_id != boot
     driver = opened(node)
     assert driver.device_count() == 8
@@ -236,7 +236,7 @@ def test_a_boot_brings_all_back_and_mends_nothing_else(node, driver, tmp_path):
     assert (driver.temperature(gpu), driver.remapped_rows(gpu).failure, driver.pcie_link(gpu).width) == (90, True, 4)
     assert (driver.uncorrected_ecc_errors(gpu), driver.field_values(gpu, (Field(230), Field(214, 17)))) == (0, (0, 0))
     assert driver.total_energy(driver.handle_by_index(0)) < energy
-    assert faults.apply(node, {"gpu": 3, "reboot": True}).startswith("The node: booted anew, as ")
+    assert faults.apply(node, {"gpu": 3, "reboot": True}).startswith("The node: rebooted, with boot id ")
 
 
 def test_a_boot_sets_compute_modes_back(tmp_path):
@@ -334,4 +334,4 @@ def test_a_file_of_before_these_faults_still_reads(tmp_path):
     assert node.boot_id == "boot"
     now = node.condition(0)
     assert (now.energy_since, now.temperature, now.lost, now.binding) == (12.5, 91, True, 1)
-    assert node.cut(0) is None
+    assert node.mig_partition(0) is None

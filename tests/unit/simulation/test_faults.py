@@ -98,11 +98,11 @@ def test_mig(node, driver):
     gpu, events = driver.handle_by_index(3), driver.event_set()
     driver.register_events(gpu, EventType.MIG_CONFIG_CHANGE, events)
     said = faults.apply(node, {"gpu": 3, "mig": " 3g.40gb, 1c.3g.40gb "})
-    assert said.endswith(": in MIG mode, cut into 3g.40gb, 1c.3g.40gb.")
+    assert said.endswith(": in MIG mode, partitioned into 3g.40gb, 1c.3g.40gb.")
     assert (driver.mig_mode(gpu), sizes(driver, gpu)) == ((1, 1), ["3g.40gb", "1c.3g.40gb"])
     assert driver.wait(events, 0) == Event(gpu, EventType.MIG_CONFIG_CHANGE, 0)
     for nothing in ("", "empty", " empty "):
-        assert faults.apply(node, {"gpu": 3, "mig": nothing}).endswith(": in MIG mode, cut into nothing.")
+        assert faults.apply(node, {"gpu": 3, "mig": nothing}).endswith(": in MIG mode, partitioned into nothing.")
         assert (driver.mig_mode(gpu), sizes(driver, gpu)) == ((1, 1), [])
         assert driver.wait(events, 0).kind == EventType.MIG_CONFIG_CHANGE
     assert faults.apply(node, {"gpu": 3, "mig": "none"}).endswith(": out of MIG mode.")
@@ -132,7 +132,7 @@ def test_mig_of_a_part_without_it(name):
     [
         ({"gpu": 9, "lost": True}, "GPU 9: this node has GPUs 0 to 7"),
         ({"gpu": -1, "lost": True}, "GPU -1: this node has GPUs 0 to 7"),
-        ({"gpu": "GPU-no", "lost": True}, "GPU GPU-no: no GPU of this node is called so; say an index from 0 to 7"),
+        ({"gpu": "GPU-no", "lost": True}, "GPU GPU-no: no GPU of this node has this name; give an index from 0 to 7"),
         ({"lost": True}, "gpu: missing: which GPU, by index or uuid"),
         ({"gpu": True, "lost": True}, "gpu: missing: which GPU, by index or uuid"),
         ({"gpu": 0}, f"one fault at a time, of {ALL}: none given"),
@@ -156,7 +156,7 @@ def test_mig_of_a_part_without_it(name):
         ({"gpu": 0, "slow": 0}, "slow: 0: from above 0 to 86400 seconds"),
         ({"init-error": 0}, "init-error: 0: from 1 to 999"),
         ({"init-error": 999, "times": 0}, "times: 0: from 1 to 1000"),
-        ({"gpu": 0, "lost": True, "times": 1}, "times: goes with init-error alone, not with lost"),
+        ({"gpu": 0, "lost": True, "times": 1}, "times: goes only with init-error, not with lost"),
         ({"gpu": 0, "energy-dip": 0}, "energy-dip: 0: from 1 to"),
         ({"gpu": 0, "persistence-mode": True}, "persistence-mode: True: one of on, off"),
         ({"gpu": 0, "ecc-cleared": 1}, "ecc-cleared: 1: it is either asked for with true or left out"),

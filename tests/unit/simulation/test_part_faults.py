@@ -373,7 +373,7 @@ def test_an_error_contained_in_an_instance_has_the_driver_ask_for_nothing(bench)
         ({"xid": 31, "instance": "1/"}, "instance: '1/': a GPU instance"),
         ({"xid": 31, "instance": "-1"}, "instance: '-1': a GPU instance"),
         ({"xid": 31, "instance": 1}, "instance: 1: a GPU instance"),
-        ({"lost": True, "instance": "1"}, "instance: goes with xid alone, not with lost"),
+        ({"lost": True, "instance": "1"}, "instance: goes only with xid, not with lost"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_and_does_nothing(tmp_path, request_, sentence):

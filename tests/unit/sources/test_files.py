@@ -22,9 +22,9 @@ from tests.unit.sources.config_map import ConfigMapVolume, Listener
 def net(request, monkeypatch):
     """Changes are told of and never looked for, or looked for alone because inotify has run out."""
     if request.param == "told":
-        monkeypatch.setattr(files, "NET", 3600)
+        monkeypatch.setattr(files, "POLL_INTERVAL", 3600)
     else:
-        monkeypatch.setattr(files, "NET", 0.02)
+        monkeypatch.setattr(files, "POLL_INTERVAL", 0.02)
         monkeypatch.setattr(directories, "Inotify", exhausted)
     return request.param
 
@@ -188,7 +188,7 @@ async def test_equal_content_is_no_change(tmp_path, net):
 
 
 async def test_a_burst_is_one_change(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "NET", 3600)
+    monkeypatch.setattr(files, "POLL_INTERVAL", 3600)
     monkeypatch.setattr(files, "SETTLE", 0.3)
     monkeypatch.setattr(files, "LONGEST_SETTLE", 30)
     path = tmp_path / "config.yaml"
@@ -232,7 +232,7 @@ async def test_a_storm_is_followed_and_settles_on_the_last(tmp_path):
 
 
 async def test_inotify_that_runs_out_is_said_once_and_used_once_there_is_more(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(files, "NET", 0.02)
+    monkeypatch.setattr(files, "POLL_INTERVAL", 0.02)
     monkeypatch.setattr(directories, "Inotify", exhausted)
     path = tmp_path / "config.yaml"
     async with watching(path) as listener:
@@ -242,7 +242,7 @@ async def test_inotify_that_runs_out_is_said_once_and_used_once_there_is_more(tm
         path.write_text("version: v2")
         await listener.called(3)
         await anyio.sleep(0.1)
-        monkeypatch.setattr(files, "NET", 3600)
+        monkeypatch.setattr(files, "POLL_INTERVAL", 3600)
         path.write_text("version: v3")
         await listener.called(4)
     assert caplog.text.count("looked for now and then") == 1
@@ -256,7 +256,7 @@ async def test_watches_that_run_out_leave_the_looks(tmp_path, monkeypatch, caplo
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             return super().add_watch(path, mask)
 
-    monkeypatch.setattr(files, "NET", 0.02)
+    monkeypatch.setattr(files, "POLL_INTERVAL", 0.02)
     monkeypatch.setattr(directories, "Inotify", Small)
     path = tmp_path / "a" / "b" / "config.yaml"
     path.parent.mkdir(parents=True)
@@ -267,7 +267,7 @@ async def test_watches_that_run_out_leave_the_looks(tmp_path, monkeypatch, caplo
 
 
 async def test_what_happens_before_a_place_is_watched_is_seen(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "NET", 3600)
+    monkeypatch.setattr(files, "POLL_INTERVAL", 3600)
     path = tmp_path / "config.yaml"
     path.write_text("version: v1")
     known = fingerprint(path)
@@ -329,7 +329,7 @@ async def test_a_known_content_is_not_reported_and_another_is(tmp_path, net):
 
 
 async def test_a_file_system_that_hangs_is_said_once_and_holds_up_nothing(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(files, "NET", 0.02)
+    monkeypatch.setattr(files, "POLL_INTERVAL", 0.02)
     monkeypatch.setattr(files, "PATIENCE", 0.05)
     dead = threading.Event()
     real = files.fingerprint

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpu_plugin.state.journal import MAX_BYTES, ROOM, Journal
+from gpu_plugin.state.journal import MAX_BYTES, MIN_ALLOCATION, Journal
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,15 @@ def test_its_room_is_there_before_anything_is_and_is_not_given_back(journal, fil
         assert journal.append(Word(number, "x" * (number % 7) * 50))
         journal.settle(Word(number) if number % 3 else Word(number, "x" * (number % 7) * 50))
         assert read(file) == Word(number, "x" * (number % 7) * 50)
-        assert (file.stat().st_size, file.stat().st_blocks * 512 >= ROOM) == (ROOM, True)
+        assert (file.stat().st_size, file.stat().st_blocks * 512 >= MIN_ALLOCATION) == (MIN_ALLOCATION, True)
 
 
 def test_a_full_disk_takes_as_many_words_as_there_are(journal, file, monkeypatch):
     journal.reserve()
     full(monkeypatch)
     for number in range(200):
-        assert journal.append(Word(number, "x" * (ROOM // 2 - 100 - number % 3)))
-        assert read(file) == Word(number, "x" * (ROOM // 2 - 100 - number % 3))
+        assert journal.append(Word(number, "x" * (MIN_ALLOCATION // 2 - 100 - number % 3)))
+        assert read(file) == Word(number, "x" * (MIN_ALLOCATION // 2 - 100 - number % 3))
     again: Journal[Word, Word] = Journal(file, Word)  # the next process
     assert again.append(Word(200))
     assert read(file) == Word(200)
@@ -90,11 +90,11 @@ def test_a_word_that_a_full_disk_has_no_room_for_is_no_success_and_costs_no_othe
         assert journal.append(Word(1, "x" * 100 * room))
         with monkeypatch.context() as disk:
             full(disk)
-            assert not journal.append(Word(2, "x" * ROOM))
+            assert not journal.append(Word(2, "x" * MIN_ALLOCATION))
         assert read(file) == Word(1, "x" * 100 * room)
-    assert journal.append(Word(3, "x" * ROOM))
-    assert read(file) == Word(3, "x" * ROOM)
-    assert file.stat().st_size >= 4 * ROOM, "the next may be longer"
+    assert journal.append(Word(3, "x" * MIN_ALLOCATION))
+    assert read(file) == Word(3, "x" * MIN_ALLOCATION)
+    assert file.stat().st_size >= 4 * MIN_ALLOCATION, "the next may be longer"
 
 
 def test_where_no_room_can_be_allocated_it_is_said_and_words_are_taken_as_long_as_they_can_be(

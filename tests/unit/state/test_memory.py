@@ -14,8 +14,8 @@ from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import Marks, Verdict
 from gpu_plugin.health.signals.clocks import SlowMinutes
-from gpu_plugin.health.signals.recovery_action import Wish
-from gpu_plugin.health.signals.xid import Happened
+from gpu_plugin.health.signals.recovery_action import RequestedAction
+from gpu_plugin.health.signals.xid import Occurrences
 from gpu_plugin.state import memory as memory_module
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.journal import Journal
@@ -293,7 +293,7 @@ for _ in range(450):
     [
         replace(XID, since=1e18),
         replace(XID, taken=1e18),
-        replace(XID, aside=Marks(taken=1e18)),
+        replace(XID, suspended=Marks(taken=1e18)),
         replace(XID, memory={"times": [-1e18]}),
         replace(XID, memory={"within": 1e18}),
         replace(XID, memory={"last": 7e19}),
@@ -328,8 +328,8 @@ def test_an_entry_that_cannot_be_true_is_left_out_alone_and_said(state, caplog, 
 @pytest.mark.parametrize(
     ("signal", "part", "remembered", "read"),
     [
-        ("xid", "48", {"times": [-2.0], "last": -1.0}, Happened((0.0,), last=0.0)),
-        ("recovery-action", "", {"action": 1, "excused": -30.0}, Wish(action=1, excused=0.0)),
+        ("xid", "48", {"times": [-2.0], "last": -1.0}, Occurrences((0.0,), last=0.0)),
+        ("recovery-action", "", {"action": 1, "excused": -30.0}, RequestedAction(action=1, excused=0.0)),
         ("hw-slowdown", "", {"watched": -30.0}, SlowMinutes(watched=0.0)),
     ],
 )

@@ -98,7 +98,7 @@ def test_labels_are_escaped_as_both_formats_read_them_back():
     assert labelled(a=HOSTILE) == r'a="a\"b\\c\nd{e}=f,# HELP g\n\"} 1"'
     hostile = {**STATUS, "resources": {HOSTILE: STATUS["resources"]["nvidia.com/gpu"]}}
     assert value(hostile, "gpu_plugin_devices", resource=HOSTILE, state="healthy") == 6
-    assert labelled(a="\ud800") == 'a="?"', "what is no text in UTF-8 stops no scrape"
+    assert labelled(a="\ud800") == 'a="?"', "what is not text in UTF-8 stops no scrape"
 
 
 # What is said

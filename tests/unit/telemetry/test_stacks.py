@@ -57,15 +57,15 @@ async def _deep(levels, event):
 
 async def test_it_is_bounded_whatever_there_is_to_tell():
     event = asyncio.Event()
-    tasks = [asyncio.create_task(_deep(40, event), name="n" * 10_000) for _ in range(stacks.MOST + 7)]
+    tasks = [asyncio.create_task(_deep(40, event), name="n" * 10_000) for _ in range(stacks.MAX_STACKS + 7)]
     await anyio.lowlevel.checkpoint()
     lines = list(stacks.told(tasks))
     event.set()
     await asyncio.gather(*tasks)
     assert "  and 7 more" in lines
-    assert lines[0] == f"{stacks.MOST + 7} tasks:"
+    assert lines[0] == f"{stacks.MAX_STACKS + 7} tasks:"
     threads = len(lines) - lines.index("  and 7 more")
-    assert len(lines) - threads == 1 + stacks.MOST * (1 + 1 + stacks.FRAMES)
+    assert len(lines) - threads == 1 + stacks.MAX_STACKS * (1 + 1 + stacks.MAX_FRAMES)
     assert max(map(len, lines)) < 3 * stacks.WIDTH
 
 

@@ -123,7 +123,7 @@ def status(ready, wanted):
 
 @pytest.fixture
 def uninstall(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(nodes, "BETWEEN", 0.01)
+    monkeypatch.setattr(nodes, "POLL_INTERVAL", 0.01)
 
     def run(api, *more):
         arguments = [
@@ -177,7 +177,7 @@ def test_it_returns_once_all_pods_are_gone(uninstall):
 
 
 def test_nodes_that_do_not_answer_are_counted_and_keep_nobody_from_uninstalling(uninstall, monkeypatch):
-    monkeypatch.setattr(nodes, "LAST", 0.5)
+    monkeypatch.setattr(nodes, "END_TIMEOUT", 0.5)
     with Api(plugin(3), status(2, 3)) as api:
         api.lingers = 1000  # the pod of a node that is down never goes
         code, out, err = uninstall(api, "--timeout", "1s")
@@ -243,7 +243,7 @@ def test_an_attempt_that_is_told_to_stop_puts_the_daemonset_back(tmp_path, numbe
         assert "uid" not in api.objects["plugin"]["metadata"]
         assert api.objects["plugin"]["spec"] == found["spec"]
     assert running.returncode == 1
-    assert "broken off: the DaemonSet is put back" in out
+    assert "interrupted: the DaemonSet is restored" in out
     assert "broken off" in err
 
 

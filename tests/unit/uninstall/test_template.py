@@ -99,7 +99,7 @@ def test_it_runs_where_the_other_ran_and_selects_pods_of_its_own():
     assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("plugin", False)
     assert not {"hostNetwork", "hostPID"} & pod.keys()
     found["spec"]["template"]["spec"]["automountServiceAccountToken"] = True
-    assert patched(found)["automountServiceAccountToken"], "what the cluster was told by it can be taken back"
+    assert patched(found)["automountServiceAccountToken"], "the reports to the cluster by it can be taken back"
     assert "ownerReferences" not in cleanup_daemonset(found)["metadata"]
 
 

@@ -167,4 +167,4 @@ def test_a_config_file_that_is_gone_keeps_nobody_from_cleaning_up(node, monkeypa
     assert main(["cleanup"]) == 0
     told = capsys.readouterr()
     assert f"{state}: removed" in told.out
-    assert "going by flags and environment alone" in told.err
+    assert "going by flags and environment only" in told.err

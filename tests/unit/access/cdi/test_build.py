@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_plugin.access.cdi import driver, hooks, names, spec
-from gpu_plugin.access.cdi.build import NO_GIDS, NO_SOCKETS, READ_ONLY, SOCKET_OPTIONS, Built, Wishes, build
+from gpu_plugin.access.cdi.build import NO_GIDS, NO_SOCKETS, READ_ONLY, SOCKET_OPTIONS, Built, CdiOptions, build
 from gpu_plugin.access.cdi.found import DeviceFile, DriverFiles, HostDevices, Library, PlacedFile
 from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Mount, Spec
 from gpu_plugin.devices.naming import PLACEHOLDER
@@ -75,7 +75,7 @@ def paths(made: Spec) -> dict[str, list[str]]:
 
 
 def test_a_whole_gpu_by_uuid_by_index_and_all_of_them():
-    made = of(build(*plain(2), FILES, Wishes()))
+    made = of(build(*plain(2), FILES, CdiOptions()))
     assert made.kind == "k8s.device-plugin.nvidia.com/gpu"
     assert paths(made) == {
         "GPU-0": ["/dev/nvidia0"],
@@ -93,7 +93,7 @@ def test_a_whole_gpu_by_uuid_by_index_and_all_of_them():
 
 
 def test_mig_devices_have_their_gpus_node_and_their_capabilities_and_those_that_draw_its_drm_nodes_too():
-    made = of(build(*partitioned(), FILES, Wishes()))
+    made = of(build(*partitioned(), FILES, CdiOptions()))
     whole, caps = ["/dev/nvidia3"], [f"/dev/nvidia-caps/nvidia-cap{cap}" for cap in (21, 22, 30, 31)]
     assert paths(made) == {
         "GPU-0": [*whole, "/dev/dri/card1"],
@@ -110,7 +110,7 @@ def test_what_lacks_its_node_is_left_out_with_a_sentence_and_the_others_stay():
     gpus, host = partitioned()
     there = {path: each for path, each in host.nodes.items() if path != "/dev/nvidia-caps/nvidia-cap22"}
     lost = Gpu("GPU-lost", 1, unreadable="it fell off the bus")
-    built = build([*gpus, lost, Gpu("GPU-2", 2, minor=9)], HostDevices(there, host.drm), FILES, Wishes())
+    built = build([*gpus, lost, Gpu("GPU-2", 2, minor=9)], HostDevices(there, host.drm), FILES, CdiOptions())
     assert set(paths(of(built))) == {"GPU-0", "0", "MIG-b", "0:1", "all"}
     capability = (
         "its device node /dev/nvidia-caps/nvidia-cap22 does not exist on this node (nvidia-modprobe -f makes it from the "
@@ -128,7 +128,7 @@ def test_what_lacks_its_node_is_left_out_with_a_sentence_and_the_others_stay():
 
 def test_a_mig_device_whose_capabilities_are_not_known_is_left_out():
     gpu = Gpu("GPU-0", 0, minor=0, mig_devices=(MigDevice("MIG-a", 0, 1, 0, "1g.10gb", compute_instance_cap=22),))
-    built = build([gpu], HostDevices(nodes("/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap22")), FILES, Wishes())
+    built = build([gpu], HostDevices(nodes("/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap22")), FILES, CdiOptions())
     assert set(paths(of(built))) == {"GPU-0", "0", "all"}
     why = "its capability nodes are not known: does /proc/driver/nvidia-caps/mig-minors exist here?"
     assert built.missing == {"MIG-a": why, "0:0": why}
@@ -137,7 +137,7 @@ def test_a_mig_device_whose_capabilities_are_not_known_is_left_out():
 def test_a_name_that_two_gpus_have_is_no_ones():
     """As when one fell off the bus, is remembered as 0, and the driver calls the next one 0: a pod must not get another's."""
     gpus = [Gpu("GPU-a", 0, minor=0), Gpu("GPU-b", 0, minor=1), Gpu("GPU-b", 2, minor=1)]
-    built = build(gpus, HostDevices(nodes("/dev/nvidia0", "/dev/nvidia1")), FILES, Wishes())
+    built = build(gpus, HostDevices(nodes("/dev/nvidia0", "/dev/nvidia1")), FILES, CdiOptions())
     assert paths(of(built)) == {
         "GPU-a": ["/dev/nvidia0"],
         "2": ["/dev/nvidia1"],
@@ -151,30 +151,30 @@ def test_gpus_whose_uuid_is_made_up_are_in_no_specification():
     gpus, host = plain()
     unknown = Gpu(f"{PLACEHOLDER}7", 7, minor=7)
     there = HostDevices(nodes("/dev/nvidia0", "/dev/nvidia7"))
-    assert paths(of(build([*gpus, unknown], there, FILES, Wishes()))) == {
+    assert paths(of(build([*gpus, unknown], there, FILES, CdiOptions()))) == {
         "GPU-0": ["/dev/nvidia0"],
         "0": ["/dev/nvidia0"],
         "all": ["/dev/nvidia0"],
     }
-    built = build([unknown], host, FILES, Wishes())
-    assert (built.specs, built.trouble) == ({}, "the driver could describe no GPU of this node")
+    built = build([unknown], host, FILES, CdiOptions())
+    assert (built.specs, built.trouble) == ({}, "the driver could not describe any GPU of this node")
 
 
 def test_without_a_gpu_there_is_no_specification_of_any_and_no_trouble():
-    assert build([], HostDevices(nodes()), FILES, Wishes()) == Built()
+    assert build([], HostDevices(nodes()), FILES, CdiOptions()) == Built()
 
 
 def test_without_a_device_node_of_a_gpu_or_a_usable_driver_the_trouble_is_named():
     gpus, host = plain(2)
-    built = build(gpus, HostDevices(nodes()), FILES, Wishes(dev_root="/run/nvidia/driver"))
+    built = build(gpus, HostDevices(nodes()), FILES, CdiOptions(dev_root="/run/nvidia/driver"))
     assert built.specs == {}
     assert built.trouble == (
         "no GPU of this node has its device node under /run/nvidia/driver: its device node /dev/nvidia0 does not exist on "
         "this node (nvidia-modprobe -c and -u make those of GPUs)"
     )
     broken = DriverFiles(fault="no libcuda")
-    assert build(gpus, host, broken, Wishes()).trouble == "no libcuda"
-    assert build(gpus, host, broken, Wishes()).specs == {}
+    assert build(gpus, host, broken, CdiOptions()).trouble == "no libcuda"
+    assert build(gpus, host, broken, CdiOptions()).specs == {}
 
 
 def test_groups_and_names_by_path_of_drm_nodes():
@@ -190,7 +190,7 @@ def test_groups_and_names_by_path_of_drm_nodes():
     }
     drm = {"00000000:1B:00.0": ("/dev/dri/card1", "/dev/dri/controlD9", "/dev/dri/renderD129")}
     gpu = Gpu("GPU-0", 0, minor=0, pci_bus_id="00000000:1B:00.0")
-    made = of(build([gpu], HostDevices(there, drm), FILES, Wishes()))
+    made = of(build([gpu], HostDevices(there, drm), FILES, CdiOptions()))
     edits = made.devices[0].container_edits
     assert [(node.path, node.minor, node.gid) for node in edits.device_nodes] == [
         ("/dev/nvidia0", 4, None),
@@ -203,8 +203,8 @@ def test_groups_and_names_by_path_of_drm_nodes():
     assert made.cdi_version == "0.7.0"
     for mode, groups in ((0o664, (44,)), (0o662, (44,)), (0o666, ()), (0o660, (44,))):
         other = HostDevices(nodes("/dev/nvidia0") | {"/dev/dri/card1": DeviceFile(226, 1, mode, 44)}, drm)
-        assert of(build([gpu], other, FILES, Wishes())).devices[0].container_edits.additional_gids == groups
-    without = of(build([gpu], HostDevices(there, drm), FILES, Wishes(feature_flags=frozenset({NO_GIDS}))))
+        assert of(build([gpu], other, FILES, CdiOptions())).devices[0].container_edits.additional_gids == groups
+    without = of(build([gpu], HostDevices(there, drm), FILES, CdiOptions(feature_flags=frozenset({NO_GIDS}))))
     assert {each.container_edits.additional_gids for each in without.devices} == {()}
     assert without.cdi_version == "0.5.0"
 
@@ -221,13 +221,13 @@ def test_groups_and_names_by_path_of_drm_nodes():
 )
 def test_names_by_path_have_the_domain_as_the_kernel_writes_it(bus_id, by_path):
     there = HostDevices(nodes("/dev/nvidia0", f"/dev/dri/by-path/{by_path}", "/dev/dri/by-path/pci-0000:01:00.0-card"))
-    made = of(build([Gpu("GPU-0", 0, minor=0, pci_bus_id=bus_id)], there, FILES, Wishes()))
+    made = of(build([Gpu("GPU-0", 0, minor=0, pci_bus_id=bus_id)], there, FILES, CdiOptions()))
     expected = [f"/dev/dri/by-path/{by_path}"] if len(bus_id) == 16 else []
     assert paths(made)["0"] == ["/dev/nvidia0", *expected]
 
 
 def test_every_library_is_bound_at_its_names_where_loaders_look_and_files_where_they_belong():
-    made = of(build(*plain(), FILES, Wishes(driver_root="/run/nvidia/driver")))
+    made = of(build(*plain(), FILES, CdiOptions(driver_root="/run/nvidia/driver")))
     at = {mount.container_path: mount for mount in made.container_edits.mounts}
     assert len(at) == len(made.container_edits.mounts)
     libraries = {
@@ -252,13 +252,13 @@ def test_every_library_is_bound_at_its_names_where_loaders_look_and_files_where_
 
 
 def test_sockets_stay_away_where_that_is_asked_for():
-    made = of(build(*plain(), FILES, Wishes(feature_flags=frozenset({NO_SOCKETS}))))
+    made = of(build(*plain(), FILES, CdiOptions(feature_flags=frozenset({NO_SOCKETS}))))
     assert [mount.container_path for mount in made.container_edits.mounts if "socket" in mount.container_path] == []
     assert "/usr/bin/nvidia-smi" in [mount.container_path for mount in made.container_edits.mounts]
 
 
 def test_device_nodes_below_another_root_are_named_as_the_host_has_them():
-    made = of(build(*plain(), FILES, Wishes(dev_root="/run/nvidia/driver")))
+    made = of(build(*plain(), FILES, CdiOptions(dev_root="/run/nvidia/driver")))
     every = [*made.container_edits.device_nodes, *made.devices[0].container_edits.device_nodes]
     assert {node.host_path == f"/run/nvidia/driver{node.path}" for node in every} == {True}
     assert made.cdi_version == "0.5.0"
@@ -268,11 +268,11 @@ def test_imex_channels_are_those_that_exist():
     node = "/dev/nvidia-caps-imex-channels/channel"
     gpus, _ = plain()
     host = HostDevices(nodes(f"{node}0", f"{node}7", "/dev/nvidia0"))
-    built = build(gpus, host, FILES, Wishes(imex_channels=(0, 5, 7)))
+    built = build(gpus, host, FILES, CdiOptions(imex_channels=(0, 5, 7)))
     made = of(built, "k8s.device-plugin.nvidia.com-imex-channel.json")
     assert paths(made) == {"0": [f"{node}0"], "7": [f"{node}7"], "all": [f"{node}0", f"{node}7"]}
     assert made.container_edits == Edits(env=("NVIDIA_VISIBLE_DEVICES=void",))
-    none = build(gpus, host, FILES, Wishes(imex_channels=(5,)))
+    none = build(gpus, host, FILES, CdiOptions(imex_channels=(5,)))
     assert set(none.specs) == {GPU_FILE}
 
 
@@ -294,7 +294,7 @@ def test_the_classes_beside_gpus(name, given, mounts):
     gpus, _ = plain()
     others = ["/dev/infiniband/issm0", "/dev/nvidia-nvswitch0"]
     host = HostDevices(nodes(*reversed(given), *others, "/dev/nvidia0"))
-    built = build(gpus, host, FILES, Wishes(driver_root="/d", classes=("gdrcopy", "gds", "mofed")))
+    built = build(gpus, host, FILES, CdiOptions(driver_root="/d", classes=("gdrcopy", "gds", "mofed")))
     file = f"k8s.device-plugin.nvidia.com-{name}.json"
     assert set(built.specs) == {GPU_FILE, file}
     made = of(built, file)
@@ -302,20 +302,20 @@ def test_the_classes_beside_gpus(name, given, mounts):
     assert paths(made) == {"all": given}
     assert made.container_edits.env == ("NVIDIA_VISIBLE_DEVICES=void",)
     assert list(made.container_edits.mounts) == mounts
-    assert set(build(gpus, host, FILES, Wishes()).specs) == {GPU_FILE}
+    assert set(build(gpus, host, FILES, CdiOptions()).specs) == {GPU_FILE}
 
 
 def test_the_classes_need_neither_a_gpu_nor_a_driver_and_heed_the_flag_on_groups():
     host = HostDevices({"/dev/gdrdrv": DeviceFile(508, 0, 0o660, 44)})
     file = names.file_name(names.GDRCOPY)
-    built = build([], host, DriverFiles(fault="none"), Wishes(classes=("gdrcopy",)))
+    built = build([], host, DriverFiles(fault="none"), CdiOptions(classes=("gdrcopy",)))
     assert of(built, file).devices[0].container_edits.additional_gids == (44,)
-    flagged = build([], host, DriverFiles(), Wishes(classes=("gdrcopy",), feature_flags=frozenset({NO_GIDS})))
+    flagged = build([], host, DriverFiles(), CdiOptions(classes=("gdrcopy",), feature_flags=frozenset({NO_GIDS})))
     assert of(flagged, file).devices[0].container_edits.additional_gids == ()
 
 
 def test_with_a_hook_libraries_are_bound_where_they_are_and_nvidias_hooks_do_the_rest():
-    built = build(*plain(), FILES, Wishes(driver_root="/d", hook="/usr/bin/nvidia-ctk"))
+    built = build(*plain(), FILES, CdiOptions(driver_root="/d", hook="/usr/bin/nvidia-ctk"))
     edits = of(built).container_edits
     assert edits.env == ("NVIDIA_CTK_LIBCUDA_DIR=/usr/lib64", "NVIDIA_VISIBLE_DEVICES=void")
     bound = [mount.container_path for mount in edits.mounts]
@@ -346,7 +346,7 @@ def test_with_a_hook_libraries_are_bound_where_they_are_and_nvidias_hooks_do_the
 
 @pytest.mark.parametrize("disabled", [*hooks.NAMES, "all"])
 def test_hooks_that_are_turned_off_are_left_out_and_nvidia_cdi_hook_is_called_without_the_word(disabled):
-    wishes = Wishes(hook="/opt/nvidia-cdi-hook", disabled_hooks=frozenset({disabled}))
+    wishes = CdiOptions(hook="/opt/nvidia-cdi-hook", disabled_hooks=frozenset({disabled}))
     found = of(build(*plain(), FILES, wishes)).container_edits.hooks
     expected = [name for name in hooks.NAMES if disabled not in (name, "all")]
     assert [hook.args[:2] for hook in found] == [("nvidia-cdi-hook", name) for name in expected]
@@ -391,7 +391,7 @@ some_nodes = st.dictionaries(
     found=st.lists(gpus, max_size=4, unique_by=lambda gpu: (gpu.uuid, gpu.index)),
     there=some_nodes,
     wishes=st.builds(
-        Wishes,
+        CdiOptions,
         dev_root=st.sampled_from(["", "/run/nvidia/driver"]),
         driver_root=st.sampled_from(["", "/run/nvidia/driver"]),
         classes=st.sampled_from([(), ("gdrcopy", "gds", "mofed")]),

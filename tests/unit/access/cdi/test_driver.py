@@ -35,7 +35,7 @@ def test_of_too_many_libraries_the_ones_that_every_program_needs_stay():
     many = tuple(f"lib{at:04}.so.550.1" for at in range(600))
     listing: Listing = {LIB64: many, "usr/lib": ("libcuda.so.550.1", "libnvidia-ml.so.550.1")}
     picked = driver.pick(listing, "", "/driver")
-    assert len(picked.libraries) == driver.MOST_LIBRARIES
+    assert len(picked.libraries) == driver.MAX_LIBRARIES
     assert picked.libraries[:3] == (
         "/usr/lib/libcuda.so.550.1",
         "/usr/lib/libnvidia-ml.so.550.1",
@@ -127,6 +127,6 @@ def test_other_files_must_be_what_they_are_bound_as():
     ]
     assert files.complaints == (
         "/usr/bin/nvidia-smi in the driver root /d is left out: it is a link that leads nowhere",
-        "/run/nvidia-persistenced/socket in the driver root /d is left out: it is no regular file (file)",
-        "/etc/cufile.json in the driver root /d is left out: it is no regular file (socket)",
+        "/run/nvidia-persistenced/socket in the driver root /d is left out: it is not a regular file (file)",
+        "/etc/cufile.json in the driver root /d is left out: it is not a regular file (socket)",
     )

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_plugin.access.cdi import l4t_lists
-from gpu_plugin.access.cdi.l4t_lists import MAX_BYTES, MOST_LINES, Entry, Line, parse
+from gpu_plugin.access.cdi.l4t_lists import MAX_BYTES, MAX_LINES, Entry, Line, parse
 
 NAME = "/etc/lists/drivers.csv"
 
@@ -71,7 +71,7 @@ def test_a_list_that_is_too_large_is_left_out_whole():
 
 
 def test_what_is_wrong_is_told_of_the_first_lines_and_counted_of_the_others():
-    rows = ["lib, /a", *["junk"] * 30, *["#"] * (MOST_LINES - 31), "lib, /b"]
+    rows = ["lib, /a", *["junk"] * 30, *["#"] * (MAX_LINES - 31), "lib, /b"]
     found = parse(NAME, "\n".join(rows).encode())
     assert found.lines == (Line(Entry.LIBRARY, "/a"),)
     assert len(found.complaints) == 22
@@ -81,7 +81,7 @@ def test_what_is_wrong_is_told_of_the_first_lines_and_counted_of_the_others():
         f"{NAME}: 10 more lines are left out",
         f"{NAME} has 10,001 lines, of which those behind the first 10,000 are left out",
     )
-    most = parse(NAME, "\n".join([*rows[-MOST_LINES:], ""]).encode())
+    most = parse(NAME, "\n".join([*rows[-MAX_LINES:], ""]).encode())
     assert (most.lines, len(most.complaints)) == ((Line(Entry.LIBRARY, "/b"),), 21)
 
 

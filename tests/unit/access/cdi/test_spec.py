@@ -72,14 +72,14 @@ def test_what_is_left_out_has_its_default_and_is_not_written():
     [
         ({"cdiVersion": "0.2.0"}, "'0.2.0' is none of 0.3.0, 0.4.0,"),
         ({"cdiVersion": "vv1.0.0"}, "'vv1.0.0' is none of"),
-        ({"kind": "vendor"}, "$.kind: 'vendor' is no vendor/class"),
+        ({"kind": "vendor"}, "$.kind: 'vendor' is not of the form vendor/class"),
         ({"kind": "vendor.com/class\n"}, "$.kind:"),
         ({"kind": "vendor./class"}, "$.kind:"),
         ({"kind": "9vendor/class"}, "$.kind:"),
         ({"kind": "véndor/class"}, "$.kind:"),
-        ({"annotations": {"": "x"}, "cdiVersion": "0.6.0"}, "$.annotations: '' is no annotation key"),
-        ({"annotations": {"a b": "x"}, "cdiVersion": "0.6.0"}, "$.annotations: 'a b' is no annotation key"),
-        ({"annotations": {"-a/b": "x"}, "cdiVersion": "0.6.0"}, "$.annotations: '-a/b' is no annotation key"),
+        ({"annotations": {"": "x"}, "cdiVersion": "0.6.0"}, "$.annotations: '' is not an annotation key"),
+        ({"annotations": {"a b": "x"}, "cdiVersion": "0.6.0"}, "$.annotations: 'a b' is not an annotation key"),
+        ({"annotations": {"-a/b": "x"}, "cdiVersion": "0.6.0"}, "$.annotations: '-a/b' is not an annotation key"),
     ],
 )
 def test_what_runtimes_would_not_take_is_said_with_its_place(change, words):
@@ -104,7 +104,7 @@ def test_devices_that_are_twice_or_change_nothing():
     content = plain(document("a"))
     content["devices"] += [content["devices"][0], {"name": "b", "containerEdits": {}}]
     assert list(spec.faults(spec.from_plain(content))) == [
-        "$.devices[1].name: 'a' stands above already",
+        "$.devices[1].name: 'a' is already listed above",
         "$.devices[2].containerEdits: empty: a device must change something",
     ]
 

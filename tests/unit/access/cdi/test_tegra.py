@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_plugin.access.cdi.build import READ_ONLY, Wishes
+from gpu_plugin.access.cdi.build import READ_ONLY, CdiOptions
 from gpu_plugin.access.cdi.found import DeviceFile, Kind, Seen, SeenLibrary
 from gpu_plugin.access.cdi.l4t_lists import Entry, Line
 from gpu_plugin.access.cdi.spec import faults, from_json, to_json
@@ -41,7 +41,7 @@ FILES = TegraFiles(
 
 
 def spec_of(files=FILES, **wishes):
-    built = tegra_specs(files, Wishes(**wishes))
+    built = tegra_specs(files, CdiOptions(**wishes))
     assert built.trouble == ""
     assert list(built.specs) == ["k8s.device-plugin.nvidia.com-gpu.json"]
     (spec,) = built.specs.values()
@@ -149,12 +149,12 @@ def test_what_is_not_there_is_left_out_and_counted():
         entry(Entry.LINK, "/usr/lib/socket", found=Kind.SOCKET),
         complaints=("a line is wrong",),
     )
-    wrong, left_out = tegra_specs(files, Wishes()).complaints
+    wrong, left_out = tegra_specs(files, CdiOptions()).complaints
     assert wrong == "a line is wrong"
     assert left_out.startswith("4 of 13 paths in the lists of Linux for Tegra are left out, as they are not there")
     assert left_out.endswith(": /usr/lib/absent.so, /usr/lib/file, /usr/lib/socket, ...")
     assert spec_of(files) == spec_of()
-    assert tegra_specs(FILES, Wishes()).complaints == ()
+    assert tegra_specs(FILES, CdiOptions()).complaints == ()
 
 
 def test_a_link_to_a_directory_is_that_directory():
@@ -163,10 +163,10 @@ def test_a_link_to_a_directory_is_that_directory():
 
 
 def test_a_file_named_as_a_library_that_is_none_keeps_its_path_alone():
-    files = with_(entry(Entry.LIBRARY, f"{NVIDIA}/libscript.so", fault="it is no ELF file (x)"))
-    built = tegra_specs(files, Wishes())
+    files = with_(entry(Entry.LIBRARY, f"{NVIDIA}/libscript.so", fault="it is not an ELF file (x)"))
+    built = tegra_specs(files, CdiOptions())
     assert built.complaints == (
-        f"{NVIDIA}/libscript.so is given to containers at that path alone: it is no ELF file (x)",
+        f"{NVIDIA}/libscript.so is given to containers only at that path: it is not an ELF file (x)",
     )
     assert [path for path in mounted(spec_of(files)) if "libscript" in path] == [f"{NVIDIA}/libscript.so"]
 
@@ -194,7 +194,7 @@ def test_libraries_of_one_soname_or_for_other_programs_do_not_take_the_place_of_
     ],
 )
 def test_without_lists_or_nodes_there_is_no_specification(files, why):
-    built = tegra_specs(files, Wishes(dev_root="/mnt"))
+    built = tegra_specs(files, CdiOptions(dev_root="/mnt"))
     assert why in built.trouble
     assert built.specs == {}
 

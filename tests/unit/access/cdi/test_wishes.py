@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from gpu_plugin.access.cdi.build import FEATURE_FLAGS, IDLE_FEATURE_FLAGS, Wishes
+from gpu_plugin.access.cdi.build import FEATURE_FLAGS, IDLE_FEATURE_FLAGS, CdiOptions
 from gpu_plugin.access.cdi.readiness import NOT_YET, CdiReadiness
-from gpu_plugin.access.cdi.wishes import unheeded, wishes
+from gpu_plugin.access.cdi.wishes import ignored_options, wishes
 from gpu_plugin.access.container import Access
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.settings import Settings
@@ -23,7 +23,7 @@ def test_what_the_operator_said_and_the_node_has():
         cdi_feature_flags=("disable-ipc-discoverer",),
     )
     access = Access(dev_root="/", cdi_classes=("gds",), imex_channels=(0,))
-    assert wishes(settings, access) == Wishes(
+    assert wishes(settings, access) == CdiOptions(
         driver_root="/run/nvidia/driver",
         dev_root="",
         classes=("gds",),
@@ -32,7 +32,7 @@ def test_what_the_operator_said_and_the_node_has():
         disabled_hooks=frozenset({"enable-cuda-compat"}),
         feature_flags=frozenset({"disable-ipc-discoverer"}),
     )
-    assert unheeded(settings) == []
+    assert ignored_options(settings) == []
 
 
 @pytest.mark.parametrize(
@@ -44,12 +44,15 @@ def test_what_the_operator_said_and_the_node_has():
         ),
         (settings_of(cdi_feature_flags=(FEATURE_FLAGS[0], "new-flag")), "--cdi-feature-flags: new-flag is not known"),
         (settings_of(cdi_disable_hooks=("all",)), "no hook is used without --nvidia-cdi-hook-path"),
-        (settings_of(cdi_disable_hooks=("links",), nvidia_cdi_hook_path="/x"), "--cdi-disable-hooks: links is no hook"),
+        (
+            settings_of(cdi_disable_hooks=("links",), nvidia_cdi_hook_path="/x"),
+            "--cdi-disable-hooks: links is not a hook",
+        ),
         (settings_of(cdi_disable_hooks=("create-symlinks",), nvidia_cdi_hook_path="/x"), "may not find libcuda.so.1"),
     ],
 )
 def test_what_changes_nothing_is_said(settings, words):
-    (sentence,) = unheeded(settings)
+    (sentence,) = ignored_options(settings)
     assert words in sentence
 
 
@@ -63,9 +66,9 @@ def test_why_a_device_cannot_be_used_by_its_name():
 def test_with_all_hooks_disabled_libraries_are_bound_where_they_are_found():
     settings = settings_of(cdi_disable_hooks=("all",), nvidia_cdi_hook_path="/usr/bin/nvidia-ctk")
     assert wishes(settings, Access(dev_root="/")).hook == ""
-    assert unheeded(settings) == []
+    assert ignored_options(settings) == []
 
 
 def test_nvidias_other_hooks_may_be_disabled():
     disabled = ("chmod", "update-application-profile")
-    assert unheeded(settings_of(cdi_disable_hooks=disabled, nvidia_cdi_hook_path="/x")) == []
+    assert ignored_options(settings_of(cdi_disable_hooks=disabled, nvidia_cdi_hook_path="/x")) == []

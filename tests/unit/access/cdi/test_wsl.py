@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_plugin.access.cdi import wsl
-from gpu_plugin.access.cdi.build import READ_ONLY, Wishes
+from gpu_plugin.access.cdi.build import READ_ONLY, CdiOptions
 from gpu_plugin.access.cdi.found import DeviceFile, HostDevices, Kind, Seen, SeenLibrary
 from gpu_plugin.access.cdi.spec import DeviceNode, faults, from_json, to_json
 from gpu_plugin.access.cdi.wsl import Store, WslFiles, choose, pick, wsl_specs
@@ -38,7 +38,7 @@ OWN = [each.seen.path for each in (*FILES.libraries, DXCORE)] + [each.path for e
 
 
 def spec_of(files=FILES, host=HOST, **wishes):
-    built = wsl_specs(files, host, Wishes(**wishes))
+    built = wsl_specs(files, host, CdiOptions(**wishes))
     assert built.trouble == ""
     assert list(built.specs) == ["k8s.device-plugin.nvidia.com-gpu.json"]
     (spec,) = built.specs.values()
@@ -153,15 +153,15 @@ def test_a_group_that_alone_may_open_the_device_is_given_unless_that_is_switched
     ],
 )  # fmt: skip
 def test_what_no_container_could_use_is_no_specification(files, host, why):
-    built = wsl_specs(files, host, Wishes(dev_root="/mnt"))
+    built = wsl_specs(files, host, CdiOptions(dev_root="/mnt"))
     assert why in built.trouble
     assert built.specs == {}
 
 
 def test_a_damaged_libcuda_is_said_to_be_the_reason():
-    broken = library(f"{STORE}/libcuda.so.1.1", fault="it is no ELF file (Magic number does not match)")
-    built = wsl_specs(replace(FILES, libraries=(broken, *FILES.libraries[1:])), HOST, Wishes())
-    assert f"can load: {STORE}/libcuda.so.1.1 in the driver root / is left out: it is no ELF file" in built.trouble
+    broken = library(f"{STORE}/libcuda.so.1.1", fault="it is not an ELF file (Magic number does not match)")
+    built = wsl_specs(replace(FILES, libraries=(broken, *FILES.libraries[1:])), HOST, CdiOptions())
+    assert f"can load: {STORE}/libcuda.so.1.1 in the driver root / is left out: it is not an ELF file" in built.trouble
 
 
 def test_single_files_that_are_no_good_are_left_out_and_said():
@@ -173,11 +173,11 @@ def test_single_files_that_are_no_good_are_left_out_and_said():
         files=(*FILES.files, seen(f"{STORE}/nvoptix.bin", Kind.MISSING)),
         complaints=("two drivers",),
     )
-    built = wsl_specs(files, HOST, Wishes())
+    built = wsl_specs(files, HOST, CdiOptions())
     assert built.complaints == (
         "two drivers",
         f"{STORE}/libnvbad.so in the driver root / is left out: it is damaged",
-        f"{STORE}/nvoptix.bin is left out: it is no regular file (missing)",
+        f"{STORE}/nvoptix.bin is left out: it is not a regular file (missing)",
     )
     assert not {f"{STORE}/libnvbad.so", f"{STORE}/libnvarm.so", f"{STORE}/nvoptix.bin"} & set(mounted(spec_of(files)))
 

@@ -71,14 +71,14 @@ def test_the_python_that_runs_this_reads_as_its_own_loader_does(reading):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "no ELF file"),
-        (b"\x7fELF", "no ELF file"),
-        (b"#!/bin/sh\n", "no ELF file"),
-        (GOOD[:40], "no ELF file"),
+        (b"", "not an ELF file"),
+        (b"\x7fELF", "not an ELF file"),
+        (b"#!/bin/sh\n", "not an ELF file"),
+        (GOOD[:40], "not an ELF file"),
         (GOOD[:80], "damaged"),
-        (with_bytes(PHNUM, 0, form="<H"), "no shared library"),
-        (with_bytes(16, 1, form="<H"), "no shared library"),  # an object file
-        (with_bytes(16, 2, form="<H"), "no shared library"),  # a program
+        (with_bytes(PHNUM, 0, form="<H"), "not a shared library"),
+        (with_bytes(16, 1, form="<H"), "not a shared library"),  # an object file
+        (with_bytes(16, 2, form="<H"), "not a shared library"),  # a program
         (with_bytes(PHNUM, 0xFFFF, form="<H"), "65535 program headers"),
         (with_bytes(DYNAMIC + OFFSET, 1 << 62), "damaged"),
         (with_bytes(DYNAMIC + OFFSET, (1 << 64) - 1), "damaged"),
@@ -86,9 +86,9 @@ def test_the_python_that_runs_this_reads_as_its_own_loader_does(reading):
         (with_bytes(TAGS + 8, 1 << 63), "damaged"),  # a table of strings far outside
         (with_bytes(LOAD + FILE_SIZE, 64), "damaged"),  # a table of strings in a part that is not loaded
         (with_bytes(TAGS, 99, form="<q"), "damaged"),  # a name and no table of strings
-        (shared_library("../../etc/passwd"), "no file name"),
-        (shared_library(".."), "no file name"),
-        (shared_library("lib\ncuda.so.1"), "no file name"),
+        (shared_library("../../etc/passwd"), "not a file name"),
+        (shared_library(".."), "not a file name"),
+        (shared_library("lib\ncuda.so.1"), "not a file name"),
         (GOOD.replace(b"libcuda.so.1", b"libcud\xff.so.1"), "damaged"),
     ],
 )

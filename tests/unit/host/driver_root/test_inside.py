@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpu_plugin.host.driver_root.inside import MOST_LINKS, resolve
+from gpu_plugin.host.driver_root.inside import MAX_LINKS, resolve
 from tests.unit.host.driver_root.installed import Root
 
 
@@ -66,8 +66,8 @@ def test_links_among_the_directories_on_the_way(root):
 
 
 def test_as_many_links_as_the_kernel_follows_and_no_circle(root):
-    for at in range(MOST_LINKS):
-        root.link(f"chain{at}", f"chain{at + 1}" if at + 1 < MOST_LINKS else "usr/lib64/real")
+    for at in range(MAX_LINKS):
+        root.link(f"chain{at}", f"chain{at + 1}" if at + 1 < MAX_LINKS else "usr/lib64/real")
     assert resolved(root, "/chain0") == "/usr/lib64/real"
     root.link("chain", "chain0")
     assert resolved(root, "/chain") is None

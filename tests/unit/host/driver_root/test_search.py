@@ -365,11 +365,11 @@ WHY = {
     "dangling": "it is a link that leads nowhere",
     "circle": "it is a link that leads nowhere",
     "outside": "it is a link that leads nowhere",
-    "text": "it is no ELF file (Magic number does not match)",
-    "empty": "it is no ELF file (Magic number does not match)",
-    "fifo": "it is no regular file (FIFO or device)",
-    "directory": "it is no regular file (directory)",
-    "socket": "it is no regular file (socket)",
+    "text": "it is not an ELF file (Magic number does not match)",
+    "empty": "it is not an ELF file (Magic number does not match)",
+    "fifo": "it is not a regular file (FIFO or device)",
+    "directory": "it is not a regular file (directory)",
+    "socket": "it is not a regular file (socket)",
 }
 
 

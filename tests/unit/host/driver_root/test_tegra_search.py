@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_plugin.access.cdi.build import Wishes
+from gpu_plugin.access.cdi.build import CdiOptions
 from gpu_plugin.access.cdi.found import DeviceFile, Kind
 from gpu_plugin.access.cdi.l4t_lists import DIRECTORY
 from gpu_plugin.access.cdi.tegra import tegra_specs
@@ -102,7 +102,7 @@ def test_what_the_lists_name_is_found_below_the_root(root, nodes):
     assert set(files.nodes) == {"/dev/nvmap", "/dev/dri/card0", "/dev/dri/card1"}
     assert [each.library.soname for each in files.looked if each.library] == ["libcuda.so.1", "libcuda.so.1"]
     assert looking.host_root == "/host/root"
-    built = tegra_specs(files, Wishes(driver_root=looking.host_root))
+    built = tegra_specs(files, CdiOptions(driver_root=looking.host_root))
     (spec,) = built.specs.values()
     mounts = {mount.container_path: mount.host_path for mount in spec.container_edits.mounts}
     assert mounts["/usr/lib64/libcuda.so.1"] == f"/host/root/{NVIDIA}/libcuda.so.1.1"
@@ -176,9 +176,9 @@ def test_lists_that_are_no_lists_are_said(root, nodes):
     link(root, f"{DIRECTORY}/l4t.csv", "/nowhere")
     files = search(root).files()
     assert files.complaints == (
-        f"/{DIRECTORY}/devices.csv is left out: it is no regular file (FIFO or device)",
+        f"/{DIRECTORY}/devices.csv is left out: it is not a regular file (FIFO or device)",
         f"/{DIRECTORY}/drivers.csv:1 is left out: 'junk' is not of the form `kind, path`",
-        f"/{DIRECTORY}/l4t.csv is left out: it is no regular file (missing)",
+        f"/{DIRECTORY}/l4t.csv is left out: it is not a regular file (missing)",
     )
     assert list(found_of(files)) == ["/etc/hostname"]
 
@@ -203,7 +203,7 @@ def test_a_file_that_is_no_elf_says_so(root, nodes):
     put(root, "usr/lib/libscript.so", "INPUT(libreal.so)")
     put(root, f"{DIRECTORY}/drivers.csv", "lib, /usr/lib/libscript.so\n")
     (looked,) = search(root).files().looked
-    assert "no ELF file" in looked.library.fault
+    assert "not an ELF file" in looked.library.fault
 
 
 @pytest.mark.parametrize(
@@ -249,12 +249,12 @@ def test_wildcards_are_those_of_a_shell_and_bounded(root, monkeypatch):
     assert list(expand(tree, "/a2/.*")) == ["/a2/.x"]
     assert list(expand(tree, "/a*/x/*")) == []
     assert list(expand(tree, "/none")) == ["/none"]
-    monkeypatch.setattr(tegra, "MOST_MATCHES", 2)
+    monkeypatch.setattr(tegra, "MAX_MATCHES", 2)
     assert list(expand(tree, "/a?/*")) == ["/a1/x", "/a1/y"]
 
 
 def test_more_paths_than_any_tegra_has_are_cut_short(root, nodes, monkeypatch):
-    monkeypatch.setattr(tegra, "MOST_PATHS", 3)
+    monkeypatch.setattr(tegra, "MAX_PATHS", 3)
     put(root, f"{DIRECTORY}/drivers.csv", "".join(f"lib, /a{number}\n" for number in range(4)))
     files = search(root).files()
     assert list(found_of(files)) == ["/a0", "/a1", "/a2"]

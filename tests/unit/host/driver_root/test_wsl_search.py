@@ -3,7 +3,7 @@ import os
 import pytest
 
 from gpu_plugin.access.cdi import wsl
-from gpu_plugin.access.cdi.build import Wishes
+from gpu_plugin.access.cdi.build import CdiOptions
 from gpu_plugin.access.cdi.found import DeviceFile, HostDevices
 from gpu_plugin.host.driver_root.wsl import WslSearch
 from gpu_plugin.simulation.shared_library import shared_library
@@ -66,7 +66,7 @@ def paths(files):
 
 
 def mounts(files):
-    (spec,) = wsl.wsl_specs(files, DXG, Wishes(driver_root="/host")).specs.values()
+    (spec,) = wsl.wsl_specs(files, DXG, CdiOptions(driver_root="/host")).specs.values()
     return {mount.container_path: mount.host_path for mount in spec.container_edits.mounts}
 
 
@@ -135,9 +135,9 @@ def test_a_dxcore_that_is_no_library_is_passed_over_for_one_that_is(root):
     put(root, "usr/lib64/libdxcore.so", library("libdxcore.so"))
     assert search(root).files().dxcore.seen.path == "/usr/lib64/libdxcore.so"
     (root / "usr/lib64/libdxcore.so").unlink()
-    built = wsl.wsl_specs(search(root).files(), DXG, Wishes())
+    built = wsl.wsl_specs(search(root).files(), DXG, CdiOptions())
     assert "no libdxcore.so that programs can load: /usr/lib/wsl/lib/libdxcore.so" in built.trouble
-    assert "no ELF file" in built.trouble
+    assert "not an ELF file" in built.trouble
 
 
 def test_without_a_driver_it_says_what_to_do(root):

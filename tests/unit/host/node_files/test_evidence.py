@@ -168,8 +168,8 @@ def test_endpoints_as_paths_of_sockets(endpoint, path):
     [
         ("config.yaml", "a: [", "config.yaml"),
         ("config.yaml", "- a\n", "not a mapping"),
-        ("config.yaml", "featureGates: [a]\n", "featureGates is no mapping"),
-        ("config.yaml", "featureGates: {a: maybe}\n", "featureGates is no mapping"),
+        ("config.yaml", "featureGates: [a]\n", "featureGates is not a mapping"),
+        ("config.yaml", "featureGates: {a: maybe}\n", "featureGates is not a mapping"),
         ("config.yaml", b"\xff\xfe\x00", "config.yaml"),
         ("config.yaml", "a: 1\n" * 300_000, "config.yaml"),
         ("kubeadm-flags.env", 'KUBELET_KUBEADM_ARGS="--a', "quotes do not match"),
@@ -272,26 +272,26 @@ def test_k3s_and_rke2_keep_files_of_their_own(node, seen):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("version = ", "is no TOML"),
-        (b"\xff", "is no TOML"),
-        ("a = " + "[" * 100_000, "is no TOML"),
+        ("version = ", "is not valid TOML"),
+        (b"\xff", "is not valid TOML"),
+        ("a = " + "[" * 100_000, "is not valid TOML"),
         (".".join(["a"] * 500_000) + " = 1", "has a line with more than 64 dots"),
         ("[a" + ".'b'" * 65 + "]", "has a line with more than 64 dots"),
-        ('version = "3"', "version is no number"),
-        ("version = true", "version is no number"),
-        ("version = 3\nplugins = 1", "plugins is no table"),
-        ("version = 3\n[plugins]\n'io.containerd.cri.v1.runtime' = 1", "is no table"),
+        ('version = "3"', "version is not a number"),
+        ("version = true", "version is not a number"),
+        ("version = 3\nplugins = 1", "plugins is not a table"),
+        ("version = 3\n[plugins]\n'io.containerd.cri.v1.runtime' = 1", "is not a table"),
         (
             "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = 'yes'",
             "enable_cdi is neither true nor false",
         ),
         (
             "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\ncdi_spec_dirs = '/a'",
-            "cdi_spec_dirs is no list of texts",
+            "cdi_spec_dirs is not a list of strings",
         ),
-        ("imports = [1]", "imports is no list of texts"),
+        ("imports = [1]", "imports is not a list of strings"),
         ('imports = ["/etc/*/a.toml"]', "is a pattern of directories"),
-        ("disabled_plugins = 1", "disabled_plugins is no list of texts"),
+        ("disabled_plugins = 1", "disabled_plugins is not a list of strings"),
     ],
 )
 def test_a_configuration_of_containerd_s_that_cannot_be_read_is_a_sentence(node, seen, content, said):
@@ -336,8 +336,8 @@ def test_crio_s_version_is_taken_from_its_package_else(node, seen):
         ("/run/crio/version", "{", "/run/crio/version holds no version of CRI-O"),
         ("/run/crio/version", "1", "holds no version"),
         ("/run/crio/version", '"' + "1" * 5000 + '"', "is larger than"),
-        ("/etc/crio/crio.conf", "[", "/etc/crio/crio.conf is no TOML"),
-        ("/etc/crio/crio.conf", "crio = 1", "crio is no table"),
+        ("/etc/crio/crio.conf", "[", "/etc/crio/crio.conf is not valid TOML"),
+        ("/etc/crio/crio.conf", "crio = 1", "crio is not a table"),
     ],
 )
 def test_a_file_of_crio_s_that_cannot_be_read_is_a_sentence(node, seen, path, content, said):

@@ -66,7 +66,7 @@ async def test_it_keeps_a_pod_that_has_ended_until_it_is_collected_and_something
         fake.send(healthy("a", "b", "c"))
         await kubelet.wait_for(lambda: kubelet.resources[GPU].capacity == 3)
         assert named(kubelet) == held  # it was not collected
-        assert await pod_resources.held(kubelet.pod_resources_socket) == frozenset()
+        assert await pod_resources.allocated(kubelet.pod_resources_socket) == frozenset()
         assert named(kubelet) == held  # it was not written
         fake.send(healthy("a", "b"))
         await kubelet.wait_for(lambda: kubelet.resources[GPU].capacity == 2)
@@ -96,15 +96,15 @@ async def test_pods_are_known_after_the_socket_and_pod_resources_answers_before_
         told = None
         while told is None:
             try:
-                told = await pod_resources.held(kubelet.pod_resources_socket)
+                told = await pod_resources.allocated(kubelet.pod_resources_socket)
             except pod_resources.PodResourcesError:
                 await asyncio.sleep(0)
         assert told == frozenset()
         assert (kubelet.socket.stat().st_ino, kubelet.socket.stat().st_ctime_ns) == before  # still the dead one's
         await starting
-        assert await pod_resources.held(kubelet.pod_resources_socket) == frozenset()
+        assert await pod_resources.allocated(kubelet.pod_resources_socket) == frozenset()
         await kubelet.wait_for(lambda: kubelet._admission.sources_ready, timeout=2)
-        assert await pod_resources.held(kubelet.pod_resources_socket) == {(GPU, "a")}
+        assert await pod_resources.allocated(kubelet.pod_resources_socket) == {(GPU, "a")}
         assert named(kubelet) == {"a"}
     await kubelet.stop()
 

@@ -63,10 +63,10 @@ async def test_an_unchanged_list_has_the_checkpoint_written_which_is_of_use_once
         assert [await again(), await again()] == [0, 1]
         await kubelet.admit("p", {GPU: 1})
         assert [await again(), await again()] == [1, 1], "the file names it, and nobody asked PodResources"
-        assert await pod_resources.held(kubelet.pod_resources_socket) == {(GPU, "a")}
+        assert await pod_resources.allocated(kubelet.pod_resources_socket) == {(GPU, "a")}
         assert [await again(), await again()] == [1, 2], "nothing but the admission speaks for it"
         kubelet.release("p")
-        assert await pod_resources.held(kubelet.pod_resources_socket) == set()
+        assert await pod_resources.allocated(kubelet.pod_resources_socket) == set()
         assert [await again(), await again()] == [2, 3], "the file named a pod that had ended"
         await kubelet.drop_stream(GPU)
         await fake.register()
