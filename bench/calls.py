@@ -17,7 +17,7 @@ from bench.plan import MeasurementError, Plan
 from bench.process import Child, cpu_seconds, running
 from bench.quantiles import median, median_ratio, percentile
 from bench.table import Row
-from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet import messages, wire
 
 WARM_UP = 64
 """Calls before the first timed one of a kind, more than there are different requests of it."""
@@ -27,13 +27,17 @@ PREFERRED_SIZE = 4
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of call: requests prepared beforehand, sent in turn, and the p50 (ms) and ratio it may have, if any."""
+    """A kind of call: requests prepared beforehand, sent in turn.
+
+    What it may take, if anything is said: p50 in ms, and how many times a bare call's time and server CPU.
+    """
 
     figure: str
     path: str
     requests: Sequence[bytes]
     budget: float | None = None
     ratio_budget: float | None = None
+    cpu_budget: float | None = None
 
 
 @dataclass(slots=True)
@@ -80,8 +84,11 @@ def measure(plan: Plan, directory: Path) -> list[Row]:
         plain = stack.enter_context(serving(directory / "plain"))
         specs = stack.enter_context(serving(directory / "specs", "--pass-device-specs=true"))
         kinds = [
-            (plain, Kind("Allocate 1", wire.ALLOCATE, [allocate([i]) for i in plain.ids], 0.45, 1.5)),
-            (plain, Kind("GetPreferredAllocation 4 of 8", wire.PREFERRED, preferred_requests(plain.ids), 0.5, 1.8)),
+            (plain, Kind("Allocate 1", wire.ALLOCATE, [allocate([i]) for i in plain.ids], None, 1.5, 1.1)),
+            (
+                plain,
+                Kind("GetPreferredAllocation 4 of 8", wire.PREFERRED, preferred_requests(plain.ids), None, 1.8, 1.2),
+            ),
             (specs, Kind("Allocate 1, device specs", wire.ALLOCATE, [allocate([i]) for i in specs.ids])),
             (plain, Kind("Allocate 8", wire.ALLOCATE, [allocate(plain.ids)])),
         ]
@@ -112,7 +119,11 @@ def measure(plan: Plan, directory: Path) -> list[Row]:
             for served, compared in pairs:
                 served.round(plan.calls)
                 compared.round(plan.calls)
-        return [_row(kind, plan, served, compared) for (_, kind), (served, compared) in zip(kinds, pairs, strict=True)]
+        return [
+            row
+            for (_, kind), (served, compared) in zip(kinds, pairs, strict=True)
+            for row in (_row(kind, plan, served, compared), *_cpu_row(kind, plan, served, compared))
+        ]
 
 
 @contextmanager
@@ -131,13 +142,13 @@ def two_processors() -> Iterator[tuple[set[int], set[int]]]:
 
 def allocate(ids: Sequence[str]) -> bytes:
     """An AllocateRequest of one container."""
-    return bytes(wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest(list(ids))]))
+    return bytes(messages.AllocateRequest([messages.ContainerAllocateRequest(list(ids))]))
 
 
 def preferred(available: Sequence[str], must_include: Sequence[str], size: int) -> bytes:
     """A PreferredAllocationRequest of one container."""
-    container = wire.messages.ContainerPreferredAllocationRequest(list(available), list(must_include), size)
-    return bytes(wire.messages.PreferredAllocationRequest([container]))
+    container = messages.ContainerPreferredAllocationRequest(list(available), list(must_include), size)
+    return bytes(messages.PreferredAllocationRequest([container]))
 
 
 def preferred_requests(ids: Sequence[str]) -> list[bytes]:
@@ -159,14 +170,31 @@ def _checked(kind: Kind, call: Callable[[bytes], bytes]) -> bytes:
     answers = [call(request) for request in kind.requests]
     for answer in answers:
         if kind.path == wire.PREFERRED:
-            [chosen] = wire.decode(wire.messages.PreferredAllocationResponse, answer).container_responses
+            [chosen] = messages.decode(messages.PreferredAllocationResponse, answer).container_responses
             right = len(set(chosen.device_ids)) == PREFERRED_SIZE
         else:
-            [container] = wire.decode(wire.messages.AllocateResponse, answer).container_responses
+            [container] = messages.decode(messages.AllocateResponse, answer).container_responses
             right = bool(container.envs) and ("specs" in kind.figure) == bool(container.devices)
         if not right or len(answer) != len(answers[0]):
             raise MeasurementError(f"{kind.figure}: not the answer one would expect: {answer!r}")
     return answers[0]
+
+
+def _cpu_row(kind: Kind, plan: Plan, served: Side, bare: Side) -> list[Row]:
+    """The server CPU of a call, where there is a budget for it."""
+    if kind.cpu_budget is None:
+        return []
+    return [
+        Row(
+            f"{kind.figure}: server CPU",
+            "us",
+            plan.rounds * plan.calls,
+            median(served.cpu),
+            bare=median(bare.cpu),
+            ratio=median_ratio(served.cpu, bare.cpu),
+            ratio_budget=kind.cpu_budget,
+        )
+    ]
 
 
 def _row(kind: Kind, plan: Plan, served: Side, bare: Side) -> Row:

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from bench.plan import PATIENCE, MeasurementError
-from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet import messages, wire
 
 UNHEALTHY = wire.UNHEALTHY.encode()
 
@@ -44,7 +44,7 @@ class DeviceList:
 
     def ids(self) -> list[str]:
         """Its device ids, in order."""
-        return [device.id for device in wire.decode(wire.messages.ListAndWatchResponse, self.payload).devices]
+        return [device.id for device in messages.decode(messages.ListAndWatchResponse, self.payload).devices]
 
 
 def dial(socket: Path) -> grpc.Channel:
@@ -146,7 +146,7 @@ class Kubelet:
     def _register(self, request: bytes, context: grpc.ServicerContext) -> bytes:  # noqa: ARG002
         """Dials back before it answers, as the kubelet does."""
         at = time.perf_counter()
-        asked = wire.decode(wire.messages.RegisterRequest, request)
+        asked = messages.decode(messages.RegisterRequest, request)
         socket = self.directory / asked.endpoint
         with dial(socket) as channel:
             unary(channel, wire.OPTIONS)(b"", timeout=PATIENCE, wait_for_ready=True)
@@ -157,7 +157,7 @@ class Kubelet:
 @contextmanager
 def listening(directory: Path) -> Iterator[Kubelet]:
     """A kubelet that listens, for as long as the context lasts; its own first-use costs are paid before."""
-    wire.decode(wire.messages.RegisterRequest, wire.encode_register("a", "b/c", pre_start=False, preferred=True))
+    messages.decode(messages.RegisterRequest, wire.encode_register("a", "b/c", pre_start=False, preferred=True))
     kubelet = Kubelet(directory)
     kubelet.listen()
     try:

@@ -39,10 +39,9 @@ def start_and_end(plan: Plan, directory: Path) -> list[Row]:
         len(started),
         median(started),
         percentile(started, 99),
-        250,
         bare=median(bare),
         ratio=median_ratio(started, bare),
-        ratio_budget=2,
+        ratio_budget=1.5,
         series={"ms": started, "bare_ms": bare},
     )
     return [start, _row("SIGTERM to exit", ended, 200)]

@@ -4,9 +4,10 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from bench.calls import preferred
 from bench.plan import MeasurementError, Plan
@@ -23,7 +24,7 @@ from gpu_plugin.health.observation import Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.xids import XidPolicy
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
-from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.placement.prepared import Placement
@@ -146,7 +147,7 @@ async def _many_ids(node: Node, size: int) -> list[Row]:
         taken.append((time.perf_counter() - began) * 1000)
         ticking.cancel()
         stalls.append(await ticking)
-        [chosen] = wire.decode(wire.messages.PreferredAllocationResponse, stream.answer).container_responses
+        [chosen] = messages.decode(messages.PreferredAllocationResponse, stream.answer).container_responses
         each = Counter(identifier.split("::")[0] for identifier in {*chosen.device_ids})
         if (each.total(), len(each)) != (size, min(size, len(gpus))):
             raise MeasurementError(f"{each.total()} devices of {len(each)} GPUs were preferred instead of {size}")

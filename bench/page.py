@@ -12,7 +12,7 @@ from bench.plan import PATIENCE, MeasurementError, Plan
 from bench.probes import ADDRESS, asking, free_port
 from bench.process import memory
 from bench.quantiles import median, percentile
-from bench.scrape import DEVICES, PODS, _pin, _served
+from bench.scrape import DEVICES, PODS, full_node, pin
 from bench.table import Row
 
 EVERY = 1.05
@@ -31,9 +31,9 @@ def measure(plan: Plan, directory: Path) -> list[Row]:
     with ExitStack() as stack:
         _, server = stack.enter_context(two_processors())
         port = free_port()
-        node = stack.enter_context(_served(directory, port))
+        node = stack.enter_context(full_node(directory, port))
         pid = node.daemon.pid
-        _pin(pid, server)
+        pin(pid, server)
         ask = asking(port)
         ask(b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n")
         time.sleep(EVERY)
@@ -51,7 +51,7 @@ def measure(plan: Plan, directory: Path) -> list[Row]:
         for _ in range(READERS):
             reader = stack.enter_context(socket.create_connection((ADDRESS, port), PATIENCE))
             reader.sendall(b"GET /status.stream HTTP/1.1\r\nHost: node\r\n\r\n")
-            threading.Thread(target=_drain, args=(reader,), daemon=True).start()
+            threading.Thread(target=drain, args=(reader,), daemon=True).start()
         time.sleep(WATCHED)
         share = (_processor(pid) - before) / (time.perf_counter() - began) * 100
         grown = memory(pid, "VmRSS") - unseen
@@ -77,7 +77,8 @@ def _processor(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _drain(reader: socket.socket) -> None:
+def drain(reader: socket.socket) -> None:
+    """Reads until the connection ends."""
     try:
         while reader.recv(65536):
             pass

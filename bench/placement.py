@@ -22,7 +22,7 @@ from bench.process import running
 from bench.quantiles import median, median_ratio, percentile
 from bench.table import Judged, Row, number
 from gpu_plugin.devices.node import Node
-from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.placement.preferred import preferred
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.topology import Topology
@@ -59,7 +59,7 @@ class Question:
 
     def check(self, answer: bytes) -> None:
         """Raises MeasurementError for any other answer: an empty one would be fast, too, and so would a good guess."""
-        [container] = wire.decode(wire.messages.PreferredAllocationResponse, answer).container_responses
+        [container] = messages.decode(messages.PreferredAllocationResponse, answer).container_responses
         if container.device_ids != list(self.best):
             raise MeasurementError(f"{container.device_ids} is not the answer one would expect: {self}")
 

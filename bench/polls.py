@@ -1,7 +1,6 @@
 """What looking at GPUs costs: the thread that asks the driver, and the event loop that judges the answers. In this process."""
 
 import asyncio
-import dataclasses
 import time
 from pathlib import Path
 
@@ -75,7 +74,7 @@ def _sixteen(profile: Profile) -> Profile:
         for at, gpu in enumerate(profile.gpus)
     )
     pairs = {(low, high): 50 for high in range(GPUS) for low in range(high)}
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         profile,
         gpus=(*profile.gpus, *twins),
         remotes=profile.remotes * 2,
@@ -98,7 +97,7 @@ def _on_the_thread(node: SimulatedNode, rounds: int) -> list[float]:
             skip[gpu.uuid] |= found.unsupported
         if at >= WARM_UP:
             taken.append((time.perf_counter() - began) * 1000)
-    answers = (field.name for field in dataclasses.fields(Sample) if field.name not in ("counting", "asked"))
+    answers = (name for name in Sample.__struct_fields__ if name not in ("counting", "asked"))
     silent = {name for name in answers if getattr(found.sample, name) is None}
     if found.sample.fault or silent - UNSEEN:
         raise MeasurementError(f"not every signal was asked for: nothing about {', '.join(sorted(silent - UNSEEN))}")

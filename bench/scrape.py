@@ -41,11 +41,11 @@ def measure(plan: Plan, directory: Path) -> list[Row]:
     with ExitStack() as stack:
         client, server = stack.enter_context(two_processors())
         port = free_port()
-        node = stack.enter_context(_served(directory, port))
-        _pin(node.daemon.pid, server)
+        node = stack.enter_context(full_node(directory, port))
+        pin(node.daemon.pid, server)
         unscraped = memory(node.daemon.pid, "VmRSS")
         ask = asking(port)
-        text = _checked(ask)
+        text = checked(ask)
         taken = []
         for _ in range(SCRAPES):
             time.sleep(EVERY)
@@ -83,7 +83,7 @@ def _beside(plan: Plan, node: Node, port: int, directory: Path, client: set[int]
         for _ in range(plan.rounds):
             alone.round(calls)
             with running([sys.executable, "-m", "bench.scrape", str(port)], directory / "scraper-log") as scraper:
-                _pin(scraper.pid, client)
+                pin(scraper.pid, client)
                 if not scraper.output.readline():
                     raise MeasurementError(f"nothing is scraped: {scraper.log_tail()}")
                 scraped.round(calls)
@@ -103,12 +103,15 @@ def _beside(plan: Plan, node: Node, port: int, directory: Path, client: set[int]
 
 
 @contextmanager
-def _served(directory: Path, port: int) -> Iterator[Node]:
+def full_node(directory: Path, port: int | None) -> Iterator[Node]:
+    """A node of 16 GPUs shared by 28 that 100 pods hold, with a listener where there is a port for one."""
     file, socket = directory / "config.yaml", directory / "pods.sock"
     file.write_text(
         f"version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - {{name: {RESOURCE}, replicas: {REPLICAS}}}\n"
     )
-    flags = (f"--http-address=127.0.0.1:{port}", f"--config-file={file}", f"--pod-resources-socket={socket}")
+    flags = [f"--config-file={file}", f"--pod-resources-socket={socket}"]
+    if port is not None:
+        flags.append(f"--http-address=127.0.0.1:{port}")
     with serving(directory / "served", *flags, profile=PROFILE) as node:
         if len(node.ids) != DEVICES:
             raise MeasurementError(f"{len(node.ids)} devices instead of {DEVICES}")
@@ -146,7 +149,7 @@ def _pod_resources(socket: Path, ids: list[str]) -> Iterator[None]:
         server.stop(None).wait()
 
 
-def _checked(ask: Callable[[bytes], bytes]) -> bytes:
+def checked(ask: Callable[[bytes], bytes]) -> bytes:
     """The answer, once it has every device with its pod, and the readings of every GPU."""
     deadline = time.perf_counter() + PATIENCE
     while True:
@@ -162,7 +165,8 @@ def _checked(ask: Callable[[bytes], bytes]) -> bytes:
         time.sleep(EVERY)
 
 
-def _pin(pid: int, processors: set[int]) -> None:
+def pin(pid: int, processors: set[int]) -> None:
+    """Has a process run on these processors alone."""
     os.sched_setaffinity(pid, processors)
 
 

@@ -1,8 +1,10 @@
 """A GPU as it really is, and what its driver says of it."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from bench.fleet.faults import Incident, Truth
 from bench.fleet.rates import Part
@@ -171,4 +173,4 @@ class Hardware:
                     changes[name] = (limits.shutdown or 0) - 1 if incident.truth is Truth.BROKEN else limits.slowdown
                 elif name in ("remap_pending", "remap_failure", "pcie_width"):
                     changes[name] = value
-        return replace(seen, **changes) if changes else seen
+        return msgspec.structs.replace(seen, **changes) if changes else seen

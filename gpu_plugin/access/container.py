@@ -7,7 +7,8 @@ annotation key made from the ids instead of at random.
 
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpu_plugin.access.cdi.names import ALL, GPU, IMEX, qualified
 from gpu_plugin.access.edits import ContainerEdits, DeviceSpec, Mount
@@ -24,8 +25,7 @@ CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "
 _NAMESPACE = uuid.UUID("6ba7b811-9dad-11d1-80b4-00c04fd430c8")  # RFC 9562's namespace for URLs
 
 
-@dataclass(frozen=True, slots=True)
-class MpsDirectories:
+class MpsDirectories(msgspec.Struct, frozen=True):
     """Where a resource's MPS daemon meets its clients.
 
     `host_pipe` and `host_shm` are directories on the host, `pipe` is where a container finds the first; NVIDIA's plugin
@@ -42,8 +42,7 @@ class MpsDirectories:
         return cls(pipe_directory(root, resource), shm_directory(root), container_pipe_directory(resource))
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(msgspec.Struct, frozen=True):
     """What the operator asked for and the node has, as far as Allocate needs it."""
 
     strategies: tuple[str, ...] = ("envvar",)
@@ -73,12 +72,11 @@ class Access:
         return device.visible_id if self.id_strategy == "uuid" else device.index
 
 
-@dataclass(slots=True)
-class _Draft:
-    envs: dict[str, str] = field(default_factory=dict)
-    mounts: list[Mount] = field(default_factory=list)
-    annotations: dict[str, str] = field(default_factory=dict)
-    cdi_devices: list[str] = field(default_factory=list)
+class _Draft(msgspec.Struct):
+    envs: dict[str, str] = msgspec.field(default_factory=dict)
+    mounts: list[Mount] = msgspec.field(default_factory=list)
+    annotations: dict[str, str] = msgspec.field(default_factory=dict)
+    cdi_devices: list[str] = msgspec.field(default_factory=list)
 
 
 STRATEGIES: Functions[Callable[[_Draft, tuple[str, ...], Access], None]] = Functions(

@@ -1,11 +1,11 @@
 """What a container is given so that it can reach its devices: CDI's word for it is container edits."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(msgspec.Struct, frozen=True):
     """A bind mount into the container."""
 
     container_path: str
@@ -13,8 +13,7 @@ class Mount:
     read_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSpec:
+class DeviceSpec(msgspec.Struct, frozen=True):
     """A device node for the container; `permissions` is a subset of "rwm"."""
 
     container_path: str
@@ -22,12 +21,11 @@ class DeviceSpec:
     permissions: str = "rw"
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerEdits:
+class ContainerEdits(msgspec.Struct, frozen=True):
     """The answer for one container. Mappings keep their order; nothing is in it twice."""
 
-    envs: Mapping[str, str] = field(default_factory=dict)
+    envs: Mapping[str, str] = msgspec.field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     devices: tuple[DeviceSpec, ...] = ()
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
     cdi_devices: tuple[str, ...] = ()

@@ -1,14 +1,14 @@
 """What a node's files say of its kubelet and of its container runtime, as far as that bears on CDI. Paths are the node's own."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 CONTAINERD, K3S, RKE2, CRIO = "containerd", "k3s", "RKE2", "CRI-O"
 """Container runtimes; k3s and RKE2 bring a containerd of their own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
+class Gate(msgspec.Struct, frozen=True):
     """A feature gate that somebody set, and where."""
 
     name: str
@@ -16,8 +16,7 @@ class Gate:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletEvidence:
+class KubeletEvidence(msgspec.Struct, frozen=True):
     """What is known of the kubelet.
 
     `package` is the version of the distribution's package, `state_file` a file or directory that only kubelets from 1.33
@@ -35,8 +34,7 @@ class KubeletEvidence:
     faults: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CriSection:
+class CriSection(msgspec.Struct, frozen=True):
     """What one file says of containerd's CRI plugin; None where it says nothing.
 
     `uncertain` where only some releases count it: in a file that is read without being named as an import, or under the
@@ -49,8 +47,7 @@ class CriSection:
     uncertain: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerdEvidence:
+class ContainerdEvidence(msgspec.Struct, frozen=True):
     """What is known of a containerd.
 
     `file` is its configuration, empty where there is none, `version` that of the file's format. `sections` has what the file
@@ -64,8 +61,7 @@ class ContainerdEvidence:
     faults: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CrioEvidence:
+class CrioEvidence(msgspec.Struct, frozen=True):
     """What is known of CRI-O: its version and which file says so, and where it looks for CDI specs if a file says so."""
 
     version: str = ""
@@ -75,8 +71,7 @@ class CrioEvidence:
     faults: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class NodeEvidence:
+class NodeEvidence(msgspec.Struct, frozen=True):
     """All of it.
 
     `trouble` is why nothing could be looked at, empty otherwise. `sockets` are those of the known paths of container runtimes
@@ -87,6 +82,6 @@ class NodeEvidence:
     trouble: str = ""
     kubelet: KubeletEvidence = KubeletEvidence()
     sockets: tuple[str, ...] = ()
-    containerd: Mapping[str, ContainerdEvidence] = field(default_factory=dict)
+    containerd: Mapping[str, ContainerdEvidence] = msgspec.field(default_factory=dict)
     containerd_package: str = ""
     crio: CrioEvidence = CrioEvidence()

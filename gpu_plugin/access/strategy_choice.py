@@ -12,7 +12,8 @@ cdi-cri takes a kubelet that passes CDI device names on, and a runtime that take
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpu_plugin.access.node_evidence import (
     CONTAINERD,
@@ -50,16 +51,14 @@ as containerd's for Docker."""
 _VERSION = re.compile(r"(?:\d+:)?v?(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?")  # with the epoch of a Debian package
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """A device list strategy, and how it is known to be the right one."""
 
     strategy: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Verdict:
+class _Verdict(msgspec.Struct, frozen=True):
     takes: bool
     reason: str
 

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.access.cdi.reading import device_nodes, host_paths
 from gpu_plugin.access.cdi.spec import DeviceNode, Spec

@@ -1,10 +1,10 @@
 """What `simulate-allocation` answers: what a container gets, and why."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from gpu_plugin.cli.allocation_request import Request, Served
 from gpu_plugin.devices.device import GPU
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from gpu_plugin.placement_views.report import HeldBack
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What a container gets: `ids`, and `counts` of them by the place of their hardware in the resource.
 
     `gpus` are the positions in `topology` and `groups` of the GPUs that these are on. Of whole GPUs `how` says how they were

@@ -1,11 +1,11 @@
 """What `simulate-allocation` is asked: of which resource, what of it is free, and what a container wants of that."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from gpu_plugin.cli.gpu_list import Amount, Hardware, amounts, in_words
 from gpu_plugin.cli.topology_source import daemons_node, node_from
@@ -21,8 +21,7 @@ Ids = Mapping[int, Sequence[str]]
 """Device ids by the place of their hardware in a resource; no place without any."""
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+class Served(msgspec.Struct, frozen=True):
     """A resource of a node. `left_out` is what pods do not get of it now; `live` is whether a running daemon serves it."""
 
     node: Node
@@ -31,8 +30,7 @@ class Served:
     live: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """What a container asks for: `size` of `available`, all of `must` among them."""
 
     available: Ids

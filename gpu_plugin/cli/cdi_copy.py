@@ -1,11 +1,11 @@
 """A copy of a node's files: its GPUs as far as files say, and specifications that go by that node's own paths."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.access.cdi.build import Built
 from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
@@ -36,8 +36,7 @@ class CopySource(SpecSource):
         self._tegra = TegraSearch(roots(), own=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(msgspec.Struct, frozen=True):
     """Where the copy is, and what the node calls that: paths without a slash at the end, empty for /.
 
     `root` is the directory that the operator names; `driver` the driver root in it, and `host_driver`, `host_dev` and `hook`

@@ -1,10 +1,10 @@
 """The CDI specifications that runtimes find in a node's directories, and which file counts for a device that several have."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import msgspec
 
 from gpu_plugin.access.cdi.spec import Spec
 from gpu_plugin.cli.cdi_file import judge
@@ -14,8 +14,7 @@ SUFFIXES = frozenset({".json", ".yaml"})
 """What the names of files end in that runtimes take for specifications (CDI's library, pkg/cdi/spec-dirs.go)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(msgspec.Struct, frozen=True):
     """A file by the name that people know it by, what it says (None where that makes no sense), and what is wrong with it.
 
     `priority` is that of its directory: the later one's is higher.
@@ -32,8 +31,7 @@ class Judged:
         return () if self.spec is None or self.faults else tuple(qualified(self.spec))
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """What runtimes know once they have read all files: the file that counts for each name, in the order of the files.
 
     `conflicts` says of files by name which of their devices no runtime gives to a container, and why.

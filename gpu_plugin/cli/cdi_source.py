@@ -3,12 +3,12 @@
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.access.cdi.build import Built
 from gpu_plugin.access.cdi.wishes import ignored_options, wishes
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from gpu_plugin.cli.cdi_copy import Copy
 
 
-@dataclass(frozen=True, slots=True)
-class _Subject:
+class _Subject(msgspec.Struct, frozen=True):
     """A node, what its host has, and where its driver's files are: as this process sees it, and as that host calls it.
 
     `copy` says where its files were copied to, None for files in their own place; `complaints` what they do not say.

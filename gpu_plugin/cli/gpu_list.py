@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.gpu_names import is_bus_id, named
@@ -24,8 +24,7 @@ _ID = re.compile(f"(.+){REPLICA}([0-9]+)")
 _UUID = re.compile(r"(gpu|mig)(-.*)?", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
+class Amount(msgspec.Struct, frozen=True):
     """How much of a piece of hardware is meant: `count` of its replicas, those with these ids, or (neither) all there is."""
 
     count: int | None = None
@@ -48,8 +47,7 @@ class Amount:
         return "without a number" if self.count is None else f"as {self.count}"
 
 
-@dataclass(frozen=True, slots=True)
-class Hardware:
+class Hardware(msgspec.Struct, frozen=True):
     """What there is to be named: `offered` of the GPUs of a node, and `whose` it is, `this node` or a resource's name."""
 
     offered: Sequence["Offered"]

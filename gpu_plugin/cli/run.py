@@ -6,6 +6,7 @@ import signal
 
 import click
 
+from gpu_plugin.cli.allocator import keep_small
 from gpu_plugin.cli.options import Grouped, given_flags, refusal, settings_from, with_options
 from gpu_plugin.config.errors import ConfigError
 
@@ -22,6 +23,7 @@ def command(**given: object) -> int:
     Exit status 0 when it was told to stop; 1 without a driver or a GPU; 2 for a configuration that cannot be, or that this node
     cannot do.
     """
+    keep_small(os.environ)
     flags = given_flags(given)
     try:
         settings = settings_from(flags, os.environ)

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from gpu_plugin import control
-from gpu_plugin.config.settings import STATE_DIR
+from gpu_plugin.config.places import STATE_DIR
 from gpu_plugin.devices.gpu_names import HOW
 
 state_dir_option = click.option(

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 import click
 
@@ -82,7 +81,7 @@ def _judge(file: str, flags: Mapping[str, object], environ: Mapping[str, str]) -
         settings = resolve(flags, environ, document)
     except ConfigError as error:
         return _Verdict(name, error.faults or (Fault(str(error), name),), _by_line(_idle(document)), {})
-    remarks = [replace(remark, reason=f"warning: {remark.reason}") for remark in settings.remarks]
+    remarks = [remark._replace(reason=f"warning: {remark.reason}") for remark in settings.remarks]
     return _Verdict(
         name, (), _by_line([*_idle(document), *remarks, *_countless(settings, document)]), written(settings)
     )

@@ -3,7 +3,6 @@
 import json
 import zlib
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
@@ -36,8 +35,7 @@ class Status(msgspec.Struct):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """One request to the API server.
 
     Attributes:

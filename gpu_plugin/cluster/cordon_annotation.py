@@ -1,7 +1,8 @@
 """Which GPUs an annotation of the Node cordons: a list like `0, 0000:1b:00.0, GPU-6f1c`. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.gpu_names import HOW, named
@@ -18,8 +19,7 @@ MAX_NAME_LENGTH = 128
 """Characters of a name; a uuid has 40."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cordoned:
+class Cordoned(msgspec.Struct, frozen=True):
     """The uuids of the GPUs that are named, and a sentence for each name that is of none."""
 
     uuids: frozenset[str] = frozenset()

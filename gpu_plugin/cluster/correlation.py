@@ -6,8 +6,10 @@ same news again counts in the Event that there is; and one object gets 25 at onc
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.cluster.rates import TokenBucket
 from gpu_plugin.config.times import rfc3339
@@ -34,8 +36,7 @@ LONGEST_NAME = 230
 COMBINED: Final = "(combined from similar events): "
 
 
-@dataclass(frozen=True, slots=True)
-class Object:
+class Object(msgspec.Struct, frozen=True):
     """What an Event is about (core/v1 ObjectReference). The namespace of a Node is empty."""
 
     kind: str
@@ -44,8 +45,7 @@ class Object:
     uid: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class News:
+class News(msgspec.Struct, frozen=True):
     """What is to be told of an object at Unix time `at`. `reason` is in CamelCase, `warning` whether somebody should act."""
 
     about: Object
@@ -55,8 +55,7 @@ class News:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(msgspec.Struct, frozen=True):
     """An Event as it is to be written: made anew where `count` is 1, changed otherwise. `first` is Unix time in seconds."""
 
     name: str
@@ -103,9 +102,8 @@ _Kind = tuple[Object, str, bool]
 _Key = tuple[_Kind, str]
 
 
-@dataclass(slots=True)
-class _Similar:
-    messages: OrderedDict[str, None] = field(default_factory=OrderedDict)
+class _Similar(msgspec.Struct):
+    messages: OrderedDict[str, None] = msgspec.field(default_factory=OrderedDict)
     last: float = 0.0
 
 

@@ -1,8 +1,9 @@
 """What the cluster is told of each GPU's fitness, out of what is held against it. Pure."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 from gpu_plugin.devices.gpu_names import called
 from gpu_plugin.devices.node import Gpu
@@ -26,8 +27,7 @@ class Fitness(Enum):
     """This process has had no good look at it yet, so nothing can be said."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFitness:
+class GpuFitness(msgspec.Struct, frozen=True):
     """One GPU.
 
     `name` is as people are told of it; `why` what makes it so, in words, the worst first; `causes` the same as names of

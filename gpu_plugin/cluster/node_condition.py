@@ -6,9 +6,10 @@ it is, as with node-problem-detector's.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
+
+import msgspec
 
 from gpu_plugin.cluster.gpu_fitness import Fitness, GpuFitness
 from gpu_plugin.cluster.node_api import Condition
@@ -43,8 +44,7 @@ _SAYS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True):
     """What the condition is to say. `cause` changes with what is wrong, and not with what is read of it."""
 
     status: str

@@ -4,9 +4,9 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 
 import anyio
+import msgspec
 
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.gpu_fitness import GpuFitness
@@ -35,8 +35,7 @@ LONGEST_PAUSE = 300.0
 """Seconds until an attempt that failed is made again: at first, and at most. What is wanted then may be something else."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """What the settings ask for: the condition, and the taint's effect (empty: no taint).
 
     `look`: the cluster is told anything at all, so that it is worth one look at what an earlier process may have left.
@@ -47,21 +46,19 @@ class Asked:
     look: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(msgspec.Struct, frozen=True):
     """What is known of the node: its GPUs, and why none can be reached (empty where one can)."""
 
     gpus: Sequence[GpuFitness]
     trouble: str = ""
 
 
-@dataclass(slots=True)
-class _Attempts:
+class _Attempts(msgspec.Struct):
     """How it goes with one of the two: why the newest attempt failed, when, and when the next is due."""
 
     trouble: str = ""
     failed_at: float = 0.0
-    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER))
+    backoff: Backoff = msgspec.field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER))
 
     def failed(self, why: str, now: float, dice: float) -> None:
         """It was in vain at `now`, in seconds of a steady clock; `dice` in [0, 1) spreads a cluster's nodes."""

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
+
+import msgspec
 
 from gpu_plugin.config.errors import ConfigError, Fault
 
@@ -20,8 +21,7 @@ MAX_VALUES = 20_000
 MAX_DEPTH = 50
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """How much of a document is read: bytes, values, and what to say of more bytes."""
 
     most_bytes: int = MAX_BYTES
@@ -38,13 +38,12 @@ _NOUNS: Mapping[type, str] = {list: "a list", str: "text"}
 _KINDS = {"int": "a valid whole number", "float": "a valid number", "bool": "true or false"}
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(msgspec.Struct, frozen=True):
     """What a config file says. `lines` counts from 1 and has the line of every key and list item; `source` is the file's name."""
 
     content: Mapping[str, object]
     source: str = "config file"
-    lines: Mapping[Place, int] = field(default_factory=dict)
+    lines: Mapping[Place, int] = msgspec.field(default_factory=dict)
 
     @classmethod
     def of(cls, content: object, source: str = "config file", lines: Mapping[Place, int] | None = None) -> "Document":

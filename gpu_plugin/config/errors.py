@@ -1,11 +1,10 @@
 """What a person can mend: a flag, an environment variable or a file that asks for what cannot be."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(NamedTuple):  # every command has this module, and hardly one needs what structs are made with
     """One thing that is wrong: `source` is a file, a flag or a variable, `line` counts from 1, `path` leads to a value in a file.
 
     0 and empty text: not known, or there is none.

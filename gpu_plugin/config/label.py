@@ -7,7 +7,8 @@ For the same reason a file that was chosen before is never replaced by `empty`, 
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 NO_FILE = ""
 """What stands for no config file at all: flags and environment only."""
@@ -31,8 +32,7 @@ FALLBACKS: Mapping[str, Callable[[Collection[str]], str | None]] = {
 """By strategy: the file it takes among those present, None for none; NVIDIA's names and meanings."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """The file to use, `NO_FILE` for none at all, or None where nothing may be served until more is known.
 
     `complaint` is what is wrong with what was asked for, or with asking, and empty where nothing is; `asked` is the file that

@@ -4,17 +4,16 @@ Names and defaults of the first block are those of NVIDIA's plugin v0.20.0 (cmd/
 api/config/v1/flags.go) and of its config-manager (cmd/config-manager/main.go), so that manifests and config files carry over.
 """
 
-from dataclasses import dataclass
+import msgspec
 
-from gpu_plugin.config import settings, values
+from gpu_plugin.config import places, settings, values
 from gpu_plugin.config.choices import ALLOCATION_POLICIES, DEVICE_LIST_STRATEGIES, MIG_STRATEGIES, listed
 from gpu_plugin.config.device_names import selected_gpus
 from gpu_plugin.config.sharing import DISTRIBUTED
 from gpu_plugin.config.values import Reading
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(msgspec.Struct, frozen=True):
     """One option.
 
     `name` is the field of Settings; `flags` without dashes, the first is the one we show; `envs` in the order they are
@@ -258,7 +257,7 @@ OURS: tuple[Option, ...] = (
     _option(
         "state_dir",
         "flags.stateDir",
-        settings.STATE_DIR,
+        places.STATE_DIR,
         values.path,
         "directory of what must outlive this process",
     ),
@@ -324,7 +323,7 @@ OURS: tuple[Option, ...] = (
         "flags.statusPageHosts",
         "",
         values.host_names,
-        "names under which that page is shown, besides localhost, the name of the node and all addresses; "
+        "names under which the page is shown, besides localhost, the name of the node and all addresses; "
         "*.example.com for all below example.com",
         many=True,
     ),

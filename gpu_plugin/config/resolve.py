@@ -1,8 +1,9 @@
 """Flag > environment > file > default, each value read once and every fault named with the place it stands at."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, cast
+
+import msgspec
 
 from gpu_plugin.config.document import Document, Place
 from gpu_plugin.config.errors import ConfigError, Fault
@@ -20,8 +21,7 @@ SOCKET_NAME = 35
 """Bytes that the shortest name of our sockets takes, with the slash before it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
+class _Written(msgspec.Struct, frozen=True):
     """What a file says: its values, read, what is wrong with it, and what deserves a word though nothing is."""
 
     document: Document
@@ -157,7 +157,7 @@ def _sorted_out(faults: Iterable[Fault], overruled: Collection[str]) -> tuple[li
             wrong.append(fault)
         else:
             by = f"--{option.flags[0]} or the environment" if option.flags else "the environment"
-            remarks.append(replace(fault, reason=f"{fault.reason}; {by} overrules it, so it does no harm"))
+            remarks.append(fault._replace(reason=f"{fault.reason}; {by} overrules it, so it does no harm"))
     return remarks, wrong
 
 

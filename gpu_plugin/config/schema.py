@@ -1,7 +1,8 @@
 """What may stand in a config file, as a tree of data, and the strict reading of a document by such a tree."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpu_plugin.config.document import Document, Place, spell
 from gpu_plugin.config.errors import Fault
@@ -14,8 +15,7 @@ MAX_HINTS = 20
 """Unknown keys of one file that are told what was meant: looking for it takes longer than all the rest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(msgspec.Struct, frozen=True):
     """A value. `missing` is what to say where it is not given; empty: it need not be."""
 
     parse: Reading[object]
@@ -24,8 +24,7 @@ class Leaf:
     missing: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(msgspec.Struct, frozen=True):
     """A mapping of these keys and no others."""
 
     keys: Mapping[str, "Node"]
@@ -33,8 +32,7 @@ class Branch:
     missing: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(msgspec.Struct, frozen=True):
     """A list of mappings. `missing` as for a value; an empty list is none."""
 
     row: Branch
@@ -42,8 +40,7 @@ class Rows:
     missing: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(msgspec.Struct, frozen=True):
     """A mapping of keys that `key` reads to values of one kind. What `key` takes must be no two ways of writing the same."""
 
     key: Reading[object]

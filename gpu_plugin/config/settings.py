@@ -1,6 +1,6 @@
 """The daemon's settings, resolved."""
 
-from dataclasses import dataclass, field
+import msgspec
 
 from gpu_plugin.config.errors import Fault
 from gpu_plugin.config.sharing import NamePattern, SharedResource
@@ -13,14 +13,11 @@ DEVICE_PLUGIN_DIR = "/var/lib/kubelet/device-plugins"
 CDI_DIR = "/var/run/cdi"
 """Where container runtimes look for CDI specifications that come and go (its specification; /etc/cdi is for people's)."""
 
-STATE_DIR = "/var/lib/gpu-plugin"
-
 FEATURES_DIR = "/etc/kubernetes/node-feature-discovery/features.d"
 """Where Node Feature Discovery's worker reads files of features, its local source (source/local)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Every option under its own name; durations are in seconds. Defaults are those of `options.OPTIONS`.
 
     `sharing` to `verdicts` stand in the config file alone. The first three of them are in the file's order: what is shared,
@@ -92,9 +89,17 @@ class Settings:
     sharing: tuple[SharedResource, ...] = ()
     gpu_names: tuple[NamePattern, ...] = ()
     mig_names: tuple[NamePattern, ...] = ()
-    verdicts: Verdicts = field(default_factory=Verdicts)
+    verdicts: Verdicts = msgspec.field(default_factory=Verdicts)
     device_list_strategy_reason: str = ""
-    remarks: tuple[Fault, ...] = field(default=(), compare=False)
+    remarks: tuple[Fault, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        """Whether they ask for the same, whatever there is to remark on how they were written."""
+        if not isinstance(other, Settings):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in _ASKED)
+
+    __hash__ = None  # type: ignore[assignment]
 
     @property
     def socket_dir(self) -> str:
@@ -121,3 +126,6 @@ class Settings:
     def effective_dev_root(self) -> str:
         """The host directory whose /dev holds the device nodes: the driver root unless told otherwise."""
         return self.dev_root or self.driver_root
+
+
+_ASKED = tuple(name for name in Settings.__struct_fields__ if name != "remarks")

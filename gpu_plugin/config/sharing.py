@@ -1,6 +1,6 @@
 """What the config file asks for beyond single values: shared devices, names by pattern. Immutable, already checked."""
 
-from dataclasses import dataclass
+import msgspec
 
 TIME_SLICING = "time-slicing"
 MPS = "mps"
@@ -11,8 +11,7 @@ SPREAD = "spread"
 """What --shared-devices-allocation-policy may be; `placement.shared` has what each does."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceChoice:
+class DeviceChoice(msgspec.Struct, frozen=True):
     """Which devices of a resource an entry takes: the first `count` of those left, those `listed`, or all if neither is set.
 
     A listed one is a GPU index ("0"), a MIG index ("0:1"), GPU-<uuid>, MIG-<uuid> or MIG-GPU-<uuid>/<gi>/<ci>.
@@ -27,8 +26,7 @@ class DeviceChoice:
         return not self.count and not self.listed
 
 
-@dataclass(frozen=True, slots=True)
-class MpsLimits:
+class MpsLimits(msgspec.Struct, frozen=True):
     """What each client of an MPS daemon may use at most; None: an equal share among the replicas.
 
     `active_thread_percentage` is 1 to 100; `pinned_memory` is MiB of device memory.
@@ -38,8 +36,7 @@ class MpsLimits:
     pinned_memory: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SharedResource:
+class SharedResource(msgspec.Struct, frozen=True):
     """One entry under `sharing`: `devices` of the resource `name` are offered `replicas` times each as `offered_as`.
 
     Both names are whole, as in nvidia.com/gpu; `strategy` is TIME_SLICING or MPS. `single_requests` refuses a container
@@ -55,8 +52,7 @@ class SharedResource:
     limits: MpsLimits = MpsLimits()
 
 
-@dataclass(frozen=True, slots=True)
-class NamePattern:
+class NamePattern(msgspec.Struct, frozen=True):
     """Whatever matches `pattern` ("*" stands for any text, all else for itself) is counted under `name`, a whole one."""
 
     pattern: str

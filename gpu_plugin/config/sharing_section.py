@@ -6,8 +6,9 @@ Keys, forms and rules are those of NVIDIA's plugin v0.20.0 (api/config/v1/sharin
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from gpu_plugin.config import values
 from gpu_plugin.config.device_names import LISTED, listed_device
@@ -174,8 +175,7 @@ SHARING = Branch(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(msgspec.Struct, frozen=True):
     number: int
     place: Place
     shared: SharedResource

@@ -8,8 +8,9 @@ tells by a JSON Schema what it takes from a file.
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
+
+import msgspec
 
 from gpu_plugin.config.names import label_key_fault
 
@@ -17,8 +18,7 @@ T = TypeVar("T")
 Value_co = TypeVar("Value_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Reading(Generic[Value_co]):
+class Reading(msgspec.Struct, Generic[Value_co], frozen=True, eq=False):
     """A function that reads what was written, and the JSON Schema of what it takes from a file, null apart."""
 
     read: Callable[[object], Value_co]

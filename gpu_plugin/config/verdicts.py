@@ -1,6 +1,6 @@
 """The operator's own verdicts, as the config file says them: words by Xid, by class of Xids and by health signal."""
 
-from dataclasses import dataclass
+import msgspec
 
 XID_VERDICTS = ("ignore", "app", "degraded", "fatal")
 """What an Xid may be said to mean: counted only, an application's error, worth a look, or unfit for use."""
@@ -14,8 +14,7 @@ MAX_XID = 2**32 - 1
 """The largest number that an Xid can have: the driver's log and its events have 32 bits for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdicts:
+class Verdicts(msgspec.Struct, frozen=True):
     """Words of `XID_VERDICTS` by Xid and by one of `XID_CLASSES`, and of `SIGNAL_VERDICTS` by health signal."""
 
     xids: tuple[tuple[int, str], ...] = ()

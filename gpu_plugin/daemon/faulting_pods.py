@@ -4,9 +4,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import anyio
+import msgspec
 
 from gpu_plugin.health.observation import ApplicationError
 from gpu_plugin.inventory.snapshot import Snapshot
@@ -25,8 +25,7 @@ MAX_WAITING = 256
 """Errors that wait for an answer at most; of more, the oldest are let go."""
 
 
-@dataclass(frozen=True, slots=True)
-class Error:
+class Error(msgspec.Struct, frozen=True):
     """An application's error: the GPU's uuid, the Xid, and the MIG devices that alone it was reported on, if it was."""
 
     uuid: str

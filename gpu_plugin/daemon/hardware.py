@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from gpu_plugin import control
 from gpu_plugin.config.settings import Settings
@@ -13,8 +14,7 @@ from gpu_plugin.nvml.port import Driver, HostView
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Hardware:
+class Hardware(msgspec.Struct, frozen=True):
     """The driver and host that this daemon serves, real or simulated.
 
     `dev_root` is where the host keeps the device nodes that containers are given; `verbs` what can be asked of it through
@@ -26,7 +26,7 @@ class Hardware:
     driver: Driver
     host: HostView
     dev_root: str
-    verbs: Mapping[str, control.Verb] = field(default_factory=dict)
+    verbs: Mapping[str, control.Verb] = msgspec.field(default_factory=dict)
     driver_roots: Callable[[], Sequence[tuple[str, str]]] = tuple
     library: Callable[[], str] = str
     keep: Callable[[], object] = tuple

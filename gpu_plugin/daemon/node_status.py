@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.gpu_names import short_bus_id
@@ -29,8 +30,7 @@ def by_gpu(devices: Iterable[Device]) -> Mapping[str, Sequence[Device]]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(msgspec.Struct, frozen=True):
     """What a snapshot's devices come to: made once for each snapshot, in some 50 ms where there are tens of thousands.
 
     `by_gpu` are all devices of each GPU, by its uuid; `telling` the first of those that no status tells apart: they are retired
@@ -38,10 +38,10 @@ class Listed:
     health of their hardware keeps from pods, by the uuids of the GPU and of what a container is told to see.
     """
 
-    by_gpu: Mapping[str, Sequence[Device]] = field(default_factory=dict)
-    telling: Mapping[str, Sequence[Device]] = field(default_factory=dict)
-    resources: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    unhealthy: Mapping[str, Mapping[tuple[str, str], int]] = field(default_factory=dict)
+    by_gpu: Mapping[str, Sequence[Device]] = msgspec.field(default_factory=dict)
+    telling: Mapping[str, Sequence[Device]] = msgspec.field(default_factory=dict)
+    resources: Mapping[str, Mapping[str, object]] = msgspec.field(default_factory=dict)
+    unhealthy: Mapping[str, Mapping[tuple[str, str], int]] = msgspec.field(default_factory=dict)
 
 
 def listed(devices: Mapping[str, Sequence[Device]], counts: Mapping[str, Mapping[str, Any]]) -> Listed:

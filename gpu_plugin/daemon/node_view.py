@@ -9,7 +9,6 @@ import platform
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import anyio
@@ -37,7 +36,7 @@ from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.sources.configuration import Configuration, Wait
 from gpu_plugin.state.event_store import EventStore
-from gpu_plugin.state.memory import Recorder
+from gpu_plugin.state.recorder import Recorder
 from gpu_plugin.telemetry.logs import dropped
 
 if TYPE_CHECKING:
@@ -49,8 +48,7 @@ DEVICES_PER_SLICE = 500
 """Devices that are told of before others have a turn: 1 ms."""
 
 
-@dataclass(slots=True)
-class Now:
+class Now(msgspec.Struct):
     """What the daemon has come to. It alone writes here.
 
     Attributes:
@@ -65,9 +63,9 @@ class Now:
     waits_for: str = ""
     driver: str | None = None
     unoffered: str = ""
-    node: Node = field(default_factory=Node)
+    node: Node = msgspec.field(default_factory=Node)
     monitor: Monitor | None = None
-    started: float = field(default_factory=time.time)
+    started: float = msgspec.field(default_factory=time.time)
 
     @property
     def driver_trouble(self) -> str | None:
@@ -128,8 +126,7 @@ AllocatedDevice = tuple[Mapping[str, object], Sequence["Holder"]]
 """A device, as `resource`, `device`, and `uuid` and `index` of its GPU, and the containers that hold it."""
 
 
-@dataclass(frozen=True, slots=True)
-class AllocatedDevices:
+class AllocatedDevices(msgspec.Struct, frozen=True):
     """Those of a snapshot that containers hold; `index` is that of each GPU by its uuid."""
 
     held: "HoldersByDevice"
@@ -146,19 +143,17 @@ class AllocatedDevices:
                 yield {"resource": name, "device": identifier, **gpu}, sorted(holders)
 
 
-@dataclass(slots=True)
-class Made:
+class Made(msgspec.Struct):
     """What was made of the newest resources, and of the node: others who ask before either changes get the same."""
 
     resources: Mapping[str, ResourceView] | None = None
-    listed: node_status.Listed = field(default_factory=node_status.Listed)
+    listed: node_status.Listed = msgspec.field(default_factory=node_status.Listed)
     node: Node | None = None
     linked: Mapping[str, ResourceView] | None = None
-    topology: Mapping[str, object] = field(default_factory=dict)
+    topology: Mapping[str, object] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """Tells what the parts know. `holding_pods` asks the kubelet which pods hold what."""
 
     now: Now
@@ -176,7 +171,7 @@ class NodeView:
     attribution: PodAttribution
     counts: KubeletCounts
     call_times: CallTimes
-    made: Made = field(default_factory=Made)
+    made: Made = msgspec.field(default_factory=Made)
 
     async def explain(self, request: Mapping[str, object]) -> Mapping[str, object]:
         """What `Operations.explain` says, with what else keeps the devices of healthy GPUs from pods."""

@@ -4,11 +4,11 @@ import gc
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
+from msgspec.structs import replace
 
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.device import Device, Resource

@@ -19,13 +19,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
+from msgspec.structs import replace
 
 from gpu_plugin import __version__, control
 from gpu_plugin.cdi.watch import CdiWatch
@@ -45,7 +45,6 @@ from gpu_plugin.health.observation import Observation
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.offer import Offer, offer, without_gone
 from gpu_plugin.inventory.snapshot import SnapshotStore
-from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.attribution import HoldersByDevice, PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.directory import watch
@@ -67,8 +66,9 @@ from gpu_plugin.sources.list_strategy import ListStrategy, tell
 from gpu_plugin.sources.telling import tell_settings
 from gpu_plugin.state.directory import StateDirectory, require_apart, require_directory, set_aside
 from gpu_plugin.state.event_store import EventStore
-from gpu_plugin.state.memory import Known, Memory, Recorder
+from gpu_plugin.state.memory import Memory
 from gpu_plugin.state.node_lock import RETRY, NodeLock
+from gpu_plugin.state.recorder import Known, Recorder
 from gpu_plugin.telemetry.logs import configure, know
 from gpu_plugin.uninstall.state_files import FILES
 
@@ -112,7 +112,7 @@ class Daemon:
         self.store = SnapshotStore()
         self._state = StateDirectory(Path(self.settings.state_dir))
         self._memory = Memory(self._state, hardware.host.boot_id())
-        self._recorder = Recorder(self._memory, self._known)
+        self._recorder = Recorder(self._memory, self._known, lambda: self._health.ledger.revision)
         self._pods = FaultingPods(self._holding_pods, lambda: self.store.current, self._health_seen)
         self._health = HealthWatch(self.settings, hardware.host.boot_id(), self._recorder.changed, self._pods.heard)
         self._health.reports.subscribe(self._events.health)
@@ -205,7 +205,6 @@ class Daemon:
         self._health.remember(self._memory.evidence(), tuple(replace(gpu, unreadable=unasked) for gpu in remembered))
         self._inventory.remember(self._memory.listed(), self._memory.foreign())
         self._inventory.found(self._health.gpus)
-        wire.warm()
         self._now.monitor = self._make_monitor(remembered)
         for name, run in (
             ("the control socket", self._control),

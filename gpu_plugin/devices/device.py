@@ -1,6 +1,7 @@
 """Devices and resources: what the kubelet counts and the name it counts them under. Immutable."""
 
-from dataclasses import dataclass, replace
+import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import MpsLimits, SharedResource
 from gpu_plugin.devices.node import Gpu, MigDevice
@@ -20,8 +21,7 @@ OWN_NAMES = frozenset({WSL_GPUS, TEGRA_GPU})
 _OWN_NODES = {WSL_GPUS: ("/dev/dxg",)}
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(msgspec.Struct, frozen=True):
     """One device of a resource, as the kubelet knows it.
 
     `id` is at most 63 characters and never changes its meaning; `visible_id` is what a container is told to see: the uuid of
@@ -66,8 +66,7 @@ class Device:
         return self.sharing.limits if self.sharing else MpsLimits()
 
 
-@dataclass(frozen=True, slots=True)
-class Resource:
+class Resource(msgspec.Struct, frozen=True):
     """A resource name with its devices, in a stable order."""
 
     name: str

@@ -7,8 +7,9 @@ pkg/kubelet/cm/devicemanager/manager.go, allocateContainerResources.
 
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from math import inf
+
+import msgspec
 
 Key = tuple[str, str]
 """Resource name and device id."""
@@ -17,8 +18,7 @@ ENTERED = 1.0
 """Seconds within which a kubelet has entered an answer of ours into its books, which it writes down later."""
 
 
-@dataclass(slots=True, eq=False)
-class _Allocation:
+class _Allocation(msgspec.Struct, eq=False):
     """What was given away at one time and the kubelet has not said yet.
 
     `writing` is the checkpoint as the first question found it after which the next writing says so.

@@ -2,9 +2,12 @@
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.devices.node import Gpu
+
+if TYPE_CHECKING:
+    from gpu_plugin.devices.node import Gpu
 
 _BUS_ID = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.IGNORECASE)
 """domain:bus:device.function, as NVML (8 digits of domain) or sysfs (4) spells it; domain and function may be left out."""
@@ -14,7 +17,7 @@ _INDEX = re.compile(r"[0-9]{1,5}", re.ASCII)
 HOW = "its index, its uuid or how that begins, or its PCI bus id"
 
 
-def called(gpu: Gpu) -> str:
+def called(gpu: "Gpu") -> str:
     """A GPU as people are told of it: `GPU 3 (0000:1b:00.0, GPU-6f1c...)`; without a bus id where none is known."""
     return f"GPU {gpu.index} ({', '.join(filter(None, (short_bus_id(gpu.pci_bus_id), gpu.uuid)))})"
 
@@ -33,7 +36,7 @@ def is_bus_id(name: str) -> bool:
     return form is not None and (form[1] is not None or form[4] is not None or not name.replace(":", "").isdecimal())
 
 
-def named(name: str | int, gpus: Sequence[Gpu]) -> Gpu | None:
+def named(name: str | int, gpus: "Sequence[Gpu]") -> "Gpu | None":
     """The GPU that someone calls so; None where none is.
 
     Args:
@@ -51,7 +54,7 @@ def named(name: str | int, gpus: Sequence[Gpu]) -> Gpu | None:
     return found[0] if found else None
 
 
-def _meant(name: str, gpus: Sequence[Gpu]) -> list[Gpu]:
+def _meant(name: str, gpus: "Sequence[Gpu]") -> "list[Gpu]":
     if _INDEX.fullmatch(name):
         return [gpu for gpu in gpus if gpu.index == int(name)]
     if form := _BUS_ID.fullmatch(name):

@@ -1,11 +1,11 @@
 """What a probe of the hardware found: the node's GPUs and how they are linked. Immutable."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Thresholds:
+class Thresholds(msgspec.Struct, frozen=True):
     """A GPU's own temperature limits, °C; None where the part does not say."""
 
     shutdown: int | None = None
@@ -14,8 +14,7 @@ class Thresholds:
     gpu_max: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Engines:
+class Engines(msgspec.Struct, frozen=True):
     """How many multiprocessors a MIG device has, and how many engines its GPU instance has of each kind."""
 
     multiprocessors: int = 0
@@ -26,8 +25,7 @@ class Engines:
     ofa: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class MigDevice:
+class MigDevice(msgspec.Struct, frozen=True):
     """A slice of a GPU in MIG mode: a compute instance, with the GPU instance that it is part or all of.
 
     `index` is its MIG index on its GPU; `profile` is NVIDIA's word for its size, such as 1g.10gb, 1g.10gb+me or 1c.3g.40gb;
@@ -50,8 +48,7 @@ class MigDevice:
     engines: Engines | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(msgspec.Struct, frozen=True):
     """One piece of hardware. None means that the part, the driver or the host does not say.
 
     `nvlinks` is how many NVLinks it has, active or not; `fields` are the ids (`nvml_h.FI_*`) that its probe found answered.
@@ -85,8 +82,7 @@ class Gpu:
     unreadable: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(msgspec.Struct, frozen=True):
     """What lies between two GPUs, as far as it works now.
 
     `nvlinks` is the number of NVLinks between them: direct ones or, where `switched`, those that both have to the NVSwitches
@@ -107,8 +103,7 @@ OWN_MESH = "nvswitch"
 Pair = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(msgspec.Struct, frozen=True):
     """The whole node as probed. `links` has every pair of uuids once, the lower first.
 
     `cliques` has, by uuid, the NVSwitch mesh that a GPU is part of: one word for all GPUs that reach each other through the
@@ -117,10 +112,10 @@ class Node:
     """
 
     gpus: tuple[Gpu, ...] = ()
-    links: Mapping[Pair, Link] = field(default_factory=dict)
+    links: Mapping[Pair, Link] = msgspec.field(default_factory=dict)
     driver_version: str = ""
     device_nodes: frozenset[str] = frozenset()
-    cliques: Mapping[str, str] = field(default_factory=dict)
+    cliques: Mapping[str, str] = msgspec.field(default_factory=dict)
     cuda_version: tuple[int, int] | None = None
 
     def link(self, one: str, other: str) -> Link:

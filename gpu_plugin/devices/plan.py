@@ -1,8 +1,9 @@
 """From the node's hardware and the settings to the resources the kubelet is told of."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from gpu_plugin.config.choices import MIG_STRATEGIES, Functions
 from gpu_plugin.config.errors import ConfigError
@@ -25,8 +26,7 @@ STRATEGIES: Functions[Callable[[Sequence[Gpu], Settings], tuple[list[Named], lis
 """MIG strategies by name: GPUs and settings in, devices with the names they are counted under and warnings out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """The resources of a node, and a sentence for everything in it that the operator will not expect."""
 
     resources: tuple[Resource, ...] = ()
@@ -88,27 +88,27 @@ def _none(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[st
     return [_whole(gpu, settings) for gpu in gpus], []
 
 
+def _as_cut(gpus: Sequence[Gpu], settings: Settings) -> list[Named]:
+    """The MIG devices of GPUs whose MIG mode is on, and the others whole."""
+    return [
+        named
+        for gpu in gpus
+        for named in (
+            [_slice(gpu, mig, settings) for mig in gpu.mig_devices] if gpu.mig_enabled else [_whole(gpu, settings)]
+        )
+    ]
+
+
 @STRATEGIES("mixed")
 def _mixed(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[str]]:
     """Slices are counted by profile, whole GPUs beside them; a compute instance smaller than its GPU instance has a name too."""
-    named = []
-    for gpu in gpus:
-        if gpu.mig_enabled:
-            named += [_slice(gpu, mig, settings) for mig in gpu.mig_devices]
-        else:
-            named.append(_whole(gpu, settings))
-    return named, _empty(gpus)
+    return _as_cut(gpus, settings), _empty(gpus)
 
 
 @STRATEGIES("single")
 def _single(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[str]]:
     """Slices are counted as GPUs, which takes a node whose GPUs are all cut alike; any other is said and held back."""
-    named = []
-    for gpu in gpus:
-        if gpu.mig_enabled:
-            named += [_slice(gpu, mig, settings) for mig in gpu.mig_devices]
-        else:
-            named.append(_whole(gpu, settings))
+    named = _as_cut(gpus, settings)
     why = _unequal(gpus)
     if not why:
         return named, _empty(gpus)

@@ -5,7 +5,9 @@ manager dereferences its entry without looking), so an id is withdrawn only on t
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.devices.device import MIG, Device, Resource, withhold
 from gpu_plugin.devices.naming import PLACEHOLDER
@@ -21,8 +23,7 @@ NOT_ON_NODE = "it is not on this node any more"
 NO_LONGER_OFFERED = "it is not offered any more"
 
 
-@dataclass(frozen=True, slots=True)
-class Retirement:
+class Retirement(msgspec.Struct, frozen=True):
     """What is gone and still listed, by resource name and device id.
 
     `since` is when that began (seconds, of the caller's clock). `free` is what no pod holds: nobody is given it any more, so
@@ -30,9 +31,9 @@ class Retirement:
     them is no part of the others. `back` are replicas that are held back in place of former ones.
     """
 
-    since: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    since: Mapping[tuple[str, str], float] = msgspec.field(default_factory=dict)
     free: Allocated = frozenset()
-    beside: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    beside: Mapping[tuple[str, str], frozenset[str]] = msgspec.field(default_factory=dict)
     back: Allocated = frozenset()
 
 
@@ -162,16 +163,14 @@ def _beside(
     return {key: ids for key, ids in before.items() if key in retired} | {key: sets[gpu] for key, gpu in fresh}
 
 
-@dataclass(frozen=True, slots=True)
-class _InUse:
+class _InUse(msgspec.Struct, frozen=True):
     """A retired device; `beside` as in Retirement, None where it is not known."""
 
     device: Device
     beside: frozenset[str] | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Claim:
+class _Claim(msgspec.Struct, frozen=True):
     """What pods may have of the hardware of a planned device.
 
     `former` is one of what it cannot be given away beside; None for none. `replicas` are former ones that it shares it with.

@@ -1,7 +1,9 @@
 """Shared devices: one piece of hardware offered several times, under its own or another name."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.sharing import MPS, MpsLimits, SharedResource
@@ -12,8 +14,7 @@ REPLICA = "::"
 """Between the id of what is shared and the replica's number, as NVIDIA's plugin writes it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(msgspec.Struct, frozen=True):
     """A device with the resource name it is counted under and what an operator may call it: index, uuid, legacy MIG name."""
 
     name: str
@@ -21,8 +22,7 @@ class Named:
     aliases: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MpsShared:
+class MpsShared(msgspec.Struct, frozen=True):
     """A resource that is shared by MPS: the uuids of its GPUs that can be used, how often each is given out, the limits.
 
     `root` is the host's MPS root, under which its daemon's directory lies.
@@ -31,7 +31,7 @@ class MpsShared:
     name: str
     gpus: tuple[str, ...]
     replicas: int
-    limits: MpsLimits = field(default_factory=MpsLimits)
+    limits: MpsLimits = msgspec.field(default_factory=MpsLimits)
     root: str = ""
 
 

@@ -4,16 +4,16 @@ Paths are as this process sees them. A fact that could not be gathered in time, 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
+
+import msgspec
 
 from gpu_plugin.access.node_evidence import NodeEvidence
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.health.observation import Fabric
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(msgspec.Struct, frozen=True):
     """`why` a fact is not known, as a sentence. `hung`: whoever was asked has not answered in time."""
 
     why: str
@@ -25,8 +25,7 @@ T = TypeVar("T")
 Known: TypeAlias = T | Unknown
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(msgspec.Struct, frozen=True):
     """This process. `capabilities` is CapEff of proc(5), `seccomp` its mode there: 0 off, 1 strict, 2 a filter.
 
     `selinux` is enforcing, permissive, or empty where it is off; `label` is the process's own under SELinux or AppArmor.
@@ -44,8 +43,7 @@ class Process:
     host_processes: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(msgspec.Struct, frozen=True):
     """What the driver says of one GPU; None where it does not say. `trouble` is why it could not be asked, empty where it could.
 
     `compute_mode` is nvmlComputeMode_t; `nvswitch` whether an NVLink of it leads to a switch. `fabric` is None of a GPU without
@@ -65,8 +63,7 @@ class Gpu:
     trouble: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Driver:
+class Driver(msgspec.Struct, frozen=True):
     """The driver's library as it was opened. `code` is nvmlReturn_t of the attempt, `trouble` its text, empty where it is open.
 
     `library` is the file that was loaded, empty for none; `version` what the driver says of itself, else what the name of the
@@ -84,8 +81,7 @@ class Driver:
     gpus: tuple[Gpu, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class KernelModule:
+class KernelModule(msgspec.Struct, frozen=True):
     """The driver's half in the kernel: whether it is loaded, its version (empty: not said), and whether nouveau is loaded."""
 
     loaded: bool
@@ -93,24 +89,21 @@ class KernelModule:
     nouveau: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PciDevice:
+class PciDevice(msgspec.Struct, frozen=True):
     """A device of NVIDIA's on the PCI bus, and the kernel driver that is bound to it, empty for none."""
 
     bus_id: str
     bound_to: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Pci:
+class Pci(msgspec.Struct, frozen=True):
     """NVIDIA's GPUs and NVSwitches that sysfs lists."""
 
     gpus: tuple[PciDevice, ...] = ()
     switches: tuple[PciDevice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
+class DeviceNode(msgspec.Struct, frozen=True):
     """A path under /dev. `major` is None where there is no character device; `error` is errno of opening it, 0 if that worked.
 
     `reason` is that error in the system's words. `error` is None where it was not opened, and `why` says why not.
@@ -126,17 +119,15 @@ class DeviceNode:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceNodes:
+class DeviceNodes(msgspec.Struct, frozen=True):
     """Device nodes by path, and the majors of character devices by their driver's name (/proc/devices)."""
 
-    nodes: Mapping[str, DeviceNode] = field(default_factory=dict)
-    majors: Mapping[str, int] = field(default_factory=dict)
+    nodes: Mapping[str, DeviceNode] = msgspec.field(default_factory=dict)
+    majors: Mapping[str, int] = msgspec.field(default_factory=dict)
     imex_channels: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Directory:
+class Directory(msgspec.Struct, frozen=True):
     """A directory. `error` is why it cannot be looked at, in the system's words; empty where it can, or is not there.
 
     `writable` is by this process. `removed`: it was removed on the host and is still mounted here. `mount` and `filesystem` are
@@ -159,8 +150,7 @@ class Directory:
     free_inodes: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletDirectory:
+class KubeletDirectory(msgspec.Struct, frozen=True):
     """The device plugin directory.
 
     `checkpoint`: the kubelet's file is in it. `others` are sockets there that are neither the kubelet's nor ours and take
@@ -172,8 +162,7 @@ class KubeletDirectory:
     others: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Socket:
+class Socket(msgspec.Struct, frozen=True):
     """A Unix socket. `error` is why nobody could be reached there, in the system's words, empty where somebody was.
 
     `http2`: what answers begins as a gRPC server does. `pid` and `program` are the process that listens, as far as the kernel
@@ -189,8 +178,7 @@ class Socket:
     program: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PodResources:
+class PodResources(msgspec.Struct, frozen=True):
     """What the kubelet's PodResources service answers, and in how many seconds.
 
     `held` is how many devices pods hold, `healthy` how many of each resource the kubelet takes for healthy. `trouble` is why it
@@ -200,13 +188,12 @@ class PodResources:
     path: str
     seconds: float = 0.0
     held: int = 0
-    healthy: Mapping[str, int] = field(default_factory=dict)
+    healthy: Mapping[str, int] = msgspec.field(default_factory=dict)
     trouble: str = ""
     absent: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Daemon:
+class Daemon(msgspec.Struct, frozen=True):
     """What the running daemon's status says (`NodeView.status`); None where none answers, and `trouble` is why.
 
     `forbidden`: its socket is there, or may be, and this process may not talk to it. `refused`: one answers, and `trouble` is its
@@ -221,8 +208,7 @@ class Daemon:
     abandoned: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
+class Clock(msgspec.Struct, frozen=True):
     """The system's clock: Unix time in seconds, and what the kernel says of it (adjtimex(2)).
 
     `synchronised` is None where the kernel does not say, and `why` is why; `may_be_off` is in seconds.
@@ -234,24 +220,21 @@ class Clock:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FabricManager:
+class FabricManager(msgspec.Struct, frozen=True):
     """Traces of nvidia-fabricmanager: the ids of its processes that can be seen, and its socket's path, empty for none."""
 
     processes: tuple[int, ...] = ()
     socket: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class MpsDirectory:
+class MpsDirectory(msgspec.Struct, frozen=True):
     """The directory of one resource's MPS daemon below the MPS root; `listening`: a control daemon takes connections there."""
 
     path: str
     listening: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Mps:
+class Mps(msgspec.Struct, frozen=True):
     """Traces of MPS: processes that can be seen by id and name, and the directories of resources below the MPS root."""
 
     processes: tuple[tuple[int, str], ...] = ()
@@ -259,8 +242,7 @@ class Mps:
     root: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Right:
+class Right(msgspec.Struct, frozen=True):
     """Something that the Kubernetes API is asked whether we may do, and the option that needs it.
 
     `namespace` is empty for what is in none, or for all namespaces.
@@ -279,8 +261,7 @@ class Right:
         return f"{self.verb} on {resource}" + (f" in namespace {self.namespace}" if self.namespace else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Api:
+class Api(msgspec.Struct, frozen=True):
     """The Kubernetes API: where and in how many seconds it answered, and which rights it says that we do not have.
 
     `trouble` is why it could not be asked; empty where it could, or where no option needs it (then `asked` is empty).
@@ -293,8 +274,7 @@ class Api:
     trouble: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Everything.
 
     `file` is the config file that `settings` come from, besides flags and environment; empty for none. `configuration` is what is

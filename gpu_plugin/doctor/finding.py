@@ -1,7 +1,8 @@
 """What a check finds. Pure."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from gpu_plugin.doctor.facts import Unknown
 
@@ -20,8 +21,7 @@ class Status(StrEnum):
     """Not looked at, or not to be seen from here; `found` says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """One thing that a check found; `remedy` is what to do about it, empty where there is nothing to do."""
 
     status: Status

@@ -3,12 +3,13 @@
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
+import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin import control
 from gpu_plugin.access.container import imex_node
@@ -44,8 +45,7 @@ from gpu_plugin.sources.list_strategy import evidence_for
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+class Places(msgspec.Struct, frozen=True):
     """Where the kernel's file systems are, and what the process sees as its root."""
 
     proc: Path = Path("/proc")

@@ -1,7 +1,6 @@
 """What a signal is told besides its latch and the observation."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -33,8 +32,7 @@ class Context(msgspec.Struct, frozen=True):
     xids: Mapping[tuple[int, str], float] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(msgspec.Struct, frozen=True):
     """An open latch of which somebody wants to know what to do, at Unix time `now`; `gpu` is the uuid that commands name."""
 
     key: LatchKey

@@ -1,7 +1,8 @@
 """What of a GPU its signals must know besides what is seen of it."""
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from gpu_plugin.devices.node import Gpu, Thresholds
 from gpu_plugin.devices.nvml_h import FI_GET_GPU_RECOVERY_ACTION, Architecture
@@ -17,8 +18,7 @@ taken not to.
 _UNKNOWN = Thresholds()
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True):
     """One GPU's own limits and traits. None or False: the part does not say, and the signal that needs it is silent.
 
     `thresholds` are in °C; `margins` are the T.Limit counterparts (fields 193 to 196), °C relative to T.Limit, negative

@@ -1,73 +1,24 @@
 """The health of every GPU of a node: latches by GPU and signal, and what of them must outlive this process."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
 from msgspec.structs import replace as changed_to
 
 from gpu_plugin.health import background
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.evidence import Evidence, news
 from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.latch import UNMARKED, AnyLatch, Health, LatchKey, Marks, Proof, Recovery, Verdict
+from gpu_plugin.health.latch import UNMARKED, AnyLatch, Health, LatchKey, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import DriverEvent, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.record import GpuRecord, MigUuids
 from gpu_plugin.health.showing import shown
 from gpu_plugin.health.signals import SIGNALS, EndsBy, OperatorInfluence, SignalKind, first_look, flapping, xid
+from gpu_plugin.health.transition import Transition
 from gpu_plugin.health.words import advice, xid_number
 
-REMEMBER_XIDS = 600.0
-"""Seconds for which the Xids of a GPU are remembered, for signals that tell a cause from what follows it."""
-
-_MANY_XIDS, _STORM = 64, 1.0
-"""Xids from which on old ones are forgotten; seconds within which another of a number is no news."""
-
-MigUuids = Mapping[tuple[int, int], str]
-"""Uuids of a GPU's MIG devices by GPU instance and compute instance."""
-
 _FIRST_LOOK, _WHOLE = LatchKey(first_look.NAME), LatchKey("")
-
-
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """What a signal's verdict changed to: the event that everyone who reports on health is given.
-
-    `uuid` is the GPU's; `device` and `part` are those of the latch's key. `since` is Unix time in seconds; `xid` the Xid
-    behind it, if one is, and `xid_name` its name. `action` is what an operator is advised to do, empty once the verdict
-    is OK. `standing` is the worst of all signals of the GPU, or that MIG device, after the change.
-    """
-
-    uuid: str
-    signal: str
-    verdict: Verdict
-    before: Verdict
-    detail: str
-    since: float
-    device: str = ""
-    xid: int | None = None
-    action: str = ""
-    xid_name: str = ""
-    standing: Verdict = Verdict.OK
-    part: str = ""
-
-    @property
-    def healthy_again(self) -> bool:
-        """Whether nothing is left that makes the GPU, or that MIG device, Unhealthy, where this did before."""
-        return self.before is Verdict.FATAL and self.standing < Verdict.FATAL
-
-
-@dataclass(slots=True)
-class _Record:
-    facts: Facts
-    slices: MigUuids = field(default_factory=dict)
-    devices: frozenset[str] = frozenset()
-    latches: dict[LatchKey, AnyLatch] = field(default_factory=dict)
-    unseen: AnyLatch | None = field(default_factory=first_look.unseen)
-    marks: Marks = UNMARKED
-    recalled: bool = False
-    """Whether the marks are of an earlier process: no good look has come since."""
-    action: int | None = None
-    xids: dict[tuple[int, str], float] = field(default_factory=dict)
 
 
 _Changed = dict[LatchKey, AnyLatch | None]
@@ -94,11 +45,11 @@ class HealthLedger:
         self.zero = zero
         self.revision = 0
         """Grows whenever evidence that must outlive the process changed: a verdict, its words, or a recovery that was seen."""
-        self._records: dict[str, _Record] = {}
+        self._records: dict[str, GpuRecord] = {}
 
     def watch(self, uuid: str, facts: Facts, slices: MigUuids | None = None) -> None:
         """Begins to keep a GPU's health, or gives it new facts and slices; what is known of it stays."""
-        record = self._records.setdefault(uuid, _Record(facts))
+        record = self._records.setdefault(uuid, GpuRecord(facts))
         record.facts = facts
         record.slices = slices or {}
         record.devices = frozenset(record.slices.values())
@@ -114,7 +65,7 @@ class HealthLedger:
         aimed: tuple[str, ...] = ()
         if isinstance(seen, XidEvent):
             aimed = self._aimed(seen, record)
-            if _tell(record.xids, seen.xid, aimed, now) and self.policy.xids.heeded(seen.xid):
+            if record.take(seen.xid, aimed, now) and self.policy.xids.heeded(seen.xid):
                 self.revision += 1  # when it came last, to the second, is what others are judged by
         ctx = Context(
             now,
@@ -279,7 +230,7 @@ class HealthLedger:
         return tuple(
             Evidence.of(self.boot_id, uuid, key, latch, self.zero)
             for uuid, record in sorted(self._records.items())
-            for key, latch in (*_background(record), *sorted(record.latches.items(), key=_ordered))
+            for key, latch in (*record.background(), *sorted(record.latches.items(), key=_ordered))
             if latch.verdict is not Verdict.OK or latch.memory.lasting
         )
 
@@ -307,7 +258,7 @@ class HealthLedger:
             if (number := xid_number(key)) is not None:
                 record.xids[number, key.device] = max(xid.last(latch), record.xids.get((number, key.device), 0.0))
 
-    def _held(self, record: _Record | None, device: str | None) -> list[tuple[LatchKey, AnyLatch, Verdict]]:
+    def _held(self, record: GpuRecord | None, device: str | None) -> list[tuple[LatchKey, AnyLatch, Verdict]]:
         """What `standing` has, but for the first look."""
         if record is None:
             return []
@@ -318,7 +269,7 @@ class HealthLedger:
             if (verdict := self._standing(key, latch)) is not Verdict.OK
         ]
 
-    def _beside(self, record: _Record, name: str, seen: XidEvent, ctx: Context, changed: _Changed) -> None:
+    def _beside(self, record: GpuRecord, name: str, seen: XidEvent, ctx: Context, changed: _Changed) -> None:
         """Shows an Xid to the latches of other Xids, which it may make more or less of: of another slice it says nothing."""
         swayed = self.policy.xids.swayed
         others = [
@@ -327,7 +278,7 @@ class HealthLedger:
         for key in others:
             self._put(record, key, SIGNALS[name].step(record.latches[key], seen, changed_to(ctx, key=key)), changed)
 
-    def _keys(self, name: str, record: _Record, seen: Observation, aimed: tuple[str, ...]) -> Sequence[LatchKey]:
+    def _keys(self, name: str, record: GpuRecord, seen: Observation, aimed: tuple[str, ...]) -> Sequence[LatchKey]:
         """The latches of a signal that keeps several of a GPU which an observation is about; `aimed` as of `_aimed`."""
         if isinstance(seen, XidEvent):
             return [LatchKey(name, str(seen.xid), device) for device in aimed]
@@ -335,7 +286,7 @@ class HealthLedger:
             return [LatchKey(name, f"{seen.kind:#x}")]
         return [key for key in record.latches if key.signal == name]
 
-    def _aimed(self, seen: XidEvent, record: _Record) -> tuple[str, ...]:
+    def _aimed(self, seen: XidEvent, record: GpuRecord) -> tuple[str, ...]:
         """The MIG devices that an event is about, "" for the whole GPU.
 
         What names a GPU instance that is none of ours is the whole GPU's; what names a strange compute instance of one of
@@ -356,7 +307,7 @@ class HealthLedger:
             key.signal, latch, essential=signal.essential, enabled=signal.say is OperatorInfluence.ENABLED
         )
 
-    def _looked(self, record: _Record, seen: Sample, now: float) -> None:
+    def _looked(self, record: GpuRecord, seen: Sample, now: float) -> None:
         """A good look is the first, or the GPU stays unseen."""
         if record.unseen is None:
             return
@@ -366,7 +317,7 @@ class HealthLedger:
             record.unseen = None
             self.revision += 1  # others are to be told
 
-    def _put(self, record: _Record, key: LatchKey, latch: AnyLatch | None, changed: _Changed) -> None:
+    def _put(self, record: GpuRecord, key: LatchKey, latch: AnyLatch | None, changed: _Changed) -> None:
         known = record.latches.get(key)
         if latch is known:
             return
@@ -377,7 +328,7 @@ class HealthLedger:
             record.latches[key] = latch
         self.revision += news(known) != news(latch)
 
-    def _note(self, record: _Record, seen: Observation, now: float) -> None:
+    def _note(self, record: GpuRecord, seen: Observation, now: float) -> None:
         """Remembers what the signals will be told with later observations."""
         was = record.marks, record.action
         if isinstance(seen, Sample):
@@ -391,7 +342,7 @@ class HealthLedger:
         if was != (record.marks, record.action):
             self.revision += background.news(*was) != background.news(record.marks, record.action)
 
-    def _guard(self, record: _Record, changed: _Changed, now: float) -> None:
+    def _guard(self, record: GpuRecord, changed: _Changed, now: float) -> None:
         """Counts what became FATAL, and holds a GPU back where that keeps happening."""
         if not self.policy.flap_hold:
             return
@@ -404,15 +355,15 @@ class HealthLedger:
                 held = flapping.fell(record.latches.get(guard), guard.part, now, self.policy.flap_hold)
                 self._put(record, guard, held, changed)
 
-    def _transitions(self, uuid: str, record: _Record, changed: _Changed) -> tuple[Transition, ...]:
+    def _transitions(self, uuid: str, record: GpuRecord, changed: _Changed) -> tuple[Transition, ...]:
         return tuple(
             self._transition(uuid, record, key, old) for key, old in changed.items() if self._turned(record, key, old)
         )
 
-    def _turned(self, record: _Record, key: LatchKey, old: AnyLatch | None) -> bool:
+    def _turned(self, record: GpuRecord, key: LatchKey, old: AnyLatch | None) -> bool:
         return self._standing(key, old) is not self._standing(key, record.latches.get(key))
 
-    def _transition(self, uuid: str, record: _Record, key: LatchKey, old: AnyLatch | None) -> Transition:
+    def _transition(self, uuid: str, record: GpuRecord, key: LatchKey, old: AnyLatch | None) -> Transition:
         new = record.latches.get(key)
         latch = new if new is not None and new.verdict is not Verdict.OK else old
         assert latch is not None
@@ -433,25 +384,9 @@ class HealthLedger:
         )
 
 
-def _tell(xids: dict[tuple[int, str], float], number: int, devices: Iterable[str], now: float) -> bool:
-    """Takes down when an Xid came last, and forgets those of long ago once there are many. Returns whether that is news."""
-    news = any(not 0 <= now - xids.get((number, device), -REMEMBER_XIDS) < _STORM for device in devices)
-    for device in devices:
-        xids[number, device] = now
-    if len(xids) > _MANY_XIDS:
-        for key in [key for key, at in xids.items() if now - at > REMEMBER_XIDS]:
-            del xids[key]
-    return news
-
-
 def _ordered(item: tuple[LatchKey, AnyLatch]) -> tuple[str, str, str]:
     key, _ = item
     return key.signal, key.part, key.device
-
-
-def _background(record: _Record) -> tuple[tuple[LatchKey, AnyLatch], ...]:
-    latch = background.written(record.marks, record.action)
-    return () if latch is None else ((background.KEY, latch),)
 
 
 def _of_its_boot(key: LatchKey, latch: AnyLatch) -> bool:

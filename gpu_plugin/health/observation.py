@@ -1,11 +1,11 @@
 """What was seen of one GPU: the only input of the health decisions. Immutable."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Fabric:
+
+class Fabric(msgspec.Struct, frozen=True):
     """nvmlGpuFabricInfoV_t: how far a GPU has come in joining its NVLink fabric.
 
     `state` is nvmlGpuFabricState_t: 0 not supported, 1 not started, 2 in progress, 3 completed; `status` an nvmlReturn_t once
@@ -41,8 +41,7 @@ class Fault(StrEnum):
     """Anything else."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """One look at a GPU. None: the part does not say, or did not this time.
 
     `fault` is why there are no readings, with the driver's words in `detail`. `asked` are the names of the fields that this look
@@ -101,8 +100,7 @@ class Sample:
         return self.asked is None or field in self.asked
 
 
-@dataclass(frozen=True, slots=True)
-class XidEvent:
+class XidEvent(msgspec.Struct, frozen=True):
     """The driver reported an Xid on this GPU: on one GPU instance of it, or one compute instance, where it says so."""
 
     xid: int
@@ -110,15 +108,13 @@ class XidEvent:
     compute_instance: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DriverEvent:
+class DriverEvent(msgspec.Struct, frozen=True):
     """The driver reported an event of another `kind` than an Xid: one bit of nvmlEventType."""
 
     kind: int
 
 
-@dataclass(frozen=True, slots=True)
-class ApplicationError:
+class ApplicationError(msgspec.Struct, frozen=True):
     """An Xid that the policy lays at an application's door, once it is known which pods held the GPU then.
 
     `pods` are their names as namespace/name, None where nobody could say.
@@ -128,15 +124,13 @@ class ApplicationError:
     pods: frozenset[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EventDelivery:
+class EventDelivery(msgspec.Struct, frozen=True):
     """Whether the driver's events about this GPU reach us: `trouble` is why they do not, empty where they do."""
 
     trouble: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(msgspec.Struct, frozen=True):
     """What an operator asked for: `cordon`, `uncordon`, `release` or `resume`; of a cordon also why, where that was said.
 
     `annotate` and `unannotate` are a cordon by the Node's annotation, and its end.

@@ -1,7 +1,8 @@
 """What the operator's settings mean for the health rules."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.health.latch import AnyLatch, Proof, Verdict
@@ -11,8 +12,7 @@ from gpu_plugin.health.xids import VERDICTS, XidPolicy, parse_xid_list
 _WITHOUT_TABLE = XidPolicy()
 
 
-@dataclass(frozen=True, slots=True)
-class HealthPolicy:
+class HealthPolicy(msgspec.Struct, frozen=True):
     """How evidence is judged.
 
     `xids` without a table (the default) knows no Xid by name: `policy` makes one with the table that it is given.
@@ -25,7 +25,7 @@ class HealthPolicy:
     xids: XidPolicy = _WITHOUT_TABLE
     temperature_recovery: float = 300.0
     flap_hold: float = 3600.0
-    signals: Mapping[str, Verdict] = field(default_factory=dict)
+    signals: Mapping[str, Verdict] = msgspec.field(default_factory=dict)
     judging: bool = True
     malformed: tuple[str, ...] = ()
 

@@ -7,9 +7,10 @@ silence never closes a latch.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import msgspec
 
 from gpu_plugin.config.choices import HEALTH_SIGNALS, Registry
 from gpu_plugin.health.context import Case, Context
@@ -53,8 +54,7 @@ class EndsBy(Enum):
     """Proof of a recovery (`proof.after_recovery`). That asks what the readings of others come to: it is judged after them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(msgspec.Struct, frozen=True):
     """One signal: what it sees, what it remembers, and what is said of it.
 
     What it is: `step` is its function, `sees` has the kinds of observation that it is shown. `asks` has the fields of a

@@ -1,4 +1,4 @@
-"""The table of Xids that ships with the package (`xids.yaml` beside this module): its rows, read strictly."""
+"""The table of Xids that ships with the package: its rows, read strictly from the JSON that is made of `xids.yaml`."""
 
 from collections.abc import Iterable, Mapping
 from typing import Literal

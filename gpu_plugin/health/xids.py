@@ -1,9 +1,12 @@
 """What an Xid means for its GPU: the shipped table, with the operator's word laid over it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
+
+import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.health.latch import Proof, Verdict
 from gpu_plugin.health.xid_advice import advised
@@ -20,8 +23,7 @@ VERDICTS: Mapping[str, Verdict] = {
 _ENDED_BY_MORE = frozenset({Proof.RESET, Proof.REBOOT, Proof.RMA})
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(msgspec.Struct, frozen=True):
     """What a policy says of an Xid.
 
     `verdict` is OK for one that is only counted. `recovery` is the class of the proof that it is over. `name` is empty and
@@ -65,8 +67,7 @@ class Judgement:
         return Proof.QUIET if self.recovery is Proof.APPLICATION else self.recovery
 
 
-@dataclass(frozen=True, slots=True)
-class XidList:
+class XidList(msgspec.Struct, frozen=True):
     """A DP_*_HEALTHCHECKS value: `every` health check, every Xid (`xids`), or the `numbers` named."""
 
     every: bool = False
@@ -84,6 +85,9 @@ def parse_xid_list(text: str) -> XidList:
     return XidList("all" in items, "xids" in items, numbers, malformed)
 
 
+_NO_XIDS = XidList()
+
+
 @dataclass(frozen=True)
 class XidPolicy:
     """The shipped table with the operator's word laid over it. Without a table every Xid is one that it does not have.
@@ -95,8 +99,8 @@ class XidPolicy:
     """
 
     table: XidTable = field(default_factory=dict, repr=False)
-    disabled: XidList = XidList()
-    enabled: XidList = XidList()
+    disabled: XidList = _NO_XIDS
+    enabled: XidList = _NO_XIDS
     critical: frozenset[int] = frozenset()
     numbers: Mapping[int, Verdict] = field(default_factory=dict)
     classes: Mapping[Proof, Verdict] = field(default_factory=dict)

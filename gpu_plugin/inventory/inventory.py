@@ -1,9 +1,10 @@
 """What the kubelet is told: the plan for the node, less what is unfit, plus what is gone and may still be held by a pod."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu

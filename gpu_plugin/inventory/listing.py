@@ -7,9 +7,11 @@ through them in loops: an operation on whole sets of pairs would keep the interp
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.access.container import MpsDirectories
 from gpu_plugin.config.sharing import MPS, SharedResource
@@ -30,8 +32,7 @@ WITHDRAW = 2.0
 MPS_UNKNOWN = "it is not known yet whether its MPS daemon is up"
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True):
     """How things stand, and what the kubelet said.
 
     `listed` are the resources as the kubelet is told of them and `views` what is published of them. `retirement`, `foreign`,
@@ -63,8 +64,7 @@ class Standing:
         return sum(len(resource.devices) for resource in (*self.listed, *self.offer.plan.resources))
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(msgspec.Struct, frozen=True):
     """What follows: what to tell, and what to remember for the next time.
 
     `views` has the very same objects where nothing changes. `foreign` is what pods hold of NVIDIA's devices under names that are
@@ -76,16 +76,16 @@ class Judgement:
     learnt, inf for nothing.
     """
 
-    views: Mapping[str, ResourceView] = field(default_factory=dict)
-    retirement: Retirement = field(default_factory=Retirement)
-    foreign: Mapping[Key, Device] = field(default_factory=dict)
-    foreign_since: Mapping[Key, float] = field(default_factory=dict)
+    views: Mapping[str, ResourceView] = msgspec.field(default_factory=dict)
+    retirement: Retirement = msgspec.field(default_factory=Retirement)
+    foreign: Mapping[Key, Device] = msgspec.field(default_factory=dict)
+    foreign_since: Mapping[Key, float] = msgspec.field(default_factory=dict)
     elsewhere: Allocated = frozenset()
-    slices: Mapping[str, str] = field(default_factory=dict)
-    empty_since: Mapping[str, float] = field(default_factory=dict)
+    slices: Mapping[str, str] = msgspec.field(default_factory=dict)
+    empty_since: Mapping[str, float] = msgspec.field(default_factory=dict)
     moved: Allocated = frozenset()
     awaited: Allocated = frozenset()
-    asked: Mapping[Key, float] = field(default_factory=dict)
+    asked: Mapping[Key, float] = msgspec.field(default_factory=dict)
     next_leave: float = inf
 
 

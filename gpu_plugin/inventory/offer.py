@@ -1,7 +1,9 @@
 """What a node has for pods under some settings, before health and before what pods hold. Decisions only, no I/O."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.access.conflicts import pair_warning
 from gpu_plugin.access.container import Access
@@ -17,21 +19,20 @@ from gpu_plugin.placement.prepared import IMMEDIATE_GPUS, Placement
 from gpu_plugin.placement.topology import Topology
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(msgspec.Struct, frozen=True):
     """What this node has for pods under these settings, before health. Where there are many GPUs, `prepared` takes its time.
 
     `warnings` are sentences on what the settings ask for, besides those of the plan. `slices` has the GPU's uuid for each MIG
     device of the node, also of GPUs that are not served.
     """
 
-    plan: Plan = field(default_factory=Plan)
-    access: Access = field(default_factory=Access)
-    placement: Placement = field(default_factory=Placement)
+    plan: Plan = msgspec.field(default_factory=Plan)
+    access: Access = msgspec.field(default_factory=Access)
+    placement: Placement = msgspec.field(default_factory=Placement)
     policy: str = DISTRIBUTED
     mps_root: str = ""
     warnings: tuple[str, ...] = ()
-    slices: Mapping[str, str] = field(default_factory=dict)
+    slices: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def prepared(self) -> "Offer":
         """The offer with its placement ready."""

@@ -5,8 +5,10 @@ Whatever serves a request reads the newest snapshot. One writer publishes; who w
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.access.container import Access
 from gpu_plugin.config.sharing import DISTRIBUTED, MPS
@@ -21,8 +23,7 @@ if TYPE_CHECKING:
     from gpu_plugin.access.cdi.readiness import CdiReadiness
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceView:
+class ResourceView(msgspec.Struct, frozen=True):
     """A resource, ready to be asked about.
 
     `order` is the position of each device id in the list; `placement` knows how the node's GPUs are linked, `policy` says
@@ -32,8 +33,8 @@ class ResourceView:
 
     resource: Resource
     order: Mapping[str, int]
-    access: Access = field(default_factory=Access)
-    placement: Placement = field(default_factory=Placement)
+    access: Access = msgspec.field(default_factory=Access)
+    placement: Placement = msgspec.field(default_factory=Placement)
     policy: str = DISTRIBUTED
     mps_down: str = ""
     cdi: "CdiReadiness | None" = None
@@ -90,8 +91,7 @@ class ResourceView:
         return "" if self.cdi is None else self.cdi.reason(self.access.id_of(device), device.nodes)
 
 
-@dataclass(frozen=True, slots=True)
-class Hardware:
+class Hardware(msgspec.Struct, frozen=True):
     """A GPU or a MIG device of the node, whether or not a resource is made of it, and its health.
 
     `gpu` is the GPU's uuid; `index` is such as 0, of a MIG device such as 0:1.
@@ -99,16 +99,15 @@ class Hardware:
 
     gpu: str
     index: str
-    health: Health = field(default_factory=Health)
+    health: Health = msgspec.field(default_factory=Health)
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     """Every resource by name, and all hardware by its own uuid, at one moment. A greater version is newer."""
 
     version: int = 0
-    resources: Mapping[str, ResourceView] = field(default_factory=dict)
-    hardware: Mapping[str, Hardware] = field(default_factory=dict)
+    resources: Mapping[str, ResourceView] = msgspec.field(default_factory=dict)
+    hardware: Mapping[str, Hardware] = msgspec.field(default_factory=dict)
 
 
 class SnapshotStore:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+
+import msgspec
 
 PAUSE = 10.0
 """Seconds between two such lists at least. The kubelet writes a file for each; a pod's plain init containers may hold a device
@@ -14,8 +15,7 @@ UNANSWERED = 3
 ended only when it admits another one with devices, and writes that down by itself."""
 
 
-@dataclass(slots=True)
-class ListResend:
+class ListResend(msgspec.Struct):
     """A kubelet forgets pods that have ended when PodResources is asked, and writes that down when a list arrives.
 
     Source: pkg/kubelet/cm/devicemanager/manager.go, UpdateAllocatedDevices and genericDeviceUpdateCallback.

@@ -10,10 +10,10 @@ import logging
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
+import msgspec
 
 from gpu_plugin.access.conflicts import PairWatch
 from gpu_plugin.devices.naming import resource_name_fault
@@ -275,8 +275,7 @@ class ResourceEndpoint:
             await self._look.wait(POLL_INTERVAL)
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(msgspec.Struct, frozen=True):
     """An incarnation as it stands: `age` is in seconds since its registration, identities are of kubelet.sock.
 
     `again` is why it is to be registered again, though nothing that can be seen from here is wrong with it.

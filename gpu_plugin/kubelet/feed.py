@@ -1,10 +1,10 @@
 """One resource's device list as bytes: encoded once for all streams, only where something changed, bursts as one."""
 
 import logging
-from dataclasses import dataclass
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from gpu_plugin.devices.device import Device
 from gpu_plugin.inventory.snapshot import SnapshotStore
@@ -20,8 +20,7 @@ OFF_LOOP = 2_000
 """From so many devices never encoded before on (20 µs each) the work is done on a thread, so that the loop runs on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True):
     """What the store wants told: the devices, and how often the same list was asked for once more."""
 
     devices: tuple[Device, ...]

@@ -11,7 +11,8 @@ listed the device for that very pod before.
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpu_plugin.devices.retirement import Allocated
 from gpu_plugin.kubelet.socket import Identity
@@ -25,8 +26,7 @@ Entries = Mapping[Key, frozenset[str]]
 """The checkpoint: by resource and device id, the uids of the pods that were given the device."""
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletReadings:
+class KubeletReadings(msgspec.Struct, frozen=True):
     """What the witnesses said at one time: first the checkpoint, then PodResources' answer, then the checkpoint again.
 
     `listed` is None where PodResources did not answer, `before` and `after` where the checkpoint could not be read. `kubelet`
@@ -41,8 +41,7 @@ class KubeletReadings:
     writing: object = None
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(msgspec.Struct, frozen=True):
     """What one kubelet, known by its PodResources socket, has listed.
 
     `pods` has the uid of the pod that had each device; `seen` are devices that were awaited already when they were
@@ -50,12 +49,11 @@ class Told:
     """
 
     kubelet: Identity | None = None
-    pods: Mapping[Key, str] = field(default_factory=dict)
+    pods: Mapping[Key, str] = msgspec.field(default_factory=dict)
     seen: frozenset[tuple[Key, float]] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(msgspec.Struct, frozen=True):
     """What follows from what the witnesses said.
 
     `allocated` is what pods hold or may hold, None where neither witness spoke; `listed` is the part that PodResources lists

@@ -3,7 +3,6 @@
 import errno
 import logging
 import os
-import secrets
 import socket
 import stat
 from contextlib import closing
@@ -16,7 +15,7 @@ log = logging.getLogger(__name__)
 
 PREFIX = "gpu-plugin-"
 
-INSTANCE = secrets.token_hex(4)
+INSTANCE = os.urandom(4).hex()
 """Tells this process's sockets from every other's, so that an old instance's end is never taken for ours."""
 
 

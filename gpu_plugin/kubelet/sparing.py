@@ -1,15 +1,15 @@
 """Log lines that a peer can have written at will: some at once, then few. Takes the time as an argument."""
 
 import logging
-from dataclasses import dataclass
+
+import msgspec
 
 BURST = 20
 REFILL_SECONDS = 30.0
 """So many lines of a kind at once, and one more whenever so many seconds have passed."""
 
 
-@dataclass(slots=True)
-class LogThrottle:
+class LogThrottle(msgspec.Struct):
     """Says on which level the next line of a kind is to be logged. Calls from several threads do no harm."""
 
     level: int = logging.WARNING

@@ -9,11 +9,11 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import pod_resources
@@ -71,8 +71,7 @@ def lost(ours: Ids, allocatable: Ids, unfit: Ids = NONE) -> Mapping[str, str]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class List:
+class List(msgspec.Struct, frozen=True):
     """A resource as the kubelet was told of it: its view, and which of its devices are healthy and which are not."""
 
     view: ResourceView
@@ -109,12 +108,11 @@ def lists(views: Mapping[str, ResourceView], made: Mapping[str, List]) -> Mappin
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """What follows from an answer: resources to register again, those that another plugin has now, those that are back."""
 
-    again: Mapping[str, str] = field(default_factory=dict)
-    taken: Mapping[str, str] = field(default_factory=dict)
+    again: Mapping[str, str] = msgspec.field(default_factory=dict)
+    taken: Mapping[str, str] = msgspec.field(default_factory=dict)
     back: frozenset[str] = frozenset()
 
 

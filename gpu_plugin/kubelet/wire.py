@@ -1,25 +1,35 @@
-"""The device plugin API's bytes: the only module that knows betterproto and the generated messages.
+"""The device plugin API's bytes, as the daemon reads and writes them.
 
-betterproto makes every field; what repeats is made once and joined. That is sound because protobuf concatenates: the
-encoding of a message with fields [a, b] is the encoding of [a] followed by that of [b]. A list of 2,000 devices of which
-one changed costs one encoding and a join, 0.1 ms instead of 170.
+What repeats is made once and joined. That is sound because protobuf concatenates: the encoding of a message with fields
+[a, b] is the encoding of [a] followed by that of [b]. A list of 2,000 devices of which one changed costs one encoding and a
+join, 0.1 ms instead of 170.
+
+Field numbers are those of the API's definition (`proto/deviceplugin/v1beta1/api.proto`). The generated messages (`messages`) are
+for the kubelet's side: their library takes 32 ms of a start and 5 MiB of every node. Tests hold both against each other.
 """
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
 
-import betterproto
+import msgspec
 
 from gpu_plugin.access.edits import ContainerEdits, DeviceSpec, Mount
 from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.naming import MAX_LIST_BYTES
-from gpu_plugin.kubelet._api import v1beta1 as messages
-from gpu_plugin.kubelet.fields import NUMBER, Span, fields, int32, nested_in, text, texts
-
-__all__ = ["ListEncoder", "PreferredRequest", "messages"]
+from gpu_plugin.kubelet.fields import (
+    NUMBER,
+    Span,
+    fields,
+    int32,
+    nested_in,
+    text,
+    texts,
+    written_bytes,
+    written_flag,
+    written_number,
+    written_text,
+)
 
 VERSION = "v1beta1"
 HEALTHY = "Healthy"
@@ -40,19 +50,8 @@ POD_RESOURCES_GET = "/v1.PodResourcesLister/Get"
 
 EMPTY = b""
 
-M = TypeVar("M", bound=betterproto.Message)
 
-
-def decode(kind: type[M], data: bytes) -> M:
-    """A message of a generated type. Raises ValueError on bytes that are none."""
-    try:
-        return kind().parse(data)
-    except Exception as error:
-        raise ValueError(f"no {kind.__name__} message: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class PreferredRequest:
+class PreferredRequest(msgspec.Struct, frozen=True):
     """One container's GetPreferredAllocation request."""
 
     available: Sequence[str]
@@ -90,31 +89,32 @@ def _preferred_request(data: bytes, within: Span) -> PreferredRequest:
 
 def encode_options(*, pre_start: bool, preferred: bool) -> bytes:
     """A DevicePluginOptions."""
-    return bytes(messages.DevicePluginOptions(pre_start, preferred))
+    return written_flag(1, pre_start) + written_flag(2, preferred)
 
 
 def encode_register(endpoint: str, resource: str, *, pre_start: bool, preferred: bool) -> bytes:
     """A RegisterRequest: `endpoint` is our socket's file name in the kubelet's device plugin directory."""
-    options = messages.DevicePluginOptions(pre_start, preferred)
-    return bytes(messages.RegisterRequest(VERSION, endpoint, resource, options))
+    options = encode_options(pre_start=pre_start, preferred=preferred)
+    return b"".join(
+        (written_text(1, VERSION), written_text(2, endpoint), written_text(3, resource), written_bytes(4, options))
+    )
 
 
 def encode_allocate(answers: Iterable[ContainerEdits]) -> bytes:
     """An AllocateResponse with one container response for each of `answers`, in order."""
-    return b"".join(_nested(_container(edits)) for edits in answers)
+    return b"".join([written_bytes(1, _container(edits)) for edits in answers])
 
 
 def encode_preferred(answers: Iterable[Sequence[str]]) -> bytes:
     """A PreferredAllocationResponse with one container response for each of `answers`, in order: 50 ms for 60,000 ids."""
-    return b"".join(_nested(b"".join([_nested(identifier.encode()) for identifier in ids])) for ids in answers)
+    return b"".join([written_bytes(1, b"".join(map(_listed_id, ids))) for ids in answers])
 
 
 AllocatedDevice = tuple[str, str, tuple[int, ...]]
 """A device of a container: its resource, its id, its NUMA node ids (empty: none known)."""
 
 
-@dataclass(frozen=True, slots=True)
-class PodListing:
+class PodListing(msgspec.Struct, frozen=True):
     """One pod as PodResources tells of it: what its `containers` hold, by their names."""
 
     name: str
@@ -124,12 +124,12 @@ class PodListing:
 
 def encode_pod_resources(pods: Iterable[PodListing]) -> bytes:
     """A ListPodResourcesResponse, or a GetPodResourcesResponse where it is one pod: the kubelet's side of the service."""
-    return b"".join(_nested(_pod(pod)) for pod in pods)
+    return b"".join(written_bytes(1, _pod(pod)) for pod in pods)
 
 
 def encode_allocatable(devices: Iterable[AllocatedDevice]) -> bytes:
     """An AllocatableResourcesResponse."""
-    return b"".join(_nested(part) for device in devices for part in _container_devices(device))
+    return b"".join(written_bytes(1, part) for device in devices for part in _container_devices(device))
 
 
 def decode_pod_request(data: bytes) -> tuple[str, str]:
@@ -143,8 +143,8 @@ def _pod(pod: PodListing) -> bytes:
 
     parts = [bytes(v1.PodResources(pod.name, pod.namespace))]
     for name, devices in pod.containers.items():
-        entries = [_nested(part, 2) for device in devices for part in _container_devices(device)]
-        parts.append(_nested(b"".join([bytes(v1.ContainerResources(name)), *entries]), 3))
+        entries = [written_bytes(2, part) for device in devices for part in _container_devices(device)]
+        parts.append(written_bytes(3, b"".join([bytes(v1.ContainerResources(name)), *entries])))
     return b"".join(parts)
 
 
@@ -195,71 +195,58 @@ class ListEncoder:
 
 
 def _device(device: Device) -> bytes:
-    return _nested(_device_id(device.id) + _health(not device.reason) + _topology(device.numa))
+    return written_bytes(1, _device_id(device.id) + _health(not device.reason) + _topology(device.numa))
 
 
 @lru_cache(1 << 17)
 def _device_id(identifier: str) -> bytes:
-    return bytes(messages.Device(identifier))
+    return written_text(1, identifier)
 
 
 @lru_cache(2)
 def _health(healthy: bool) -> bytes:  # noqa: FBT001
-    return bytes(messages.Device(health=HEALTHY if healthy else UNHEALTHY))
+    return written_text(2, HEALTHY if healthy else UNHEALTHY)
 
 
 @lru_cache(256)
 def _topology(numa: tuple[int, ...]) -> bytes:
     if not numa:  # no topology message at all where the node is unknown: the kubelet takes node -1 for a real one
         return b""
-    return bytes(messages.Device(topology=messages.TopologyInfo([messages.NumaNode(node) for node in numa])))
+    return written_bytes(3, b"".join(written_bytes(1, written_number(1, node)) for node in numa))
 
 
-def _nested(payload: bytes, field: int = 1) -> bytes:
-    """`payload` as a field (up to 15) of an outer message, a message or text: the key (0x0a for 1), its length, itself."""
-    return bytes((field << 3 | 2,)) + betterproto.encode_varint(len(payload)) + payload
+def _listed_id(identifier: str) -> bytes:
+    """One of several ids, each of which is there, however short."""
+    return written_bytes(1, identifier.encode())
 
 
 def _container(edits: ContainerEdits) -> bytes:
-    parts = [_env(name, value) for name, value in edits.envs.items()]
+    parts = [_pair(1, name, value) for name, value in edits.envs.items()]
     parts += [_mount(mount) for mount in edits.mounts]
     parts += [_spec(spec) for spec in edits.devices]
-    parts += [_annotation(name, value) for name, value in edits.annotations.items()]
+    parts += [_pair(4, name, value) for name, value in edits.annotations.items()]
     parts += [_cdi(name) for name in edits.cdi_devices]
     return b"".join(parts)
 
 
-@lru_cache(1024)
-def _env(name: str, value: str) -> bytes:
-    return bytes(messages.ContainerAllocateResponse(envs={name: value}))
+@lru_cache(2048)
+def _pair(field: int, name: str, value: str) -> bytes:
+    """An entry of a map: the environment's, or an annotation."""
+    return written_bytes(field, written_text(1, name) + written_text(2, value))
 
 
 @lru_cache(1024)
 def _mount(mount: Mount) -> bytes:
-    made = messages.Mount(mount.container_path, mount.host_path, mount.read_only)
-    return bytes(messages.ContainerAllocateResponse(mounts=[made]))
+    paths = written_text(1, mount.container_path) + written_text(2, mount.host_path)
+    return written_bytes(2, paths + written_flag(3, mount.read_only))
 
 
 @lru_cache(1024)
 def _spec(spec: DeviceSpec) -> bytes:
-    made = messages.DeviceSpec(spec.container_path, spec.host_path, spec.permissions)
-    return bytes(messages.ContainerAllocateResponse(devices=[made]))
-
-
-@lru_cache(1024)
-def _annotation(name: str, value: str) -> bytes:
-    return bytes(messages.ContainerAllocateResponse(annotations={name: value}))
+    paths = written_text(1, spec.container_path) + written_text(2, spec.host_path)
+    return written_bytes(3, paths + written_text(3, spec.permissions))
 
 
 @lru_cache(1024)
 def _cdi(name: str) -> bytes:
-    return bytes(messages.ContainerAllocateResponse(cdi_devices=[messages.CdiDevice(name)]))
-
-
-def warm() -> None:
-    """Makes betterproto build its tables now, so that the kubelet's first call does not pay for it."""
-    edits = ContainerEdits({"": "a"}, (Mount("a", "b"),), (DeviceSpec("a", "b"),), {"a": "b"}, ("a",))
-    encode_allocate([edits])
-    encode_preferred([["a"]])
-    encode_register("a", "b", pre_start=False, preferred=True)
-    _device(Device("a", "a", "a", "0", numa=(0,)))
+    return written_bytes(5, written_text(1, name))

@@ -5,7 +5,6 @@ alphabetical order. Nothing in it says whose it is, since older workers take eve
 remembered in the state directory, and nothing else is removed.
 """
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -130,4 +129,6 @@ def _content_of(labels: Mapping[str, str]) -> bytes:
 
 
 def _digest(content: bytes) -> str:
+    import hashlib  # noqa: PLC0415 - 1 ms that only labels in a file need
+
     return hashlib.sha256(content).hexdigest()

@@ -1,19 +1,18 @@
 """What labels say of the machine itself, beside its GPUs. Immutable; `host_reading` fills it in."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class VgpuHost:
+class VgpuHost(msgspec.Struct, frozen=True):
     """The driver of the hypervisor that gives this machine its vGPUs, as one of them says: its version and its branch."""
 
     version: str = ""
     branch: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class HostFacts:
+class HostFacts(msgspec.Struct, frozen=True):
     """Attributes.
 
     machine: the product name that firmware tells; None where it cannot be read.
@@ -22,5 +21,5 @@ class HostFacts:
     """
 
     machine: str | None = None
-    pci_classes: Mapping[str, int] = field(default_factory=dict)
+    pci_classes: Mapping[str, int] = msgspec.field(default_factory=dict)
     vgpu: VgpuHost | None = None

@@ -1,7 +1,8 @@
 """What an HTTP request asks for, and what it is answered."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 PLAIN = "text/plain; charset=utf-8"
 
@@ -11,8 +12,7 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 Headers = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """A request as a page sees it.
 
     `headers` are by name in small letters; of a name that came several times the values are joined by commas, as RFC 9110, 5.3
@@ -20,11 +20,10 @@ class Request:
     """
 
     path: str = "/"
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """Status code, text, its content type, and what else the head says."""
 
     status: int
@@ -33,8 +32,7 @@ class Answer:
     headers: Headers = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(msgspec.Struct, frozen=True):
     """An answer that goes on until the client or the server ends it: `chunks` gives its bytes as they come.
 
     A chunk that the client does not take within `Limits.send` seconds ends it. The first one should hold all there is to say:

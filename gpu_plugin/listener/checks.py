@@ -5,7 +5,8 @@ The lines are in the form of the Kubernetes API server's /livez?verbose (k8s.io/
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.kubelet.registrations import Standing
@@ -24,8 +25,7 @@ RECENT = 60.0
 """Seconds for which that is told."""
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(msgspec.Struct, frozen=True):
     """One thing that was looked at. It passed where `fault` is empty; `note` is then worth a word all the same."""
 
     name: str
@@ -38,8 +38,7 @@ class Check:
         return " ".join(told.split())  # a reason may hold line breaks
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(msgspec.Struct, frozen=True):
     """The event loop stood still for so many `seconds`, and went on at the time `until`."""
 
     seconds: float
@@ -74,16 +73,14 @@ class LoopLag:
         return max(pauses, key=lambda pause: pause.seconds, default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """The outcome of all checks of a probe, and the text that says so."""
 
     passed: bool
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the daemon. Times are in seconds of the event loop's clock.
 
     `waits_for` is which other daemon has the node, in a sentence, empty while this one has it: nothing else is known meanwhile.
@@ -102,9 +99,9 @@ class Facts:
     driver: str | None = None
     turn_due: float = math.inf
     offered: bool = False
-    resources: Mapping[str, Resource] = field(default_factory=dict)
+    resources: Mapping[str, Resource] = msgspec.field(default_factory=dict)
     registering: bool = True
-    standings: Mapping[str, Standing] = field(default_factory=dict)
+    standings: Mapping[str, Standing] = msgspec.field(default_factory=dict)
     unserved: Sequence[str] = ()
     cdi: str | None = None
 

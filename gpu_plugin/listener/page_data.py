@@ -3,8 +3,9 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from gpu_plugin.devices.sharing import REPLICA
 from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice
@@ -37,8 +38,7 @@ OK, ATTENTION, UNHEALTHY = "ok", "attention", "unhealthy"
 """How bad it is, of the node and of one complaint."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Material:
+class Material(msgspec.Struct, frozen=True, kw_only=True):
     """What the page is made of, each as the part tells it that knows.
 
     `node` is what the node is called. `status` is that of `gpu-plugin status`; `troubles` what is wrong with the node beside
@@ -51,7 +51,7 @@ class Material:
     status: Mapping[str, Any]
     troubles: Sequence[str] = ()
     explained: Sequence[Mapping[str, Any]] = ()
-    topology: Mapping[str, Any] = field(default_factory=dict)
+    topology: Mapping[str, Any] = msgspec.field(default_factory=dict)
     events: Sequence[Mapping[str, Any]] = ()
     held: HoldersByDevice | None = None
     unheld: str = ""

@@ -15,7 +15,6 @@ import struct
 import time
 from collections.abc import Mapping
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
 from enum import IntEnum
 from http import HTTPStatus
 from urllib.parse import urlsplit
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 import anyio
 import anyio.abc
 import h11
+import msgspec
 from anyio.lowlevel import checkpoint
 
 from gpu_plugin.listener.addresses import Lookup, listen
@@ -50,8 +50,7 @@ _RESET = struct.pack("ii", 1, 0)
 """struct linger: closed with RST, and what was not sent yet is dropped (socket(7))."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds for a request's head to arrive, for its answer to be made and to be taken, and for the client to hang up then.
 
     `head_bytes` and `discarded_bytes` bound what is read of a head, and of anything that comes after it; `connections` how
@@ -85,15 +84,14 @@ class Stage(IntEnum):
     ANSWERING = 3
 
 
-@dataclass(eq=False, slots=True)
-class _Visit:
+class _Visit(msgspec.Struct, eq=False):
     """One connection."""
 
     connection: socket.socket
     since: float
     stage: Stage = Stage.ASKING
     streams: bool = False
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    scope: anyio.CancelScope = msgspec.field(default_factory=anyio.CancelScope)
 
 
 class Server:

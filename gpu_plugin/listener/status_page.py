@@ -10,7 +10,6 @@ parts instead; nothing is kept for it. Nothing here asks NVML or reads a file wh
 import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from importlib import import_module
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
+import msgspec
 from anyio.lowlevel import checkpoint
 
 from gpu_plugin.kubelet.pod_listing import HoldersByDevice
@@ -76,8 +76,7 @@ _CLOSED: Headers = (
 _RECONNECT: Headers = (("Cache-Control", "no-store"), *_CLOSED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Where the daemon tells what is shown.
 
     `on` says whether there is to be a page now, and `names` under which names besides localhost and addresses. `held` asks which
@@ -92,11 +91,10 @@ class Source:
     news: Pulse
 
 
-@dataclass(slots=True)
-class _Links:
+class _Links(msgspec.Struct):
     """What was made of the report of a topology: the words, and the picture."""
 
-    report: Mapping[str, Any] = field(default_factory=dict)
+    report: Mapping[str, Any] = msgspec.field(default_factory=dict)
     told: Mapping[str, Any] | None = None
     picture: str = ""
 

@@ -15,7 +15,8 @@ Of what the daemon was told, only the percentage can be verified. NVIDIA's daemo
 memory limits too. Which GPUs the daemon serves cannot be asked; NVIDIA's serves all of the node.
 """
 
-from dataclasses import dataclass, replace
+import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import MpsLimits
 from gpu_plugin.mps.plan import same_threads, thread_percentage
@@ -36,8 +37,7 @@ Identity = tuple[int, ...]
 _DOWN = "its MPS daemon is down: gpu-plugin mps does not run on this node, and"
 
 
-@dataclass(frozen=True, slots=True)
-class Signs:
+class Signs(msgspec.Struct, frozen=True):
     """What can be seen of a daemon without asking it.
 
     `control` is its socket, `started` the file .started that NVIDIA's makes once it has told the daemon its limits, `locked`
@@ -49,8 +49,7 @@ class Signs:
     locked: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """How a question at the time `asked` (seconds of a steady clock) ended, and the signs that were seen just before.
 
     `threads` is the percentage that the daemon answered. Without one, `trouble` says why it cannot be used, or `unable` why

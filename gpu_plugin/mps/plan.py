@@ -6,7 +6,8 @@ what containers are given reaches these daemons as it reaches its.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpu_plugin.config.sharing import MPS, MpsLimits
 from gpu_plugin.config.socket_path import LONGEST, room
@@ -33,8 +34,7 @@ _MIB = 1024 * 1024
 _ROUNDING = 0.05  # a percentage is answered with one digit after the point
 
 
-@dataclass(frozen=True, slots=True)
-class MpsResource:
+class MpsResource(msgspec.Struct, frozen=True):
     """A resource that is shared by MPS: its GPUs in the order of their devices, how often each is given out, and the limits.
 
     `trouble` is why no daemon can serve it, known already from its devices; empty where they are in order.
@@ -43,12 +43,11 @@ class MpsResource:
     name: str
     gpus: tuple[Gpu, ...]
     replicas: int
-    limits: MpsLimits = field(default_factory=MpsLimits)
+    limits: MpsLimits = msgspec.field(default_factory=MpsLimits)
     trouble: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class MpsDaemon:
+class MpsDaemon(msgspec.Struct, frozen=True):
     """One MPS control daemon, whole: equal ones need no restart.
 
     `gpus` are uuids; `environment` is what the daemon and the commands to it are run with; `commands` are what it is told
@@ -76,12 +75,11 @@ class MpsDaemon:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class MpsPlan:
+class MpsPlan(msgspec.Struct, frozen=True):
     """The daemons to run, and for each resource that gets none a sentence that says why. `warnings` are for the operator."""
 
     daemons: tuple[MpsDaemon, ...] = ()
-    refused: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = msgspec.field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 

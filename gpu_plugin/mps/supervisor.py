@@ -11,11 +11,11 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
 import anyio.abc
+import msgspec
 
 from gpu_plugin.devices.mps_paths import shm_directory
 from gpu_plugin.mps import directories, readiness
@@ -41,8 +41,7 @@ from gpu_plugin.runtime.threads import begin, settled
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Tempo:
+class Tempo(msgspec.Struct, frozen=True):
     """How long things may take, in seconds.
 
     A daemon counts as stuck when `misses` probes in a row were not answered: ending it ends the work of all its clients.
@@ -66,13 +65,12 @@ class Tempo:
     """A daemon that was ready for so long begins with the first pause again."""
 
 
-@dataclass(slots=True)
-class _Kept:
+class _Kept(msgspec.Struct):
     """A daemon that is kept running, and how to end that."""
 
     daemon: MpsDaemon
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    over: anyio.Event = field(default_factory=anyio.Event)
+    scope: anyio.CancelScope = msgspec.field(default_factory=anyio.CancelScope)
+    over: anyio.Event = msgspec.field(default_factory=anyio.Event)
 
 
 class Supervisor:

@@ -8,11 +8,11 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import anyio
+import msgspec
 
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.mps_paths import CONTROL, CONTROL_LOCK, STARTED, pipe_directory, resource_directory
@@ -44,12 +44,11 @@ _FLOCK = "hhqqi4x"
 """struct flock of fcntl(2) on 64-bit Linux: type, whence, start, length, process."""
 
 
-@dataclass(slots=True)
-class _Foreign:
+class _Foreign(msgspec.Struct):
     """A resource's daemon that another program runs: what it answered last, and the question under way."""
 
     answer: Answer | None = None
-    question: SlowCall[Answer] = field(default_factory=lambda: SlowCall(partial(begin, name="mps-question")))
+    question: SlowCall[Answer] = msgspec.field(default_factory=lambda: SlowCall(partial(begin, name="mps-question")))
 
 
 class MpsWatch:

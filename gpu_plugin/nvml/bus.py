@@ -5,7 +5,8 @@ opening it once more. A GPU that the driver is not bound to is not there for any
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.nvml.watched import Watched
@@ -19,14 +20,13 @@ FIRST_WAIT, LONGER = 6, 4
 _Binding = tuple[str, int]
 
 
-@dataclass(slots=True)
-class Bus:
+class Bus(msgspec.Struct):
     """The bindings as the host told them last, by PCI bus id; none where it does not tell any."""
 
-    told: Mapping[str, int] = field(default_factory=dict)
-    _found: Mapping[str, int] = field(default_factory=dict)
+    told: Mapping[str, int] = msgspec.field(default_factory=dict)
+    _found: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Those of when the driver was opened last."""
-    _tried: dict[_Binding, tuple[int, int]] = field(default_factory=dict)
+    _tried: dict[_Binding, tuple[int, int]] = msgspec.field(default_factory=dict)
     """Openings in vain for each, and the round as of which the next one makes sense."""
 
     def binding(self, gpu: Gpu) -> int | None:

@@ -1,10 +1,10 @@
 """One event set of the driver, with the calls that are in it, and when the next one may take its place."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+import msgspec
 
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.events import EventWaiter
@@ -23,8 +23,7 @@ LONGEST_REBUILD_PAUSE = 60.0
 """Seconds from the end of one event set after those to the next: the first time, and at most."""
 
 
-@dataclass(slots=True)
-class Member:
+class Member(msgspec.Struct):
     """A GPU that was asked for its events, by which handle, and the answer; None: not yet."""
 
     handle: Handle
@@ -36,8 +35,7 @@ class Member:
         return self.answer is not None and self.answer.outcome in (Outcome.HEARD, Outcome.UNSUPPORTED)
 
 
-@dataclass(slots=True)
-class LiveSet:
+class LiveSet(msgspec.Struct):
     """An event set that was made at time `born` of the event loop.
 
     `waiter` waits on it, or was the last to. `registrations` are the requests with it, whoever owns the GPUs by now.
@@ -47,8 +45,8 @@ class LiveSet:
     events: EventSet
     born: float
     waiter: EventWaiter | None = None
-    registrations: set[Job[Any]] = field(default_factory=set)
-    members: dict[str, Member] = field(default_factory=dict)
+    registrations: set[Job[Any]] = msgspec.field(default_factory=set)
+    members: dict[str, Member] = msgspec.field(default_factory=dict)
     undone: str = ""
     _freeing: Job[None] | None = None
 

@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
+import msgspec
 
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.port import Driver, Event, EventSet, NvmlError
@@ -44,11 +44,10 @@ DRAIN_MOST, DRAIN_WITHIN = 1024, 0.25
 """Events that are still taken from an event set when the wait for it ends, and seconds that this may take."""
 
 
-@dataclass(slots=True)
-class EventBatch:
+class EventBatch(msgspec.Struct):
     """Events of a storm on their way to the event loop. Times are in seconds of any steady clock. Does no I/O."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[Event] = msgspec.field(default_factory=list)
     due: float = 0.0
     """When those are handed over."""
     credit: float = BURST
@@ -68,11 +67,10 @@ class EventBatch:
         return events
 
 
-@dataclass(slots=True)
-class WaitFailures:
+class WaitFailures(msgspec.Struct):
     """How waits failed lately, in seconds of the steady clock. Handed from one waiter to the next; only one of them waits on."""
 
-    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE))
+    backoff: Backoff = msgspec.field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE))
     said: float | None = None
     """When that was said last."""
 

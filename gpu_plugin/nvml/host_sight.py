@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import HostView
@@ -11,8 +12,7 @@ from gpu_plugin.runtime.slow_call import SlowCall
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class HostSight:
+class HostSight(msgspec.Struct, frozen=True):
     """What the host said at one time. None: it was not asked, or could not tell."""
 
     device_nodes: frozenset[str]

@@ -1,9 +1,9 @@
 """Each GPU's turn: one question at a time, and what became of it, as a value."""
 
 import logging
-from dataclasses import fields, replace
 
 import anyio
+from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.observation import Fault, Sample
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _REACHABLE = ("temperature", "energy", "clocks_event_reasons")
 """Of these the first that a GPU answers is what is left where health is not judged: one that is lost says so there."""
 
-_JUDGED = frozenset(field.name for field in fields(Sample))
+_JUDGED = frozenset(Sample.__struct_fields__)
 
 
 class Looks:

@@ -7,7 +7,9 @@ cannot be described. None of it is a fault of the GPU.
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu, MigDevice
 from gpu_plugin.devices.nvml_h import FEATURE_ENABLED, Return
@@ -23,13 +25,12 @@ GPU_GONE_CODES = frozenset({Return.GPU_IS_LOST, Return.RESET_REQUIRED})
 _PROFILE = re.compile(r" MIG ((?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[+-][A-Za-z0-9][A-Za-z0-9.,]*)*)$")
 
 
-@dataclass(frozen=True, slots=True)
-class Partition:
+class Partition(msgspec.Struct, frozen=True):
     """What one reading found: whether MIG mode is on, the devices by MIG index, and why each unreadable index is so."""
 
     enabled: bool = False
     devices: tuple[MigDevice, ...] = ()
-    unreadable: Mapping[int, str] = field(default_factory=dict)
+    unreadable: Mapping[int, str] = msgspec.field(default_factory=dict)
 
 
 def read_partition(

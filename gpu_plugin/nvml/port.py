@@ -7,9 +7,10 @@ Numbers are NVML's own; `devices.nvml_h` has those that are told apart.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, NamedTuple, NewType, ParamSpec, Protocol, TypeVar
+
+import msgspec
 
 from gpu_plugin.devices.node import Engines
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, UNSUPPORTED, Return, Threshold
@@ -54,8 +55,7 @@ def _name(code: int) -> str:
         return "unnamed error"
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """nvmlEventData_t. `data` is the Xid for XID_CRITICAL; instances are ALL_INSTANCES when the whole GPU is meant."""
 
     handle: Handle
@@ -72,8 +72,7 @@ class Field(NamedTuple):
     scope: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class MigAttributes:
+class MigAttributes(msgspec.Struct, frozen=True):
     """nvmlDeviceAttributes_t of a MIG device: slices, memorySizeMB, which are MiB, and how many engines it has of each kind."""
 
     gpu_instance_slices: int
@@ -82,8 +81,7 @@ class MigAttributes:
     engines: Engines | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RemappedRows:
+class RemappedRows(msgspec.Struct, frozen=True):
     """nvmlDeviceGetRemappedRows: how many rows, by what was wrong; whether one waits for a reset, whether one failed."""
 
     correctable: int = 0
@@ -92,8 +90,7 @@ class RemappedRows:
     failure: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PcieLink:
+class PcieLink(msgspec.Struct, frozen=True):
     """Lanes that the GPU's PCIe link has now, and could have (nvmlDeviceGetCurrPcieLinkWidth, ...MaxPcieLinkWidth)."""
 
     width: int

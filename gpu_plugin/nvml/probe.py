@@ -4,7 +4,8 @@ One unreadable GPU never hides the others, and one unanswered question never hid
 """
 
 import logging
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.nvml import traits

@@ -5,10 +5,11 @@ NVML tells as fields comes in one call for all of them, where the part answers t
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 from gpu_plugin.devices import nvml_h
 from gpu_plugin.nvml.port import Driver, Field, Handle
@@ -39,8 +40,7 @@ class Shape(Enum):
     LINK_SUM = "the sum of its fields over all NVLinks"
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(msgspec.Struct, frozen=True):
     """A function that answers these fields of a Sample. `calls` is how many calls of NVML it makes at most."""
 
     names: tuple[str, ...]
@@ -49,8 +49,7 @@ class Question:
     calls: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """NVML's fields of which this field of a Sample is made."""
 
     name: str
@@ -142,8 +141,7 @@ LINK_FIELDS = frozenset(number for reading in READINGS if reading.per_link for n
 _SLOW_READINGS = tuple(reading for reading in READINGS if reading.pace is Pace.TURN)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """What one look asks: functions, and readings with their fields, which are to be asked for in this order in one call.
 
     `asked` are the names of the fields of a Sample that this can answer.

@@ -5,8 +5,9 @@ NOT_SUPPORTED it can still be used, and none of the types that were asked for is
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum, auto
+
+import msgspec
 
 from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
@@ -41,8 +42,7 @@ class Outcome(Enum):
     """It is worth asking again, for another event set: this one is to be freed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
+class Registered(msgspec.Struct, frozen=True):
     """The outcome, and `why` no events come. `event` is one that came while that was found out."""
 
     outcome: Outcome

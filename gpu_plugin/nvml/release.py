@@ -1,7 +1,8 @@
 """GPUs released for maintenance: a reset or a driver upgrade needs that nobody holds a handle of them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from gpu_plugin.devices.node import Gpu
 
@@ -16,8 +17,7 @@ class ReleaseError(Exception):
     """The driver's handles could not be dropped yet; the text says what holds them. They are dropped once that is over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(msgspec.Struct, frozen=True):
     """Which GPUs nobody here may touch: `every` one, or those of these uuids."""
 
     every: bool = False

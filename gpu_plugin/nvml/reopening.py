@@ -5,7 +5,8 @@ needs that.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpu_plugin.nvml.roster import Roster
 from gpu_plugin.nvml.session import DriverBusy, DriverSession
@@ -14,8 +15,7 @@ REOPEN_AFTER = 6
 """Rounds in a row without an answer from any GPU after which the driver is opened anew; if in vain, more rarely."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(msgspec.Struct, frozen=True):
     """Why, in words. `alarming` where nobody asked for it. `late`: it has opened by itself, and is taken as it is."""
 
     words: str
@@ -23,8 +23,7 @@ class Reason:
     late: bool = False
 
 
-@dataclass(slots=True)
-class Reopening:
+class Reopening(msgspec.Struct):
     """What speaks for it, and what it waits for."""
 
     rebooted: bool = False

@@ -1,6 +1,6 @@
 """The GPUs that are watched, what they are known by, and which of them are released."""
 
-from dataclasses import dataclass, field
+import msgspec
 
 from gpu_plugin.nvml.bus import Bus
 from gpu_plugin.nvml.port import Handle
@@ -8,16 +8,15 @@ from gpu_plugin.nvml.release import Released
 from gpu_plugin.nvml.watched import Watched
 
 
-@dataclass(slots=True)
-class Roster:
+class Roster(msgspec.Struct):
     """What the parts of the monitor share. `wanted` is released, `untouched` what the open driver has no handle of."""
 
     wanted: Released
-    untouched: Released = field(default_factory=Released)
-    gpus: list[Watched] = field(default_factory=list)
-    by_handle: dict[Handle, str] = field(default_factory=dict)
+    untouched: Released = msgspec.field(default_factory=Released)
+    gpus: list[Watched] = msgspec.field(default_factory=list)
+    by_handle: dict[Handle, str] = msgspec.field(default_factory=dict)
     """Uuids by every handle of this opening of the driver: an event may name one that is not the newest."""
-    bus: Bus = field(default_factory=Bus)
+    bus: Bus = msgspec.field(default_factory=Bus)
 
     def at_rest(self, uuid: str) -> bool:
         """Whether a GPU is released, or not resumed yet: neither is it asked anything, nor is anything told of it."""

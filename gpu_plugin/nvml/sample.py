@@ -1,8 +1,10 @@
 """One look at one GPU. Blocks: runs on a driver thread."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import NVLINK_STATE_INACTIVE, Return
@@ -46,8 +48,7 @@ _OF_LINKS = frozenset(reading.name for reading in READINGS if reading.per_link a
 """Fields of a Sample that a part without NVLinks never answers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(msgspec.Struct, frozen=True):
     """What a look brought: the sample, and through which handle.
 
     `partition` is None where it was not asked for, or where `partition_trouble` says why the driver did not tell.

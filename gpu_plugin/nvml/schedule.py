@@ -4,7 +4,8 @@ Times are those of the event loop's clock, in seconds.
 """
 
 import math
-from dataclasses import dataclass
+
+import msgspec
 
 EVENT_GAP = 1.0
 """Seconds between two looks that events of one GPU bring: a storm of events is no storm of looks."""
@@ -13,8 +14,7 @@ ANYBODY = ""
 """In place of a uuid: an event of a handle that is no known GPU's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True):
     """Whose turn it is. `whole`: everyone's, with the driver and the host. `full` are to be asked everything; None: all."""
 
     whole: bool

@@ -7,10 +7,10 @@ is lost to the wait for it, the next one is made without that GPU, which is aske
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import anyio
+import msgspec
 
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import EventDelivery
@@ -43,8 +43,7 @@ MAX_ABANDONED_SETS = 3
 _UNANSWERED = "the driver has not answered the request for them"
 
 
-@dataclass(slots=True)
-class _Asked:
+class _Asked(msgspec.Struct):
     """The request for a GPU's events that is under way, the set that it is for, and whether it has taken too long."""
 
     watched: Watched

@@ -7,8 +7,9 @@ and spoils nothing else.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import takewhile
+
+import msgspec
 
 from gpu_plugin.devices.node import OWN_MESH, Gpu, Link, Pair
 from gpu_plugin.devices.nvml_h import MAX_NVLINKS, FabricState, Return, TopologyLevel
@@ -24,8 +25,7 @@ _PCI_DEVICE = re.compile(r"([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-7]")
 """How sysfs names a host bridge, and a device with its function."""
 
 
-@dataclass(frozen=True, slots=True)
-class LinkReading:
+class LinkReading(msgspec.Struct, frozen=True):
     """How GPUs were found to be linked, as `Node` has it.
 
     `links` has every pair of the GPUs that answered; `cliques` those of them that are in one. `lost` are the uuids of GPUs that
@@ -33,20 +33,19 @@ class LinkReading:
     was refused for no lasting reason, and what was taken to be so instead.
     """
 
-    links: Mapping[Pair, Link] = field(default_factory=dict)
-    cliques: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[Pair, Link] = msgspec.field(default_factory=dict)
+    cliques: Mapping[str, str] = msgspec.field(default_factory=dict)
     lost: frozenset[str] = frozenset()
     troubles: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
+class Ends(msgspec.Struct, frozen=True):
     """Where the working NVLinks of one GPU lead: how many to each GPU of the node, by uuid, and how many to NVSwitches.
 
     `clique` is the mesh of switches that the GPU is part of, empty where it is in none.
     """
 
-    direct: Mapping[str, int] = field(default_factory=dict)
+    direct: Mapping[str, int] = msgspec.field(default_factory=dict)
     switched: int = 0
     clique: str = ""
 

@@ -5,8 +5,9 @@ What the driver refuses for the moment is asked again until it is settled: only 
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import astuple, replace
 from typing import Any, TypeVar
+
+from msgspec.structs import astuple, replace
 
 from gpu_plugin.devices import nvml_h
 from gpu_plugin.devices.node import Gpu, Thresholds

@@ -1,8 +1,10 @@
 """What the monitor keeps of each GPU."""
 
 import logging
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu
@@ -19,8 +21,7 @@ Probed = tuple[Handle, Gpu]
 """What a probe brought: the handle that was got anew, and the GPU as it describes itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """What a GPU's turn found.
 
     `sample` is None while a call is under way that has not been out for too long, and where the GPU was described instead.
@@ -37,8 +38,7 @@ class Found:
     """Another look within a second would settle something."""
 
 
-@dataclass(slots=True)
-class Watched:
+class Watched(msgspec.Struct):
     """A GPU with its handle (None: out of reach) and the call about it that is under way: `looking` or `registering`."""
 
     gpu: Gpu

@@ -2,8 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+
+import msgspec
 
 Rank = tuple[int, ...]
 
@@ -14,8 +15,7 @@ Equals = Callable[[list[int], int], list[int]]
 """Which of several places that rank equal are taken, where not all are needed: the places and a number in, both ascending."""
 
 
-@dataclass(slots=True)
-class Share:
+class Share(msgspec.Struct):
     """What a policy sees of a GPU, or of a piece of hardware on it.
 
     `load` devices of it are given out, those picked for this container included; `picked` were picked for this container;
@@ -33,8 +33,7 @@ class Share:
         self.room -= count
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(msgspec.Struct, frozen=True):
     """Each device is taken from what has the lowest rank at that time and has room.
 
     With each device taken, the first number of a rank rises by one; where the policy `fills`, it falls, so that what was

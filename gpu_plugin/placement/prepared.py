@@ -1,6 +1,6 @@
 """A topology made ready for choices."""
 
-from dataclasses import dataclass, field
+import msgspec
 
 from gpu_plugin.placement.subsets import LARGEST, Subsets
 from gpu_plugin.placement.topology import Topology
@@ -9,14 +9,13 @@ IMMEDIATE_GPUS = 10
 """Up to this many GPUs a placement is made in 5 ms or less: at once, where it is needed. More are worth a thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """What a choice is made with: how GPUs are linked and, for up to 16 of them, all their sets, judged.
 
     Without these (`ready` is False) a choice is not exact.
     """
 
-    topology: Topology = field(default_factory=Topology)
+    topology: Topology = msgspec.field(default_factory=Topology)
     subsets: Subsets | None = None
 
     @classmethod

@@ -10,10 +10,11 @@ replica of a GPU or MIG device while there is one left of hardware that it does 
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from typing import TypeVar
+
+import msgspec
 
 from gpu_plugin.config.choices import ALLOCATION_POLICIES, Registry
 from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
@@ -70,19 +71,17 @@ def _spread(share: Share) -> Rank:
     return share.picked, share.load
 
 
-@dataclass(slots=True)
 class _Hardware(Share):
     """A GPU that is shared whole, or one of its MIG devices, with its free devices."""
 
-    free: list[int] = field(default_factory=list)
+    free: list[int] = msgspec.field(default_factory=list)
 
 
-@dataclass(slots=True)
 class SharedGpu(Share):
     """A GPU with the hardware on it that devices stand for: itself, or its MIG devices."""
 
     uuid: str = ""
-    parts: list[_Hardware] = field(default_factory=list)
+    parts: list[_Hardware] = msgspec.field(default_factory=list)
 
     def open(self, *, new: bool) -> None:
         """Makes room for one device of each piece of hardware that the container does not have, or for all there are."""
@@ -99,8 +98,7 @@ class SharedGpu(Share):
         return chosen
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(msgspec.Struct, frozen=True):
     """A GPU as a policy saw it when it began to deal devices.
 
     Of its `total` devices `load` were given out, `picked` of them to this container; `room` more could be taken. `rank` is what
@@ -115,8 +113,7 @@ class Seen:
     rank: Rank
 
 
-@dataclass(slots=True)
-class Round:
+class Round(msgspec.Struct):
     """Devices dealt once: the GPUs in the order of the list, and how many each `gave`.
 
     `passed_over`: some free devices were left out of it, since the container has others of the same hardware. `equal` are GPUs
@@ -129,7 +126,7 @@ class Round:
     gave: Sequence[int] = ()
     equal: Sequence[int] = ()
     taken: Sequence[int] = ()
-    links: whole.Trace = field(default_factory=whole.Trace)
+    links: whole.Trace = msgspec.field(default_factory=whole.Trace)
 
     @classmethod
     def of(cls, gpus: Sequence["SharedGpu"], policy: Policy) -> "Round":
@@ -142,8 +139,7 @@ class Round:
         return cls(seen, any(part.free and not part.room for gpu in gpus for part in gpu.parts))
 
 
-@dataclass(slots=True)
-class Trace:
+class Trace(msgspec.Struct):
     """What was weighed among shared devices and MIG devices, written down by `taken` where it is given one.
 
     `forced` is why there was nothing to choose, None where there was. `rounds` are one or two: in the second one a container
@@ -151,7 +147,7 @@ class Trace:
     """
 
     forced: whole.How | None = None
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[Round] = msgspec.field(default_factory=list)
 
 
 def taken(

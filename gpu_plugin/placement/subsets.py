@@ -6,11 +6,12 @@ the lower positions.
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import combinations
 from math import comb
 from operator import add
+
+import msgspec
 
 from gpu_plugin.placement.topology import Matrix, Topology
 
@@ -45,8 +46,7 @@ Kept = dict[Criterion, list[int]]
 """The masks that are best by a criterion and by all before it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Subsets:
+class Subsets(msgspec.Struct, frozen=True):
     """What is known of every set, by mask.
 
     `score` is the total over its pairs; `nearness` is the greater, the less their total NUMA distance is, `remainder` the better

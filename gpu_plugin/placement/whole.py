@@ -1,9 +1,10 @@
 """Which whole GPUs suit a container best: exactly on nodes of up to 16 GPUs, by a bounded search beyond."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from operator import itemgetter
+
+import msgspec
 
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.subsets import LARGEST, Criterion, Kept, Subsets
@@ -33,8 +34,7 @@ SEARCHED = frozenset({How.NOT_JUDGED_YET, How.TOO_MANY_GPUS, How.TOO_LATE})
 """A bounded search, which may miss the best."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """GPUs by position, ascending, none where there is no such set; and how they were found."""
 
     gpus: tuple[int, ...]
@@ -46,8 +46,7 @@ class Choice:
         return self.how not in SEARCHED
 
 
-@dataclass(slots=True)
-class Trace:
+class Trace(msgspec.Struct):
     """What `choose` weighed, which it writes down where it is given one: for whoever wants to know why.
 
     `available` and `required` are what was asked. `kept` has by criterion the masks that were best by it and all before it, as
@@ -55,17 +54,16 @@ class Trace:
     no runner-up where there is no other set, and after a bounded search.
     """
 
-    placement: Placement = field(default_factory=Placement)
+    placement: Placement = msgspec.field(default_factory=Placement)
     available: frozenset[int] = frozenset()
     required: frozenset[int] = frozenset()
     choice: Choice = Choice((), How.IMPOSSIBLE)
-    kept: Kept = field(default_factory=dict)
+    kept: Kept = msgspec.field(default_factory=dict)
     runner_up: tuple[int, ...] | None = None
     criterion: Criterion = Criterion.POSITIONS
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True):
     """The time that an exact choice may take, in seconds of `clock`."""
 
     clock: Callable[[], float]

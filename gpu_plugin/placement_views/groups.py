@@ -1,8 +1,9 @@
 """Which GPUs of a node hang together: by NVLinks, by PCIe, by NUMA node. For people; placement itself counts pairs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
+
+import msgspec
 
 from gpu_plugin.devices.node import Gpu, Link, Node
 
@@ -25,8 +26,7 @@ Group = tuple[int, ...]
 """GPUs by position, ascending."""
 
 
-@dataclass(frozen=True, slots=True)
-class NvlinkGroup:
+class NvlinkGroup(msgspec.Struct, frozen=True):
     """GPUs that NVLinks join, directly or by way of others.
 
     `fewest` and `most` are the NVLinks of a pair that has any, `pairs` is how many have. `complete` are sets of three and more
@@ -48,8 +48,7 @@ class NvlinkGroup:
         return self.pairs == len(self.gpus) * (len(self.gpus) - 1) // 2
 
 
-@dataclass(frozen=True, slots=True)
-class LinkGroups:
+class LinkGroups(msgspec.Struct, frozen=True):
     """The GPUs of a node by position, which is the order of their NVML index, what lies between them, and their groups.
 
     `numa` has every GPU once, by NUMA node (None: not known), in the order of the first GPU. `pcie` has by what they share

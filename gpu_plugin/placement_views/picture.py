@@ -4,8 +4,9 @@ In a row no line leads through a GPU, whatever the links are, and no two arcs ha
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations, groupby
+
+import msgspec
 
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement_views.groups import (
@@ -73,8 +74,7 @@ FRAMES: Mapping[int, tuple[str, str, str]] = {
 """By what GPUs share (nvmlGpuTopologyLevel_t): a frame's name, how its line is broken, and what the legend says of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
+class _Frame(msgspec.Struct, frozen=True):
     """GPUs of one NUMA node that share something by PCIe, in the order in which they are drawn.
 
     `depth` counts the frames from the innermost to this one.
@@ -85,8 +85,7 @@ class _Frame:
     depth: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Area:
+class _Area(msgspec.Struct, frozen=True):
     """The GPUs of a NUMA node in the order in which they are drawn, and their frames, the outer ones first."""
 
     node: int | None

@@ -2,9 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import TIME_SLICING, SharedResource
 from gpu_plugin.devices.device import GPU, Device, Resource
@@ -13,11 +15,10 @@ from gpu_plugin.devices.sharing import REPLICA
 
 _GPU = ("index", "uuid", "model", "architecture", "pci_bus_id", "numa_node", "unreadable")
 
-_LINK = tuple(field.name for field in fields(Link))
+_LINK = Link.__struct_fields__
 
 
-@dataclass(frozen=True, slots=True)
-class Offered:
+class Offered(msgspec.Struct, frozen=True):
     """A GPU or a MIG device as a resource has it.
 
     `gpu`, `visible_id`, `index` and `kind` are as `Device` has them. `listed` of its ids are listed; `retired` of these are
@@ -70,8 +71,7 @@ class Offered:
             yield Device(gone, self.gpu, self.visible_id, self.index, reason=why, kind=self.kind, retired=True)
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedResource:
+class OfferedResource(msgspec.Struct, frozen=True):
     """A resource that is served: its hardware in the order of the list, and the policy for shared and MIG devices."""
 
     name: str
@@ -165,7 +165,7 @@ def reported_resources(reply: Mapping[str, Any]) -> tuple[OfferedResource, ...] 
     """
     if "resources" not in reply:
         return None
-    names = [field.name for field in fields(Offered)]
+    names = Offered.__struct_fields__
     try:
         return tuple(
             OfferedResource(
@@ -179,8 +179,7 @@ def reported_resources(reply: Mapping[str, Any]) -> tuple[OfferedResource, ...] 
         raise ValueError(f"this is not a report of what is served: {error!r}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class HeldBack:
+class HeldBack(msgspec.Struct, frozen=True):
     """A GPU or MIG device that pods do not get now, and why. `uuid` is its own."""
 
     kind: str

@@ -1,15 +1,17 @@
 """The few pieces of SVG that a picture is made of, as text. What they are given may hold any characters."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from html import escape
+
+import msgspec
+
+_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
+"""The five characters of XML that mean something: html.escape has the same ones, and 0.4 MiB of names that HTML has besides."""
 
 SAMPLE, GLYPH = 28, 6.6
 """Width of a legend's samples, and of a letter in its texts, in about."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """A line of a legend: a piece of SVG `SAMPLE` wide and up to 14 high, its left edge's middle at 0, 0; and its meaning."""
 
     drawn: str
@@ -18,7 +20,7 @@ class Sample:
 
 def xml(text: str) -> str:
     """A text as XML takes it, in an element or between quotes; what cannot be printed becomes a question mark."""
-    return escape("".join(one if one.isprintable() else "?" for one in text))
+    return "".join(one if one.isprintable() else "?" for one in text).translate(_ESCAPES)
 
 
 def element(name: str, inside: str = "", title: str = "", /, **attributes: object) -> str:

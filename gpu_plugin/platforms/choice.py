@@ -1,8 +1,9 @@
 """Which platform a node is, decided from what was found there. Does no I/O of its own."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 AUTO = "auto"
 
@@ -18,8 +19,7 @@ class Platform(StrEnum):
     TEGRA = "tegra"
 
 
-@dataclass(frozen=True, slots=True)
-class Traces:
+class Traces(msgspec.Struct, frozen=True):
     """What a node's files say of it, each as the path that says so; empty where none does.
 
     `dxcore` is the library through which Linux reaches a Windows host's GPUs, `dxg` the device behind it; `tegra` is a file
@@ -31,8 +31,7 @@ class Traces:
     tegra: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """A platform, and why it is that one."""
 
     platform: Platform

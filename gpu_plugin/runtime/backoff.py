@@ -1,7 +1,8 @@
 """How long to wait before what failed is tried again: twice as long each time. Pure: takes clock and dice as arguments."""
 
 import math
-from dataclasses import dataclass, field
+
+import msgspec
 
 EXACT = (1.0, 1.0)
 """The delays as they are."""
@@ -13,8 +14,7 @@ IN_CLUSTER = (1.0, 1.5)
 """The same where every node of a cluster asks one server: wide, and never sooner than the delay says."""
 
 
-@dataclass(slots=True)
-class Backoff:
+class Backoff(msgspec.Struct):
     """The delays between attempts at one thing. Times are in seconds, of any steady clock.
 
     Attributes:
@@ -33,9 +33,9 @@ class Backoff:
     spread: tuple[float, float] = EXACT
     free: int = 0
     stable: float = math.inf
-    failures: int = field(default=0, init=False)
-    delay: float = field(default=0.0, init=False)
-    not_before: float = field(default=-math.inf, init=False)
+    failures: int = 0
+    delay: float = 0.0
+    not_before: float = -math.inf
 
     def failed(self, now: float, dice: float = 0.0, worked_for: float = 0.0) -> float:
         """Takes in a failure after having worked for `worked_for` seconds; gives the seconds until the next attempt.

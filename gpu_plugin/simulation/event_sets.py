@@ -2,7 +2,8 @@
 
 import collections
 import threading
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES
 from gpu_plugin.nvml.port import EventSet
@@ -11,8 +12,7 @@ _QUEUE_LENGTH = 1024
 """Events an event set holds while nobody waits; the oldest go first. A bound of our own: NVML documents none."""
 
 
-@dataclass(frozen=True, slots=True)
-class PostedEvent:
+class PostedEvent(msgspec.Struct, frozen=True):
     """An event of a GPU by its index on the node; otherwise as nvmlEventData_t has it."""
 
     gpu: int
@@ -26,19 +26,20 @@ class GpuIsLostError(LookupError):
     """A GPU that is registered in the event set is lost: nothing is heard of the others either."""
 
 
-@dataclass(slots=True)
-class _Listener:
+class _Listener(msgspec.Struct):
     """An event set: the mask of each GPU registered in it, its events, and whether a failed registration left it undefined.
 
     `gone`: a GPU of it has vanished, and stays lost to it even when it is back. `ready` is how many of the events were there
     before a GPU of it was lost.
     """
 
-    masks: dict[int, int] = field(default_factory=dict)
+    masks: dict[int, int] = msgspec.field(default_factory=dict)
     undefined: bool = False
     gone: bool = False
     ready: int = 0
-    events: collections.deque[PostedEvent] = field(default_factory=lambda: collections.deque(maxlen=_QUEUE_LENGTH))
+    events: collections.deque[PostedEvent] = msgspec.field(
+        default_factory=lambda: collections.deque(maxlen=_QUEUE_LENGTH)
+    )
 
 
 class EventSets:
@@ -134,11 +135,13 @@ class EventSets:
             self._changed.wait_for(ready, seconds)
             if not (listener := self._listeners.get(events)):
                 raise LookupError(events)
-            deaf = self._report_trouble(listener)
-            if listener.events and (listener.gone or listener.ready or not deaf):  # what is ready comes first (nvml.h)
+            trouble = self._report_trouble(listener)
+            if listener.events and (
+                listener.gone or listener.ready or not trouble
+            ):  # what is ready comes first (nvml.h)
                 listener.ready = max(0, listener.ready - 1)
                 return listener.events.popleft()
-            if deaf:
+            if trouble:
                 raise GpuIsLostError(events)
             return None
 

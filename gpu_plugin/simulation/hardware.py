@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,7 @@ _LOADED_BEFORE = 86400.0
 """Seconds that the driver has been loaded when a node is first seen: its energy counters have a day behind them."""
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedMigDevice:
+class SimulatedMigDevice(msgspec.Struct, frozen=True):
     """A MIG device of a GPU. No other ever has the `number`; the same instance made again has the same `uuid`."""
 
     number: int
@@ -36,8 +34,7 @@ class SimulatedMigDevice:
     instance: MigInstance
 
 
-@dataclass(frozen=True, slots=True)
-class MigPartition:
+class MigPartition(msgspec.Struct, frozen=True):
     """How a GPU in MIG mode is cut: the profiles asked for, and the MIG devices by MIG index."""
 
     profiles: tuple[str, ...] = ()

@@ -6,8 +6,10 @@ nvidia-smi prints of GPU instances.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
+
+import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.node import Engines
@@ -47,8 +49,7 @@ _FIRST_MINOR, _MINORS_PER_INSTANCE, _INSTANCES_PER_GPU = 3, 9, 15
 _NAME = re.compile(r"(?:([0-9]+)c\.)?([0-9]+)g\.([0-9]+)gb([+-][a-z.]+)?")
 
 
-@dataclass(frozen=True, slots=True)
-class GpuInstanceProfile:
+class GpuInstanceProfile(msgspec.Struct, frozen=True):
     """A size of GPU instance, of which a GPU can have `most`.
 
     Where their slices and these numbers suffice for all, so do the places at which the driver lets them begin.
@@ -62,8 +63,7 @@ class GpuInstanceProfile:
     engines: Engines
 
 
-@dataclass(frozen=True, slots=True)
-class MigInstance:
+class MigInstance(msgspec.Struct, frozen=True):
     """A compute instance of a simulated GPU, with the GPU instance that it is part of, as NVML tells of it."""
 
     profile: str

@@ -2,10 +2,10 @@
 
 A profile file says what all GPUs have in common once (`gpu`), what differs by index (`gpus`), how they are linked
 (`nvlink` or `nvswitch`, `pcie`), how far apart their NUMA nodes are (`numa_distances`) and what else lies under /dev (`dev`).
-`profiles/hgx-h100.yaml` and `profiles/dgx-a100.yaml` show most of it.
+`profiles/hgx-h100.yaml` and `profiles/dgx-a100.yaml` show most of it. The JSON beside each is made of it by `make tables`, and
+is what is read.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -136,8 +136,7 @@ class _File(Block, frozen=True):
     dev: tuple[Annotated[str, msgspec.Meta(pattern=r"^/dev(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+$")], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(msgspec.Struct, frozen=True):
     """A simulated node as it leaves the factory.
 
     `remotes[gpu]` is the PCI bus id at the far end of each of that GPU's NVLinks by link number, None for one that leads
@@ -175,7 +174,7 @@ def load(name_or_path: str) -> Profile:
     """
     known = names()
     if name_or_path in known:
-        return _read(_FOLDER / f"{name_or_path}.yaml")
+        return parse(msgspec.json.decode((_FOLDER / f"{name_or_path}.json").read_bytes()), name_or_path)
     path = Path(name_or_path)
     if "/" in name_or_path or name_or_path.endswith(_SUFFIXES) or path.is_file():
         return _read(path)

@@ -1,13 +1,13 @@
 """What tests ask of a simulated driver: that a call fails with a code of their own."""
 
 import threading
-from dataclasses import dataclass
+
+import msgspec
 
 from gpu_plugin.nvml.port import NVML_FUNCTIONS
 
 
-@dataclass(slots=True)
-class _Refusal:
+class _Refusal(msgspec.Struct):
     call: str
     code: int
     gpu: int | None

@@ -4,11 +4,11 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import anyio
+import msgspec
 
 from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
@@ -209,8 +209,7 @@ def _for_a_restart(names: Sequence[str], old: Settings, new: Settings) -> str:
     )
 
 
-@dataclass(slots=True)
-class Wait:
+class Wait(msgspec.Struct):
     """The wait for a configuration to begin with, for whoever asks meanwhile.
 
     `tried` says whether the first attempt is over, `failed` why the last one came to nothing, a sentence for each reason.

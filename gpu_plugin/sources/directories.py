@@ -4,9 +4,10 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+import msgspec
 
 from gpu_plugin.runtime.inotify import Event, Inotify, Mask
 from gpu_plugin.runtime.pulse import Pulse
@@ -25,8 +26,7 @@ _MAX_LINKS = 40
 """Symbolic links followed on one way, as many as Linux does (path_resolution(7))."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """A name in a directory that something depends on; `content` where on what the file holds, not on the name alone."""
 
     directory: str

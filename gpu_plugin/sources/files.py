@@ -6,15 +6,14 @@ again, and to hear more, along the way as it leads now. A look now and then make
 """
 
 import errno
-import hashlib
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import anyio
+import msgspec
 
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.regular_file import UnfitFileError, open_file
@@ -48,6 +47,8 @@ def fingerprint(path: Path) -> str:
             there = os.fstat(file.fileno())
             if there.st_size > MAX_BYTES:
                 return f"too large: {there.st_size} {there.st_mtime_ns}"
+            import hashlib  # noqa: PLC0415 - 1 ms that only a file needs
+
             digest = hashlib.blake2b(digest_size=16)
             left = MAX_BYTES
             while left > 0 and (piece := file.read(min(left, 1 << 16))):
@@ -62,8 +63,7 @@ def fingerprint(path: Path) -> str:
         return f"unreadable: {errno.errorcode.get(error.errno or 0, error.errno)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Observed(Generic[T]):
+class Observed(msgspec.Struct, Generic[T], frozen=True):
     """What was seen, and all the places where a change could make it another."""
 
     seen: T

@@ -8,10 +8,11 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.values import AUTO

@@ -13,7 +13,6 @@ import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -43,8 +42,7 @@ _LINE = re.compile(rb"([0-9]{1,18}) ([0-9a-f]{8}) (.*)", re.DOTALL)
 """Number, CRC-32 of number and content, content."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
+class _Line(msgspec.Struct, frozen=True):
     """A line that was written whole: its number, where it stands in the file, and its content."""
 
     number: int
@@ -224,7 +222,7 @@ def _allocate(descriptor: int, size: int, *wanted: int) -> None:
 def _content(descriptor: int) -> bytes:
     """What is in the file. Raises OSError where it is not a regular file."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise OSError("no regular file")
+        raise OSError("not a regular file")
     return os.pread(descriptor, 2 * MAX_BYTES, 0)
 
 

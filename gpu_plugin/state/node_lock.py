@@ -13,6 +13,7 @@ import socket
 import stat
 import struct
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import msgspec
 from gpu_plugin.config.times import utc
 from gpu_plugin.kubelet.socket import PREFIX
 from gpu_plugin.runtime.printable import printable
-from gpu_plugin.runtime.regular_file import open_file
+from gpu_plugin.runtime.regular_file import UnfitFileError, kind, open_file
 from gpu_plugin.state.directory import Identity, identity, set_aside
 
 log = logging.getLogger(__name__)
@@ -144,15 +145,7 @@ class NodeLock:
             if make:
                 raise
             return True
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(errno.EINVAL, "is not a regular file")
-            ours = _locked(descriptor) and _names(path, descriptor)
-        except OSError:
-            os.close(descriptor)
-            raise
-        if not ours:
-            os.close(descriptor)
+        if not _kept(descriptor, lambda: _locked_file(path, descriptor)):
             return False
         self._file = descriptor
         if not make:
@@ -166,13 +159,7 @@ class NodeLock:
 
     def _take_directory(self) -> bool:
         descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            ours = _locked(descriptor)
-        except OSError:
-            os.close(descriptor)
-            raise
-        if not ours:
-            os.close(descriptor)
+        if not _kept(descriptor, lambda: _locked(descriptor)):
             return False
         self._entry = descriptor
         return True
@@ -228,6 +215,25 @@ def _listener(path: Path) -> int:
         probe.connect(str(path))
         pid: int = _PEERCRED.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))[0]
         return pid
+
+
+def _kept(descriptor: int, ours: Callable[[], bool]) -> bool:
+    """Whether a descriptor is kept, which is closed where it is not `ours`. Raises what that raises."""
+    mine = False
+    try:
+        mine = ours()
+    finally:
+        if not mine:
+            os.close(descriptor)
+    return mine
+
+
+def _locked_file(path: Path, descriptor: int) -> bool:
+    """Whether the file is locked, and still the one that the path means. Raises OSError where it is not a regular file."""
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        raise UnfitFileError(errno.EINVAL, kind(mode))
+    return _locked(descriptor) and _names(path, descriptor)
 
 
 def _locked(descriptor: int) -> bool:

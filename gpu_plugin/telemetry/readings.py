@@ -1,8 +1,9 @@
 """What the looks at each GPU read last: kept for whoever shows it, in the units that people and programs expect. No I/O."""
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import (
@@ -33,7 +34,7 @@ FABRIC_STATES = ("not_started", "in_progress", "completed", "failed")
 
 _ABOUT_THE_LOOK = frozenset({"fault", "detail", "binding", "counting", "asked"})
 
-_READ = tuple(field.name for field in fields(Sample) if field.name not in _ABOUT_THE_LOOK)
+_READ = tuple(name for name in Sample.__struct_fields__ if name not in _ABOUT_THE_LOOK)
 
 
 class Newest(NamedTuple):

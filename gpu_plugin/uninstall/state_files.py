@@ -5,7 +5,7 @@ from gpu_plugin.labels.features_file import FEATURES_FILE
 from gpu_plugin.labels.keeper import LABELS_FILE
 from gpu_plugin.sources.last_choice import CHOICE_FILE
 from gpu_plugin.state.event_store import FILE as EVENTS_FILE
-from gpu_plugin.state.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE
+from gpu_plugin.state.records import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE
 
 FILES = (
     HEALTH_FILE,

@@ -2,11 +2,12 @@
 
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from gpu_plugin.config.settings import STATE_DIR
+import msgspec
+
+from gpu_plugin.config.places import STATE_DIR
 
 Object = Mapping[str, Any]
 """A Kubernetes object, or a part of one, as JSON gives it."""
@@ -36,8 +37,7 @@ class ForeignDaemonSetError(ValueError):
     """The DaemonSet does not run gpu-plugin in a way that could be changed; the text says what is missing."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(msgspec.Struct, frozen=True):
     """A verb whose pods leave something in one directory of the node: how that is named, and how it is cleaned up."""
 
     verb: str

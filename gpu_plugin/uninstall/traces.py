@@ -5,8 +5,9 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from gpu_plugin import __version__, control
 from gpu_plugin.cdi.directory import SpecDirectory
@@ -26,8 +27,7 @@ SIMULATED_DIRECTORIES = ("dev", "driver-root")
 """What a simulated node adds there (`hardware`, `compute_modes`, `device_nodes` and `driver_files` of `simulation`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
+class Removal(msgspec.Struct, frozen=True):
     """Paths that were removed, and a sentence for each thing that is still there."""
 
     removed: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ import anyio
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from gpu_plugin.control import request
-from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from gpu_plugin.simulation.stand_in_kubelet.client import CallError, PluginClient
 from tests.chart.prometheus import Prometheus
@@ -66,9 +66,9 @@ async def _whole(scrapes: list[str]) -> None:
             (endpoint,) = daemon.directory.glob("gpu-plugin*.sock")
             client = PluginClient(GPU, str(endpoint))
             await client.dial(PATIENCE, 0.1, random.Random(0))
-            unknown = wire.messages.ContainerAllocateRequest(["GPU-that-nobody-knows"])
+            unknown = messages.ContainerAllocateRequest(["GPU-that-nobody-knows"])
             try:
-                await client.call(wire.ALLOCATE, bytes(wire.messages.AllocateRequest([unknown])))
+                await client.call(wire.ALLOCATE, bytes(messages.AllocateRequest([unknown])))
             except CallError:
                 pass
             else:

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from gpu_plugin.kubelet import checkpoint, pod_resources, wire
+from gpu_plugin.kubelet import checkpoint, messages, pod_resources
 from gpu_plugin.kubelet.pod_resources import PodResourcesError
 from gpu_plugin.kubelet.socket import identity
 
@@ -44,7 +44,7 @@ def test_the_checkpoint_has_the_form_that_is_read(cluster: Cluster) -> None:
     assert len(content["Data"]["RegisteredDevices"][RESOURCE]) == GPUS
     (entry,) = [each for each in content["Data"]["PodDeviceEntries"] if each["PodUID"] == pod.uid]
     assert entry.keys() == {"PodUID", "ContainerName", "ResourceName", "DeviceIDs", "AllocResp"}
-    answer = wire.decode(wire.messages.ContainerAllocateResponse, base64.b64decode(entry["AllocResp"]))
+    answer = messages.decode(messages.ContainerAllocateResponse, base64.b64decode(entry["AllocResp"]))
     assert set(answer.envs["NVIDIA_VISIBLE_DEVICES"].split(",")) == set(pod.device_health)
 
 

@@ -8,11 +8,11 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.access.cdi import spec
 from gpu_plugin.access.cdi.build import CdiOptions, build

@@ -7,7 +7,8 @@ instead where the operator names one (`hooks`).
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpu_plugin.access.cdi import driver, hooks, names
 from gpu_plugin.access.cdi.found import DeviceFile, DriverFiles, HostDevices, Library, PlacedFile
@@ -41,8 +42,7 @@ HIDDEN = f"{VISIBLE_DEVICES}=void"
 AMBIGUOUS = "the driver gives its name to two devices now"
 
 
-@dataclass(frozen=True, slots=True)
-class CdiOptions:
+class CdiOptions(msgspec.Struct, frozen=True):
     """What the operator asked for: host paths without a slash at the end, empty for /.
 
     `classes` are those beside `gpu` of which containers get all devices (gdrcopy, gds, mofed). `hook` is the path of
@@ -58,21 +58,19 @@ class CdiOptions:
     feature_flags: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
+class Built(msgspec.Struct, frozen=True):
     """The specifications by file name. `trouble` is why there is none of GPUs, or none that works; empty where all is well.
 
     `missing` says of devices by name why they are in none; `complaints` are sentences about what was left out.
     """
 
-    specs: Mapping[str, Spec] = field(default_factory=dict)
+    specs: Mapping[str, Spec] = msgspec.field(default_factory=dict)
     trouble: str = ""
-    missing: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = msgspec.field(default_factory=dict)
     complaints: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Nodes:
+class Nodes(msgspec.Struct, frozen=True):
     """Makes device nodes for containers of the host's, whose root the host calls `dev_root`, empty for /."""
 
     host: HostDevices

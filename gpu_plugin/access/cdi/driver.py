@@ -6,7 +6,9 @@ internal/discover) and that distributions have besides.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES
 from gpu_plugin.access.cdi.found import DriverFiles, Kind, Library, Listing, PlacedFile, Seen, SeenLibrary
@@ -141,8 +143,7 @@ def firmware_directories(version: str, kernel: str) -> Iterator[str]:
         yield f"{base}/nvidia/{version}"
 
 
-@dataclass(frozen=True, slots=True)
-class Picked:
+class Picked(msgspec.Struct, frozen=True):
     """Paths below the root that are to be looked at: libraries, and other files by what they are of."""
 
     version: str

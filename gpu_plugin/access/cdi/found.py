@@ -1,9 +1,10 @@
 """What the host has, as the search found it: facts for the builder of CDI specifications."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
+
+import msgspec
 
 
 class Kind(StrEnum):
@@ -16,8 +17,7 @@ class Kind(StrEnum):
     MISSING = "missing"
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(msgspec.Struct, frozen=True):
     """A path below a root, such as /usr/bin/nvidia-smi, and what it leads to.
 
     `target` is the same file by a path without links, below that root too; empty for a link that leads nowhere.
@@ -28,8 +28,7 @@ class Seen:
     target: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SeenLibrary:
+class SeenLibrary(msgspec.Struct, frozen=True):
     """A shared library. `machine` is its processor as ELF has it, such as EM_X86_64, `bits` 32 or 64.
 
     `soname` is empty where it has none. `fault` is why it cannot be read, empty where it can.
@@ -46,8 +45,7 @@ Listing = Mapping[str, tuple[str, ...]]
 """Names in each directory below a root, such as usr/lib64, in their order; no entry for a directory that is not there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
+class Library(msgspec.Struct, frozen=True):
     """A library for containers: the file without links below its root, and the names to bind it at.
 
     `names` are relative to each of the loader's directories: libcuda.so.1, or vdpau/libvdpau_nvidia.so.1. `path` is the
@@ -59,8 +57,7 @@ class Library:
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedFile:
+class PlacedFile(msgspec.Struct, frozen=True):
     """Another file for containers: where it is below its root, where it goes, and what it is of."""
 
     target: str
@@ -68,8 +65,7 @@ class PlacedFile:
     group: str
 
 
-@dataclass(frozen=True, slots=True)
-class DriverFiles:
+class DriverFiles(msgspec.Struct, frozen=True):
     """A driver's user space: what containers are given of it.
 
     `fault` is why no container could use a GPU with it, empty where one can; `complaints` are sentences about single files.
@@ -83,8 +79,7 @@ class DriverFiles:
     fault: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFile:
+class DeviceFile(msgspec.Struct, frozen=True):
     """A device node of the host: its numbers, its permission bits, the id of its group, and its type as in mknod(1)."""
 
     major: int
@@ -94,12 +89,11 @@ class DeviceFile:
     type: Literal["b", "c"] = "c"
 
 
-@dataclass(frozen=True, slots=True)
-class HostDevices:
+class HostDevices(msgspec.Struct, frozen=True):
     """Device nodes that exist, by their path under /dev, and those of the DRM that are a GPU's, by its PCI bus id.
 
     Bus ids are as NVML writes them. Links in /dev/dri/by-path are among the nodes, with the numbers of what they lead to.
     """
 
-    nodes: Mapping[str, DeviceFile] = field(default_factory=dict)
-    drm: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    nodes: Mapping[str, DeviceFile] = msgspec.field(default_factory=dict)
+    drm: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)

@@ -5,8 +5,9 @@ nvidia-container-toolkit (internal/platform-support/tegra/csv).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 DIRECTORY = "etc/nvidia-container-runtime/host-files-for-container.d"
 
@@ -30,16 +31,14 @@ class Entry(StrEnum):
     LINK = "sym"
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(msgspec.Struct, frozen=True):
     """A line: its kind, and an absolute path, in which *, ? and [...] are as in a shell."""
 
     kind: Entry
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
+class Lines(msgspec.Struct, frozen=True):
     """The lines of a list, and a sentence for each that is none."""
 
     lines: tuple[Line, ...] = ()

@@ -6,7 +6,8 @@ what it leads to, bound at its own path, and a library is bound besides where a 
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gpu_plugin.access.cdi import driver, hooks, names
 from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, CdiOptions, Nodes, bind, loadable
@@ -27,8 +28,7 @@ MAX_NAMED_PATHS = 3
 _LIBRARY = re.compile(r"lib.+\.so(\..+)?")
 
 
-@dataclass(frozen=True, slots=True)
-class Looked:
+class Looked(msgspec.Struct, frozen=True):
     """A line, wildcards replaced, with what its path leads to; `library` has what a file that is named as one says of itself.
 
     `link` says that the path itself is a link, rather than a directory on the way.
@@ -40,15 +40,14 @@ class Looked:
     library: SeenLibrary | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TegraFiles:
+class TegraFiles(msgspec.Struct, frozen=True):
     """What the lists of a Tegra name, and the device nodes of theirs that exist, by their path under /dev.
 
     `fault` is why there are none, empty where there are; `complaints` are sentences about lines that are left out.
     """
 
     looked: tuple[Looked, ...] = ()
-    nodes: Mapping[str, DeviceFile] = field(default_factory=dict)
+    nodes: Mapping[str, DeviceFile] = msgspec.field(default_factory=dict)
     complaints: tuple[str, ...] = ()
     fault: str = ""
 

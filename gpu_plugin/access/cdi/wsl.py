@@ -6,7 +6,8 @@ driver asks Windows for the driver store and opens them there.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpu_plugin.access.cdi import driver, hooks, names
 from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, CdiOptions, Nodes, bind, loadable
@@ -43,8 +44,7 @@ _LIBRARY = re.compile(r".+\.so(\..+)?")
 _LOADER = re.compile(r".+_loader\.so(\..+)?")
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
+class Store(msgspec.Struct, frozen=True):
     """A driver of NVIDIA's in the driver store: its directory, such as usr/lib/wsl/drivers/nv_dispi.inf_amd64_1f, and names.
 
     `current` says that what loads CUDA in WSL's own directory is this driver's; `written` is when its libcuda was, in ns.
@@ -56,8 +56,7 @@ class Store:
     written: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WslFiles:
+class WslFiles(msgspec.Struct, frozen=True):
     """What a WSL node has for containers: libdxcore, and the libraries and other files of one driver in the driver store.
 
     `fault` is why no container could use a GPU, empty where one can; `complaints` are sentences about what is left out.

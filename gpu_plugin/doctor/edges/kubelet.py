@@ -4,10 +4,10 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
+from msgspec.structs import replace
 
 from gpu_plugin.doctor.edges.directories import directory
 from gpu_plugin.doctor.edges.sockets import listening

@@ -6,13 +6,11 @@ from pathlib import Path
 import msgspec
 
 from gpu_plugin.daemon.health_watch import EVERY_GPU
-from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.health.former_evidence import FORMER, FormerEvidence
 from gpu_plugin.health.signals import orders
 from gpu_plugin.runtime.regular_file import open_file
 from gpu_plugin.state.directory import bounded
 from gpu_plugin.state.journal import Journal
-from gpu_plugin.state.memory import GPUS_FILE, HEALTH_FILE, JOURNAL_FILE, GpuMemory, WrittenHealth
+from gpu_plugin.state.records import GPUS_FILE, HEALTH_FILE, JOURNAL_FILE, GpuMemory, WrittenHealth, entry
 
 
 def written_releases(state_dir: Path, boot_id: str) -> tuple[str, ...]:
@@ -33,23 +31,16 @@ def written_releases(state_dir: Path, boot_id: str) -> tuple[str, ...]:
     newest = Journal(state_dir / JOURNAL_FILE, WrittenHealth).read()
     if newest is not None and (found is None or newest.sequence >= found.sequence):
         found = newest
-    entries = [] if found is None else [*map(_entry, found.evidence)]
+    entries = [] if found is None else [entry(raw)[0] for raw in found.evidence]
     uuids = {
-        entry.uuid
-        for entry in entries
-        if entry.known and orders.released(entry.latch()) and (entry.lasts or not boot_id or entry.boot_id == boot_id)
+        each.uuid
+        for each in entries
+        if each.known and orders.released(each.latch()) and (each.lasts or not boot_id or each.boot_id == boot_id)
     }
     if EVERY_GPU in uuids:
         return (EVERY_GPU,)
     indices = _indices(state_dir) if uuids else {}
     return tuple(sorted((indices.get(uuid, uuid) for uuid in uuids), key=lambda name: (len(name), name)))
-
-
-def _entry(raw: msgspec.Raw) -> Evidence:
-    fields = msgspec.json.decode(raw)
-    if isinstance(fields, dict) and not FORMER.isdisjoint(fields):
-        return msgspec.convert(fields, FormerEvidence).evidence()
-    return msgspec.convert(fields, Evidence)
 
 
 def _indices(state_dir: Path) -> dict[str, str]:

@@ -1,9 +1,9 @@
 """What a shared library says of itself. Imports pyelftools, which only CDI specifications need: 30 ms."""
 
 import struct
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from elftools.common.exceptions import ELFError
 from elftools.common.utils import struct_parse
 from elftools.construct import ConstructError
@@ -23,8 +23,7 @@ LONGEST_SONAME = 255
 _DT_NULL, _DT_STRTAB, _DT_SONAME = 0, 5, 14
 
 
-@dataclass(frozen=True, slots=True)
-class SharedLibrary:
+class SharedLibrary(msgspec.Struct, frozen=True):
     """A library's SONAME, empty where it has none; its processor as ELF has it, such as EM_X86_64; 32 or 64 bits."""
 
     soname: str

@@ -3,10 +3,11 @@
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gpu_plugin.access.cdi import l4t_lists, tegra
 from gpu_plugin.access.cdi.found import DeviceFile, Kind, Seen

@@ -3,8 +3,9 @@
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from gpu_plugin.access.cdi.found import Kind, Listing, Seen, SeenLibrary
 from gpu_plugin.host.driver_root.inside import resolve
@@ -19,8 +20,7 @@ Identity = tuple[int, int, int, int]
 """What a file is known by: device, inode, time of the last change in ns, and size."""
 
 
-@dataclass(slots=True)
-class Tree:
+class Tree(msgspec.Struct):
     """The files below a root as this process sees it, empty for the real one.
 
     `stamps` has every directory that had a say in the answers so far: as long as they are the same, and nothing came where
@@ -29,12 +29,12 @@ class Tree:
     """
 
     root: str
-    remembered: Mapping[Identity, SeenLibrary] = field(default_factory=dict)
-    libraries: dict[Identity, SeenLibrary] = field(default_factory=dict)
-    stamps: dict[str, Stamp] = field(default_factory=dict)
-    _absent: dict[str, None] = field(default_factory=dict)
-    _looked_for: dict[str, Seen] = field(default_factory=dict)
-    _listed: set[str] = field(default_factory=set)
+    remembered: Mapping[Identity, SeenLibrary] = msgspec.field(default_factory=dict)
+    libraries: dict[Identity, SeenLibrary] = msgspec.field(default_factory=dict)
+    stamps: dict[str, Stamp] = msgspec.field(default_factory=dict)
+    _absent: dict[str, None] = msgspec.field(default_factory=dict)
+    _looked_for: dict[str, Seen] = msgspec.field(default_factory=dict)
+    _listed: set[str] = msgspec.field(default_factory=set)
 
     def names(self, directories: Iterable[str]) -> Listing:
         """Names in those of these directories that are there, in alphabetical order; each only under its first name."""

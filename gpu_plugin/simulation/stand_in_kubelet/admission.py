@@ -9,10 +9,11 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpu_plugin.access.edits import ContainerEdits
-from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.simulation.stand_in_kubelet import topology
 from gpu_plugin.simulation.stand_in_kubelet.client import CallError
 from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
@@ -261,7 +262,7 @@ class PodAdmission:
             self.recount()
             raise SelectionError(f"unknown Device Plugin {resource}")
         answer, seconds = await self._call_allocate(state, endpoint, ids)
-        responses = wire.decode(wire.messages.AllocateResponse, answer).container_responses
+        responses = messages.decode(messages.AllocateResponse, answer).container_responses
         if len(responses) != 1:
             self._journal.breach(resource, f"Allocate of 1 container answered with {len(responses)} responses")
         if not responses:
@@ -290,23 +291,21 @@ class PodAdmission:
     async def _ask_preferred(
         self, state: ResourceState, endpoint: Endpoint, ask: PreferredAsk
     ) -> tuple[tuple[str, ...], float]:
-        container = wire.messages.ContainerPreferredAllocationRequest(
-            list(ask.available), list(ask.must_include), ask.size
-        )
-        request = bytes(wire.messages.PreferredAllocationRequest([container]))
+        container = messages.ContainerPreferredAllocationRequest(list(ask.available), list(ask.must_include), ask.size)
+        request = bytes(messages.PreferredAllocationRequest([container]))
         try:
             data, seconds = await self._call(state, endpoint, wire.PREFERRED, request)
         except CallError as error:
             self._journal.breach(state.resource, f"GetPreferredAllocation failed, which fails the pod: {error}")
             raise SelectionError(f"device plugin GetPreferredAllocation rpc failed with err: {error}") from error
-        responses = wire.decode(wire.messages.PreferredAllocationResponse, data).container_responses
+        responses = messages.decode(messages.PreferredAllocationResponse, data).container_responses
         answer = tuple(responses[0].device_ids) if responses else ()
         for breach in preferred_breaches(ask, answer):
             self._journal.breach(state.resource, breach)
         return answer, seconds
 
     async def _call_allocate(self, state: ResourceState, endpoint: Endpoint, ids: tuple[str, ...]) -> Answer:
-        request = wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest(list(ids))])
+        request = messages.AllocateRequest([messages.ContainerAllocateRequest(list(ids))])
         keys = [(state.resource, identifier) for identifier in ids]
         self.in_flight.update(keys)
         try:
@@ -335,7 +334,7 @@ class PodAdmission:
                 endpoint = self._registry().endpoints.get(resource)
                 if pod.running or endpoint is None or not endpoint.pre_start_required:
                     continue
-                request = bytes(wire.messages.PreStartContainerRequest(list(allocation.ids)))
+                request = bytes(messages.PreStartContainerRequest(list(allocation.ids)))
                 state = self._registry().tables[resource]
                 try:
                     _, seconds = await self._call(state, endpoint, wire.PRE_START, request, PRE_START_SECONDS)

@@ -7,9 +7,9 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 from grpclib.client import Channel, Handler
 from grpclib.config import Configuration
 from grpclib.const import Cardinality, Status
@@ -43,8 +43,7 @@ class DialError(Exception):
     """Nobody answered at the endpoint in time."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEnd:
+class StreamEnd(msgspec.Struct, frozen=True):
     """How a ListAndWatch ended: `code` is grpc-go's name, OK for an end without error, and `description` its text."""
 
     code: str

@@ -4,9 +4,10 @@ Source: pkg/kubelet/cm/devicemanager/manager.go (genericDeviceUpdateCallback, ma
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
-from gpu_plugin.kubelet import wire
+import msgspec
+
+from gpu_plugin.kubelet import messages, wire
 
 GRACE_SECONDS = 300.0
 """How long after its stream ended a resource keeps its capacity (types.go: endpointStopGracePeriod)."""
@@ -14,8 +15,7 @@ GRACE_SECONDS = 300.0
 MAX_ID_LENGTH = 63
 
 
-@dataclass(frozen=True, slots=True)
-class ListedDevice:
+class ListedDevice(msgspec.Struct, frozen=True):
     """One device of a list: `health` as sent, `numa` the NUMA node ids sent (empty: no topology)."""
 
     id: str
@@ -23,8 +23,7 @@ class ListedDevice:
     numa: tuple[int, ...] = ()
 
 
-@dataclass(slots=True)
-class ResourceState:
+class ResourceState(msgspec.Struct):
     """What the kubelet knows of one resource.
 
     `healthy` and `unhealthy` are sets of device ids; `devices` the newest list by id, kept when the plugin goes;
@@ -34,10 +33,10 @@ class ResourceState:
     """
 
     resource: str
-    healthy: set[str] = field(default_factory=set)
-    unhealthy: set[str] = field(default_factory=set)
-    devices: dict[str, ListedDevice] = field(default_factory=dict)
-    allocated: set[str] = field(default_factory=set)
+    healthy: set[str] = msgspec.field(default_factory=set)
+    unhealthy: set[str] = msgspec.field(default_factory=set)
+    devices: dict[str, ListedDevice] = msgspec.field(default_factory=dict)
+    allocated: set[str] = msgspec.field(default_factory=set)
     endpoint: str = ""
     stopped_at: float | None = None
     streams: int = 0
@@ -95,7 +94,7 @@ class ResourceState:
 
 def parse(data: bytes) -> list[ListedDevice]:
     """The devices of a ListAndWatchResponse, in the order sent. Raises ValueError on bytes that are none."""
-    sent = wire.decode(wire.messages.ListAndWatchResponse, data).devices
+    sent = messages.decode(messages.ListAndWatchResponse, data).devices
     return [ListedDevice(d.id, d.health, tuple(node.id for node in d.topology.nodes)) for d in sent]
 
 

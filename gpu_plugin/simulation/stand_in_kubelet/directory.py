@@ -8,15 +8,15 @@ import base64
 import json
 import stat
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 CHECKPOINT = "kubelet_internal_checkpoint"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """What one container of a pod has of one resource: ids by NUMA node (-1: none known), and the plugin's answer, encoded."""
 
     uid: str

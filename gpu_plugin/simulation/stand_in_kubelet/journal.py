@@ -3,9 +3,10 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
+
+import msgspec
 
 T = TypeVar("T")
 
@@ -30,8 +31,7 @@ class EventKind(StrEnum):
     VIOLATION = "contract violated"
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """One thing that happened.
 
     `at` is time.perf_counter() in seconds: for a list, taken when its last byte was read, before it was decoded.
@@ -45,7 +45,7 @@ class Event:
     endpoint: str = ""
     pid: int = 0
     text: str = ""
-    changed: Mapping[str, str] = field(default_factory=dict)
+    changed: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 class Journal:

@@ -6,7 +6,8 @@ from 1.34 to 1.36 dereference nil. A strict stand-in goes further, since nobody 
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+
+import msgspec
 
 from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
 from gpu_plugin.simulation.stand_in_kubelet.topology import NumaPolicy
@@ -16,8 +17,7 @@ class KubeletPanicError(AssertionError):
     """The stand-in kubelet panicked over what a plugin did; the text is the cause. Only a new start helps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claims:
+class Claims(msgspec.Struct, frozen=True):
     """Device ids of one resource: those that pods hold, and those with an Allocate under way."""
 
     held: Collection[str]

@@ -2,18 +2,18 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from gpu_plugin.access.edits import ContainerEdits, DeviceSpec, Mount
-from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet import messages
 from gpu_plugin.simulation.stand_in_kubelet.selection import PreferredAsk
 
 ContainerKind = Literal["init", "sidecar", "app"]
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(msgspec.Struct, frozen=True):
     """A container's name and its limits by resource name. `sidecar` is a restartable init container."""
 
     name: str
@@ -21,8 +21,7 @@ class Container:
     kind: ContainerKind = "app"
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(msgspec.Struct, frozen=True):
     """Devices of one resource given to one container.
 
     `numa_nodes` is the NUMA hint (None: no preference); `ask` the GetPreferredAllocation request, None where the kubelet
@@ -38,7 +37,7 @@ class Allocation:
     preferred: tuple[str, ...]
     response: ContainerEdits
     encoded: bytes = b""
-    numa: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    numa: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
     preferred_seconds: float = 0.0
     allocate_seconds: float = 0.0
     pre_start_seconds: float = 0.0
@@ -53,8 +52,7 @@ class Allocation:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(msgspec.Struct, frozen=True):
     """An admitted pod: one allocation for each container and resource, in order; `seconds` from asking to the end."""
 
     pod: str
@@ -73,8 +71,7 @@ class Admission:
         return allocation
 
 
-@dataclass(slots=True)
-class Pod:
+class Pod(msgspec.Struct):
     """A pod the kubelet runs. `held` is by container name, then resource name; `running` whether containers run.
 
     No two pods ever have one `uid`, whatever their names.
@@ -82,16 +79,16 @@ class Pod:
 
     name: str
     containers: tuple[Container, ...]
-    held: dict[str, dict[str, Allocation]] = field(default_factory=dict)
+    held: dict[str, dict[str, Allocation]] = msgspec.field(default_factory=dict)
     running: bool = False
-    uid: str = field(default_factory=lambda: str(uuid.uuid4()))
+    uid: str = msgspec.field(default_factory=lambda: str(uuid.uuid4()))
 
     def ids(self, resource: str) -> set[str]:
         """Device ids of a resource that any container of the pod holds."""
         return {i for held in self.held.values() if resource in held for i in held[resource].ids}
 
 
-def edits(response: wire.messages.ContainerAllocateResponse) -> ContainerEdits:
+def edits(response: messages.ContainerAllocateResponse) -> ContainerEdits:
     """A container response as plain data."""
     return ContainerEdits(
         dict(response.envs),

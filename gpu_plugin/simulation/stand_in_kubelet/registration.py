@@ -8,15 +8,15 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
-from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.simulation.stand_in_kubelet.client import CallError, DialError
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
 from gpu_plugin.simulation.stand_in_kubelet.naming import endpoint_breaches, is_extended_resource_name
@@ -25,8 +25,7 @@ from gpu_plugin.simulation.stand_in_kubelet.server import caller_pid
 FaultKind = Literal["refuse", "hang", "reset"]
 
 
-@dataclass(slots=True)
-class RegistrationCount:
+class RegistrationCount(msgspec.Struct):
     """Registers of one resource over all lives of a kubelet.
 
     `total` received, `accepted` answered without error, `in_flight` being served, `most_in_flight` the most at once.
@@ -38,8 +37,7 @@ class RegistrationCount:
     most_in_flight: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(msgspec.Struct, frozen=True):
     """What happens to one Register: refused with `message`, never answered, or its connection cut."""
 
     kind: FaultKind
@@ -76,7 +74,7 @@ class RegistrationService:
 
     async def _register(self, stream: Stream[bytes, bytes]) -> None:
         data = await stream.recv_message()
-        request = wire.decode(wire.messages.RegisterRequest, data or b"")
+        request = messages.decode(messages.RegisterRequest, data or b"")
         pid = caller_pid(stream)
         name = request.resource_name
         caller = (name, request.endpoint if pid in (0, os.getpid()) else pid)

@@ -9,11 +9,12 @@ import asyncio
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gpu_plugin.kubelet import wire
+import msgspec
+
+from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.simulation.stand_in_kubelet.client import CallError, DropKind, PluginClient
 from gpu_plugin.simulation.stand_in_kubelet.device_table import (
     ListedDevice,
@@ -30,8 +31,7 @@ DIAL_SECONDS = 10.0
 DIAL_BACKOFF_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(msgspec.Struct, frozen=True):
     """Where requests for a resource go, and the options the plugin gave when it registered."""
 
     client: PluginClient
@@ -88,7 +88,7 @@ class PluginRegistry:
         self._every_client.add(client)
         try:
             await client.dial(self._dial_timeout, DIAL_BACKOFF_SECONDS, self._rng)
-            options = wire.decode(wire.messages.DevicePluginOptions, await client.call(wire.OPTIONS, wire.EMPTY))
+            options = messages.decode(messages.DevicePluginOptions, await client.call(wire.OPTIONS, wire.EMPTY))
         except BaseException as error:
             self._clients.pop(key, None)
             if not isinstance(error, CallError):  # the kubelet leaves a connection open whose options call failed

@@ -5,7 +5,8 @@ Source: pkg/kubelet/cm/devicemanager/manager.go (devicesToAllocate).
 
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
 from gpu_plugin.simulation.stand_in_kubelet.topology import Hint, aligned
@@ -15,8 +16,7 @@ class SelectionError(Exception):
     """The kubelet cannot serve the request; the text is its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreferredAsk:
+class PreferredAsk(msgspec.Struct, frozen=True):
     """The one container of a GetPreferredAllocation request; ids in the order sent."""
 
     available: tuple[str, ...]
@@ -24,8 +24,7 @@ class PreferredAsk:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(msgspec.Struct, frozen=True):
     """Devices taken so far (`taken`), the question for the plugin if there is one, and where the rest comes from.
 
     `preferable` are the ids an answer may choose from; `rest` are tried in turn after the answer.

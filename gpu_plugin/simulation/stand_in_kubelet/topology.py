@@ -5,9 +5,10 @@ pkg/kubelet/cm/topologymanager/policy*.go (merging and admission by policy), man
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Literal
+
+import msgspec
 
 NumaPolicy = Literal["none", "best-effort", "restricted", "single-numa-node"]
 
@@ -15,8 +16,7 @@ Numa = Mapping[str, tuple[int, ...]]
 """NUMA node ids by device id; empty where the device has no topology."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
+class Hint(msgspec.Struct, frozen=True):
     """A set of NUMA nodes that could serve a request (None: any), and whether it is as narrow as possible."""
 
     nodes: frozenset[int] | None

@@ -6,8 +6,9 @@ what is written here.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
+
+import msgspec
 
 from gpu_plugin.telemetry.metrics.family import Family, Kind
 
@@ -15,8 +16,7 @@ UNITS = ("celsius", "watts", "joules", "bytes", "seconds", "ratio")
 """What names of families end in; OpenMetrics says it once more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(msgspec.Struct, frozen=True):
     """One of the two: its content type, and what its last line is."""
 
     content_type: str

@@ -1,8 +1,8 @@
-import dataclasses
 import itertools
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -171,7 +171,7 @@ def test_strategies_in_any_order_give_each_its_part_and_nothing_twice(strategies
     assert list(edits.annotations.values()) == ([",".join(names)] if "cdi-annotations" in strategies else [])
     assert bool(edits.devices) is bool({"envvar", "volume-mounts"} & set(strategies))
 
-    assert container_edits([A, B], dataclasses.replace(access, strategies=strategies[::-1])) == edits
+    assert container_edits([A, B], msgspec.structs.replace(access, strategies=strategies[::-1])) == edits
     assert_nothing_twice(edits)
 
 
@@ -317,7 +317,7 @@ MPS_ACCESS = Access(mps=MpsDirectories.of("/run/nvidia/mps", NAME))
 
 
 def test_mps_is_reached_as_with_nvidias_plugin():
-    replica = dataclasses.replace(A, id="GPU-aaaa::1", sharing=MPS_ENTRY)
+    replica = msgspec.structs.replace(A, id="GPU-aaaa::1", sharing=MPS_ENTRY)
     assert shown(container_edits([replica], MPS_ACCESS)) == {
         "envs": {"NVIDIA_VISIBLE_DEVICES": "GPU-aaaa", "CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu/pipe"},
         "mounts": [
@@ -328,14 +328,14 @@ def test_mps_is_reached_as_with_nvidias_plugin():
 
 
 def test_mps_comes_with_every_strategy():
-    replica = dataclasses.replace(A, id="GPU-aaaa::1", sharing=MPS_ENTRY)
+    replica = msgspec.structs.replace(A, id="GPU-aaaa::1", sharing=MPS_ENTRY)
     for strategy in STRATEGIES:
-        edits = container_edits([replica], dataclasses.replace(MPS_ACCESS, strategies=(strategy,)))
+        edits = container_edits([replica], msgspec.structs.replace(MPS_ACCESS, strategies=(strategy,)))
         assert edits.envs["CUDA_MPS_PIPE_DIRECTORY"] == "/mps/nvidia.com/gpu/pipe"
         assert {"/mps/nvidia.com/gpu/pipe", "/dev/shm"} <= {mount.container_path for mount in edits.mounts}
 
 
 def test_a_gpu_that_is_not_shared_has_nothing_of_mps():
     assert shown(container_edits([A], MPS_ACCESS)) == {"envs": {"NVIDIA_VISIBLE_DEVICES": "GPU-aaaa"}}
-    sliced = dataclasses.replace(A, sharing=SharedResource(NAME, NAME, 2))
+    sliced = msgspec.structs.replace(A, sharing=SharedResource(NAME, NAME, 2))
     assert shown(container_edits([sliced], MPS_ACCESS)) == {"envs": {"NVIDIA_VISIBLE_DEVICES": "GPU-aaaa"}}

@@ -1,5 +1,4 @@
-import dataclasses
-
+import msgspec
 import pytest
 
 from gpu_plugin.access.container import CONTROL_NODES, Access
@@ -14,13 +13,13 @@ CHANNEL = "/dev/nvidia-caps-imex-channels/channel0"
 
 def planned(*device_nodes: str, **asked: object) -> Access:
     """The access on a node with these device nodes."""
-    settings = dataclasses.replace(DEFAULTS, **asked)  # type: ignore[arg-type]
+    settings = msgspec.structs.replace(DEFAULTS, **asked)
     return plan_access(settings, Node(device_nodes=frozenset(device_nodes)), "/host")
 
 
 def warned(*device_nodes: str, **asked: object) -> tuple[str, ...]:
     """The warnings on such a node."""
-    settings = dataclasses.replace(DEFAULTS, **asked)  # type: ignore[arg-type]
+    settings = msgspec.structs.replace(DEFAULTS, **asked)
     return access_warnings(settings, Node(device_nodes=frozenset(device_nodes)))
 
 
@@ -124,7 +123,7 @@ def test_an_imex_channel_that_exists_is_given():
 
 def test_an_imex_channel_that_does_not_exist_is_left_out():
     assert planned(imex_channel_ids=(0,)).imex_channels == ()
-    settings = dataclasses.replace(DEFAULTS, imex_channel_ids=(0,))
+    settings = msgspec.structs.replace(DEFAULTS, imex_channel_ids=(0,))
     assert missing_channels(settings, Node()) == (0,)
     assert missing_channels(settings, Node(device_nodes=frozenset({CHANNEL}))) == ()
     [sentence] = warned(imex_channel_ids=(0,))

@@ -1,8 +1,7 @@
 """`--device-list-strategy auto`: which strategy the evidence speaks for, and what is said of it."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.access.node_evidence import (
     ContainerdEvidence,

@@ -5,6 +5,7 @@ import contextlib
 import pytest
 
 from bench.counted import Count, counted
+from bench.imported import count
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.hardware import SimulatedNode
@@ -28,3 +29,8 @@ def test_every_call_is_seen_in_the_file(tmp_path):
         with contextlib.closing(Count(file)) as late:
             assert late.read() == 5, "a second look at the file begins with what is there"
         driver.close()
+
+
+def test_modules_are_counted_with_those_within_the_packages_named():
+    modules = ["lightkube", "lightkube.core", "lightkubernetes", "h11", "os"]
+    assert count(["lightkube", "httpx2"], modules) == 2

@@ -2,11 +2,11 @@
 
 import json
 import re
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin import cli, control
 from gpu_plugin.cli.topology_source import node_from

@@ -1,5 +1,4 @@
-import dataclasses
-
+import msgspec
 import pytest
 
 from gpu_plugin.config.resolve import resolve
@@ -12,12 +11,12 @@ DEFAULTS = resolve({}, {})
     [("/", "", "/"), ("/run/nvidia/driver", "", "/run/nvidia/driver"), ("/run/nvidia/driver", "/", "/")],
 )
 def test_device_nodes_lie_under_the_driver_root_unless_told_otherwise(driver_root, dev_root, expected):
-    settings = dataclasses.replace(DEFAULTS, driver_root=driver_root, dev_root=dev_root)
+    settings = msgspec.structs.replace(DEFAULTS, driver_root=driver_root, dev_root=dev_root)
     assert settings.effective_dev_root == expected
 
 
 def test_a_socket_at_the_root_lies_in_the_root():
-    assert dataclasses.replace(DEFAULTS, kubelet_socket="/kubelet.sock").socket_dir == "/"
+    assert msgspec.structs.replace(DEFAULTS, kubelet_socket="/kubelet.sock").socket_dir == "/"
 
 
 @pytest.mark.parametrize(
@@ -36,5 +35,5 @@ def test_the_pod_resources_socket_lies_in_the_kubelets_directory_unless_told_oth
 
 
 def test_settings_cannot_be_changed():
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         DEFAULTS.simulate = "h200"  # type: ignore[misc]

@@ -1,6 +1,5 @@
 """Offers on their way to the kubelet: those of large nodes are prepared beside the event loop."""
 
-import dataclasses
 import gc
 import threading
 from contextlib import asynccontextmanager
@@ -9,6 +8,7 @@ from pathlib import Path
 import anyio
 import anyio.from_thread
 import anyio.to_thread
+import msgspec
 import pytest
 
 from gpu_plugin.access.cdi.readiness import CdiReadiness
@@ -62,7 +62,7 @@ class Served:
 
     def take(self, probed: Node, **changes) -> None:
         before = self.inventory.offer.placement
-        self.offering.take(offer(probed, dataclasses.replace(self.settings, **changes), "/", before))
+        self.offering.take(offer(probed, msgspec.structs.replace(self.settings, **changes), "/", before))
 
     @property
     def view(self):
@@ -374,7 +374,7 @@ async def test_without_a_checkpoint_an_answer_says_nothing_of_what_the_offer_its
     served = Served(settings)
     served.offering._apply(offer(node(1), settings, "/"), Holding(), 0.0)
     silent, _ = weigh(Told(), KubeletReadings((0, 0, 1), frozenset()), {})
-    served.offering._apply(offer(node(1), dataclasses.replace(settings, **RENAMED), "/"), silent, 1.0)
+    served.offering._apply(offer(node(1), msgspec.structs.replace(settings, **RENAMED), "/"), silent, 1.0)
     [device] = served.inventory.store.current.resources["nvidia.com/x"].resource.devices
     assert device.reason == "a pod may still hold its hardware as GPU-00"
 

@@ -8,12 +8,12 @@ import tempfile
 import threading
 import time
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from functools import partial
 
 import anyio
 import anyio.to_thread
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin import control
 from gpu_plugin.access.container import Access
@@ -50,10 +50,11 @@ from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from gpu_plugin.sources.configuration import Configuration
 from gpu_plugin.sources.list_strategy import ListStrategy
 from gpu_plugin.sources.source import ConfigSource
-from gpu_plugin.state import memory
+from gpu_plugin.state import recorder
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.event_store import read as read_events
 from gpu_plugin.state.journal import Journal
+from gpu_plugin.state.memory import Memory
 
 GPU = "nvidia.com/gpu"
 
@@ -272,7 +273,7 @@ async def test_a_driver_that_forgot_everything_is_opened_anew(kubelet, directory
 
 
 async def test_a_write_that_fails_is_tried_again(kubelet, directory, node, monkeypatch, caplog):
-    monkeypatch.setattr(memory, "RETRY", 0.05)
+    monkeypatch.setattr(recorder, "RETRY", 0.05)
     health = directory / "state" / "health.json"
     real, full = tempfile.mkstemp, threading.Event()
 
@@ -580,8 +581,8 @@ async def test_a_broken_memory_of_health_is_said_and_kept_and_nothing_is_lost_th
 
 
 async def test_an_order_that_cannot_be_written_down_says_so_and_holds(kubelet, directory, node, monkeypatch):
-    monkeypatch.setattr(memory, "RETRY", 0.05)
-    monkeypatch.setattr(memory, "WRITTEN_SOON", 0.2)
+    monkeypatch.setattr(recorder, "RETRY", 0.05)
+    monkeypatch.setattr(recorder, "WRITTEN_SOON", 0.2)
     async with running(directory, node):
         await kubelet.wait_for(healthy(kubelet, 8))
         real = tempfile.mkstemp
@@ -908,7 +909,7 @@ async def test_what_is_known_is_written_again_and_commands_answered_wherever_the
     state = directory / "state"
 
     def signals():
-        made = memory.Memory(StateDirectory(state), daemon.hardware.host.boot_id())
+        made = Memory(StateDirectory(state), daemon.hardware.host.boot_id())
         return {entry.signal for entry in made.evidence()}
 
     async with running(directory, node, health_poll_interval="1h") as (daemon, _driver, _status):

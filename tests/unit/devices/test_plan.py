@@ -1,6 +1,6 @@
-import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,14 +20,14 @@ UUID = "GPU-2985e854-40cd-f248-81fa-d0a07042f66d"
 
 def devices(*gpus, mig_strategy="none"):
     """The planned devices of the one resource there is."""
-    [resource] = plan(Node(gpus), dataclasses.replace(DEFAULTS, mig_strategy=mig_strategy)).resources
+    [resource] = plan(Node(gpus), msgspec.structs.replace(DEFAULTS, mig_strategy=mig_strategy)).resources
     assert resource.name == GPU_RESOURCE
     return resource.devices
 
 
 def planned(*gpus, **settings):
     """Device ids by resource, and the warnings."""
-    made = plan(Node(gpus), dataclasses.replace(DEFAULTS, **settings))
+    made = plan(Node(gpus), msgspec.structs.replace(DEFAULTS, **settings))
     return {r.name: [d.id for d in r.devices] for r in made.resources}, list(made.warnings)
 
 
@@ -127,7 +127,7 @@ def test_mixed_counts_slices_by_profile_beside_whole_gpus():
 
 
 def test_a_slice_is_reached_through_its_gpu_and_both_capabilities():
-    made = plan(Node((cut("a", 3, "1g.10gb", numa_node=1),)), dataclasses.replace(DEFAULTS, mig_strategy="mixed"))
+    made = plan(Node((cut("a", 3, "1g.10gb", numa_node=1),)), msgspec.structs.replace(DEFAULTS, mig_strategy="mixed"))
     [device] = made.resources[0].devices
     assert (device.id, device.visible_id, device.gpu, device.index) == ("MIG-a0", "MIG-a0", "GPU-a", "3:0")
     assert device.nodes == ("/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap60")
@@ -158,7 +158,7 @@ def test_single_without_mig_counts_gpus():
     ],
 )
 def test_a_node_that_single_cannot_serve_hands_out_nothing_and_says_why(gpus, why):
-    made = plan(Node(gpus), dataclasses.replace(DEFAULTS, mig_strategy="single"))
+    made = plan(Node(gpus), msgspec.structs.replace(DEFAULTS, mig_strategy="single"))
     reasons = [device.reason for resource in made.resources for device in resource.devices]
     assert len(reasons) == 2
     assert all(why in reason for reason in reasons)
@@ -220,7 +220,7 @@ def test_a_slice_whose_capability_nodes_are_not_known_is_handed_out_only_where_n
     )
     gpu = Gpu("GPU-a", 0, mig_enabled=True, mig_devices=slices)
     for passed, held in ((True, ["", "its capability nodes are not known"]), (False, ["", ""])):
-        settings = dataclasses.replace(DEFAULTS, mig_strategy="mixed", pass_device_specs=passed)
+        settings = msgspec.structs.replace(DEFAULTS, mig_strategy="mixed", pass_device_specs=passed)
         [resource] = plan(Node((gpu,)), settings).resources
         assert [device.withheld.partition(":")[0] for device in resource.devices] == held
         assert [device.healthy for device in resource.devices] == [not why for why in held]
@@ -256,7 +256,7 @@ def test_slices_may_be_called_by_their_legacy_name():
 
 
 def test_a_list_that_no_kubelet_reads_is_refused():
-    asked = dataclasses.replace(DEFAULTS, sharing=(shared("nvidia.com/gpu", 80_000),))
+    asked = msgspec.structs.replace(DEFAULTS, sharing=(shared("nvidia.com/gpu", 80_000),))
     assert len(plan(Node((Gpu("GPU-a", 0),)), asked).resources[0].devices) == 80_000
     with pytest.raises(
         ConfigError, match=r"nvidia\.com/gpu: 160000 devices make a list of at least \d+ bytes and the kubelet reads"
@@ -268,15 +268,15 @@ def test_a_list_that_no_kubelet_reads_is_refused():
 @settings(max_examples=40, deadline=None)
 def test_the_length_that_is_judged_is_that_of_the_list_on_the_wire(replicas, numa):
     node = Node((Gpu(UUID, 0),))
-    [resource] = plan(node, dataclasses.replace(DEFAULTS, sharing=(shared("nvidia.com/gpu", replicas),))).resources
-    unhealthy = tuple(dataclasses.replace(device, reason="sick", numa=numa) for device in resource.devices)
+    [resource] = plan(node, msgspec.structs.replace(DEFAULTS, sharing=(shared("nvidia.com/gpu", replicas),))).resources
+    unhealthy = tuple(msgspec.structs.replace(device, reason="sick", numa=numa) for device in resource.devices)
     assert list_bytes(Resource("nvidia.com/gpu", unhealthy)) == len(wire.ListEncoder().encode(unhealthy))
 
 
 def test_as_many_replicas_as_the_kubelet_reads_are_planned():
     node = Node((Gpu(UUID, 0, numa_node=0),))
     sharing = (shared("nvidia.com/gpu", 63_000),)
-    [resource] = plan(node, dataclasses.replace(DEFAULTS, sharing=sharing)).resources
+    [resource] = plan(node, msgspec.structs.replace(DEFAULTS, sharing=sharing)).resources
     assert MAX_LIST_BYTES - 60_000 < list_bytes(resource) <= MAX_LIST_BYTES
 
 
@@ -289,13 +289,13 @@ def test_a_gpu_that_cannot_be_read_is_listed_with_the_reason_and_hides_no_other(
 def test_the_slices_of_a_gpu_that_cannot_be_read_are_listed_with_the_reason():
     made = plan(
         Node((cut("a", 0, "1g.10gb", unreadable="no answer"), cut("b", 1, "1g.10gb"))),
-        dataclasses.replace(DEFAULTS, mig_strategy="single"),
+        msgspec.structs.replace(DEFAULTS, mig_strategy="single"),
     )
     assert [(d.id, d.reason) for d in made.resources[0].devices] == [("MIG-a0", "no answer"), ("MIG-b0", "")]
 
 
 def test_of_two_devices_with_one_id_the_second_is_left_out_and_said():
-    twin = dataclasses.replace(cut("a", 1, "1g.10gb"), uuid="GPU-b")
+    twin = msgspec.structs.replace(cut("a", 1, "1g.10gb"), uuid="GPU-b")
     found, warnings = planned(cut("a", 0, "1g.10gb"), twin, mig_strategy="mixed")
     assert found == {"nvidia.com/mig-1g.10gb": ["MIG-a0"]}
     assert warnings == ["nvidia.com/mig-1g.10gb: two devices claim the id MIG-a0; the second one is not offered"]

@@ -1,8 +1,9 @@
 """A node that is well, as facts; tests say what differs."""
 
 import time
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from gpu_plugin.access.node_evidence import CONTAINERD, ContainerdEvidence, KubeletEvidence, NodeEvidence
 from gpu_plugin.cli.options import settings_from

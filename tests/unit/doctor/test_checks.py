@@ -1,8 +1,8 @@
 """What holds for all checks, and what no table of facts says."""
 
-from dataclasses import fields, replace
-
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import MPS, SharedResource
 from gpu_plugin.doctor.facts import (
@@ -40,7 +40,7 @@ def test_a_node_that_is_well_has_nothing_wrong():
 @pytest.mark.parametrize("options", [{}, {"simulate": "hgx-h100"}], ids=["real", "simulated"])
 def test_no_fact_is_taken_for_granted(unknown, options):
     """What cannot be seen fails nothing, and what hangs is said by at least one check, whichever fact it is."""
-    gathered = [each.name for each in fields(Facts) if each.default is each.default_factory]  # those without a default
+    gathered = [each.name for each in msgspec.structs.fields(Facts) if each.required]  # those without a default
     options = {**options, "device_list_strategy": "cdi-cri", "node_labels": "file", "imex_channel_ids": "0"}
     for name in gathered:
         if name == "settings":

@@ -1,9 +1,9 @@
 """Checks of the machine as tables: the process, the driver, GPUs, device nodes and what else runs beside them."""
 
 import errno
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.doctor.facts import (

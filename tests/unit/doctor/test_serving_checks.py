@@ -1,9 +1,9 @@
 """Checks of what serving needs as tables: directories, the kubelet, the container runtime, the daemon and the API."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.access.node_evidence import KubeletEvidence, NodeEvidence
 from gpu_plugin.doctor.facts import (

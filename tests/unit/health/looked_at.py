@@ -2,9 +2,9 @@
 
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import AnyLatch, LatchKey, Verdict
-from gpu_plugin.health.ledger import Transition
 from gpu_plugin.health.observation import Observation
 from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.transition import Transition
 from tests.unit.health.watching import GPU, UNGUARDED, Watched
 
 UNKNOWN = Facts()

@@ -1,10 +1,10 @@
 """What people and programs are told: why, since when, what would clear it, what to do."""
 
 import re
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu, MigDevice, Thresholds
 from gpu_plugin.health.explain import Explained, clears, explain

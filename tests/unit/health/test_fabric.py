@@ -1,9 +1,8 @@
 """GPUs that wait for their NVLink fabric, or whose fabric is not sound."""
 
-from dataclasses import replace
-
 import pynvml
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Verdict

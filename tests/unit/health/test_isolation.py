@@ -1,8 +1,8 @@
 """What a fault reaches: every device of what it hits, and nothing else. From the driver's word to the kubelet's list."""
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpu_plugin.config.resolve import resolve
@@ -30,7 +30,7 @@ class Plugin:
     """A node's GPUs with their ledger and their inventory, as the daemon joins them."""
 
     def __init__(self, *gpus: Gpu, **settings: Any) -> None:
-        asked = dataclasses.replace(SETTINGS, **settings)
+        asked = msgspec.structs.replace(SETTINGS, **settings)
         self.now = 1_000.0
         self.ledger = HealthLedger(policy(asked, shipped_table()), "boot-1")
         for gpu in gpus:

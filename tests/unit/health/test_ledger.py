@@ -1,14 +1,13 @@
 """One ledger and its GPUs: what is told of a change, whom evidence reaches, orders, boots, restarts."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import CLEAN_SAMPLES, LatchKey, Proof, Verdict
-from gpu_plugin.health.ledger import HealthLedger, Transition
+from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import (
     ApplicationError,
     DriverEvent,
@@ -21,6 +20,7 @@ from gpu_plugin.health.observation import (
 )
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signals import SIGNALS
+from gpu_plugin.health.transition import Transition
 from tests.unit.health.ledgers import (
     ERROR,
     GUARDED,

@@ -1,6 +1,5 @@
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Verdict

@@ -1,7 +1,6 @@
-from dataclasses import replace as changed
-
 import pytest
 from msgspec.structs import replace
+from msgspec.structs import replace as changed
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.facts import Facts

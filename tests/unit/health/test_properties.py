@@ -1,9 +1,8 @@
 """Whatever happens, in whatever order: what health never does."""
 
-from dataclasses import fields, replace
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpu_plugin.health.latch import CLEAN_SAMPLES, AnyLatch, LatchKey, Verdict
 from gpu_plugin.health.ledger import HealthLedger
@@ -70,8 +69,8 @@ def steady(seen: Sample, names: frozenset[str] | None) -> Sample:
     if names is None or seen.fault:
         return seen
     said = ("fault", "detail", "counting", "binding")
-    unasked = {field.name: None for field in fields(Sample) if field.name not in {*names, *said}}
-    return replace(replace(seen, **unasked), asked=names)  # type: ignore[arg-type]
+    unasked = {name: None for name in Sample.__struct_fields__ if name not in {*names, *said}}
+    return replace(replace(seen, **unasked), asked=names)
 
 
 ALWAYS = {"temperature", "energy", "recovery_action"}

@@ -1,11 +1,11 @@
 """Signals of the driver's answers, of heat near shutdown, and of operators: enter, stay, exit, flap."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import get_args
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.health.context import Context
@@ -423,7 +423,7 @@ def test_readings_come_before_what_heeds_them():
 @pytest.mark.parametrize("name", SIGNALS)
 def test_a_signal_asks_for_fields_of_a_sample_and_sees_kinds_of_observations(name):
     signal = SIGNALS[name]
-    assert set(signal.asks) <= set(Sample.__dataclass_fields__)
+    assert set(signal.asks) <= set(Sample.__struct_fields__)
     assert set(signal.sees) <= set(get_args(Observation))
     assert signal.action
     assert signal.clears or signal.ends is EndsBy.RECOVERY or signal.memory is LEVEL, (

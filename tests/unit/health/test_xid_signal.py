@@ -1,7 +1,7 @@
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import AnyLatch, LatchKey, Proof, Verdict

@@ -1,5 +1,6 @@
+import json
+
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,7 +45,7 @@ def test_every_xid_of_the_policy_stands_in_the_table_once_with_its_verdict_and_r
     for xid, row in sorted(TABLE.items()):
         found.setdefault((row.verdict, row.recovery), []).append(xid)
     assert found == POLICY
-    written = [number for row in yaml.safe_load(SHIPPED.read_text()) for number in xid_table([row])]
+    written = [number for row in json.loads(SHIPPED.read_text()) for number in xid_table([row])]
     assert sorted(written) == sorted(TABLE)
 
 
@@ -164,15 +165,15 @@ def test_a_row_that_cannot_be_is_refused_with_its_place(row, reason):
 
 
 def test_a_file_that_is_no_table_is_told_with_its_name(tmp_path):
-    broken = tmp_path / "xids.yaml"
-    for text in ("{}", "- {codes: [1]}", "- [", "\x00"):
+    broken = tmp_path / "xids.json"
+    for text in ("{}", '[{"codes": [1]}]', "[", "\x00"):
         broken.write_text(text)
         with pytest.raises(
-            ConfigError, match=r"xids.yaml: the table of Xids cannot be read: .*; reinstall the package"
+            ConfigError, match=r"xids.json: the table of Xids cannot be read: .*; reinstall the package"
         ):
             read_table(broken)
     with pytest.raises(ConfigError, match="No such file"):
-        read_table(tmp_path / "none.yaml")
+        read_table(tmp_path / "none.json")
 
 
 def test_an_xid_is_described_in_words_where_there_are_some():

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Iterable
 from functools import lru_cache
 
+import msgspec
+
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import NamePattern, SharedResource
 from gpu_plugin.devices.device import Resource
@@ -70,7 +72,7 @@ def offered(wish: RequestedAction) -> Offer:
             for index, (profile, instance) in enumerate(LAYOUTS[layout])
         )
         gpus.append(Gpu(uuid("GPU", at), at, minor=at, mig_enabled=bool(slices), mig_devices=slices))
-    settings = dataclasses.replace(
+    settings = msgspec.structs.replace(
         resolve({}, {}),
         mig_strategy="mixed",
         gpu_names=NAMES[wish.names][0],
@@ -93,7 +95,7 @@ def as_remembered(resource: Resource) -> Resource:
     """A resource as `memory` has it: of devices it does not know why they were unhealthy."""
     return Resource(
         resource.name,
-        tuple(dataclasses.replace(device, reason="", withheld="", retired=False) for device in resource.devices),
+        tuple(msgspec.structs.replace(device, reason="", withheld="", retired=False) for device in resource.devices),
     )
 
 

@@ -1,6 +1,5 @@
 """What the kubelet is told, step by step: offers, health, retirement, withdrawal."""
 
-import dataclasses
 import math
 
 import msgspec
@@ -28,7 +27,7 @@ NODE = Node((Gpu("GPU-a", 0), Gpu("GPU-b", 1)))
 
 
 def offered(node=NODE, **settings):
-    return offer(node, dataclasses.replace(resolve({}, {}), **settings), "/")
+    return offer(node, msgspec.structs.replace(resolve({}, {}), **settings), "/")
 
 
 def cut(gpu, *names):
@@ -38,7 +37,7 @@ def cut(gpu, *names):
         )
         for at, name in enumerate(names)
     )
-    return dataclasses.replace(gpu, mig_enabled=True, mig_devices=slices)
+    return msgspec.structs.replace(gpu, mig_enabled=True, mig_devices=slices)
 
 
 @pytest.fixture
@@ -217,7 +216,7 @@ def test_a_made_up_name_makes_no_offer_wait(inventory):
 def test_devices_shared_by_mps_wait_for_their_daemon(inventory, sick):
     shared = (
         SharedResource(
-            GPU, "nvidia.com/gpu.shared", 2, MPS, dataclasses.replace(SharedResource("", "", 2).devices, count=1)
+            GPU, "nvidia.com/gpu.shared", 2, MPS, msgspec.structs.replace(SharedResource("", "", 2).devices, count=1)
         ),
     )
     inventory.apply(offered(sharing=shared, mps_root="/run/mps/"), None, 0)
@@ -361,14 +360,14 @@ def cut_like(gpu, *uuids):
         MigDevice(uuid, at, 7 + at, 0, "1g.10gb", gpu_instance_cap=30 + at, compute_instance_cap=60 + at)
         for at, uuid in enumerate(uuids)
     )
-    return dataclasses.replace(gpu, mig_enabled=True, mig_devices=slices)
+    return msgspec.structs.replace(gpu, mig_enabled=True, mig_devices=slices)
 
 
 SLICE = "MIG-00000000-0000-0000-0000-00000000000a"
 
 
 def test_where_a_slice_was_is_known_though_it_is_first_held_long_after(inventory):
-    sliced = dataclasses.replace(REAL, gpus=(cut_like(REAL.gpus[0], SLICE), REAL.gpus[1]))
+    sliced = msgspec.structs.replace(REAL, gpus=(cut_like(REAL.gpus[0], SLICE), REAL.gpus[1]))
     for node in (sliced, REAL, REAL):
         inventory.apply(offered(node, mig_strategy="mixed"), NONE, 0)
     for now in (SETTLE, 2 * SETTLE):
@@ -383,7 +382,7 @@ def test_where_a_slice_was_is_known_though_it_is_first_held_long_after(inventory
     [
         pytest.param(REAL, REAL, UUIDS, id="nobody knows where it was"),
         pytest.param(
-            dataclasses.replace(REAL, gpus=(cut_like(REAL.gpus[0], SLICE), REAL.gpus[1])),
+            msgspec.structs.replace(REAL, gpus=(cut_like(REAL.gpus[0], SLICE), REAL.gpus[1])),
             REAL,
             UUIDS[:1],
             id="it was on the first one, which is whole again",
@@ -424,7 +423,7 @@ def test_what_is_gone_is_unhealthy_even_if_nothing_new_can_be_offered(inventory)
 
 def test_a_list_that_is_too_long_with_what_leaves_it_is_refused(inventory):
     def shared(at):
-        choice = dataclasses.replace(SharedResource("", "", 2).devices, listed=(str(at),))
+        choice = msgspec.structs.replace(SharedResource("", "", 2).devices, listed=(str(at),))
         return offered(REAL, sharing=(SharedResource(GPU, GPU, 50_000, devices=choice),))
 
     inventory.apply(shared(0), None, 0)
@@ -534,7 +533,7 @@ def sliced(*caps):
         MigDevice(f"MIG-{cap}", at, 7 + at, 0, "1g.10gb", gpu_instance_cap=cap, compute_instance_cap=cap + 1)
         for at, cap in enumerate(caps)
     )
-    return Node((dataclasses.replace(gpu, mig_devices=tuple(slices)),))
+    return Node((msgspec.structs.replace(gpu, mig_devices=tuple(slices)),))
 
 
 def slice_nodes(cap):
@@ -572,7 +571,9 @@ def test_replicas_go_by_the_name_of_their_hardware(inventory):
 
 
 def test_a_device_of_another_class_that_containers_get_too_must_be_named_as_well(inventory):
-    node = dataclasses.replace(NODE, device_nodes=frozenset({"/dev/gdrdrv", "/dev/nvidia-caps-imex-channels/channel0"}))
+    node = msgspec.structs.replace(
+        NODE, device_nodes=frozenset({"/dev/gdrdrv", "/dev/nvidia-caps-imex-channels/channel0"})
+    )
     inventory.apply(by_cdi(node, gdrcopy_enabled=True, imex_channel_ids=(0,)), None, 0)
     gpus = ready(GPU_a=(), GPU_b=())
     channel, gdrcopy = "k8s.device-plugin.nvidia.com/imex-channel=0", "k8s.device-plugin.nvidia.com/gdrcopy=all"

@@ -13,12 +13,12 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from hpack import Encoder
 
-from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet import messages, wire
 from tests.unit.kubelet.peer import REQUEST
 from tests.unit.kubelet.serving import devices
 
 METHODS = (wire.ALLOCATE, wire.PREFERRED, wire.PRE_START, wire.OPTIONS, "/v1beta1.DevicePlugin/None")
-GOOD = bytes(wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest([devices(1)[0].id])]))
+GOOD = bytes(messages.AllocateRequest([messages.ContainerAllocateRequest([devices(1)[0].id])]))
 
 AT_ONCE = 50
 """Requests of a connection that are not answered yet; a kubelet may have 100."""

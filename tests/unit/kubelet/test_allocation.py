@@ -4,7 +4,6 @@ import itertools
 import logging
 import random
 import threading
-from dataclasses import replace
 
 import anyio
 import anyio.to_thread
@@ -14,13 +13,14 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpu_plugin.access.conflicts import PairWatch
 from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.inventory.snapshot import SnapshotStore
+from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.kubelet import service as service_module
-from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.server import SocketServer
@@ -59,8 +59,7 @@ def test_the_same_devices_get_the_same_bytes_in_any_order_and_number(ids, rng):
     shuffled = [*ids, rng.choice(ids)]
     rng.shuffle(shuffled)
     request, other = (
-        bytes(wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest(list(each))]))
-        for each in (ids, shuffled)
+        bytes(messages.AllocateRequest([messages.ContainerAllocateRequest(list(each))])) for each in (ids, shuffled)
     )
     assert service.allocate_bytes(request) == service.allocate_bytes(other) == made().allocate_bytes(request)
 
@@ -168,7 +167,7 @@ async def test_a_pod_keeps_its_answer_over_a_restart_of_the_plugin(kubelet, dire
     for _ in range(2):
         async with serving(directory) as plugin:
             await kubelet.wait_for(lambda: GPU in kubelet.resources and kubelet.resources[GPU].allocatable == 8)
-            request = bytes(wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest(IDS[:3])]))
+            request = bytes(messages.AllocateRequest([messages.ContainerAllocateRequest(IDS[:3])]))
             responses.append(await call(plugin.sockets[0], wire.ALLOCATE, request))
     assert responses[0] == responses[1]
 
@@ -188,10 +187,8 @@ async def test_many_calls_at_once_do_not_disturb_each_other(kubelet, directory):
 
         async def one(n):
             ids = random.Random(n).sample(IDS, 1 + n % 8)
-            request = bytes(wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest(ids)]))
-            response = wire.decode(
-                wire.messages.AllocateResponse, await call(plugin.sockets[0], wire.ALLOCATE, request)
-            )
+            request = bytes(messages.AllocateRequest([messages.ContainerAllocateRequest(ids)]))
+            response = messages.decode(messages.AllocateResponse, await call(plugin.sockets[0], wire.ALLOCATE, request))
             answers[n] = (set(ids), set(response.container_responses[0].envs["NVIDIA_VISIBLE_DEVICES"].split(",")))
 
         async with anyio.create_task_group() as calls:
@@ -213,7 +210,7 @@ async def test_bytes_that_are_no_request_get_a_clear_status(kubelet, directory, 
 async def test_pre_start_answers_at_once_and_as_often_as_asked(kubelet, directory):
     async with serving(directory) as plugin:
         await kubelet.wait_for(registered(kubelet))
-        request = bytes(wire.messages.PreStartContainerRequest(IDS[:2]))
+        request = bytes(messages.PreStartContainerRequest(IDS[:2]))
         for _ in range(3):
             assert await call(plugin.sockets[0], wire.PRE_START, request) == b""
 
@@ -221,23 +218,21 @@ async def test_pre_start_answers_at_once_and_as_often_as_asked(kubelet, director
 async def test_options_ask_for_preferences_and_for_no_pre_start(kubelet, directory):
     async with serving(directory) as plugin:
         await kubelet.wait_for(registered(kubelet))
-        answer = wire.decode(wire.messages.DevicePluginOptions, await call(plugin.sockets[0], wire.OPTIONS, wire.EMPTY))
+        answer = messages.decode(messages.DevicePluginOptions, await call(plugin.sockets[0], wire.OPTIONS, wire.EMPTY))
         assert answer.get_preferred_allocation_available
         assert not answer.pre_start_required
 
 
 def preferred_request(*asks):
     return bytes(
-        wire.messages.PreferredAllocationRequest(
-            [wire.messages.ContainerPreferredAllocationRequest(list(a), list(m), s) for a, m, s in asks]
+        messages.PreferredAllocationRequest(
+            [messages.ContainerPreferredAllocationRequest(list(a), list(m), s) for a, m, s in asks]
         )
     )
 
 
 def preferences(data):
-    return [
-        list(c.device_ids) for c in wire.decode(wire.messages.PreferredAllocationResponse, data).container_responses
-    ]
+    return [list(c.device_ids) for c in messages.decode(messages.PreferredAllocationResponse, data).container_responses]
 
 
 @given(st.data())

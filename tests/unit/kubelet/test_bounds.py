@@ -21,7 +21,7 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated
 
-from gpu_plugin.kubelet import connection, message, shortages, wire
+from gpu_plugin.kubelet import connection, message, messages, shortages, wire
 from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.kubelet.shortages import Shortages
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
@@ -30,13 +30,13 @@ from tests.unit.kubelet.peer import left_behind, meeting, resident, settle
 from tests.unit.kubelet.serving import GPU, devices, registered, serving
 from tests.unit.kubelet.test_allocation import call
 
-ONE_ID = wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest([devices(1)[0].id])])
+ONE_ID = messages.AllocateRequest([messages.ContainerAllocateRequest([devices(1)[0].id])])
 
 
 async def answers(plugin):
     """The server does its work."""
-    assert wire.decode(
-        wire.messages.AllocateResponse, await call(plugin.sockets[0], wire.ALLOCATE, bytes(ONE_ID))
+    assert messages.decode(
+        messages.AllocateResponse, await call(plugin.sockets[0], wire.ALLOCATE, bytes(ONE_ID))
     ).container_responses
 
 
@@ -75,7 +75,7 @@ async def test_metadata_that_is_no_base64_is_answered(plugin, caplog):
 
 @pytest.mark.parametrize("identifier", ["GPU-" + "x" * 400_000, "é" * 400_000])
 async def test_an_unknown_id_of_any_length_holds_nobody_up(plugin, identifier):
-    request = wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest([identifier])])
+    request = messages.AllocateRequest([messages.ContainerAllocateRequest([identifier])])
     began = time.monotonic()
     with pytest.raises(GRPCError, match="unknown device: ") as caught:
         await call(plugin.sockets[0], wire.ALLOCATE, bytes(request))

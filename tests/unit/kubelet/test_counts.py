@@ -5,7 +5,7 @@ from grpclib.client import Channel, UnaryUnaryMethod
 from grpclib.exceptions import GRPCError
 
 from gpu_plugin.inventory.snapshot import SnapshotStore
-from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.feed import ListFeed
@@ -17,7 +17,7 @@ from tests.unit.kubelet.serving import GPU, devices, registered, serving, view
 
 
 def asked(*ids):
-    return bytes(wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest(list(ids))]))
+    return bytes(messages.AllocateRequest([messages.ContainerAllocateRequest(list(ids))]))
 
 
 async def test_answers_refusals_and_nonsense_are_told_apart(directory):  # noqa: F811

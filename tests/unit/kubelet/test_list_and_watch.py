@@ -1,7 +1,6 @@
 """The list of devices and the streams that carry it."""
 
 import threading
-from dataclasses import replace
 from typing import Any, cast
 
 import anyio
@@ -10,9 +9,10 @@ import pytest
 from grpclib.client import Channel, UnaryStreamMethod
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpu_plugin.inventory.snapshot import SnapshotStore
-from gpu_plugin.kubelet import feed, wire
+from gpu_plugin.kubelet import feed, messages, wire
 from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.service import DevicePluginService
@@ -130,7 +130,7 @@ class TestFeed:
         store.publish({GPU: view(devices(40))})
         fed = ListFeed(GPU, store)
         await fed.refresh()
-        assert len(wire.decode(wire.messages.ListAndWatchResponse, fed.payload).devices) == 40
+        assert len(messages.decode(messages.ListAndWatchResponse, fed.payload).devices) == 40
 
     async def test_a_resource_that_is_gone_has_an_empty_list(self):
         store = SnapshotStore()
@@ -155,19 +155,16 @@ class TestWire:
     def test_numa_node_zero_is_sent_and_unknown_is_not(self):
         known, unknown = devices(1)[0], replace(devices(1)[0], numa=())
         encoder = wire.ListEncoder()
-        with_node = wire.decode(wire.messages.ListAndWatchResponse, encoder.encode((known,))).devices[0]
-        without = wire.decode(wire.messages.ListAndWatchResponse, encoder.encode((unknown,))).devices[0]
+        with_node = messages.decode(messages.ListAndWatchResponse, encoder.encode((known,))).devices[0]
+        without = messages.decode(messages.ListAndWatchResponse, encoder.encode((unknown,))).devices[0]
         assert [node.id for node in with_node.topology.nodes] == [0]
         assert without.topology.nodes == []
         assert encoder.encode((known,)).endswith(b"\x1a\x02\x0a\x00")
 
     def test_joined_fragments_are_what_one_encoding_gives(self):
         listed = devices(20)
-        whole = wire.messages.ListAndWatchResponse(
-            [
-                wire.messages.Device(d.id, "Healthy", wire.messages.TopologyInfo([wire.messages.NumaNode(d.numa[0])]))
-                for d in listed
-            ]
+        whole = messages.ListAndWatchResponse(
+            [messages.Device(d.id, "Healthy", messages.TopologyInfo([messages.NumaNode(d.numa[0])])) for d in listed]
         )
         assert wire.ListEncoder().encode(listed) == bytes(whole)
 
@@ -193,21 +190,21 @@ class TestWire:
     @given(st.lists(st.tuples(st.lists(st.text()), st.lists(st.text()), st.integers(-(2**31), 2**31 - 1))))
     @settings(max_examples=100)
     def test_requests_are_read_as_betterproto_reads_them(self, asks):
-        message = wire.messages.PreferredAllocationRequest(
-            [wire.messages.ContainerPreferredAllocationRequest(a, m, size) for a, m, size in asks]
+        message = messages.PreferredAllocationRequest(
+            [messages.ContainerPreferredAllocationRequest(a, m, size) for a, m, size in asks]
         )
         read = [(list(c.available), list(c.must_include), c.size) for c in wire.decode_preferred(bytes(message))]
         assert read == asks
         ids = [a for a, _, _ in asks]
-        allocate = wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest(each) for each in ids])
+        allocate = messages.AllocateRequest([messages.ContainerAllocateRequest(each) for each in ids])
         assert wire.decode_allocate(bytes(allocate)) == ids
-        assert wire.decode_pre_start(bytes(wire.messages.PreStartContainerRequest(["a", "b"]))) == ["a", "b"]
+        assert wire.decode_pre_start(bytes(messages.PreStartContainerRequest(["a", "b"]))) == ["a", "b"]
 
     @given(st.lists(st.lists(st.text(max_size=200))))
     @settings(max_examples=100)
     def test_preferences_are_written_as_betterproto_writes_them(self, answers):
-        message = wire.messages.PreferredAllocationResponse(
-            [wire.messages.ContainerPreferredAllocationResponse(ids) for ids in answers]
+        message = messages.PreferredAllocationResponse(
+            [messages.ContainerPreferredAllocationResponse(ids) for ids in answers]
         )
         assert wire.encode_preferred(answers) == bytes(message)
 

@@ -4,13 +4,13 @@ import asyncio
 import os
 import socket
 import stat
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import anyio
 import pytest
 from grpclib.exceptions import StreamTerminatedError
+from msgspec.structs import replace
 
 from gpu_plugin.kubelet import endpoint, registration
 from gpu_plugin.kubelet.registration import RegistrationError, register

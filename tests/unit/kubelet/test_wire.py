@@ -1,4 +1,5 @@
-"""Requests are read strictly: a field that reaches beyond its message, or is of another type, is no field of ours."""
+"""Requests are read strictly: a field that reaches beyond its message, or is of another type, is no field of ours. What is
+written is what the generated messages write."""
 
 from contextlib import suppress
 
@@ -6,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_plugin.kubelet import pod_listing, wire
+from gpu_plugin.access.edits import ContainerEdits, DeviceSpec, Mount
+from gpu_plugin.devices.device import Device
+from gpu_plugin.kubelet import messages, pod_listing, wire
 from gpu_plugin.kubelet.pod_listing import decode_allocated
 
 ids = st.lists(st.text(max_size=70), max_size=6)
@@ -14,15 +17,62 @@ ids = st.lists(st.text(max_size=70), max_size=6)
 
 @given(st.lists(ids, max_size=4))
 def test_what_is_asked_for_is_read_as_it_was_written(containers):
-    written = wire.messages.AllocateRequest([wire.messages.ContainerAllocateRequest(each) for each in containers])
+    written = messages.AllocateRequest([messages.ContainerAllocateRequest(each) for each in containers])
     assert wire.decode_allocate(bytes(written)) == containers
 
 
 @given(ids, ids, st.integers(-(2**31), 2**31 - 1))
 def test_a_preference_is_read_as_it_was_written(available, must, size):
-    container = wire.messages.ContainerPreferredAllocationRequest(available, must, size)
-    [read] = wire.decode_preferred(bytes(wire.messages.PreferredAllocationRequest([container])))
+    container = messages.ContainerPreferredAllocationRequest(available, must, size)
+    [read] = wire.decode_preferred(bytes(messages.PreferredAllocationRequest([container])))
     assert (read.available, read.must_include, read.size) == (available, must, size)
+
+
+texts = st.text(max_size=200)
+some = st.text(min_size=1, max_size=200)
+
+
+@given(texts, texts, st.booleans(), st.booleans())
+def test_a_registration_is_written_as_the_generated_messages_have_it(endpoint, resource, pre_start, preferred):
+    options = messages.DevicePluginOptions(pre_start, preferred)
+    asked = {"pre_start": pre_start, "preferred": preferred}
+    assert wire.encode_options(**asked) == bytes(options)
+    whole = messages.RegisterRequest("v1beta1", endpoint, resource, options)
+    assert wire.encode_register(endpoint, resource, **asked) == bytes(whole)
+
+
+@given(st.text(max_size=300), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3), st.booleans())
+def test_a_device_is_written_as_the_generated_messages_have_it(identifier, numa, healthy):
+    listed = Device(identifier, "GPU-1", "GPU-1", "0", numa=tuple(numa), reason="" if healthy else "lost")
+    whole = messages.Device(identifier, "Healthy" if healthy else "Unhealthy")
+    if numa:
+        whole.topology = messages.TopologyInfo([messages.NumaNode(node) for node in numa])
+    assert wire.ListEncoder().encode([listed]) == bytes(messages.ListAndWatchResponse([whole]))
+
+
+@given(
+    st.dictionaries(some, texts, max_size=3),
+    st.lists(st.builds(Mount, texts, texts, st.booleans()), max_size=3),
+    st.lists(st.builds(DeviceSpec, texts, texts, texts), max_size=3),
+    st.dictionaries(some, texts, max_size=3),
+    st.lists(texts, max_size=3),
+)
+def test_an_allocation_is_written_as_the_generated_messages_have_it(envs, mounts, devices, annotations, names):
+    edits = ContainerEdits(envs, tuple(mounts), tuple(devices), annotations, tuple(names))
+    whole = messages.ContainerAllocateResponse(
+        envs,
+        [messages.Mount(each.container_path, each.host_path, each.read_only) for each in mounts],
+        [messages.DeviceSpec(each.container_path, each.host_path, each.permissions) for each in devices],
+        annotations,
+        [messages.CdiDevice(name) for name in names],
+    )
+    assert wire.encode_allocate([edits, edits]) == bytes(messages.AllocateResponse([whole, whole]))
+
+
+@given(st.lists(ids, max_size=4))
+def test_a_preference_is_answered_as_the_generated_messages_have_it(answers):
+    whole = [messages.ContainerPreferredAllocationResponse(each) for each in answers]
+    assert wire.encode_preferred(answers) == bytes(messages.PreferredAllocationResponse(whole))
 
 
 def nested(data: bytes, key: int = 0x0A) -> bytes:

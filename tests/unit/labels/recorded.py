@@ -5,9 +5,11 @@ under RULES are the cases of GPU Feature Discovery's own tests (internal/lm, v0.
 their "nvidia.com/".
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import MPS, SharedResource
 from gpu_plugin.devices.node import Engines, Gpu, MigDevice, Node

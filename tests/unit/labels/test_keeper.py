@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from dataclasses import replace
 from itertools import pairwise
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.config.resolve import resolve

@@ -1,11 +1,11 @@
 """What labels say: as GPU Feature Discovery's, and never anything that Kubernetes refuses."""
 
 import re
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import MPS, NamePattern, SharedResource

@@ -3,12 +3,12 @@
 import json
 import time
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.listener import status_page
 from gpu_plugin.listener.answer import EVENT_STREAM, Answer, Request, Stream

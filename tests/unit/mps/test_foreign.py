@@ -1,8 +1,7 @@
 """The rules for daemons that another program runs."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import MpsLimits
 from gpu_plugin.mps.foreign import CONFIRM, LOOK_AGAIN, SET_UP, Answer, Signs, due, settled, weighed, why_down

@@ -1,6 +1,5 @@
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import MPS, TIME_SLICING, MpsLimits, SharedResource
 from gpu_plugin.devices.device import Device, Resource, mig_device, whole_gpu

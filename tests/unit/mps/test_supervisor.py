@@ -5,12 +5,12 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 
 import anyio
 import anyio.lowlevel
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import MpsLimits
 from gpu_plugin.devices.nvml_h import ComputeMode, Return

@@ -1,8 +1,8 @@
 import logging
 import threading
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu, Link
 from gpu_plugin.devices.nvml_h import EventType, Return

@@ -1,8 +1,8 @@
 import threading
-from dataclasses import replace
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, Link

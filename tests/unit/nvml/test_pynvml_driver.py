@@ -1,9 +1,9 @@
 import ctypes
-import dataclasses
 import inspect
 import math
 import threading
 
+import msgspec
 import pynvml
 import pytest
 
@@ -132,8 +132,8 @@ def refusal(call, *arguments):
 
 
 def plain(value):
-    if dataclasses.is_dataclass(value):
-        return all(plain(getattr(value, field.name)) for field in dataclasses.fields(value))
+    if isinstance(value, msgspec.Struct):
+        return all(plain(item) for item in msgspec.structs.astuple(value))
     return type(value) in (int, str, bool, type(None)) or (type(value) is tuple and all(plain(item) for item in value))
 
 
@@ -456,9 +456,9 @@ V4, V, V1 = ("nvmlDeviceGetGpuFabricInfo_v4", "nvmlDeviceGetGpuFabricInfoV", "nv
     [
         (set(), {2, 3}, FABRIC, [V4]),
         ({V4}, {2, 3}, FABRIC, [V]),
-        ({V4}, {2}, dataclasses.replace(FABRIC, summary=0), [V, V]),
-        ({V4, V}, set(), dataclasses.replace(FABRIC, summary=0, health_mask=0), [V1]),
-        ({V4}, set(), dataclasses.replace(FABRIC, summary=0, health_mask=0), [V, V, V1]),
+        ({V4}, {2}, msgspec.structs.replace(FABRIC, summary=0), [V, V]),
+        ({V4, V}, set(), msgspec.structs.replace(FABRIC, summary=0, health_mask=0), [V1]),
+        ({V4}, set(), msgspec.structs.replace(FABRIC, summary=0, health_mask=0), [V, V, V1]),
     ],
 )
 def test_the_fabric_is_asked_for_as_new_as_the_library_knows_it(driver, library, missing, versions, told, asked):
@@ -474,10 +474,10 @@ def test_the_fabric_is_asked_for_as_new_as_the_library_knows_it(driver, library,
 @pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.INVALID_ARGUMENT])
 def test_a_driver_that_does_not_know_the_newest_structure_is_asked_with_older_ones(driver, library, code):
     library.refusals[V4] = code
-    told = dataclasses.replace(Fabric(*library.fabric), cluster=CLUSTER, clique=32766)
+    told = msgspec.structs.replace(Fabric(*library.fabric), cluster=CLUSTER, clique=32766)
     assert driver.fabric(H) == told
     library.refusals[V] = code
-    assert driver.fabric(H) == dataclasses.replace(told, health_mask=0, summary=0)
+    assert driver.fabric(H) == msgspec.structs.replace(told, health_mask=0, summary=0)
     library.refusals[V1] = code
     assert refusal(driver.fabric, H).code == code
 

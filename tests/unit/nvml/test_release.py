@@ -1,10 +1,10 @@
 """GPUs released for maintenance: their handles are dropped, and nobody touches them until they are resumed."""
 
 import threading
-from dataclasses import replace
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import EventType, Return

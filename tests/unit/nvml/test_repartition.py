@@ -1,9 +1,9 @@
 """GPUs that are repartitioned while the monitor watches."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.nvml import monitor, questions

@@ -1,6 +1,6 @@
-import dataclasses
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from gpu_plugin.devices.node import Gpu
@@ -15,7 +15,7 @@ from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
 
-FIELDS = {field.name for field in dataclasses.fields(Sample)} - {"fault", "detail", "binding", "counting", "asked"}
+FIELDS = set(Sample.__struct_fields__) - {"fault", "detail", "binding", "counting", "asked"}
 """What of a sample the driver is asked for."""
 
 BY_FIELD_ALONE = {reading.name for reading in READINGS} - set(FUNCTIONS)
@@ -169,7 +169,7 @@ def machine():
 
 def without(names):
     unsaid: dict[str, Any] = dict.fromkeys(names)
-    return dataclasses.replace(WHOLE, **unsaid)
+    return msgspec.structs.replace(WHOLE, **unsaid)
 
 
 # What is asked
@@ -256,7 +256,7 @@ def test_steady_looks_ask_everything_once_in_their_turns_and_cost_about_the_same
 
 
 def test_a_question_of_the_probe_that_was_refused_is_asked_again_by_steady_looks_too(machine):
-    machine.gpu = dataclasses.replace(machine.gpu, minor=None, unsettled=frozenset({"minor"}))
+    machine.gpu = msgspec.structs.replace(machine.gpu, minor=None, unsettled=frozenset({"minor"}))
     found = [machine.look(full=False, turn=turn).gpu for turn in range(TURNS)]
     assert [each.minor for each in found].count(0) == 1
 
@@ -500,7 +500,7 @@ def test_a_gpu_that_is_cut_is_not_asked_for_its_rows_until_it_is_whole_again():
     machine.look(found.unsupported)
     assert machine.driver.calls["remapped_rows"] == 0
     machine.node.partition(0, None)
-    machine.gpu = dataclasses.replace(machine.gpu, mig_devices=(), mig_enabled=False)
+    machine.gpu = msgspec.structs.replace(machine.gpu, mig_devices=(), mig_enabled=False)
     assert machine.look(found.unsupported).sample.remap_pending is False
 
 
@@ -603,7 +603,7 @@ def test_a_field_that_was_answered_once_stays_known_while_others_are_asked_again
 
 
 def test_a_gpu_lost_while_it_is_asked_again_is_as_it_was(machine):
-    machine.gpu = dataclasses.replace(machine.gpu, unsettled=frozenset({"thresholds"}))
+    machine.gpu = msgspec.structs.replace(machine.gpu, unsettled=frozenset({"thresholds"}))
     machine.node.refuse("temperature_threshold", Return.GPU_IS_LOST)
     assert machine.look().gpu is machine.gpu
 

@@ -1,7 +1,7 @@
 from collections import Counter
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Link
 from gpu_plugin.devices.nvml_h import Return, TopologyLevel

@@ -1,8 +1,7 @@
 """GPUs that the driver is unbound from or bound to while the monitor watches, links that die, and a node that is booted."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.nvml_h import EventType, Return

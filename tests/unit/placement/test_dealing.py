@@ -1,10 +1,9 @@
 """Many devices at a time are the same devices as one after the other."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpu_plugin.placement.dealing import Share, deal
 from gpu_plugin.placement.shared import POLICIES

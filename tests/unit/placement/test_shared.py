@@ -1,7 +1,7 @@
 """Which GPUs shared devices and MIG devices are taken from."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, count
 from random import Random
 from time import thread_time
@@ -9,6 +9,7 @@ from time import thread_time
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import DISTRIBUTED, MPS, PACKED, SPREAD, TIME_SLICING, SharedResource
 from gpu_plugin.devices.device import MIG, Device

@@ -1,9 +1,9 @@
 """The topology as text: what users of nvidia-smi know, and words."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.placement.topology import Topology

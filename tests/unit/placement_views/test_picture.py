@@ -1,6 +1,5 @@
 """The picture: well-formed, complete, and nothing on top of anything else."""
 
-from dataclasses import replace
 from itertools import combinations, pairwise
 from operator import itemgetter
 from typing import Any
@@ -8,6 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.placement.topology import Topology

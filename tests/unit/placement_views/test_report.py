@@ -1,10 +1,10 @@
 """What a daemon tells of its topology and of what it serves reaches a command whole."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import MPS, TIME_SLICING, SharedResource
 from gpu_plugin.devices.device import MIG, Device, Resource

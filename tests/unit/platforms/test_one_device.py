@@ -1,9 +1,9 @@
 import logging
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.devices.device import whole_gpu
 from gpu_plugin.devices.node import Gpu

@@ -2,11 +2,11 @@ import logging
 import os
 import signal
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.resolve import resolve
@@ -99,7 +99,7 @@ async def test_all_that_is_wrong_with_a_file_is_logged_and_told_a_line_each(capl
             await counted(configuration, refused=times)
         assert [message.partition("changed: ")[2] for message in caplog.messages] == [*map(str, faults)]
         assert configuration.status()["faults"] == [*map(str, faults)]
-        wanted.settings = ConfigError.of([*faults[:2], replace(faults[2], reason="is another")])
+        wanted.settings = ConfigError.of([*faults[:2], faults[2]._replace(reason="is another")])
         configuration.ask()
         await counted(configuration, refused=3)
         assert configuration.status()["faults"][-1].endswith("is another")

@@ -1,9 +1,9 @@
 """`auto` becomes a strategy, whatever the disks do."""
 
-import dataclasses
 import threading
 
 import anyio
+import msgspec
 import pytest
 
 from gpu_plugin.access.node_evidence import ContainerdEvidence, KubeletEvidence, NodeEvidence
@@ -49,7 +49,7 @@ async def test_the_node_s_files_are_looked_at_on_a_thread_and_the_choice_is_said
     assert looked == [(False, LEFT)]
     assert settled.device_list_strategy == ("cdi-cri",)
     assert settled.device_list_strategy_reason.startswith("auto: the kubelet's package is of version 1.31.2, and ")
-    assert dataclasses.replace(settled, device_list_strategy=("auto",), device_list_strategy_reason="") == LEFT
+    assert msgspec.structs.replace(settled, device_list_strategy=("auto",), device_list_strategy_reason="") == LEFT
     with caplog.at_level("INFO"):
         tell(settled)
     assert "device list strategy: cdi-cri (auto: the kubelet's package" in caplog.text
@@ -62,9 +62,9 @@ def test_each_reading_of_the_configuration_looks_again():
 
 
 def test_specs_are_looked_for_where_they_are_written():
-    assert ListStrategy(lambda _: GOOD).settled(dataclasses.replace(LEFT, cdi_dir="/opt/cdi")).device_list_strategy == (
-        "envvar",
-    )
+    assert ListStrategy(lambda _: GOOD).settled(
+        msgspec.structs.replace(LEFT, cdi_dir="/opt/cdi")
+    ).device_list_strategy == ("envvar",)
 
 
 async def test_a_disk_that_hangs_means_envvar_and_holds_one_thread_at_most():
@@ -129,11 +129,11 @@ def test_the_node_is_seen_where_it_is_mounted(tmp_path, monkeypatch):
     node = NodeTree(tmp_path / "driver-root")
     kubelet = tmp_path / "kubelet"
     node.put(f"{kubelet}/allocated_pods_state", "{}")
-    asked = dataclasses.replace(LEFT, device_plugin_dir=f"{kubelet}/device-plugins/")
-    mounted = dataclasses.replace(asked, driver_root_ctr_path=str(node.root))
+    asked = msgspec.structs.replace(LEFT, device_plugin_dir=f"{kubelet}/device-plugins/")
+    mounted = msgspec.structs.replace(asked, driver_root_ctr_path=str(node.root))
     assert evidence_for(mounted).kubelet.state_file == f"{kubelet}/allocated_pods_state"
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    absent = dataclasses.replace(asked, driver_root_ctr_path=str(tmp_path / "absent"))
+    absent = msgspec.structs.replace(asked, driver_root_ctr_path=str(tmp_path / "absent"))
     assert evidence_for(absent).trouble.startswith(
         "this process is in a container, and the node's root directory is not mounted there: mount it at"
     )

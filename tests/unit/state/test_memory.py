@@ -16,10 +16,12 @@ from gpu_plugin.health.latch import Marks, Verdict
 from gpu_plugin.health.signals.clocks import SlowMinutes
 from gpu_plugin.health.signals.recovery_action import RequestedAction
 from gpu_plugin.health.signals.xid import Occurrences
-from gpu_plugin.state import memory as memory_module
+from gpu_plugin.state import recorder as recorder_module
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.journal import Journal
-from gpu_plugin.state.memory import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, Known, Memory, Recorder
+from gpu_plugin.state.memory import Memory
+from gpu_plugin.state.recorder import Known, Recorder
+from gpu_plugin.state.records import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE
 
 NODE = Node((Gpu("GPU-1", 0, 0, "0000:1b:00.0", "NVIDIA H100"), Gpu("GPU-unreadable-1", 1)))
 LISTED = (Resource("nvidia.com/gpu", (Device("GPU-1", "GPU-1", "GPU-1", "0"),)),)
@@ -220,13 +222,13 @@ class TestRecorder:
         assert await disk.recorder.written()
 
     async def test_a_write_that_fails_is_tried_again_and_whoever_waits_hears_of_it(self, disk, monkeypatch):
-        monkeypatch.setattr(memory_module, "RETRY", 0.01)
-        monkeypatch.setattr(memory_module, "WRITTEN_SOON", 0.1)
+        monkeypatch.setattr(recorder_module, "RETRY", 0.01)
+        monkeypatch.setattr(recorder_module, "WRITTEN_SOON", 0.1)
         disk.fails = True
         disk.learn(XID)
         assert not await disk.recorder.written()
         disk.fails = False
-        monkeypatch.setattr(memory_module, "WRITTEN_SOON", 10.0)
+        monkeypatch.setattr(recorder_module, "WRITTEN_SOON", 10.0)
         await disk.until((XID,))
         assert await disk.recorder.written()
 
@@ -347,7 +349,7 @@ def test_a_signal_that_another_version_has_is_kept_and_costs_nothing(state):
     assert memory(state).evidence() == (strange,)
 
 
-@pytest.mark.parametrize("name", [HEALTH_FILE, memory_module.JOURNAL_FILE, GPUS_FILE, DEVICES_FILE])
+@pytest.mark.parametrize("name", [HEALTH_FILE, JOURNAL_FILE, GPUS_FILE, DEVICES_FILE])
 @pytest.mark.parametrize("how", ["removed", "emptied"])
 def test_a_file_that_went_is_noticed_and_written_again_though_nothing_is_new(state, name, how):
     known = memory(state)
@@ -357,7 +359,7 @@ def test_a_file_that_went_is_noticed_and_written_again_though_nothing_is_new(sta
     assert not known.stands()
     assert known.write(EVERYTHING, NODE, LISTED)
     assert known.stands()
-    for file in (HEALTH_FILE, memory_module.JOURNAL_FILE):
+    for file in (HEALTH_FILE, JOURNAL_FILE):
         (state / file).rename(state / "kept")
         assert memory(state).evidence() == EVERYTHING  # each of the two has all of it
         (state / "kept").rename(state / file)

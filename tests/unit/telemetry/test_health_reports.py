@@ -1,5 +1,5 @@
 from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.ledger import Transition
+from gpu_plugin.health.transition import Transition
 from gpu_plugin.telemetry.health_reports import KEPT, HealthReports
 
 

@@ -1,6 +1,6 @@
 """The newest readings: looks that ask for parts, and faults."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu, Thresholds
 from gpu_plugin.health.observation import Fabric, Fault, Sample

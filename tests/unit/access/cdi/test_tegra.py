@@ -1,6 +1,5 @@
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.access.cdi.build import READ_ONLY, CdiOptions
 from gpu_plugin.access.cdi.found import DeviceFile, Kind, Seen, SeenLibrary

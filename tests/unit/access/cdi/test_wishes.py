@@ -1,6 +1,6 @@
-import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpu_plugin.access.cdi.build import FEATURE_FLAGS, IDLE_FEATURE_FLAGS, CdiOptions
@@ -12,7 +12,7 @@ from gpu_plugin.config.settings import Settings
 
 
 def settings_of(**changes: Any) -> Settings:
-    return dataclasses.replace(resolve({}, {}), **changes)
+    return msgspec.structs.replace(resolve({}, {}), **changes)
 
 
 def test_what_the_operator_said_and_the_node_has():

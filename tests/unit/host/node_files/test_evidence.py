@@ -1,10 +1,10 @@
 """What is found of the kubelet and of container runtimes in a node's files, good and bad."""
 
-import dataclasses
 import errno
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpu_plugin.access.node_evidence import (
@@ -439,7 +439,7 @@ def test_no_content_of_any_file_is_more_than_a_sentence(node, seen):
 
 
 def test_the_node_s_root_is_where_it_is_mounted_or_this_process_s_own_on_the_host(tmp_path):
-    mounted = dataclasses.replace(SETTINGS, driver_root_ctr_path=str(tmp_path / "driver-root"))
+    mounted = msgspec.structs.replace(SETTINGS, driver_root_ctr_path=str(tmp_path / "driver-root"))
     here = tmp_path / "own"
     here.mkdir()
     pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
@@ -448,7 +448,7 @@ def test_the_node_s_root_is_where_it_is_mounted_or_this_process_s_own_on_the_hos
     (tmp_path / "driver-root").mkdir()
     assert host_root(mounted, pod, here) == Path(mounted.driver_root_ctr_path)
     assert host_root(mounted, {}, here) == Path(mounted.driver_root_ctr_path)
-    container = dataclasses.replace(mounted, driver_root="/run/nvidia/driver")
+    container = msgspec.structs.replace(mounted, driver_root="/run/nvidia/driver")
     assert host_root(container, pod, here) is None
     assert host_root(container, {}, here) == here
     (here / ".dockerenv").touch()

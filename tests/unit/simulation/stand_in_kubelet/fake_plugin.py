@@ -9,12 +9,11 @@ from typing import Any
 from grpclib.client import Channel
 from grpclib.const import Cardinality, Handler
 
+from gpu_plugin.kubelet import messages as m
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from gpu_plugin.simulation.stand_in_kubelet.server import SocketServer
-
-m = wire.messages
 
 
 def device(identifier: str, health: str = "Healthy", *numa: int) -> m.Device:
@@ -122,7 +121,7 @@ class FakePlugin:
             self.streams.remove(queue)
 
     async def _prefer(self, stream: Any) -> None:
-        request = wire.decode(m.PreferredAllocationRequest, await stream.recv_message())
+        request = m.decode(m.PreferredAllocationRequest, await stream.recv_message())
         (ask,) = request.container_requests
         self.calls.append(("preferred", ask))
         answer = self.prefer(ask)
@@ -132,7 +131,7 @@ class FakePlugin:
         await stream.send_message(bytes(m.PreferredAllocationResponse([container])))
 
     async def _allocate(self, stream: Any) -> None:
-        request = wire.decode(m.AllocateRequest, await stream.recv_message())
+        request = m.decode(m.AllocateRequest, await stream.recv_message())
         (container,) = request.container_requests
         self.calls.append(("allocate", set(container.device_ids)))
         self.allocating.set()
@@ -143,7 +142,7 @@ class FakePlugin:
         await stream.send_message(bytes(m.AllocateResponse(answer)))
 
     async def _pre_start(self, stream: Any) -> None:
-        request = wire.decode(m.PreStartContainerRequest, await stream.recv_message())
+        request = m.decode(m.PreStartContainerRequest, await stream.recv_message())
         self.calls.append(("pre start", set(request.device_ids)))
         if self.pre_start_error is not None:
             raise self.pre_start_error

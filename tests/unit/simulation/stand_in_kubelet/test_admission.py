@@ -7,14 +7,12 @@ import pytest
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet import messages as m
 from gpu_plugin.simulation.stand_in_kubelet import AdmissionError, Container
 
 from .fake_plugin import device, healthy, plugin
 
 GPU = "nvidia.com/gpu"
-m = wire.messages
-
 ON_0 = {"a", "b", "c"}
 ON_1 = {"d", "e", "f"}
 NOWHERE = {"g", "h"}

@@ -27,7 +27,7 @@ import json
 
 import pytest
 
-from gpu_plugin.kubelet import checkpoint, pod_resources, wire
+from gpu_plugin.kubelet import checkpoint, messages, pod_resources
 from gpu_plugin.simulation.stand_in_kubelet import AdmissionError, Container, StandInKubelet
 
 from .fake_plugin import device, healthy, plugin
@@ -52,7 +52,7 @@ async def test_it_has_the_form_of_1_20_and_later(kubelet):
         [entry] = written["Data"]["PodDeviceEntries"]
         assert entry.keys() == {"PodUID", "ContainerName", "ResourceName", "DeviceIDs", "AllocResp"}
         assert entry["DeviceIDs"] == {"0": ["a"], "1": ["a"], "-1": ["b"]}
-        answer = wire.decode(wire.messages.ContainerAllocateResponse, base64.b64decode(entry["AllocResp"]))
+        answer = messages.decode(messages.ContainerAllocateResponse, base64.b64decode(entry["AllocResp"]))
         assert dict(answer.envs) == dict(admission.only.response.envs)
         assert (kubelet.directory / checkpoint.NAME).stat().st_mode & 0o777 == 0o600
 

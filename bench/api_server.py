@@ -1,0 +1,81 @@
+"""As much of a Kubernetes API server as a daemon that follows its Node needs: its metadata, and a watch that stays silent."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from bench.plan import PATIENCE, MeasurementError
+
+NODE = "node"
+
+_INSECURE = {"insecure-skip-tls-verify": True}
+"""There is no TLS here, and what a pod is given is one certificate authority, not those of the world."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServer:
+    """A server that runs; `kubeconfig` leads to it."""
+
+    kubeconfig: Path
+    watched: threading.Event
+
+    def wait(self) -> None:
+        """Returns once the Node is watched. Raises MeasurementError where nobody does."""
+        if not self.watched.wait(PATIENCE):
+            raise MeasurementError("the daemon watches no Node")
+        self.watched.clear()
+
+
+@contextmanager
+def serving_api(directory: Path) -> Iterator[ApiServer]:
+    """Serves for as long as the context lasts."""
+    watched, ended = threading.Event(), threading.Event()
+
+    class Answers(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            if "watch=true" in self.path:
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                watched.set()
+                ended.wait()
+                self.close_connection = True
+                return
+            node = {"kind": "PartialObjectMetadata", "metadata": {"name": NODE, "resourceVersion": "1"}}
+            content = json.dumps(node).encode()
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the name that http.server gives it
+            """Says nothing of requests."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield ApiServer(_kubeconfig(directory / "kubeconfig", server.server_port), watched)
+    finally:
+        ended.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _kubeconfig(file: Path, port: int) -> Path:
+    content = {
+        "current-context": "here",
+        "clusters": [{"name": "here", "cluster": {"server": f"http://127.0.0.1:{port}", **_INSECURE}}],
+        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+        "users": [{"name": "me", "user": {"token": "none"}}],
+    }
+    file.write_text(json.dumps(content))
+    return file

@@ -1,0 +1,165 @@
+"""What it costs that somebody looks: all observing parts together, the Kubernetes client, and a listener that nobody asks."""
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from bench.api_server import NODE, serving_api
+from bench.counted import Count
+from bench.node import serving
+from bench.page import READERS, drain
+from bench.plan import PATIENCE, MeasurementError, Plan
+from bench.probes import ADDRESS, asking, free_port
+from bench.process import cpu_seconds, memory
+from bench.quantiles import median, median_ratio
+from bench.scrape import DEVICES, EVERY, PODS, REQUEST, checked, full_node
+from bench.table import Row
+
+SAMPLES = 3
+"""Pairs of daemons, one with and one without: each pair takes half a minute."""
+
+WATCHED = 10
+"""Scrapes, one a second, while readers are kept up to date."""
+
+SETTLE = 2.0
+"""Seconds after which a start is over, and whatever the last request set off."""
+
+CLIENT = ("httpx2", "httpcore2", "lightkube", "h11")
+"""The packages of the Kubernetes client."""
+
+
+def together(plan: Plan, directory: Path) -> list[Row]:
+    """The memory of listener, scrapes, status page with its readers, and pods by device, on a full node."""
+    del plan
+    directory.mkdir()
+    grown = []
+    for at in range(SAMPLES):
+        pair = directory / str(at)
+        pair.mkdir()
+        grown.append(_observed(pair / "with", free_port()) - _observed(pair / "without", None))
+    note = f"16 GPUs, {DEVICES} devices, {PODS} pods; a scrape a second, {READERS} readers"
+    return [
+        Row(
+            "observing, all of it: RSS more than without",
+            "MiB",
+            SAMPLES,
+            median(grown),
+            None,
+            6,
+            note=note,
+            series={"mib": grown},
+        )
+    ]
+
+
+def _observed(directory: Path, port: int | None) -> float:
+    """The resident memory of a daemon of a full node in MiB: looked at in all ways, or (without a port) left alone as long."""
+    directory.mkdir()
+    with ExitStack() as stack:
+        node = stack.enter_context(full_node(directory, port))
+        if port is None:
+            time.sleep(WATCHED * EVERY + SETTLE)
+            return memory(node.daemon.pid, "VmRSS")
+        ask = asking(port)
+        checked(ask)
+        page = ask(b"GET / HTTP/1.1\r\nHost: node\r\n\r\n")
+        if not page.startswith(b"HTTP/1.1 200") or b"machine-learning" not in page:
+            raise MeasurementError(f"this is no status page: {page[:200]!r}")
+        for _ in range(READERS):
+            reader = stack.enter_context(socket.create_connection((ADDRESS, port), PATIENCE))
+            reader.sendall(b"GET /status.stream HTTP/1.1\r\nHost: node\r\n\r\n")
+            threading.Thread(target=drain, args=(reader,), daemon=True).start()
+        for _ in range(WATCHED):
+            time.sleep(EVERY)
+            ask(REQUEST)
+        time.sleep(SETTLE)
+        return memory(node.daemon.pid, "VmRSS")
+
+
+def kubernetes_client(plan: Plan, directory: Path) -> list[Row]:
+    """The memory of the Kubernetes client with a watch on the Node; and that none of it is there where nothing asks for it."""
+    del plan
+    directory.mkdir()
+    grown, imported = [], []
+    with serving_api(directory) as api:
+        flags = ("--cordon-annotation=true", f"--node-name={NODE}", f"--kubeconfig={api.kubeconfig}")
+        for at in range(SAMPLES):
+            resident = []
+            for which, more in (("without", ()), ("with", flags)):
+                file = directory / f"imported-{which}-{at}"
+                program = (sys.executable, "-m", "bench.imported", str(file), ",".join(CLIENT))
+                with serving(directory / f"{which}-{at}", *more, program=program) as node:
+                    if more:
+                        api.wait()
+                    time.sleep(SETTLE)
+                    resident.append(memory(node.daemon.pid, "VmRSS"))
+                    node.stream.close()
+                    node.daemon.terminate()
+                imported.append(int(file.read_text()))
+            grown.append(resident[1] - resident[0])
+    if not imported[1]:
+        raise MeasurementError(
+            f"none of {', '.join(CLIENT)} is there where the Node is watched: those are not its packages"
+        )
+    return [
+        Row(
+            "Kubernetes client, a watch: RSS more than without",
+            "MiB",
+            SAMPLES,
+            median(grown),
+            None,
+            14,
+            series={"mib": grown},
+        ),
+        Row(
+            "Kubernetes client, not asked for: its modules",
+            "modules",
+            SAMPLES,
+            max(imported[::2]),
+            budget=0,
+            note=f"{imported[1]} where the Node is watched",
+        ),
+    ]
+
+
+def unasked(plan: Plan, directory: Path) -> list[Row]:
+    """Processor time and NVML calls of a daemon with a listener that nobody asks, beside one without at the same time."""
+    directory.mkdir()
+    flags: Sequence[tuple[str, ...]] = ((f"--http-address={ADDRESS}:{free_port()}",), ())
+    with ExitStack() as stack:
+        counts, pids = [], []
+        for at, more in enumerate(flags):
+            file = directory / f"calls-{at}"
+            file.touch()
+            program = (sys.executable, "-m", "bench.counted", str(file))
+            node = stack.enter_context(serving(directory / str(at), *more, program=program))
+            counts.append(Count(file))
+            stack.callback(counts[-1].close)
+            pids.append(node.daemon.pid)
+        time.sleep(SETTLE)
+        used: list[list[float]] = [[], []]
+        calls: list[list[float]] = [[], []]
+        for _ in range(SAMPLES):
+            before = [(cpu_seconds(pid), count.read()) for pid, count in zip(pids, counts, strict=True)]
+            time.sleep(plan.idle_seconds)
+            for side, (pid, count) in enumerate(zip(pids, counts, strict=True)):
+                used[side].append((cpu_seconds(pid) - before[side][0]) / plan.idle_seconds * 1000)
+                calls[side].append((count.read() - before[side][1]) / plan.idle_seconds)
+    return [
+        Row(
+            f"listener that nobody asks: {figure}",
+            unit,
+            SAMPLES,
+            median(ours),
+            bare=median(bare),
+            ratio=median_ratio(ours, bare),
+            ratio_budget=1.1,
+            note="bare: no listener",
+            series={unit: ours, f"bare {unit}": bare},
+        )
+        for figure, unit, (ours, bare) in (("idle CPU", "ms/s", used), ("NVML calls", "calls/s", calls))
+    ]

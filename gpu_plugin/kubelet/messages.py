@@ -1,0 +1,62 @@
+"""The device plugin API's generated messages, for the kubelet's side of it: the only betterproto import beside theirs.
+
+The daemon does without: it reads and writes with `wire`.
+"""
+
+from typing import TypeVar
+
+import betterproto
+
+from gpu_plugin.kubelet._api.v1beta1 import (
+    AllocateRequest,
+    AllocateResponse,
+    CdiDevice,
+    ContainerAllocateRequest,
+    ContainerAllocateResponse,
+    ContainerPreferredAllocationRequest,
+    ContainerPreferredAllocationResponse,
+    Device,
+    DevicePluginOptions,
+    DeviceSpec,
+    ListAndWatchResponse,
+    Mount,
+    NumaNode,
+    PreferredAllocationRequest,
+    PreferredAllocationResponse,
+    PreStartContainerRequest,
+    PreStartContainerResponse,
+    RegisterRequest,
+    TopologyInfo,
+)
+
+__all__ = [
+    "AllocateRequest",
+    "AllocateResponse",
+    "CdiDevice",
+    "ContainerAllocateRequest",
+    "ContainerAllocateResponse",
+    "ContainerPreferredAllocationRequest",
+    "ContainerPreferredAllocationResponse",
+    "Device",
+    "DevicePluginOptions",
+    "DeviceSpec",
+    "ListAndWatchResponse",
+    "Mount",
+    "NumaNode",
+    "PreStartContainerRequest",
+    "PreStartContainerResponse",
+    "PreferredAllocationRequest",
+    "PreferredAllocationResponse",
+    "RegisterRequest",
+    "TopologyInfo",
+]
+
+M = TypeVar("M", bound=betterproto.Message)
+
+
+def decode(kind: type[M], data: bytes) -> M:
+    """A message of a generated type. Raises ValueError on bytes that are none."""
+    try:
+        return kind().parse(data)
+    except Exception as error:
+        raise ValueError(f"no {kind.__name__} message: {error}") from error

@@ -1,0 +1,147 @@
+"""Writes down what changed, beside everything else: what is held against GPUs at once, hardware and lists soon after."""
+
+from collections.abc import Callable
+from functools import partial
+
+import anyio
+import msgspec
+
+from gpu_plugin.devices.device import Resource
+from gpu_plugin.devices.node import Node
+from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.slow_call import SlowCall
+from gpu_plugin.runtime.threads import Workers
+from gpu_plugin.state.memory import Memory
+
+PATIENCE = 10.0
+RETRY = 5.0
+LAST_WRITE = 0.2
+"""Seconds for a write of what must outlive the process, until a failed one is tried again, and for the one at the exit."""
+
+WRITTEN_SOON = 1.0
+"""Seconds that an operator is kept waiting until what was asked for is written down."""
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What is known now: `revision` grows whenever `evidence` changes, `listed` is what the kubelet was told of.
+
+    `foreign` is what pods hold under names that are not listed.
+    """
+
+    revision: int
+    evidence: tuple[Evidence, ...]
+    node: Node
+    listed: tuple[Resource, ...]
+    foreign: tuple[Resource, ...] = ()
+
+    @property
+    def devices(self) -> tuple[tuple[Resource, ...], tuple[Resource, ...]]:
+        """All that `DEVICES_FILE` is made of."""
+        return self.listed, self.foreign
+
+    @property
+    def nothing(self) -> bool:
+        """Whether nothing has been learnt yet, and nobody has ordered anything."""
+        return not (self.node.gpus or self.evidence or self.revision)
+
+
+class Recorder:
+    """Writes down what changed, on threads that nobody waits for long; the newest alone where changes come fast.
+
+    What is held against GPUs is written on a thread of its own: it comes before others are told, and waits for no disk.
+    """
+
+    def __init__(self, memory: Memory, known: Callable[[], Known], revision: Callable[[], int] | None = None) -> None:
+        """Takes where to write, and how to learn at any time what is known, and of which `revision` that is alone."""
+        self._memory = memory
+        self._known = known
+        self._revision = revision or (lambda: known().revision)
+        self._unsaved = Pulse()
+        self._turned = Pulse()
+        self._tried = 0
+        self._saved = 0
+        self._durable = True
+        self._threads = Workers("health-file"), Workers("state-files")
+        self._evidence, self._hardware = (SlowCall[bool](threads.begin) for threads in self._threads)
+
+    def changed(self) -> None:
+        """Has what is known written down soon. From the event loop's thread."""
+        self._unsaved.ring()
+
+    async def run(self) -> None:
+        """Writes until cancelled, and once more then: what was learnt last is worth a moment of the exit, and no more."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._keep_evidence)
+                tasks.start_soon(self._keep_hardware)
+        finally:
+            with anyio.CancelScope(shield=True):
+                known = self._known()
+                if not known.nothing:
+                    await _done(self._evidence, partial(self._write_evidence, known), LAST_WRITE)
+                    await _done(self._hardware, partial(self._write_durably, known), LAST_WRITE)
+            for threads in self._threads:
+                threads.close()
+
+    def look(self) -> None:
+        """Has all that is known written down again where something of it is gone. From the event loop's thread."""
+        if not self._memory.stands():
+            self._unsaved.ring()
+
+    @property
+    def trouble(self) -> str:
+        """What a restart would not remember, in a sentence; empty while all is written down."""
+        if self._saved < self._tried:
+            return "what is held against GPUs, and what operators ordered, cannot be written down: a restart would forget it"
+        return "" if self._durable else "a file cannot be written, as the log says: a restart would not remember all"
+
+    async def written(self, seconds: float = WRITTEN_SOON) -> bool:
+        """Whether what is held against GPUs now outlives this process; waits `seconds` at most, less where it cannot be."""
+        revision = self._revision()
+        if self._saved < revision:
+            self.changed()
+            with anyio.move_on_after(seconds):
+                while self._tried < revision:
+                    await self._turned.wait()
+        return self._saved >= revision
+
+    async def _keep_evidence(self) -> None:
+        while True:
+            known = self._known()
+            saved = known.nothing or await _done(self._evidence, partial(self._write_evidence, known), PATIENCE)
+            self._tried = known.revision
+            self._saved = known.revision if saved else self._saved
+            self._turned.ring()
+            if self._revision() == known.revision:
+                await self._unsaved.wait(None if saved else RETRY)
+
+    async def _keep_hardware(self) -> None:
+        while True:
+            known = self._known()
+            if self._tried < known.revision:
+                self._unsaved.ring()
+            while self._tried < known.revision:  # what the journal has of it is what is written here
+                await self._turned.wait()
+            journaled = self._saved >= known.revision
+            saved = known.nothing or await _done(self._hardware, partial(self._write_durably, known), PATIENCE)
+            self._durable = saved
+            now = self._known()
+            if not (saved and journaled):
+                await self._unsaved.wait(RETRY)
+            elif now.node is known.node and now.revision == known.revision and now.devices == known.devices:
+                await self._unsaved.wait()
+
+    def _write_evidence(self, known: Known) -> bool:
+        return self._memory.write_evidence(known.evidence)
+
+    def _write_durably(self, known: Known) -> bool:
+        return self._memory.write_durably(known.evidence, known.node, known.listed, known.foreign)
+
+
+async def _done(writing: SlowCall[bool], write: Callable[[], bool], patience: float) -> bool:
+    """Whether it is written within so many seconds. While one write hangs, no other of its kind is begun."""
+    try:
+        return await writing.anew(write, patience)
+    except Exception:  # noqa: BLE001 - whatever it is, it is not written
+        return False

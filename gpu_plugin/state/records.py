@@ -1,0 +1,134 @@
+"""The records in the files of the state directory: what each file holds, and what is made of it. No I/O."""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from gpu_plugin.config.sharing import SharedResource
+from gpu_plugin.devices.device import Device, Resource
+from gpu_plugin.devices.naming import resource_name_fault
+from gpu_plugin.devices.node import MigDevice
+from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.health.former_evidence import FORMER, FormerEvidence
+
+HEALTH_FILE = "health.json"
+JOURNAL_FILE = "health.journal"
+GPUS_FILE = "gpus.json"
+DEVICES_FILE = "devices.json"
+
+
+class HealthMemory(msgspec.Struct, frozen=True):
+    """What `HEALTH_FILE` holds, and a line of `JOURNAL_FILE`: of the two, that of the greater `sequence` is in force.
+
+    Of the same one the journal's: it was written later.
+
+    `boot_id` is the boot in which it was written, each entry's the one in which it was true.
+    """
+
+    boot_id: str
+    evidence: tuple[Evidence, ...] = ()
+    sequence: int = 0
+
+
+class WrittenHealth(msgspec.Struct, frozen=True):
+    """The same as it is read: entries are understood one by one, so that one of a wrong type costs no other."""
+
+    boot_id: str
+    evidence: tuple[msgspec.Raw, ...] = ()
+    sequence: int = 0
+
+
+class KnownGpu(msgspec.Struct, frozen=True):
+    """A GPU as `GPUS_FILE` remembers it: enough to list it again when the driver cannot describe it."""
+
+    uuid: str
+    index: int
+    minor: int | None = None
+    pci_bus_id: str = ""
+    model: str = ""
+    numa_node: int | None = None
+    mig_enabled: bool = False
+    mig_devices: tuple[MigDevice, ...] = ()
+
+
+class GpuMemory(msgspec.Struct, frozen=True):
+    """What `GPUS_FILE` holds."""
+
+    boot_id: str
+    gpus: tuple[KnownGpu, ...] = ()
+
+
+class ListedDevice(msgspec.Struct, frozen=True):
+    """A device as `DEVICES_FILE` remembers it: enough to list it again, unhealthy, once it is gone."""
+
+    id: str
+    gpu: str
+    visible_id: str
+    index: str
+    kind: str
+    shared: str = ""
+    numa: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+class DeviceMemory(msgspec.Struct, frozen=True):
+    """What `DEVICES_FILE` holds, by resource name: what the kubelet was told of, and what pods hold under `foreign` names."""
+
+    boot_id: str
+    resources: dict[str, tuple[ListedDevice, ...]]
+    foreign: dict[str, tuple[ListedDevice, ...]] = msgspec.field(default_factory=dict)
+
+
+def entry(raw: msgspec.Raw) -> tuple[Evidence, bool]:
+    """An entry, and whether a version before wrote it. Raises ValueError for one that cannot be, with what is wrong."""
+    try:
+        fields = msgspec.json.decode(raw)
+        former = isinstance(fields, dict) and not FORMER.isdisjoint(fields)
+        found = msgspec.convert(fields, FormerEvidence).evidence() if former else msgspec.convert(fields, Evidence)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    if not found.possible:
+        raise ValueError("its times or numbers are out of range")
+    return found, former
+
+
+def by_name(listed: Iterable[Resource]) -> dict[str, tuple[ListedDevice, ...]]:
+    """Devices as they are written, by the name of their resource."""
+    return {resource.name: tuple(map(_listed, resource.devices)) for resource in listed}
+
+
+def resources(remembered: Mapping[str, tuple[ListedDevice, ...]]) -> tuple[Resource, ...]:
+    """Resources made of what was written; one whose name cannot be is left out."""
+    return tuple(
+        Resource(name, tuple(_device(name, one) for one in devices))
+        for name, devices in remembered.items()
+        if not resource_name_fault(name)
+    )
+
+
+def _listed(device: Device) -> ListedDevice:
+    return ListedDevice(
+        device.id,
+        device.gpu,
+        device.visible_id,
+        device.index,
+        device.kind,
+        device.shared,
+        device.numa,
+        device.nodes,
+    )
+
+
+def _device(resource: str, known: ListedDevice) -> Device:
+    """The device as far as it is known; how many replicas there were is not, and is never asked of a retired one."""
+    sharing = SharedResource(resource, resource, 2, known.shared) if known.shared else None
+    return Device(
+        known.id,
+        known.gpu,
+        known.visible_id,
+        known.index,
+        numa=known.numa,
+        kind=known.kind,
+        sharing=sharing,
+        nodes=known.nodes,
+    )
