@@ -39,12 +39,13 @@ from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.daemon.node_view import NodeView, Now, without_configuration
 from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.daemon.operations import Operations
-from gpu_plugin.devices.naming import PLACEHOLDER
+from gpu_plugin.devices.naming import is_placeholder
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.observation import Observation
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.offer import Offer, offer, without_gone
 from gpu_plugin.inventory.snapshot import SnapshotStore
+from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.attribution import HoldersByDevice, PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.directory import watch
@@ -204,6 +205,7 @@ class Daemon:
         unasked = "the driver has not been asked about it yet"
         self._health.remember(self._memory.evidence(), tuple(replace(gpu, unreadable=unasked) for gpu in remembered))
         self._inventory.remember(self._memory.listed(), self._memory.foreign())
+        wire.warm()
         self._inventory.found(self._health.gpus)
         self._now.monitor = self._make_monitor(remembered)
         for name, run in (
@@ -505,7 +507,7 @@ def _named(before: Node, after: Node) -> list[tuple[str, str]]:
     """Placeholders of `before` with the uuids that the GPUs of those indices have now."""
     present = {gpu.uuid for gpu in after.gpus}
     by_index = {gpu.index: gpu.uuid for gpu in after.gpus}
-    gone = [gpu for gpu in before.gpus if gpu.uuid.startswith(PLACEHOLDER) and gpu.uuid not in present]
+    gone = [gpu for gpu in before.gpus if is_placeholder(gpu.uuid) and gpu.uuid not in present]
     return [(gpu.uuid, by_index[gpu.index]) for gpu in gone if gpu.index in by_index]
 
 

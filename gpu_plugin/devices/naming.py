@@ -10,7 +10,9 @@ __all__ = [
     "MAX_LIST_BYTES",
     "PLACEHOLDER",
     "first_few",
+    "is_placeholder",
     "mig_resource",
+    "placeholder",
     "resource_name_fault",
 ]
 
@@ -22,6 +24,16 @@ MAX_LIST_BYTES = 4 * 1024 * 1024
 
 PLACEHOLDER = "GPU-unreadable-"
 """Begins the made-up uuid of a GPU whose own is not known yet. Such a device is never healthy, so no pod can hold it."""
+
+
+def placeholder(index: int) -> str:
+    """The uuid that stands for that of a GPU which cannot be read."""
+    return f"{PLACEHOLDER}{index}"
+
+
+def is_placeholder(uuid: str) -> bool:
+    """Whether a uuid is none, and stands for one that is not known."""
+    return uuid.startswith(PLACEHOLDER)
 
 
 def mig_resource(profile: str) -> str:

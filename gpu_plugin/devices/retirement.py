@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpu_plugin.devices.device import MIG, Device, Resource, withhold
-from gpu_plugin.devices.naming import PLACEHOLDER
+from gpu_plugin.devices.naming import is_placeholder
 
 SETTLE = 5.0
 """Seconds that a retired device stays listed at least: a pod that was being given it when it went shows up meanwhile."""
@@ -71,7 +71,7 @@ def retire(
         present = {d.id for d in wanted[resource.name].devices} if resource.name in wanted else frozenset[str]()
         for device in resource.devices:
             key = (resource.name, device.id)
-            if device.id in present or device.id.startswith(PLACEHOLDER):
+            if device.id in present or is_placeholder(device.id):
                 continue
             began = before.since.get(key, now)
             if allocated is None or key in allocated or key in recent or now - began < SETTLE:

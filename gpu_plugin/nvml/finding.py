@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import anyio
 from msgspec.structs import replace
 
-from gpu_plugin.devices.naming import PLACEHOLDER
+from gpu_plugin.devices.naming import is_placeholder, placeholder
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import Fault, Sample
@@ -38,8 +38,8 @@ class Finder:
 
         Of one that cannot be read, the log names the GPU that had its index `before`.
         """
-        placeholders = [Gpu(uuid=f"{PLACEHOLDER}{index}", index=index) for index in range(count)]
-        names = {gpu.index: f"before: {gpu.uuid}" for gpu in before if not gpu.uuid.startswith(PLACEHOLDER)}
+        placeholders = [Gpu(uuid=placeholder(index), index=index) for index in range(count)]
+        names = {gpu.index: f"before: {gpu.uuid}" for gpu in before if not is_placeholder(gpu.uuid)}
         return distinct(await self._all(placeholders, patience, [names.get(gpu.index, "") for gpu in placeholders]))
 
     async def by_bus_id(self, gpus: Iterable[Gpu], patience: float) -> list[Watched]:
@@ -91,7 +91,7 @@ class Finder:
 
 def probing(driver: Driver, host: HostView, gpu: Gpu, *, by_bus_id: bool) -> Callable[[], Probed]:
     """A probe of a GPU: by its uuid, where it has one, else by its index; `by_bus_id`: by its bus id, touching no other."""
-    named = not gpu.uuid.startswith(PLACEHOLDER)
+    named = not is_placeholder(gpu.uuid)
 
     def probed() -> Probed:
         known, bus_id = gpu.uuid if named else "", gpu.pci_bus_id if by_bus_id else ""
@@ -121,7 +121,7 @@ def distinct(probed: list[Watched]) -> list[Watched]:
         if watched.gpu.uuid in seen:
             why = f"it claims the uuid of another GPU, {watched.gpu.uuid}"
             log.error("GPU %d: %s; it is withheld", watched.gpu.index, why)
-            name = f"{PLACEHOLDER}{watched.gpu.index}"
+            name = placeholder(watched.gpu.index)
             watched.gpu, watched.handle = replace(watched.gpu, uuid=name, unreadable=why), None
         seen.add(watched.gpu.uuid)
     return probed

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from gpu_plugin.devices.naming import PLACEHOLDER
+from gpu_plugin.devices.naming import is_placeholder
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.observation import Fabric, Fault, Sample
 from gpu_plugin.nvml.mig import UNREADABLE_LOOKS, with_partition
@@ -73,7 +73,7 @@ class Watched(msgspec.Struct):
     @property
     def named(self) -> bool:
         """Whether it goes by a uuid of its own."""
-        return not self.gpu.uuid.startswith(PLACEHOLDER)
+        return not is_placeholder(self.gpu.uuid)
 
     @property
     def pending(self) -> "Job[Any] | None":

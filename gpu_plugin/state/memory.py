@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable
 
 from gpu_plugin.devices.device import Resource
-from gpu_plugin.devices.naming import PLACEHOLDER
+from gpu_plugin.devices.naming import is_placeholder
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.former_evidence import without_imex
@@ -146,7 +146,7 @@ class Memory:
         known = tuple(
             KnownGpu(g.uuid, g.index, g.minor, g.pci_bus_id, g.model, g.numa_node, g.mig_enabled, g.mig_devices)
             for g in node.gpus
-            if not g.uuid.startswith(PLACEHOLDER)
+            if not is_placeholder(g.uuid)
         )
         devices = DeviceMemory(boot_id, by_name(listed), by_name(foreign))
         health = self._health  # which may be newer than `evidence` by now, and must not be unsaid

@@ -10,8 +10,6 @@ import pytest
 from tables.generate import written
 
 LATER = {
-    "betterproto": "generated messages are for the kubelet's side and for tests",
-    "dateutil": "comes with betterproto",
     "elftools": "CDI specifications",
     "email": "comes with importlib.metadata, h11 and httpx2",
     "gpu_plugin.access.cdi.build": "CDI specifications",
@@ -21,8 +19,6 @@ LATER = {
     "gpu_plugin.config.schema": "a config file",
     "gpu_plugin.doctor": "another command",
     "gpu_plugin.host.driver_root": "CDI specifications",
-    "gpu_plugin.kubelet._api": "generated messages are for the kubelet's side and for tests",
-    "gpu_plugin.kubelet.messages": "generated messages are for the kubelet's side and for tests",
     "gpu_plugin.labels.values": "labels of the Node",
     "gpu_plugin.listener.page_html": "whoever looks at the status page",
     "gpu_plugin.listener.server": "--http-address",

@@ -15,7 +15,7 @@ from gpu_plugin.access.cdi.found import DeviceFile, DriverFiles, HostDevices, Li
 from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Hook, Mount, Spec, SpecDevice, made
 from gpu_plugin.access.container import CONTROL_NODES, VISIBLE_DEVICES, imex_node
 from gpu_plugin.devices.device import mig_device, whole_gpu
-from gpu_plugin.devices.naming import PLACEHOLDER
+from gpu_plugin.devices.naming import is_placeholder
 from gpu_plugin.devices.node import Gpu, MigDevice
 
 NO_GIDS = "no-additional-gids-for-device-nodes"
@@ -112,7 +112,7 @@ def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, wishes: Cd
         wishes: what the operator asked for.
     """
     nodes = Nodes(host, wishes.dev_root, gids=NO_GIDS not in wishes.feature_flags)
-    described = [gpu for gpu in gpus if not gpu.uuid.startswith(PLACEHOLDER)]
+    described = [gpu for gpu in gpus if not is_placeholder(gpu.uuid)]
     served: list[tuple[tuple[str, ...], list[str]]] = []
     missing: dict[str, str] = {}
     for gpu in sorted(described, key=lambda each: (each.index, each.uuid)):
