@@ -117,9 +117,7 @@ class Watched(msgspec.Struct):
         self.counting = found.sample.counting
         self.dated(found.sample, now)
         before, was_enabled = self.gpu, self.gpu.mig_enabled
-        if (
-            found.gpu is not before
-        ):  # how it is partitioned, or what its index is, may have come from elsewhere meanwhile
+        if found.gpu is not before:  # its partition or its index may have come from elsewhere meanwhile
             self.gpu = replace(
                 found.gpu, index=before.index, mig_enabled=before.mig_enabled, mig_devices=before.mig_devices
             )

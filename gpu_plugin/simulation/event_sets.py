@@ -136,9 +136,7 @@ class EventSets:
             if not (listener := self._listeners.get(events)):
                 raise LookupError(events)
             trouble = self._report_trouble(listener)
-            if listener.events and (
-                listener.gone or listener.ready or not trouble
-            ):  # what is ready comes first (nvml.h)
+            if listener.events and (listener.gone or listener.ready or not trouble):  # nvml.h: in this order
                 listener.ready = max(0, listener.ready - 1)
                 return listener.events.popleft()
             if trouble:

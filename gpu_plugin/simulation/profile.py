@@ -265,7 +265,7 @@ def _gpus(name: str, file: _File, content: dict[str, Any]) -> tuple[GpuProfile, 
         merged |= common | (each[index] if index < len(each) else {})
         if "uuid" not in merged:
             merged["uuid"] = _uuid("GPU", f"{name}/{index}")
-        gpus.append(_cut(index, msgspec.convert(merged, GpuProfile, str_keys=True)))
+        gpus.append(_in_mig_mode(index, msgspec.convert(merged, GpuProfile, str_keys=True)))
         if not gpus[index].name:
             raise ConfigError(f"$.gpus[{index}].name: missing here and in $.gpu: the model, such as NVIDIA H200")
     for key in ("uuid", "minor", "pci_bus_id"):
@@ -276,7 +276,7 @@ def _gpus(name: str, file: _File, content: dict[str, Any]) -> tuple[GpuProfile, 
     return tuple(gpus)
 
 
-def _cut(index: int, gpu: GpuProfile) -> GpuProfile:
+def _in_mig_mode(index: int, gpu: GpuProfile) -> GpuProfile:
     """The GPU in MIG mode if it is partitioned into MIG devices, which must fit."""
     if gpu.mig is None:
         return gpu
