@@ -174,7 +174,10 @@ def load(name_or_path: str) -> Profile:
     """
     known = names()
     if name_or_path in known:
-        return parse(msgspec.json.decode((_FOLDER / f"{name_or_path}.json").read_bytes()), name_or_path)
+        made = _FOLDER / f"{name_or_path}.json"
+        if not made.exists():  # a new profile, before `make tables`
+            return _read(made.with_suffix(".yaml"))
+        return parse(msgspec.json.decode(made.read_bytes()), name_or_path)
     path = Path(name_or_path)
     if "/" in name_or_path or name_or_path.endswith(_SUFFIXES) or path.is_file():
         return _read(path)

@@ -11,7 +11,6 @@ from tables.generate import written
 
 LATER = {
     "elftools": "CDI specifications",
-    "email": "comes with importlib.metadata, h11 and httpx2",
     "gpu_plugin.access.cdi.build": "CDI specifications",
     "gpu_plugin.cdi.keeper": "CDI specifications",
     "gpu_plugin.cluster.events": "Events of the Kubernetes API",
@@ -29,7 +28,6 @@ LATER = {
     "h11": "--http-address",
     "hashlib": "configuration from a label, simulated nodes",
     "httpx2": "the Kubernetes API",
-    "importlib.metadata": "nothing of ours",
     "lightkube": "the Kubernetes API",
     "pynvml": "the driver of a real node",
     "pythonjsonlogger": "--log-format json",
@@ -45,6 +43,7 @@ made = {
     for name, module in list(sys.modules.items()) if name.startswith("gpu_plugin")
     for each in vars(module).values()
     if isinstance(each, type) and each.__module__.startswith("gpu_plugin") and "__dataclass_params__" in vars(each)
+    and not each.__module__.startswith("gpu_plugin.kubelet._api")
 }
 print(json.dumps({"modules": sorted(sys.modules), "dataclasses": sorted(made)}))
 """
