@@ -133,7 +133,7 @@ def test_nodes_that_cannot_follow_are_said_and_spoil_no_fault(tmp_path, caplog):
     node = SimulatedNode(profile.load("h200"))
     (tmp_path / "dev").symlink_to("/dev")
     node.device_root = tmp_path
-    assert faults.apply(node, {"gpu": 0, "mig": "1g.18gb"}).endswith("cut into 1g.18gb.")
+    assert faults.apply(node, {"gpu": 0, "mig": "1g.18gb"}).endswith("partitioned into 1g.18gb.")
     assert "the device nodes of the simulated node stay as they were: " in caplog.text
 
 
