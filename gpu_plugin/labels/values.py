@@ -164,7 +164,7 @@ def _resources(gpus: Sequence[Gpu], settings: Settings) -> dict[str, str]:
 
 
 def _unequal(gpus: Sequence[Gpu], cut: Sequence[Gpu]) -> bool:
-    """Whether strategy single has no word for these: some are not partitioned, one is into nothing, or into different sizes."""
+    """Whether strategy single has no word for these: some are not partitioned, one has no MIG device, or sizes differ."""
     profiles = {mig.profile for gpu in cut for mig in gpu.mig_devices}
     return any(not gpu.mig_enabled for gpu in gpus) or any(not gpu.mig_devices for gpu in cut) or len(profiles) != 1
 
