@@ -68,7 +68,7 @@ def run(names: list[str], workers: int, seconds: float) -> None:
 def main() -> int:
     """Prints both figures."""
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
-    parser.add_argument("--sample", type=int, default=400, help="changes to try")
+    parser.add_argument("--sample", type=int, default=200, help="changes to try")
     parser.add_argument("--minutes", type=float, default=20, help="how long to try them")
     parser.add_argument("--workers", type=int, default=2, help="how many at once")
     asked = parser.parse_args()

@@ -5,6 +5,7 @@ them; the kubelet is a model of the real one's books. `test_interleavings_under_
 """
 
 import dataclasses
+import os
 import random
 import secrets
 
@@ -30,7 +31,8 @@ from tests.unit.inventory.changing_node import (
 )
 from tests.unit.kubelet.model_kubelet import ModelKubelet
 
-SEEDS, BATCH, STEPS = 400, 100, 30
+SEEDS = 5 * int(os.environ.get("GPU_PLUGIN_SEEDS", "80"))
+BATCH, STEPS = 100, 30
 FOUND = (1375, 1554, 3509, 4778)
 """Seeds that once ended with hardware given twice, as things were chosen then: without `LATER` names, and no pod slow."""
 OTHERS = 200

@@ -226,7 +226,7 @@ async def test_a_set_whose_wait_keeps_failing_is_made_anew(alone, code):
     await alone.turn()
     alone.driver.wait_codes = [code] * events.MAX_FAILED_WAITS
     await alone.turns_until(lambda: alone.driver.made >= 2)
-    await alone.turns_until(lambda: not any(alone.now()))
+    await alone.turns_until(lambda: alone.driver.ended and not any(alone.now()))
     assert len(alone.driver.ended) == 1
     assert alone.driver.wrongs == []
 

@@ -417,13 +417,9 @@ def test_the_order_in_which_ids_are_named_changes_nothing(kubelet, random):
 
 
 @pytest.mark.parametrize(("gpus", "times"), [(8, 7500), (60_000, 1)])
-def test_sixty_thousand_ids(gpus, times):
-    listed = slices(gpus, 1, times=times)
-    for policy in POLICIES:
-        sixty_thousand_ids(Kubelet(listed, policy, placement(gpus) if gpus == 8 else UNLINKED), policy, gpus, times)
-
-
-def sixty_thousand_ids(kubelet, policy, gpus, times):
+@EACH
+def test_sixty_thousand_ids(policy, gpus, times):
+    kubelet = Kubelet(slices(gpus, 1, times=times), policy, placement(gpus) if gpus == 8 else UNLINKED)
     began = thread_time()
     answer = kubelet.ask(30_000)
     assert len(set(answer)) == 30_000
