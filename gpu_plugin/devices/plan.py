@@ -107,7 +107,7 @@ def _mixed(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[s
 
 @STRATEGIES("single")
 def _single(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[str]]:
-    """Slices are counted as GPUs, which takes a node whose GPUs are all cut alike; any other is said and held back."""
+    """Slices are counted as GPUs, which takes a node whose GPUs are all partitioned alike; any other is said and held back."""
     named = _as_partitioned(gpus, settings)
     why = _unequal(gpus)
     if not why:

@@ -91,7 +91,7 @@ class EventWaiter:
         events: EventSet,
         deliver: Callable[[Event], None],
         upset: Callable[[Exception], None],
-        deaf: Callable[[str], None],
+        report_trouble: Callable[[str], None],
         wait_failures: WaitFailures,
         over: Callable[[], None] = lambda: None,
     ) -> None:
@@ -103,7 +103,7 @@ class EventWaiter:
         self._events = events
         self._deliver = deliver
         self._upset = upset
-        self._report_trouble = deaf
+        self._report_trouble = report_trouble
         self._wait_failures = wait_failures
         self._over = over
         self._loop = asyncio.get_running_loop()
@@ -162,7 +162,7 @@ class EventWaiter:
 
     def _wait_on(self, batch: EventBatch) -> None:
         wait_failures = self._wait_failures
-        well = False  # an earlier waiter may have told that it is deaf: the first good wait says otherwise
+        well = False  # an earlier waiter may have told that it is report_trouble: the first good wait says otherwise
         while not self._stop.is_set():
             self._since = began = time.monotonic()
             event: Event | None = None

@@ -142,7 +142,7 @@ class Watched(msgspec.Struct):
         return (self.nvlinks, self.fabric) != before
 
     def _take_partition(self, found: Look) -> bool:
-        """Takes in how a look found the GPU to be cut. Returns whether another look soon would settle something."""
+        """Takes in how a look found the GPU to be partitioned. Returns whether another look soon would settle something."""
         self.partitionable = found.partitionable
         if found.partition_trouble and found.partition_trouble != self.partition_trouble:
             log.warning("GPU %s: its MIG devices cannot be read now: %s", self.gpu.uuid, found.partition_trouble)

@@ -75,9 +75,9 @@ class GpuProfile(Block, frozen=True):
     mig_mode: tuple[Annotated[int, msgspec.Meta(ge=0, le=1)], Annotated[int, msgspec.Meta(ge=0, le=1)]] | None = None
     """(current, pending); 1 is enabled. None: the part has no MIG."""
     mig: tuple[str, ...] | None = None
-    """The MIG devices that it is cut into, such as [3g.20gb, 1c.3g.20gb], in MIG mode; None: none, in the mode above."""
+    """The MIG devices that it is partitioned into, such as [3g.20gb, 1c.3g.20gb], in MIG mode; None: none, in the mode above."""
     mig_profiles: Literal["a100-40gb", "a100-80gb", "h100-80gb", "h200-141gb", "b200-180gb"] | None = None
-    """Whose table of MIG profiles is its own (`simulation/mig.py`); without one it cannot be cut."""
+    """Whose table of MIG profiles is its own (`simulation/mig.py`); without one it cannot be partitioned."""
     numa_node: Annotated[int, msgspec.Meta(ge=-1)] = -1
     """sysfs numa_node of the PCI device: -1 is unknown."""
     nvml_numa_node: Count | None = None
