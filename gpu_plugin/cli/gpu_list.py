@@ -15,7 +15,7 @@ from gpu_plugin.devices.sharing import REPLICA
 if TYPE_CHECKING:
     from gpu_plugin.placement_views.report import Offered
 
-EVERY = "all"
+ALL = "all"
 
 _SPAN = re.compile(r"([0-9]{1,18}:)?([0-9]{1,18})-([0-9]{1,18})")  # of GPUs, or of the MIG devices of one
 _INDEX = re.compile(r"[0-9]+(:[0-9]+)?")
@@ -105,8 +105,8 @@ def _meant(option: str, item: str, hardware: Hardware) -> dict[int, Amount]:
 def _is_mig_index(item: str, hardware: Sequence["Offered"]) -> bool:
     """Whether 0:3 is MIG device 3 of GPU 0, and not three replicas of GPU 0."""
     gpu, colon, _ = item.partition(":")
-    cut = any(":" in each.index for each in hardware)
-    return bool(cut and colon and _INDEX.fullmatch(item) and not any(each.index == gpu for each in hardware))
+    partitioned = any(":" in each.index for each in hardware)
+    return bool(partitioned and colon and _INDEX.fullmatch(item) and not any(each.index == gpu for each in hardware))
 
 
 def in_words(count: int) -> str:
@@ -124,7 +124,7 @@ def _no_id(piece: "Offered", uuid: str) -> str:
 
 def _named(option: str, name: str, hardware: Hardware) -> list[int]:
     """The places of what is called so."""
-    if name == EVERY:
+    if name == ALL:
         return list(range(len(hardware.offered)))
     if match := _SPAN.fullmatch(name):
         gpu, first, last = match[1] or "", int(match[2]), int(match[3])

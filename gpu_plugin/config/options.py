@@ -323,7 +323,7 @@ OURS: tuple[Option, ...] = (
         "flags.statusPageHosts",
         "",
         values.host_names,
-        "names under which that page is shown, besides localhost, the name of the node and all addresses; "
+        "names under which the page is shown, besides localhost, the name of the node and all addresses; "
         "*.example.com for all below example.com",
         many=True,
     ),

@@ -88,7 +88,7 @@ def _none(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[st
     return [_whole(gpu, settings) for gpu in gpus], []
 
 
-def _as_cut(gpus: Sequence[Gpu], settings: Settings) -> list[Named]:
+def _as_partitioned(gpus: Sequence[Gpu], settings: Settings) -> list[Named]:
     """The MIG devices of GPUs whose MIG mode is on, and the others whole."""
     return [
         named
@@ -102,13 +102,13 @@ def _as_cut(gpus: Sequence[Gpu], settings: Settings) -> list[Named]:
 @STRATEGIES("mixed")
 def _mixed(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[str]]:
     """Slices are counted by profile, whole GPUs beside them; a compute instance smaller than its GPU instance has a name too."""
-    return _as_cut(gpus, settings), _empty(gpus)
+    return _as_partitioned(gpus, settings), _empty(gpus)
 
 
 @STRATEGIES("single")
 def _single(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[str]]:
-    """Slices are counted as GPUs, which takes a node whose GPUs are all cut alike; any other is said and held back."""
-    named = _as_cut(gpus, settings)
+    """Slices are counted as GPUs, which takes a node whose GPUs are all partitioned alike; any other is said and held back."""
+    named = _as_partitioned(gpus, settings)
     why = _unequal(gpus)
     if not why:
         return named, _empty(gpus)

@@ -140,9 +140,9 @@ class _Gathering:
             if isinstance(hardware, Unknown):
                 found["released"] = found["driver"] = found["nodes"] = hardware
                 return
-            found["released"] = held = await self._released(daemon, hardware)
-            found["driver"] = driver = await self._driver(held, hardware)
-            found["nodes"] = await self._nodes(driver, held, hardware)
+            found["released"] = released = await self._released(daemon, hardware)
+            found["driver"] = driver = await self._driver(released, hardware)
+            found["nodes"] = await self._nodes(driver, released, hardware)
 
         async with anyio.create_task_group() as tasks:
             for name, look in looks.items():
@@ -192,13 +192,13 @@ class _Gathering:
         state_dir, host = Path(self._settings.state_dir), hardware.host
         return await self._within(lambda: written_releases(state_dir, host.boot_id()), self._patience, "releases")
 
-    async def _driver(self, held: Known[tuple[str, ...]], hardware: Hardware) -> Known[Driver]:
-        if isinstance(held, Unknown):
+    async def _driver(self, released: Known[tuple[str, ...]], hardware: Hardware) -> Known[Driver]:
+        if isinstance(released, Unknown):
             return Unknown(
-                f"the driver is left alone: whether GPUs are released for maintenance is not known ({held.why})"
+                f"the driver is left alone: whether GPUs are released for maintenance is not known ({released.why})"
             )
-        if held:
-            return Unknown(f"{_gpus(held)} released for maintenance, so the driver is left alone")
+        if released:
+            return Unknown(f"{_gpus(released)} released for maintenance, so the driver is left alone")
         patience = self._driver_patience
         until = time.monotonic() + patience
         driver = await self._within(partial(opened, hardware), patience, "driver")
@@ -224,7 +224,7 @@ class _Gathering:
         )
 
     async def _nodes(
-        self, driver: Known[Driver], held: Known[tuple[str, ...]], hardware: Hardware
+        self, driver: Known[Driver], released: Known[tuple[str, ...]], hardware: Hardware
     ) -> Known[DeviceNodes]:
         """The device nodes that CUDA needs; those of GPUs are opened only where the driver answered for the GPU."""
         if self._settings.simulate:
@@ -233,7 +233,7 @@ class _Gathering:
             return DeviceNodes({path: DeviceNode(path, True, why="simulated") for path in sorted(there)}, {}, channels)
         gpus = () if isinstance(driver, Unknown) else driver.gpus
         wanted = [*host.CONTROL, *(f"/dev/nvidia{gpu.minor}" for gpu in gpus if gpu.minor is not None)]
-        if isinstance(held, Unknown) or held:
+        if isinstance(released, Unknown) or released:
             wanted = []
         nodes: dict[str, DeviceNode] = {}
 

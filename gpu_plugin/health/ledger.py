@@ -30,7 +30,7 @@ class HealthLedger:
 
     Health is the worst standing among the latches, whatever came last. One GPU's observations reach no other; what
     reaches a GPU reaches every MIG device and replica of it, what reaches a MIG device only that one. Once that one is gone,
-    what is held against it counts against its GPU, until it is proven over: cutting a GPU anew mends nothing.
+    what is held against it counts against its GPU, until it is proven over: repartitioning a GPU repairs nothing.
 
     A GPU that is watched and of which no good sample has come yet is unfit, whatever else is known of it (`first_look`).
     """

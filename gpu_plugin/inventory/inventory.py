@@ -179,7 +179,7 @@ class Inventory:
         self._take(judge(self.standing(allocated, now, known)))
 
     def health_changed(self, uuid: str) -> None:
-        """Publishes the health of one GPU and of the MIG devices that it is cut into."""
+        """Publishes the health of one GPU and of the MIG devices that it is partitioned into."""
         now = self.store.current
         views = now.resources.values()
         seen = {device.visible_id for view in views for device in view.resource.devices if device.gpu == uuid}

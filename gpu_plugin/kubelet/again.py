@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
-PAUSE = 10.0
+RESEND_INTERVAL = 10.0
 """Seconds between two such lists at least. The kubelet writes a file for each; a pod's plain init containers may hold a device
 for as long as the pod runs, so that nothing comes of it."""
 
@@ -46,7 +46,7 @@ class ListResend(msgspec.Struct):
             self.unanswered = 0
         name = min(filter(heard, served), default="")
         stayed, self.before = kept & (self.before | ready), kept
-        if not stayed or not name or now - self.last < PAUSE or self.unanswered >= UNANSWERED:
+        if not stayed or not name or now - self.last < RESEND_INTERVAL or self.unanswered >= UNANSWERED:
             return ""
         self.last = now
         self.unanswered += not answered

@@ -31,13 +31,13 @@ class _Bounded(EndsAtUnknownFrame):
     def data_received(self, data: bytes) -> None:
         self._read += len(data)
         if self._read > self._longest:
-            self._cut(f"its answer has more than {self._longest} bytes")
+            self._end(f"its answer has more than {self._longest} bytes")
         else:
             super().data_received(data)
 
     def unknown_frame(self, what: str) -> None:
-        self._cut(f"it sent {what}")
+        self._end(f"it sent {what}")
 
-    def _cut(self, fault: str) -> None:
+    def _end(self, fault: str) -> None:
         self._channel.fault = fault
         self.processor.close(fault)

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 PATIENCE = 2.0
 """Seconds that each witness may take."""
 
-OFF_LOOP = 4_000
+OFF_LOOP_DEVICES = 4_000
 """From so many devices on (2 µs each) the word of the witnesses is weighed on a thread, so that the loop runs on."""
 
 Pods = Mapping[tuple[str, str], frozenset[str]]
@@ -57,7 +57,7 @@ class Holders:
         after = await self._written()
         entries, writing = (None, None) if after is None else after
         said = KubeletReadings(kubelet, listed, None if before is None else before[0], entries, writing)
-        if len(listed or ()) + len(entries or ()) >= OFF_LOOP:
+        if len(listed or ()) + len(entries or ()) >= OFF_LOOP_DEVICES:
             holding, self._told = await anyio.to_thread.run_sync(weigh, self._told, said, awaited)
         else:
             holding, self._told = weigh(self._told, said, awaited)

@@ -38,7 +38,7 @@ PATIENCE = 2.0
 UNREAD = 30.0
 """Seconds for which a kubelet that still has what it had from us is taken to have read no newer list: its disk may be slow."""
 
-OFF_LOOP = 4_000
+OFF_LOOP_DEVICES = 4_000
 """From so many devices on (2 µs each) an answer is judged on a thread, so that the loop runs on."""
 
 Ids = Mapping[str, frozenset[str]]
@@ -208,7 +208,7 @@ class TakeoverWatch:
         after = self._served()
         self._takeovers.registered({name for name in self._takeovers.taken if not self._registrations.overtaken(name)})
         now = anyio.current_time()
-        if sum(len(view.resource.devices) for view in after.values()) < OFF_LOOP:
+        if sum(len(view.resource.devices) for view in after.values()) < OFF_LOOP_DEVICES:
             outcome = self._judge(before, after, allocatable, now)
         else:
             outcome = await anyio.to_thread.run_sync(self._judge, before, after, allocatable, now)

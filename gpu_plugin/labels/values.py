@@ -152,27 +152,31 @@ def _resources(gpus: Sequence[Gpu], settings: Settings) -> dict[str, str]:
     if settings.mig_strategy == "none":
         return labels
     labels |= {f"{DOMAIN}/mig.strategy": settings.mig_strategy}
-    cut = [gpu for gpu in gpus if gpu.mig_enabled and gpu.model]
+    in_mig_mode = [gpu for gpu in gpus if gpu.mig_enabled and gpu.model]
     if settings.mig_strategy == "mixed":
-        return labels | _slices(cut, settings, mig_resource)
-    if not cut:
+        return labels | _slices(in_mig_mode, settings, mig_resource)
+    if not in_mig_mode:
         return labels
-    if _unequal(gpus, cut):
-        invalid = {"product": f"{sanitised(cut[0].model)}-MIG-INVALID", "count": 0, "replicas": 0, "memory": 0}
+    if _unequal(gpus, in_mig_mode):
+        invalid = {"product": f"{sanitised(in_mig_mode[0].model)}-MIG-INVALID", "count": 0, "replicas": 0, "memory": 0}
         return labels | _under(GPU_RESOURCE, invalid)
-    return labels | _slices(cut, settings, lambda _: GPU_RESOURCE)
+    return labels | _slices(in_mig_mode, settings, lambda _: GPU_RESOURCE)
 
 
-def _unequal(gpus: Sequence[Gpu], cut: Sequence[Gpu]) -> bool:
-    """Whether strategy single has no word for these: some are not cut, one is cut into nothing, or into different sizes."""
-    profiles = {mig.profile for gpu in cut for mig in gpu.mig_devices}
-    return any(not gpu.mig_enabled for gpu in gpus) or any(not gpu.mig_devices for gpu in cut) or len(profiles) != 1
+def _unequal(gpus: Sequence[Gpu], in_mig_mode: Sequence[Gpu]) -> bool:
+    """Whether strategy single has no word for these: some are not partitioned, one has no MIG device, or sizes differ."""
+    profiles = {mig.profile for gpu in in_mig_mode for mig in gpu.mig_devices}
+    return (
+        any(not gpu.mig_enabled for gpu in gpus)
+        or any(not gpu.mig_devices for gpu in in_mig_mode)
+        or len(profiles) != 1
+    )
 
 
 def _whole(gpus: Sequence[Gpu], settings: Settings) -> dict[str, str]:
-    """Of GPUs as such, cut or not. Of several models one speaks, and counts its own.
+    """Of GPUs as such, partitioned or not. Of several models one speaks, and counts its own.
 
-    It is the one of which there are most, among those with a GPU that is not cut, if there are any; of equals that of the
+    It is the one of which there are most, among those with a GPU that is not partitioned, if there are any; of equals that of the
     lowest index.
     """
     known = [gpu for gpu in gpus if gpu.model]
@@ -195,11 +199,11 @@ def _whole(gpus: Sequence[Gpu], settings: Settings) -> dict[str, str]:
     return _under(GPU_RESOURCE, labels)
 
 
-def _slices(cut: Iterable[Gpu], settings: Settings, named: Callable[[str], str]) -> dict[str, str]:
+def _slices(in_mig_mode: Iterable[Gpu], settings: Settings, named: Callable[[str], str]) -> dict[str, str]:
     """Of MIG devices by profile, under the name that `named` gives it; the first of each speaks for all."""
     first: dict[str, tuple[Gpu, MigDevice]] = {}
     counts: Counter[str] = Counter()
-    for gpu in cut:
+    for gpu in in_mig_mode:
         for mig in gpu.mig_devices:
             first.setdefault(mig.profile, (gpu, mig))
             counts[mig.profile] += 1

@@ -12,7 +12,7 @@ from gpu_plugin.devices.device import Resource
 from gpu_plugin.kubelet.registrations import Standing
 from gpu_plugin.runtime.histogram import Histogram
 
-BEAT = 1.0
+BEAT_INTERVAL = 1.0
 """Seconds between two beats of the event loop."""
 
 LATE = 5.0
@@ -57,8 +57,8 @@ class LoopLag:
     def beat(self, now: float) -> None:
         """The loop turns at this time."""
         if self._last is not None:
-            self.lag.observe(max(0.0, now - self._last - BEAT))
-        if self._last is not None and now - self._last - BEAT > LATE:
+            self.lag.observe(max(0.0, now - self._last - BEAT_INTERVAL))
+        if self._last is not None and now - self._last - BEAT_INTERVAL > LATE:
             self._pauses = [
                 *(pause for pause in self._pauses if now - pause.until <= RECENT),
                 Pause(now - self._last, now),
@@ -68,7 +68,7 @@ class LoopLag:
     def longest(self, now: float) -> Pause | None:
         """The longest recent pause; None where there was none. A loop that has just gone on may not have beaten yet."""
         pauses = [pause for pause in self._pauses if now - pause.until <= RECENT]
-        if self._last is not None and now - self._last - BEAT > LATE:
+        if self._last is not None and now - self._last - BEAT_INTERVAL > LATE:
             pauses.append(Pause(now - self._last, now))
         return max(pauses, key=lambda pause: pause.seconds, default=None)
 

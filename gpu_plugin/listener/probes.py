@@ -17,7 +17,7 @@ from anyio.lowlevel import checkpoint
 from gpu_plugin.kubelet.self_call import PATIENCE, ShortageError, self_call
 from gpu_plugin.listener import checks
 from gpu_plugin.listener.answer import Answer, Page, Request
-from gpu_plugin.listener.checks import BEAT, Facts, LoopLag, Verdict
+from gpu_plugin.listener.checks import BEAT_INTERVAL, Facts, LoopLag, Verdict
 from gpu_plugin.telemetry.metrics.exposition import Format, wanted
 
 FRESH = 1.0
@@ -59,7 +59,7 @@ class Probes:
             for form, (at, _) in list(self._told.items()):
                 if now - at >= FRESH:
                     del self._told[form]  # megabytes, on a node with tens of thousands of devices
-            await anyio.sleep(BEAT)
+            await anyio.sleep(BEAT_INTERVAL)
 
     async def _live(self, _: Request) -> Answer:
         silent, unasked = await self._silent()

@@ -127,7 +127,7 @@ class StatusPage:
         self._told = Pulse()
         self._readers = 0
         self._wanted = Pulse()
-        self._alone = Pulse()
+        self._no_news = Pulse()
 
     @property
     def pages(self) -> Mapping[str, Page]:
@@ -248,7 +248,7 @@ class StatusPage:
                 beaten = anyio.current_time()
                 self._beats, self._beat = self._beats + 1, _event("beat", {"at": self._wall()})
                 self._told.ring()
-            await (self._alone if self.source is None else self.source.news).wait(TICK)
+            await (self._no_news if self.source is None else self.source.news).wait(TICK)
             await anyio.sleep(max(MIN_REST, SHARE * took))
 
     async def _follow_pods(self) -> None:

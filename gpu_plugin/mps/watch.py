@@ -91,7 +91,7 @@ class MpsWatch:
             OSError: the root cannot be read.
         """
         try:
-            return await self._looking.anew(partial(_seen, configured, shared), PATIENCE)
+            return await self._looking.fresh(partial(_seen, configured, shared), PATIENCE)
         except TimeoutError:
             return None
 

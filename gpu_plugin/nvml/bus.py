@@ -11,7 +11,7 @@ import msgspec
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.nvml.watched import Watched
 
-TRIES = 3
+MAX_TRIES = 3
 """Openings that a binding is worth: NVML hides some GPUs for good, such as those excluded by a parameter of the driver."""
 
 FIRST_WAIT, LONGER = 6, 4
@@ -51,7 +51,7 @@ class Bus(msgspec.Struct):
             if tries:
                 tried[key] = (tries, at)
             new = gpu is None or tries or self._found.get(bus_id) != self.told[bus_id]
-            if new and tries < TRIES and now >= at:
+            if new and tries < MAX_TRIES and now >= at:
                 due.append(bus_id)
         self._tried = tried  # what answers by now is no open question any more
         return tuple(due)

@@ -31,17 +31,20 @@ REPEAT_LOG = 60.0
 MAX_FAILED_WAITS = 3
 """Waits in a row that fail before nothing is expected of the event set any more."""
 
+BURST = 40
+"""Events that are handed over one by one, each at once. Beyond that they are in a storm, and handed over several at a time."""
 
-BURST, REFILL = 40, 40.0
-"""Events that are handed over one by one, each at once, and how many more a second. Beyond that they are in a storm, and are
-handed over several at a time."""
+REFILL = 40.0
+"""Events a second by which that number is filled up again."""
 
 BATCH_SECONDS = 0.05
 """Seconds for which events of a storm are gathered: waking the event loop for each would cost more than judging them."""
 
+MAX_DRAINED = 1024
+"""Events that are still taken from an event set when the wait for it ends."""
 
-DRAIN_MOST, DRAIN_WITHIN = 1024, 0.25
-"""Events that are still taken from an event set when the wait for it ends, and seconds that this may take."""
+DRAIN_SECONDS = 0.25
+"""Seconds that this may take."""
 
 
 class EventBatch(msgspec.Struct):
@@ -88,8 +91,8 @@ class EventWaiter:
         events: EventSet,
         deliver: Callable[[Event], None],
         upset: Callable[[Exception], None],
-        deaf: Callable[[str], None],
-        setbacks: WaitFailures,
+        report_trouble: Callable[[str], None],
+        wait_failures: WaitFailures,
         over: Callable[[], None] = lambda: None,
     ) -> None:
         """Takes the callbacks for an event, for a failed wait, and for whether waits keep failing: why, or empty.
@@ -100,8 +103,8 @@ class EventWaiter:
         self._events = events
         self._deliver = deliver
         self._upset = upset
-        self._report_trouble = deaf
-        self._wait_failures = setbacks
+        self._report_trouble = report_trouble
+        self._wait_failures = wait_failures
         self._over = over
         self._loop = asyncio.get_running_loop()
         self._context = (
@@ -144,12 +147,12 @@ class EventWaiter:
         return since is not None and time.monotonic() - since > seconds + WAIT_MS / 1000
 
     def _run(self) -> None:
-        gathering = EventBatch()
+        batch = EventBatch()
         try:
-            self._wait_on(gathering)
-            self._drain(gathering)
+            self._wait_on(batch)
+            self._drain(batch)
         finally:
-            self._hand_over(partial(self._deliver_all, gathering.handed_over()))
+            self._hand_over(partial(self._deliver_all, batch.handed_over()))
             self._out = True
             self._hand_over(self._leave)
 
@@ -157,31 +160,31 @@ class EventWaiter:
         self._left.set()
         self._over()
 
-    def _wait_on(self, gathering: EventBatch) -> None:
-        setbacks = self._wait_failures
-        well = False  # an earlier waiter may have told that it is deaf: the first good wait says otherwise
+    def _wait_on(self, batch: EventBatch) -> None:
+        wait_failures = self._wait_failures
+        well = False  # an earlier waiter may have told that it is report_trouble: the first good wait says otherwise
         while not self._stop.is_set():
             self._since = began = time.monotonic()
             event: Event | None = None
             trouble: Exception | None = None
             try:
-                left = (gathering.due - began) * 1000 if gathering.events else WAIT_MS
+                left = (batch.due - began) * 1000 if batch.events else WAIT_MS
                 event = self._driver.wait(self._events, max(1, min(WAIT_MS, int(left))))
             except Exception as error:  # noqa: BLE001 - whatever it is, a thread that ended would hear nothing ever after
                 if not isinstance(error, NvmlError) or error.code != Return.TIMEOUT:
                     trouble = error
             self._since = None
             if event is not None:
-                gathering.take(event, time.monotonic())
-            if gathering.events and (trouble or time.monotonic() >= gathering.due):
-                self._hand_over(partial(self._deliver_all, gathering.handed_over()))
+                batch.take(event, time.monotonic())
+            if batch.events and (trouble or time.monotonic() >= batch.due):
+                self._hand_over(partial(self._deliver_all, batch.handed_over()))
             if trouble is None:
-                setbacks.backoff.succeeded()
+                wait_failures.backoff.succeeded()
                 if not well:
                     well = True
                     self._hand_over(lambda: self._report_trouble(""))
                 # A driver that does not wait must not be asked in a loop
-                if event is None and not gathering.events and time.monotonic() - began < min(left, WAIT_MS) / 2000:
+                if event is None and not batch.events and time.monotonic() - began < min(left, WAIT_MS) / 2000:
                     self._stop.wait(min(FIRST_PAUSE, WAIT_MS / 1000))
                 continue
             if self._stop.is_set():
@@ -189,25 +192,23 @@ class EventWaiter:
             words = str(trouble) if isinstance(trouble, NvmlError) else repr(trouble)
             # One that fails as a GPU is lost is soon mended by another event set.
             mended = isinstance(trouble, NvmlError) and trouble.code == Return.GPU_IS_LOST
-            mended = mended and setbacks.backoff.failures + 1 < MAX_FAILED_WAITS
-            if not mended and (setbacks.said is None or time.monotonic() - setbacks.said >= REPEAT_LOG):
-                setbacks.said = time.monotonic()
+            mended = mended and wait_failures.backoff.failures + 1 < MAX_FAILED_WAITS
+            if not mended and (wait_failures.said is None or time.monotonic() - wait_failures.said >= REPEAT_LOG):
+                wait_failures.said = time.monotonic()
                 log.warning("waiting for driver events fails, health relies on polling until it works again: %s", words)
-            pause = setbacks.backoff.failed(time.monotonic())
-            if (
-                setbacks.backoff.failures % MAX_FAILED_WAITS == 0
-            ):  # of the next event set too, and of the one after that
+            pause = wait_failures.backoff.failed(time.monotonic())
+            if wait_failures.backoff.failures % MAX_FAILED_WAITS == 0:  # of the next event set too
                 well = False
                 self._hand_over(lambda words=words: self._report_trouble(words))  # type: ignore[misc]
             self._hand_over(lambda trouble=trouble: self._upset(trouble))  # type: ignore[misc]
             self._stop.wait(pause)
 
-    def _drain(self, gathering: EventBatch) -> None:
+    def _drain(self, batch: EventBatch) -> None:
         """Takes what is ready: the set may be freed next, and what is in it then is gone, that of healthy GPUs too (nvml.h)."""
-        until = time.monotonic() + DRAIN_WITHIN
-        for _ in range(DRAIN_MOST):
+        until = time.monotonic() + DRAIN_SECONDS
+        for _ in range(MAX_DRAINED):
             try:
-                gathering.events.append(self._driver.wait(self._events, 1))
+                batch.events.append(self._driver.wait(self._events, 1))
             except Exception as error:  # noqa: BLE001 - nothing is ready, or nothing more is to be had
                 log.debug("no further event: %s", error)
                 return

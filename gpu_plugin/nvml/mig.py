@@ -1,6 +1,6 @@
 """How a GPU is partitioned into MIG devices. The reading blocks: it runs on a driver thread; the rest is pure.
 
-A driver that is about to cut a GPU anew says much that is true for a moment only: MIG mode without devices, indices that
+A driver that is about to repartition a GPU says much that is true for a moment only: MIG mode without devices, indices that
 cannot be described. None of it is a fault of the GPU.
 """
 

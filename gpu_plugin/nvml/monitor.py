@@ -74,7 +74,7 @@ class Monitor:
         poll: seconds between two turns of everyone.
         timeout: seconds after which a call is said to hang.
         retention: seconds for which a GPU that has vanished stays listed.
-        judging: whether health is judged at all: else GPUs are asked only whether they answer, and how they are cut.
+        judging: whether health is judged at all: else GPUs are asked only whether they answer, and how they are partitioned.
         turn_due: by when the turn under way, or the next one, is over if all is well, in event loop time; it is none while idle.
         trouble: why no GPU could be reached as of the last turn; empty where one could, and where all are released.
         boot_id: the boot that is known of; empty: whichever the host tells first.

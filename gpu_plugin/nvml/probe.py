@@ -53,6 +53,6 @@ def _describe(driver: Driver, host: HostView, handle: Handle, uuid: str, index: 
         return with_partition(whole, partition)
     for at, why in partition.unreadable.items():
         log.warning("GPU %s: MIG device %d cannot be read and is not offered: %s", uuid, at, why)
-    # While a GPU is partitioned NVML tells nothing of its rows; every part that can be cut remaps them (Ampere and later).
+    # While a GPU is partitioned NVML tells nothing of its rows; every part that has MIG remaps them (Ampere and later).
     whole = replace(whole, remaps_rows=whole.remaps_rows or bool(partition.devices))
     return with_caps(with_partition(whole, partition), host.mig_minors())

@@ -117,9 +117,7 @@ class Watched(msgspec.Struct):
         self.counting = found.sample.counting
         self.dated(found.sample, now)
         before, was_enabled = self.gpu, self.gpu.mig_enabled
-        if (
-            found.gpu is not before
-        ):  # how it is partitioned, or what its index is, may have come from elsewhere meanwhile
+        if found.gpu is not before:  # its partition or its index may have come from elsewhere meanwhile
             self.gpu = replace(
                 found.gpu, index=before.index, mig_enabled=before.mig_enabled, mig_devices=before.mig_devices
             )
@@ -144,7 +142,7 @@ class Watched(msgspec.Struct):
         return (self.nvlinks, self.fabric) != before
 
     def _take_partition(self, found: Look) -> bool:
-        """Takes in how a look found the GPU to be cut. Returns whether another look soon would settle something."""
+        """Takes in how a look found the GPU to be partitioned. Returns whether another look soon would settle something."""
         self.partitionable = found.partitionable
         if found.partition_trouble and found.partition_trouble != self.partition_trouble:
             log.warning("GPU %s: its MIG devices cannot be read now: %s", self.gpu.uuid, found.partition_trouble)

@@ -24,7 +24,7 @@ class UnfitFileError(OSError):
 
 def kind(mode: int) -> str:
     """What has this mode (st_mode), in words, as in "is a directory"."""
-    return f"is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}"
+    return f"is {_KINDS.get(stat.S_IFMT(mode), 'not a regular file')}"
 
 
 def open_file(path: str | Path, *, links: bool = True, null: bool = False) -> BinaryIO:

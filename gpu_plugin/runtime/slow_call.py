@@ -72,7 +72,7 @@ class SlowCall(Generic[T]):
             raise TimeoutError(f"no answer for {seconds:g} s")
         return self.take().done.result()
 
-    async def anew(self, call: Callable[[], T], seconds: float) -> T:
+    async def fresh(self, call: Callable[[], T], seconds: float) -> T:
         """What this very call brings; one that is under way already is waited for first, and what it brings is let go of.
 
         Raises:

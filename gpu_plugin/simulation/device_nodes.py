@@ -68,7 +68,7 @@ def make(profile_or_node: Profile | SimulatedNode, root: Path) -> Path | None:
 
 
 def remake(node: SimulatedNode) -> None:
-    """Makes the device nodes of a running node follow what it is cut into now, if they were made; says so where that fails."""
+    """Makes the device nodes of a running node follow its partition, if they were made; says so where that fails."""
     if node.device_root is None:
         return
     try:

@@ -327,8 +327,8 @@ class SimulatedDriver(Session):
 
     def _cut_up(self, index: int) -> bool:
         """Whether there are MIG devices of the GPU: it tells nothing of its rows then."""
-        cut = self._node.mig_partition(index)
-        return cut is not None and bool(cut.devices)
+        partition = self._node.mig_partition(index)
+        return partition is not None and bool(partition.devices)
 
     def _remotes(self, index: int) -> tuple[str | None, ...]:
         """The far end of each of a GPU's links; None of one that is inactive."""

@@ -135,11 +135,11 @@ class EventSets:
             self._changed.wait_for(ready, seconds)
             if not (listener := self._listeners.get(events)):
                 raise LookupError(events)
-            deaf = self._report_trouble(listener)
-            if listener.events and (listener.gone or listener.ready or not deaf):  # what is ready comes first (nvml.h)
+            trouble = self._report_trouble(listener)
+            if listener.events and (listener.gone or listener.ready or not trouble):  # nvml.h: in this order
                 listener.ready = max(0, listener.ready - 1)
                 return listener.events.popleft()
-            if deaf:
+            if trouble:
                 raise GpuIsLostError(events)
             return None
 

@@ -35,7 +35,7 @@ class SimulatedMigDevice(msgspec.Struct, frozen=True):
 
 
 class MigPartition(msgspec.Struct, frozen=True):
-    """How a GPU in MIG mode is cut: the profiles asked for, and the MIG devices by MIG index."""
+    """How a GPU in MIG mode is partitioned: the profiles asked for, and the MIG devices by MIG index."""
 
     profiles: tuple[str, ...] = ()
     devices: tuple[SimulatedMigDevice, ...] = ()
@@ -169,8 +169,8 @@ class SimulatedNode:
         """Every path under /dev: the profile's, and the capabilities of the MIG devices that there are."""
         nodes = self.profile.device_nodes
         for gpu, built in enumerate(self.profile.gpus):
-            if cut := self.mig_partition(gpu):
-                nodes |= capability_nodes(built.minor, [each.instance for each in cut.devices])
+            if partition := self.mig_partition(gpu):
+                nodes |= capability_nodes(built.minor, [each.instance for each in partition.devices])
         return nodes
 
     # Faults
@@ -283,7 +283,7 @@ class SimulatedNode:
     def reset(self, gpu: int, *, energy: bool = True) -> None:
         """Resets the GPU, and its counter of `energy` too if asked to.
 
-        It stays cut as it was, unlike a real one: its owner is taken to have cut it again.
+        It stays partitioned as it was, unlike a real one: its owner is taken to have partitioned it again.
         """
         self._become(gpu, partial(condition.reset, energy=energy))
 
@@ -298,14 +298,14 @@ class SimulatedNode:
         self._save()
 
     def heal(self, gpu: int) -> None:
-        """Repair and reset in one: bound anew, idle, its counters at 0, and nothing is wrong with it. It stays cut as it was."""
+        """Repair and reset in one: bound anew, idle, its counters at 0, and nothing is wrong with it. Its partition stays."""
         self._become(gpu, condition.healed)
 
     def partition(self, gpu: int, profiles: Sequence[str] | None) -> None:
-        """Cuts the GPU into these MIG devices, in place of what it was cut into; None takes it out of MIG mode.
+        """Partitions the GPU into these MIG devices, in place of those it had; None takes it out of MIG mode.
 
         Raises:
-            ConfigError: its model cannot be cut so; nothing was done.
+            ConfigError: its model cannot be partitioned so; nothing was done.
         """
         built = self.profile.gpus[gpu]
         if built.mig_mode is None or built.mig_profiles is None:
@@ -371,9 +371,9 @@ class SimulatedNode:
                     SavedGpu.of(
                         gpu,
                         wall + gpu.hung_until - now if gpu.hung_until and gpu.hung_until > now else None,
-                        None if cut is None else list(cut.profiles),
+                        None if partition is None else list(partition.profiles),
                     )
-                    for gpu, cut in zip(self._gpus, self._partitions, strict=True)
+                    for gpu, partition in zip(self._gpus, self._partitions, strict=True)
                 ],
             )
 
@@ -384,7 +384,7 @@ def _answers_at(now: Condition, began: float) -> float:
 
 
 def _built(gpu: GpuProfile) -> Sequence[str] | None:
-    """What the GPU is cut into as it leaves the factory; None out of MIG mode."""
+    """What the GPU is partitioned into as it leaves the factory; None out of MIG mode."""
     return gpu.mig or () if gpu.mig_mode is not None and gpu.mig_mode[0] else None
 
 

@@ -104,7 +104,7 @@ def _engines(model: str, row: int, compute: int, *, media: bool = False) -> Engi
 
 
 def lay_out(model: str, profiles: Sequence[str]) -> tuple[MigInstance, ...]:
-    """The MIG devices of a GPU cut into these, in the order of their MIG index: by GPU instance, then compute instance.
+    """The MIG devices of a GPU partitioned into these, in the order of their MIG index: by GPU instance, then compute instance.
 
     A profile such as 1c.3g.20gb is a compute instance in the last GPU instance of 3g.20gb that still has room for it, or in
     a new one.

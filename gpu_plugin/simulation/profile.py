@@ -75,9 +75,9 @@ class GpuProfile(Block, frozen=True):
     mig_mode: tuple[Annotated[int, msgspec.Meta(ge=0, le=1)], Annotated[int, msgspec.Meta(ge=0, le=1)]] | None = None
     """(current, pending); 1 is enabled. None: the part has no MIG."""
     mig: tuple[str, ...] | None = None
-    """The MIG devices that it is cut into, such as [3g.20gb, 1c.3g.20gb], in MIG mode; None: none, in the mode above."""
+    """The MIG devices that it is partitioned into, such as [3g.20gb, 1c.3g.20gb], in MIG mode; None: none, in the mode above."""
     mig_profiles: Literal["a100-40gb", "a100-80gb", "h100-80gb", "h200-141gb", "b200-180gb"] | None = None
-    """Whose table of MIG profiles is its own (`simulation/mig.py`); without one it cannot be cut."""
+    """Whose table of MIG profiles is its own (`simulation/mig.py`); without one it cannot be partitioned."""
     numa_node: Annotated[int, msgspec.Meta(ge=-1)] = -1
     """sysfs numa_node of the PCI device: -1 is unknown."""
     nvml_numa_node: Count | None = None
@@ -268,7 +268,7 @@ def _gpus(name: str, file: _File, content: dict[str, Any]) -> tuple[GpuProfile, 
         merged |= common | (each[index] if index < len(each) else {})
         if "uuid" not in merged:
             merged["uuid"] = _uuid("GPU", f"{name}/{index}")
-        gpus.append(_cut(index, msgspec.convert(merged, GpuProfile, str_keys=True)))
+        gpus.append(_in_mig_mode(index, msgspec.convert(merged, GpuProfile, str_keys=True)))
         if not gpus[index].name:
             raise ConfigError(f"$.gpus[{index}].name: missing here and in $.gpu: the model, such as NVIDIA H200")
     for key in ("uuid", "minor", "pci_bus_id"):
@@ -279,7 +279,7 @@ def _gpus(name: str, file: _File, content: dict[str, Any]) -> tuple[GpuProfile, 
     return tuple(gpus)
 
 
-def _cut(index: int, gpu: GpuProfile) -> GpuProfile:
+def _in_mig_mode(index: int, gpu: GpuProfile) -> GpuProfile:
     """The GPU in MIG mode if it is partitioned into MIG devices, which must fit."""
     if gpu.mig is None:
         return gpu

@@ -21,7 +21,7 @@ _MAX_BYTES = 4 * 1024 * 1024
 class SavedGpu(Condition, frozen=True, kw_only=True, omit_defaults=True):
     """One GPU, with `hung_until` on the wall clock.
 
-    `mig` are the profiles that it was cut into, None out of MIG mode; left out: as the node's profile says.
+    `mig` are the profiles that it was partitioned into, None out of MIG mode; left out: as the node's profile says.
     """
 
     mig: list[str] | msgspec.UnsetType | None = msgspec.UNSET

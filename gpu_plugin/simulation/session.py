@@ -110,8 +110,8 @@ class Session(Driver):
         self._begin(call, gpu if known else None)
         if known:
             self._check_answers(call, gpu)
-            cut = self._node.mig_partition(gpu)
-            for each in cut.devices if cut else ():
+            partition = self._node.mig_partition(gpu)
+            for each in partition.devices if partition else ():
                 if each.number * _MIG_STRIDE == number:
                     return each
         raise refused(call, Return.INVALID_ARGUMENT)

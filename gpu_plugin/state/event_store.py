@@ -88,11 +88,11 @@ KINDS = ("health", "registration", "configuration", "order", "daemon")
 def bounded(event: Event) -> Event:
     """The event with each of its texts printable and within `LONGEST` characters."""
     texts = {name: text for name in event.__struct_fields__ if isinstance(text := getattr(event, name), str)}
-    shown = {name: _cut(printable(text[: LONGEST + 1])) for name, text in texts.items()}
+    shown = {name: _shortened(printable(text[: LONGEST + 1])) for name, text in texts.items()}
     return msgspec.structs.replace(event, **shown) if shown != texts else event
 
 
-def _cut(text: str) -> str:
+def _shortened(text: str) -> str:
     """The text, of one that is too long its beginning: up to the last blank, where that is near the end, and `...` after it."""
     if len(text) <= LONGEST:
         return text

@@ -222,7 +222,7 @@ def _allocate(descriptor: int, size: int, *wanted: int) -> None:
 def _content(descriptor: int) -> bytes:
     """What is in the file. Raises OSError where it is not a regular file."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise OSError("no regular file")
+        raise OSError("not a regular file")
     return os.pread(descriptor, 2 * MAX_BYTES, 0)
 
 

@@ -142,6 +142,6 @@ class Recorder:
 async def _done(writing: SlowCall[bool], write: Callable[[], bool], patience: float) -> bool:
     """Whether it is written within so many seconds. While one write hangs, no other of its kind is begun."""
     try:
-        return await writing.anew(write, patience)
+        return await writing.fresh(write, patience)
     except Exception:  # noqa: BLE001 - whatever it is, it is not written
         return False

@@ -7,7 +7,7 @@ from gpu_plugin.cli import main
 from gpu_plugin.simulation.profile import load
 from tests.node.daemon import healthy
 
-FINE, AMISS, USAGE, NO_DAEMON = 0, 1, 2, 3
+SUCCESS, PROBLEM_FOUND, USAGE, NO_DAEMON = 0, 1, 2, 3
 ASKS_FOR_A_GPU = {
     "explain": ("--gpu",),
     "events": ("--gpu",),
@@ -40,10 +40,10 @@ async def test_a_gpu_is_named_alike_in_every_verb_and_one_that_is_not_there_is_b
         return {(verb, name, told(daemon.state, verb, name)) for verb in ASKS_FOR_A_GPU for name in names}
 
     found = await anyio.to_thread.run_sync(statuses, NAMES)
-    assert {each for each in found if each[2] != FINE} == set()
+    assert {each for each in found if each[2] != SUCCESS} == set()
     capfd.readouterr()
     found = await anyio.to_thread.run_sync(statuses, STRANGERS)
-    assert {each for each in found if each[2] != USAGE} == {("simulate-allocation", "", FINE)}  # an empty list
+    assert {each for each in found if each[2] != USAGE} == {("simulate-allocation", "", SUCCESS)}  # an empty list
     said = capfd.readouterr().err.splitlines()
     assert len(said) == len(found) - 1  # a sentence each
     assert all(line.startswith("gpu-plugin ") for line in said)
@@ -88,7 +88,7 @@ async def test_a_simulated_node_that_is_none_is_bad_usage(daemon):
 async def test_a_node_without_a_driver_is_no_bad_usage(daemon):
     daemon.profile = ""
     daemon.start("--driver-root", "/nonexistent", "--driver-root-ctr-path", "/nonexistent")
-    assert await daemon.exit() == AMISS
+    assert await daemon.exit() == PROBLEM_FOUND
 
 
 @pytest.mark.parametrize("below", ["", "further/down"])

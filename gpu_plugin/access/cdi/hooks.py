@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from gpu_plugin.access.cdi.found import DriverFiles, Library
 from gpu_plugin.access.cdi.spec import Hook
 
-EVERY = "all"
+ALL = "all"
 """Stands for all hooks in --cdi-disable-hooks."""
 
 CREATE_SYMLINKS = "create-symlinks"
@@ -44,7 +44,7 @@ def calls(arguments: Mapping[str, Sequence[str]], path: str, disabled: Iterable[
     `path` is the program on the host: nvidia-ctk, or nvidia-cdi-hook, which is called without the word hook in front.
     """
     off = set(disabled)
-    if EVERY in off:
+    if ALL in off:
         return ()
     program = path.rpartition("/")[2]
     begin = [program, "hook"] if program == _TOOLKIT else [program]

@@ -28,7 +28,7 @@ class CdiReadiness(msgspec.Struct, frozen=True):  # made while pods wait for the
     def reason(self, name: str, nodes: Iterable[str] = ()) -> str:
         """Why the device of that name, whose device nodes are these, cannot be used; empty where it can.
 
-        A name may be another device's than when the specification was written: 0:1 is, once a GPU is partitioned anew.
+        A name may be another device's than when the specification was written: 0:1 is, once a GPU is repartitioned.
         """
         if self.trouble:
             return self.trouble

@@ -1,7 +1,7 @@
 """From the settings to what CDI specifications are to have."""
 
 from gpu_plugin.access.cdi.build import FEATURE_FLAGS, IDLE_FEATURE_FLAGS, CdiOptions
-from gpu_plugin.access.cdi.hooks import CREATE_SYMLINKS, EVERY, NAMES, OTHERS, UPDATE_LDCACHE
+from gpu_plugin.access.cdi.hooks import ALL, CREATE_SYMLINKS, NAMES, OTHERS, UPDATE_LDCACHE
 from gpu_plugin.access.container import Access
 from gpu_plugin.config.settings import Settings
 
@@ -13,7 +13,7 @@ def wishes(settings: Settings, access: Access) -> CdiOptions:
         dev_root=access.dev_root.rstrip("/"),
         classes=access.cdi_classes,
         imex_channels=access.imex_channels,
-        hook="" if EVERY in settings.cdi_disable_hooks else settings.nvidia_cdi_hook_path,
+        hook="" if ALL in settings.cdi_disable_hooks else settings.nvidia_cdi_hook_path,
         disabled_hooks=frozenset(settings.cdi_disable_hooks),
         feature_flags=frozenset(settings.cdi_feature_flags),
     )
@@ -31,13 +31,13 @@ def ignored_options(settings: Settings) -> list[str]:
         sentences.append(f"--cdi-feature-flags: {', '.join(unknown)} is not known; there are {known}")
     if settings.cdi_disable_hooks and not settings.nvidia_cdi_hook_path:
         sentences.append("--cdi-disable-hooks changes nothing: no hook is used without --nvidia-cdi-hook-path")
-    strange = [name for name in settings.cdi_disable_hooks if name not in (EVERY, *NAMES, *OTHERS)]
+    strange = [name for name in settings.cdi_disable_hooks if name not in (ALL, *NAMES, *OTHERS)]
     if strange:
         sentences.append(
-            f"--cdi-disable-hooks: {', '.join(strange)} is not a hook; there are {', '.join(NAMES)}, {EVERY}"
+            f"--cdi-disable-hooks: {', '.join(strange)} is not a hook; there are {', '.join(NAMES)}, {ALL}"
         )
     needed = [name for name in settings.cdi_disable_hooks if name in (CREATE_SYMLINKS, UPDATE_LDCACHE)]
-    if needed and settings.nvidia_cdi_hook_path and EVERY not in settings.cdi_disable_hooks:
+    if needed and settings.nvidia_cdi_hook_path and ALL not in settings.cdi_disable_hooks:
         sentences.append(
             f"--cdi-disable-hooks: without {', '.join(needed)} programs in containers may not find libcuda.so.1; to have no "
             "hooks, leave out --nvidia-cdi-hook-path, and libraries are bound where they are found"

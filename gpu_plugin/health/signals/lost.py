@@ -96,8 +96,8 @@ def lost(latch: Latch[Gone] | None, seen: Observation, ctx: Context) -> Latch[Go
 def _answered(latch: Latch[Gone], seen: Sample) -> Latch[Gone]:
     """The latch with what a look proves that did not find it lost."""
     known, memory = latch.memory, replace(latch.memory, answers=not seen.fault)
-    after_boot = memory.answers and known.opening is not None and seen.counting not in (None, 0, known.opening)
-    if after_boot and not latch.recovery.reset:
+    reset = memory.answers and known.opening is not None and seen.counting not in (None, 0, known.opening)
+    if reset and not latch.recovery.reset:
         latch = replace(latch, recovery=replace(latch.recovery, reset=True, clean=0))
     return latch if memory == known else replace(latch, memory=memory)
 

@@ -42,10 +42,8 @@ def condemned(
     """
     if latch is not None and not bad:
         known, binding = latch.recovery.marks.binding, seen.binding
-        after_boot = known is not None and binding is not None and known != binding
-        latch = _noted(
-            unproven(latch) if after_boot else latch, seen, ctx, rebound=latch.recovery.rebound or after_boot
-        )
+        rebound = known is not None and binding is not None and known != binding
+        latch = _noted(unproven(latch) if rebound else latch, seen, ctx, rebound=latch.recovery.rebound or rebound)
     after = level(
         latch, ctx, LEVEL, bad=bad, verdict=Verdict.FATAL, detail=detail, leave=CLEAN_SAMPLES, proof=Proof.RMA
     )

@@ -41,7 +41,7 @@ def test_a_key_that_stands_twice_is_refused_with_its_line(settings):
     [
         (os.mkfifo, "a named pipe"),
         (os.mkdir, "a directory"),
-        (lambda path: path.symlink_to("/dev/zero"), "no regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
     ],
 )
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path, make, what):

@@ -36,7 +36,7 @@ from tests.unit.inventory.changing_node import (
     LAYOUTS,
     NAMES,
     SHARED,
-    RequestedAction,
+    Situation,
     as_remembered,
     held_twice,
     offered,
@@ -102,7 +102,7 @@ class Life:
         self.kubelet._list_again = lambda: True  # type: ignore[method-assign]
         socket = self.kubelet.pod_resources_socket
         self.settings = resolve({"device_plugin_dir": str(directory), "pod_resources_socket": str(socket)}, {})
-        self.wish = RequestedAction()
+        self.situation = Situation()
         self.remembered: tuple[tuple[Resource, ...], tuple[Resource, ...]] = ((), ())
         self.lost = False
         self.unreadable_until = -UNREADABLE
@@ -131,7 +131,7 @@ class Life:
         endpoints = Endpoints(
             store, self.kubelet.socket, self.kubelet.directory, look, look.ring, registrations=registrations
         )
-        self.offering.take(offered(self.wish))
+        self.offering.take(offered(self.situation))
         self.over, self.ended = anyio.CancelScope(), anyio.Event()
 
         async def live() -> None:
@@ -222,7 +222,7 @@ class Life:
                 meanwhile()
 
     def cut(self) -> None:
-        at, layouts = self.dice.randrange(2), list(self.wish.layouts)
+        at, layouts = self.dice.randrange(2), list(self.situation.layouts)
         layouts[at] = (self.dice.choice(sorted(LAYOUTS)), layouts[at][1] + self.dice.randrange(2))
         self.take(layouts=tuple(layouts))
 
@@ -230,9 +230,9 @@ class Life:
         self.take(names=self.dice.choice(sorted(NAMES)))
 
     def take(self, **changes) -> None:
-        self.wish = dataclasses.replace(self.wish, **changes)
-        self.trace.append(f"{self.wish}")
-        self.offering.take(offered(self.wish))
+        self.situation = dataclasses.replace(self.situation, **changes)
+        self.trace.append(f"{self.situation}")
+        self.offering.take(offered(self.situation))
 
     def held(self) -> set[tuple[str, str, str]]:
         """(pod, resource, device id) of all that pods hold in truth."""
@@ -259,7 +259,7 @@ class Life:
         """All pods end; within `BACK` seconds all there is must be offered, and nothing else listed."""
         for pod in tuple(self.kubelet.pods):
             self.kubelet.release(pod)
-        wanted = {r.name: {d.id for d in r.devices} for r in offered(self.wish).plan.resources}
+        wanted = {r.name: {d.id for d in r.devices} for r in offered(self.situation).plan.resources}
         until = anyio.current_time() + BACK
 
         def healthy() -> dict[str, set[str]]:

@@ -43,7 +43,7 @@ LATER_SHARED = frozenset({"all shared"})
 
 
 @dataclasses.dataclass(frozen=True)
-class RequestedAction:
+class Situation:
     """What there is and what is asked for: the partition of each GPU, by how manieth time, names, and sharing."""
 
     layouts: tuple[tuple[str, int], ...] = (("whole", 0), ("whole", 0))
@@ -56,9 +56,9 @@ def uuid(kind: str, gpu: int, instance: int = 0, layout: str = "whole", time: in
 
 
 @lru_cache(None)
-def offered(wish: RequestedAction) -> Offer:
+def offered(situation: Situation) -> Offer:
     gpus = []
-    for at, (layout, time) in enumerate(wish.layouts):
+    for at, (layout, time) in enumerate(situation.layouts):
         slices = tuple(
             MigDevice(
                 uuid("MIG", at, instance, layout, time),
@@ -75,9 +75,9 @@ def offered(wish: RequestedAction) -> Offer:
     settings = msgspec.structs.replace(
         resolve({}, {}),
         mig_strategy="mixed",
-        gpu_names=NAMES[wish.names][0],
-        mig_names=NAMES[wish.names][1],
-        sharing=SHARED[wish.shared],
+        gpu_names=NAMES[situation.names][0],
+        mig_names=NAMES[situation.names][1],
+        sharing=SHARED[situation.shared],
     )
     return offer(Node(tuple(gpus)), settings, "/")
 

@@ -24,7 +24,7 @@ from tests.unit.inventory.changing_node import (
     LAYOUTS,
     NAMES,
     SHARED,
-    RequestedAction,
+    Situation,
     as_remembered,
     held_twice,
     offered,
@@ -54,7 +54,7 @@ class Machine:
         self.readable = True
         self.now = 0.0
         self.kubelet = ModelKubelet()
-        self.wish = RequestedAction()
+        self.situation = Situation()
         self.remembered: tuple[Resource, ...] = ()
         self.foreign: tuple[Resource, ...] = ()
         self.asked = 0.0
@@ -85,14 +85,14 @@ class Machine:
 
     def publish(self) -> None:
         """As `Offering.take`: at once, but for the first offer of a process and such as wait for something else."""
-        wish = offered(self.wish)
+        situation = offered(self.situation)
         if self.inventory.unpublished:
             self.readable = False  # so that it will be: without, the first offer asks again
         if self.inventory.unpublished or self.whims.random() < self.waits:
             holding = self.witnesses()
-            self.inventory.apply(wish, holding.of_all, self.now, holding.listed)
+            self.inventory.apply(situation, holding.of_all, self.now, holding.listed)
         else:
-            self.inventory.apply(wish, None, self.now)
+            self.inventory.apply(situation, None, self.now)
         self.send()
 
     def ask(self) -> None:
@@ -159,16 +159,16 @@ class Machine:
                 del self.kubelet.pods[dice.choice(sorted(self.kubelet.pods))]
             case "cut":
                 at, layout = dice.randrange(2), dice.choice(sorted(LAYOUTS))
-                layouts = list(self.wish.layouts)
+                layouts = list(self.situation.layouts)
                 layouts[at] = (layout, layouts[at][1] + 1 if dice.random() < 0.5 else layouts[at][1])
-                self.wish = dataclasses.replace(self.wish, layouts=tuple(layouts))
+                self.situation = dataclasses.replace(self.situation, layouts=tuple(layouts))
                 self.trace[-1] += f" {layouts}"
                 self.publish()
             case "rename":
-                self.wish = dataclasses.replace(self.wish, names=dice.choice(self.names))
+                self.situation = dataclasses.replace(self.situation, names=dice.choice(self.names))
                 self.publish()
             case "share":
-                self.wish = dataclasses.replace(self.wish, shared=dice.choice(self.shared))
+                self.situation = dataclasses.replace(self.situation, shared=dice.choice(self.shared))
                 self.publish()
             case "kubelet":
                 self.kubelet.start()
@@ -201,7 +201,7 @@ class Machine:
         while self.now < until:
             self.now += HOLDERS_POLL
             self.ask()
-        wanted = {r.name: {d.id for d in r.devices} for r in offered(self.wish).plan.resources}
+        wanted = {r.name: {d.id for d in r.devices} for r in offered(self.situation).plan.resources}
         have = {name: set(ids) for name, ids in self.kubelet.healthy.items() if ids}
         assert have == wanted, self.trace
         assert not self.inventory.retired, self.trace

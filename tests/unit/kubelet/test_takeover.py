@@ -284,7 +284,7 @@ async def test_tens_of_thousands_of_devices_are_judged_beside_the_loop(monkeypat
 
     made = List.of
     monkeypatch.setattr(List, "of", counted)
-    watched = Watched(monkeypatch, **{f"d{at}": True for at in range(takeover.OFF_LOOP)})
+    watched = Watched(monkeypatch, **{f"d{at}": True for at in range(takeover.OFF_LOOP_DEVICES)})
     await watched.ask("0")
     assert watched.standing.why == OTHERS
     published(watched.store, a=True)

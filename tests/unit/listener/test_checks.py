@@ -6,7 +6,7 @@ import pytest
 
 from gpu_plugin.devices.device import Resource, withhold
 from gpu_plugin.kubelet.registrations import UNHEARD, Standing
-from gpu_plugin.listener.checks import BEAT, LATE, RECENT, Facts, LoopLag, Pause, live, ready, started
+from gpu_plugin.listener.checks import BEAT_INTERVAL, LATE, RECENT, Facts, LoopLag, Pause, live, ready, started
 from tests.unit.kubelet.serving import devices
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
@@ -93,16 +93,16 @@ def test_the_longest_recent_pause_between_beats():
     beats = LoopLag()
     assert beats.longest(NOW) is None
     at = NOW
-    for pause in (BEAT, BEAT + LATE, 8.0, BEAT, 7.0, BEAT):
+    for pause in (BEAT_INTERVAL, BEAT_INTERVAL + LATE, 8.0, BEAT_INTERVAL, 7.0, BEAT_INTERVAL):
         beats.beat(at)
         at += pause
     beats.beat(at)  # the last one
-    assert beats.longest(at) == Pause(8.0, NOW + BEAT + BEAT + LATE + 8.0)
-    assert beats.longest(at + BEAT + LATE) == Pause(8.0, NOW + BEAT + BEAT + LATE + 8.0)
+    assert beats.longest(at) == Pause(8.0, NOW + BEAT_INTERVAL + BEAT_INTERVAL + LATE + 8.0)
+    assert beats.longest(at + BEAT_INTERVAL + LATE) == Pause(8.0, NOW + BEAT_INTERVAL + BEAT_INTERVAL + LATE + 8.0)
     assert beats.longest(at + 20.0) == Pause(20.0, at + 20.0)  # the loop stood still, and has not beaten since
     later = at
     while later < at + RECENT:
-        later += BEAT
+        later += BEAT_INTERVAL
         beats.beat(later)
     assert beats.longest(later) is None
 

@@ -128,7 +128,7 @@ async def test_the_start_is_over_for_good():
 
 async def test_a_loop_that_stood_still_is_told_of_afterwards(monkeypatch):
     monkeypatch.setattr("gpu_plugin.listener.checks.LATE", -1.0)  # any beat is late
-    monkeypatch.setattr(probes_module, "BEAT", 0.01)
+    monkeypatch.setattr(probes_module, "BEAT_INTERVAL", 0.01)
     async with probing(Facts) as probes:
         with anyio.fail_after(5):
             while "[+]event-loop ok: it stood still for " not in (answer := await answered_on(probes, "/livez")).text:
@@ -258,7 +258,7 @@ async def test_a_text_that_is_too_old_is_not_kept(monkeypatch):
     async def status():
         return STATUS
 
-    monkeypatch.setattr(probes_module, "BEAT", 0.01)
+    monkeypatch.setattr(probes_module, "BEAT_INTERVAL", 0.01)
     async with probing(Facts) as probes:
         probes.status = status
         await answered_on(probes, "/metrics")

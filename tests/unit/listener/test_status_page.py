@@ -326,7 +326,7 @@ async def test_before_there_is_a_daemon_the_reason_is_shown_and_the_stream_goes_
         assert "waiting for the label" in (await ask(page, "/")).text
         told = Told()
         page.source = told.source
-        page._alone.ring()
+        page._no_news.ring()
         _, changed = await following()
         assert "GPU 1 is Unhealthy" in changed["parts"]["complaints"]
 

@@ -4,7 +4,7 @@ import pytest
 
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.nvml.bus import FIRST_WAIT, LONGER, TRIES, Bus
+from gpu_plugin.nvml.bus import FIRST_WAIT, LONGER, MAX_TRIES, Bus
 from gpu_plugin.nvml.port import Handle
 from gpu_plugin.nvml.watched import Watched
 
@@ -79,7 +79,7 @@ def test_a_binding_of_a_gpu_that_nobody_knows_is_news_at_once_and_then_ever_more
     bus.told = {ONE: 1, NEW: 5}
     assert bus.news(gpus, 1) == (NEW,)
     assert tries(bus, gpus, 1000) == [1, 1 + FIRST_WAIT, 1 + FIRST_WAIT + FIRST_WAIT * LONGER]
-    assert len(tries(opened({ONE: 1, NEW: 5}, gpus), gpus, 1000)) == TRIES - 1, "the first opening counts"
+    assert len(tries(opened({ONE: 1, NEW: 5}, gpus), gpus, 1000)) == MAX_TRIES - 1, "the first opening counts"
 
 
 def test_a_gpu_that_was_found_is_news_no_more():

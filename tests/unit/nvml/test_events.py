@@ -95,9 +95,9 @@ def play(monkeypatch):
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
-    async def run(script, setbacks=None):
+    async def run(script, wait_failures=None):
         driver, outcome, pauses = Script(script, clock), Outcome(), Pauses(clock)
-        handed_on = setbacks or WaitFailures()
+        handed_on = wait_failures or WaitFailures()
         waiter = EventWaiter(driver, SET, outcome.deliver, outcome.upset, outcome.deaf, handed_on)  # type: ignore[arg-type]
         waiter._stop = pauses  # type: ignore[assignment]
         driver.end = waiter.stop
@@ -123,28 +123,28 @@ async def test_events_arrive_in_order_on_the_event_loop(play):
 
 
 def test_events_are_handed_over_at_once_but_in_a_storm_and_none_waits_longer_than_a_moment():
-    gathering, waits, batches = EventBatch(), [], []
+    batch, waits, batches = EventBatch(), [], []
     arrived = [at / 100 for at in range(500)]
     held: list[float] = []
     for now in arrived:
-        if held and gathering.due <= now:
-            waits += [gathering.due - at for at in held]
-            batches.append(len(gathering.handed_over()))
+        if held and batch.due <= now:
+            waits += [batch.due - at for at in held]
+            batches.append(len(batch.handed_over()))
             held = []
-        gathering.take(event(31), now)
+        batch.take(event(31), now)
         held.append(now)
-        if gathering.due <= now:
+        if batch.due <= now:
             waits += [0.0 for _ in held]
-            batches.append(len(gathering.handed_over()))
+            batches.append(len(batch.handed_over()))
             held = []
     assert waits[: events.BURST] == [0.0] * events.BURST
     assert max(waits) <= events.BATCH_SECONDS + 1e-9
     assert len(batches) < len(arrived) / 2
-    gathering = EventBatch()
+    batch = EventBatch()
     for number in range(1, 200):  # none of these is in a storm
-        gathering.take(event(31), number / 30)
-        assert gathering.due == number / 30
-        gathering.handed_over()
+        batch.take(event(31), number / 30)
+        assert batch.due == number / 30
+        batch.handed_over()
 
 
 async def test_events_of_a_storm_arrive_all_and_in_order(play):
@@ -191,12 +191,12 @@ async def test_a_wait_that_fails_for_ever_is_said_once_a_minute_and_pauses_at_mo
 
 
 async def test_a_waiter_goes_on_from_the_setbacks_of_the_one_before(play, caplog):
-    setbacks = WaitFailures()  # each is stopped during its last wait, which counts for nothing
-    played = [await play([BROKEN] * 3, setbacks) for _ in range(3)]
+    wait_failures = WaitFailures()  # each is stopped during its last wait, which counts for nothing
+    played = [await play([BROKEN] * 3, wait_failures) for _ in range(3)]
     assert [pauses.taken for _, pauses, _ in played] == [[0.25, 0.5], [1.0, 2.0], [4.0, 8.0]]
     assert [outcome.deafness for _, _, outcome in played] == [[], [str(BROKEN)], [str(BROKEN)]]
     assert len(caplog.records) == 1
-    _, pauses, outcome = await play([QUIET, BROKEN, QUIET], setbacks)
+    _, pauses, outcome = await play([QUIET, BROKEN, QUIET], wait_failures)
     assert (pauses.taken, outcome.deafness) == ([0.25], [""])
 
 
@@ -328,4 +328,4 @@ async def test_what_is_ready_when_the_wait_ends_is_delivered_before_the_set_can_
 
 async def test_a_driver_that_always_has_an_event_ready_does_not_keep_the_set_from_its_end():
     driver = Queue([], endless=True)
-    assert 0 < len(await stopped(driver)) <= events.DRAIN_MOST
+    assert 0 < len(await stopped(driver)) <= events.MAX_DRAINED

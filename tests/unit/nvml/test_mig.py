@@ -15,7 +15,7 @@ GIB = 1 << 30
 
 
 class Machine:
-    """One A100 cut as asked (None: not in MIG mode), its driver open. `refuse` makes a call about one MIG index fail."""
+    """One A100, partitioned as asked (None: not in MIG mode), its driver open. `refuse` makes a call about one MIG index fail."""
 
     def __init__(self, *profiles, mode=True, **gpu):
         content = {"name": "NVIDIA A100-SXM4-40GB", "memory_bytes": 40 * GIB, "mig_profiles": "a100-40gb"}

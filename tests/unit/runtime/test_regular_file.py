@@ -18,7 +18,7 @@ UNFIT = {
     "a directory": os.mkdir,
     "a named pipe": os.mkfifo,
     "a socket": listening,
-    "no regular file": lambda path: path.symlink_to("/dev/zero"),
+    "not a regular file": lambda path: path.symlink_to("/dev/zero"),
 }
 
 

@@ -47,7 +47,7 @@ async def test_a_call_that_comes_back_leaves_nothing_behind(call, disk):
     assert await call.joined(disk, LONG) == 1
     assert (call.begun, call.under_way, call.back, call.started) == (False, False, False, None)
     assert await call.joined(disk, LONG) == 2
-    assert await call.anew(disk, LONG) == 3
+    assert await call.fresh(disk, LONG) == 3
 
 
 async def test_one_that_hangs_is_the_only_one_and_its_answer_is_collected_later(call, disk):
@@ -56,7 +56,7 @@ async def test_one_that_hangs_is_the_only_one_and_its_answer_is_collected_later(
         with pytest.raises(TimeoutError, match=r"no answer for 0\.01 s"):
             await call.joined(disk, SHORT)
         with pytest.raises(TimeoutError, match=r"no answer for 0\.01 s"):
-            await call.anew(disk, SHORT)
+            await call.fresh(disk, SHORT)
     assert (disk.asked, call.begun, call.under_way, call.back) == (1, True, True, False)
     assert call.started <= anyio.current_time()
     disk.free.set()
@@ -72,14 +72,14 @@ async def test_who_wants_a_call_of_his_own_waits_for_the_one_before(call, disk):
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(anyio.sleep, 0)
         with pytest.raises(TimeoutError):
-            await call.anew(disk, SHORT)
+            await call.fresh(disk, SHORT)
         disk.free.set()
-    assert await call.anew(disk, LONG) == 2
+    assert await call.fresh(disk, LONG) == 2
 
 
 async def test_what_a_call_raises_is_raised_once(call, disk):
     disk.refuses = True
-    for ask in (call.joined, call.anew):
+    for ask in (call.joined, call.fresh):
         with pytest.raises(OSError, match="refused"):
             await ask(disk, LONG)
         assert not call.begun
