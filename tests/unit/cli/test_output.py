@@ -88,6 +88,7 @@ def test_an_interrupt_is_no_trace_however_early_it_comes(module):
 def test_an_interrupt_by_signal_is_no_trace_either(moment):
     code = (
         "import sys, os, signal, atexit, importlib.abc\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job's children ignore it
         "def interrupt(): os.kill(os.getpid(), signal.SIGINT)\n"
         "class Interrupted(importlib.abc.MetaPathFinder):\n"
         "    def find_spec(self, name, path, target=None):\n"

@@ -535,7 +535,7 @@ async def test_some_gpus_released_at_the_start_are_not_touched():
 
 
 async def test_a_gpu_that_hangs_at_the_start_beside_released_ones_hides_no_other():
-    bench = Bench(timeout=0.2, remembered=remembered(), released=frozenset({remembered()[1].uuid}))
+    bench = Bench(timeout=1.0, remembered=remembered(), released=frozenset({remembered()[1].uuid}))
     bench.node.hang(4, FOREVER)
     await bench.monitor.open()
     assert bench.unreadable().keys() == of(bench, 1, 4)
