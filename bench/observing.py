@@ -66,12 +66,12 @@ def _observed(directory: Path, port: int | None) -> float:
             return memory(node.daemon.pid, "VmRSS")
         ask = asking(port)
         checked(ask)
-        page = ask(b"GET / HTTP/1.1\r\nHost: node\r\n\r\n")
+        page = ask(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         if not page.startswith(b"HTTP/1.1 200") or b"machine-learning" not in page:
             raise MeasurementError(f"this is no status page: {page[:200]!r}")
         for _ in range(READERS):
             reader = stack.enter_context(socket.create_connection((ADDRESS, port), PATIENCE))
-            reader.sendall(b"GET /status.stream HTTP/1.1\r\nHost: node\r\n\r\n")
+            reader.sendall(b"GET /status.stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
             threading.Thread(target=drain, args=(reader,), daemon=True).start()
         for _ in range(WATCHED):
             time.sleep(EVERY)

@@ -35,22 +35,22 @@ def measure(plan: Plan, directory: Path) -> list[Row]:
         pid = node.daemon.pid
         pin(pid, server)
         ask = asking(port)
-        ask(b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n")
+        ask(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
         time.sleep(EVERY)
         unseen = memory(pid, "VmRSS")
-        answer = ask(b"GET / HTTP/1.1\r\nHost: node\r\n\r\n")
+        answer = ask(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         if not answer.startswith(b"HTTP/1.1 200") or b"machine-learning" not in answer:
             raise MeasurementError(f"this is no status page: {answer[:200]!r}")
         taken = []
         for _ in range(PAGES):
             time.sleep(EVERY)
             began = time.perf_counter()
-            ask(b"GET / HTTP/1.1\r\nHost: node\r\n\r\n")
+            ask(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             taken.append((time.perf_counter() - began) * 1000)
         before, began = _processor(pid), time.perf_counter()
         for _ in range(READERS):
             reader = stack.enter_context(socket.create_connection((ADDRESS, port), PATIENCE))
-            reader.sendall(b"GET /status.stream HTTP/1.1\r\nHost: node\r\n\r\n")
+            reader.sendall(b"GET /status.stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
             threading.Thread(target=drain, args=(reader,), daemon=True).start()
         time.sleep(WATCHED)
         share = (_processor(pid) - before) / (time.perf_counter() - began) * 100

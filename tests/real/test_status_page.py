@@ -165,7 +165,7 @@ async def test_who_gets_no_stream_looks_again_every_few_seconds(browser, daemon,
     await serving(daemon, kubelet, port)
     others = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(8)]
     for client in others:
-        await client.send(b"GET /status.stream HTTP/1.1\r\nHost: node\r\n\r\n")
+        await client.send(b"GET /status.stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert (await client.receive()).startswith(b"HTTP/1.1 200")
     await browser.open(url)
     words = "return document.getElementById('connection-state').textContent"

@@ -327,7 +327,7 @@ async def test_the_network_drop_in_lets_the_probes_be_answered(sandboxed, kubele
     sandboxed.start([NETWORK], SIMULATE="hgx-h100", HTTP_ADDRESS=f"127.0.0.1:{port}")
     await kubelet.wait_for(healthy(kubelet, 8), timeout=20)
     async with await anyio.connect_tcp("127.0.0.1", port) as stream:
-        await stream.send(b"GET /livez HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")
+        await stream.send(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert (await stream.receive()).startswith(b"HTTP/1.1 200 ")
 
 
