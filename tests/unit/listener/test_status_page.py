@@ -203,7 +203,7 @@ async def test_a_storm_is_looked_at_so_many_times_at_most(monkeypatch, rule, val
 
 async def test_pods_are_asked_for_beside_the_rest_so_that_a_kubelet_that_hangs_holds_nothing_up(monkeypatch):
     monkeypatch.setattr(status_page, "PODS_INTERVAL", 0.01)
-    monkeypatch.setattr(status_page, "SHARE", 0)  # the rest after a look that a busy machine made slow is not what is tested
+    monkeypatch.setattr(status_page, "SHARE", 0)  # a busy machine's slow look is followed by a long rest
     told = Told()
     hanging = anyio.Event()
 
