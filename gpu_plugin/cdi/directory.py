@@ -97,9 +97,8 @@ class SpecDirectory:
             with _writing(self.path):
                 _replace(file, content)
             there = _signature(file)
-        if there is not None and (
-            not changed or _same(file, content)
-        ):  # else somebody was faster: see at the next look
+        # Where another content is there, somebody was faster: see at the next look.
+        if there is not None and (not changed or _same(file, content)):
             self._written[name] = spec, there
         return changed
 

@@ -69,9 +69,8 @@ def measured(
     if latch is None:
         return None
     known = {each.name: each for each in before.memory.readings} if before is not None else {}
-    found = tuple(
-        reading for each in measures if (reading := _read(known.get(each.name), seen, each)) is not None
-    )  # what was never near its limit says nothing
+    # What was never near its limit says nothing.
+    found = tuple(reading for each in measures if (reading := _read(known.get(each.name), seen, each)) is not None)
     detail = spelled(found, now=False) if latch.verdict is not Verdict.OK and found else latch.detail
     if found == latch.memory.readings and detail == latch.detail:
         return latch

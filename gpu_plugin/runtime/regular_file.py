@@ -57,9 +57,8 @@ def open_file(path: str | Path, *, links: bool = True, null: bool = False) -> Bi
 
 def content(stream: BinaryIO, most: int) -> bytes:
     """What a file that is open holds, from where it stands, up to `most` bytes. Raises UnfitFileError where that is more."""
-    read = stream.read(
-        most + 1
-    )  # its size is no proof: it may grow, or be one of /proc, whose size the kernel does not tell
+    # Its size is no proof: it may grow, or be one of /proc, whose size the kernel does not tell.
+    read = stream.read(most + 1)
     if len(read) > most:
         raise _too_large(most)
     return read

@@ -74,9 +74,8 @@ def soname_links(libraries: Iterable[Library]) -> list[str]:
     """A link, as `target::path`, for each name under which a library is opened and that is not its file's own."""
     links = []
     for library in libraries:
-        if any(
-            name.startswith("gbm/") for name in library.names
-        ):  # found by its place alone, and another library under another name
+        # Such a one is found by its place alone, and is another library under another name.
+        if any(name.startswith("gbm/") for name in library.names):
             if library.path != library.target:
                 links.append(f"{library.target}::{library.path}")
             continue

@@ -67,8 +67,7 @@ def _mounted_on(path: str, mounts: Path) -> tuple[str, str]:
         if not dash or len(fields) < 5:
             continue
         point = _ESCAPED.sub(lambda code: chr(int(code[1], 8)), fields[4])
-        if f"{path}/".startswith(f"{point.rstrip('/')}/") and len(point) >= len(
-            best[0]
-        ):  # of two, the later one covers
+        # Of two at one place, the later one covers the other.
+        if f"{path}/".startswith(f"{point.rstrip('/')}/") and len(point) >= len(best[0]):
             best = point, after.split()[0]
     return best
