@@ -11,8 +11,8 @@ from gpu_plugin.devices.device import GPU
 
 if TYPE_CHECKING:
     from gpu_plugin.placement.topology import Topology
-    from gpu_plugin.placement_views.groups import LinkGroups
-    from gpu_plugin.placement_views.report import HeldBack
+    from gpu_plugin.placement.views.groups import LinkGroups
+    from gpu_plugin.placement.views.report import HeldBack
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ def answer_to(what: Served, asked: Request) -> Answer:
         UsageError: a GPU is available whose links are not known.
     """
     from gpu_plugin.placement.topology import Topology  # noqa: PLC0415
-    from gpu_plugin.placement_views.groups import LinkGroups  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.placement.views.groups import LinkGroups  # noqa: PLC0415 - usage and help need none of it
 
     hardware = what.resource.hardware
     groups, topology = LinkGroups.of(what.node), Topology.of(what.node)
@@ -65,8 +65,8 @@ def answer_to(what: Served, asked: Request) -> Answer:
 
 def _whole(what: Served, asked: Request, groups: "LinkGroups", topology: "Topology") -> Answer:
     from gpu_plugin.placement.prepared import Placement  # noqa: PLC0415
+    from gpu_plugin.placement.views import explain  # noqa: PLC0415
     from gpu_plugin.placement.whole import Trace, choose  # noqa: PLC0415
-    from gpu_plugin.placement_views import explain  # noqa: PLC0415
 
     hardware = what.resource.hardware
     places = {topology.position[hardware[at].gpu]: at for at in asked.available}
@@ -83,7 +83,7 @@ def _shared(what: Served, asked: Request, groups: "LinkGroups", topology: "Topol
     from gpu_plugin.placement.preferred import preferred  # noqa: PLC0415
     from gpu_plugin.placement.prepared import Placement  # noqa: PLC0415
     from gpu_plugin.placement.shared import Trace  # noqa: PLC0415
-    from gpu_plugin.placement_views import explain_shared  # noqa: PLC0415
+    from gpu_plugin.placement.views import explain_shared  # noqa: PLC0415
 
     hardware, policy = what.resource.hardware, what.resource.policy
     devices = what.resource.devices

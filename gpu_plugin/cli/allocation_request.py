@@ -15,7 +15,7 @@ from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import GPU_RESOURCE
 
 if TYPE_CHECKING:
-    from gpu_plugin.placement_views.report import HeldBack, OfferedResource
+    from gpu_plugin.placement.views.report import HeldBack, OfferedResource
 
 Ids = Mapping[int, Sequence[str]]
 """Device ids by the place of their hardware in a resource; no place without any."""
@@ -40,7 +40,7 @@ class Request(msgspec.Struct, frozen=True):
 
 def simulated(profile: str, replicas: int | None, policy: str | None) -> Served:
     """All GPUs of a simulated node, whole or given out so many times. Raises UsageError where there is no such node."""
-    from gpu_plugin.placement_views.report import Offered, OfferedResource  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.placement.views.report import Offered, OfferedResource  # noqa: PLC0415 - usage and help need none of it
 
     node = node_from(profile, Path())
     count, how = (replicas, TIME_SLICING) if replicas else (1, "")
@@ -56,7 +56,7 @@ def served(state_dir: Path, name: str | None, replicas: int | None, policy: str 
         UsageError: no such resource, or several and none is named.
         ClickException: no daemon answers, or one that does not say what it serves, or it serves nothing yet.
     """
-    from gpu_plugin.placement_views.report import OfferedResource, left_out  # noqa: PLC0415
+    from gpu_plugin.placement.views.report import OfferedResource, left_out  # noqa: PLC0415
 
     node, resources = daemons_node(state_dir)
     if resources is None:
@@ -133,7 +133,7 @@ def _noun(resource: "OfferedResource", free: Ids) -> str:
 def _check(size: int, available: int, required: int, what: str, left_out: "Sequence[HeldBack]") -> None:
     """Raises UsageError where there is no such set at all."""
     if size > available:
-        from gpu_plugin.placement_views.matrix import held_back_words  # noqa: PLC0415
+        from gpu_plugin.placement.views.matrix import held_back_words  # noqa: PLC0415
 
         more = f"; left out: {held_back_words(left_out)}" if left_out else ""
         asked = f"{size} {what.removesuffix('s') if size == 1 else what} {_are(size)}"

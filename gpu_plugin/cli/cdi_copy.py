@@ -18,9 +18,9 @@ from gpu_plugin.host.driver_root import proc
 from gpu_plugin.host.driver_root.inside import resolve
 from gpu_plugin.host.driver_root.tegra import TegraSearch
 from gpu_plugin.nvml.library import SONAME
+from gpu_plugin.nvml.platforms.choice import Platform, choose
+from gpu_plugin.nvml.platforms.traces import look
 from gpu_plugin.nvml.port import HostView
-from gpu_plugin.platforms.choice import Platform, choose
-from gpu_plugin.platforms.traces import look
 
 NO_MIG = (
     "MIG devices are left out: a node's files do not have their uuids; run `gpu-plugin cdi generate` on the node itself "

@@ -13,7 +13,7 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.sharing import REPLICA
 
 if TYPE_CHECKING:
-    from gpu_plugin.placement_views.report import Offered
+    from gpu_plugin.placement.views.report import Offered
 
 ALL = "all"
 
@@ -167,7 +167,7 @@ def _of_gpu(option: str, name: str, hardware: Hardware) -> list[int]:
 
 def _none(option: str, name: str, hardware: Hardware) -> list[int]:
     """Raises UsageError: there is no such hardware, or the name is none."""
-    from gpu_plugin.placement_views.groups import called, mig_spans  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.placement.views.groups import called, mig_spans  # noqa: PLC0415 - usage and help need none of it
 
     gpus = sorted({int(each.index) for each in hardware.offered if each.index.isdecimal()})
     migs = [each.index for each in hardware.offered if ":" in each.index]

@@ -16,8 +16,8 @@ from gpu_plugin.config.choices import ALLOCATION_POLICIES
 
 if TYPE_CHECKING:
     from gpu_plugin.placement.topology import Topology
-    from gpu_plugin.placement_views.groups import LinkGroups
-    from gpu_plugin.placement_views.report import HeldBack, Offered
+    from gpu_plugin.placement.views.groups import LinkGroups
+    from gpu_plugin.placement.views.report import HeldBack, Offered
 
 _LIST = "GPUs or MIG devices by index, range, uuid (or how one begins) or PCI bus id, such as 0,2-5"
 
@@ -135,7 +135,7 @@ def _index(each: "Offered | HeldBack") -> int | str:
 
 def _text(what: Served, answer: Answer, *, named: bool) -> Iterator[str]:
     """The answer for people."""
-    from gpu_plugin.placement_views.matrix import held_back_words  # noqa: PLC0415
+    from gpu_plugin.placement.views.matrix import held_back_words  # noqa: PLC0415
 
     yield f"choice     {_gpus(answer, answer.gpus)}"
     if what.live:
@@ -173,7 +173,7 @@ def _devices(hardware: "Sequence[Offered]", answer: Answer) -> Iterator[str]:
 
 def _pairs(groups: "LinkGroups", topology: "Topology", gpus: Sequence[int]) -> Iterator[str]:
     """A line for each pair of a choice: how it is linked, and its score."""
-    from gpu_plugin.placement_views.matrix import word  # noqa: PLC0415
+    from gpu_plugin.placement.views.matrix import word  # noqa: PLC0415
 
     pairs = [
         (f"{groups.gpus[a].index}-{groups.gpus[b].index}", word(groups.links[a][b]), str(topology.scores[a][b]))

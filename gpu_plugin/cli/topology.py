@@ -14,7 +14,7 @@ from gpu_plugin.devices.node import Node
 from gpu_plugin.runtime.atomic import replace_file
 
 if TYPE_CHECKING:
-    from gpu_plugin.placement_views.report import HeldBack
+    from gpu_plugin.placement.views.report import HeldBack
 
 _MODE = 0o644
 
@@ -56,7 +56,7 @@ def _known(simulate: str | None, state_dir: Path) -> "tuple[Node, Sequence[HeldB
     """The node, and what of it pods do not get now; None where the daemon does not say."""
     if simulate is not None:
         return node_from(simulate, state_dir), ()
-    from gpu_plugin.placement_views.report import held_back  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.placement.views.report import held_back  # noqa: PLC0415 - usage and help need none of it
 
     node, resources = daemons_node(state_dir)
     return node, None if resources is None else held_back(node, resources)
@@ -64,8 +64,8 @@ def _known(simulate: str | None, state_dir: Path) -> "tuple[Node, Sequence[HeldB
 
 def _text(node: Node, held: "Sequence[HeldBack] | None", *, scores: bool) -> list[str]:
     from gpu_plugin.placement.topology import Topology  # noqa: PLC0415
-    from gpu_plugin.placement_views import matrix  # noqa: PLC0415
-    from gpu_plugin.placement_views.groups import LinkGroups  # noqa: PLC0415
+    from gpu_plugin.placement.views import matrix  # noqa: PLC0415
+    from gpu_plugin.placement.views.groups import LinkGroups  # noqa: PLC0415
 
     groups = LinkGroups.of(node)
     if scores:
@@ -80,16 +80,16 @@ def _text(node: Node, held: "Sequence[HeldBack] | None", *, scores: bool) -> lis
 
 def _json(node: Node) -> str:
     from gpu_plugin.placement.topology import Topology  # noqa: PLC0415
-    from gpu_plugin.placement_views.groups import LinkGroups  # noqa: PLC0415
-    from gpu_plugin.placement_views.matrix import pairs_json  # noqa: PLC0415
+    from gpu_plugin.placement.views.groups import LinkGroups  # noqa: PLC0415
+    from gpu_plugin.placement.views.matrix import pairs_json  # noqa: PLC0415
 
     return json.dumps(pairs_json(LinkGroups.of(node), Topology.of(node)), indent=2)
 
 
 def _draw(node: Node, name: str, held: "Sequence[HeldBack]", file: str) -> None:
     from gpu_plugin.placement.topology import Topology  # noqa: PLC0415
-    from gpu_plugin.placement_views.groups import LinkGroups  # noqa: PLC0415
-    from gpu_plugin.placement_views.picture import picture  # noqa: PLC0415
+    from gpu_plugin.placement.views.groups import LinkGroups  # noqa: PLC0415
+    from gpu_plugin.placement.views.picture import picture  # noqa: PLC0415
 
     drawn = picture(
         LinkGroups.of(node), Topology.of(node), name, {each.uuid: each.reason for each in held if each.kind == GPU}

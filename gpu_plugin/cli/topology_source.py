@@ -11,7 +11,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.node import Node
 
 if TYPE_CHECKING:
-    from gpu_plugin.placement_views.report import OfferedResource
+    from gpu_plugin.placement.views.report import OfferedResource
 
 simulate_option = click.option(
     "--simulate",
@@ -41,7 +41,7 @@ def daemons_node(state_dir: Path) -> "tuple[Node, tuple[OfferedResource, ...] | 
     Raises:
         ClickException: no daemon answers, it is of another version, or it knows no GPU.
     """
-    from gpu_plugin.placement_views.report import reported, reported_resources  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.placement.views.report import reported, reported_resources  # noqa: PLC0415 - usage and help need none of it
 
     try:
         reply = control.request(state_dir, "topology")

@@ -38,7 +38,7 @@ def hardware_for(settings: Settings) -> Hardware:
         return _simulated(settings)
     from gpu_plugin.nvml.driver import PynvmlDriver  # noqa: PLC0415
     from gpu_plugin.nvml.host import LinuxHost  # noqa: PLC0415
-    from gpu_plugin.platforms.driver import PlatformDriver  # noqa: PLC0415
+    from gpu_plugin.nvml.platforms.driver import PlatformDriver  # noqa: PLC0415
 
     roots = (settings.driver_root_ctr_path, settings.driver_root)
     driver = PlatformDriver(PynvmlDriver(roots), (*roots, "/"), settings.device_discovery_strategy)

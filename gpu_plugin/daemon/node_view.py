@@ -16,6 +16,7 @@ import msgspec
 from anyio.lowlevel import checkpoint
 
 from gpu_plugin import __version__
+from gpu_plugin.cluster.labels.keeper import NodeLabels
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.daemon import node_status
@@ -31,7 +32,6 @@ from gpu_plugin.kubelet.attribution import PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.holders import Pods
 from gpu_plugin.kubelet.registrations import Registrations
-from gpu_plugin.labels.keeper import NodeLabels
 from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.sources.configuration import Configuration, Wait
@@ -41,8 +41,8 @@ from gpu_plugin.telemetry.logs import dropped
 
 if TYPE_CHECKING:
     from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice
-    from gpu_plugin.listener.checks import Facts
-    from gpu_plugin.listener.page_data import Material
+    from gpu_plugin.telemetry.listener.checks import Facts
+    from gpu_plugin.telemetry.listener.page_data import Material
 
 DEVICES_PER_SLICE = 500
 """Devices that are told of before others have a turn: 1 ms."""
@@ -316,7 +316,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     def facts(self) -> "Facts":
         """What probes are answered by."""
-        from gpu_plugin.listener.checks import Facts  # noqa: PLC0415 - only who has a listener pays for it
+        from gpu_plugin.telemetry.listener.checks import Facts  # noqa: PLC0415 - only who has a listener pays for it
 
         if self.now.waits_for:
             return Facts(waits_for=self.now.waits_for)
@@ -336,7 +336,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     def material(self, held: "HoldersByDevice | None", unheld: str) -> "Material":
         """What the status page is made of; `held` is which containers hold which devices, None where that is not known."""
-        from gpu_plugin.listener.page_data import EVENTS, Material  # noqa: PLC0415 - only who looks pays for it
+        from gpu_plugin.telemetry.listener.page_data import EVENTS, Material  # noqa: PLC0415 - only who looks pays for it
 
         status = self.at_a_glance()
         newest = list(self.events.events)[-EVENTS:]
@@ -364,7 +364,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         return self._topology()
 
     def _topology(self) -> Mapping[str, object]:
-        from gpu_plugin.placement_views.report import report  # noqa: PLC0415 - only those who ask pay for it
+        from gpu_plugin.placement.views.report import report  # noqa: PLC0415 - only those who ask pay for it
 
         node, now = self.now.node, self.store.current.resources
         if self.made.linked is not now or self.made.node is not node:

@@ -29,6 +29,7 @@ from msgspec.structs import replace
 
 from gpu_plugin import __version__, control
 from gpu_plugin.cdi.watch import CdiWatch
+from gpu_plugin.cluster.labels.keeper import NodeLabels
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.daemon.cluster_reporting import ClusterReporting
@@ -53,8 +54,6 @@ from gpu_plugin.kubelet.endpoints import Endpoints
 from gpu_plugin.kubelet.holders import Pods
 from gpu_plugin.kubelet.pod_listing import pods
 from gpu_plugin.kubelet.registrations import Registrations
-from gpu_plugin.labels.keeper import NodeLabels
-from gpu_plugin.listener.listener import Listener
 from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import NvmlError
@@ -70,12 +69,13 @@ from gpu_plugin.state.event_store import EventStore
 from gpu_plugin.state.memory import Memory
 from gpu_plugin.state.node_lock import RETRY, NodeLock
 from gpu_plugin.state.recorder import Known, Recorder
+from gpu_plugin.telemetry.listener.listener import Listener
 from gpu_plugin.telemetry.logs import configure, know
 from gpu_plugin.uninstall.state_files import FILES
 
 if TYPE_CHECKING:
-    from gpu_plugin.listener.checks import Facts
-    from gpu_plugin.listener.status_page import Source
+    from gpu_plugin.telemetry.listener.checks import Facts
+    from gpu_plugin.telemetry.listener.status_page import Source
 
 log = logging.getLogger(__name__)
 
@@ -443,7 +443,7 @@ class Daemon:
     # What is shown
 
     def _page(self) -> "Source":
-        from gpu_plugin.listener.status_page import Source  # noqa: PLC0415 - only who has a listener pays for it
+        from gpu_plugin.telemetry.listener.status_page import Source  # noqa: PLC0415 - only who has a listener pays for it
 
         return Source(
             on=lambda: self.settings.status_page,
@@ -521,7 +521,7 @@ def _tell_hardware(node: Node, library: str) -> None:
 
 
 def _tell_links(before: Node, after: Node) -> None:
-    from gpu_plugin.placement_views.matrix import changed_links  # noqa: PLC0415 - hardly any daemon ever has need of it
+    from gpu_plugin.placement.views.matrix import changed_links  # noqa: PLC0415 - hardly any daemon ever has need of it
 
     if changed := changed_links(before, after):
         log.info("links between GPUs have changed: %s", changed)
@@ -529,7 +529,7 @@ def _tell_links(before: Node, after: Node) -> None:
 
 def _awaiting(why: str, *, tried: bool = False) -> "Facts":
     """What probes are answered by until there is a daemon."""
-    from gpu_plugin.listener.checks import Facts  # noqa: PLC0415 - only who has a listener pays for it
+    from gpu_plugin.telemetry.listener.checks import Facts  # noqa: PLC0415 - only who has a listener pays for it
 
     return Facts(awaited=why, tried=tried)
 

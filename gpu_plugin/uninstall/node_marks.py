@@ -7,11 +7,11 @@ from pathlib import Path
 import anyio
 
 from gpu_plugin.cluster.connection import UnreachableError, require_client
+from gpu_plugin.cluster.labels.keeper import LABELS_FILE, Applied
 from gpu_plugin.cluster.left import OWN_MARKS_FILE, Left
 from gpu_plugin.cluster.node_api import NodeApi
 from gpu_plugin.cluster.node_condition import CONDITION, TAINT
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.labels.keeper import LABELS_FILE, Applied
 from gpu_plugin.state.directory import StateDirectory
 
 PATIENCE = 15.0

@@ -11,8 +11,8 @@ import msgspec
 
 from gpu_plugin import __version__, control
 from gpu_plugin.cdi.directory import SpecDirectory
+from gpu_plugin.cluster.labels.features_file import FeaturesFile, WrittenFiles
 from gpu_plugin.kubelet.socket import PREFIX, remove_stale
-from gpu_plugin.labels.features_file import FeaturesFile, WrittenFiles
 from gpu_plugin.runtime.atomic import leftovers
 from gpu_plugin.state.directory import CORRUPT, StateDirectory
 from gpu_plugin.state.node_lock import FILE as LOCK_FILE

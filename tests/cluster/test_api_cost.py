@@ -17,6 +17,8 @@ from msgspec.structs import replace
 from gpu_plugin.access.container import Access
 from gpu_plugin.cluster import answers, connection, node_api, node_metadata
 from gpu_plugin.cluster.correlation import BURST, PER, PODS_BURST, PODS_PER
+from gpu_plugin.cluster.labels import keeper
+from gpu_plugin.cluster.labels.keeper import NodeLabels
 from gpu_plugin.cluster.node_api import NodeApi
 from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.resolve import resolve
@@ -29,8 +31,6 @@ from gpu_plugin.health.observation import Sample, XidEvent
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice
-from gpu_plugin.labels import keeper
-from gpu_plugin.labels.keeper import NodeLabels
 from gpu_plugin.nvml.host import LinuxHost
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.state.directory import StateDirectory

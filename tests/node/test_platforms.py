@@ -9,7 +9,7 @@ from gpu_plugin.access.cdi.l4t_lists import DIRECTORY as L4T_LISTS
 from gpu_plugin.access.cdi.spec import from_json
 from gpu_plugin.simulation.shared_library import shared_library
 from tests.node.daemon import GPU, healthy, ids
-from tests.unit.platforms.nvml_library import nvml_library
+from tests.unit.nvml.platforms.nvml_library import nvml_library
 
 TEGRA_CUDA = "usr/lib/aarch64-linux-gnu/nvidia/libcuda.so.1.1"
 WINDOWS_STORE = "usr/lib/wsl/drivers/nv_dispi.inf_amd64_0373d825005116d0"

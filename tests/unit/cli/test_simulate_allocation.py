@@ -17,9 +17,9 @@ from gpu_plugin.placement.preferred import preferred
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.shared import POLICIES
 from gpu_plugin.placement.topology import Topology
+from gpu_plugin.placement.views import explain
+from gpu_plugin.placement.views.report import report
 from gpu_plugin.placement.whole import Trace, choose
-from gpu_plugin.placement_views import explain
-from gpu_plugin.placement_views.report import report
 
 DGX1 = "dgx1-v100"
 GPUS, MIGS = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"

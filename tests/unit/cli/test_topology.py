@@ -14,7 +14,7 @@ from gpu_plugin import cli, control
 from gpu_plugin.cli.topology_source import node_from
 from gpu_plugin.devices.device import Resource, mig_device, whole_gpu, with_reason
 from gpu_plugin.placement.topology import Topology
-from gpu_plugin.placement_views.report import report
+from gpu_plugin.placement.views.report import report
 from gpu_plugin.simulation import profile
 
 MATRICES = Path(__file__).parents[1] / "placement" / "recorded"

@@ -35,9 +35,6 @@ from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import takeover
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoint import ResourceEndpoint
-from gpu_plugin.listener import probes as probes_module
-from gpu_plugin.listener.answer import Request
-from gpu_plugin.listener.probes import Probes
 from gpu_plugin.nvml import monitor
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.placement.prepared import Placement
@@ -55,6 +52,9 @@ from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.event_store import read as read_events
 from gpu_plugin.state.journal import Journal
 from gpu_plugin.state.memory import Memory
+from gpu_plugin.telemetry.listener import probes as probes_module
+from gpu_plugin.telemetry.listener.answer import Request
+from gpu_plugin.telemetry.listener.probes import Probes
 
 GPU = "nvidia.com/gpu"
 

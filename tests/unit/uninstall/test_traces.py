@@ -6,7 +6,7 @@ import pytest
 
 from gpu_plugin import control
 from gpu_plugin.cli import main
-from gpu_plugin.labels.features_file import FeaturesFile, WrittenFiles
+from gpu_plugin.cluster.labels.features_file import FeaturesFile, WrittenFiles
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.node_lock import NodeLock
 from gpu_plugin.uninstall.traces import FILES, remove_traces

@@ -1,0 +1,326 @@
+"""Keeps the Node labelled the way the settings want it: by a file for Node Feature Discovery, by the Kubernetes API, or not.
+
+    Node, Settings, host ──labels_of──▶ labels ──┬─▶ features.d/gfd ──▶ NFD's worker ──▶ Node
+                                                └─▶ NodeApi.apply_labels ─────────────▶ Node
+
+What was written in one way is taken back once another is wanted, or none. Which labels the API server was given, and which files
+were written, is remembered in the state directory, so that a daemon that was started anew takes them back, too, and changes
+nothing where nothing has changed.
+"""
+
+import logging
+import random
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import anyio
+import msgspec
+
+from gpu_plugin.cluster.labels.features_file import FeaturesFile, WrittenFiles, same
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.devices.node import Node
+from gpu_plugin.nvml.port import HostView
+from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
+from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.threads import DaemonThreads
+from gpu_plugin.state.directory import StateDirectory
+
+_T = TypeVar("_T")
+
+log = logging.getLogger(__name__)
+
+LABELS_FILE = "labels.json"
+"""Its name in the state directory: what the API server was given last."""
+
+SETTLE = 1.0
+"""Seconds after news of the node or the settings: a start, or a GPU that is repartitioned, brings several."""
+
+SPREAD = 10.0
+"""Seconds over which a cluster's nodes spread their first request to the API server."""
+
+CHECK = 60.0
+"""Seconds between two looks at the file: somebody may have removed it, or made the directory anew."""
+
+RENEW = 3600.0
+"""Seconds after which the API server is given the labels again: somebody may have removed them, or the Node was made anew."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 10.0, 600.0
+"""Seconds until the API server is asked again after it was asked in vain: the first time, and at most."""
+
+PATIENCE = 5.0
+"""Seconds that the disk may take."""
+
+_REFUSED = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY})
+"""What says of another Node that it is none of ours to change: a right that is missing, or an admission policy."""
+
+
+class LabelApi(Protocol):
+    """As much of `cluster.node_api.NodeApi` as labels need."""
+
+    async def apply_labels(self, labels: Mapping[str, str]) -> None:
+        """Has the Node carry exactly these of our labels. Raises UnreachableError."""
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """The labels that the Node of this name was given by the API; none where they were taken back, or never given."""
+
+    node: str = ""
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def removal(self) -> str:
+        """The command by which people remove them."""
+        keys = " ".join(shlex.quote(f"{key}-") for key in sorted(self.labels))
+        return f"kubectl label node {shlex.quote(self.node or 'NODE')} {keys}"
+
+
+def node_api(node_name: str, kubeconfig: str) -> LabelApi:
+    """The Kubernetes API. Raises ConfigError where the client is not installed."""
+    from gpu_plugin.cluster.connection import require_client  # noqa: PLC0415 - only who labels by the API pays for it
+    from gpu_plugin.cluster.node_api import NodeApi  # noqa: PLC0415
+
+    require_client("--node-labels=api", ", or use --node-labels=file")
+    return NodeApi(node_name, kubeconfig)
+
+
+class NodeLabels:
+    """One Node's labels.
+
+    Attributes:
+        trouble: why the Node is not labelled as the settings want it; empty where it is.
+    """
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        host: HostView,
+        state: StateDirectory,
+        *,
+        api: Callable[[str, str], LabelApi] = node_api,
+        clock: Callable[[], float] = time.time,
+        dice: Callable[[], float] = random.random,
+    ) -> None:
+        """Takes the settings in force, where the node is seen, what outlives the process, and Unix time in seconds."""
+        self.trouble = ""
+        self._settings = settings
+        self._host = host
+        self._state = state
+        self._make_api = api
+        self._clock = clock
+        self._dice = dice
+        self._node = Node()
+        self._news = True
+        self._bell = Pulse()
+        self._threads = DaemonThreads("labels")
+        self._directories: set[str] = set()
+        self._files = WrittenFiles(state)
+        self._remembers = False  # what an earlier process wrote
+        self._applied: Applied | None = None
+        self._renew_at = float("-inf")
+        self._apis: dict[tuple[str, str], LabelApi] = {}
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
+        self._in_vain = ""
+        self._spread = True
+
+    def follow(self, node: Node) -> None:
+        """Has the labels be those of this node, under the settings that are in force once they are made."""
+        self._node = node
+        self._news = True
+        self._bell.ring()
+
+    async def run(self) -> None:
+        """Keeps the Node labelled. Never returns."""
+        self._directories.add(self._settings().features_dir)
+        try:
+            while True:
+                self._news = False
+                pause = await self._keep()
+                if not self._news:
+                    await self._bell.wait(pause)
+                if self._news:
+                    await anyio.sleep(SETTLE)
+        finally:
+            self._threads.close()
+
+    async def _keep(self) -> float | None:
+        """Does what is to be done now. Returns how many seconds later to look again; None: once there is news.
+
+        What cannot be done in one way keeps nothing from being done in another.
+        """
+        settings, troubles, pauses = self._settings(), [], []
+        for step in (self._remove_files, self._take_back, self._write_file, self._apply_if_due):
+            try:
+                pause = await step(settings)
+            except (OSError, TimeoutError) as error:
+                troubles.append(f"{settings.features_dir}: {getattr(error, 'strerror', None) or error}")
+                pause = CHECK
+            except ConfigError as error:
+                troubles.append(str(error))
+                pause = None
+            except _ApiError as error:
+                troubles.append(str(error))
+                pause = self._backoff.not_before - anyio.current_time()
+            if pause is not None:
+                pauses.append(max(0.0, pause))
+        self._say("; ".join(troubles))
+        return min(pauses, default=None)
+
+    async def _remove_files(self, settings: Settings) -> float | None:
+        """Removes our file from where it is not wanted any more."""
+        wanted = settings.features_dir if settings.node_labels == "file" else None
+        if not self._remembers:
+            self._directories |= await self._on_disk(self._files.directories)
+            self._remembers = True
+        for directory in self._directories - {wanted}:
+            try:
+                removed = await self._on_disk(self._file(directory).remove)
+            except OSError:
+                if directory in self._files.directories():
+                    raise
+                removed = False  # of a directory that is nothing to us, as far as we know
+            self._directories.discard(directory)
+            if removed:
+                log.info("%s: the file of labels is removed", directory)
+        return None
+
+    async def _take_back(self, settings: Settings) -> float | None:
+        """Has the API server remove the labels that it was given, where they are not wanted there any more."""
+        if self._applied is None:
+            self._applied = await self._on_disk(partial(self._state.read, LABELS_FILE, Applied)) or Applied()
+        given = self._applied
+        renamed = settings.node_labels == "api" and settings.node_name not in {"", given.node}
+        if not given.labels or (settings.node_labels == "api" and not renamed):
+            return None
+        try:
+            await self._apply(settings, given.node, {})
+        except _ApiError as error:
+            if error.code == HTTPStatus.NOT_FOUND:
+                log.info("node %s is gone, and the labels that it was given with it", given.node)
+            elif renamed and error.code in _REFUSED:
+                log.warning(
+                    "node %s: the labels that it was given stay there, since the plugin is on node %s now: %s; run: %s",
+                    given.node,
+                    settings.node_name,
+                    error.why,
+                    given.removal,
+                )
+            else:
+                raise
+            self._backoff.succeeded()
+            self._in_vain = ""
+            await self._remember(Applied())
+        else:
+            log.info("node %s: the labels are taken back", given.node)
+        return None
+
+    async def _write_file(self, settings: Settings) -> float | None:
+        """Writes the file where it is wanted, unless it says the same already."""
+        if settings.node_labels != "file" or not self._node.gpus:
+            return None
+        labels = await self._on_disk(partial(_labels, self._node, settings, self._host))
+        self._directories.add(settings.features_dir)
+        if await self._on_disk(partial(self._write, self._file(settings.features_dir), labels)):
+            log.info("%s/gfd: %d labels written", settings.features_dir, len(labels) + 1)
+        return CHECK
+
+    def _write(self, file: FeaturesFile, labels: Mapping[str, str]) -> bool:
+        """Writes the file, unless it says the same, whoever wrote it. Blocks. Returns whether it did."""
+        from gpu_plugin.cluster.labels.values import stamped  # noqa: PLC0415 - only who labels pays for it
+
+        if not file.path.parent.is_dir():
+            raise FileNotFoundError(
+                None, "no such directory: mount there where Node Feature Discovery reads files of features"
+            )
+        there = file.read()
+        wanted = stamped(labels, there, self._clock())
+        if same(there, labels):
+            file.claim(wanted)
+            return False
+        file.write(wanted)
+        return True
+
+    async def _apply_if_due(self, settings: Settings) -> float | None:
+        """Gives the API server the labels, where it is wanted and they have changed, or it is long ago."""
+        if settings.node_labels != "api" or not self._node.gpus or self._applied is None:
+            return None
+        from gpu_plugin.cluster.labels.values import stamped  # noqa: PLC0415 - only who labels pays for it
+
+        if not settings.node_name:
+            raise ConfigError("--node-labels=api needs the Node's name: set --node-name")
+        if self._applied.labels and self._applied.node != settings.node_name:
+            return None  # those of the former Node are taken back first
+        labels = await self._on_disk(partial(_labels, self._node, settings, self._host))
+        before = self._applied.labels
+        wanted, now = stamped(labels, before, self._clock()), anyio.current_time()
+        if wanted != before or now >= self._renew_at:
+            if self._spread:
+                self._spread = False
+                await anyio.sleep(SPREAD * self._dice())
+            await self._apply(settings, settings.node_name, wanted)
+            self._renew_at = anyio.current_time() + RENEW * (0.9 + 0.2 * self._dice())
+            if wanted != before:
+                log.info("node %s: %d labels applied", settings.node_name, len(wanted))
+        return self._renew_at - anyio.current_time()
+
+    async def _apply(self, settings: Settings, node_name: str, labels: Mapping[str, str]) -> None:
+        """Gives the API server these labels, and remembers so; not before a pause is over. Raises ConfigError and _ApiError."""
+        from gpu_plugin.cluster.connection import UnreachableError  # noqa: PLC0415 - as above
+
+        if self._in_vain and not self._backoff.due(anyio.current_time()):
+            raise _ApiError(self._in_vain)
+        try:
+            await self._api(node_name, settings.kubeconfig).apply_labels(labels)
+        except UnreachableError as error:
+            self._backoff.failed(anyio.current_time(), self._dice())
+            self._in_vain = f"node {node_name} cannot be labelled as it should be: {error}"
+            raise _ApiError(self._in_vain, str(error), error.code) from None
+        self._backoff.succeeded()
+        self._in_vain = ""
+        await self._remember(Applied(node_name, {**labels}) if labels else Applied())
+
+    async def _remember(self, applied: Applied) -> None:
+        if applied != self._applied:
+            self._applied = applied
+            await self._on_disk(partial(self._state.write, LABELS_FILE, applied))
+
+    def _api(self, node_name: str, kubeconfig: str) -> LabelApi:
+        """The same for as long as it is about the same Node: it remembers what it has asked of it."""
+        if (node_name, kubeconfig) not in self._apis:
+            self._apis = {(node_name, kubeconfig): self._make_api(node_name, kubeconfig)}
+        return self._apis[node_name, kubeconfig]
+
+    def _file(self, directory: str) -> FeaturesFile:
+        return FeaturesFile(Path(directory), self._files)
+
+    async def _on_disk(self, call: "Callable[[], _T]") -> "_T":
+        return await self._threads.run(call, PATIENCE)
+
+    def _say(self, trouble: str) -> None:
+        if trouble and trouble != self.trouble:
+            log.warning("labels: %s", trouble)
+        elif self.trouble and not trouble:
+            log.info("labels: the Node is labelled as it should be again")
+        self.trouble = trouble
+
+
+class _ApiError(Exception):
+    """The API server was asked in vain: `why` in itself, and `code`, the HTTP status of its answer, 0 where there was none."""
+
+    def __init__(self, text: str, why: str = "", code: int = 0) -> None:
+        super().__init__(text)
+        self.why = why
+        self.code = code
+
+
+def _labels(node: Node, settings: Settings, host: HostView) -> dict[str, str]:
+    """Blocks: files of /sys."""
+    from gpu_plugin.cluster.labels.host_reading import host_facts  # noqa: PLC0415 - only who labels pays for it
+    from gpu_plugin.cluster.labels.values import labels_of  # noqa: PLC0415
+
+    return labels_of(node, settings, host_facts(host, (gpu.pci_bus_id for gpu in node.gpus)))

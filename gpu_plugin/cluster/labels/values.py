@@ -1,0 +1,261 @@
+"""What the labels of a node say: NVIDIA's GPU Feature Discovery v0.20.0, rule by rule. Pure.
+
+Source: NVIDIA/k8s-device-plugin, internal/lm. Where it takes one of several models by chance, here it is always the same one;
+where it gives up on all labels because one thing is not known, here that one is left out.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from gpu_plugin.cluster.labels.host_facts import HostFacts, VgpuHost
+from gpu_plugin.cluster.labels.keys import PRESENT, TIMESTAMP
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.sharing import MPS, SharedResource
+from gpu_plugin.devices.naming import DOMAIN, mig_resource
+from gpu_plugin.devices.node import Gpu, MigDevice, Node
+from gpu_plugin.devices.plan import GPU_RESOURCE, counted_as, served_gpus
+
+LONGEST_VALUE = LONGEST_NAME = 63
+"""Characters of a label's value, and of its key after the slash (apimachinery, validation.IsValidLabelValue)."""
+
+_MODES = {0x030000: "graphics", 0x030200: "compute"}
+
+_FAMILIES = {
+    1: "tesla",
+    2: "fermi",
+    3: "kepler",
+    5: "maxwell",
+    6: "pascal",
+    9: "hopper",
+    10: "blackwell",
+    12: "blackwell",
+}
+"""By the major number of the compute capability, those that a minor number parts aside."""
+
+_UNWANTED = re.compile(r"[^A-Za-z0-9_. -]")
+_EDGES = "-_."
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+
+
+def labels_of(node: Node, settings: Settings, host: HostFacts) -> dict[str, str]:
+    """The labels of a node with these GPUs under these settings, but for the timestamp.
+
+    Only GPUs that the driver has described count, those that are listed although they are gone included. Without any there are
+    no labels but the one that says whether there are vGPUs. Every value is one that Kubernetes takes.
+    """
+    gpus = served_gpus(node, settings)
+    labels = _vgpu(host.vgpu)
+    if gpus:
+        labels |= {
+            PRESENT: "true",
+            f"{DOMAIN}/gpu.machine": "unknown" if host.machine is None else sanitised(host.machine),
+            **_versions(node),
+            f"{DOMAIN}/mig.capable": _said(any(gpu.mig_capable for gpu in gpus)),
+            f"{DOMAIN}/mps.capable": _said(_mps(settings) and not any(gpu.mig_enabled for gpu in gpus)),
+            **_resources(gpus, settings),
+            f"{DOMAIN}/gpu.mode": _mode(gpus, host.pci_classes),
+            **_clique(node, gpus),
+        }
+    return {key: valid(value) for key, value in labels.items() if _valid_key(key)}
+
+
+def stamped(labels: Mapping[str, str], before: Mapping[str, str], now: float) -> dict[str, str]:
+    """The labels with their timestamp: that of those `before` where they were the same, else `now`, Unix time in seconds."""
+    unchanged = TIMESTAMP in before and {**before, TIMESTAMP: ""} == {**labels, TIMESTAMP: ""}
+    return {**labels, TIMESTAMP: before[TIMESTAMP] if unchanged else str(int(now))}
+
+
+def sanitised(text: str) -> str:
+    """A model or machine as a part of a label's value: what no label may have is left out, and blanks are one hyphen."""
+    return "-".join(_UNWANTED.sub("", text).split())
+
+
+def valid(value: str) -> str:
+    """The value, or as much of its beginning as Kubernetes takes: 63 characters, a letter or digit first and last."""
+    return _UNWANTED.sub("", value).replace(" ", "-").lstrip(_EDGES)[:LONGEST_VALUE].rstrip(_EDGES)
+
+
+def _valid_key(key: str) -> bool:
+    """Whether a key of ours is one: a MIG profile's name is part of some, and the driver's word."""
+    name = key.removeprefix(f"{DOMAIN}/")
+    return len(name) <= LONGEST_NAME and _NAME.fullmatch(name) is not None
+
+
+def _said(truth: bool) -> str:  # noqa: FBT001
+    return "true" if truth else "false"
+
+
+def _vgpu(host: VgpuHost | None) -> dict[str, str]:
+    labels = {f"{DOMAIN}/vgpu.present": _said(host is not None)}
+    if host is not None and host.version:
+        labels |= {
+            f"{DOMAIN}/vgpu.host-driver-version": host.version,
+            f"{DOMAIN}/vgpu.host-driver-branch": host.branch,
+        }
+    return labels
+
+
+def _versions(node: Node) -> dict[str, str]:
+    """Of the driver, where it is of two numbers or three, and of the CUDA that it is good for; new names and old ones."""
+    labels: dict[str, str] = {}
+    parts = node.driver_version.split(".")
+    if len(parts) in (2, 3):
+        major, minor, revision = (*parts, "")[:3]
+        labels |= {
+            "cuda.driver.major": major,
+            "cuda.driver.minor": minor,
+            "cuda.driver.rev": revision,
+            "cuda.driver-version.major": major,
+            "cuda.driver-version.minor": minor,
+            "cuda.driver-version.revision": revision,
+            "cuda.driver-version.full": node.driver_version,
+        }
+    if node.cuda_version is not None:
+        cuda_major, cuda_minor = map(str, node.cuda_version)
+        labels |= {
+            "cuda.runtime.major": cuda_major,
+            "cuda.runtime.minor": cuda_minor,
+            "cuda.runtime-version.major": cuda_major,
+            "cuda.runtime-version.minor": cuda_minor,
+            "cuda.runtime-version.full": f"{cuda_major}.{cuda_minor}",
+        }
+    return {f"{DOMAIN}/{name}": value for name, value in labels.items()}
+
+
+def _mps(settings: Settings) -> bool:
+    return any(entry.strategy == MPS for entry in settings.sharing)
+
+
+def _mode(gpus: Sequence[Gpu], classes: Mapping[str, int]) -> str:
+    """What the GPUs are for, by their PCI class, where it is the same for all."""
+    seen = {classes.get(gpu.pci_bus_id) for gpu in gpus}
+    known = seen.pop() if len(seen) == 1 else None
+    return "unknown" if known is None else _MODES.get(known, "unknown")
+
+
+def _clique(node: Node, gpus: Iterable[Gpu]) -> dict[str, str]:
+    """The NVLink domain of the cluster that the GPUs are in, and their clique in it, where that is one for all."""
+    words = (node.cliques.get(gpu.uuid, "").rpartition(".") for gpu in gpus)
+    fabrics = {(cluster, clique) for cluster, _, clique in words if "-" in cluster}  # a uuid: no mesh of the node's own
+    if len(fabrics) != 1:
+        return {}
+    ((cluster, clique),) = fabrics
+    return {f"{DOMAIN}/gpu.clique": f"{cluster}.{clique}"}
+
+
+# What there is of each resource
+
+
+def _resources(gpus: Sequence[Gpu], settings: Settings) -> dict[str, str]:
+    labels = _whole(gpus, settings)
+    if settings.mig_strategy == "none":
+        return labels
+    labels |= {f"{DOMAIN}/mig.strategy": settings.mig_strategy}
+    in_mig_mode = [gpu for gpu in gpus if gpu.mig_enabled and gpu.model]
+    if settings.mig_strategy == "mixed":
+        return labels | _slices(in_mig_mode, settings, mig_resource)
+    if not in_mig_mode:
+        return labels
+    if _unequal(gpus, in_mig_mode):
+        invalid = {"product": f"{sanitised(in_mig_mode[0].model)}-MIG-INVALID", "count": 0, "replicas": 0, "memory": 0}
+        return labels | _under(GPU_RESOURCE, invalid)
+    return labels | _slices(in_mig_mode, settings, lambda _: GPU_RESOURCE)
+
+
+def _unequal(gpus: Sequence[Gpu], in_mig_mode: Sequence[Gpu]) -> bool:
+    """Whether strategy single has no word for these: some are not partitioned, one has no MIG device, or sizes differ."""
+    profiles = {mig.profile for gpu in in_mig_mode for mig in gpu.mig_devices}
+    return (
+        any(not gpu.mig_enabled for gpu in gpus)
+        or any(not gpu.mig_devices for gpu in in_mig_mode)
+        or len(profiles) != 1
+    )
+
+
+def _whole(gpus: Sequence[Gpu], settings: Settings) -> dict[str, str]:
+    """Of GPUs as such, partitioned or not. Of several models one speaks, and counts its own.
+
+    It is the one of which there are most, among those with a GPU that is not partitioned, if there are any; of equals that of the
+    lowest index.
+    """
+    known = [gpu for gpu in gpus if gpu.model]
+    if not known:
+        return {}
+    candidates = [gpu for gpu in known if not gpu.mig_enabled] or known
+    counts = Counter(gpu.model for gpu in known)
+    of_candidates = dict.fromkeys(gpu.model for gpu in candidates)
+    model = max(of_candidates, key=lambda each: counts[each])  # the first of equals
+    gpu = next(gpu for gpu in candidates if gpu.model == model)
+    shared = None if gpu.mig_enabled else _entry(counted_as(gpu, settings), settings)
+    labels: dict[str, object] = _base((model,), counts[model], shared)
+    if gpu.mig_enabled:
+        labels["replicas"] = 0
+    if gpu.memory_bytes:
+        labels["memory"] = gpu.memory_bytes >> 20
+    if gpu.compute_capability is not None:
+        major, minor = gpu.compute_capability
+        labels |= {"family": _family(major, minor), "compute.major": major, "compute.minor": minor}
+    return _under(GPU_RESOURCE, labels)
+
+
+def _slices(in_mig_mode: Iterable[Gpu], settings: Settings, named: Callable[[str], str]) -> dict[str, str]:
+    """Of MIG devices by profile, under the name that `named` gives it; the first of each speaks for all."""
+    first: dict[str, tuple[Gpu, MigDevice]] = {}
+    counts: Counter[str] = Counter()
+    for gpu in in_mig_mode:
+        for mig in gpu.mig_devices:
+            first.setdefault(mig.profile, (gpu, mig))
+            counts[mig.profile] += 1
+    labels: dict[str, str] = {}
+    for profile, (gpu, mig) in first.items():
+        shared = _entry(counted_as(gpu, settings, mig), settings)
+        parts = (gpu.model, "MIG", profile.replace("+", "."))
+        labels |= _under(named(profile), _base(parts, counts[profile], shared) | _attributes(mig))
+    return labels
+
+
+def _attributes(mig: MigDevice) -> dict[str, object]:
+    told: dict[str, object | None] = {
+        "memory": None if mig.memory_bytes is None else mig.memory_bytes >> 20,
+        "slices.gi": mig.gpu_slices,
+        "slices.ci": mig.compute_slices,
+    }
+    if mig.engines is not None:
+        told |= {
+            "multiprocessors": mig.engines.multiprocessors,
+            "engines.copy": mig.engines.copy,
+            "engines.decoder": mig.engines.decoder,
+            "engines.encoder": mig.engines.encoder,
+            "engines.jpeg": mig.engines.jpeg,
+            "engines.ofa": mig.engines.ofa,
+        }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _base(parts: Iterable[str], count: int, shared: SharedResource | None) -> dict[str, object]:
+    """Product, count, replicas and how it is shared. What is shared under its own name says so in the product."""
+    product = [sanitised(part) for part in parts]
+    replicas = shared.replicas if shared is not None else 1
+    if shared is not None and replicas > 1 and shared.offered_as == shared.name:
+        product.append("SHARED")
+    strategy = shared.strategy if shared is not None and replicas > 1 else "none"
+    return {"product": "-".join(product), "count": count, "replicas": replicas, "sharing-strategy": strategy}
+
+
+def _entry(resource: str, settings: Settings) -> SharedResource | None:
+    """The first entry under `sharing` for a resource."""
+    return next((entry for entry in settings.sharing if entry.name == resource), None)
+
+
+def _under(resource: str, values: Mapping[str, object]) -> dict[str, str]:
+    return {f"{resource}.{name}": str(value) for name, value in values.items()}
+
+
+def _family(major: int, minor: int) -> str:
+    """The architecture by its compute capability, in the words of GPU Feature Discovery."""
+    if major == 7:
+        return "volta" if minor < 5 else "turing"
+    if major == 8:
+        return "ampere" if minor < 9 else "ada-lovelace"
+    return _FAMILIES.get(major, "undefined")

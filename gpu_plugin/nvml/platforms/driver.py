@@ -1,0 +1,112 @@
+"""The driver of whatever platform this node turns out to be."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.nvml.platforms.choice import AUTO, Choice, Platform, choose
+from gpu_plugin.nvml.platforms.one_device import TegraDriver, WslDriver
+from gpu_plugin.nvml.platforms.traces import look
+from gpu_plugin.nvml.port import NVML_FUNCTIONS, Driver, NvmlError
+
+log = logging.getLogger(__name__)
+
+ARM = frozenset({"aarch64", "arm64"})
+"""Machines that a GPU can be part of the processor of, as the kernel calls them."""
+
+NAMES_PATIENCE = 5.0
+"""Seconds GPUs may take to say their names, all together; the first contact wakes a sleeping one, and a sick one hangs."""
+
+
+class PlatformDriver(Driver):
+    """`port.Driver` of this node's platform, which is looked for anew at each `open`: a driver may come, or come late."""
+
+    def __init__(
+        self, nvml: Driver, roots: Sequence[str], strategy: str = AUTO, machine: str = os.uname().machine
+    ) -> None:
+        """Takes the driver where it is NVML's, the roots under which to look for files, and what the operator asks for.
+
+        `machine` is the kernel's name for the kind of processor.
+        """
+        self.chosen = nvml
+        self._nvml = nvml
+        self._drivers: dict[Platform, Driver] = {
+            Platform.NVML: nvml,
+            Platform.WSL: WslDriver(nvml),
+            Platform.TEGRA: TegraDriver(),
+        }
+        self._roots = tuple(dict.fromkeys(roots))
+        self._strategy = strategy
+        self._may_integrate = machine in ARM
+        self._nvml_open = False
+        self._said: Choice | None = None
+
+    def open(self) -> None:
+        """Finds out what this node is, and opens the driver for that.
+
+        Raises:
+            NvmlError: it is NVML's, or needs NVML as WSL does, and there is none that works.
+        """
+        self._nvml_open = False
+        choice = choose(self._strategy, look(self._roots), self._models)
+        if choice.platform is Platform.NVML and not self._nvml_open:
+            self._nvml.open()
+        elif choice.platform is not Platform.NVML and self._nvml_open:
+            self._nvml.close()
+        self.chosen = self._drivers[choice.platform]
+        if choice != self._said:
+            level = logging.DEBUG if choice.platform is Platform.NVML else logging.INFO  # NVML is what everyone expects
+            log.log(level, "this node's platform is %s: %s", choice.platform, choice.reason)
+        self._said = choice
+        if self.chosen is not self._nvml:
+            self.chosen.open()
+
+    def _models(self) -> tuple[str, ...] | None:
+        """Opens NVML, and asks it for the GPUs' names where one may be part of the processor; None: there is no library."""
+        try:
+            self._nvml.open()
+        except NvmlError as error:
+            if error.code == Return.LIBRARY_NOT_FOUND:
+                return None
+            raise
+        self._nvml_open = True
+        return self._names() if self._may_integrate else ()
+
+    def _names(self) -> tuple[str, ...]:
+        """The names of the GPUs that say theirs in time: one that hangs is no reason to find none."""
+        names: dict[int, str] = {}
+
+        def ask(index: int) -> None:
+            try:
+                names[index] = self._nvml.name(self._nvml.handle_by_index(index))
+            except NvmlError as error:
+                log.debug("GPU %d does not say its name: %s", index, error)
+
+        try:
+            count = self._nvml.device_count()
+        except NvmlError:
+            return ()  # whoever opens the driver asks for the count next, and hears why there is none
+        asking = [threading.Thread(target=ask, args=(i,), name=f"nvml-name-{i}", daemon=True) for i in range(count)]
+        until = time.monotonic() + NAMES_PATIENCE
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join(max(0.0, until - time.monotonic()))
+        return tuple(name for _, name in sorted(names.copy().items()))
+
+
+def _passed_on(name: str) -> Callable[..., Any]:
+    """A call that the driver of the chosen platform answers."""
+
+    def passed_on(self: PlatformDriver, /, *arguments: Any, **named: Any) -> Any:
+        return getattr(self.chosen, name)(*arguments, **named)
+
+    return passed_on
+
+
+for _call in NVML_FUNCTIONS.keys() - {PlatformDriver.open.__name__}:
+    setattr(PlatformDriver, _call, _passed_on(_call))

@@ -1,0 +1,177 @@
+"""A node's topology as text: the matrix that users of `nvidia-smi topo -m` know, a legend, and the link groups in words."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+
+from gpu_plugin.devices.device import GPU
+from gpu_plugin.devices.node import OWN_MESH, Link, Node
+from gpu_plugin.placement.topology import Matrix, Topology
+from gpu_plugin.placement.views.groups import (
+    BOARD,
+    FARTHEST_WORD,
+    HOST_BRIDGE,
+    PCIE_WORDS,
+    SWITCH,
+    SWITCHES,
+    LinkGroups,
+    NvlinkGroup,
+    called,
+    mig_spans,
+)
+from gpu_plugin.placement.views.report import HeldBack
+
+SELF = "X"
+
+LONGEST_REASON = 240
+"""Characters of a reason that stand in a line with others; `gpu-plugin explain` has the whole."""
+
+CHANGES = 28
+"""Pairs of GPUs that a sentence names at most: all of eight."""
+
+_LEGEND: Mapping[str, str] = {
+    SELF: "the GPU itself",
+    "SYS": "PCIe, and what joins NUMA nodes",
+    "NODE": "PCIe, and what joins the host bridges of one NUMA node",
+    "PHB": "PCIe and one host bridge",
+    "PXB": "several PCIe bridges, no host bridge",
+    "PIX": "one PCIe bridge at most",
+    "NV#": "# NVLinks, direct ones or those that both GPUs have to the same NVSwitches",
+}
+"""Worst first, as nvidia-smi has it."""
+
+_PCIE_NAMES: Mapping[int, str] = {
+    BOARD: "One board",
+    SWITCH: "PCIe switch",
+    SWITCHES: "Several PCIe switches",
+    HOST_BRIDGE: "PCIe host bridge",
+}
+
+
+def pcie_word(link: Link) -> str:
+    """What nvidia-smi calls the PCIe relation of a pair."""
+    return PCIE_WORDS.get(link.ancestor, FARTHEST_WORD)
+
+
+def word(link: Link) -> str:
+    """What nvidia-smi shows of a pair: its NVLinks or, where it has none, its PCIe relation."""
+    return f"NV{link.nvlinks}" if link.nvlinks else pcie_word(link)
+
+
+def matrix(groups: LinkGroups) -> list[str]:
+    """A line of headings and a line for each GPU: how it is linked with each other one, and its NUMA node."""
+    every = range(len(groups.gpus))
+    return _table(groups, [[SELF if a == b else word(groups.links[a][b]) for b in every] for a in every])
+
+
+def scores(groups: LinkGroups, rows: Matrix) -> list[str]:
+    """The same with the score of each pair, which is what placement adds up."""
+    return _table(
+        groups, [[SELF if a == b else str(score) for b, score in enumerate(row)] for a, row in enumerate(rows)]
+    )
+
+
+def legend(groups: LinkGroups) -> list[str]:
+    """What the words in the matrix mean, of those that occur, a line each."""
+    return ["Legend:", *(f"  {term:<4} = {meaning}" for term, meaning in meanings(groups).items())]
+
+
+def meanings(groups: LinkGroups) -> Mapping[str, str]:
+    """What the words in the matrix mean, by word, of those that occur."""
+    pairs = combinations(range(len(groups.gpus)), 2)
+    links = [groups.links[a][b] for a, b in pairs]
+    occur = {SELF} | {"NV#" if link.nvlinks else pcie_word(link) for link in links}
+    return {term: meaning for term, meaning in _LEGEND.items() if term in occur}
+
+
+def words(groups: LinkGroups) -> Iterator[str]:
+    """The link groups, a line a kind: `NVLink: GPUs 0-7: NV18 each through switches`."""
+    alike: dict[str, list[str]] = {}
+    for group in groups.nvlink:
+        alike.setdefault(_nvlinks(groups, group), []).append(groups.names(group.gpus))
+    yield from (f"NVLink: GPUs {'; '.join(names)}: {how}" for how, names in alike.items())
+    for level, found in groups.pcie.items():
+        yield f"{_PCIE_NAMES[level]}: GPUs {'; '.join(groups.names(group) for group in found)}"
+    for node, gpus in groups.numa:
+        yield f"NUMA node {'unknown' if node is None else node}: {groups.called(gpus)}"
+    for gpu in groups.gpus:
+        if gpu.unreadable:
+            yield f"GPU {gpu.index}: its links are shown as they were last known: {gpu.unreadable}"
+
+
+def changed_links(before: Node, after: Node) -> str:
+    """Which pairs of GPUs are linked otherwise than before: `0-1 NV2, now PIX; 0-3 PHB, now NV1`. Empty where none is.
+
+    Pairs that were not there before count for nothing.
+    """
+    index = {gpu.uuid: gpu.index for gpu in after.gpus}
+    found = sorted(
+        (sorted(map(index.__getitem__, pair)), word(before.links[pair]), word(link))
+        for pair, link in after.links.items()
+        if pair in before.links and word(before.links[pair]) != word(link)
+    )
+    more = f"; and {len(found) - CHANGES} pairs more" if len(found) > CHANGES else ""
+    return "; ".join(f"{one}-{other} {was}, now {now}" for (one, other), was, now in found[:CHANGES]) + more
+
+
+def held_back_words(held: Iterable[HeldBack]) -> str:
+    """What pods do not get, and why, those of one reason together: `GPUs 2,5 (cordoned), MIG device 0:3 (Xid 79)`."""
+    by_reason: dict[tuple[str, str], list[HeldBack]] = {}
+    for each in held:
+        by_reason.setdefault((each.reason, each.kind), []).append(each)
+    return ", ".join(f"{_called(kind, alike)} ({_short(reason)})" for (reason, kind), alike in by_reason.items())
+
+
+def _called(kind: str, alike: Sequence[HeldBack]) -> str:
+    indices = [each.index for each in alike]
+    if not all(indices):  # gone, and not even its index is known
+        return ", ".join(each.uuid for each in alike)
+    if kind == GPU:
+        return called(map(int, indices))
+    return f"{'MIG device' if len(alike) == 1 else 'MIG devices'} {mig_spans(indices)}"
+
+
+def _short(reason: str) -> str:
+    return reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 3].rstrip()}..."
+
+
+def pairs_json(groups: LinkGroups, topology: Topology) -> Mapping[str, object]:
+    """The topology for programs: every GPU, and every pair of them once, the lower index first."""
+    return {
+        "gpus": [{"index": gpu.index, "uuid": gpu.uuid, "numa": gpu.numa_node} for gpu in groups.gpus],
+        "links": [
+            {
+                "a": groups.gpus[a].index,
+                "b": groups.gpus[b].index,
+                "nvlinks": groups.links[a][b].nvlinks,
+                "pcie": pcie_word(groups.links[a][b]),
+                "score": topology.scores[a][b],
+            }
+            for a, b in combinations(range(len(groups.gpus)), 2)
+        ],
+    }
+
+
+def _nvlinks(groups: LinkGroups, group: NvlinkGroup) -> str:
+    count = f"NV{group.most}" if group.fewest == group.most else f"NV{group.fewest} to NV{group.most}"
+    if group.whole:
+        how = f"{count} each"
+    else:
+        how = f"{count}, {group.pairs} of {len(group.gpus) * (len(group.gpus) - 1) // 2} pairs"
+        if group.complete:
+            how += f"; every pair of {' and of '.join(groups.names(each) for each in group.complete)}"
+    through = " through switches" if group.switched else ""
+    named = group.mesh and group.mesh.partition(".")[0] != OWN_MESH
+    domain = f", NVLink domain {group.mesh}" if named else ""
+    return how + through + domain
+
+
+def _table(groups: LinkGroups, cells: Sequence[Sequence[str]]) -> list[str]:
+    names = [f"GPU{gpu.index}" for gpu in groups.gpus]
+    numa = ["N/A" if gpu.numa_node is None else str(gpu.numa_node) for gpu in groups.gpus]
+    first = max(map(len, names), default=0)
+    width = max((len(text) for row in (names, *cells) for text in row), default=0) + 2
+    shown = [" " * first + "  " + "".join(f"{name:<{width}}" for name in names) + "NUMA Affinity"]
+    for name, row, node in zip(names, cells, numa, strict=True):
+        texts = (f"{f' {text}' if text == SELF else text:<{width}}" for text in row)
+        shown.append(f"{name:<{first}}  {''.join(texts)}{node}")
+    return shown

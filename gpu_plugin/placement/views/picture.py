@@ -1,0 +1,380 @@
+"""A node's link groups as an SVG picture: GPUs in a row, NVLinks as arcs above it, what they share by PCIe as frames.
+
+In a row no line leads through a GPU, whatever the links are, and no two arcs have both their height and their middle in common.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, groupby
+
+import msgspec
+
+from gpu_plugin.placement.topology import Topology
+from gpu_plugin.placement.views.groups import (
+    BOARD,
+    HOST_BRIDGE,
+    SWITCH,
+    SWITCHES,
+    Group,
+    LinkGroups,
+    NvlinkGroup,
+    joined,
+)
+from gpu_plugin.placement.views.matrix import pcie_word, word
+from gpu_plugin.placement.views.svg import SAMPLE, Sample, box, element, legend, written, xml
+
+WIDTH, HEIGHT, GAP = 60, 42, 14
+"""Of a GPU's box, and between two that no frame parts."""
+
+FRAME, LABEL = 8, 16
+"""How much further out a frame is than the one within, and how much further down, for its name."""
+
+MARGIN, AREA_GAP, LEAST_WIDTH, HEAD = 24, 20, 460, 56
+"""Around everything, between NUMA nodes; the least width has room for the longest line of the legend."""
+
+ARC, ARC_STEP = 26, 19
+"""How high an arc between neighbours is, and how much higher one that reaches one GPU further."""
+
+BAR, BAR_STEP, BAR_LINES, BAR_GAP = 26, 40, 44, 22
+"""How high the bar is that stands for an NVSwitch mesh, how far apart two bars are, the space for lines below them, and how
+wide a bar is open where the line of a GPU that is none of its own passes."""
+
+WIDEST = 12.0
+"""Width of the line that stands for most NVLinks; up to six of them take 2 each."""
+
+PAPER, INK, PALE, AREA, EDGE, FRAME_EDGE = "#ffffff", "#1f2933", "#52606d", "#eef2f7", "#7b8794", "#7b5ea7"
+GREY = "#cbd2d9"
+"""Of a GPU that pods do not get now."""
+
+MANY, FEW = "#2f7d1f", "#5f9645"
+"""Colours of NVLinks: where there are more than half as many as between any two, and where there are fewer."""
+
+DARK: Mapping[str, str] = {
+    PAPER: "#161b22",
+    INK: "#e6edf3",
+    PALE: "#9aa5b1",
+    AREA: "#21262d",
+    EDGE: "#768390",
+    FRAME_EDGE: "#a78bca",
+    GREY: "#3d444d",
+    MANY: "#57ab5a",
+    FEW: "#3f8f45",
+}
+"""What each colour is where the viewer prefers dark ones."""
+
+FONT = "DejaVu Sans, Verdana, Arial, sans-serif"
+BOLD: Mapping[str, object] = {"font_size": 12, "font_weight": "bold"}
+CENTRED: Mapping[str, object] = {"text_anchor": "middle"}
+
+FRAMES: Mapping[int, tuple[str, str, str]] = {
+    BOARD: ("one board", "", "on one board (PIX)"),
+    SWITCH: ("PCIe switch", "", "at one PCIe switch (PIX)"),
+    SWITCHES: ("PCIe switches", "8 4", "at several PCIe switches (PXB)"),
+    HOST_BRIDGE: ("host bridge", "2 4", "at one PCIe host bridge (PHB)"),
+}
+"""By what GPUs share (nvmlGpuTopologyLevel_t): a frame's name, how its line is broken, and what the legend says of it."""
+
+
+class _Frame(msgspec.Struct, frozen=True):
+    """GPUs of one NUMA node that share something by PCIe, in the order in which they are drawn.
+
+    `depth` counts the frames from the innermost to this one.
+    """
+
+    level: int
+    gpus: Group
+    depth: int
+
+
+class _Area(msgspec.Struct, frozen=True):
+    """The GPUs of a NUMA node in the order in which they are drawn, and their frames, the outer ones first."""
+
+    node: int | None
+    gpus: Group
+    frames: tuple[_Frame, ...]
+
+    def before(self, gpu: int) -> int:
+        """How many frames' edges lie before a GPU."""
+        return max((frame.depth for frame in self.frames if frame.gpus[0] == gpu), default=0)
+
+    def after(self, gpu: int) -> int:
+        """How many frames' edges lie after a GPU."""
+        return max((frame.depth for frame in self.frames if frame.gpus[-1] == gpu), default=0)
+
+
+def picture(groups: LinkGroups, topology: Topology, name: str = "", held: Mapping[str, str] | None = None) -> str:
+    """The picture's SVG, the same for the same topology. `name` is what the node is called, if it is called anything.
+
+    `held` are the uuids of GPUs that are held back from pods, with the reason of each.
+    """
+    return "\n".join(_Picture(groups, topology, name, held or {}).lines()) + "\n"
+
+
+class _Picture:
+    """Where everything lies, and the pieces. GPUs are positions in `groups.gpus`; `rank` is their place in the row."""
+
+    def __init__(self, groups: LinkGroups, topology: Topology, name: str, held: Mapping[str, str]) -> None:
+        self.groups, self.topology, self.title, self.held = groups, topology, _title(groups, name), held
+        self.areas = [_area(groups, node, gpus) for node, gpus in groups.numa]
+        self.row = [gpu for area in self.areas for gpu in area.gpus]
+        self.rank = {gpu: at for at, gpu in enumerate(self.row)}
+        self.depth = max((frame.depth for area in self.areas for frame in area.frames), default=0)
+        self.meshes = [group for group in groups.nvlink if group.switched]
+        self.lanes = _lanes([[self.rank[gpu] for gpu in mesh.gpus] for mesh in self.meshes])
+        self.arcs = [
+            (one, other)
+            for one, other in combinations(self.row, 2)
+            if groups.links[one][other].nvlinks and not groups.links[one][other].switched
+        ]
+        self.most = max((group.most for group in groups.nvlink), default=1)
+        left, end = self._across()
+        self.width = max(end + MARGIN, LEAST_WIDTH, 10 * len(self.title) + 2 * MARGIN)
+        margin = (self.width - end - MARGIN) // 2  # few GPUs stand in the middle
+        self.left = {gpu: x + margin for gpu, x in left.items()}
+        bars = BAR_STEP * (max(self.lanes) + 1) + BAR_LINES if self.lanes else 0
+        rise = max((self._rise(*pair) for pair in self.arcs), default=0)
+        self.top = HEAD + bars + max(rise + 12 if rise else 0, FRAME * (self.depth + 1))
+        self.bottom = self.top + HEIGHT + LABEL * (self.depth + 1) + 8
+
+    def lines(self) -> Iterator[str]:
+        """The whole file, line by line."""
+        samples, end = legend(list(self._samples()), MARGIN, self.width - MARGIN, self.bottom + 34)
+        height = end + MARGIN // 2
+        size = f'width="{self.width}" height="{height}" viewBox="0 0 {self.width} {height}"'
+        yield f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="{FONT}" fill="{INK}">'
+        yield f"<title>{xml(self.title)}</title>"
+        yield f"<style>{dark_style()}</style>"
+        yield box(0, 0, self.width, height, fill=PAPER)
+        yield written(MARGIN, 32, self.title, font_size=16, font_weight="bold")
+        for area in self.areas:
+            yield from self._area(area)
+        yield from self._meshes()
+        yield from self._arcs()
+        for gpu in self.row:
+            yield from self._gpu(gpu)
+        yield from samples
+        yield "</svg>"
+
+    def _across(self) -> tuple[Mapping[int, int], int]:
+        """The left edge of every GPU's box, and where the last NUMA node ends."""
+        left, x = {}, MARGIN - AREA_GAP
+        for area in self.areas:
+            x += AREA_GAP + FRAME
+            for at, gpu in enumerate(area.gpus):
+                x += FRAME * area.before(gpu) + (GAP if at else 0)
+                left[gpu] = x
+                x += WIDTH + FRAME * area.after(gpu)
+            x += FRAME
+        return left, x
+
+    def _middle(self, gpu: int) -> int:
+        return self.left[gpu] + WIDTH // 2
+
+    def _rise(self, one: int, other: int) -> int:
+        """How high the arc between two GPUs is."""
+        return ARC + ARC_STEP * (self.rank[other] - self.rank[one] - 1)
+
+    def _stroke(self, nvlinks: int) -> dict[str, object]:
+        """How a line for so many NVLinks looks."""
+        width = max(1.0, nvlinks * min(2.0, WIDEST / self.most))
+        return {"fill": "none", "stroke": MANY if 2 * nvlinks > self.most else FEW, "stroke_width": f"{width:.3g}"}
+
+    def _area(self, area: _Area) -> Iterator[str]:
+        first, last = area.gpus[0], area.gpus[-1]
+        before, after = FRAME * (area.before(first) + 1), FRAME * (area.after(last) + 1)
+        yield self._around(first, last, (before, after), self.depth + 1, fill=AREA, stroke=EDGE)
+        alone = len(area.gpus) == 1
+        unknown = "?" if alone else "unknown"
+        name = f"NUMA {'' if alone else 'node '}{unknown if area.node is None else area.node}"
+        yield written(self.left[first] - before + 8, self.bottom - 8, name, **BOLD)
+        for frame in area.frames:
+            first, last, out = frame.gpus[0], frame.gpus[-1], FRAME * frame.depth
+            yield self._around(first, last, (out, out), frame.depth, **_frame_style(frame.level))
+            x, y = self.left[first] - out + 8, self.top + HEIGHT + LABEL * frame.depth - 2
+            yield written(x, y, FRAMES[frame.level][0], font_size=10, fill=PALE)
+
+    def _around(self, first: int, last: int, out: tuple[int, int], depth: int, **style: object) -> str:
+        x, right = self.left[first] - out[0], self.left[last] + WIDTH + out[1]
+        y, bottom = self.top - FRAME * depth, self.top + HEIGHT + LABEL * depth + (8 if depth > self.depth else 4)
+        return box(x, y, right - x, bottom - y, **style)
+
+    def _meshes(self) -> Iterator[str]:
+        """A bar for each NVSwitch mesh, and a line from each of its GPUs to it."""
+        tags, y = [], HEAD + BAR_STEP * (max(self.lanes, default=0) + 1) + 14
+        for mesh, lane in zip(self.meshes, self.lanes, strict=True):
+            yield from self._bar(mesh, lane)
+        for mesh, lane in zip(self.meshes, self.lanes, strict=True):
+            bottom = HEAD + BAR_STEP * lane + BAR
+            for gpu in mesh.gpus:
+                count, path = self._to_switches(gpu, mesh.gpus), f"M{self._middle(gpu)} {bottom}V{self.top}"
+                style = {"class_": "switched", "data_gpu": self._index(gpu), **self._stroke(count)}
+                yield element("path", "", self._scores(gpu, mesh.gpus), d=path, **style)
+                tags.append(_tag(self._middle(gpu), y, f"NV{count}"))
+        yield from tags
+
+    def _bar(self, mesh: NvlinkGroup, lane: int) -> Iterator[str]:
+        """The bar of a mesh, open where lines from bars above it pass, with a name where there is room for one."""
+        y, gpus = HEAD + BAR_STEP * lane, sorted(mesh.gpus, key=self.rank.__getitem__)
+        x, end = self.left[gpus[0]], self.left[gpus[-1]] + WIDTH
+        above = [other for other, its in zip(self.meshes, self.lanes, strict=True) if its < lane]
+        passing = sorted(self._middle(gpu) for other in above for gpu in other.gpus)
+        gaps = [middle - BAR_GAP // 2 for middle in passing if x < middle < end]
+        about = f"NVSwitch mesh: {self.groups.called(mesh.gpus)}"
+        yield box(x, y, end - x, BAR, f"{about} ({mesh.mesh})" if mesh.mesh else about, class_="mesh", fill=MANY)
+        for left in gaps:
+            yield element("rect", class_="gap", x=left, y=y, width=BAR_GAP, height=BAR, fill=PAPER)
+        between = zip((x, *(left + BAR_GAP for left in gaps)), (*gaps, end), strict=True)
+        left, right = max(between, key=lambda part: part[1] - part[0])
+        names = (about, self.groups.called(mesh.gpus), "NVSwitch")
+        name = next((name for name in names if 9 * len(name) < right - left), "")
+        if name:
+            yield written((left + right) / 2, y + 17, name, **BOLD, **CENTRED, fill=PAPER)
+
+    def _to_switches(self, gpu: int, gpus: Sequence[int]) -> int:
+        """How many NVLinks a GPU has to its switches, as far as any other one can use them."""
+        return max(self.groups.links[gpu][other].nvlinks for other in gpus if other != gpu)
+
+    def _scores(self, gpu: int, gpus: Sequence[int]) -> str:
+        row = self.topology.scores[gpu]
+        others = sorted((other for other in gpus if other != gpu), key=lambda other: (-row[other], other))
+        parts = [f"{score} with {self.groups.called(each)}" for score, each in groupby(others, row.__getitem__)]
+        return f"GPU {self._index(gpu)} through switches: score {', '.join(parts)}"
+
+    def _arcs(self) -> Iterator[str]:
+        """The direct NVLinks, far ones first, and their counts on top."""
+        ends, tags = self._ends(), []
+        for one, other in sorted(self.arcs, key=lambda pair: (-self._rise(*pair), self.rank[pair[0]])):
+            x, to, control = ends[one, other], ends[other, one], self.top - self._rise(one, other) * 4 / 3
+            link, score = self.groups.links[one][other], self.topology.scores[one][other]
+            low, high = sorted((self._index(one), self._index(other)))
+            path = f"M{x:g} {self.top}C{x:g} {control:g} {to:g} {control:g} {to:g} {self.top}"
+            about = f"GPU {low} and GPU {high}: {word(link)}, by PCIe {pcie_word(link)}; score {score}"
+            style = {"class_": "nvlink", "data_pair": f"{low}-{high}", **self._stroke(link.nvlinks)}
+            yield element("path", "", about, d=path, **style)
+            tags.append(_tag((x + to) / 2, self.top - self._rise(one, other) + 4, word(link)))
+        yield from tags
+
+    def _ends(self) -> Mapping[tuple[int, int], float]:
+        """Where on a GPU's upper edge the arc to another one ends: side by side, so that inner arcs stay within outer ones."""
+        ends: dict[tuple[int, int], float] = {}
+        for gpu in self.row:
+            others = [pair[pair[0] == gpu] for pair in self.arcs if gpu in pair]
+            before = sorted((one for one in others if self.rank[one] < self.rank[gpu]), key=lambda one: -self.rank[one])
+            after = sorted((one for one in others if self.rank[one] > self.rank[gpu]), key=lambda one: -self.rank[one])
+            for at, other in enumerate((*before, *after)):
+                ends[gpu, other] = round(self.left[gpu] + WIDTH * (at + 0.5) / len(others), 1)
+        return ends
+
+    def _gpu(self, gpu: int) -> Iterator[str]:
+        it, x, middle = self.groups.gpus[gpu], self.left[gpu], self._middle(gpu)
+        held = self.held.get(it.uuid, "")
+        why = f"held back from pods: {held}" if held else it.unreadable or ""
+        about = ", ".join(part for part in (it.uuid, it.model, it.pci_bus_id, why) if part)
+        style: dict[str, object] = {"stroke_dasharray": "3 3"} if it.unreadable else {}
+        fill = GREY if held else PAPER
+        style |= {"class_": "gpu", "data_gpu": it.index, "fill": fill, "stroke": INK, "stroke_width": 1.5}
+        yield box(x, self.top, WIDTH, HEIGHT, about, **style)
+        if held:
+            across = f"M{x} {self.top + HEIGHT}L{x + WIDTH} {self.top}"
+            yield element("path", "", about, class_="held", d=across, stroke=PALE, stroke_width=1.5)
+        yield _over(middle, self.top + 18, f"GPU {it.index}", fill, BOLD)
+        if it.pci_bus_id:
+            words = {"font_size": 10, "fill": INK if held else PALE}
+            yield _over(middle, self.top + 33, _bus_id(it.pci_bus_id), fill, words)
+
+    def _index(self, gpu: int) -> int:
+        return self.groups.gpus[gpu].index
+
+    def _samples(self) -> Iterator[Sample]:
+        """The legend, of what occurs."""
+        for count in sorted({self.groups.links[one][other].nvlinks for one, other in self.arcs}):
+            line = element("path", d=f"M0 0H{SAMPLE}", **self._stroke(count))
+            yield Sample(line, f"{count} {'NVLink' if count == 1 else 'NVLinks'} between two GPUs (NV{count})")
+        if self.meshes:
+            yield Sample(box(0, -6, SAMPLE, 12, fill=MANY), "NVSwitches: every GPU at the bar reaches every other one")
+        for level in sorted({frame.level for area in self.areas for frame in area.frames}):
+            yield Sample(box(0, -7, SAMPLE, 14, **_frame_style(level)), FRAMES[level][2])
+        if any(area.node is not None for area in self.areas):
+            yield Sample(box(0, -7, SAMPLE, 14, fill=AREA, stroke=EDGE), "near one NUMA node")
+        if self.held:
+            sample = box(0, -7, SAMPLE, 14, fill=GREY, stroke=INK)
+            yield Sample(
+                sample + element("path", d=f"M0 7L{SAMPLE} -7", stroke=PALE, stroke_width=1.5), "held back from pods"
+            )
+        if self.arcs or self.meshes:
+            yield Sample(
+                written(SAMPLE / 2, 4, "?", **BOLD, **CENTRED), "opened by itself: point at a line for its score"
+            )
+
+
+def dark_style() -> str:
+    """The style sheet that replaces each colour; a picture that is embedded in a page has it, too."""
+    rules = "".join(
+        f'[fill="{light}"]{{fill:{dark}}}[stroke="{light}"]{{stroke:{dark}}}' for light, dark in DARK.items()
+    )
+    return f"@media (prefers-color-scheme: dark){{{rules}}}"
+
+
+def _frame_style(level: int) -> dict[str, object]:
+    broken: dict[str, object] = {"stroke_dasharray": FRAMES[level][1]} if FRAMES[level][1] else {}
+    return {"fill": PAPER, "stroke": FRAME_EDGE, **broken}
+
+
+def _tag(x: float, y: float, text: str) -> str:
+    """A text in the middle of a line, on a spot of paper."""
+    width = 8 * len(text)
+    spot = element("rect", x=f"{x - width / 2:g}", y=f"{y - 11:g}", width=width, height=14, rx=3, fill=PAPER)
+    return spot + written(x, y, text, font_size=11, **CENTRED)
+
+
+def _over(x: float, y: float, text: str, fill: str, words: Mapping[str, object]) -> str:
+    """A text in the middle of a box of this colour; the line across one that is held back passes behind it."""
+    if fill != GREY:
+        return written(x, y, text, **words, **CENTRED)
+    width = min(6.5 * len(text), WIDTH - 6)
+    place = {"x": f"{x - width / 2:g}", "y": f"{y - 10:g}", "width": f"{width:g}", "height": 12}
+    return element("rect", fill=fill, pointer_events="none", **place) + written(x, y, text, **words, **CENTRED)
+
+
+def _bus_id(bus_id: str) -> str:
+    """A PCI bus id as short as it can be, since its box is narrow: without its domain where that is 0, or the zeros before it."""
+    domain, _, rest = bus_id.lower().partition(":")
+    return f"{domain.lstrip('0')}:{rest}" if domain.strip("0") else rest
+
+
+def _title(groups: LinkGroups, name: str) -> str:
+    models = [gpu.model or "GPU of unknown model" for gpu in groups.gpus]
+    counted = ", ".join(f"{models.count(model)} x {model}" for model in dict.fromkeys(models))
+    return f"{name}: {counted}" if name else counted
+
+
+def _area(groups: LinkGroups, node: int | None, gpus: Group) -> _Area:
+    """The GPUs of a NUMA node side by side as PCIe has them together, the lowest first."""
+    found = {
+        level: joined(gpus, lambda a, b, level=level: groups.links[a][b].ancestor <= level)  # type: ignore[misc]
+        for level in FRAMES
+    }
+    place = {
+        gpu: [next(group[0] for group in found[level] if gpu in group) for level in sorted(FRAMES, reverse=True)]
+        for gpu in gpus
+    }
+    ordered = sorted(gpus, key=lambda gpu: (place[gpu], gpu))
+    frames: dict[frozenset[int], _Frame] = {}
+    for level in FRAMES:
+        for group in found[level]:
+            members = frozenset(group)
+            if len(group) > 1 and members not in frames:
+                depth = 1 + max((frame.depth for inner, frame in frames.items() if inner < members), default=0)
+                frames[members] = _Frame(level, tuple(gpu for gpu in ordered if gpu in members), depth)
+    outer_first = sorted(frames.values(), key=lambda frame: (-frame.depth, frame.gpus))
+    return _Area(node, tuple(ordered), tuple(outer_first))
+
+
+def _lanes(meshes: Sequence[Sequence[int]]) -> list[int]:
+    """For each mesh, given as places in the row, the uppermost lane in which its bar touches no other one."""
+    lanes: list[int] = []
+    for at, mesh in enumerate(meshes):
+        met = {
+            lanes[other] for other, each in enumerate(meshes[:at]) if min(each) <= max(mesh) and min(mesh) <= max(each)
+        }
+        lanes.append(next(lane for lane in range(len(meshes)) if lane not in met))
+    return lanes

@@ -1,0 +1,66 @@
+"""The listener as the daemon has it: begun as soon as its address is known, which may be before there is anything to serve."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.abc
+
+from gpu_plugin.config.values import host_and_port
+from gpu_plugin.runtime.supervision import forever
+
+if TYPE_CHECKING:
+    from gpu_plugin.telemetry.listener.checks import Facts
+    from gpu_plugin.telemetry.listener.probes import Probes
+    from gpu_plugin.telemetry.listener.status_page import Source, StatusPage
+
+
+class Listener:
+    """Answers probes and scrapes in a task group of the caller's. Imports what it needs once there is an address."""
+
+    def __init__(self, tasks: anyio.abc.TaskGroup) -> None:
+        self._tasks = tasks
+        self._scope = anyio.CancelScope()
+        self._probes: Probes | None = None
+        self._page: StatusPage | None = None
+
+    def begin(self, address: str, facts: "Callable[[], Facts]") -> None:
+        """Listens on HOST:PORT, unless it does already or `address` is empty. Has probes answered by these facts."""
+        if self._probes is not None:
+            self._probes.facts = facts
+        if not address or self._probes is not None:
+            return
+        from gpu_plugin.telemetry.listener import descriptors  # noqa: PLC0415 - only those who ask for it pay for it
+        from gpu_plugin.telemetry.listener.probes import Probes  # noqa: PLC0415
+        from gpu_plugin.telemetry.listener.server import Limits, Server  # noqa: PLC0415
+        from gpu_plugin.telemetry.listener.status_page import StatusPage  # noqa: PLC0415
+
+        probes = self._probes = Probes(facts)
+        page = self._page = StatusPage(lambda: probes.facts().awaited or "the daemon is starting")
+        most = descriptors.connections(descriptors.allowed())
+        limits = Limits(connections=most, streams=descriptors.streams(most))
+        server = Server(*host_and_port(address), {**probes.pages, **page.pages}, limits)
+        self._tasks.start_soon(self._run, probes, page, server.run)
+
+    async def _run(self, probes: "Probes", page: "StatusPage", serve: Callable[[], Any]) -> None:
+        with self._scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(probes.beat)
+                tasks.start_soon(forever, "the status page", page.run)
+                tasks.start_soon(forever, "the listener for probes and metrics", serve)
+
+    def ask(
+        self,
+        facts: "Callable[[], Facts]",
+        status: Callable[[], Awaitable[Mapping[str, Any]]],
+        page: "Callable[[], Source] | None" = None,
+    ) -> None:
+        """Has probes answered by these facts from now on, scrapes by this status, and the status page by what `page` makes."""
+        if self._probes is not None:
+            self._probes.facts, self._probes.status = facts, status
+        if self._page is not None and page is not None:
+            self._page.source = page()
+
+    def stop(self) -> None:
+        """Closes the listening sockets and every connection."""
+        self._scope.cancel()

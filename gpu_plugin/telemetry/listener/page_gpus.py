@@ -1,0 +1,242 @@
+"""The GPUs of the status page, their devices and who holds them, as HTML. Pure."""
+
+from collections.abc import Iterable
+
+from gpu_plugin.placement.views.svg import xml
+from gpu_plugin.telemetry.listener.page_pieces import (
+    NONE,
+    SIGNS,
+    WORDS,
+    Data,
+    anchor,
+    badge,
+    bus_and_model,
+    row,
+    since,
+    table,
+)
+
+MAX_NAMED_PODS = 3
+"""Containers that are named in the row of a GPU; all of them are in the list of its devices."""
+
+MAX_CELLS = 64
+"""Devices of a GPU that are drawn one by one; of more there are numbers alone."""
+
+CELL, ACROSS = 11, 14
+"""Width of a device's cell with the gap after it, and cells in a row."""
+
+
+def gpus(data: Data) -> str:
+    """The table of GPUs."""
+    if not data["gpus"]:
+        return '<p class="none">No GPU is known yet.</p>'
+    heads = (
+        ("GPU", ""),
+        ("Health", ""),
+        ("Temperature", "number"),
+        ("Power", "number"),
+        ("Use", "number"),
+        ("Memory", "number"),
+        ("Devices", ""),
+        ("Held by", ""),
+    )
+    return table("GPUs of this node", heads, "".join(map(_gpu, data["gpus"])), "gpus")
+
+
+def _gpu(gpu: Data) -> str:
+    readings = gpu["readings"]
+    return row(
+        ("GPU", f"<b>{gpu['index']}</b> {bus_and_model(gpu)}", "head"),
+        ("Health", _health(gpu), "health"),
+        ("Temperature", _temperature(readings), "number"),
+        ("Power", _share(readings["power_watts"], readings["power_limit_watts"], 1, "W"), "number"),
+        ("Use", NONE if readings["utilization_ratio"] is None else f"{readings['utilization_ratio']:.0%}", "number"),
+        ("Memory", _share(readings["memory_used_bytes"], readings["memory_total_bytes"], 2**30, "GiB"), "number"),
+        ("Devices", _strip(gpu), "strip"),
+        ("Held by", _held_by(gpu), "holders"),
+        state=gpu["state"],
+    )
+
+
+def _health(gpu: Data) -> str:
+    told = badge(gpu["state"], WORDS[gpu["state"]])
+    reasons = [(signal["detail"], signal["since"]) for signal in gpu["signals"]]
+    reasons += [(f"withheld: {why}", None) for why in gpu["withheld"]]
+    return told + "".join(f'<br><span class="why">{xml(why)}</span>{since(when)}' for why, when in reasons)
+
+
+def _temperature(readings: Data) -> str:
+    now, slow, off = (readings[f"{name}_celsius"] for name in ("temperature", "slowdown", "shutdown"))
+    if now is None:
+        return NONE
+    told = f"{now:.0f} °C"
+    if off is not None and now >= off:
+        told = f'<strong class="bad">{told}, beyond shutdown</strong>'
+    elif slow is not None and now >= slow:
+        told = f'<strong class="bad">{told}, at slowdown</strong>'
+    limits = [f"{how} {at:.0f}" for how, at in (("slows at", slow), ("off at", off)) if at is not None]
+    if not limits:
+        return told
+    top = max(at for at in (slow, off) if at is not None)
+    high = slow if slow is not None else top
+    bar = (
+        f'<meter min="0" max="{top:.0f}" low="{high - 10:.0f}" high="{high:.0f}" optimum="0" value="{min(now, top):.0f}"'
+        ' aria-hidden="true"></meter>'
+    )
+    return f'{told}{bar}<span class="muted">{", ".join(limits)}</span>'
+
+
+def _share(used: float | None, whole: float | None, unit: int, name: str) -> str:
+    """How much of how much; either may not be known."""
+    if used is None:
+        return NONE
+    told = f"{used / unit:.0f}"
+    if whole is None:
+        return f"{told} {name}"
+    bar = f'<meter min="0" max="{max(whole, 1):.0f}" value="{min(used, whole):.0f}" aria-hidden="true"></meter>'
+    return f'{told} {name}{bar}<span class="muted">of {whole / unit:.0f}</span>'
+
+
+def _strip(gpu: Data) -> str:
+    """A cell for each device: held ones are filled, those that cannot be handed out are crossed."""
+    counts = _kinds(gpu["devices"])
+    told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    if not told:
+        return '<span class="none">none</span>'
+    total = sum(counts.values())
+    if total > MAX_CELLS:
+        return f"{total}: {told}"
+    drawn, at = "", 0
+    for name, count in counts.items():
+        if count:
+            places = [(CELL * (place % ACROSS), CELL * (place // ACROSS)) for place in range(at, at + count)]
+            boxes = "".join(f"M{x + 1} {y + 1}h8v8h-8z" for x, y in places)
+            drawn += f'<path class="{name.replace(" ", "-")}" d="{boxes}"/>'
+            if "unusable" in name:
+                crosses = "".join(f"M{x + 1} {y + 1}l8 8M{x + 9} {y + 1}l-8 8" for x, y in places)
+                drawn += f'<path class="cross" d="{crosses}"/>'
+            at += count
+    width, height = CELL * min(total, ACROSS), CELL * -(-total // ACROSS)
+    return (
+        f'<svg class="cells" width="{width}" height="{height}" viewBox="0 0 {width} {height}" aria-hidden="true">{drawn}</svg>'
+        f'<span class="count">{told}</span>'
+    )
+
+
+def _kinds(devices: Iterable[Data]) -> dict[str, int]:
+    counts = {"held": 0, "held but unusable": 0, "free": 0, "usable": 0, "unusable": 0}
+    for device in devices:
+        listed, healthy = device["listed"], device["healthy"]
+        if device["held"] is None:
+            counts["usable"] += healthy
+            counts["unusable"] += listed - healthy
+            continue
+        held_well = min(device["held"], healthy)
+        held_badly = min(device["held"] - held_well, listed - healthy)
+        counts["held"] += held_well
+        counts["held but unusable"] += held_badly
+        counts["free"] += healthy - held_well
+        counts["unusable"] += listed - healthy - held_badly
+    return counts
+
+
+def _held_by(gpu: Data) -> str:
+    if gpu["held"] is None:
+        return NONE
+    holders = [holder for device in gpu["devices"] for holder in device["holders"]]
+    names = list(dict.fromkeys(f"{holder['namespace']}/{holder['pod']}" for holder in holders))
+    if not names:
+        return '<span class="none">nobody</span>'
+    more = (
+        f'<li><a href="#devices-{anchor(gpu)}">and {len(names) - MAX_NAMED_PODS} more</a></li>'
+        if len(names) > MAX_NAMED_PODS
+        else ""
+    )
+    return f'<ul class="plain">{"".join(f"<li>{xml(name)}</li>" for name in names[:MAX_NAMED_PODS])}{more}</ul>'
+
+
+def pods(data: Data) -> str:
+    """Who holds devices, folded away."""
+    held = data["pods"]
+    if not held["known"]:
+        return (
+            f'<p class="none">Which pods hold devices is not known: {xml(held["why"] or "nobody has said so yet")}.</p>'
+        )
+    if not held["containers"]:
+        return '<p class="none">No pod holds a device.</p>'
+    rows = "".join(
+        row(
+            ("Pod", f"{xml(each['namespace'])}/<b>{xml(each['pod'])}</b>", "head"),
+            ("Container", xml(each["container"]), ""),
+            ("GPUs", ", ".join(map(_gpu_of, each["gpus"])), ""),
+            ("Devices", ", ".join(f"{count} x {xml(name)}" for name, count in each["resources"].items()), ""),
+            ("Their health", badge(each["state"], WORDS[each["state"]]), ""),
+            state=each["state"],
+        )
+        for each in held["containers"]
+    )
+    heads = (("Pod", ""), ("Container", ""), ("GPUs", ""), ("Devices", ""), ("Their health", ""))
+    count = len({(each["namespace"], each["pod"]) for each in held["containers"]})
+    summary = f"{count} pod{'' if count == 1 else 's'} hold{'s' if count == 1 else ''} devices"
+    more = f'<p class="none">{held["left_out"]} more are left out.</p>' if held["left_out"] else ""
+    listed = table("Pods that hold devices", heads, rows) + more
+    return f'<details id="pods-all"><summary>{summary}</summary>{listed}</details>'
+
+
+def _gpu_of(gpu: Data) -> str:
+    sign = "" if gpu["state"] == "healthy" else f'<span class="{gpu["state"]}">{SIGNS[gpu["state"]]}</span> '
+    return f"{sign}{gpu['index']}"
+
+
+def devices(data: Data) -> str:
+    """The devices of each GPU, folded away."""
+    if not data["gpus"]:
+        return '<p class="none">No GPU is known yet.</p>'
+    return "".join(map(_devices_of, data["gpus"]))
+
+
+def _devices_of(gpu: Data) -> str:
+    count = gpu["listed"]
+    held = "" if gpu["held"] is None else f", {gpu['held']} held"
+    summary = f"GPU {gpu['index']}: {count} device{'' if count == 1 else 's'}{held}"
+    rows = "".join(map(_device, gpu["devices"]))
+    heads = (("Device", ""), ("Resource", ""), ("Listed", "number"), ("State", ""), ("Held by", ""))
+    listed = table(f"Devices of GPU {gpu['index']}", heads, rows) if rows else '<p class="none">None is served.</p>'
+    uuid = f'<p class="muted"><code>{xml(gpu["uuid"])}</code></p>'
+    return f'<details id="devices-{xml(gpu["uuid"])}"><summary>{summary}</summary>{uuid}{listed}</details>'
+
+
+def _device(device: Data) -> str:
+    kind = "GPU" if device["kind"] == "gpu" else "MIG device"
+    shared = f' <span class="muted">shared by {xml(device["shared"])}</span>' if device["shared"] else ""
+    present = device["listed"] - device["retired"]
+    if device["healthy"]:
+        state = badge("healthy", "Healthy")
+    else:
+        state = f"{badge('unhealthy', 'gone' if not present else 'Unhealthy')} {xml(device['reason'])}"
+    gone = f" and {device['retired']} gone" if device["retired"] and present else ""
+    return row(
+        ("Device", f'{kind} {xml(device["index"])}<br><code class="muted">{xml(device["id"])}</code>', "head"),
+        ("Resource", xml(device["resource"]) + shared, ""),
+        ("Listed", f"{device['listed']}{gone}", "number"),
+        ("State", state, ""),
+        ("Held by", _holders(device), "holders"),
+    )
+
+
+def _holders(device: Data) -> str:
+    if device["held"] is None:
+        return NONE
+    if not device["holders"]:
+        return '<span class="none">nobody</span>'
+    shown = "".join(
+        f'<li>{xml(each["namespace"])}/{xml(each["pod"])} <span class="muted">({xml(each["container"])})</span>'
+        f"{_times(each['devices'])}</li>"
+        for each in device["holders"]
+    )
+    more = f"<li>and {device['left_out']} more</li>" if device["left_out"] else ""
+    return f'<ul class="plain">{shown}{more}</ul>'
+
+
+def _times(count: int) -> str:
+    return f" x {count}" if count > 1 else ""

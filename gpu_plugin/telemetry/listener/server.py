@@ -1,0 +1,384 @@
+"""HTTP/1.1 on TCP, for a few small pages. The only import of h11.
+
+Whoever can reach the port may be slow, broken or hostile, and costs the others nothing: one request a connection, and a
+bound on its bytes, on the time of each step, and on how many connections there are. Beyond that one is closed to make room,
+the least busy first, but none that is so young that its request may be on its way: so a probe is answered in a flood, too.
+Streams are fewer still, and close early to make room; each is sent its first chunk before, so that who comes back is told.
+"""
+
+import asyncio
+import errno
+import logging
+import math
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from contextlib import aclosing, suppress
+from enum import IntEnum
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.abc
+import h11
+import msgspec
+from anyio.lowlevel import checkpoint
+
+from gpu_plugin.runtime.backoff import Backoff
+from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY
+from gpu_plugin.telemetry.listener.addresses import Lookup, listen
+from gpu_plugin.telemetry.listener.answer import Answer, Headers, Page, Request, Stream
+
+log = logging.getLogger(__name__)
+
+METHODS = "GET, HEAD"
+
+_CHUNK = 4096
+"""Bytes that are read at once."""
+
+_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+_FAULTS_OF_A_PEER = (
+    *(errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENOPROTOOPT, errno.EOPNOTSUPP),
+    *(errno.ENETDOWN, errno.EHOSTDOWN, errno.ENONET, errno.EHOSTUNREACH, errno.ENETUNREACH),
+)
+"""What accept(2) reports of a connection that broke before it was taken."""
+
+_RESET = struct.pack("ii", 1, 0)
+"""struct linger: closed with RST, and what was not sent yet is dropped (socket(7))."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds for a request's head to arrive, for its answer to be made and to be taken, and for the client to hang up then.
+
+    `head_bytes` and `discarded_bytes` bound what is read of a head, and of anything that comes after it; `connections` how
+    many there may be, and `streams` how many of them may be streams. `buffer` is how many bytes of a stream the kernel keeps for
+    a client that does not read, and `gone` how many seconds a client may acknowledge none of them. `grace` is for how many
+    seconds none is closed to make room, `pause` until the next try to accept one where the process is out of descriptors, and
+    `episode` for how many it must not have been for the next time to be news.
+    """
+
+    head: float = 5.0
+    answer: float = 5.0
+    send: float = 5.0
+    goodbye: float = 1.0
+    head_bytes: int = 8192
+    discarded_bytes: int = 65536
+    connections: int = 32
+    streams: int = 8
+    buffer: int = 65536
+    gone: float = 20.0
+    grace: float = 0.05
+    pause: float = 1.0
+    episode: float = 60.0
+
+
+class Stage(IntEnum):
+    """How far a connection has come, in the order in which they are closed to make room."""
+
+    ANSWERED = 0
+    STREAMING = 1
+    ASKING = 2
+    ANSWERING = 3
+
+
+class _Visit(msgspec.Struct, eq=False):
+    """One connection."""
+
+    connection: socket.socket
+    since: float
+    stage: Stage = Stage.ASKING
+    streams: bool = False
+    scope: anyio.CancelScope = msgspec.field(default_factory=anyio.CancelScope)
+
+
+class Server:
+    """Serves the pages on one HOST and PORT."""
+
+    def __init__(self, host: str, port: int, pages: Mapping[str, Page], limits: Limits | None = None) -> None:
+        """`pages` are by path; an empty host stands for all addresses of the machine."""
+        self._host = host
+        self._port = port
+        self._pages = pages
+        self._limits = limits or Limits()
+        self._visits: dict[_Visit, None] = {}
+        self._left = Pulse()
+        self._exhausted = -math.inf
+        self._lookup = Lookup(host, port)
+        self.addresses: tuple[tuple[str, int], ...] = ()
+        """Where it listens now."""
+
+    async def run(self) -> None:
+        """Serves until cancelled. An address that cannot be had is said once, and asked for again ever more slowly."""
+        backoff, said = Backoff(FIRST_RETRY, LONGEST_RETRY), ""
+        while True:
+            try:
+                sockets = await listen(self._host, self._port, self._lookup)
+            except OSError as error:  # TimeoutError is one
+                trouble = f"{error.strerror or error}"
+                where = f"[{self._host}]" if ":" in self._host else self._host
+                log.log(
+                    logging.DEBUG if trouble == said else logging.ERROR,
+                    "--http-address: cannot listen on %s:%d: %s; probes and metrics are not answered, GPUs are served all "
+                    "the same; trying again at growing intervals",
+                    where,
+                    self._port,
+                    trouble,
+                )
+                said = trouble
+                await anyio.sleep(backoff.failed(anyio.current_time()))
+            else:
+                said = ""
+                backoff.succeeded()
+                await self.serve(sockets)
+
+    async def serve(self, sockets: list[socket.socket]) -> None:
+        """Serves on these listening sockets until cancelled, and closes them. Raises what accept(2) fails with for good."""
+        try:
+            self.addresses = tuple(each.getsockname()[:2] for each in sockets)
+            log.info("probes and metrics are answered on %s", " and ".join(map(_spelt, self.addresses)))
+            async with anyio.create_task_group() as tasks:
+                for each in sockets:
+                    tasks.start_soon(self._accept, each, tasks)
+        finally:
+            self.addresses = ()
+            for each in sockets:
+                each.close()
+
+    async def _accept(self, listener: socket.socket, tasks: anyio.abc.TaskGroup) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                if error.errno in _OUT_OF_RESOURCES:
+                    await self._wait_for_resources(error)
+                elif error.errno not in _FAULTS_OF_A_PEER:
+                    raise
+                continue
+            try:
+                await self._make_room()
+            except BaseException:  # told to stop meanwhile
+                connection.close()
+                raise
+            visit = _Visit(connection, anyio.current_time())
+            self._visits[visit] = None
+            tasks.start_soon(self._receive, visit)
+            await checkpoint()  # many at once are not all taken before the first is read
+
+    async def _wait_for_resources(self, error: OSError) -> None:
+        now = anyio.current_time()
+        news = now - self._exhausted >= self._limits.episode
+        log.log(logging.ERROR if news else logging.DEBUG, "connections for probes and metrics wait: %s", error.strerror)
+        self._exhausted = now
+        await anyio.sleep(self._limits.pause)
+
+    async def _make_room(self) -> None:
+        """Waits until there is room, for a moment: the oldest of those that are least busy makes some then."""
+        while len(self._visits) >= self._limits.connections:
+            least = min(self._visits, key=lambda visit: visit.stage)
+            left = least.since + self._limits.grace - anyio.current_time()
+            if least.stage < Stage.ASKING or left <= 0:
+                del self._visits[least]
+                if least.stage in (Stage.STREAMING, Stage.ANSWERING):
+                    _reset(least.connection)
+                least.scope.cancel()
+                return
+            await self._left.wait(left)
+
+    async def _receive(self, visit: _Visit) -> None:
+        """One connection, from its first byte to its end."""
+        try:
+            with visit.scope:
+                await self._converse(visit)
+        except OSError as error:
+            log.debug("a client of probes and metrics left: %s", error)
+        except Exception:
+            log.exception("answering a client of probes and metrics failed")
+        finally:
+            self._visits.pop(visit, None)
+            visit.connection.close()
+            self._left.ring()
+
+    async def _converse(self, visit: _Visit) -> None:
+        """One request and its answer."""
+        connection, limits = visit.connection, self._limits
+        loop = asyncio.get_running_loop()
+        protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
+        method = b""
+        try:
+            with anyio.move_on_after(limits.head) as patience:
+                request = await _head(protocol, connection)
+            if patience.cancelled_caught:
+                answer = Answer(408, f"no whole request came within {limits.head:g} s\n")
+            elif request is None:
+                return
+            else:
+                visit.stage = Stage.ANSWERING
+                method = request.method
+                made = await self._answer(request)
+                if isinstance(made, Stream):
+                    made = self._room_for_stream(visit, made)
+                if isinstance(made, Stream):
+                    await self._stream(visit, protocol, made, method)
+                    return
+                answer = made
+        except h11.RemoteProtocolError as error:
+            answer = Answer(error.error_status_hint, f"{error}\n")
+        visit.stage = Stage.ANSWERING
+        with anyio.move_on_after(limits.send) as patience:
+            await loop.sock_sendall(connection, _encoded(protocol, answer, method))
+        if patience.cancelled_caught:
+            _reset(connection)
+            return
+        visit.stage = Stage.ANSWERED
+        await self._see_off(connection)
+
+    async def _answer(self, request: h11.Request) -> Answer | Stream:
+        if request.http_version not in {b"1.0", b"1.1"}:
+            return Answer(505, "this is HTTP/1.1\n")
+        path = _path(request.target)
+        page = self._pages.get(path)
+        if page is None:
+            return Answer(404, f"there is nothing here; there are {', '.join(self._pages)}\n")
+        if request.method not in {b"GET", b"HEAD"}:
+            return Answer(405, f"only {METHODS} are answered\n")
+        with anyio.move_on_after(self._limits.answer):
+            try:
+                return await page(_asked(path, request))
+            except Exception:
+                log.exception("%s failed", path)
+                return Answer(500, "internal error: the daemon's log has the details\n")
+        return Answer(503, f"no answer within {self._limits.answer:g} s\n")
+
+    def _room_for_stream(self, visit: _Visit, stream: Stream) -> Answer | Stream:
+        """The stream, or what is said instead where there are as many as there may be."""
+        if sum(other.streams for other in self._visits) >= self._limits.streams:
+            told = f"{self._limits.streams} others are being kept up to date, which is as many as there may be; ask again later\n"
+            return Answer(503, told, headers=(("Retry-After", "10"),))
+        visit.streams = True
+        return stream
+
+    async def _stream(self, visit: _Visit, protocol: h11.Connection, stream: Stream, method: bytes) -> None:
+        """Sends a stream for as long as the client reads it."""
+        connection = visit.connection
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._limits.buffer)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._limits.gone * 1000))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        headers = _headers(stream.content_type, stream.headers)
+        head = protocol.send(h11.Response(status_code=200, headers=headers, reason="OK")) or b""
+        if method == b"HEAD":
+            await asyncio.get_running_loop().sock_sendall(connection, head)
+            return
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._leave_with, connection, tasks.cancel_scope)
+            async with aclosing(stream.chunks()) as chunks:
+                async for chunk in chunks:
+                    # A copy of the chunk for each reader would be megabytes.
+                    pieces = [head, *(protocol.send_with_data_passthrough(h11.Data(data=chunk)) or ())]
+                    if not await self._sent(connection, *filter(None, pieces)):
+                        break
+                    head = b""
+                    visit.stage = Stage.STREAMING
+                else:
+                    await self._sent(connection, protocol.send(h11.EndOfMessage()) or b"")
+            tasks.cancel_scope.cancel()
+
+    async def _sent(self, connection: socket.socket, *pieces: bytes) -> bool:
+        """Whether the client took these in time. One that did not is reset."""
+        with anyio.move_on_after(self._limits.send) as patience:
+            try:
+                for piece in pieces:
+                    await asyncio.get_running_loop().sock_sendall(connection, piece)
+            except OSError as error:
+                log.debug("the reader of a stream left: %s", error)
+                return False
+        if patience.cancelled_caught:
+            _reset(connection)
+        return not patience.cancelled_caught
+
+    async def _leave_with(self, connection: socket.socket, scope: anyio.CancelScope) -> None:
+        """Cancels a stream once its client hangs up, or sends more than it has to say."""
+        loop, left = asyncio.get_running_loop(), self._limits.discarded_bytes
+        with suppress(OSError):
+            while left > 0 and (more := await loop.sock_recv(connection, _CHUNK)):
+                left -= len(more)
+                await checkpoint()
+        scope.cancel()
+
+    async def _see_off(self, connection: socket.socket) -> None:
+        """Waits for a moment until the client hangs up: closed with bytes unread, its kernel might drop the answer."""
+        loop, left = asyncio.get_running_loop(), self._limits.discarded_bytes
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_WR)
+        with anyio.move_on_after(self._limits.goodbye):
+            while left > 0 and (more := await loop.sock_recv(connection, _CHUNK)):
+                left -= len(more)
+                await checkpoint()  # what is there already is read without a turn of the loop
+
+
+async def _head(protocol: h11.Connection, connection: socket.socket) -> h11.Request | None:
+    """The head of the first request; None where the client hangs up before it. Raises h11.RemoteProtocolError."""
+    loop = asyncio.get_running_loop()
+    while True:
+        event = protocol.next_event()
+        if isinstance(event, h11.Request):
+            return event
+        if event is not h11.NEED_DATA:
+            return None
+        protocol.receive_data(await loop.sock_recv(connection, _CHUNK))
+        await checkpoint()
+
+
+def _path(target: bytes) -> str:
+    """The path of a request's target, which may be a whole address (RFC 9112, 3.2); empty where it has none."""
+    try:
+        return urlsplit(target.decode("ascii")).path
+    except ValueError:
+        return ""
+
+
+def _asked(path: str, request: h11.Request) -> Request:
+    headers: dict[str, str] = {}
+    for name, value in request.headers:
+        told, said = name.decode("ascii"), value.decode("latin-1")
+        headers[told] = f"{headers[told]}, {said}" if told in headers else said
+    return Request(path, headers)
+
+
+def _headers(content_type: str, more: Headers) -> list[tuple[str, str]]:
+    return [
+        ("Date", time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())),
+        ("Content-Type", content_type),
+        *more,
+        ("X-Content-Type-Options", "nosniff"),
+        ("Connection", "close"),
+    ]
+
+
+def _encoded(protocol: h11.Connection, answer: Answer, method: bytes) -> bytes:
+    bodiless = answer.status == HTTPStatus.NOT_MODIFIED
+    body = b"" if bodiless else answer.text.encode()
+    headers = _headers(answer.content_type, answer.headers)
+    if not bodiless:
+        headers.insert(2, ("Content-Length", str(len(body))))
+    if answer.status == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers.append(("Allow", METHODS))
+    phrase = HTTPStatus(answer.status).phrase
+    told = protocol.send(h11.Response(status_code=answer.status, headers=headers, reason=phrase)) or b""
+    if method != b"HEAD" and not bodiless:
+        told += protocol.send(h11.Data(data=body)) or b""
+    return told + (protocol.send(h11.EndOfMessage()) or b"")
+
+
+def _reset(connection: socket.socket) -> None:
+    """Has the connection reset when it is closed, rather than kept by the kernel until the peer reads."""
+    with suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+
+
+def _spelt(address: tuple[str, int]) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,316 @@
+"""The status page: what it is made of is asked for while somebody looks, and everybody who looks gets the same bytes.
+
+    Source ──Material──▶ page_data ──▶ page_html ──▶ parts ──changed ones──▶ every stream
+                              └──────▶ /status.json
+
+Nobody looks: nothing is asked, and nothing is kept up to date. A reader that was too slow for a change gets the newest of all
+parts instead; nothing is kept for it. Nothing here asks NVML or reads a file while it answers.
+"""
+
+import json
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from functools import partial
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+import msgspec
+from anyio.lowlevel import checkpoint
+
+from gpu_plugin.kubelet.pod_listing import HoldersByDevice
+from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.telemetry.listener.answer import Answer, Headers, Page, Request, Stream
+from gpu_plugin.telemetry.listener.host_header import known_host
+
+if TYPE_CHECKING:
+    from gpu_plugin.telemetry.listener.page_data import Material
+
+FRESH = 1.0
+"""Seconds for which what was made of the page is good for others who ask."""
+
+TICK = 2.0
+"""Seconds between two looks at what is not announced, such as temperatures, while somebody looks."""
+
+MIN_REST = 0.25
+"""Seconds between two looks at least: a storm of events is shown so many at a time."""
+
+SHARE = 20
+"""A look that takes long is followed by a rest so many times as long: the page takes a twentieth of the event loop at most."""
+
+HEARTBEAT = 10.0
+"""Seconds after which readers are told that all is as before. A page that hears nothing for 25 calls itself stale."""
+
+PODS_INTERVAL = 5.0
+"""Seconds after which the kubelet is asked again which pods hold what; `PodAttribution` keeps the answer for longer."""
+
+HTML, JSON = "text/html; charset=utf-8", "application/json"
+
+ASSETS: Mapping[str, str] = {
+    "page.css": "text/css; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+"""Files of the package that the page is made with, and their types."""
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Content-Security-Policy of the page: nothing but its own files, and no script or style within."""
+
+_ANOTHER_NAME = (
+    "the status page is not shown under this name, which may be another site's: open it by IP address or as localhost, or have "
+    "the name allowed with --status-page-hosts\n"
+)
+
+_CLOSED: Headers = (
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+)
+
+_RECONNECT: Headers = (("Cache-Control", "no-store"), *_CLOSED)
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the daemon tells what is shown.
+
+    `on` says whether there is to be a page now, and `names` under which names besides localhost and addresses. `held` asks which
+    containers hold which devices: None and why, where that is not known. `material` makes the rest, given that. `news` rings at
+    events that change what is shown.
+    """
+
+    on: Callable[[], bool]
+    names: Callable[[], Collection[str]]
+    held: Callable[[], Awaitable[tuple[HoldersByDevice | None, str]]]
+    material: Callable[[HoldersByDevice | None, str], "Material"]
+    news: Pulse
+
+
+class _Links(msgspec.Struct):
+    """What was made of the report of a topology: the words, and the picture."""
+
+    report: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    told: Mapping[str, Any] | None = None
+    picture: str = ""
+
+
+class StatusPage:
+    """Answers with the page, its data, and the stream that keeps it up to date."""
+
+    def __init__(self, awaited: Callable[[], str], wall: Callable[[], float] = time.time) -> None:
+        """`awaited` tells why there is no daemon yet; `wall` gives Unix time in seconds. Reads the page's files."""
+        self.awaited = awaited
+        self.source: Source | None = None
+        """The daemon's; None before there is one."""
+        self._wall = wall
+        folder = Path(__file__).parent / "page"
+        self._assets = {name: (folder / name).read_text(encoding="utf-8") for name in ASSETS}
+        self._tags = {name: sha256(text.encode()).hexdigest()[:16] for name, text in self._assets.items()}
+        self._version_of_assets = sha256("".join(self._tags.values()).encode()).hexdigest()[:16]
+        self._one_at_a_time = anyio.Lock()
+        self._looked = float("-inf")
+        self._at = 0.0
+        self._held: tuple[HoldersByDevice | None, str] = None, ""
+        self._data: Mapping[str, Any] = {}
+        self._parts: Mapping[str, str] = {}
+        self._links = _Links()
+        self._version = 0
+        self._changes = b""
+        self._whole: tuple[int, bytes] = (0, b"")
+        self._beats = 0
+        self._beat = b""
+        self._told = Pulse()
+        self._readers = 0
+        self._wanted = Pulse()
+        self._no_news = Pulse()
+
+    @property
+    def pages(self) -> Mapping[str, Page]:
+        """What is answered, by path."""
+        shown: Mapping[str, Page] = {
+            "/": self._front,
+            "/status.json": self._json,
+            "/status.stream": self._stream,
+            "/links.svg": self._picture,
+        }
+        return {
+            **{path: partial(self._shown, page) for path, page in shown.items()},
+            **{f"/{name}": self._asset for name in ASSETS},
+        }
+
+    async def run(self) -> None:
+        """Keeps what is shown up to date while somebody looks. Never returns."""
+        while True:
+            while not self._readers:
+                await self._wanted.wait()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._follow_pods)
+                await self._follow()
+                tasks.cancel_scope.cancel()
+            self._whole, self._changes = (0, b""), b""  # some hundred KiB that nobody reads now
+
+    # Answers
+
+    async def _shown(self, page: Page, request: Request) -> Answer | Stream:
+        """The page, unless it is switched off, or asked for under a name that may be another site's."""
+        if self.source is not None and not self.source.on():
+            return Answer(404, "the status page is switched off (--status-page=false)\n")
+        if not known_host(request.headers.get("host", ""), self.source.names() if self.source is not None else ()):
+            return Answer(403, _ANOTHER_NAME)
+        return await page(request)
+
+    async def _front(self, _: Request) -> Answer:
+        from gpu_plugin.telemetry.listener.page_html import page  # noqa: PLC0415 - paid for by who looks
+
+        await self._fresh()
+        text = page(self._data, self._parts, self._at, self._version_of_assets)
+        return Answer(200, text, HTML, (("Content-Security-Policy", POLICY), *_RECONNECT))
+
+    async def _json(self, _: Request) -> Answer:
+        await self._fresh()
+        return Answer(200, json.dumps({"at": self._at, **self._data}) + "\n", JSON, _RECONNECT)
+
+    async def _stream(self, _: Request) -> Stream:
+        return Stream(self._chunks, headers=_RECONNECT)
+
+    async def _picture(self, _: Request) -> Answer:
+        await self._fresh()
+        if self._links.told is None:
+            return Answer(404, "no links between GPUs are known\n")
+        from gpu_plugin.telemetry.listener.page_links import STYLE_HASH  # noqa: PLC0415 - paid for by who looks
+
+        policy = ("Content-Security-Policy", f"default-src 'none'; style-src '{STYLE_HASH}'; frame-ancestors 'none'")
+        return Answer(200, self._links.picture, ASSETS["icon.svg"], (policy, *_RECONNECT))
+
+    async def _asset(self, request: Request) -> Answer:
+        name = request.path[1:]
+        tag = f'"{self._tags[name]}"'
+        headers = (
+            ("ETag", tag),
+            ("Cache-Control", "no-cache"),
+            ("Content-Security-Policy", "default-src 'none'"),
+            *_CLOSED,
+        )
+        if tag in request.headers.get("if-none-match", ""):
+            return Answer(304, "", ASSETS[name], headers)
+        return Answer(200, self._assets[name], ASSETS[name], headers)
+
+    async def _chunks(self) -> AsyncGenerator[bytes, None]:
+        """What one reader is sent: everything, then what changes, and now and then that nothing has."""
+        self._readers += 1
+        self._wanted.ring()
+        try:
+            await self._fresh()
+            seen, beats = self._version, self._beats
+            yield _event("hello", {"assets": self._version_of_assets, "at": self._wall()}) + self._everything()
+            while self._on():
+                if self._version != seen:
+                    next_one = self._version == seen + 1
+                    seen, beats = self._version, self._beats
+                    yield self._changes if next_one else self._everything()
+                elif self._beats != beats:
+                    beats = self._beats
+                    yield self._beat
+                else:
+                    await self._told.wait()
+        finally:
+            self._readers -= 1
+
+    def _on(self) -> bool:
+        return self.source is None or self.source.on()
+
+    # What is shown
+
+    async def _fresh(self) -> None:
+        """Looks, unless somebody has a moment ago."""
+        async with self._one_at_a_time:
+            if anyio.current_time() - self._looked < FRESH:
+                return
+            if self._looked == float("-inf"):  # the kubelet's requests need not wait for 20 ms of imports
+                await anyio.to_thread.run_sync(_import)
+            if self.source is not None:
+                self._held = await self.source.held()
+            await self._look()
+
+    async def _follow(self) -> None:
+        beaten = anyio.current_time()
+        while self._readers:
+            async with self._one_at_a_time:
+                began = time.perf_counter()
+                await self._look()
+                took = time.perf_counter() - began
+            if anyio.current_time() - beaten >= HEARTBEAT or not self._on():
+                beaten = anyio.current_time()
+                self._beats, self._beat = self._beats + 1, _event("beat", {"at": self._wall()})
+                self._told.ring()
+            await (self._no_news if self.source is None else self.source.news).wait(TICK)
+            await anyio.sleep(max(MIN_REST, SHARE * took))
+
+    async def _follow_pods(self) -> None:
+        while True:
+            if self.source is not None:
+                self._held = await self.source.held()
+            await anyio.sleep(PODS_INTERVAL)
+
+    async def _look(self) -> None:
+        """Makes the page of what is known now, and rings where it is another one. Whoever waits for the loop goes first."""
+        from gpu_plugin.telemetry.listener.page_data import awaiting, page_data  # noqa: PLC0415 - paid for by who looks
+        from gpu_plugin.telemetry.listener.page_html import PARTS  # noqa: PLC0415
+
+        if self.source is None:
+            data = awaiting(self.awaited())
+        else:
+            material = self.source.material(*self._held)
+            await checkpoint()
+            data = page_data(material, self._linked(material))
+        now, at = anyio.current_time(), self._wall()
+        if data == self._data:
+            self._looked, self._at = now, at
+            return
+        filled = {}
+        for name, made in PARTS.items():
+            await checkpoint()
+            filled[name] = made(data)
+        changed = {name: text for name, text in filled.items() if text != self._parts.get(name)}
+        self._data, self._parts, self._looked, self._at = (
+            data,
+            filled,
+            now,
+            at,
+        )  # at once: whoever waits may leave before
+        if changed:
+            self._version += 1
+            self._changes = _event("parts", {"at": self._at, "parts": changed})
+            self._told.ring()
+
+    def _linked(self, material: "Material") -> Mapping[str, Any] | None:
+        """What is told of the links, made anew where they or the GPUs that pods get have changed."""
+        if material.topology != self._links.report:
+            from gpu_plugin.telemetry.listener.page_links import drawn, links  # noqa: PLC0415 - paid for by who looks
+
+            told = links(material.topology)
+            picture = drawn(material.topology, material.node) if told is not None else ""
+            version = sha256(picture.encode()).hexdigest()[:16]
+            self._links = _Links(material.topology, None if told is None else {**told, "version": version}, picture)
+        return self._links.told
+
+    def _everything(self) -> bytes:
+        """All parts as they are now, encoded once for all readers."""
+        if self._whole[0] != self._version:
+            self._whole = self._version, _event("parts", {"at": self._at, "parts": self._parts})
+        return self._whole[1]
+
+
+def _import() -> None:
+    for module in ("page_html", "page_links"):
+        import_module(f"gpu_plugin.telemetry.listener.{module}")
+
+
+def _event(name: str, told: Mapping[str, Any]) -> bytes:
+    """A server-sent event; JSON has no line break in it."""
+    return f"event: {name}\ndata: {json.dumps(told)}\n\n".encode()

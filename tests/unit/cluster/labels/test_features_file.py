@@ -1,0 +1,137 @@
+"""The file for Node Feature Discovery: whole or not at all, and whose it is."""
+
+import os
+import stat
+
+import pytest
+
+from gpu_plugin.cluster.labels import features_file
+from gpu_plugin.cluster.labels.features_file import FeaturesFile, WrittenFiles, same
+from gpu_plugin.cluster.labels.keys import PRESENT, TIMESTAMP
+from gpu_plugin.state.directory import StateDirectory
+from tests.unit.cluster.labels.recorded import names
+
+LABELS = {PRESENT: "true", "nvidia.com/gpu.count": "8", "nvidia.com/cuda.driver.rev": "", TIMESTAMP: "1594644571"}
+
+
+@pytest.fixture
+def state(tmp_path):
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def directory(tmp_path):
+    (tmp_path / "features.d").mkdir()
+    return tmp_path / "features.d"
+
+
+def begun(directory, state):
+    """The file as a process sees it that begins now."""
+    return FeaturesFile(directory, WrittenFiles(StateDirectory(state)))
+
+
+def test_it_is_a_line_each_in_alphabetical_order_readable_for_all(directory, state):
+    file = begun(directory, state)
+    assert file.read() == {}
+    file.write(LABELS)
+    assert (directory / "gfd").read_text() == (
+        "nvidia.com/cuda.driver.rev=\nnvidia.com/gfd.timestamp=1594644571\n"
+        "nvidia.com/gpu.count=8\nnvidia.com/gpu.present=true\n"
+    )
+    assert stat.S_IMODE((directory / "gfd").stat().st_mode) == 0o644
+    assert file.read() == LABELS
+    assert names(directory) == ["gfd"]
+
+
+def test_what_an_earlier_process_wrote_is_removed_with_what_a_kill_left_and_nothing_else(directory, state):
+    assert not begun(directory, state).remove()
+    begun(directory, state).write(LABELS)
+    (directory / ".gfd.a1b2c3d4").touch()
+    (directory / "other").touch()
+    assert begun(directory, state).remove()
+    assert names(directory) == ["other"]
+    assert not begun(directory, state).remove()
+
+
+@pytest.mark.parametrize("content", [
+    "nvidia.com/gpu.count=8\nnvidia.com/cuda.driver.rev=\nnvidia.com/gfd.timestamp=1594644571\n",
+    "nvidia.com/gpu.present=true\n",
+    "nvidia.com/gfd.timestamp=1594644571\nnvidia.com/gpu.count=4\nnvidia.com/gpu.present=true\n",
+], ids=["GPU Feature Discovery's", "one label", "looks like ours"])  # fmt: skip
+@pytest.mark.parametrize("after_ours", [False, True])
+def test_a_file_that_somebody_else_wrote_stays(directory, state, content, after_ours):
+    if after_ours:
+        begun(directory, state).write(LABELS)
+    (directory / "gfd").write_text(content)
+    assert not begun(directory, state).remove()
+    assert (directory / "gfd").read_text() == content
+    begun(directory, state).write(LABELS)
+    assert begun(directory, state).remove(), "what it was replaced by does not"
+
+
+def test_a_kill_between_memory_and_file_leaves_ours_known(directory, state, monkeypatch):
+    begun(directory, state).write(LABELS)
+
+    def killed(*_):
+        raise SystemExit
+
+    with monkeypatch.context() as patched:
+        patched.setattr(features_file, "replace_file", killed)
+        with pytest.raises(SystemExit):
+            begun(directory, state).write({**LABELS, "nvidia.com/gpu.count": "7"})
+    assert begun(directory, state).read() == LABELS
+    assert begun(directory, state).remove()
+
+
+def test_a_state_directory_that_was_lost_is_mended_by_a_file_that_is_ours_to_the_byte(directory, state, tmp_path):
+    begun(directory, state).write(LABELS)
+    begun(directory, tmp_path / "new").claim({**LABELS, "nvidia.com/gpu.count": "7"})
+    assert not begun(directory, tmp_path / "new").remove()
+    begun(directory, tmp_path / "new").claim(LABELS)
+    assert begun(directory, tmp_path / "new").remove()
+
+
+def test_without_a_state_directory_this_process_knows_what_it_wrote(directory, tmp_path):
+    (tmp_path / "state").touch()
+    file = begun(directory, tmp_path / "state")
+    file.write(LABELS)
+    assert file.remove()
+
+
+def test_a_directory_that_is_away_is_remembered_and_one_that_is_empty_is_not(directory, state):
+    begun(directory, state).write(LABELS)
+    directory.rename(directory.with_name("away"))
+    assert not begun(directory, state).remove()
+    assert WrittenFiles(StateDirectory(state)).directories() == {str(directory)}
+    directory.with_name("away").rename(directory)
+    assert begun(directory, state).remove()
+    assert WrittenFiles(StateDirectory(state)).directories() == frozenset()
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\n", b"no label\n=\n", b"nvidia.com/gpu.count=8\n" * 9999])
+def test_a_file_of_anything_is_read_and_is_not_ours(directory, state, content):
+    (directory / "gfd").write_bytes(content)
+    file = begun(directory, state)
+    assert set(file.read()) <= {"", "nvidia.com/gpu.count"}
+    assert not file.remove()
+    assert (directory / "gfd").read_bytes() == content
+
+
+def test_what_is_no_file_is_replaced_and_never_waited_for(directory, state):
+    os.mkfifo(directory / "gfd")
+    file = begun(directory, state)
+    assert file.read() == {}
+    file.write(LABELS)
+    assert file.read() == LABELS
+    (directory / "gfd").unlink()
+    (directory / "elsewhere").write_text("mine")
+    (directory / "gfd").symlink_to("elsewhere")
+    file.write(LABELS)
+    assert (directory / "elsewhere").read_text() == "mine"
+
+
+def test_what_is_compared_is_what_the_labels_say():
+    assert same(LABELS, {**LABELS, TIMESTAMP: "1"})
+    assert same(LABELS, {key: value for key, value in LABELS.items() if key != PRESENT})
+    assert not same(LABELS, {**LABELS, "nvidia.com/gpu.count": "7"})
+    assert not same(LABELS, {})

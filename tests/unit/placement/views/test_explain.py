@@ -1,0 +1,99 @@
+"""What is said of a choice of whole GPUs, held against the rule that is applied to every set there is."""
+
+from itertools import combinations
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from gpu_plugin.devices.node import Link
+from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.topology import Topology
+from gpu_plugin.placement.views import explain
+from gpu_plugin.placement.whole import Trace, choose
+from tests.unit.placement.nodes import dgx1, mesh, placement, random_nodes, two_sockets
+from tests.unit.placement.rule import rank
+
+
+def traced(made: Placement, available, size: int, required=()) -> Trace:
+    trace = Trace()
+    assert choose(made, available, required, size, trace=trace) == choose(made, available, required, size)
+    return trace
+
+
+def why(made: Placement, available, size: int, required=()) -> str:
+    return explain.why(traced(made, available, size, required))
+
+
+def difference(found: Topology, pool: set[int], chosen: tuple[int, ...], second: tuple[int, ...]) -> str:
+    """The first number by which two sets differ, in the words for it."""
+    pods = [size for size in (8, 4, 2) if size < len(found)]
+    words = [
+        "a total score of {0}, {2} more than the runner-up's",
+        *(f"what stays free gives pods of {size} a total score of {{0}} instead of {{1}}" for size in pods),
+        "the pairs that stay free score {0} in all instead of {1}",
+        "on nearer NUMA nodes, with distances of {0} in all instead of {1}",
+        "what stays free lies more evenly on NUMA nodes: the squares of their counts add up to {0} instead of {1}",
+    ]
+    numbers = zip(words, rank(found, pool, chosen), rank(found, pool, second), strict=False)
+    lower = "index is" if len(chosen) == 1 else "indices are"
+    told = next(
+        (text.format(abs(one), abs(other), one - other) for text, one, other in numbers if one != other),
+        f"the two are equal in links, distance and what they leave; the lower {lower} taken",
+    )
+    score = found.score(chosen)
+    return told if len(chosen) == 1 or score > found.score(second) else f"both score {score}; {told}"
+
+
+@settings(max_examples=150, deadline=None)
+@given(random_nodes(most=9, least=2), st.data())
+def test_what_came_second_and_why_is_what_the_rule_says_of_every_set(probed, data):
+    made = Placement.of(Topology.of(probed))
+    pool = data.draw(st.sets(st.integers(0, len(probed.gpus) - 1), min_size=2), label="available")
+    must = data.draw(st.sets(st.sampled_from(sorted(pool)), max_size=2), label="required")
+    size = data.draw(st.integers(max(1, len(must)), len(pool)), label="size")
+    trace = traced(made, pool, size, must)
+    assert trace.choice == choose(made, pool, must, size)
+    sets = [one for one in combinations(sorted(pool), size) if must <= set(one) and one != trace.choice.gpus]
+    event(trace.choice.how.name)
+    if not sets:
+        forced = "it is all that is available" if size == len(pool) else "it is all that must be included"
+        assert (trace.runner_up, explain.how(trace), explain.why(trace)) == (None, "there is no other", forced)
+        return
+    event(trace.criterion.name)
+    second = max(sets, key=lambda chosen: rank(made.topology, pool, chosen))
+    assert trace.runner_up == second
+    assert explain.why(trace) == difference(made.topology, pool, trace.choice.gpus, second)
+    equal = "all pairs of GPUs are equal, so the first ones are taken"
+    assert explain.how(trace) in {equal, f"the best of {len(sets) + 1} sets"}
+
+
+def test_each_thing_that_counts_has_its_words():
+    dgx = Placement.of(Topology.of(dgx1()))
+    assert why(dgx, [0, 1, 3], 2, [0]) == "a total score of 230, 100 more than the runner-up's"
+    assert why(dgx, [0, 4, 5, 6, 7], 1) == ("what stays free gives pods of 4 a total score of 1080 instead of 820")
+    assert why(dgx, [0, 1, 5], 1) == ("what stays free gives pods of 2 a total score of 210 instead of 130")
+    fork = placement([0] * 4, {(0, 1): Link(1), (0, 2): Link(1), (0, 3): Link(1), (1, 2): Link(1)})
+    assert why(fork, [0, 1, 2, 3], 2, [3]) == "a total score of 110, 100 more than the runner-up's"
+    assert why(fork, [0, 1, 2, 3], 1) == "the pairs that stay free score 330 in all instead of 230"
+    numa = placement([at % 2 for at in range(4)], mesh(range(4), Link()))
+    assert why(numa, [0, 1, 2], 2) == ("both score 10; on nearer NUMA nodes, with distances of 10 in all instead of 20")
+
+
+def test_where_nothing_tells_two_apart_the_lower_numbers_do():
+    made = placement([0] * 4, mesh(range(4), Link(12, 20, switched=True)))
+    assert why(made, range(4), 2) == (
+        "both score 1240; the two are equal in links, distance and what they leave; the lower indices are taken"
+    )
+    assert why(made, range(4), 1) == (
+        "the two are equal in links, distance and what they leave; the lower index is taken"
+    )
+
+
+def test_what_was_only_searched_for_has_no_runner_up_and_says_why_it_was():
+    large = placement([0] * 18, mesh(range(18), Link(1, 40)))
+    trace = traced(large, range(18), 3)
+    assert (trace.runner_up, explain.why(trace)) == (None, "a bounded search does not say what came second")
+    assert explain.how(trace) == "a bounded search, since 18 GPUs are more than 16"
+    assert why(large, range(18), 18) == "it is all that is available"
+    early = traced(Placement(Topology.of(two_sockets(6))), range(6), 3)
+    assert explain.how(early) == "a bounded search, since the sets of this node's GPUs are not judged yet"

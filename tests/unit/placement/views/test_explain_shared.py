@@ -1,0 +1,209 @@
+"""What is said of a policy's choice among shared GPUs and MIG devices."""
+
+import re
+from collections import Counter
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from gpu_plugin.config.sharing import SharedResource
+from gpu_plugin.devices.device import MIG, Device
+from gpu_plugin.placement import shared
+from gpu_plugin.placement.dealing import Share
+from gpu_plugin.placement.preferred import preferred
+from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.topology import Topology
+from gpu_plugin.placement.views import explain_shared
+from gpu_plugin.placement.views.groups import spans
+from gpu_plugin.placement.whole import choose
+from tests.unit.placement.nodes import dgx1
+
+DGX = Placement.of(Topology.of(dgx1()))
+
+
+def replicas(count: int, number: int = 8) -> list[Device]:
+    """The replicas of as many GPUs, GPU by GPU."""
+    sharing = SharedResource("nvidia.com/gpu", "nvidia.com/gpu", count)
+    uuids = DGX.topology.uuids[:number]
+    return [
+        Device(f"{uuid}::{at}", uuid, uuid, str(gpu), sharing=sharing)
+        for gpu, uuid in enumerate(uuids)
+        for at in range(count)
+    ]
+
+
+def slices(*counts: int) -> list[Device]:
+    """So many MIG devices of each GPU."""
+    return [
+        Device(f"MIG-{gpu}-{at}", uuid, f"MIG-{gpu}-{at}", f"{gpu}:{at}", kind=MIG)
+        for gpu, (uuid, count) in enumerate(zip(DGX.topology.uuids, counts, strict=False))
+        for at in range(count)
+    ]
+
+
+def told(devices, free, size, policy, must=()) -> str:
+    """Why it is these; `free` and `must` have how many of each GPU, the last ones of the list."""
+    at = {
+        gpu: [place for place, device in enumerate(devices) if device.index.split(":")[0] == str(gpu)] for gpu in free
+    }
+    pool = [place for gpu, count in free.items() for place in at[gpu][len(at[gpu]) - count :]]
+    required = sorted(place for gpu, count in dict(must).items() for place in at[gpu][len(at[gpu]) - count :])
+    others = sorted(set(pool).difference(required))
+    return explain_shared.why(traced(required, others, size, devices, policy), devices, policy)
+
+
+def traced(required, others, size, devices, policy) -> shared.Trace:
+    """What was weighed on the way to the answer that the kubelet gets, which is the same without a trace."""
+    trace = shared.Trace()
+    ids, must = ([devices[at].id for at in places] for places in ([*others, *required], required))
+    asked = ids, must, size, devices, {device.id: at for at, device in enumerate(devices)}, DGX, policy
+    chosen = preferred(*asked, trace=trace)
+    assert chosen == preferred(*asked)
+    gave = Counter(device.gpu for device in devices if device.id in chosen and device.id not in must)
+    if trace.forced is None:
+        dealt: Counter[str] = Counter()
+        for each in trace.rounds:
+            dealt.update(dict(zip([gpu.uuid for gpu in each.gpus], each.gave, strict=True)))
+        assert +dealt == gave
+    return trace
+
+
+def test_the_rank_of_shared_gpus_is_told_and_then_their_links():
+    free = {0: 1, 1: 3, 2: 4, 3: 3}
+    assert told(replicas(4), free, 2, "packed") == (
+        "the most used GPU first: GPU 0 (3 of 4 given out), then GPU 3 (1 of 4 given out); of GPUs 1,3, which rank equal, "
+        "GPU 3 is linked best with GPU 0: a score of 230, 130 with GPU 1"
+    )
+    assert told(replicas(4), free, 1, "distributed") == "the least used GPU first: GPU 2 (0 of 4 given out)"
+    assert told(replicas(4), free, 3, "spread") == (
+        "what the container has least of first, then the least used GPU: GPU 2 (0 of 4 given out), then GPUs 1,3 "
+        "(1 of 4 given out)"
+    )
+
+
+def test_of_gpus_that_are_equally_used_those_linked_best_are_taken():
+    for policy in shared.POLICIES:
+        assert told(replicas(4), {0: 4, 1: 4, 3: 4}, 2, policy) == (
+            "GPUs 0-1,3 are equally used, 0 of 4 given out; of these, GPUs 0,3 are linked best: a score of 230, "
+            "130 with GPUs 0-1"
+        )
+    assert told(replicas(4), {0: 2, 1: 2, 3: 2}, 1, "packed") == (
+        "GPUs 0-1,3 are equally used, 2 of 4 given out; of these, GPU 1 is taken rather than GPU 0, linked as well: "
+        "what stays free gives pods of 2 a total score of 230 instead of 130"
+    )
+
+
+def test_what_the_container_has_comes_last():
+    assert told(replicas(4), {0: 1, 5: 4}, 2, "packed", {5: 1}) == (
+        "what the container does not have yet comes first; there, the most used GPU first: GPU 0 (3 of 4 given out)"
+    )
+    assert told(replicas(4), {0: 1, 1: 3}, 3, "packed") == (
+        "each GPU or MIG device with any free gives one before any gives a second one; then, "
+        "the most used GPU first: GPU 1 (2 of 4 given out)"
+    )
+    assert told(replicas(4), {0: 4, 1: 4}, 3, "distributed").endswith("GPU 0 is taken, first in the list")
+
+
+def test_mig_devices_are_ranked_by_their_gpu():
+    assert told(slices(7, 7, 7), {0: 5, 1: 7, 2: 7}, 2, "packed") == (
+        "the most used GPU first: GPU 0 (2 of 7 given out)"
+    )
+    assert told(slices(7, 7), {0: 5, 1: 7}, 2, "distributed") == "the least used GPU first: GPU 1 (0 of 7 given out)"
+    assert "GPU 1 (0 of 7 given out), then GPU 0 (2 of 7 given out)" in told(slices(7, 7), {0: 5, 1: 7}, 2, "spread")
+
+
+def test_where_gpus_are_equally_used_it_is_told_what_else_the_policy_looked_at():
+    assert told(slices(7, 1), {0: 7, 1: 1}, 1, "packed") == (
+        "the most used GPU first, then what the container has already, then the least room: "
+        "GPU 1 (0 of 1 given out, room for 1)"
+    )
+    assert told(slices(7, 7), {0: 7, 1: 6}, 2, "packed", {0: 1}) == (
+        "the most used GPU first, then what the container has already: GPU 0 (1 of 7 given out, the container has 1)"
+    )
+    assert told(slices(7, 7), {0: 7, 1: 6}, 2, "distributed", {0: 1}) == (
+        "the least used GPU first, then what the container has least of: GPU 1 (1 of 7 given out, the container has 0)"
+    )
+
+
+def test_spread_turns_last_to_what_the_container_has():
+    assert told(slices(7, 7, 7), {0: 7, 1: 5, 2: 4}, 4, "spread", {0: 1}) == (
+        "what the container has least of first, then the least used GPU: GPU 1 (2 of 7 given out, the container has 0), "
+        "then GPU 2 (3 of 7 given out, the container has 0), then GPU 0 (1 of 7 given out, the container has 1)"
+    )
+
+
+def test_where_there_is_nothing_that_the_container_does_not_have_nothing_is_said_of_it():
+    assert told(replicas(4), {0: 4}, 3, "distributed", {0: 1}) == "the least used GPU first: GPU 0 (1 of 4 given out)"
+
+
+def test_no_choice_of_shared_gpus_is_said_to_be_none():
+    assert told(replicas(2), {0: 2, 1: 1}, 3, "packed") == "it is all that is available"
+    assert told(replicas(2), {0: 2, 1: 1}, 2, "packed", {0: 1, 1: 1}) == "it is all that must be included"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_the_gpus_that_are_said_to_rank_equal_are_those_that_did(data):
+    policy = data.draw(st.sampled_from(sorted(shared.POLICIES)))
+    number = data.draw(st.integers(1, 6))
+    devices = data.draw(
+        st.one_of(
+            st.integers(2, 4).map(lambda count: replicas(count, number)),
+            st.lists(st.integers(1, 4), min_size=number, max_size=number).map(lambda counts: slices(*counts)),
+        )
+    )
+    pool = data.draw(st.sets(st.sampled_from(range(len(devices))), min_size=1))
+    must = sorted(data.draw(st.sets(st.sampled_from(sorted(pool)), max_size=2)))
+    free = sorted(pool.difference(must))
+    size = data.draw(st.integers(max(1, len(must)), len(pool)))
+    trace = traced(must, free, size, devices, policy)
+    why = explain_shared.why(trace, devices, policy)
+    if size in (len(must), len(pool)):
+        assert why.startswith("it is all that")
+        return
+    has = Counter(devices[at].gpu for at in must)
+    used = Counter(device.gpu for at, device in enumerate(devices) if at not in free)
+    for each in trace.rounds:
+        assert [(gpu.load, gpu.picked) for gpu in each.gpus] == [(used[gpu.uuid], has[gpu.uuid]) for gpu in each.gpus]
+        equal, taken = one_by_one(each, policy)
+        for gpu, count in zip(each.gpus, each.gave, strict=True):
+            has[gpu.uuid] += count
+            used[gpu.uuid] += count
+    if equal != taken:
+        event("some of those that rank equal")
+        [left] = {f"; of {gpus(equal)}, which rank equal, ", "; of these, "} & set(re.findall("; of .*?, (?=GPU)", why))
+        assert f"{left}{gpus(taken)} " in why
+        assert left != "; of these, " or f"{gpus(equal)} are equally used" in why
+        had = {int(uuid.removeprefix("GPU-")) for uuid, count in has.items() if count}.difference(taken)
+        links = trace.rounds[-1].links
+        if links.choice.gpus:
+            assert links.required == had
+            assert links.choice == choose(DGX, {*equal, *had}, had, len(had) + len(taken))
+            assert set(links.choice.gpus) == had.union(taken)
+    else:
+        assert "; of " not in why
+
+
+def one_by_one(dealt: shared.Round, policy: str) -> tuple[list[int], list[int]]:
+    """Deals a round's devices one at a time by the policy's ranks: GPUs that ranked equal in the end, and those of them taken.
+
+    Each device has to be of a GPU that gave one in that round, and that ranks first by then.
+    """
+    rule = shared.POLICIES[policy]
+    state = [Share(gpu.load, gpu.picked, gpu.room) for gpu in dealt.gpus]
+    left = list(dealt.gave)
+    while sum(left):
+        first = min(rule.rank(share) for share in state if share.room)
+        equal = [at for at, share in enumerate(state) if share.room and rule.rank(share) == first]
+        giving = [at for at in equal if left[at]]
+        needed = -(-sum(left) // (state[equal[0]].room if rule.fills else 1))
+        if needed < len(equal):
+            assert len(giving) == needed
+            return equal, giving
+        state[giving[0]].take(1)
+        left[giving[0]] -= 1
+    return [], []
+
+
+def gpus(indices) -> str:
+    return f"{'GPU' if len(indices) == 1 else 'GPUs'} {spans(sorted(indices))}"

@@ -1,0 +1,237 @@
+"""From facts to the lines and the verdict of each probe."""
+
+from pathlib import Path
+
+import pytest
+
+from gpu_plugin.devices.device import Resource, withhold
+from gpu_plugin.kubelet.registrations import UNHEARD, Standing
+from gpu_plugin.telemetry.listener.checks import (
+    BEAT_INTERVAL,
+    LATE,
+    RECENT,
+    Facts,
+    LoopLag,
+    Pause,
+    live,
+    ready,
+    started,
+)
+from tests.unit.kubelet.serving import devices
+
+GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
+NOW = 1000.0
+SOCKET = Path("/dp/gpu.sock")
+SERVED = Resource(GPU, devices(2))
+GOOD = {
+    "driver": "",
+    "turn_due": NOW + 200,
+    "offered": True,
+    "resources": {GPU: SERVED},
+    "standings": {GPU: Standing(SOCKET).taken(NOW - 60)},
+}
+
+
+def facts(**changed: object) -> Facts:
+    return Facts(**{**GOOD, **changed})  # type: ignore[arg-type]
+
+
+def lines(text: str, sign: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith(f"[{sign}]")]
+
+
+def test_all_is_well():
+    assert live(facts(), NOW, {}).text == ("[+]event-loop ok\n[+]gpu-looks ok\n[+]sockets ok\nlivez check passed\n")
+    assert ready(facts(cdi=""), NOW).text == (
+        "[+]configuration ok\n[+]driver ok\n[+]resources ok\n[+]registrations ok\n[+]cdi-specifications ok\n"
+        "readyz check passed\n"
+    )
+    assert started(facts()).text == "[+]configuration ok\n[+]driver ok\nstartupz check passed\n"
+    assert all(verdict.passed for verdict in (live(facts(), NOW, {}), ready(facts(), NOW), started(facts())))
+
+
+@pytest.mark.parametrize(
+    ("changed", "silent", "line"),
+    [
+        ({"turn_due": NOW - 12}, {}, "[-]gpu-looks failed: the turn of the GPUs is 12 s overdue"),
+        (
+            {},
+            {MIG: "no connection: Connection refused", GPU: "no answer within 2 s"},
+            f"[-]sockets failed: {GPU}: no answer within 2 s; {MIG}: no connection: Connection refused",
+        ),
+    ],
+)
+def test_what_a_restart_may_help_against(changed, silent, line):
+    verdict = live(facts(**changed), NOW, silent)
+    assert not verdict.passed
+    assert lines(verdict.text, "-") == [line]
+    assert len(lines(verdict.text, "+")) == 2
+    assert verdict.text.endswith("livez check failed\n")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"driver": None, "offered": False, "resources": {}},
+        {"driver": "the NVIDIA driver cannot be used: no libnvidia-ml.so.1", "offered": False, "resources": {}},
+        {"standings": {GPU: Standing().away("nobody answers", NOW)}},
+        {"resources": {GPU: Resource(GPU, tuple(withhold(d, "Xid 79") for d in SERVED.devices))}},
+        {"cdi": "/var/run/cdi: No space left on device"},
+        {"awaited": "waiting for the label", "driver": None, "turn_due": float("inf")},
+        {"turn_due": NOW},
+    ],
+)
+def test_what_a_restart_would_not_help_against(changed):
+    assert live(facts(**changed), NOW, {}).passed
+
+
+def test_sockets_that_could_not_be_asked_are_not_to_blame():
+    verdict = live(facts(), NOW, {}, "Too many open files")
+    assert verdict.passed
+    assert "[+]sockets ok: not all were asked: Too many open files" in verdict.text
+    failing = live(facts(), NOW, {GPU: "no answer within 2 s"}, "Too many open files")
+    assert lines(failing.text, "-") == [f"[-]sockets failed: {GPU}: no answer within 2 s"]
+
+
+def test_that_the_event_loop_stood_still_is_told_and_is_no_failure():
+    verdict = live(facts(), NOW, {}, "", Pause(7.25, NOW - 12))
+    assert verdict.passed
+    assert "[+]event-loop ok: it stood still for 7.2 s, until 12 s ago" in verdict.text
+
+
+def test_the_longest_recent_pause_between_beats():
+    beats = LoopLag()
+    assert beats.longest(NOW) is None
+    at = NOW
+    for pause in (BEAT_INTERVAL, BEAT_INTERVAL + LATE, 8.0, BEAT_INTERVAL, 7.0, BEAT_INTERVAL):
+        beats.beat(at)
+        at += pause
+    beats.beat(at)  # the last one
+    assert beats.longest(at) == Pause(8.0, NOW + BEAT_INTERVAL + BEAT_INTERVAL + LATE + 8.0)
+    assert beats.longest(at + BEAT_INTERVAL + LATE) == Pause(8.0, NOW + BEAT_INTERVAL + BEAT_INTERVAL + LATE + 8.0)
+    assert beats.longest(at + 20.0) == Pause(20.0, at + 20.0)  # the loop stood still, and has not beaten since
+    later = at
+    while later < at + RECENT:
+        later += BEAT_INTERVAL
+        beats.beat(later)
+    assert beats.longest(later) is None
+
+
+def test_pauses_are_not_kept_for_longer_than_they_are_told():
+    beats = LoopLag()
+    for at in range(1000):
+        beats.beat(at * 7.0)
+    assert len(beats._pauses) < 12
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"awaited": "waiting for the label", "driver": None}, "[-]configuration failed: waiting for the label"),
+        ({"driver": None}, "[-]driver failed: it has not answered the first question for GPUs yet"),
+        (
+            {"driver": "the NVIDIA driver finds no GPU on this node"},
+            "[-]driver failed: the NVIDIA driver finds no GPU on this node",
+        ),
+        ({"offered": False, "resources": {}}, "[-]resources failed: none is served yet"),
+        (
+            {"offered": False, "resources": {}, "unserved": ["two entries share nvidia.com/gpu"]},
+            "[-]resources failed: none is served: two entries share nvidia.com/gpu",
+        ),
+        (
+            {"standings": {}},
+            "[-]registrations failed: nvidia.com/gpu: it has not been registered yet",
+        ),
+        (
+            {"standings": {GPU: Standing(SOCKET).away(UNHEARD, NOW - 3)}},
+            "[-]registrations failed: nvidia.com/gpu: registered, but the kubelet has not opened its stream yet",
+        ),
+        (
+            {"standings": {GPU: Standing(SOCKET).taken(NOW - 60).away("the kubelet dropped our stream", NOW - 7)}},
+            "[-]registrations failed: nvidia.com/gpu: the kubelet dropped our stream (lost 7 s ago)",
+        ),
+        (
+            {"resources": {GPU: SERVED, MIG: Resource(MIG, devices(1))}},
+            "[-]registrations failed: nvidia.com/mig-1g.10gb: it has not been registered yet",
+        ),
+        (
+            {"cdi": "/var/run/cdi: No space\nleft on device"},
+            "[-]cdi-specifications failed: /var/run/cdi: No space left on device",
+        ),
+    ],
+)
+def test_what_keeps_it_from_being_ready(changed, line):
+    verdict = ready(facts(**changed), NOW)
+    assert not verdict.passed
+    assert lines(verdict.text, "-") == [line]
+    assert verdict.text.endswith("readyz check failed\n")
+
+
+def test_without_a_configuration_nothing_is_said_of_what_nobody_has_asked():
+    assert ready(facts(awaited="default:3: no such key", driver=None, offered=False, resources={}), NOW).text == (
+        "[-]configuration failed: default:3: no such key\nreadyz check failed\n"
+    )
+
+
+def test_a_newer_configuration_that_is_refused_is_a_note():
+    verdict = ready(facts(refused="default:3: no such key"), NOW)
+    assert verdict.passed
+    assert "[+]configuration ok: the one in force; refused: default:3: no such key" in verdict.text
+
+
+def test_what_is_not_served_as_configured_is_a_note_while_the_rest_is():
+    verdict = ready(facts(unserved=["the new GPU cannot be offered", "GPU 3 has no MIG devices"]), NOW)
+    assert verdict.passed
+    assert "[+]resources ok: the new GPU cannot be offered; GPU 3 has no MIG devices\n" in verdict.text
+
+
+def test_nobody_asks_for_a_registration_where_none_is_wanted():
+    verdict = ready(facts(registering=False, standings={GPU: Standing(SOCKET)}), NOW)
+    assert verdict.passed
+    assert "registrations" not in verdict.text
+
+
+def test_a_node_that_serves_nothing_on_purpose_is_ready_and_says_why():
+    verdict = ready(facts(resources={}, standings={}, unserved=["no GPU is served: all are excluded"]), NOW)
+    assert verdict.passed
+    assert "[+]resources ok: none is served; no GPU is served: all are excluded" in verdict.text
+
+
+def test_a_resource_of_which_nothing_is_handed_out_is_ready_and_says_why():
+    why = "MIG strategy single needs all GPUs with the same MIG mode"
+    held = Resource(GPU, tuple(withhold(device, why) for device in SERVED.devices))
+    verdict = ready(facts(resources={GPU: held}), NOW)
+    assert verdict.passed
+    assert f"[+]resources ok: nvidia.com/gpu: no device is healthy: {why}" in verdict.text
+    empty = ready(facts(resources={GPU: Resource(GPU)}), NOW)
+    assert "[+]resources ok: nvidia.com/gpu: it has no device" in empty.text
+
+
+def test_the_start_is_over_once_the_driver_was_asked_whatever_it_said():
+    assert not started(facts(driver=None)).passed
+    assert started(facts(awaited="waiting for the label", driver=None)).text == (
+        "[-]configuration failed: waiting for the label\nstartupz check failed\n"
+    )
+    refused = started(facts(awaited="default:3: no such key", tried=True, driver=None))
+    assert refused.text == "[+]configuration ok: default:3: no such key\nstartupz check passed\n"
+    missing = started(facts(driver="the NVIDIA driver cannot be used: it is not loaded"))
+    assert missing.passed
+    assert "[+]driver ok: the NVIDIA driver cannot be used: it is not loaded" in missing.text
+
+
+def test_a_start_that_is_over_stays_so():
+    asking = started(facts(driver=None), before=True)
+    assert asking.passed
+    assert "[+]driver ok: it has not answered the first question for GPUs yet" in asking.text
+    assert started(facts(awaited="waiting for the label", driver=None), before=True).passed
+
+
+def test_a_daemon_that_waits_for_another_is_alive_and_started_and_not_ready():
+    waiting = Facts(waits_for="another daemon serves /dp: process 7")
+    assert live(waiting, NOW, {}).passed
+    assert started(waiting).text == "[+]node ok: another daemon serves /dp: process 7\nstartupz check passed\n"
+    told = ready(waiting, NOW)
+    assert (told.passed, told.text) == (
+        False,
+        "[-]node failed: another daemon serves /dp: process 7\nreadyz check failed\n",
+    )

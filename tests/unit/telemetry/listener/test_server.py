@@ -1,0 +1,786 @@
+"""HTTP over real sockets: what clients get, and what slow, broken and hostile ones cost."""
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import threading
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.telemetry.listener import addresses, server
+from gpu_plugin.telemetry.listener.addresses import Lookup, listen
+from gpu_plugin.telemetry.listener.answer import Answer, Stream
+from gpu_plugin.telemetry.listener.server import Limits, Server
+from gpu_plugin.telemetry.metrics.exposition import PROMETHEUS
+
+PATIENT = Limits(head=30, answer=30, send=30, goodbye=30)
+HURRIED = Limits(head=0.05, answer=0.05, send=0.05, goodbye=0.05)
+LARGE = "x" * 2**24
+GET = b"GET /good HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+async def _good(_):
+    return Answer(200, "all is well\n")
+
+
+async def _large(_):
+    return Answer(200, LARGE, PROMETHEUS.content_type)
+
+
+async def _slow(_):
+    await anyio.sleep_forever()
+    raise AssertionError
+
+
+async def _broken(_):
+    raise RuntimeError("it fell over")
+
+
+class Ticker:
+    """A stream that says a number whenever it is told to, and who reads it now."""
+
+    def __init__(self):
+        self.number, self.size, self.readers, self.sent = 0, 0, 0, 0
+        self._news = Pulse()
+
+    def tick(self, size=0):
+        self.number, self.size = self.number + 1, size
+        self._news.ring()
+
+    async def page(self, request):
+        return Stream(self._chunks, headers=(("X-Path", request.path),))
+
+    async def _chunks(self):
+        self.readers += 1
+        try:
+            while True:
+                yield b"data: %d%s\n\n" % (self.number, b"x" * self.size)
+                self.sent += 1
+                await self._news.wait()
+        finally:
+            self.readers -= 1
+
+
+async def _failing(_):
+    async def chunks():
+        yield b"data: 0\n\n"
+        raise RuntimeError("the stream fell over")
+
+    return Stream(chunks)
+
+
+async def _unchanged(request):
+    return Answer(304, "", headers=(("ETag", request.headers["if-none-match"]), ("X-Several", request.headers["x"])))
+
+
+PAGES = {
+    "/good": _good,
+    "/large": _large,
+    "/slow": _slow,
+    "/broken": _broken,
+    "/failing": _failing,
+    "/same": _unchanged,
+}
+
+
+@asynccontextmanager
+async def serving(limits=PATIENT, host="127.0.0.1", more=None):
+    """A server; gives it with its port. On leaving, every connection and descriptor of it is gone."""
+    made = Server(host, 0, {**PAGES, **(more or {})}, limits)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(made.serve, await listen(host, 0))
+        with anyio.fail_after(5):
+            while not made.addresses:
+                await anyio.lowlevel.checkpoint()
+        yield made, made.addresses[0][1]
+        tasks.cancel_scope.cancel()
+    assert not made._visits
+
+
+async def ask(port, request, host="127.0.0.1"):
+    """All that comes back."""
+    with anyio.fail_after(20):
+        async with await anyio.connect_tcp(host, port) as client:
+            await client.send(request)
+            return await everything(client)
+
+
+async def everything(client):
+    received = b""
+    try:
+        while True:
+            received += await client.receive()
+    except (anyio.EndOfStream, anyio.BrokenResourceError):
+        return received
+
+
+async def until(met):
+    with anyio.fail_after(20):
+        while not met():
+            await anyio.sleep(0.002)
+
+
+def descriptors():
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def head(answer):
+    return answer.partition(b"\r\n\r\n")[0].decode().splitlines()
+
+
+def body(answer):
+    return answer.partition(b"\r\n\r\n")[2].decode()
+
+
+async def test_a_page_and_the_words_about_it():
+    async with serving() as (_, port):
+        answer = await ask(port, GET)
+    status, *headers = head(answer)
+    assert status == "HTTP/1.1 200 OK"
+    told = dict(line.split(": ", 1) for line in headers)
+    assert told.pop("Date").endswith(" GMT")
+    assert told == {
+        "Content-Type": "text/plain; charset=utf-8",
+        "Content-Length": "12",
+        "X-Content-Type-Options": "nosniff",
+        "Connection": "close",
+    }
+    assert body(answer) == "all is well\n"
+
+
+async def test_a_large_page_arrives_whole_with_its_own_type():
+    async with serving() as (_, port):
+        answer = await ask(port, b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert body(answer) == LARGE
+    assert f"Content-Type: {PROMETHEUS.content_type}" in head(answer)
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "said"),
+    [
+        (b"GET /good?verbose HTTP/1.1\r\nHost: a\r\n\r\n", 200, "all is well\n"),
+        (b"GET http://a:80/good HTTP/1.1\r\nHost: a\r\n\r\n", 200, "all is well\n"),
+        (b"GET /good HTTP/1.0\r\n\r\n", 200, "all is well\n"),
+        (b"GET /good HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n", 200, "all is well\n"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", 404, "nothing here; there are /good, /large, /slow, /broken, "),
+        (b"GET /good/ HTTP/1.1\r\nHost: a\r\n\r\n", 404, "nothing here"),
+        (b"GET //good HTTP/1.1\r\nHost: a\r\n\r\n", 404, "nothing here"),
+        (b"GET http://[ HTTP/1.1\r\nHost: a\r\n\r\n", 404, "nothing here"),
+        (b"GET /%67ood HTTP/1.1\r\nHost: a\r\n\r\n", 404, "nothing here"),
+        (b"POST /good HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx", 405, "only GET, HEAD are answered\n"),
+        (b"DELETE /good HTTP/1.1\r\nHost: a\r\n\r\n", 405, "only GET, HEAD"),
+        (b"CONNECT /good HTTP/1.1\r\nHost: a\r\n\r\n", 405, "only GET, HEAD"),
+        (b"GET /broken HTTP/1.1\r\nHost: a\r\n\r\n", 500, "the daemon's log has the details\n"),
+        (b"GET /good HTTP/1.1\r\n\r\n", 400, ""),  # no Host
+        (b"GET /good HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n", 400, ""),
+        (b"GET /good HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400, ""),
+        (b"GET /good HTTP/9.9\r\nHost: a\r\n\r\n", 505, "this is HTTP/1.1"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, ""),  # somebody speaks TLS
+        (b"\0" * 100 + b"\r\n\r\n", 400, ""),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "this is HTTP/1.1"),
+    ],
+)
+async def test_what_is_answered_to_what(request_, status, said, caplog):
+    async with serving() as (_, port):
+        answer = await ask(port, request_)
+        assert await ask(port, GET)  # the next one is served as if nothing had been
+    assert head(answer)[0].split()[1] == str(status)
+    assert said in body(answer)
+    assert ("Allow: GET, HEAD" in head(answer)) == (status == 405)
+    assert ("it fell over" in caplog.text) == (status == 500)
+
+
+async def test_head_is_answered_without_a_body():
+    async with serving() as (_, port):
+        answer = await ask(port, b"HEAD /large HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert body(answer) == ""
+    assert f"Content-Length: {len(LARGE)}" in head(answer)
+
+
+async def test_of_pipelined_requests_the_first_alone_is_answered():
+    async with serving() as (_, port):
+        answer = await ask(port, GET * 50)
+    assert answer.count(b"HTTP/1.1 200 OK") == 1
+
+
+async def test_a_client_that_says_it_sends_no_more_is_answered():
+    async with serving() as (_, port), await anyio.connect_tcp("127.0.0.1", port) as client:
+        await client.send(GET)
+        await client.send_eof()
+        with anyio.fail_after(20):
+            assert body(await everything(client)) == "all is well\n"
+
+
+async def test_half_a_request_and_the_end_is_a_bad_one():
+    async with serving() as (_, port), await anyio.connect_tcp("127.0.0.1", port) as client:
+        await client.send(GET[:12])
+        await client.send_eof()
+        with anyio.fail_after(20):
+            assert head(await everything(client))[0] == "HTTP/1.1 400 Bad Request"
+
+
+async def test_ten_megabytes_of_head_are_refused_early_and_the_client_hears_of_it():
+    async with serving() as (made, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /good HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 10_000_000)
+        with anyio.fail_after(20):
+            assert b" 431 " in await reader.readline()
+        await until(lambda: not made._visits)  # though it goes on sending
+        writer.transport.abort()
+
+
+async def test_a_body_without_an_end_is_given_up():
+    async with serving() as (made, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /good HTTP/1.1\r\nHost: a\r\nContent-Length: 10000000\r\n\r\n" + b"x" * 10_000_000)
+        with anyio.fail_after(20):
+            assert b" 200 " in await reader.readline()
+        await until(lambda: not made._visits)
+        writer.transport.abort()
+
+
+async def test_a_head_that_drips_is_given_up():
+    async with serving(HURRIED) as (_, port), await anyio.connect_tcp("127.0.0.1", port) as client:
+        answers = []
+
+        async def listen_in():
+            answers.append(await everything(client))
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(listen_in)
+                with pytest.raises((anyio.BrokenResourceError, OSError)):  # noqa: PT012 - whichever byte it is
+                    while True:
+                        await client.send(b"G")
+                        await anyio.sleep(0.01)
+        assert b"HTTP/1.1 408 Request Timeout" in answers[0]
+
+
+async def test_who_says_nothing_is_hung_up_on():
+    async with serving(HURRIED) as (made, port), await anyio.connect_tcp("127.0.0.1", port) as client:
+        with anyio.fail_after(20):
+            assert b" 408 " in await everything(client)
+        await until(lambda: not made._visits)
+
+
+async def test_a_page_that_takes_too_long_is_given_up():
+    async with serving(HURRIED) as (_, port):
+        answer = await ask(port, b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert head(answer)[0] == "HTTP/1.1 503 Service Unavailable"
+    assert body(answer) == "no answer within 0.05 s\n"
+
+
+async def test_a_client_that_never_reads_is_reset():
+    async with serving(HURRIED) as (made, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+        await until(lambda: made._visits)
+        await until(lambda: not made._visits)
+        with pytest.raises(ConnectionResetError):  # noqa: PT012 - whatever was sent before can be read
+            while await reader.read(2**20):
+                pass
+        writer.transport.abort()
+
+
+async def test_a_client_that_never_hangs_up_is_let_go():
+    async with serving(Limits(goodbye=0.05)) as (made, port), await anyio.connect_tcp("127.0.0.1", port) as client:
+        await client.send(GET)
+        await until(lambda: made._visits)
+        await until(lambda: not made._visits)
+
+
+async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind():
+    async with serving() as (made, port):
+        for request in (
+            b"",
+            GET[:5],
+            b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n",
+            b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n",
+        ):
+            client = socket.create_connection(("127.0.0.1", port))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, server._RESET)
+            client.send(request)
+            await until(lambda: made._visits)
+            client.close()
+        await until(lambda: {visit.stage for visit in made._visits} <= {server.Stage.ANSWERING})
+        assert await ask(port, GET)
+
+
+async def test_two_hundred_at_once_keep_no_probe_out_and_leave_nothing_behind():
+    async with serving() as (made, port):
+        await ask(port, GET)
+        await until(lambda: not made._visits)
+        before = descriptors()
+        idle = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(200)]
+        assert len(made._visits) <= 32
+        for _ in range(40):  # more than there is room for, while all 32 places are taken
+            assert body(await ask(port, GET)) == "all is well\n"
+        for client in idle:
+            await client.aclose()
+        await until(lambda: not made._visits)
+        await until(lambda: descriptors() == before)
+
+
+async def test_two_hundred_that_ask_at_once_are_all_answered():
+    async with serving() as (made, port):
+        answered = []
+
+        async def one():
+            answered.append(body(await ask(port, GET)))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(200):
+                tasks.start_soon(one)
+        assert answered == ["all is well\n"] * 200
+        await until(lambda: not made._visits)
+
+
+async def test_a_request_on_its_way_is_waited_for_before_its_connection_makes_room():
+    async with serving(Limits(connections=4, grace=30, head=30)) as (made, port):
+        young = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(5)]
+        await until(lambda: len(made._visits) == 4)
+        for client in reversed(young):  # the last one is not even accepted yet
+            await client.send(GET)
+        for client in young:
+            with anyio.fail_after(20):
+                assert body(await everything(client)) == "all is well\n"
+            await client.aclose()
+
+
+async def test_who_has_asked_for_nothing_makes_room_before_an_older_one_that_is_being_answered():
+    async with serving(Limits(connections=2, grace=0, head=30, answer=30)) as (made, port):
+        slow = await anyio.connect_tcp("127.0.0.1", port)
+        await slow.send(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
+        await until(lambda: [visit.stage for visit in made._visits] == [server.Stage.ANSWERING])
+        [answering] = made._visits
+        idle = await anyio.connect_tcp("127.0.0.1", port)
+        await until(lambda: len(made._visits) == 2)
+        assert body(await ask(port, GET)) == "all is well\n"
+        with anyio.fail_after(20):
+            assert await everything(idle) == b""
+        assert answering in made._visits
+        await slow.aclose()
+        await idle.aclose()
+
+
+async def test_who_was_answered_makes_room_before_those_that_have_not_asked():
+    async with serving(Limits(connections=2, grace=0, head=30, goodbye=30)) as (made, port):
+        idle = await anyio.connect_tcp("127.0.0.1", port)
+        await until(lambda: len(made._visits) == 1)
+        [asking] = made._visits
+        staying = await anyio.connect_tcp("127.0.0.1", port)
+        await staying.send(GET)
+        await until(lambda: {visit.stage for visit in made._visits} == {server.Stage.ASKING, server.Stage.ANSWERED})
+        assert body(await ask(port, GET)) == "all is well\n"
+        assert asking in made._visits
+        await idle.aclose()
+        await staying.aclose()
+
+
+async def test_it_stops_while_somebody_waits_for_room():
+    async with serving(Limits(connections=1, grace=30, head=30)) as (made, port):
+        clients = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(2)]
+        await until(lambda: len(made._visits) == 1)
+    for client in clients:
+        await client.aclose()
+
+
+async def test_those_who_wait_for_an_answer_are_sent_away_last():
+    async with serving(Limits(connections=2, head=30, answer=30)) as (made, port):
+        slow = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(2)]
+        for client in slow:
+            await client.send(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
+        await until(lambda: [visit.stage for visit in made._visits] == [server.Stage.ANSWERING] * 2)
+        assert body(await ask(port, GET)) == "all is well\n"
+        with anyio.fail_after(20):
+            assert await everything(slow[0]) == b""  # the oldest made room
+        assert [visit.stage for visit in made._visits].count(server.Stage.ANSWERING) == 1
+        for client in slow:
+            await client.aclose()
+
+
+async def test_out_of_descriptors_is_one_line_and_a_pause(caplog, monkeypatch):
+    loop = asyncio.get_running_loop()
+    accept, tries = loop.sock_accept, 0
+
+    async def exhausted(listener):
+        nonlocal tries
+        tries += 1
+        if tries <= 3:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return await accept(listener)
+
+    monkeypatch.setattr(loop, "sock_accept", exhausted)
+    async with serving(Limits(pause=0.01)) as (_, port):
+        assert body(await ask(port, GET)) == "all is well\n"
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [
+        "connections for probes and metrics wait: Too many open files"
+    ]
+
+
+@pytest.mark.parametrize(("quiet", "lines"), [(59.0, 1), (60.0, 2)])
+async def test_descriptors_that_come_and_go_are_one_episode(caplog, monkeypatch, quiet, lines):
+    now = 1000.0
+    made = Server("127.0.0.1", 0, PAGES, Limits(pause=0))
+    monkeypatch.setattr(anyio, "current_time", lambda: now)
+    lack = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    for _ in range(3):
+        await made._wait_for_resources(lack)  # connections may have been accepted in between
+    now += quiet
+    await made._wait_for_resources(lack)
+    assert [record.levelno for record in caplog.records].count(logging.ERROR) == lines
+
+
+async def test_a_connection_that_broke_before_it_was_taken_is_passed_over(monkeypatch, caplog):
+    loop = asyncio.get_running_loop()
+    accept, broken = loop.sock_accept, [errno.ECONNABORTED, errno.EPROTO]
+
+    async def breaking(listener):
+        if broken:
+            raise OSError(broken.pop(), "broken")
+        return await accept(listener)
+
+    monkeypatch.setattr(loop, "sock_accept", breaking)
+    async with serving() as (_, port):
+        assert body(await ask(port, GET)) == "all is well\n"
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+async def test_a_fault_of_ours_in_one_conversation_ends_no_other(monkeypatch, caplog):
+    encoded = server._encoded
+    failures = ["it fell over"]
+
+    def fail_once(*arguments):
+        if failures:
+            raise RuntimeError(failures.pop())
+        return encoded(*arguments)
+
+    monkeypatch.setattr(server, "_encoded", fail_once)
+    async with serving() as (_, port):
+        assert await ask(port, GET) == b""
+        assert body(await ask(port, GET)) == "all is well\n"
+    assert "it fell over" in caplog.text
+
+
+async def test_an_address_in_use_is_said_once_and_taken_when_it_is_free(monkeypatch, caplog):
+    monkeypatch.setattr(server, "FIRST_RETRY", 0.005)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        made = Server("127.0.0.1", port, PAGES)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(made.run)
+            await until(lambda: "Address already in use" in caplog.text)
+            await anyio.sleep(0.05)
+            other.close()
+            await until(lambda: made.addresses)
+            assert body(await ask(port, GET)) == "all is well\n"
+            tasks.cancel_scope.cancel()
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(told) == 1
+    assert told[0].startswith(f"--http-address: cannot listen on 127.0.0.1:{port}: Address already in use; ")
+
+
+async def test_it_stops_at_once_whoever_is_connected():
+    async with serving() as (made, port):
+        clients = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(3)]
+        await clients[0].send(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
+        await clients[1].send(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+        await until(lambda: len(made._visits) == 3)
+        began = anyio.current_time()
+    assert anyio.current_time() - began < 0.5
+    with pytest.raises(OSError):
+        await anyio.connect_tcp("127.0.0.1", port)
+    for client in clients:
+        await client.aclose()
+
+
+async def test_ipv6_and_all_addresses():
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    try:
+        async with serving(host="::1") as (_, port):
+            assert body(await ask(port, GET, host="::1")) == "all is well\n"
+    except OSError:
+        pytest.skip("no IPv6 here")
+    async with serving(host="") as (made, _):
+        by_host = dict(made.addresses)
+        assert body(await ask(by_host["0.0.0.0"], GET)) == "all is well\n"
+        assert body(await ask(by_host["::"], GET, host="::1")) == "all is well\n"
+
+
+async def test_a_family_that_the_machine_lacks_is_left_out(monkeypatch):
+    real = socket.socket
+
+    def without_ipv6(family, *more):
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        return real(family, *more)
+
+    monkeypatch.setattr(socket, "socket", without_ipv6)
+    [bound] = await listen("", 0)
+    with bound:
+        assert bound.getsockname()[0] == "0.0.0.0"
+    with pytest.raises(OSError, match="not supported"):
+        await listen("::1", 0)
+
+
+async def test_an_address_of_another_machine_cannot_be_had():
+    with pytest.raises(OSError, match="Cannot assign requested address"):
+        await listen("192.0.2.1", 0)  # kept for documents (RFC 5737)
+
+
+async def test_a_name_that_is_not_resolved_in_time_is_given_up(monkeypatch):
+    asked, over = threading.Event(), threading.Event()
+
+    def hang(*_, **__):
+        asked.set()
+        over.wait()
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    monkeypatch.setattr(addresses, "RESOLVE_WITHIN", 0.05)
+    try:
+        with pytest.raises(TimeoutError):
+            await listen("node.example.com", 80)
+        assert asked.is_set()
+    finally:
+        over.set()
+
+
+async def test_a_resolver_that_never_returns_is_asked_once_however_often_one_tries(monkeypatch):
+    over, asked = threading.Event(), []
+
+    def hang(*_, **__):
+        asked.append(1)
+        over.wait()
+        return real("127.0.0.1", 0, type=socket.SOCK_STREAM)
+
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    monkeypatch.setattr(addresses, "RESOLVE_WITHIN", 0.01)
+    lookup = Lookup("node.example.com", 0)
+    try:
+        for _ in range(5):
+            with pytest.raises(TimeoutError, match=r"node\.example\.com was not resolved within"):
+                await listen("node.example.com", 0, lookup)
+        assert len(asked) == 1
+        assert [thread.name for thread in threading.enumerate()].count("http-address") == 1
+    finally:
+        over.set()
+    monkeypatch.setattr(addresses, "RESOLVE_WITHIN", 20)
+    [bound] = await listen("node.example.com", 0, lookup)  # whose answer came late
+    bound.close()
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64, f"a.{'x' * 64}.b"])
+async def test_a_name_that_none_can_be_is_an_address_that_cannot_be_had(host):
+    with pytest.raises(OSError, match=f"{host} cannot be resolved: "):
+        await listen(host, 80)
+
+
+async def test_a_server_goes_on_asking_the_resolver_that_hangs(monkeypatch, caplog):
+    over, asked = threading.Event(), []
+
+    def hang(*_, **__):
+        asked.append(1)
+        over.wait()
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    monkeypatch.setattr(addresses, "RESOLVE_WITHIN", 0.01)
+    monkeypatch.setattr(server, "FIRST_RETRY", 0.001)
+    caplog.set_level(logging.DEBUG, "gpu_plugin")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(Server("node.example.com", 80, PAGES).run)
+        await until(lambda: caplog.text.count("was not resolved within") >= 3)
+        assert len(asked) == 1
+        over.set()
+        await until(lambda: "Name or service not known" in caplog.text)
+        tasks.cancel_scope.cancel()
+
+
+STREAM = b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+async def subscribed(port, request=STREAM):
+    """A client that has asked for the stream and read its first chunk, as (reader, writer)."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
+    writer.write(request)
+    with anyio.fail_after(20):
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK"), head
+        await reader.readuntil(b"\n\n")
+    return reader, writer, head
+
+
+async def told(reader):
+    with anyio.fail_after(20):
+        return (await reader.readuntil(b"\n\n")).partition(b"data: ")[2].strip()
+
+
+async def test_a_stream_goes_on_and_everyone_gets_what_comes():
+    ticker = Ticker()
+    async with serving(more={"/stream": ticker.page}) as (_, port):
+        clients = [await subscribed(port) for _ in range(3)]
+        head_ = clients[0][2].decode()
+        assert "Content-Type: text/event-stream; charset=utf-8\r\n" in head_
+        assert "Transfer-Encoding: chunked\r\n" in head_
+        assert "X-Path: /stream\r\n" in head_
+        await until(lambda: ticker.sent == 3)
+        ticker.tick()
+        assert [await told(reader) for reader, _, _ in clients] == [b"1"] * 3
+        for _, writer, _ in clients:
+            writer.close()
+        await until(lambda: not ticker.readers)
+
+
+async def test_a_stream_to_a_client_of_http_1_0_has_no_chunks():
+    ticker = Ticker()
+    async with serving(more={"/stream": ticker.page}) as (_, port):
+        reader, writer, head_ = await subscribed(port, b"GET /stream HTTP/1.0\r\n\r\n")
+        assert b"chunked" not in head_
+        await until(lambda: ticker.sent == 1)
+        ticker.tick()
+        with anyio.fail_after(20):
+            assert await reader.readuntil(b"\n\n") == b"data: 1\n\n"
+        writer.transport.abort()
+        await until(lambda: not ticker.readers)
+
+
+async def test_the_head_of_a_stream_can_be_asked_for_alone():
+    ticker = Ticker()
+    async with serving(more={"/stream": ticker.page}) as (_, port):
+        answer = await ask(port, STREAM.replace(b"GET", b"HEAD"))
+        assert head(answer)[0] == "HTTP/1.1 200 OK"
+        assert not body(answer)
+        assert not ticker.sent
+
+
+async def test_streams_beyond_those_there_may_be_are_refused_and_one_that_ends_makes_room():
+    ticker = Ticker()
+    async with serving(Limits(streams=2), more={"/stream": ticker.page}) as (_, port):
+        clients = [await subscribed(port) for _ in range(2)]
+        refused = await ask(port, STREAM)
+        assert head(refused)[0] == "HTTP/1.1 503 Service Unavailable"
+        assert "Retry-After: 10" in head(refused)
+        assert body(refused).startswith("2 others are being kept up to date")
+        clients[0][1].transport.abort()
+        await until(lambda: ticker.readers == 1)
+        _, writer, _ = await subscribed(port)
+        for each in (writer, clients[1][1]):
+            each.transport.abort()
+        await until(lambda: not ticker.readers)
+
+
+async def test_a_reader_that_stops_reading_is_reset_and_holds_up_nobody():
+    ticker = Ticker()
+    limits = Limits(send=1)
+    async with serving(limits, more={"/stream": ticker.page}) as (made, port):
+        stopped = socket.socket()
+        stopped.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stopped.connect(("127.0.0.1", port))
+        stopped.sendall(STREAM)
+        await until(lambda: ticker.sent == 1)
+        reader, writer, _ = await subscribed(port)
+        await until(lambda: ticker.sent == 2)
+        ticker.tick(2**19)
+        with anyio.fail_after(5):
+            assert len(await told(reader)) == 2**19 + 1  # at once
+        await until(lambda: len(made._visits) == 1)
+        with pytest.raises(ConnectionResetError):  # noqa: PT012 - what was sent before can be read
+            while stopped.recv(2**16):
+                pass
+        stopped.close()
+        writer.transport.abort()
+        await until(lambda: not ticker.readers)
+
+
+async def test_a_reader_that_leaves_is_noticed_with_nothing_to_tell():
+    ticker = Ticker()
+    async with serving(more={"/stream": ticker.page}) as (made, port):
+        before = descriptors()
+        for end in ("close", "reset", "eof", "talk"):
+            client = socket.create_connection(("127.0.0.1", port))
+            client.sendall(STREAM)
+            await until(lambda: ticker.readers == 1)
+            if end == "reset":
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, server._RESET)
+            if end == "eof":
+                client.shutdown(socket.SHUT_WR)
+            elif end == "talk":
+                client.settimeout(20)
+                with pytest.raises(OSError):  # noqa: PT012 - whichever piece it is
+                    for _ in range(1000):
+                        await asyncio.to_thread(client.sendall, b"x" * 4096)
+            else:
+                client.close()
+            await until(lambda: not ticker.readers and not made._visits)
+            client.close()
+        await until(lambda: descriptors() == before)
+
+
+async def test_streams_make_room_first_and_are_told_once_whatever_the_flood():
+    ticker = Ticker()
+    limits = Limits(connections=4, streams=3, grace=0, head=30, answer=30)
+    async with serving(limits, more={"/stream": ticker.page}) as (made, port):
+        streams = [await subscribed(port) for _ in range(3)]
+        await until(lambda: [visit.stage for visit in made._visits] == [server.Stage.STREAMING] * 3)
+        idle = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(4)]
+        await until(lambda: [visit.stage for visit in made._visits] == [server.Stage.ASKING] * 4)
+        for reader, writer, _ in streams:
+            with pytest.raises((asyncio.IncompleteReadError, OSError)), anyio.fail_after(20):
+                await reader.readuntil(b"\n\n")
+            writer.transport.abort()
+        for _ in range(3):  # nothing but idle clients, and each time the whole first chunk comes
+            _, writer, _ = await subscribed(port)
+            writer.transport.abort()
+        assert body(await ask(port, GET)) == "all is well\n"
+        for client in idle:
+            await client.aclose()
+
+
+async def test_a_probe_is_answered_while_every_place_is_a_stream():
+    ticker = Ticker()
+    limits = Limits(connections=2, streams=2, grace=30)
+    async with serving(limits, more={"/stream": ticker.page}) as (_, port):
+        clients = [await subscribed(port) for _ in range(2)]
+        assert body(await ask(port, GET)) == "all is well\n"
+        for _, writer, _ in clients:
+            writer.transport.abort()
+
+
+async def test_streams_end_at_once_with_the_server():
+    ticker = Ticker()
+    async with serving(more={"/stream": ticker.page}) as (_, port):
+        reader, writer, _ = await subscribed(port)
+        began = anyio.current_time()
+    assert anyio.current_time() - began < 0.5
+    assert not ticker.readers
+    with anyio.fail_after(5):
+        with pytest.raises((asyncio.IncompleteReadError, OSError)):
+            await reader.readuntil(b"\n\n")
+    writer.transport.abort()
+
+
+async def test_a_stream_that_fails_is_said_and_costs_nobody_else_anything(caplog):
+    async with serving() as (_, port):
+        assert b"data: 0" in await ask(port, b"GET /failing HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert body(await ask(port, GET)) == "all is well\n"
+    assert "the stream fell over" in caplog.text
+
+
+async def test_what_has_not_changed_is_answered_without_a_body():
+    async with serving() as (_, port):
+        answer = await ask(port, b'GET /same HTTP/1.1\r\nHost: a\r\nIf-None-Match: "7"\r\nX: a\r\nx: b\r\n\r\n')
+    status, *headers = head(answer)
+    assert status == "HTTP/1.1 304 Not Modified"
+    assert 'ETag: "7"' in headers
+    assert "X-Several: a, b" in headers
+    assert not [line for line in headers if line.startswith("Content-Length")]
+    assert not body(answer)
