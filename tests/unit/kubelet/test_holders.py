@@ -65,6 +65,15 @@ def test_what_is_no_file_is_no_witness_and_holds_nobody_up(tmp_path, make):
     assert checkpoint.entries(tmp_path) is None
 
 
+def test_a_link_to_a_checkpoint_is_no_witness(tmp_path):
+    """A kubelet makes a file of it: a link is somebody else's, and may lead anywhere."""
+    (tmp_path / "elsewhere").mkdir()
+    written(tmp_path / "elsewhere", (GPU, ["GPU-a"]))
+    (tmp_path / NAME).symlink_to(tmp_path / "elsewhere" / NAME)
+    with pytest.raises(checkpoint.CheckpointError, match="it is a symbolic link"):
+        checkpoint.read(tmp_path)
+
+
 @pytest.fixture
 def listed(monkeypatch):
     """What PodResources says: a set, or None where it does not answer; and what happens while it is asked."""
