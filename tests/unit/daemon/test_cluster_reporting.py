@@ -251,6 +251,8 @@ async def test_other_words_for_the_same_verdict_hasten_no_attempt_that_failed(tm
     world = World(tmp_path, node_condition=True, kubeconfig="/nowhere")
     store = world.inventory.store
     async with world.running():
+        await until(lambda: world.reporting._keeper is not None)
+        await anyio.wait_all_tasks_blocked()
         world.health.observe("GPU-a", Sample(ecc_uncorrected=0, counting=0))
         for errors in (1, 2, 3):
             world.health.observe("GPU-a", Sample(ecc_uncorrected=errors, counting=0))
