@@ -58,7 +58,7 @@ class NodeLock:
     """Both locks of one daemon. Calls block for no longer than a local file system does."""
 
     def __init__(self, state_dir: Path, directory: Path, version: str) -> None:
-        """Takes the state directory, and the directory directory of kubelet.sock and of our sockets."""
+        """Takes the state directory, and the directory of kubelet.sock and of our sockets."""
         self._state_dir = state_dir
         self._directory = directory
         self._version = version

@@ -17,7 +17,10 @@ from gpu_plugin.state.memory import Memory
 PATIENCE = 10.0
 RETRY = 5.0
 LAST_WRITE = 0.2
-"""Seconds for a write of what must outlive the process, until a failed one is tried again, and for the one at the exit."""
+"""Seconds for a write of what must outlive the process, and until a failed one is tried again.
+
+At the exit, seconds for what is being written then, and for each of the last two writes after it.
+"""
 
 WRITTEN_SOON = 1.0
 """Seconds that an operator is kept waiting until what was asked for is written down."""
@@ -79,6 +82,9 @@ class Recorder:
             with anyio.CancelScope(shield=True):
                 known = self._known()
                 if not known.nothing:
+                    with anyio.move_on_after(LAST_WRITE):  # none of this is taken from the time for the last writes
+                        await self._evidence.wait()
+                        await self._hardware.wait()
                     await _done(self._evidence, partial(self._write_evidence, known), LAST_WRITE)
                     await _done(self._hardware, partial(self._write_durably, known), LAST_WRITE)
             for threads in self._threads:

@@ -595,6 +595,21 @@ def test_what_keeps_healthy_gpus_from_pods_is_told_once_each(inventory, sick):
     assert inventory.withheld("GPU-a") == ()
 
 
+def test_the_health_of_hardware_is_asked_for_once_however_many_replicas_it_has():
+    asked = []
+
+    def health(_gpu, visible):
+        asked.append(visible)
+        return Health()
+
+    inventory = Inventory(SnapshotStore(), health)
+    inventory.apply(by_cdi(sharing=(SharedResource(GPU, GPU, 100),)), None, 0)
+    inventory.cdi_changed(CdiReadiness({}, "the disk is full"))
+    asked.clear()
+    assert inventory.withheld("GPU-a") == ("the disk is full",)
+    assert asked == ["GPU-a"]
+
+
 def test_what_is_held_against_hardware_is_published_before_any_offer_and_for_each_mig_device():
     against = {"GPU-0": Health(reason="too hot"), "MIG-b": Health(reason="Xid 94")}
     inventory = Inventory(SnapshotStore(), lambda _gpu, own: against.get(own, Health()))
