@@ -22,7 +22,7 @@ from gpu_plugin.mps.errors import MpsError, NotStartedError
 from gpu_plugin.mps.foreign import Answer, Identity, Signs
 from gpu_plugin.mps.plan import threads_in
 from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import Workers, begin
+from gpu_plugin.runtime.threads import NoAnswerError, Workers, begin
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class MpsWatch:
         """
         try:
             return await self._looking.fresh(partial(_seen, configured, shared), PATIENCE)
-        except TimeoutError:
+        except NoAnswerError:
             return None
 
     def close(self) -> None:
