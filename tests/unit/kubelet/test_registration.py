@@ -332,6 +332,28 @@ async def test_a_directory_that_cannot_be_served_in_is_said_and_tried_again(kube
     assert "No space left on device" in caplog.text
 
 
+async def test_a_socket_that_cannot_be_made_again_while_we_register_is_said_as_what_it_is(
+    kubelet, directory, monkeypatch, caplog
+):
+    rebind, refused = SocketServer.rebind, []
+
+    async def no_space(server):
+        if refused:
+            return await rebind(server)
+        refused.append(1)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(SocketServer, "rebind", no_space)
+    kubelet.delay_register(0.2)  # time to lose the socket before the kubelet dials it
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(lambda: GPU in kubelet.registrations)
+        plugin.sockets[0].unlink()
+        await kubelet.wait_for(registered(kubelet))
+    assert refused
+    assert f"cannot serve in {directory}: [Errno 28] No space left on device" in caplog.text
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 HERE, OTHER = (1, 2, 3), (1, 2, 4)
 WELL = endpoint.View(
     listening=True,
