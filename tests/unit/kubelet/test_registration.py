@@ -335,7 +335,8 @@ async def test_a_directory_that_cannot_be_served_in_is_said_and_tried_again(kube
 async def test_a_socket_that_cannot_be_made_again_while_we_register_is_said_as_what_it_is(
     kubelet, directory, monkeypatch, caplog
 ):
-    rebind, refused = SocketServer.rebind, []
+    rebind = SocketServer.rebind
+    refused: list[int] = []
 
     async def no_space(server):
         if refused:

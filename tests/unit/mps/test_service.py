@@ -121,7 +121,7 @@ async def test_after_a_plan_that_stands_the_first_look_again_is_soon(mps, settin
         running.reload(replace(settings, sharing=(by_mps(2),)))
         await until(lambda: told in caplog.text)
         first = next(record.args[1] for record in caplog.records if told in record.msg)
-        assert first <= service.FIRST_RETRY
+        assert first <= 0.02
         for index in range(8):
             mps.node.heal(index)
 
