@@ -142,6 +142,15 @@ def test_a_pipe_or_a_link_in_the_place_of_a_mark_holds_nobody_up(root, superviso
     (root / NAME / ".ready").unlink()
     (root / NAME / ".ready").symlink_to("/etc/hostname")
     assert "runs none for it" in ready(root, NAME)
+    other = "nvidia.com/gpu.shared"
+    (root / other).mkdir()
+    (root / NAME / ".ready").unlink()
+    (root / NAME / ".ready").symlink_to(root / other / ".ready")
+    held = ReadyMark(root / other)
+    held.up(mark())
+    assert ready(root, other) == ""
+    assert "runs none for it" in ready(root, NAME)
+    held.down()
 
 
 def test_one_lock_at_a_time(tmp_path):

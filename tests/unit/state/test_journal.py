@@ -203,6 +203,13 @@ def test_what_is_no_regular_file_is_neither_read_nor_written(journal, file, made
     assert not journal.append(Word(1))
 
 
+def test_a_link_to_what_a_journal_may_hold_is_not_followed(journal, file):
+    assert journal.append(Word(1))
+    file.rename(file.with_name("away"))
+    file.symlink_to("away")
+    assert journal.read() is None
+
+
 def test_what_0_1_0_appended_is_read_and_kept_until_there_is_a_newer_word(journal, file, caplog):
     file.parent.mkdir()
     file.write_bytes(b'{"number":1,"text":"old"}\n{"number":2,"text":"newer"}\n{"number":3,"te')

@@ -124,10 +124,11 @@ def test_what_is_no_file_is_replaced_and_never_waited_for(directory, state):
     file.write(LABELS)
     assert file.read() == LABELS
     (directory / "gfd").unlink()
-    (directory / "elsewhere").write_text("mine")
+    (directory / "elsewhere").write_text("mine=1\n")
     (directory / "gfd").symlink_to("elsewhere")
+    assert file.read() == {}
     file.write(LABELS)
-    assert (directory / "elsewhere").read_text() == "mine"
+    assert (directory / "elsewhere").read_text() == "mine=1\n"
 
 
 def test_what_is_compared_is_what_the_labels_say():
