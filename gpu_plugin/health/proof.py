@@ -18,13 +18,11 @@ from msgspec.structs import replace
 from gpu_plugin.health.actions import fatal_action
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, M, Marks, Proof, Recovery
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Sample
 
 
-def after_recovery(latch: Latch[M], seen: Observation, ctx: Context) -> Latch[M] | None:
+def after_recovery(latch: Latch[M], seen: Sample, ctx: Context) -> Latch[M] | None:
     """The latch of a fault whose proof is RESET, REBOOT or QUIET, after an observation; None once it is proven over."""
-    if not isinstance(seen, Sample):
-        return latch
     known = latch.recovery
     rebound = known.rebound or _changed(known.marks.binding, seen.binding)
     reset = known.reset or rebound or recovered(known.marks, seen, ctx.now)

@@ -15,10 +15,10 @@ import msgspec
 from gpu_plugin.config.choices import HEALTH_SIGNALS, Registry
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.latch import NOTHING, AnyLatch, Memory
-from gpu_plugin.health.observation import Observation, Sample, XidEvent
+from gpu_plugin.health.observation import Sample, XidEvent
 
-Step = Callable[[Any, Observation, Context], AnyLatch | None]
-"""(latch, observation, context) → latch."""
+Step = Callable[[Any, Any, Context], AnyLatch | None]
+"""(latch, observation of one of the kinds that the signal sees, context) → latch."""
 
 
 class SignalKind(Enum):

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import MINUTE, lately
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Proof, Recovery, Verdict, corrected, together
-from gpu_plugin.health.observation import ApplicationError, Observation, Sample
+from gpu_plugin.health.observation import ApplicationError, Sample
 from gpu_plugin.health.owners import owner
 from gpu_plugin.health.proof import after_recovery
 from gpu_plugin.health.signal import EndsBy, SignalKind, signal
@@ -101,7 +101,9 @@ def until(latch: Latch[Errors]) -> float:
     until=until,
     ends=EndsBy.RECOVERY,
 )
-def application_errors(latch: Latch[Errors] | None, seen: Observation, ctx: Context) -> Latch[Errors] | None:
+def application_errors(
+    latch: Latch[Errors] | None, seen: Sample | ApplicationError, ctx: Context
+) -> Latch[Errors] | None:
     """DEGRADED by five errors within ten minutes where no one owner of pods can be behind all of them, or nobody can say.
 
     An error while several pods hold the GPU may be any of theirs. Closes after ten minutes without one. An operator may have
@@ -111,8 +113,8 @@ def application_errors(latch: Latch[Errors] | None, seen: Observation, ctx: Cont
     if isinstance(seen, ApplicationError):
         judged = ctx.policy.xids.judge(seen.xid)
         return _gathered(latch, seen, ctx) if judged.repeats else latch
-    if latch is None or not isinstance(seen, Sample):
-        return latch
+    if latch is None:
+        return None
     if latch.verdict is Verdict.OK or not _unfit(ctx):
         latch = latch if latch.proof is not Proof.RESET else replace(latch, proof=Proof.APPLICATION)
         return None if not seen.fault and ctx.now - until(latch) >= 0 else latch

@@ -10,7 +10,7 @@ from gpu_plugin.devices.nvml_h import CLOCKS_HW_THERMAL_SLOWDOWN as THERMAL
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import Level, level
 from gpu_plugin.health.latch import Latch, Verdict, corrected
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import SignalKind, signal
 
 WINDOW, SHARE = 600.0, 0.6
@@ -67,13 +67,11 @@ class SlowMinutes(Level, frozen=True):
     asks=("clocks_event_reasons",),
     clears="ten minutes in which neither heat nor the power brake holds the clocks down",
 )
-def hw_slowdown(latch: Latch[SlowMinutes] | None, seen: Observation, ctx: Context) -> Latch[SlowMinutes] | None:
+def hw_slowdown(latch: Latch[SlowMinutes] | None, seen: Sample, ctx: Context) -> Latch[SlowMinutes] | None:
     """Opens when the clocks were held down for heat or power in 60 % of ten minutes; closes after ten without.
 
     A sample speaks for the time since the one before, a minute of it at most: nobody looked for longer.
     """
-    if not isinstance(seen, Sample):
-        return latch
     reasons = seen.clocks_event_reasons
     slow = reasons is not None and bool(reasons & (THERMAL | POWER_BRAKE))
     if latch is not None and latch.verdict is not Verdict.OK:

@@ -10,7 +10,7 @@ from gpu_plugin.config.times import duration, utc
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.hysteresis import lately
 from gpu_plugin.health.latch import Latch, Memory, Verdict, corrected, together
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import OperatorInfluence, SignalKind, signal
 
 NAME = "flapping"
@@ -71,14 +71,14 @@ def clears(case: Case) -> str:
     parts=re.compile(".{1,200}"),
     say=OperatorInfluence.ENABLED,
 )
-def flapping(latch: Latch[HealthDrops] | None, seen: Observation, ctx: Context) -> Latch[HealthDrops] | None:
+def flapping(latch: Latch[HealthDrops] | None, seen: Sample, ctx: Context) -> Latch[HealthDrops] | None:
     """Closes on a good look once its time, from `since` on, is over, and is remembered for a day of calm.
 
     It opens by `fell`, whichever signal it was; there is one latch for each, of which `key.part` is the name. A new boot,
     and an operator who wants no guard, end it early.
     """
-    if latch is None or not isinstance(seen, Sample):
-        return latch
+    if latch is None:
+        return None
     memory = latch.memory
     if latch.since > ctx.now or (memory.times and memory.times[-1] > ctx.now):
         # The clock was set back while nobody looked: what would then last for too long begins anew

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import Latch, Verdict
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.readings import Measure, Measured, measured
 from gpu_plugin.health.signal import COOL, SignalKind, signal
 
@@ -29,14 +29,12 @@ class Hot(Measured, frozen=True):
     asks=("temperature", "memory_temperature"),
     clears="GPU and memory 5 °C below their limits for two minutes",
 )
-def slowdown_temperature(latch: Latch[Hot] | None, seen: Observation, ctx: Context) -> Latch[Hot] | None:
+def slowdown_temperature(latch: Latch[Hot] | None, seen: Sample, ctx: Context) -> Latch[Hot] | None:
     """Opens at the GPU's slowdown threshold, or its memory's highest temperature, in four samples; closes on coolness.
 
     Closes once both are 5 °C below for two minutes. A sensor that was hot and can not be read proves nothing, while one
     that the part has not got is not waited for.
     """
-    if not isinstance(seen, Sample):
-        return latch
     limits = ctx.facts.thresholds
     hot = warm = unread = 0
     measures = []

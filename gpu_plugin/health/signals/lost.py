@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, LatchKey, Memory, Proof, Recovery, Verdict
-from gpu_plugin.health.observation import Fault, Observation, Order, Sample
+from gpu_plugin.health.observation import Fault, Order, Sample
 from gpu_plugin.health.proof import after_recovery
 from gpu_plugin.health.signal import EndsBy, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.signals.orders import MAINTENANCE, released
@@ -67,7 +67,7 @@ def reached(latch: Latch[Gone]) -> bool:
     shown=SHOWN,
     vouched=reached,
 )
-def lost(latch: Latch[Gone] | None, seen: Observation, ctx: Context) -> Latch[Gone] | None:
+def lost(latch: Latch[Gone] | None, seen: Sample | Order, ctx: Context) -> Latch[Gone] | None:
     """Opens on NVML_ERROR_GPU_IS_LOST; closes when it was enumerated or reset anew and answers again.
 
     NVML gives a lost GPU up until it is enumerated anew. So it has proven that by answering where neither its energy nor its
@@ -78,8 +78,6 @@ def lost(latch: Latch[Gone] | None, seen: Observation, ctx: Context) -> Latch[Go
         if latch is None or seen.verb != "resume" or order is None or not released(order):
             return latch
         return replace(latch, memory=GONE, recovery=replace(latch.recovery, reset=True, clean=0))
-    if not isinstance(seen, Sample):
-        return latch
     if seen.fault is not Fault.LOST:
         return latch and after_recovery(_answered(latch, seen), seen, ctx)
     told = ctx.marks.counting if latch is None else latch.memory.opening
@@ -110,10 +108,8 @@ def _answered(latch: Latch[Gone], seen: Sample) -> Latch[Gone]:
     say=OperatorInfluence.NOBODY,
     clears="three looks in a row at which no reset is required",
 )
-def reset_required(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
+def reset_required(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
     """Opens on NVML_ERROR_RESET_REQUIRED; closes on three looks in a row without it: the driver itself says that it is over."""
-    if not isinstance(seen, Sample):
-        return latch
     bad = True if seen.fault is Fault.RESET_REQUIRED else None if seen.fault else False
     return level(latch, ctx, LEVEL, bad=bad, verdict=Verdict.FATAL, detail=seen.detail, leave=CLEAN_SAMPLES)
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import Latch, Verdict
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.readings import Measure, Measured, measured
 from gpu_plugin.health.signal import COOL, SignalKind, signal
 
@@ -44,15 +44,13 @@ def cooled(case: Case) -> str:
 
 
 @signal("margin", SignalKind.READING, COOL, memory=Trusted(), asks=("margin",), clears=cooled)
-def margin(latch: Latch[Trusted] | None, seen: Observation, ctx: Context) -> Latch[Trusted] | None:
+def margin(latch: Latch[Trusted] | None, seen: Sample, ctx: Context) -> Latch[Trusted] | None:
     """FATAL 2 °C from shutdown in two samples, DEGRADED at slowdown in four; closes after a time 5 °C above slowdown.
 
     The limits are NVML's fields 193 (shutdown) and 194 (slowdown), negative numbers beyond T.Limit. Its own 0 stands in for
     a slowdown that the part does not say; where it says no shutdown, nothing is FATAL. A sensor that has never shown anything
     above 0 is broken, as some H100s' are, and ignored: a latch is kept of one that has.
     """
-    if not isinstance(seen, Sample):
-        return latch
     left = seen.margin
     if latch is None:
         return Latch(Trusted()) if left is not None and left > 0 else None

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Verdict
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import SignalKind, signal
 from gpu_plugin.health.totals import Counted, read, unread
 from gpu_plugin.health.xid_advice import RESET
@@ -64,14 +64,12 @@ class Links(Memory, frozen=True):
     asks=("nvlinks",),
     clears="three looks in a row at which every link is up that ever was",
 )
-def nvlink(latch: Latch[Links] | None, seen: Observation, ctx: Context) -> Latch[Links] | None:
+def nvlink(latch: Latch[Links] | None, seen: Sample, ctx: Context) -> Latch[Links] | None:
     """Opens when a link that was up is down at two looks in a row; closes on three looks at all of them up.
 
     What never was up is no news. A GPU in MIG mode makes no use of its links (NVIDIA's MIG user guide: no peer-to-peer),
     which may be powered down then, and is judged afresh after that.
     """
-    if not isinstance(seen, Sample):
-        return latch
     if ctx.facts.mig:
         return None
     if seen.nvlinks is None:
@@ -105,13 +103,11 @@ def nvlink(latch: Latch[Links] | None, seen: Observation, ctx: Context) -> Latch
     asks=COUNTERS,
     clears="an hour without a failed recovery and with few CRC errors",
 )
-def nvlink_errors(latch: Latch[Counted] | None, seen: Observation, ctx: Context) -> Latch[Counted] | None:
+def nvlink_errors(latch: Latch[Counted] | None, seen: Sample, ctx: Context) -> Latch[Counted] | None:
     """Opens on a recovery that failed, or on too many CRC errors within an hour; closes on an hour without.
 
     The totals are failed recoveries and CRC errors, the times those of the last CRC errors.
     """
-    if not isinstance(seen, Sample):
-        return latch
     now = read(None if latch is None else latch.memory, seen, *COUNTERS)
     if latch is not None and latch.verdict is Verdict.OK and now == latch.memory.totals and not latch.memory.times:
         return latch

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import Latch, Proof, Verdict
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.proof import RECOVERIES, after_recovery
 from gpu_plugin.health.signal import EndsBy, SignalKind, signal
 from gpu_plugin.health.totals import Counted, read, unread
@@ -29,13 +29,11 @@ COUNTERS = ("pcie_fatal_errors", "pcie_replays")
     asks=("pcie_width", "pcie_max_width"),
     clears="four looks in a row at all its lanes",
 )
-def pcie_width(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
+def pcie_width(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
     """Opens on four looks at fewer lanes than the link could have; closes on four at all of them.
 
     The link's speed says nothing: it drops whenever the GPU is idle.
     """
-    if not isinstance(seen, Sample):
-        return latch
     width, most = seen.pcie_width, seen.pcie_max_width
     return level(
         latch,
@@ -58,13 +56,11 @@ def pcie_width(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> L
     clears="ten minutes without many replays",
     ends=EndsBy.RECOVERY,
 )
-def pcie_errors(latch: Latch[Counted] | None, seen: Observation, ctx: Context) -> Latch[Counted] | None:
+def pcie_errors(latch: Latch[Counted] | None, seen: Sample, ctx: Context) -> Latch[Counted] | None:
     """FATAL on a fatal error until the GPU was reset; DEGRADED on too many replays until ten minutes passed without.
 
     The totals are fatal errors and replays, the times those of the last replays.
     """
-    if not isinstance(seen, Sample):
-        return latch
     now = read(None if latch is None else latch.memory, seen, *COUNTERS)
     if latch is not None and latch.verdict is Verdict.OK and now == latch.memory.totals and not latch.memory.times:
         return latch

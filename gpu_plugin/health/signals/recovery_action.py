@@ -10,7 +10,7 @@ from gpu_plugin.health.actions import fatal_action
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.grades import Graded, graded
 from gpu_plugin.health.latch import Latch, LatchKey, Verdict, corrected
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import SignalKind, signal
 from gpu_plugin.health.xid_advice import REBOOT, RESET
 
@@ -77,17 +77,13 @@ def advice(case: Case) -> str:
     asks=("recovery_action",),
     clears="three looks in a row at which the driver asks for nothing",
 )
-def recovery_action(
-    latch: Latch[RequestedAction] | None, seen: Observation, ctx: Context
-) -> Latch[RequestedAction] | None:
+def recovery_action(latch: Latch[RequestedAction] | None, seen: Sample, ctx: Context) -> Latch[RequestedAction] | None:
     """Opens at once on any action; closes after three looks in a row at which the driver asked for none.
 
     Another one of the same weight is news; a lighter one counts once it lasted three looks. What the driver asks for on
     account of an Xid that the operator calls no fault is DEGRADED at most for ten minutes. Only an Xid that can lead to that
     recovery is such an account.
     """
-    if not isinstance(seen, Sample):
-        return latch
     action = seen.recovery_action
     if not action:
         return graded(latch, ctx, RequestedAction(), grade=None if action is None else Verdict.OK, detail="")

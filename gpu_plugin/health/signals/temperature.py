@@ -4,7 +4,7 @@ from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import Latch, Verdict
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.readings import Measure, Measured, measured
 from gpu_plugin.health.signal import COOL, SignalKind, signal
 
@@ -20,10 +20,8 @@ def cooled(case: Case) -> str:
 
 
 @signal("temperature", SignalKind.READING, COOL, memory=Measured(), asks=("temperature",), clears=cooled)
-def temperature(latch: Latch[Measured] | None, seen: Observation, ctx: Context) -> Latch[Measured] | None:
+def temperature(latch: Latch[Measured] | None, seen: Sample, ctx: Context) -> Latch[Measured] | None:
     """Opens at 2 °C under the shutdown threshold in two samples; closes after a time 5 °C under the slowdown one."""
-    if not isinstance(seen, Sample):
-        return latch
     shutdown, celsius = ctx.facts.thresholds.shutdown, seen.temperature
     cool = coolness(ctx.facts)
     bad = None

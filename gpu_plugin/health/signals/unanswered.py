@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Verdict, corrected, together
-from gpu_plugin.health.observation import Fault, Observation, Sample
+from gpu_plugin.health.observation import Fault, Sample
 from gpu_plugin.health.signal import KERNEL_LOG, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.xid_advice import REBOOT
 
@@ -70,22 +70,18 @@ class Answers(Memory, frozen=True):
 
 
 @signal("hung", SignalKind.READING, REBOOT, memory=LEVEL, say=OperatorInfluence.NOBODY, clears="three answers in a row")
-def hung(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
+def hung(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
     """Opens when a call has not come back in time; closes on three good looks in a row."""
-    if not isinstance(seen, Sample):
-        return latch
     bad = True if seen.fault is Fault.HUNG else None if seen.fault else False
     return level(latch, ctx, LEVEL, bad=bad, verdict=Verdict.FATAL, detail=seen.detail, leave=CLEAN_SAMPLES)
 
 
 @signal("unanswered", SignalKind.READING, KERNEL_LOG, memory=Answers(), clears="five answers in a row")
-def unanswered(latch: Latch[Answers] | None, seen: Observation, ctx: Context) -> Latch[Answers] | None:
+def unanswered(latch: Latch[Answers] | None, seen: Sample, ctx: Context) -> Latch[Answers] | None:
     """DEGRADED once three of five looks within two minutes failed, FATAL at the tenth that did; closes on five good in a row.
 
     Other faults have a signal of their own: such looks count neither way, and end a row of good ones.
     """
-    if not isinstance(seen, Sample):
-        return latch
     if seen.fault and seen.fault is not Fault.ERROR:
         unproven = latch is not None and latch.memory.row
         return replace(latch, memory=replace(latch.memory, row=0)) if latch is not None and unproven else latch

@@ -21,7 +21,7 @@ from gpu_plugin.health.latch import (
     corrected,
     together,
 )
-from gpu_plugin.health.observation import Observation, Sample, XidEvent
+from gpu_plugin.health.observation import Sample, XidEvent
 from gpu_plugin.health.proof import after_recovery, recovered
 from gpu_plugin.health.signal import EndsBy, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.signals.recovery_action import asks
@@ -138,7 +138,7 @@ def advice(case: Case) -> str:
     ends=EndsBy.RECOVERY,
     say=OperatorInfluence.ENABLED,
 )
-def xid(latch: Latch[Occurrences] | None, seen: Observation, ctx: Context) -> Latch[Occurrences] | None:
+def xid(latch: Latch[Occurrences] | None, seen: Sample | XidEvent, ctx: Context) -> Latch[Occurrences] | None:
     """Opens with the Xid, by the policy's judgement; what the policy ignores leaves no latch.
 
     A FATAL one is DEGRADED once the driver says in a clean sample, the third after it at least, that it asks for no
@@ -150,8 +150,8 @@ def xid(latch: Latch[Occurrences] | None, seen: Observation, ctx: Context) -> La
     if isinstance(seen, XidEvent):
         own = seen.xid == int(ctx.key.part)
         return _happened(latch, seen.xid, ctx) if own else latch and _accompanied(latch, ctx)
-    if latch is None or not isinstance(seen, Sample):
-        return latch
+    if latch is None:
+        return None
     memory = latch.memory
     if latch.verdict <= Verdict.APP and memory.times and recovered(ctx.marks, seen, ctx.now):
         memory = replace(memory, times=())

@@ -40,6 +40,6 @@ def hear(
     ]
 
 
-def energies(*values: int | None) -> list[Observation]:
+def energies(*values: int | None) -> list[Sample]:
     """Looks that tell the energy used, and nothing else."""
     return [Sample(counting=0, energy=value) for value in values]

@@ -87,6 +87,15 @@ def test_a_gpu_that_is_not_watched_is_never_heard_of(seen):
     assert reasons(fresh) == {A: "", B: ""}
 
 
+@pytest.mark.parametrize("other", [XidEvent(31), DriverEvent(0x8), EventDelivery("x"), Order("resume")])
+def test_what_is_no_look_neither_proves_nor_disproves_a_recovery(other):
+    one = ledger()
+    hear(one, *energies(5_000_000), XidEvent(48), *energies(10, 20), other)
+    assert XID_48 in one.reason(A)
+    hear(one, *energies(30), start=2_000.0)
+    assert XID_48 not in one.reason(A)
+
+
 def test_one_gpus_fault_is_that_gpus_alone():
     both = ledger()
     hear(both, XidEvent(79))

@@ -5,7 +5,7 @@ from msgspec.structs import replace as changed
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import CLEAN_SAMPLES, NOTHING, AnyLatch, Latch, LatchKey, Marks, Proof, Recovery, Verdict
-from gpu_plugin.health.observation import DriverEvent, EventDelivery, Observation, Order, Sample, XidEvent
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.proof import after_recovery, counted_anew
 from tests.unit.health.ledgers import ERROR, HUNG, LOST, RESET_REQUIRED, energies
@@ -24,7 +24,7 @@ def waiting(marks: Marks) -> AnyLatch:
     return replace(OPEN[Proof.RESET], recovery=Recovery(marks))
 
 
-def look(latch: AnyLatch | None, *seen: Observation, unfit: bool = False) -> AnyLatch | None:
+def look(latch: AnyLatch | None, *seen: Sample, unfit: bool = False) -> AnyLatch | None:
     """The latch after these observations; None as soon as it is proven over."""
     ctx = Context(2.0, LatchKey("x"), Facts(), HealthPolicy(), unfit=unfit)
     for observation in seen:
@@ -145,14 +145,6 @@ def test_an_action_of_none_and_one_that_nobody_says_are_both_clean():
         )
         is None
     )
-
-
-@pytest.mark.parametrize("other", [XidEvent(31), DriverEvent(0x8), EventDelivery("x"), Order("resume")])
-def test_what_is_no_look_neither_proves_nor_disproves(other):
-    held = look(OPEN[Proof.RESET], *energies(10, 20))
-    assert held is not None
-    assert look(held, other) is held
-    assert look(held, other, Sample()) is None
 
 
 # What is remembered
