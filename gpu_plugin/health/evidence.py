@@ -7,7 +7,22 @@ import msgspec
 
 from gpu_plugin.health.background import NAME as BACKGROUND
 from gpu_plugin.health.background import Background
-from gpu_plugin.health.latch import AnyLatch, Latch, LatchKey, Marks, Memory, Proof, Recovery, Verdict, corrected
+from gpu_plugin.health.latch import (
+    AnyLatch,
+    Latch,
+    LatchKey,
+    Marks,
+    Memory,
+    Moment,
+    Proof,
+    Recovery,
+    Span,
+    Verdict,
+    corrected,
+    shifted,
+    values,
+)
+from gpu_plugin.health.readings import Celsius
 from gpu_plugin.health.signals import SIGNALS
 
 CORRECTED = 1.0
@@ -112,16 +127,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
             return False
         if not self.known:
             return _sane(self.memory)
-        memory = _memory(self)
-        return (
-            all(map(_time, memory.moments))
-            and all(0 <= seconds <= LONGEST for seconds in memory.spans)
-            and all(
-                _sane(value)
-                for name, value in msgspec.to_builtins(memory.shifted(0.0)).items()
-                if name not in memory.signed
-            )
-        )
+        return all(_plausible(value, of) for value, of in values(_memory(self)))
 
     def latch(self, zero: float | None = None) -> AnyLatch:
         """The latch of a known signal as it was, its times by a wall clock of this `zero`.
@@ -134,12 +140,12 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
         memory = _memory(self)
         marks = Marks(self.energy, self.ecc, self.binding, self.counting, self.taken, self.suspended)
         return Latch(
-            memory.shifted(by),
+            shifted(memory, by),
             _VERDICTS.get(self.verdict, Verdict.FATAL),
             self.detail,
             corrected(self.since, by) if self.since else self.since,
             _PROOFS.get(self.proof, Proof.RESET),
-            Recovery(marks.shifted(by), self.reset, self.rebound),
+            Recovery(shifted(marks, by), self.reset, self.rebound),
             self.overridden,
         )
 
@@ -192,6 +198,15 @@ def _memory(entry: Evidence) -> Memory:
 
 def _time(at: float | None) -> bool:
     return at is None or -LATEST < at < LATEST
+
+
+def _plausible(value: object, declared: object) -> bool:
+    """Whether a number that is declared so can be true; words always can."""
+    if declared == Celsius or not isinstance(value, int | float):
+        return True
+    if declared == Moment:
+        return _time(value)
+    return 0 <= value <= (LONGEST if declared == Span else _GREATEST)
 
 
 def _sane(value: object, least: float = 0, depth: int = 0) -> bool:

@@ -1,8 +1,10 @@
 """Verdicts, and the latch that holds one open from its evidence until there is proof of recovery."""
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from enum import IntEnum, StrEnum
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from itertools import repeat
+from types import NoneType
+from typing import Annotated, Any, Generic, NamedTuple, Self, TypeVar, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -44,6 +46,16 @@ class Proof(StrEnum):
     """The operator's own word."""
 
 
+Moment = Annotated[float, msgspec.Meta(title="Unix time in seconds")]
+"""A time in what a signal remembers: shifted where the wall clock is corrected between two processes."""
+
+Span = Annotated[float, msgspec.Meta(title="seconds")]
+"""For how long something is counted, was watched or is withheld."""
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
 class Marks(msgspec.Struct, frozen=True, rename={"suspended": "aside"}):
     """What of a GPU only a reset, a reload of the driver or a new enumeration sets back or changes; None: unknown.
 
@@ -57,7 +69,7 @@ class Marks(msgspec.Struct, frozen=True, rename={"suspended": "aside"}):
     ecc: int | None = None
     binding: int | None = None
     counting: int | None = None
-    taken: float | None = None
+    taken: Moment | None = None
     suspended: "Marks | None" = None
 
     def after(self, seen: Sample, now: float) -> "Marks":
@@ -100,11 +112,6 @@ class Marks(msgspec.Struct, frozen=True, rename={"suspended": "aside"}):
             self.suspended,
         )
 
-    def shifted(self, by: float) -> "Marks":
-        """With their times as they are after the wall clock was corrected by so many seconds."""
-        taken = None if self.taken is None else corrected(self.taken, by)
-        return replace(self, taken=taken, suspended=None if self.suspended is None else self.suspended.shifted(by))
-
     def comparing(self, seen: Sample) -> "Marks | None":
         """Those with whose counters this sample's go on: a difference is the GPU's, not of who opened the driver."""
         if seen.counting is None:
@@ -137,7 +144,8 @@ UNPROVEN = Recovery()
 class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one signal remembers beside what all latches have. A signal that needs more has a type of its own.
 
-    Its fields are what is written down for a restart, by their names.
+    Its fields are what is written down for a restart, by their names; times are declared as `Moment`, durations as `Span`, and
+    a number that may be below 0 as `readings.Celsius`.
     """
 
     @property
@@ -160,21 +168,6 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What of it is worth writing down when it changes, while something is held: what counts towards more."""
         return None
 
-    @property
-    def moments(self) -> Iterable[float]:
-        """The times (Unix seconds) among what it remembers."""
-        return ()
-
-    @property
-    def spans(self) -> Iterable[float]:
-        """The seconds among what it remembers by which something is counted or held."""
-        return ()
-
-    @property
-    def signed(self) -> frozenset[str]:
-        """The fields whose numbers may be below 0: no counts, times or spans."""
-        return frozenset()
-
     def written(self) -> Self:
         """As a restart is to know it while nothing is held against the GPU."""
         return self
@@ -191,9 +184,34 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """With what the same signal remembered of the same GPU under another name, as far as it counts towards more."""
         return self
 
-    def shifted(self, by: float) -> Self:  # noqa: ARG002 - nothing of it is a time
-        """With its times as they are after the wall clock was corrected by so many seconds."""
-        return self
+
+def shifted(remembered: S, by: float) -> S:
+    """What is remembered with each `Moment` as it is after the wall clock was corrected by so many seconds."""
+    found: S = _changed(remembered, type(remembered), lambda value, of: corrected(value, by) if of == Moment else value)
+    return found
+
+
+def values(remembered: msgspec.Struct) -> list[tuple[Any, Any]]:
+    """All numbers and words that are remembered, however nested, each with the type that it is declared as."""
+    found: list[tuple[Any, Any]] = []
+    _changed(remembered, type(remembered), lambda value, of: found.append((value, of)))
+    return found
+
+
+def _changed(remembered: Any, declared: Any, change: Callable[[Any, Any], Any]) -> Any:
+    """What is remembered with each number and word, of which its value and its declared type are given, changed."""
+    if remembered is None:
+        return None
+    types = get_args(declared)
+    if NoneType in types:
+        return _changed(remembered, types[0], change)
+    if isinstance(remembered, msgspec.Struct):
+        fields = msgspec.structs.fields(remembered)
+        return type(remembered)(*(_changed(getattr(remembered, field.name), field.type, change) for field in fields))
+    if isinstance(remembered, tuple):
+        of_each = repeat(types[0]) if types[-1] is ... else types
+        return tuple(_changed(each, of, change) for each, of in zip(remembered, of_each, strict=False))
+    return change(remembered, declared)
 
 
 def corrected(at: float, by: float) -> float:

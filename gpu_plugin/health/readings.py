@@ -35,11 +35,6 @@ class Measured(Level, frozen=True):
     readings: tuple[Reading, ...] = ()
 
     @property
-    def signed(self) -> frozenset[str]:
-        """Degrees may be below 0."""
-        return frozenset({"readings"})
-
-    @property
     def counted(self) -> object:
         """How bad it was."""
         return tuple((each.name, each.limit, each.worst) for each in self.readings)

@@ -1,12 +1,11 @@
 """Counters that only grow until a reset sets them back: how much they grew, and how often that was lately."""
 
-from collections.abc import Iterable
 from typing import Self
 
 from msgspec.structs import replace
 
 from gpu_plugin.health.hysteresis import MINUTE, Level, lately
-from gpu_plugin.health.latch import corrected, together
+from gpu_plugin.health.latch import Moment, together
 from gpu_plugin.health.observation import Sample
 
 Totals = tuple[int | None, ...]
@@ -22,8 +21,8 @@ class Counted(Level, frozen=True):
     """
 
     totals: Totals = ()
-    times: tuple[float, ...] = ()
-    noted: float | None = None
+    times: tuple[Moment, ...] = ()
+    noted: Moment | None = None
 
     @property
     def gathering(self) -> bool:
@@ -45,19 +44,9 @@ class Counted(Level, frozen=True):
         """The same."""
         return self.noted
 
-    @property
-    def moments(self) -> Iterable[float]:
-        """When the events were."""
-        return self.times if self.noted is None else (*self.times, self.noted)
-
     def joined(self, other: Self) -> Self:
         """With those events too."""
         return replace(self, times=together(self.times, other.times))
-
-    def shifted(self, by: float) -> Self:
-        """With the events' times shifted."""
-        noted = None if self.noted is None else corrected(self.noted, by)
-        return replace(self, times=tuple(corrected(at, by) for at in self.times), noted=noted)
 
     def after(self, now: Totals, at: float, within: float, limit: int) -> tuple[tuple[int, ...], Self]:
         """By how much each counter grew, now that they read so at Unix time `at`, and what is to be remembered.

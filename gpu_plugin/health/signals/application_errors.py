@@ -1,13 +1,12 @@
 """Applications that keep failing on one GPU: whether that is one bad application or a bad GPU."""
 
-from collections.abc import Iterable
 from typing import Self
 
 from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import MINUTE, lately
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Proof, Recovery, Verdict, corrected, together
+from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Moment, Proof, Recovery, Verdict, together
 from gpu_plugin.health.observation import ApplicationError, Sample
 from gpu_plugin.health.owners import owner
 from gpu_plugin.health.proof import after_recovery
@@ -33,8 +32,8 @@ class Errors(Memory, frozen=True):
     error, came with a driver that asks for nothing.
     """
 
-    owned: tuple[tuple[float, Owners], ...] = ()
-    unknown: tuple[float, ...] = ()
+    owned: tuple[tuple[Moment, Owners], ...] = ()
+    unknown: tuple[Moment, ...] = ()
     wedged: bool = False
     unasked: int = 0
 
@@ -62,11 +61,6 @@ class Errors(Memory, frozen=True):
         """The errors."""
         return replace(self, unasked=0) if self.unasked else self
 
-    @property
-    def moments(self) -> Iterable[float]:
-        """When the errors were."""
-        return (*(at for at, _ in self.owned), *self.unknown)
-
     def joined(self, other: Self) -> Self:
         """With those errors too."""
         return replace(
@@ -74,11 +68,6 @@ class Errors(Memory, frozen=True):
             owned=tuple(sorted({*self.owned, *other.owned}))[-_MAX_ERRORS:],
             unknown=together(self.unknown, other.unknown),
         )
-
-    def shifted(self, by: float) -> Self:
-        """With the errors' times shifted."""
-        owned = tuple((corrected(at, by), who) for at, who in self.owned)
-        return replace(self, owned=owned, unknown=tuple(corrected(at, by) for at in self.unknown))
 
     @property
     def last(self) -> float | None:

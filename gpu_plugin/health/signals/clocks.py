@@ -1,15 +1,12 @@
 """Clocks that the hardware itself holds down."""
 
-from collections.abc import Iterable
-from typing import Self
-
 from msgspec.structs import replace
 
 from gpu_plugin.devices.nvml_h import CLOCKS_HW_POWER_BRAKE_SLOWDOWN as POWER_BRAKE
 from gpu_plugin.devices.nvml_h import CLOCKS_HW_THERMAL_SLOWDOWN as THERMAL
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import Level, level
-from gpu_plugin.health.latch import Latch, Verdict, corrected
+from gpu_plugin.health.latch import Latch, Moment, Span, Verdict
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import SignalKind, signal
 
@@ -25,9 +22,9 @@ class SlowMinutes(Level, frozen=True):
     `watched` is when the first look was, `last` when the last one was; that is kept only while there is slow time to remember.
     """
 
-    watched: float | None = None
-    last: float | None = None
-    minutes: tuple[tuple[float, float], ...] = ()
+    watched: Moment | None = None
+    last: Moment | None = None
+    minutes: tuple[tuple[Moment, Span], ...] = ()
 
     @property
     def gathering(self) -> bool:
@@ -38,25 +35,6 @@ class SlowMinutes(Level, frozen=True):
     def lasting(self) -> bool:
         """It always is: the next process has not to watch for ten minutes again."""
         return True
-
-    @property
-    def moments(self) -> Iterable[float]:
-        """When it was watched, and when each minute began."""
-        return (*(at for at in (self.watched, self.last) if at is not None), *(at for at, _ in self.minutes))
-
-    @property
-    def spans(self) -> Iterable[float]:
-        """The slow seconds of each minute."""
-        return (slow for _, slow in self.minutes)
-
-    def shifted(self, by: float) -> Self:
-        """With the minutes shifted."""
-        return replace(
-            self,
-            watched=None if self.watched is None else corrected(self.watched, by),
-            last=None if self.last is None else corrected(self.last, by),
-            minutes=tuple((corrected(at, by), slow) for at, slow in self.minutes),
-        )
 
 
 @signal(

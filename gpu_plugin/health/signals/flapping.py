@@ -1,7 +1,6 @@
 """A guard over all other signals: what keeps coming and going holds its GPU back for a time."""
 
 import re
-from collections.abc import Iterable
 from typing import Self
 
 from msgspec.structs import replace
@@ -9,7 +8,7 @@ from msgspec.structs import replace
 from gpu_plugin.config.times import duration, utc
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.hysteresis import lately
-from gpu_plugin.health.latch import Latch, Memory, Verdict, corrected, together
+from gpu_plugin.health.latch import Latch, Memory, Moment, Span, Verdict, together
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import OperatorInfluence, SignalKind, signal
 
@@ -22,8 +21,8 @@ TIMES, WITHIN, LONGEST, CALM = 3, 3600.0, 86400.0, 86400.0
 class HealthDrops(Memory, frozen=True):
     """When (Unix seconds) a signal became FATAL lately, and for how many seconds the GPU was held back last; 0: never."""
 
-    times: tuple[float, ...] = ()
-    hold: float = 0.0
+    times: tuple[Moment, ...] = ()
+    hold: Span = 0.0
 
     @property
     def lasting(self) -> bool:
@@ -35,23 +34,9 @@ class HealthDrops(Memory, frozen=True):
         """How long it was held: another fall is news by what fell."""
         return self.hold
 
-    @property
-    def moments(self) -> Iterable[float]:
-        """When it fell."""
-        return self.times
-
-    @property
-    def spans(self) -> Iterable[float]:
-        """How long it was held."""
-        return (self.hold,)
-
     def joined(self, other: Self) -> Self:
         """With those falls too."""
         return replace(self, times=together(self.times, other.times), hold=max(self.hold, other.hold))
-
-    def shifted(self, by: float) -> Self:
-        """With the times shifted."""
-        return replace(self, times=tuple(corrected(at, by) for at in self.times))
 
 
 def clears(case: Case) -> str:
@@ -107,9 +92,5 @@ def fell(latch: Latch[HealthDrops] | None, signal: str, now: float, hold: float)
     if known.verdict is Verdict.OK and len(times) < TIMES:
         return Latch(replace(known.memory, times=times), since=known.since)
     seconds = min(LONGEST, 2 * known.memory.hold or hold)
-    words = f"{signal} made it unfit {max(len(times), TIMES)} times; it is held back for {_spelt(seconds)}"
+    words = f"{signal} made it unfit {max(len(times), TIMES)} times; it is held back for {duration(seconds)}"
     return Latch(HealthDrops(times, seconds), Verdict.FATAL, words, now)
-
-
-def _spelt(seconds: float) -> str:
-    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds:g} s"

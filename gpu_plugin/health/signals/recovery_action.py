@@ -1,7 +1,6 @@
 """What the driver itself asks for, so that a GPU works again."""
 
-from collections.abc import Iterable, Mapping
-from typing import Self
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
@@ -9,7 +8,7 @@ from gpu_plugin.devices.nvml_h import RecoveryAction
 from gpu_plugin.health.actions import fatal_action
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.grades import Graded, graded
-from gpu_plugin.health.latch import Latch, LatchKey, Verdict, corrected
+from gpu_plugin.health.latch import Latch, LatchKey, Moment, Verdict
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import SignalKind, signal
 from gpu_plugin.health.xid_advice import REBOOT, RESET
@@ -51,16 +50,7 @@ class RequestedAction(Graded, frozen=True):
     """`action` is what the driver asked for last; `excused` until when (Unix seconds) that is on account of an Xid, if it is."""
 
     action: int = 0
-    excused: float | None = None
-
-    @property
-    def moments(self) -> Iterable[float]:
-        """Until when it is excused."""
-        return () if self.excused is None else (self.excused,)
-
-    def shifted(self, by: float) -> Self:
-        """With its time shifted."""
-        return replace(self, excused=None if self.excused is None else corrected(self.excused, by))
+    excused: Moment | None = None
 
 
 def advice(case: Case) -> str:

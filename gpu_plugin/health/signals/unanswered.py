@@ -1,13 +1,12 @@
 """The driver does not answer for the GPU: a call hangs, or fails for no reason of its own."""
 
-from collections.abc import Iterable
 from typing import Self
 
 from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Verdict, corrected, together
+from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Moment, Verdict, together
 from gpu_plugin.health.observation import Fault, Sample
 from gpu_plugin.health.signal import KERNEL_LOG, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.xid_advice import REBOOT
@@ -24,7 +23,7 @@ class Answers(Memory, frozen=True):
     """
 
     looks: int = 0
-    failures: tuple[float, ...] = ()
+    failures: tuple[Moment, ...] = ()
     row: int = 0
 
     @property
@@ -55,18 +54,9 @@ class Answers(Memory, frozen=True):
         """The failures, and no good looks in a row."""
         return replace(self, row=0, looks=self.looks | 1)
 
-    @property
-    def moments(self) -> Iterable[float]:
-        """When looks failed."""
-        return self.failures
-
     def joined(self, other: Self) -> Self:
         """With those failures too."""
         return replace(self, failures=together(self.failures, other.failures, FATAL_AFTER))
-
-    def shifted(self, by: float) -> Self:
-        """With the failures' times shifted."""
-        return replace(self, failures=tuple(corrected(at, by) for at in self.failures))
 
 
 @signal("hung", SignalKind.READING, REBOOT, memory=LEVEL, say=OperatorInfluence.NOBODY, clears="three answers in a row")

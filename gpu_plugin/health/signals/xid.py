@@ -1,7 +1,6 @@
 """Xid errors: each has a latch of its own, by what the policy says of it and by what the driver asks for since."""
 
 import re
-from collections.abc import Iterable
 from enum import StrEnum
 from typing import Self
 
@@ -15,10 +14,11 @@ from gpu_plugin.health.latch import (
     Latch,
     LatchKey,
     Memory,
+    Moment,
     Proof,
     Recovery,
+    Span,
     Verdict,
-    corrected,
     together,
 )
 from gpu_plugin.health.observation import Sample, XidEvent
@@ -63,12 +63,12 @@ class Occurrences(Memory, frozen=True):
     since that makes a GPU unfit; `look`: it is to be asked again at once.
     """
 
-    times: tuple[float, ...] = ()
-    within: float = 0.0
+    times: tuple[Moment, ...] = ()
+    within: Span = 0.0
     weighed: Adjustment = Adjustment.AS_IT_IS
     asked: bool = False
     look: bool = False
-    last: float | None = None
+    last: Moment | None = None
 
     @property
     def gathering(self) -> bool:
@@ -89,16 +89,6 @@ class Occurrences(Memory, frozen=True):
         """All but that a look is due: a process begins with one."""
         return replace(self, look=False) if self.look else self
 
-    @property
-    def moments(self) -> Iterable[float]:
-        """When it was told."""
-        return self.times if self.last is None else (*self.times, self.last)
-
-    @property
-    def spans(self) -> Iterable[float]:
-        """For how long it counts."""
-        return (self.within,)
-
     def joined(self, other: Self) -> Self:
         """With those episodes too."""
         return replace(
@@ -107,11 +97,6 @@ class Occurrences(Memory, frozen=True):
             asked=self.asked or other.asked,
             last=max((at for at in (self.last, other.last) if at is not None), default=None),
         )
-
-    def shifted(self, by: float) -> Self:
-        """With its times shifted."""
-        last = None if self.last is None else corrected(self.last, by)
-        return replace(self, times=tuple(corrected(at, by) for at in self.times), last=last)
 
 
 def until(latch: Latch[Occurrences]) -> float:
