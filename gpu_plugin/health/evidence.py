@@ -5,8 +5,6 @@ from typing import Any
 
 import msgspec
 
-from gpu_plugin.health.background import NAME as BACKGROUND
-from gpu_plugin.health.background import Background
 from gpu_plugin.health.latch import (
     AnyLatch,
     Latch,
@@ -39,6 +37,21 @@ _GREATEST = LATEST**2
 
 _DEEPEST = 6
 """Levels beyond any nesting of what a signal remembers."""
+
+
+BACKGROUND = LatchKey("background")
+"""Stands where a signal is written down, for what is remembered of a GPU beside latches; there is no signal of this name."""
+
+
+class Background(Memory, frozen=True):
+    """`action` is what the driver said last that it asks for (`Sample.recovery_action`); None: nothing yet."""
+
+    action: int | None = None
+
+    @property
+    def lasting(self) -> bool:
+        """It always is: it is written down where there is something to it."""
+        return True
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspended": "aside"}):
@@ -106,15 +119,15 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
     @property
     def known(self) -> bool:
         """Whether this version has such a signal, and latches of it that are told apart so."""
-        if self.signal == BACKGROUND:
-            return self.key == LatchKey(BACKGROUND) and self.verdict == Verdict.OK.name
+        if self.signal == BACKGROUND.signal:
+            return self.key == BACKGROUND and self.verdict == Verdict.OK.name
         signal = SIGNALS.get(self.signal)
         return signal is not None and (signal.parts is None or signal.parts.fullmatch(self.part) is not None)
 
     @property
     def lasts(self) -> bool:
         """Whether it outlives boots, as an operator's cordon does."""
-        return self.known and self.signal != BACKGROUND and SIGNALS[self.signal].lasts
+        return self.known and self.key != BACKGROUND and SIGNALS[self.signal].lasts
 
     @property
     def possible(self) -> bool:
@@ -157,30 +170,25 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
 
 
 def news(latch: AnyLatch | None) -> tuple[object, ...]:
-    """What of a latch others are told and a restart must remember: worth writing down when it changed.
-
-    Energy counts up all the time: each doubling is written down, which is seldom and enough: a reset while nobody looks shows
-    until a quarter of what had been used then was used again.
-    """
+    """What of a latch others are told and a restart must remember: worth writing down when it changed."""
     if latch is None:
         return ()
     memory = latch.memory
     if latch.verdict is Verdict.OK:
         return (memory.news,) if memory.lasting else ()
-    recovery, marks = latch.recovery, latch.recovery.marks
-    energy = None if marks.energy is None else marks.energy.bit_length()
+    recovery = latch.recovery
     done = (recovery.reset, recovery.rebound, latch.overridden)
-    return (
-        latch.verdict,
-        latch.detail,
-        latch.proof,
-        done,
-        marks.ecc,
-        marks.binding,
-        marks.counting,
-        energy,
-        memory.counted,
-    )
+    return (latch.verdict, latch.detail, latch.proof, done, marks_news(recovery.marks), memory.counted)
+
+
+def marks_news(marks: Marks) -> tuple[object, ...]:
+    """What of a GPU's marks is worth writing down when it changes.
+
+    Energy counts up all the time: each doubling is written down, which is seldom and enough: a reset while nobody looks shows
+    until a quarter of what had been used then was used again.
+    """
+    energy = None if marks.energy is None else marks.energy.bit_length()
+    return marks.ecc, marks.binding, marks.counting, energy
 
 
 def _written(latch: AnyLatch) -> Memory:
@@ -189,7 +197,7 @@ def _written(latch: AnyLatch) -> Memory:
 
 
 def _memory(entry: Evidence) -> Memory:
-    blank = _BACKGROUND if entry.signal == BACKGROUND else SIGNALS[entry.signal].memory
+    blank = Background() if entry.signal == BACKGROUND.signal else SIGNALS[entry.signal].memory
     try:
         return msgspec.convert(entry.memory, type(blank))
     except msgspec.ValidationError:
@@ -217,6 +225,5 @@ def _sane(value: object, least: float = 0, depth: int = 0) -> bool:
     return not isinstance(value, int | float) or least <= value < _GREATEST
 
 
-_BACKGROUND: Memory = Background()
 _VERDICTS: Mapping[str, Verdict] = {verdict.name: verdict for verdict in Verdict}
 _PROOFS: Mapping[str, Proof] = {proof.value: proof for proof in Proof}

@@ -16,9 +16,8 @@ from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.proof import RECOVERIES
 from gpu_plugin.health.readings import Measured, Reading, spelled
-from gpu_plugin.health.signals import SIGNALS, OperatorInfluence, Signal, SignalKind
+from gpu_plugin.health.signals import SIGNALS, Signal, SignalKind, advice, standing
 from gpu_plugin.health.signals.orders import released
-from gpu_plugin.health.words import advice
 from gpu_plugin.health.xid_advice import RESET
 
 Explained = Mapping[str, Any]
@@ -77,10 +76,7 @@ def clears(
         means = _recovered(signal, latch, how, unfit)
     if latch.overridden:
         return f"{means}; overridden by an operator meanwhile"
-    standing = policy.standing(
-        key.signal, latch, essential=signal.essential, enabled=signal.say is OperatorInfluence.ENABLED
-    )
-    if standing is not Verdict.FATAL or not signal.takes_word(latch):
+    if standing(key, latch, policy) is not Verdict.FATAL or not signal.takes_word(latch):
         return means
     return f"{means}; or {vouch}"
 
@@ -90,10 +86,10 @@ def _gpu(ledger: HealthLedger, gpu: Gpu, now: float) -> Explained:
     stands = ledger.standing(gpu.uuid, None)
     if gpu.unreadable is not None:  # why there was no look at it says more than that there was none
         stands = [one for one in stands if not SIGNALS[one[0].signal].of_process]
-    standing = sorted(stands, key=lambda one: (-one[2], one[1].since, one[0].signal, one[0].part))
-    orders = {key.signal: latch for key, latch, _ in standing if SIGNALS[key.signal].kind is SignalKind.ORDER}
+    open_ = sorted(stands, key=lambda one: (-one[2], one[1].since, one[0].signal, one[0].part))
+    orders = {key.signal: latch for key, latch, _ in open_ if SIGNALS[key.signal].kind is SignalKind.ORDER}
     signals: list[Explained] = []
-    for key, latch, verdict in standing:
+    for key, latch, verdict in open_:
         words = clears(key, latch, gpu=gpu.uuid, now=now, policy=ledger.policy, facts=facts, unfit=unfit, orders=orders)
         signals.append(
             {
@@ -107,10 +103,10 @@ def _gpu(ledger: HealthLedger, gpu: Gpu, now: float) -> Explained:
                 **({"readings": [*map(msgspec.structs.asdict, readings)]} if (readings := _readings(latch)) else {}),
             }
         )
-    worst = max((verdict for _, _, verdict in standing), default=Verdict.OK)
+    worst = max((verdict for _, _, verdict in open_), default=Verdict.OK)
     whole = ledger.verdict(gpu.uuid)
     if gpu.unreadable is not None:
-        if not any(v is Verdict.FATAL and not key.device for key, _, v in standing):
+        if not any(v is Verdict.FATAL and not key.device for key, _, v in open_):
             signals.insert(0, _unreadable(gpu.unreadable))  # else what is says why it is not read, or is why
         worst = whole = Verdict.FATAL
     explained: dict[str, object] = {

@@ -14,8 +14,7 @@ from gpu_plugin.health.latch import Latch, LatchKey, Proof, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import DriverEvent, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.signals import SIGNALS
-from gpu_plugin.health.words import advice, xid_number
+from gpu_plugin.health.signals import SIGNALS, advice, xid_number
 from tests.unit.health.ledgers import ERROR, GUARDED, H200, HUNG, LOST, UNGUARDED, A, B, energies, hear, ledger
 
 OK, APP, DEGRADED, FATAL = Verdict.OK, Verdict.APP, Verdict.DEGRADED, Verdict.FATAL
