@@ -22,12 +22,18 @@ def called(gpu: "Gpu") -> str:
     return f"GPU {gpu.index} ({', '.join(filter(None, (short_bus_id(gpu.pci_bus_id), gpu.uuid)))})"
 
 
-def short_bus_id(bus_id: str) -> str:
-    """A PCI bus id in sysfs's spelling, `0000:1b:00.0`; what is none, as it is."""
+def bus_id_numbers(bus_id: str) -> tuple[int, int, int, int] | None:
+    """Domain, bus, device and function of a whole PCI bus id, in either spelling; None for any other text."""
     form = _BUS_ID.fullmatch(bus_id)
     if form is None or form[1] is None or form[4] is None:
-        return bus_id
-    return f"{int(form[1], 16):04x}:{form[2]}:{form[3]}.{form[4]}".lower()
+        return None
+    return int(form[1], 16), int(form[2], 16), int(form[3], 16), int(form[4])
+
+
+def short_bus_id(bus_id: str) -> str:
+    """A PCI bus id in sysfs's spelling, `0000:1b:00.0`; what is none, as it is."""
+    numbers = bus_id_numbers(bus_id)
+    return bus_id if numbers is None else "{:04x}:{:02x}:{:02x}.{}".format(*numbers)
 
 
 def is_bus_id(name: str) -> bool:

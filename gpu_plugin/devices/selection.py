@@ -1,11 +1,9 @@
 """Which of a node's GPUs are served at all: the operator's include and exclude lists."""
 
-import re
 from collections.abc import Iterable, Sequence
 
+from gpu_plugin.devices.gpu_names import bus_id_numbers
 from gpu_plugin.devices.node import Gpu
-
-_BUS_ID = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
 
 
 def matches(text: str, pattern: str) -> bool:
@@ -36,9 +34,9 @@ def means(item: str, gpu: Gpu) -> bool:
         return int(item) == gpu.index
     if item.startswith("GPU-"):
         return item == gpu.uuid
-    bus_id = _bus_id(item)
+    bus_id = bus_id_numbers(item)
     if bus_id is not None:
-        return bus_id == _bus_id(gpu.pci_bus_id)
+        return bus_id == bus_id_numbers(gpu.pci_bus_id)
     return matches(gpu.model, item)
 
 
@@ -54,8 +52,3 @@ def selected(gpus: Iterable[Gpu], include: Sequence[str], exclude: Sequence[str]
 def unmatched(gpus: Sequence[Gpu], items: Iterable[str]) -> list[str]:
     """The items that mean none of these GPUs."""
     return [item for item in items if not any(means(item, gpu) for gpu in gpus)]
-
-
-def _bus_id(text: str) -> tuple[int, ...] | None:
-    form = _BUS_ID.fullmatch(text)
-    return tuple(int(part, 16) for part in form.groups()) if form else None

@@ -15,10 +15,21 @@ Counters are compared only where they go on from one another (`Sample.counting`)
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.actions import fatal_action
+from gpu_plugin.devices.nvml_h import RecoveryAction
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, M, Marks, Proof, Recovery
 from gpu_plugin.health.observation import Sample
+
+_HARMLESS = frozenset({RecoveryAction.NONE, RecoveryAction.RECOVER_IMEX_DOMAIN})
+
+
+def fatal_action(action: int | None) -> bool:
+    """Whether a GPU of which the driver asks for this (NVML field 230) is not fit for use; None: it does not say.
+
+    An action that nvml.h does not name yet is taken for the worst. An IMEX domain to be recovered is not: sharing memory
+    between nodes is what suffers, the GPU itself works.
+    """
+    return action is not None and action not in _HARMLESS
 
 
 def after_recovery(latch: Latch[M], seen: Sample, ctx: Context) -> Latch[M] | None:

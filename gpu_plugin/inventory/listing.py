@@ -14,10 +14,10 @@ import msgspec
 from msgspec.structs import replace
 
 from gpu_plugin.access.container import MpsDirectories
+from gpu_plugin.config.names import resource_name_fault
 from gpu_plugin.config.sharing import MPS, SharedResource
 from gpu_plugin.devices.device import GPU, MIG, OWN_NAMES, Device, Resource
-from gpu_plugin.devices.given import Key
-from gpu_plugin.devices.naming import resource_name_fault
+from gpu_plugin.devices.recent_allocations import Key
 from gpu_plugin.devices.retirement import SETTLE, Allocated, Retirement, gone, retire
 from gpu_plugin.devices.sharing import REPLICA
 from gpu_plugin.inventory.offer import Offer
@@ -38,7 +38,8 @@ class Standing(msgspec.Struct, frozen=True):
     `listed` are the resources as the kubelet is told of them and `views` what is published of them. `retirement`, `foreign`,
     `foreign_since`, `slices` and `empty_since` are those of the last Judgement. `reasons` says why hardware is unfit, by what
     containers are told to see, `mps_down` why an MPS daemon is, by resource; `cdi` is what is known of CDI specifications where
-    names of theirs are told. `unsaid` tells which of some devices may have been given away without the kubelet having said so.
+    names of theirs are told. `unconfirmed` tells which of some devices may have been given away without the kubelet having
+    confirmed it.
     `allocated`, `known` and `now` are as for `Inventory.apply`.
     """
 
@@ -53,7 +54,7 @@ class Standing(msgspec.Struct, frozen=True):
     reasons: Mapping[str, str]
     mps_down: Mapping[str, str]
     cdi: "CdiReadiness | None"
-    unsaid: Callable[[Collection[Key]], Allocated]
+    unconfirmed: Callable[[Collection[Key]], Allocated]
     allocated: Allocated | None
     known: Allocated
     now: float
@@ -97,7 +98,7 @@ def judge(standing: Standing) -> Judgement:
     listed, foreign = _recalled(standing, slices, gpus)
     foreign_since = {key: standing.foreign_since.get(key, now) for key in foreign}
     elsewhere = {key: device for key, device in foreign.items() if device.gpu in gpus or not _placed(device)}
-    recent = standing.unsaid([(r.name, d.id) for r in listed for d in r.devices])
+    recent = standing.unconfirmed([(r.name, d.id) for r in listed for d in r.devices])
     resources, retirement = retire(
         listed, offer.plan.resources, standing.retirement, standing.allocated, now, recent, list(elsewhere.values())
     )

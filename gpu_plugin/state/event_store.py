@@ -101,11 +101,6 @@ def _shortened(text: str) -> str:
     return f"{kept if blank < 0 else kept[:blank]}..."
 
 
-def read(state_dir: Path) -> list[Event]:
-    """As `recollect`, without what it counts."""
-    return recollect(state_dir)[0]
-
-
 def recollect(state_dir: Path) -> tuple[list[Event], int]:
     """The newest `KEPT` events of the file, oldest first, and how many of its lines make no sense and are left out. Blocks.
 
@@ -151,7 +146,8 @@ class EventStore:
         """How many events came since the start, and how many of them are in the file."""
         self._lines = KEPT * 2
         """Lines of the file; before it was read, so many that it is replaced first."""
-        self._news = Pulse()
+        self.news = Pulse()
+        """Rings at each event."""
         self._turned = Pulse()
         self._tried = 0
         """How many events had come at the last attempt to write them, whatever came of it."""
@@ -162,11 +158,6 @@ class EventStore:
         self._file: Identity | None = None
         self._threads = Workers("events")
         self._writing: SlowCall[tuple[Identity | None, bool]] = SlowCall(self._threads.begin)
-
-    @property
-    def news(self) -> Pulse:
-        """Rings at each event."""
-        return self._news
 
     @property
     def _unwritten(self) -> int:
@@ -197,7 +188,7 @@ class EventStore:
         event = bounded(Event(self._clock(), kind, text, **fields))  # type: ignore[arg-type] # checked where they are read
         self.events.append(event)
         self._added += 1
-        self._news.ring()
+        self.news.ring()
 
     @property
     def trouble(self) -> str:
@@ -208,13 +199,13 @@ class EventStore:
         """Has all that is remembered written down again where the file is gone. From the event loop's thread."""
         if self._file is not None and not self._writing.begun and identity(self._state_dir / FILE) != self._file:
             self._lost = True
-            self._news.ring()
+            self.news.ring()
 
     async def written(self, seconds: float = WRITTEN_SOON) -> bool:
         """Whether all events of until now outlive this process; waits `seconds` at most, less where they cannot be written."""
         added = self._added
         if self._written < added and self._running:
-            self._news.ring()
+            self.news.ring()
             with anyio.move_on_after(seconds):
                 while self._tried < added:
                     await self._turned.wait()
@@ -229,10 +220,10 @@ class EventStore:
         try:
             while True:
                 if not self._unwritten and not self._lost:
-                    await self._news.wait()
+                    await self.news.wait()
                     continue
                 if not await self._write():
-                    await self._news.wait(RETRY)
+                    await self.news.wait(RETRY)
         finally:
             self._running = False
             self._threads.close()

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Iterable
 
+import msgspec
+
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.naming import is_placeholder
 from gpu_plugin.devices.node import Gpu, Node
@@ -84,19 +86,7 @@ class Memory:
         memory = self._state.read(GPUS_FILE, GpuMemory)
         if memory is None or memory.boot_id != self._boot_id:
             return ()
-        return tuple(
-            Gpu(
-                g.uuid,
-                g.index,
-                g.minor,
-                g.pci_bus_id,
-                g.model,
-                numa_node=g.numa_node,
-                mig_enabled=g.mig_enabled,
-                mig_devices=g.mig_devices,
-            )
-            for g in memory.gpus
-        )
+        return tuple(Gpu(**msgspec.structs.asdict(known)) for known in memory.gpus)
 
     def listed(self) -> tuple[Resource, ...]:
         """Resources and devices that an earlier process of this boot listed: a pod may hold each of them."""
@@ -111,11 +101,6 @@ class Memory:
     def _devices(self) -> DeviceMemory | None:
         memory = self._state.read(DEVICES_FILE, DeviceMemory)
         return memory if memory is not None and memory.boot_id == self._boot_id else None
-
-    def write(self, evidence: tuple[Evidence, ...], node: Node, listed: Iterable[Resource]) -> bool:
-        """Writes down what changed since the last time. Blocks for as long as the disk does. Returns whether all is written."""
-        told = self.write_evidence(evidence)
-        return self.write_durably(evidence, node, listed) and told
 
     def write_evidence(self, evidence: tuple[Evidence, ...]) -> bool:
         """Has what is held against GPUs outlive this process, without waiting for a disk. Returns whether that worked.
@@ -144,9 +129,7 @@ class Memory:
         """
         boot_id = self._boot_id
         known = tuple(
-            KnownGpu(g.uuid, g.index, g.minor, g.pci_bus_id, g.model, g.numa_node, g.mig_enabled, g.mig_devices)
-            for g in node.gpus
-            if not is_placeholder(g.uuid)
+            msgspec.convert(gpu, KnownGpu, from_attributes=True) for gpu in node.gpus if not is_placeholder(gpu.uuid)
         )
         devices = DeviceMemory(boot_id, by_name(listed), by_name(foreign))
         health = self._health  # which may be newer than `evidence` by now, and must not be unsaid

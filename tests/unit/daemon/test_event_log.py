@@ -184,7 +184,7 @@ async def test_an_order_is_answered_once_a_kill_cannot_unsay_it(log, tmp_path, m
         await anyio.lowlevel.checkpoint()
         asyncio.get_running_loop().call_later(0.05, slow.set)
         await log.order("cordon", done)({"gpu": 3})
-        assert [event.text for event in event_store.read(tmp_path)] == ["cordon: it is cordoned"]
+        assert [event.text for event in event_store.recollect(tmp_path)[0]] == ["cordon: it is cordoned"]
         tasks.cancel_scope.cancel()
 
 

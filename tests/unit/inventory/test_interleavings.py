@@ -79,8 +79,8 @@ class Machine:
             self.kubelet.written() if self.readable else None,
             self.kubelet.writes if self.readable else None,
         )
-        holding, self.told = weigh(self.told, said, self.inventory.asked)
-        self.inventory.store.given.seen(holding.listed, holding.writing, self.now)
+        holding, self.told = weigh(self.told, said, self.inventory.judged.asked)
+        self.inventory.store.recent.seen(holding.listed, holding.writing, self.now)
         return holding
 
     def publish(self) -> None:
@@ -100,14 +100,14 @@ class Machine:
         holding = self.witnesses()
         store, before = self.inventory.store, self.inventory.store.current.version
         self.inventory.settle(holding.allocated, self.now, holding.listed)
-        awaited = self.inventory.awaited
-        kept = (holding.written & awaited) | store.given.unsaid(awaited)
+        awaited = self.inventory.judged.awaited
+        kept = (holding.written & awaited) | store.recent.unconfirmed(awaited)
         if store.current.version == before and (
             again := self.again.due(
                 kept,
                 store.current.resources,
                 self.now,
-                ready=store.given.begun(kept),
+                ready=store.recent.begun(kept),
                 answered=holding.answered,
             )
         ):
@@ -150,7 +150,7 @@ class Machine:
                 free = self.kubelet.free
                 name = dice.choice(free)[0]
                 taken = [key for key in free if key[0] == name][: dice.randint(1, 2)]
-                self.inventory.store.given.note(name, [identifier for _, identifier in taken], self.now)
+                self.inventory.store.recent.note(name, [identifier for _, identifier in taken], self.now)
                 split = dice.choice([0, len(taken)])  # to a plain init container, or to the pod's own
                 self.kubelet.admit(taken[split:], taken[:split], slow=self.whims.random() < self.slow)
                 self.trace[-1] += f" {taken} {'app' if not split else 'init'}"
@@ -204,7 +204,7 @@ class Machine:
         wanted = {r.name: {d.id for d in r.devices} for r in offered(self.situation).plan.resources}
         have = {name: set(ids) for name, ids in self.kubelet.healthy.items() if ids}
         assert have == wanted, self.trace
-        assert not self.inventory.retired, self.trace
+        assert not self.inventory.judged.retirement.since, self.trace
 
 
 def live(seed: int, *, former: bool = False) -> None:
