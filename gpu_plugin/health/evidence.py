@@ -1,7 +1,7 @@
 """A latch as it is written down: enough to hold the same verdict after a restart."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -48,10 +48,7 @@ class Background(Memory, frozen=True):
 
     action: int | None = None
 
-    @property
-    def lasting(self) -> bool:
-        """It always is: it is written down where there is something to it."""
-        return True
+    lasting: ClassVar[bool] = True  # it is written down where there is something to it
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspended": "aside"}):
@@ -87,7 +84,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
     @classmethod
     def of(cls, boot_id: str, uuid: str, key: LatchKey, latch: AnyLatch, zero: float | None = None) -> "Evidence":
         """A latch of a GPU."""
-        recovery, marks, memory = latch.recovery, latch.recovery.marks, _written(latch)
+        recovery, memory = latch.recovery, _written(latch)
         return cls(
             boot_id=boot_id,
             uuid=uuid,
@@ -98,17 +95,12 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
             proof=latch.proof.value,
             part=key.part,
             device=key.device,
-            energy=marks.energy,
-            ecc=marks.ecc,
-            binding=marks.binding,
-            counting=marks.counting,
-            taken=marks.taken,
-            suspended=marks.suspended,
             reset=recovery.reset,
             rebound=recovery.rebound,
             overridden=latch.overridden,
             zero=zero,
             memory=msgspec.json.decode(msgspec.json.encode(memory)) if memory.__struct_fields__ else {},
+            **msgspec.structs.asdict(recovery.marks),
         )
 
     @property

@@ -7,7 +7,6 @@ import msgspec
 
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import NOTHING, Memory, Proof, Verdict
-from gpu_plugin.health.owners import owner
 from gpu_plugin.health.signals import application_errors, flapping, heat, margin, nvlink, orders, recovery_action, xid
 from gpu_plugin.health.signals.unanswered import Answers
 from gpu_plugin.health.totals import Counted
@@ -65,7 +64,9 @@ def _happened(was: FormerEvidence) -> Memory:
 
 
 def _errors(was: FormerEvidence) -> Memory:
-    owned = tuple((at, tuple(sorted({owner(pod) for pod in pods.split(",")}))) for at, pods in was.pods)
+    owned = tuple(
+        (at, tuple(sorted({application_errors.owner(pod) for pod in pods.split(",")}))) for at, pods in was.pods
+    )
     return application_errors.Errors(owned, was.times, wedged=was.verdict == Verdict.FATAL.name)
 
 

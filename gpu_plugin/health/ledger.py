@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.evidence import BACKGROUND, Evidence
 from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.latch import UNMARKED, AnyLatch, Health, LatchKey, Proof, Recovery, Verdict
+from gpu_plugin.health.latch import UNMARKED, AnyLatch, Health, LatchKey, Proof, Recovery, Transition, Verdict
 from gpu_plugin.health.observation import DriverEvent, Observation, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.record import Changed, GpuRecord, MigUuids
@@ -23,7 +23,6 @@ from gpu_plugin.health.signals import (
     xid,
     xid_number,
 )
-from gpu_plugin.health.transition import Transition
 
 _FIRST_LOOK, _WHOLE = LatchKey(first_look.NAME), LatchKey("")
 

@@ -1,6 +1,6 @@
 """Counters that only grow until a reset sets them back: how much they grew, and how often that was lately."""
 
-from typing import Self
+from typing import ClassVar, Self
 
 from msgspec.structs import replace
 
@@ -24,10 +24,7 @@ class Counted(Level, frozen=True):
     times: tuple[Moment, ...] = ()
     noted: Moment | None = None
 
-    @property
-    def gathering(self) -> bool:
-        """Nothing is settled by another look soon."""
-        return False
+    gathering: ClassVar[bool] = False  # nothing is settled by another look soon
 
     @property
     def lasting(self) -> bool:
@@ -39,10 +36,7 @@ class Counted(Level, frozen=True):
         """When they were last worth it."""
         return self.noted
 
-    @property
-    def counted(self) -> object:
-        """The same."""
-        return self.noted
+    counted = news
 
     def joined(self, other: Self) -> Self:
         """With those events too."""

@@ -1,5 +1,6 @@
 """Applications that keep failing on one GPU: whether that is one bad application or a bad GPU."""
 
+import re
 from typing import Self
 
 from msgspec.structs import replace
@@ -8,7 +9,6 @@ from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import MINUTE, lately
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Moment, Proof, Recovery, Verdict, together
 from gpu_plugin.health.observation import ApplicationError, Sample
-from gpu_plugin.health.owners import owner
 from gpu_plugin.health.proof import after_recovery
 from gpu_plugin.health.signal import EndsBy, SignalKind, signal
 from gpu_plugin.health.xid_advice import RESET
@@ -20,6 +20,21 @@ DEGRADED_AT, WEDGED_AT, WITHIN = 5, 10, 600.0
 
 _MAX_ERRORS = 64  # errors that are remembered
 _MAX_NAMED_OWNERS = 3  # owners that are named
+
+_RANDOM = "[bcdfghjklmnpqrstvwxz2456789]"
+"""Characters of generated names (k8s.io/apimachinery, util/rand): neither vowels, nor what is mistaken for another."""
+
+_GENERATED = re.compile(
+    rf"""
+    ^(?P<owner>.+?)
+    (?:
+        -{_RANDOM}{{7,10}}-{_RANDOM}{{5}}  # Deployment: its ReplicaSet's hash, a number of up to ten digits, and the pod's own
+      | (?:-\d+)*-{_RANDOM}{{5}}          # Job; Indexed Job with the index; CronJob with the minute; JobSet with two indices
+      | (?:-\d+)+                         # StatefulSet: the ordinal
+    )$
+    """,
+    re.VERBOSE,
+)
 
 Owners = tuple[str, ...]
 """Of the pods that held the GPU, in alphabetical order."""
@@ -52,10 +67,7 @@ class Errors(Memory, frozen=True):
         """How many there were, and when at last: by the minute, for a storm goes on all the time."""
         return len(self.owned), len(self.unknown), None if self.last is None else self.last // MINUTE
 
-    @property
-    def counted(self) -> object:
-        """The same: it lasts from the last one on."""
-        return self.news
+    counted = news  # it lasts from the last one on
 
     def written(self) -> Self:
         """The errors."""
@@ -73,6 +85,17 @@ class Errors(Memory, frozen=True):
     def last(self) -> float | None:
         """When the last one was."""
         return max((*self.unknown[-1:], *(at for at, _ in self.owned[-1:])), default=None)
+
+
+def owner(pod: str) -> str:
+    """What made a pod, as namespace/name, of the pod's own namespace/name; that itself where it follows no such rule.
+
+    Retries of a Job and replicas of a Deployment are of one owner. Names tell less than references to owners would: pods that
+    were named like generated ones by hand are taken for one owner's, which blames an application rather than a GPU.
+    """
+    namespace, slash, name = pod.rpartition("/")
+    found = _GENERATED.match(name)
+    return f"{namespace}{slash}{found['owner'] if found else name}"
 
 
 def until(latch: Latch[Errors]) -> float:

@@ -1,5 +1,7 @@
 """Clocks that the hardware itself holds down."""
 
+from typing import ClassVar
+
 from msgspec.structs import replace
 
 from gpu_plugin.devices.nvml_h import CLOCKS_HW_POWER_BRAKE_SLOWDOWN as POWER_BRAKE
@@ -26,15 +28,9 @@ class SlowMinutes(Level, frozen=True):
     last: Moment | None = None
     minutes: tuple[tuple[Moment, Span], ...] = ()
 
-    @property
-    def gathering(self) -> bool:
-        """Ten minutes are not made out by another look soon."""
-        return False
+    gathering: ClassVar[bool] = False  # ten minutes are not made out by another look soon
 
-    @property
-    def lasting(self) -> bool:
-        """It always is: the next process has not to watch for ten minutes again."""
-        return True
+    lasting: ClassVar[bool] = True  # the next process has not to watch for ten minutes again
 
 
 @signal(

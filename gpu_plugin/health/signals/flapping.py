@@ -1,7 +1,7 @@
 """A guard over all other signals: what keeps coming and going holds its GPU back for a time."""
 
 import re
-from typing import Self
+from typing import ClassVar, Self
 
 from msgspec.structs import replace
 
@@ -24,10 +24,7 @@ class HealthDrops(Memory, frozen=True):
     times: tuple[Moment, ...] = ()
     hold: Span = 0.0
 
-    @property
-    def lasting(self) -> bool:
-        """It always is: a restart of the plugin is no calm."""
-        return True
+    lasting: ClassVar[bool] = True  # a restart of the plugin is no calm
 
     @property
     def news(self) -> object:

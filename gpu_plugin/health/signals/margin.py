@@ -1,6 +1,6 @@
 """Heat, by how far the GPU is from its T.Limit: the measure of parts whose limits are not plain temperatures."""
 
-from typing import Self
+from typing import ClassVar, Self
 
 from msgspec.structs import replace
 
@@ -20,10 +20,7 @@ class Trusted(Measured, frozen=True):
 
     near: bool = False
 
-    @property
-    def lasting(self) -> bool:
-        """That it works is what is worth keeping."""
-        return True
+    lasting: ClassVar[bool] = True  # that the sensor works is worth keeping
 
     @property
     def counted(self) -> object:

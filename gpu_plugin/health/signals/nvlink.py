@@ -46,10 +46,7 @@ class Links(Memory, frozen=True):
         """The links that were up, and those that are down: they may be so for the first time."""
         return self.up, self.down
 
-    @property
-    def counted(self) -> object:
-        """The same: more of them may go down."""
-        return self.news
+    counted = news  # more of them may go down
 
     def written(self) -> Self:
         """Without the looks at which all were up."""

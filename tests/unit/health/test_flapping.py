@@ -1,11 +1,10 @@
 import pytest
 
-from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Fault, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signals.flapping import fell
-from gpu_plugin.health.transition import Transition
 from tests.unit.health.ledgers import GUARDED, H200, HUNG, UNGUARDED, A, B, hear, ledger
 
 HOUR, DAY = 3_600.0, 86_400.0

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.latch import CLEAN_SAMPLES, LatchKey, Proof, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, LatchKey, Proof, Transition, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import (
     ApplicationError,
@@ -20,7 +20,6 @@ from gpu_plugin.health.observation import (
 )
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signals import SIGNALS
-from gpu_plugin.health.transition import Transition
 from tests.unit.health.ledgers import (
     ERROR,
     GUARDED,
