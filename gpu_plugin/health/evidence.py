@@ -146,7 +146,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
         marks = Marks(self.energy, self.ecc, self.binding, self.counting, self.taken, self.suspended)
         return Latch(
             shifted(memory, by),
-            _VERDICTS.get(self.verdict, Verdict.FATAL),
+            Verdict.__members__.get(self.verdict, Verdict.FATAL),
             self.detail,
             corrected(self.since, by) if self.since else self.since,
             _PROOFS.get(self.proof, Proof.RESET),
@@ -217,5 +217,4 @@ def _sane(value: object, least: float = 0, depth: int = 0) -> bool:
     return not isinstance(value, int | float) or least <= value < _GREATEST
 
 
-_VERDICTS: Mapping[str, Verdict] = {verdict.name: verdict for verdict in Verdict}
 _PROOFS: Mapping[str, Proof] = {proof.value: proof for proof in Proof}

@@ -122,11 +122,7 @@ class Inventory:
             offer=self.offer,
             listed=self.listed,
             views=self.store.current.resources,
-            retirement=self.judged.retirement,
-            foreign=self.judged.foreign,
-            foreign_since=self.judged.foreign_since,
-            slices=self.judged.slices,
-            empty_since=self.judged.empty_since,
+            before=self.judged,
             reasons={visible: self._reason(gpu, visible) for gpu, visible in self._hardware},
             mps_down=dict(self._mps_down),
             cdi=self._cdi_readiness() if self.offer.access.by_cdi else None,
@@ -138,7 +134,7 @@ class Inventory:
 
     def take(self, judged: Judgement, standing: Standing) -> bool:
         """Publishes what was judged of `standing`, unless things have changed since. Returns whether it did."""
-        current = self.store.current.resources is standing.views and self.judged.retirement is standing.retirement
+        current = self.store.current.resources is standing.views and self.judged is standing.before
         if not current or self.offer is not standing.offer or self.store.recent.unconfirmed(judged.moved):
             return False
         self._take(judged)
