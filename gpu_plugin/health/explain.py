@@ -60,7 +60,7 @@ def clears(case: Case, *, unfit: Sequence[str] = (), is_released: bool = False) 
         means = _recovered(signal, latch, how, unfit)
     if latch.overridden:
         return f"{means}; overridden by an operator meanwhile"
-    if standing(key, latch, policy) is not Verdict.FATAL or not signal.takes_word(latch):
+    if standing(key, latch, policy) is not Verdict.FATAL or not signal.takes_override(latch):
         return means
     return f"{means}; or {override}"
 

@@ -39,7 +39,7 @@ class Proof(StrEnum):
     RESET = "reset"
     """The GPU was reset, the driver reloaded or the node booted, and it answers without a fault since."""
     REBOOT = "reboot"
-    """The node was booted or the GPU enumerated anew, and it answers without a fault since."""
+    """The node was booted or the GPU enumerated again, and it answers without a fault since."""
     RMA = "rma"
     """Nothing by itself: the part is to be replaced, or an operator overrides."""
     OPERATOR = "operator"
@@ -173,11 +173,11 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self
 
     def held(self) -> Self:
-        """As a restart is to know it of an open latch: progress towards its end is left out, and gathered anew."""
+        """As a restart is to know it of an open latch: progress towards its end is left out, and gathered again."""
         return self.written()
 
     def after_boot(self) -> Self:
-        """As of an open latch after a boot: whatever was gathered since is gathered anew."""
+        """As of an open latch after a boot: whatever was gathered since is gathered again."""
         return self.held()
 
     def joined(self, _other: Self) -> Self:
@@ -219,7 +219,7 @@ def corrected(at: float, by: float) -> float:
     return max(0.0, at + by)
 
 
-def together(mine: tuple[float, ...], others: tuple[float, ...], most: int = 64) -> tuple[float, ...]:
+def merged(mine: tuple[float, ...], others: tuple[float, ...], most: int = 64) -> tuple[float, ...]:
     """The last `most` of two rows of times, the oldest first, one that is in both once."""
     return tuple(sorted({*mine, *others}))[-most:]
 
@@ -234,7 +234,7 @@ class Latch(msgspec.Struct, Generic[M], frozen=True):
     """What one signal holds against one GPU or MIG device, and what it remembers of it.
 
     `verdict` is OK while evidence is still being gathered. `since` is Unix time in seconds. `proof` is what closes it,
-    `recovery` what was seen of that where it is a reset or more. `overridden`: an operator vouches for the GPU in spite of it.
+    `recovery` what was seen of that where it is a reset or more. `overridden`: an operator states that the GPU is fit despite it.
     `memory` is the signal's own.
     """
 
@@ -252,7 +252,7 @@ class Latch(msgspec.Struct, Generic[M], frozen=True):
         return 0 < self.recovery.clean < CLEAN_SAMPLES or self.memory.gathering
 
     def renewed(self, memory: M, marks: Marks | None = None, **changes: Any) -> "Latch[M]":
-        """The latch after its evidence was renewed: whatever had been proven, or vouched for, counts no more.
+        """The latch after its evidence was renewed: whatever had been proven, or overridden, counts no more.
 
         `marks` are what a recovery is told by from now on; None: as before.
         """

@@ -24,7 +24,8 @@ from gpu_plugin.health.signals import (
     xid_number,
 )
 
-_FIRST_LOOK, _WHOLE = LatchKey(first_look.NAME), LatchKey("")
+_FIRST_LOOK = LatchKey(first_look.NAME)
+_WHOLE = LatchKey("")
 
 
 class HealthLedger:
@@ -109,7 +110,7 @@ class HealthLedger:
         return self._transitions(uuid, record, changed)
 
     def override(self, uuid: str) -> tuple[Transition, ...]:
-        """An operator vouches for a GPU. Events held against it are forgotten; what still reads badly is at most DEGRADED.
+        """An operator states that a GPU is fit. Events held against it are forgotten; what still reads badly is at most DEGRADED.
 
         What makes a GPU impossible to serve, and the operator's own orders, stay; but one that answers again is lost no more.
         Returns the verdicts it changed.
@@ -121,7 +122,7 @@ class HealthLedger:
         for key, latch in list(record.latches.items()):
             signal = SIGNALS[key.signal]
             forgotten = signal.kind in (SignalKind.EVENT, SignalKind.GUARD) or signal.essential
-            if forgotten and signal.takes_word(latch):
+            if forgotten and signal.takes_override(latch):
                 self.revision += record.put(key, None, changed)
             elif not signal.essential and Verdict.FATAL in (latch.verdict, self._standing(key, latch)):
                 self.revision += record.put(key, replace(latch, overridden=True), changed)
@@ -142,9 +143,9 @@ class HealthLedger:
         )
 
     def booted(self, boot_id: str) -> tuple[Transition, ...]:
-        """The node was booted anew: every GPU was reset and enumerated, and is believed after good looks.
+        """The node was booted: every GPU was reset and enumerated, and is believed after good looks.
 
-        Counts and baselines are of the boot before, and so are errors of applications, what an operator vouched for, and
+        Counts and baselines are of the boot before, and so are errors of applications, overrides, and
         what was released. Returns the verdicts it changed.
         """
         if boot_id == self.boot_id:

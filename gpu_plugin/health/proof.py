@@ -5,7 +5,7 @@ other signal calling it so, all of them since one of:
 
 - a new boot;
 - the driver rebound to the GPU;
-- its energy counter begun anew, which NVML documents as counted since the driver was last loaded: it reads less than half of
+- its energy counter restarted, which NVML documents as counted since the driver was last loaded: it reads less than half of
   what it read, and no more than any part can have drawn since (`DRAWN` for all that time). A mere step back is none;
 - on a part that does not tell its energy, the volatile count of uncorrected ECC errors back at 0. Elsewhere that count proves
   nothing but itself: an operator can clear it (`nvidia-smi -p 0`).
@@ -63,10 +63,10 @@ _SLACK = 5.0  # seconds by which a reading may be older or newer than it is date
 
 def recovered(marks: Marks, seen: Sample, now: float) -> bool:
     """Whether this sample, at Unix time `now`, shows a reset or more since these marks."""
-    return _changed(marks.binding, seen.binding) or counted_anew(marks, seen, now)
+    return _changed(marks.binding, seen.binding) or counters_restarted(marks, seen, now)
 
 
-def counted_anew(marks: Marks, seen: Sample, now: float) -> bool:
+def counters_restarted(marks: Marks, seen: Sample, now: float) -> bool:
     """Whether the counters of this sample show a reset, or a reload of the driver, since these marks."""
     known = marks.comparing(seen)
     if known is None:

@@ -5,7 +5,7 @@ from typing import ClassVar, Self
 from msgspec.structs import replace
 
 from gpu_plugin.health.hysteresis import MINUTE, Level, lately
-from gpu_plugin.health.latch import Moment, together
+from gpu_plugin.health.latch import Moment, merged
 from gpu_plugin.health.observation import Sample
 
 Totals = tuple[int | None, ...]
@@ -40,7 +40,7 @@ class Counted(Level, frozen=True):
 
     def joined(self, other: Self) -> Self:
         """With those events too."""
-        return replace(self, times=together(self.times, other.times))
+        return replace(self, times=merged(self.times, other.times))
 
     def after(self, now: Totals, at: float, within: float, limit: int) -> tuple[tuple[int, ...], Self]:
         """By how much each counter grew, now that they read so at Unix time `at`, and what is to be remembered.

@@ -26,37 +26,19 @@ from gpu_plugin.state.directory import Identity, identity, keep_aside
 
 log = logging.getLogger(__name__)
 
-FILE = "events.jsonl"
-"""The file in the state directory."""
-
-KEPT = 1000
-"""Events that are remembered."""
-
-LONGEST = 300
-"""Characters of each text of an event."""
-
-LONGEST_WORD = 60
-"""Characters that a word may have that is left out whole where a text is cut: a uuid has 40."""
-
-MAX_BYTES = 4 * 1024 * 1024
-"""What the file holds at most, and what is read of it."""
-
-WHOLE_BYTES = 3 * 1024 * 1024
-"""What it holds at most once it was replaced: the oldest events are left out then. A thousand with long texts take 2 MiB."""
-
-PATIENCE = 10.0
-"""Seconds that the disk may take before its thread is given up on."""
-
-WRITTEN_SOON = 1.0
-"""Seconds that who gave an order is kept waiting until it is written down."""
-
-RETRY = 5.0
-"""Seconds until what could not be written is tried again, where no event comes before."""
+FILE = "events.jsonl"  # in the state directory
+KEPT = 1000  # events that are remembered
+LONGEST = 300  # characters of each text of an event
+LONGEST_WORD = 60  # characters of a word that is left out whole where a text is cut: a uuid has 40
+MAX_BYTES = 4 * 1024 * 1024  # that the file holds at most, and that are read of it
+WHOLE_BYTES = 3 * 1024 * 1024  # that it holds once it was replaced; a thousand events with long texts take 2 MiB
+PATIENCE = 10.0  # seconds that the disk may take before its thread is given up on
+WRITTEN_SOON = 1.0  # seconds that who gave an order is kept waiting until it is written down
+RETRY = 5.0  # seconds until what could not be written is tried again, where no event comes before
+MODE = 0o600
 
 LATEST = 253_402_300_800.0
 """Unix time in seconds of the year 10000, which no event of ours reaches and no calendar here can show."""
-
-MODE = 0o600
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -167,7 +149,7 @@ class EventStore:
     def recall(self) -> None:
         """Takes in what an earlier process wrote down. Blocks for as long as a local file system does.
 
-        A file with lines that cannot be read is set aside, and what could be read of it written down anew.
+        A file with lines that cannot be read is set aside, and what could be read of it written down again.
         """
         file = self._state_dir / FILE
         try:

@@ -102,7 +102,7 @@ class NodeLock:
         return ""
 
     def follow(self) -> str:
-        """Locks the directories that bear the paths now, where they were made anew. Returns who has one, as `take` does."""
+        """Locks the directories that bear the paths now, where they were made again. Returns who has one, as `take` does."""
         if self._file is not None and not is_named(self._state_dir / FILE, os.fstat(self._file)):
             try:
                 moved = self._opened is None or not os.path.samestat(self._opened, self._state_dir.stat())

@@ -14,13 +14,10 @@ from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import Workers
 from gpu_plugin.state.memory import Memory
 
-PATIENCE = 10.0
-RETRY = 5.0
-LAST_WRITE = 0.2
-"""Seconds for a write of what must outlive the process, until a failed one is tried again, and for the one at the exit."""
-
-WRITTEN_SOON = 1.0
-"""Seconds that an operator is kept waiting until what was asked for is written down."""
+PATIENCE = 10.0  # seconds for a write of what must outlive the process
+RETRY = 5.0  # seconds until a failed write is tried again
+LAST_WRITE = 0.2  # seconds for the write at the exit
+WRITTEN_SOON = 1.0  # seconds that an operator is kept waiting until what was asked for is written down
 
 
 class Known(msgspec.Struct, frozen=True):

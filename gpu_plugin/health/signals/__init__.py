@@ -58,7 +58,7 @@ def _asked(asked: frozenset[str]) -> Shown:
 
 
 def standing(key: LatchKey, latch: AnyLatch | None, policy: HealthPolicy) -> Verdict:
-    """What an open latch comes to under a policy, and under an operator who vouches for the GPU."""
+    """What an open latch comes to under a policy, and under an operator's override."""
     verdict, signal = Verdict.OK if latch is None else latch.verdict, SIGNALS[key.signal]
     if latch is None or signal.essential or verdict is Verdict.OK:
         return verdict

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import MINUTE, lately
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Moment, Proof, Recovery, Verdict, together
+from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Moment, Proof, Recovery, Verdict, merged
 from gpu_plugin.health.observation import ApplicationError, Sample
 from gpu_plugin.health.proof import after_recovery
 from gpu_plugin.health.signal import EndsBy, SignalKind, signal
@@ -15,9 +15,9 @@ from gpu_plugin.health.xid_advice import RESET
 
 NAME = "application-errors"
 
-DEGRADED_AT, WEDGED_AT, WITHIN = 5, 10, 600.0
-"""Errors within so many seconds that are worth a look, and that make a GPU suspect of being wedged."""
-
+DEGRADED_AT = 5  # errors that are worth a look
+WEDGED_AT = 10  # errors that make a GPU suspect of being wedged
+WITHIN = 600.0  # seconds in which either happen
 _MAX_ERRORS = 64  # errors that are remembered
 _MAX_NAMED_OWNERS = 3  # owners that are named
 
@@ -78,7 +78,7 @@ class Errors(Memory, frozen=True):
         return replace(
             self,
             owned=tuple(sorted({*self.owned, *other.owned}))[-_MAX_ERRORS:],
-            unknown=together(self.unknown, other.unknown),
+            unknown=merged(self.unknown, other.unknown),
         )
 
     @property

@@ -7,15 +7,13 @@ from msgspec.structs import replace
 from gpu_plugin.devices.nvml_h import CLOCKS_HW_POWER_BRAKE_SLOWDOWN as POWER_BRAKE
 from gpu_plugin.devices.nvml_h import CLOCKS_HW_THERMAL_SLOWDOWN as THERMAL
 from gpu_plugin.health.context import Context
-from gpu_plugin.health.hysteresis import Level, level
+from gpu_plugin.health.hysteresis import MINUTE, Level, level
 from gpu_plugin.health.latch import Latch, Moment, Span, Verdict
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import SignalKind, signal
 
-WINDOW, SHARE = 600.0, 0.6
-"""Seconds that are looked back on, and the share of them that opens."""
-
-_MINUTE = 60.0
+WINDOW = 600.0  # seconds that are looked back on
+SHARE = 0.6  # of them that opens
 
 
 class SlowMinutes(Level, frozen=True):
@@ -61,7 +59,7 @@ def hw_slowdown(latch: Latch[SlowMinutes] | None, seen: Sample, ctx: Context) ->
         return latch
     watched = ctx.now if latch.memory.watched is None else latch.memory.watched
     minutes = _minutes(latch.memory, watched, ctx.now, slow=slow)
-    seconds = sum(held * min(1.0, (start + _MINUTE - (ctx.now - WINDOW)) / _MINUTE) for start, held in minutes)
+    seconds = sum(held * min(1.0, (start + MINUTE - (ctx.now - WINDOW)) / MINUTE) for start, held in minutes)
     whole = ctx.now - watched >= WINDOW
     if whole and seconds >= SHARE * WINDOW - 1e-3:  # sums of seconds are not exact
         fresh = SlowMinutes(watched=watched)
@@ -71,10 +69,10 @@ def hw_slowdown(latch: Latch[SlowMinutes] | None, seen: Sample, ctx: Context) ->
 
 def _minutes(known: SlowMinutes, watched: float, now: float, *, slow: bool) -> tuple[tuple[float, float], ...]:
     """Slow time by the minute as of now: minutes out of the window are dropped."""
-    kept = [entry for entry in known.minutes if entry[0] + _MINUTE > now - WINDOW]
+    kept = [entry for entry in known.minutes if entry[0] + MINUTE > now - WINDOW]
     if slow:
-        minute = watched + _MINUTE * ((now - watched) // _MINUTE)
-        seconds = 0.0 if known.last is None else min(max(now - known.last, 0.0), _MINUTE)
+        minute = watched + MINUTE * ((now - watched) // MINUTE)
+        seconds = 0.0 if known.last is None else min(max(now - known.last, 0.0), MINUTE)
         if kept and kept[-1][0] == minute:
             kept[-1] = (minute, kept[-1][1] + seconds)
         else:

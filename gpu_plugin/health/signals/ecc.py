@@ -25,7 +25,7 @@ def ecc_uncorrected(latch: Latch[Memory] | None, seen: Sample, ctx: Context) -> 
     FATAL where the driver asks for a recovery, or cannot say so and the part does not contain errors; otherwise DEGRADED,
     as is a count above 0 at the first look, which may be of long ago. A count that is above 0 proves nothing, whatever else
     speaks for a reset; one that went back to another than 0 is of new errors. Those renew the latch, and end what an
-    operator vouched for.
+    operator overrode.
     """
     count = seen.ecc_uncorrected
     if latch is None:

@@ -8,14 +8,16 @@ from msgspec.structs import replace
 from gpu_plugin.config.times import duration, utc
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.hysteresis import lately
-from gpu_plugin.health.latch import Latch, Memory, Moment, Span, Verdict, together
+from gpu_plugin.health.latch import Latch, Memory, Moment, Span, Verdict, merged
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import OperatorInfluence, SignalKind, signal
 
 NAME = "flapping"
 
-TIMES, WITHIN, LONGEST, CALM = 3, 3600.0, 86400.0, 86400.0
-"""So many times FATAL within so many seconds is flapping; it is held so long at most, and forgiven after so much calm."""
+TIMES = 3  # FATAL so often is flapping
+WITHIN = 3600.0  # seconds in which it is counted
+LONGEST = 86400.0  # seconds that a GPU is held back at most
+CALM = 86400.0  # seconds of calm after which it is forgotten
 
 
 class HealthDrops(Memory, frozen=True):
@@ -33,7 +35,7 @@ class HealthDrops(Memory, frozen=True):
 
     def joined(self, other: Self) -> Self:
         """With those falls too."""
-        return replace(self, times=together(self.times, other.times), hold=max(self.hold, other.hold))
+        return replace(self, times=merged(self.times, other.times), hold=max(self.hold, other.hold))
 
 
 def clears(case: Case) -> str:
@@ -63,7 +65,7 @@ def flapping(latch: Latch[HealthDrops] | None, seen: Sample, ctx: Context) -> La
         return None
     memory = latch.memory
     if latch.since > ctx.now or (memory.times and memory.times[-1] > ctx.now):
-        # The clock was set back while nobody looked: what would then last for too long begins anew
+        # The clock was set back while nobody looked: what would then last for too long begins again
         times = tuple(min(at, ctx.now) for at in memory.times)
         return replace(latch, since=min(latch.since, ctx.now), memory=replace(memory, times=times))
     over = ctx.now >= until(latch) or not ctx.policy.flap_hold or latch.recovery.rebound

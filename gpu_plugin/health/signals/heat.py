@@ -9,10 +9,12 @@ from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.readings import Measure, Measured, measured
 from gpu_plugin.health.signal import COOL, SignalKind, signal
 
-SAMPLES, BELOW, COOL_SECONDS = 4, 5, 120.0
-"""Hot samples in a row that open; how far below its limit, °C, and for how long everything must be to close."""
+SAMPLES = 4  # hot ones in a row that open
+BELOW = 5  # °C below the limit that are cool
+COOL_SECONDS = 120.0  # for which all must be cool to close
 
-_GPU, _MEMORY = 1, 2
+_GPU = 1  # bits of `Hot.sensors`
+_MEMORY = 2
 
 
 class Hot(Measured, frozen=True):

@@ -50,7 +50,7 @@ def answering(latch: Latch[Gone]) -> bool:
 
 
 def reached(latch: Latch[Gone]) -> bool:
-    """Whether the last look reached it, so that an operator may vouch for it."""
+    """Whether the last look reached it, so that an operator may override it."""
     return latch.memory.answers
 
 
@@ -65,13 +65,13 @@ def reached(latch: Latch[Gone]) -> bool:
     answers=answering,
     recovery=RECOVERY,
     shown=SHOWN,
-    vouched=reached,
+    overridable=reached,
 )
 def lost(latch: Latch[Gone] | None, seen: Sample | Order, ctx: Context) -> Latch[Gone] | None:
-    """Opens on NVML_ERROR_GPU_IS_LOST; closes when it was enumerated or reset anew and answers again.
+    """Opens on NVML_ERROR_GPU_IS_LOST; closes when it was enumerated again or reset, and answers.
 
-    NVML gives a lost GPU up until it is enumerated anew. So it has proven that by answering where neither its energy nor its
-    binding was known when it was lost, where the driver was opened anew since, and where an operator released and resumed it.
+    NVML gives a lost GPU up until it is enumerated again. So it has proven that by answering where neither its energy nor its
+    binding was known when it was lost, where the driver was opened again since, and where an operator released and resumed it.
     """
     if isinstance(seen, Order):
         order = ctx.open.get(_RELEASE)
@@ -80,8 +80,8 @@ def lost(latch: Latch[Gone] | None, seen: Sample | Order, ctx: Context) -> Latch
         return replace(latch, memory=GONE, recovery=replace(latch.recovery, reset=True, clean=0))
     if seen.fault is not Fault.LOST:
         return latch and after_recovery(_answered(latch, seen), seen, ctx)
-    told = ctx.marks.counting if latch is None else latch.memory.opening
-    memory = Gone((told if seen.counting is None else seen.counting) or None)
+    opening = ctx.marks.counting if latch is None else latch.memory.opening
+    memory = Gone((opening if seen.counting is None else seen.counting) or None)
     marks = ctx.marks.completed(seen, ctx.now) if latch is None else latch.recovery.marks
     # The marks stay as they were: a binding that is another already, when an old handle still says lost, is news to come.
     recovery = Recovery(marks, reset=marks.energy is None and marks.binding is None)

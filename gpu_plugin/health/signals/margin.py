@@ -11,8 +11,11 @@ from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.readings import Measure, Measured, measured
 from gpu_plugin.health.signal import COOL, SignalKind, signal
 
-NEAR_DEGREES, SAMPLES_NEAR, SAMPLES_SLOW, ABOVE, COOL_SECONDS = 2, 2, 4, 5, 120.0
-"""°C from shutdown that are too near, in how many samples; how many at slowdown; how far above it is cool, for how long."""
+NEAR_DEGREES = 2  # °C from shutdown that are too near
+SAMPLES_NEAR = 2  # too near in a row that are FATAL
+SAMPLES_SLOW = 4  # at slowdown in a row that are DEGRADED
+ABOVE = 5  # °C above slowdown that are cool
+COOL_SECONDS = 120.0  # for which it must be cool to close
 
 
 class Trusted(Measured, frozen=True):

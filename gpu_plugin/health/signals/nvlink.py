@@ -13,8 +13,9 @@ from gpu_plugin.health.signal import SignalKind, signal
 from gpu_plugin.health.totals import Counted, read, unread
 from gpu_plugin.health.xid_advice import RESET
 
-CRC_ERRORS, WITHIN, QUIET = 100, 3600.0, 3600.0
-"""More CRC errors than this within so many seconds are too many; so many seconds without close what was."""
+CRC_ERRORS = 100  # more than this are too many
+WITHIN = 3600.0  # seconds in which CRC errors are counted
+QUIET = 3600.0  # seconds without too many, and without a failed recovery, that close
 
 COUNTERS = ("nvlink_failed_recoveries", "nvlink_crc_errors")
 """Fields of a Sample, in the order of the totals."""

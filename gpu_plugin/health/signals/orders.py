@@ -5,7 +5,8 @@ from gpu_plugin.health.latch import NOTHING, AnyLatch, Latch, Memory, Proof, Ver
 from gpu_plugin.health.observation import Order, Sample
 from gpu_plugin.health.signal import SignalKind, signal
 
-CORDON, MAINTENANCE = "cordon", "maintenance"
+CORDON = "cordon"
+MAINTENANCE = "maintenance"
 
 ANNOTATED = "node-cordon"
 """A cordon by an annotation of the Node. It is a signal of its own: neither it nor an operator's own lifts the other."""

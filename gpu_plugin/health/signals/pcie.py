@@ -11,11 +11,10 @@ from gpu_plugin.health.signal import EndsBy, SignalKind, signal
 from gpu_plugin.health.totals import Counted, read, unread
 from gpu_plugin.health.xid_advice import RESET
 
-LOOKS = 4
-"""Looks in a row at too few lanes that are DEGRADED, and at all of them that end it."""
-
-REPLAYS, WITHIN, QUIET = 50, 60.0, 600.0
-"""More replays than this within so many seconds are too many; so many seconds without close what was."""
+LOOKS = 4  # in a row at too few lanes that are DEGRADED, and at all of them that end it
+REPLAYS = 50  # more than this are too many
+WITHIN = 60.0  # seconds in which replays are counted
+QUIET = 600.0  # seconds without too many that close
 
 COUNTERS = ("pcie_fatal_errors", "pcie_replays")
 """Fields of a Sample, in the order of the totals."""

@@ -15,13 +15,13 @@ from gpu_plugin.health.xid_advice import REBOOT, RESET
 
 NAME = "recovery-action"
 
-FOLLOWS, EXCUSED = 30.0, 600.0
-"""Seconds within which what the driver asks for is taken to be on account of an Xid: a round of looks, and some.
+FOLLOWS = 30.0
+"""Seconds after an Xid within which what the driver asks for is taken to be on its account: a round of looks, and some."""
 
-And how long that excuses it: what the driver still asks for then it asks for the GPU's own sake.
-"""
+EXCUSED = 600.0
+"""Seconds for which that excuses it: what the driver still asks for then it asks for the GPU's own sake."""
 
-_WISH = LatchKey(NAME)
+_REQUEST = LatchKey(NAME)
 
 _ASKS: Mapping[int, str] = {
     RecoveryAction.GPU_RESET: "for a reset of the GPU",
@@ -103,8 +103,8 @@ def asks(action: int | None, ctx: Context) -> bool:
     """Whether the driver asks for a recovery that makes the GPU unfit, and not on account of an Xid that is no fault."""
     if not fatal_action(action):
         return False
-    wish = ctx.open.get(_WISH)
-    excused = wish is not None and wish.memory.action == action and (wish.memory.excused or 0.0) > ctx.now
+    request = ctx.open.get(_REQUEST)
+    excused = request is not None and request.memory.action == action and (request.memory.excused or 0.0) > ctx.now
     return not excused
 
 

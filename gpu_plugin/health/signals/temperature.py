@@ -8,8 +8,9 @@ from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.readings import Measure, Measured, measured
 from gpu_plugin.health.signal import COOL, SignalKind, signal
 
-NEAR_DEGREES, SAMPLES, BELOW = 2, 2, 5
-"""°C under shutdown that are too near, in how many samples; how many °C under slowdown are cool."""
+NEAR_DEGREES = 2  # °C under shutdown that are too near
+SAMPLES = 2  # in a row that were too near
+BELOW = 5  # °C under slowdown that are cool
 
 
 def cooled(case: Case) -> str:

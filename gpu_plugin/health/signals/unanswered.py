@@ -6,13 +6,16 @@ from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Moment, Verdict, together
+from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Moment, Verdict, merged
 from gpu_plugin.health.observation import Fault, Sample
 from gpu_plugin.health.signal import KERNEL_LOG, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.xid_advice import REBOOT
 
-FAILURES, AMONG, WITHIN, FATAL_AFTER, GOOD = 3, 5, 120.0, 10, 5
-"""Failed looks, among how many, within how many seconds, that are DEGRADED; how many are FATAL; how many good ones end it."""
+FAILURES = 3  # failed looks that are DEGRADED
+AMONG = 5  # looks that they are among
+WITHIN = 120.0  # seconds in which they happen
+FATAL_AFTER = 10  # failed looks that are FATAL
+GOOD = 5  # good looks in a row that end it
 
 
 class Answers(Memory, frozen=True):
@@ -56,7 +59,7 @@ class Answers(Memory, frozen=True):
 
     def joined(self, other: Self) -> Self:
         """With those failures too."""
-        return replace(self, failures=together(self.failures, other.failures, FATAL_AFTER))
+        return replace(self, failures=merged(self.failures, other.failures, FATAL_AFTER))
 
 
 @signal("hung", SignalKind.READING, REBOOT, memory=LEVEL, say=OperatorInfluence.NOBODY, clears="three answers in a row")

@@ -30,7 +30,7 @@ def unrepairable_memory(latch: Latch[Level] | None, seen: Sample, ctx: Context) 
 def condemned(
     latch: Latch[Level] | None, seen: Sample, ctx: Context, *, bad: bool | None, detail: str
 ) -> Latch[Level] | None:
-    """The latch of a part to be replaced: good readings count only of a GPU that was enumerated anew since the last bad one.
+    """The latch of a part to be replaced: good readings count only of a GPU that was enumerated again since the last bad one.
 
     `bad` and `detail` are as in `level`.
     """

@@ -19,7 +19,7 @@ from gpu_plugin.health.latch import (
     Recovery,
     Span,
     Verdict,
-    together,
+    merged,
 )
 from gpu_plugin.health.observation import Sample, XidEvent
 from gpu_plugin.health.proof import after_recovery, recovered
@@ -30,8 +30,8 @@ from gpu_plugin.health.xids import Judgement, describe
 
 NAME = "xid"
 
-APPLICATION_QUIET, QUIET = 600.0, 86400.0
-"""Seconds without another Xid of the number that close what is an application's, and what is worth a look."""
+APPLICATION_QUIET = 600.0  # seconds without another Xid of the number that close what is an application's
+QUIET = 86400.0  # seconds without another that close what is worth a look
 
 EPISODE = 5.0
 """Seconds in which those of a number count once towards an escalation: one fault has a line for each link or channel it met.
@@ -41,7 +41,7 @@ told for no more than 1.2 s). An episode goes on while the next comes within tha
 """
 
 PERSISTING = 60.0
-"""Seconds after which a fault that is told all the time counts anew: one that does not end is more than one fault."""
+"""Seconds after which a fault that is reported all the time counts again: one that does not end is more than one fault."""
 
 _BURST = 1.0  # seconds in which an application's Xids are one: a failing pod raises hundreds
 
@@ -93,7 +93,7 @@ class Occurrences(Memory, frozen=True):
         """With those episodes too."""
         return replace(
             self,
-            times=together(self.times, other.times),
+            times=merged(self.times, other.times),
             asked=self.asked or other.asked,
             last=max((at for at in (self.last, other.last) if at is not None), default=None),
         )
